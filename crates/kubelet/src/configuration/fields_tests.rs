@@ -263,7 +263,7 @@ fn t8_policies_and_enforcements_that_are_what_knarr_does_are_taken() {
 }
 
 #[test]
-fn n2_policies_of_the_resource_managers_are_validated_with_the_kubelets_messages() {
+fn l4_policies_of_the_resource_managers_are_validated_with_the_kubelets_messages() {
     let errors = |mut document: Value| {
         document["apiVersion"] = json!("kubelet.config.k8s.io/v1beta1");
         document["kind"] = json!("KubeletConfiguration");

@@ -73,7 +73,7 @@ fn allocate(
 }
 
 #[test]
-fn n2_guaranteed_containers_get_whole_cpus_of_their_own() {
+fn l4_guaranteed_containers_get_whole_cpus_of_their_own() {
     for of in ["", "full-pcpus-only=true"] {
         for (topology, others, request, cpus) in [
             (single_socket_ht(), "2,3,6,7", "c2", "1,5"),
@@ -103,7 +103,7 @@ fn n2_guaranteed_containers_get_whole_cpus_of_their_own() {
 }
 
 #[test]
-fn n2_reserved_cpus_are_shared_and_never_assigned() {
+fn l4_reserved_cpus_are_shared_and_never_assigned() {
     let mut manager = manager(single_socket_ht(), settings("", "0"), "");
     assert_eq!(manager.allocatable(), set("1-7"));
     let rejection: Rejection = allocate(&mut manager, &pod("p", "c8"), None).unwrap_err().into();
@@ -118,7 +118,7 @@ fn n2_reserved_cpus_are_shared_and_never_assigned() {
 }
 
 #[test]
-fn n2_only_whole_cores_are_assigned_with_the_option() {
+fn l4_only_whole_cores_are_assigned_with_the_option() {
     let mut manager = manager(dual_socket_ht(), settings("full-pcpus-only=true", "1,6"), "");
     let mut reject = |of: &str| -> Rejection {
         let error = allocate(&mut manager, &pod("p", of), None).unwrap_err();
@@ -141,7 +141,7 @@ fn n2_only_whole_cores_are_assigned_with_the_option() {
 }
 
 #[test]
-fn n2_cpus_come_from_the_numa_nodes_or_sockets_of_the_hint() {
+fn l4_cpus_come_from_the_numa_nodes_or_sockets_of_the_hint() {
     for (of, cpus) in [("", "2,21"), ("align-by-socket=true", "2,11")] {
         let others = "1,3-10,12-20,23-79";
         let mut manager = manager(dual_socket_multi_numa_ht(), settings(of, "0"), others);
@@ -151,7 +151,7 @@ fn n2_cpus_come_from_the_numa_nodes_or_sockets_of_the_hint() {
 }
 
 #[test]
-fn n2_cpus_of_init_containers_are_reused_and_those_of_sidecars_are_not() {
+fn l4_cpus_of_init_containers_are_reused_and_those_of_sidecars_are_not() {
     let mut manager = manager(single_socket_ht(), settings("", "0"), "");
     assert_eq!(allocate(&mut manager, &pod("p", "i4 c2"), None), Ok(set("1,5")));
     assert_eq!(manager.exclusive("p", "i0"), Some(&set("1,2,5,6")));
@@ -180,7 +180,7 @@ fn hints(of: &crate::topologymanager::ProviderHints) -> Vec<String> {
 }
 
 #[test]
-fn n2_hints_name_the_numa_nodes_with_enough_cpus() {
+fn l4_hints_name_the_numa_nodes_with_enough_cpus() {
     for (others, request, expected) in [
         ("", "c2", vec!["0", "1", "01?"]),
         ("", "c5", vec!["0", "1", "01?"]),
@@ -227,7 +227,7 @@ fn n2_hints_name_the_numa_nodes_with_enough_cpus() {
 }
 
 #[test]
-fn n2_what_a_pod_needs_at_a_time_is_counted_with_its_init_containers() {
+fn l4_what_a_pod_needs_at_a_time_is_counted_with_its_init_containers() {
     for (of, count) in [
         ("i2 c2", 2),
         ("i2 c5", 5),
@@ -247,7 +247,7 @@ fn n2_what_a_pod_needs_at_a_time_is_counted_with_its_init_containers() {
 }
 
 #[test]
-fn n2_a_state_that_is_not_of_this_machine_is_rejected() {
+fn l4_a_state_that_is_not_of_this_machine_is_rejected() {
     let check = |of: &str, default: &str, assigned: &[(&str, &str)]| {
         let containers = assigned
             .iter()
@@ -308,7 +308,7 @@ fn n2_a_state_that_is_not_of_this_machine_is_rejected() {
 }
 
 #[test]
-fn n2_the_static_policy_needs_reserved_cpus() {
+fn l4_the_static_policy_needs_reserved_cpus() {
     let error = |settings| {
         let made = CpuManager::new_static(single_socket_ht(), settings, State::default());
         made.unwrap_err().to_string()
@@ -338,7 +338,7 @@ fn n2_the_static_policy_needs_reserved_cpus() {
 }
 
 #[test]
-fn n2_checkpoints_are_those_of_the_kubelet() {
+fn l4_checkpoints_are_those_of_the_kubelet() {
     let mut state = State {
         default: set("1-3"),
         ..State::default()

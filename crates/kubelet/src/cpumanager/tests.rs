@@ -46,7 +46,7 @@ fn check(topology: &CpuTopology, sorting: Sorting, uncore: bool, rows: &[(&str, 
 }
 
 #[test]
-fn n2_cpus_are_taken_by_whole_groups_first() {
+fn l4_cpus_are_taken_by_whole_groups_first() {
     let packed = Sorting::Packed;
     check(
         &single_socket_ht(),
@@ -87,7 +87,7 @@ fn n2_cpus_are_taken_by_whole_groups_first() {
 }
 
 #[test]
-fn n2_cpus_are_spread_over_cores_with_the_option() {
+fn l4_cpus_are_spread_over_cores_with_the_option() {
     let spread = Sorting::Spread;
     check(&single_socket_ht(), spread, false, &[("0-7", 3, "0-2")]);
     check(
@@ -104,7 +104,7 @@ fn n2_cpus_are_spread_over_cores_with_the_option() {
 }
 
 #[test]
-fn n2_cpus_are_taken_from_one_uncore_cache_with_the_option() {
+fn l4_cpus_are_taken_from_one_uncore_cache_with_the_option() {
     let no_smt = machine(16, |n| [n, 0, 0, n / 4]);
     let dual = machine(16, |n| [n, n / 8, 0, n / 4]);
     let smt = machine(16, |n| [n % 8, 0, 0, n % 8 / 4]);
@@ -128,7 +128,7 @@ fn n2_cpus_are_taken_from_one_uncore_cache_with_the_option() {
 }
 
 #[test]
-fn n2_more_cpus_than_are_available_are_an_error() {
+fn l4_more_cpus_than_are_available_are_an_error() {
     let error = take_packed(&single_socket_ht(), &set("0,2,4,6"), 5, Sorting::Packed, false).unwrap_err();
     let message = "not enough cpus available to satisfy request: requested=5, available=4";
     assert_eq!(error.to_string(), message);
@@ -146,7 +146,7 @@ fn check_distributed(topology: &CpuTopology, rows: &[(&str, usize, usize, &str)]
 }
 
 #[test]
-fn n2_cpus_are_distributed_evenly_over_numa_nodes_with_the_option() {
+fn l4_cpus_are_distributed_evenly_over_numa_nodes_with_the_option() {
     check_distributed(
         &dual_socket_ht(),
         &[("1-5,7-11", 1, 1, "1"), ("1-5,7-11", 1, 2, "2")],
@@ -185,7 +185,7 @@ fn n2_cpus_are_distributed_evenly_over_numa_nodes_with_the_option() {
 }
 
 #[test]
-fn n2_sets_of_cpus_are_read_and_written_as_the_kernel_does() {
+fn l4_sets_of_cpus_are_read_and_written_as_the_kernel_does() {
     for (text, written) in [
         ("", ""),
         ("0", "0"),
@@ -220,7 +220,7 @@ pub(super) fn options(text: &str) -> Result<Options, OptionError> {
 }
 
 #[test]
-fn n2_options_are_rejected_with_the_kubelets_messages() {
+fn l4_options_are_rejected_with_the_kubelets_messages() {
     let given = BTreeMap::from([("align-by-socket".to_string(), "true".to_string())]);
     let error = Options::parse(&given, Gates::default()).unwrap_err();
     let message =

@@ -270,7 +270,7 @@ fn hints(of: &crate::topologymanager::ProviderHints) -> Option<Vec<String>> {
 }
 
 #[test]
-fn n2_hints_name_the_numa_nodes_with_enough_devices() {
+fn l4_hints_name_the_numa_nodes_with_enough_devices() {
     let machine = BTreeSet::from([0, 1]);
     let one = |count: &str| -> Pod {
         let asks = json!({"limits": {GPU: count}, "requests": {GPU: count}});
@@ -323,7 +323,7 @@ fn n2_hints_name_the_numa_nodes_with_enough_devices() {
 }
 
 #[test]
-fn n2_devices_near_what_else_a_container_has_are_chosen_first() {
+fn l4_devices_near_what_else_a_container_has_are_chosen_first() {
     let all: [(&str, &[i64]); 5] = [("a", &[]), ("b", &[0]), ("c", &[1]), ("d", &[1]), ("e", &[0])];
     let pod = pod("p");
     let choose = |manager: &mut DeviceManager, count: usize, affinity: &[u32]| {

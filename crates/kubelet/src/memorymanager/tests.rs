@@ -105,7 +105,7 @@ fn memory(manager: &MemoryManager) -> Vec<(u64, u64, Vec<u32>, u64)> {
 }
 
 #[test]
-fn n2_memory_of_guaranteed_pods_is_assigned_from_the_hinted_node() {
+fn l4_memory_of_guaranteed_pods_is_assigned_from_the_hinted_node() {
     let mut manager = manager(2, 2 * GIB);
     let own = allocate(
         &mut manager,
@@ -139,7 +139,7 @@ fn n2_memory_of_guaranteed_pods_is_assigned_from_the_hinted_node() {
 }
 
 #[test]
-fn n2_memory_that_no_node_has_comes_from_a_group_of_nodes() {
+fn l4_memory_that_no_node_has_comes_from_a_group_of_nodes() {
     let mut manager = manager(4, 512 * MIB);
     let pod = pod_with_huge("p", &[], &["1Gi"], "1Gi");
     let own = allocate(&mut manager, &pod, hint(&[], true)).unwrap();
@@ -170,7 +170,7 @@ fn n2_memory_that_no_node_has_comes_from_a_group_of_nodes() {
 }
 
 #[test]
-fn n2_a_hint_with_too_little_memory_is_extended_or_the_pod_rejected() {
+fn l4_a_hint_with_too_little_memory_is_extended_or_the_pod_rejected() {
     let mut manager = manager(2, 512 * MIB);
     let huge = pod("p", &[], &["2Gi"]);
     let error = allocate(&mut manager, &huge, hint(&[], false)).unwrap_err();
@@ -189,7 +189,7 @@ fn n2_a_hint_with_too_little_memory_is_extended_or_the_pod_rejected() {
 }
 
 #[test]
-fn n2_memory_of_init_containers_is_reused_by_those_after_them() {
+fn l4_memory_of_init_containers_is_reused_by_those_after_them() {
     for (inits, containers, reserved, left) in [
         (["1Gi", "2Gi"], ["3Gi", "4Gi"], 7, [0, 0]),
         (["4Gi", "3Gi"], ["2Gi", "1Gi"], 4, [0, 1]),
@@ -213,7 +213,7 @@ fn n2_memory_of_init_containers_is_reused_by_those_after_them() {
 }
 
 #[test]
-fn n2_what_is_reserved_for_the_system_equals_what_pods_are_denied() {
+fn l4_what_is_reserved_for_the_system_equals_what_pods_are_denied() {
     let (nodes, reserved) = nodes(2, GIB);
     let error = |withheld: &BTreeMap<String, u64>, reserved: &[ReservedMemory]| {
         let made = MemoryManager::new_static(&nodes, withheld, reserved, State::default());
@@ -239,7 +239,7 @@ fn n2_what_is_reserved_for_the_system_equals_what_pods_are_denied() {
 }
 
 #[test]
-fn n2_a_state_that_is_not_of_this_machine_is_rejected() {
+fn l4_a_state_that_is_not_of_this_machine_is_rejected() {
     let mut first = manager(2, 2 * GIB);
     allocate(&mut first, &pod("p", &[], &["3Gi"]), hint(&[], false)).unwrap();
     let restore = |state: State, allocatable| {
@@ -276,7 +276,7 @@ fn n2_a_state_that_is_not_of_this_machine_is_rejected() {
 }
 
 #[test]
-fn n2_checkpoints_are_those_of_the_kubelet() {
+fn l4_checkpoints_are_those_of_the_kubelet() {
     let file = json!({
         "policyName": "static",
         "machineState": {"0": {

@@ -57,7 +57,7 @@ fn check(manager: &TopologyManager, rows: &[Row]) {
 }
 
 #[test]
-fn n2_hints_that_share_a_numa_node_are_merged_into_the_narrowest() {
+fn l4_hints_that_share_a_numa_node_are_merged_into_the_narrowest() {
     let rows: &[Row] = &[
         (&[&[(&[0], true)], &[(&[0], true)]], &[0], true),
         (&[&[(&[0], true), (&[1], true)], &[(&[1], true)]], &[1], true),
@@ -90,7 +90,7 @@ fn n2_hints_that_share_a_numa_node_are_merged_into_the_narrowest() {
 }
 
 #[test]
-fn n2_single_numa_node_admits_preferred_hints_of_one_node_only() {
+fn l4_single_numa_node_admits_preferred_hints_of_one_node_only() {
     let rows: &[Row] = &[
         (&[&[(&[0], true), (&[1], true)], &[(&[1], true)]], &[1], true),
         (&[&[(&[0], true), (&[0, 1], false)]], &[0], true),
@@ -103,7 +103,7 @@ fn n2_single_numa_node_admits_preferred_hints_of_one_node_only() {
 }
 
 #[test]
-fn n2_providers_without_hints_have_no_preference() {
+fn l4_providers_without_hints_have_no_preference() {
     let all = Hint {
         affinity: Some(mask(&[0, 1])),
         is_preferred: true,
@@ -119,7 +119,7 @@ fn n2_providers_without_hints_have_no_preference() {
 }
 
 #[test]
-fn n2_closer_nodes_win_only_with_the_option() {
+fn l4_closer_nodes_win_only_with_the_option() {
     let pairs: &[(&[u32], bool)] = &[(&[0, 2], true), (&[2, 3], true)];
     check(
         &manager(Policy::BestEffort, false, 4),
@@ -132,7 +132,7 @@ fn n2_closer_nodes_win_only_with_the_option() {
 }
 
 #[test]
-fn n2_hints_compare_as_in_kubernetes() {
+fn l4_hints_compare_as_in_kubernetes() {
     let manager = manager(Policy::BestEffort, false, 4);
     // (needed, current, candidate, whether the candidate replaces it); none is preferred.
     let rows: &[(u32, &[u32], &[u32], bool)] = &[
@@ -161,7 +161,7 @@ fn n2_hints_compare_as_in_kubernetes() {
 }
 
 #[test]
-fn n2_many_resources_with_many_hints_are_merged_in_bounded_time() {
+fn l4_many_resources_with_many_hints_are_merged_in_bounded_time() {
     let every: Vec<Hint> = (1_u32..16)
         .map(|bits| Hint {
             affinity: Some(mask(&(0..4).filter(|n| bits & (1 << n) != 0).collect::<Vec<_>>())),
@@ -175,7 +175,7 @@ fn n2_many_resources_with_many_hints_are_merged_in_bounded_time() {
 }
 
 #[test]
-fn n2_options_are_validated_with_the_kubelet_messages() {
+fn l4_options_are_validated_with_the_kubelet_messages() {
     let parse = |name: &str, value: &str| {
         let given = BTreeMap::from([(name.to_string(), value.to_string())]);
         Options::parse(&given).map_err(|e| e.to_string())
@@ -210,7 +210,7 @@ fn n2_options_are_validated_with_the_kubelet_messages() {
 }
 
 #[test]
-fn n2_machines_that_the_options_exclude_are_rejected() {
+fn l4_machines_that_the_options_exclude_are_rejected() {
     let new = |options, nodes| TopologyManager::new(Policy::Restricted, options, nodes).map(drop);
     let many: Distances = (0..9).map(|n| (n, BTreeMap::new())).collect();
     assert_eq!(new(Options::default(), many.clone()), Err(Error::TooManyNodes(8)));

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn n2_this_machines_topology_is_read() {
+    fn l4_this_machines_topology_is_read() {
         let topology = read(Path::new(DEVICES)).unwrap();
         let cpus = topology.cpus.cpus();
         let available = std::thread::available_parallelism().unwrap().get();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn n2_cores_sockets_caches_and_nodes_are_told_apart() {
+    fn l4_cores_sockets_caches_and_nodes_are_told_apart() {
         let directory = tempfile::tempdir().unwrap();
         machine(directory.path());
         let topology = read(directory.path()).unwrap();

@@ -109,7 +109,7 @@ fn on(of: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn n2_cpus_and_memory_of_a_container_come_from_one_numa_node() {
+async fn l4_cpus_and_memory_of_a_container_come_from_one_numa_node() {
     let node = Node::new(configuration("single-numa-node", "container"));
     let manager = node.start().await.unwrap();
     // CPU 0 is reserved: of node 0 there is one, and less memory.
@@ -157,7 +157,7 @@ async fn n2_cpus_and_memory_of_a_container_come_from_one_numa_node() {
 }
 
 #[tokio::test]
-async fn n2_all_containers_of_a_pod_are_on_one_numa_node_in_pod_scope() {
+async fn l4_all_containers_of_a_pod_are_on_one_numa_node_in_pod_scope() {
     let two = pod("two", &[("1", "64Mi"), ("1", "64Mi")]);
     for (policy, scope, placement) in [
         ("restricted", "container", [("1", "0"), ("2", "1")]),
@@ -180,7 +180,7 @@ async fn n2_all_containers_of_a_pod_are_on_one_numa_node_in_pod_scope() {
 }
 
 #[tokio::test]
-async fn n2_what_is_allocated_survives_a_restart_and_is_released_with_its_pod() {
+async fn l4_what_is_allocated_survives_a_restart_and_is_released_with_its_pod() {
     let node = Node::new(configuration("best-effort", "container"));
     let manager = node.start().await.unwrap();
     let (a, b) = (pod("a", &[("1", "64Mi")]), pod("b", &[("1", "64Mi")]));
@@ -210,7 +210,7 @@ async fn n2_what_is_allocated_survives_a_restart_and_is_released_with_its_pod() 
 }
 
 #[tokio::test]
-async fn n2_a_kubelet_does_not_start_with_a_state_that_is_not_its_own() {
+async fn l4_a_kubelet_does_not_start_with_a_state_that_is_not_its_own() {
     let node = Node::new(configuration("none", "container"));
     node.start().await.unwrap();
     let file = node.directory.path().join(cpumanager::checkpoint::FILE);
@@ -253,7 +253,7 @@ async fn n2_a_kubelet_does_not_start_with_a_state_that_is_not_its_own() {
 }
 
 #[tokio::test]
-async fn n2_a_pod_that_ran_before_the_policy_gets_cpus_while_it_runs() {
+async fn l4_a_pod_that_ran_before_the_policy_gets_cpus_while_it_runs() {
     let node = Node::new(configuration("none", "container"));
     let manager = node.start().await.unwrap();
     let before = pod("before", &[("1", "64Mi")]);

@@ -90,7 +90,7 @@ fn configuration(more: &Value) -> knarr_kubelet::configuration::KubeletConfigura
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn n2_a_guaranteed_container_keeps_its_cpus_over_a_restart_of_the_kubelet() {
+async fn l4_a_guaranteed_container_keeps_its_cpus_over_a_restart_of_the_kubelet() {
     let all = online();
     if all.len() < 2 {
         eprintln!("not run: this machine has one CPU");
@@ -185,7 +185,7 @@ async fn n2_a_guaranteed_container_keeps_its_cpus_over_a_restart_of_the_kubelet(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn n2_a_container_that_is_not_of_whole_cores_is_rejected_with_the_option() {
+async fn l4_a_container_that_is_not_of_whole_cores_is_rejected_with_the_option() {
     let threads =
         std::fs::read_to_string("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list").unwrap();
     let per_core = cpuset::parse(threads.trim()).unwrap().len();
@@ -215,7 +215,7 @@ async fn n2_a_container_that_is_not_of_whole_cores_is_rejected_with_the_option()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn n2_a_node_whose_state_is_of_another_policy_is_not_ready() {
+async fn l4_a_node_whose_state_is_of_another_policy_is_not_ready() {
     let Some(mut machine) = Machine::start_configured(43, configuration(&json!({}))).await else {
         return;
     };
