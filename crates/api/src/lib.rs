@@ -14,6 +14,7 @@ pub mod discovery;
 pub mod document;
 pub mod duration;
 pub mod error;
+pub mod feature_gates;
 pub mod field;
 pub mod finalizer;
 pub mod key;

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use knarr_api::feature_gates::FeatureGates;
 use knarr_api::k8s_openapi::jiff::SignedDuration;
 use knarr_control::node_lifecycle::Lifecycle;
 use knarr_control::scheduler_config::KubeSchedulerConfiguration;
@@ -180,6 +181,9 @@ pub struct Flags {
     pub network: NetworkFlags,
     #[command(flatten)]
     pub autoscaling: AutoscalingFlags,
+    /// Features that v1.36 has off: `HPAScaleToZero=true` [default: none].
+    #[arg(long, env = "KNARR_FEATURE_GATES", value_name = "NAME=BOOL,…", global = true, help_heading = heading::API_SERVER)]
+    pub feature_gates: Option<String>,
     #[command(flatten)]
     pub access: AccessFlags,
     /// What is logged, such as `info` or `warn,knarr_node=debug` [default: info].
@@ -228,6 +232,7 @@ pub struct Config {
     pub node_lifecycle: Lifecycle,
     pub fence_agents_dir: PathBuf,
     pub fence_agents_allowed: knarr_control::fencing::Allowed,
+    pub feature_gates: FeatureGates,
     pub pod_autoscaling: knarr_control::pod_autoscaling::Settings,
     pub cluster_signing_duration: SignedDuration,
     pub self_fencing: SelfFencing,
@@ -285,6 +290,9 @@ impl Config {
             "memory" => Ok(StoreEngine::Memory),
             "etcd" => Ok(StoreEngine::Etcd),
             _ => Err("expected embedded, memory or etcd".into()),
+        });
+        let feature_gates = reader.get("featureGates", "--feature-gates", &flags.feature_gates, "", |s| {
+            s.parse::<FeatureGates>().map_err(|e| e.to_string())
         });
         let config = Config {
             kubeconfig: reader.get(
@@ -389,7 +397,8 @@ impl Config {
                 knarr_control::FENCE_AGENTS,
                 absolute,
             ),
-            pod_autoscaling: autoscaling::read(&mut reader, &flags.autoscaling),
+            feature_gates,
+            pod_autoscaling: autoscaling::read(&mut reader, &flags.autoscaling, feature_gates),
             cluster_signing_duration: reader.get(
                 "clusterSigningDuration",
                 "--cluster-signing-duration",

@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{label_selector, not_negative, not_negative_quantity, positive_quantity, text};
 use super::ingress::named;
 use crate::convert::autoscaler::default_metric;
+use crate::feature_gates;
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -71,13 +72,18 @@ impl Strategy for HorizontalPodAutoscaler {
 
     fn validate(&self) -> Errors {
         let mut errors = Errors::new();
-        validate_spec(&self.spec, &mut errors);
+        let scale_to_zero = feature_gates::current().hpa_scale_to_zero;
+        validate_spec(&self.spec, scale_to_zero, &mut errors);
         errors
     }
 
-    fn validate_update(&self, _old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> Errors {
         if part != Part::Status {
-            return self.validate();
+            let scale_to_zero =
+                feature_gates::current().hpa_scale_to_zero || old.spec.min_replicas == Some(0);
+            let mut errors = Errors::new();
+            validate_spec(&self.spec, scale_to_zero, &mut errors);
+            return errors;
         }
         let mut errors = Errors::new();
         let status = self.status.clone().unwrap_or_default();
@@ -211,14 +217,16 @@ fn shown_metric(spec: &MetricSpec, status: Option<&MetricStatus>) -> String {
     }
 }
 
-pub(super) fn validate_spec(spec: &HorizontalPodAutoscalerSpec, errors: &mut Errors) {
+/// `scale_to_zero`: minReplicas may be 0, by the feature gate HPAScaleToZero or since it was 0 before.
+pub(super) fn validate_spec(spec: &HorizontalPodAutoscalerSpec, scale_to_zero: bool, errors: &mut Errors) {
     let path = Path::new("spec");
     let at = path.child("maxReplicas");
-    if let Some(min) = spec.min_replicas.filter(|m| *m < 1) {
+    let least = if scale_to_zero { 0 } else { 1 };
+    if let Some(min) = spec.min_replicas.filter(|m| *m < least) {
         errors.invalid(
             &path.child("minReplicas"),
             min,
-            "must be greater than or equal to 1",
+            format!("must be greater than or equal to {least}"),
         );
     }
     match spec.max_replicas {
@@ -475,6 +483,61 @@ fn check_target(target: &MetricTarget, path: &Path, errors: &mut Errors) {
             &path.child("averageUtilization"),
             percent,
             "must be greater than 0",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn autoscaler(min: i32, metric: serde_json::Value) -> HorizontalPodAutoscaler {
+        let spec = json!({
+            "scaleTargetRef": {"kind": "Deployment", "name": "web", "apiVersion": "apps/v1"},
+            "minReplicas": min, "maxReplicas": 3, "metrics": [metric],
+        });
+        serde_json::from_value(json!({"metadata": {"name": "web", "namespace": "d"}, "spec": spec})).unwrap()
+    }
+
+    fn external() -> serde_json::Value {
+        json!({"type": "External", "external": {
+            "metric": {"name": "queue"}, "target": {"type": "AverageValue", "averageValue": "30"},
+        }})
+    }
+
+    fn cpu() -> serde_json::Value {
+        json!({"type": "Resource", "resource": {
+            "name": "cpu", "target": {"type": "Utilization", "averageUtilization": 50},
+        }})
+    }
+
+    /// The cases of the feature gate HPAScaleToZero (KEP-2021): (minReplicas, metric, gate, the errors' fields).
+    #[test]
+    fn min_replicas_may_be_0_by_the_gate_and_with_a_metric_from_outside() {
+        for (min, metric, gate, fields) in [
+            (0, external(), true, &[][..]),
+            (0, cpu(), true, &["spec.metrics"]),
+            (0, external(), false, &["spec.minReplicas"]),
+            (-1, external(), true, &["spec.minReplicas"]),
+            (1, cpu(), false, &[]),
+        ] {
+            let mut errors = Errors::new();
+            validate_spec(&autoscaler(min, metric.clone()).spec, gate, &mut errors);
+            let found: Vec<String> = errors.iter().map(|e| e.field.to_string()).collect();
+            assert_eq!(found, fields, "minReplicas {min}, {metric}, gate {gate}");
+        }
+    }
+
+    /// What was made while the gate was on can be updated after it was turned off.
+    #[test]
+    fn min_replicas_0_is_kept_by_updates() {
+        let old = autoscaler(0, external());
+        assert!(old.validate_update(&old, Part::Main).is_empty());
+        assert!(
+            !old.validate_update(&autoscaler(1, external()), Part::Main)
+                .is_empty()
         );
     }
 }

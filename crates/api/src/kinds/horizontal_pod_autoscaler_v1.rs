@@ -4,7 +4,6 @@ use k8s_openapi::api::autoscaling::v1::HorizontalPodAutoscaler;
 use k8s_openapi::api::autoscaling::v2;
 use k8s_openapi::jiff::Timestamp;
 
-use super::horizontal_pod_autoscaler::validate_spec;
 use crate::convert::autoscaler::to_v2;
 use crate::field::Errors;
 use crate::strategy::{Part, Strategy};
@@ -28,9 +27,7 @@ impl Strategy for HorizontalPodAutoscaler {
     }
 
     fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
-        validate_spec(&to_v2(self.clone()).spec, &mut errors);
-        errors
+        to_v2(self.clone()).validate()
     }
 
     fn validate_update(&self, old: &Self, part: Part) -> Errors {

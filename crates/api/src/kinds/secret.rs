@@ -151,13 +151,13 @@ trait DockerConfig {
 }
 
 impl DockerConfig for Secret {
-    /// The key must be there and hold a JSON object. What it holds is never shown.
+    /// The key must be there and hold a JSON object or null, as Go decodes it. What it holds is never shown.
     fn json_object(&self, key: &str, errors: &mut Errors) {
         let path = Path::new("data").key(key);
         match self.data.as_ref().and_then(|d| d.get(key)) {
             None => errors.required(&path, ""),
             Some(value) => {
-                if let Err(e) = serde_json::from_slice::<serde_json::Map<_, _>>(&value.0) {
+                if let Err(e) = serde_json::from_slice::<Option<serde_json::Map<_, _>>>(&value.0) {
                     let why = if e.is_eof() {
                         "unexpected end of JSON input".to_string()
                     } else {
@@ -167,6 +167,39 @@ impl DockerConfig for Secret {
                     errors.invalid(&path, REDACTED, why);
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+
+    use super::*;
+
+    fn errors(config: &str) -> Vec<String> {
+        let mut secret = Secret {
+            type_: Some("kubernetes.io/dockerconfigjson".into()),
+            ..Default::default()
+        };
+        secret.metadata.name = Some("registry".into());
+        let data = [(".dockerconfigjson".to_string(), ByteString(config.into()))];
+        secret.data = Some(data.into());
+        secret.validate().iter().map(ToString::to_string).collect()
+    }
+
+    /// Go's decoder takes null for a map, and nothing else but an object.
+    #[test]
+    fn a_docker_config_is_an_object_or_null() {
+        for accepted in ["{}", " null ", r#"{"auths": 7}"#] {
+            assert_eq!(errors(accepted), Vec::<String>::new(), "{accepted}");
+        }
+        for rejected in ["", "[]", "7", "\"x\"", "{", "nul"] {
+            let found = errors(rejected);
+            let [error] = &found[..] else {
+                panic!("{rejected}: {found:?}")
+            };
+            assert!(error.contains("data[.dockerconfigjson]"), "{rejected}: {error}");
         }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use knarr_api::certificates::CertificateRequest;
+use knarr_api::feature_gates;
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_apiserver::audit::{self, Audit};
 use knarr_apiserver::authn::StaticTokens;
@@ -67,7 +68,10 @@ impl ControlPlane {
         local: Arc<LocalNode>,
         cancel: &CancellationToken,
     ) -> Result<Self, Failure> {
-        // First of all, because a port in use is the commonest mistake and nothing has been touched yet.
+        if !feature_gates::set(config.feature_gates) {
+            return Err(Failure::new("a control plane was started in this process before"));
+        }
+        // Before anything on disk, because a port in use is the commonest mistake and nothing has been touched yet.
         let listener = TcpListener::bind(config.listen).await.map_err(|e| {
             let why = match e.kind() {
                 ErrorKind::AddrInUse => {

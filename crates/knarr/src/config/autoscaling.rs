@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use knarr_api::feature_gates::FeatureGates;
 use knarr_control::pod_autoscaling::Settings;
 
 use super::heading;
@@ -67,7 +68,7 @@ fn period(text: &str) -> Result<Duration, String> {
     }
 }
 
-pub(super) fn read(reader: &mut Reader, flags: &AutoscalingFlags) -> Settings {
+pub(super) fn read(reader: &mut Reader, flags: &AutoscalingFlags, gates: FeatureGates) -> Settings {
     Settings {
         sync_period: reader.get(
             "horizontalPodAutoscalerSyncPeriod",
@@ -107,6 +108,7 @@ pub(super) fn read(reader: &mut Reader, flags: &AutoscalingFlags) -> Settings {
             "30s",
             duration,
         ),
+        scale_to_zero: gates.hpa_scale_to_zero,
         ..Settings::default()
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use knarr_api::feature_gates::FeatureGates;
 use knarr_api::k8s_openapi::api::core::v1::Taint;
 use knarr_api::k8s_openapi::jiff::SignedDuration;
 use knarr_node::kubelet::{SelfFencing, TerminationResume};
@@ -140,6 +141,7 @@ fallback! {
     SignedDuration => SignedDuration::ZERO,
     SelfFencing => SelfFencing::Annotated,
     bool => false,
+    FeatureGates => FeatureGates::default(),
     u32 => 0,
     Option<PathBuf> => None,
     String => String::new(),
