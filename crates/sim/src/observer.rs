@@ -30,6 +30,9 @@ use crate::world::{
     node_of, owner, phase_of,
 };
 
+/// The summary of the network agents' reports (SPEC B7).
+const PROPAGATION: &str = "core/configmaps/knarr-network/endpoint-propagation";
+
 /// What was broken, and when.
 #[derive(Clone, Debug)]
 pub struct Violation {
@@ -169,6 +172,10 @@ impl Observer {
             stored::told_of_workload(content)
         } else if path.starts_with("core/events/") {
             stored::told_of_event(content)
+        } else if path.starts_with("discovery.k8s.io/endpointslices/") {
+            stored::told_of_slice(content)
+        } else if path == PROPAGATION {
+            stored::told_of_propagation(content)
         } else {
             node.as_ref().map(told_of_node).unwrap_or_default()
         };

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use knarr_api::k8s_openapi;
+use knarr_api::propagation::Propagation;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -114,6 +116,37 @@ pub(crate) fn told_of_event(json: &[u8]) -> String {
     }
 }
 
+/// Which pods an EndpointSlice offers, and which ones it shows as not ready.
+pub(crate) fn told_of_slice(json: &[u8]) -> String {
+    let Ok(slice) = serde_json::from_slice::<EndpointSlice>(json) else {
+        return String::new();
+    };
+    let (ready, other): (Vec<_>, Vec<_>) = slice.endpoints.iter().flatten().partition(|endpoint| {
+        let conditions = endpoint.conditions.as_ref();
+        conditions.and_then(|c| c.ready) != Some(false)
+    });
+    let names = |endpoints: Vec<&Endpoint>| {
+        let names = endpoints.into_iter().map(|endpoint| {
+            let target = endpoint.target_ref.as_ref();
+            target.and_then(|t| t.name.as_deref()).unwrap_or("?")
+        });
+        names.collect::<Vec<_>>().join(" ")
+    };
+    format!(", ready: [{}], not ready: [{}]", names(ready), names(other))
+}
+
+/// How far the kernels of all nodes are.
+pub(crate) fn told_of_propagation(json: &[u8]) -> String {
+    let map = serde_json::from_slice(json).ok();
+    match map.as_ref().and_then(Propagation::of) {
+        Some(all) => format!(
+            ", {} nodes have {}, the slowest is {}",
+            all.nodes, all.revision, all.slowest
+        ),
+        None => String::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -159,5 +192,12 @@ mod tests {
         assert_eq!(told_of_workload(b"{}"), ", wants null, has null");
         let event = br#"{"reason":"Started","message":"Container started","count":2}"#;
         assert_eq!(told_of_event(event), ", Started: Container started");
+        let slice = br#"{"metadata":{},"addressType":"IPv4","endpoints":[
+            {"addresses":["10.0.0.1"],"targetRef":{"name":"a"}},
+            {"addresses":["10.0.0.2"],"targetRef":{"name":"b"},"conditions":{"ready":false}},
+            {"addresses":["10.0.0.3"],"targetRef":{"name":"c"},"conditions":{"ready":true}}]}"#;
+        assert_eq!(told_of_slice(slice), ", ready: [a c], not ready: [b]");
+        let map = br#"{"metadata":{},"data":{"revision":"7","nodes":"3","slowest":"n2"}}"#;
+        assert_eq!(told_of_propagation(map), ", 3 nodes have 7, the slowest is n2");
     }
 }
