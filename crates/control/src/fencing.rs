@@ -107,6 +107,7 @@ pub async fn run(base: Base, agents: Arc<dyn FenceAgents>, allowed: Allowed) {
             });
         }
         tokio::select! {
+            biased;
             Some(ended) = runs.join_next() => match ended {
                 Ok((run, answer)) => {
                     if run.action != METADATA {

@@ -136,6 +136,7 @@ impl Around {
     async fn changed(&mut self) -> bool {
         loop {
             tokio::select! {
+                biased;
                 change = self.services.recv() => match change {
                     None => return false,
                     Some(change) if change.object.name() == self.service => break,

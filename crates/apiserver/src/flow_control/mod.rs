@@ -100,6 +100,7 @@ pub(crate) async fn look_after_flows(server: Weak<Server>) {
         drop(strong);
         loop {
             let woken = tokio::select! {
+                biased;
                 change = schemas.recv() => change.is_some(),
                 change = levels.recv() => change.is_some(),
             };

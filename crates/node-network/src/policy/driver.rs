@@ -79,11 +79,13 @@ pub(super) async fn run(state: Arc<State>, events: Option<EventRecorder>) {
         sync(&state).await;
         peers.adjust(&state);
         reporter.report(&state.policies.lock().problems());
+        // In this order, so that changes without end keep nothing else waiting.
         tokio::select! {
-            () = state.wake.notified() => {}
+            biased;
             _ = glance.tick() => check(&state).await,
             _ = compare.tick() => state.table.forget(),
             _ = reread.tick() => reread_policies(&state).await,
+            () = state.wake.notified() => {}
         }
     }
 }

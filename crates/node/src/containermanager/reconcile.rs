@@ -26,6 +26,7 @@ pub async fn run(manager: Arc<ContainerManager>, runtime: Arc<dyn Runtime>, pods
     loop {
         reconcile(&manager, &*runtime, &pods, &mut known).await;
         tokio::select! {
+            biased;
             () = manager.changed.notified() => {}
             () = tokio::time::sleep(period.max(Duration::from_millis(1))) => {}
         }

@@ -88,6 +88,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
     let mut renewed = None;
     loop {
         tokio::select! {
+            biased;
             () = sleep_until(next_status.min(next_lease)) => {}
             () = shared.conditions_changed.notified() => next_status = Instant::now(),
             () = shared.devices.changed() => next_status = Instant::now(),

@@ -166,6 +166,7 @@ impl Runner {
     pub async fn due(&self, shared: &Shared) {
         match &self.0 {
             Some(there) if !there.over => tokio::select! {
+                biased;
                 () = sleep_until(there.next) => {}
                 () = shared.pod_ended.notified() => {}
             },

@@ -108,6 +108,7 @@ pub(super) async fn clean(
         }
     };
     tokio::select! {
+        biased;
         () = follow => {}
         () = work => {}
     }
