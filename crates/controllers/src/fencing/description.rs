@@ -36,8 +36,13 @@ pub struct Descriptions {
 
 impl Descriptions {
     /// Which agents are to be asked now.
-    pub fn wanted(&mut self, policies: &[FencingPolicy], allowed: &Allowed, now: Timestamp) -> Vec<Run> {
-        let mut named: BTreeSet<&str> = policies.iter().flat_map(agents).collect();
+    pub fn wanted<'a>(
+        &mut self,
+        policies: impl IntoIterator<Item = &'a FencingPolicy>,
+        allowed: &Allowed,
+        now: Timestamp,
+    ) -> Vec<Run> {
+        let mut named: BTreeSet<&str> = policies.into_iter().flat_map(agents).collect();
         // What may not be run is not run for this either.
         named.retain(|agent| allowed.agent(agent).is_ok());
         self.said.retain(|agent, said| {

@@ -4,7 +4,7 @@
 //! kubectl explains, validates and prints them like any other.
 
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, ObjectMeta, Time};
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::parameters::SECRETS;
+use crate::controller::View;
 
 pub const GROUP: &str = "safety.knarr.io";
 const VERSION: &str = "v1alpha1";
@@ -234,6 +235,35 @@ pub trait Custom: DeserializeOwned + Serialize {
         whole["kind"] = Self::kind().kind().into();
         let decoded = Self::kind().ops.decode(whole.to_string().as_bytes());
         Ok(decoded.map_err(|e| Error::internal(e.message))?.object)
+    }
+}
+
+/// The objects of a kind, each parsed once for as long as it does not change: most are fencings that are over.
+#[derive(Debug)]
+pub struct Parsed<T>(BTreeMap<String, (Arc<Object>, Option<T>)>);
+
+impl<T> Default for Parsed<T> {
+    fn default() -> Self {
+        Parsed(BTreeMap::new())
+    }
+}
+
+impl<T: Custom> Parsed<T> {
+    /// All there are now, in their names' order, without those that do not parse.
+    pub fn parse(&mut self, view: &dyn View) -> Vec<&T> {
+        let objects = view.list(T::kind(), "");
+        let mut before = std::mem::take(&mut self.0);
+        for object in objects {
+            let name = object.name().to_string();
+            let known = before.remove(&name);
+            let known = known.filter(|(parsed, _)| parsed.json() == object.json());
+            let parsed = known.unwrap_or_else(|| (object.clone(), T::of(&object)));
+            self.0.insert(name, parsed);
+        }
+        self.0
+            .values()
+            .filter_map(|(_, parsed)| parsed.as_ref())
+            .collect()
     }
 }
 

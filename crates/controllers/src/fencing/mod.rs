@@ -41,7 +41,7 @@ use crate::{pod, protection};
 pub use attempt::{Answer, Run};
 use attempt::{Attempt, Course, Done};
 use description::{Descriptions, METADATA};
-use kinds::{Custom, Evidence, FencingPolicy, NodeFencing, Phase};
+use kinds::{Custom, Evidence, FencingPolicy, NodeFencing, Parsed, Phase};
 use parameters::Allowed;
 
 /// Annotation of a Node that asks for its fencing; its value is the reason.
@@ -64,6 +64,8 @@ pub struct Fencing {
     descriptions: Descriptions,
     /// What policies may say.
     allowed: Allowed,
+    policies: Parsed<FencingPolicy>,
+    fencings: Parsed<NodeFencing>,
 }
 
 /// What is to be done after a look.
@@ -92,13 +94,8 @@ struct Known<'a> {
     view: &'a dyn View,
     now: Timestamp,
     nodes: Vec<Shared<Node>>,
-    policies: Vec<FencingPolicy>,
-    fencings: Vec<NodeFencing>,
-}
-
-fn all<T: Custom>(view: &dyn View) -> Vec<T> {
-    let objects = view.list(T::kind(), "");
-    objects.iter().filter_map(|o| T::of(o)).collect()
+    policies: Vec<&'a FencingPolicy>,
+    fencings: Vec<&'a NodeFencing>,
 }
 
 impl Fencing {
@@ -111,31 +108,41 @@ impl Fencing {
 
     /// Looks at everything.
     pub fn look(&mut self, view: &dyn View, now: Timestamp) -> Todo {
+        let mut policies = std::mem::take(&mut self.policies);
+        let mut fencings = std::mem::take(&mut self.fencings);
         let known = Known {
             view,
             now,
             nodes: view.list_as(""),
-            policies: all(view),
-            fencings: all(view),
+            policies: policies.parse(view),
+            fencings: fencings.parse(view),
         };
-        let there: Vec<&str> = known.fencings.iter().map(name_of).collect();
+        let todo = self.decide(&known);
+        self.policies = policies;
+        self.fencings = fencings;
+        todo
+    }
+
+    fn decide(&mut self, known: &Known<'_>) -> Todo {
+        let there: Vec<&str> = known.fencings.iter().map(|f| name_of(f)).collect();
         self.attempts.retain(|name, _| there.contains(&name.as_str()));
         let mut todo = Todo {
             actions: known.wanted(),
             runs: Vec::new(),
         };
-        let runs = self.descriptions.wanted(&known.policies, &self.allowed, now);
+        let policies = known.policies.iter().copied();
+        let runs = self.descriptions.wanted(policies, &self.allowed, known.now);
         todo.runs.extend(runs);
         todo.actions.extend(self.described(&known.policies));
         let mut begun = known.begun();
         for fencing in &known.fencings {
-            self.one(&known, fencing, &mut begun, &mut todo);
+            self.one(known, fencing, &mut begun, &mut todo);
         }
         todo
     }
 
     /// The statuses of policies that are not what their agents say.
-    fn described(&self, policies: &[FencingPolicy]) -> Vec<Vec<Action>> {
+    fn described(&self, policies: &[&FencingPolicy]) -> Vec<Vec<Action>> {
         let changed = policies.iter().filter_map(|policy| {
             let status = self
                 .descriptions
@@ -143,7 +150,7 @@ impl Fencing {
                 .filter(|s| *s != policy.status)?;
             let next = FencingPolicy {
                 status,
-                ..policy.clone()
+                ..FencingPolicy::clone(policy)
             };
             let object = next.to_object().ok()?;
             Some(vec![Action::Update {
@@ -167,12 +174,15 @@ impl Fencing {
 
     fn one(&mut self, known: &Known<'_>, fencing: &NodeFencing, begun: &mut usize, todo: &mut Todo) {
         let name = name_of(fencing);
-        let mut next = fencing.clone();
-        let node = known.node(fencing);
         // Ended, perhaps by another controller: late answers of its agents are of no use to the next attempt.
         if !matches!(fencing.status.phase, Phase::Fencing | Phase::Returning) {
             self.attempts.remove(name);
         }
+        if !is_active(fencing) {
+            return;
+        }
+        let mut next = fencing.clone();
+        let node = known.node(fencing);
         match fencing.status.phase {
             Phase::Returned | Phase::Cancelled => {}
             Phase::Pending | Phase::Failed => known.waiting(fencing, node, *begun, &mut next),
@@ -456,10 +466,10 @@ impl Known<'_> {
         let wanted = &fencing.spec.policy;
         if !wanted.is_empty() {
             let named = |p: &&FencingPolicy| p.metadata.name.as_deref() == Some(wanted);
-            return self.policies.iter().find(named);
+            return self.policies.iter().copied().find(named);
         }
         let node = self.node(fencing)?;
-        self.policies.iter().find(|p| Self::selects(p, node))
+        self.policies.iter().copied().find(|p| Self::selects(p, node))
     }
 
     /// How many were begun in the last hour.
@@ -468,7 +478,7 @@ impl Known<'_> {
             let start = f.status.start_time.as_ref();
             start.is_some_and(|t| self.now.duration_since(t.0) < HOUR)
         };
-        self.fencings.iter().filter(lately).count()
+        self.fencings.iter().copied().filter(lately).count()
     }
 
     /// Fencings that policies or annotations ask for and that are not there yet.
@@ -580,7 +590,7 @@ impl Known<'_> {
                 && name_of(f) != name_of(fencing)
                 && matches!(f.status.phase, Phase::Fencing | Phase::Fenced | Phase::Returning)
         };
-        if let Some(other) = self.fencings.iter().find(begun_already) {
+        if let Some(other) = self.fencings.iter().copied().find(begun_already) {
             let message = format!("{} is at it already", name_of(other));
             return set(next, Phase::Cancelled, &message, self.now);
         }

@@ -591,3 +591,33 @@ fn s6_what_agents_said_of_a_node_that_was_heard_since_releases_nothing() {
         assert_eq!(story.phase(), Some(Phase::Cancelled), "{heard_after}");
     }
 }
+
+/// Told by where its text lies: what is parsed once more lies elsewhere.
+#[test]
+fn what_has_not_changed_is_not_parsed_again_and_what_has_is() {
+    let fencing = |name: &str, message: &str| NodeFencing {
+        metadata: serde_json::from_value(json!({"name": name})).unwrap(),
+        status: kinds::FencingStatus {
+            message: message.into(),
+            ..kinds::FencingStatus::default()
+        },
+        ..NodeFencing::default()
+    };
+    let mut world = World::default();
+    world.put_custom(&fencing("a", "one"));
+    world.put_custom(&fencing("b", "one"));
+    let mut parsed = Parsed::<NodeFencing>::default();
+    let texts = |all: Vec<&NodeFencing>| -> Vec<_> {
+        let texts = all.into_iter().map(|f| f.status.message.clone());
+        texts.collect()
+    };
+    let place = |all: Vec<&NodeFencing>| all.first().map(|f| f.status.message.as_ptr());
+    let first = place(parsed.parse(&world));
+    assert_eq!(place(parsed.parse(&world)), first);
+    world.put_custom(&fencing("b", "two"));
+    assert_eq!(texts(parsed.parse(&world)), ["one", "two"]);
+    assert_eq!(place(parsed.parse(&world)), first);
+    world.put_custom(&fencing("a", "three"));
+    assert_eq!(texts(parsed.parse(&world)), ["three", "two"]);
+    assert!(parsed.parse(&World::default()).is_empty());
+}
