@@ -91,6 +91,9 @@ struct Content {
 
 /// How many of the last changes keep their typed values: what comes of a change comes soon after it.
 const FRESH_CHANGES: usize = 128;
+/// A store of at most so many objects keeps all typed values: they take little memory, and what is made slim is mostly read
+/// again soon.
+const FEW_OBJECTS: usize = 256;
 
 impl Content {
     /// Notes a change, and makes slim what no longer is one of the last.
@@ -98,6 +101,7 @@ impl Content {
         self.fresh.push_back((key, revision));
         if self.fresh.len() > FRESH_CHANGES
             && let Some((key, revision)) = self.fresh.pop_front()
+            && self.objects.len() > FEW_OBJECTS
             && let Some(object) = self.objects.get_mut(&key)
             && object.revision() == revision
         {
@@ -269,8 +273,12 @@ impl Store {
         }
     }
 
-    /// Makes all but the last changes' objects slim again: somebody asked for their typed values a while ago.
+    /// Makes all but the last changes' objects slim again: somebody asked for their typed values a while ago. A store of
+    /// [few](FEW_OBJECTS) is left as it is.
     pub(crate) fn slim(&self) {
+        if self.len() <= FEW_OBJECTS {
+            return;
+        }
         let mut content = self.content.write();
         let fresh = content.fresh.front().map_or(u64::MAX, |(_, revision)| *revision);
         for object in content.objects.values_mut() {
@@ -372,4 +380,32 @@ impl<T: Registered> Cache<T> {
 
 fn typed<T: 'static>(objects: Vec<Arc<Object>>) -> Vec<Shared<T>> {
     objects.into_iter().filter_map(|o| Shared::new(o).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use knarr_api::{k8s_openapi, registry};
+
+    use super::*;
+
+    #[test]
+    fn a_store_of_few_objects_keeps_their_typed_values_and_one_of_many_those_that_changed_last() {
+        for (objects, kept) in [(FEW_OBJECTS, FEW_OBJECTS), (FEW_OBJECTS + 1, FRESH_CHANGES)] {
+            let store = Store::new(&registry::CONFIG_MAP, &[]);
+            for number in 1..=objects {
+                let mut map = ConfigMap::default();
+                map.metadata.name = Some(format!("m{number}"));
+                map.metadata.resource_version = Some(number.to_string());
+                map.data = Some([("k".to_string(), "v".repeat(2048))].into());
+                store.apply(&Arc::new(Object::from_typed(
+                    &registry::CONFIG_MAP,
+                    Box::new(map),
+                )));
+            }
+            store.slim();
+            let full = store.list("").iter().filter(|object| !object.is_slim()).count();
+            assert_eq!(full, kept, "of {objects}");
+        }
+    }
 }

@@ -18,6 +18,9 @@ const WINDOW_BYTES: usize = 32 << 20;
 /// How many of the newest changes keep their typed values: components of this process look at those at once. What is
 /// older is kept slim.
 const FRESH_CHANGES: usize = 128;
+/// A kind with at most so many objects keeps their typed values, whoever asked for them and when: together they are hardly
+/// larger than the window, and what is made slim is mostly read again soon.
+const FEW_OBJECTS: usize = 256;
 /// How many objects are made slim before others get the lock.
 const SLIM_BATCH: usize = 1000;
 /// How many changes may wait for one watcher; one that falls further behind is dropped and has to resume.
@@ -78,7 +81,7 @@ impl KindCache {
 
     /// Starts over with this state, as of `revision`. Watchers are let go: they have to list again.
     pub fn load(&self, mut objects: BTreeMap<String, Arc<Object>>, revision: u64) {
-        if objects.len() > FRESH_CHANGES {
+        if objects.len() > FEW_OBJECTS {
             objects.values_mut().for_each(|o| *o = o.slim());
         }
         *self.state.write() = State {
@@ -208,8 +211,11 @@ impl KindCache {
 }
 
 impl KindCache {
-    /// Makes the objects slim again whose typed values somebody has asked for since.
+    /// Makes the objects slim again whose typed values somebody has asked for since, unless they are [few](FEW_OBJECTS).
     pub fn slim(&self) {
+        if self.count() <= FEW_OBJECTS {
+            return;
+        }
         let mut after = Bound::Unbounded;
         loop {
             let mut state = self.state.write();
@@ -249,8 +255,11 @@ impl State {
         self.window[at] = slim;
     }
 
-    /// Keeps the object slim, if `change` was its last.
+    /// Keeps the object slim, if `change` was its last and there are more than a [few](FEW_OBJECTS).
     fn forget_typed(&mut self, change: &Change) {
+        if self.objects.len() <= FEW_OBJECTS {
+            return;
+        }
         let key = keys::local(change.object.namespace(), change.object.name());
         if let Some(current) = self.objects.get_mut(&key)
             && current.revision() == change.revision
@@ -278,6 +287,36 @@ impl State {
             self.window_bytes -= old.weight_bytes();
             self.forget_typed(&old);
             self.window_from = old.revision;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use knarr_api::{k8s_openapi, registry};
+
+    use super::*;
+
+    #[test]
+    fn a_kind_of_few_objects_keeps_their_typed_values_and_one_of_many_those_that_changed_last() {
+        for (objects, kept) in [(FEW_OBJECTS, FEW_OBJECTS), (FEW_OBJECTS + 1, FRESH_CHANGES)] {
+            let cache = KindCache::new(&registry::CONFIG_MAP);
+            for number in 1..=objects {
+                let mut map = ConfigMap::default();
+                map.metadata.name = Some(format!("m{number}"));
+                map.metadata.resource_version = Some(number.to_string());
+                map.data = Some([("k".to_string(), "v".repeat(2048))].into());
+                let object = Object::from_typed(&registry::CONFIG_MAP, Box::new(map));
+                cache.put(&format!("m{number}"), Arc::new(object));
+            }
+            cache.slim();
+            let mut full = 0;
+            cache.scan("", "", |object| {
+                full += usize::from(!object.is_slim());
+                true
+            });
+            assert_eq!(full, kept, "of {objects}");
         }
     }
 }
