@@ -13,10 +13,11 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use knarr_api::{Error, Kind, registry};
+use knarr_api::{Error, Kind, Object, registry};
 use knarr_store::{Compare, KeyRange, Op, Range, Revision, Txn};
 use parking_lot::Mutex as SyncMutex;
 use serde_json::{Value, json};
@@ -45,6 +46,8 @@ pub(crate) struct Leases {
     /// One at a time: a renewal must not follow the withdrawal.
     state: Mutex<State>,
     reported: SyncMutex<bool>,
+    /// Objects that said what they are to say when they were looked at last, and that.
+    in_order: SyncMutex<Vec<(Arc<Object>, Value)>>,
 }
 
 #[derive(Default)]
@@ -52,6 +55,20 @@ struct State {
     withdrawn: bool,
     /// By key: the revision, and since when it is that.
     seen: BTreeMap<Bytes, (Revision, Instant)>,
+}
+
+impl Leases {
+    /// Whether this very object said so when it was looked at last; forgets what that was if not.
+    fn was_in_order(&self, object: &Arc<Object>, document: &Value) -> bool {
+        let mut in_order = self.in_order.lock();
+        let is_known = in_order
+            .iter()
+            .any(|(known, said)| Arc::ptr_eq(known, object) && said == document);
+        if !is_known {
+            in_order.retain(|(known, _)| known.kind() != object.kind());
+        }
+        is_known
+    }
 }
 
 fn key_of(address: IpAddr) -> Bytes {
@@ -209,11 +226,15 @@ impl Server {
 
     /// Writes the object where it says something else.
     async fn make_so(&self, kind: &Kind, document: Value) -> Result<(), Error> {
-        if let Some(there) = self.cache.get(kind, NAMESPACE, NAME) {
-            let there: Value = serde_json::from_slice(there.json()).map_err(Error::internal)?;
+        if let Some(object) = self.cache.get(kind, NAMESPACE, NAME) {
+            if self.leases.was_in_order(&object, &document) {
+                return Ok(());
+            }
+            let there: Value = serde_json::from_slice(object.json()).map_err(Error::internal)?;
             let same = |path| there.pointer(path) == document.pointer(path);
             let (labels, contents) = ("/metadata/labels", ["/subsets", "/endpoints", "/ports"]);
             if same(labels) && contents.into_iter().all(same) {
+                self.leases.in_order.lock().push((object, document));
                 return Ok(());
             }
             // Of another family: that cannot be changed.

@@ -6,23 +6,45 @@
 //! somebody wrote must read back the same (no parts of seconds in a time, no empty lists): builds with debug assertions
 //! look at each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use knarr_api::{Kind, Object};
+use bytes::Bytes;
+use knarr_api::{AnyObject, Kind, Object};
 use parking_lot::Mutex;
 
 /// Of so many of the last commits: servers in step are fewer behind, and one that was cut off may decode.
 const KEPT: usize = 256;
+/// Writes that the store has not told yet, or has refused.
+const OFFERED: usize = 64;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Decoded {
     /// By revision. A commit that writes several objects leaves one of them here.
     last: Mutex<BTreeMap<u64, Arc<Object>>>,
+    /// What is being written, with the bytes of it, the newest last: whichever server hears of it first from the store takes
+    /// it. What the store refused goes as others come.
+    offered: Mutex<VecDeque<(Bytes, Box<dyn AnyObject>)>>,
 }
 
 impl Decoded {
+    /// Somebody is about to write this object as these bytes.
+    pub(super) fn offer(&self, stored: Bytes, typed: Box<dyn AnyObject>) {
+        let mut offered = self.offered.lock();
+        offered.push_back((stored, typed));
+        if offered.len() > OFFERED {
+            offered.pop_front();
+        }
+    }
+
+    /// What was offered as these bytes.
+    pub(super) fn take(&self, stored: &[u8]) -> Option<Box<dyn AnyObject>> {
+        let mut offered = self.offered.lock();
+        let at = offered.iter().position(|(bytes, _)| bytes == stored)?;
+        offered.remove(at).map(|(_, typed)| typed)
+    }
+
     /// Keeps what somebody wrote, as the store has it at this revision.
     pub(super) fn keep_written(&self, object: Arc<Object>) {
         debug_assert_eq!(read_back(&object), Ok(format!("{:?}", object.typed())));
@@ -94,6 +116,29 @@ mod tests {
         let found = |revision| decoded.find(&registry::CONFIG_MAP, VALUE.as_bytes(), revision);
         assert!(found(1).is_none());
         assert!(found(2).is_some() && found(commits).is_some());
+    }
+
+    #[test]
+    fn what_is_offered_is_taken_once_by_its_bytes_and_the_oldest_goes() {
+        let decoded = Decoded::default();
+        let value = |at: usize| VALUE.replace(r#""a""#, &format!(r#""a{at}""#));
+        let offer = |at: usize| {
+            let typed = registry::CONFIG_MAP
+                .ops
+                .decode(value(at).as_bytes())
+                .unwrap()
+                .object;
+            decoded.offer(Bytes::from(value(at)), typed);
+        };
+        (0..=OFFERED).for_each(offer);
+        let taken = |at: usize| {
+            let taken = decoded.take(value(at).as_bytes())?;
+            taken.metadata().name.clone()
+        };
+        assert_eq!(taken(0), None);
+        assert_eq!(taken(1).as_deref(), Some("a1"));
+        assert_eq!(taken(1), None);
+        assert_eq!(taken(OFFERED), Some(format!("a{OFFERED}")));
     }
 
     /// The object, as each of them shows it.

@@ -195,6 +195,14 @@ impl Cache {
                 .seal((kind.group(), kind.plural()), &key, value, &**entropy)
                 .map_err(|e| Error::internal(format!("{}: {e}", kind.plural())))?;
         }
+        // Another server may hear of it before this one.
+        let typed = match &self.decoded {
+            Some(decoded) if self.at_rest.is_none() => {
+                decoded.offer(value.clone(), typed);
+                None
+            }
+            _ => Some(typed),
+        };
         let (taken_in, written) = oneshot::channel();
         let id = self.deposit_ids.fetch_add(1, Ordering::Relaxed);
         let withdraw = Withdraw {
@@ -209,7 +217,7 @@ impl Cache {
             .push(Deposit {
                 id,
                 value: value.clone(),
-                typed: Some(typed),
+                typed,
                 taken_in,
             });
         let txn = Txn {
@@ -310,12 +318,15 @@ impl Cache {
         }
         let value = self.opened(kind, kv)?;
         let kind = &kind_of_stored(kind, &value);
-        // What was written while the definition changed is read as the definition says now.
-        let own = |typed: &dyn AnyObject| kind.ops.custom().is_none_or(|ops| ops.is_own(typed));
-        let typed = typed.filter(|typed| own(&**typed));
         let of = |typed| Arc::new(Object::from_stored(kind, typed, &value, kv.mod_revision));
         let shared = self.decoded.as_ref();
         let known = shared.and_then(|d| d.find(kind, &value, kv.mod_revision));
+        if known.is_none() {
+            typed = typed.or_else(|| shared?.take(&value));
+        }
+        // What was written while the definition changed is read as the definition says now.
+        let own = |typed: &dyn AnyObject| kind.ops.custom().is_none_or(|ops| ops.is_own(typed));
+        let typed = typed.filter(|typed| own(&**typed));
         let object = match (known, typed) {
             (Some(known), _) => known,
             (None, Some(typed)) => {
