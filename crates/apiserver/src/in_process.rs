@@ -61,6 +61,9 @@ impl InProcess {
         if let Some(manager) = self.component.as_ref().and_then(Component::field_manager) {
             ctx.manager = Some(manager.to_string());
         }
+        if !self.server.config.options.tracks_fields_in_process {
+            ctx.manager = None;
+        }
         ctx
     }
 

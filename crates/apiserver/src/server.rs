@@ -107,6 +107,9 @@ pub struct Options {
     pub encryption: Option<Arc<Encryption>>,
     /// What it shares with other servers of this process over the same store, if there are any.
     pub decoded: Option<Arc<Decoded>>,
+    /// Whether what components of this process write says who set which field (`managedFields`). Only a process that plays a
+    /// cluster for its own sake goes without: nobody reads it there, and it is half of most objects.
+    pub tracks_fields_in_process: bool,
     /// Says who may do what, instead of [`Standard`] (kube-apiserver's `--authorization-config`).
     pub authorizer: Option<Arc<dyn Authorizer>>,
     /// What is written down of requests, and where.
@@ -135,6 +138,7 @@ impl Default for Options {
             jwks_uri: None,
             encryption: None,
             decoded: None,
+            tracks_fields_in_process: true,
             authorizer: None,
             audit: None,
             max_in_flight: (flow_control::READ_ONLY, flow_control::MUTATING),

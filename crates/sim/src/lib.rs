@@ -7,7 +7,8 @@
 //! commit and every start and end of a process every rule in `rules` is asked. At last the faults end, and what was
 //! wanted has to come about within bounded time.
 //!
-//! What cannot be found here: anything between threads, processes or machines that is not a message.
+//! What cannot be found here: anything between threads, processes or machines that is not a message. What no rule asks for and
+//! costs much (who set which field) is there in some histories only.
 
 mod clocks;
 mod components;
