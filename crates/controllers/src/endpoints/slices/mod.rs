@@ -2,13 +2,16 @@
 //!
 //! Which endpoint stands in which slice is decided in [`plan`], which zones and nodes an endpoint is for in [`hints`].
 //! A slice says since when its latest change has been waited for (`endpoints.kubernetes.io/last-change-trigger-time`).
+//!
+//! A deletion is never taken back. Where a slice shows a pod as terminating and the caches do not, the slice was written by one
+//! who knew more (a leader before, or another control plane): before the pod is offered again, the API is asked.
 
 mod hints;
 mod plan;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
@@ -25,7 +28,7 @@ use super::{
     HEADLESS, Port, hostname, is_addressable, is_headless, ports, publishes_not_ready, selector, selects,
     target,
 };
-use crate::action::{Action, Create, Delete, reference};
+use crate::action::{Action, Create, Delete, Fact, reference};
 use crate::controller::{Changed, Context, Controller, View};
 use crate::owner::controller_reference;
 use crate::pod;
@@ -125,6 +128,12 @@ impl Controller for EndpointSlices {
             let desired = desired(context.view, &service, &pods, family, &hints);
             written.family(family, of_family, desired, &pods);
         }
+        let changes = !(actions.is_empty() && written.writes.is_empty() && written.deletes.is_empty());
+        let mut actions: Vec<Action> = revived(&existing, &pods)
+            .filter(|_| changes)
+            .map(alive)
+            .chain(actions)
+            .collect();
         // First what is new, then what goes: no endpoint is without a slice in between.
         actions.extend(written.writes);
         actions.extend(written.deletes);
@@ -292,6 +301,30 @@ impl<'a> Trigger<'a> {
         let times = changes.filter_map(|pod| pod::condition(pod, "Ready")?.last_transition_time.clone());
         times.map(|at| at.0).min()
     }
+}
+
+/// The pods that a slice shows as terminating, and the caches do not.
+fn revived<'a>(
+    existing: &[Shared<EndpointSlice>],
+    pods: &'a [Shared<Pod>],
+) -> impl Iterator<Item = &'a Shared<Pod>> {
+    let endpoints = existing.iter().flat_map(|slice| slice.endpoints.iter().flatten());
+    let terminating = endpoints.filter(|endpoint| {
+        let conditions = endpoint.conditions.as_ref();
+        conditions.is_some_and(|c| c.terminating == Some(true))
+    });
+    let terminating: BTreeSet<String> = terminating.map(|e| pod_uid(e).to_string()).collect();
+    let is_revived =
+        move |pod: &&Shared<Pod>| !pod::is_deleting(pod) && terminating.contains(pod.object().uid());
+    pods.iter().filter(is_revived)
+}
+
+fn alive(pod: &Shared<Pod>) -> Action {
+    Action::Require(Fact::Alive {
+        kind: registry::POD.clone(),
+        key: ObjectKey::of(pod.object()),
+        uid: pod.object().uid().into(),
+    })
 }
 
 /// Whether both show the same of a pod; hints are about the others, too.

@@ -223,6 +223,69 @@ fn slices_that_would_go_become_those_that_are_needed() {
 }
 
 #[test]
+fn b7_a_pod_that_another_shows_as_terminating_is_offered_again_only_if_the_api_says_that_it_lives() {
+    let deleting = |n: usize| {
+        let mut pod = pod_at(n, true);
+        pod.metadata.deletion_timestamp = Some(Time(at(0)));
+        pod
+    };
+    for (what, shown, cached, first) in [
+        (
+            "a cache that is late",
+            vec![deleting(1), pod_at(2, true)],
+            vec![pod_at(1, true), pod_at(2, true)],
+            Some("require pods default/p001"),
+        ),
+        (
+            "a cache that is late, with something else to be written",
+            vec![deleting(1)],
+            vec![pod_at(1, false), pod_at(2, true)],
+            Some("require pods default/p001"),
+        ),
+        (
+            "nothing to be written of it",
+            vec![deleting(1)],
+            vec![deleting(1)],
+            None,
+        ),
+        (
+            "one that was not shown so",
+            vec![pod_at(1, false)],
+            vec![pod_at(1, true)],
+            Some("update endpointslices"),
+        ),
+        (
+            "the one that is heard first",
+            vec![pod_at(1, true)],
+            vec![deleting(1)],
+            Some("update endpointslices"),
+        ),
+    ] {
+        let mut world = world(service(json!({})));
+        shown.into_iter().for_each(|pod| drop(world.put(pod)));
+        settle(&mut world);
+        cached.into_iter().for_each(|pod| drop(world.put(pod)));
+        let actions = lines(&world.run(&EndpointSlices, KEY, at(0)));
+        match first {
+            None => assert_eq!(actions, [""; 0], "{what}"),
+            Some(first) => assert!(actions[0].starts_with(first), "{what}: {actions:?}"),
+        }
+        let writes = actions.iter().filter(|line| line.starts_with("update")).count();
+        assert_eq!(writes, usize::from(first.is_some()), "{what}: {actions:?}");
+    }
+    // A namesake is another pod: nothing is asked of it.
+    let mut world = world(service(json!({})));
+    world.put(deleting(1));
+    settle(&mut world);
+    world.remove(&registry::POD, "default", "p001");
+    let mut namesake = pod_at(1, true);
+    namesake.metadata.uid = Some("another".into());
+    world.put(namesake);
+    let actions = lines(&world.run(&EndpointSlices, KEY, at(0)));
+    assert!(actions[0].starts_with("update endpointslices"), "{actions:?}");
+}
+
+#[test]
 fn a_slice_says_since_when_its_change_was_waited_for() {
     let time = |second| Time(at(second));
     let annotation = |world: &World| {
