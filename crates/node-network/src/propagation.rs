@@ -83,8 +83,8 @@ impl EndpointPropagation {
         }
     }
 
-    /// Returns when no Service offers this pod and every node's kernel has that; at once if none can have offered it. The
-    /// caller bounds the wait.
+    /// Returns when no Service offers this pod and every node's kernel has that, of the last time it was offered; at once if
+    /// none can have offered it. The caller bounds the wait.
     pub async fn withdrawn(&self, pod: &core::Pod) {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let addresses = addresses(pod);
@@ -98,22 +98,31 @@ impl EndpointPropagation {
             !catalog.may_offer(namespace, labels, is_ready)
                 || marked.is_none_or(|marked| reached.slices.is_some_and(|slices| slices >= marked))
         };
-        self.catalog
-            .wait_for(|catalog, reached| !catalog.offers(namespace, &addresses) && is_known(catalog, reached))
-            .await;
-        // That this node has heard of it says nothing of any kernel.
-        let Some(withdrawn) = self.catalog.withdrawn(&addresses) else {
-            return;
-        };
-        let in_kernel = |reached: &Reached| reached.slices.is_some_and(|slices| slices >= withdrawn);
-        self.kernel.wait_for(in_kernel).await;
-        let everywhere = |all: &Propagation| is_everywhere(all, &self.node_name, withdrawn);
-        self.cluster.wait_for(everywhere).await;
+        loop {
+            self.catalog
+                .wait_for(|catalog, reached| {
+                    !catalog.offers(namespace, &addresses) && is_known(catalog, reached)
+                })
+                .await;
+            // That this node has heard of it says nothing of any kernel.
+            let Some(withdrawn) = self.catalog.withdrawn(&addresses) else {
+                return;
+            };
+            let in_kernel = |reached: &Reached| reached.slices.is_some_and(|slices| slices >= withdrawn);
+            self.kernel.wait_for(in_kernel).await;
+            let everywhere = |all: &Propagation| is_everywhere(all, &self.node_name, withdrawn);
+            self.cluster.wait_for(everywhere).await;
+            // A controller that had not heard of the deletion yet may have offered it again meanwhile.
+            let is_offered = self.catalog.read().offers(namespace, &addresses);
+            if !is_offered && self.catalog.withdrawn(&addresses) == Some(withdrawn) {
+                return;
+            }
+        }
     }
 }
 
 /// Whether all nodes that count have this revision, where this one does. The only one that counts knows by itself; but where
-/// this node is not Ready, it is another.
+/// this node is taken for lost, it is another.
 fn is_everywhere(all: &Propagation, node_name: &str, revision: u64) -> bool {
     let is_alone = all.nodes == 0 || (all.nodes == 1 && all.slowest == node_name);
     is_alone || all.revision >= revision
@@ -409,6 +418,31 @@ mod tests {
         settle().await;
         assert!(!wait.is_finished(), "the kernel still offers it");
         cluster.commit(withdrawn, withdrawn);
+        wait.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b7_a_pod_that_was_offered_again_meanwhile_is_waited_for_again() {
+        let cluster = Cluster::of(2).await;
+        let wait = cluster.wait();
+        settle().await;
+        let first = cluster.withdraw().await;
+        cluster.commit(first, first);
+        settle().await;
+        // By a controller that has not heard of the deletion, before every node has the first withdrawal …
+        cluster.api.update_as(slice(true)).await.unwrap();
+        settle().await;
+        cluster.api.update_as(summary(first, 2)).await.unwrap();
+        settle().await;
+        assert!(!wait.is_finished(), "the pod is offered");
+        // … and taken back: what the nodes have said is of before.
+        let second = cluster.withdraw().await;
+        settle().await;
+        assert!(!wait.is_finished(), "the kernels offer it again");
+        cluster.commit(second, second);
+        settle().await;
+        assert!(!wait.is_finished(), "another node's kernel offers it again");
+        cluster.api.update_as(summary(second, 2)).await.unwrap();
         wait.await.unwrap();
     }
 

@@ -89,15 +89,18 @@ impl Endpoints {
         let mut was_offered = false;
         loop {
             changed.mark_unchanged();
-            if !followed.offers(namespace, pod) {
-                break;
+            if followed.offers(namespace, pod) {
+                was_offered = true;
+                if changed.changed().await.is_err() {
+                    return;
+                }
+                continue;
             }
-            was_offered = true;
-            if changed.changed().await.is_err() {
+            if !was_offered {
                 return;
             }
-        }
-        if was_offered {
+            // A controller that had not heard of the deletion yet may offer it again meanwhile.
+            was_offered = false;
             sleep(PROXIES_NEED).await;
         }
     }
@@ -114,6 +117,9 @@ fn offers(slice: &EndpointSlice, pod: &core::Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::jiff::Timestamp;
+    use knarr_client::fake::FakeApi;
+    use knarr_client::{TokioClock, TypedApi};
     use serde_json::json;
 
     use super::*;
@@ -138,5 +144,33 @@ mod tests {
             let slice: EndpointSlice = serde_json::from_value(slice).unwrap();
             assert_eq!(offers(&slice, &pod), want, "{slice:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b7_a_pod_that_is_offered_again_while_proxies_change_their_tables_is_waited_for_again() {
+        let api = Arc::new(FakeApi::new(Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH))));
+        let slice = |ready: bool| -> EndpointSlice {
+            let endpoint =
+                json!({"addresses": ["10.0.0.1"], "targetRef": {"uid": "u"}, "conditions": {"ready": ready}});
+            serde_json::from_value(json!({
+                "metadata": {"namespace": "ns", "name": "s"}, "addressType": "IPv4", "endpoints": [endpoint],
+            }))
+            .unwrap()
+        };
+        api.create_as(slice(true)).await.unwrap();
+        let pod: core::Pod =
+            serde_json::from_value(json!({"metadata": {"namespace": "ns", "name": "p", "uid": "u"}}))
+                .unwrap();
+        let (shared, endpoints): (Arc<dyn Api>, _) = (api.clone(), Arc::new(Endpoints::default()));
+        let wait = tokio::spawn(async move { endpoints.dropped(&shared, &pod).await });
+        sleep(PROXIES_NEED * 4).await;
+        assert!(!wait.is_finished(), "the pod is offered");
+        api.update_as(slice(false)).await.unwrap();
+        sleep(PROXIES_NEED / 2).await;
+        api.update_as(slice(true)).await.unwrap();
+        sleep(PROXIES_NEED * 4).await;
+        assert!(!wait.is_finished(), "it is offered again");
+        api.update_as(slice(false)).await.unwrap();
+        wait.await.unwrap();
     }
 }
