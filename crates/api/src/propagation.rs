@@ -13,7 +13,7 @@ pub const CONFIG_MAP: &str = "endpoint-propagation";
 /// What that ConfigMap says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Propagation {
-    /// The kernels of all Ready nodes with a proxy have all EndpointSlices up to this resourceVersion.
+    /// The kernels of all nodes with a proxy that are heard, Ready or not, have all EndpointSlices up to this resourceVersion.
     pub revision: u64,
     /// How many these nodes are.
     pub nodes: usize,

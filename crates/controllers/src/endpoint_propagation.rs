@@ -1,9 +1,10 @@
 //! Up to which revision of EndpointSlices the kernels of all nodes have them (SPEC B7).
 //!
-//! The network agent of each node reports what its kernel has in a Lease in `knarr-network`. Here the reports of the nodes
-//! that are Ready come to one ConfigMap, `knarr-network/endpoint-propagation`, which is all that a kubelet must watch
+//! The network agent of each node reports what its kernel has in a Lease in `knarr-network`. Here the reports of all nodes
+//! that are heard come to one ConfigMap, `knarr-network/endpoint-propagation`, which is all that a kubelet must watch
 //! before it terminates a pod's processes: N reports are read once, not by every node. A node without a Lease runs no
-//! service proxy of knarr's and is not waited for.
+//! service proxy of knarr's and is not waited for. One that says that it is not Ready still forwards what its kernel has; one
+//! that was not heard for so long that its Ready condition is Unknown is not waited for.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
@@ -26,17 +27,18 @@ fn key() -> ObjectKey {
     ObjectKey::new(NAMESPACE, CONFIG_MAP)
 }
 
-fn is_ready(node: &Node) -> bool {
+/// Whether the node says itself how it is: a node lifecycle controller that misses it writes Unknown.
+fn is_heard(node: &Node) -> bool {
     let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
     conditions
         .into_iter()
-        .any(|c| c.type_ == "Ready" && c.status == "True")
+        .any(|c| c.type_ == "Ready" && matches!(c.status.as_str(), "True" | "False"))
 }
 
 /// What is read of a node; everything else changes far more often.
 fn node_concerns(changed: &Changed<'_>) -> bool {
-    let ready = |object: Option<&knarr_api::Object>| object.map(|o| o.get().is_some_and(is_ready));
-    ready(changed.old) != ready(changed.new)
+    let heard = |object: Option<&knarr_api::Object>| object.map(|o| o.get().is_some_and(is_heard));
+    heard(changed.old) != heard(changed.new)
 }
 
 /// The revision that a Lease reports.
@@ -51,7 +53,7 @@ fn propagation(view: &dyn View) -> Propagation {
     let counted = leases.iter().filter_map(|lease| {
         let name = lease.object().name();
         let node = view.get_as::<Node>("", name)?;
-        is_ready(&node).then(|| (revision(lease), name))
+        is_heard(&node).then(|| (revision(lease), name))
     });
     let mut all = Propagation::default();
     let mut slowest: Option<(u64, &str)> = None;
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn b7_the_slowest_of_the_ready_nodes_counts() {
+    fn b7_the_slowest_of_the_nodes_that_are_heard_counts() {
         for (what, reports, nodes, revision, slowest) in [
             ("no node", vec![], 0, 0, ""),
             ("one", vec![("a", "True", "7")], 1, 7, "a"),
@@ -168,6 +170,13 @@ mod tests {
                 2,
                 9,
                 "a",
+            ),
+            (
+                "one that says it is not ready, whose kernel forwards still",
+                vec![("a", "True", "9"), ("b", "False", "1")],
+                2,
+                1,
+                "b",
             ),
             (
                 "not a lost one",

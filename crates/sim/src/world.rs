@@ -312,3 +312,9 @@ pub(crate) fn is_ready(node: &Node) -> bool {
     let mut conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
     conditions.any(|c| c.type_ == "Ready" && c.status == "True")
 }
+
+/// Whether it has said itself how it is, and nobody else since that it is lost.
+pub(crate) fn is_heard(node: &Node) -> bool {
+    let mut conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    conditions.any(|c| c.type_ == "Ready" && matches!(c.status.as_str(), "True" | "False"))
+}

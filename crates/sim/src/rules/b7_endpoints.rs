@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
-use crate::world::{Seen, World, is_ready};
+use crate::world::{Seen, World, is_heard};
 
 /// How long TERM waits at the most in these histories …
 pub(crate) const BOUND: SignedDuration = SignedDuration::from_secs(1);
@@ -11,7 +11,8 @@ pub(crate) const BOUND: SignedDuration = SignedDuration::from_secs(1);
 const WAITED: SignedDuration = SignedDuration::from_millis(950);
 /// Deletions with a shorter grace do not wait: TERM comes at once, so that there are two seconds left.
 const SHORTEST_GRACE_SECONDS: i64 = 3;
-/// A node counts whose link and agent have been well for so long: its report and the summary are there.
+/// A node counts whose link and agent have been well for so long: its report and the summary are there. It need not be Ready:
+/// its kernel forwards all the same.
 const SETTLED: SignedDuration = SignedDuration::from_secs(60);
 
 pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
@@ -38,7 +39,7 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
         let is_settled = world
             .all_well_since(|name| name == agent)
             .is_some_and(|since| world.now.duration_since(since) >= SETTLED);
-        let counts = is_settled && world.nodes.get(node).is_some_and(is_ready);
+        let counts = is_settled && world.nodes.get(node).is_some_and(is_heard);
         if counts && ips.iter().any(|ip| offered.contains(ip)) {
             return Err(format!(
                 "container {} of {} gets TERM {waited:#} after its deletion, and {node} still sends it new connections",

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use serde_json::json;
 
@@ -115,4 +115,64 @@ fn s3_what_starts_out_of_turn_is_seen() {
     }
     let nobodys = process("n1", "c");
     assert_eq!(broken(&Seen::Started(&nobodys), &World::default()), ["S3"]);
+}
+
+#[test]
+fn b7_term_before_the_kernel_of_a_node_that_is_heard_has_dropped_the_address_is_seen() {
+    let process = Process {
+        node: "n1".into(),
+        id: "c1".into(),
+        uid: "u".into(),
+        namespace: "default".into(),
+        name: "a".into(),
+        container: "c".into(),
+        sandbox: "s1".into(),
+        homeless: false,
+        asked: None,
+    };
+    let now: Timestamp = "2026-01-01T00:10:00Z".parse().unwrap();
+    for (ready, offers, well_since, expect) in [
+        ("True", true, 0, vec!["B7"]),
+        // It is not Ready, and forwards what its kernel has.
+        ("False", true, 0, vec!["B7"]),
+        ("False", false, 0, vec![]),
+        // Taken for lost, or back for a moment only.
+        ("Unknown", true, 0, vec![]),
+        ("False", true, 590, vec![]),
+    ] {
+        let mut pod = pod("Running", "n1", Some(("2026-01-01T00:10:30Z", 30)));
+        pod.status =
+            serde_json::from_value(json!({"phase": "Running", "podIPs": [{"ip": "10.1.0.1"}]})).unwrap();
+        let life = Life {
+            pod: Arc::new(pod),
+            first_seen: Timestamp::UNIX_EPOCH,
+            deleted_at: Some(now),
+            removed_at: None,
+            released: false,
+            given_up: false,
+            vouched: false,
+            asked_to_go: false,
+            completed: BTreeSet::new(),
+            isolated_by: BTreeSet::new(),
+        };
+        let mut world = World {
+            now,
+            ..World::default()
+        };
+        world.pods.insert("u".into(), life);
+        let began: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        world.well_since.insert("node/n1".into(), Some(began));
+        let since = began + SignedDuration::from_secs(well_since);
+        world.well_since.insert("node/n2".into(), Some(since));
+        let node = json!({
+            "metadata": {"name": "n2"}, "status": {"conditions": [{"type": "Ready", "status": ready}]},
+        });
+        world
+            .nodes
+            .insert("n2".into(), serde_json::from_value(node).unwrap());
+        let addresses = offers.then(|| "10.1.0.1".parse().unwrap());
+        world.kernels.insert("n2".into(), addresses.into_iter().collect());
+        let seen = Seen::Asked(&process);
+        assert_eq!(broken(&seen, &world), expect, "{ready} {offers} {well_since}");
+    }
 }

@@ -24,7 +24,7 @@ pub struct NodesAnswer {
     pub seen_from: String,
     /// Of EndpointSlices, the newest that any agent has reported.
     pub newest_revision: Option<u64>,
-    /// What all Ready nodes have, by the control plane's sum.
+    /// What all nodes that are heard have, by the control plane's sum.
     pub common_revision: Option<u64>,
     pub nodes: Vec<NodeAnswer>,
     /// For each node, how it reaches the pods of each other node.
@@ -310,8 +310,9 @@ pub fn shown(answer: &NodesAnswer) -> String {
     }
     let mut text = format!("As seen from node {}\n\n{}", answer.seen_from, table(&rows));
     if let Some(common) = answer.common_revision {
-        text +=
-            &format!("\nThe kernels of all Ready nodes have the EndpointSlices up to revision {common}.\n");
+        text += &format!(
+            "\nThe kernels of all nodes that are heard have the EndpointSlices up to revision {common}.\n"
+        );
     }
     let cut_off: Vec<&NodeAnswer> = answer.nodes.iter().filter(|n| !n.faults.is_empty()).collect();
     if !cut_off.is_empty() {

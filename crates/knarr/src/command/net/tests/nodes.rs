@@ -72,7 +72,7 @@ n3    192.0.2.3   10.244.2.128/25  not routed       cut off  -             -
 n4    192.0.2.4   -                not routed       cut off  -             -
 n5    192.0.2.5   10.244.5.0/24    route            cut off  -             -
 
-The kernels of all Ready nodes have the EndpointSlices up to revision 117.
+The kernels of all nodes that are heard have the EndpointSlices up to revision 117.
 
 Cut off:
 - n3: 10.244.2.128/25 is not routed: it overlaps 10.244.2.0/24 of node n2
