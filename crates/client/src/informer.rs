@@ -74,6 +74,26 @@ impl Sink for Store {
 
 /// Follows the API until it is dropped.
 pub async fn run(api: Arc<dyn Api>, kind: Kind, scope: Scope, store: Arc<impl Sink>) {
+    follow_with(RECONNECT, api, kind, scope, store).await;
+}
+
+/// As [`run`], for what must not be learned late: waits no longer than `longest` between two attempts. For one kind a process
+/// at the most: many that try so often keep an API server busy that has just come back.
+pub async fn run_within(
+    longest: Duration,
+    api: Arc<dyn Api>,
+    kind: Kind,
+    scope: Scope,
+    store: Arc<impl Sink>,
+) {
+    let waits = Backoff {
+        max: longest,
+        ..RECONNECT
+    };
+    follow_with(waits, api, kind, scope, store).await;
+}
+
+async fn follow_with(waits: Backoff, api: Arc<dyn Api>, kind: Kind, scope: Scope, store: Arc<impl Sink>) {
     let mut after = None;
     let mut failures = 0;
     loop {
@@ -103,7 +123,7 @@ pub async fn run(api: Arc<dyn Api>, kind: Kind, scope: Scope, store: Arc<impl Si
                 debug!(kind = kind.plural(), %error, "watch ended");
             }
         }
-        sleep(RECONNECT.after(failures)).await;
+        sleep(waits.after(failures)).await;
         failures = (failures + 1).min(16);
     }
 }
@@ -304,6 +324,33 @@ mod tests {
             to.lock().push(format!("{word}{}", change.object().name()));
         });
         log
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn s5_attempts_are_never_further_apart_than_was_asked() {
+        for (longest, asked) in [(None, 30), (Some(5), 5)] {
+            let api = fake();
+            let tried = Arc::new(Mutex::new(Vec::new()));
+            let tries = tried.clone();
+            api.intercept(move |_| {
+                tries.lock().push(tokio::time::Instant::now());
+                Some(Error::unavailable("dial tcp: connection refused"))
+            });
+            let store = Arc::new(Store::new(&registry::CONFIG_MAP, &[]));
+            let (kind, scope) = (registry::CONFIG_MAP.clone(), Scope::default());
+            let task = match longest {
+                None => tokio::spawn(run(api, kind, scope, store)),
+                Some(seconds) => {
+                    let longest = Duration::from_secs(seconds);
+                    tokio::spawn(run_within(longest, api, kind, scope, store))
+                }
+            };
+            sleep(Duration::from_secs(600)).await;
+            task.abort();
+            let tried = tried.lock();
+            let waits = tried.windows(2).map(|pair| pair[1] - pair[0]);
+            assert_eq!(waits.max(), Some(Duration::from_secs(asked)));
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -86,6 +86,9 @@ use workers::{Found, Granted, Picture, Workers, admit_resize, look};
 /// Between looks at all that runs, while the runtime tells of exits by itself; else [`RELIST_BLIND`].
 const RELIST: Duration = Duration::from_secs(10);
 const RELIST_BLIND: Duration = Duration::from_secs(1);
+/// Between two attempts to follow this node's pods, at the most: what was released while the node was cut off ends soon after
+/// the API is there again (SPEC S5), also where an attempt or two fail then.
+const PODS_AGAIN: Duration = Duration::from_secs(5);
 /// Images pulled at a time, unless the administrator says otherwise: a slow registry is to hold up few.
 const PULLS: u32 = 5;
 /// Sandboxes and containers made at a time: more would only make each of them slower.
@@ -439,7 +442,10 @@ async fn run(
         ..Scope::default()
     };
     let (api, store) = (shared.api.clone(), pods.clone());
-    tasks.spawn(async move { informer::run(api, core::Pod::kind_of().clone(), scope, store).await });
+    tasks.spawn(async move {
+        let kind = core::Pod::kind_of().clone();
+        informer::run_within(PODS_AGAIN, api, kind, scope, store).await;
+    });
 
     let (own_looks, mut looked) = mpsc::unbounded_channel();
     let mut workers = Workers {

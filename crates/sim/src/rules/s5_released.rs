@@ -6,8 +6,8 @@ use knarr_api::k8s_openapi;
 
 use crate::world::{Seen, World};
 
-/// From a node's being well to its having ended what it should not have: it lists its pods (a list may have to be asked
-/// for again, at 5 s apart), looks at its runtime (10 s), and gives what it ends a short grace (30 s at most, where a
+/// From a node's being well to its having ended what it should not have: it follows its pods (it may have to try again, at
+/// most 5 s apart), looks at its runtime (10 s), and gives what it ends a short grace (30 s at most, where a
 /// call to the runtime has to be made again).
 const HEARS_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 
