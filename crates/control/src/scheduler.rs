@@ -198,7 +198,7 @@ impl Driver {
                 };
                 attempted(result, &pod);
                 if let Some(claim) = deallocate {
-                    self.deallocate(&claim).await;
+                    self.deallocate(&pod, &claim).await;
                 }
                 self.report(&pod, reason, message, nomination).await;
             }

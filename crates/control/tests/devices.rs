@@ -130,3 +130,61 @@ async fn a_pod_is_bound_when_the_conditions_of_its_devices_are_met() {
     sleep(Duration::from_secs(1)).await;
     assert_eq!(node_of(&api, "p").await.as_deref(), Some("n1"));
 }
+
+async fn create_asking_pod(api: &FakeApi, name: &str) {
+    let requests = json!({"deviceclass.resource.kubernetes.io/gpu": "1"});
+    let pod = json!({
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "schedulerName": "default-scheduler",
+            "containers": [{"name": "c", "image": "i", "resources": {"requests": requests}}],
+        },
+    });
+    create::<Pod>(api, pod).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_is_made_for_extended_resources_and_goes_with_the_pod() {
+    let (api, _running) = cluster(json!({})).await;
+    create_asking_pod(&api, "first").await;
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(node_of(&api, "first").await.as_deref(), Some("n1"));
+    let pod = api.get_as::<Pod>("default", "first").await.unwrap();
+    let status = pod
+        .status
+        .clone()
+        .unwrap()
+        .extended_resource_claim_status
+        .unwrap();
+    let mapping = &status.request_mappings[0];
+    assert_eq!(mapping.container_name, "c");
+    assert_eq!(mapping.resource_name, "deviceclass.resource.kubernetes.io/gpu");
+    assert_eq!(mapping.request_name, "container-0-request-0");
+    let name = status.resource_claim_name;
+    assert!(name.starts_with("first-extended-resources-"), "{name}");
+    let claim = api.get_as::<ResourceClaim>("default", &name).await.unwrap();
+    let annotations = claim.metadata.annotations.clone().unwrap();
+    assert_eq!(
+        annotations["resource.kubernetes.io/extended-resource-claim"],
+        "true"
+    );
+    let of_claim = claim.status.clone().unwrap();
+    assert_eq!(of_claim.reserved_for.unwrap()[0].name, "first");
+    let results = of_claim.allocation.unwrap().devices.unwrap().results.unwrap();
+    assert_eq!(
+        (results[0].request.as_str(), results[0].device.as_str()),
+        ("container-0-request-0", "d0")
+    );
+
+    create_asking_pod(&api, "second").await;
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(node_of(&api, "second").await, None, "there is one device");
+    let ended = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
+    api.patch(&registry::POD, "default", "first", "status", ended)
+        .await
+        .unwrap();
+    sleep(Duration::from_secs(30)).await;
+    let gone = api.get_as::<ResourceClaim>("default", &name).await;
+    assert!(gone.unwrap_err().is_not_found());
+    assert_eq!(node_of(&api, "second").await.as_deref(), Some("n1"));
+}

@@ -1,11 +1,13 @@
 //! Whether a node takes a pod that was bound to it, by v1.36's rules: what the scheduler could not know, or was never
 //! asked (SPEC L1, S3). A pod that is refused ends as Failed and runs nothing.
 
+use std::borrow::Cow;
+
 use k8s_openapi::api::core::v1::{
     Container, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration,
 };
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::pod::resources::is_extended;
+use knarr_api::kinds::pod::resources::{is_dra_extended, is_extended};
 
 use crate::preemption;
 use crate::resources::{self, Amounts};
@@ -182,11 +184,37 @@ fn belongs(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
     Ok(())
 }
 
+/// The pod without the resources for which it has devices of a claim (KEP-5004).
+fn without_claimed(pod: &Pod) -> Cow<'_, Pod> {
+    let status = pod.status.as_ref();
+    let Some(claim) = status.and_then(|s| s.extended_resource_claim_status.as_ref()) else {
+        return Cow::Borrowed(pod);
+    };
+    let mut rest = pod.clone();
+    let spec = rest.spec.get_or_insert_default();
+    for container in spec
+        .containers
+        .iter_mut()
+        .chain(spec.init_containers.iter_mut().flatten())
+    {
+        let name = container.name.clone();
+        let Some(requests) = container.resources.as_mut().and_then(|r| r.requests.as_mut()) else {
+            continue;
+        };
+        requests.retain(|resource, _| {
+            let mut mappings = claim.request_mappings.iter();
+            let claimed = mappings.any(|m| m.container_name == name && m.resource_name == *resource);
+            !(claimed && is_dra_extended(resource))
+        });
+    }
+    Cow::Owned(rest)
+}
+
 /// What is short, if there is no room.
 fn shortages(pod: &Pod, node: &Node, others: &[&Pod]) -> Vec<Shortage> {
     let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
     let allocatable = resources::amounts(allocatable);
-    let mut wanted = resources::requests(pod);
+    let mut wanted = resources::requests(&without_claimed(pod));
     let mut used = Amounts::new();
     for other in others {
         resources::add(&mut used, &resources::requests(other));
@@ -369,6 +397,26 @@ mod tests {
         ] {
             let got = admit(&pod, &node(), &others).err();
             assert_eq!(got, want.map(|(reason, message)| Rejection::new(reason, message)));
+        }
+    }
+
+    #[test]
+    fn l1_resources_of_a_claim_need_not_be_the_nodes() {
+        let implicit = "deviceclass.resource.kubernetes.io/gpu";
+        for (resource, amount) in [(implicit, "1"), ("example.com/gpu", "2")] {
+            let mut pod = asks(resource, amount);
+            let reason = admit(&pod, &node(), &[]).err().map(|r| r.reason);
+            assert_eq!(reason, Some(format!("OutOf{resource}")));
+            let status = |container: &str| {
+                let mapping =
+                    json!({"containerName": container, "resourceName": resource, "requestName": "r"});
+                let claim = json!({"resourceClaimName": "claim", "requestMappings": [mapping]});
+                serde_json::from_value(json!({"extendedResourceClaimStatus": claim})).unwrap()
+            };
+            pod.status = status("another");
+            assert!(admit(&pod, &node(), &[]).is_err());
+            pod.status = status("c");
+            assert_eq!(admit(&pod, &node(), &[]), Ok(()));
         }
     }
 

@@ -11,7 +11,7 @@ use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 use knarr_api::selector::label::{Requirement, Selector};
 
-use crate::dynamic_resources::claims::Devices;
+use crate::dynamic_resources::{self, claims::Devices};
 use crate::node_info::NodeInfo;
 use crate::pod_info::{Labels, PodClass, PodInfo, Selects};
 use crate::volumes::Volumes;
@@ -201,7 +201,8 @@ impl Cluster {
         if let Some(place) = self.places.get(name) {
             return *place;
         }
-        let info = NodeInfo::new(name);
+        let mut info = NodeInfo::new(name);
+        info.device_class_resources = self.devices.inventory.class_resources().clone();
         let place = match self.free.pop() {
             Some(place) => {
                 self.infos[place as usize] = info;
@@ -515,6 +516,21 @@ impl Cluster {
 
     pub fn devices(&self) -> &Devices {
         &self.devices
+    }
+
+    /// Something of dynamic resource allocation is new, has changed or has gone.
+    pub fn devices_changed(&mut self, change: &dynamic_resources::claims::Change) {
+        let before = self.devices.inventory.class_resources().clone();
+        self.devices.apply(change);
+        let now = self.devices.inventory.class_resources().clone();
+        if before == now {
+            return;
+        }
+        let places: Vec<Place> = self.places.values().copied().collect();
+        for place in places {
+            self.infos[place as usize].device_class_resources = now.clone();
+            self.changed(place);
+        }
     }
 
     pub fn devices_mut(&mut self) -> &mut Devices {

@@ -1,5 +1,6 @@
 //! One node as the scheduler sees it: what it has, and what stands on it, kept up with every change.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Taint};
@@ -25,6 +26,8 @@ pub struct NodeInfo {
     /// `None`: pods are bound to a name that no node has (any more).
     pub node: Option<Shared<Node>>,
     pub allocatable: Resources,
+    /// Extended resources that a DeviceClass stands for, of the whole cluster (KEP-5004).
+    pub device_class_resources: Arc<BTreeSet<String>>,
     pub requested: Resources,
     /// With something for what asks for nothing, for comparing nodes.
     pub requested_filled_in: Compared,
@@ -57,6 +60,12 @@ impl NodeInfo {
         let mut info = NodeInfo::new(node.object().name());
         info.set_node(Some(node));
         info
+    }
+
+    /// Whether pods get this resource here as devices of a DeviceClass: one stands for it, and no device plugin of the
+    /// node provides it.
+    pub fn allocates_devices_for(&self, resource: &str) -> bool {
+        self.allocatable.get(resource) == 0 && self.device_class_resources.contains(resource)
     }
 
     pub fn labels(&self) -> Option<&Labels> {

@@ -29,8 +29,8 @@ pub const LOOK_AT_STORAGE: &[&str] = &[
     volume_zone::NAME,
 ];
 
-/// The plugin that looks at claims and devices.
-pub const LOOK_AT_DEVICES: &[&str] = &[dynamic_resources::NAME];
+/// The plugins that look at claims and devices; resources only at the classes that stand for them.
+pub const LOOK_AT_DEVICES: &[&str] = &[dynamic_resources::NAME, node_resources_fit::NAME];
 
 /// A node has come, changed or gone. Both are without their pods.
 pub fn node_changed(

@@ -66,7 +66,8 @@ pub enum Step {
         nomination: Nomination,
         /// The pod could not be judged: the fault is not the cluster's.
         is_error: bool,
-        /// The claim is to be deallocated: where it is allocated the pod cannot run.
+        /// The claim is to be deallocated: where it is allocated the pod cannot run. One that was made for the pod's
+        /// extended resources is to be deleted.
         deallocate: Option<Shared<ResourceClaim>>,
     },
     /// Say that it could not be placed and is nominated to the node, clear the nominations of `cleared`, make the
@@ -257,7 +258,7 @@ impl Scheduler {
             }
             // Its claims are not made yet (PreEnqueue); what makes them wakes it.
             if self.waits_for_claims(&pod) {
-                let by = hints::LOOK_AT_DEVICES.iter().copied().collect();
+                let by = [dynamic_resources::NAME].into_iter().collect();
                 self.queue.not_tried(&pod.key(), by, now);
                 continue;
             }
@@ -371,7 +372,8 @@ impl Scheduler {
         let claims = PodClaims::new(self.cluster.devices(), pod).ok()??;
         let info = self.cluster.get(node)?;
         let found = claims.filter(self.cluster.devices(), info, self.now).ok()?;
-        let to_bind = Arc::new(claims.reserve(self.cluster.devices_mut(), found));
+        let extended = claims.extended(self.cluster.devices(), info).ok()?;
+        let to_bind = Arc::new(claims.reserve(self.cluster.devices_mut(), found, extended));
         self.reserved_claims
             .insert(pod.uid().to_string(), to_bind.clone());
         Some(to_bind)
@@ -386,6 +388,25 @@ impl Scheduler {
     /// A claim was written on the way to a pod's binding: this is what the API gave back.
     pub fn claim_written(&mut self, claim: &Shared<ResourceClaim>) {
         self.cluster.devices_mut().set_claim(claim);
+    }
+
+    /// The claim for the extended resources of a pod was made: what was decided for it is this claim's from now on.
+    /// `false`: the pod is not on its way any more.
+    pub fn extended_claim_created(&mut self, pod_uid: &str, claim: &Shared<ResourceClaim>) -> bool {
+        let kept = self.reserved_claims.get_mut(pod_uid);
+        let Some((kept, before)) = kept.and_then(|kept| {
+            let (extended, _) = kept.extended.as_ref()?;
+            let before = extended.claim.metadata.uid.clone()?;
+            Some((kept, before))
+        }) else {
+            self.cluster.devices_mut().set_claim(claim);
+            return false;
+        };
+        if let Some((extended, _)) = &mut Arc::make_mut(kept).extended {
+            extended.claim.metadata.uid = Some(claim.object().uid().to_string());
+        }
+        self.cluster.devices_mut().created(claim, &before);
+        true
     }
 
     /// Whether binding need not wait for the devices of the pod's claims any more; the error: they will not be ready,

@@ -5,6 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::checks::count_generation;
 use super::device_requests;
+use super::pod::resources::is_extended;
 use crate::field::{Errors, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -28,6 +29,15 @@ impl Strategy for DeviceClass {
             let path = path.child("config").index(i);
             device_requests::configuration(&mut errors, &path, config.opaque.as_ref());
         }
+        if let Some(name) = self
+            .spec
+            .extended_resource_name
+            .as_ref()
+            .filter(|name| !is_extended(name))
+        {
+            let path = path.child("extendedResourceName");
+            errors.invalid(&path, name, "must be a valid extended resource name");
+        }
         errors
     }
 
@@ -41,5 +51,33 @@ impl Strategy for DeviceClass {
 
     fn metadata_checks(_part: Part) -> MetadataChecks {
         MetadataChecks::BOTH
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a1_an_extended_resource_has_a_domain_that_is_not_kubernetes_own() {
+        let mistakes = |name: &str| -> Vec<String> {
+            let class = json!({"metadata": {"name": "c"}, "spec": {"extendedResourceName": name}});
+            let class: DeviceClass = serde_json::from_value(class).unwrap();
+            class.validate().iter().map(ToString::to_string).collect()
+        };
+        assert!(mistakes("example.com/gpu").is_empty());
+        for name in [
+            "gpu",
+            "requests.example.com/gpu",
+            "deviceclass.resource.kubernetes.io/c",
+            "example.com/",
+        ] {
+            let expect = format!(
+                "spec.extendedResourceName: Invalid value: {name:?}: must be a valid extended resource name"
+            );
+            assert_eq!(mistakes(name), [expect]);
+        }
     }
 }

@@ -10,7 +10,8 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use super::{one, selects};
 use crate::AnyObject;
 use crate::kinds::pod::resources::{
-    Amounts, Side, charged, has_pod_level, is_extended, is_hugepages, is_native, qos_class,
+    Amounts, DEVICE_CLASS_PREFIX, Side, charged, has_pod_level, is_dra_extended, is_hugepages, is_native,
+    qos_class,
 };
 
 const COUNT: &str = "count/pods";
@@ -36,15 +37,13 @@ const REQUIRED: [&str; 6] = [
     "limits.cpu",
     "limits.memory",
 ];
-/// Of a device class, as a resource.
-const DEVICE_CLASS: &str = "deviceclass.resource.kubernetes.io/";
 
 pub(super) fn counts(name: &str) -> bool {
     NAMES.contains(&name)
         || is_hugepages(name)
         || name
             .strip_prefix("requests.")
-            .is_some_and(|of| is_hugepages(of) || !is_native(name) || of.starts_with(DEVICE_CLASS))
+            .is_some_and(|of| is_hugepages(of) || !is_native(name) || of.starts_with(DEVICE_CLASS_PREFIX))
 }
 
 pub(super) fn usage(pod: &Pod, now: Timestamp) -> Amounts {
@@ -93,7 +92,7 @@ fn named(requests: &Amounts, limits: &Amounts) -> Amounts {
         if is_hugepages(name) {
             used.insert(name.clone(), *request);
         }
-        if is_hugepages(name) || is_extended(name) || name.starts_with(DEVICE_CLASS) {
+        if is_hugepages(name) || is_dra_extended(name) {
             used.insert(format!("requests.{name}"), *request);
         }
     }

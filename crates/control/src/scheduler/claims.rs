@@ -8,8 +8,9 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
 use knarr_api::time::seconds;
 use knarr_api::{Kind, k8s_openapi, registry};
-use knarr_client::{Caches, EventType, Patch, Shared, TypedApi};
+use knarr_client::{Caches, DeleteOptions, EventType, Patch, Preconditions, Shared, TypedApi};
 use knarr_scheduler::dynamic_resources::claims::{Change, allocation};
+use knarr_scheduler::dynamic_resources::extended::{ExtendedClaim, is_for_extended_resources};
 use knarr_scheduler::plugins::dynamic_resources::{
     BINDING_TIMEOUT, ClaimsToBind, NAME, is_ready, is_reserved_for,
 };
@@ -61,10 +62,52 @@ impl Driver {
                     self.bind_claim(pod, claim, new.as_ref()).await?;
                 }
             }
-            self.wait_for_devices(pod, node, claims).await
+            let mut claims = claims.clone();
+            if let Some((extended, new)) = claims.extended.take() {
+                let made = self.bind_extended_claim(pod, &extended, &new).await?;
+                claims.claims.push((made, None));
+            }
+            self.wait_for_devices(pod, node, &claims).await
         };
         let bound: Result<(), String> = bound.await;
         bound.map_err(|why| format!("running PreBind plugin {NAME:?}: {why}"))
+    }
+
+    /// Makes the claim for the pod's extended resources, and says in the pod's status which one it is.
+    async fn bind_extended_claim(
+        &self,
+        pod: &Shared<Pod>,
+        extended: &ExtendedClaim,
+        new: &AllocationResult,
+    ) -> Result<Shared<ResourceClaim>, String> {
+        let (namespace, name) = (pod.object().namespace(), pod.object().name());
+        let mut claim = extended.claim.clone();
+        claim.metadata.uid = None;
+        let made = self.api.create_as(claim).await;
+        self.metrics.claim_created(made.is_ok());
+        let made = made.map_err(|e| format!("create claim for extended resources {namespace}/: {e}"))?;
+        let uid = pod.object().uid();
+        let is_on_its_way = self.scheduler.lock().extended_claim_created(uid, &made);
+        if !is_on_its_way {
+            return Err("pod does not exist any more".into());
+        }
+        let made = self.bind_claim(pod, &made, Some(new)).await?;
+        let mappings = serde_json::to_value(&extended.mappings)
+            .map_err(|e| format!("update pod {namespace}/{name} ExtendedResourceClaimStatus: {e}"))?;
+        let patch = json!({
+            "metadata": {"uid": uid},
+            "status": {"extendedResourceClaimStatus": {
+                "requestMappings": mappings,
+                "resourceClaimName": made.object().name(),
+            }},
+        });
+        let kind = &registry::POD;
+        let patched = self
+            .api
+            .patch(kind, namespace, name, "status", Patch::Strategic(patch))
+            .await;
+        patched.map_err(|e| format!("update pod {namespace}/{name} ExtendedResourceClaimStatus: {e}"))?;
+        Ok(made)
     }
 
     /// Writes one claim; again, if it has changed meanwhile and that is nothing against it.
@@ -73,7 +116,7 @@ impl Driver {
         pod: &Shared<Pod>,
         claim: &Shared<ResourceClaim>,
         new: Option<&AllocationResult>,
-    ) -> Result<(), String> {
+    ) -> Result<Shared<ResourceClaim>, String> {
         let (namespace, name) = (claim.object().namespace(), claim.object().name());
         let id = format!("{namespace}/{name}");
         let mut claim = claim.clone();
@@ -82,7 +125,7 @@ impl Driver {
             match self.write_claim(pod, &claim, new, &id).await {
                 Ok(written) => {
                     self.scheduler.lock().claim_written(&written);
-                    return Ok(());
+                    return Ok(written);
                 }
                 Err((true, _)) if attempt < ATTEMPTS => attempt += 1,
                 Err((_, why)) => return Err(why),
@@ -218,10 +261,67 @@ impl Driver {
                 warn!(claim = ?claim.object(), %error, "cannot unreserve a ResourceClaim");
             }
         }
+        if claims.extended.is_some() {
+            let (namespace, uid) = (pod.object().namespace(), pod.object().uid());
+            let made = self
+                .scheduler
+                .lock()
+                .cluster()
+                .devices()
+                .extended_claim(namespace, uid)
+                .cloned();
+            if let Some(made) = made {
+                self.delete_extended_claim(made).await;
+            }
+        }
     }
 
-    /// Whoever needs the claim may then get it elsewhere.
-    pub(super) async fn deallocate(&self, claim: &Shared<ResourceClaim>) {
+    /// Deletes a claim for extended resources that no pod uses, with what keeps it.
+    async fn delete_extended_claim(&self, mut claim: Shared<ResourceClaim>) {
+        let (namespace, name) = (
+            claim.object().namespace().to_string(),
+            claim.object().name().to_string(),
+        );
+        for attempt in 1..=ATTEMPTS {
+            let mut changed: ResourceClaim = (*claim).clone();
+            let finalizers = changed.metadata.finalizers.get_or_insert_default();
+            finalizers.retain(|f| f != FINALIZER);
+            let error = match self.api.update_as(changed).await {
+                Ok(_) => break,
+                Err(error) if error.is_not_found() => return,
+                Err(error) => error,
+            };
+            let again = error.is_conflict() && attempt < ATTEMPTS;
+            match self.api.get_as::<ResourceClaim>(&namespace, &name).await {
+                Ok(read) if again && read.object().uid() == claim.object().uid() => claim = read,
+                _ => {
+                    warn!(claim = ?claim.object(), %error, "cannot delete a ResourceClaim");
+                    return;
+                }
+            }
+        }
+        let delete = DeleteOptions {
+            preconditions: Preconditions {
+                uid: Some(claim.object().uid().to_string()),
+                ..Preconditions::default()
+            },
+            ..DeleteOptions::default()
+        };
+        let kind = &registry::RESOURCE_CLAIM;
+        let deleted = self.api.delete(kind, &namespace, &name, delete).await;
+        if let Err(error) = deleted
+            && !error.is_not_found()
+            && !error.is_conflict()
+        {
+            warn!(claim = ?claim.object(), %error, "cannot delete a ResourceClaim");
+        }
+    }
+
+    /// Whoever needs the claim may then get it elsewhere. One for extended resources is made anew.
+    pub(super) async fn deallocate(&self, pod: &Shared<Pod>, claim: &Shared<ResourceClaim>) {
+        if is_for_extended_resources(claim, pod.object().uid()) {
+            return self.delete_extended_claim(claim.clone()).await;
+        }
         let mut changed: ResourceClaim = (**claim).clone();
         changed.status = Some(Default::default());
         match self.api.update_status_as(changed).await {

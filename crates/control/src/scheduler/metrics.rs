@@ -40,6 +40,7 @@ struct Series {
     pending: IntGaugeVec,
     unschedulable: IntGaugeVec,
     cache: IntGaugeVec,
+    claims: IntCounterVec,
 }
 
 /// See the module. Clones count together; nothing is counted where the series could not be made.
@@ -132,9 +133,16 @@ impl Series {
                 &["plugin", "profile"],
             )?,
             cache: IntGaugeVec::new(opts("cache_size", "What the scheduler knows of."), &["type"])?,
+            claims: IntCounterVec::new(
+                opts(
+                    "resourceclaim_creates_total",
+                    "ResourceClaims created for extended resources, by what came of it.",
+                ),
+                &["status"],
+            )?,
             registry,
         };
-        let all: [Box<dyn prometheus::core::Collector>; 10] = [
+        let all: [Box<dyn prometheus::core::Collector>; 11] = [
             Box::new(series.attempts.clone()),
             Box::new(series.attempt_seconds.clone()),
             Box::new(series.algorithm_seconds.clone()),
@@ -145,6 +153,7 @@ impl Series {
             Box::new(series.pending.clone()),
             Box::new(series.unschedulable.clone()),
             Box::new(series.cache.clone()),
+            Box::new(series.claims.clone()),
         ];
         for collector in all {
             series.registry.register(collector)?;
@@ -184,6 +193,14 @@ impl Metrics {
             let labels = [what.as_str(), profile];
             series.attempts.with_label_values(&labels).inc();
             series.attempt_seconds.with_label_values(&labels).observe(seconds);
+        }
+    }
+
+    /// A claim for extended resources was created, or could not be.
+    pub(super) fn claim_created(&self, created: bool) {
+        if let Some(series) = &self.series {
+            let status = if created { "success" } else { "failure" };
+            series.claims.with_label_values(&[status]).inc();
         }
     }
 

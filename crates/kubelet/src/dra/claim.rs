@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{Container, Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::pod::resources::is_extended;
+use knarr_api::kinds::pod::resources::is_dra_extended;
 use knarr_api::quantity::Quantity;
 
 use super::ClaimRef;
@@ -144,7 +144,9 @@ pub(super) fn requests_of(pod: &Pod, container: &Container) -> Result<Vec<(Strin
         let asked: BTreeSet<&String> = resources
             .iter()
             .flat_map(|r| r.requests.iter().flatten())
-            .filter(|(name, amount)| is_extended(name) && Quantity::of(amount).is_ok_and(|q| q.value() != 0))
+            .filter(|(name, amount)| {
+                is_dra_extended(name) && Quantity::of(amount).is_ok_and(|q| q.value() != 0)
+            })
             .map(|(name, _)| name)
             .collect();
         let own = claim.request_mappings.iter();

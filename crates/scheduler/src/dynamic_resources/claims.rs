@@ -7,7 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClass, ResourceClaim, ResourceSlice};
 use knarr_api::{Object, Shared, k8s_openapi};
 
-use super::{AllocatedState, Inventory};
+use super::{AllocatedState, Inventory, extended};
 
 /// Namespace and name.
 pub type Name = (String, String);
@@ -152,6 +152,26 @@ impl Devices {
 
     pub fn claim(&self, namespace: &str, name: &str) -> Option<&Shared<ResourceClaim>> {
         self.claims.get(&(namespace.to_string(), name.to_string()))
+    }
+
+    /// The claim that was made for the pod's extended resources.
+    pub fn extended_claim(&self, namespace: &str, pod_uid: &str) -> Option<&Shared<ResourceClaim>> {
+        let first = (namespace.to_string(), String::new());
+        let here = self.claims.range(first..);
+        let mut here = here
+            .take_while(|((of, _), _)| of == namespace)
+            .map(|(_, claim)| claim);
+        here.find(|claim| extended::is_for_extended_resources(claim, pod_uid))
+    }
+
+    /// The allocation that was decided for a claim before it was made is now this claim's.
+    pub fn created(&mut self, claim: &Shared<ResourceClaim>, before: &str) {
+        let decided = self.pending.get(before).cloned();
+        self.release(before);
+        self.set_claim(claim);
+        if let Some(decided) = decided.filter(|_| allocation(claim).is_none()) {
+            self.reserve(claim.object().uid(), &decided);
+        }
     }
 
     pub fn allocated(&self) -> &AllocatedState {

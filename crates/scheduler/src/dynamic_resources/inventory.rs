@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceSelector, ResourceSlice};
 use knarr_api::cel::device::Selector;
+use knarr_api::kinds::pod::resources::DEVICE_CLASS_PREFIX;
 use knarr_api::{Shared, k8s_openapi};
 
 use super::pools::{Pool, gather, has_counters};
@@ -28,6 +29,10 @@ pub struct Inventory {
     /// Pools with slices that any node may use, or with counters.
     shared: BTreeMap<PoolKey, usize>,
     classes: BTreeMap<String, Shared<DeviceClass>>,
+    /// The class that stands for each extended resource, by its name.
+    class_of_resource: BTreeMap<String, String>,
+    /// The keys of it.
+    class_resources: Arc<BTreeSet<String>>,
     /// By their text.
     selectors: BTreeMap<String, Compiled>,
 }
@@ -89,6 +94,24 @@ impl Inventory {
             }
             None => self.classes.remove(name),
         };
+        let class_of_resource = extended_resources(&self.classes);
+        if self.class_of_resource != class_of_resource {
+            let resources: BTreeSet<String> = class_of_resource.keys().cloned().collect();
+            if *self.class_resources != resources {
+                self.class_resources = Arc::new(resources);
+            }
+            self.class_of_resource = class_of_resource;
+        }
+    }
+
+    /// The class whose devices pods get that ask for this extended resource.
+    pub fn class_of_resource(&self, resource: &str) -> Option<&str> {
+        self.class_of_resource.get(resource).map(String::as_str)
+    }
+
+    /// The extended resources that classes stand for.
+    pub fn class_resources(&self) -> &Arc<BTreeSet<String>> {
+        &self.class_resources
     }
 
     /// Compiles selectors that will be evaluated often.
@@ -130,4 +153,25 @@ impl Inventory {
 
 fn pool_key(slice: &ResourceSlice) -> PoolKey {
     (slice.spec.driver.clone(), slice.spec.pool.name.clone())
+}
+
+/// Which class stands for which extended resource: the newest of those that name it, of equally old ones the first by
+/// name; and each for [`DEVICE_CLASS_PREFIX`] with its own name.
+fn extended_resources(classes: &BTreeMap<String, Shared<DeviceClass>>) -> BTreeMap<String, String> {
+    let mut all: BTreeMap<String, String> = BTreeMap::new();
+    let created = |name: &str| {
+        let class = classes.get(name)?;
+        class.metadata.creation_timestamp.as_ref().map(|at| at.0)
+    };
+    for (name, class) in classes {
+        all.insert(format!("{DEVICE_CLASS_PREFIX}{name}"), name.clone());
+        let Some(resource) = &class.spec.extended_resource_name else {
+            continue;
+        };
+        let newest = all.entry(resource.clone()).or_insert_with(|| name.clone());
+        if created(name) > created(newest) {
+            newest.clone_from(name);
+        }
+    }
+    all
 }

@@ -2,11 +2,12 @@
 //! ([`inventory`]), which devices claims get on a node ([`allocator`]), and which devices are taken.
 //!
 //! The features are those whose gates are on in v1.36 without being asked for: admin access, prioritized lists,
-//! partitionable devices, device taints, consumable capacity and binding conditions.
+//! partitionable devices, device taints, extended resources, consumable capacity and binding conditions.
 
 pub mod allocator;
 pub mod capacity;
 pub mod claims;
+pub mod extended;
 pub mod inventory;
 pub mod pools;
 

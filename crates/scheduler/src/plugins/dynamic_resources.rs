@@ -1,15 +1,17 @@
 //! DynamicResources: pods with ResourceClaims go where their claims are allocated, or where the devices can be allocated
-//! that they ask for.
+//! that they ask for; by extended resources, too, that a DeviceClass stands for (KEP-5004).
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceRequest, ResourceClaim};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::kinds::pod::resources::is_dra_extended;
 use knarr_api::{Shared, k8s_openapi};
 
 use super::{Refusal, node_affinity};
 use crate::dynamic_resources::claims::{Change, Devices, allocation};
+use crate::dynamic_resources::extended::{ExtendedClaim, is_for_extended_resources};
 use crate::dynamic_resources::{AllocationError, allocate};
 use crate::node_info::NodeInfo;
 use crate::pod_info::PodInfo;
@@ -27,6 +29,8 @@ const ALTERNATIVES_MAX: usize = 8;
 pub struct ClaimsToBind {
     /// All claims of the pod, with the allocation of those that are not allocated yet.
     pub claims: Vec<(Shared<ResourceClaim>, Option<AllocationResult>)>,
+    /// The claim for the pod's extended resources, which is to be made, and its allocation.
+    pub extended: Option<(ExtendedClaim, AllocationResult)>,
 }
 
 /// The claims of a pod, as they stand.
@@ -34,6 +38,52 @@ pub struct ClaimsToBind {
 pub struct PodClaims {
     pod_uid: String,
     claims: Vec<Shared<ResourceClaim>>,
+    extended: Option<Extended>,
+}
+
+/// The extended resources of a pod, for one of which a class stands at least.
+#[derive(Debug)]
+struct Extended {
+    pod: Shared<Pod>,
+    resources: Vec<String>,
+    /// The claim of an attempt whose binding failed. It is deleted before the pod is tried again.
+    stale: Option<Shared<ResourceClaim>>,
+}
+
+impl Extended {
+    fn of(devices: &Devices, pod: &PodInfo) -> Option<Self> {
+        let scalars = pod.requests().room.scalars.keys();
+        let resources: Vec<String> = scalars.filter(|name| is_dra_extended(name)).cloned().collect();
+        let stands = |name: &String| devices.inventory.class_of_resource(name).is_some();
+        if !resources.iter().any(stands) {
+            return None;
+        }
+        let stale = devices
+            .extended_claim(pod.pod.object().namespace(), pod.uid())
+            .cloned();
+        let pod = pod.pod.clone();
+        Some(Extended {
+            pod,
+            resources,
+            stale,
+        })
+    }
+
+    /// What the node allocates devices for; `None`: its device plugins provide all.
+    fn on(&self, devices: &Devices, node: &NodeInfo) -> Result<Option<ExtendedClaim>, Refusal> {
+        if self.stale.is_some() {
+            return Err(Refusal::of_node(NAME, "cannot schedule extended resource claim"));
+        }
+        let mut here = Vec::new();
+        for name in &self.resources {
+            if node.allocates_devices_for(name) {
+                here.push(name.as_str());
+            } else if !node.allocatable.scalars.contains_key(name) {
+                return Err(Refusal::of_node(NAME, "cannot fit resource"));
+            }
+        }
+        Ok((!here.is_empty()).then(|| ExtendedClaim::new(&devices.inventory, &self.pod, &here)))
+    }
 }
 
 /// Why a node does not do.
@@ -124,7 +174,8 @@ pub fn is_reserved_for(claim: &ResourceClaim, pod_uid: &str) -> bool {
 impl PodClaims {
     /// `None`: the pod has no claims. The error is why no node will do (PreFilter).
     pub fn new(devices: &Devices, pod: &PodInfo) -> Result<Option<Self>, String> {
-        if entries(&pod.pod).is_empty() {
+        let extended = Extended::of(devices, pod);
+        if entries(&pod.pod).is_empty() && extended.is_none() {
             return Ok(None);
         }
         let claims = claims_of(devices, &pod.pod)?;
@@ -145,16 +196,31 @@ impl PodClaims {
             }
         }
         let pod_uid = pod.uid().to_string();
-        Ok((!claims.is_empty()).then_some(PodClaims { pod_uid, claims }))
+        let needs_none = claims.is_empty() && extended.is_none();
+        Ok((!needs_none).then_some(PodClaims {
+            pod_uid,
+            claims,
+            extended,
+        }))
     }
 
-    /// What the claims that are not allocated get on the node, in their order.
+    /// The claim that is to be made for the pod's extended resources on the node.
+    pub fn extended(&self, devices: &Devices, node: &NodeInfo) -> Result<Option<ExtendedClaim>, Refusal> {
+        match &self.extended {
+            Some(extended) => extended.on(devices, node),
+            None => Ok(None),
+        }
+    }
+
+    /// What the claims that are not allocated get on the node, in their order; that for extended resources is the last.
     pub fn filter(
         &self,
         devices: &Devices,
         node: &NodeInfo,
         now: Timestamp,
     ) -> Result<Vec<AllocationResult>, Against> {
+        let extended = self.extended(devices, node);
+        let extended = extended.map_err(|refusal| Against::Node(refusal, BTreeSet::new()))?;
         let claims = self.claims.iter().enumerate();
         let unavailable: BTreeSet<usize> = claims
             .filter(|(_, claim)| !is_available(claim, node, now))
@@ -163,7 +229,9 @@ impl PodClaims {
         let refused =
             |reason: &'static str, unavailable| Against::Node(Refusal::of_node(NAME, reason), unavailable);
         let to_allocate = self.claims.iter().filter(|c| allocation(c).is_none());
-        let to_allocate: Vec<&ResourceClaim> = to_allocate.map(|c| &**c).collect();
+        let to_allocate = to_allocate.map(|c| &**c);
+        let to_allocate: Vec<&ResourceClaim> =
+            to_allocate.chain(extended.as_ref().map(|e| &e.claim)).collect();
         let mut found = Vec::new();
         if !to_allocate.is_empty() {
             match allocate(&devices.inventory, devices.allocated(), node, &to_allocate) {
@@ -211,10 +279,11 @@ impl PodClaims {
     }
 
     /// A claim whose allocation is of no use and that nobody else uses: deallocated, it may be had elsewhere
-    /// (PostFilter). `unavailable` are the numbers that [`Against::Node`] had for all nodes.
+    /// (PostFilter). One for extended resources is deleted. `unavailable` are the numbers that [`Against::Node`] had for
+    /// all nodes.
     pub fn to_deallocate(&self, unavailable: &BTreeSet<usize>) -> Option<&Shared<ResourceClaim>> {
         let mut claims = unavailable.iter().filter_map(|index| self.claims.get(*index));
-        claims.find(|claim| {
+        let found = claims.find(|claim| {
             let status = claim.status.as_ref();
             let users = status.and_then(|s| s.reserved_for.as_deref()).unwrap_or_default();
             match users {
@@ -222,11 +291,17 @@ impl PodClaims {
                 [one] => one.uid == self.pod_uid,
                 _ => false,
             }
-        })
+        });
+        found.or(self.extended.as_ref().and_then(|e| e.stale.as_ref()))
     }
 
     /// Keeps what was found for the node (Reserve); what is to be written.
-    pub fn reserve(&self, devices: &mut Devices, found: Vec<AllocationResult>) -> ClaimsToBind {
+    pub fn reserve(
+        &self,
+        devices: &mut Devices,
+        found: Vec<AllocationResult>,
+        extended: Option<ExtendedClaim>,
+    ) -> ClaimsToBind {
         let mut found = found.into_iter();
         let claims = self.claims.iter().map(|claim| {
             let new = if allocation(claim).is_none() {
@@ -239,9 +314,12 @@ impl PodClaims {
             }
             (claim.clone(), new)
         });
-        ClaimsToBind {
-            claims: claims.collect(),
+        let claims = claims.collect();
+        let extended = extended.and_then(|extended| Some((extended, found.next()?)));
+        if let Some((of, new)) = &extended {
+            devices.reserve(of.claim.metadata.uid.as_deref().unwrap_or_default(), new);
         }
+        ClaimsToBind { claims, extended }
     }
 }
 
@@ -250,6 +328,9 @@ impl ClaimsToBind {
     pub fn take_back(&self, devices: &mut Devices) {
         for (claim, _) in self.claims.iter().filter(|(_, new)| new.is_some()) {
             devices.release(claim.object().uid());
+        }
+        if let Some((of, _)) = &self.extended {
+            devices.release(of.claim.metadata.uid.as_deref().unwrap_or_default());
         }
     }
 }
@@ -347,7 +428,10 @@ pub fn change_helps(devices: &Devices, pod: &PodInfo, change: &Change) -> bool {
     match change {
         Change::Slice { after, .. } => after.is_some(),
         Change::Class { after, .. } => after.is_some(),
-        Change::Claim { after: None, .. } => false,
+        // The claim of an attempt that failed, or devices that nobody has any more.
+        Change::Claim { before, after: None } => before
+            .as_ref()
+            .is_some_and(|gone| allocation(gone).is_some() || is_for_extended_resources(gone, pod.uid())),
         Change::Claim {
             before,
             after: Some(after),

@@ -3,11 +3,12 @@
 
 use std::borrow::Cow;
 
-use knarr_api::kinds::pod::resources::is_native;
+use knarr_api::kinds::pod::resources::{DEVICE_CLASS_PREFIX, is_native};
 
 use super::{MAX_NODE_SCORE, Refusal};
+use crate::dynamic_resources::claims::Change;
 use crate::node_info::NodeInfo;
-use crate::pod_info::PodClass;
+use crate::pod_info::{PodClass, PodInfo};
 use crate::profile::{FitArgs, Profile, ShapePoint, Strategy};
 
 pub const NAME: &str = "NodeResourcesFit";
@@ -45,7 +46,8 @@ pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), 
         "ephemeral-storage",
     );
     for (name, amount) in &asks.scalars {
-        if !is_ignored(&profile.fit, name) {
+        // DynamicResources sees to what a DeviceClass stands for here.
+        if !is_ignored(&profile.fit, name) && !node.allocates_devices_for(name) {
             check(*amount, has.get(name), used.get(name), name);
         }
     }
@@ -57,6 +59,24 @@ pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), 
         reasons,
         pods_in_the_way: !too_large,
     })
+}
+
+/// Whether a DeviceClass now stands for a resource that the pod asks for.
+pub fn class_change_helps(pod: &PodInfo, change: &Change) -> bool {
+    let Change::Class {
+        before,
+        after: Some(after),
+    } = change
+    else {
+        return false;
+    };
+    let asks = |name: &str| pod.requests().room.get(name) > 0;
+    let named = &after.spec.extended_resource_name;
+    let is_new = before.is_none() && asks(&format!("{DEVICE_CLASS_PREFIX}{}", after.object().name()));
+    let was = before
+        .as_ref()
+        .and_then(|b| b.spec.extended_resource_name.as_ref());
+    is_new || (named.as_ref() != was && named.as_deref().is_some_and(asks))
 }
 
 /// What the node has of a resource, and what of it is used with the pod; `None`: it has no bearing on the score.

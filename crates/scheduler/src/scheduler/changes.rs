@@ -12,7 +12,7 @@ use knarr_api::{ObjectKey, Shared};
 use super::{Scheduler, profile_for};
 use crate::dynamic_resources::claims;
 use crate::node_info::NodeInfo;
-use crate::plugins::{dynamic_resources, inter_pod_affinity, pod_topology_spread};
+use crate::plugins::{dynamic_resources, inter_pod_affinity, node_resources_fit, pod_topology_spread};
 use crate::pod_info::{PodInfo, is_finished, is_same_spec, node_name, nominated_node_name};
 use crate::queueing_hints as hints;
 use crate::volumes;
@@ -33,7 +33,13 @@ impl Scheduler {
         if self.queue.lengths().unschedulable == 0 {
             return;
         }
-        let (before, after) = (before.map(NodeInfo::bare), node.map(NodeInfo::bare));
+        let classes = self.cluster.devices().inventory.class_resources();
+        let bare = |node| {
+            let mut info = NodeInfo::bare(node);
+            info.device_class_resources = classes.clone();
+            info
+        };
+        let (before, after) = (before.map(bare), node.map(bare));
         let profiles = &self.profiles;
         self.queue.wake_where(now, |plugin, pod| {
             let profile = profile_for(profiles, &pod.pod);
@@ -52,11 +58,13 @@ impl Scheduler {
 
     /// Something of dynamic resource allocation is new, has changed or has gone.
     pub fn devices_changed(&mut self, change: &claims::Change, now: Timestamp) {
-        self.cluster.devices_mut().apply(change);
+        self.cluster.devices_changed(change);
         if self.queue.awaits(hints::LOOK_AT_DEVICES) {
             let devices = self.cluster.devices();
-            self.queue.wake_where(now, |plugin, pod| {
-                plugin == dynamic_resources::NAME && dynamic_resources::change_helps(devices, pod, change)
+            self.queue.wake_where(now, |plugin, pod| match plugin {
+                dynamic_resources::NAME => dynamic_resources::change_helps(devices, pod, change),
+                node_resources_fit::NAME => node_resources_fit::class_change_helps(pod, change),
+                _ => false,
             });
         }
     }

@@ -9,6 +9,7 @@ use knarr_api::k8s_openapi;
 use super::{Decision, Scheduler};
 use crate::cluster::Place;
 use crate::diagnosis::Diagnosis;
+use crate::dynamic_resources::extended::is_for_extended_resources;
 use crate::evaluation::{ClassState, Rejection, Scratch};
 use crate::plugins::default_preemption::Candidate;
 use crate::plugins::dynamic_resources::{self, Against, NAME, PodClaims};
@@ -131,7 +132,12 @@ impl Scheduler {
             let mut diagnosis = self.diagnose(state, scratch);
             let object = claim.object();
             diagnosis.deallocate = Some((object.namespace().to_string(), object.name().to_string()));
-            diagnosis.preemption = "deallocation of ResourceClaim completed".into();
+            let what = if is_for_extended_resources(claim, pod.uid()) {
+                "deletion"
+            } else {
+                "deallocation"
+            };
+            diagnosis.preemption = format!("{what} of ResourceClaim completed");
             return (Decision::Nowhere(diagnosis), None);
         }
         let (mut diagnosis, candidate) = self.make_room(&settings, pod, state, scratch, Some(claims));

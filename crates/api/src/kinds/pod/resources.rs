@@ -216,6 +216,14 @@ pub fn is_extended(name: &str) -> bool {
         && names::qualified_name(&format!("requests.{name}")).is_empty()
 }
 
+/// Before the name of a DeviceClass: the resource that it always stands for (KEP-5004).
+pub const DEVICE_CLASS_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
+
+/// Whether a DeviceClass can stand for a resource of this name.
+pub fn is_dra_extended(name: &str) -> bool {
+    is_extended(name) || name.starts_with(DEVICE_CLASS_PREFIX)
+}
+
 /// Whether limits of a resource may exceed its requests.
 pub fn is_overcommit_allowed(name: &str) -> bool {
     is_native(name) && !is_hugepages(name)

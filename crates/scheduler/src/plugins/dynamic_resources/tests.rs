@@ -120,8 +120,9 @@ impl World {
             Some(Step::Bind {
                 pod, node, claims, ..
             }) => {
-                let claims = claims.map(|c| c.claims.clone()).unwrap_or_default();
-                let new = claims.iter().filter_map(|(_, new)| new.as_ref());
+                let claims = claims.map(|c| (*c).clone()).unwrap_or_default();
+                let new = claims.claims.iter().filter_map(|(_, new)| new.as_ref());
+                let new = new.chain(claims.extended.as_ref().map(|(_, new)| new));
                 let devices = new.flat_map(|new| new.devices.as_ref()?.results.clone());
                 let devices: Vec<String> = devices.flatten().map(|d| d.device).collect();
                 format!("{} -> {node}: {}", pod.object().name(), devices.join(" "))
@@ -461,4 +462,101 @@ fn binding_waits_for_the_conditions_of_devices() {
     assert_eq!(is_ready(&broken), Err(expect.to_string()));
     assert!(!has_timed_out(&broken, at(600)));
     assert!(has_timed_out(&broken, at(601)));
+}
+
+/// A pod whose container asks for one of the resource.
+fn asking(world: &mut World, name: &str, resource: &str) {
+    let requests = json!({ resource: "1" });
+    let container = json!({"name": "c", "resources": {"requests": requests}});
+    world.pod(name, json!({ "containers": [container] }), json!({}));
+}
+
+const OF_CLASS: &str = "deviceclass.resource.kubernetes.io/gpu";
+
+#[test]
+fn an_extended_resource_is_had_as_a_device_where_no_device_plugin_provides_it() {
+    let mut world = World::new(&[("a", 1)]);
+    asking(&mut world, "p", OF_CLASS);
+    assert_eq!(world.step(), "p -> a: a-0");
+    asking(&mut world, "q", OF_CLASS);
+    let expect = format!("q: 0/1 nodes are available: 1 cannot allocate all claims. {NOT_SCHEDULABLE}");
+    assert_eq!(world.step(), expect, "it is kept before the API knows");
+}
+
+#[test]
+fn an_extended_resource_of_a_device_plugin_is_not_allocated() {
+    let mut world = World::new(&[("a", 1)]);
+    let node: Shared<Node> = shared(json!({
+        "metadata": {"name": "a", "uid": "a"},
+        "spec": {},
+        "status": {"allocatable": {"cpu": "1", "memory": "8Gi", "pods": "10", OF_CLASS: "1"}},
+    }));
+    world.scheduler.node_changed("a", Some(node), at(0));
+    asking(&mut world, "p", OF_CLASS);
+    assert_eq!(world.step(), "p -> a: ");
+    asking(&mut world, "q", OF_CLASS);
+    let message = world.step();
+    assert!(
+        message.contains("1 Insufficient deviceclass.resource.kubernetes.io/gpu"),
+        "{message}"
+    );
+}
+
+#[test]
+fn p3_a_class_for_the_resource_wakes_a_pod_and_one_for_another_does_not() {
+    let mut world = World::new(&[("a", 1)]);
+    let name = "deviceclass.resource.kubernetes.io/later";
+    asking(&mut world, "p", name);
+    let message = world.step();
+    assert!(
+        message.contains("Insufficient deviceclass.resource.kubernetes.io/later"),
+        "{message}"
+    );
+    world.class("other");
+    assert_eq!(world.step(), "nothing");
+    world.class("later");
+    assert_eq!(world.step(), "p -> a: a-0");
+}
+
+#[test]
+fn the_claim_of_a_failed_attempt_is_deleted_before_the_pod_is_tried_again() {
+    let mut world = World::new(&[("a", 2)]);
+    let owners = json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": true}]);
+    let annotations = json!({"resource.kubernetes.io/extended-resource-claim": "true"});
+    let with = json!({"metadata": {"ownerReferences": owners, "annotations": annotations}});
+    let stale = world.claim("stale", "gpu", 1, with);
+    asking(&mut world, "p", OF_CLASS);
+    let message = world.step();
+    assert!(
+        message.contains("cannot schedule extended resource claim"),
+        "{message}"
+    );
+    assert!(
+        message.ends_with("deletion of ResourceClaim completed [deallocate stale]"),
+        "{message}"
+    );
+    assert_eq!(world.step(), "nothing");
+    let (before, after) = (Some(stale), None);
+    world.change(&Change::Claim { before, after });
+    assert_eq!(world.step(), "p -> a: a-0");
+}
+
+#[test]
+fn what_was_kept_for_extended_resources_is_free_again_when_the_pod_is_not_bound() {
+    let mut world = World::new(&[("a", 1)]);
+    asking(&mut world, "p", OF_CLASS);
+    let Some(Step::Bind { pod, .. }) = world.next() else {
+        panic!("not placed");
+    };
+    let made = world.claim("made", "gpu", 1, json!({}));
+    assert!(world.scheduler.extended_claim_created("p", &made));
+    asking(&mut world, "q", OF_CLASS);
+    let message = world.step();
+    assert!(
+        message.starts_with("q: 0/1 nodes are available: 1 cannot allocate all claims."),
+        "{message}"
+    );
+    world.scheduler.not_bound(&pod, at(world.second));
+    assert_eq!(world.step(), "p -> a: a-0");
+    assert!(!world.scheduler.extended_claim_created("gone", &made));
 }
