@@ -24,24 +24,36 @@ async fn new(api: &dyn Api, node_name: &str) -> Result<Lease, Error> {
     let nodes = api.list(&registry::NODE, scope).await?;
     let node = nodes.items.iter().find(|node| node.name() == node_name);
     let node = node.ok_or_else(|| Error::not_found(registry::NODE.about(node_name)))?;
-    Ok(Lease {
+    let mut lease = Lease {
         metadata: ObjectMeta {
             namespace: Some(NETWORK_NAMESPACE.into()),
             name: Some(node_name.into()),
-            owner_references: Some(vec![OwnerReference {
-                api_version: "v1".into(),
-                kind: "Node".into(),
-                name: node_name.into(),
-                uid: node.uid().to_string(),
-                ..OwnerReference::default()
-            }]),
             ..ObjectMeta::default()
         },
         spec: Some(LeaseSpec {
             holder_identity: Some(node_name.into()),
             ..LeaseSpec::default()
         }),
-    })
+    };
+    set_owner(&mut lease, node_name, node.uid());
+    Ok(lease)
+}
+
+/// The UID of the Node that it goes with; empty if it goes with none.
+pub fn owner(lease: &Lease) -> &str {
+    let owners = lease.metadata.owner_references.as_deref().unwrap_or_default();
+    owners.first().map_or("", |owner| &owner.uid)
+}
+
+/// Lets it go with the Node of this name and UID.
+pub fn set_owner(lease: &mut Lease, node_name: &str, node_uid: &str) {
+    lease.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: "v1".into(),
+        kind: "Node".into(),
+        name: node_name.into(),
+        uid: node_uid.into(),
+        ..OwnerReference::default()
+    }]);
 }
 
 /// As it was written. It fails if another of this agent's tasks has written it since it was read.

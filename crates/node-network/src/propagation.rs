@@ -2,7 +2,8 @@
 //! and a kubelet that terminates a pod waits until every node has.
 //!
 //! A report is a write to the Lease of the node's network agent; it is made only when endpoints were taken away, and
-//! once for all that was taken away since. `endpoint-propagation-controller` sums the reports up.
+//! once for all that was taken away since, and when the node has registered again: the Lease goes with the Node that owns
+//! it. `endpoint-propagation-controller` sums the reports up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -65,8 +66,20 @@ impl EndpointPropagation {
             scope,
             Arc::new(Summary(cluster.clone())),
         ));
+        let node_uid = Arc::new(Signal::new(String::new()));
+        let scope = Scope {
+            field_selector: format!("metadata.name={node_name}"),
+            ..Scope::default()
+        };
+        tasks.spawn(informer::run(
+            api.clone(),
+            registry::NODE.clone(),
+            scope,
+            Arc::new(NodeUid(node_uid.clone())),
+        ));
         let reporter = Reporter {
             lease: None,
+            node_uid,
             api,
             node_name: node_name.into(),
             kernel: kernel.clone(),
@@ -164,9 +177,28 @@ impl Sink for Summary {
     fn advance(&self, _: u64) {}
 }
 
+/// Hands on the UID of this node's Node; empty before it is registered. One that is deleted keeps it until it registers again.
+struct NodeUid(Arc<Signal<String>>);
+
+impl Sink for NodeUid {
+    fn apply(&self, object: &Arc<Object>) {
+        // Heartbeats change nothing here.
+        if self.0.get() != object.uid() {
+            self.0.set(object.uid().to_string());
+        }
+    }
+
+    fn remove(&self, _: &ObjectKey, _: Option<&Arc<Object>>) {}
+
+    fn retain(&self, _: &BTreeSet<ObjectKey>) {}
+
+    fn advance(&self, _: u64) {}
+}
+
 struct Reporter {
     /// As it was last written.
     lease: Option<Lease>,
+    node_uid: Arc<Signal<String>>,
     api: Arc<dyn Api>,
     node_name: String,
     kernel: Arc<Signal<Reached>>,
@@ -186,7 +218,23 @@ impl Reporter {
             let due = |reached: &Reached| {
                 is_complete(reached) && reported.is_none_or(|before| reached.withdrawn > before)
             };
-            self.kernel.wait_for(due).await;
+            // The Lease of a Node that was deleted goes with it, and this node is not waited for without one.
+            let owner = self
+                .lease
+                .as_ref()
+                .map(lease::owner)
+                .unwrap_or_default()
+                .to_string();
+            let is_another = |uid: &String| !owner.is_empty() && !uid.is_empty() && *uid != owner;
+            tokio::select! {
+                biased;
+                _ = self.kernel.wait_for(due) => {}
+                _ = self.node_uid.wait_for(is_another) => {
+                    self.lease = None;
+                    reported = None;
+                    continue;
+                }
+            }
             sleep_until(not_before).await;
             let reached = self.kernel.get();
             if !is_complete(&reached) {
@@ -216,6 +264,10 @@ impl Reporter {
             Some(lease) => lease,
             None => lease::own(&*self.api, &self.node_name).await?,
         };
+        let node_uid = self.node_uid.get();
+        if !node_uid.is_empty() {
+            lease::set_owner(&mut lease, &self.node_name, &node_uid);
+        }
         let annotations = lease.metadata.annotations.get_or_insert_default();
         annotations.insert(REVISION.into(), revision.to_string());
         lease.spec.get_or_insert_default().renew_time = Some(MicroTime(self.clock.now()));
@@ -230,7 +282,7 @@ mod tests {
     use k8s_openapi::api::discovery::v1::EndpointSlice;
     use k8s_openapi::jiff::Timestamp;
     use knarr_client::fake::FakeApi;
-    use knarr_client::{TokioClock, TypedApi};
+    use knarr_client::{DeleteOptions, TokioClock, TypedApi};
     use serde_json::{Value, json};
 
     use super::*;
@@ -456,6 +508,37 @@ mod tests {
         assert!(!wait.is_finished());
         cluster.commit(withdrawn, withdrawn);
         wait.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b7_a_node_that_registers_again_reports_again() {
+        for is_collected in [true, false] {
+            let cluster = Cluster::of(1).await;
+            cluster.commit(5, 0);
+            settle().await;
+            let api = &cluster.api;
+            let owner = async || {
+                let lease = api.get_as::<Lease>(NETWORK_NAMESPACE, "n").await.unwrap();
+                lease::owner(&lease).to_string()
+            };
+            let before = owner().await;
+            api.delete(&registry::NODE, "", "n", DeleteOptions::default())
+                .await
+                .unwrap();
+            if is_collected {
+                api.delete(&registry::LEASE, NETWORK_NAMESPACE, "n", DeleteOptions::default())
+                    .await
+                    .unwrap();
+            }
+            settle().await;
+            let node: Value = json!({"metadata": {"name": "n"}});
+            let node = serde_json::from_value::<Node>(node).unwrap();
+            let node = api.create_as(node).await.unwrap();
+            settle().await;
+            assert_ne!(node.object().uid(), before);
+            assert_eq!(owner().await, node.object().uid(), "collected: {is_collected}");
+            assert_eq!(cluster.reported().await.as_deref(), Some("5"));
+        }
     }
 
     #[tokio::test(start_paused = true)]
