@@ -74,7 +74,7 @@ impl Sink for Store {
 
 /// Follows the API until it is dropped.
 pub async fn run(api: Arc<dyn Api>, kind: Kind, scope: Scope, store: Arc<impl Sink>) {
-    follow_with(RECONNECT, api, kind, scope, store).await;
+    run_within(RECONNECT.max, api, kind, scope, store).await;
 }
 
 /// As [`run`], for what must not be learned late: waits no longer than `longest` between two attempts. For one kind a process
@@ -90,10 +90,6 @@ pub async fn run_within(
         max: longest,
         ..RECONNECT
     };
-    follow_with(waits, api, kind, scope, store).await;
-}
-
-async fn follow_with(waits: Backoff, api: Arc<dyn Api>, kind: Kind, scope: Scope, store: Arc<impl Sink>) {
     let mut after = None;
     let mut failures = 0;
     loop {

@@ -265,7 +265,8 @@ impl Reporter {
             None => lease::own(&*self.api, &self.node_name).await?,
         };
         let node_uid = self.node_uid.get();
-        if !node_uid.is_empty() {
+        // A new one was just made for the Node as the API has it, of which this task may not have heard yet.
+        if !node_uid.is_empty() && lease.metadata.resource_version.is_some() {
             lease::set_owner(&mut lease, &self.node_name, &node_uid);
         }
         let annotations = lease.metadata.annotations.get_or_insert_default();
