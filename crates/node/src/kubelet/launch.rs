@@ -10,7 +10,7 @@ use knarr_api::registry::Registered;
 use knarr_client::{Clock, Error};
 use knarr_kubelet::pod::{Event, find_spec};
 use knarr_kubelet::runtime::ContainerState;
-use tokio::sync::mpsc;
+use tokio::sync::{SemaphorePermit, mpsc};
 use tokio::time::sleep;
 use tracing::warn;
 
@@ -185,24 +185,18 @@ pub(super) async fn start_container(
     container: String,
     id: String,
 ) -> Event {
-    if let Err(message) = self_fencing::may_start(shared, pod).await {
-        return Event::ContainerStartFailed {
-            container,
-            id,
-            message,
-        };
-    }
-    if let Err(message) = at_most_one::may_start(shared, pod).await {
-        return Event::ContainerStartFailed {
-            container,
-            id,
-            message,
-        };
-    }
-    let started = {
-        let _turn = shared.starts.acquire().await;
-        shared.runtime.start_container(&id).await
+    let turn = match turn_to_start(shared, pod).await {
+        Ok(turn) => turn,
+        Err(message) => {
+            return Event::ContainerStartFailed {
+                container,
+                id,
+                message,
+            };
+        }
     };
+    let started = shared.runtime.start_container(&id).await;
+    drop(turn);
     if let Err(error) = started
         && !runs_all_the_same(shared, &id).await
     {
@@ -247,6 +241,24 @@ pub(super) async fn start_container(
             image: fallback,
             image_id: String::new(),
         },
+    }
+}
+
+/// A turn to start a container of this pod, which may be started now. The error is why it may not be at all.
+///
+/// Writing that this kubelet starts it, and waiting for a turn, may take longer than the node's lease holds: whether it holds
+/// is asked after all else that is waited for.
+async fn turn_to_start<'a>(
+    shared: &'a Shared,
+    pod: &core::Pod,
+) -> Result<Option<SemaphorePermit<'a>>, String> {
+    at_most_one::may_start(shared, pod).await?;
+    loop {
+        self_fencing::may_start(shared, pod).await?;
+        let turn = shared.starts.acquire().await.ok();
+        if self_fencing::may_start_now(shared, pod) {
+            return Ok(turn);
+        }
     }
 }
 

@@ -44,9 +44,16 @@ pub(crate) struct Trust {
     /// The same of this kubelet alone.
     own: Mutex<Option<Duration>>,
     changed: Notify,
-    /// Pods that may have been given away while this node was cut off; `None` if it never was. In it are those that the
-    /// API has since said to be this node's still.
-    confirmed: Mutex<Option<BTreeSet<String>>>,
+    confirmed: Mutex<Confirmed>,
+}
+
+/// Which pods are this node's for sure. While it is cut off, any may be given to another node.
+#[derive(Default)]
+struct Confirmed {
+    /// How often this was begun anew, since the node was cut off; while it is 0, all pods are this node's.
+    round: u64,
+    /// By uid: those of which the API has said, since then, that they are this node's still.
+    pods: BTreeSet<String>,
 }
 
 impl Trust {
@@ -59,7 +66,7 @@ impl Trust {
             renewed: Mutex::new(None),
             own: Mutex::new(None),
             changed: Notify::new(),
-            confirmed: Mutex::new(None),
+            confirmed: Mutex::default(),
         };
         // What was written before this boot is later than now: nothing of then runs any more.
         let before = trust
@@ -108,6 +115,27 @@ impl Trust {
         let own = *self.own.lock();
         may_start_by(own.map(|at| self.since(at)))
     }
+
+    /// This node is cut off: from now on the API is asked again whose each pod is.
+    fn cut_off(&self) {
+        let mut confirmed = self.confirmed.lock();
+        confirmed.round += 1;
+        confirmed.pods.clear();
+    }
+
+    /// The round in which the API is asked whose a pod is, if it has to be.
+    fn to_confirm(&self, uid: &str) -> Option<u64> {
+        let confirmed = self.confirmed.lock();
+        (confirmed.round > 0 && !confirmed.pods.contains(uid)).then_some(confirmed.round)
+    }
+
+    /// The API said that the pod is this node's. What was asked in an earlier round says nothing of this one.
+    fn confirm(&self, uid: &str, round: u64) {
+        let mut confirmed = self.confirmed.lock();
+        if confirmed.round == round {
+            confirmed.pods.insert(uid.into());
+        }
+    }
 }
 
 fn written(file: &Path) -> Option<Duration> {
@@ -144,35 +172,39 @@ pub(super) async fn may_start(shared: &Shared, pod: &core::Pod) -> Result<(), St
         return Ok(());
     }
     let trust = &shared.trust;
-    let uid = pod.metadata.uid.clone().unwrap_or_default();
+    let uid = pod.metadata.uid.as_deref().unwrap_or("");
     loop {
         let changed = trust.changed.notified();
-        if trust.may_start() {
-            break;
+        if !trust.may_start() {
+            changed.await;
+            continue;
         }
-        changed.await;
+        // What was heard of the pod may be from before: the API says whose it is now. The node may be cut off meanwhile.
+        match trust.to_confirm(uid) {
+            None => return Ok(()),
+            Some(round) => {
+                check_owner(shared, pod).await?;
+                trust.confirm(uid, round);
+            }
+        }
     }
-    if trust
-        .confirmed
-        .lock()
-        .as_ref()
-        .is_none_or(|known| known.contains(&uid))
-    {
-        return Ok(());
-    }
-    // What was heard of the pod may be from before: the API says whose it is now.
+}
+
+/// Whether a process of this pod may be started at this moment, by what is known without asking.
+pub(super) fn may_start_now(shared: &Shared, pod: &core::Pod) -> bool {
+    let uid = pod.metadata.uid.as_deref().unwrap_or("");
+    !is_concerned(shared, pod) || (shared.trust.may_start() && shared.trust.to_confirm(uid).is_none())
+}
+
+/// The error: the API does not say that this pod exists.
+async fn check_owner(shared: &Shared, pod: &core::Pod) -> Result<(), String> {
     let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
     let live = shared
         .api
         .get_as::<core::Pod>(namespace.unwrap_or(""), name.unwrap_or(""))
         .await;
     match live {
-        Ok(live) if live.metadata.uid == pod.metadata.uid => {
-            if let Some(confirmed) = trust.confirmed.lock().as_mut() {
-                confirmed.insert(uid);
-            }
-            Ok(())
-        }
+        Ok(live) if live.metadata.uid == pod.metadata.uid => Ok(()),
         Ok(_) => Err("another pod has its name by now".into()),
         Err(error) => Err(format!(
             "cannot see whether the pod is still this node's: {error}"
@@ -192,7 +224,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 sleep(look_after).await;
             }
             Verdict::End { .. } => {
-                *shared.trust.confirmed.lock() = Some(BTreeSet::new());
+                shared.trust.cut_off();
                 if !std::mem::replace(&mut cut_off, true) {
                     warn!("the lease cannot be renewed: ending the pods that must not run twice");
                 }
@@ -264,5 +296,30 @@ async fn end(runtime: &dyn Runtime, trust: &Trust, id: &str) {
             return;
         }
         sleep(AGAIN.min(grace)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubelet::Machine;
+    use crate::volumes::host_of;
+
+    #[test]
+    fn b4_what_was_asked_before_the_node_was_cut_off_again_confirms_no_pod() {
+        let machine = Machine::Hollow {
+            cpus: 1,
+            memory_bytes: 1,
+        };
+        let trust = Trust::new(SelfFencing::Annotated, host_of(machine), None);
+        assert_eq!(trust.to_confirm("a"), None, "never cut off");
+        trust.cut_off();
+        let first = trust.to_confirm("a").expect("any pod may be another node's now");
+        trust.cut_off();
+        trust.confirm("a", first);
+        let second = trust.to_confirm("a").expect("the answer is from before");
+        trust.confirm("a", second);
+        assert_eq!(trust.to_confirm("a"), None);
+        assert!(trust.to_confirm("b").is_some());
     }
 }

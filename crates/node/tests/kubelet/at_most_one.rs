@@ -113,3 +113,35 @@ async fn s2_each_kubelet_writes_to_the_pod_before_it_starts_it() {
     assert_eq!(world.names(), ["once"]);
     assert_ne!(world.started_by("once").await.unwrap(), first);
 }
+
+/// Until the API takes what the kubelet writes to the pod, the node's lease may have run out.
+#[tokio::test(start_paused = true)]
+async fn b4_nothing_that_must_not_run_twice_starts_after_the_lease_ran_out_while_something_else_was_waited_for()
+ {
+    let world = World::new();
+    world.create_once("once").await;
+    let [no_patches, no_renewals] = [true, false].map(|is_lost| Arc::new(AtomicBool::new(is_lost)));
+    let (patches, renewals) = (no_patches.clone(), no_renewals.clone());
+    world.api.intercept(move |request| {
+        let is_lost = match (request.kind.plural(), request.verb) {
+            ("pods", "patch") => patches.load(Ordering::SeqCst),
+            ("leases", _) => renewals.load(Ordering::SeqCst),
+            _ => false,
+        };
+        is_lost.then(|| Error::unavailable("no way to write it"))
+    });
+    let (_kubelet, _cancel) = world.kubelet_on_nothing();
+    sleep(Duration::from_secs(20)).await;
+    no_renewals.store(true, Ordering::SeqCst);
+    sleep(Duration::from_secs(60)).await;
+    no_patches.store(false, Ordering::SeqCst);
+    sleep(Duration::from_secs(30)).await;
+    assert!(world.started_by("once").await.is_some());
+    assert!(
+        world.runtime.starts().is_empty(),
+        "its node may be taken for lost"
+    );
+    no_renewals.store(false, Ordering::SeqCst);
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(world.names(), ["once"]);
+}
