@@ -715,15 +715,20 @@ impl Known<'_> {
         }
         let settled = attempt.is_well_for(SETTLED, back, self.now);
         let status = node.status.as_ref();
-        let uses = status.and_then(|s| s.volumes_in_use.as_ref());
-        let uses = uses.is_some_and(|u| u.iter().any(|v| v.starts_with(ATTACHER)));
+        let used = status.iter().flat_map(|s| s.volumes_in_use.iter().flatten());
+        let used: Vec<&str> = used
+            .map(String::as_str)
+            .filter(|v| v.starts_with(ATTACHER))
+            .collect();
         let free = tainted(node, false, self.now);
         let is_kept_away = free != **node;
         // What it uses once the taint is off it was given since.
-        if !settled || (is_kept_away && uses) {
-            let message =
-                "let back in by its agents; waiting for it to be ready and to use no volume of before";
-            return set(next, Phase::Returning, message, self.now);
+        if !settled || (is_kept_away && !used.is_empty()) {
+            let mut message = "let back in by its agents; waiting for it to be ready".to_owned();
+            if !used.is_empty() {
+                message.push_str(&format!(" and to use no volume of before ({})", used.join(", ")));
+            }
+            return set(next, Phase::Returning, &message, self.now);
         }
         if is_kept_away {
             let alive = Action::Require(Fact::Alive {

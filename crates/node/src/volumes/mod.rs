@@ -600,16 +600,21 @@ impl Volumes {
         // Before anything of the pod's directory goes: what is mounted there may be storage of others.
         let torn_down = self.shelf.tear_down(uid).await;
         torn_down.map_err(failed)?;
+        let own = self.pod_dir(uid);
         if !uid.is_empty() {
-            let own = self.pod_dir(uid);
-            let removed = self.files.run(uid, move || remove_all(&own));
-            removed.await.map_err(|e| failed(e.to_string()))?;
+            let own = own.clone();
+            let unmounted = self.files.run(uid, move || unmount_below(&own));
+            unmounted.await.map_err(|e| failed(e.to_string()))?;
         }
         self.claimed.lock().retain(|(of, _), _| of != uid);
-        self.attached
-            .release(uid)
-            .await
-            .map_err(|e| VolumeError::Release { why: e.to_string() })
+        // While its directory is there: whoever collects what gone pods left finds it by that, and tries again.
+        let released = self.attached.release(uid).await;
+        released.map_err(|e| VolumeError::Release { why: e.to_string() })?;
+        if !uid.is_empty() {
+            let removed = self.files.run(uid, move || untrusted_fs::remove(&own));
+            removed.await.map_err(|e| failed(e.to_string()))?;
+        }
+        Ok(())
     }
 }
 
@@ -633,12 +638,12 @@ fn told(volume: &str, mode: VolumeMode, failure: storage::Failure) -> VolumeErro
     }
 }
 
-fn remove_all(directory: &Path) -> std::io::Result<()> {
-    // The innermost first; what is mounted there is not ours to delete.
+/// Unmounts what is mounted below a directory that is to be removed, the innermost first: it is not ours to delete.
+fn unmount_below(directory: &Path) -> std::io::Result<()> {
     for mounted in mounts::below(directory)? {
         untrusted_fs::unmount_all_at(&mounted)?;
     }
-    untrusted_fs::remove(directory)
+    Ok(())
 }
 
 fn fs_group(pod: &core::Pod) -> Option<FsGroup> {

@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod at_most_one;
+mod attachments;
 mod clock_jumps;
 mod deaths;
 mod devices;
