@@ -311,7 +311,8 @@ impl Observer {
                 .pods
                 .values()
                 .filter(named)
-                .max_by_key(|life| life.first_seen);
+                // A user deletes and creates one of the same name in a single moment.
+                .max_by_key(|life| (life.first_seen, life.removed_at.unwrap_or(Timestamp::MAX)));
             newest.is_some_and(|life| life.removed() && (life.released || life.asked_to_go))
         })
     }
