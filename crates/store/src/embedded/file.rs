@@ -1,41 +1,16 @@
 //! One file of the store: made whole or not at all, appended to by one thread, read from many.
 
-use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
+use super::disk::{Disk, DiskFile};
 use super::format::{FRAME_HEADER_BYTES, FileKind, HEADER_BYTES, Header, frame_header};
 use crate::Error;
-
-/// What the store asks of a disk and a disk may refuse. The seam for tests of full and failing disks.
-pub(super) trait Disk: Send + Sync + 'static {
-    fn write_at(&self, file: &File, bytes: &[u8], place: u64) -> io::Result<()>;
-    /// Makes what was written durable.
-    fn sync(&self, file: &File) -> io::Result<()>;
-    fn cut(&self, file: &File, len: u64) -> io::Result<()>;
-}
-
-pub(super) struct RealDisk;
-
-impl Disk for RealDisk {
-    fn write_at(&self, file: &File, bytes: &[u8], place: u64) -> io::Result<()> {
-        file.write_all_at(bytes, place)
-    }
-
-    fn sync(&self, file: &File) -> io::Result<()> {
-        file.sync_data()
-    }
-
-    fn cut(&self, file: &File, len: u64) -> io::Result<()> {
-        file.set_len(len)
-    }
-}
 
 /// An error of the system, as the user sees it.
 pub(super) fn failed(doing: &str, path: &Path, error: io::Error) -> Error {
@@ -54,10 +29,8 @@ pub(super) fn corrupt(path: &Path, why: String) -> Error {
 }
 
 /// Makes the names in a directory durable.
-pub(super) fn sync_dir(dir: &Path) -> Result<(), Error> {
-    File::open(dir)
-        .and_then(|dir| dir.sync_all())
-        .map_err(|e| failed("cannot sync", dir, e))
+pub(super) fn sync_dir(disk: &Disk, dir: &Path) -> Result<(), Error> {
+    disk.sync_dir(dir).map_err(|e| failed("cannot sync", dir, e))
 }
 
 /// Where a value lies, with its checksum: every read is checked.
@@ -74,7 +47,7 @@ pub(super) struct DataFile {
     pub id: u32,
     pub path: PathBuf,
     pub header: Header,
-    pub file: File,
+    pub file: Arc<DiskFile>,
     /// Up to where it is valid and durable.
     len: AtomicU64,
 }
@@ -95,8 +68,8 @@ pub(super) fn salt() -> u64 {
 
 /// A file that is being written under a temporary name, which becomes a [`DataFile`] all at once.
 pub(super) struct Draft<'a> {
-    disk: &'a dyn Disk,
-    file: File,
+    disk: &'a Disk,
+    file: Arc<DiskFile>,
     temporary: PathBuf,
     path: PathBuf,
     pub header: Header,
@@ -105,22 +78,15 @@ pub(super) struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    pub fn new(disk: &'a dyn Disk, dir: &Path, header: Header) -> Result<Self, Error> {
+    pub fn new(disk: &'a Disk, dir: &Path, header: Header) -> Result<Self, Error> {
         let name = file_name(header.kind, header.number);
         let (temporary, path) = (dir.join(format!("{name}.tmp")), dir.join(name));
-        let mut options = OpenOptions::new();
-        options
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600);
-        let file = options
-            .open(&temporary)
+        let file = disk
+            .create(&temporary)
             .map_err(|e| failed("cannot create", &temporary, e))?;
         let mut draft = Draft {
             disk,
-            file,
+            file: Arc::new(file),
             temporary,
             path,
             header,
@@ -132,42 +98,59 @@ impl<'a> Draft<'a> {
     }
 
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        let written = self.disk.write_at(&self.file, bytes, self.len);
+        let written = self.file.write_all_at(bytes, self.len);
         written.map_err(|e| failed("cannot write", &self.temporary, e))?;
         self.len += bytes.len() as u64;
         Ok(())
     }
 
     pub fn finish(mut self, id: u32) -> Result<DataFile, Error> {
-        self.disk
-            .sync(&self.file)
+        self.file
+            .sync()
             .map_err(|e| failed("cannot sync", &self.temporary, e))?;
-        fs::rename(&self.temporary, &self.path).map_err(|e| failed("cannot create", &self.path, e))?;
-        // From here on it is this name that has to go if something fails.
-        self.temporary = self.path.clone();
-        if let Some(dir) = self.path.parent() {
-            sync_dir(dir)?;
+        self.disk
+            .rename(&self.temporary, &self.path)
+            .map_err(|e| failed("cannot create", &self.path, e))?;
+        if let Some(dir) = self.path.parent()
+            && let Err(error) = sync_dir(self.disk, dir)
+        {
+            self.finished = true;
+            return Err(self.take_back(dir, error));
         }
-        let file = self
-            .file
-            .try_clone()
-            .map_err(|e| failed("cannot open", &self.path, e))?;
         self.finished = true;
         let len = AtomicU64::new(self.len);
         Ok(DataFile {
             id,
             path: self.path.clone(),
             header: self.header,
-            file,
+            file: self.file.clone(),
             len,
         })
+    }
+}
+
+impl Draft<'_> {
+    /// Takes the name away again that could not be made durable. If that cannot be made durable either, a crash may
+    /// bring the file back, and nothing may be written that it contradicts: [`Error::Unavailable`].
+    fn take_back(&self, dir: &Path, error: Error) -> Error {
+        let removed = self
+            .disk
+            .remove(&self.path)
+            .and_then(|()| self.disk.sync_dir(dir));
+        match removed {
+            Ok(()) => error,
+            Err(remove) => Error::Unavailable(format!(
+                "{error}; then {} could not be removed: {remove}; restart to go on writing",
+                self.path.display()
+            )),
+        }
     }
 }
 
 impl Drop for Draft<'_> {
     fn drop(&mut self) {
         if !self.finished
-            && let Err(error) = fs::remove_file(&self.temporary)
+            && let Err(error) = self.disk.remove(&self.temporary)
         {
             // The next start removes it.
             tracing::warn!(file = %self.temporary.display(), %error, "cannot remove an unfinished file");
@@ -177,13 +160,9 @@ impl Drop for Draft<'_> {
 
 impl DataFile {
     /// `None` if the file is too short to have a header.
-    pub fn open(path: PathBuf, kind: FileKind, id: u32) -> Result<Option<Self>, Error> {
-        let opened = OpenOptions::new().read(true).write(true).open(&path);
-        let file = opened.map_err(|e| failed("cannot open", &path, e))?;
-        let len = file
-            .metadata()
-            .map_err(|e| failed("cannot read", &path, e))?
-            .len();
+    pub fn open(disk: &Disk, path: PathBuf, kind: FileKind, id: u32) -> Result<Option<Self>, Error> {
+        let file = disk.open(&path).map_err(|e| failed("cannot open", &path, e))?;
+        let len = file.len().map_err(|e| failed("cannot read", &path, e))?;
         let mut bytes = [0; HEADER_BYTES];
         if len < HEADER_BYTES as u64 {
             return Ok(None);
@@ -195,7 +174,7 @@ impl DataFile {
             id,
             path,
             header,
-            file,
+            file: Arc::new(file),
             len: AtomicU64::new(len),
         }))
     }

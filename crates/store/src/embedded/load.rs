@@ -2,27 +2,26 @@
 //!
 //! The files are one base (none at first) and the logs after it. Only the last log may end in the middle of a frame: that is
 //! the group of transactions that was being written when the process died, and nobody was told it had succeeded. It is
-//! cut off. Anything else that does not fit is reported and nothing is changed: the directory then needs a person.
+//! cut off. What is read is made durable before anybody is shown it. Anything else that does not fit is reported and nothing is changed: the directory then needs a person.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::TryLockError;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::State;
-use super::file::{
-    DataFile, Disk, Draft, Frame, Frames, Location, corrupt, failed, file_name, salt, sync_dir,
-};
+use super::disk::{Disk, DiskFile};
+use super::file::{DataFile, Draft, Frame, Frames, Location, corrupt, failed, file_name, salt, sync_dir};
 use super::format::{Decoder, FileKind, HEADER_BYTES, Header, Record, Span};
 use crate::index::Version;
 use crate::{Error, Revision};
 
 /// Holds the directory against other processes until it is dropped.
 pub(super) struct DirLock {
-    file: File,
+    file: DiskFile,
     path: PathBuf,
 }
 
@@ -35,30 +34,62 @@ impl Drop for DirLock {
     }
 }
 
-/// Makes the directory if it is missing, and takes it.
-pub(super) fn lock(dir: &Path) -> Result<DirLock, Error> {
-    if !dir.exists() {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-        made.map_err(|e| failed("cannot create", dir, e))?;
-        // What is durable in a directory is worth nothing if the directory itself is not.
-        if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            sync_dir(parent)?;
+/// Makes the directory and its missing parents.
+fn create_dirs(disk: &Disk, dir: &Path) -> Result<(), Error> {
+    let mut missing = Vec::new();
+    for ancestor in dir.ancestors().filter(|path| !path.as_os_str().is_empty()) {
+        match disk.exists(ancestor) {
+            Ok(true) => break,
+            Ok(false) => missing.push(ancestor),
+            Err(e) => return Err(failed("cannot create", dir, e)),
         }
     }
+    for made in missing.into_iter().rev() {
+        disk.create_dir(made)
+            .map_err(|e| failed("cannot create", made, e))?;
+    }
+    Ok(())
+}
+
+/// Makes the directory durable in its parents: what is durable in it is worth nothing otherwise. Whoever made it may
+/// have died before that, so this belongs to the first file and not to the making.
+fn sync_ancestors(disk: &Disk, dir: &Path) -> Result<(), Error> {
+    for ancestor in dir.ancestors().skip(1) {
+        let ancestor = match ancestor.as_os_str().is_empty() {
+            true => Path::new("."),
+            false => ancestor,
+        };
+        match disk.sync_dir(ancestor) {
+            Ok(()) => {}
+            // Whoever may not read a directory has most likely not made what is in it; and some file systems cannot
+            // sync directories.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::PermissionDenied | ErrorKind::InvalidInput | ErrorKind::Unsupported
+                ) =>
+            {
+                tracing::warn!(dir = %ancestor.display(), %error, "cannot sync a directory above the store");
+            }
+            Err(error) => return Err(failed("cannot sync", ancestor, error)),
+        }
+    }
+    Ok(())
+}
+
+/// Makes the directory if it is missing, and takes it.
+pub(super) fn lock(disk: &Disk, dir: &Path) -> Result<DirLock, Error> {
+    create_dirs(disk, dir)?;
     let path = dir.join("LOCK");
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(&path);
-    let file = file.map_err(|e| failed("cannot open", &path, e))?;
+    let file = disk
+        .open_lock(&path)
+        .map_err(|e| failed("cannot open", &path, e))?;
     match file.try_lock() {
         Ok(()) => Ok(DirLock { file, path }),
-        Err(fs::TryLockError::WouldBlock) => Err(Error::Locked {
+        Err(TryLockError::WouldBlock) => Err(Error::Locked {
             path: dir.display().to_string(),
         }),
-        Err(fs::TryLockError::Error(e)) => Err(failed("cannot lock", &path, e)),
+        Err(TryLockError::Error(e)) => Err(failed("cannot lock", &path, e)),
     }
 }
 
@@ -70,10 +101,9 @@ struct Listing {
     unfinished: Vec<PathBuf>,
 }
 
-fn list(dir: &Path) -> Result<Listing, Error> {
+fn list(disk: &Disk, dir: &Path) -> Result<Listing, Error> {
     let mut listing = Listing::default();
-    for entry in fs::read_dir(dir).map_err(|e| failed("cannot read", dir, e))? {
-        let path = entry.map_err(|e| failed("cannot read", dir, e))?.path();
+    for path in disk.list(dir).map_err(|e| failed("cannot read", dir, e))? {
         let (stem, extension) = (path.file_stem(), path.extension());
         let number = stem
             .and_then(|stem| stem.to_str())
@@ -94,18 +124,21 @@ pub(super) struct Loaded {
     pub log: Arc<DataFile>,
 }
 
-pub(super) fn load(dir: &Path, disk: &dyn Disk) -> Result<Loaded, Error> {
+pub(super) fn load(dir: &Path, disk: &Disk) -> Result<Loaded, Error> {
     let Listing {
         bases,
         mut logs,
         mut unfinished,
-    } = list(dir)?;
+    } = list(disk, dir)?;
+    if bases.is_empty() && logs.is_empty() {
+        sync_ancestors(disk, dir)?;
+    }
     let mut state = State::new();
     let mut covered = 0;
     for (number, path) in bases.into_iter().rev() {
         if state.files.is_empty() {
             covered = number;
-            load_base(&mut state, path)?;
+            load_base(disk, &mut state, path)?;
         } else {
             unfinished.push(path);
         }
@@ -124,10 +157,13 @@ pub(super) fn load(dir: &Path, disk: &dyn Disk) -> Result<Loaded, Error> {
                 "the file is missing, though later ones are there".into(),
             ));
         }
-        log = load_log(&mut state, path, number, number == newest, disk)?;
+        log = Some(load_log(&mut state, path, number, number == newest, disk)?);
     }
+    // What replaces them has to be durable under its name before they go.
+    sync_dir(disk, dir)?;
     for path in unfinished {
-        fs::remove_file(&path).map_err(|e| failed("cannot remove", &path, e))?;
+        disk.remove(&path)
+            .map_err(|e| failed("cannot remove", &path, e))?;
     }
     let log = match log {
         Some(log) => log,
@@ -140,14 +176,13 @@ pub(super) fn load(dir: &Path, disk: &dyn Disk) -> Result<Loaded, Error> {
             state.add(log)
         }
     };
-    sync_dir(dir)?;
     Ok(Loaded { state, log })
 }
 
 /// An empty log for what comes after `revision`.
 pub(super) fn create_log(
     dir: &Path,
-    disk: &dyn Disk,
+    disk: &Disk,
     id: u32,
     number: u64,
     (oldest, revision): (Revision, Revision),
@@ -230,12 +265,12 @@ pub(super) fn read_base(
     }
 }
 
-fn load_base(state: &mut State, path: PathBuf) -> Result<(), Error> {
+fn load_base(disk: &Disk, state: &mut State, path: PathBuf) -> Result<(), Error> {
     let number = path
         .file_stem()
         .and_then(|stem| stem.to_str())
         .and_then(|stem| stem.parse().ok());
-    let file = DataFile::open(path.clone(), FileKind::Base, state.next_id())?;
+    let file = DataFile::open(disk, path.clone(), FileKind::Base, state.next_id())?;
     let file = file.ok_or_else(|| corrupt(&path, "it is shorter than its header".into()))?;
     check_number(&file, number.unwrap_or(0))?;
     let Header { oldest, revision, .. } = file.header;
@@ -254,20 +289,17 @@ fn load_base(state: &mut State, path: PathBuf) -> Result<(), Error> {
     Ok(())
 }
 
-/// The log, if it can be appended to; `None` if there was nothing in it yet and it has to be made again.
+/// Adds what is in the log; only the last one may end in the middle of a frame.
 fn load_log(
     state: &mut State,
     path: PathBuf,
     number: u64,
     last: bool,
-    disk: &dyn Disk,
-) -> Result<Option<Arc<DataFile>>, Error> {
-    let Some(file) = DataFile::open(path.clone(), FileKind::Log, state.next_id())? else {
-        if !last {
-            return Err(corrupt(&path, "it is shorter than its header".into()));
-        }
-        return Ok(None);
-    };
+    disk: &Disk,
+) -> Result<Arc<DataFile>, Error> {
+    // It got its name when its header was durable, so no crash makes it shorter.
+    let file = DataFile::open(disk, path.clone(), FileKind::Log, state.next_id())?
+        .ok_or_else(|| corrupt(&path, "it is shorter than its header".into()))?;
     check_number(&file, number)?;
     if file.header.revision != state.index.revision() {
         let (begins, ends) = (file.header.revision, state.index.revision());
@@ -280,11 +312,13 @@ fn load_log(
     state.forget(usize::MAX);
     let mut frames = Frames::of(&file);
     let mut good = HEADER_BYTES as u64;
+    let mut last_frame = good;
     loop {
         match frames.next()? {
             Frame::Good { place, payload } => {
                 let applied = apply(state, &file, place, payload);
                 applied.map_err(|why| corrupt(&path, format!("{why} (frame at offset {place})")))?;
+                last_frame = good;
                 good = place + payload.len() as u64;
             }
             Frame::End => break,
@@ -309,13 +343,25 @@ fn load_log(
         }
     }
     if good < file.len() {
-        disk.cut(&file.file, good)
-            .map_err(|e| failed("cannot cut", &path, e))?;
-        disk.sync(&file.file)
-            .map_err(|e| failed("cannot sync", &path, e))?;
+        file.file.cut(good).map_err(|e| failed("cannot cut", &path, e))?;
         file.set_len(good);
     }
-    Ok(Some(state.add(file)))
+    if last {
+        make_durable(&file, last_frame)?;
+    }
+    Ok(state.add(file))
+}
+
+/// Makes the log durable as it was read. Its last frame may be in the page cache only: the process that wrote it may
+/// have died before its fsync, or its fsync may have failed, after which the kernel takes the pages for clean. So it is
+/// written again; a reader who is shown a revision must not see it taken back by a power cut.
+fn make_durable(file: &DataFile, last_frame: u64) -> Result<(), Error> {
+    let mut frame = vec![0; (file.len() - last_frame) as usize];
+    let read = file.file.read_exact_at(&mut frame, last_frame);
+    read.map_err(|e| failed("cannot read", &file.path, e))?;
+    let written = file.file.write_all_at(&frame, last_frame);
+    written.map_err(|e| failed("cannot write", &file.path, e))?;
+    file.file.sync().map_err(|e| failed("cannot sync", &file.path, e))
 }
 
 fn apply(state: &mut State, file: &DataFile, place: u64, payload: &[u8]) -> Result<(), String> {

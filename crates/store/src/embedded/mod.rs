@@ -30,6 +30,7 @@
 //! 1.7 s (4 to 5 s with eight other processes on the two cores) and holds about 260 bytes of memory per key;
 //! compacting it takes the caller 50 µs. `knarr_bench::store` measures all of this.
 
+mod disk;
 mod file;
 mod format;
 mod load;
@@ -48,7 +49,8 @@ use parking_lot::RwLock;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
 
-use self::file::{DataFile, Disk, Location, RealDisk};
+use self::disk::Disk;
+use self::file::{DataFile, Location};
 use self::writer::{Request, Writer};
 use crate::hub::{History, Hub};
 use crate::index::{Index, Version};
@@ -70,6 +72,7 @@ struct Shared {
     dir: PathBuf,
     state: RwLock<State>,
     hub: Arc<Hub>,
+    limits: rewrite::RewriteLimits,
 }
 
 type Files = Arc<[Arc<DataFile>]>;
@@ -197,18 +200,18 @@ impl History for Shared {
 
 impl EmbeddedStore {
     pub async fn open(dir: PathBuf) -> Result<Self, Error> {
-        EmbeddedStore::open_on(dir, Arc::new(RealDisk)).await
+        EmbeddedStore::open_on(dir, Disk::Real).await
     }
 
-    async fn open_on(dir: PathBuf, disk: Arc<dyn Disk>) -> Result<Self, Error> {
+    async fn open_on(dir: PathBuf, disk: Disk) -> Result<Self, Error> {
         spawn_blocking(move || EmbeddedStore::open_blocking(&dir, disk))
             .await
             .map_err(|_| Error::Closed)?
     }
 
-    fn open_blocking(dir: &Path, disk: Arc<dyn Disk>) -> Result<Self, Error> {
-        let lock = load::lock(dir)?;
-        let load::Loaded { state, log } = load::load(dir, &*disk)?;
+    fn open_blocking(dir: &Path, disk: Disk) -> Result<Self, Error> {
+        let lock = load::lock(&disk, dir)?;
+        let load::Loaded { state, log } = load::load(dir, &disk)?;
         let revision = state.index.revision();
         tracing::info!(
             dir = %dir.display(), revision, oldest = state.index.oldest(), bytes = state.file_bytes(),
@@ -219,6 +222,7 @@ impl EmbeddedStore {
             dir: dir.to_path_buf(),
             state: RwLock::new(state),
             hub,
+            limits: rewrite::LIMITS,
         });
         let (requests, receiver) = mpsc::channel(QUEUE);
         let writer = Writer::new(shared.clone(), disk, log, receiver);

@@ -4,25 +4,32 @@
 //! The new base counts from the moment it gets its name. Before that a crash leaves the old files, after that they
 //! are removed, now or when the store is opened again.
 
-use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use super::file::{DataFile, Disk, Draft, failed, salt, sync_dir};
+use super::disk::Disk;
+use super::file::{DataFile, Draft, failed, salt, sync_dir};
 use super::format::{Encoder, FileKind, Header, begin_frame, end_frame};
 use super::load::{create_log, read_base};
 use super::{Files, Shared, read_pair};
 use crate::Error;
 
-/// Bytes that are not worth a rewrite.
-const WASTE_BYTES: u64 = 4 << 20;
+/// When a rewrite begins, and in which steps it goes; tests have smaller ones.
+pub(super) struct RewriteLimits {
+    /// Bytes that are not worth a rewrite.
+    pub waste_bytes: u64,
+    /// Keys looked at under one lock.
+    pub keys: usize,
+    /// A frame of a base is complete at this size.
+    pub frame_bytes: usize,
+}
 
-/// Keys looked at under one lock.
-const KEYS: usize = 256;
-
-/// A frame of a base is complete at this size.
-const FRAME_BYTES: usize = 1 << 20;
+pub(super) const LIMITS: RewriteLimits = RewriteLimits {
+    waste_bytes: 4 << 20,
+    keys: 256,
+    frame_bytes: 1 << 20,
+};
 
 pub(super) struct Rewrite {
     stop: Arc<AtomicBool>,
@@ -41,13 +48,13 @@ impl Rewrite {
     /// log to go on with, which from then on is the only one that may be written to.
     pub fn plan(
         shared: &Shared,
-        disk: &dyn Disk,
+        disk: &Disk,
         log: &DataFile,
     ) -> Result<Option<(Plan, Arc<DataFile>)>, Error> {
         let (old, begins, id) = {
             let mut state = shared.state.write();
             let waste = state.file_bytes().saturating_sub(state.live_bytes);
-            if waste < WASTE_BYTES + state.live_bytes / 2 {
+            if waste < shared.limits.waste_bytes + state.live_bytes / 2 {
                 return Ok(None);
             }
             (
@@ -69,11 +76,11 @@ impl Rewrite {
         Ok(Some((Plan { header, old }, log)))
     }
 
-    pub fn start(plan: Plan, shared: Arc<Shared>, disk: Arc<dyn Disk>) -> Result<Self, Error> {
+    pub fn start(plan: Plan, shared: Arc<Shared>, disk: Disk) -> Result<Self, Error> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = std::thread::Builder::new().name("knarr-rewrite".into());
-        let thread = thread.spawn(move || match run(&shared, &*disk, &plan, &stopped) {
+        let thread = thread.spawn(move || match run(&shared, &disk, &plan, &stopped) {
             Ok(true) => tracing::debug!(base = plan.header.number, "reclaimed space"),
             Ok(false) => tracing::debug!("stopped reclaiming space"),
             Err(error) => tracing::warn!(%error, "cannot reclaim space; all data is in the older files"),
@@ -96,7 +103,7 @@ impl Rewrite {
 }
 
 /// `false` if it was told to stop.
-fn run(shared: &Shared, disk: &dyn Disk, plan: &Plan, stop: &AtomicBool) -> Result<bool, Error> {
+pub(super) fn run(shared: &Shared, disk: &Disk, plan: &Plan, stop: &AtomicBool) -> Result<bool, Error> {
     let Some(draft) = write(shared, disk, plan, stop)? else {
         return Ok(false);
     };
@@ -118,7 +125,7 @@ fn run(shared: &Shared, disk: &dyn Disk, plan: &Plan, stop: &AtomicBool) -> Resu
         if let Some(location) = version.value {
             moved.push((key, version.mod_revision, location));
         }
-        if moved.len() >= KEYS {
+        if moved.len() >= shared.limits.keys {
             relocate(&mut moved);
         }
         Ok(())
@@ -133,15 +140,16 @@ fn run(shared: &Shared, disk: &dyn Disk, plan: &Plan, stop: &AtomicBool) -> Resu
         state.files = kept.cloned().collect();
     }
     for old in plan.old.iter() {
-        fs::remove_file(&old.path).map_err(|e| failed("cannot remove", &old.path, e))?;
+        disk.remove(&old.path)
+            .map_err(|e| failed("cannot remove", &old.path, e))?;
     }
-    sync_dir(&shared.dir)?;
+    sync_dir(disk, &shared.dir)?;
     Ok(true)
 }
 
 fn write<'a>(
     shared: &Shared,
-    disk: &'a dyn Disk,
+    disk: &'a Disk,
     plan: &Plan,
     stop: &AtomicBool,
 ) -> Result<Option<Draft<'a>>, Error> {
@@ -153,9 +161,11 @@ fn write<'a>(
     loop {
         let walked = {
             let state = shared.state.read();
-            state.index.walk(last.as_ref(), KEYS, plan.header.revision)
+            state
+                .index
+                .walk(last.as_ref(), shared.limits.keys, plan.header.revision)
         };
-        let done = walked.len() < KEYS;
+        let done = walked.len() < shared.limits.keys;
         for (key, history) in walked {
             for version in &history {
                 let pair = read_pair(&plan.old, &key, version)?;
@@ -163,7 +173,7 @@ fn write<'a>(
                 let value = version.value.map(|_| &pair.value[..]);
                 Encoder { buffer: &mut buffer }.version(&key, numbers, value);
                 versions += 1;
-                if buffer.len() >= FRAME_BYTES {
+                if buffer.len() >= shared.limits.frame_bytes {
                     end_frame(&mut buffer, frame, plan.header.salt, draft.len);
                     draft.append(&buffer)?;
                     buffer.clear();

@@ -1,69 +1,29 @@
 //! What only the inside can show: failing disks, damaged files, space given back.
 
+mod crashes;
+
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tempfile::TempDir;
 
 use super::EmbeddedStore;
-use super::file::{Disk, RealDisk};
+use super::disk::Disk;
+use super::disk::simulated::SimulatedDisk;
 use super::format::HEADER_BYTES;
 use crate::{Compare, Error, KeyRange, Op, Range, Revision, Store, Txn, TxnResult, WatchItem};
 
-/// A disk that can be full or broken.
-#[derive(Default)]
-struct FaultyDisk {
-    /// Bytes that can still be written, if limited.
-    limited: AtomicBool,
-    left: AtomicU64,
-    sync_fails: AtomicBool,
-    cut_fails: AtomicBool,
-    syncs: AtomicU64,
+/// A store on a disk that can be full or broken.
+async fn open_on(disk: &Arc<SimulatedDisk>) -> Result<EmbeddedStore, Error> {
+    EmbeddedStore::open_on(DIR.into(), Disk::Simulated(disk.clone())).await
 }
 
-impl FaultyDisk {
-    fn limit(&self, left: u64) {
-        self.left.store(left, Ordering::SeqCst);
-        self.limited.store(true, Ordering::SeqCst);
-    }
-}
-
-impl Disk for FaultyDisk {
-    fn write_at(&self, file: &File, bytes: &[u8], place: u64) -> io::Result<()> {
-        if !self.limited.load(Ordering::SeqCst) {
-            return RealDisk.write_at(file, bytes, place);
-        }
-        let left = self.left.load(Ordering::SeqCst).min(bytes.len() as u64) as usize;
-        self.left.fetch_sub(left as u64, Ordering::SeqCst);
-        RealDisk.write_at(file, &bytes[..left], place)?;
-        if left < bytes.len() {
-            Err(io::ErrorKind::StorageFull.into())
-        } else {
-            Ok(())
-        }
-    }
-
-    fn sync(&self, file: &File) -> io::Result<()> {
-        self.syncs.fetch_add(1, Ordering::SeqCst);
-        if self.sync_fails.swap(false, Ordering::SeqCst) {
-            return Err(io::Error::other("the disk is gone"));
-        }
-        RealDisk.sync(file)
-    }
-
-    fn cut(&self, file: &File, len: u64) -> io::Result<()> {
-        if self.cut_fails.load(Ordering::SeqCst) {
-            return Err(io::Error::other("the disk is gone"));
-        }
-        RealDisk.cut(file, len)
-    }
-}
+/// Where the store is on simulated disks.
+const DIR: &str = "/var/lib/knarr";
 
 async fn open(dir: &Path) -> Result<EmbeddedStore, Error> {
     EmbeddedStore::open(dir.to_path_buf()).await
@@ -146,7 +106,14 @@ async fn reopened(log: &[u8]) -> Result<(Revision, BTreeMap<String, Bytes>), Err
 async fn a_log_cut_at_any_byte_has_all_groups_before_it() {
     let dir = TempDir::new().unwrap();
     let (log, ends) = example(dir.path()).await;
-    for len in 0..=log.len() {
+    for len in 0..HEADER_BYTES {
+        let error = reopened(&log[..len]).await.unwrap_err();
+        assert!(
+            matches!(error, Error::Corrupt { .. }),
+            "no crash cuts at {len}: {error}"
+        );
+    }
+    for len in HEADER_BYTES..=log.len() {
         let whole = ends.iter().filter(|end| **end <= len).count().max(1) - 1;
         let (revision, pairs) = reopened(&log[..len]).await.unwrap();
         assert_eq!(revision, 1 + whole as Revision, "cut at {len}");
@@ -236,14 +203,11 @@ async fn a_value_that_rots_under_a_running_store_is_not_returned() {
 #[tokio::test]
 async fn a_full_disk_takes_nothing_with_it() {
     for left in [0, 1, 11, 12, 13, 40, 100] {
-        let dir = TempDir::new().unwrap();
-        let disk = Arc::new(FaultyDisk::default());
-        let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone())
-            .await
-            .unwrap();
+        let disk = SimulatedDisk::new(1);
+        let store = open_on(&disk).await.unwrap();
         put(&store, "a", b"1").await;
         let mut watch = store.watch(KeyRange::prefix(""), 2).await.unwrap();
-        disk.limit(left);
+        disk.set_room(Some(left));
         let error = try_put(&store, "b", &[7; 200]).await.unwrap_err();
         assert!(
             matches!(&error, Error::NoSpace(told) if told.contains("0000000001.log")),
@@ -251,7 +215,7 @@ async fn a_full_disk_takes_nothing_with_it() {
         );
         assert_eq!(store.revision().await.unwrap(), 2);
         assert_eq!(pairs(&store).await.unwrap().len(), 1);
-        disk.limited.store(false, Ordering::SeqCst);
+        disk.set_room(None);
         assert_eq!(put(&store, "c", b"3").await, 3, "room again");
         for expected in ["a", "c"] {
             loop {
@@ -262,7 +226,7 @@ async fn a_full_disk_takes_nothing_with_it() {
             }
         }
         drop(store);
-        let store = open(dir.path()).await.unwrap();
+        let store = open_on(&disk).await.unwrap();
         assert_eq!(
             pairs(&store).await.unwrap().into_keys().collect::<Vec<_>>(),
             ["a", "c"]
@@ -272,18 +236,15 @@ async fn a_full_disk_takes_nothing_with_it() {
 
 #[tokio::test]
 async fn a_failed_sync_leaves_nothing_behind() {
-    let dir = TempDir::new().unwrap();
-    let disk = Arc::new(FaultyDisk::default());
-    let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone())
-        .await
-        .unwrap();
+    let disk = SimulatedDisk::new(1);
+    let store = open_on(&disk).await.unwrap();
     put(&store, "a", b"1").await;
-    disk.sync_fails.store(true, Ordering::SeqCst);
+    disk.fail_syncs(1);
     let error = try_put(&store, "b", b"2").await.unwrap_err();
     assert!(matches!(error, Error::Io(_)), "{error}");
     assert_eq!(put(&store, "c", b"3").await, 3);
     drop(store);
-    let store = open(dir.path()).await.unwrap();
+    let store = open_on(&disk).await.unwrap();
     assert_eq!(
         pairs(&store).await.unwrap().into_keys().collect::<Vec<_>>(),
         ["a", "c"]
@@ -292,20 +253,17 @@ async fn a_failed_sync_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn a_log_that_cannot_be_cut_back_is_only_read() {
-    let dir = TempDir::new().unwrap();
-    let disk = Arc::new(FaultyDisk::default());
-    let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone())
-        .await
-        .unwrap();
+    let disk = SimulatedDisk::new(1);
+    let store = open_on(&disk).await.unwrap();
     put(&store, "a", b"1").await;
-    disk.sync_fails.store(true, Ordering::SeqCst);
-    disk.cut_fails.store(true, Ordering::SeqCst);
+    disk.fail_syncs(1);
+    disk.fail_cuts(true);
     let error = try_put(&store, "b", b"2").await.unwrap_err();
     assert!(
         matches!(error, Error::Unavailable(_)),
         "it is not known whether it was written: {error}"
     );
-    disk.cut_fails.store(false, Ordering::SeqCst);
+    disk.fail_cuts(false);
     let error = try_put(&store, "c", b"3").await.unwrap_err();
     assert!(matches!(error, Error::Io(_)), "{error}");
     assert_eq!(
@@ -313,20 +271,17 @@ async fn a_log_that_cannot_be_cut_back_is_only_read() {
         ["a"]
     );
     drop(store);
-    let store = open(dir.path()).await.unwrap();
+    let store = open_on(&disk).await.unwrap();
     let pairs = pairs(&store).await.unwrap();
     assert!(pairs.contains_key("a") && !pairs.contains_key("c"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_writers_share_an_fsync() {
-    let dir = TempDir::new().unwrap();
-    let disk = Arc::new(FaultyDisk::default());
-    let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone())
-        .await
-        .unwrap();
+    let disk = SimulatedDisk::new(1);
+    let store = open_on(&disk).await.unwrap();
     let store = Arc::new(store);
-    let before = disk.syncs.load(Ordering::SeqCst);
+    let before = disk.syncs();
     let writer = |w: usize| {
         let store = store.clone();
         tokio::spawn(async move {
@@ -338,7 +293,7 @@ async fn many_writers_share_an_fsync() {
     for writer in (0..32).map(writer).collect::<Vec<_>>() {
         writer.await.unwrap();
     }
-    let syncs = disk.syncs.load(Ordering::SeqCst) - before;
+    let syncs = disk.syncs() - before;
     assert!(syncs < 32 * 50 / 2, "{syncs} fsyncs for {} transactions", 32 * 50);
 }
 
@@ -536,23 +491,27 @@ async fn a_crash_while_giving_space_back_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_too_full_to_give_space_back_keeps_everything() {
-    let dir = TempDir::new().unwrap();
-    let disk = Arc::new(FaultyDisk::default());
-    let store = EmbeddedStore::open_on(dir.path().to_path_buf(), disk.clone())
-        .await
-        .unwrap();
+    let disk = SimulatedDisk::new(1);
+    let store = open_on(&disk).await.unwrap();
     let newest = churn(&store).await;
     let expected = pairs(&store).await.unwrap();
     // Enough for the compaction and a new log, not for the base.
-    disk.limit(20_000);
+    disk.set_room(Some(20_000));
     store.compact(newest).await.unwrap();
-    until(|| disk.left.load(Ordering::SeqCst) == 0 && files(dir.path(), "tmp").is_empty()).await;
+    until(|| {
+        disk.room() == Some(0)
+            && !disk
+                .list(DIR.as_ref())
+                .iter()
+                .any(|path| path.extension().is_some_and(|e| e == "tmp"))
+    })
+    .await;
     assert_eq!(pairs(&store).await.unwrap(), expected);
-    disk.limited.store(false, Ordering::SeqCst);
+    disk.set_room(None);
     put(&store, "k00", b"later").await;
     store.compact(newest + 1).await.unwrap();
-    until(|| disk_bytes(dir.path()) < 3 << 20).await;
+    until(|| disk.bytes() < 3 << 20).await;
     drop(store);
-    let store = open(dir.path()).await.unwrap();
+    let store = open_on(&disk).await.unwrap();
     assert_eq!(pairs(&store).await.unwrap().len(), expected.len());
 }

@@ -8,9 +8,10 @@ use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::file::{DataFile, Disk, Location, failed};
+use super::disk::Disk;
+use super::file::{DataFile, Location, failed};
 use super::format::{Encoder, begin_frame, end_frame};
-use super::rewrite::Rewrite;
+use super::rewrite::{Plan, Rewrite};
 use super::{Shared, read_pair};
 use crate::index::Version;
 use crate::{Compare, Error, Event, KeyValue, MAX_TXN_BYTES, Op, Revision, Txn, TxnResult};
@@ -75,7 +76,7 @@ struct Group {
 
 pub(super) struct Writer {
     shared: Arc<Shared>,
-    disk: Arc<dyn Disk>,
+    disk: Disk,
     log: Arc<DataFile>,
     requests: mpsc::Receiver<Request>,
     buffer: Vec<u8>,
@@ -100,7 +101,7 @@ impl Drop for Writer {
 impl Writer {
     pub fn new(
         shared: Arc<Shared>,
-        disk: Arc<dyn Disk>,
+        disk: Disk,
         log: Arc<DataFile>,
         requests: mpsc::Receiver<Request>,
     ) -> Self {
@@ -128,7 +129,9 @@ impl Writer {
             }
             // Those just answered, and those who came meanwhile.
             self.in_flight += self.requests.len();
-            self.forget();
+            if self.forget() {
+                self.reclaim();
+            }
         }
         if let Some(rewrite) = self.rewrite.take() {
             rewrite.stop();
@@ -170,22 +173,29 @@ impl Writer {
         self.in_flight = waiting.len();
     }
 
-    /// Does a part of what a compaction left to do.
-    fn forget(&mut self) {
+    /// Does a part of what a compaction left to do; `true` if that was the last.
+    pub(super) fn forget(&mut self) -> bool {
         if !self.forgetting {
-            return;
+            return false;
         }
         let mut state = self.shared.state.write();
         state.forget(FORGET_CHANGES);
         self.forgetting = state.index.has_forgettable();
-        drop(state);
-        if !self.forgetting {
-            self.reclaim();
-        }
+        !self.forgetting
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_forgettable(&self) -> bool {
+        self.forgetting
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.is_some()
     }
 
     /// Makes one group of the requests, as many as fit.
-    fn commit(&mut self, requests: &mut impl Iterator<Item = Request>) {
+    pub(super) fn commit(&mut self, requests: &mut impl Iterator<Item = Request>) {
         self.buffer.clear();
         let frame = begin_frame(&mut self.buffer);
         let mut group = Group {
@@ -345,9 +355,10 @@ impl Writer {
 
     fn add_compaction(&mut self, group: &mut Group, revision: Revision) -> Result<(), Error> {
         if revision > group.revision {
+            // Not the group's revision: that is answered before the group is durable.
             return Err(Error::FutureRevision {
                 requested: revision,
-                newest: group.revision,
+                newest: self.shared.state.read().index.revision(),
             });
         }
         let done = group
@@ -372,12 +383,11 @@ impl Writer {
         let end = self.log.len();
         end_frame(&mut self.buffer, frame, self.log.header.salt, end);
         let file = &self.log.file;
-        let written = self
-            .disk
-            .write_at(file, &self.buffer, end)
+        let written = file
+            .write_all_at(&self.buffer, end)
             .map_err(|e| ("cannot write", e));
         let begin = Instant::now();
-        let durable = written.and_then(|()| self.disk.sync(file).map_err(|e| ("cannot sync", e)));
+        let durable = written.and_then(|()| file.sync().map_err(|e| ("cannot sync", e)));
         self.sync_time = begin.elapsed();
         let Err((doing, error)) = durable else {
             self.log.set_len(end + self.buffer.len() as u64);
@@ -386,7 +396,7 @@ impl Writer {
         let error = failed(doing, &self.log.path, error);
         // Part of it may be in the file, even on the disk. It has to be gone before anybody hears that it
         // failed, and before anything is written in its place.
-        let cut = self.disk.cut(file, end).and_then(|()| self.disk.sync(file));
+        let cut = file.cut(end).and_then(|()| file.sync());
         let Err(cut) = cut else {
             tracing::warn!(%error, "a group of writes failed; none of it was kept");
             return Err(error);
@@ -424,18 +434,28 @@ impl Writer {
         {
             return;
         }
-        let started = match Rewrite::plan(&self.shared, &*self.disk, &self.log) {
-            Ok(None) => return,
-            Ok(Some((plan, log))) => {
-                self.log = log;
-                Rewrite::start(plan, self.shared.clone(), self.disk.clone())
-            }
-            Err(error) => Err(error),
-        };
-        match started {
+        let Some(plan) = self.plan_rewrite() else { return };
+        match Rewrite::start(plan, self.shared.clone(), self.disk.clone()) {
             Ok(rewrite) => self.rewrite = Some(rewrite),
             // Nothing is lost by it, the next compaction tries again.
             Err(error) => tracing::warn!(%error, "cannot reclaim space"),
         }
+    }
+
+    /// What to rewrite, if it is worthwhile; writing goes on in the next log then.
+    pub(super) fn plan_rewrite(&mut self) -> Option<Plan> {
+        match Rewrite::plan(&self.shared, &self.disk, &self.log) {
+            Ok(None) => return None,
+            Ok(Some((plan, log))) => {
+                self.log = log;
+                return Some(plan);
+            }
+            Err(error @ Error::Unavailable(_)) => {
+                tracing::error!(%error, "the store can only be read from now on");
+                self.broken = Some(Error::Io(Arc::new(std::io::Error::other(error.to_string()))));
+            }
+            Err(error) => tracing::warn!(%error, "cannot reclaim space"),
+        }
+        None
     }
 }
