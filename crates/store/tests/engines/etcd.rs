@@ -4,12 +4,14 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use etcd_client::{Client, Permission};
-use knarr_store::{Config, Credentials, Error, EtcdConfig, KeyRange, Range, Store, Tls, open};
+use knarr_store::{Config, Credentials, Error, EtcdConfig, KeyRange, Range, Store, Tls, Txn, open};
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::suite::{self, Law};
 
@@ -199,6 +201,106 @@ async fn a_lost_etcd_is_told_to_writers_and_watchers() {
     }
     let read = store.revision().await;
     assert!(matches!(read, Err(Error::Unavailable(_))), "{read:?}");
+}
+
+/// Passes connections on to an etcd until it is told to lose the answers: then requests arrive and their connection ends.
+async fn relay(to: String, lose_answers: Arc<AtomicBool>) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let (to, lose_answers) = (to.clone(), lose_answers.clone());
+            tokio::spawn(async move {
+                let server = tokio::net::TcpStream::connect(to).await.unwrap();
+                let (mut from_client, mut to_client) = client.into_split();
+                let (mut from_server, mut to_server) = server.into_split();
+                let requests = tokio::spawn(async move {
+                    // Ends with the connection, however that ends.
+                    drop(tokio::io::copy(&mut from_client, &mut to_server).await);
+                });
+                let mut bytes = vec![0; 64 << 10];
+                loop {
+                    match from_server.read(&mut bytes).await {
+                        Ok(read) if read > 0 && !lose_answers.load(Ordering::SeqCst) => {
+                            if to_client.write_all(&bytes[..read]).await.is_err() {
+                                break;
+                            }
+                        }
+                        _ => break,
+                    }
+                }
+                requests.abort();
+            });
+        }
+    });
+    format!("http://{address}")
+}
+
+/// A write whose answer is lost may have happened: the error is the one that says so, it is not sent a second time, and
+/// a list in pages at one revision goes on over the next connection.
+#[tokio::test]
+async fn a_write_whose_answer_is_lost_is_not_taken_for_failed() {
+    let etcd = Etcd::start().await;
+    let direct = etcd.store("/knarr/").await;
+    let lose_answers = Arc::new(AtomicBool::new(false));
+    let to = etcd.url.trim_start_matches("http://").to_string();
+    let mut config = etcd.config("/knarr/");
+    config.endpoints = vec![relay(to, lose_answers.clone()).await];
+    let store = open(Config::Etcd(config)).await.unwrap();
+    for k in ["a", "b", "c"] {
+        suite::put(&*store, k, "1").await;
+    }
+    let at = store.revision().await.unwrap();
+    let page = |start: &'static str| Range {
+        keys: KeyRange {
+            start: suite::key(start),
+            end: Some(suite::key("")),
+        },
+        at: Some(at),
+        limit: 2,
+        count_only: false,
+    };
+    let first = store.range(page("a")).await.unwrap();
+    assert!(first.more && first.kvs.len() == 2);
+
+    lose_answers.store(true, Ordering::SeqCst);
+    let txn = Txn {
+        compares: vec![],
+        ops: vec![suite::put_op("c", "2")],
+    };
+    let error = store.txn(txn).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)), "{error}");
+    let written = suite::get(&*direct, "c").await.unwrap();
+    assert_eq!(
+        (written.value, written.version),
+        ("2".into(), 2),
+        "once, and not twice"
+    );
+    let lost = store.range(page("c")).await;
+    assert!(matches!(lost, Err(Error::Unavailable(_))), "{lost:?}");
+
+    lose_answers.store(false, Ordering::SeqCst);
+    // The broken connection may cost one more request.
+    let mut rest = store.range(page("c")).await;
+    for _ in 0..3 {
+        if rest.is_ok() {
+            break;
+        }
+        rest = store.range(page("c")).await;
+    }
+    let rest = rest.unwrap();
+    assert_eq!(
+        (rest.kvs.len(), &rest.kvs[0].value[..]),
+        (1, &b"1"[..]),
+        "at the first page's revision"
+    );
+    // etcd still reads the revision just before the oldest.
+    suite::put(&*direct, "c", "3").await;
+    direct.compact(at + 2).await.unwrap();
+    let compacted = store.range(page("c")).await;
+    assert!(matches!(compacted, Err(Error::Compacted { .. })), "{compacted:?}");
+    let late = store.watch(KeyRange::prefix(""), at).await.map(|_| ());
+    assert!(matches!(late, Err(Error::Compacted { .. })), "{late:?}");
 }
 
 #[tokio::test]
