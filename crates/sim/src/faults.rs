@@ -18,12 +18,38 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::components::{Control, Node};
+use crate::coverage::Scope;
 use crate::network::{Network, Weather};
 use crate::observer::Observer;
 use crate::random::Stream;
 use crate::rules::b4_self_fencing::hands;
 use crate::runtime::Health;
 use crate::servers::ApiServer;
+use crate::switches::{Plan, Switch};
+
+/// What happens at any time, with its weight.
+const COMMON: [(Switch, u64); 13] = [
+    (Switch::Partition, 20),
+    (Switch::Split, 4),
+    (Switch::KubeletCrash, 20),
+    (Switch::RuntimeDown, 14),
+    (Switch::ControllerCrash, 10),
+    (Switch::StaleCaches, 8),
+    (Switch::BrokenWatches, 6),
+    (Switch::BrokenSandbox, 2),
+    (Switch::ContainerExit, 8),
+    (Switch::Reboot, 6),
+    (Switch::StoreCut, 7),
+    (Switch::ServerCrash, 5),
+    (Switch::HeldWrites, 8),
+];
+/// What happens less often.
+const RARE: [(Switch, u64); 4] = [
+    (Switch::OneWay, 5),
+    (Switch::ReplacedMachine, 2),
+    (Switch::ClockSet, 2),
+    (Switch::ServerBehind, 3),
+];
 
 /// How long faults last.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +80,12 @@ pub(crate) struct Faults {
     pub observer: Arc<Observer>,
     pub chance: Stream,
     pub lengths: Lengths,
+    pub plan: Plan,
+}
+
+/// Whom a fault of this component's link befalls.
+fn scope_of(network: &str) -> Scope<'_> {
+    network.strip_prefix("node/").map_or(Scope::Cluster, Scope::Node)
 }
 
 impl Faults {
@@ -76,25 +108,29 @@ impl Faults {
 
     /// How bad the rest of this history is going to be.
     pub fn set_weather(&mut self) {
+        let plan = self.plan;
+        let if_on = |switch, drawn: u32| if plan.does(switch) { drawn } else { 0 };
+        let slow_if_on = |switch, drawn: u64| if plan.does(switch) { drawn } else { 0 };
         for network in self.networks() {
             let weather = Weather {
-                refused: self.one_of([0, 20, 80]),
-                unanswered: self.one_of([0, 20, 80]),
-                late: self.one_of([0, 10, 40]),
-                again: self.one_of([0, 5, 20]),
-                slowest_millis: self.one_of([0, 50, 3_000]),
+                refused: if_on(Switch::Refused, self.one_of([0, 20, 80])),
+                unanswered: if_on(Switch::Unanswered, self.one_of([0, 20, 80])),
+                late: if_on(Switch::Late, self.one_of([0, 10, 40])),
+                again: if_on(Switch::Repeated, self.one_of([0, 5, 20])),
+                slowest_millis: slow_if_on(Switch::SlowLinks, self.one_of([0, 50, 3_000])),
             };
             network.set_weather(weather);
         }
         for node in self.nodes.clone() {
             node.condition.set(Health {
-                failing: self.one_of([0, 10, 50]),
-                slowest_millis: self.one_of([0, 300, 3_000]),
+                failing: if_on(Switch::FailingRuntimes, self.one_of([0, 10, 50])),
+                slowest_millis: slow_if_on(Switch::SlowRuntimes, self.one_of([0, 300, 3_000])),
             });
         }
         // The first server is the users' own: what they did is to be known.
         for server in self.servers.clone().iter().skip(1) {
-            server.link.set_slowest(self.one_of([0, 5, 300]));
+            let slowest = slow_if_on(Switch::SlowStore, self.one_of([0, 5, 300]));
+            server.link.set_slowest(slowest);
         }
     }
 
@@ -127,18 +163,28 @@ impl Faults {
         let server = chance.pick(&others).cloned();
         let observer = self.observer.clone();
         let note = |what: String| observer.note(&format!("fault: {what} for {} ms", length.as_millis()));
-        match (chance.between(0, 11), server) {
-            (0..5, _) => {
+        let Some(fault) = chance.weighted(&RARE, |fault| self.plan.draws(fault)) else {
+            return Ok(());
+        };
+        if !self.plan.does(fault) {
+            return Ok(());
+        }
+        let strikes = |scope: Scope<'_>| self.observer.strikes(fault, scope);
+        match (fault, server) {
+            (Switch::OneWay, _) => {
+                strikes(scope_of(&network.name));
                 note(format!("{} is heard and hears nothing", network.name));
                 network.set_deaf(true);
                 later(length, move || network.set_deaf(false));
             }
-            (5..7, _) => {
+            (Switch::ReplacedMachine, _) => {
+                strikes(Scope::Node(&node.name));
                 note(format!("{} is another machine", node.name));
                 node.replace()?;
                 later(length, move || node.start());
             }
-            (7..9, _) => {
+            (Switch::ClockSet, _) => {
+                strikes(Scope::Cluster);
                 let by = i64::try_from(chance.between(3_000, 7_200_000)).unwrap_or_default();
                 let by = if chance.per_mille(500) { by } else { -by };
                 note(format!("the clock of {} is set by {by} ms", control.network.name));
@@ -146,6 +192,7 @@ impl Faults {
                 later(length, move || control.clock.set(0));
             }
             (_, Some(server)) => {
+                strikes(Scope::Cluster);
                 note(format!("{} is behind", server.name));
                 server.link.set_behind(true);
                 later(length, move || server.link.set_behind(false));
@@ -158,8 +205,11 @@ impl Faults {
 
     /// One node is silent for long enough to be given up.
     pub fn lose_a_node(&self, chance: &mut Stream) {
-        if let Some(node) = chance.pick(&self.nodes) {
+        if let Some(node) = chance.pick(&self.nodes)
+            && self.plan.does(Switch::LostNode)
+        {
             let length = chance.millis(45_000, 150_000);
+            self.observer.strikes(Switch::LostNode, Scope::Node(&node.name));
             self.observer.note(&format!(
                 "fault: {} is lost for {} ms",
                 node.name,
@@ -184,12 +234,22 @@ impl Faults {
         let server = self.chance.pick(&others).cloned();
         let observer = self.observer.clone();
         let note = |what: String| observer.note(&format!("fault: {what} for {} ms", length.as_millis()));
-        match self.chance.between(0, 117) {
-            0..20 => {
+        let plan = self.plan;
+        let Some(fault) = self.chance.weighted(&COMMON, |fault| plan.draws(fault)) else {
+            return;
+        };
+        if !plan.does(fault) {
+            return;
+        }
+        let strikes = |scope: Scope<'_>| observer.strikes(fault, scope);
+        match fault {
+            Switch::Partition => {
+                strikes(scope_of(&network.name));
                 note(format!("partition of {}", network.name));
                 cut_for(vec![network], length);
             }
-            20..24 => {
+            Switch::Split => {
+                strikes(Scope::Cluster);
                 // One side of a cluster, as a switch that fails takes it.
                 let split = self.chance.between(1, u64::try_from(networks.len()).unwrap_or(1));
                 let side: Vec<_> = networks
@@ -201,59 +261,69 @@ impl Faults {
                 note(format!("partition of {}", names.join(", ")));
                 cut_for(side, length);
             }
-            24..44 => {
+            Switch::KubeletCrash => {
+                strikes(Scope::Node(&node.name));
                 note(format!("crash of {}'s kubelet", node.name));
                 node.crash();
                 later(length, move || node.start());
             }
-            44..58 => {
+            Switch::RuntimeDown => {
+                strikes(Scope::Node(&node.name));
                 note(format!("runtime of {} down", node.name));
                 node.runtime.set_down(true);
                 later(length, move || node.runtime.set_down(false));
             }
-            58..68 => {
+            Switch::ControllerCrash => {
+                strikes(Scope::Cluster);
                 note(format!("crash of {}", control.network.name));
                 control.crash();
                 later(length, move || control.start());
             }
-            68..76 => {
+            Switch::StaleCaches => {
+                strikes(scope_of(&network.name));
                 note(format!("stale caches of {}", network.name));
                 network.set_stalled(true);
                 later(length, move || network.set_stalled(false));
             }
-            76..82 => {
+            Switch::BrokenWatches => {
+                strikes(scope_of(&network.name));
                 note(format!("watches of {} break", network.name));
                 network.break_watches();
             }
-            82..84 => {
+            Switch::BrokenSandbox => {
                 let sandboxes = node.runtime.ready_sandboxes();
                 if let Some(id) = self.chance.pick(&sandboxes) {
+                    strikes(Scope::Node(&node.name));
                     note(format!("{id} on {} breaks", node.name));
                     if node.runtime.break_sandbox(id) {
                         self.observer.sandbox_broke(&node.name, id);
                     }
                 }
             }
-            84..92 => {
+            Switch::ContainerExit => {
                 let running = node.runtime.running();
                 if let Some((id, _)) = self.chance.pick(&running) {
+                    strikes(Scope::Node(&node.name));
                     note(format!("{id} on {} ends by itself", node.name));
                     node.runtime.exit(id, 1);
                 }
             }
-            92..98 => {
+            Switch::Reboot => {
+                strikes(Scope::Node(&node.name));
                 note(format!("{} reboots", node.name));
                 node.reboot();
                 later(length, move || node.start());
             }
-            98..105 => {
+            Switch::StoreCut => {
                 let Some(server) = server else { return };
+                strikes(Scope::Cluster);
                 note(format!("{} cut off from the store", server.name));
                 server.link.set_cut(true);
                 later(length, move || server.link.set_cut(false));
             }
-            105..110 => {
+            Switch::ServerCrash => {
                 let Some(server) = server else { return };
+                strikes(Scope::Cluster);
                 note(format!("crash of {}", server.name));
                 server.crash();
                 tokio::spawn(async move {
@@ -262,6 +332,7 @@ impl Faults {
                 });
             }
             _ => {
+                strikes(Scope::Cluster);
                 // Long enough for another to lead meanwhile.
                 let length = length + Duration::from_secs(15);
                 // Of the one that leads, if one does: what others send matters to nobody.

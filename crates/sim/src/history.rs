@@ -52,6 +52,16 @@ impl History {
         }
         self.digest.update(b"\n");
         self.lines += 1;
+        self.keep(line);
+    }
+
+    /// A line about the history, which is no part of what happened: it is shown, and counts for nothing.
+    pub fn remark(&mut self, now: Timestamp, line: &str) {
+        let line = format!("{now} {}", Self::told_as_one(&self.directory, line));
+        self.keep(line);
+    }
+
+    fn keep(&mut self, line: String) {
         if !self.whole && self.last.len() == LAST {
             self.last.pop_front();
         }

@@ -12,6 +12,7 @@
 
 mod clocks;
 mod components;
+mod coverage;
 mod disks;
 mod faults;
 mod fence_agents;
@@ -26,14 +27,22 @@ mod random;
 mod rules;
 mod runs;
 mod runtime;
+mod script;
 mod servers;
 mod simulation;
+mod steering;
 mod store;
 mod stored;
+mod switches;
+mod trouble;
 mod users;
 mod world;
 
+pub use coverage::{Coverage, State};
 pub use mutation::Mutation;
 pub use observer::Violation;
 pub use runs::run_all;
+pub use script::{Reduction, Script, Steps};
 pub use simulation::{Pace, Report, Simulation};
+pub use steering::steer;
+pub use switches::{Class, FIRST_SWARMED, Swarm, Switch, Switches};

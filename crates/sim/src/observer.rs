@@ -21,10 +21,12 @@ use knarr_network::policy::{PodKey, Ruleset};
 use knarr_node::runtime::fake::{End, Happening};
 use parking_lot::Mutex;
 
+use crate::coverage::{Coverage, Ends, Scope};
 use crate::disks::{By, Holder};
 use crate::history::History;
 use crate::rules::{self, n1_addresses, n6_policy};
 use crate::stored;
+use crate::switches::Switch;
 use crate::world::{
     Disk, Heard, Lease, Life, MAY_FENCE_ITSELF, Missed, Process, Seen, World, is_out_of_service, is_ready,
     node_of, owner, phase_of,
@@ -51,6 +53,8 @@ struct Inner {
     world: World,
     history: History,
     violation: Option<Violation>,
+    coverage: Coverage,
+    ends: Ends,
 }
 
 impl Inner {
@@ -85,6 +89,8 @@ impl Observer {
                 world,
                 history: History::new(whole, directory),
                 violation: None,
+                coverage: Coverage::default(),
+                ends: Ends::new(),
             }),
         }
     }
@@ -100,6 +106,24 @@ impl Observer {
         let mut inner = self.lock();
         let now = inner.world.now;
         inner.history.add(now, line, b"");
+    }
+
+    /// A line about the history that is no part of it.
+    pub fn remark(&self, line: &str) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        inner.history.remark(now, line);
+    }
+
+    /// A fault strikes: whom it meets is counted.
+    pub fn strikes(&self, fault: Switch, scope: Scope<'_>) {
+        let inner = &mut *self.lock();
+        inner.coverage.struck(fault, scope, &inner.world, &inner.ends);
+    }
+
+    /// What has been met so far.
+    pub fn coverage(&self) -> Coverage {
+        self.inner.lock().coverage.clone()
     }
 
     /// Which pods nodes end by themselves, in this history.
@@ -493,6 +517,7 @@ impl Observer {
                     asked: None,
                 };
                 inner.world.processes.insert(key, process.clone());
+                inner.ends.remove(&process.uid);
                 inner.judge(&Seen::Started(&process));
             }
             Happening::Asked => {
@@ -515,6 +540,7 @@ impl Observer {
                     let run = (container.name.clone(), container.sandbox_id.clone());
                     life.completed.insert(run);
                 }
+                inner.ends.insert(process.uid.clone(), *end);
                 inner.judge(&Seen::Ended(&process, *end));
             }
         }

@@ -8,16 +8,20 @@ use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_client::{Clock, TokioClock};
 use knarr_control::nodeipam;
 use knarr_kubelet::self_fencing::SelfFencing;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 
 use crate::components::{Control, Ground, Node};
+use crate::coverage::Coverage;
 use crate::faults::{Faults, Lengths};
 use crate::fence_agents::{self, Agents};
 use crate::observer::{Observer, Violation};
 use crate::random::{Stream, stream};
 use crate::rules::{n3_at_rest, n6_policy};
+use crate::script::{Reduction, Script};
 use crate::servers::ApiServer;
 use crate::store::ObservedStore;
+use crate::switches::{Plan, Swarm, Switch, Switches};
+use crate::trouble::{Menu, Streams, TICK, Trouble, denied, pass_until};
 use crate::users::Users;
 use crate::{Mutation, world};
 
@@ -26,23 +30,18 @@ const SLOW_PER_MILLE: u32 = 300;
 const HOUR_MILLIS: u64 = 3_600_000;
 /// Histories in which something rare happens, among those of which nobody said so.
 const WITH_RARE_PER_MILLE: u32 = 300;
-/// In so many of a thousand steps of these something happens beside what happens anyway.
-const RARE_PER_MILLE: u32 = 120;
-/// Histories with disks among all, in thousandths, and steps of theirs in which somebody does something with one.
+/// Histories with disks among all, in thousandths.
 const DISKS_PER_MILLE: u32 = 450;
-const WITH_DISKS_PER_MILLE: u32 = 250;
 /// The same of histories with fence agents.
 const FENCING_PER_MILLE: u32 = 300;
-const WITH_FENCING_PER_MILLE: u32 = 150;
 /// Histories in which nodes end all that must not run twice, asked for or not.
 const AT_MOST_ONE_PER_MILLE: u32 = 250;
 /// Histories in which users ask for at most one of some pods.
 const CAREFUL_PER_MILLE: u32 = 350;
 /// Histories with Services and proxies.
 const PROXIED_PER_MILLE: u32 = 300;
-/// Histories with a pod network and policies, and steps of theirs in which somebody does something about policies.
+/// Histories with a pod network and policies.
 const NETWORKED_PER_MILLE: u32 = 300;
-const WITH_POLICIES_PER_MILLE: u32 = 250;
 /// How long the prefix of a node's range is: 61 addresses for pods, more than ever are on one node; and where an address
 /// that is used too early is looked for, 5.
 const NODE_PREFIX: u8 = 26;
@@ -56,8 +55,15 @@ const EPOCH: &str = "2026-01-01T00:00:00Z";
 const CONVERGE_WITHIN: Duration = Duration::from_secs(25 * 60);
 /// A cluster that has what was wanted may still have something to put away: until the longest back-off is over.
 const COMES_TO_REST_WITHIN: Duration = Duration::from_secs(6 * 60);
-/// How often time itself is judged.
-const TICK: Duration = Duration::from_secs(1);
+/// What happens in histories with rare things only.
+const RARE: [Switch; 6] = [
+    Switch::OneWay,
+    Switch::ReplacedMachine,
+    Switch::ClockSet,
+    Switch::ServerBehind,
+    Switch::Drain,
+    Switch::OutOfService,
+];
 
 /// A history to be. See the crate.
 #[derive(Clone, Debug)]
@@ -68,6 +74,8 @@ pub struct Simulation {
     rare: bool,
     mutation: Option<Mutation>,
     whole: bool,
+    swarm: Swarm,
+    replayed: Option<(Arc<Script>, Reduction)>,
 }
 
 /// How close together things happen.
@@ -170,6 +178,8 @@ impl Simulation {
             rare: false,
             mutation: None,
             whole: false,
+            swarm: Swarm::BySeed,
+            replayed: None,
         }
     }
 
@@ -196,6 +206,24 @@ impl Simulation {
         self
     }
 
+    /// With some of its features and faults only, or all of them, whatever the seed says.
+    pub fn swarm(mut self, swarm: Swarm) -> Self {
+        self.swarm = swarm;
+        self
+    }
+
+    /// The history that the script is of, which is this one's, with some of it left out.
+    pub fn replay(mut self, script: Arc<Script>, reduction: Reduction) -> Self {
+        self.replayed = Some((script, reduction));
+        self
+    }
+
+    /// The same history with some of it left out: it is run for its script first.
+    pub fn reduced(self, reduction: Reduction) -> std::io::Result<Self> {
+        let script = Arc::new(self.clone().run()?.script);
+        Ok(self.replay(script, reduction))
+    }
+
     /// The report holds every line, not the last ones only.
     pub fn whole_trace(mut self) -> Self {
         self.whole = true;
@@ -219,7 +247,97 @@ impl Simulation {
         let observer = Arc::new(Observer::new(Arc::new(clock), self.whole, &directory));
         let mut chance = stream(self.seed, "simulation");
         let shape = Shape::draw_at(self.pace, self.seed, &mut chance);
+        let reduction = self.replayed.as_ref().map(|(_, reduction)| reduction.clone());
+        let reduction = reduction.unwrap_or_default();
+        let plan = Plan::new(self.seed, self.swarm, reduction.without);
         let nodes = self.nodes.unwrap_or(shape.nodes);
+        let nodes = reduction.nodes.map_or(nodes, |most| nodes.min(most.max(1)));
+        let mut streams = Streams {
+            rarely: stream(self.seed, "rarely"),
+            guarding: stream(self.seed, "fencing"),
+            storing: stream(self.seed, "disks"),
+            policing: stream(self.seed, "policies"),
+        };
+        let mut caring = stream(self.seed, "at most one");
+        // A mistake about disks, fencing or Services shows only where there are some.
+        let sought = |rule| self.mutation.is_some_and(|m| m.rule() == rule);
+        let has = |switch, by_seed: bool, sought: bool| {
+            plan.has(switch, by_seed) || sought && !plan.suppresses(switch)
+        };
+        // Each has a stream of its own: what it says shifts nothing else's draws.
+        let by_seed = |entity: &str, per_mille| stream(self.seed, entity).per_mille(per_mille);
+        let features = [
+            (
+                Switch::SelfFencing,
+                plan.has(
+                    Switch::SelfFencing,
+                    by_seed("self-fencing", AT_MOST_ONE_PER_MILLE),
+                ),
+            ),
+            (
+                Switch::Services,
+                has(
+                    Switch::Services,
+                    by_seed("services", PROXIED_PER_MILLE),
+                    sought("B7") || sought("N3"),
+                ),
+            ),
+            (
+                Switch::PodNetwork,
+                has(
+                    Switch::PodNetwork,
+                    by_seed("pod network", NETWORKED_PER_MILLE),
+                    sought("N1") || sought("N6"),
+                ),
+            ),
+            (
+                Switch::Disks,
+                has(
+                    Switch::Disks,
+                    streams.storing.per_mille(DISKS_PER_MILLE),
+                    sought("S7"),
+                ),
+            ),
+            (
+                Switch::AtMostOne,
+                has(
+                    Switch::AtMostOne,
+                    caring.per_mille(CAREFUL_PER_MILLE),
+                    sought("B4"),
+                ),
+            ),
+            (
+                Switch::Fencing,
+                has(
+                    Switch::Fencing,
+                    streams.guarding.per_mille(FENCING_PER_MILLE),
+                    sought("S6"),
+                ),
+            ),
+        ];
+        let rare = match plan.swarmed() {
+            _ if self.rare => true,
+            Some(on) => RARE.iter().any(|switch| on.has(*switch)),
+            None => shape.rare,
+        };
+        let fencing = features.contains(&(Switch::Fencing, true));
+        let losses = sought("B4") || plan.swarmed().is_some() && plan.draws(Switch::LostNode) && !fencing;
+        let is_on = |switch: Switch| match features.iter().find(|(feature, _)| *feature == switch) {
+            Some((_, on)) => *on,
+            None if RARE.contains(&switch) && !rare => false,
+            None if switch == Switch::LostNode && !(fencing || losses) => false,
+            None if switch == Switch::AskForFencing && !fencing => false,
+            None => plan.does(switch),
+        };
+        let all = || Switch::ALL.iter().copied();
+        let on: Switches = all().filter(|switch| is_on(*switch)).collect();
+        let off: Switches = all().filter(|switch| !is_on(*switch)).collect();
+        let how = match plan.swarmed() {
+            Some(_) => "swarmed",
+            None => "not swarmed",
+        };
+        observer.remark(&format!("switches ({how}), on: {on}"));
+        observer.remark(&format!("switches, off: {off}"));
         observer.note(&format!(
             "{nodes} nodes, {} servers, {} replicas of the controllers",
             shape.servers,
@@ -230,15 +348,12 @@ impl Simulation {
             stream(self.seed, "fence agents"),
             self.mutation,
         ));
-        // Of its own: what it says shifts nothing else's draws.
-        let self_fencing = match stream(self.seed, "self-fencing").per_mille(AT_MOST_ONE_PER_MILLE) {
+        let self_fencing = match on.has(Switch::SelfFencing) {
             true => SelfFencing::AtMostOne,
             false => SelfFencing::Annotated,
         };
         observer.note(&format!("nodes end by themselves: {self_fencing:?}"));
         observer.set_self_fencing(self_fencing);
-        // A mistake about disks, fencing or Services shows only where there are some.
-        let sought = |rule| self.mutation.is_some_and(|m| m.rule() == rule);
         let mut ground = Ground {
             seed: self.seed,
             servers: Arc::default(),
@@ -249,12 +364,8 @@ impl Simulation {
             mutation: self.mutation,
             fence_agents: fence_agents::Handle(agents.clone()),
             self_fencing,
-            proxied: stream(self.seed, "services").per_mille(PROXIED_PER_MILLE)
-                || sought("B7")
-                || sought("N3"),
-            networked: stream(self.seed, "pod network").per_mille(NETWORKED_PER_MILLE)
-                || sought("N1")
-                || sought("N6"),
+            proxied: on.has(Switch::Services),
+            networked: on.has(Switch::PodNetwork),
             node_ipam: node_ipam(if sought("N1") {
                 SHORT_NODE_PREFIX
             } else {
@@ -273,7 +384,7 @@ impl Simulation {
         controls.iter().for_each(|control| control.start());
         let first = ground.servers.first().and_then(|s| s.admin());
         let admin = first.ok_or_else(|| std::io::Error::other("no API server runs"))?;
-        let mut users = Users::new(admin, observer.clone(), stream(self.seed, "users"));
+        let mut users = Users::new(admin, observer.clone(), stream(self.seed, "users"), plan);
         let mut faults = Faults {
             nodes,
             controls,
@@ -281,75 +392,60 @@ impl Simulation {
             observer: observer.clone(),
             chance: stream(self.seed, "faults"),
             lengths: shape.lengths,
+            plan,
         };
         sleep(Duration::from_secs(2)).await;
         faults.set_weather();
 
-        let failed = |e: knarr_client::Error| std::io::Error::other(format!("a user was refused: {e}"));
-        // Of their own: what not every history has shifts nothing else's draws.
-        let mut storing = stream(self.seed, "disks");
-        let disks = storing.per_mille(DISKS_PER_MILLE) || sought("S7");
-        let mut caring = stream(self.seed, "at most one");
-        if caring.per_mille(CAREFUL_PER_MILLE) || sought("B4") {
+        if on.has(Switch::AtMostOne) {
             users.care(caring);
         }
-        let mut guarding = stream(self.seed, "fencing");
-        let fencing = guarding.per_mille(FENCING_PER_MILLE) || sought("S6");
-        let mut policy = !fencing;
         if ground.proxied {
-            users.create_services().await.map_err(failed)?;
+            users.create_services().await.map_err(denied)?;
         }
-        let mut policing = stream(self.seed, "policies");
         if ground.networked {
-            users.create_policy(&mut policing).await.map_err(failed)?;
+            let created = users.create_policy(&mut streams.policing).await;
+            created.map_err(denied)?;
         }
-        if disks {
-            users.bring_disks().await.map_err(failed)?;
+        if on.has(Switch::Disks) {
+            users.bring_disks().await.map_err(denied)?;
         }
-        let mut rarely = stream(self.seed, "rarely");
-        let trouble_ends = Instant::now() + shape.troubled;
-        while Instant::now() < trouble_ends && observer.violation().is_none() {
-            let next = Instant::now() + chance.millis(10, shape.pause_millis);
-            pass_until(next, &faults).await;
-            if (self.rare || shape.rare) && rarely.per_mille(RARE_PER_MILLE) {
-                match rarely.per_mille(500) {
-                    true => faults.strike_rarely(&mut rarely)?,
-                    false => users.act_on_a_node(&mut rarely).await.map_err(failed)?,
-                }
-            }
-            if !policy {
-                policy = users.bring_policy(&mut guarding).await.map_err(failed)?;
-            }
-            if sought("B4") && guarding.per_mille(WITH_FENCING_PER_MILLE) {
-                faults.lose_a_node(&mut guarding);
-            }
-            if fencing && guarding.per_mille(WITH_FENCING_PER_MILLE) {
-                match guarding.per_mille(500) {
-                    true => faults.lose_a_node(&mut guarding),
-                    false => users.ask_for_fencing(&mut guarding).await.map_err(failed)?,
-                }
-            }
-            if disks && storing.per_mille(WITH_DISKS_PER_MILLE) {
-                users.act_with_disks(&mut storing).await.map_err(failed)?;
-            }
-            if ground.networked && policing.per_mille(WITH_POLICIES_PER_MILLE) {
-                users.act_with_policies(&mut policing).await.map_err(failed)?;
-            }
-            if chance.per_mille(700) {
-                users.act().await.map_err(failed)?;
-            } else {
-                faults.strike();
-            }
+        let mut trouble = Trouble {
+            users,
+            faults,
+            streams,
+            menu: Menu {
+                rare,
+                fencing,
+                losses,
+                disks: on.has(Switch::Disks),
+                policies: ground.networked,
+                pause_millis: shape.pause_millis,
+            },
+            plan,
+            began,
+            script: Script::default(),
+            has_policy: !fencing,
+        };
+        match &self.replayed {
+            Some((script, reduction)) => trouble.play(script, reduction).await?,
+            None => trouble.draw(&mut chance, shape.troubled).await?,
         }
+        let Trouble {
+            mut users,
+            faults,
+            script,
+            ..
+        } = trouble;
         faults.heal().await;
         agents.heal();
         let healed = Instant::now();
         while observer.violation().is_none() {
             pass_until(Instant::now() + TICK, &faults).await;
-            users.let_go().await.map_err(failed)?;
-            users.give_nodes_back().await.map_err(failed)?;
-            users.switch_on(&agents).await.map_err(failed)?;
-            let missing = match users.satisfied().await.map_err(failed)? {
+            users.let_go().await.map_err(denied)?;
+            users.give_nodes_back().await.map_err(denied)?;
+            users.switch_on(&agents).await.map_err(denied)?;
+            let missing = match users.satisfied().await.map_err(denied)? {
                 Ok(()) => strays(&observer, &faults.nodes),
                 missing => missing,
             };
@@ -379,6 +475,9 @@ impl Simulation {
             lasted: began.elapsed(),
             violation: observer.violation(),
             trace: observer.told(),
+            coverage: observer.coverage().of_one(on),
+            switches: on,
+            script,
         })
     }
 }
@@ -406,20 +505,6 @@ async fn start_servers(ground: &Ground, servers: usize) -> std::io::Result<Vec<A
         started.push(ApiServer::start_new(ground.seed, number, &store, clock, &ground.directory).await?);
     }
     Ok(started)
-}
-
-/// Lets time go by, and has it judged.
-async fn pass_until(end: Instant, faults: &Faults) {
-    loop {
-        let tick = Instant::now() + TICK;
-        sleep_until(tick.min(end)).await;
-        faults.tell_who_is_well();
-        faults.observer.tick();
-        faults.servers.iter().for_each(|server| server.check_denied());
-        if tick >= end || faults.observer.violation().is_some() {
-            return;
-        }
-    }
 }
 
 /// Processes that no pod accounts for, and pods whose processes are not there.
@@ -472,6 +557,12 @@ pub struct Report {
     pub violation: Option<Violation>,
     /// The last lines of the history, or all.
     pub trace: Vec<String>,
+    /// Which faults met pods in which states.
+    pub coverage: Coverage,
+    /// What was on.
+    pub switches: Switches,
+    /// What users and faults did.
+    pub script: Script,
 }
 
 impl fmt::Display for Report {

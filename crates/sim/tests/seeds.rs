@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
-use knarr_sim::{Mutation, Pace, Report, Simulation, run_all};
+use knarr_sim::{Mutation, Pace, Reduction, Report, Simulation, Swarm, Switch, Switches, run_all};
 use parking_lot::Mutex;
 
 const SEEDS: u64 = 20;
@@ -42,7 +42,8 @@ fn broken_before() -> Vec<(Simulation, &'static str)> {
                 "rare" => (simulation.rare(), " --rare"),
                 "dense" => (simulation.pace(Pace::Dense), " --pace dense"),
                 "slow" => (simulation.pace(Pace::Slow), " --pace slow"),
-                _ => panic!("expected drawn, rare, dense or slow: {line:?}"),
+                "swarm" => (simulation.swarm(Swarm::Always), " --swarm"),
+                _ => panic!("expected drawn, rare, dense, slow or swarm: {line:?}"),
             }
         })
         .collect()
@@ -69,8 +70,8 @@ fn threads() -> usize {
 #[test]
 fn s9_the_same_seed_gives_the_same_history() {
     // The second has mounts that fail, and tell where.
-    for seed in [1, 107] {
-        let run = || dense(seed).whole_trace().run().unwrap();
+    for (seed, swarm) in [(1, Swarm::BySeed), (107, Swarm::BySeed), (2, Swarm::Always)] {
+        let run = || dense(seed).swarm(swarm).whole_trace().run().unwrap();
         let (first, second) = (run(), run());
         let differ = first.trace.iter().zip(&second.trace).position(|(a, b)| a != b);
         if let Some(at) = differ {
@@ -79,7 +80,71 @@ fn s9_the_same_seed_gives_the_same_history() {
             panic!("seed {seed} differs:\n{}\n\n{}", show(&first), show(&second));
         }
         assert_eq!(first.digest, second.digest, "seed {seed}");
+        assert_eq!(first.coverage, second.coverage, "seed {seed}");
     }
+}
+
+#[test]
+fn s9_a_history_played_again_with_nothing_left_out_is_the_same() {
+    for (seed, swarm) in [(3, Swarm::BySeed), (4, Swarm::Always)] {
+        let base = dense(seed).swarm(swarm);
+        let first = base.clone().run().unwrap();
+        let again = base.clone().reduced(Reduction::default()).unwrap().run().unwrap();
+        assert_eq!(first.digest, again.digest, "seed {seed}");
+        // What is left out is not done, and what is not is done as it was, up to what follows from that.
+        let faults = Switch::ALL.iter().copied();
+        let reduction = Reduction {
+            skip: "2-1000".parse().unwrap(),
+            without: faults.filter(|s| s.name().contains("slow")).collect(),
+            nodes: Some(1),
+            ..Reduction::default()
+        };
+        let reduced = base.whole_trace().reduced(reduction).unwrap().run().unwrap();
+        let done: Vec<_> = reduced
+            .trace
+            .iter()
+            .filter(|line| line.contains(" step "))
+            .collect();
+        assert_eq!(done.len(), 1, "{done:?}");
+        assert!(done[0].contains("step 1:"), "{done:?}");
+        assert!(
+            !reduced
+                .trace
+                .iter()
+                .any(|line| line.contains("kubelet of n2 starts"))
+        );
+    }
+}
+
+#[test]
+fn s9_a_swarmed_history_has_what_is_on_and_nothing_else() {
+    let on: Switches = "bare-pods,delete-pods,kubelet-crash,reboot".parse().unwrap();
+    let report = dense(1).swarm(Swarm::Only(on)).whole_trace().run().unwrap();
+    assert_eq!(report.switches, on);
+    assert!(
+        report.trace[0].contains("on: bare-pods,delete-pods,kubelet-crash,reboot"),
+        "{}",
+        report.trace[0]
+    );
+    let faults: Vec<_> = report
+        .trace
+        .iter()
+        .filter(|line| line.contains("fault: "))
+        .collect();
+    assert!(faults.len() > 3, "{faults:?}");
+    for line in faults {
+        assert!(
+            line.contains("kubelet for") || line.contains("reboots for"),
+            "{line}"
+        );
+    }
+    let created = |what: &str| {
+        report
+            .trace
+            .iter()
+            .any(|line| line.contains(&format!("user: create {what}")))
+    };
+    assert!(created("pod") && !created("deployments") && !created("statefulsets"));
 }
 
 #[test]

@@ -8,8 +8,10 @@ use knarr_control::fencing_kinds::{Custom, FencingPolicy, NodeFencing, Phase};
 use serde_json::json;
 
 use super::{Users, unless_late};
+use crate::coverage::Scope;
 use crate::fence_agents::{AGENTS, Agents};
 use crate::random::Stream;
+use crate::switches::Switch;
 use crate::world::is_ready;
 
 /// The annotation that asks for a node's fencing.
@@ -77,7 +79,12 @@ impl Users {
         let Some(node) = chance.pick(from) else {
             return Ok(());
         };
+        if !self.plan.does(Switch::AskForFencing) {
+            return Ok(());
+        }
         self.note(format!("fence {}", node.name()));
+        self.observer
+            .strikes(Switch::AskForFencing, Scope::Node(node.name()));
         let patch = Patch::Merge(json!({"metadata": {"annotations": {ASKED: "a user's wish"}}}));
         let asked = self.api.patch(&registry::NODE, "", node.name(), "", patch).await;
         unless_late(asked)

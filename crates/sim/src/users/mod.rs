@@ -20,17 +20,43 @@ use knarr_client::{Api, DeleteOptions, Error, Kind, ListOptions, Object, Patch, 
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
+use crate::coverage::Scope;
 use crate::observer::Observer;
 use crate::random::Stream;
+use crate::switches::{Plan, Switch};
 use workloads::Workload;
 
 pub(crate) const NAMESPACE: &str = "default";
 const FINALIZER: &str = "sim.knarr.dev/hold";
 
+/// What one of them may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deed {
+    CreateWorkload,
+    /// What a switch stands for.
+    Switched(Switch),
+    LetGo,
+}
+
+/// With their weights.
+const DEEDS: [(Deed, u64); 10] = [
+    (Deed::CreateWorkload, 20),
+    (Deed::Switched(Switch::Scale), 12),
+    (Deed::Switched(Switch::Roll), 10),
+    (Deed::Switched(Switch::DeleteWorkloads), 5),
+    (Deed::Switched(Switch::BarePods), 15),
+    (Deed::Switched(Switch::DeletePods), 19),
+    (Deed::Switched(Switch::ForceDelete), 5),
+    (Deed::Switched(Switch::ReplacePods), 6),
+    (Deed::Switched(Switch::DeletedNode), 2),
+    (Deed::LetGo, 6),
+];
+
 pub(crate) struct Users {
     api: Arc<dyn Api>,
     observer: Arc<Observer>,
     chance: Stream,
+    plan: Plan,
     /// What is meant to be there, with how many pods where that is said.
     wanted: BTreeMap<(Workload, String), u64>,
     /// Who asks for at most one of some pods, where anybody does.
@@ -38,13 +64,28 @@ pub(crate) struct Users {
 }
 
 impl Users {
-    pub fn new(api: Arc<dyn Api>, observer: Arc<Observer>, chance: Stream) -> Self {
+    pub fn new(api: Arc<dyn Api>, observer: Arc<Observer>, chance: Stream, plan: Plan) -> Self {
         Users {
             api,
             observer,
             chance,
+            plan,
             wanted: BTreeMap::new(),
             careful: None,
+        }
+    }
+
+    /// How far the streams have been drawn that belong to them.
+    pub fn positions(&self) -> [u64; 2] {
+        let careful = self.careful.as_ref().map_or(0, Stream::position);
+        [self.chance.position(), careful]
+    }
+
+    /// Draws from these positions on.
+    pub fn go_to(&mut self, [chance, careful]: [u64; 2]) {
+        self.chance.go_to(chance);
+        if let Some(stream) = &mut self.careful {
+            stream.go_to(careful);
         }
     }
 
@@ -78,17 +119,29 @@ impl Users {
 
     /// One thing that one of them does.
     pub async fn act(&mut self) -> Result<(), Error> {
-        let done = match self.chance.between(0, 99) {
-            0..20 => self.create_workload().await,
-            20..32 => self.scale().await,
-            32..42 => self.roll().await,
-            42..47 => self.delete_workload().await,
-            47..62 => self.create_pod().await,
-            62..81 => self.delete_some_pod().await,
-            81..86 => self.force().await,
-            86..92 => self.replace_pod().await,
-            92..94 => self.give_up_a_node().await,
-            _ => self.let_go().await,
+        let plan = self.plan;
+        let can = |deed| match deed {
+            Deed::CreateWorkload => workloads::KINDS.iter().any(|(kind, _)| plan.draws(*kind)),
+            Deed::Switched(switch) => plan.draws(switch),
+            Deed::LetGo => true,
+        };
+        let Some(deed) = self.chance.weighted(&DEEDS, can) else {
+            return Ok(());
+        };
+        let done = match deed {
+            Deed::CreateWorkload => self.create_workload().await,
+            Deed::LetGo => self.let_go().await,
+            Deed::Switched(switch) if !plan.does(switch) => Ok(()),
+            Deed::Switched(switch) => match switch {
+                Switch::Scale => self.scale().await,
+                Switch::Roll => self.roll().await,
+                Switch::DeleteWorkloads => self.delete_workload().await,
+                Switch::DeletePods => self.delete_some_pod().await,
+                Switch::ForceDelete => self.force().await,
+                Switch::ReplacePods => self.replace_pod().await,
+                Switch::DeletedNode => self.give_up_a_node().await,
+                _ => self.create_pod().await,
+            },
         };
         match done {
             // Somebody was faster, or there is nothing left to do it to.
@@ -108,8 +161,11 @@ impl Users {
     }
 
     async fn create_workload(&mut self) -> Result<(), Error> {
-        let drawn = Workload::draw(&mut self.chance);
-        self.create_drawn(drawn).await
+        let plan = self.plan;
+        match Workload::draw(&mut self.chance, |kind| plan.draws(kind)) {
+            Some((kind, drawn)) if plan.does(kind) => self.create_drawn(drawn).await,
+            _ => Ok(()),
+        }
     }
 
     async fn create_drawn(&mut self, mut drawn: workloads::Drawn) -> Result<(), Error> {
@@ -273,6 +329,8 @@ impl Users {
             return Ok(());
         };
         self.note(format!("delete node {}", node.name()));
+        self.observer
+            .strikes(Switch::DeletedNode, Scope::Node(node.name()));
         let deleted = self
             .api
             .delete(&registry::NODE, "", node.name(), DeleteOptions::default())

@@ -6,11 +6,20 @@ use knarr_client::{Error, ListOptions, Patch, TypedApi};
 use serde_json::json;
 
 use super::{NAMESPACE, Users, Workload, unless_late};
+use crate::coverage::Scope;
 use crate::random::Stream;
+use crate::switches::Switch;
 use crate::world::{OUT_OF_SERVICE, is_ready, node_of};
 
 /// The value of that taint where a user put it.
 const VOUCHED: &str = "nodeshutdown";
+
+/// What may be done to a node, with its weight; none: it is given back.
+const DEEDS: [(Option<Switch>, u64); 3] = [
+    (Some(Switch::Drain), 4),
+    (Some(Switch::OutOfService), 4),
+    (None, 2),
+];
 
 fn is_users(taint: &Taint) -> bool {
     taint.key == OUT_OF_SERVICE && taint.value.as_deref() == Some(VOUCHED)
@@ -19,10 +28,13 @@ fn is_users(taint: &Taint) -> bool {
 impl Users {
     /// One thing that is done to a node.
     pub async fn act_on_a_node(&mut self, chance: &mut Stream) -> Result<(), Error> {
-        let done = match chance.between(0, 9) {
-            0..4 => self.drain(chance).await,
-            4..8 => self.vouch(chance).await,
-            _ => self.give_nodes_back().await,
+        let plan = self.plan;
+        let done = match chance.weighted(&DEEDS, |deed| deed.is_none_or(|deed| plan.draws(deed))) {
+            None => Ok(()),
+            Some(Some(deed)) if !plan.does(deed) => Ok(()),
+            Some(Some(Switch::Drain)) => self.drain(chance).await,
+            Some(Some(_)) => self.vouch(chance).await,
+            Some(None) => self.give_nodes_back().await,
         };
         match done {
             // Somebody was faster.
@@ -53,6 +65,7 @@ impl Users {
             return Ok(());
         };
         self.note(format!("drain {name}"));
+        self.observer.strikes(Switch::Drain, Scope::Node(&name));
         self.cordon(&name, true).await?;
         for pod in self.pods().await? {
             let on_it = pod.get::<Pod>().is_some_and(|pod| node_of(pod) == name);
@@ -92,10 +105,9 @@ impl Users {
             effect: "NoExecute".into(),
             time_added: None,
         });
-        self.note(format!(
-            "{} is out of service",
-            node.metadata.name.clone().unwrap_or_default()
-        ));
+        let name = node.metadata.name.clone().unwrap_or_default();
+        self.note(format!("{name} is out of service"));
+        self.observer.strikes(Switch::OutOfService, Scope::Node(&name));
         self.api.update_as(node).await.map(drop)
     }
 

@@ -5,11 +5,20 @@ use serde_json::{Value, json};
 
 use super::NAMESPACE;
 use crate::random::Stream;
+use crate::switches::Switch;
 
 /// So many at most of each, that they meet.
 pub(super) const NAMES: u64 = 3;
 const BARE_PODS: u64 = 4;
 pub(super) const REPLICAS: u64 = 4;
+
+/// Workloads that are more than a pod, with their weights.
+pub(super) const KINDS: [(Switch, u64); 4] = [
+    (Switch::Deployments, 35),
+    (Switch::StatefulSets, 40),
+    (Switch::DaemonSets, 10),
+    (Switch::Jobs, 15),
+];
 
 /// What a user has a name for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,13 +60,16 @@ impl Workload {
         self.scales() || matches!(self, Workload::DaemonSet | Workload::Single)
     }
 
-    pub(super) fn draw(chance: &mut Stream) -> Drawn {
-        match chance.between(0, 99) {
-            0..35 => deployment(chance),
-            35..75 => stateful_set(chance),
-            75..85 => daemon_set(chance),
+    /// One of those kinds that can be drawn.
+    pub(super) fn draw(chance: &mut Stream, can: impl Fn(Switch) -> bool) -> Option<(Switch, Drawn)> {
+        let kind = chance.weighted(&KINDS, can)?;
+        let drawn = match kind {
+            Switch::Deployments => deployment(chance),
+            Switch::StatefulSets => stateful_set(chance),
+            Switch::DaemonSets => daemon_set(chance),
             _ => job(chance),
-        }
+        };
+        Some((kind, drawn))
     }
 }
 

@@ -1,0 +1,181 @@
+//! What users and faults did in a history, step by step, so that it can be played again with some of it left out.
+//!
+//! A script holds no effects: for each step it says when it was, whose turn it was and how far each stream had been drawn. A
+//! step that is left out therefore shifts no other's draws, though what they lead to may be another.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::switches::Switches;
+
+/// Steps that a list on the command line may name: more than any history has.
+const MOST_STEPS: u32 = 1_000_000;
+
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Users,
+    Fault,
+    RareFault,
+    /// Users do something to a node.
+    NodeUsers,
+    /// Administrators try to write their FencingPolicy down.
+    FencingPolicy,
+    LostNode,
+    Fencing,
+    Disks,
+    Policies,
+}
+
+/// How far each stream that a step may draw from had been drawn when it began.
+pub(crate) type Positions = [u64; 7];
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    /// Since the history began.
+    pub at: Duration,
+    pub turn: Turn,
+    pub positions: Positions,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    pub(crate) steps: Vec<Step>,
+    /// When the faults ended, or the first rule was broken.
+    pub(crate) ended: Duration,
+}
+
+impl Script {
+    /// How many steps it has. The first is number 1.
+    pub fn len(&self) -> u32 {
+        u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+}
+
+/// Some steps by their numbers: `3,7-20`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Steps(BTreeSet<u32>);
+
+impl Steps {
+    pub fn has(&self, step: u32) -> bool {
+        self.0.contains(&step)
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl FromIterator<u32> for Steps {
+    fn from_iter<I: IntoIterator<Item = u32>>(steps: I) -> Self {
+        Steps(steps.into_iter().collect())
+    }
+}
+
+impl fmt::Display for Steps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut ranges: Vec<(u32, u32)> = Vec::new();
+        for step in &self.0 {
+            match ranges.last_mut() {
+                Some((_, last)) if *last + 1 == *step => *last = *step,
+                _ => ranges.push((*step, *step)),
+            }
+        }
+        let told = ranges.iter().map(|(first, last)| match first == last {
+            true => first.to_string(),
+            false => format!("{first}-{last}"),
+        });
+        f.write_str(&told.collect::<Vec<_>>().join(","))
+    }
+}
+
+impl FromStr for Steps {
+    type Err = String;
+
+    /// Fails with what was expected.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = |part: &str| format!("expected numbers of steps such as 3,7-20; found {part:?}");
+        let mut steps = BTreeSet::new();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let number = |text: &str| text.trim().parse::<u32>().map_err(|_| bad(part));
+            let (first, last) = (number(first)?, number(last)?);
+            if first == 0 || first > last || last > MOST_STEPS {
+                return Err(bad(part));
+            }
+            steps.extend(first..=last);
+        }
+        Ok(Steps(steps))
+    }
+}
+
+/// What is left out of a history that is played again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reduction {
+    pub skip: Steps,
+    /// What is suppressed although the history has it.
+    pub without: Switches,
+    /// So many nodes at most: the others are not there.
+    pub nodes: Option<usize>,
+    /// When the faults end, if they have not by then, since the history began.
+    pub until: Option<Duration>,
+}
+
+impl Reduction {
+    pub fn is_empty(&self) -> bool {
+        *self == Reduction::default()
+    }
+}
+
+/// As flags of `knarr-sim`, each with a space before it.
+impl fmt::Display for Reduction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.skip.is_empty() {
+            write!(f, " --skip {}", self.skip)?;
+        }
+        if !self.without.is_empty() {
+            write!(f, " --without {}", self.without)?;
+        }
+        if let Some(nodes) = self.nodes {
+            write!(f, " --keep-nodes {nodes}")?;
+        }
+        if let Some(until) = self.until {
+            write!(f, " --until {}", until.as_secs())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn steps_are_read_and_written_as_ranges() {
+        for (text, written) in [
+            ("", ""),
+            ("3", "3"),
+            ("3,7-20", "3,7-20"),
+            ("9, 7,8,3", "3,7-9"),
+            ("1-2,2-3", "1-3"),
+        ] {
+            assert_eq!(text.parse::<Steps>().unwrap().to_string(), written, "{text:?}");
+        }
+        for text in ["0", "x", "3-", "-3", "20-7", "1-4000000000", "1.5"] {
+            assert!(text.parse::<Steps>().is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! What a history can be without: each kind of workload, each feature, each thing that users do, each kind of fault.
+//!
+//! Swarm testing (Groce et al., ISSTA 2012): a history in which half of them are off does the other half more often, so that
+//! pairs meet that a history with everything in it sees once in thousands.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::random::stream;
+
+/// From this seed on the seed decides whether its history is swarmed; those below stay what they were.
+pub const FIRST_SWARMED: u64 = 100_000_000;
+/// Of these, in thousandths.
+const SWARMED_PER_MILLE: u32 = 500;
+/// How likely each switch is to be on in a swarmed history.
+const ON_PER_MILLE: u32 = 500;
+
+/// What a switch stands for, as coverage and steering see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// What there is in the cluster.
+    Feature,
+    /// What users do, apart from what they do to nodes.
+    Use,
+    /// How bad links, runtimes and the store are for the whole history.
+    Weather,
+    /// What befalls nodes and components at some time, by itself or by a user's hand: coverage counts which states of pods it meets.
+    Fault,
+}
+
+macro_rules! switches {
+    ($($(#[$doc:meta])* $variant:ident $name:literal $class:ident,)*) => {
+        /// See the module.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Switch {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Switch {
+            pub const ALL: &'static [Switch] = &[$(Switch::$variant,)*];
+
+            /// As it is called on the command line.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Switch::$variant => $name,)*
+                }
+            }
+
+            pub fn class(self) -> Class {
+                match self {
+                    $(Switch::$variant => Class::$class,)*
+                }
+            }
+        }
+    };
+}
+
+switches! {
+    Deployments "deployments" Feature,
+    StatefulSets "statefulsets" Feature,
+    DaemonSets "daemonsets" Feature,
+    Jobs "jobs" Feature,
+    BarePods "bare-pods" Feature,
+    Services "services" Feature,
+    /// Pods' addresses and NetworkPolicies.
+    PodNetwork "pod-network" Feature,
+    Disks "disks" Feature,
+    Fencing "fencing" Feature,
+    /// Users ask for at most one of some pods.
+    AtMostOne "at-most-one" Feature,
+    /// Nodes end all that must not run twice, asked for or not.
+    SelfFencing "self-fencing" Feature,
+    Scale "scale" Use,
+    Roll "roll" Use,
+    DeleteWorkloads "delete-workloads" Use,
+    DeletePods "delete-pods" Use,
+    ForceDelete "force-delete" Use,
+    ReplacePods "replace-pods" Use,
+    Refused "refused" Weather,
+    Unanswered "unanswered" Weather,
+    Late "late" Weather,
+    Repeated "repeated" Weather,
+    SlowLinks "slow-links" Weather,
+    FailingRuntimes "failing-runtimes" Weather,
+    SlowRuntimes "slow-runtimes" Weather,
+    SlowStore "slow-store" Weather,
+    Partition "partition" Fault,
+    /// Of several components at once.
+    Split "split" Fault,
+    KubeletCrash "kubelet-crash" Fault,
+    RuntimeDown "runtime-down" Fault,
+    ControllerCrash "controller-crash" Fault,
+    StaleCaches "stale-caches" Fault,
+    BrokenWatches "broken-watches" Fault,
+    BrokenSandbox "broken-sandbox" Fault,
+    ContainerExit "container-exit" Fault,
+    Reboot "reboot" Fault,
+    StoreCut "store-cut" Fault,
+    ServerCrash "server-crash" Fault,
+    HeldWrites "held-writes" Fault,
+    /// A partition in one direction.
+    OneWay "one-way" Fault,
+    ReplacedMachine "replaced-machine" Fault,
+    ClockSet "clock-set" Fault,
+    ServerBehind "server-behind" Fault,
+    /// A node that is silent for long enough to be given up.
+    LostNode "lost-node" Fault,
+    DeletedNode "deleted-node" Fault,
+    Drain "drain" Fault,
+    OutOfService "out-of-service" Fault,
+    AskForFencing "ask-for-fencing" Fault,
+}
+
+impl fmt::Display for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Some of the switches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Switches(u64);
+
+// Each has a bit.
+const _: () = assert!(Switch::ALL.len() <= 64);
+
+impl Switches {
+    pub const NONE: Switches = Switches(0);
+
+    pub fn has(self, switch: Switch) -> bool {
+        self.0 & (1 << switch as u64) != 0
+    }
+
+    pub fn with(self, switch: Switch) -> Self {
+        Switches(self.0 | 1 << switch as u64)
+    }
+
+    pub fn without(self, switch: Switch) -> Self {
+        Switches(self.0 & !(1 << switch as u64))
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub fn iter(self) -> impl Iterator<Item = Switch> {
+        Switch::ALL
+            .iter()
+            .copied()
+            .filter(move |switch| self.has(*switch))
+    }
+
+    /// The `attempt`th set that a seed draws: 0 is the one it has if nobody steers.
+    pub fn draw(seed: u64, attempt: u32) -> Self {
+        let mut chance = stream(seed, &format!("swarm/{attempt}"));
+        let mut drawn = Switches::NONE;
+        for switch in Switch::ALL {
+            if chance.per_mille(ON_PER_MILLE) {
+                drawn = drawn.with(*switch);
+            }
+        }
+        let pods = [
+            Switch::Deployments,
+            Switch::StatefulSets,
+            Switch::DaemonSets,
+            Switch::Jobs,
+            Switch::BarePods,
+        ];
+        if !pods.iter().any(|switch| drawn.has(*switch)) {
+            // A history without pods teaches nothing.
+            drawn = drawn.with(*chance.pick(&pods).unwrap_or(&Switch::BarePods));
+        }
+        drawn
+    }
+}
+
+impl FromIterator<Switch> for Switches {
+    fn from_iter<I: IntoIterator<Item = Switch>>(switches: I) -> Self {
+        switches.into_iter().fold(Switches::NONE, Switches::with)
+    }
+}
+
+/// Names with commas between them, as they are read.
+impl fmt::Display for Switches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.iter().map(Switch::name).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+impl FromStr for Switches {
+    type Err = String;
+
+    /// Fails with a sentence that has all names if one is of no switch.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+        names
+            .map(|name| {
+                let found = Switch::ALL.iter().find(|switch| switch.name() == name);
+                found.copied().ok_or_else(|| {
+                    let all: Vec<_> = Switch::ALL.iter().map(|s| s.name()).collect();
+                    format!("{name:?} is no switch; expected some of {}", all.join(", "))
+                })
+            })
+            .collect()
+    }
+}
+
+/// Whether a history is swarmed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Swarm {
+    /// As the seed says: none below [`FIRST_SWARMED`].
+    #[default]
+    BySeed,
+    Always,
+    Never,
+    /// These are on, and no others.
+    Only(Switches),
+}
+
+/// What is on in one history.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    /// None: all that is done is on, and the seed says which features there are.
+    swarmed: Option<Switches>,
+    /// What is drawn as ever, and then not done.
+    suppressed: Switches,
+}
+
+impl Plan {
+    pub fn new(seed: u64, swarm: Swarm, suppressed: Switches) -> Self {
+        let by_seed = || seed >= FIRST_SWARMED && stream(seed, "swarmed").per_mille(SWARMED_PER_MILLE);
+        let swarmed = match swarm {
+            Swarm::Only(switches) => Some(switches),
+            Swarm::Always => Some(Switches::draw(seed, 0)),
+            Swarm::BySeed => by_seed().then(|| Switches::draw(seed, 0)),
+            Swarm::Never => None,
+        };
+        Plan { swarmed, suppressed }
+    }
+
+    pub fn swarmed(&self) -> Option<Switches> {
+        self.swarmed
+    }
+
+    /// Whether it can be drawn.
+    pub fn draws(&self, switch: Switch) -> bool {
+        self.swarmed.is_none_or(|on| on.has(switch))
+    }
+
+    /// Whether it is left out although the history has it.
+    pub fn suppresses(&self, switch: Switch) -> bool {
+        self.suppressed.has(switch)
+    }
+
+    /// Whether it is done once it is drawn.
+    pub fn does(&self, switch: Switch) -> bool {
+        self.draws(switch) && !self.suppressed.has(switch)
+    }
+
+    /// Whether there is this feature, where a history that is not swarmed has it or not by its seed.
+    pub fn has(&self, switch: Switch, by_seed: bool) -> bool {
+        self.swarmed.map_or(by_seed, |on| on.has(switch)) && !self.suppressed.has(switch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn names_are_read_back_and_unknown_ones_rejected() {
+        let all: Switches = Switch::ALL.iter().copied().collect();
+        assert_eq!(all.to_string().parse::<Switches>().unwrap(), all);
+        let some = Switches::NONE.with(Switch::Jobs).with(Switch::Drain);
+        assert_eq!(some.to_string(), "jobs,drain");
+        assert_eq!("drain, jobs".parse::<Switches>().unwrap(), some);
+        let error = "jobs,job".parse::<Switches>().unwrap_err();
+        assert!(
+            error.contains("\"job\"") && error.contains("deployments"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn seeds_that_were_run_before_are_not_swarmed_and_some_of_the_others_are() {
+        let swarmed = |seed, swarm| Plan::new(seed, swarm, Switches::NONE).swarmed();
+        for seed in (0..400).chain(FIRST_SWARMED - 400..FIRST_SWARMED) {
+            assert_eq!(swarmed(seed, Swarm::BySeed), None, "{seed}");
+            assert!(swarmed(seed, Swarm::Always).is_some(), "{seed}");
+        }
+        let fresh = FIRST_SWARMED..FIRST_SWARMED + 400;
+        let among = fresh.filter(|seed| swarmed(*seed, Swarm::BySeed).is_some());
+        assert!((150..250).contains(&among.count()));
+    }
+
+    #[test]
+    fn swarmed_histories_differ_have_pods_and_no_switch_is_always_on_or_off() {
+        let drawn: Vec<_> = (0..400).map(|seed| Switches::draw(seed, 0)).collect();
+        for switch in Switch::ALL {
+            let on = drawn.iter().filter(|set| set.has(*switch)).count();
+            assert!((120..280).contains(&on), "{switch} in {on} of 400");
+        }
+        let pods: Switches = "deployments,statefulsets,daemonsets,jobs,bare-pods"
+            .parse()
+            .unwrap();
+        assert!(drawn.iter().all(|set| pods.iter().any(|kind| set.has(kind))));
+        assert_ne!(Switches::draw(1, 0), Switches::draw(1, 1));
+    }
+
+    #[test]
+    fn what_is_suppressed_is_drawn_and_not_done() {
+        let without = Switches::NONE.with(Switch::Drain);
+        let plan = Plan::new(1, Swarm::BySeed, without);
+        assert!(plan.draws(Switch::Drain) && !plan.does(Switch::Drain));
+        assert!(
+            plan.does(Switch::Reboot) && plan.has(Switch::Disks, true) && !plan.has(Switch::Disks, false)
+        );
+        let plan = Plan::new(1, Swarm::Only(without), Switches::NONE);
+        assert!(plan.does(Switch::Drain) && !plan.draws(Switch::Reboot) && !plan.has(Switch::Disks, true));
+    }
+}

@@ -1,0 +1,222 @@
+//! The part of a history in which users and faults take turns: drawn, or played again from a script with some of it left out.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use crate::faults::Faults;
+use crate::random::Stream;
+use crate::script::{Positions, Reduction, Script, Step, Turn};
+use crate::switches::{Plan, Switch};
+use crate::users::Users;
+
+/// In so many of a thousand steps of histories with rare things one happens beside what happens anyway.
+const RARE_PER_MILLE: u32 = 120;
+/// Steps of histories with disks in which somebody does something with one.
+const WITH_DISKS_PER_MILLE: u32 = 250;
+/// The same of histories with fence agents.
+const WITH_FENCING_PER_MILLE: u32 = 150;
+/// The same of histories with policies.
+const WITH_POLICIES_PER_MILLE: u32 = 250;
+/// Steps that are a user's and not a fault's.
+const USERS_PER_MILLE: u32 = 700;
+/// How often time itself is judged.
+pub(crate) const TICK: Duration = Duration::from_secs(1);
+
+/// What may happen in one history.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Menu {
+    pub rare: bool,
+    pub fencing: bool,
+    /// A node is lost now and then, whether there are fence agents or not.
+    pub losses: bool,
+    pub disks: bool,
+    pub policies: bool,
+    /// Between two turns, at most.
+    pub pause_millis: u64,
+}
+
+/// Streams of their own: what not every history has shifts nothing else's draws.
+pub(crate) struct Streams {
+    pub rarely: Stream,
+    pub guarding: Stream,
+    pub storing: Stream,
+    pub policing: Stream,
+}
+
+/// See the module.
+pub(crate) struct Trouble {
+    pub users: Users,
+    pub faults: Faults,
+    pub streams: Streams,
+    pub menu: Menu,
+    pub plan: Plan,
+    /// When the history began.
+    pub began: Instant,
+    /// What has been done.
+    pub script: Script,
+    /// The FencingPolicy is written down, or none is to be.
+    pub has_policy: bool,
+}
+
+pub(crate) fn denied(e: knarr_client::Error) -> io::Error {
+    io::Error::other(format!("a user was refused: {e}"))
+}
+
+impl Trouble {
+    fn is_broken(&self) -> bool {
+        self.faults.observer.violation().is_some()
+    }
+
+    /// Turns as they are drawn from `chance`, for so long, or until a rule is broken.
+    pub async fn draw(&mut self, chance: &mut Stream, long: Duration) -> io::Result<()> {
+        let menu = self.menu;
+        let ends = Instant::now() + long;
+        while Instant::now() < ends && !self.is_broken() {
+            let next = Instant::now() + chance.millis(10, menu.pause_millis);
+            pass_until(next, &self.faults).await;
+            if menu.rare && self.streams.rarely.per_mille(RARE_PER_MILLE) {
+                let turn = match self.streams.rarely.per_mille(500) {
+                    true => Turn::RareFault,
+                    false => Turn::NodeUsers,
+                };
+                self.record(turn).await?;
+            }
+            if !self.has_policy {
+                self.record(Turn::FencingPolicy).await?;
+            }
+            if menu.losses && self.streams.guarding.per_mille(WITH_FENCING_PER_MILLE) {
+                self.record(Turn::LostNode).await?;
+            }
+            if menu.fencing && self.streams.guarding.per_mille(WITH_FENCING_PER_MILLE) {
+                let turn = match self.streams.guarding.per_mille(500) {
+                    true => Turn::LostNode,
+                    false => Turn::Fencing,
+                };
+                self.record(turn).await?;
+            }
+            if menu.disks && self.streams.storing.per_mille(WITH_DISKS_PER_MILLE) {
+                self.record(Turn::Disks).await?;
+            }
+            if menu.policies && self.streams.policing.per_mille(WITH_POLICIES_PER_MILLE) {
+                self.record(Turn::Policies).await?;
+            }
+            let turn = match chance.per_mille(USERS_PER_MILLE) {
+                true => Turn::Users,
+                false => Turn::Fault,
+            };
+            self.record(turn).await?;
+        }
+        self.script.ended = self.began.elapsed();
+        Ok(())
+    }
+
+    /// The turns of a script, but for what is left out.
+    pub async fn play(&mut self, script: &Script, reduction: &Reduction) -> io::Result<()> {
+        let until = reduction.until.unwrap_or(Duration::MAX);
+        for (number, step) in (1..).zip(&script.steps) {
+            if step.at > until || self.is_broken() {
+                break;
+            }
+            self.pass(step.at).await;
+            if reduction.skip.has(number) || self.is_broken() {
+                continue;
+            }
+            self.go_to(&step.positions);
+            self.faults
+                .observer
+                .remark(&format!("step {number}: {:?}", step.turn));
+            self.take(step.turn).await?;
+        }
+        self.pass(script.ended.min(until)).await;
+        self.script = script.clone();
+        Ok(())
+    }
+
+    /// Until so long after the beginning.
+    async fn pass(&self, at: Duration) {
+        let end = self.began + at;
+        if end > Instant::now() && !self.is_broken() {
+            pass_until(end, &self.faults).await;
+        }
+    }
+
+    async fn record(&mut self, turn: Turn) -> io::Result<()> {
+        self.script.steps.push(Step {
+            at: self.began.elapsed(),
+            turn,
+            positions: self.positions(),
+        });
+        let number = self.script.len();
+        self.faults.observer.remark(&format!("step {number}: {turn:?}"));
+        self.take(turn).await
+    }
+
+    async fn take(&mut self, turn: Turn) -> io::Result<()> {
+        let (users, faults, streams) = (&mut self.users, &mut self.faults, &mut self.streams);
+        let done = match turn {
+            Turn::Users => users.act().await,
+            Turn::Fault => {
+                faults.strike();
+                Ok(())
+            }
+            Turn::RareFault => return faults.strike_rarely(&mut streams.rarely),
+            Turn::NodeUsers => users.act_on_a_node(&mut streams.rarely).await,
+            Turn::LostNode => {
+                faults.lose_a_node(&mut streams.guarding);
+                Ok(())
+            }
+            Turn::FencingPolicy if self.has_policy => Ok(()),
+            Turn::Fencing | Turn::FencingPolicy if self.plan.suppresses(Switch::Fencing) => Ok(()),
+            Turn::Disks if self.plan.suppresses(Switch::Disks) => Ok(()),
+            Turn::Policies if self.plan.suppresses(Switch::PodNetwork) => Ok(()),
+            Turn::FencingPolicy => {
+                let written = users.bring_policy(&mut streams.guarding).await;
+                written.map(|written| self.has_policy = written)
+            }
+            Turn::Fencing => users.ask_for_fencing(&mut streams.guarding).await,
+            Turn::Disks => users.act_with_disks(&mut streams.storing).await,
+            Turn::Policies => users.act_with_policies(&mut streams.policing).await,
+        };
+        done.map_err(denied)
+    }
+
+    fn positions(&self) -> Positions {
+        let [users, careful] = self.users.positions();
+        let streams = &self.streams;
+        [
+            streams.rarely.position(),
+            streams.guarding.position(),
+            streams.storing.position(),
+            streams.policing.position(),
+            self.faults.chance.position(),
+            users,
+            careful,
+        ]
+    }
+
+    fn go_to(&mut self, positions: &Positions) {
+        let [rarely, guarding, storing, policing, faults, users, careful] = *positions;
+        self.streams.rarely.go_to(rarely);
+        self.streams.guarding.go_to(guarding);
+        self.streams.storing.go_to(storing);
+        self.streams.policing.go_to(policing);
+        self.faults.chance.go_to(faults);
+        self.users.go_to([users, careful]);
+    }
+}
+
+/// Lets time go by, and has it judged.
+pub(crate) async fn pass_until(end: Instant, faults: &Faults) {
+    loop {
+        let tick = Instant::now() + TICK;
+        sleep_until(tick.min(end)).await;
+        faults.tell_who_is_well();
+        faults.observer.tick();
+        faults.servers.iter().for_each(|server| server.check_denied());
+        if tick >= end || faults.observer.violation().is_some() {
+            return;
+        }
+    }
+}
