@@ -2,14 +2,20 @@
 //!
 //! Exit codes: 0, every rule held (with --mutations: every mistake was found); 1, one did not; 2, the command line is wrong.
 
+mod command;
+
 use std::ops::Range;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::Parser;
-use knarr_sim::{Mutation, Pace, Report, Simulation, run_all};
+use knarr_sim::{
+    Coverage, Mutation, Pace, Reduction, Report, Simulation, Steps, Swarm, Switches, run_all, steer,
+};
 use parking_lot::Mutex;
+use serde_json::json;
 
 /// Half of what a history costs otherwise is the allocator's.
 #[global_allocator]
@@ -25,16 +31,28 @@ const SHORT: usize = 25;
 /// A history follows from its seed alone: users create, scale, roll out and delete; links break, kubelets, controllers
 /// and API servers die, stores are cut off, machines reboot, messages are late or lost. Then everything heals, and what
 /// was wanted has to come about. The rules carry SPEC's numbers (L1, T3, S1, …).
+///
+/// In half of the seeds from 100000000 on (--swarm: in all) each feature, each thing that users do, each kind of weather and
+/// of fault is on or off, so that rare pairs meet. A history's first lines say what was on; docs/simulation.md says more.
 #[derive(Parser)]
 #[command(
     name = "knarr-sim",
+    group = clap::ArgGroup::new("reduction").multiple(true).requires("seed")
+        .conflicts_with_all(["seeds", "hours", "mutations", "shrink", "steer", "coverage_file"]),
     after_help = "\
 Examples:
   knarr-sim --seeds 0..200            two hundred histories; stops at nothing, exits with 1 if a rule was broken
   knarr-sim --seed 17 --trace         one history, every line of it
   knarr-sim --mutations               does every deliberate mistake get found?
   knarr-sim --mutation force-away --seed 3 --trace
-  knarr-sim --hours 1                 new seeds for an hour
+  knarr-sim --hours 1 --seed 200000000          seeds from there on for an hour
+  knarr-sim --swarm --seeds 0..200 --coverage   which faults met pods in which states, and which pairs never met
+  knarr-sim --steer --coverage-file met.json --seeds 300000000..300000200
+                                      histories drawn toward the pairs that those before did not meet
+  knarr-sim --shrink 17 --mutation cut-the-grace
+                                      the same rule broken by fewer steps, nodes and features, told as a story
+  knarr-sim --seed 17 --skip 3,7-20 --without disks,late --keep-nodes 2 --until 95 --story
+                                      a history with some of it left out, as --shrink prints it
 
 Exit codes: 0 all held, 1 a rule was broken or a mistake was not found, 2 wrong usage."
 )]
@@ -55,7 +73,7 @@ struct Options {
     #[arg(long, value_name = "NAME", value_parser = mutation, conflicts_with = "mutations")]
     mutation: Option<Mutation>,
     /// Print every line of the history
-    #[arg(long, requires = "seed")]
+    #[arg(long, requires = "seed", conflicts_with = "seeds")]
     trace: bool,
     /// So many nodes, whatever the seed says
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=200))]
@@ -67,6 +85,48 @@ struct Options {
     /// In every history what happens in three of ten: one-way links, replaced machines, clocks that are set, drained nodes
     #[arg(long)]
     rare: bool,
+    /// Swarm every history: of all features, deeds and faults only some, as the seed says
+    #[arg(long, conflicts_with_all = ["no_swarm", "only", "steer"])]
+    swarm: bool,
+    /// Swarm none, whatever its seed says
+    #[arg(long, conflicts_with_all = ["only", "steer"])]
+    no_swarm: bool,
+    /// Swarm with these switches on and no others (an unknown name is answered with all there are)
+    #[arg(long, value_name = "SWITCHES", value_parser = switches, conflicts_with = "steer")]
+    only: Option<Switches>,
+    /// Swarm every history with the switches that make likely what the coverage file has seldom or never
+    #[arg(long, requires = "coverage_file", conflicts_with_all = ["mutations", "shrink"])]
+    steer: bool,
+    /// At the end, which faults met pods in which states of their lives, how often, and which pairs never
+    #[arg(long, conflicts_with_all = ["mutations", "trace", "shrink", "story"])]
+    coverage: bool,
+    /// Adds what was met to this file, which need not be there
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["mutations", "trace", "shrink", "story"])]
+    coverage_file: Option<PathBuf>,
+    /// The end of a sweep as text or json: totals, broken histories and the coverage
+    #[arg(long, short, value_name = "FORMAT", value_parser = ["text", "json"], default_value = "text", conflicts_with_all = ["mutations", "trace", "shrink", "story"])]
+    output: String,
+    /// Make a broken history small, and tell its story
+    #[arg(long, value_name = "SEED", conflicts_with_all = ["seed", "seeds", "hours", "mutations", "trace"])]
+    shrink: Option<u64>,
+    /// How long --shrink may take
+    #[arg(long, value_name = "M", requires = "shrink", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1440))]
+    minutes: u64,
+    /// Tell who knew what when in a broken history, of what was broken
+    #[arg(long, requires = "seed", conflicts_with_all = ["trace", "seeds", "hours", "mutations"])]
+    story: bool,
+    /// Leave these steps out; --trace numbers them
+    #[arg(long, value_name = "STEPS", group = "reduction")]
+    skip: Option<Steps>,
+    /// Suppress these features, kinds of weather and of faults, all else drawn as it was
+    #[arg(long, value_name = "SWITCHES", value_parser = switches, group = "reduction")]
+    without: Option<Switches>,
+    /// Leave out all nodes but the first so many, all else drawn as it was
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=200), group = "reduction")]
+    keep_nodes: Option<u64>,
+    /// End the faults after so many seconds
+    #[arg(long, value_name = "S", group = "reduction")]
+    until: Option<u64>,
     /// Threads; one per core by default
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
@@ -97,6 +157,10 @@ fn pace(text: &str) -> Result<Pace, String> {
     }
 }
 
+fn switches(text: &str) -> Result<Switches, String> {
+    text.parse()
+}
+
 fn mutation(text: &str) -> Result<Mutation, String> {
     let mut all = Mutation::ALL.into_iter();
     all.find(|m| m.name() == text).ok_or_else(|| {
@@ -109,7 +173,12 @@ fn main() -> ExitCode {
     let options = Options::parse();
     let done = if options.mutations {
         mutations(&options)
-    } else if options.trace {
+    } else if let Some(seed) = options.shrink {
+        let passed = stopwatch();
+        let long = Duration::from_secs(options.minutes * 60);
+        let (simulation, flags) = (of_seed(&options, seed, None), flags(&options, None));
+        command::shrink::run(&simulation, (seed, &flags), jobs(&options), long, passed)
+    } else if options.trace || options.story {
         trace(&options)
     } else {
         sweep(&options)
@@ -124,9 +193,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the options make of a seed.
-fn simulation(options: &Options, seed: u64) -> Simulation {
-    let mut simulation = Simulation::new(seed);
+/// What the options make of a seed, with what was met before if they steer by it.
+fn of_seed(options: &Options, seed: u64, before: Option<&Coverage>) -> Simulation {
+    let mut simulation = Simulation::new(seed).swarm(swarm(options, seed, before));
     if let Some(nodes) = options.nodes {
         simulation = simulation.nodes(usize::try_from(nodes).unwrap_or(usize::MAX));
     }
@@ -142,16 +211,82 @@ fn simulation(options: &Options, seed: u64) -> Simulation {
     }
 }
 
+/// The same, without what the options leave out.
+fn simulation(options: &Options, seed: u64, before: Option<&Coverage>) -> std::io::Result<Simulation> {
+    let (simulation, reduction) = (of_seed(options, seed, before), reduction(options));
+    match reduction.is_empty() {
+        true => Ok(simulation),
+        false => simulation.reduced(reduction),
+    }
+}
+
+fn reduction(options: &Options) -> Reduction {
+    Reduction {
+        skip: options.skip.clone().unwrap_or_default(),
+        without: options.without.unwrap_or_default(),
+        nodes: options
+            .keep_nodes
+            .map(|nodes| usize::try_from(nodes).unwrap_or(usize::MAX)),
+        until: options.until.map(Duration::from_secs),
+    }
+}
+
+fn swarm(options: &Options, seed: u64, before: Option<&Coverage>) -> Swarm {
+    match (options.only, before) {
+        (Some(only), _) => Swarm::Only(only),
+        (None, Some(before)) if options.steer => Swarm::Only(steer(seed, before)),
+        _ if options.swarm => Swarm::Always,
+        _ if options.no_swarm => Swarm::Never,
+        _ => Swarm::BySeed,
+    }
+}
+
+/// The flags that make a seed's history what it is, each with a space before it; `steered`: what was on where the
+/// coverage of other histories has chosen it.
+fn flags(options: &Options, steered: Option<Switches>) -> String {
+    let mut flags = String::new();
+    let mut add = |flag: String| {
+        flags.push(' ');
+        flags.push_str(&flag);
+    };
+    if let Some(mutation) = options.mutation {
+        add(format!("--mutation {mutation}"));
+    }
+    if let Some(nodes) = options.nodes {
+        add(format!("--nodes {nodes}"));
+    }
+    if options.rare {
+        add("--rare".into());
+    }
+    match options.pace {
+        Some(Pace::Dense) => add("--pace dense".into()),
+        Some(Pace::Slow) => add("--pace slow".into()),
+        None => {}
+    }
+    match (options.only.or(steered), options.swarm, options.no_swarm) {
+        (Some(on), ..) => add(format!("--only {on}")),
+        (None, true, _) => add("--swarm".into()),
+        (None, _, true) => add("--no-swarm".into()),
+        (None, false, false) => {}
+    }
+    flags
+}
+
 fn jobs(options: &Options) -> usize {
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
     options.jobs.unwrap_or_else(cores)
 }
 
 fn trace(options: &Options) -> std::io::Result<bool> {
-    let report = simulation(options, options.seed.unwrap_or_default())
-        .whole_trace()
-        .run()?;
-    report.trace.iter().for_each(|line| println!("{line}"));
+    let simulation = simulation(options, options.seed.unwrap_or_default(), None)?;
+    let report = match options.story {
+        true => simulation.story().run()?,
+        false => simulation.whole_trace().run()?,
+    };
+    match options.story {
+        true => report.story().iter().for_each(|story| println!("{story}")),
+        false => report.trace.iter().for_each(|line| println!("{line}")),
+    }
     println!("{report}");
     Ok(report.violation.is_none())
 }
@@ -163,7 +298,19 @@ struct Totals {
     /// Of that, while faults struck.
     troubled: Duration,
     events: u64,
-    broken: Vec<(u64, &'static str)>,
+    /// By seed and rule, with what was wrong and how to see it.
+    broken: Vec<Broken>,
+    coverage: Coverage,
+    /// What keeps the sweep from going on.
+    failed: Option<std::io::Error>,
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Broken {
+    seed: u64,
+    rule: &'static str,
+    what: String,
+    again: String,
 }
 
 fn sweep(options: &Options) -> std::io::Result<bool> {
@@ -174,20 +321,36 @@ fn sweep(options: &Options) -> std::io::Result<bool> {
         (None, None) if options.seed.is_some() => first..first + 1,
         (None, None) => 0..100,
     };
+    let json = options.output == "json";
+    let before = options.coverage_file.as_deref();
+    let before = before.map(command::coverage::read).transpose()?;
     let began = stopwatch();
     let totals = Mutex::new(Totals::default());
     let next = seeds
         .take_while(|_| options.hours.is_none_or(|hours| began() < hours))
-        .map(|seed| simulation(options, seed));
+        .map_while(|seed| {
+            let simulation = simulation(options, seed, before.as_ref());
+            // Reported once what runs is over.
+            simulation.map_err(|e| totals.lock().failed = Some(e)).ok()
+        });
     run_all(jobs(options), next, |report| {
         let mut totals = totals.lock();
         totals.histories += 1;
         totals.virtual_time += report.lasted;
         totals.troubled += report.troubled;
         totals.events += report.events;
+        totals.coverage.add(&report.coverage);
         if let Some(violation) = &report.violation {
-            totals.broken.push((report.seed, violation.rule));
-            println!("{}\n", short(&report, options));
+            let again = again(&report, options, before.as_ref());
+            if !json {
+                println!("{}\n", short(&report, &again));
+            }
+            totals.broken.push(Broken {
+                seed: report.seed,
+                rule: violation.rule,
+                what: violation.what.clone(),
+                again,
+            });
         }
         if !options.quiet && totals.histories.is_power_of_two() || totals.histories % 100 == 0 {
             eprintln!(
@@ -199,8 +362,44 @@ fn sweep(options: &Options) -> std::io::Result<bool> {
         }
         true
     })?;
-    let totals = totals.into_inner();
-    let (hours, took) = (totals.virtual_time.as_secs_f64() / 3600.0, began().as_secs_f64());
+    let mut totals = totals.into_inner();
+    if let Some(failed) = totals.failed.take() {
+        return Err(failed);
+    }
+    totals.broken.sort_unstable();
+    if let (Some(file), Some(mut sum)) = (&options.coverage_file, before) {
+        sum.add(&totals.coverage);
+        command::coverage::write(file, &sum)?;
+    }
+    let took = began().as_secs_f64();
+    match json {
+        true => println!("{:#}", as_json(&totals, took)?),
+        false => print(&totals, options, took),
+    }
+    Ok(totals.broken.is_empty())
+}
+
+fn as_json(totals: &Totals, took: f64) -> serde_json::Result<serde_json::Value> {
+    let broken = totals.broken.iter().map(|broken| {
+        json!({"seed": broken.seed, "rule": broken.rule, "what": broken.what, "again": broken.again})
+    });
+    let coverage: serde_json::Value = serde_json::from_str(&totals.coverage.to_json()?)?;
+    Ok(json!({
+        "histories": totals.histories,
+        "steps": totals.events,
+        "clusterSeconds": totals.virtual_time.as_secs(),
+        "troubledSeconds": totals.troubled.as_secs(),
+        "seconds": took,
+        "broken": broken.collect::<Vec<_>>(),
+        "coverage": coverage,
+    }))
+}
+
+fn print(totals: &Totals, options: &Options, took: f64) {
+    if options.coverage {
+        println!("{}\n", totals.coverage);
+    }
+    let hours = totals.virtual_time.as_secs_f64() / 3600.0;
     println!(
         "{} histories, {} steps, {hours:.1} cluster-hours ({:.1} of them under faults) in {took:.1} s on {} threads: {:.0} \
 cluster-hours a minute and thread",
@@ -210,42 +409,34 @@ cluster-hours a minute and thread",
         jobs(options),
         hours * 60.0 / took / jobs(options) as f64
     );
-    let mut broken = totals.broken;
-    broken.sort_unstable();
-    if broken.is_empty() {
+    if totals.broken.is_empty() {
         println!("every rule held");
     } else {
-        let seeds: Vec<_> = broken
-            .iter()
-            .map(|(seed, rule)| format!("{seed} ({rule})"))
-            .collect();
-        println!("{} broken: {}", broken.len(), seeds.join(", "));
+        let seeds = totals.broken.iter();
+        let seeds: Vec<_> = seeds.map(|b| format!("{} ({})", b.seed, b.rule)).collect();
+        println!("{} broken: {}", seeds.len(), seeds.join(", "));
     }
-    Ok(broken.is_empty())
+}
+
+/// The flags that play a history again.
+fn again(report: &Report, options: &Options, before: Option<&Coverage>) -> String {
+    let steered = before
+        .filter(|_| options.steer)
+        .map(|before| steer(report.seed, before));
+    let flags = flags(options, steered);
+    format!("--seed {}{flags}{}", report.seed, reduction(options))
 }
 
 /// The end of a broken history, and how to see all of it.
-fn short(report: &Report, options: &Options) -> String {
+fn short(report: &Report, again: &str) -> String {
     let from = report.trace.len().saturating_sub(SHORT);
     let mut lines: Vec<String> = report.trace.iter().skip(from).cloned().collect();
-    let mut with = options
-        .mutation
-        .map(|m| format!(" --mutation {m}"))
-        .unwrap_or_default();
-    if options.rare {
-        with.push_str(" --rare");
-    }
-    if let Some(pace) = options.pace {
-        with.push_str(match pace {
-            Pace::Dense => " --pace dense",
-            Pace::Slow => " --pace slow",
-        });
-    }
     lines.push(report.to_string());
-    lines.push(format!(
-        "all of it: ./dev sim --seed {}{with} --trace",
-        report.seed
-    ));
+    lines.push(format!("all of it: ./dev sim {again} --trace"));
+    if !again.contains("--skip") {
+        let small = again.replacen("--seed", "--shrink", 1);
+        lines.push(format!("made small, as a story: ./dev sim {small}"));
+    }
     lines.join("\n")
 }
 
@@ -259,7 +450,7 @@ fn mutations(options: &Options) -> std::io::Result<bool> {
             .clone()
             // Dense ones find them sooner.
             .map(|seed| {
-                simulation(options, seed)
+                of_seed(options, seed, None)
                     .pace(options.pace.unwrap_or(Pace::Dense))
                     .mutation(mutation)
             });

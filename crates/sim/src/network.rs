@@ -287,6 +287,7 @@ impl Network {
 struct Watched {
     inner: WatchStream,
     network: Arc<Network>,
+    observer: Arc<Observer>,
     breaks: u64,
     /// Its server.
     gone: CancellationToken,
@@ -307,7 +308,34 @@ async fn next(mut watched: Watched) -> Option<(Result<WatchEvent>, Option<Watche
     if watched.gone.is_cancelled() || !network.flows(watched.breaks).await {
         return Some((Err(Error::unavailable("the watch's connection was lost")), None));
     }
-    Some((event?, Some(watched)))
+    let event = event?;
+    if let Ok(event) = &event {
+        let (object, gone) = match event {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => (Some(object), ""),
+            WatchEvent::Deleted(object) => (Some(object), " is gone"),
+            WatchEvent::Bookmark(_) => (None, ""),
+        };
+        if let Some(object) = object {
+            watched.observer.tell(|| seen(&network.name, object) + gone);
+        }
+    }
+    Some((event, Some(watched)))
+}
+
+/// For the story: a component has this object as it was at its revision.
+fn seen(who: &str, object: &Object) -> String {
+    let (kind, revision) = (object.kind().plural(), object.revision());
+    format!(
+        "{who} sees {revision} {kind} {}",
+        full_name(object.namespace(), object.name())
+    )
+}
+
+fn full_name(namespace: &str, name: &str) -> String {
+    match namespace {
+        "" => name.to_string(),
+        namespace => format!("{namespace}/{name}"),
+    }
 }
 
 /// Who asks.
@@ -503,6 +531,18 @@ impl Wire {
         .await
     }
 
+    /// For the story: who asks for what, and what they are answered.
+    async fn told<T>(&self, what: String, asked: impl Future<Output = Result<T>>) -> Result<T> {
+        let (who, observer) = (&self.network.name, &self.observer);
+        observer.tell(|| format!("{who} asks to {what}"));
+        let answer = asked.await;
+        observer.tell(|| match &answer {
+            Ok(_) => format!("{who} is answered: {what}: done"),
+            Err(e) => format!("{who} is answered: {what}: {e}"),
+        });
+        answer
+    }
+
     async fn refused(&self) -> Error {
         self.turn_away();
         sleep(Duration::from_millis(20)).await;
@@ -644,7 +684,12 @@ impl Api for Wire {
     async fn list(&self, kind: &Kind, options: ListOptions) -> Result<List> {
         let (asked, namespace) = (kind.clone(), options.namespace.clone());
         let list = self.send(false, |api| async move { api.list(&asked, options).await });
-        Ok(self.distort_list(kind, &namespace, list.await?))
+        let list = self.distort_list(kind, &namespace, list.await?);
+        for object in &list.items {
+            self.observer
+                .tell(|| seen(&self.network.name, object) + " in a list");
+        }
+        Ok(list)
     }
 
     async fn watch(&self, kind: &Kind, options: WatchOptions) -> Result<WatchStream> {
@@ -672,6 +717,7 @@ impl Api for Wire {
             inner: stream,
             gone,
             network: self.network.clone(),
+            observer: self.observer.clone(),
             breaks: self.network.state.lock().breaks,
         };
         let events = futures::stream::unfold(Some(watched), |watched| async move {
@@ -700,8 +746,16 @@ impl Api for Wire {
 
     async fn create(&self, kind: &Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
         let kind = kind.clone();
-        self.send(true, |api| async move { api.create(&kind, object).await })
-            .await
+        let meta = object.metadata();
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let name = meta.name.as_deref().or(meta.generate_name.as_deref());
+        let what = format!(
+            "create {} {}",
+            kind.plural(),
+            full_name(namespace, name.unwrap_or_default())
+        );
+        let created = self.send(true, |api| async move { api.create(&kind, object).await });
+        self.told(what, created).await
     }
 
     async fn update(
@@ -733,12 +787,16 @@ impl Api for Wire {
             }
         }
         let sent = self.renewal_begins(kind, &*object);
-        let answer = self
-            .send_repeatable(|api| {
-                let (kind, object, subresource) = (kind.clone(), object.clone_box(), subresource.clone());
-                async move { api.update(&kind, object, &subresource).await }
-            })
-            .await;
+        let meta = object.metadata();
+        let name = meta.name.as_deref().unwrap_or_default();
+        let name = full_name(meta.namespace.as_deref().unwrap_or_default(), name);
+        let since = meta.resource_version.as_deref().unwrap_or("any revision");
+        let what = format!("update {} {name} {subresource} (from {since})", kind.plural());
+        let updated = self.send_repeatable(|api| {
+            let (kind, object, subresource) = (kind.clone(), object.clone_box(), subresource.clone());
+            async move { api.update(&kind, object, &subresource).await }
+        });
+        let answer = self.told(what, updated).await;
         if let Some(sent) = sent.filter(|_| answer.is_ok()) {
             self.observer.renewal_answered(&self.network.name, sent);
         }
@@ -755,10 +813,12 @@ impl Api for Wire {
     ) -> Result<Arc<Object>> {
         let (namespace, name) = (namespace.to_string(), name.to_string());
         let (kind, subresource) = (kind.clone(), subresource.to_string());
-        self.send(true, |api| async move {
+        let of = full_name(&namespace, &name);
+        let what = format!("patch {} {of} {subresource}", kind.plural());
+        let patched = self.send(true, |api| async move {
             api.patch(&kind, &namespace, &name, &subresource, patch).await
-        })
-        .await
+        });
+        self.told(what, patched).await
     }
 
     async fn delete(
@@ -787,12 +847,16 @@ impl Api for Wire {
                 self.observer.delete_asked(&self.network.name, &name, &options);
             }
         }
-        self.send_repeatable(|api| {
+        let grace = options.grace_period_seconds;
+        let grace = grace.map_or("its own".to_string(), |seconds| format!("{seconds} s"));
+        let of = full_name(&namespace, &name);
+        let what = format!("delete {} {of} (grace: {grace})", kind.plural());
+        let deleted = self.send_repeatable(|api| {
             let (namespace, name, options) = (namespace.clone(), name.clone(), options.clone());
             let kind = kind.clone();
             async move { api.delete(&kind, &namespace, &name, options).await }
-        })
-        .await
+        });
+        self.told(what, deleted).await
     }
 
     async fn create_subresource(
@@ -805,10 +869,12 @@ impl Api for Wire {
     ) -> Result<serde_json::Value> {
         let (namespace, name) = (namespace.to_string(), name.to_string());
         let (kind, subresource) = (kind.clone(), subresource.to_string());
-        self.send(true, |api| async move {
+        let of = full_name(&namespace, &name);
+        let what = format!("create {} {of} {subresource}", kind.plural());
+        let created = self.send(true, |api| async move {
             api.create_subresource(&kind, &namespace, &name, &subresource, body)
                 .await
-        })
-        .await
+        });
+        self.told(what, created).await
     }
 }

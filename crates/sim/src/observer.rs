@@ -26,6 +26,7 @@ use crate::disks::{By, Holder};
 use crate::history::History;
 use crate::rules::{self, n1_addresses, n6_policy};
 use crate::stored;
+use crate::story;
 use crate::switches::Switch;
 use crate::world::{
     Disk, Heard, Lease, Life, MAY_FENCE_ITSELF, Missed, Process, Seen, World, is_out_of_service, is_ready,
@@ -42,6 +43,8 @@ pub struct Violation {
     pub rule: &'static str,
     pub what: String,
     pub at: Timestamp,
+    /// Names of what it is about: pods and the beginnings of their uids, what owns them, nodes, disks.
+    pub about: BTreeSet<String>,
 }
 
 pub(crate) struct Observer {
@@ -55,6 +58,8 @@ struct Inner {
     violation: Option<Violation>,
     coverage: Coverage,
     ends: Ends,
+    /// Also who sees and asks what.
+    story: bool,
 }
 
 impl Inner {
@@ -64,21 +69,27 @@ impl Inner {
         }
         for (rule, check) in rules::ALL {
             if let Err(what) = check(seen, &self.world) {
-                self.violate(rule, what);
+                self.violate(rule, what, Some(seen));
                 return;
             }
         }
     }
 
-    fn violate(&mut self, rule: &'static str, what: String) {
+    fn violate(&mut self, rule: &'static str, what: String, seen: Option<&Seen<'_>>) {
+        let about = story::concerned(seen, &what, &self.world);
         let at = self.world.now;
         self.history.add(at, &format!("VIOLATION {rule}: {what}"), b"");
-        self.violation.get_or_insert(Violation { rule, what, at });
+        self.violation.get_or_insert(Violation {
+            rule,
+            what,
+            at,
+            about,
+        });
     }
 }
 
 impl Observer {
-    pub fn new(clock: Arc<dyn Clock>, whole: bool, directory: &Path) -> Self {
+    pub fn new(clock: Arc<dyn Clock>, whole: bool, story: bool, directory: &Path) -> Self {
         let world = World {
             now: clock.now(),
             ..World::default()
@@ -91,6 +102,7 @@ impl Observer {
                 violation: None,
                 coverage: Coverage::default(),
                 ends: Ends::new(),
+                story,
             }),
         }
     }
@@ -115,6 +127,15 @@ impl Observer {
         inner.history.remark(now, line);
     }
 
+    /// A line of the story, where there is to be one.
+    pub fn tell(&self, line: impl FnOnce() -> String) {
+        let mut inner = self.lock();
+        if inner.story {
+            let now = inner.world.now;
+            inner.history.remark(now, &line());
+        }
+    }
+
     /// A fault strikes: whom it meets is counted.
     pub fn strikes(&self, fault: Switch, scope: Scope<'_>) {
         let inner = &mut *self.lock();
@@ -136,7 +157,7 @@ impl Observer {
     }
 
     pub fn violate(&self, rule: &'static str, what: String) {
-        self.lock().violate(rule, what);
+        self.lock().violate(rule, what, None);
     }
 
     pub fn digest(&self) -> (String, u64) {
@@ -518,6 +539,11 @@ impl Observer {
                 };
                 inner.world.processes.insert(key, process.clone());
                 inner.ends.remove(&process.uid);
+                if inner.story {
+                    let of = format!("{}/{}", process.name, process.container);
+                    let line = format!("{node} {id} {of} runs in {}", process.sandbox);
+                    inner.history.remark(now, &line);
+                }
                 inner.judge(&Seen::Started(&process));
             }
             Happening::Asked => {

@@ -64,6 +64,10 @@ impl Script {
 pub struct Steps(BTreeSet<u32>);
 
 impl Steps {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+        self.0.iter().copied()
+    }
+
     pub fn has(&self, step: u32) -> bool {
         self.0.contains(&step)
     }

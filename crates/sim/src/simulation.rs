@@ -49,7 +49,7 @@ const SHORT_NODE_PREFIX: u8 = 29;
 /// For 64 nodes or 512.
 const CLUSTER_CIDR: &str = "10.244.0.0/20";
 /// When every history begins.
-const EPOCH: &str = "2026-01-01T00:00:00Z";
+pub(crate) const EPOCH: &str = "2026-01-01T00:00:00Z";
 /// How long after the last fault everything has to be as it was wanted: twice the longest back-off (300 s), and the
 /// quarter of an hour after which a controller looks again whatever happened.
 const CONVERGE_WITHIN: Duration = Duration::from_secs(25 * 60);
@@ -74,6 +74,7 @@ pub struct Simulation {
     rare: bool,
     mutation: Option<Mutation>,
     whole: bool,
+    story: bool,
     swarm: Swarm,
     replayed: Option<(Arc<Script>, Reduction)>,
 }
@@ -178,6 +179,7 @@ impl Simulation {
             rare: false,
             mutation: None,
             whole: false,
+            story: false,
             swarm: Swarm::BySeed,
             replayed: None,
         }
@@ -203,6 +205,12 @@ impl Simulation {
 
     pub fn mutation(mut self, mutation: Mutation) -> Self {
         self.mutation = Some(mutation);
+        self
+    }
+
+    /// The report can tell the history's story if it is broken, and holds every line.
+    pub fn story(mut self) -> Self {
+        (self.whole, self.story) = (true, true);
         self
     }
 
@@ -244,7 +252,7 @@ impl Simulation {
         let epoch: Timestamp = EPOCH.parse().map_err(std::io::Error::other)?;
         let clock = TokioClock::new(epoch);
         let began = Instant::now();
-        let observer = Arc::new(Observer::new(Arc::new(clock), self.whole, &directory));
+        let observer = Arc::new(Observer::new(Arc::new(clock), self.whole, self.story, &directory));
         let mut chance = stream(self.seed, "simulation");
         let shape = Shape::draw_at(self.pace, self.seed, &mut chance);
         let reduction = self.replayed.as_ref().map(|(_, reduction)| reduction.clone());
@@ -477,6 +485,7 @@ impl Simulation {
             trace: observer.told(),
             coverage: observer.coverage().of_one(on),
             switches: on,
+            nodes: faults.nodes.len(),
             script,
         })
     }
@@ -561,6 +570,7 @@ pub struct Report {
     pub coverage: Coverage,
     /// What was on.
     pub switches: Switches,
+    pub nodes: usize,
     /// What users and faults did.
     pub script: Script,
 }
@@ -569,7 +579,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.violation {
             None => write!(f, "seed {}: every rule held", self.seed)?,
-            Some(Violation { rule, what, at }) => {
+            Some(Violation { rule, what, at, .. }) => {
                 write!(f, "seed {}: {rule} broken at {at}: {what}", self.seed)?
             }
         }
