@@ -1,3 +1,5 @@
+//! Each state is told from the others, and sums are what was met.
+
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
