@@ -5,6 +5,8 @@
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
+use crate::self_fencing::Ending;
+
 /// Whose a sandbox or a container is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PodRef {
@@ -38,8 +40,9 @@ pub struct Container {
     pub attempt: u32,
     /// What identifies the definition it was made from.
     pub hash: String,
-    /// Its node ends it when it is cut off ([`crate::self_fencing`]), as was known when it was made.
-    pub self_fenced: bool,
+    /// How its node ends it when it is cut off ([`crate::self_fencing`]), as was known when it was made; `None`: it does
+    /// not.
+    pub self_fenced: Option<Ending>,
     pub state: ContainerState,
     pub created_at: Timestamp,
     pub image: String,

@@ -70,6 +70,33 @@ impl SelfFencing {
     }
 }
 
+/// How a node that is cut off ends a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// TERM, and KILL when there is no time left.
+    Terminate,
+    /// KILL. A container that answers TERM with exit code 0 would be taken for done: the next container of its pod would
+    /// be started (SPEC S3), or the pod would have succeeded.
+    Kill,
+}
+
+impl Ending {
+    /// Of this container, which a pod of a node has.
+    pub fn of(pod: &Pod, container: &str) -> Self {
+        let Some(spec) = &pod.spec else {
+            return Ending::Terminate;
+        };
+        // An init container that says nothing else runs to its end.
+        let init = spec.init_containers.iter().flatten().map(|c| (c, "Never"));
+        let policy = spec.restart_policy.as_deref().unwrap_or("Always");
+        let mut all = init.chain(spec.containers.iter().map(|c| (c, policy)));
+        match all.find(|(c, _)| c.name == container) {
+            Some((c, policy)) if c.restart_policy.as_deref().unwrap_or(policy) != "Always" => Ending::Kill,
+            _ => Ending::Terminate,
+        }
+    }
+}
+
 /// What a node may do about such pods now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -165,6 +192,29 @@ mod tests {
             (None, Verdict::End { grace: seconds(0) }),
         ] {
             assert_eq!(decide(since), verdict, "{since:?}");
+        }
+    }
+
+    #[test]
+    fn b4_s3_what_would_be_taken_for_done_if_it_exited_with_0_is_killed() {
+        use Ending::{Kill, Terminate};
+        for (policy, own, init, main) in [
+            ("Always", None, Kill, Terminate),
+            ("Always", Some("Always"), Terminate, Terminate),
+            ("OnFailure", None, Kill, Kill),
+            ("Never", None, Kill, Kill),
+            ("Never", Some("Always"), Terminate, Terminate),
+            ("Always", Some("Never"), Kill, Kill),
+        ] {
+            let container = |name: &str| json!({"name": name, "restartPolicy": own});
+            let pod = json!({"metadata": {}, "spec": {
+                "restartPolicy": policy,
+                "initContainers": [container("init")],
+                "containers": [container("main")],
+            }});
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            assert_eq!(Ending::of(&pod, "init"), init, "{policy} {own:?}");
+            assert_eq!(Ending::of(&pod, "main"), main, "{policy} {own:?}");
         }
     }
 

@@ -96,7 +96,7 @@ mod tests {
             name: "c".into(),
             attempt: 0,
             hash: String::new(),
-            self_fenced: false,
+            self_fenced: None,
             state: match ended {
                 true => ContainerState::Exited(Exit::default()),
                 false => ContainerState::Running { started_at: at(0) },

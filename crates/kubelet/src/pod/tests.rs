@@ -450,7 +450,7 @@ fn seen(name: &str, attempt: u32, state: ContainerState) -> runtime::Container {
         name: name.into(),
         attempt,
         hash: String::new(),
-        self_fenced: false,
+        self_fenced: None,
         state,
         created_at: Timestamp::from_second(1_700_000_000).unwrap(),
         image: "busybox".into(),

@@ -9,6 +9,7 @@ use knarr_api::k8s_openapi;
 use knarr_kubelet::devicemanager::{self, ContainerOptions};
 use knarr_kubelet::huge_pages::PageSizes;
 use knarr_kubelet::pod::definition_hash;
+use knarr_kubelet::self_fencing::Ending;
 
 use super::downward::Place;
 use super::env::{self, Sources};
@@ -39,8 +40,8 @@ pub struct Parts<'a> {
     pub placement: Placement,
     pub huge_pages: &'a PageSizes,
     pub seccomp: Seccomp,
-    /// Its node ends it when it is cut off.
-    pub self_fenced: bool,
+    /// How its node ends it when it is cut off, if it does.
+    pub self_fenced: Option<Ending>,
     /// Where memory runs out, all of the container goes; only version 2 of cgroups knows how.
     pub oom_group: bool,
 }
@@ -127,8 +128,11 @@ fn annotations(parts: &Parts<'_>) -> HashMap<String, String> {
     if let Some(grace) = grace {
         annotations.insert(labels::POD_GRACE.to_string(), grace.to_string());
     }
-    if parts.self_fenced {
-        annotations.insert(labels::SELF_FENCED.to_string(), "true".to_string());
+    if let Some(ending) = parts.self_fenced {
+        annotations.insert(
+            labels::SELF_FENCED.to_string(),
+            labels::of_ending(ending).to_string(),
+        );
     }
     annotations
 }
@@ -318,7 +322,7 @@ mod tests {
                 by_default: true,
                 root: "/kubelet/seccomp".into(),
             },
-            self_fenced: true,
+            self_fenced: Some(Ending::Kill),
             oom_group: true,
         })
     }
@@ -344,7 +348,7 @@ mod tests {
         );
         let runtimes_own = v1::security_profile::ProfileType::RuntimeDefault as i32;
         assert_eq!(security.seccomp.unwrap().profile_type, runtimes_own);
-        assert_eq!(config.annotations[labels::SELF_FENCED], "true");
+        assert_eq!(labels::ending(&config.annotations), Some(Ending::Kill));
     }
 
     #[test]

@@ -1,5 +1,9 @@
 //! The labels and annotations by which a sandbox or container is known again, as every kubelet writes them.
 
+use std::collections::HashMap;
+
+use knarr_kubelet::self_fencing::Ending;
+
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
 pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 pub const POD_UID: &str = "io.kubernetes.pod.uid";
@@ -9,6 +13,22 @@ pub const CONTAINER_HASH: &str = "io.kubernetes.container.hash";
 pub const CONTAINER_RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 pub const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 pub const TERMINATION_MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
-/// On containers that their node ends by itself when it is cut off: a kubelet that comes back then knows them by it.
+/// On containers that their node ends by itself when it is cut off, and how: a kubelet that comes back then knows them by it.
 pub const SELF_FENCED: &str = "knarr.io/self-fenced";
 pub const POD_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
+
+/// The value of [`SELF_FENCED`].
+pub fn of_ending(ending: Ending) -> &'static str {
+    match ending {
+        Ending::Terminate => "terminate",
+        Ending::Kill => "kill",
+    }
+}
+
+/// What [`SELF_FENCED`] says. Any other value than those written now stands for TERM.
+pub fn ending(annotations: &HashMap<String, String>) -> Option<Ending> {
+    annotations.get(SELF_FENCED).map(|value| match value.as_str() {
+        "kill" => Ending::Kill,
+        _ => Ending::Terminate,
+    })
+}

@@ -10,6 +10,7 @@ use knarr_api::registry::Registered;
 use knarr_client::{Clock, Error};
 use knarr_kubelet::pod::{Event, find_spec};
 use knarr_kubelet::runtime::ContainerState;
+use knarr_kubelet::self_fencing::Ending;
 use tokio::sync::{SemaphorePermit, mpsc};
 use tokio::time::sleep;
 use tracing::warn;
@@ -168,7 +169,7 @@ pub(super) async fn create_container(
             by_default: shared.config.configuration.seccomp_default,
             root: shared.config.root_dir.join("seccomp"),
         },
-        self_fenced: self_fencing::is_concerned(shared, pod),
+        self_fenced: self_fencing::is_concerned(shared, pod).then(|| Ending::of(pod, name)),
         oom_group: cgroup::is_unified() && shared.config.configuration.single_process_oom_kill != Some(true),
     })
     .map_err(wrong)?;

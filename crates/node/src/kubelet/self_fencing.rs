@@ -17,7 +17,7 @@ use knarr_api::k8s_openapi;
 use knarr_client::TypedApi;
 use knarr_kubelet::admission::is_static;
 use knarr_kubelet::runtime::{Container, ContainerState};
-use knarr_kubelet::self_fencing::{SelfFencing, Verdict, decide, may_start as may_start_by};
+use knarr_kubelet::self_fencing::{Ending, SelfFencing, Verdict, decide, may_start as may_start_by};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
@@ -236,25 +236,26 @@ pub(super) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// The containers that run of the pods concerned. Whose pod is not known, for the API could not be asked since this kubelet
-/// began or knows it no more, is what it was when it was made.
-async fn running(shared: &Shared) -> Result<Vec<Container>, RuntimeError> {
+/// The containers that run of the pods concerned, and how each is ended. Whose pod is not known, for the API could not be
+/// asked since this kubelet began or knows it no more, is what it was when it was made.
+async fn running(shared: &Shared) -> Result<Vec<(Container, Ending)>, RuntimeError> {
     let pods = shared.pods.list("");
     let pods = pods.iter().filter_map(|o| o.get::<core::Pod>());
-    let known: BTreeMap<String, bool> = pods
-        .map(|pod| {
-            (
-                pod.metadata.uid.clone().unwrap_or_default(),
-                is_concerned(shared, pod),
-            )
-        })
+    let known: BTreeMap<&str, &core::Pod> = pods
+        .map(|pod| (pod.metadata.uid.as_deref().unwrap_or_default(), pod))
         .collect();
-    let mut containers = shared.runtime.containers().await?;
-    containers.retain(|c| {
-        let concerned = known.get(&c.pod.uid).copied().unwrap_or(c.self_fenced);
-        concerned && matches!(c.state, ContainerState::Running { .. })
-    });
-    Ok(containers)
+    let mut running = Vec::new();
+    for container in shared.runtime.containers().await? {
+        if !matches!(container.state, ContainerState::Running { .. }) {
+            continue;
+        }
+        let ending = match known.get(container.pod.uid.as_str()) {
+            Some(pod) => is_concerned(shared, pod).then(|| Ending::of(pod, &container.name)),
+            None => container.self_fenced,
+        };
+        running.extend(ending.map(|ending| (container, ending)));
+    }
+    Ok(running)
 }
 
 /// Whether no process of a pod concerned is left, as far as can be seen.
@@ -270,21 +271,25 @@ async fn end_all(shared: &Shared) {
         Ok(running) => running,
         Err(error) => return warn!(%error, "cannot see what runs"),
     };
-    let ends = running.iter().map(|c| async move {
+    let ends = running.iter().map(|(c, ending)| async move {
         warn!(
             container = c.id,
             pod = c.pod.name,
             "ending what must not run twice"
         );
-        end(shared.runtime.as_ref(), &shared.trust, &c.id).await;
+        end(shared.runtime.as_ref(), &shared.trust, &c.id, *ending).await;
     });
     futures::future::join_all(ends).await;
 }
 
 /// Ends a container with what time there is left, counted when it is asked and not when somebody decided to: a runtime that is
 /// slow or fails takes it from the process, and KILL comes in time.
-async fn end(runtime: &dyn Runtime, trust: &Trust, id: &str) {
+async fn end(runtime: &dyn Runtime, trust: &Trust, id: &str, ending: Ending) {
     while let Verdict::End { grace } = trust.verdict() {
+        let grace = match ending {
+            Ending::Terminate => grace,
+            Ending::Kill => Duration::ZERO,
+        };
         let stopped = match timeout(grace, runtime.stop_container(id, grace)).await {
             Ok(stopped) => stopped,
             Err(_) => runtime.stop_container(id, Duration::ZERO).await,

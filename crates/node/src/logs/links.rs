@@ -86,7 +86,7 @@ mod tests {
             name: "c".into(),
             attempt: 0,
             hash: String::new(),
-            self_fenced: false,
+            self_fenced: None,
             state: ContainerState::Created,
             created_at: Timestamp::UNIX_EPOCH,
             image: String::new(),

@@ -160,7 +160,7 @@ fn container(c: v1::Container) -> Container {
             .get(labels::CONTAINER_HASH)
             .cloned()
             .unwrap_or_default(),
-        self_fenced: c.annotations.contains_key(labels::SELF_FENCED),
+        self_fenced: labels::ending(&c.annotations),
         // A list knows no start; the creation is close, and the detail knows better.
         state: state(c.state, c.created_at, Exit::default),
         created_at: nanos(c.created_at),
@@ -349,7 +349,7 @@ impl Runtime for Cri {
                     .get(labels::CONTAINER_HASH)
                     .cloned()
                     .unwrap_or_default(),
-                self_fenced: status.annotations.contains_key(labels::SELF_FENCED),
+                self_fenced: labels::ending(&status.annotations),
                 state: state(status.state, status.started_at, exit),
                 created_at: nanos(status.created_at),
                 image: status.image.as_ref().map(|i| i.image.clone()).unwrap_or_default(),

@@ -500,7 +500,7 @@ impl Runtime for FakeRuntime {
                 name: metadata.name,
                 attempt: metadata.attempt,
                 hash: hash.unwrap_or_default(),
-                self_fenced: config.annotations.contains_key(labels::SELF_FENCED),
+                self_fenced: labels::ending(&config.annotations),
                 state: ContainerState::Created,
                 created_at: self.clock.now(),
                 image_id: image.clone(),

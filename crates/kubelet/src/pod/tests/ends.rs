@@ -229,7 +229,7 @@ fn t4_an_end_met_halfway_has_its_grace_again_or_keeps_its_deadline() {
                 name: "c".into(),
                 attempt: 0,
                 hash: String::new(),
-                self_fenced: false,
+                self_fenced: None,
                 state: ContainerState::Running {
                     started_at: before.now,
                 },

@@ -59,7 +59,7 @@ impl Node {
                 name: name.into(),
                 attempt: 0,
                 hash: String::new(),
-                self_fenced: false,
+                self_fenced: None,
                 state,
                 created_at: Timestamp::UNIX_EPOCH,
                 image: "i".into(),
