@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_client::{Clock, DeleteOptions, Term};
@@ -644,7 +645,26 @@ fn network_written(inner: &mut Inner, path: &str, value: Option<&[u8]>) {
             let uid = policy.metadata.uid.clone().unwrap_or_default();
             world.policies.insert(uid, policy);
         }
+    } else if let Some(key) = path.strip_prefix("policy/poddisruptionbudgets/") {
+        budget_written(inner, key, value);
     }
+}
+
+fn budget_written(inner: &mut Inner, key: &str, value: Option<&[u8]>) {
+    let budget: Option<PodDisruptionBudget> = value.and_then(|json| serde_json::from_slice(json).ok());
+    let before = inner.world.budgets.remove(key);
+    let Some(after) = budget else { return };
+    let first_seen = before
+        .as_ref()
+        .map_or(inner.world.now, |(_, first_seen)| *first_seen);
+    inner
+        .world
+        .budgets
+        .insert(key.into(), (after.clone(), first_seen));
+    inner.judge(&Seen::BudgetWritten {
+        before: before.as_ref().map(|(budget, _)| budget),
+        after: &after,
+    });
 }
 
 fn fencing_written(inner: &mut Inner, name: &str, content: &[u8]) {
@@ -679,6 +699,7 @@ fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
             let life = Life {
                 pod: pod.clone(),
                 first_seen: inner.world.now,
+                bound_at: None,
                 deleted_at: None,
                 removed_at: None,
                 released: false,
@@ -709,6 +730,9 @@ fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
         }
         if pod.metadata.deletion_timestamp.is_some() {
             life.deleted_at.get_or_insert(inner.world.now);
+        }
+        if !node_of(&pod).is_empty() {
+            life.bound_at.get_or_insert(inner.world.now);
         }
         life.released |= orphan || vouched;
         life.given_up |= orphan || vouched;

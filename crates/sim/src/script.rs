@@ -27,10 +27,11 @@ pub(crate) enum Turn {
     Fencing,
     Disks,
     Policies,
+    Room,
 }
 
 /// How far each stream that a step may draw from had been drawn when it began.
-pub(crate) type Positions = [u64; 7];
+pub(crate) type Positions = [u64; 8];
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {

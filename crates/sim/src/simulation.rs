@@ -20,7 +20,7 @@ use crate::rules::{n3_at_rest, n6_policy};
 use crate::script::{Reduction, Script};
 use crate::servers::ApiServer;
 use crate::store::ObservedStore;
-use crate::switches::{Plan, Swarm, Switch, Switches};
+use crate::switches::{FIRST_SWARMED, Plan, Swarm, Switch, Switches};
 use crate::trouble::{Menu, Streams, TICK, Trouble, denied, pass_until};
 use crate::users::Users;
 use crate::{Mutation, world};
@@ -38,6 +38,8 @@ const FENCING_PER_MILLE: u32 = 300;
 const AT_MOST_ONE_PER_MILLE: u32 = 250;
 /// Histories in which users ask for at most one of some pods.
 const CAREFUL_PER_MILLE: u32 = 350;
+/// Histories in which there is not room for everything.
+const CROWDED_PER_MILLE: u32 = 250;
 /// Histories with Services and proxies.
 const PROXIED_PER_MILLE: u32 = 300;
 /// Histories with a pod network and policies.
@@ -265,6 +267,7 @@ impl Simulation {
             guarding: stream(self.seed, "fencing"),
             storing: stream(self.seed, "disks"),
             policing: stream(self.seed, "policies"),
+            crowding: stream(self.seed, "crowding"),
         };
         let mut caring = stream(self.seed, "at most one");
         // A mistake about disks, fencing or Services shows only where there are some.
@@ -312,6 +315,14 @@ impl Simulation {
                     Switch::AtMostOne,
                     caring.per_mille(CAREFUL_PER_MILLE),
                     sought("B4"),
+                ),
+            ),
+            (
+                Switch::Crowding,
+                has(
+                    Switch::Crowding,
+                    self.seed >= FIRST_SWARMED && streams.crowding.per_mille(CROWDED_PER_MILLE),
+                    sought("P4") || sought("P5"),
                 ),
             ),
             (
@@ -418,6 +429,9 @@ impl Simulation {
         if on.has(Switch::Disks) {
             users.bring_disks().await.map_err(denied)?;
         }
+        if on.has(Switch::Crowding) {
+            users.create_priorities().await.map_err(denied)?;
+        }
         let mut trouble = Trouble {
             users,
             faults,
@@ -428,6 +442,7 @@ impl Simulation {
                 losses,
                 disks: on.has(Switch::Disks),
                 policies: ground.networked,
+                crowding: on.has(Switch::Crowding),
                 pause_millis: shape.pause_millis,
             },
             plan,
@@ -451,6 +466,7 @@ impl Simulation {
         while observer.violation().is_none() {
             pass_until(Instant::now() + TICK, &faults).await;
             users.let_go().await.map_err(denied)?;
+            users.make_room().await.map_err(denied)?;
             users.give_nodes_back().await.map_err(denied)?;
             users.switch_on(&agents).await.map_err(denied)?;
             let missing = match users.satisfied().await.map_err(denied)? {

@@ -49,6 +49,7 @@ pub(crate) fn concerned(seen: Option<&Seen<'_>>, what: &str, world: &World) -> B
         Some(Seen::DeleteAsked { name, .. }) => {
             names.insert((*name).into());
         }
+        Some(Seen::BudgetWritten { after, .. }) => names.extend(after.metadata.name.clone()),
         Some(Seen::Tick) | None => {}
     }
     let words: BTreeSet<&str> = words(what).collect();

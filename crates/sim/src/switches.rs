@@ -109,6 +109,8 @@ switches! {
     Drain "drain" Fault,
     OutOfService "out-of-service" Fault,
     AskForFencing "ask-for-fencing" Fault,
+    /// Priorities, too little room, and PodDisruptionBudgets.
+    Crowding "crowding" Feature,
 }
 
 impl fmt::Display for Switch {

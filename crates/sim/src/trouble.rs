@@ -19,6 +19,8 @@ const WITH_DISKS_PER_MILLE: u32 = 250;
 const WITH_FENCING_PER_MILLE: u32 = 150;
 /// The same of histories with policies.
 const WITH_POLICIES_PER_MILLE: u32 = 250;
+/// The same of histories with too little room.
+const WITH_CROWDING_PER_MILLE: u32 = 300;
 /// Steps that are a user's and not a fault's.
 const USERS_PER_MILLE: u32 = 700;
 /// How often time itself is judged.
@@ -33,6 +35,7 @@ pub(crate) struct Menu {
     pub losses: bool,
     pub disks: bool,
     pub policies: bool,
+    pub crowding: bool,
     /// Between two turns, at most.
     pub pause_millis: u64,
 }
@@ -43,6 +46,7 @@ pub(crate) struct Streams {
     pub guarding: Stream,
     pub storing: Stream,
     pub policing: Stream,
+    pub crowding: Stream,
 }
 
 /// See the module.
@@ -101,6 +105,9 @@ impl Trouble {
             }
             if menu.policies && self.streams.policing.per_mille(WITH_POLICIES_PER_MILLE) {
                 self.record(Turn::Policies).await?;
+            }
+            if menu.crowding && self.streams.crowding.per_mille(WITH_CROWDING_PER_MILLE) {
+                self.record(Turn::Room).await?;
             }
             let turn = match chance.per_mille(USERS_PER_MILLE) {
                 true => Turn::Users,
@@ -171,6 +178,7 @@ impl Trouble {
             Turn::Fencing | Turn::FencingPolicy if self.plan.suppresses(Switch::Fencing) => Ok(()),
             Turn::Disks if self.plan.suppresses(Switch::Disks) => Ok(()),
             Turn::Policies if self.plan.suppresses(Switch::PodNetwork) => Ok(()),
+            Turn::Room if self.plan.suppresses(Switch::Crowding) => Ok(()),
             Turn::FencingPolicy => {
                 let written = users.bring_policy(&mut streams.guarding).await;
                 written.map(|written| self.has_policy = written)
@@ -178,6 +186,7 @@ impl Trouble {
             Turn::Fencing => users.ask_for_fencing(&mut streams.guarding).await,
             Turn::Disks => users.act_with_disks(&mut streams.storing).await,
             Turn::Policies => users.act_with_policies(&mut streams.policing).await,
+            Turn::Room => users.act_with_room(&mut streams.crowding).await,
         };
         done.map_err(denied)
     }
@@ -190,6 +199,7 @@ impl Trouble {
             streams.guarding.position(),
             streams.storing.position(),
             streams.policing.position(),
+            streams.crowding.position(),
             self.faults.chance.position(),
             users,
             careful,
@@ -197,11 +207,21 @@ impl Trouble {
     }
 
     fn go_to(&mut self, positions: &Positions) {
-        let [rarely, guarding, storing, policing, faults, users, careful] = *positions;
+        let [
+            rarely,
+            guarding,
+            storing,
+            policing,
+            crowding,
+            faults,
+            users,
+            careful,
+        ] = *positions;
         self.streams.rarely.go_to(rarely);
         self.streams.guarding.go_to(guarding);
         self.streams.storing.go_to(storing);
         self.streams.policing.go_to(policing);
+        self.streams.crowding.go_to(crowding);
         self.faults.chance.go_to(faults);
         self.users.go_to([users, careful]);
     }

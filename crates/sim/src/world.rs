@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_client::{DeleteOptions, Term};
@@ -46,6 +47,8 @@ pub(crate) struct Process {
 pub(crate) struct Life {
     pub pod: Arc<Pod>,
     pub first_seen: Timestamp,
+    /// When it was bound to its node.
+    pub bound_at: Option<Timestamp>,
     /// When its deletion was written.
     pub deleted_at: Option<Timestamp>,
     /// When it left the store.
@@ -143,6 +146,8 @@ pub(crate) struct World {
     pub ranges: BTreeMap<String, BTreeSet<IpNet>>,
     /// By uid.
     pub policies: BTreeMap<String, NetworkPolicy>,
+    /// By their keys in the store, with when each was first seen.
+    pub budgets: BTreeMap<String, (PodDisruptionBudget, Timestamp)>,
     /// Their labels.
     pub namespaces: BTreeMap<String, BTreeMap<String, String>>,
     /// By their keys in the store.
@@ -261,6 +266,10 @@ pub(crate) enum Seen<'a> {
     Written {
         key: &'a str,
     },
+    BudgetWritten {
+        before: Option<&'a PodDisruptionBudget>,
+        after: &'a PodDisruptionBudget,
+    },
     /// A second has passed.
     Tick,
     /// A component asks the API to delete a pod.
@@ -279,6 +288,13 @@ pub(crate) fn node_of(pod: &Pod) -> &str {
 pub(crate) fn phase_of(pod: &Pod) -> &str {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     phase.unwrap_or_default()
+}
+
+/// The reason why it was disrupted, which its condition DisruptionTarget gives.
+pub(crate) fn disrupted_by(pod: &Pod) -> Option<&str> {
+    let mut conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    let condition = conditions.find(|c| c.type_ == "DisruptionTarget" && c.status == "True")?;
+    condition.reason.as_deref()
 }
 
 pub(crate) fn is_finished(pod: &Pod) -> bool {

@@ -25,6 +25,7 @@ fn pod(value: serde_json::Value) -> Life {
     Life {
         pod: Arc::new(serde_json::from_value(pod).unwrap()),
         first_seen: Timestamp::UNIX_EPOCH,
+        bound_at: None,
         deleted_at: None,
         removed_at: None,
         released: false,

@@ -8,6 +8,8 @@ mod l2_one_life;
 pub(crate) mod n1_addresses;
 pub(crate) mod n3_at_rest;
 pub(crate) mod n6_policy;
+mod p4_preemption;
+mod p5_budgets;
 mod s1_at_most_one;
 mod s1_leaders_term;
 mod s2_who_may_remove;
@@ -29,7 +31,7 @@ use crate::world::{Seen, World};
 pub(crate) type Rule = fn(&Seen<'_>, &World) -> Result<(), String>;
 
 /// With their SPEC numbers.
-pub(crate) const ALL: [(&str, Rule); 19] = [
+pub(crate) const ALL: [(&str, Rule); 21] = [
     ("L1", l1_phases::check),
     ("L2", l2_one_life::check),
     ("T1", t1_deletion::check),
@@ -49,4 +51,6 @@ pub(crate) const ALL: [(&str, Rule); 19] = [
     ("B7", b7_endpoints::check),
     ("N1", n1_addresses::check),
     ("N6", n6_policy::check),
+    ("P4", p4_preemption::check),
+    ("P5", p5_budgets::check),
 ];

@@ -22,8 +22,10 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
     let Some(set) = owner(after, "DaemonSet").filter(|_| bound) else {
         return Ok(());
     };
+    // The controller decided then, however much later the scheduler bound it.
+    let created = world.pods.get(*uid).map_or(world.now, |life| life.first_seen);
     for (other, life) in &world.pods {
-        let known = world.now.checked_sub(KNOWN_AFTER).is_ok_and(|by| {
+        let known = created.checked_sub(KNOWN_AFTER).is_ok_and(|by| {
             let controllers = |name: &str| name.starts_with("control");
             by >= life.first_seen && world.each_was_well(controllers, (life.first_seen, by), HEARS_WITHIN)
         });

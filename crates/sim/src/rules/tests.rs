@@ -97,6 +97,7 @@ fn s3_what_starts_out_of_turn_is_seen() {
         let life = Life {
             pod: Arc::new(pod("Pending", "n1", None)),
             first_seen: Timestamp::UNIX_EPOCH,
+            bound_at: None,
             deleted_at: None,
             removed_at: removed.then_some(Timestamp::UNIX_EPOCH),
             released: false,
@@ -146,6 +147,7 @@ fn b7_term_before_the_kernel_of_a_node_that_is_heard_has_dropped_the_address_is_
         let life = Life {
             pod: Arc::new(pod),
             first_seen: Timestamp::UNIX_EPOCH,
+            bound_at: None,
             deleted_at: Some(now),
             removed_at: None,
             released: false,

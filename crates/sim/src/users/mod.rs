@@ -3,6 +3,7 @@
 //!
 //! They talk to the first server, which never fails: what they were told is so, and is what has to come about in the end.
 
+mod crowding;
 mod fencing;
 mod nodes;
 mod policies;
@@ -61,6 +62,8 @@ pub(crate) struct Users {
     wanted: BTreeMap<(Workload, String), u64>,
     /// Who asks for at most one of some pods, where anybody does.
     careful: Option<Stream>,
+    /// What they create says how much it needs, for there is not room for everything.
+    crowded: bool,
 }
 
 impl Users {
@@ -72,6 +75,7 @@ impl Users {
             plan,
             wanted: BTreeMap::new(),
             careful: None,
+            crowded: false,
         }
     }
 
@@ -170,6 +174,7 @@ impl Users {
 
     async fn create_drawn(&mut self, mut drawn: workloads::Drawn) -> Result<(), Error> {
         self.annotate(&mut drawn.object["spec"]["template"]);
+        self.fit(&mut drawn);
         let (name, wanted) = (drawn.name.clone(), drawn.pods);
         self.note(format!(
             "create {} {name}: {}",
@@ -244,18 +249,46 @@ impl Users {
         let (mut pod, summary) = workloads::pod(&mut self.chance, &name, held);
         storage::give_disk(&name, &mut pod["spec"]);
         self.annotate(&mut pod);
+        self.request_little(&mut pod["spec"]);
         self.note(format!("create {name}, which {summary}"));
         self.create(&registry::POD, pod).await?;
         self.wanted.insert((Workload::Pod, name), 1);
         Ok(())
     }
 
-    async fn pods(&self) -> Result<Vec<Arc<Object>>, Error> {
+    async fn list(&self, kind: &Kind) -> Result<Vec<Arc<Object>>, Error> {
         let options = ListOptions {
             namespace: NAMESPACE.into(),
             ..ListOptions::default()
         };
-        Ok(self.api.list(&registry::POD, options).await?.items)
+        Ok(self.api.list(kind, options).await?.items)
+    }
+
+    async fn pods(&self) -> Result<Vec<Arc<Object>>, Error> {
+        self.list(&registry::POD).await
+    }
+
+    /// As `kubectl drain` does with each pod: what its budget does not let go stays.
+    async fn evict(&mut self, pod: &Object) -> Result<(), Error> {
+        self.note(format!("evict {}", pod.name()));
+        let eviction = json!({
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": NAMESPACE, "name": pod.name()},
+            "deleteOptions": {"preconditions": {"uid": pod.uid()}},
+        });
+        let evicted = self
+            .api
+            .create_subresource(&registry::POD, NAMESPACE, pod.name(), "eviction", eviction)
+            .await;
+        match evicted {
+            Err(e) if e.code() == 429 => Ok(()),
+            other => {
+                unless_late(other)?;
+                self.wanted.remove(&(Workload::Pod, pod.name().to_string()));
+                Ok(())
+            }
+        }
     }
 
     async fn delete(&mut self, pod: &Object, grace: Option<i64>) -> Result<(), Error> {

@@ -5,7 +5,7 @@ use knarr_api::{k8s_openapi, registry};
 use knarr_client::{Error, ListOptions, Patch, TypedApi};
 use serde_json::json;
 
-use super::{NAMESPACE, Users, Workload, unless_late};
+use super::{Users, unless_late};
 use crate::coverage::Scope;
 use crate::random::Stream;
 use crate::switches::Switch;
@@ -72,18 +72,7 @@ impl Users {
             if !on_it || pod.metadata().deletion_timestamp.is_some() {
                 continue;
             }
-            let eviction = json!({
-                "apiVersion": "policy/v1",
-                "kind": "Eviction",
-                "metadata": {"namespace": NAMESPACE, "name": pod.name()},
-                "deleteOptions": {"preconditions": {"uid": pod.uid()}},
-            });
-            self.wanted.remove(&(Workload::Pod, pod.name().to_string()));
-            let evicted = self
-                .api
-                .create_subresource(&registry::POD, NAMESPACE, pod.name(), "eviction", eviction)
-                .await;
-            unless_late(evicted)?;
+            self.evict(&pod).await?;
         }
         Ok(())
     }

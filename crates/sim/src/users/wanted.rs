@@ -56,7 +56,7 @@ fn of_workload(workload: Workload, object: &Object, pods: i32) -> Result<(), Str
     let odd = || Err("is of another kind".to_string());
     match workload {
         Workload::Pod => Ok(()),
-        Workload::Deployment | Workload::Single => {
+        Workload::Deployment | Workload::Single | Workload::Large => {
             let Some(deployment) = object.get::<Deployment>() else {
                 return odd();
             };

@@ -27,6 +27,8 @@ pub(crate) enum Workload {
     Deployment,
     /// A Deployment of one pod, which has a disk.
     Single,
+    /// A Deployment whose pods need much room.
+    Large,
     StatefulSet,
     DaemonSet,
     Job,
@@ -45,7 +47,7 @@ impl Workload {
     pub fn kind(self) -> &'static Kind {
         match self {
             Workload::Pod => &registry::POD,
-            Workload::Deployment | Workload::Single => &registry::DEPLOYMENT,
+            Workload::Deployment | Workload::Single | Workload::Large => &registry::DEPLOYMENT,
             Workload::StatefulSet => &registry::STATEFUL_SET,
             Workload::DaemonSet => &registry::DAEMON_SET,
             Workload::Job => &registry::JOB,
