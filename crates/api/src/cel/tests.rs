@@ -25,6 +25,10 @@ fn run(text: &str) -> String {
 fn kubernetes_libraries_do_what_kubernetes_says() {
     for (text, want) in [
         ("object.list.isSorted()", "false"),
+        ("{'a': ['b']}[?'a'][0].orValue('')", r#""b""#),
+        ("{'a': ['b']}[?'x'][0].orValue('')", r#""""#),
+        ("{'a': {'b': 'c'}}.?a.b.orValue('')", r#""c""#),
+        ("{'a': {'b': 'c'}}.?x.b.orValue('')", r#""""#),
         ("[1, 2].isSorted() && object.list.sum() == 6", "true"),
         ("object.list.min()", "1"),
         ("[].max()", "max called on empty list"),

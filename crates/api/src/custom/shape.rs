@@ -8,6 +8,70 @@ use super::schema::{Additional, Schema};
 /// What every object of Kubernetes has, described or not.
 const TYPE_META: [&str; 3] = ["apiVersion", "kind", "metadata"];
 
+/// The fields of an object's metadata, and below those that are lists of objects theirs.
+const META: [(&str, &[&str]); 15] = [
+    ("name", &[]),
+    ("generateName", &[]),
+    ("namespace", &[]),
+    ("selfLink", &[]),
+    ("uid", &[]),
+    ("resourceVersion", &[]),
+    ("generation", &[]),
+    ("creationTimestamp", &[]),
+    ("deletionTimestamp", &[]),
+    ("deletionGracePeriodSeconds", &[]),
+    ("labels", &[]),
+    ("annotations", &[]),
+    (
+        "ownerReferences",
+        &[
+            "apiVersion",
+            "kind",
+            "name",
+            "uid",
+            "controller",
+            "blockOwnerDeletion",
+        ],
+    ),
+    ("finalizers", &[]),
+    (
+        "managedFields",
+        &[
+            "manager",
+            "operation",
+            "apiVersion",
+            "time",
+            "fieldsType",
+            "fieldsV1",
+            "subresource",
+        ],
+    ),
+];
+
+/// Takes out of an embedded resource's metadata what no object's has. The metadata of the root is read before.
+fn prune_metadata(metadata: &mut Value, path: &str, unknown: &mut Vec<String>) {
+    let Value::Object(map) = metadata else { return };
+    map.retain(|name, value| {
+        let Some((_, below)) = META.iter().find(|(known, _)| known == name) else {
+            unknown.push(format!("{path}.{name}"));
+            return false;
+        };
+        if !below.is_empty() {
+            for (i, item) in value.as_array_mut().into_iter().flatten().enumerate() {
+                let Value::Object(item) = item else { continue };
+                item.retain(|field, _| {
+                    let known = below.contains(&field.as_str());
+                    if !known {
+                        unknown.push(format!("{path}.{name}[{i}].{field}"));
+                    }
+                    known
+                });
+            }
+        }
+        true
+    });
+}
+
 /// Takes out what the schema does not describe; the paths of it, in the order of the document, go to `unknown`.
 /// At the `root`, and in embedded resources, apiVersion, kind and metadata are always known.
 pub fn prune(value: &mut Value, schema: &Schema, root: bool, path: &str, unknown: &mut Vec<String>) {
@@ -36,6 +100,9 @@ fn prune_map(
     };
     map.retain(|name, value| {
         if (root || schema.embedded) && TYPE_META.contains(&name.as_str()) {
+            if !root && name == "metadata" {
+                prune_metadata(value, &child(name), unknown);
+            }
             return true;
         }
         if let Some(schema) = schema.field(name) {
@@ -135,7 +202,8 @@ mod tests {
         let mut value = json!({"apiVersion": "a/v1", "kind": "K", "metadata": {"name": "x"}, "other": 1,
             "spec": {"size": 1, "wrong": true, "labels": {"any": "thing"},
                 "free": {"any": {"thing": 1}, "strict": {"a": "1", "b": 2}},
-                "template": {"kind": "Pod", "spec": {}},
+                "template": {"kind": "Pod", "spec": {}, "metadata": {"labels": {"any": "thing"}, "label": {},
+                    "ownerReferences": [{"kind": "K", "kinds": []}]}},
                 "ports": [{"port": 1}, {"port": 2, "prot": "x"}]}});
         let mut unknown = Vec::new();
         prune(&mut value, &schema(), true, "", &mut unknown);
@@ -146,6 +214,8 @@ mod tests {
                 "other",
                 "spec.free.strict.b",
                 "spec.ports[1].prot",
+                "spec.template.metadata.label",
+                "spec.template.metadata.ownerReferences[0].kinds",
                 "spec.template.spec",
                 "spec.wrong"
             ]
@@ -154,7 +224,8 @@ mod tests {
             value["spec"],
             json!({"size": 1, "labels": {"any": "thing"},
                 "free": {"any": {"thing": 1}, "strict": {"a": "1"}},
-                "template": {"kind": "Pod"}, "ports": [{"port": 1}, {"port": 2}]})
+                "template": {"kind": "Pod", "metadata": {"labels": {"any": "thing"}, "ownerReferences": [{"kind": "K"}]}},
+                "ports": [{"port": 1}, {"port": 2}]})
         );
     }
 

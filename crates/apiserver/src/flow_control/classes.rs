@@ -1,7 +1,9 @@
 //! Which FlowSchema a request belongs to: the first that matches it, by precedence and then by name.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use k8s_openapi::api::flowcontrol::v1::{
     FlowSchema, FlowSchemaSpec, NonResourcePolicyRule, PriorityLevelConfiguration, ResourcePolicyRule,
@@ -10,7 +12,8 @@ use k8s_openapi::api::flowcontrol::v1::{
 use knarr_api::{Object, k8s_openapi};
 
 use super::lending::{Borrower, Bounds, shared_out};
-use super::level::{Level, Limits};
+use super::level::{Level, Limits, Seats};
+use crate::metrics::head;
 use crate::request::RequestInfo;
 use crate::user::User;
 
@@ -20,6 +23,15 @@ struct Class {
     uid: String,
     spec: FlowSchemaSpec,
     level: Arc<Level>,
+    requests: Arc<Requests>,
+}
+
+/// The requests that belong to one schema, for the metrics.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    pub waiting: AtomicI64,
+    pub executing: AtomicI64,
+    pub dispatched: AtomicU64,
 }
 
 /// See the module.
@@ -36,6 +48,7 @@ pub(crate) struct Flow {
     pub schema: String,
     pub schema_uid: String,
     pub level: Arc<Level>,
+    pub requests: Arc<Requests>,
     /// Requests of one schema and one user or namespace, as the schema tells them apart, wait in one row.
     pub row: String,
 }
@@ -88,12 +101,19 @@ impl Classes {
             level.set(limits, bounds);
             made.insert(object.name(), level);
         }
+        let counted = before
+            .classes
+            .iter()
+            .map(|c| ((c.uid.as_str(), c.level.uid.as_str()), &c.requests));
+        let counted: HashMap<_, _> = counted.collect();
         let mut classes: Vec<Class> = schemas
             .iter()
             .filter_map(|object| {
                 let spec = object.get::<FlowSchema>()?.spec.clone()?;
                 let level = made.get(spec.priority_level_configuration.name.as_str())?.clone();
+                let requests = counted.get(&(object.uid(), level.uid.as_str()));
                 Some(Class {
+                    requests: requests.map(|found| (*found).clone()).unwrap_or_default(),
                     name: object.name().to_string(),
                     uid: object.uid().to_string(),
                     spec,
@@ -143,8 +163,90 @@ impl Classes {
             schema: class.name.clone(),
             schema_uid: class.uid.clone(),
             level: class.level.clone(),
+            requests: class.requests.clone(),
             row: format!("{}/{distinguisher}", class.name),
         })
+    }
+}
+
+impl Classes {
+    /// By level, then by level and schema, in the words of kube-apiserver's metrics.
+    pub fn write_metrics(&self, out: &mut String) {
+        let mut levels: Vec<_> = self
+            .levels
+            .iter()
+            .map(|level| (level.name.as_str(), level.seats()))
+            .collect();
+        levels.sort_by_key(|(name, _)| *name);
+        type OfSeats = fn(&Seats) -> usize;
+        let of_seats: [(&str, &str, OfSeats); 4] = [
+            (
+                "nominal_limit_seats",
+                "Nominal number of execution seats of each priority level.",
+                |s| s.bounds.nominal,
+            ),
+            (
+                "lower_limit_seats",
+                "Seats of each priority level that are never lent.",
+                |s| s.bounds.least,
+            ),
+            (
+                "upper_limit_seats",
+                "Seats of each priority level with all that it may borrow.",
+                |s| s.bounds.most,
+            ),
+            (
+                "current_limit_seats",
+                "Seats that each priority level has now.",
+                |s| s.current,
+            ),
+        ];
+        for (name, help, read) in of_seats {
+            let name = format!("apiserver_flowcontrol_{name}");
+            head(out, &name, "gauge", help);
+            for (level, seats) in &levels {
+                let _ = writeln!(out, "{name}{{priority_level=\"{level}\"}} {}", read(seats));
+            }
+        }
+        type OfRequests = fn(&Requests) -> i64;
+        let executing: OfRequests = |r| r.executing.load(Ordering::Relaxed);
+        let of_requests: [(&str, &str, &str, OfRequests); 4] = [
+            (
+                "current_inqueue_requests",
+                "gauge",
+                "Requests that wait for a seat.",
+                |r| r.waiting.load(Ordering::Relaxed),
+            ),
+            (
+                "current_executing_requests",
+                "gauge",
+                "Requests that have a seat.",
+                executing,
+            ),
+            (
+                "current_executing_seats",
+                "gauge",
+                "Seats that requests have.",
+                executing,
+            ),
+            (
+                "dispatched_requests_total",
+                "counter",
+                "Requests that were given a seat.",
+                |r| i64::try_from(r.dispatched.load(Ordering::Relaxed)).unwrap_or(i64::MAX),
+            ),
+        ];
+        for (name, form, help, read) in of_requests {
+            let name = format!("apiserver_flowcontrol_{name}");
+            head(out, &name, form, help);
+            for class in &self.classes {
+                let labels = format!(
+                    "flow_schema=\"{}\",priority_level=\"{}\"",
+                    class.name, class.level.name
+                );
+                let _ = writeln!(out, "{name}{{{labels}}} {}", read(&class.requests));
+            }
+        }
     }
 }
 

@@ -25,6 +25,12 @@ pub(crate) struct Limits {
     pub waiting: usize,
 }
 
+/// See [`Level::seats`].
+pub(super) struct Seats {
+    pub bounds: Bounds,
+    pub current: usize,
+}
+
 /// Why somebody got no seat; the texts are those of `apiserver_flowcontrol_rejected_requests_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
@@ -175,6 +181,15 @@ impl Level {
             (state.limits, state.bounds) = (limits, bounds);
         }
         self.hand_out();
+    }
+
+    /// Those of the moment, and what it was configured to have.
+    pub(super) fn seats(&self) -> Seats {
+        let state = self.state.lock();
+        Seats {
+            bounds: state.bounds,
+            current: state.limits.map_or(state.bounds.nominal, |limits| limits.seats),
+        }
     }
 
     pub fn is_exempt(&self) -> bool {

@@ -10,7 +10,9 @@ mod lending;
 mod level;
 mod objects;
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, FlowSchemaCondition};
@@ -19,9 +21,10 @@ use knarr_api::{Error, Object, k8s_openapi, registry};
 use knarr_client::Preconditions;
 use parking_lot::RwLock;
 
-use self::classes::Classes;
 pub(crate) use self::classes::Flow;
+use self::classes::{Classes, Requests};
 pub(crate) use self::level::Refused;
+use self::level::Seat;
 pub(crate) use self::objects::objects;
 use crate::cache::change::Filter;
 use crate::pipeline::{Ctx, Target};
@@ -50,13 +53,52 @@ impl FlowControl {
         }
     }
 
+    pub fn write_metrics(&self, out: &mut String) {
+        self.classes.read().clone().write_metrics(out);
+    }
+
     pub fn of(&self, user: &User, request: &RequestInfo) -> Option<Flow> {
         let classes = self.classes.read().clone();
         classes.of(user, request)
     }
 }
 
+/// A request that has a seat, until it is dropped.
+pub(crate) struct Admitted {
+    _seat: Seat,
+    requests: Arc<Requests>,
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.requests.executing.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A request that waits, until it is dropped.
+struct Waiting<'a>(&'a Requests);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Flow {
+    /// A seat of the request's level, after `patience` at the latest if at all.
+    pub async fn admit(&self, patience: Duration) -> Result<Admitted, Refused> {
+        self.requests.waiting.fetch_add(1, Ordering::Relaxed);
+        let waiting = Waiting(&self.requests);
+        let seat = self.level.enter(&self.row, patience).await?;
+        drop(waiting);
+        self.requests.executing.fetch_add(1, Ordering::Relaxed);
+        self.requests.dispatched.fetch_add(1, Ordering::Relaxed);
+        Ok(Admitted {
+            _seat: seat,
+            requests: self.requests.clone(),
+        })
+    }
+
     /// Says in the answer what the request belonged to.
     pub fn tell(&self, headers: &mut HeaderMap) {
         for (name, uid) in [(SCHEMA_UID, &self.schema_uid), (LEVEL_UID, &self.level.uid)] {

@@ -15,27 +15,50 @@ struct Check {
     only_ready: bool,
 }
 
+/// What kube-apiserver v1.36 does when it starts, by its names, where knarr has the same part.
+const POST_START_HOOKS: [&str; 25] = [
+    "poststarthook/start-apiserver-admission-initializer",
+    "poststarthook/generic-apiserver-start-informers",
+    "poststarthook/priority-and-fairness-config-consumer",
+    "poststarthook/priority-and-fairness-filter",
+    "poststarthook/storage-object-count-tracker-hook",
+    "poststarthook/storage-readiness",
+    "poststarthook/start-apiextensions-informers",
+    "poststarthook/start-apiextensions-controllers",
+    "poststarthook/crd-informer-synced",
+    "poststarthook/start-system-namespaces-controller",
+    "poststarthook/start-cluster-authentication-info-controller",
+    "poststarthook/start-service-ip-repair-controllers",
+    "poststarthook/rbac/bootstrap-roles",
+    "poststarthook/scheduling/bootstrap-system-priority-classes",
+    "poststarthook/priority-and-fairness-config-producer",
+    "poststarthook/bootstrap-controller",
+    "poststarthook/start-kube-aggregator-informers",
+    "poststarthook/apiservice-status-local-available-controller",
+    "poststarthook/apiservice-status-remote-available-controller",
+    "poststarthook/apiservice-registration-controller",
+    "poststarthook/apiservice-discovery-controller",
+    "poststarthook/kube-apiserver-autoregistration",
+    "autoregister-completion",
+    "poststarthook/apiservice-openapi-controller",
+    "poststarthook/apiservice-openapiv3-controller",
+];
+
 impl Server {
     fn checks(&self) -> Vec<Check> {
         let in_step = self.cache.in_step();
         let check = |name, ok, only_ready| Check { name, ok, only_ready };
-        vec![
+        let mut checks = vec![
             check("ping", true, false),
             check("log", true, false),
             check("etcd", in_step, false),
             check("etcd-readiness", in_step, true),
             check("informer-sync", in_step, true),
-            // All of these are done before the first connection is taken.
-            check("poststarthook/generic-apiserver-start-informers", true, false),
-            check("poststarthook/priority-and-fairness-config-producer", true, false),
-            check("poststarthook/rbac/bootstrap-roles", true, false),
-            check(
-                "poststarthook/scheduling/bootstrap-system-priority-classes",
-                true,
-                false,
-            ),
-            check("shutdown", true, true),
-        ]
+        ];
+        // All of these are done before the first connection is taken.
+        checks.extend(POST_START_HOOKS.iter().map(|name| check(name, true, false)));
+        checks.push(check("shutdown", true, true));
+        checks
     }
 
     /// `segments` begin with which of the three is asked.

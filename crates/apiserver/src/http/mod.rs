@@ -485,7 +485,7 @@ impl Server {
         let place = match &http.flow {
             Some(flow) if !free => {
                 let patience = self.config.options.request_timeout / PATIENCE_DIVISOR;
-                let entered = flow.level.enter(&flow.row, patience).await;
+                let entered = flow.admit(patience).await;
                 let count = |why: &Refused| {
                     self.metrics
                         .rejected(&flow.schema, &flow.level.name, why.reason())

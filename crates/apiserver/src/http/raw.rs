@@ -313,6 +313,7 @@ impl Server {
 
     fn metrics_text(&self) -> String {
         let mut out = self.metrics.text();
+        self.flows.write_metrics(&mut out);
         if let Some(audit) = &self.config.options.audit {
             let name = "apiserver_audit_error_total";
             metrics::head(&mut out, name, "counter", "Audit events that were dropped.");

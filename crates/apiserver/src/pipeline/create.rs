@@ -46,18 +46,6 @@ impl Server {
         self.check_definition(target.kind)?;
         let served = target.kind;
         let meta = object.metadata_mut();
-        if meta
-            .resource_version
-            .as_deref()
-            .is_some_and(|v| !v.is_empty() && v != "0")
-        {
-            return Err(Error::new(
-                500,
-                "",
-                "resourceVersion should not be set on objects to be created",
-            ));
-        }
-        meta.resource_version = None;
         meta.self_link = None;
         meta.deletion_timestamp = None;
         meta.deletion_grace_period_seconds = None;
@@ -171,6 +159,12 @@ impl Server {
             old: None,
         };
         let charged = self.validate(ctx, &attributes, &*object).await?;
+        // Asked last, as by Kubernetes' storage: what admission denies it denies whatever the version.
+        let version = object.metadata_mut().resource_version.take();
+        if version.is_some_and(|v| v.parse::<u64>().is_ok_and(|v| v != 0)) {
+            let error = "resourceVersion should not be set on objects to be created";
+            return self.settle(charged, Err(Error::new(500, "", error))).await;
+        }
         if self.cache.get(kind, target.namespace, &name).is_some() {
             return self.settle(charged, Ok(Written::Conflict)).await;
         }

@@ -61,6 +61,16 @@ async fn who_finds_all_places_taken_is_told_to_come_back() {
     let counted = "apiserver_flowcontrol_rejected_requests_total{flow_schema=\"global-default\",\
         priority_level=\"global-default\",reason=\"time-out\"} 2";
     assert!(metrics.contains(counted), "{metrics}");
+    for line in [
+        "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"global-default\"} ",
+        "apiserver_flowcontrol_lower_limit_seats{priority_level=\"catch-all\"} ",
+        "apiserver_flowcontrol_upper_limit_seats{priority_level=\"system\"} ",
+        "apiserver_flowcontrol_current_limit_seats{priority_level=\"workload-low\"} ",
+        "apiserver_flowcontrol_current_inqueue_requests{flow_schema=\"global-default\",priority_level=\"global-default\"} 0\n",
+        "apiserver_flowcontrol_current_executing_requests{flow_schema=\"global-default\",priority_level=\"global-default\"} 0\n",
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
 }
 
 #[tokio::test]
@@ -175,7 +185,7 @@ async fn health_is_told_whole_and_check_by_check() {
     );
     let (_, text) = get("/livez?verbose&exclude=etcd&exclude=nothing").await;
     assert!(
-        text.contains("[+]etcd excluded: ok\n") && !text.contains("informer-sync"),
+        text.contains("[+]etcd excluded: ok\n") && !text.contains("[+]informer-sync"),
         "{text}"
     );
     assert!(text.contains("no matches for \"nothing\""), "{text}");

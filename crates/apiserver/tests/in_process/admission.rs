@@ -71,6 +71,20 @@ async fn a_policy_denies_with_its_binding_and_parameters() {
         "configmaps \"large\" is forbidden: ValidatingAdmissionPolicy 'size' with binding 'size-b' denied request: \
          n must be at most 3 in default"
     );
+    // As with Kubernetes' storage, the version is looked at when admission has nothing against it.
+    let mut versioned = map("versioned", json!({"n": "4"}));
+    versioned["metadata"]["resourceVersion"] = "5".into();
+    let (code, message) = create(&c, &CONFIG_MAP, versioned.clone()).await.unwrap_err();
+    assert!(
+        code == 422 && message.ends_with("n must be at most 3 in default"),
+        "{message}"
+    );
+    versioned["data"]["n"] = "3".into();
+    let (code, message) = create(&c, &CONFIG_MAP, versioned).await.unwrap_err();
+    assert_eq!(
+        (code, &*message),
+        (500, "resourceVersion should not be set on objects to be created")
+    );
     let grown = c
         .api
         .patch(
