@@ -754,8 +754,14 @@ impl Api for Wire {
             kind.plural(),
             full_name(namespace, name.unwrap_or_default())
         );
+        // The first renewal is the lease's creation.
+        let sent = self.renewal_begins(&kind, &*object);
         let created = self.send(true, |api| async move { api.create(&kind, object).await });
-        self.told(what, created).await
+        let answer = self.told(what, created).await;
+        if let Some(sent) = sent.filter(|_| answer.is_ok()) {
+            self.observer.renewal_answered(&self.network.name, sent);
+        }
+        answer
     }
 
     async fn update(
