@@ -178,6 +178,16 @@ pub struct Metrics {
     watch_events: Mutex<BTreeMap<String, u64>>,
     store: Mutex<BTreeMap<(&'static str, String), Option<Histogram>>>,
     others: Mutex<Vec<Source>>,
+    /// By name and by which of the three paths asked.
+    health: Mutex<BTreeMap<(&'static str, &'static str), Checked>>,
+}
+
+/// The results of one health check.
+#[derive(Default)]
+struct Checked {
+    last: bool,
+    passed: u64,
+    failed: u64,
 }
 
 impl Metrics {
@@ -239,6 +249,48 @@ impl Metrics {
         let labels = format!("flow_schema=\"{schema}\",priority_level=\"{level}\",reason=\"{reason}\"");
         let others = || format!("flow_schema=\"\",priority_level=\"\",reason=\"{reason}\"");
         *bounded(&mut self.rejected.lock(), labels, others) += 1;
+    }
+
+    /// The result of a health check; `of` is `healthz`, `livez` or `readyz`.
+    pub fn health_checked(&self, name: &'static str, of: &'static str, ok: bool) {
+        let mut all = self.health.lock();
+        let checked = all.entry((name, of)).or_default();
+        checked.last = ok;
+        match ok {
+            true => checked.passed += 1,
+            false => checked.failed += 1,
+        }
+    }
+
+    /// What `/metrics/slis` answers (KEP-3466): the health checks that have been asked.
+    pub fn slis(&self) -> String {
+        let mut out = String::new();
+        let all = self.health.lock();
+        let (name, help) = ("kubernetes_healthcheck", "The last result of each health check.");
+        head(&mut out, name, "gauge", help);
+        for ((check, of), checked) in all.iter() {
+            let _ = writeln!(
+                out,
+                "{name}{{name=\"{check}\",type=\"{of}\"}} {}",
+                u8::from(checked.last)
+            );
+        }
+        let (name, help) = (
+            "kubernetes_healthchecks_total",
+            "The results of each health check.",
+        );
+        head(&mut out, name, "counter", help);
+        for ((check, of), checked) in all.iter() {
+            for (status, n) in [("error", checked.failed), ("success", checked.passed)] {
+                if n > 0 {
+                    let _ = writeln!(
+                        out,
+                        "{name}{{name=\"{check}\",status=\"{status}\",type=\"{of}\"}} {n}"
+                    );
+                }
+            }
+        }
+        out
     }
 
     /// Events that were sent to watchers of a kind.

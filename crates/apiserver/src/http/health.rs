@@ -71,6 +71,16 @@ impl Server {
             .into_iter()
             .filter(|c| *which == "readyz" || !c.only_ready)
             .collect();
+        let of = *["healthz", "livez", "readyz"]
+            .iter()
+            .find(|of| *of == which)
+            .unwrap_or(&"healthz");
+        for check in checks
+            .iter()
+            .filter(|c| rest.is_empty() || rest.join("/") == c.name)
+        {
+            self.metrics.health_checked(check.name, of, check.ok);
+        }
         if !rest.is_empty() {
             let name = rest.join("/");
             return match checks.iter().find(|c| c.name == name) {

@@ -96,6 +96,7 @@ impl Server {
         // These answer whatever the method, as kube-apiserver's.
         match segments.as_slice() {
             ["healthz" | "livez" | "readyz", ..] => return Ok(self.health(http, &segments)),
+            ["metrics", "slis"] => return Ok(text(StatusCode::OK, self.metrics.slis())),
             ["metrics"] => return Ok(text(StatusCode::OK, self.metrics_text())),
             ["openapi", ..] => return self.openapi(http, &segments[1..]),
             _ => {}

@@ -192,6 +192,14 @@ async fn health_is_told_whole_and_check_by_check() {
     assert_eq!(get("/readyz/informer-sync").await, (200, "ok".to_string()));
     assert_eq!(get("/healthz/poststarthook/rbac/bootstrap-roles").await.0, 200);
     assert_eq!(get("/livez/informer-sync").await.0, 404);
+    let (_, slis) = get("/metrics/slis").await;
+    for line in [
+        "kubernetes_healthcheck{name=\"informer-sync\",type=\"readyz\"} 1\n",
+        "kubernetes_healthchecks_total{name=\"informer-sync\",status=\"success\",type=\"readyz\"} 2\n",
+        "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"livez\"} 2\n",
+    ] {
+        assert!(slis.contains(line), "{line}: {slis}");
+    }
     assert_eq!(get("/healthz/nothing").await.0, 404);
 }
 
