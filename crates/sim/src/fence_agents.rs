@@ -159,7 +159,12 @@ impl FenceAgents for Handle {
             output: String::new(),
         };
         let plug = parameters.get("plug").unwrap_or_default().to_string();
-        let node = agents.nodes().into_iter().find(|n| n.name == plug);
+        let nodes = agents.nodes();
+        let mut at = nodes.iter().position(|n| n.name == plug);
+        if agents.mutation == Some(Mutation::FenceAnother) {
+            at = at.map(|at| (at + 1) % nodes.len());
+        }
+        let node = at.and_then(|at| nodes.get(at).cloned());
         // They have nothing to say of themselves.
         let Some(node) = node.filter(|_| run.action != "metadata") else {
             return exited(FAILED);

@@ -14,6 +14,7 @@ mod clocks;
 mod components;
 mod coverage;
 mod disks;
+mod distortion;
 mod faults;
 mod fence_agents;
 mod history;

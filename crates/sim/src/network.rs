@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
 use crate::disks;
+use crate::distortion;
 use crate::observer::Observer;
 use crate::random::Stream;
 use crate::servers::ApiServer;
@@ -591,11 +592,15 @@ impl Wire {
         if kind != &registry::POD {
             return list;
         }
+        let (mutation, is_kubelet) = (self.mutation, self.is_kubelet());
+        list.items
+            .retain(|pod| !distortion::hides(mutation, is_kubelet, pod));
+        list.items = list
+            .items
+            .into_iter()
+            .map(|pod| distortion::read(mutation, is_kubelet, pod))
+            .collect();
         match self.mutation {
-            Some(Mutation::IgnoreTerminating) if !self.is_kubelet() => {
-                list.items
-                    .retain(|pod| pod.metadata().deletion_timestamp.is_none());
-            }
             Some(Mutation::KeepReleased) if self.is_kubelet() => {
                 let mut kept = self.kept.lock();
                 for pod in list.items.iter().filter(|pod| !is_forced(pod)) {
@@ -616,17 +621,27 @@ impl Wire {
         if kind != &registry::POD {
             return stream;
         }
-        match self.mutation {
-            Some(Mutation::IgnoreTerminating) if !self.is_kubelet() => stream
-                .map(|event| match event {
-                    Ok(WatchEvent::Added(pod) | WatchEvent::Modified(pod))
-                        if pod.metadata().deletion_timestamp.is_some() =>
-                    {
-                        Ok(WatchEvent::Deleted(pod))
-                    }
-                    other => other,
-                })
-                .boxed(),
+        let (mutation, is_kubelet) = (self.mutation, self.is_kubelet());
+        if mutation.is_none() {
+            return stream;
+        }
+        let stream = stream
+            .map(move |event| match event {
+                Ok(WatchEvent::Added(pod) | WatchEvent::Modified(pod))
+                    if distortion::hides(mutation, is_kubelet, &pod) =>
+                {
+                    Ok(WatchEvent::Deleted(pod))
+                }
+                Ok(WatchEvent::Added(pod)) => {
+                    Ok(WatchEvent::Added(distortion::read(mutation, is_kubelet, pod)))
+                }
+                Ok(WatchEvent::Modified(pod)) => {
+                    Ok(WatchEvent::Modified(distortion::read(mutation, is_kubelet, pod)))
+                }
+                other => other,
+            })
+            .boxed();
+        match mutation {
             Some(Mutation::KeepReleased) if self.is_kubelet() => {
                 let kept = self.kept.clone();
                 let keep = move |event: &Result<WatchEvent>| {
@@ -767,10 +782,14 @@ impl Api for Wire {
     async fn update(
         &self,
         kind: &Kind,
-        object: Box<dyn AnyObject>,
+        mut object: Box<dyn AnyObject>,
         subresource: &str,
     ) -> Result<Arc<Object>> {
         let subresource = subresource.to_string();
+        distortion::update(self.mutation, kind, &mut *object);
+        if kind == &registry::POD && self.is_kubelet() {
+            distortion::report(self.mutation, &self.observer, &mut *object);
+        }
         if self.asks_nobody(kind).is_some() {
             return Ok(Arc::new(Object::from_typed(kind, object)));
         }
@@ -802,7 +821,12 @@ impl Api for Wire {
             let (kind, object, subresource) = (kind.clone(), object.clone_box(), subresource.clone());
             async move { api.update(&kind, object, &subresource).await }
         });
-        let answer = self.told(what, updated).await;
+        let answer = match self.told(what, updated).await {
+            Err(_) if sent.is_some() && self.mutation == Some(Mutation::TakeSentForRenewed) => {
+                return Ok(Arc::new(Object::from_typed(kind, object)));
+            }
+            answer => answer,
+        };
         if let Some(sent) = sent.filter(|_| answer.is_ok()) {
             self.observer.renewal_answered(&self.network.name, sent);
         }

@@ -32,7 +32,7 @@ const USUAL_MILLIS: u64 = 30;
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct NetworkAgent(Reports);
+pub(crate) struct NetworkAgent(Reports, Option<Mutation>);
 
 struct Reports(EndpointPropagation);
 
@@ -65,10 +65,10 @@ impl NetworkAgent {
             kernel.clone(),
             parts.clock.clone(),
         );
-        let dead = parts.dead.clone();
+        let (dead, mutation) = (parts.dead.clone(), parts.mutation);
         let programming = program(parts, catalog, kernel);
         tokio::spawn(async move { dead.run_until_cancelled(programming).await });
-        Arc::new(NetworkAgent(Reports(propagation)))
+        Arc::new(NetworkAgent(Reports(propagation), mutation))
     }
 }
 
@@ -81,10 +81,11 @@ impl ProxyKernel {
         self.0.lock().clear();
     }
 
-    fn commit(&self, change: Vec<TableChange>) {
+    fn commit(&self, change: Vec<TableChange>, mutation: Option<Mutation>) {
         let mut table = self.0.lock();
         for change in change {
-            for element in change.remove {
+            let kept = mutation == Some(Mutation::KeepRemoved);
+            for element in change.remove.into_iter().filter(|_| !kept) {
                 table.entry(element.set).or_default().remove(&element.key);
             }
             for element in change.add {
@@ -169,7 +170,7 @@ async fn program(mut parts: Parts, catalog: Arc<Shared>, kernel: Arc<Signal<Reac
         sleep(takes).await;
         match commit {
             Commit::Whole(table) => *parts.kernel.0.lock() = table,
-            Commit::Change(change) => parts.kernel.commit(change),
+            Commit::Change(change) => parts.kernel.commit(change, parts.mutation),
         }
         let table = parts.kernel.0.lock().clone();
         parts.observer.proxied(&parts.node, table);
@@ -181,7 +182,9 @@ async fn program(mut parts: Parts, catalog: Arc<Shared>, kernel: Arc<Signal<Reac
 #[async_trait]
 impl NodeNetwork for NetworkAgent {
     async fn withdrawn(&self, pod: &core::Pod) {
-        self.0.0.withdrawn(pod).await;
+        if self.1 != Some(Mutation::TermWithoutBarrier) {
+            self.0.0.withdrawn(pod).await;
+        }
     }
 
     fn reports_endpoints(&self) -> bool {

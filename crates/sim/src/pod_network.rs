@@ -98,14 +98,22 @@ impl MachineNetwork {
         let name = format!("pod network/{}/{}", self.node, state.agents);
         let mut addresses = Addresses::new(state.last.clone());
         let mut running = Vec::new();
+        let forgets = |mistake| self.mutation == Some(mistake);
+        if forgets(Mutation::ForgetAddresses) {
+            addresses = Addresses::new(Default::default());
+        }
         for (sandbox, record) in &state.records {
-            for address in &record.addresses {
+            let addresses_known = record
+                .addresses
+                .iter()
+                .filter(|_| !forgets(Mutation::ForgetAddresses));
+            for address in addresses_known {
                 if let Err(other) = addresses.reserve(*address, sandbox) {
                     let what = format!("{address} is recorded for {other} and {sandbox} of {}", self.node);
                     self.observer.violate("N1", what);
                 }
             }
-            if record.is_ready {
+            if record.is_ready && !forgets(Mutation::ForgetAttached) {
                 running.push(attachment(sandbox, record));
             }
         }

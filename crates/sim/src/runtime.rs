@@ -24,6 +24,7 @@ use crate::Mutation;
 use crate::disks::Machine;
 use crate::observer::Observer;
 use crate::random::Stream;
+use crate::world::Process;
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, Default)]
@@ -135,10 +136,25 @@ impl Line {
         self.mutation == Some(Mutation::DeleteBeforeProcessesAreGone)
     }
 
+    /// For [`Mutation::KeepOrphans`]: whether it runs on for a pod that has left the store.
+    fn keeps(&self, is_it: impl Fn(&Process) -> bool) -> bool {
+        let keeps = self.mutation == Some(Mutation::KeepOrphans);
+        keeps
+            && self.observer.world(|world| {
+                let mut own = world
+                    .processes
+                    .values()
+                    .filter(|p| p.node == self.node && is_it(p));
+                own.any(|p| world.pods.get(&p.uid).is_none_or(|life| life.removed()))
+            })
+    }
+
     /// A container as a mistaken kubelet sees it.
     fn distort(&self, mut container: Container) -> Container {
+        let is_taken_for_done =
+            self.mutation == Some(Mutation::TakeStartedForDone) && container.name == "completes";
         if let ContainerState::Running { started_at } = container.state
-            && self.believed_ended.lock().contains(&container.id)
+            && (is_taken_for_done || self.believed_ended.lock().contains(&container.id))
         {
             container.state = ContainerState::Exited(Exit {
                 reason: "Completed".into(),
@@ -208,7 +224,7 @@ impl Runtime for Line {
 
     async fn stop_sandbox(&self, id: &str) -> Result<()> {
         self.note(format_args!("stop {id}"));
-        if self.takes_orders_for_ends() {
+        if self.takes_orders_for_ends() || self.keeps(|process| process.sandbox == id) {
             return Ok(());
         }
         let (inner, id) = (self.inner.clone(), id.to_string());
@@ -217,7 +233,7 @@ impl Runtime for Line {
 
     async fn remove_sandbox(&self, id: &str) -> Result<()> {
         self.note(format_args!("remove {id}"));
-        if self.takes_orders_for_ends() {
+        if self.takes_orders_for_ends() || self.keeps(|process| process.sandbox == id) {
             return Ok(());
         }
         let (inner, id) = (self.inner.clone(), id.to_string());
@@ -226,7 +242,11 @@ impl Runtime for Line {
 
     async fn containers(&self) -> Result<Vec<Container>> {
         let all = self.ask(self.inner.containers()).await?;
-        Ok(all.into_iter().map(|c| self.distort(c)).collect())
+        let mut all: Vec<_> = all.into_iter().map(|c| self.distort(c)).collect();
+        if self.mutation == Some(Mutation::ForgetRunning) {
+            all.retain(|c| !matches!(c.state, ContainerState::Running { .. }));
+        }
+        Ok(all)
     }
 
     async fn container(&self, id: &str) -> Result<ContainerDetail> {
@@ -279,9 +299,13 @@ impl Runtime for Line {
         let grace = match self.mutation {
             Some(Mutation::CutTheGrace) => Duration::from_secs(1),
             Some(Mutation::LengthenTheGrace) => Duration::from_secs(600),
+            Some(Mutation::KillAtOnce) => Duration::ZERO,
             _ => grace,
         };
         self.note(format_args!("stop {id} within {} s", grace.as_secs()));
+        if self.mutation == Some(Mutation::NeverStop) || self.keeps(|process| process.id == id) {
+            return Ok(());
+        }
         if self.takes_orders_for_ends() {
             self.believed_ended.lock().insert(id.to_string());
             let (inner, id) = (self.inner.clone(), id.to_string());

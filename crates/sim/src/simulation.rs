@@ -522,6 +522,7 @@ async fn start_servers(ground: &Ground, servers: usize) -> std::io::Result<Vec<A
     let store = Arc::new(ObservedStore {
         inner: memory.map_err(std::io::Error::other)?,
         observer: ground.observer.clone(),
+        mutation: ground.mutation,
         decoded: Arc::default(),
     });
     let mut started = Vec::new();

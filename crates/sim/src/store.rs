@@ -12,6 +12,8 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::sleep;
 
+use crate::Mutation;
+use crate::distortion;
 use crate::observer::Observer;
 use crate::random::Stream;
 
@@ -26,6 +28,7 @@ tokio::task_local! {
 pub(crate) struct ObservedStore {
     pub inner: Arc<dyn Store>,
     pub observer: Arc<Observer>,
+    pub mutation: Option<Mutation>,
     /// What the servers over it share: each still has a watch, a cache and a way of its own.
     pub decoded: Arc<Decoded>,
 }
@@ -37,6 +40,10 @@ impl Store for ObservedStore {
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResult, Error> {
+        let txn = match self.mutation {
+            None => txn,
+            mutation => distortion::transaction(mutation, &self.observer, txn),
+        };
         let ops = txn.ops.clone();
         // The memory store is done when it is first polled: nothing comes between the commit and its telling.
         let result = self.inner.txn(txn).await?;

@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use serde_json::json;
@@ -30,6 +31,39 @@ fn pod(phase: &str, node: &str, deadline: Option<(&str, i64)>) -> Pod {
         pod.metadata.deletion_grace_period_seconds = Some(grace);
     }
     pod
+}
+
+fn life(pod: Pod) -> Life {
+    Life {
+        pod: Arc::new(pod),
+        first_seen: Timestamp::UNIX_EPOCH,
+        bound_at: None,
+        deleted_at: None,
+        removed_at: None,
+        released: false,
+        given_up: false,
+        vouched: false,
+        asked_to_go: false,
+        completed: BTreeSet::new(),
+        isolated_by: BTreeSet::new(),
+    }
+}
+
+/// The pod as it is once the API server or the scheduler has said why it has to go.
+fn disrupted(mut pod: Pod, reason: &str) -> Pod {
+    let condition = json!({"type": "DisruptionTarget", "status": "True", "reason": reason});
+    let status = pod.status.get_or_insert_default();
+    let conditions = status.conditions.get_or_insert_default();
+    conditions.push(serde_json::from_value(condition).unwrap());
+    pod
+}
+
+fn written<'a>(before: &'a Pod, after: &'a Pod) -> Seen<'a> {
+    Seen::PodWritten {
+        uid: "u",
+        before: Some(before),
+        after,
+    }
 }
 
 #[test]
@@ -94,21 +128,11 @@ fn s3_what_starts_out_of_turn_is_seen() {
         (process("n2", "i"), false, false, vec!["S3"]),
         (process("n1", "c"), true, true, vec!["S3"]),
     ] {
+        let completed = done.then(|| ("i".to_string(), process("n1", "i").sandbox));
         let life = Life {
-            pod: Arc::new(pod("Pending", "n1", None)),
-            first_seen: Timestamp::UNIX_EPOCH,
-            bound_at: None,
-            deleted_at: None,
             removed_at: removed.then_some(Timestamp::UNIX_EPOCH),
-            released: false,
-            given_up: false,
-            vouched: false,
-            asked_to_go: false,
-            completed: done
-                .then(|| ("i".to_string(), process("n1", "i").sandbox))
-                .into_iter()
-                .collect::<BTreeSet<_>>(),
-            isolated_by: BTreeSet::new(),
+            completed: completed.into_iter().collect(),
+            ..life(pod("Pending", "n1", None))
         };
         let mut world = World::default();
         world.pods.insert("u".into(), life);
@@ -145,17 +169,8 @@ fn b7_term_before_the_kernel_of_a_node_that_is_heard_has_dropped_the_address_is_
         pod.status =
             serde_json::from_value(json!({"phase": "Running", "podIPs": [{"ip": "10.1.0.1"}]})).unwrap();
         let life = Life {
-            pod: Arc::new(pod),
-            first_seen: Timestamp::UNIX_EPOCH,
-            bound_at: None,
             deleted_at: Some(now),
-            removed_at: None,
-            released: false,
-            given_up: false,
-            vouched: false,
-            asked_to_go: false,
-            completed: BTreeSet::new(),
-            isolated_by: BTreeSet::new(),
+            ..life(pod)
         };
         let mut world = World {
             now,
@@ -176,5 +191,114 @@ fn b7_term_before_the_kernel_of_a_node_that_is_heard_has_dropped_the_address_is_
         world.kernels.insert("n2".into(), addresses.into_iter().collect());
         let seen = Seen::Asked(&process);
         assert_eq!(broken(&seen, &world), expect, "{ready} {offers} {well_since}");
+    }
+}
+
+#[test]
+fn p4_preemption_for_nothing_more_important_that_may_preempt_is_seen() {
+    let now: Timestamp = "2026-01-01T00:10:00Z".parse().unwrap();
+    let long_ago: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+    let of_priority = |priority: i32, policy: &str| {
+        let mut pod = pod("Pending", "", None);
+        let spec = pod.spec.as_mut().unwrap();
+        spec.priority = Some(priority);
+        spec.preemption_policy = Some(policy.into());
+        pod
+    };
+    let victim = of_priority(5, "PreemptLowerPriority");
+    let preempted = disrupted(victim.clone(), "PreemptionByScheduler");
+    for (priority, policy, bound_at, removed_at, expect) in [
+        (6, "PreemptLowerPriority", None, None, vec![]),
+        (6, "PreemptLowerPriority", Some(now), None, vec![]),
+        (5, "PreemptLowerPriority", None, None, vec!["P4"]),
+        (6, "Never", None, None, vec!["P4"]),
+        (6, "PreemptLowerPriority", Some(long_ago), None, vec!["P4"]),
+        (6, "PreemptLowerPriority", None, Some(long_ago), vec!["P4"]),
+    ] {
+        let mut world = World {
+            now,
+            ..World::default()
+        };
+        let other = Life {
+            bound_at,
+            removed_at,
+            ..life(of_priority(priority, policy))
+        };
+        world.pods.insert("other".into(), other);
+        world.pods.insert("u".into(), life(victim.clone()));
+        let found = broken(&written(&victim, &preempted), &world);
+        assert_eq!(found, expect, "{priority} {policy} {bound_at:?} {removed_at:?}");
+        // It is judged once, when it happens.
+        assert!(broken(&written(&preempted, &preempted), &world).is_empty());
+    }
+}
+
+fn budget(allowed: i32, healthy: i32, counted: &[&str]) -> PodDisruptionBudget {
+    let counted: BTreeMap<&str, &str> = counted.iter().map(|n| (*n, "2026-01-01T00:00:00Z")).collect();
+    serde_json::from_value(json!({
+        "metadata": {"name": "b", "namespace": "default"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "a"}}},
+        "status": {
+            "disruptionsAllowed": allowed, "currentHealthy": healthy, "desiredHealthy": 1, "expectedPods": 3,
+            "disruptedPods": counted,
+        },
+    }))
+    .unwrap()
+}
+
+#[test]
+fn p5_evictions_that_no_budget_counted_are_seen() {
+    let now: Timestamp = "2026-01-01T00:10:00Z".parse().unwrap();
+    let ready_since = |at: &str, app: &str| {
+        let mut pod = pod("Running", "n1", None);
+        pod.metadata.labels = Some(BTreeMap::from([("app".into(), app.into())]));
+        let ready = json!({"type": "Ready", "status": "True", "lastTransitionTime": at});
+        let status = pod.status.as_mut().unwrap();
+        status.conditions = Some(vec![serde_json::from_value(ready).unwrap()]);
+        pod
+    };
+    let (long, lately) = ("2026-01-01T00:00:00Z", "2026-01-01T00:09:50Z");
+    for (ready, app, budget, known_since, expect) in [
+        (long, "a", budget(0, 2, &["a"]), long, vec![]),
+        (long, "a", budget(0, 2, &[]), long, vec!["P5"]),
+        (long, "other", budget(0, 2, &[]), long, vec![]),
+        // Whoever evicted it may not have seen that it is ready, or that there is a budget.
+        (lately, "a", budget(0, 2, &[]), long, vec![]),
+        (long, "a", budget(0, 2, &[]), lately, vec![]),
+    ] {
+        let mut world = World {
+            now,
+            ..World::default()
+        };
+        let known_since: Timestamp = known_since.parse().unwrap();
+        world.budgets.insert("default/b".into(), (budget, known_since));
+        let before = ready_since(ready, app);
+        let after = disrupted(before.clone(), "EvictionByEvictionAPI");
+        assert_eq!(
+            broken(&written(&before, &after), &world),
+            expect,
+            "{ready} {app} {known_since}"
+        );
+    }
+}
+
+#[test]
+fn p5_budgets_that_allow_more_than_is_left_are_seen() {
+    for (before, after, expect) in [
+        (None, budget(2, 3, &[]), vec![]),
+        (None, budget(0, 0, &[]), vec![]),
+        (None, budget(3, 3, &[]), vec!["P5"]),
+        (None, budget(1, 0, &[]), vec!["P5"]),
+        (None, budget(-1, 3, &[]), vec!["P5"]),
+        (Some(budget(2, 3, &[])), budget(1, 3, &["a"]), vec![]),
+        (Some(budget(2, 3, &[])), budget(2, 3, &["a"]), vec!["P5"]),
+        (Some(budget(2, 3, &[])), budget(1, 3, &["a", "b"]), vec!["P5"]),
+        (Some(budget(1, 3, &["a"])), budget(2, 3, &["a"]), vec![]),
+    ] {
+        let seen = Seen::BudgetWritten {
+            before: before.as_ref(),
+            after: &after,
+        };
+        assert_eq!(broken(&seen, &World::default()), expect, "{before:?} {after:?}");
     }
 }

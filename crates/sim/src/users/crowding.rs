@@ -179,6 +179,11 @@ impl Users {
 
     /// What is drawn, where it has to say how much it needs.
     pub(super) fn fit(&self, drawn: &mut Drawn) {
-        self.request_little(&mut drawn.object["spec"]["template"]["spec"]);
+        let spec = &mut drawn.object["spec"]["template"]["spec"];
+        self.request_little(spec);
+        // There is one node only for each of its pods.
+        if self.crowded && drawn.workload == Workload::DaemonSet {
+            spec["priorityClassName"] = PRIORITIES[1].0.into();
+        }
     }
 }
