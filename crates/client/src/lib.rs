@@ -2,6 +2,11 @@
 //!
 //! Components know nothing but this: whether the API server is in the same process or across the network
 //! makes no difference to them.
+//!
+//! # Where things are
+//!
+//! What may be asked: [`Api`]; across machines: `remote.rs`. Caches: `informer.rs`, `cache.rs`. Who knarr's own components are: `identity.rs`. What a
+//! leader may still write: `term.rs`, checked in the API server's cache. Custom resources that components follow: `custom_kinds.rs`.
 
 pub mod api;
 pub mod cache;

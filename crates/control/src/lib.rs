@@ -4,8 +4,13 @@
 //!
 //! **Identities.** The shared caches and the leader's lease are `system:kube-controller-manager`'s; the scheduler writes
 //! as `system:kube-scheduler`, each controller as its own service account ([`Controller::account`]) with the role of
-//! that account. The scheduler decides from the shared caches, too, where it looks
-//! only at kinds that its own role may read.
+//! that account. The scheduler decides from the shared caches, too, where it reads
+//! only kinds that its own role may read.
+//!
+//! # Where things are
+//!
+//! Any controller: `runner.rs` (keys), `executor.rs` (actions), `view.rs` (what it reads). The scheduler: `scheduler.rs`. Fence agents: `fencing.rs`.
+//! Scales and metrics of HorizontalPodAutoscalers: `podautoscaling.rs`. The garbage collector: `garbage_collector.rs`.
 //!
 //! [`Controller::account`]: knarr_controllers::Controller::account
 

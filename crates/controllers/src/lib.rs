@@ -3,6 +3,13 @@
 //! No IO, no clock, no randomness: a controller reads a [`View`], is told the time, and answers [`Action`]s that carry
 //! what they were decided on (uid, resourceVersion). The driver in `control` carries them out.
 //! To add a controller: one file (or folder), one line in [`all`].
+//!
+//! # Where things are
+//!
+//! Each controller is a module named for it. Besides: lost nodes are `node/` and `fencing/`; who has a volume: `attachdetach.rs`,
+//! `csi_attach.rs`; nodes' address ranges and load balancers: `nodeipam/`, `servicelb/`; when TERM may be sent: `endpoint_propagation.rs`
+//! (SPEC B7); claims of devices: `resourceclaim/`; only [`podgc`] can make a `Release`, the action that completes a pod's deletion (SPEC S2).
+//! Fence agents are run in `knarr-control`. `docs/controllers.md` lists which of v1.36's controllers there are.
 
 pub mod action;
 pub mod attachdetach;

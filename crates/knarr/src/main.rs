@@ -1,4 +1,9 @@
-//! The command: flags, configuration and wiring. What it wires stands in the other crates.
+//! The command: flags, configuration and wiring. What it wires is in the other crates.
+//!
+//! How a node joins: `command/token.rs`, `command/join.rs`. Wiring of the network: `command/network.rs`; what explains it (`knarr net`):
+//! `command/net/`. `knarr why` and `knarr whatif` read a copy of the cluster: `command/snapshot.rs`. Modes of knarr's own files: `private.rs`.
+//! `knarr node shutdown` reaches the node through `node_socket.rs`. End-to-end tests: `tests/e2e` (machines of their own with links that can be
+//! cut: `fleet.rs`; hostile pods, nodes and tenants: `security/`); recorded lives of pods on a real node: `tests/golden-life`.
 
 mod command;
 mod config;

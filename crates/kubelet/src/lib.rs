@@ -2,6 +2,20 @@
 //!
 //! Pure: no IO, no clock, no randomness, no tasks. [`pod::Pod::step`] takes an event and the time and answers
 //! with actions; the doing half is `knarr-node`.
+//!
+//! # Where things are
+//!
+//! | | |
+//! |---|---|
+//! | whether a node takes a pod; who is preempted for a critical one | [`admission`], `preemption.rs` |
+//! | the pod's state machine | [`pod`] |
+//! | eviction, garbage collection, shutdown (SPEC T8, T9) | `eviction/`, `garbage/`, `shutdown.rs` |
+//! | self-fencing and its arithmetic (SPEC B4) | `self_fencing.rs` |
+//! | allocated resources; all pods and QoS classes together | `pod/allocation.rs`, `enforcement.rs` |
+//! | CPUs, memory, NUMA nodes | `cpumanager/`, `memorymanager/`, `topologymanager/` |
+//! | devices, claims | `devicemanager/`, `dra/` |
+//! | KubeletConfiguration | `configuration/` |
+//! | when to request which certificate | `certificates.rs` |
 
 pub mod admission;
 pub mod allocatable;

@@ -2,6 +2,22 @@
 //! and the server that users reach containers through (logs, exec, attach, port-forward).
 //!
 //! What is to be done is decided in `knarr-kubelet`; here it is carried out, and what happened is told back.
+//!
+//! # Where things are
+//!
+//! | | |
+//! |---|---|
+//! | the pods' workers, launching, status writes | `kubelet/` |
+//! | what confines a container | `kubelet/security_context.rs` |
+//! | at-most-one pods before they start (SPEC S1, S5, S6) | `kubelet/at_most_one.rs` |
+//! | CRI; a private containerd and its adoption | `runtime/`, `containerd/` |
+//! | volumes; NFS, iSCSI and CSI; attachments (SPEC S7) | `volumes/`, `volumes/storage/`, `volumes/attach.rs` |
+//! | the only module that opens what containers can change (SPEC A3) | `untrusted_fs/` |
+//! | measured usage | `figures/` |
+//! | plugins of a node; devices, claims, pod resources | `plugins/`, `devicemanager/`, `dra/` (CDI before containerd 1.7: `dra/cdi.rs`), `podresources/` |
+//! | CPUs and NUMA nodes, performed | `containermanager/` |
+//! | the kubelet's port; exec, attach, port-forward | `server/`, `streams/` |
+//! | certificates: requested, kept, renewed | `certificates/` |
 
 #![cfg_attr(
     test,

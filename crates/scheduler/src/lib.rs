@@ -5,6 +5,19 @@
 //! walks over pods. [`Scheduler::step`] takes the next pod of the queue and says what is to be done with it. No IO, no
 //! clock, no randomness: among nodes that are equally good the choice goes round.
 //! To add a plugin: one file under [`plugins`], one line in its list.
+//!
+//! # Where things are
+//!
+//! | | |
+//! |---|---|
+//! | one plugin | one file in [`plugins`] |
+//! | one attempt; what changes mean for the snapshot | `scheduler/attempt.rs`, `scheduler/changes.rs` |
+//! | results per class of pods, in columns, updated from the log of changed nodes | [`evaluation`], [`cluster`] |
+//! | the queue and which events help | `queue.rs`, `queueing_hints.rs` |
+//! | claims and volumes, and the four plugins on them | `volumes.rs`, `storage.rs` |
+//! | dynamic resource allocation: devices, classes and claims; the allocator; what an attempt reserves | `dynamic_resources/`, `scheduler/claims.rs` |
+//! | KubeSchedulerConfiguration | `config/` |
+//! | `knarr why` and `knarr whatif` (SPEC B1, B2) | `why.rs`, `whatif.rs` |
 
 pub mod cluster;
 pub mod config;

@@ -9,6 +9,13 @@
 //!
 //! What cannot be found here: anything between threads, processes or machines that is not a message. What no rule asks for and
 //! costs much (who set which field) is there in some histories only.
+//!
+//! # Where things are
+//!
+//! Rules: one file per number of the specification in `rules/`. Disks and fence agents: `disks.rs`, `fence_agents.rs`. Mutants: `mutation.rs`. What a history can
+//! be without: `switches.rs`; its users and faults: `script.rs`, `trouble.rs`; what they met: `coverage.rs`; shrinking and the story: `shrink.rs`, `story.rs`.
+//! `tests/controllers/` runs the whole control loop under churn and invalid objects, and compares `whatif` with what then happens; `tests/at_most_one_model.rs` is a
+//! model checked exhaustively (`docs/safety.md`). `docs/simulator.md` explains how it works.
 
 mod clocks;
 mod components;
