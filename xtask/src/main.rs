@@ -1,9 +1,13 @@
-//! Checks of what we say we do, run by `./dev test`: `cargo run -p xtask -- tidy`, and `-- deny` for what we build from.
+//! Checks of what we say we do, run by `./dev check` and `./dev test`: `cargo run -p xtask -- tidy`, and `-- deny` for what we build
+//! from. `-- words` lowers the counts of `xtask/words.toml` to what there is.
 
 mod deny;
+mod documents;
+mod spec;
+mod words;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
@@ -96,12 +100,23 @@ const ACT_AS_COMPONENTS: &[&str] = &[
 /// Nothing but their own tests may depend on these.
 const TOPS: &[&str] = &["knarr-sim", "knarr-bench", "xtask"];
 
+/// What a task found.
+#[derive(Default)]
+struct Report {
+    /// Each fails the task.
+    violations: Vec<String>,
+    /// What is worth knowing and fails nothing.
+    notes: Vec<String>,
+    /// What was checked, with its number.
+    checked: String,
+}
+
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let task = match args.as_slice() {
-        [task] if ["tidy", "deny"].contains(&task.as_str()) => task.as_str(),
+        [task] if ["tidy", "deny", "words"].contains(&task.as_str()) => task.as_str(),
         _ => {
-            eprintln!("usage: cargo run -p xtask -- tidy|deny");
+            eprintln!("usage: cargo run -p xtask -- tidy|deny|words");
             return ExitCode::from(2);
         }
     };
@@ -113,47 +128,134 @@ fn main() -> ExitCode {
         }
     };
     let root = metadata.workspace_root.as_std_path();
-    let (faults, looked_at) = match task {
-        "deny" => (
-            deny::check(&metadata, &root.join("deny.toml")),
-            format!("{} packages", metadata.packages.len()),
-        ),
+    let report = match task {
+        "deny" => Report {
+            violations: deny::check(&metadata, &root.join("deny.toml")),
+            checked: format!("{} packages", metadata.packages.len()),
+            ..Report::default()
+        },
+        "words" => lower_words(root),
         _ => tidy(&metadata, root),
     };
-    for fault in &faults {
-        eprintln!("{task}: {fault}");
+    for violation in &report.violations {
+        eprintln!("{task}: {violation}");
     }
-    println!("{task}: {looked_at}, {} faults", faults.len());
-    if faults.is_empty() {
+    for note in &report.notes {
+        println!("{task}: note: {note}");
+    }
+    println!(
+        "{task}: {}, {} violations",
+        report.checked,
+        report.violations.len()
+    );
+    if report.violations.is_empty() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
 }
 
-fn tidy(metadata: &Metadata, root: &Path) -> (Vec<String>, String) {
-    let mut faults = layers(metadata);
-    faults.extend(purity(metadata));
-    faults.extend(single_versions(metadata));
+fn tidy(metadata: &Metadata, root: &Path) -> Report {
+    let mut violations = layers(metadata);
+    violations.extend(purity(metadata));
+    violations.extend(single_versions(metadata));
+    let (mut spec, spec_violations) = spec::read(root);
+    violations.extend(spec_violations);
     let files = rust_files(root);
     for file in &files {
-        faults.extend(file_faults(root, file));
+        match std::fs::read_to_string(root.join(file)) {
+            Ok(text) => {
+                violations.extend(source_violations(file, &text));
+                violations.extend(spec.check_source(file, &text));
+            }
+            Err(e) => violations.push(format!("{file}: {e}")),
+        }
     }
-    let looked_at = format!(
-        "{} crates, {} files",
-        metadata.workspace_packages().len(),
-        files.len()
-    );
-    (faults, looked_at)
+    let documents = documents::all(root);
+    for document in &documents {
+        match std::fs::read_to_string(root.join(document)) {
+            Ok(text) => {
+                violations.extend(documents::check(root, document, &text));
+                violations.extend(spec.check_document(document, &text));
+            }
+            Err(e) => violations.push(format!("{document}: {e}")),
+        }
+    }
+    violations.extend(documents::check_summary(root, &documents));
+    let mut notes = Vec::new();
+    match count_words(root) {
+        Ok((list, counts)) => {
+            let (more, fewer) = list.compare(&counts);
+            violations.extend(more);
+            notes.extend(fewer);
+        }
+        Err(e) => violations.push(e),
+    }
+    let untested = spec.untested();
+    if !untested.is_empty() {
+        notes.push(format!(
+            "no test carries the number of {} ({})",
+            untested.join(", "),
+            spec::PAGE
+        ));
+    }
+    Report {
+        violations,
+        notes,
+        checked: format!(
+            "{} crates, {} files, {} documents",
+            metadata.workspace_packages().len(),
+            files.len(),
+            documents.len()
+        ),
+    }
+}
+
+/// The list of words, and how often each crate and the documents have them. What explains the words and the past are not counted.
+fn count_words(root: &Path) -> Result<(words::Words, words::Counts), String> {
+    const NOT_COUNTED: &[&str] = &[
+        "CHANGELOG.md",
+        "docs/glossary.md",
+        "docs/style.md",
+        "xtask/src/words.rs",
+    ];
+    let list = words::Words::read(root)?;
+    let mut counts = words::Counts::new();
+    for file in rust_files(root).into_iter().chain(documents::all(root)) {
+        if NOT_COUNTED.contains(&file.as_str()) {
+            continue;
+        }
+        let text = std::fs::read_to_string(root.join(&file)).map_err(|e| format!("{file}: {e}"))?;
+        let mut parts = file.split('/');
+        let krate = match (parts.next(), parts.next()) {
+            (Some("crates"), Some(name)) => name,
+            (Some("xtask"), _) => "xtask",
+            _ => words::DOCUMENTS,
+        };
+        list.count(krate, &text, &mut counts);
+    }
+    Ok((list, counts))
+}
+
+fn lower_words(root: &Path) -> Report {
+    let lowered = count_words(root).and_then(|(list, counts)| {
+        let text = list.lowered(&counts);
+        std::fs::write(root.join(words::LIST), text).map_err(|e| format!("{}: {e}", words::LIST))
+    });
+    Report {
+        violations: lowered.err().into_iter().collect(),
+        checked: words::LIST.to_owned(),
+        ..Report::default()
+    }
 }
 
 fn layers(metadata: &Metadata) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut violations = Vec::new();
     for package in metadata.workspace_packages() {
         let name = package.name.as_str();
         let allowed = LAYERS.iter().find(|(n, _)| *n == name).map(|(_, a)| *a);
         if allowed.is_none() && !TOPS.contains(&name) {
-            faults.push(format!(
+            violations.push(format!(
                 "{name}: a crate without a layer; put it into xtask's LAYERS and ARCHITECTURE.md"
             ));
         }
@@ -163,26 +265,26 @@ fn layers(metadata: &Metadata) -> Vec<String> {
                 continue;
             }
             if TOPS.contains(&dependency.name.as_str()) && !TOPS.contains(&name) {
-                faults.push(format!(
+                violations.push(format!(
                     "{name} depends on {}, on which nothing may depend",
                     dependency.name
                 ));
             } else if let Some(allowed) = allowed
                 && !allowed.contains(&dependency.name.as_str())
             {
-                faults.push(format!(
+                violations.push(format!(
                     "{name} depends on {}, which is not below it",
                     dependency.name
                 ));
             }
         }
     }
-    faults
+    violations
 }
 
 /// Follows the normal dependencies of pure crates, as resolved.
 fn purity(metadata: &Metadata) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut violations = Vec::new();
     let Some(resolve) = &metadata.resolve else {
         return vec!["cargo metadata has no resolution".into()];
     };
@@ -200,7 +302,7 @@ fn purity(metadata: &Metadata) -> Vec<String> {
             }
             let name = &metadata[&id].name;
             if IMPURE.contains(&name.as_str()) {
-                faults.push(format!("{pure} is a deciding crate, but {name} is below it"));
+                violations.push(format!("{pure} is a deciding crate, but {name} is below it"));
             }
             let node = resolve.nodes.iter().find(|n| n.id == id);
             let normal = node
@@ -210,12 +312,12 @@ fn purity(metadata: &Metadata) -> Vec<String> {
             queue.extend(normal.map(|d| d.pkg.clone()));
         }
     }
-    faults
+    violations
 }
 
 /// Every direct dependency comes from `[workspace.dependencies]`, so there is one version of each.
 fn single_versions(metadata: &Metadata) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut violations = Vec::new();
     let mut wanted: Vec<(String, String, String)> = Vec::new();
     for package in metadata.workspace_packages() {
         for dependency in &package.dependencies {
@@ -232,27 +334,28 @@ fn single_versions(metadata: &Metadata) -> Vec<String> {
             && a == b
             && req_a != req_b
         {
-            faults.push(format!(
+            violations.push(format!(
                 "{a} is asked for as {req_a} by {by_a} and as {req_b} by {by_b}"
             ));
         }
     }
-    faults
+    violations
 }
 
-fn rust_files(root: &Path) -> Vec<PathBuf> {
+/// The Rust files of the workspace, by their paths below the root.
+fn rust_files(root: &Path) -> Vec<String> {
     let mut files = Vec::new();
-    let mut folders = vec![root.join("crates"), root.join("xtask")];
-    while let Some(folder) = folders.pop() {
-        let Ok(entries) = std::fs::read_dir(&folder) else {
+    let mut directories = vec![root.join("crates"), root.join("xtask")];
+    while let Some(directory) = directories.pop() {
+        let Ok(entries) = std::fs::read_dir(&directory) else {
             continue;
         };
         for entry in entries.flatten() {
             let path = entry.path();
             if path.is_dir() {
-                folders.push(path);
+                directories.push(path);
             } else if path.extension().is_some_and(|e| e == "rs") {
-                files.push(path);
+                files.push(path.strip_prefix(root).unwrap_or(&path).display().to_string());
             }
         }
     }
@@ -260,95 +363,33 @@ fn rust_files(root: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn file_faults(root: &Path, file: &Path) -> Vec<String> {
-    let shown = file.strip_prefix(root).unwrap_or(file).display().to_string();
-    let text = match std::fs::read_to_string(file) {
-        Ok(text) => text,
-        Err(e) => return vec![format!("{shown}: {e}")],
-    };
-    let mut faults = Vec::new();
+fn source_violations(shown: &str, text: &str) -> Vec<String> {
+    let mut violations = Vec::new();
     if !text.lines().next().unwrap_or("").starts_with("//!") {
-        faults.push(format!(
+        violations.push(format!(
             "{shown}: the file does not begin with its module documentation (//!)"
         ));
     }
-    let stem = file.file_stem().and_then(|s| s.to_str()).unwrap_or("");
+    let stem = Path::new(shown)
+        .file_stem()
+        .and_then(|s| s.to_str())
+        .unwrap_or("");
     if ["utils", "util", "helpers", "common", "misc"].contains(&stem) {
-        faults.push(format!("{shown}: name the file for what it is about"));
+        violations.push(format!("{shown}: name the file for what it is about"));
     }
-    if ACT_AS_COMPONENTS.iter().any(|folder| shown.starts_with(folder)) {
+    if ACT_AS_COMPONENTS
+        .iter()
+        .any(|directory| shown.starts_with(directory))
+    {
         let production = text.split("#[cfg(test)]").next().unwrap_or("");
         for (number, line) in production.lines().enumerate() {
             if line.contains(".api_as(") {
-                faults.push(format!(
+                violations.push(format!(
                     "{shown}:{}: the API as any user is for tests; name a component (SPEC A4)",
                     number + 1
                 ));
             }
         }
     }
-    for (number, line) in text.lines().enumerate() {
-        if let Some(id) = spec_number(line)
-            && !spec_has(id)
-        {
-            faults.push(format!(
-                "{shown}:{}: there is no {} in the specification",
-                number + 1,
-                id.to_uppercase()
-            ));
-        }
-    }
-    faults
-}
-
-/// The SPEC number that a test's name begins with: `fn l8_http_…` gives `l8`.
-fn spec_number(line: &str) -> Option<&str> {
-    let name = line
-        .trim_start()
-        .trim_start_matches("pub ")
-        .trim_start_matches("async ")
-        .strip_prefix("fn ")?;
-    let (id, _) = name.split_once('_')?;
-    let (letter, digits) = id.split_at_checked(1)?;
-    let numbered =
-        "altpdsb".contains(letter) && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-    numbered.then_some(id)
-}
-
-/// The chapters of the specification and how many numbers each has.
-fn spec_has(id: &str) -> bool {
-    const CHAPTERS: &[(&str, u32)] = &[
-        ("a", 6),
-        ("l", 13),
-        ("t", 9),
-        ("p", 6),
-        ("d", 5),
-        ("s", 9),
-        ("b", 8),
-    ];
-    let (letter, digits) = id.split_at(1);
-    digits.parse().is_ok_and(|n: u32| {
-        CHAPTERS
-            .iter()
-            .any(|(l, last)| *l == letter && (1..=*last).contains(&n))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spec_numbers_are_read_from_test_names() {
-        assert_eq!(
-            spec_number("    fn l8_http_probe_accepts_200_to_399() {"),
-            Some("l8")
-        );
-        assert_eq!(
-            spec_number("async fn t2_pre_stop_is_inside_the_grace() {"),
-            Some("t2")
-        );
-        assert_eq!(spec_number("fn load_x() {"), None);
-        assert!(spec_has("s9") && !spec_has("s10") && !spec_has("l0"));
-    }
+    violations
 }
