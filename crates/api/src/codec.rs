@@ -80,7 +80,7 @@ pub fn write<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) -> serde_json:
 ///
 /// # Errors
 ///
-/// As [`write`].
+/// As [`write()`].
 pub fn to_value<T: Serialize + ?Sized>(value: &T) -> serde_json::Result<serde_json::Value> {
     serde_json::to_value(WithNulls(value))
 }

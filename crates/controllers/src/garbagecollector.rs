@@ -53,8 +53,7 @@ pub enum Work {
     Nothing,
     /// Ask the API whether this object is there, tell [`Graph::answered`], and look again.
     Ask(Asked),
-    /// Look at the API's own picture of the object, and decide by [`remove_owners`], [`remove_finalizer`] or
-    /// [`delete`] as said.
+    /// Read the object from the API, and change it as each [`Todo`] says.
     Do(Vec<Todo>),
 }
 

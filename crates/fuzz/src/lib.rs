@@ -1,7 +1,7 @@
 //! What must hold of every byte that comes from outside: the checks that the fuzzers drive.
 //!
 //! A [`Target`] is a function that takes any bytes and panics if a promise is broken, with inputs to start from. The
-//! same targets run under libFuzzer (`fuzz/` beside `crates/`, see its README) and, with inputs that [`mutation`] makes of
+//! same targets run under libFuzzer (`fuzz/` beside `crates/`, see its README) and, with inputs that `mutation.rs` makes of
 //! the seeds, always the same ones, in this crate's test. No target may panic, hang or grow without bound; what more each
 //! promises stands in its file.
 

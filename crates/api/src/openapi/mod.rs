@@ -54,7 +54,7 @@ pub fn v2(served: &Served) -> Value {
     v2::document(served)
 }
 
-/// A document of [`v2`] as gnostic's protobuf message, which clients in Go ask for. Fails only where the document
+/// A document of [`v2()`] as gnostic's protobuf message, which clients in Go ask for. Fails only where the document
 /// holds what swagger 2.0 does not have.
 pub fn v2_protobuf(document: &Value) -> Result<Vec<u8>, v2_protobuf::Error> {
     v2_protobuf::encode(document)

@@ -1,9 +1,9 @@
 //! Which endpoints a connection to a Service leads to, and the nftables elements that say so (SPEC N2, N3, N4).
 //!
-//! [`skeleton`] is the fixed text of the table of one family: chains, rules, sets and maps, the same however many
+//! [`skeleton()`] is the fixed text of the table of one family: chains, rules, sets and maps, the same however many
 //! Services there are. [`Proxy`] turns a changed Service into the elements to remove and to add. The driver's work:
 //!
-//! 1. On start run [`skeleton`] of both families through `nft -f`. It is idempotent: rules are replaced in one
+//! 1. On start run [`skeleton()`] of both families through `nft -f`. It is idempotent: rules are replaced in one
 //!    transaction, elements stay. Set what [`sysctls`] names.
 //! 2. Read the tables' own maps, call [`Proxy::adopt`] for each family (so that endpoints keep the slots they have in
 //!    the kernel), then [`Proxy::apply`] for every Service of the catalog, dropping the changes, and bring the kernel

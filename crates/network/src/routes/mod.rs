@@ -1,7 +1,7 @@
 //! How the pods of other nodes are reached: by a plain route where the node is on a network of ours, through VXLAN
 //! otherwise (SPEC N7).
 //!
-//! One [`Route`] a range of pod addresses. For VXLAN it leads to the node's [`gateway`] on the tunnel, the first address of
+//! One route a range of pod addresses. For VXLAN it leads to the node's [`gateway`] on the tunnel, the first address of
 //! its first range of that family, which no pod has; a permanent neighbour entry says its MAC address and a forwarding
 //! entry the machine behind that: three messages for a node that joins or goes. MAC addresses follow from nodes' names, so
 //! that nothing has to be agreed upon.

@@ -1,4 +1,4 @@
-//! Containers' logs: the files the runtime writes, read for users ([`read`]) and kept from filling the disk
+//! Containers' logs: the files the runtime writes, read for users ([`mod@read`]) and kept from filling the disk
 //! ([`rotate`]).
 //!
 //! A file holds lines of the form `2016-10-06T00:17:09.669794202Z stdout F text` (CRI's log format); the file that

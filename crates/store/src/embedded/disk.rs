@@ -1,7 +1,7 @@
 //! What the engine asks of the operating system: every file operation of the store goes through here.
 //!
 //! Production has one disk, the real one, so all of this compiles to the system calls. Tests have a second, which
-//! keeps apart what is durable and what is only in the page cache ([`simulated`]).
+//! keeps apart what is durable and what is only in the page cache (`disk/simulated.rs`).
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;

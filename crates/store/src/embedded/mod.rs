@@ -2,7 +2,7 @@
 //!
 //! A log that is only appended to, an index of all keys in memory, and a *base*, which is what the logs before it come to. Values
 //! stay on disk (the page cache is the cache): memory grows with the number of keys and of changes since the last
-//! compaction, not with their size. What the files look like is in [`format`], what happens at a crash in [`load`].
+//! compaction, not with their size. What the files look like is in [`mod@format`], what happens at a crash in [`load`].
 //!
 //! One thread writes. It takes every transaction that waits, checks them one after the other against the index
 //! and what came before them in the group, appends all of them as one frame, makes that durable with one

@@ -1,6 +1,6 @@
 //! EndpointSlices: a Service's endpoints in pieces of at most 100, which change as little as can be.
 //!
-//! Which endpoint stands in which slice is decided in [`plan`], which zones and nodes an endpoint is for in [`hints`].
+//! Which endpoint stands in which slice is decided in [`mod@plan`], which zones and nodes an endpoint is for in [`hints`].
 //! A slice says since when its latest change has been waited for (`endpoints.kubernetes.io/last-change-trigger-time`).
 //!
 //! A deletion is never taken back. Where a slice shows a pod as terminating and the caches do not, the slice was written by one
