@@ -96,6 +96,26 @@ pub enum Patch {
 ///
 /// Implemented in-process by the API server and remotely over HTTPS. Both run the whole pipeline:
 /// authorization, admission, validation.
+///
+/// # Examples
+///
+/// A deletion names the object that it was decided on, so that a namesake is not deleted (SPEC S2).
+///
+/// ```no_run
+/// use knarr_client::{Api, DeleteOptions, Object, Preconditions, Result};
+///
+/// async fn delete_seen(api: &dyn Api, seen: &Object) -> Result<()> {
+///     let options = DeleteOptions {
+///         preconditions: Preconditions {
+///             uid: Some(seen.uid().into()),
+///             ..Preconditions::default()
+///         },
+///         ..DeleteOptions::default()
+///     };
+///     api.delete(seen.kind(), seen.namespace(), seen.name(), options).await?;
+///     Ok(())
+/// }
+/// ```
 #[async_trait]
 pub trait Api: Send + Sync + 'static {
     /// The same API, every write of which is made only while `term` lasts; after it the answer is 409.

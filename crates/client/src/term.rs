@@ -14,7 +14,30 @@ use serde::{Deserialize, Serialize};
 pub const HEADER: &str = "knarr-term";
 
 /// One holder's uninterrupted holding of one lease. Renewals go on in the same term; a lease that somebody else had in
-/// between, was given back or was deleted begins another.
+/// between, was released or was deleted begins another.
+///
+/// # Examples
+///
+/// ```
+/// use knarr_api::k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+/// use knarr_client::Term;
+///
+/// let mut lease = Lease {
+///     spec: Some(LeaseSpec { holder_identity: Some("a".into()), ..LeaseSpec::default() }),
+///     ..Lease::default()
+/// };
+/// let term = Term::of(&lease);
+/// assert_eq!(Term::from_header(&term.to_header()).as_ref(), Ok(&term));
+/// assert!(term.check(Some(&lease)).is_ok());
+///
+/// lease.spec = Some(LeaseSpec {
+///     holder_identity: Some("b".into()),
+///     lease_transitions: Some(1),
+///     ..LeaseSpec::default()
+/// });
+/// let late = term.check(Some(&lease)).expect_err("b has taken over");
+/// assert_eq!(late.code(), 409);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Term {

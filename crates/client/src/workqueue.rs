@@ -73,6 +73,27 @@ impl<K: Ord + Clone> Inner<K> {
 }
 
 /// See the module.
+///
+/// # Examples
+///
+/// ```
+/// use knarr_client::workqueue::Queue;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let queue = Queue::default();
+/// queue.add("default/web");
+/// queue.add("default/web");
+/// assert_eq!(queue.len(), 1, "a key that waits is queued once");
+///
+/// let key = queue.get().await.expect("the queue is not shut down");
+/// // It changes while a worker has it: no second worker gets it meanwhile.
+/// queue.add("default/web");
+/// assert!(queue.is_empty());
+/// queue.done(&key);
+/// assert_eq!(queue.get().await, Some("default/web"));
+/// # }
+/// ```
 pub struct Queue<K> {
     inner: Mutex<Inner<K>>,
     wake: Notify,

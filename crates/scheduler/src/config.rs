@@ -104,6 +104,21 @@ impl Default for KubeSchedulerConfiguration {
 }
 
 /// Reads a file (YAML or JSON).
+///
+/// # Examples
+///
+/// Every error is reported at once, each with its path (SPEC P6).
+///
+/// ```
+/// use knarr_scheduler::config::parse;
+///
+/// let good = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n";
+/// assert_eq!(parse(good).expect("a valid file").profiles.len(), 1);
+///
+/// let errors = parse(&format!("{good}podInitialBackoffSeconds: -1\nnonsense: true\n")).expect_err("two errors");
+/// let text = errors.to_string();
+/// assert!(text.contains("podInitialBackoffSeconds") && text.contains("nonsense"), "{text}");
+/// ```
 pub fn parse(text: &str) -> Result<KubeSchedulerConfiguration, Errors> {
     let mut report = Report::default();
     let mut configuration = KubeSchedulerConfiguration::default();

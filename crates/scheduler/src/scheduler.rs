@@ -106,6 +106,45 @@ pub struct Explanation {
 }
 
 /// See the module.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use knarr_api::k8s_openapi::api::core::v1::{Node, Pod};
+/// use knarr_api::k8s_openapi::jiff::Timestamp;
+/// use knarr_api::registry::Registered;
+/// use knarr_api::{Object, Shared};
+/// use knarr_scheduler::{Scheduler, Step};
+/// use serde_json::{Value, json};
+///
+/// fn shared<T: Registered + serde::de::DeserializeOwned>(json: Value) -> Shared<T> {
+///     let typed: T = serde_json::from_value(json).expect("JSON of the kind");
+///     Shared::new(Arc::new(Object::from_typed(T::kind_of(), Box::new(typed)))).expect("of this kind")
+/// }
+///
+/// let now = Timestamp::UNIX_EPOCH;
+/// let mut scheduler = Scheduler::default();
+/// let node: Shared<Node> = shared(json!({
+///     "metadata": {"name": "n1"},
+///     "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "10"}},
+/// }));
+/// scheduler.node_changed("n1", Some(node), now);
+/// let pod: Shared<Pod> = shared(json!({
+///     "metadata": {"namespace": "default", "name": "web", "uid": "1"},
+///     "spec": {"containers": [{"name": "c"}]},
+/// }));
+/// scheduler.pod_changed(None, Some(&pod), now);
+///
+/// let Some(Step::Bind { pod, node, .. }) = scheduler.step(now) else {
+///     panic!("the pod fits");
+/// };
+/// assert_eq!(node, "n1");
+/// // The driver reports what became of the binding.
+/// scheduler.bound(&pod);
+/// assert!(scheduler.step(now).is_none());
+/// ```
 #[derive(Debug)]
 pub struct Scheduler {
     profiles: Vec<Arc<Profile>>,

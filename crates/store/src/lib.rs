@@ -297,6 +297,34 @@ pub enum Error {
 }
 
 /// The contract. Linearizable: what a call returned is seen by every later call.
+///
+/// # Examples
+///
+/// A key is created only where it is absent, and a watch from a revision yields the change of that revision.
+///
+/// ```
+/// use knarr_store::{Compare, Config, KeyRange, Op, Txn, TxnResult, WatchItem};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), knarr_store::Error> {
+/// let store = knarr_store::open(Config::Memory).await?;
+/// let create = Txn {
+///     compares: vec![Compare::ModRevision { key: "/pods/a/web".into(), is: 0 }],
+///     ops: vec![Op::Put { key: "/pods/a/web".into(), value: "v1".into() }],
+/// };
+/// // The first write of an empty store has revision 2.
+/// assert!(matches!(store.txn(create.clone()).await?, TxnResult::Committed { revision: 2 }));
+/// assert!(matches!(store.txn(create).await?, TxnResult::Failed { .. }));
+///
+/// let mut watch = store.watch(KeyRange::prefix("/pods/"), 2).await?;
+/// let Some(Ok(WatchItem::Events(events))) = watch.next().await else {
+///     panic!("the store is closed");
+/// };
+/// assert_eq!(events[0].kv.value, "v1");
+/// assert_eq!(events[0].prev, None);
+/// # Ok(())
+/// # }
+/// ```
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     async fn range(&self, range: Range) -> Result<RangeResult, Error>;
@@ -336,6 +364,29 @@ pub enum Config {
 }
 
 /// Opens a store. Needs a tokio runtime.
+///
+/// # Examples
+///
+/// The embedded store has what was acknowledged when it is opened again.
+///
+/// ```
+/// use knarr_store::{Config, Op, Txn};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let dir = tempfile::tempdir()?;
+/// let config = Config::Embedded { dir: dir.path().join("store") };
+///
+/// let store = knarr_store::open(config.clone()).await?;
+/// let put = Op::Put { key: "/pods/a/web".into(), value: "v1".into() };
+/// store.txn(Txn { ops: vec![put], ..Txn::default() }).await?;
+/// drop(store);
+///
+/// let store = knarr_store::open(config).await?;
+/// assert_eq!(store.revision().await?, 2);
+/// # Ok(())
+/// # }
+/// ```
 pub async fn open(config: Config) -> Result<Arc<dyn Store>, Error> {
     Ok(match config {
         Config::Memory => Arc::new(memory::MemoryStore::new()),
