@@ -226,10 +226,14 @@ impl Server {
         let user = User::new(Component::ApiServer.user(), [""; 0]).authenticated();
         Ctx {
             by_server: true,
+            manager: Some(FIELD_MANAGER.into()),
             ..Ctx::new(user, self.clock.now())
         }
     }
 }
+
+/// The manager of the fields that the server itself writes, as kube-apiserver's user agent names it.
+const FIELD_MANAGER: &str = "kube-apiserver";
 
 /// How often is looked whether something is missing that every cluster has, as kube-apiserver does; with it this server's
 /// endpoint is renewed.

@@ -7,22 +7,20 @@ use std::sync::LazyLock;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
 use k8s_openapi::jiff::Timestamp;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
+use super::blank::blank;
 use super::check;
+use super::conversions::{Conversions, Versions};
 use super::creation::fields_beyond;
 use super::differing::differing;
 use super::held::all_hold_what_they_held;
 use super::reset::Reset;
 use super::set::FieldSet;
 use super::text;
-use super::typed::{self, Comparison, Type};
-use crate::codec;
-use crate::convert;
+use super::typed::{self, Type};
 use crate::kind::Kind;
 use crate::object::AnyObject;
-use crate::registry;
-use crate::schema::{self, Shape};
 
 /// How many managers that update an object are told apart; older ones become one.
 pub(super) const MAX_UPDATE_MANAGERS: usize = 10;
@@ -228,10 +226,22 @@ impl Managed {
         self.0.is_empty()
     }
 
-    /// What a write other than an apply does: `by` now holds what it changed, and nobody else does. Both are
+    /// What a write other than an apply does: `by` now owns what it changed, and no other manager does. Both are
     /// the `kind`'s JSON.
     pub fn update(self, kind: &Kind, live: &Value, new: &Value, by: ManagerId, now: Timestamp) -> Managed {
-        self.take_in(&mut Versions::new(kind, live, new), by, now)
+        self.update_with(kind, (live, new), by, now, &mut Conversions::default())
+    }
+
+    /// As [`Managed::update`], with the conversions that webhooks have made.
+    pub fn update_with(
+        self,
+        kind: &Kind,
+        (live, new): (&Value, &Value),
+        by: ManagerId,
+        now: Timestamp,
+        conversions: &mut Conversions,
+    ) -> Managed {
+        self.take_in(&mut Versions::new(kind, (live, new), conversions), by, now)
     }
 
     /// As [`Managed::update`], of the `entries` that the object carries, all of the kind's version, and as it is to carry
@@ -248,7 +258,9 @@ impl Managed {
         now: Timestamp,
     ) -> Result<Option<Vec<ManagedFieldsEntry>>, serde_json::Error> {
         let (live, new) = differing(live, new)?;
-        let mut differs = Versions::new(kind, &live, &new);
+        // All entries are of the kind's version: nothing has to be converted.
+        let mut conversions = Conversions::default();
+        let mut differs = Versions::new(kind, (&live, &new), &mut conversions);
         if let Some(c) = differs.at(&kind.api_version())
             && c.removed.is_empty()
         {
@@ -371,15 +383,34 @@ impl Managed {
         }
     }
 
-    /// Applies `config`: fields it no longer names and nobody else holds go, those of others conflict unless `force`.
+    /// Applies `config`: fields that it no longer names and no other manager owns are removed, those of others conflict
+    /// unless `force`.
     pub fn apply(
-        mut self,
+        self,
         kind: &Kind,
         live: &Value,
         config: &Value,
         by: ManagerId,
         force: bool,
         now: Timestamp,
+    ) -> Result<Applied, Refused> {
+        self.apply_with(
+            kind,
+            (live, config),
+            by,
+            (force, now),
+            &mut Conversions::default(),
+        )
+    }
+
+    /// As [`Managed::apply`], with the conversions that webhooks have made.
+    pub fn apply_with(
+        mut self,
+        kind: &Kind,
+        (live, config): (&Value, &Value),
+        by: ManagerId,
+        (force, now): (bool, Timestamp),
+        conversions: &mut Conversions,
     ) -> Result<Applied, Refused> {
         let Some(root) = Type::of_kind(kind) else {
             return Err(Refused::Mistakes(vec![format!("{} has no schema", kind.kind())]));
@@ -404,10 +435,10 @@ impl Managed {
         };
         self.0.insert(by.clone(), mine);
         let new = match had {
-            Some(had) if !had.set.is_empty() => self.prune(kind, merged, &had),
+            Some(had) if !had.set.is_empty() => self.prune(kind, merged, &had, conversions),
             _ => merged,
         };
-        let mut differs = Versions::new(kind, live, &new);
+        let mut differs = Versions::new(kind, (live, &new), conversions);
         let mut conflicts = BTreeMap::new();
         let mut taken: BTreeMap<ManagerId, FieldSet> = BTreeMap::new();
         let mut lost = Vec::new();
@@ -449,7 +480,9 @@ impl Managed {
     }
 
     /// Takes out of `merged` what its applier `had` and holds no longer, and nobody else holds.
-    fn prune(&self, kind: &Kind, merged: Value, had: &Fields) -> Value {
+    fn prune(&self, kind: &Kind, merged: Value, had: &Fields, conversions: &mut Conversions) -> Value {
+        let mut at_version =
+            |kind: &Kind, value: &Value, version: &str| conversions.object(kind, value, version);
         let Some((at_kind, merged_then)) = at_version(kind, &merged, &had.api_version) else {
             return merged;
         };
@@ -527,62 +560,7 @@ pub fn last_applied_fields(kind: &Kind, live: &Value) -> Option<FieldSet> {
     )
 }
 
-/// How the object differs before and after, in each version that somebody wrote it in.
-struct Versions<'a> {
-    kind: &'a Kind,
-    live: &'a Value,
-    new: &'a Value,
-    made: BTreeMap<String, Option<Comparison>>,
-}
-
-impl<'a> Versions<'a> {
-    fn new(kind: &'a Kind, live: &'a Value, new: &'a Value) -> Self {
-        Versions {
-            kind,
-            live,
-            new,
-            made: BTreeMap::new(),
-        }
-    }
-
-    /// `None` for a version that is no more.
-    fn at(&mut self, version: &str) -> Option<&Comparison> {
-        if !self.made.contains_key(version) {
-            let made = self.compare(version);
-            self.made.insert(version.to_string(), made);
-        }
-        self.made.get(version)?.as_ref()
-    }
-
-    fn compare(&self, version: &str) -> Option<Comparison> {
-        if version == self.kind.api_version() {
-            return Some(typed::compare(Type::of_kind(self.kind)?, self.live, self.new));
-        }
-        // What only a webhook can convert is not converted here: whoever wrote in that version keeps what they hold.
-        if self.kind.is_converted_by_webhook() {
-            self.kind.sibling(version)?;
-            return Some(Comparison::default());
-        }
-        let (kind, live) = at_version(self.kind, self.live, version)?;
-        let (_, new) = at_version(self.kind, self.new, version)?;
-        Some(typed::compare(Type::of_kind(&kind)?, &live, &new))
-    }
-}
-
-/// A value of `kind` as its kind of another version has it; `None` where there is none.
-fn at_version(kind: &Kind, value: &Value, version: &str) -> Option<(Kind, Value)> {
-    if version == kind.api_version() {
-        return Some((kind.clone(), value.clone()));
-    }
-    let to = match kind.ops.custom() {
-        Some(_) => kind.sibling(version)?,
-        None => registry::by_kind(version, kind.kind())?.clone(),
-    };
-    let value = convert::json(kind, &to, value)?;
-    Some((to, value))
-}
-
-/// Fields that nobody holds: they are the system's.
+/// Fields without managers: they are the system's.
 static STRIPPED: LazyLock<FieldSet> = LazyLock::new(|| {
     let of_metadata = [
         "name",
@@ -603,45 +581,6 @@ static STRIPPED: LazyLock<FieldSet> = LazyLock::new(|| {
         .iter()
         .fold(set, |set, field| set.with(&["metadata", field]))
 });
-
-/// An object of the kind with nothing set, as Go encodes it: structs that are no pointers are there, some lists null.
-///
-/// Every creation is compared with it, so it is made once a kind.
-pub fn blank(kind: &Kind) -> &'static Value {
-    static EMPTY: LazyLock<Value> = LazyLock::new(|| json!({}));
-    match Shape::of(kind) {
-        Some(shape) => shape.blank.get_or_init(|| fill_blank(kind, shape)),
-        None => &EMPTY,
-    }
-}
-
-fn fill_blank(kind: &Kind, shape: &Shape) -> Value {
-    fn fill(shape: &Shape, of: &str) -> Value {
-        let mut out = Map::new();
-        let go_name = of.rsplit('.').next().unwrap_or(of);
-        for (name, field) in shape.type_named(of).into_iter().flat_map(|t| t.fields()) {
-            match &field.value {
-                schema::Value::Struct(of) if name == "metadata" || codec::is_always_object(go_name, name) => {
-                    let value = if name == "metadata" {
-                        json!({})
-                    } else {
-                        fill(shape, of)
-                    };
-                    out.insert(name.clone(), value);
-                }
-                schema::Value::List(_) if codec::is_null_unset(go_name, name) => {
-                    out.insert(name.clone(), Value::Null);
-                }
-                _ => {}
-            }
-        }
-        Value::Object(out)
-    }
-    let mut blank = fill(shape, shape.root());
-    blank["apiVersion"] = kind.api_version().into();
-    blank["kind"] = kind.kind().into();
-    blank
-}
 
 #[cfg(test)]
 mod tests;

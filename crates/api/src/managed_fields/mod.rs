@@ -2,9 +2,11 @@
 //!
 //! Pure: values in, values out. The pipeline hands in the object before and after a write and who wrote it
 //! ([`Managed::update`]; [`Managed::create`] where there was none), or the object there is and a configuration that
-//! somebody applies ([`Managed::apply`]).
+//! a client applies ([`Managed::apply`]).
 
+mod blank;
 mod check;
+mod conversions;
 mod creation;
 mod custom;
 mod differing;
@@ -16,9 +18,11 @@ mod set;
 mod text;
 mod typed;
 
+pub use blank::blank;
+pub use conversions::{Conversions, Missing};
 pub use creation::{Found, Walk};
 pub use managers::{
-    Applied, Conflicts, LAST_APPLIED, Managed, ManagerId, Operation, Refused, blank, is_reset,
-    last_applied_fields, merged,
+    Applied, Conflicts, LAST_APPLIED, Managed, ManagerId, Operation, Refused, is_reset, last_applied_fields,
+    merged,
 };
 pub use set::FieldSet;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
 use knarr_api::codec::StrictError;
 use knarr_api::managed_fields::{
-    Applied, Conflicts, LAST_APPLIED, ManagerId, Operation, Refused, blank, last_applied_fields,
+    Applied, Conflicts, Conversions, LAST_APPLIED, ManagerId, Operation, Refused, blank, last_applied_fields,
 };
 use knarr_api::{AnyObject, Error, Kind, Object, codec, k8s_openapi};
 use serde_json::Value;
 
 use super::decode::{FieldValidation, decode};
-use super::managed_fields::{bare, of};
+use super::managed_fields::{OnFailure, bare, of};
 use super::update::Updated;
 use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, seconds, yaml};
 use crate::cache::Written;
@@ -139,7 +139,7 @@ impl Server {
             match self.stored(ctx, target).await? {
                 Some(stored) => {
                     let shown = self.converter.object(&stored, target.kind).await?;
-                    let new = configured(ctx, target, Some(&shown), body, options)?;
+                    let new = self.configured(ctx, target, Some(&shown), body, options).await?;
                     if let Written::Done(object) = self.update_once(ctx, target, &stored, new).await? {
                         let object = self.converter.object(&object, target.kind).await?;
                         return Ok(Updated {
@@ -158,7 +158,7 @@ impl Server {
                         return Err(Error::conflict(target.about(), &why));
                     }
                     self.authorize_create(ctx, target)?;
-                    let mut new = configured(ctx, target, None, body, options)?;
+                    let mut new = self.configured(ctx, target, None, body, options).await?;
                     super::update::check_name(target, &*new)?;
                     // Whatever version was meant, none is there.
                     new.metadata_mut().resource_version = None;
@@ -178,41 +178,45 @@ impl Server {
         }
         Err(Error::conflict(target.about(), MODIFIED))
     }
-}
 
-/// The object with the configuration applied to it, its managers included.
-fn configured(
-    ctx: &mut Ctx,
-    target: &Target<'_>,
-    live: Option<&Arc<Object>>,
-    body: &ApplyBody,
-    options: &ApplyOptions,
-) -> Result<Box<dyn AnyObject>, Error> {
-    let kind = target.kind;
-    let before = match live {
-        Some(live) => bare(live.json())?,
-        None => blank(kind).clone(),
-    };
-    let managed = of(live.map(|l| &**l));
-    let by = ManagerId::new(&options.manager, Operation::Apply, kind, target.subresource);
-    let now = seconds(ctx.now);
-    let apply = |force| {
-        managed
-            .clone()
-            .apply(kind, &before, &body.config, by.clone(), force, now)
-    };
-    let applied = match apply(options.force) {
-        Err(Refused::Conflicts(conflicts)) if options.manager == KUBECTL => {
-            match unsettled(&conflicts, last_applied_fields(kind, &before)) {
-                Some(left) => Err(Refused::Conflicts(left)),
-                None => apply(true),
+    /// The object with the configuration applied to it, its managers included.
+    async fn configured(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        live: Option<&Arc<Object>>,
+        body: &ApplyBody,
+        options: &ApplyOptions,
+    ) -> Result<Box<dyn AnyObject>, Error> {
+        let kind = target.kind;
+        let before = match live {
+            Some(live) => bare(live.json())?,
+            None => blank(kind).clone(),
+        };
+        let managed = of(live.map(|l| &**l));
+        let by = ManagerId::new(&options.manager, Operation::Apply, kind, target.subresource);
+        let now = seconds(ctx.now);
+        let apply = |conversions: &mut Conversions| {
+            let mut apply = |force| {
+                let managed = managed.clone();
+                let objects = (&before, &body.config);
+                managed.apply_with(kind, objects, by.clone(), (force, now), conversions)
+            };
+            match apply(options.force) {
+                Err(Refused::Conflicts(conflicts)) if options.manager == KUBECTL => {
+                    match unsettled(&conflicts, last_applied_fields(kind, &before)) {
+                        Some(left) => Err(Refused::Conflicts(left)),
+                        None => apply(true),
+                    }
+                }
+                other => other,
             }
-        }
-        other => other,
-    };
-    let applied = applied.map_err(|refused| body.refusal(refused))?;
-    judge(ctx, body, options.validation)?;
-    finish(ctx, target, &before, body, options, applied)
+        };
+        let applied = self.with_conversions(OnFailure::Fail, apply).await?;
+        let applied = applied.map_err(|refused| body.refusal(refused))?;
+        judge(ctx, body, options.validation)?;
+        finish(ctx, target, &before, body, options, applied)
+    }
 }
 
 /// The conflicts that are left when fields a client-side apply set are no conflict; `None` if none is.

@@ -6,9 +6,9 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use knarr_api::certificates::{IN_PROCESS, REMOTE_ADDRESS};
 use knarr_api::field::Errors;
 use knarr_api::time::seconds;
-use knarr_api::{AnyObject, Error, Object, convert, k8s_openapi, meta, registry};
+use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi, meta, registry};
 
-use super::{Ctx, Origin, Target, managed_fields, stamps};
+use super::{Ctx, Origin, Target, stamps};
 use crate::admission::{Attributes, Operation, extension};
 use crate::authz::{self, Selectors};
 use crate::cache::Written;
@@ -19,6 +19,20 @@ use crate::server::Server;
 const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
 /// How often another random name is tried when one is taken.
 const NAME_ATTEMPTS: usize = 8;
+
+/// An object of the version of a request in the version as which it is handled. The schemas of a custom kind's versions may
+/// have other defaults: what is stored has those of the version in which it is stored.
+pub(super) fn handled(
+    served: &Kind,
+    handled: &Kind,
+    object: Box<dyn AnyObject>,
+) -> Result<Box<dyn AnyObject>, Error> {
+    let mut object = convert::typed(served, handled, object)?;
+    if served != handled && handled.ops.custom().is_some() {
+        handled.ops.set_defaults(&mut *object)?;
+    }
+    Ok(object)
+}
 
 impl Server {
     /// What an update or apply asks for besides its own verb where it creates (SPEC A2): `create`, with the object's name,
@@ -57,8 +71,8 @@ impl Server {
         let generate = generate_name.filter(|_| meta.name.as_deref().unwrap_or("").is_empty());
         served.ops.set_defaults(&mut *object)?;
         stamps::default_times(&mut *object, ctx.now);
-        managed_fields::track(ctx, target, None, &mut *object)?;
-        let mut object = convert::typed(served, &served.handled_as(), object)?;
+        self.track(ctx, target, None, &mut *object).await?;
+        let mut object = handled(served, &served.handled_as(), object)?;
         let attributes = Attributes {
             target,
             operation: Operation::Create,

@@ -12,7 +12,7 @@ use knarr_client::{DeleteOptions, Propagation, Term};
 
 use super::read::{ListQuery, Listed, invalid_options};
 use super::update::check_preconditions;
-use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, managed_fields};
+use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS};
 use crate::admission::extension;
 use crate::cache::Written;
 use crate::custom;
@@ -113,7 +113,7 @@ impl Server {
             subresource: "status",
             ..*target
         };
-        managed_fields::track(ctx, &status, Some(object), &mut *new)?;
+        self.track(ctx, &status, Some(object), &mut *new).await?;
         let update = extension::Operation::Update;
         let new = self.mutate(ctx, &status, update, new, Some(object)).await?;
         let write = extension::Write {

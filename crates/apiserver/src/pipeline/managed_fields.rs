@@ -3,16 +3,30 @@
 use std::borrow::Cow;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
-use knarr_api::managed_fields::{Managed, ManagerId, Operation, blank, is_reset};
+use knarr_api::managed_fields::{Conversions, Managed, ManagerId, Operation, blank, is_reset};
 use knarr_api::{AnyObject, Error, Object, k8s_openapi};
 use serde_json::Value;
 
 use super::{Ctx, Target};
+use crate::server::Server;
 
 const BINDING: &str = "binding";
 
 /// Room that most encodings fit into.
 const ENCODED_BYTES: usize = 4096;
+
+/// The longest chain of conversions that one write needs: an apply removes fields in the version of its last apply, and puts
+/// those back that managers of other versions own, of which an object has 11 at most, each there and back.
+const CONVERSION_ROUNDS: usize = 32;
+
+/// What becomes of a conversion that fails.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum OnFailure {
+    /// The write fails.
+    Fail,
+    /// Managers of that version keep what they own. Whether a client may write is not decided by it.
+    Keep,
+}
 
 /// An object's JSON without its managers.
 pub(super) fn bare(json: &[u8]) -> Result<Value, Error> {
@@ -33,64 +47,104 @@ fn entries_of(object: &Object) -> Option<&[ManagedFieldsEntry]> {
     object.typed().metadata().managed_fields.as_deref()
 }
 
-/// Gives `new` its managers: those of `live` (`None`: it is being created) or, where the client sent some, its own, and
-/// the fields that this write changes to whoever writes. Both are `target.kind`'s.
-pub(super) fn track(
-    ctx: &Ctx,
-    target: &Target<'_>,
-    live: Option<&Object>,
-    new: &mut dyn AnyObject,
-) -> Result<(), Error> {
-    // Somebody applied: that has been decided.
-    let Some(manager) = &ctx.manager else {
-        return Ok(());
-    };
-    // As in Kubernetes nobody manages what a binding sets, so that scheduling a pod does not cost its whole tree.
-    if target.subresource == BINDING {
-        return Ok(());
-    }
-    let sent = new.metadata_mut().managed_fields.take();
-    if let Some(live) = live
-        && let Some(entries) = entries_of(live).filter(|all| !all.is_empty())
-        && (!target.subresource.is_empty() || sent.as_deref().is_none_or(|sent| sent == entries))
-        && are_of(entries, &target.kind.api_version())
-    {
-        let mut json = Vec::with_capacity(ENCODED_BYTES);
-        new.encode_into(&mut json);
+impl Server {
+    /// Gives `new` its managers: those of `live` (`None`: it is being created) or, where the client sent some, its own, and
+    /// the fields that this write changes to whoever writes. Both are `target.kind`'s.
+    pub(super) async fn track(
+        &self,
+        ctx: &Ctx,
+        target: &Target<'_>,
+        live: Option<&Object>,
+        new: &mut dyn AnyObject,
+    ) -> Result<(), Error> {
+        // A client applied: that has been decided.
+        let Some(manager) = &ctx.manager else {
+            return Ok(());
+        };
+        // As in Kubernetes no manager owns what a binding sets, so that scheduling a pod does not cost its whole tree.
+        if target.subresource == BINDING {
+            return Ok(());
+        }
+        let sent = new.metadata_mut().managed_fields.take();
+        if let Some(live) = live
+            && let Some(entries) = entries_of(live).filter(|all| !all.is_empty())
+            && (!target.subresource.is_empty() || sent.as_deref().is_none_or(|sent| sent == entries))
+            && are_of(entries, &target.kind.api_version())
+        {
+            let mut json = Vec::with_capacity(ENCODED_BYTES);
+            new.encode_into(&mut json);
+            let by = ManagerId::new(manager, Operation::Update, target.kind, target.subresource);
+            let now = super::seconds(ctx.now);
+            let after = Managed::update_entries(entries, target.kind, (live.json(), &json), by, now);
+            new.metadata_mut().managed_fields = after.map_err(Error::internal)?;
+            return Ok(());
+        }
+        let managed = match sent {
+            _ if !target.subresource.is_empty() => of(live),
+            sent if is_reset(sent.as_deref()) => Managed::default(),
+            sent => sent
+                .as_deref()
+                .and_then(Managed::decode)
+                .filter(|m| !m.is_empty())
+                .unwrap_or_else(|| of(live)),
+        };
+        if managed.is_empty() && live.is_some() {
+            return Ok(());
+        }
         let by = ManagerId::new(manager, Operation::Update, target.kind, target.subresource);
         let now = super::seconds(ctx.now);
-        let after = Managed::update_entries(entries, target.kind, (live.json(), &json), by, now);
-        new.metadata_mut().managed_fields = after.map_err(Error::internal)?;
-        return Ok(());
+        if live.is_none() && managed.is_empty() {
+            new.metadata_mut().managed_fields =
+                Managed::create(target.kind, new, by, now).map_err(Error::internal)?;
+            return Ok(());
+        }
+        let mut json = Vec::with_capacity(ENCODED_BYTES);
+        new.encode_into(&mut json);
+        let after: Value = serde_json::from_slice(&json).map_err(Error::internal)?;
+        let before = match live {
+            None => Cow::Borrowed(blank(target.kind)),
+            Some(live) => Cow::Owned(bare(live.json())?),
+        };
+        let update = |conversions: &mut Conversions| {
+            let objects: (&Value, &Value) = (&before, &after);
+            managed
+                .clone()
+                .update_with(target.kind, objects, by.clone(), now, conversions)
+        };
+        let managed = self.with_conversions(OnFailure::Keep, update).await?;
+        new.metadata_mut().managed_fields = managed.encode();
+        Ok(())
     }
-    let managed = match sent {
-        _ if !target.subresource.is_empty() => of(live),
-        sent if is_reset(sent.as_deref()) => Managed::default(),
-        sent => sent
-            .as_deref()
-            .and_then(Managed::decode)
-            .filter(|m| !m.is_empty())
-            .unwrap_or_else(|| of(live)),
-    };
-    if managed.is_empty() && live.is_some() {
-        return Ok(());
+
+    /// What `compute` comes to once it has the conversions that it lacks. Without a webhook it is computed once.
+    pub(super) async fn with_conversions<T: Send>(
+        &self,
+        on_failure: OnFailure,
+        mut compute: impl FnMut(&mut Conversions) -> T + Send,
+    ) -> Result<T, Error> {
+        let mut conversions = Conversions::default();
+        for _ in 0..CONVERSION_ROUNDS {
+            let result = compute(&mut conversions);
+            let missing = conversions.missing();
+            if missing.is_empty() {
+                return Ok(result);
+            }
+            drop(result);
+            for one in missing {
+                match self.converter.json(&one.from, &one.to, &one.object).await {
+                    Ok(converted) => conversions.add(one, converted),
+                    Err(error) if on_failure == OnFailure::Fail => return Err(error),
+                    Err(error) => {
+                        tracing::warn!("managers of {:?} keep their fields: {error}", one.to);
+                        conversions.add_failed(one);
+                    }
+                }
+            }
+        }
+        Err(Error::internal(format!(
+            "field managers need conversions beyond {CONVERSION_ROUNDS} rounds"
+        )))
     }
-    let by = ManagerId::new(manager, Operation::Update, target.kind, target.subresource);
-    let now = super::seconds(ctx.now);
-    if live.is_none() && managed.is_empty() {
-        new.metadata_mut().managed_fields =
-            Managed::create(target.kind, new, by, now).map_err(Error::internal)?;
-        return Ok(());
-    }
-    let mut json = Vec::with_capacity(ENCODED_BYTES);
-    new.encode_into(&mut json);
-    let after = serde_json::from_slice(&json).map_err(Error::internal)?;
-    let before = match live {
-        None => Cow::Borrowed(blank(target.kind)),
-        Some(live) => Cow::Owned(bare(live.json())?),
-    };
-    new.metadata_mut().managed_fields = managed.update(target.kind, &before, &after, by, now).encode();
-    Ok(())
 }
 
 fn are_of(entries: &[ManagedFieldsEntry], api_version: &str) -> bool {

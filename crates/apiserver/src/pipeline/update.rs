@@ -7,7 +7,7 @@ use knarr_api::strategy::Part;
 use knarr_api::{AnyObject, Error, Kind, Object, convert, meta, registry};
 use knarr_client::{Preconditions, Term};
 
-use super::create::check_namespace;
+use super::create::{check_namespace, handled};
 use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, managed_fields, stamps};
 use crate::admission::{Attributes, Operation, extension};
 use crate::cache::Written;
@@ -103,8 +103,8 @@ impl Server {
         served.ops.set_defaults(&mut *new)?;
         stamps::default_times(&mut *new, ctx.now);
         let shown = convert::object(old, served)?;
-        managed_fields::track(ctx, target, Some(&shown), &mut *new)?;
-        let mut new = convert::typed(served, kind, new)?;
+        self.track(ctx, target, Some(&shown), &mut *new).await?;
+        let mut new = handled(served, kind, new)?;
         carry_over(&mut *new, old);
         new.metadata_mut().resource_version = old.metadata().resource_version.clone();
         let attributes = Attributes {

@@ -117,6 +117,10 @@ async fn each_version_shows_what_the_webhook_makes_of_the_stored_one() {
         }
     }
     assert_eq!(seen, ["h:1", "g:2", "g:3"]);
+    // The watch and the requests call it at the same time at the most.
+    let connections = server.connections.load(std::sync::atomic::Ordering::SeqCst);
+    let calls = server.asked.lock().len();
+    assert!(connections < calls, "{connections} connections for {calls} calls");
 }
 
 #[tokio::test]
@@ -185,4 +189,29 @@ async fn a_conversion_that_fails_is_said_and_holds_nothing_else() {
     );
     assert!(c.api.list(&v2, ListOptions::default()).await.is_err());
     assert_eq!(spec(&c.api.get(&v1, "default", "a").await.unwrap())["port"], "1");
+}
+
+#[tokio::test]
+async fn an_update_in_one_version_takes_fields_from_managers_of_the_other() {
+    let c = cluster().await;
+    let server = hooks(answer, IsCa::NoCa).await;
+    c.api
+        .create(&CRD, decode(&CRD, &definition(&server, "/")))
+        .await
+        .unwrap();
+    let (v1, v2) = versions(&c).await;
+    let made = widget("a", json!({"host": "h", "port": "1"}));
+    c.api.create(&v1, decode(&v1, &made)).await.unwrap();
+    let patch = Patch::Merge(json!({"spec": {"address": "g:1"}}));
+    let changed = c.api.patch(&v2, "default", "a", "", patch).await.unwrap();
+    let json: Value = serde_json::from_slice(changed.json()).unwrap();
+    let entries = json["metadata"]["managedFields"].as_array().unwrap();
+    let of = |version: &str| {
+        let mut entries = entries.iter();
+        let entry = entries.find(|e| e["apiVersion"] == format!("example.com/{version}"));
+        entry.map(|e| e["fieldsV1"]["f:spec"].clone())
+    };
+    assert_eq!(of("v2"), Some(json!({"f:address": {}})));
+    // The port is the same in both versions of the object, the host is not.
+    assert_eq!(of("v1"), Some(json!({".": {}, "f:port": {}})), "{entries:?}");
 }

@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 
 use super::super::Definition;
 use super::*;
+use crate::k8s_openapi;
+use crate::managed_fields::{Conversions, Managed, ManagerId, Operation, Refused, blank};
 
 fn definition() -> Definition {
     let crd = json!({
@@ -155,30 +157,191 @@ fn an_answer_of_v1beta1_is_read_without_its_type_and_uid() {
     assert!(read("v1beta1", answer, false).is_ok());
 }
 
-#[test]
-fn whoever_wrote_in_another_version_keeps_their_fields() {
-    use crate::k8s_openapi::jiff::Timestamp;
-    use crate::managed_fields::{Managed, ManagerId, Operation, blank};
-    let definition = definition();
-    let v2 = definition.stored.sibling("example.com/v2").unwrap();
-    let by = |name: &str, kind: &Kind| ManagerId::new(name, Operation::Update, kind, "");
-    let now = crate::time::seconds(Timestamp::UNIX_EPOCH).0;
-    let stored = &definition.stored;
-    let created = Managed::default().update(stored, blank(stored), &original(), by("a", stored), now);
-    let mut after = converted();
-    after["port"] = 2.into();
-    let entries = created
-        .update(&v2, &converted(), &after, by("b", &v2), now)
-        .encode()
-        .unwrap();
-    let of = |manager: &str| {
-        entries
-            .iter()
-            .find(|e| e.manager.as_deref() == Some(manager))
-            .unwrap()
+/// v1's `host` is v2's `address`; `port` is the same in both.
+fn webhook(of: &Value, to: &Kind) -> Value {
+    let mut made = of.clone();
+    made["apiVersion"] = to.api_version().into();
+    let (from, into) = match to.version() {
+        "v2" => ("host", "address"),
+        _ => ("address", "host"),
     };
-    assert_eq!(of("a").api_version.as_deref(), Some("example.com/v1"));
-    let held = |manager: &str| of(manager).fields_v1.as_ref().unwrap().0.to_string();
-    assert!(held("a").contains("f:host"), "{}", held("a"));
-    assert!(held("b").contains("f:port"), "{}", held("b"));
+    if let Some(value) = made.as_object_mut().unwrap().remove(from) {
+        made[into] = value;
+    }
+    made
+}
+
+/// What `compute` comes to with the conversions that it lacks, and how many it lacked.
+fn converted_as_needed<T>(mut compute: impl FnMut(&mut Conversions) -> T) -> (T, usize) {
+    let mut conversions = Conversions::default();
+    let mut made = 0;
+    loop {
+        let result = compute(&mut conversions);
+        let missing = conversions.missing();
+        if missing.is_empty() {
+            return (result, made);
+        }
+        made += missing.len();
+        for one in missing {
+            let converted = webhook(&one.object, &one.to);
+            conversions.add(one, converted);
+        }
+    }
+}
+
+fn widget(version: &str, fields: Value) -> Value {
+    let mut widget =
+        json!({"apiVersion": format!("example.com/{version}"), "kind": "Widget", "metadata": {"name": "a"}});
+    for (name, value) in fields.as_object().unwrap() {
+        widget[name] = value.clone();
+    }
+    widget
+}
+
+fn owners(managed: Managed) -> Vec<String> {
+    let entries = managed.encode().unwrap_or_default();
+    let shown = entries.into_iter().map(|e| {
+        let fields = e.fields_v1.map(|f| f.0.to_string()).unwrap_or_default();
+        let version = e.api_version.unwrap_or_default();
+        format!("{} {version} {fields}", e.manager.unwrap_or_default())
+    });
+    shown.collect()
+}
+
+fn now() -> k8s_openapi::jiff::Timestamp {
+    crate::time::seconds(k8s_openapi::jiff::Timestamp::UNIX_EPOCH).0
+}
+
+#[test]
+fn an_apply_conflicts_with_managers_of_a_version_that_a_webhook_converts() {
+    let definition = definition();
+    let v1 = &definition.stored;
+    let v2 = &v1.sibling("example.com/v2").unwrap();
+    let by = |name: &str, kind: &Kind| ManagerId::new(name, Operation::Apply, kind, "");
+    let first = Managed::default()
+        .apply(
+            v1,
+            blank(v1),
+            &widget("v1", json!({"host": "h", "port": 1})),
+            by("a", v1),
+            false,
+            now(),
+        )
+        .unwrap();
+    let live = webhook(&first.object.unwrap(), v2);
+    let config = widget("v2", json!({"address": "other"}));
+    let apply = |force: bool| {
+        converted_as_needed(|conversions| {
+            let managed = first.managed.clone();
+            managed.apply_with(v2, (&live, &config), by("b", v2), (force, now()), conversions)
+        })
+    };
+    let (refused, conversions) = apply(false);
+    match refused {
+        Err(Refused::Conflicts(conflicts)) => assert_eq!(
+            conflicts.to_string(),
+            "Apply failed with 1 conflict: conflict with \"a\": .host"
+        ),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(conversions, 2, "the object before and after");
+    let forced = apply(true).0.unwrap();
+    assert_eq!(
+        owners(forced.managed),
+        [
+            "a example.com/v1 {\"f:port\":{}}",
+            "b example.com/v2 {\"f:address\":{}}"
+        ]
+    );
+}
+
+#[test]
+fn a_field_that_an_applier_leaves_out_stays_while_a_manager_of_another_version_owns_it() {
+    let definition = definition();
+    let v1 = &definition.stored;
+    let v2 = &v1.sibling("example.com/v2").unwrap();
+    let by = |name: &str, kind: &Kind| ManagerId::new(name, Operation::Apply, kind, "");
+    let both = widget("v1", json!({"host": "h", "port": 1}));
+    let first = Managed::default().apply(v1, blank(v1), &both, by("a", v1), false, now());
+    let first = first.unwrap();
+    let live = first.object.unwrap();
+    let (second, _) = converted_as_needed(|conversions| {
+        let config = widget("v2", json!({"address": "h"}));
+        let managed = first.managed.clone();
+        managed.apply_with(
+            v2,
+            (&webhook(&live, v2), &config),
+            by("b", v2),
+            (false, now()),
+            conversions,
+        )
+    });
+    let managed = second.unwrap().managed;
+    let (third, _) = converted_as_needed(|conversions| {
+        let managed = managed.clone();
+        managed.apply_with(
+            v1,
+            (&live, &widget("v1", json!({}))),
+            by("a", v1),
+            (false, now()),
+            conversions,
+        )
+    });
+    let third = third.unwrap();
+    assert_eq!(third.object, Some(widget("v1", json!({"host": "h"}))));
+    assert_eq!(owners(third.managed), ["b example.com/v2 {\"f:address\":{}}"]);
+}
+
+#[test]
+fn an_update_takes_fields_from_managers_of_another_version() {
+    let definition = definition();
+    let v1 = &definition.stored;
+    let v2 = &v1.sibling("example.com/v2").unwrap();
+    let by = |name: &str, kind: &Kind| ManagerId::new(name, Operation::Update, kind, "");
+    let live = widget("v1", json!({"host": "h", "port": 1}));
+    let created = Managed::default().update(v1, blank(v1), &live, by("a", v1), now());
+    let (before, after) = (
+        webhook(&live, v2),
+        widget("v2", json!({"address": "g", "port": 1})),
+    );
+    let (updated, _) = converted_as_needed(|conversions| {
+        let managed = created.clone();
+        managed.update_with(v2, (&before, &after), by("b", v2), now(), conversions)
+    });
+    assert_eq!(
+        owners(updated),
+        [
+            "a example.com/v1 {\"f:port\":{}}",
+            "b example.com/v2 {\"f:address\":{}}"
+        ]
+    );
+}
+
+#[test]
+fn managers_of_a_version_whose_conversion_failed_keep_their_fields() {
+    let definition = definition();
+    let v1 = &definition.stored;
+    let v2 = &v1.sibling("example.com/v2").unwrap();
+    let by = |name: &str, kind: &Kind| ManagerId::new(name, Operation::Update, kind, "");
+    let live = widget("v1", json!({"host": "h"}));
+    let created = Managed::default().update(v1, blank(v1), &live, by("a", v1), now());
+    let (before, after) = (webhook(&live, v2), widget("v2", json!({"address": "g"})));
+    let mut conversions = Conversions::default();
+    let update = |conversions: &mut Conversions| {
+        let managed = created.clone();
+        managed.update_with(v2, (&before, &after), by("b", v2), now(), conversions)
+    };
+    update(&mut conversions);
+    for one in conversions.missing() {
+        conversions.add_failed(one);
+    }
+    let updated = update(&mut conversions);
+    assert!(conversions.missing().is_empty());
+    assert_eq!(
+        owners(updated),
+        [
+            "a example.com/v1 {\"f:host\":{}}",
+            "b example.com/v2 {\"f:address\":{}}"
+        ]
+    );
 }

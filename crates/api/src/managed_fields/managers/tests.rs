@@ -183,12 +183,13 @@ fn a_manager_of_another_version_is_asked_in_its_own() {
         .apply(kind, blank(kind), &v1, by, false, at(1))
         .unwrap();
     let kind = &HORIZONTAL_POD_AUTOSCALER;
-    let (_, live) = at_version(
-        &HORIZONTAL_POD_AUTOSCALER_V1,
-        &first.object.unwrap(),
-        "autoscaling/v2",
-    )
-    .unwrap();
+    let (_, live) = Conversions::default()
+        .object(
+            &HORIZONTAL_POD_AUTOSCALER_V1,
+            &first.object.unwrap(),
+            "autoscaling/v2",
+        )
+        .unwrap();
     let v2 = json!({"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "h"},
         "spec": {"maxReplicas": 4}});
     let by = ManagerId::new("m2", Operation::Apply, kind, "");
