@@ -15,23 +15,22 @@ use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClien
 use knarr_api::custom::conversion::{self, Asked, Failure, Webhook};
 use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi};
 use parking_lot::Mutex;
-use rustls::ClientConfig;
 use serde_json::Value;
 use tokio::time::Instant;
 
 use self::memory::Memory;
 pub(crate) use self::metrics::ConversionMetrics;
-use crate::admission::extension::{call_webhook, client_config};
+use crate::admission::extension::{WebhookClient, call_webhook};
 use crate::cache::Cache;
 use crate::seams::{self, Entropy};
 
 /// How long a webhook may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How many definitions' TLS configurations are kept; another one more makes the server forget those of definitions that
-/// are gone.
-const TLS_KEPT: usize = 256;
+/// How many definitions' clients are kept. One more makes the server drop those of definitions that do not exist any more;
+/// where there are still too many, calls make connections of their own.
+const CLIENTS_MAX: usize = 256;
 
-type Tls = Result<Arc<ClientConfig>, String>;
+type MaybeClient = Result<WebhookClient, String>;
 
 /// See the module.
 pub(crate) struct Converter {
@@ -40,7 +39,7 @@ pub(crate) struct Converter {
     metrics: Arc<ConversionMetrics>,
     memory: Mutex<Memory>,
     /// By the definition's name, for as long as its webhook is configured as it is.
-    tls: Mutex<HashMap<String, (Weak<Webhook>, Tls)>>,
+    clients: Mutex<HashMap<String, (Weak<Webhook>, MaybeClient)>>,
 }
 
 impl Converter {
@@ -54,7 +53,7 @@ impl Converter {
             entropy,
             metrics,
             memory: Mutex::default(),
-            tls: Mutex::default(),
+            clients: Mutex::default(),
         })
     }
 
@@ -183,27 +182,30 @@ impl Converter {
     }
 
     async fn ask(&self, webhook: &Arc<Webhook>, asked: &Asked<'_>) -> Result<Vec<Value>, Failure> {
-        let client = client_of(webhook);
-        let tls = self.tls_of(webhook, &client);
-        let answer = call_webhook(&self.cache, &client, tls, (TIMEOUT, None), &asked.review()).await;
+        let config = config_of(webhook);
+        let client = self.client_of(webhook, &config);
+        let answer = call_webhook(&self.cache, &config, client, (TIMEOUT, None), &asked.review()).await;
         asked.read(answer.map_err(|why| Failure::call(asked, &why))?)
     }
 
-    fn tls_of(&self, webhook: &Arc<Webhook>, client: &WebhookClientConfig) -> Tls {
-        let mut kept = self.tls.lock();
-        if let Some((of, tls)) = kept.get(&webhook.definition)
+    fn client_of(&self, webhook: &Arc<Webhook>, config: &WebhookClientConfig) -> MaybeClient {
+        let mut kept = self.clients.lock();
+        if let Some((of, client)) = kept.get(&webhook.definition)
             && of.upgrade().is_some_and(|of| of.client == webhook.client)
         {
-            return tls.clone();
+            return client.clone();
         }
-        if kept.len() >= TLS_KEPT {
+        if kept.len() >= CLIENTS_MAX {
             kept.retain(|_, (of, _)| of.strong_count() > 0);
         }
-        let tls = client_config(client);
-        if kept.len() < TLS_KEPT {
-            kept.insert(webhook.definition.clone(), (Arc::downgrade(webhook), tls.clone()));
+        let client = WebhookClient::new(config);
+        if kept.len() < CLIENTS_MAX {
+            kept.insert(
+                webhook.definition.clone(),
+                (Arc::downgrade(webhook), client.clone()),
+            );
         }
-        tls
+        client
     }
 }
 
@@ -224,7 +226,7 @@ fn shown(to: &Kind, converted: Value, revision: u64) -> Result<Object, Error> {
 }
 
 /// How the webhook is reached, as admission webhooks have it.
-fn client_of(webhook: &Webhook) -> WebhookClientConfig {
+fn config_of(webhook: &Webhook) -> WebhookClientConfig {
     let given = &webhook.client;
     let holds_something = |bundle: &&k8s_openapi::ByteString| !bundle.0.iter().all(u8::is_ascii_whitespace);
     WebhookClientConfig {

@@ -5,6 +5,7 @@
 //! protocol he understands and not by an alert that he does not. That the client holds the certificate's key is proven
 //! in the handshake as always.
 
+pub(crate) mod link;
 pub(crate) mod outgoing;
 
 use std::sync::Arc;

@@ -3,7 +3,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -11,10 +10,8 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
-use hyper::rt::{Read, ReadBufCursor, Write};
-use hyper_util::client::legacy::connect::{Connected, Connection};
-use hyper_util::client::legacy::{Client, Error as ClientError};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use knarr_client::{Conn, NodeDialer};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -24,9 +21,10 @@ use tokio_rustls::client::TlsStream;
 use tower::Service;
 
 use super::backend::Spec;
-use crate::admission::extension::dialled;
+use crate::admission::extension::{dialled, innermost};
 use crate::http::body::Body;
 use crate::pki::Identity;
+use crate::tls::link::Link;
 use crate::tls::outgoing;
 
 /// For a connection and its TLS handshake.
@@ -87,7 +85,7 @@ impl Channel {
         let path = request.uri().path_and_query().map_or("/", |p| p.as_str());
         let uri = format!("https://{to}{path}");
         *request.uri_mut() = uri.parse().map_err(|e| format!("parse {uri:?}: {e}"))?;
-        self.client.request(request).await.map_err(|e| why(&e))
+        self.client.request(request).await.map_err(|e| innermost(&e))
     }
 
     /// A connection of its own over HTTP/1.1, which can become another protocol's.
@@ -95,15 +93,6 @@ impl Channel {
         let stream = self.connector.connect(to, &self.connector.http1).await;
         stream.map_err(|e| e.to_string())
     }
-}
-
-/// The innermost reason.
-fn why(error: &ClientError) -> String {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    innermost.to_string()
 }
 
 #[derive(Clone)]
@@ -148,9 +137,9 @@ impl Connector {
 }
 
 impl Service<Uri> for Connector {
-    type Response = Link;
+    type Response = Link<Box<dyn Conn>>;
     type Error = Box<dyn std::error::Error + Send + Sync>;
-    type Future = BoxFuture<'static, Result<Link, Self::Error>>;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         Poll::Ready(Ok(()))
@@ -162,56 +151,7 @@ impl Service<Uri> for Connector {
             let address = uri.authority().and_then(|a| a.as_str().parse().ok());
             let address = address.ok_or(ConnectError::Address(uri))?;
             let stream = connector.connect(address, &connector.any).await?;
-            Ok(Link(TokioIo::new(stream)))
+            Ok(Link::new(stream))
         })
-    }
-}
-
-/// A connection of the pool.
-struct Link(TokioIo<TlsStream<Box<dyn Conn>>>);
-
-impl Connection for Link {
-    fn connected(&self) -> Connected {
-        let agreed = self.0.inner().get_ref().1.alpn_protocol();
-        match agreed {
-            Some(b"h2") => Connected::new().negotiated_h2(),
-            _ => Connected::new(),
-        }
-    }
-}
-
-impl Read for Link {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buffer)
-    }
-}
-
-impl Write for Link {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write_vectored(cx, slices)
     }
 }

@@ -369,3 +369,106 @@ async fn what_is_stored_in_another_version_is_mutated_in_the_one_asked_for() {
         assert_eq!(patched["data"], expected);
     }
 }
+
+#[tokio::test]
+async fn a_webhook_is_called_over_the_connection_of_the_last_call() {
+    let cluster = Cluster::start().await;
+    let hooks = webhook().await;
+    let configuration =
+        |path: &str| json!({"metadata": {"name": "kept"}, "webhooks": [hook(&hooks, path, json!({}))]});
+    let path = format!("{GROUP}/validatingwebhookconfigurations");
+    let made = cluster.admin("POST", &path, Some(configuration("/"))).await;
+    made.expect(201);
+    let connections = || hooks.connections.load(std::sync::atomic::Ordering::SeqCst);
+    for n in 0..5 {
+        tried(&cluster, &format!("one-{n}")).await.expect(201);
+    }
+    assert_eq!((hooks.asked.lock().len(), connections()), (5, 1));
+    // One that the webhook closes is not used again, and costs no call.
+    let one = format!("{path}/kept");
+    cluster
+        .admin("PUT", &one, Some(configuration("/close")))
+        .await
+        .expect(200);
+    for n in 0..5 {
+        tried(&cluster, &format!("two-{n}")).await.expect(201);
+    }
+    assert_eq!((hooks.asked.lock().len(), connections()), (10, 6));
+}
+
+/// A webhook that converts `host` of v1 to `address` of v2.
+fn convert(_: &str, request: &Value) -> Value {
+    let to = request["desiredAPIVersion"].as_str().unwrap();
+    let (from, into) = match to.ends_with("/v2") {
+        true => ("host", "address"),
+        false => ("address", "host"),
+    };
+    let converted = request["objects"].as_array().unwrap().iter().map(|object| {
+        let mut object = object.clone();
+        object["apiVersion"] = to.into();
+        if let Some(value) = object["spec"].as_object_mut().and_then(|spec| spec.remove(from)) {
+            object["spec"][into] = value;
+        }
+        object
+    });
+    json!({"result": {"status": "Success"}, "convertedObjects": converted.collect::<Vec<_>>()})
+}
+
+/// Conflicts are found between appliers of versions that only the webhook converts, as kube-apiserver finds them.
+#[tokio::test]
+async fn appliers_of_versions_that_a_webhook_converts_conflict() {
+    let cluster = Cluster::start().await;
+    let hooks = hooks(convert, IsCa::NoCa).await;
+    let version = |name: &str, storage: bool, field: &str| {
+        json!({"name": name, "served": true, "storage": storage, "schema": {"openAPIV3Schema": {"type": "object",
+            "properties": {"spec": {"type": "object", "properties": {field: {"type": "string"}, "port": {"type": "integer"}}}}}}})
+    };
+    let definition = json!({"metadata": {"name": "widgets.example.com"}, "spec": {"group": "example.com", "scope": "Cluster",
+        "names": {"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
+        "conversion": {"strategy": "Webhook", "webhook": {"conversionReviewVersions": ["v1"], "clientConfig": {
+            "url": format!("https://127.0.0.1:{}/", hooks.port), "caBundle": hooks.ca}}},
+        "versions": [version("v1", true, "host"), version("v2", false, "address")]}});
+    let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    cluster.create(definitions, definition).await;
+    let all = |version: &str| format!("/apis/example.com/{version}/widgets");
+    while cluster.admin("GET", &all("v1"), None).await.code != 200 {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    let shows = Shows::token(ADMIN).header("content-type", "application/apply-patch+yaml");
+    let apply = async |version: &str, query: &str, spec: Value| {
+        let path = format!("{}/w?{query}", all(version));
+        let config = json!({"apiVersion": format!("example.com/{version}"), "kind": "Widget",
+            "metadata": {"name": "w"}, "spec": spec});
+        cluster.ask(&shows, "PATCH", &path, Some(config)).await
+    };
+    apply("v1", "fieldManager=a", json!({"host": "h", "port": 1}))
+        .await
+        .expect(201);
+    let refused = apply("v2", "fieldManager=b", json!({"address": "g"})).await;
+    assert_eq!(
+        (refused.code, refused.message()),
+        (
+            409,
+            "Apply failed with 1 conflict: conflict with \"a\": .spec.host"
+        )
+    );
+    // The same value is shared, and stays when one of the two leaves it out.
+    apply("v2", "fieldManager=b", json!({"address": "h"}))
+        .await
+        .expect(200);
+    let left = apply("v1", "fieldManager=a", json!({"port": 1}))
+        .await
+        .expect(200);
+    assert_eq!(left["spec"], json!({"host": "h", "port": 1}));
+    let gone = apply("v2", "fieldManager=b", json!({})).await.expect(200);
+    assert_eq!(gone["spec"], json!({"port": 1}));
+    let forced = apply("v2", "fieldManager=b&force=true", json!({"port": 2}))
+        .await
+        .expect(200);
+    assert_eq!(forced["spec"], json!({"port": 2}));
+    let managers = forced["metadata"]["managedFields"].as_array().unwrap();
+    let managers: Vec<&str> = managers.iter().map(|m| m["manager"].as_str().unwrap()).collect();
+    assert_eq!(managers, ["b"], "{forced}");
+    let reads = hooks.connections.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(reads <= 2, "connections are kept: {reads}");
+}

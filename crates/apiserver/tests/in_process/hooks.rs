@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base64::Engine;
 use bytes::Bytes;
@@ -19,6 +20,8 @@ pub struct Hooks {
     pub port: u16,
     pub ca: String,
     pub asked: Arc<Mutex<Vec<Value>>>,
+    /// How many connections were made to it.
+    pub connections: Arc<AtomicUsize>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -50,8 +53,11 @@ pub async fn hooks(answer: Answer, ca: IsCa) -> Hooks {
     let port = listener.local_addr().unwrap().port();
     let asked = Arc::new(Mutex::new(Vec::new()));
     let heard = asked.clone();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let accepted = connections.clone();
     let task = tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
+            accepted.fetch_add(1, Ordering::SeqCst);
             let (acceptor, heard) = (acceptor.clone(), heard.clone());
             tokio::spawn(async move {
                 let Ok(stream) = acceptor.accept(stream).await else {
@@ -75,7 +81,11 @@ pub async fn hooks(answer: Answer, ca: IsCa) -> Hooks {
                             let answer = json!({"apiVersion": review["apiVersion"], "kind": review["kind"], "response": response});
                             let status = if path == "/missing" { 404 } else { 200 };
                             let body = Full::new(Bytes::from(answer.to_string()));
-                            Ok::<_, Infallible>(http::Response::builder().status(status).body(body).unwrap())
+                            let mut response = http::Response::builder().status(status);
+                            if path == "/close" {
+                                response = response.header("connection", "close");
+                            }
+                            Ok::<_, Infallible>(response.body(body).unwrap())
                         }
                     },
                 );
@@ -88,6 +98,7 @@ pub async fn hooks(answer: Answer, ca: IsCa) -> Hooks {
         port,
         ca: base64::engine::general_purpose::STANDARD.encode(certificate.pem()),
         asked,
+        connections,
         task,
     }
 }

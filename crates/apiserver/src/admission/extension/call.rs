@@ -1,15 +1,19 @@
 //! Calls a webhook: over TLS, at its URL or at its service's endpoints, which are reached without any proxy.
 
+use std::io;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use http::header::{ACCEPT, CONTENT_TYPE, HOST, USER_AGENT};
-use http::{Method, Request};
+use http::{Method, Request, Uri};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::rt::TokioIo;
-use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
-use k8s_openapi::api::core::v1::Service;
+use hyper_util::client::legacy::{Client, Error as ClientError};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
+use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use knarr_api::{Object, k8s_openapi, registry};
 use rustls::ClientConfig;
@@ -17,24 +21,29 @@ use rustls::pki_types::ServerName;
 use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tower::Service;
 
 use crate::cache::Cache;
 use crate::cache::change::Filter;
+use crate::tls::link::Link;
 use crate::tls::outgoing;
 
 /// The longest answer that is read, in bytes: as long as any object.
 const ANSWER_MAX_BYTES: usize = 3 * 1024 * 1024;
 const HTTPS_PORT: u16 = 443;
+/// Connections that are kept for each endpoint of a webhook, and for how long: client-go's and Go's own limits.
+const IDLE_MAX: usize = 25;
+const IDLE_LIMIT: Duration = Duration::from_secs(90);
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
-/// Where a webhook is.
-struct Place {
+/// Where a webhook is called.
+struct Endpoint {
     /// As errors name it.
     url: String,
     path: String,
     /// What its certificate must be for.
     host: String,
-    /// Where it is dialled.
+    /// Host and port that are dialled.
     address: String,
 }
 
@@ -42,16 +51,16 @@ struct Place {
 /// path.
 pub(crate) async fn call_webhook(
     cache: &Cache,
-    client: &WebhookClientConfig,
-    tls: Result<Arc<ClientConfig>, String>,
+    config: &WebhookClientConfig,
+    client: Result<WebhookClient, String>,
     (timeout, query): (Duration, Option<String>),
     review: &Value,
 ) -> Result<Value, String> {
-    let place = Place::of(cache, client, query.as_deref())?;
-    let posted = |why: &str| format!("Post {:?}: {why}", place.url);
-    let tls = tls.map_err(|why| posted(&why))?;
+    let endpoint = Endpoint::of(cache, config, query.as_deref())?;
+    let posted = |why: &str| format!("Post {:?}: {why}", endpoint.url);
+    let client = client.map_err(|why| posted(&why))?;
     let body = Bytes::from(review.to_string());
-    match tokio::time::timeout(timeout, post(&place, tls, body)).await {
+    match tokio::time::timeout(timeout, client.post(&endpoint, body)).await {
         Err(_) => Err(posted("context deadline exceeded")),
         Ok(Err(Failure::Transport(why))) => Err(posted(&why)),
         Ok(Err(Failure::Answer(why))) => Err(why),
@@ -59,10 +68,41 @@ pub(crate) async fn call_webhook(
     }
 }
 
-impl Place {
-    fn of(cache: &Cache, client: &WebhookClientConfig, query: Option<&str>) -> Result<Place, String> {
+fn service_host(service: &ServiceReference) -> String {
+    format!("{}.{}.svc", service.name, service.namespace)
+}
+
+/// A URL as configurations have it.
+struct Url<'a> {
+    host: &'a str,
+    address: String,
+    path: &'a str,
+}
+
+impl<'a> Url<'a> {
+    fn parse(url: &'a str) -> Result<Self, String> {
+        let rest = url
+            .strip_prefix("https://")
+            .ok_or_else(|| format!("{url:?} is no https URL"))?;
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let (host, address) = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) => {
+                (host, authority.to_string())
+            }
+            _ => (authority, format!("{authority}:{HTTPS_PORT}")),
+        };
+        Ok(Url {
+            host: host.trim_matches(['[', ']']),
+            address,
+            path: path.trim_start_matches('/'),
+        })
+    }
+}
+
+impl Endpoint {
+    fn of(cache: &Cache, config: &WebhookClientConfig, query: Option<&str>) -> Result<Self, String> {
         let query = query.map(|query| format!("?{query}")).unwrap_or_default();
-        if let Some(service) = &client.service {
+        if let Some(service) = &config.service {
             let port = service
                 .port
                 .and_then(|p| u16::try_from(p).ok())
@@ -72,30 +112,21 @@ impl Place {
                 .as_deref()
                 .unwrap_or_default()
                 .trim_start_matches('/');
-            let host = format!("{}.{}.svc", service.name, service.namespace);
-            return Ok(Place {
+            let host = service_host(service);
+            return Ok(Endpoint {
                 url: format!("https://{host}:{port}/{path}{query}"),
                 path: format!("/{path}{query}"),
                 address: endpoint(cache, &service.namespace, &service.name, port)?,
                 host,
             });
         }
-        let given = client.url.as_deref().unwrap_or_default();
-        let rest = given
-            .strip_prefix("https://")
-            .ok_or_else(|| format!("{given:?} is no https URL"))?;
-        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let (host, address) = match authority.rsplit_once(':') {
-            Some((host, port)) if !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) => {
-                (host, authority.to_string())
-            }
-            _ => (authority, format!("{authority}:{HTTPS_PORT}")),
-        };
-        Ok(Place {
+        let given = config.url.as_deref().unwrap_or_default();
+        let url = Url::parse(given)?;
+        Ok(Endpoint {
             url: format!("{given}{query}"),
-            path: format!("/{}{query}", path.trim_start_matches('/')),
-            host: host.trim_matches(['[', ']']).to_string(),
-            address,
+            path: format!("/{}{query}", url.path),
+            host: url.host.to_string(),
+            address: url.address,
         })
     }
 }
@@ -118,13 +149,13 @@ fn endpoint(cache: &Cache, namespace: &str, name: &str, port: u16) -> Result<Str
         .iter()
         .filter(of_it)
         .filter_map(|slice| slice.get::<EndpointSlice>());
-    let service = object.get::<Service>().cloned().unwrap_or_default();
+    let service = object.get::<core::Service>().cloned().unwrap_or_default();
     endpoint_of(&service, slices, port).map_err(|why| format!("{why} service {name:?}"))
 }
 
 /// The first endpoint that is ready at which this port of the service is served.
 fn endpoint_of<'a>(
-    service: &Service,
+    service: &core::Service,
     slices: impl Iterator<Item = &'a EndpointSlice>,
     port: u16,
 ) -> Result<String, String> {
@@ -154,64 +185,122 @@ fn endpoint_of<'a>(
     Err("no endpoints available for".into())
 }
 
-/// Trust in the bundle; in the system's authorities where there is none.
-pub(crate) fn client_config(client: &WebhookClientConfig) -> Result<Arc<ClientConfig>, String> {
-    let bundle = client.ca_bundle.as_ref().map_or(&[][..], |b| &b.0);
-    let trusted = outgoing::authorities(bundle)?;
-    outgoing::trusting(trusted).map_err(|e| format!("unable to load root certificates: {e}"))
+/// Calls one webhook as it is configured. Its connections are kept for the next call (as kube-apiserver's are): a call
+/// over a kept connection costs no TLS handshake.
+#[derive(Clone)]
+pub(crate) struct WebhookClient(Client<Connector, Full<Bytes>>);
+
+impl WebhookClient {
+    /// Trusts the configuration's bundle; the system's authorities where there is none.
+    pub fn new(config: &WebhookClientConfig) -> Result<Self, String> {
+        let bundle = config.ca_bundle.as_ref().map_or(&[][..], |b| &b.0);
+        let trusted = outgoing::authorities(bundle)?;
+        let tls = outgoing::trusting(trusted);
+        let tls = tls.map_err(|e| format!("unable to load root certificates: {e}"))?;
+        let host = match &config.service {
+            Some(service) => service_host(service),
+            None => Url::parse(config.url.as_deref().unwrap_or_default())?
+                .host
+                .to_string(),
+        };
+        let name = ServerName::try_from(host).map_err(|e| e.to_string())?;
+        let connector = Connector { tls, name };
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_max_idle_per_host(IDLE_MAX)
+            .pool_idle_timeout(IDLE_LIMIT)
+            .build(connector);
+        Ok(WebhookClient(client))
+    }
+
+    async fn post(&self, to: &Endpoint, body: Bytes) -> Result<Value, Failure> {
+        let transport = |e: &dyn std::fmt::Display| Failure::Transport(e.to_string());
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(format!("https://{}{}", to.address, to.path))
+            .header(HOST, &to.host)
+            .header(USER_AGENT, "kube-apiserver-admission")
+            .header(ACCEPT, "application/json")
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .map_err(|e| transport(&e))?;
+        let answer = self.0.request(request).await;
+        let answer = answer.map_err(|e| Failure::Transport(innermost(&e)))?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), ANSWER_MAX_BYTES).collect().await;
+        let body = body.map_err(|e| transport(&e))?.to_bytes();
+        if !status.is_success() {
+            return Err(Failure::Answer(refused(status, &body)));
+        }
+        serde_json::from_slice(&body).map_err(|e| {
+            Failure::Answer(format!(
+                "couldn't get version/kind; json parse error: {e}; the webhook said {:?}",
+                String::from_utf8_lossy(body.get(..200).unwrap_or(&body))
+            ))
+        })
+    }
+}
+
+#[derive(Clone)]
+struct Connector {
+    tls: Arc<ClientConfig>,
+    name: ServerName<'static>,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error("dial tcp {0}: connect: {why}", why = dialled(.1))]
+    Dial(String, io::Error),
+    #[error("tls: failed to verify certificate: {0}")]
+    Tls(io::Error),
+}
+
+impl Service<Uri> for Connector {
+    type Response = Link<TcpStream>;
+    type Error = ConnectError;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let connector = self.clone();
+        Box::pin(async move {
+            let address = uri.authority().map(|a| a.as_str()).unwrap_or_default();
+            let stream = TcpStream::connect(address).await;
+            let stream = stream.map_err(|e| ConnectError::Dial(address.to_string(), e))?;
+            // A call is one small write that waits for its answer.
+            stream
+                .set_nodelay(true)
+                .map_err(|e| ConnectError::Dial(address.to_string(), e))?;
+            let stream = TlsConnector::from(connector.tls)
+                .connect(connector.name, stream)
+                .await
+                .map_err(ConnectError::Tls)?;
+            Ok(Link::new(stream))
+        })
+    }
+}
+
+/// The innermost source of a client's error.
+pub(crate) fn innermost(error: &ClientError) -> String {
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
 }
 
 enum Failure {
-    /// Nobody answered.
+    /// There was no answer.
     Transport(String),
-    /// Somebody did, but not as a webhook does.
+    /// There was one, but not as a webhook answers.
     Answer(String),
 }
 
-async fn post(place: &Place, tls: Arc<ClientConfig>, body: Bytes) -> Result<Value, Failure> {
-    let transport = |e: &dyn std::fmt::Display| Failure::Transport(e.to_string());
-    let stream = TcpStream::connect(&place.address)
-        .await
-        .map_err(|e| Failure::Transport(format!("dial tcp {}: connect: {}", place.address, dialled(&e))))?;
-    let name = ServerName::try_from(place.host.clone()).map_err(|e| transport(&e))?;
-    let stream = TlsConnector::from(tls)
-        .connect(name, stream)
-        .await
-        .map_err(|e| Failure::Transport(format!("tls: failed to verify certificate: {e}")))?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|e| transport(&e))?;
-    let connection = tokio::spawn(async move {
-        if let Err(e) = connection.await {
-            tracing::debug!("a connection to a webhook ended: {e}");
-        }
-    });
-    let request = Request::builder()
-        .method(Method::POST)
-        .uri(&place.path)
-        .header(HOST, &place.host)
-        .header(USER_AGENT, "kube-apiserver-admission")
-        .header(ACCEPT, "application/json")
-        .header(CONTENT_TYPE, "application/json")
-        .body(Full::new(body))
-        .map_err(|e| transport(&e))?;
-    let answer = sender.send_request(request).await.map_err(|e| transport(&e))?;
-    let status = answer.status();
-    let body = Limited::new(answer.into_body(), ANSWER_MAX_BYTES).collect().await;
-    connection.abort();
-    let body = body.map_err(|e| transport(&e))?.to_bytes();
-    if !status.is_success() {
-        return Err(Failure::Answer(refused(status, &body)));
-    }
-    serde_json::from_slice(&body).map_err(|e| {
-        Failure::Answer(format!(
-            "couldn't get version/kind; json parse error: {e}; the webhook said {:?}",
-            String::from_utf8_lossy(body.get(..200).unwrap_or(&body))
-        ))
-    })
-}
-
-/// Why nobody was reached, as Go says it.
+/// Why a connection failed, in Go's words.
 pub(crate) fn dialled(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::ConnectionRefused => "connection refused".into(),
@@ -219,7 +308,7 @@ pub(crate) fn dialled(error: &std::io::Error) -> String {
     }
 }
 
-/// An HTTP error as Kubernetes' clients tell it.
+/// An HTTP error in client-go's words.
 fn refused(status: http::StatusCode, body: &[u8]) -> String {
     let said = serde_json::from_slice::<Value>(body).ok();
     let said = said.as_ref().and_then(|v| v.get("message")?.as_str());
@@ -247,7 +336,7 @@ mod tests {
     #[test]
     fn a_services_port_is_found_at_an_endpoint_that_is_ready() {
         let service = json!({"spec": {"ports": [{"name": "web", "port": 80}, {"name": "https", "port": 443, "targetPort": "tls"}]}});
-        let service: Service = serde_json::from_value(service).unwrap();
+        let service: core::Service = serde_json::from_value(service).unwrap();
         let slice = |ready: bool, address: &str| -> EndpointSlice {
             let slice = json!({"addressType": "IPv4", "ports": [{"name": "web", "port": 8080}, {"name": "https", "port": 8443}],
                 "endpoints": [{"addresses": [address], "conditions": {"ready": ready}}]});
@@ -268,7 +357,7 @@ mod tests {
             assert_eq!(found.as_deref().map_err(String::as_str), want);
         }
         let outside = json!({"spec": {"type": "ExternalName", "externalName": "hook.example.com"}});
-        let outside: Service = serde_json::from_value(outside).unwrap();
+        let outside: core::Service = serde_json::from_value(outside).unwrap();
         let found = endpoint_of(&outside, std::iter::empty(), 443);
         assert_eq!(found.as_deref(), Ok("hook.example.com:443"));
     }

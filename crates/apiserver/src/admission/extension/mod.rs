@@ -19,7 +19,7 @@ use knarr_api::admission::Attributes;
 use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi, registry, scale};
 use serde_json::{Value, json};
 
-pub(crate) use call::{call_webhook, client_config, dialled};
+pub(crate) use call::{WebhookClient, call_webhook, dialled, innermost};
 pub(crate) use policy::Policies;
 
 use crate::pipeline::{Ctx, Target};

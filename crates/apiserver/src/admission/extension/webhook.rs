@@ -17,11 +17,10 @@ use knarr_api::admission::matching::{Criteria, Rule};
 use knarr_api::admission::policy::{Conditions, Input};
 use knarr_api::registry::Registered;
 use knarr_api::{Error, Kind, Object, k8s_openapi, patch};
-use rustls::ClientConfig;
 use serde_json::{Map, Value, json};
 
 use super::authorizer::Answers;
-use super::call::{call_webhook, client_config};
+use super::call::{WebhookClient, call_webhook};
 use super::forbidden;
 use super::policy::kept;
 use crate::pipeline::Ctx;
@@ -49,7 +48,7 @@ struct Hook<'a> {
 /// What is made of a webhook once, for as long as its configuration stays as it is.
 pub(super) struct Prepared {
     conditions: Conditions,
-    tls: OnceLock<Result<Arc<ClientConfig>, String>>,
+    caller: OnceLock<Result<WebhookClient, String>>,
 }
 
 impl Prepared {
@@ -57,7 +56,7 @@ impl Prepared {
         let texts = conditions.into_iter().flatten().map(|c| c.expression.as_str());
         Prepared {
             conditions: Conditions::of_webhook(texts),
-            tls: OnceLock::new(),
+            caller: OnceLock::new(),
         }
     }
 }
@@ -228,9 +227,10 @@ impl Server {
         request["oldObject"] = shown.old.unwrap_or_default();
         let api_version = format!("admission.k8s.io/{version}");
         let review = json!({"apiVersion": api_version, "kind": "AdmissionReview", "request": request});
-        let tls = hook.prepared.tls.get_or_init(|| client_config(hook.client));
+        let caller = &hook.prepared.caller;
+        let caller = caller.get_or_init(|| WebhookClient::new(hook.client)).clone();
         let limits = (hook.timeout, Some(format!("timeout={}s", hook.timeout.as_secs())));
-        let answer = call_webhook(&self.cache, hook.client, tls.clone(), limits, &review)
+        let answer = call_webhook(&self.cache, hook.client, caller, limits, &review)
             .await
             .map_err(|why| Refused::Calling(format!("failed to call webhook: {why}")))?;
         read(hook, &answer, &uid, version, mutating)
