@@ -4,6 +4,7 @@
 //! with the value that it returns, and a certificate is built from that value, never copied from the request. What the
 //! value cannot represent exactly is rejected with a reason (SPEC A1).
 
+pub mod bundle;
 pub mod der;
 mod name;
 mod request;

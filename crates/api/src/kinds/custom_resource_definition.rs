@@ -1,5 +1,7 @@
 //! CustomResourceDefinition: a kind that users bring. One version is stored, every version has a schema.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceConversion, CustomResourceDefinition, CustomResourceDefinitionNames,
     CustomResourceDefinitionStatus, CustomResourceDefinitionVersion, WebhookClientConfig,
@@ -7,6 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 
 use super::checks::{Json, count_generation, dns_subdomain, each, json, text};
 use super::webhook;
+use crate::certificates::bundle::unusable;
 use crate::field::{Errors, Path};
 use crate::names;
 use crate::strategy::{Part, Strategy};
@@ -190,7 +193,10 @@ fn check_conversion(
     }
     match client {
         None => errors.required(&client_path, "required when strategy is set to Webhook"),
-        Some(client) => check_conversion_client(client, &client_path, errors),
+        Some(client) => {
+            check_conversion_client(client, &client_path, errors);
+            check_bundle(client, old, &client_path.child("caBundle"), errors);
+        }
     }
     let was = old.and_then(|old| old.spec.conversion.as_ref()?.webhook.as_ref());
     let was = was.map_or(&[][..], |w| &w.conversion_review_versions);
@@ -214,6 +220,40 @@ fn check_conversion_client(client: &WebhookClientConfig, path: &Path, errors: &m
         ),
         _ => errors.required(path, "exactly one of url or service is required"),
     }
+}
+
+/// A definition that is served must not lose a bundle that works. Until then ca-injectors may not have written it yet.
+fn check_bundle(
+    client: &WebhookClientConfig,
+    old: Option<&CustomResourceDefinition>,
+    path: &Path,
+    errors: &mut Errors,
+) {
+    fn bundle(client: &WebhookClientConfig) -> Option<&[u8]> {
+        client
+            .ca_bundle
+            .as_ref()
+            .map(|b| &b.0[..])
+            .filter(|b| !b.is_empty())
+    }
+    let Some(old) = old.filter(|old| is_established(old)) else {
+        return;
+    };
+    let before = old.spec.conversion.as_ref().and_then(|c| c.webhook.as_ref());
+    let before = before.and_then(|w| w.client_config.as_ref()).and_then(bundle);
+    if before.and_then(unusable).is_some() {
+        return;
+    }
+    if let Some(bundle) = bundle(client)
+        && let Some(why) = unusable(bundle)
+    {
+        errors.invalid(path, STANDARD.encode(bundle).as_str(), why);
+    }
+}
+
+fn is_established(crd: &CustomResourceDefinition) -> bool {
+    let mut conditions = crd.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    conditions.any(|c| c.type_ == "Established" && c.status == "True")
 }
 
 fn check_group(group: &str, path: &Path, errors: &mut Errors) {
