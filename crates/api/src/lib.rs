@@ -29,6 +29,7 @@ pub mod custom;
 pub mod discovery;
 pub mod document;
 pub mod duration;
+pub mod emulation;
 pub mod error;
 pub mod feature_gates;
 pub mod field;

@@ -11,6 +11,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 
 use crate::custom;
+use crate::emulation::Emulation;
 use crate::kind::{
     ALL_VERBS, CREATE_ONLY, Kind, KindInfo, KindNames, KindOps, NameList, Scope, Subresource, Verbs,
 };
@@ -189,30 +190,42 @@ kinds! {
     FLOW_SCHEMA: flowcontrol::v1::FlowSchema, "flowcontrol.apiserver.k8s.io"/"v1" "flowschemas"/"flowschema", Cluster, &[], &[], ALL_VERBS, &[status("FlowSchema")];
     PRIORITY_LEVEL_CONFIGURATION: flowcontrol::v1::PriorityLevelConfiguration, "flowcontrol.apiserver.k8s.io"/"v1" "prioritylevelconfigurations"/"prioritylevelconfiguration", Cluster, &[], &[], ALL_VERBS, &[status("PriorityLevelConfiguration")];}
 
-/// The kinds that a server serves: the built-in ones and those that users brought.
+/// The kinds that a server serves: the built-in ones of the version that it emulates, and custom ones.
 #[derive(Clone, Debug, Default)]
 pub struct Served {
     custom: Arc<[Kind]>,
+    emulation: Emulation,
 }
 
 impl Served {
     /// `custom`: one kind for each version, the preferred version of a kind first.
     pub fn with(custom: impl IntoIterator<Item = Kind>) -> Self {
+        Self::emulating(Emulation::default(), custom)
+    }
+
+    /// As [`Served::with`], by a server that emulates an older version.
+    pub fn emulating(emulation: Emulation, custom: impl IntoIterator<Item = Kind>) -> Self {
         let mut custom: Vec<Kind> = custom.into_iter().collect();
         // Stable: versions stay in their order.
         custom.sort_by(|a, b| (a.group(), a.plural()).cmp(&(b.group(), b.plural())));
         Served {
             custom: custom.into(),
+            emulation,
         }
     }
 
-    /// Those that users brought.
+    pub fn emulation(&self) -> Emulation {
+        self.emulation
+    }
+
+    /// The custom kinds.
     pub fn custom(&self) -> &[Kind] {
         &self.custom
     }
 
     pub fn all(&self) -> impl Iterator<Item = &Kind> {
-        ALL.iter().copied().chain(self.custom.iter())
+        let built_in = ALL.iter().copied().filter(|kind| self.emulation.serves(kind));
+        built_in.chain(self.custom.iter())
     }
 
     /// The kind served at this group, version and plural.
@@ -221,7 +234,10 @@ impl Served {
             let mut custom = self.custom.iter();
             custom.find(|k| k.plural() == plural && k.group() == group && k.version() == version)
         };
-        by_resource(group, version, plural).or_else(custom).cloned()
+        by_resource(group, version, plural)
+            .filter(|kind| self.emulation.serves(kind))
+            .or_else(custom)
+            .cloned()
     }
 
     /// The kind of this apiVersion and kind.
@@ -231,7 +247,10 @@ impl Served {
             let mut custom = self.custom.iter();
             custom.find(|k| k.kind() == kind && k.group() == group && k.version() == version)
         };
-        by_kind(api_version, kind).or_else(custom).cloned()
+        by_kind(api_version, kind)
+            .filter(|kind| self.emulation.serves(kind))
+            .or_else(custom)
+            .cloned()
     }
 
     /// The kinds of a group version, ordered by resource.
@@ -244,9 +263,9 @@ impl Served {
         kinds
     }
 
-    /// As [`groups`], with those that users brought behind, ordered by name.
+    /// As [`groups`], of the kinds that are served, with those of custom kinds behind, ordered by name.
     pub fn groups(&self) -> Vec<(&str, Vec<&str>)> {
-        let mut groups: Vec<(&str, Vec<&str>)> = groups();
+        let mut groups: Vec<(&str, Vec<&str>)> = groups_of(|kind| self.emulation.serves(kind));
         let built_in = groups.len();
         for kind in self.custom.iter() {
             let versions = match groups.iter_mut().find(|(g, _)| *g == kind.group()) {
@@ -287,8 +306,12 @@ pub fn by_kind(api_version: &str, kind: &str) -> Option<&'static Kind> {
 
 /// Groups with their versions, preferred first, in discovery's order. The core group is `""`.
 pub fn groups() -> Vec<(&'static str, Vec<&'static str>)> {
+    groups_of(|_| true)
+}
+
+fn groups_of(served: impl Fn(&Kind) -> bool) -> Vec<(&'static str, Vec<&'static str>)> {
     let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
-    for kind in ALL {
+    for kind in ALL.iter().filter(|kind| served(kind)) {
         match groups.iter_mut().find(|(g, _)| *g == kind.group()) {
             Some((_, versions)) if versions.contains(&kind.version()) => {}
             Some((_, versions)) => versions.push(kind.version()),

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use futures::future::join_all;
-use knarr_api::Error;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use knarr_api::registry::API_SERVICE;
+use knarr_api::{Error, Object, k8s_openapi};
 use serde_json::json;
 
 use crate::cache::change::Filter;
@@ -78,7 +79,7 @@ impl Server {
         for object in &there {
             let labels = object.metadata().labels.as_ref();
             let managed = labels.and_then(|l| l.get(MANAGED));
-            if wanted.remove(object.name()).is_some() || managed.is_none_or(|how| how != CONTINUOUSLY) {
+            if wanted.remove(object.name()).is_some() || !is_managed(object, managed) {
                 continue;
             }
             let target = Target::main(&API_SERVICE, "", object.name());
@@ -104,6 +105,23 @@ impl Server {
         });
         // All at once, so that they share the store's commits.
         join_all(made).await.into_iter().collect()
+    }
+}
+
+/// Whether an APIService is the server's own to delete: that of a custom kind, or of a built-in version that an emulated
+/// version does not serve.
+fn is_managed(object: &Object, how: Option<&String>) -> bool {
+    let spec = object
+        .get::<APIService>()
+        .and_then(|service| service.spec.as_ref());
+    match how.map(String::as_str) {
+        Some(CONTINUOUSLY) => true,
+        Some(ON_START) => spec.is_some_and(|spec| {
+            let group = spec.group.as_deref().unwrap_or_default();
+            let version = spec.version.as_deref().unwrap_or_default();
+            spec.service.is_none() && priorities(group, version).is_some()
+        }),
+        _ => false,
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use knarr_api::Error;
+use knarr_api::emulation::Emulation;
 use knarr_api::registry::Served;
 use knarr_client::{Component, Identities, NodeDialer};
 use knarr_store::Store;
@@ -126,6 +127,8 @@ pub struct Options {
     /// What it shows to extension API servers, that they believe for whom it asks (kube-apiserver's
     /// `--proxy-client-cert-file`). Without it they take its requests for anonymous ones.
     pub front_proxy: Option<Identity>,
+    /// The version whose API is served (kube-apiserver's `--emulated-version`).
+    pub emulation: Emulation,
 }
 
 impl Default for Options {
@@ -146,6 +149,7 @@ impl Default for Options {
             patience: Patience::default(),
             connections: Limits::default(),
             front_proxy: None,
+            emulation: Emulation::default(),
         }
     }
 }
@@ -222,6 +226,7 @@ impl Server {
         let flows = FlowControl::new(read_only.saturating_add(mutating));
         let metrics = Arc::<Metrics>::default();
         let cache = Cache::with(store, at_rest, metrics.clone(), options.decoded.clone());
+        cache.emulate(options.emulation);
         let (feed, stop) = oneshot::channel();
         cache.start(stop).await?;
         let fresh = cache.revision() <= EMPTY_STORE;

@@ -11,6 +11,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionNames, CustomResourceDefinitionSpec,
 };
 use knarr_api::custom::Definition;
+use knarr_api::emulation::Emulation;
 use knarr_api::registry::Served;
 use knarr_api::{Object, k8s_openapi};
 
@@ -124,9 +125,11 @@ impl Cache {
 
     /// Keeps only what these definitions say, when the cache starts over.
     pub(super) fn redefine(&self, definitions: &[Arc<Object>], revision: u64) {
+        let changes = self.served_changes();
+        let emulation = self.served().emulation();
         *self.custom.write() = Custom {
-            changes: self.served_changes(),
-            ..Custom::default()
+            changes,
+            ..Custom::emulating(emulation)
         };
         for definition in definitions {
             self.define(definition, revision);
@@ -135,6 +138,13 @@ impl Cache {
 }
 
 impl Custom {
+    pub(super) fn emulating(emulation: Emulation) -> Self {
+        Custom {
+            served: Served::emulating(emulation, []),
+            ..Custom::default()
+        }
+    }
+
     fn forget(&mut self, name: &str) {
         if let Some(gone) = self.definitions.remove(name) {
             self.caches.remove(&group_plural(&gone.definition.stored));
@@ -144,7 +154,8 @@ impl Custom {
 
     fn publish(&mut self) {
         let definitions = self.definitions.values();
-        self.served = Served::with(definitions.flat_map(|d| d.definition.served.iter().cloned()));
+        let kinds = definitions.flat_map(|d| d.definition.served.iter().cloned());
+        self.served = Served::emulating(self.served.emulation(), kinds);
         self.changes += 1;
     }
 }

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
+use knarr_api::emulation::Emulation;
 use knarr_api::{AnyObject, Error, Kind, Object, registry};
 use knarr_client::Term;
 use knarr_store::{Compare, KeyValue, Op, Store, Txn, TxnResult};
@@ -118,6 +119,11 @@ impl Cache {
     /// Everything up to this revision is in here.
     pub fn revision(&self) -> u64 {
         self.revision.load(Ordering::Acquire)
+    }
+
+    /// Serves what an older version serves: before anything is served.
+    pub(crate) fn emulate(&self, emulation: Emulation) {
+        *self.custom.write() = Custom::emulating(emulation);
     }
 
     /// Whether it has been filled and its feed runs.

@@ -8,6 +8,7 @@ use http::header::{
     ACCEPT, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH, VARY,
 };
 use http::{Method, Response, StatusCode};
+use knarr_api::emulation::{self, Emulation};
 use knarr_api::registry::Served;
 use knarr_api::{Error, discovery, openapi};
 use serde_json::{Value, json};
@@ -138,7 +139,7 @@ impl Server {
         };
         let served = self.cache.served();
         let value = match segments.as_slice() {
-            ["version"] => Some(version()),
+            ["version"] => Some(version(self.cache.served().emulation())),
             ["api"] if form(http, true)?.aggregated => return self.aggregated(http, true),
             ["apis"] if form(http, true)?.aggregated => return self.aggregated(http, false),
             ["api"] => Some(discovery::api_versions(&self.config.advertised)),
@@ -369,14 +370,14 @@ fn published(document: &Value, content_type: &'static str) -> Result<Response<Bo
     Ok(response)
 }
 
-fn version() -> Value {
+fn version(emulation: Emulation) -> Value {
     json!({
         "major": "1",
-        "minor": "36",
+        "minor": emulation::MINOR.to_string(),
         "emulationMajor": "1",
-        "emulationMinor": "36",
+        "emulationMinor": emulation.minor().to_string(),
         "minCompatibilityMajor": "1",
-        "minCompatibilityMinor": "35",
+        "minCompatibilityMinor": emulation.min_compatibility_minor().to_string(),
         "gitVersion": concat!("v1.36.2+knarr-", env!("CARGO_PKG_VERSION")),
         "gitCommit": "",
         "gitTreeState": "clean",

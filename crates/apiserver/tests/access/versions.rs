@@ -1,5 +1,6 @@
 //! Which version of an object a write is for, and who must say so.
 
+use knarr_api::emulation::{Emulation, MinorVersion};
 use serde_json::json;
 
 use crate::cluster::{ADMIN, Cluster, Shows};
@@ -35,4 +36,61 @@ async fn appliers_who_name_no_version_all_get_their_turn() {
     assert_eq!(answer.code, 422, "{}", answer.text);
     let said = "metadata.resourceVersion: Invalid value: 0: must be specified for an update";
     assert!(answer.message().contains(said), "{}", answer.text);
+}
+
+/// What an API server of v1.33 does not serve is not there: in discovery, OpenAPI, requests and APIServices (KEP-4330).
+#[tokio::test]
+async fn an_emulated_version_serves_what_that_version_served() {
+    let minor = |text: &str| Some(text.parse::<MinorVersion>().unwrap());
+    let cluster = Cluster::with(|options, _| {
+        options.emulation = Emulation::new(minor("1.33"), None).unwrap();
+    })
+    .await;
+    let get = async |path: &str| cluster.admin("GET", path, None).await;
+    let version = get("/version").await.body;
+    let told = ["minor", "emulationMinor", "minCompatibilityMinor"].map(|field| version[field].clone());
+    assert_eq!(told, ["36", "33", "33"]);
+    let groups = get("/apis").await.body;
+    let names: Vec<&str> = groups["groups"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|group| group["name"].as_str().unwrap())
+        .collect();
+    assert!(
+        !names.contains(&"resource.k8s.io") && names.contains(&"storage.k8s.io"),
+        "{names:?}"
+    );
+    for path in [
+        "/apis/resource.k8s.io/v1",
+        "/apis/resource.k8s.io/v1/deviceclasses",
+        "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims",
+        "/apis/storage.k8s.io/v1/volumeattributesclasses",
+        "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
+        "/openapi/v3/apis/resource.k8s.io/v1",
+        "/apis/apiregistration.k8s.io/v1/apiservices/v1.resource.k8s.io",
+    ] {
+        assert_eq!(get(path).await.code, 404, "{path}");
+    }
+    for path in [
+        "/apis/storage.k8s.io/v1/storageclasses",
+        "/apis/networking.k8s.io/v1/servicecidrs",
+        "/apis/apiregistration.k8s.io/v1/apiservices/v1.storage.k8s.io",
+    ] {
+        get(path).await.expect(200);
+    }
+    let index = get("/openapi/v3").await.body;
+    assert!(index["paths"]["apis/resource.k8s.io/v1"].is_null());
+    let document = get("/openapi/v3/apis/storage.k8s.io/v1").await.body;
+    let classes = &document["paths"]["/apis/storage.k8s.io/v1/volumeattributesclasses"];
+    assert!(classes.is_null(), "{classes}");
+
+    // A later version over the same store serves them again.
+    let newer = cluster
+        .next(|options| options.emulation = Emulation::default())
+        .await;
+    newer
+        .admin("GET", "/apis/resource.k8s.io/v1/deviceclasses", None)
+        .await
+        .expect(200);
 }

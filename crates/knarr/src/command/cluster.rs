@@ -320,6 +320,7 @@ fn options(config: &Config) -> Result<Options, Failure> {
     };
     Ok(Options {
         anonymous: access.anonymous,
+        emulation: access.emulation,
         encryption: access.encryption.clone(),
         audit,
         max_in_flight: access.max_in_flight,

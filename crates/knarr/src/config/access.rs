@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use knarr_api::emulation::{self, Emulation, MinorVersion};
 use knarr_apiserver::Options;
 use knarr_apiserver::audit::file::LogFile;
 use knarr_apiserver::audit::{Destination, Policy};
@@ -60,6 +61,14 @@ pub struct AccessFlags {
     /// Whether requests without a credential are the user system:anonymous; else they are refused [default: true].
     #[arg(long, env = "KNARR_ANONYMOUS_AUTH", value_name = "BOOL", global = true, help_heading = heading::API_SERVER)]
     pub anonymous_auth: Option<String>,
+    /// The version whose API clients are served, 1.33 to 1.36: kinds that became stable after it are not served. Fields and
+    /// the components of the cluster stay those of 1.36 [default: 1.36].
+    #[arg(long, env = "KNARR_EMULATED_VERSION", value_name = "VERSION", global = true, help_heading = heading::API_SERVER)]
+    pub emulated_version: Option<String>,
+    /// The oldest version that other servers of the cluster may have, as `/version` reports it; at most the emulated version
+    /// [default: the version before the emulated one].
+    #[arg(long, env = "KNARR_MIN_COMPATIBILITY_VERSION", value_name = "VERSION", global = true, help_heading = heading::API_SERVER)]
+    pub min_compatibility_version: Option<String>,
     /// The key that signs service-account tokens (PEM: P-256 or RSA); knarr makes its own unless one is named.
     #[arg(
         long,
@@ -89,6 +98,7 @@ pub struct Access {
     pub max_in_flight: (usize, usize),
     pub request_timeout: Duration,
     pub anonymous: bool,
+    pub emulation: Emulation,
     /// PEM texts; an empty signing key: knarr's own.
     pub keys: KeyFiles,
     pub issuer: String,
@@ -190,7 +200,33 @@ impl Access {
                 .filter_map(|path| reader.parsed(Some(PathBuf::from(path)), pem))
                 .collect(),
         };
+        let emulated = reader.get(
+            "emulatedVersion",
+            "--emulated-version",
+            &flags.emulated_version,
+            "1.36",
+            |s| {
+                let version: MinorVersion = s.parse().map_err(|e: emulation::Error| e.to_string())?;
+                let emulation = Emulation::new(Some(version), None);
+                emulation.map(|_| version).map_err(|e| e.to_string())
+            },
+        );
+        let emulation = reader.get(
+            "minCompatibilityVersion",
+            "--min-compatibility-version",
+            &flags.min_compatibility_version,
+            "",
+            |s| {
+                let version = Some(s)
+                    .filter(|s| !s.is_empty())
+                    .map(str::parse::<MinorVersion>)
+                    .transpose();
+                let emulation = version.and_then(|version| Emulation::new(Some(emulated), version));
+                emulation.map_err(|e| e.to_string())
+            },
+        );
         Access {
+            emulation,
             encryption,
             audit: policy.map(|policy| match log_path {
                 None => (policy, Destination::Stdout),

@@ -137,6 +137,8 @@ fallback! {
     PathBuf => PathBuf::new(),
     knarr_control::fencing::Allowed => Default::default(),
     TerminationResume => TerminationResume::Full,
+    knarr_api::emulation::Emulation => Default::default(),
+    knarr_api::emulation::MinorVersion => Default::default(),
     std::time::Duration => std::time::Duration::ZERO,
     SignedDuration => SignedDuration::ZERO,
     SelfFencing => SelfFencing::Annotated,
