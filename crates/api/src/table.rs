@@ -27,6 +27,8 @@ pub struct ColumnOf<'a> {
     pub format: &'a str,
     /// 0 always shown, 1 with `-o wide`.
     pub priority: i32,
+    /// Of columns of custom kinds.
+    pub description: &'a str,
 }
 
 impl Column {
@@ -36,6 +38,7 @@ impl Column {
             of,
             format: "",
             priority: 0,
+            description: "",
         }
     }
 
@@ -304,7 +307,7 @@ pub fn render_with(
         name: column.name,
         of: column.of,
         format: column.format,
-        description: "",
+        description: column.description,
         priority: column.priority,
     });
     let table = Table {

@@ -273,6 +273,7 @@ pub(crate) struct PrinterColumn {
     of: String,
     format: String,
     priority: i32,
+    description: String,
     /// `None` for a path this server does not read: the cell stays empty.
     path: Option<JsonPath>,
 }
@@ -284,8 +285,17 @@ impl PrinterColumn {
             of: &self.of,
             format: &self.format,
             priority: self.priority,
+            description: &self.description,
         }
     }
+}
+
+/// Where a kind without columns of its own has its age.
+const CREATED_PATH: &str = ".metadata.creationTimestamp";
+
+/// The description of a column whose definition has none.
+fn described_by_path(path: &str) -> String {
+    format!("Custom resource definition column (in JSONPath format): {path}")
 }
 
 fn columns(version: &CustomResourceDefinitionVersion) -> Vec<PrinterColumn> {
@@ -296,6 +306,10 @@ fn columns(version: &CustomResourceDefinitionVersion) -> Vec<PrinterColumn> {
             of: column.type_.clone(),
             format: column.format.clone().unwrap_or_default(),
             priority: column.priority.unwrap_or_default(),
+            description: match &column.description {
+                Some(description) if !description.is_empty() => description.clone(),
+                _ => described_by_path(&column.json_path),
+            },
             path: JsonPath::parse(&column.json_path),
         })
         .collect();
@@ -305,7 +319,8 @@ fn columns(version: &CustomResourceDefinitionVersion) -> Vec<PrinterColumn> {
             of: "date".into(),
             format: String::new(),
             priority: 0,
-            path: JsonPath::parse(".metadata.creationTimestamp"),
+            description: described_by_path(CREATED_PATH),
+            path: JsonPath::parse(CREATED_PATH),
         });
     }
     columns

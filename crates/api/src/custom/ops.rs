@@ -343,16 +343,16 @@ impl Ops for CustomOps {
 
     fn warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error> {
         let standard = ["orphan", "foregroundDeletion", "kubernetes"];
-        let finalizers = custom(obj)?.metadata.finalizers.iter().flatten().enumerate();
-        let bare = finalizers.filter(|(_, f)| !f.contains('/') && !standard.contains(&f.as_str()));
+        let finalizers = custom(obj)?.metadata.finalizers.iter().flatten();
+        let bare = finalizers.filter(|f| !f.contains('/') && !standard.contains(&f.as_str()));
         Ok(bare
-            .map(|(i, finalizer)| {
+            .map(|finalizer| {
                 let path = match finalizer.contains('.') {
                     true => "name including a path (/) to avoid",
                     false => "name to avoid",
                 };
                 format!(
-                    "metadata.finalizers[{i}]: {finalizer:?}: prefer a domain-qualified finalizer {path} accidental \
+                    "metadata.finalizers: {finalizer:?}: prefer a domain-qualified finalizer {path} accidental \
                      conflicts with other finalizer writers"
                 )
             })

@@ -35,6 +35,7 @@ pub(super) fn schema(rules: &Rules, generator: &mut SchemaGenerator) -> schemars
         true => json!({"type": "object"}),
         false => {
             let mut schema = rules.json.clone();
+            integers(&mut schema);
             if v2 {
                 simplify(&mut schema);
             }
@@ -89,6 +90,13 @@ fn embedded(schema: &mut Value, meta: &str, v2: bool) {
         return;
     }
     add_type_fields(schema, meta);
+    if !v2 {
+        // A reference must stand alone in OpenAPI 3.0.
+        let metadata = &mut schema["properties"]["metadata"];
+        if let Some(reference) = metadata.as_object_mut().and_then(|m| m.remove("$ref")) {
+            metadata["allOf"] = json!([{ "$ref": reference }]);
+        }
+    }
     let required = schema
         .as_object_mut()
         .map(|s| s.entry("required").or_insert_with(|| json!([])));
@@ -99,6 +107,32 @@ fn embedded(schema: &mut Value, meta: &str, v2: bool) {
             }
         }
     }
+}
+
+/// Whole numbers of limits (`minimum`, `multipleOf`, …) without a fraction, as they were given and as Go writes them.
+fn integers(schema: &mut Value) {
+    match schema {
+        Value::Number(number) if number.is_f64() => {
+            if let Some(whole) = number.as_f64().and_then(whole) {
+                *schema = whole.into();
+            }
+        }
+        Value::Object(fields) => {
+            let own = |name: &String| !matches!(name.as_str(), "default" | "example" | "enum");
+            let limits = fields.iter_mut().filter(|(name, _)| own(name));
+            limits.for_each(|(_, value)| integers(value));
+        }
+        Value::Array(items) => items.iter_mut().for_each(integers),
+        _ => {}
+    }
+}
+
+/// The integer that a float is, if it is one that JSON's readers represent exactly.
+fn whole(number: f64) -> Option<i64> {
+    /// 2^53.
+    const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
+    let is_whole = number.fract() == 0.0 && number.abs() <= EXACT_MAX;
+    is_whole.then(|| format!("{number:.0}").parse().ok()).flatten()
 }
 
 /// The schemas of properties, items and further properties.

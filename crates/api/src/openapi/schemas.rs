@@ -64,7 +64,7 @@ impl Schemas {
         let name = format!("{item}List");
         let mut metadata = self.reference(&meta);
         metadata["description"] = "What the list is as a whole: its version, and how to read on.".into();
-        let list = json!({
+        let mut list = json!({
             "description": format!("{0}List is a list of {0} objects.", kind.kind()),
             "type": "object",
             "required": ["items"],
@@ -78,6 +78,11 @@ impl Schemas {
                 {"group": kind.group(), "version": kind.version(), "kind": format!("{}List", kind.kind())}
             ],
         });
+        let selectable = kind.ops.selectable_fields();
+        if kind.ops.custom().is_some() && !selectable.is_empty() {
+            let fields = selectable.iter().map(|field| json!({"fieldPath": field}));
+            list["x-kubernetes-selectable-fields"] = fields.collect();
+        }
         self.made.insert(name.clone(), list);
         name
     }
@@ -193,6 +198,14 @@ fn may_be_nameless(name: &str) -> bool {
     )
 }
 
+/// Packages of Kubernetes' own types. What a custom resource's schema says is its author's.
+const PACKAGES: [&str; 4] = [
+    "io.k8s.api.",
+    "io.k8s.apimachinery.",
+    "io.k8s.apiextensions-apiserver.",
+    "io.k8s.kube-aggregator.",
+];
+
 /// The generated schemas call required what the Rust types always hold.
 fn correct_required(name: &str, schema: &mut Map<String, Value>) {
     let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) else {
@@ -216,6 +229,16 @@ fn publish(name: &str, schema: &mut Value, version: Version) {
     let Some(schema) = schema.as_object_mut() else {
         return;
     };
+    if !PACKAGES.iter().any(|package| name.starts_with(package)) {
+        let fields = schema.get_mut("properties").and_then(Value::as_object_mut);
+        if version == Version::V3 {
+            fields
+                .into_iter()
+                .flat_map(Map::values_mut)
+                .for_each(wrap_reference);
+        }
+        return;
+    }
     if schema.remove("x-kubernetes-int-or-string").is_some() {
         let (either, v2) = match name {
             QUANTITY => (json!([{"type": "string"}, {"type": "number"}]), None),

@@ -224,9 +224,10 @@ fn shape_mismatch(wanted: &str, what: &str, kind: &Kind) -> Error {
     )
 }
 
-fn list_meta(listed: &Listed) -> Value {
+/// `always_continues`: the token is there though it is empty, as in unstructured lists.
+fn list_meta(listed: &Listed, always_continues: bool) -> Value {
     let mut meta = json!({"resourceVersion": listed.revision.to_string()});
-    if !listed.continue_token.is_empty() {
+    if always_continues || !listed.continue_token.is_empty() {
         meta["continue"] = listed.continue_token.clone().into();
     }
     if let Some(remaining) = listed.remaining {
@@ -236,7 +237,8 @@ fn list_meta(listed: &Listed) -> Value {
 }
 
 fn list(kind: &Kind, listed: Listed, wants: Wants) -> Result<Response<Body>, Error> {
-    let meta = list_meta(&listed);
+    let is_custom = kind.ops.custom().is_some();
+    let meta = list_meta(&listed, is_custom && wants.form.shape == Shape::Full);
     match wants.form.shape {
         Shape::Metadata => Err(shape_mismatch("PartialObjectMetadata", "list", kind)),
         Shape::Table(include) => {
@@ -278,7 +280,7 @@ fn list(kind: &Kind, listed: Listed, wants: Wants) -> Result<Response<Body>, Err
                 kind.api_version()
             );
             if wants.form.media == Media::Json && !wants.form.pretty {
-                let body = ListBody::new(head.into_bytes(), listed.items, wants.gzip);
+                let body = ListBody::new(head.into_bytes(), listed.items, is_custom, wants.gzip);
                 let compressed = body.is_compressed();
                 return Ok(with_headers(
                     StatusCode::OK,
@@ -290,7 +292,7 @@ fn list(kind: &Kind, listed: Listed, wants: Wants) -> Result<Response<Body>, Err
             let mut items = Vec::with_capacity(listed.items.len());
             for object in &listed.items {
                 let mut value: Value = serde_json::from_slice(object.json()).map_err(Error::internal)?;
-                if let Some(map) = value.as_object_mut() {
+                if let Some(map) = value.as_object_mut().filter(|_| !is_custom) {
                     map.remove("kind");
                     map.remove("apiVersion");
                 }

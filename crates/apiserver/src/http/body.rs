@@ -107,10 +107,12 @@ pub fn gzip(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     encoder.finish()
 }
 
-/// A list: its head, the objects' encodings without their type (`"items"` have none), and its end.
+/// A list: its head, the objects' encodings and its end. Items of lists of built-in kinds have no type, as Go's typed lists;
+/// those of custom kinds do, as unstructured lists.
 pub struct ListBody {
     head: Option<Bytes>,
     items: std::vec::IntoIter<Arc<Object>>,
+    with_type: bool,
     first: bool,
     ended: bool,
     left: u64,
@@ -119,15 +121,20 @@ pub struct ListBody {
 
 impl ListBody {
     /// `head` ends with `"items":[`.
-    pub fn new(head: Vec<u8>, items: Vec<Arc<Object>>, compress: bool) -> Self {
+    pub fn new(head: Vec<u8>, items: Vec<Arc<Object>>, with_type: bool, compress: bool) -> Self {
         let commas = items.len().saturating_sub(1);
-        let sizes: usize = items.iter().map(|o| o.json_without_type().len() + 1).sum();
+        let size_of = |object: &Arc<Object>| match with_type {
+            true => object.json().len(),
+            false => object.json_without_type().len() + 1,
+        };
+        let sizes: usize = items.iter().map(size_of).sum();
         let size = head.len() + sizes + commas + END.len();
         let gzip =
             (compress && size >= GZIP_FROM_BYTES).then(|| GzEncoder::new(Vec::new(), Compression::fast()));
         ListBody {
             head: Some(head.into()),
             items: items.into_iter(),
+            with_type,
             first: true,
             ended: false,
             left: size as u64,
@@ -158,8 +165,12 @@ impl ListBody {
                 piece.push(b',');
             }
             self.first = false;
-            piece.push(b'{');
-            piece.extend_from_slice(object.json_without_type());
+            if self.with_type {
+                piece.extend_from_slice(object.json());
+            } else {
+                piece.push(b'{');
+                piece.extend_from_slice(object.json_without_type());
+            }
         }
         Some(piece.into())
     }
@@ -225,7 +236,7 @@ mod tests {
     #[tokio::test]
     async fn a_list_is_one_document_of_the_size_it_announces() {
         for n in [0, 1, 2, 5000] {
-            let body = ListBody::new(br#"{"items":["#.to_vec(), objects(n), false);
+            let body = ListBody::new(br#"{"items":["#.to_vec(), objects(n), false, false);
             let announced = body.size_hint().exact().unwrap();
             let bytes = body.collect().await.unwrap().to_bytes();
             assert_eq!(bytes.len() as u64, announced);
@@ -237,7 +248,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_large_list_is_compressed_for_who_takes_it() {
-        let body = ListBody::new(br#"{"items":["#.to_vec(), objects(5000), true);
+        let body = ListBody::new(br#"{"items":["#.to_vec(), objects(5000), false, true);
         assert!(body.is_compressed());
         let bytes = body.collect().await.unwrap().to_bytes();
         let mut text = String::new();
@@ -246,6 +257,6 @@ mod tests {
             .unwrap();
         let document: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(document["items"].as_array().unwrap().len(), 5000);
-        assert!(!ListBody::new(Vec::new(), objects(2), true).is_compressed());
+        assert!(!ListBody::new(Vec::new(), objects(2), false, true).is_compressed());
     }
 }

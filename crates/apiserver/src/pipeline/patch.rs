@@ -30,9 +30,15 @@ impl From<Patch> for PatchBody {
 }
 
 impl PatchBody {
-    /// As [`PatchBody::parse`]; strategic merge is for built-in kinds only.
+    /// As [`PatchBody::parse`]; strategic merge is for built-in kinds only, and another handler of kube-apiserver's answers
+    /// for custom ones.
     pub(crate) fn parse_for(kind: &Kind, content_type: &str, body: &[u8]) -> Result<Self, Error> {
-        if kind.ops.custom().is_some() && content_type.starts_with("application/strategic-merge-patch+json") {
+        let media = content_type.split(';').next().unwrap_or("").trim();
+        let is_taken = matches!(
+            media,
+            "application/json-patch+json" | "application/merge-patch+json"
+        );
+        if kind.ops.custom().is_some() && !is_taken {
             return Err(Error::new(
                 415,
                 "UnsupportedMediaType",

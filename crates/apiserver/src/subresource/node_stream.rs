@@ -94,6 +94,10 @@ impl Server {
         target: &Target<'_>,
         asked: &Value,
     ) -> Result<Option<(String, String)>, Error> {
+        // Before the pod is looked up, as kube-apiserver does.
+        if target.subresource == "log" {
+            check_log_options(http)?;
+        }
         let object = self.get(&Target::main(target.kind, target.namespace, target.name))?;
         let pod: &Pod = object
             .get()
@@ -106,7 +110,6 @@ impl Server {
         let path = match target.subresource {
             "log" => {
                 let container = container(&spec, name, query.get("container"))?;
-                check_log_options(http)?;
                 options.extend(
                     LOG_OPTIONS
                         .iter()

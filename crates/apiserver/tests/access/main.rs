@@ -19,6 +19,7 @@ mod joining;
 mod lifecycles;
 mod limits;
 mod nothing_open;
+mod operators;
 mod parts;
 mod proxy;
 mod rbac;
