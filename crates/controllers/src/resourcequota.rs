@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::ResourceQuota;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use knarr_api::kinds::pod::resources::{Amounts, amounts};
 use knarr_api::quota::{self, Evaluator};
-use knarr_api::registry::RESOURCE_QUOTA;
+use knarr_api::registry::{DEVICE_CLASS, RESOURCE_QUOTA};
 use knarr_api::{Kind, ObjectKey, k8s_openapi};
 
 use crate::action::Action;
@@ -35,7 +35,7 @@ impl Controller for ResourceQuotas {
     }
 
     fn watches(&self) -> Vec<&'static Kind> {
-        quota::built_in().collect()
+        quota::built_in().chain([&DEVICE_CLASS]).collect()
     }
 
     fn watches_custom_kinds(&self) -> bool {
@@ -87,7 +87,10 @@ impl Controller for ResourceQuotas {
         let hard = quota::hard(&quota);
         let status = quota.status.clone().unwrap_or_default();
         let before = amounts(status.used.as_ref());
-        let list = |kind: &Kind| context.view.list(kind, &key.namespace);
+        let list = |kind: &Kind| match kind.namespaced() {
+            true => context.view.list(kind, &key.namespace),
+            false => context.view.list(kind, ""),
+        };
         let custom = context.view.custom_kinds();
         let kinds = quota::built_in().chain(&custom);
         let counted = quota::used(&quota, kinds, list, context.now);

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use k8s_openapi::jiff::Timestamp;
 
-use super::{Evaluator, pods};
+use super::{Devices, Evaluator, pods};
 use crate::AnyObject;
 use crate::kinds::pod::resources::{Amounts, amounts};
 use crate::quantity::Quantity;
@@ -20,6 +20,8 @@ pub struct Change<'a> {
     pub old: Option<&'a dyn AnyObject>,
     pub new: &'a dyn AnyObject,
     pub now: Timestamp,
+    /// Of the object's namespace, where it is a ResourceClaim.
+    pub devices: &'a Devices,
 }
 
 /// What one quota is charged for a change.
@@ -107,7 +109,7 @@ pub fn check(quotas: &[&ResourceQuota], change: &Change<'_>) -> Result<Vec<Charg
     if covering.is_empty() {
         return Ok(Vec::new());
     }
-    let usage = evaluator.usage(new, change.now);
+    let usage = evaluator.usage(new, change.now, change.devices);
     let negative: Vec<&str> = usage
         .iter()
         .filter(|(_, amount)| amount.is_negative())
@@ -119,7 +121,7 @@ pub fn check(quotas: &[&ResourceQuota], change: &Change<'_>) -> Result<Vec<Charg
             negative.join(",")
         ));
     }
-    let before = old.map(|old| evaluator.usage(old, change.now));
+    let before = old.map(|old| evaluator.usage(old, change.now, change.devices));
     let mut charges = Vec::new();
     for quota in covering {
         let mut more = usage.clone();

@@ -5,6 +5,7 @@
 
 mod check;
 mod claims;
+mod devices;
 mod pods;
 mod resource_claims;
 mod services;
@@ -27,6 +28,7 @@ use crate::{AnyObject, Kind};
 
 pub use check::{Change, Charge, check};
 pub use claims::class as storage_class;
+pub use devices::Devices;
 
 /// Kinds that have a bare name beside `count/…`.
 const ALIASES: [&str; 4] = [
@@ -106,8 +108,8 @@ impl Evaluator {
         }
     }
 
-    /// What the object uses.
-    pub fn usage(&self, object: &dyn AnyObject, now: Timestamp) -> Amounts {
+    /// What the object uses. `devices` matter for ResourceClaims only.
+    pub fn usage(&self, object: &dyn AnyObject, now: Timestamp, devices: &Devices) -> Amounts {
         let any = object.as_any();
         let used = match self {
             Evaluator::Pods => any.downcast_ref::<Pod>().map(|p| pods::usage(p, now)),
@@ -115,7 +117,9 @@ impl Evaluator {
             Evaluator::PersistentVolumeClaims => {
                 any.downcast_ref::<PersistentVolumeClaim>().map(claims::usage)
             }
-            Evaluator::ResourceClaims => any.downcast_ref::<ResourceClaim>().map(resource_claims::usage),
+            Evaluator::ResourceClaims => any
+                .downcast_ref::<ResourceClaim>()
+                .map(|claim| resource_claims::usage(claim, now, devices)),
             Evaluator::Count(kind) => {
                 let names = alias(kind)
                     .map(str::to_string)
@@ -222,7 +226,7 @@ pub fn hard(quota: &ResourceQuota) -> Amounts {
 }
 
 /// What a namespace uses of the limits of a quota. `objects` are those of the namespace, of each kind that counts for
-/// it; a limit that no kind counts for is left out.
+/// it, and all DeviceClasses; a limit that no kind counts for is left out.
 pub fn used<'k>(
     quota: &ResourceQuota,
     kinds: impl IntoIterator<Item = &'k Kind>,
@@ -245,10 +249,14 @@ pub fn used<'k>(
         for name in &counted {
             used.entry((*name).clone()).or_default();
         }
+        let devices = match evaluator {
+            Evaluator::ResourceClaims => Devices::new(&mut objects),
+            _ => Devices::default(),
+        };
         for object in objects(kind) {
             let object = object.typed();
             if evaluator.in_scopes(&spec, object) {
-                let own = evaluator.usage(object, now);
+                let own = evaluator.usage(object, now, &devices);
                 for name in &counted {
                     if let Some(amount) = own.get(*name) {
                         *used.entry((*name).clone()).or_default() += *amount;

@@ -1,13 +1,13 @@
-//! ResourceClaims: their number, and the devices they can take of each class at most.
-//!
-//! Extended resources that a device class stands for are charged with the pods that ask for them.
+//! ResourceClaims: their number, and the devices they can take of each class at most, also by the extended resource that a
+//! class stands for ([`super::devices`]).
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::jiff::Timestamp;
 
-use super::{one, whole};
-use crate::kinds::pod::resources::Amounts;
+use super::{Devices, one, whole};
+use crate::kinds::pod::resources::{Amounts, DEVICE_CLASS_PREFIX, is_native};
 
 const COUNT: &str = "count/resourceclaims.resource.k8s.io";
 /// Behind the name of a device class.
@@ -16,11 +16,25 @@ const OF_CLASS: &str = ".deviceclass.resource.k8s.io/devices";
 const MOST_DEVICES: usize = 32;
 
 pub(super) fn counts(name: &str) -> bool {
-    name == COUNT || name.ends_with(OF_CLASS)
+    name == COUNT
+        || name.ends_with(OF_CLASS)
+        || name
+            .strip_prefix("requests.")
+            .is_some_and(|of| !is_native(of) || of.starts_with(DEVICE_CLASS_PREFIX))
 }
 
-pub(super) fn usage(claim: &ResourceClaim) -> Amounts {
-    let mut used = Amounts::from([(COUNT.into(), one())]);
+pub(super) fn usage(claim: &ResourceClaim, now: Timestamp, devices: &Devices) -> Amounts {
+    let of_classes = of_classes(claim);
+    let mut used = devices.usage(claim, &of_classes, now);
+    used.insert(COUNT.into(), one());
+    let of_classes = of_classes.into_iter();
+    used.extend(of_classes.map(|(class, amount)| (format!("{class}{OF_CLASS}"), amount)));
+    used
+}
+
+/// Devices by the names of their classes.
+fn of_classes(claim: &ResourceClaim) -> Amounts {
+    let mut used = Amounts::new();
     let requests = claim
         .spec
         .devices
@@ -42,7 +56,7 @@ pub(super) fn usage(claim: &ResourceClaim) -> Amounts {
             most.insert(&exact.device_class_name, devices);
         }
         for (class, devices) in most {
-            *used.entry(format!("{class}{OF_CLASS}")).or_default() += whole(devices);
+            *used.entry(class.to_string()).or_default() += whole(devices);
         }
     }
     used

@@ -49,6 +49,7 @@ fn try_create(quota: &ResourceQuota, new: &dyn AnyObject, kind: &Kind) -> Result
         old: None,
         new,
         now: at(0),
+        devices: &Devices::default(),
     };
     Ok(check(&[quota], &change)?
         .iter()
@@ -99,7 +100,7 @@ fn a_pod_uses_what_it_needs_at_most_until_it_has_ended() {
     let with = |change: fn(&mut Pod)| {
         let mut pod = pod(spec.clone());
         change(&mut pod);
-        shown(&Evaluator::Pods.usage(&pod, at(100)))
+        shown(&Evaluator::Pods.usage(&pod, at(100), &Devices::default()))
     };
     assert_eq!(with(|_| {}), whole);
     assert_eq!(
@@ -113,9 +114,15 @@ fn a_pod_uses_what_it_needs_at_most_until_it_has_ended() {
     assert_eq!(with(|_| {}).len(), whole.len());
     let mut stuck = pod(spec.clone());
     ending(&mut stuck, 69);
-    assert_eq!(shown(&Evaluator::Pods.usage(&stuck, at(100))), ["count/pods=1"]);
+    assert_eq!(
+        shown(&Evaluator::Pods.usage(&stuck, at(100), &Devices::default())),
+        ["count/pods=1"]
+    );
     ending(&mut stuck, 70);
-    assert_eq!(shown(&Evaluator::Pods.usage(&stuck, at(100))), whole);
+    assert_eq!(
+        shown(&Evaluator::Pods.usage(&stuck, at(100), &Devices::default())),
+        whole
+    );
 }
 
 #[test]
@@ -140,7 +147,7 @@ fn a_pods_own_resources_replace_its_containers_and_a_resize_counts_with_the_most
         "resources": {"requests": {"cpu": "2"}}, "allocatedResources": {"cpu": "1500m"},
     }]}))
     .unwrap();
-    let used = Evaluator::Pods.usage(&resized, at(0));
+    let used = Evaluator::Pods.usage(&resized, at(0), &Devices::default());
     assert_eq!(used["requests.cpu"].to_wire().0, "2");
 }
 
@@ -162,7 +169,7 @@ fn services_use_the_ports_they_ask_for() {
         ),
     ] {
         let service: Service = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
-        let used = Evaluator::Services.usage(&service, at(0));
+        let used = Evaluator::Services.usage(&service, at(0), &Devices::default());
         assert_eq!(used["services.nodeports"].value(), ports, "{spec}");
         assert_eq!(used["services.loadbalancers"].value(), balancers, "{spec}");
         assert_eq!(used["services"].value(), 1);
@@ -177,7 +184,7 @@ fn claims_use_storage_in_all_and_of_their_class() {
     }))
     .unwrap();
     assert_eq!(
-        shown(&Evaluator::PersistentVolumeClaims.usage(&claim, at(0))),
+        shown(&Evaluator::PersistentVolumeClaims.usage(&claim, at(0), &Devices::default())),
         [
             "count/persistentvolumeclaims=1",
             "gold.storageclass.storage.k8s.io/persistentvolumeclaims=1",
@@ -206,13 +213,76 @@ fn resource_claims_use_the_most_devices_their_alternatives_can_come_to() {
     .unwrap();
     let evaluator = Evaluator::of(&RESOURCE_CLAIM).unwrap();
     assert_eq!(
-        shown(&evaluator.usage(&claim, at(0))),
+        shown(&evaluator.usage(&claim, at(0), &Devices::default())),
         [
             "count/resourceclaims.resource.k8s.io=1",
             "gpu.deviceclass.resource.k8s.io/devices=5",
             "nic.deviceclass.resource.k8s.io/devices=32",
         ]
     );
+}
+
+/// v1.36 charges the devices of a class also by the extended resource that it stands for, less what the pod was charged.
+#[test]
+fn claims_use_extended_resources_beyond_what_their_pods_were_charged() {
+    let object = |kind: &Kind, value: Value| {
+        let json = serde_json::to_vec(&value).unwrap();
+        let mut decoded = kind.ops.decode(&json).unwrap();
+        let encoded = Object::encode_for_store(&mut *decoded.object);
+        Arc::new(Object::from_stored(kind, decoded.object, &encoded, 1))
+    };
+    let gpu = json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu"},
+        "spec": {"extendedResourceName": "example.com/gpu"}});
+    let nic = json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "nic"}, "spec": {}});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "n", "uid": "1"},
+        "spec": {"containers": [{"name": "c", "resources": {"requests": {"example.com/gpu": "2"}}}]}});
+    let claim = |name: &str, more: Value| -> ResourceClaim {
+        let mut claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "metadata": {"name": name, "namespace": "n", "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"devices": {"requests": [
+                {"name": "a", "exactly": {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 3}},
+                {"name": "b", "exactly": {"deviceClassName": "nic", "allocationMode": "ExactCount", "count": 1}}]}}});
+        crate::patch::merge::apply(&mut claim, &more);
+        serde_json::from_value(claim).unwrap()
+    };
+    let made_for = |uid: &str| {
+        json!({"metadata": {"annotations": {"resource.kubernetes.io/extended-resource-claim": "true"},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": uid, "controller": true}]}})
+    };
+    let own = claim("own", made_for("1"));
+    let evaluator = Evaluator::of(&RESOURCE_CLAIM).unwrap();
+    let usage = |claim: &ResourceClaim, status: Value| {
+        let mut pod = pod.clone();
+        pod["status"] = status;
+        let devices = Devices::new(|kind| match kind.kind() {
+            "DeviceClass" => vec![
+                object(&registry::DEVICE_CLASS, gpu.clone()),
+                object(&registry::DEVICE_CLASS, nic.clone()),
+            ],
+            "Pod" => vec![object(&POD, pod.clone())],
+            _ => vec![object(&RESOURCE_CLAIM, serde_json::to_value(&own).unwrap())],
+        });
+        let used = shown(&evaluator.usage(claim, at(0), &devices));
+        let extended = used.into_iter().filter(|line| line.starts_with("requests."));
+        extended.collect::<Vec<_>>()
+    };
+    let class = "requests.deviceclass.resource.kubernetes.io/gpu";
+    let all = [format!("{class}=3"), "requests.example.com/gpu=3".to_string()];
+    let rest = [format!("{class}=3"), "requests.example.com/gpu=1".to_string()];
+    assert_eq!(usage(&claim("other", json!({})), json!({})), all);
+    assert_eq!(usage(&own, json!({})), rest);
+    assert_eq!(
+        usage(&claim("own", made_for("2")), json!({})),
+        all,
+        "another pod's"
+    );
+    let points_elsewhere =
+        json!({"extendedResourceClaimStatus": {"resourceClaimName": "x", "requestMappings": []}});
+    assert_eq!(usage(&own, points_elsewhere), all);
+    let younger = claim("second", made_for("1"));
+    assert_eq!(usage(&younger, json!({})), all, "not the pod's first");
+    assert!(evaluator.counts("requests.example.com/gpu") && evaluator.counts(class));
+    assert!(!evaluator.counts("requests.cpu"));
 }
 
 #[test]
@@ -356,6 +426,7 @@ fn an_update_is_charged_for_what_it_adds() {
             old: Some(&old),
             new: &new,
             now: at(0),
+            devices: &Devices::default(),
         };
         let found = check(&[&quota], &change)
             .map(|all| all.iter().flat_map(|c| shown(&c.amounts)).collect::<Vec<_>>());

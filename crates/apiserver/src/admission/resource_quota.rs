@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ResourceQuota;
 use knarr_api::kinds::pod::resources::{Amounts, amounts};
-use knarr_api::quota::{self, Change, Charge, Evaluator};
+use knarr_api::quota::{self, Change, Charge, Devices, Evaluator};
 use knarr_api::{AnyObject, Error, Object, k8s_openapi, registry};
 use knarr_client::Preconditions;
 use parking_lot::Mutex;
@@ -145,12 +145,17 @@ pub(super) async fn charge<'a>(
         return Ok(charged);
     }
     let quotas: Vec<&ResourceQuota> = found.iter().filter_map(|o| o.get()).collect();
+    let devices = match evaluator {
+        Evaluator::ResourceClaims => Devices::new(|kind| server.in_namespace(kind, target.namespace)),
+        _ => Devices::default(),
+    };
     let change = Change {
         evaluator: &evaluator,
         subresource: target.subresource,
         old: attributes.old.map(|old| old.typed()),
         new: object,
         now: ctx.now,
+        devices: &devices,
     };
     let refused = |why: &str| attributes.forbidden(object.metadata(), why);
     let charges = quota::check(&quotas, &change).map_err(|why| refused(&why))?;
@@ -232,6 +237,7 @@ fn as_quota(object: &Object) -> Result<ResourceQuota, Error> {
 
 impl Server {
     fn in_namespace(&self, kind: &knarr_api::Kind, namespace: &str) -> Vec<Arc<Object>> {
+        let namespace = if kind.namespaced() { namespace } else { "" };
         // A kind that is not held has no objects.
         let held = self.cache.of(kind).ok();
         held.map_or_else(Vec::new, |held| held.list(&Filter::everything(kind, namespace)))
