@@ -14,8 +14,8 @@ impl<'de> Reader<'de> {
     /// The type's name for errors: the field's own one, else what `visitor` asks for.
     fn field_type(&self) -> Option<&'static str> {
         match self.path.as_slice() {
-            [.., Step::Field(field)] => go::named_type(self.inside, field),
-            [.., Step::Field(field), Step::Index(_)] => {
+            [.., Step::Field(field, _)] => go::named_type(self.inside, field),
+            [.., Step::Field(field, _), Step::Index(_)] => {
                 go::named_type(self.inside, field)?.strip_prefix("[]")
             }
             _ => None,
@@ -202,7 +202,7 @@ impl<'de> MapAccess<'de> for Members<'_, 'de> {
             let Some(name) = self.next_field(of, names)? else {
                 return Ok(None);
             };
-            self.reader.path.push(Step::Field(name));
+            self.reader.path.push(Step::Field(name, go::embedded(of, name)));
             return seed.deserialize(BorrowedStrDeserializer::new(name)).map(Some);
         }
         if !self.reader.more(&mut self.first, b'}')? {

@@ -29,6 +29,7 @@ fn nulls(name: &str, path: &str) -> &'static [&'static str] {
         | "ReplicationControllerCondition"
         | "StatefulSetCondition" => &["lastTransitionTime"],
         "AllocatedDeviceStatus" => &["conditions"],
+        "AzureFilePersistentVolumeSource" => &["secretNamespace"],
         "CertificateSigningRequestCondition" | "DeploymentCondition" => {
             &["lastUpdateTime", "lastTransitionTime"]
         }
@@ -52,7 +53,9 @@ fn nulls(name: &str, path: &str) -> &'static [&'static str] {
         }
         "LimitRangeSpec" => &["limits"],
         "NodeCondition" => &["lastHeartbeatTime", "lastTransitionTime"],
+        "PodFailurePolicy" | "SuccessPolicy" => &["rules"],
         "ProjectedVolumeSource" => &["sources"],
+        "ResourcePolicyRule" => &["namespaces"],
         "SubjectRulesReviewStatus" => &["resourceRules", "nonResourceRules"],
         "TypedLocalObjectReference" | "TypedObjectReference" => &["apiGroup"],
         "VolumeError" => &["time"],

@@ -52,6 +52,50 @@ pub(super) fn named_type(of: &str, field: &str) -> Option<&'static str> {
         .filter(|name| !name.is_empty())
 }
 
+/// The structs embedded in one named `of` that `field` comes from: they are part of a field's path in errors (Go 1.24 and
+/// later).
+pub(super) fn embedded(of: &str, field: &str) -> Option<&'static str> {
+    match (of, field) {
+        ("Volume", "name") | ("EphemeralContainer", "targetContainerName") => None,
+        ("RuleWithOperations", "operations") | ("NamedRuleWithOperations", "resourceNames") => None,
+        (
+            "PersistentVolumeSpec",
+            "accessModes"
+            | "capacity"
+            | "claimRef"
+            | "mountOptions"
+            | "nodeAffinity"
+            | "persistentVolumeReclaimPolicy"
+            | "storageClassName"
+            | "volumeAttributesClassName"
+            | "volumeMode",
+        ) => None,
+        ("Volume", _) => Some("VolumeSource"),
+        ("PersistentVolumeSpec", _) => Some("PersistentVolumeSource"),
+        ("EphemeralContainer", _) => Some("EphemeralContainerCommon"),
+        ("RuleWithOperations", _) => Some("Rule"),
+        ("NamedRuleWithOperations", "operations") => Some("RuleWithOperations"),
+        ("NamedRuleWithOperations", _) => Some("RuleWithOperations.Rule"),
+        ("Probe", "exec" | "grpc" | "httpGet" | "tcpSocket") => Some("ProbeHandler"),
+        ("IngressRule", "http") => Some("IngressRuleValue"),
+        (
+            "DeviceClaimConfiguration" | "DeviceAllocationConfiguration" | "DeviceClassConfiguration",
+            "opaque",
+        ) => Some("DeviceConfiguration"),
+        (
+            "ConfigMapEnvSource"
+            | "ConfigMapKeySelector"
+            | "ConfigMapProjection"
+            | "ConfigMapVolumeSource"
+            | "SecretEnvSource"
+            | "SecretKeySelector"
+            | "SecretProjection",
+            "name",
+        ) => Some("LocalObjectReference"),
+        _ => None,
+    }
+}
+
 /// Where standard base64 breaks, as Go counts: the byte, or the beginning of a group that is cut short.
 pub(super) fn base64_mistake(text: &str) -> String {
     let symbol = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'+' | b'/');

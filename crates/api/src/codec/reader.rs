@@ -59,8 +59,8 @@ impl serde::de::Error for Error {
 /// One step of the way to a value.
 #[derive(Debug)]
 pub(super) enum Step<'de> {
-    /// A field of a struct.
-    Field(&'static str),
+    /// A field of a struct, and the embedded struct that it comes from.
+    Field(&'static str, Option<&'static str>),
     /// A key of a map; Go's errors do not name it.
     Key(Cow<'de, str>),
     Index(usize),
@@ -124,7 +124,7 @@ impl<'de> Reader<'de> {
         };
         for step in &self.path {
             match step {
-                Step::Field(field) => name(&mut text, field),
+                Step::Field(field, _) => name(&mut text, field),
                 Step::Key(key) => name(&mut text, key),
                 Step::Index(i) => text.push_str(&format!("[{i}]")),
             }
@@ -144,10 +144,11 @@ impl<'de> Reader<'de> {
         let fields: Vec<&str> = self
             .path
             .iter()
-            .filter_map(|step| match step {
-                Step::Field(field) => Some(*field),
-                _ => None,
+            .flat_map(|step| match step {
+                Step::Field(field, embedded) => [*embedded, Some(*field)],
+                _ => [None, None],
             })
+            .flatten()
             .collect();
         self.error(if fields.is_empty() {
             format!("json: cannot unmarshal {found} into Go value of type {wanted}")

@@ -83,6 +83,23 @@ fn wrong_types_are_told_in_gos_words() {
             "spec.dnsPolicy",
         ),
         (
+            r#"{"spec":{"containers":[{"livenessProbe":{"httpGet":{"scheme":5}}}]}}"#,
+            "json: cannot unmarshal number into Go struct field \
+             HTTPGetAction.spec.containers.livenessProbe.ProbeHandler.httpGet.scheme of type v1.URIScheme",
+            "spec.containers[0].livenessProbe.httpGet.scheme",
+        ),
+        (
+            r#"{"spec":{"volumes":[{"secret":{"optional":5}}]}}"#,
+            "json: cannot unmarshal number into Go struct field \
+             SecretVolumeSource.spec.volumes.VolumeSource.secret.optional of type bool",
+            "spec.volumes[0].secret.optional",
+        ),
+        (
+            r#"{"metadata":{"uid":5}}"#,
+            "json: cannot unmarshal number into Go struct field ObjectMeta.metadata.uid of type types.UID",
+            "metadata.uid",
+        ),
+        (
             r#"{"spec":{"hostNetwork":""}}"#,
             "json: cannot unmarshal string into Go struct field PodSpec.spec.hostNetwork of type bool",
             "spec.hostNetwork",
