@@ -35,7 +35,8 @@ pub fn drop_empty(meta: &mut ObjectMeta) {
 /// Mistakes in a new object's metadata that the kind's own rules find (name, namespace, labels, annotations, finalizers,
 /// ownerReferences).
 pub fn validate(kind: &Kind, meta: &ObjectMeta) -> Errors {
-    let mut errors = whole(kind, meta, |name| kind.ops.validate_name(name));
+    let rule = |name: &str| kind.ops.validate_name(name);
+    let mut errors = whole(kind, meta, rule, |prefix| names::generated(prefix, rule));
     if kind.ops.standard_finalizers() {
         errors.extend(standard_finalizers(meta));
     }
@@ -44,7 +45,7 @@ pub fn validate(kind: &Kind, meta: &ObjectMeta) -> Errors {
 
 /// Mistakes in a new object's metadata by the rules of every kind. They are asked when the kind's own found nothing.
 pub fn validate_common(kind: &Kind, meta: &ObjectMeta) -> Errors {
-    whole(kind, meta, names::path_segment)
+    whole(kind, meta, names::path_segment, names::path_segment_prefix)
 }
 
 /// Mistakes in an update: what may not change, and what [`validate`] would say of labels and the like.
@@ -78,12 +79,17 @@ fn standard_finalizers(meta: &ObjectMeta) -> Errors {
     errors
 }
 
-fn whole(kind: &Kind, meta: &ObjectMeta, name_rule: impl Fn(&str) -> Vec<String>) -> Errors {
+fn whole(
+    kind: &Kind,
+    meta: &ObjectMeta,
+    name_rule: impl Fn(&str) -> Vec<String>,
+    prefix_rule: impl Fn(&str) -> Vec<String>,
+) -> Errors {
     let path = Path::new("metadata");
     let mut errors = Errors::new();
     let generate_name = meta.generate_name.as_deref().unwrap_or("");
     if !generate_name.is_empty() {
-        for words in names::generated(generate_name, &name_rule) {
+        for words in prefix_rule(generate_name) {
             errors.invalid(&path.child("generateName"), generate_name, words);
         }
     }

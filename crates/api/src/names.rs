@@ -417,13 +417,17 @@ pub fn http_header_name(value: &str) -> Vec<String> {
 /// What may stand between two slashes of a URL's path: any object's name.
 pub fn path_segment(name: &str) -> Vec<String> {
     match name {
-        "." => return vec!["may not be '.'".into()],
-        ".." => return vec!["may not be '..'".into()],
-        _ => {}
+        "." => vec!["may not be '.'".into()],
+        ".." => vec!["may not be '..'".into()],
+        _ => path_segment_prefix(name),
     }
+}
+
+/// What a path segment may begin with: any object's `generateName`.
+pub fn path_segment_prefix(prefix: &str) -> Vec<String> {
     ['/', '%']
         .iter()
-        .filter(|c| name.contains(**c))
+        .filter(|c| prefix.contains(**c))
         .map(|c| format!("may not contain '{c}'"))
         .collect()
 }

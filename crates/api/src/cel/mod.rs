@@ -202,7 +202,7 @@ fn parse(text: &str) -> Result<(Expression, SourceInfo), String> {
     limits::check(text)?;
     let (expression, places) =
         stacker::grow(PARSER_STACK_BYTES, || ENV.parser().parse_with_source_info(text))
-            .map_err(|e| e.to_string())?;
+            .map_err(|e| shown(text, &e.to_string()))?;
     if is_deep(&expression) {
         return Err(format!(
             "expression recursion limit exceeded: {}",
@@ -210,6 +210,15 @@ fn parse(text: &str) -> Result<(Expression, SourceInfo), String> {
         ));
     }
     Ok((expression, places))
+}
+
+/// The parser's error in Kubernetes' form: drawn one column further right, and without a column where there is no text.
+fn shown(text: &str, error: &str) -> String {
+    let error = error.replace("\n|", "\n |");
+    match text.is_empty() {
+        true => error.replace("<input>:1:1:", "<input>:1:0:"),
+        false => error,
+    }
 }
 
 /// Whether parts stand deeper in each other than is walked.

@@ -1,9 +1,14 @@
-//! What validating and mutating admission policies have in common: parameters, variables, conditions, and which
-//! variables their expressions may speak of.
+//! What validating and mutating admission policies and their bindings have in common: parameters, what they match,
+//! variables, conditions, and which variables their expressions may speak of.
 
-use k8s_openapi::api::admissionregistration::v1::{MatchCondition, ParamKind, Variable};
+use k8s_openapi::api::admissionregistration::v1::{
+    MatchCondition, MatchResources, NamedRuleWithOperations, ParamKind, ParamRef, RuleWithOperations,
+    Variable,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use super::checks::text;
+use super::checks::{each, label_selector, text};
+use super::webhook::check_rule;
 use crate::admission::policy::environment::{Composition, Given, compiled, environment};
 use crate::cel::check::{Environment, Type};
 use crate::field::{Errors, Path};
@@ -165,8 +170,159 @@ pub fn check_conditions(
                 errors.invalid(&at.child("name"), condition.name.as_str(), why);
             }
         }
-        if conditions.iter().take(i).any(|c| c.name == condition.name) {
+        let before = &conditions[..i];
+        if !condition.name.is_empty() && before.iter().any(|c| c.name == condition.name) {
             errors.duplicate(&at.child("name"), &condition.name);
         }
     }
+}
+
+/// `failurePolicy`, which defaults fill in.
+pub fn check_failure_policy(policy: Option<&str>, path: &Path, errors: &mut Errors) {
+    const POLICIES: &[&str] = &["Fail", "Ignore"];
+    let at = path.child("failurePolicy");
+    match policy {
+        None => errors.required(&at, ""),
+        Some(policy) if !POLICIES.contains(&policy) => errors.not_supported_in_order(&at, policy, POLICIES),
+        Some(_) => {}
+    }
+}
+
+/// `matchConstraints` of a policy: there must be resources whose types its expressions are checked against.
+pub fn check_match_constraints(resources: Option<&MatchResources>, path: &Path, errors: &mut Errors) {
+    let at = path.child("matchConstraints");
+    let Some(resources) = resources else {
+        return errors.required(&at, "");
+    };
+    check_match_resources(resources, &at, errors);
+    if resources.resource_rules.as_ref().is_none_or(Vec::is_empty) {
+        errors.required(&at.child("resourceRules"), "");
+    }
+}
+
+/// `matchConstraints` of a policy, `matchResources` of a binding.
+pub fn check_match_resources(resources: &MatchResources, path: &Path, errors: &mut Errors) {
+    const POLICIES: &[&str] = &["Equivalent", "Exact"];
+    let at = path.child("matchPolicy");
+    match resources.match_policy.as_deref() {
+        None => errors.required(&at, ""),
+        Some(policy) if !POLICIES.contains(&policy) => errors.not_supported_in_order(&at, policy, POLICIES),
+        Some(_) => {}
+    }
+    for (field, selector) in [
+        ("namespaceSelector", &resources.namespace_selector),
+        ("objectSelector", &resources.object_selector),
+    ] {
+        match selector {
+            None => errors.required(&path.child(field), ""),
+            Some(selector) => label_selector(errors, &path.child(field), selector),
+        }
+    }
+    for (field, rules) in [
+        ("resourceRules", &resources.resource_rules),
+        ("excludeResourceRules", &resources.exclude_resource_rules),
+    ] {
+        for (i, rule) in rules.iter().flatten().enumerate() {
+            check_named_rule(rule, &path.child(field).index(i), errors);
+        }
+    }
+}
+
+fn check_named_rule(rule: &NamedRuleWithOperations, path: &Path, errors: &mut Errors) {
+    let resource_names = rule.resource_names.as_deref().unwrap_or_default();
+    for (i, name) in resource_names.iter().enumerate() {
+        let at = path.child("resourceNames").index(i);
+        each(errors, &at, name, names::path_segment(name));
+        if resource_names[..i].contains(name) {
+            errors.duplicate(&at, name);
+        }
+    }
+    let rule = RuleWithOperations {
+        api_groups: rule.api_groups.clone(),
+        api_versions: rule.api_versions.clone(),
+        operations: rule.operations.clone(),
+        resources: rule.resources.clone(),
+        scope: rule.scope.clone(),
+    };
+    check_rule(&rule, path, errors);
+}
+
+/// Objects are changed by writes that bring one; `path` is that of what is matched.
+pub fn check_mutable_operations(resources: Option<&MatchResources>, path: &Path, errors: &mut Errors) {
+    const OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "UPDATE"];
+    let rules = resources.and_then(|r| r.resource_rules.as_deref());
+    let operations = rules
+        .unwrap_or_default()
+        .iter()
+        .flat_map(|r| r.operations.iter().flatten());
+    for operation in operations.filter(|o| !OPERATIONS.contains(&o.as_str())) {
+        let at = path.child("resourceRules").child("operations");
+        errors.not_supported_in_order(&at, operation, OPERATIONS);
+    }
+}
+
+/// The parameters of a binding.
+pub fn check_param_ref(param: Option<&ParamRef>, path: &Path, errors: &mut Errors) {
+    const EXCLUSIVE: &str = "name and selector are mutually exclusive";
+    let Some(param) = param else { return };
+    let path = path.child("paramRef");
+    let name = text(&param.name);
+    if !name.is_empty() {
+        each(errors, &path.child("name"), name, names::path_segment(name));
+        if param.selector.is_some() {
+            errors.forbidden(&path.child("name"), EXCLUSIVE);
+        }
+    }
+    if let Some(selector) = &param.selector {
+        label_selector(errors, &path.child("selector"), selector);
+        if !name.is_empty() {
+            errors.forbidden(&path.child("selector"), EXCLUSIVE);
+        }
+    }
+    if name.is_empty() && param.selector.is_none() {
+        errors.required(&path, "one of name or selector must be specified");
+    }
+    let at = path.child("parameterNotFoundAction");
+    match text(&param.parameter_not_found_action) {
+        "" => errors.required(&at, ""),
+        "Allow" | "Deny" => {}
+        action => errors.not_supported_in_order(&at, action, &["Deny", "Allow"]),
+    }
+}
+
+/// The parameters of a binding as `kubectl get` shows them.
+pub fn shown_param_ref(param: Option<&ParamRef>) -> String {
+    let unset = || "<unset>".to_string();
+    param.map_or_else(unset, |param| match (text(&param.namespace), text(&param.name)) {
+        (_, "") => param.selector.as_ref().map_or_else(unset, shown_selector),
+        // Whether the parameter has a namespace cannot be known here.
+        ("", name) => format!("*/{name}"),
+        (namespace, name) => format!("{namespace}/{name}"),
+    })
+}
+
+/// A selector as the Go type's `String` writes it.
+fn shown_selector(selector: &LabelSelector) -> String {
+    let labels: String = selector
+        .match_labels
+        .iter()
+        .flatten()
+        .map(|(key, value)| format!("{key}: {value},"))
+        .collect();
+    let expressions: String = selector
+        .match_expressions
+        .iter()
+        .flatten()
+        .map(|e| {
+            let values = e.values.as_deref().unwrap_or_default().join(" ");
+            format!(
+                "LabelSelectorRequirement{{Key:{},Operator:{},Values:[{values}],}},",
+                e.key, e.operator
+            )
+        })
+        .collect();
+    format!(
+        "&LabelSelector{{MatchLabels:map[string]string{{{labels}}},MatchExpressions:\
+         []LabelSelectorRequirement{{{expressions}}},}}"
+    )
 }

@@ -15,8 +15,11 @@ impl Strategy for APIService {
     const STATUS_KEEPS_METADATA: bool = true;
 
     fn set_defaults(&mut self) {
-        if let Some(service) = self.spec.as_mut().and_then(|s| s.service.as_mut()) {
-            service.port.get_or_insert(HTTPS_PORT);
+        if let Some(spec) = &mut self.spec {
+            spec.ca_bundle.take_if(|bundle| bundle.0.is_empty());
+            if let Some(service) = &mut spec.service {
+                service.port.get_or_insert(HTTPS_PORT);
+            }
         }
         self.status.get_or_insert_default();
     }
@@ -45,14 +48,23 @@ impl Strategy for APIService {
         let mut errors = Errors::new();
         let spec = self.spec.clone().unwrap_or_default();
         let (group, version) = (text(&spec.group), text(&spec.version));
-        let name = text(&self.metadata.name);
         let required = format!("{version}.{group}");
-        if name != required {
-            errors.invalid(
-                &Path::new("metadata").child("name"),
-                name,
-                format!("must be `spec.version+\".\"+spec.group`: {required:?}"),
-            );
+        for (field, name) in [
+            ("generateName", text(&self.metadata.generate_name)),
+            ("name", text(&self.metadata.name)),
+        ] {
+            // Like a name's other errors, which come first.
+            let fits = match field {
+                "name" => names::path_segment(name),
+                _ => names::path_segment_prefix(name),
+            };
+            if fits.is_empty() && !name.is_empty() && name != required {
+                errors.invalid(
+                    &Path::new("metadata").child(field),
+                    name,
+                    format!("must be `spec.version+\".\"+spec.group`: {required:?}"),
+                );
+            }
         }
         let path = Path::new("spec");
         let at = path.child("group");

@@ -9,7 +9,7 @@ use k8s_openapi::api::certificates::v1::{
 use k8s_openapi::jiff::Timestamp;
 use x509_parser::pem::Pem;
 
-use super::checks::{json, text};
+use super::checks::{Json, json, text};
 use crate::certificates::CertificateRequest;
 use crate::field::{Errors, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
@@ -45,6 +45,11 @@ const USAGES: &[&str] = &[
 ];
 
 impl Strategy for CertificateSigningRequest {
+    /// `ValidateCertificateRequestName` takes every name.
+    fn validate_name(_name: &str) -> Vec<String> {
+        Vec::new()
+    }
+
     fn set_defaults(&mut self) {
         self.status.get_or_insert_default();
     }
@@ -87,7 +92,11 @@ impl Strategy for CertificateSigningRequest {
         {
             errors.invalid(
                 &path.child("request"),
-                json(&self.spec.request),
+                // As Go writes bytes that are not set.
+                match self.spec.request.0.is_empty() {
+                    true => Json("null".into()),
+                    false => json(&self.spec.request),
+                },
                 error.to_string(),
             );
         }
@@ -290,7 +299,7 @@ fn certificate_mistake(pem: &[u8]) -> Option<String> {
             return Some(why.to_string());
         }
     }
-    (blocks == 0).then(|| "must contain one or more CERTIFICATE PEM blocks".into())
+    (blocks == 0).then(|| "must contain at least one CERTIFICATE PEM block".into())
 }
 
 /// What holds for the conditions, unless the object had it before.

@@ -303,7 +303,11 @@ pub fn immutable<T: PartialEq + Serialize>(errors: &mut Errors, path: &Path, new
 /// A selector that may not change.
 pub fn immutable_selector(errors: &mut Errors, path: &Path, new: &LabelSelector, old: &LabelSelector) {
     if new != old {
-        errors.invalid(path, Json(json_selector(new)), IMMUTABLE);
+        let shown = match *new == LabelSelector::default() {
+            true => "null".into(),
+            false => json_selector(new),
+        };
+        errors.invalid(path, Json(shown), IMMUTABLE);
     }
 }
 

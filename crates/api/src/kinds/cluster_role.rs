@@ -2,9 +2,10 @@
 
 use k8s_openapi::api::rbac::v1::ClusterRole;
 
-use super::checks::label_selector;
+use super::checks::{Json, label_selector};
 use super::rbac;
 use crate::field::{Errors, Path};
+use crate::selector::label::Selector;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 
 impl Strategy for ClusterRole {
@@ -20,7 +21,12 @@ impl Strategy for ClusterRole {
                 );
             }
             for (i, selector) in selectors.iter().enumerate() {
-                label_selector(&mut errors, &path.index(i), selector);
+                let at = path.index(i);
+                label_selector(&mut errors, &at, selector);
+                // The selector that could not be made of it is what is shown.
+                if Selector::from_label_selector(selector).is_err() {
+                    errors.invalid(&at, Json("null".into()), "invalid label selector.");
+                }
             }
         }
         errors

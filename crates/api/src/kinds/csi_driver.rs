@@ -31,7 +31,15 @@ impl Strategy for CSIDriver {
             .get_or_insert_with(|| vec!["Persistent".into()]);
     }
 
+    fn prepare_for_create(&mut self) {
+        self.spec.prevent_pod_scheduling_if_missing = None;
+    }
+
     fn prepare_for_update(&mut self, old: &Self, _part: Part) {
+        // VolumeLimitScaling is off by default.
+        if old.spec.prevent_pod_scheduling_if_missing.is_none() {
+            self.spec.prevent_pod_scheduling_if_missing = None;
+        }
         let changed = self.spec != old.spec;
         count_generation(&mut self.metadata, &old.metadata, changed);
     }

@@ -1,7 +1,6 @@
 //! CSIStorageCapacity: how much room a storage class has somewhere.
 
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
-use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{
     IMMUTABLE, Json, dns_subdomain, immutable, json_selector, label_selector, not_negative_quantity,
@@ -10,7 +9,6 @@ use super::warnings::deprecated_label;
 use crate::field::{Errors, Path};
 use crate::quantity;
 use crate::strategy::{MetadataChecks, Part, Strategy};
-use crate::table::{self, Cell, Column};
 
 impl Strategy for CSIStorageCapacity {
     fn set_defaults(&mut self) {
@@ -68,23 +66,6 @@ impl Strategy for CSIStorageCapacity {
             Some(format!("{}: {words}", path.child("matchLabels").child(key)))
         });
         expressions.chain(labels).collect()
-    }
-
-    fn columns() -> &'static [Column] {
-        const COLUMNS: &[Column] = &[
-            table::NAME,
-            Column::string("StorageClassName"),
-            Column::string("Capacity"),
-        ];
-        COLUMNS
-    }
-
-    fn row(&self, _now: Timestamp) -> Vec<Cell> {
-        vec![
-            table::name(&self.metadata),
-            self.storage_class_name.as_str().into(),
-            self.capacity.as_ref().map_or("<unset>", |c| c.0.as_str()).into(),
-        ]
     }
 
     fn metadata_checks(_part: Part) -> MetadataChecks {

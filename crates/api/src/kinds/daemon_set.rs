@@ -174,7 +174,7 @@ fn check_strategy(strategy: &DaemonSetUpdateStrategy, errors: &mut Errors) {
                 not_more_than_all(errors, &path.child(field), value);
             }
             let (unavailable, surge) = (count_or_percent(unavailable), count_or_percent(surge));
-            if unavailable > 0 && surge > 0 {
+            if unavailable != 0 && surge != 0 {
                 errors.invalid(
                     &path.child("maxSurge"),
                     json(&rolling.max_surge),

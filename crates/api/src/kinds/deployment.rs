@@ -204,6 +204,7 @@ fn status_mistakes(deployment: &Deployment, old: &Deployment) -> Errors {
         replicas: status.replicas.unwrap_or(0),
         ready: status.ready_replicas.unwrap_or(0),
         available: status.available_replicas.unwrap_or(0),
+        ready_name: "readyReplicas",
         others: &[("updatedReplicas", status.updated_replicas.unwrap_or(0))],
         free: &[
             ("observedGeneration", status.observed_generation.unwrap_or(0)),

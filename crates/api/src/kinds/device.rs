@@ -10,7 +10,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 
-use super::checks::{dns_label, dns_subdomain, each, json, qualified_name, text};
+use super::checks::{Json, dns_label, dns_subdomain, each, json, qualified_name, text};
 use super::device_requests::{self, fits, unique};
 use super::pod::validation::affinity::node_selector;
 use crate::field::{Errors, Path};
@@ -132,7 +132,7 @@ fn own_nodes(errors: &mut Errors, path: &Path, device: &Device, has_own_nodes: b
         if device.node_name.is_some() || device.node_selector.is_some() || device.all_nodes.is_some() {
             let words = "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` is \
                          set to true in the ResourceSlice spec";
-            errors.invalid(path, "null", words);
+            errors.invalid(path, Json("null".into()), words);
         }
         return;
     }

@@ -39,14 +39,25 @@ fn default_mode(mode: &mut Option<String>, count: &mut Option<i64>) {
     }
 }
 
+/// A toleration tolerates the taints whose value equals its own, unless it says otherwise.
+pub fn default_operators(tolerations: &mut Option<Vec<DeviceToleration>>) {
+    for toleration in tolerations.iter_mut().flatten() {
+        if text(&toleration.operator).is_empty() {
+            toleration.operator = Some("Equal".into());
+        }
+    }
+}
+
 pub fn set_defaults(spec: &mut ResourceClaimSpec) {
-    let devices = spec.devices.as_mut();
-    for request in devices.and_then(|d| d.requests.as_mut()).into_iter().flatten() {
+    let devices = spec.devices.get_or_insert_default();
+    for request in devices.requests.iter_mut().flatten() {
         if let Some(exactly) = &mut request.exactly {
             default_mode(&mut exactly.allocation_mode, &mut exactly.count);
+            default_operators(&mut exactly.tolerations);
         }
         for sub in request.first_available.iter_mut().flatten() {
             default_mode(&mut sub.allocation_mode, &mut sub.count);
+            default_operators(&mut sub.tolerations);
         }
     }
 }
@@ -117,7 +128,7 @@ fn request(errors: &mut Errors, path: &Path, request: &DeviceRequest) {
         (None, []) => errors.required(path, "exactly one of `exactly` or `firstAvailable` is required"),
         (Some(_), [_, ..]) => errors.invalid(
             path,
-            "null",
+            Json("null".into()),
             "exactly one of `exactly` or `firstAvailable` is required, but multiple fields are set",
         ),
         (Some(exactly), []) => {

@@ -37,9 +37,13 @@ impl Strategy for EndpointSlice {
 
     fn prepare_for_create(&mut self) {
         self.metadata.generation = Some(1);
+        drop_topology(self);
     }
 
     fn prepare_for_update(&mut self, old: &Self, _part: Part) {
+        if self.endpoints != old.endpoints {
+            drop_topology(self);
+        }
         let changed = self.endpoints != old.endpoints
             || self.ports != old.ports
             || self.address_type != old.address_type
@@ -135,6 +139,13 @@ impl Strategy for EndpointSlice {
 
     fn metadata_checks(_part: Part) -> MetadataChecks {
         MetadataChecks::WHOLE
+    }
+}
+
+/// `deprecatedTopology` was v1beta1's; v1 shows what is stored and takes nothing new.
+fn drop_topology(slice: &mut EndpointSlice) {
+    for endpoint in slice.endpoints.iter_mut().flatten() {
+        endpoint.deprecated_topology = None;
     }
 }
 

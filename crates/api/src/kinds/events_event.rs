@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::checks::{IMMUTABLE, Json, json, text};
+use super::checks::{IMMUTABLE, Json, immutable, json, text};
 use super::pod::internal;
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
@@ -90,12 +90,27 @@ impl Strategy for Event {
             )*};
         }
         stays! {
-            reason: "reason", message: "message",
-            first_timestamp: "firstTimestamp", last_timestamp: "lastTimestamp", count: "count",
-            // v1.36 looks at the reason twice, and says so twice.
-            reason: "reason", type_: "type",
-            event_time: "eventTime", action: "action",
-            reporting_component: "reportingController", reporting_instance: "reportingInstance",
+            first_timestamp: "firstTimestamp", last_timestamp: "lastTimestamp", count: "count", event_time: "eventTime",
+        }
+        for (field, new, was) in [
+            ("reason", &event.reason, &old.reason),
+            ("message", &event.message, &old.message),
+            // v1.36 compares the reason twice, and reports it twice.
+            ("reason", &event.reason, &old.reason),
+            ("type", &event.type_, &old.type_),
+            ("action", &event.action, &old.action),
+            (
+                "reportingController",
+                &event.reporting_component,
+                &old.reporting_component,
+            ),
+            (
+                "reportingInstance",
+                &event.reporting_instance,
+                &old.reporting_instance,
+            ),
+        ] {
+            immutable(&mut errors, &Path::new(field), &text(new), &text(was));
         }
         errors
     }

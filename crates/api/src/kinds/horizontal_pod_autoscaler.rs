@@ -8,11 +8,13 @@ use k8s_openapi::api::autoscaling::v2::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{label_selector, not_negative, not_negative_quantity, positive_quantity, text};
+use super::checks::{each, not_negative, not_negative_quantity, positive_quantity, text};
 use super::ingress::named;
+use super::pod::container_resource_name;
 use crate::convert::autoscaler::default_metric;
 use crate::feature_gates;
 use crate::field::{Errors, Path};
+use crate::names;
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -45,6 +47,24 @@ fn complete(
 }
 
 impl Strategy for HorizontalPodAutoscaler {
+    fn after_decode(&mut self, json: &[u8]) {
+        let Some(behavior) = &mut self.spec.behavior else {
+            return;
+        };
+        let document: serde_json::Value = serde_json::from_slice(json).unwrap_or_default();
+        for (field, rules) in [
+            ("scaleUp", &mut behavior.scale_up),
+            ("scaleDown", &mut behavior.scale_down),
+        ] {
+            // An empty list of policies is not completed as an absent one is; it is rejected.
+            if let Some(rules) = rules
+                && document["spec"]["behavior"][field]["policies"].is_array()
+            {
+                rules.policies.get_or_insert_default();
+            }
+        }
+    }
+
     fn set_defaults(&mut self) {
         let spec = &mut self.spec;
         spec.min_replicas.get_or_insert(1);
@@ -72,17 +92,18 @@ impl Strategy for HorizontalPodAutoscaler {
 
     fn validate(&self) -> Errors {
         let mut errors = Errors::new();
-        let scale_to_zero = feature_gates::current().hpa_scale_to_zero;
-        validate_spec(&self.spec, scale_to_zero, &mut errors);
+        validate_spec(&self.spec, &Tolerated::on_create(&self.spec), &mut errors);
         errors
     }
 
     fn validate_update(&self, old: &Self, part: Part) -> Errors {
         if part != Part::Status {
-            let scale_to_zero =
-                feature_gates::current().hpa_scale_to_zero || old.spec.min_replicas == Some(0);
             let mut errors = Errors::new();
-            validate_spec(&self.spec, scale_to_zero, &mut errors);
+            validate_spec(
+                &self.spec,
+                &Tolerated::on_update(&self.spec, &old.spec),
+                &mut errors,
+            );
             return errors;
         }
         let mut errors = Errors::new();
@@ -217,11 +238,60 @@ fn shown_metric(spec: &MetricSpec, status: Option<&MetricStatus>) -> String {
     }
 }
 
-/// `scale_to_zero`: minReplicas may be 0, by the feature gate HPAScaleToZero or since it was 0 before.
-pub(super) fn validate_spec(spec: &HorizontalPodAutoscalerSpec, scale_to_zero: bool, errors: &mut Errors) {
+/// What an autoscaler may say beyond the usual (`HorizontalPodAutoscalerSpecValidationOptions`).
+pub(super) struct Tolerated {
+    /// minReplicas may be 0, by the feature gate HPAScaleToZero or since it was 0 before.
+    scale_to_zero: bool,
+    scale_target: ApiVersions,
+    described_object: ApiVersions,
+}
+
+/// Which API versions a reference may name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ApiVersions {
+    WithGroup,
+    /// Also those of the core group.
+    All,
+    /// Also those that are none.
+    Unchecked,
+}
+
+impl Tolerated {
+    fn on_create(spec: &HorizontalPodAutoscalerSpec) -> Self {
+        Tolerated {
+            scale_to_zero: feature_gates::current().hpa_scale_to_zero,
+            // The one kind of the core group that can be scaled.
+            scale_target: match spec.scale_target_ref.kind.as_str() {
+                "ReplicationController" => ApiVersions::All,
+                _ => ApiVersions::WithGroup,
+            },
+            described_object: ApiVersions::All,
+        }
+    }
+
+    /// What the old object said stays valid.
+    fn on_update(spec: &HorizontalPodAutoscalerSpec, old: &HorizontalPodAutoscalerSpec) -> Self {
+        let mut tolerated = Self::on_create(spec);
+        tolerated.scale_to_zero |= old.min_replicas == Some(0);
+        let (new, before) = (&spec.scale_target_ref, &old.scale_target_ref);
+        if text(&new.api_version) == text(&before.api_version) && new.kind == before.kind {
+            tolerated.scale_target = ApiVersions::Unchecked;
+        }
+        let was_invalid = |metric: &MetricSpec| {
+            let object = metric.object.as_ref().filter(|_| metric.type_ == "Object");
+            object.is_some_and(|o| api_version_error(&o.described_object, ApiVersions::All).is_some())
+        };
+        if old.metrics.iter().flatten().any(was_invalid) {
+            tolerated.described_object = ApiVersions::Unchecked;
+        }
+        tolerated
+    }
+}
+
+pub(super) fn validate_spec(spec: &HorizontalPodAutoscalerSpec, tolerated: &Tolerated, errors: &mut Errors) {
     let path = Path::new("spec");
     let at = path.child("maxReplicas");
-    let least = if scale_to_zero { 0 } else { 1 };
+    let least = if tolerated.scale_to_zero { 0 } else { 1 };
     if let Some(min) = spec.min_replicas.filter(|m| *m < least) {
         errors.invalid(
             &path.child("minReplicas"),
@@ -241,11 +311,16 @@ pub(super) fn validate_spec(spec: &HorizontalPodAutoscalerSpec, scale_to_zero: b
             "must be greater than or equal to `minReplicas`",
         );
     }
-    reference(&spec.scale_target_ref, &path.child("scaleTargetRef"), errors);
+    reference(
+        &spec.scale_target_ref,
+        tolerated.scale_target,
+        &path.child("scaleTargetRef"),
+        errors,
+    );
     let metrics = spec.metrics.as_deref().unwrap_or(&[]);
     let at = path.child("metrics");
     for (i, metric) in metrics.iter().enumerate() {
-        check_metric(metric, &at.index(i), errors);
+        check_metric(metric, tolerated, &at.index(i), errors);
     }
     let from_outside = metrics
         .iter()
@@ -268,16 +343,30 @@ pub(super) fn validate_spec(spec: &HorizontalPodAutoscalerSpec, scale_to_zero: b
     }
 }
 
-fn reference(reference: &CrossVersionObjectReference, path: &Path, errors: &mut Errors) {
+fn api_version_error(reference: &CrossVersionObjectReference, allowed: ApiVersions) -> Option<String> {
+    let version = text(&reference.api_version);
+    match version.matches('/').count() {
+        _ if allowed == ApiVersions::Unchecked => None,
+        0 if allowed == ApiVersions::WithGroup => Some("apiVersion must specify API group".into()),
+        0 => None,
+        1 if version.starts_with('/') && allowed == ApiVersions::WithGroup => {
+            Some("apiVersion must specify API group".into())
+        }
+        1 => None,
+        _ => Some(format!("unexpected GroupVersion string: {version}")),
+    }
+}
+
+fn reference(
+    reference: &CrossVersionObjectReference,
+    allowed: ApiVersions,
+    path: &Path,
+    errors: &mut Errors,
+) {
     named(errors, &path.child("kind"), &reference.kind);
     named(errors, &path.child("name"), &reference.name);
-    let version = text(&reference.api_version);
-    if version.matches('/').count() > 1 {
-        errors.invalid(
-            &path.child("apiVersion"),
-            version,
-            format!("unexpected GroupVersion string: {version}"),
-        );
+    if let Some(error) = api_version_error(reference, allowed) {
+        errors.invalid(&path.child("apiVersion"), text(&reference.api_version), error);
     }
 }
 
@@ -328,7 +417,7 @@ fn check_rules(rules: &HPAScalingRules, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_metric(metric: &MetricSpec, path: &Path, errors: &mut Errors) {
+fn check_metric(metric: &MetricSpec, tolerated: &Tolerated, path: &Path, errors: &mut Errors) {
     let of = metric.type_.as_str();
     let at = path.child("type");
     if of.is_empty() {
@@ -353,7 +442,12 @@ fn check_metric(metric: &MetricSpec, path: &Path, errors: &mut Errors) {
         Some("object") => {
             if let Some(source) = &metric.object {
                 let path = path.child("object");
-                reference(&source.described_object, &path.child("describedObject"), errors);
+                reference(
+                    &source.described_object,
+                    tolerated.described_object,
+                    &path.child("describedObject"),
+                    errors,
+                );
                 identifier(&source.metric, &path.child("metric"), errors);
                 check_target(&source.target, &path.child("target"), errors);
                 if source.target.value.is_none() && source.target.average_value.is_none() {
@@ -403,8 +497,13 @@ fn check_metric(metric: &MetricSpec, path: &Path, errors: &mut Errors) {
         Some("containerResource") => {
             if let Some(source) = &metric.container_resource {
                 let path = path.child("containerResource");
-                if source.container.is_empty() {
-                    errors.required(&path.child("container"), "must specify a container");
+                if !source.name.is_empty() {
+                    container_resource_name(&source.name, &path.child("name"), errors);
+                }
+                let at = path.child("container");
+                match source.container.as_str() {
+                    "" => errors.required(&at, "must specify a container"),
+                    name => each(errors, &at, name, names::dns1123_label(name)),
                 }
                 by_resource(&source.name, &source.target, &path, errors);
             }
@@ -457,17 +556,16 @@ fn identifier(metric: &MetricIdentifier, path: &Path, errors: &mut Errors) {
     } else {
         named(errors, &path.child("name"), &metric.name);
     }
-    if let Some(selector) = &metric.selector {
-        label_selector(errors, &path.child("selector"), selector);
-    }
 }
 
 fn check_target(target: &MetricTarget, path: &Path, errors: &mut Errors) {
     let at = path.child("type");
-    match target.type_.as_str() {
-        "Utilization" | "Value" | "AverageValue" => {}
-        "" => errors.required(&at, "must specify a metric target type"),
-        other => errors.invalid(&at, other, "must be either Utilization, Value, or AverageValue"),
+    let of = target.type_.as_str();
+    if of.is_empty() {
+        errors.required(&at, "must specify a metric target type");
+    }
+    if !matches!(of, "Utilization" | "Value" | "AverageValue") {
+        errors.invalid(&at, of, "must be either Utilization, Value, or AverageValue");
     }
     for (field, value) in [("value", &target.value), ("averageValue", &target.average_value)] {
         if let Some(value) = value {
@@ -524,7 +622,12 @@ mod tests {
             (1, cpu(), false, &[]),
         ] {
             let mut errors = Errors::new();
-            validate_spec(&autoscaler(min, metric.clone()).spec, gate, &mut errors);
+            let spec = autoscaler(min, metric.clone()).spec;
+            let tolerated = Tolerated {
+                scale_to_zero: gate,
+                ..Tolerated::on_create(&spec)
+            };
+            validate_spec(&spec, &tolerated, &mut errors);
             let found: Vec<String> = errors.iter().map(|e| e.field.to_string()).collect();
             assert_eq!(found, fields, "minReplicas {min}, {metric}, gate {gate}");
         }

@@ -67,8 +67,8 @@ impl Strategy for IngressClass {
         immutable(
             &mut errors,
             &Path::new("spec").child("controller"),
-            &controller(self),
-            &controller(old),
+            &controller(self).unwrap_or_default(),
+            &controller(old).unwrap_or_default(),
         );
         errors
     }

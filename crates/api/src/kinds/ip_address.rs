@@ -1,9 +1,9 @@
 //! IPAddress: one address that a service holds; named by it.
 
-use k8s_openapi::api::networking::v1::IPAddress;
+use k8s_openapi::api::networking::v1::{IPAddress, ParentReference};
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{IMMUTABLE, Json, canonical_ip, count_generation, dns_subdomain, text};
+use super::checks::{IMMUTABLE, Json, canonical_ip, dns_subdomain, text};
 use super::ingress::named;
 use super::pod::internal;
 use crate::field::{Errors, Path};
@@ -11,20 +11,22 @@ use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for IPAddress {
-    fn prepare_for_create(&mut self) {
-        self.metadata.generation = Some(1);
-    }
-
-    fn prepare_for_update(&mut self, old: &Self, _part: Part) {
-        let changed = self.spec != old.spec;
-        count_generation(&mut self.metadata, &old.metadata, changed);
+    /// A reference that is given although it is empty has a namespace, which may be empty.
+    fn after_decode(&mut self, json: &[u8]) {
+        let parent = &mut self.spec.parent_ref;
+        if parent.resource.is_empty() && parent.name.is_empty() {
+            let document: serde_json::Value = serde_json::from_slice(json).unwrap_or_default();
+            if document["spec"]["parentRef"].is_object() {
+                parent.namespace.get_or_insert_default();
+            }
+        }
     }
 
     fn validate(&self) -> Errors {
         let mut errors = Errors::new();
         let parent = self.spec.parent_ref.clone();
         let path = Path::new("spec").child("parentRef");
-        if parent.resource.is_empty() && parent.name.is_empty() {
+        if parent == ParentReference::default() {
             errors.required(&path, "");
         } else {
             if !text(&parent.group).is_empty() {
@@ -44,7 +46,10 @@ impl Strategy for IPAddress {
         let parent = |a: &IPAddress| a.spec.parent_ref.clone();
         let path = Path::new("spec").child("parentRef");
         if parent(self) != parent(old) {
-            let shown = Json(internal::json("ParentReference", &parent(self)));
+            let shown = match parent(self) {
+                parent if parent == ParentReference::default() => Json("null".into()),
+                parent => Json(internal::json("ParentReference", &parent)),
+            };
             errors.invalid(&path, shown, IMMUTABLE);
         }
         errors

@@ -5,15 +5,16 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::batch::v1::{Job, JobSpec, JobStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{Json, count_generation, drop_empty, json, json_selector, label_selector, text};
+use super::checks::{Json, count_generation, json, json_selector, label_selector, text};
 use super::pod::pod_template_warnings;
 use super::template;
 use super::warnings::name_warning;
 use crate::field::{Errors, Path};
 use crate::names;
+use crate::selector::label::Selector;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -27,6 +28,12 @@ const OLD_UID_LABEL: &str = "controller-uid";
 const OLD_NAME_LABEL: &str = "job-name";
 
 impl Strategy for Job {
+    fn after_decode(&mut self, json: &[u8]) {
+        if let Some(spec) = &mut self.spec {
+            template::mark_given_labels(&mut spec.template, json);
+        }
+    }
+
     fn set_defaults(&mut self) {
         let spec = self.spec.get_or_insert_default();
         set_spec_defaults(spec);
@@ -180,7 +187,6 @@ fn set_spec_defaults(spec: &mut JobSpec) {
     };
     spec.pod_replacement_policy
         .get_or_insert_with(|| replacement.into());
-    drop_empty(&mut spec.selector);
     set_template_defaults(spec);
 }
 
@@ -206,7 +212,8 @@ fn make_selector(job: &mut Job) {
     ] {
         labels.entry(label.into()).or_insert_with(|| value.clone());
     }
-    if same && job.metadata.labels.is_some() {
+    // A Job without labels is given its template's when it is read back.
+    if same || job.metadata.labels.is_none() {
         job.metadata.labels = Some(labels.clone());
     }
     let selector = spec.selector.get_or_insert_default();
@@ -261,7 +268,9 @@ fn validate_spec(job: &Job, path: &Path, errors: &mut Errors) {
         None => errors.required(&path.child("selector"), ""),
         Some(selector) => label_selector(errors, &path.child("selector"), selector),
     }
-    let matches = |selector| template::matches(selector, &labels);
+    // What is no selector is reported above and matches nothing in particular.
+    let is_selector = |s: &&LabelSelector| Selector::from_label_selector(s).is_ok();
+    let matches = |s: &LabelSelector| !is_selector(&s) || template::matches(s, &labels);
     if !spec.selector.as_ref().is_some_and(matches) {
         template::does_not_match(&spec.template, &path.child("template"), errors);
     }
@@ -306,7 +315,7 @@ fn selector_is_generated(
         .into_iter()
         .map(|(k, v)| (k.to_string(), v.to_string()))
         .collect();
-    if !template::matches(selector, &expected) {
+    if Selector::from_label_selector(selector).is_ok() && !template::matches(selector, &expected) {
         errors.invalid(
             &Path::new("spec").child("selector"),
             Json(json_selector(selector)),

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{LimitRange, LimitRangeItem};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 
 use super::checks::{Json, each, json, quantity_of};
-use super::resource_quota::is_standard;
+use super::pod::{container_resource_name, validate_resource_name};
 use crate::field::{Errors, Path};
 use crate::names;
 use crate::quantity::{self, Quantity};
@@ -82,16 +82,10 @@ fn type_name(name: &str, path: &Path, errors: &mut Errors) {
 }
 
 fn resource_name(of: &str, name: &str, path: &Path, errors: &mut Errors) {
-    let mistakes = names::qualified_name(name);
-    if mistakes.is_empty() && !name.contains('/') {
-        let for_containers = matches!(name, "cpu" | "memory" | "ephemeral-storage");
-        if !is_standard(name) {
-            errors.invalid(path, name, "must be a standard resource type or fully qualified");
-        } else if matches!(of, "Pod" | "Container") && !for_containers && !name.starts_with("hugepages-") {
-            errors.invalid(path, name, "must be a standard resource for containers");
-        }
+    match of {
+        "Pod" | "Container" => container_resource_name(name, path, errors),
+        _ => errors.extend(validate_resource_name(name, path)),
     }
-    each(errors, path, name, mistakes);
 }
 
 fn check_item(item: &LimitRangeItem, path: &Path, errors: &mut Errors) {

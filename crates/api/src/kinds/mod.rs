@@ -66,7 +66,6 @@ pub mod service;
 mod service_account;
 mod service_cidr;
 pub mod service_ips;
-mod spec_diff;
 mod stateful_set;
 mod storage_class;
 mod template;

@@ -3,7 +3,10 @@
 use k8s_openapi::api::admissionregistration::v1::{MutatingAdmissionPolicy, MutatingAdmissionPolicySpec};
 use k8s_openapi::jiff::Timestamp;
 
-use super::admission_policy::{PolicyScope, check_conditions, check_param_kind, check_variables};
+use super::admission_policy::{
+    PolicyScope, check_conditions, check_failure_policy, check_match_constraints, check_mutable_operations,
+    check_param_kind, check_variables,
+};
 use super::checks::{count_generation, text};
 use super::webhook::set_match_defaults;
 use crate::cel::check::Type;
@@ -83,22 +86,13 @@ impl Strategy for MutatingAdmissionPolicy {
         let mut errors = Errors::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
-        const POLICIES: &[&str] = &["Fail", "Ignore"];
-        match text(&spec.failure_policy) {
-            "" => errors.required(&path.child("failurePolicy"), ""),
-            policy if !POLICIES.contains(&policy) => {
-                errors.not_supported_in_order(&path.child("failurePolicy"), policy, POLICIES);
-            }
-            _ => {}
-        }
-        let at = path.child("matchConstraints");
-        match &spec.match_constraints {
-            None => errors.required(&at, ""),
-            Some(resources) if resources.resource_rules.as_ref().is_none_or(|r| r.is_empty()) => {
-                errors.required(&at.child("resourceRules"), "");
-            }
-            Some(_) => {}
-        }
+        check_failure_policy(spec.failure_policy.as_deref(), &path, &mut errors);
+        check_match_constraints(spec.match_constraints.as_ref(), &path, &mut errors);
+        check_mutable_operations(
+            spec.match_constraints.as_ref(),
+            &path.child("matchConstraints"),
+            &mut errors,
+        );
         if spec.mutations.as_ref().is_none_or(|m| m.is_empty()) {
             errors.required(
                 &path.child("mutations"),

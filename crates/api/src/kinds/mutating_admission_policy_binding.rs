@@ -3,6 +3,9 @@
 use k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicyBinding;
 use k8s_openapi::jiff::Timestamp;
 
+use super::admission_policy::{
+    check_match_resources, check_mutable_operations, check_param_ref, shown_param_ref,
+};
 use super::checks::{count_generation, dns_subdomain, text};
 use super::webhook::set_match_defaults;
 use crate::field::{Errors, Path};
@@ -35,26 +38,15 @@ impl Strategy for MutatingAdmissionPolicyBinding {
         } else {
             dns_subdomain(&mut errors, &path.child("policyName"), text(&spec.policy_name));
         }
-        if let Some(param) = &spec.param_ref {
-            let path = path.child("paramRef");
-            match (text(&param.name), &param.selector) {
-                ("", None) => errors.required(&path, "one of name or selector must be specified"),
-                (name, Some(_)) if !name.is_empty() => {
-                    errors.forbidden(&path.child("name"), "name and selector are mutually exclusive");
-                }
-                _ => {}
-            }
-            const ACTIONS: &[&str] = &["Allow", "Deny"];
-            match text(&param.parameter_not_found_action) {
-                "" => errors.required(&path.child("parameterNotFoundAction"), ""),
-                action if !ACTIONS.contains(&action) => errors.not_supported_in_order(
-                    &path.child("parameterNotFoundAction"),
-                    action,
-                    &["Deny", "Allow"],
-                ),
-                _ => {}
-            }
+        check_param_ref(spec.param_ref.as_ref(), &path, &mut errors);
+        if let Some(resources) = &spec.match_resources {
+            check_match_resources(resources, &path.child("matchResources"), &mut errors);
         }
+        check_mutable_operations(
+            spec.match_resources.as_ref(),
+            &path.child("matchResources"),
+            &mut errors,
+        );
         errors
     }
 
@@ -72,19 +64,10 @@ impl Strategy for MutatingAdmissionPolicyBinding {
 
     fn row(&self, now: Timestamp) -> Vec<Cell> {
         let spec = self.spec.clone().unwrap_or_default();
-        let param = spec.param_ref.as_ref().map(|param| {
-            match (text(&param.namespace), text(&param.name), &param.selector) {
-                // Whether the parameter has a namespace cannot be told from here.
-                ("", name, _) if !name.is_empty() => format!("*/{name}"),
-                (namespace, name, _) if !name.is_empty() => format!("{namespace}/{name}"),
-                (_, _, Some(selector)) => table::selector_text(selector),
-                _ => "<unset>".into(),
-            }
-        });
         vec![
             table::name(&self.metadata),
             text(&spec.policy_name).into(),
-            param.unwrap_or_else(|| "<unset>".into()).into(),
+            shown_param_ref(spec.param_ref.as_ref()).into(),
             table::created(&self.metadata, now),
         ]
     }

@@ -27,7 +27,9 @@ impl Strategy for Node {
         // Each of the two stands for the other's first entry.
         match (text(&spec.pod_cidr), spec.pod_cidrs.as_deref()) {
             ("", Some([first, ..])) => spec.pod_cidr = Some(first.clone()),
-            (one, None | Some([])) if !one.is_empty() => spec.pod_cidrs = Some(vec![one.to_string()]),
+            (one, ranges) if !one.is_empty() && ranges.and_then(<[_]>::first).is_none_or(|r| r != one) => {
+                spec.pod_cidrs = Some(vec![one.to_string()]);
+            }
             _ => {}
         }
         drop_empty(&mut spec.taints);
@@ -61,9 +63,24 @@ impl Strategy for Node {
     }
 
     fn prepare_for_update(&mut self, old: &Self, part: Part) {
+        // Dynamic configuration of kubelets was removed; what has it keeps it.
         match part {
-            Part::Status => self.spec = old.spec.clone(),
-            Part::Main | Part::Other(_) => self.status = old.status.clone(),
+            Part::Status => {
+                self.spec = old.spec.clone();
+                if old.status.as_ref().is_none_or(|s| s.config.is_none())
+                    && let Some(status) = &mut self.status
+                {
+                    status.config = None;
+                }
+            }
+            Part::Main | Part::Other(_) => {
+                self.status = old.status.clone();
+                if old.spec.as_ref().is_none_or(|s| s.config_source.is_none())
+                    && let Some(spec) = &mut self.spec
+                {
+                    spec.config_source = None;
+                }
+            }
         }
     }
 
@@ -241,6 +258,38 @@ trait NodeExt {
     fn resources(&self, errors: &mut Errors);
 }
 
+/// `validateNodeDeclaredFeatures` (KEP-5328): names of feature gates, sorted.
+fn declared_features(features: &[String], errors: &mut Errors) {
+    let path = Path::new("status").child("declaredFeatures");
+    let is_name = |name: &str| {
+        name.starts_with(|c: char| c.is_ascii_uppercase())
+            && name
+                .split('/')
+                .all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric()))
+    };
+    for (i, name) in features.iter().enumerate() {
+        if name.len() > names::DNS1123_SUBDOMAIN_MAX {
+            let max = names::DNS1123_SUBDOMAIN_MAX;
+            let words = format!("invalid feature name {name:?}: must be no more than {max} characters");
+            errors.invalid(&path.index(i), name, words);
+        } else if !is_name(name) {
+            let words = format!(
+                "invalid feature name {name:?}: must start with an UpperCamelCase segment, with subsequent segments \
+                 separated by '/' (e.g., MyFeature or MyFeature/mySubFeature), and contain only alphanumeric \
+                 characters and slashes"
+            );
+            errors.invalid(&path.index(i), name, words);
+        }
+        match features.get(i + 1) {
+            Some(next) if next == name => errors.duplicate(&path.index(i + 1), next),
+            Some(next) if next < name => {
+                errors.invalid(&path.index(i + 1), next, "list must be sorted alphabetically");
+            }
+            _ => {}
+        }
+    }
+}
+
 impl NodeExt for Node {
     fn is_cordoned(&self) -> bool {
         self.spec.as_ref().and_then(|s| s.unschedulable) == Some(true)
@@ -294,6 +343,7 @@ impl NodeExt for Node {
 
     fn resources(&self, errors: &mut Errors) {
         let Some(status) = &self.status else { return };
+        declared_features(status.declared_features.as_deref().unwrap_or_default(), errors);
         for (field, quantities) in [
             ("capacity", &status.capacity),
             ("allocatable", &status.allocatable),

@@ -127,6 +127,7 @@ impl Strategy for PersistentVolume {
         if let Some(host_path) = &mut spec.host_path {
             host_path.type_.get_or_insert_default();
         }
+        source::set_defaults(spec);
         let status = self.status.get_or_insert_default();
         if text(&status.phase).is_empty() {
             status.phase = Some("Pending".into());

@@ -4,13 +4,14 @@
 use std::cmp::Ordering;
 
 use k8s_openapi::api::core::v1::{
-    PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
+    PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus, TypedLocalObjectReference,
+    TypedObjectReference,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{basic_resource, immutable, qualified_name, text};
-use super::pod::{set_claim_spec_defaults, validate_claim_spec, validate_resource_quantity};
+use super::pod::{internal, set_claim_spec_defaults, validate_claim_spec, validate_resource_quantity};
 use crate::field::{Errors, Path};
 use crate::quantity;
 use crate::strategy::{MetadataChecks, Part, Strategy};
@@ -43,30 +44,20 @@ impl Strategy for PersistentVolumeClaim {
             phase: Some("Pending".into()),
             ..PersistentVolumeClaimStatus::default()
         });
-        // The two say the same; either may be given.
         let spec = self.spec.get_or_insert_default();
-        if let Some(reference) = &spec.data_source_ref {
-            if spec.data_source.is_none() && reference.namespace.is_none() {
-                spec.data_source = Some(k8s_openapi::api::core::v1::TypedLocalObjectReference {
-                    api_group: reference.api_group.clone(),
-                    kind: reference.kind.clone(),
-                    name: reference.name.clone(),
-                });
-            }
-        } else if let Some(source) = &spec.data_source {
-            spec.data_source_ref = Some(k8s_openapi::api::core::v1::TypedObjectReference {
-                api_group: source.api_group.clone(),
-                kind: source.kind.clone(),
-                name: source.name.clone(),
-                namespace: None,
-            });
-        }
+        drop_disabled_fields(spec, None);
+        complete_data_sources(spec);
     }
 
     fn prepare_for_update(&mut self, old: &Self, part: Part) {
         match part {
             Part::Status => self.spec = old.spec.clone(),
-            Part::Main | Part::Other(_) => self.status = old.status.clone(),
+            Part::Main | Part::Other(_) => {
+                self.status = old.status.clone();
+                let spec = self.spec.get_or_insert_default();
+                drop_disabled_fields(spec, old.spec.as_ref());
+                complete_data_sources(spec);
+            }
         }
     }
 
@@ -210,6 +201,9 @@ fn validate_status(claim: &PersistentVolumeClaim) -> Errors {
     for (name, amount) in status.allocated_resources.iter().flatten() {
         let before = errors.len();
         resource_key(name, &at, &mut errors);
+        if errors.len() > before {
+            continue;
+        }
         basic_resource(&mut errors, &at.key(name), amount);
         if errors.len() == before {
             errors.extend(validate_resource_quantity(STORAGE, amount, &at.key(name)));
@@ -269,6 +263,51 @@ fn storage(spec: &PersistentVolumeClaimSpec) -> Option<Quantity> {
     requests.get(STORAGE).cloned()
 }
 
+/// Leaves out what v1.36 does not take: sources in other namespaces (CrossNamespaceVolumeDataSource is off by default), and
+/// in the old field what is neither a claim nor a snapshot, unless the old object has a source.
+fn drop_disabled_fields(spec: &mut PersistentVolumeClaimSpec, old: Option<&PersistentVolumeClaimSpec>) {
+    let has_reference = old.is_some_and(|old| old.data_source_ref.is_some());
+    let is_elsewhere = spec
+        .data_source_ref
+        .as_ref()
+        .is_some_and(|r| !text(&r.namespace).is_empty());
+    if is_elsewhere && !has_reference {
+        spec.data_source_ref = None;
+    }
+    let has_source = has_reference || old.is_some_and(|old| old.data_source.is_some());
+    let is_known = |source: &TypedLocalObjectReference| {
+        matches!(
+            (text(&source.api_group), source.kind.as_str()),
+            ("", "PersistentVolumeClaim") | ("snapshot.storage.k8s.io", "VolumeSnapshot")
+        )
+    };
+    if !has_source && spec.data_source_ref.is_none() {
+        spec.data_source.take_if(|source| !is_known(source));
+    }
+}
+
+/// The two fields say the same (`NormalizeDataSources`); either may be given.
+fn complete_data_sources(spec: &mut PersistentVolumeClaimSpec) {
+    match (&spec.data_source, &spec.data_source_ref) {
+        (None, Some(reference)) if text(&reference.namespace).is_empty() => {
+            spec.data_source = Some(TypedLocalObjectReference {
+                api_group: reference.api_group.clone(),
+                kind: reference.kind.clone(),
+                name: reference.name.clone(),
+            });
+        }
+        (Some(source), None) => {
+            spec.data_source_ref = Some(TypedObjectReference {
+                api_group: source.api_group.clone(),
+                kind: source.kind.clone(),
+                name: source.name.clone(),
+                namespace: None,
+            });
+        }
+        _ => {}
+    }
+}
+
 fn spec_stays(claim: &PersistentVolumeClaim, old: &PersistentVolumeClaim, errors: &mut Errors) {
     let path = Path::new("spec");
     let new = claim.spec.clone().unwrap_or_default();
@@ -299,7 +338,7 @@ fn spec_stays(claim: &PersistentVolumeClaim, old: &PersistentVolumeClaim, errors
             .clone_from(&before.volume_attributes_class_name);
     }
     if compared != before {
-        let diff = super::spec_diff::of_claims(&before, &compared);
+        let diff = internal::difference("PersistentVolumeClaimSpec", &before, &compared);
         errors.forbidden(&path, format!("{FIXED}\n{diff}"));
     }
     let parsed = |q: Option<Quantity>| {

@@ -130,6 +130,7 @@ impl Status for ReplicaSet {
             replicas: status.replicas,
             ready: status.ready_replicas.unwrap_or(0),
             available: status.available_replicas.unwrap_or(0),
+            ready_name: "readyReplicas",
             others: &[("fullyLabeledReplicas", status.fully_labeled_replicas.unwrap_or(0))],
             free: &[
                 ("observedGeneration", status.observed_generation.unwrap_or(0)),

@@ -3,7 +3,8 @@
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::immutable;
+use super::checks::{IMMUTABLE, Json};
+use super::pod::internal;
 use super::{device_requests, resource_claim_status};
 use crate::field::{Errors, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
@@ -13,7 +14,13 @@ impl Strategy for ResourceClaim {
     const STATUS_KEEPS_METADATA: bool = true;
 
     fn set_defaults(&mut self) {
-        self.status.get_or_insert_default();
+        let status = self.status.get_or_insert_default();
+        let allocation = status.allocation.iter_mut();
+        let results =
+            allocation.flat_map(|a| a.devices.iter_mut().flat_map(|d| d.results.iter_mut().flatten()));
+        for result in results {
+            device_requests::default_operators(&mut result.tolerations);
+        }
         device_requests::set_defaults(&mut self.spec);
     }
 
@@ -43,7 +50,10 @@ impl Strategy for ResourceClaim {
         match part {
             Part::Status => resource_claim_status::validate(&mut errors, self, old),
             Part::Main | Part::Other(_) => {
-                immutable(&mut errors, &Path::new("spec"), &self.spec, &old.spec);
+                if self.spec != old.spec {
+                    let shown = Json(internal::json("ResourceClaimSpec", &self.spec));
+                    errors.invalid(&Path::new("spec"), shown, IMMUTABLE);
+                }
             }
         }
         errors

@@ -3,26 +3,35 @@
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::immutable;
+use super::checks::{IMMUTABLE, Json};
 use super::device_requests;
+use super::pod::{internal, template_metadata};
 use crate::field::{Errors, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for ResourceClaimTemplate {
     fn set_defaults(&mut self) {
+        self.spec.metadata.get_or_insert_default();
         device_requests::set_defaults(&mut self.spec.spec);
     }
 
     fn validate(&self) -> Errors {
         let mut errors = Errors::new();
-        device_requests::validate(&mut errors, &Path::new("spec").child("spec"), &self.spec.spec);
+        let path = Path::new("spec");
+        if let Some(metadata) = &self.spec.metadata {
+            template_metadata(metadata, &path.child("metadata"), &mut errors);
+        }
+        device_requests::validate(&mut errors, &path.child("spec"), &self.spec.spec);
         errors
     }
 
     fn validate_update(&self, old: &Self, _part: Part) -> Errors {
-        let mut errors = Errors::new();
-        immutable(&mut errors, &Path::new("spec"), &self.spec, &old.spec);
+        let mut errors = self.validate();
+        if self.spec != old.spec {
+            let shown = Json(internal::json("ResourceClaimTemplateSpec", &self.spec));
+            errors.invalid(&Path::new("spec"), shown, IMMUTABLE);
+        }
         errors
     }
 

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{ResourceQuota, ResourceQuotaSpec, ResourceQuotaStatus};
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{Json, each, json, json_list, not_negative_quantity, quantity_of};
+use super::checks::{Json, json, json_list, not_negative_quantity, quantity_of};
+use super::pod::resources::is_extended;
+use super::pod::validate_resource_name;
 use crate::field::{Errors, Path};
-use crate::names;
 use crate::quantity;
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -191,18 +192,12 @@ fn amount_of(
     path: &Path,
     errors: &mut Errors,
 ) {
-    let mistakes = names::qualified_name(name);
-    if mistakes.is_empty() && !name.contains('/') {
-        if !is_standard(name) {
-            errors.invalid(path, name, "must be a standard resource type or fully qualified");
-        }
-        if !is_for_quota(name) {
-            errors.invalid(path, name, "must be a standard resource for quota");
-        }
+    errors.extend(validate_resource_name(name, path));
+    if !name.contains('/') && !is_for_quota(name) {
+        errors.invalid(path, name, "must be a standard resource for quota");
     }
-    each(errors, path, name, mistakes);
     not_negative_quantity(errors, path, amount);
-    let counted = COUNTED.contains(&name) || name.starts_with("count/");
+    let counted = COUNTED.contains(&name) || is_extended(name);
     if counted && quantity_of(amount).is_some_and(|q| q.milli_value() % 1000 != 0) {
         errors.invalid(path, json(amount), "must be an integer");
     }

@@ -1,9 +1,10 @@
 //! ResourceSlice: devices that a driver offers, on a node or beside it.
 
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, ResourceSlice, ResourceSliceSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{count_generation, immutable, json, text};
+use super::checks::{count_generation, immutable, json_list, text};
 use super::device::{self, Nodes, only_true};
 use super::device_requests::{driver_name, fits, pool_name, unique};
 use crate::field::{Errors, Path};
@@ -126,7 +127,7 @@ fn nodes(errors: &mut Errors, path: &Path, spec: &ResourceSliceSpec) {
         && terms.len() != 1
     {
         let at = path.child("nodeSelector").child("nodeSelectorTerms");
-        errors.invalid(&at, json(terms), "must have exactly one node selector term");
+        errors.invalid(&at, json_list(terms), "must have exactly one node selector term");
     }
     let at = path.child("perDeviceNodeSelection");
     if only_true(errors, &at, spec.per_device_node_selection) {
@@ -143,7 +144,29 @@ fn nodes(errors: &mut Errors, path: &Path, spec: &ResourceSliceSpec) {
     }
 }
 
+/// What is no amount counts as none, as the zero value of Go's type does.
+fn default_amount(amount: &mut Quantity) {
+    if amount.0.is_empty() {
+        amount.0.push('0');
+    }
+}
+
 impl Strategy for ResourceSlice {
+    fn set_defaults(&mut self) {
+        let spec = &mut self.spec;
+        for device in spec.devices.iter_mut().flatten() {
+            let capacity = device.capacity.iter_mut().flat_map(|of| of.values_mut());
+            capacity.for_each(|c| default_amount(&mut c.value));
+            let consumed = device.consumes_counters.iter_mut().flatten();
+            consumed
+                .flat_map(|of| of.counters.values_mut())
+                .for_each(|c| default_amount(&mut c.value));
+        }
+        let sets = spec.shared_counters.iter_mut().flatten();
+        sets.flat_map(|set| set.counters.values_mut())
+            .for_each(|c| default_amount(&mut c.value));
+    }
+
     fn prepare_for_create(&mut self) {
         self.metadata.generation = Some(1);
         drop_disabled(&mut self.spec, None);

@@ -72,6 +72,8 @@ impl Strategy for RuntimeClass {
     }
 
     const CREATE_ON_UPDATE: bool = true;
+
+    const STANDARD_FINALIZERS: bool = false;
     const UNCONDITIONAL_UPDATE: bool = false;
 
     fn warnings(&self) -> Vec<String> {

@@ -20,7 +20,7 @@ use crate::table::{self, Cell, Column};
 mod validation;
 
 pub(super) use validation::cluster_ip_fields;
-use validation::{cluster_ips_stay, families_stay, load_balancer_status, validate};
+use validation::{cluster_ips_stay, families_stay, load_balancer_class, load_balancer_status, validate};
 
 /// The cluster IP of a headless service.
 pub const NONE: &str = "None";
@@ -175,6 +175,7 @@ impl Strategy for Service {
             let path = Path::new("spec").child("loadBalancerClass");
             errors.invalid(&path, json(&spec.load_balancer_class), ONCE_SET);
         }
+        load_balancer_class(&spec, &mut errors);
         if needs_health_check(self)
             && needs_health_check(old)
             && spec.health_check_node_port != old_spec.health_check_node_port
@@ -280,7 +281,9 @@ fn drop_from_external_name(service: &mut Service) {
     if type_of(service) == EXTERNAL_NAME
         && let Some(spec) = &mut service.spec
     {
-        spec.internal_traffic_policy = None;
+        // One that there is not is rejected first: Kubernetes leaves it out only as it reads the object.
+        spec.internal_traffic_policy
+            .take_if(|policy| matches!(policy.as_str(), "Cluster" | "Local"));
     }
 }
 

@@ -3,7 +3,7 @@
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{IMMUTABLE, Json, canonical_cidr, json, spec_and_status};
+use super::checks::{IMMUTABLE, Json, canonical_cidr, json, json_list};
 use super::service_ips::Cidr;
 use crate::field::{Errors, Path};
 use crate::strategy::{Part, Strategy};
@@ -16,7 +16,16 @@ impl Strategy for ServiceCIDR {
         self.status.get_or_insert_default();
     }
 
-    spec_and_status!();
+    fn prepare_for_create(&mut self) {
+        self.status = Some(Default::default());
+    }
+
+    fn prepare_for_update(&mut self, old: &Self, part: Part) {
+        match part {
+            Part::Status => self.spec = old.spec.clone(),
+            Part::Main | Part::Other(_) => self.status = old.status.clone(),
+        }
+    }
 
     fn validate(&self) -> Errors {
         let mut errors = Errors::new();
@@ -71,7 +80,7 @@ impl Strategy for ServiceCIDR {
                     errors.extend(self.validate());
                 }
             }
-            _ => errors.invalid(&path, json(&new), IMMUTABLE),
+            _ => errors.invalid(&path, json_list(&new), IMMUTABLE),
         }
         errors
     }

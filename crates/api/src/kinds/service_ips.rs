@@ -473,6 +473,8 @@ fn cluster_ips(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) ->
         };
         match asked.get(i) {
             Some(ip) if held.contains(ip) => given.push(ip.clone()),
+            // An address that is there is not replaced; validation rejects the change.
+            Some(ip) if i < held.len() => given.push(ip.clone()),
             Some(ip) => {
                 let why = match ip.parse::<IpAddr>() {
                     Err(_) => Some("provided IP is not valid".to_string()),
@@ -547,11 +549,12 @@ fn node_ports(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> 
         }
         taken.push((number, text(&port.protocol).into()));
     }
-    if !wants_all || !errors.is_empty() {
+    if !errors.is_empty() {
         return errors;
     }
     let ports = spec.ports.get_or_insert_default();
-    for i in 0..ports.len() {
+    let allocated = if wants_all { ports.len() } else { 0 };
+    for i in 0..allocated {
         if ports[i].node_port.unwrap_or(0) != 0 {
             continue;
         }

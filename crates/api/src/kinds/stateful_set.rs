@@ -62,6 +62,9 @@ impl Strategy for StatefulSet {
         spec.revision_history_limit.get_or_insert(10);
         spec.service_name.get_or_insert_default();
         drop_empty(&mut spec.min_ready_seconds);
+        if let Some(ordinals) = &mut spec.ordinals {
+            ordinals.start.get_or_insert(0);
+        }
         drop_empty(&mut spec.volume_claim_templates);
         for claim in spec.volume_claim_templates.iter_mut().flatten() {
             claim.set_defaults();
@@ -310,6 +313,7 @@ fn status_mistakes(set: &StatefulSet, old: &StatefulSet) -> Errors {
         replicas: status.replicas,
         ready: status.ready_replicas.unwrap_or(0),
         available: status.available_replicas.unwrap_or(0),
+        ready_name: "status.readyReplicas",
         others: &[
             ("currentReplicas", status.current_replicas.unwrap_or(0)),
             ("updatedReplicas", status.updated_replicas.unwrap_or(0)),

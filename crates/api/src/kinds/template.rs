@@ -189,6 +189,8 @@ pub struct ReplicaCounts<'a> {
     pub replicas: i32,
     pub ready: i32,
     pub available: i32,
+    /// What the kind's message calls the ready ones.
+    pub ready_name: &'static str,
     /// Others that may not exceed the replicas: field and count.
     pub others: &'a [(&'static str, i32)],
     /// Others that may: field and count.
@@ -222,7 +224,7 @@ impl ReplicaCounts<'_> {
             errors.invalid(
                 &path.child("availableReplicas"),
                 self.available,
-                "cannot be greater than readyReplicas",
+                format!("cannot be greater than {}", self.ready_name),
             );
         }
     }

@@ -104,8 +104,11 @@ fn workloads_count_changes_of_spec_only() {
 #[test]
 fn an_object_survives_the_store_as_it_was() {
     for kind in ALL.iter().filter(|k| k.is_stored() && k.stored_as.is_none()) {
-        // With a selector, which a workload that is stored always has.
+        // With a selector, which a workload that is stored always has, and a parent, as an address has.
         let mut given = json!({"metadata": {"name": "x"}});
+        if kind.kind() == "IPAddress" {
+            given["spec"] = json!({"parentRef": {"resource": "services", "name": "s"}});
+        }
         if kind.group() == "apps" {
             given["spec"] = json!({"selector": {"matchLabels": {"a": "b"}}});
         }

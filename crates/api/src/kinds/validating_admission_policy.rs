@@ -5,7 +5,10 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::jiff::Timestamp;
 
-use super::admission_policy::{PolicyScope, check_conditions, check_param_kind, check_variables};
+use super::admission_policy::{
+    PolicyScope, check_conditions, check_failure_policy, check_match_constraints, check_param_kind,
+    check_variables,
+};
 use super::checks::{conditions, count_generation, text};
 use super::webhook::set_match_defaults;
 use crate::cel::check::Type;
@@ -13,7 +16,8 @@ use crate::field::{Errors, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
-const REASONS: [&str; 4] = ["Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized"];
+/// What a policy can answer; `Unauthorized` is not among them whatever its documentation says.
+const REASONS: [&str; 3] = ["Forbidden", "Invalid", "RequestEntityTooLarge"];
 
 /// Most bytes of the expression of an audit annotation.
 const ANNOTATION_MAX_BYTES: usize = 5 * 1024;
@@ -156,22 +160,8 @@ impl Strategy for ValidatingAdmissionPolicy {
         let mut errors = Errors::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
-        const POLICIES: &[&str] = &["Fail", "Ignore"];
-        match text(&spec.failure_policy) {
-            "" => errors.required(&path.child("failurePolicy"), ""),
-            policy if !POLICIES.contains(&policy) => {
-                errors.not_supported_in_order(&path.child("failurePolicy"), policy, POLICIES);
-            }
-            _ => {}
-        }
-        let at = path.child("matchConstraints");
-        match &spec.match_constraints {
-            None => errors.required(&at, ""),
-            Some(resources) if resources.resource_rules.as_ref().is_none_or(|r| r.is_empty()) => {
-                errors.required(&at.child("resourceRules"), "");
-            }
-            Some(_) => {}
-        }
+        check_failure_policy(spec.failure_policy.as_deref(), &path, &mut errors);
+        check_match_constraints(spec.match_constraints.as_ref(), &path, &mut errors);
         let annotated = spec.audit_annotations.as_ref().is_some_and(|a| !a.is_empty());
         let checked = spec.validations.as_ref().is_some_and(|v| !v.is_empty());
         if !annotated && !checked {

@@ -3,7 +3,8 @@
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{count_generation, dns_subdomain, text};
+use super::admission_policy::{check_match_resources, check_param_ref, shown_param_ref};
+use super::checks::{count_generation, dns_subdomain};
 use super::webhook::set_match_defaults;
 use crate::field::{Errors, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
@@ -35,25 +36,9 @@ impl Strategy for ValidatingAdmissionPolicyBinding {
         } else {
             dns_subdomain(&mut errors, &path.child("policyName"), &spec.policy_name);
         }
-        if let Some(param) = &spec.param_ref {
-            let path = path.child("paramRef");
-            match (text(&param.name), &param.selector) {
-                ("", None) => errors.required(&path, "one of name or selector must be specified"),
-                (name, Some(_)) if !name.is_empty() => {
-                    errors.forbidden(&path.child("name"), "name and selector are mutually exclusive");
-                }
-                _ => {}
-            }
-            const ACTIONS: &[&str] = &["Allow", "Deny"];
-            match text(&param.parameter_not_found_action) {
-                "" => errors.required(&path.child("parameterNotFoundAction"), ""),
-                action if !ACTIONS.contains(&action) => errors.not_supported_in_order(
-                    &path.child("parameterNotFoundAction"),
-                    action,
-                    &["Deny", "Allow"],
-                ),
-                _ => {}
-            }
+        check_param_ref(spec.param_ref.as_ref(), &path, &mut errors);
+        if let Some(resources) = &spec.match_resources {
+            check_match_resources(resources, &path.child("matchResources"), &mut errors);
         }
         let at = path.child("validationActions");
         let actions = &spec.validation_actions;
@@ -95,19 +80,10 @@ impl Strategy for ValidatingAdmissionPolicyBinding {
 
     fn row(&self, now: Timestamp) -> Vec<Cell> {
         let spec = self.spec.clone();
-        let param = spec.param_ref.as_ref().map(|param| {
-            match (text(&param.namespace), text(&param.name), &param.selector) {
-                // Whether the parameter has a namespace cannot be told from here.
-                ("", name, _) if !name.is_empty() => format!("*/{name}"),
-                (namespace, name, _) if !name.is_empty() => format!("{namespace}/{name}"),
-                (_, _, Some(selector)) => table::selector_text(selector),
-                _ => "<unset>".into(),
-            }
-        });
         vec![
             table::name(&self.metadata),
             spec.policy_name.as_str().into(),
-            param.unwrap_or_else(|| "<unset>".into()).into(),
+            shown_param_ref(spec.param_ref.as_ref()).into(),
             table::created(&self.metadata, now),
         ]
     }

@@ -78,6 +78,8 @@ pub fn set_defaults(
     for rule in rules.iter_mut().flatten() {
         rule.scope.get_or_insert_with(|| "*".into());
     }
+    // As Go leaves out bytes of none.
+    client.ca_bundle.take_if(|bundle| bundle.0.is_empty());
     if let Some(service) = &mut client.service {
         service.port.get_or_insert(HTTPS_PORT);
     }
@@ -176,7 +178,7 @@ fn fully_qualified(name: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_rule(rule: &RuleWithOperations, path: &Path, errors: &mut Errors) {
+pub(super) fn check_rule(rule: &RuleWithOperations, path: &Path, errors: &mut Errors) {
     const OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
     let lists = [
         ("operations", &rule.operations, "operations"),
@@ -210,9 +212,22 @@ fn check_rule(rule: &RuleWithOperations, path: &Path, errors: &mut Errors) {
     if resources.is_empty() {
         errors.required(&at, "");
     }
+    // Each subresource with the wildcards before it.
     for (i, resource) in resources.iter().enumerate() {
         if resource.is_empty() {
             errors.required(&at.index(i), "");
+        }
+        let Some((of, subresource)) = resource.split_once('/') else {
+            continue;
+        };
+        for wildcard in [format!("{of}/*"), format!("*/{subresource}")] {
+            if resources[..i].contains(&wildcard) {
+                errors.invalid(
+                    &at.index(i),
+                    resource,
+                    format!("if '{wildcard}' is present, must not specify {resource}"),
+                );
+            }
         }
     }
     if resources.len() > 1 && resources.iter().any(|r| r == "*/*") {
@@ -222,10 +237,9 @@ fn check_rule(rule: &RuleWithOperations, path: &Path, errors: &mut Errors) {
             "if '*/*' is present, must not specify other resources",
         );
     }
-    if resources.len() > 1
-        && resources.iter().any(|r| r == "*")
-        && resources.iter().any(|r| !r.contains('/') && r != "*")
-    {
+    // Only the last one without a subresource counts.
+    let last = resources.iter().rfind(|r| !r.is_empty() && !r.contains('/'));
+    if resources.iter().any(|r| r == "*") && last.is_some_and(|r| r != "*") {
         errors.invalid(
             &at,
             json(resources),
@@ -258,7 +272,8 @@ pub(super) fn check_service(
     path: &Path,
     errors: &mut Errors,
 ) {
-    for (field, value) in [("name", name), ("namespace", namespace)] {
+    // `ValidateWebhookService` is given the two the other way round, and names the one that is there.
+    for (field, value) in [("namespace", name), ("name", namespace)] {
         if value.is_empty() {
             errors.required(&path.child(field), "");
         }

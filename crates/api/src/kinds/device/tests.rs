@@ -137,7 +137,7 @@ fn a1_each_mistake_in_a_device_is_reported() {
         (
             json!({"allNodes": true}),
             vec![
-                "spec.devices[0]: Invalid value: \"null\": `nodeName`, `nodeSelector` and `allNodes` can only \
+                "spec.devices[0]: Invalid value: null: `nodeName`, `nodeSelector` and `allNodes` can only \
                  be set if `perDeviceNodeSelection` is set to true in the ResourceSlice spec",
             ],
         ),

@@ -92,7 +92,8 @@ impl Check<'_> {
         }
         let (active, ready) = (s.active.unwrap_or(0), s.ready.unwrap_or(0));
         let changed = s.ready != self.before.ready || active != self.before.active.unwrap_or(0);
-        if changed && ready > active {
+        // Asked of what changed; a count below 0 is reported by itself.
+        if changed && s.ready.is_some() && ready > active {
             self.errors
                 .invalid(&path("ready"), ready, "cannot set more ready pods than active");
         }

@@ -162,6 +162,33 @@ fn glusterfs(v: &GlusterfsPersistentVolumeSource, path: &Path, errors: &mut Erro
     }
 }
 
+/// What the volumes of some storage systems have unless they say otherwise; the same as in pods.
+pub(super) fn set_defaults(spec: &mut PersistentVolumeSpec) {
+    fn or(field: &mut Option<String>, default: &str) {
+        if text(field).is_empty() {
+            *field = Some(default.into());
+        }
+    }
+    if let Some(iscsi) = &mut spec.iscsi {
+        or(&mut iscsi.iscsi_interface, "default");
+    }
+    if let Some(rbd) = &mut spec.rbd {
+        or(&mut rbd.pool, "rbd");
+        or(&mut rbd.user, "admin");
+        or(&mut rbd.keyring, "/etc/ceph/keyring");
+    }
+    if let Some(disk) = &mut spec.azure_disk {
+        disk.caching_mode.get_or_insert_with(|| "ReadWrite".into());
+        disk.fs_type.get_or_insert_with(|| "ext4".into());
+        disk.read_only.get_or_insert(false);
+        disk.kind.get_or_insert_with(|| "Shared".into());
+    }
+    if let Some(scale_io) = &mut spec.scale_io {
+        or(&mut scale_io.storage_mode, "ThinProvisioned");
+        or(&mut scale_io.fs_type, "xfs");
+    }
+}
+
 fn iscsi(v: &ISCSIPersistentVolumeSource, name: &str, path: &Path, errors: &mut Errors) {
     const FORM: &str = "must be valid format";
     required(&v.target_portal, &path.child("targetPortal"), errors);

@@ -74,6 +74,8 @@ impl Node {
         let inner = of.get(1..).unwrap_or("");
         match (kind, value) {
             ('*' | '[' | '{', None) => null(),
+            // A list that is always there in a typed object is one that was not given.
+            ('[', Some(Value::Array(items))) if items.is_empty() => null(),
             ('*', value) => Node::build(inner, value),
             ('[', Some(Value::Array(items))) => {
                 Node::List(items.iter().map(|item| Node::build(inner, Some(item))).collect())
@@ -89,6 +91,7 @@ impl Node {
                 "i" | "j" => Node::Scalar(value.map_or_else(|| "0".into(), scalar)),
                 "q" => Node::Scalar(value.map_or_else(|| "\"0\"".into(), scalar)),
                 "l" => Node::of_selector(value),
+                "r" => value.map_or_else(null, Node::plain),
                 of => Node::of_struct(of, value),
             },
         }
@@ -266,7 +269,8 @@ mod tests {
         for (name, fields) in TYPES.iter() {
             for field in fields {
                 let of = field.of.trim_start_matches(['*', '[', '{']);
-                let known = matches!(of, "s" | "b" | "i" | "q" | "j" | "l" | "o") || TYPES.contains_key(of);
+                let known =
+                    matches!(of, "s" | "b" | "i" | "q" | "r" | "j" | "l" | "o") || TYPES.contains_key(of);
                 assert!(known, "{name}.{}: {}", field.name, field.of);
             }
         }

@@ -24,6 +24,7 @@ use crate::table::{Cell, Column};
 pub use at_most_one::{AT_MOST_ONE, at_most_one};
 pub use defaults::{drop_init_container_annotations, set_claim_spec_defaults, set_pod_spec_defaults};
 pub use prepare::{APP_ARMOR_ANNOTATION, app_armor_profile, drop_disabled_fields};
+pub(crate) use validation::{container_resource_name, template_metadata};
 pub use validation::{
     validate_claim_spec, validate_node_affinity, validate_pod_spec, validate_pod_template,
     validate_resource_name, validate_resource_quantity, validate_tolerations,

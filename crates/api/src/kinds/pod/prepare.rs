@@ -214,7 +214,9 @@ pub(super) fn for_update(pod: &mut Pod, old: &Pod, part: Part) {
             pod.spec.clone_from(&old.spec);
             pod.status.clone_from(&old.status);
             keep_metadata(&mut pod.metadata, &old.metadata);
-            pod.spec.get_or_insert_default().ephemeral_containers = ephemeral;
+            let spec = pod.spec.get_or_insert_default();
+            spec.ephemeral_containers = ephemeral;
+            drop_disabled_fields(spec);
             count_generation(pod, old);
         }
         Part::Other("resize") => for_resize(pod, old),

@@ -58,16 +58,22 @@ pub(super) fn validate(service: &Service, old: Option<&Service>) -> Errors {
     if spec.allocate_load_balancer_node_ports.is_some() && of != LOAD_BALANCER {
         errors.forbidden(&path.child("allocateLoadBalancerNodePorts"), ONLY_LOAD_BALANCER);
     }
-    if let Some(class) = &spec.load_balancer_class {
-        let path = path.child("loadBalancerClass");
-        if of == LOAD_BALANCER {
-            qualified_name(&mut errors, &path, class);
-        } else {
-            errors.forbidden(&path, ONLY_LOAD_BALANCER);
-        }
-    }
+    load_balancer_class(&spec, &mut errors);
     traffic(service, &spec, &mut errors);
     errors
+}
+
+/// `validateLoadBalancerClassField`; an update asks for it once more.
+pub(super) fn load_balancer_class(spec: &ServiceSpec, errors: &mut Errors) {
+    let Some(class) = &spec.load_balancer_class else {
+        return;
+    };
+    let path = Path::new("spec").child("loadBalancerClass");
+    if text(&spec.type_) == LOAD_BALANCER {
+        qualified_name(errors, &path, class);
+    } else {
+        errors.forbidden(&path, ONLY_LOAD_BALANCER);
+    }
 }
 
 fn external_name(spec: &ServiceSpec, errors: &mut Errors) {

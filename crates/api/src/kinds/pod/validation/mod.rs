@@ -30,10 +30,12 @@ use crate::{meta, names};
 
 pub use affinity::validate_node_affinity;
 pub(super) use annotations::{SECCOMP_CONTAINER, SECCOMP_POD};
+pub(crate) use resource_requirements::container_resource_name;
 pub use resource_requirements::{validate_resource_name, validate_resource_quantity};
 pub use scheduling::validate_tolerations;
 pub(super) use status::validate_status_update;
 pub(super) use update::{validate_ephemeral_containers_update, validate_resize, validate_update};
+pub(crate) use volumes::template_metadata;
 pub use volumes::validate_claim_spec;
 
 /// Marks a pod that the kubelet made from a file of its own.

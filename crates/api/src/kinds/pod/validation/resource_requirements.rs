@@ -63,7 +63,8 @@ pub fn validate_resource_name(name: &str, path: &Path) -> Errors {
     errors
 }
 
-fn container_resource_name(name: &str, path: &Path, errors: &mut Errors) {
+/// `ValidateContainerResourceName`: a resource that containers can request.
+pub(crate) fn container_resource_name(name: &str, path: &Path, errors: &mut Errors) {
     errors.extend(validate_resource_name(name, path));
     if !name.contains('/') {
         if !matches!(name, "cpu" | "memory" | "ephemeral-storage") && !is_hugepages(name) {

@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{all_invalid, env, one_of, projected, resource_requirements, text, volume_plugins};
 use crate::field::{Errors, Path};
+use crate::kinds::checks::Json;
 use crate::quantity::Quantity;
 use crate::{meta, names};
 
@@ -327,36 +328,40 @@ pub(super) fn local_path(target: &str, path: &Path, errors: &mut Errors) {
 
 fn claim_template(template: &PersistentVolumeClaimTemplate, path: &Path, errors: &mut Errors) {
     if let Some(metadata) = &template.metadata {
-        let at = path.child("metadata");
-        errors.extend(meta::annotations(
-            metadata.annotations.as_ref(),
-            &at.child("annotations"),
-        ));
-        errors.extend(meta::labels(metadata.labels.as_ref(), &at.child("labels")));
-        for (field, given) in [
-            ("name", metadata.name.is_some()),
-            ("generateName", metadata.generate_name.is_some()),
-            ("namespace", metadata.namespace.is_some()),
-            ("selfLink", metadata.self_link.is_some()),
-            ("uID", metadata.uid.is_some()),
-            ("resourceVersion", metadata.resource_version.is_some()),
-            ("generation", metadata.generation.is_some()),
-            ("creationTimestamp", metadata.creation_timestamp.is_some()),
-            ("deletionTimestamp", metadata.deletion_timestamp.is_some()),
-            (
-                "deletionGracePeriodSeconds",
-                metadata.deletion_grace_period_seconds.is_some(),
-            ),
-            ("ownerReferences", metadata.owner_references.is_some()),
-            ("finalizers", metadata.finalizers.is_some()),
-            ("managedFields", metadata.managed_fields.is_some()),
-        ] {
-            if given {
-                errors.forbidden(&at.child(field), "cannot be set");
-            }
-        }
+        template_metadata(metadata, &path.child("metadata"), errors);
     }
     errors.extend(validate_claim_spec(&template.spec, &path.child("spec")));
+}
+
+/// `ValidateTemplateObjectMeta`: the metadata of objects that are made from a template holds labels and annotations.
+pub(crate) fn template_metadata(metadata: &ObjectMeta, path: &Path, errors: &mut Errors) {
+    errors.extend(meta::annotations(
+        metadata.annotations.as_ref(),
+        &path.child("annotations"),
+    ));
+    errors.extend(meta::labels(metadata.labels.as_ref(), &path.child("labels")));
+    for (field, given) in [
+        ("name", metadata.name.is_some()),
+        ("generateName", metadata.generate_name.is_some()),
+        ("namespace", metadata.namespace.is_some()),
+        ("selfLink", metadata.self_link.is_some()),
+        ("uID", metadata.uid.is_some()),
+        ("resourceVersion", metadata.resource_version.is_some()),
+        ("generation", metadata.generation.is_some()),
+        ("creationTimestamp", metadata.creation_timestamp.is_some()),
+        ("deletionTimestamp", metadata.deletion_timestamp.is_some()),
+        (
+            "deletionGracePeriodSeconds",
+            metadata.deletion_grace_period_seconds.is_some(),
+        ),
+        ("ownerReferences", metadata.owner_references.is_some()),
+        ("finalizers", metadata.finalizers.is_some()),
+        ("managedFields", metadata.managed_fields.is_some()),
+    ] {
+        if given {
+            errors.forbidden(&path.child(field), "cannot be set");
+        }
+    }
 }
 
 /// Mistakes in the spec of a PersistentVolumeClaim at `path`, wherever it stands.
@@ -461,7 +466,8 @@ fn data_sources(spec: &PersistentVolumeClaimSpec, path: &Path, errors: &mut Erro
         }
     }
     if let (Some(old), Some(new)) = (&spec.data_source, &spec.data_source_ref) {
-        let shown = path.child("dataSource").to_string();
+        // A field path has no JSON of its own.
+        let shown = Json("{}".into());
         if !text(&new.namespace).is_empty() {
             errors.invalid(
                 path,
