@@ -292,39 +292,39 @@ async fn seen_converted(
 }
 
 fn validate(query: &WatchQuery) -> Result<(), Error> {
-    let mut mistakes = Errors::new();
+    let mut errors = Errors::new();
     let list = &query.list;
     let path = Path::new("resourceVersionMatch");
     let m = list.resource_version_match.as_str();
-    match query.send_initial_events {
-        None if !m.is_empty() => {
-            mistakes.forbidden(
+    // A watch from the beginning or from anything asks for initial events, unless it says otherwise.
+    let is_legacy = query.send_initial_events.is_none() && m.is_empty();
+    let is_legacy = is_legacy && matches!(list.resource_version.as_str(), "" | "0");
+    if query.send_initial_events.is_some() && m != "NotOlderThan" {
+        errors.forbidden(
+            &path,
+            "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+        );
+    }
+    if !m.is_empty() {
+        if query.send_initial_events.is_none() {
+            errors.forbidden(
                 &path,
                 "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
             );
         }
-        None => {}
-        Some(_) => {
-            if m != "NotOlderThan" {
-                mistakes.forbidden(
-                    &path,
-                    "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
-                );
-            }
-            if !m.is_empty() && m != "NotOlderThan" {
-                mistakes.not_supported(&path, m, &["NotOlderThan"]);
-            }
-            if !list.continue_token.is_empty() {
-                mistakes.forbidden(
-                    &Path::new("continue"),
-                    "sendInitialEvents is forbidden with continue",
-                );
-            }
+        if m != "NotOlderThan" {
+            errors.not_supported(&path, m, &["NotOlderThan"]);
         }
     }
-    if mistakes.is_empty() {
+    if !list.continue_token.is_empty() && (is_legacy || !m.is_empty()) {
+        errors.forbidden(
+            &path,
+            "resourceVersionMatch is forbidden when continue is provided",
+        );
+    }
+    if errors.is_empty() {
         Ok(())
     } else {
-        Err(invalid_options("ListOptions", &mistakes))
+        Err(invalid_options("ListOptions", &errors))
     }
 }

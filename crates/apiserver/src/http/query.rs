@@ -4,7 +4,7 @@
 //! rejected ([`Query::check`]); Go drops the pairs that it cannot decode, and kube-apiserver goes on without them.
 
 use knarr_api::Error;
-use knarr_api::field::{Cause, Errors, FieldError, Path};
+use knarr_api::field::{Cause, Errors, FieldError, Path, quoted};
 
 use crate::pipeline::decode::FieldValidation;
 use crate::pipeline::read::{ListQuery, invalid_options};
@@ -69,13 +69,20 @@ impl Query {
     pub fn int(&self, name: &str) -> Result<Option<i64>, Error> {
         match self.get(name) {
             "" => Ok(None),
-            text => text.parse().map(Some).map_err(|_| {
-                Error::bad_request(format!("strconv.ParseInt: parsing {text:?}: invalid syntax"))
+            text => text.parse::<i64>().map(Some).map_err(|error| {
+                use std::num::IntErrorKind::{NegOverflow, PosOverflow};
+                let why = match error.kind() {
+                    PosOverflow | NegOverflow => "value out of range",
+                    _ => "invalid syntax",
+                };
+                Error::bad_request(format!("strconv.ParseInt: parsing {text:?}: {why}"))
             }),
         }
     }
 
     pub fn list(&self) -> Result<ListQuery, Error> {
+        // It counts for watches only, and must be a number everywhere.
+        self.int("timeoutSeconds")?;
         Ok(ListQuery {
             label_selector: self.get("labelSelector").to_string(),
             field_selector: self.get("fieldSelector").to_string(),
@@ -185,19 +192,9 @@ fn bad_manager(name: &str) -> Option<FieldError> {
         );
     }
     let (at, bad) = name.char_indices().find(|(_, c)| c.is_control())?;
-    let shown: String = name
-        .chars()
-        .map(|c| {
-            if c.is_control() {
-                format!("\\x{:02x}", c as u32)
-            } else {
-                c.to_string()
-            }
-        })
-        .collect();
     mistake(
         Cause::Invalid,
-        Some(format!("\"{shown}\"")),
+        Some(quoted(name)),
         format!("invalid character U+{:04X} (at position {at})", bad as u32),
     )
 }

@@ -275,6 +275,13 @@ pub(super) async fn delete_request(ctx: &mut Ctx, http: &mut Http) -> Result<Del
         read_delete_options(&json)?
     };
     let mut mistakes = Errors::new();
+    if let (Some(_), Some(policy)) = (wire.orphan_dependents, &wire.propagation_policy) {
+        mistakes.invalid(
+            &Path::new("propagationPolicy"),
+            policy,
+            "orphanDependents and deletionPropagation cannot be both set",
+        );
+    }
     let dry_run: Vec<&str> = wire.dry_run.iter().flatten().map(String::as_str).collect();
     ctx.dry_run = check_dry_run(&dry_run, &mut mistakes);
     let propagation = match wire.propagation_policy.as_deref() {
@@ -317,6 +324,13 @@ fn read_delete_options(json: &[u8]) -> Result<WireDeleteOptions, Error> {
             syntax(json, &e)
         ))
     })?;
+    if value.is_array() {
+        return Err(Error::bad_request(
+            "couldn't get version/kind; json parse error: json: cannot unmarshal array into Go value of type struct \
+             { APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \
+             \"json:\\\"kind,omitempty\\\"\" }",
+        ));
+    }
     let text = |field: &str| value.get(field).and_then(|v| v.as_str()).unwrap_or("");
     let (kind, version) = (text("kind"), text("apiVersion"));
     if !kind.is_empty() && kind != "DeleteOptions" {

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::decode::{FieldValidation, decode};
 use super::managed_fields::{OnFailure, bare, of};
+use super::patch::reason;
 use super::update::Updated;
 use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, seconds, yaml};
 use crate::cache::Written;
@@ -291,13 +292,34 @@ fn finish(
         annotations.insert(LAST_APPLIED.into(), format!("{config}\n").into());
     }
     let json = serde_json::to_vec(&object).map_err(Error::internal)?;
-    let mut new = decode(ctx, target.kind, &json, FieldValidation::Ignore)?;
+    let mut new =
+        decode(ctx, target.kind, &json, FieldValidation::Ignore).map_err(|e| not_typed(body, &e))?;
     let meta = new.metadata_mut();
     meta.managed_fields = applied.managed.encode();
     // The version is the configuration's, if it names one; else whatever there is is meant.
     let given = body.text("/metadata/resourceVersion");
     meta.resource_version = Some(given.to_string()).filter(|v| !v.is_empty());
     Ok(new)
+}
+
+/// An object that its schema takes and its type does not: a time that is none, a text that is no base64.
+fn not_typed(body: &ApplyBody, error: &Error) -> Error {
+    let (namespace, name, gvk) = (
+        body.text("/metadata/namespace"),
+        body.text("/metadata/name"),
+        body.gvk(),
+    );
+    let why = reason(error.message());
+    let from_json = if why.contains("base64") {
+        "error decoding from json: "
+    } else {
+        ""
+    };
+    let message = format!(
+        "failed to convert new object ({namespace}/{name}; {gvk}) to proper version: unable to convert unstructured object to {gvk}: \
+         {from_json}{why}"
+    );
+    Error::new(500, "", message)
 }
 
 #[cfg(test)]

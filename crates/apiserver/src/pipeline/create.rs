@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use knarr_api::certificates::{IN_PROCESS, REMOTE_ADDRESS};
 use knarr_api::field::Errors;
 use knarr_api::time::seconds;
@@ -66,6 +67,7 @@ impl Server {
         meta.creation_timestamp = Some(seconds(ctx.now));
         meta.uid = Some(seams::uid(&*self.entropy));
         meta::drop_empty(meta);
+        dedup_owners(ctx, meta);
         let generate_name = meta.generate_name.clone().filter(|g| !g.is_empty());
         let has_generate_name = generate_name.is_some();
         let generate = generate_name.filter(|_| meta.name.as_deref().unwrap_or("").is_empty());
@@ -126,6 +128,11 @@ impl Server {
         let served = target.kind;
         let kind = &served.handled_as();
         kind.ops.prepare_for_create(&mut *object)?;
+        let meta = object.metadata_mut();
+        // The one kind whose strategy finds a name for itself.
+        if *kind == registry::LIMIT_RANGE && meta.name.as_deref().unwrap_or("").is_empty() {
+            meta.name = Some(seams::uid(&*self.entropy));
+        }
         record_requester(ctx, &mut *object);
         let reserved = self.allocations.for_create(kind, &mut *object, &self.cache)?;
         let name = object.metadata().name.clone().unwrap_or_default();
@@ -175,7 +182,10 @@ impl Server {
         let charged = self.validate(ctx, &attributes, &*object).await?;
         // Asked last, as by Kubernetes' storage: what admission denies it denies whatever the version.
         let version = object.metadata_mut().resource_version.take();
-        if version.is_some_and(|v| v.parse::<u64>().is_ok_and(|v| v != 0)) {
+        if version
+            .as_ref()
+            .is_some_and(|v| v.parse::<u64>().is_ok_and(|v| v != 0))
+        {
             let error = "resourceVersion should not be set on objects to be created";
             return self.settle(charged, Err(Error::new(500, "", error))).await;
         }
@@ -183,6 +193,8 @@ impl Server {
             return self.settle(charged, Ok(Written::Conflict)).await;
         }
         if ctx.dry_run {
+            // What is no version of an object is not replaced by one where nothing is stored.
+            object.metadata_mut().resource_version = version;
             return Ok(Written::Done(Arc::new(Object::from_typed(kind, object))));
         }
         let written = self.write_converted(kind, object, 0, ctx.term.as_ref()).await;
@@ -213,6 +225,30 @@ fn record_requester(ctx: &Ctx, object: &mut dyn AnyObject) {
     }
 }
 
+/// Leaves out owner references that are given twice, with a warning (`dedupOwnerReferencesAndAddWarning`).
+pub(super) fn dedup_owners(ctx: &mut Ctx, meta: &mut ObjectMeta) {
+    let Some(owners) = &mut meta.owner_references else {
+        return;
+    };
+    let mut kept: Vec<OwnerReference> = Vec::with_capacity(owners.len());
+    let mut twice: Vec<String> = Vec::new();
+    for owner in owners.drain(..) {
+        if !kept.contains(&owner) {
+            kept.push(owner);
+        } else if !twice.contains(&owner.uid) {
+            twice.push(owner.uid);
+        }
+    }
+    *owners = kept;
+    if !twice.is_empty() {
+        ctx.warn(format!(
+            ".metadata.ownerReferences contains duplicate entries; API server dedups owner references in 1.20+, and may \
+             reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: {}",
+            twice.join(", ")
+        ));
+    }
+}
+
 /// The namespace and name of body and URL must agree; what the body leaves out the URL fills in.
 pub(crate) fn check_namespace(target: &Target<'_>, object: &mut dyn AnyObject) -> Result<(), Error> {
     let meta = object.metadata_mut();
@@ -226,10 +262,9 @@ pub(crate) fn check_namespace(target: &Target<'_>, object: &mut dyn AnyObject) -
                 ));
             }
         }
-    } else if meta.namespace.as_deref().is_some_and(|n| !n.is_empty()) {
-        return Err(Error::bad_request(
-            "namespace: must be empty for cluster-scoped objects",
-        ));
+    } else {
+        // As `EnsureObjectNamespaceMatchesRequestNamespace` does: an object without a namespace loses the one it names.
+        meta.namespace = None;
     }
     if meta.namespace.as_deref() == Some("") {
         meta.namespace = None;

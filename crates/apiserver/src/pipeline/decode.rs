@@ -56,10 +56,25 @@ impl std::ops::Deref for Json {
     }
 }
 
+/// The media type of a header in lower case; `None` where its parameters are none (Go's `mime.ParseMediaType`).
+fn media_type(content_type: &str) -> Option<String> {
+    let mut parts = content_type.split(';').map(str::trim);
+    let of = parts.next().unwrap_or("").to_ascii_lowercase();
+    let mut parameters = parts.filter(|part| !part.is_empty());
+    parameters
+        .all(|part| {
+            part.split_once('=')
+                .is_some_and(|(name, _)| !name.trim().is_empty())
+        })
+        .then_some(of)
+}
+
 /// The body as JSON, whatever it came as. `kind` is what it must be, for errors.
 pub(crate) fn to_json(kind: &str, content_type: &str, body: bytes::Bytes) -> Result<Json, Error> {
-    let media_type = content_type.split(';').next().unwrap_or("").trim();
-    match media_type {
+    let Some(media_type) = media_type(content_type) else {
+        return Err(Error::new(415, "UnsupportedMediaType", ACCEPTED));
+    };
+    match media_type.as_str() {
         "" | "application/json" => Ok(body.into()),
         "application/yaml" => {
             let text =
@@ -71,6 +86,8 @@ pub(crate) fn to_json(kind: &str, content_type: &str, body: bytes::Bytes) -> Res
         }
         "application/vnd.kubernetes.protobuf" => {
             let read = protobuf::read(&body).map_err(|e| match e {
+                // Options are read as what they are, and not tried as other types.
+                protobuf::Error::NoEnvelope if kind == "DeleteOptions" => Error::bad_request(NO_ENVELOPE),
                 protobuf::Error::NoEnvelope => unrecognized(kind, NO_ENVELOPE, &body),
                 e => Error::bad_request(format!("unable to decode the protobuf body of a {kind}: {e}")),
             })?;
@@ -108,10 +125,26 @@ pub(crate) fn decode(
 
 /// Decodes a document that is no object of a kind with rules: a Scale, a Binding, a TokenRequest.
 pub(crate) fn decode_document<T: DeserializeOwned>(
+    ctx: &mut Ctx,
     kind: &str,
     api_version: &str,
     json: &[u8],
 ) -> Result<T, Error> {
+    let (document, unknown) = codec::read(json).map_err(|e| {
+        let version = api_version.rsplit('/').next().unwrap_or(api_version);
+        match check_type(kind, api_version, json) {
+            Err(why) => why,
+            Ok(()) => cannot_be_handled(kind, version, kind, &e.message),
+        }
+    })?;
+    for field in unknown {
+        ctx.warn(field.to_string());
+    }
+    Ok(document)
+}
+
+/// The same as a tree, for those who must see it before it is decoded.
+pub(crate) fn decode_value(kind: &str, api_version: &str, json: &[u8]) -> Result<serde_json::Value, Error> {
     serde_json::from_slice(json).map_err(|e| {
         let version = api_version.rsplit('/').next().unwrap_or(api_version);
         match check_type(kind, api_version, json) {

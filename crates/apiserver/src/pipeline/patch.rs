@@ -9,7 +9,7 @@ use knarr_client::{Patch, Preconditions};
 use serde_json::Value;
 
 use super::decode::{FieldValidation, decode, syntax};
-use super::update::check_names_version;
+use super::update::{check_name, check_names_version};
 use super::{Ctx, Target, with_empty_details};
 use crate::server::Server;
 
@@ -205,6 +205,9 @@ fn apply(
         }
     };
     let mut new = new.map_err(|why| body.unprocessable(&doc, &why))?;
+    if new.metadata().name.as_deref().unwrap_or("").is_empty() {
+        check_name(target, &*new)?;
+    }
     if given == was {
         new.metadata_mut().resource_version = None;
     } else {
@@ -286,7 +289,7 @@ fn shown_entry(entry: &Value) -> String {
 const STRICT: &str = "strict decoding error: ";
 
 /// What is wrong with an object, without what it should have been.
-fn reason(message: &str) -> &str {
+pub(super) fn reason(message: &str) -> &str {
     match message.split_once(" cannot be handled as a ") {
         Some((_, rest)) => rest.split_once(": ").map_or(rest, |(_, why)| why),
         None => message,

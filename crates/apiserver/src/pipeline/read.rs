@@ -163,12 +163,12 @@ impl Server {
         let limit = if selects_later { 0 } else { asked };
         let wanted = parse_revision(&q.resource_version)?;
         let mut listed = if !q.continue_token.is_empty() {
+            let token = Continue::parse(&q.continue_token)?;
             if wanted.is_some_and(|v| v != 0) {
                 return Err(Error::bad_request(
                     "specifying resource version is not allowed when using continue",
                 ));
             }
-            let token = Continue::parse(&q.continue_token)?;
             self.list_on(&filter, &token, limit).await?
         } else if let (Some(at @ 1..), "Exact") = (wanted, q.resource_version_match.as_str()) {
             self.list_at(&filter, at, "", limit).await?
@@ -357,7 +357,7 @@ impl Continue {
                 "invalid continue token: continue key is not valid: {why}"
             ))
         };
-        let bytes = BASE64.decode(token).map_err(|e| invalid(e.to_string()))?;
+        let bytes = BASE64.decode(token).map_err(|_| invalid(not_base64(token)))?;
         let found: Self = serde_json::from_slice(&bytes).map_err(|e| invalid(not_json(&bytes, &e)))?;
         if found.v != CONTINUE_VERSION {
             let why = format!("server does not recognize this encoded version {}", found.v);
@@ -394,6 +394,16 @@ impl Continue {
         let token = serde_json::json!({"v": self.v, "rv": self.rv, "start": self.start});
         BASE64.encode(token.to_string())
     }
+}
+
+/// Go's words for what is no base64 without padding: the byte, or the beginning of a group that is cut short.
+fn not_base64(token: &str) -> String {
+    let symbol = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_');
+    let at = token
+        .bytes()
+        .position(|c| !symbol(c))
+        .unwrap_or(token.len() / 4 * 4);
+    format!("illegal base64 data at input byte {at}")
 }
 
 /// Go's words for bytes that do not begin like JSON.

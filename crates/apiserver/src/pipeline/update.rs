@@ -7,7 +7,7 @@ use knarr_api::strategy::Part;
 use knarr_api::{AnyObject, Error, Kind, Object, convert, meta, registry};
 use knarr_client::{Preconditions, Term};
 
-use super::create::{check_namespace, handled};
+use super::create::{check_namespace, dedup_owners, handled};
 use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, managed_fields, stamps};
 use crate::admission::{Attributes, Operation, extension};
 use crate::cache::Written;
@@ -43,7 +43,7 @@ impl Server {
             {
                 return Err(Error::not_found(target.about()));
             }
-            check_uid(target, &*object, "")?;
+            check_uid(ctx, target, &*object, "")?;
             self.authorize_create(ctx, target)?;
             let object = self.create(ctx, target, object).await?;
             return Ok(Updated {
@@ -52,8 +52,8 @@ impl Server {
             });
         }
         let object = self
-            .update(ctx, target, &Preconditions::default(), &mut |_, old| {
-                check_uid(target, &*object, old.uid())?;
+            .update(ctx, target, &Preconditions::default(), &mut |ctx, old| {
+                check_uid(ctx, target, &*object, old.uid())?;
                 check_names_version(target, &*object)?;
                 Ok(object.clone_box())
             })
@@ -96,6 +96,7 @@ impl Server {
         let part = target.part()?;
         check_name(target, &*new)?;
         check_namespace(target, &mut *new)?;
+        dedup_owners(ctx, new.metadata_mut());
         let conditional = check_version(target, &*new, old)?;
         let served = target.kind;
         let kind = old.kind();
@@ -141,7 +142,7 @@ impl Server {
         if !mistakes.is_empty() {
             return Err(Error::invalid(served.about_kind(target.name), &mistakes));
         }
-        if part != Part::Status {
+        if part == Part::Main {
             for warning in kind.ops.warnings_on_update(&*new, old.typed())? {
                 ctx.warn(warning);
             }
@@ -278,14 +279,19 @@ The object might have been modified",
 }
 
 /// The uid in an object that replaces another is a precondition; `found` is the uid there is, or empty.
-fn check_uid(target: &Target<'_>, new: &dyn AnyObject, found: &str) -> Result<(), Error> {
+fn check_uid(ctx: &Ctx, target: &Target<'_>, new: &dyn AnyObject, found: &str) -> Result<(), Error> {
+    let key = upstream_key(target.kind, target.namespace, target.name);
+    // A dry run ends before the storage that puts its prefix in front (`DryRunnableStorage`).
+    let key = match ctx.dry_run {
+        true => key.trim_start_matches("/registry"),
+        false => &key,
+    };
     match new.metadata().uid.as_deref() {
         Some(uid) if !uid.is_empty() && uid != found => Err(Error::conflict(
             target.about(),
             &format!(
-                "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: \
-                 Precondition failed: UID in precondition: {uid}, UID in object meta: {found}",
-                upstream_key(target.kind, target.namespace, target.name)
+                "StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: \
+                 Precondition failed: UID in precondition: {uid}, UID in object meta: {found}"
             ),
         )),
         _ => Ok(()),

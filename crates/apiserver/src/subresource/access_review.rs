@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::error::About;
 use knarr_api::field::{Errors, Path};
 use knarr_api::selector::label;
-use knarr_api::{Error, k8s_openapi};
+use knarr_api::{Error, k8s_openapi, meta, names};
 use serde_json::{Value, json};
 
 use super::review::document;
@@ -313,19 +313,30 @@ fn check_selectors(resource: Option<&ResourceAttributes>, mistakes: &mut Errors)
         check_selector(
             &base.child("fieldSelector"),
             s.raw_selector.as_deref(),
-            parts.collect(),
+            parts.clone().collect(),
             mistakes,
         );
+        for (i, (key, ..)) in parts.enumerate() {
+            if key.is_empty() {
+                let at = base.child("fieldSelector").child("requirements").index(i);
+                mistakes.required(&at.child("key"), "must be specified");
+            }
+        }
     }
     if let Some(s) = &resource.label_selector {
         let requirements = s.requirements.iter().flatten();
         let parts = requirements.map(|r| requirement(&r.key, &r.operator, &r.values));
-        check_selector(
-            &base.child("labelSelector"),
-            s.raw_selector.as_deref(),
-            parts.collect(),
-            mistakes,
-        );
+        let at = base.child("labelSelector");
+        check_selector(&at, s.raw_selector.as_deref(), parts.clone().collect(), mistakes);
+        for (i, (key, _, values)) in parts.enumerate() {
+            let at = at.child("requirements").index(i);
+            mistakes.extend(meta::label_name(key, &at.child("key")));
+            for (j, value) in values.iter().enumerate() {
+                for words in names::label_value(value) {
+                    mistakes.invalid(&at.child("values").index(j), value, words);
+                }
+            }
+        }
     }
 }
 
@@ -359,7 +370,7 @@ fn check_selector(
             format!("when {at} is specified, requirements or rawSelector is required"),
         );
     }
-    for (i, (key, operator, values)) in requirements.into_iter().enumerate() {
+    for (i, (_, operator, values)) in requirements.into_iter().enumerate() {
         let at = at.child("requirements").index(i);
         match operator {
             "In" | "NotIn" if values.is_empty() => mistakes.required(
@@ -371,9 +382,6 @@ fn check_selector(
                 "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
             ),
             _ => {}
-        }
-        if key.is_empty() {
-            mistakes.required(&at.child("key"), "must be specified");
         }
     }
 }

@@ -20,6 +20,12 @@ impl Server {
         target: &Target<'_>,
         binding: Binding,
     ) -> Result<Value, Error> {
+        let name = binding.metadata.name.as_deref().unwrap_or("");
+        if name != target.name {
+            return Err(Error::bad_request(
+                "name in URL does not match name in Binding object",
+            ));
+        }
         let node = &binding.target;
         let mut mistakes = Errors::new();
         let path = Path::new("target");
@@ -36,15 +42,12 @@ impl Server {
         if node.name.as_deref().unwrap_or("").is_empty() {
             mistakes.required(&path.child("name"), "");
         }
-        let name = binding.metadata.name.clone().unwrap_or_default();
         if !mistakes.is_empty() {
             // As Kubernetes has it: the bare mistakes, and no reason.
             return Err(Error::new(500, "", mistakes.to_string()));
         }
-        if !name.is_empty() && name != target.name {
-            return Err(Error::bad_request(
-                "name in URL does not match name in Binding object",
-            ));
+        if name.is_empty() {
+            return Err(Error::bad_request("Name parameter required."));
         }
         let shown = serde_json::to_value(&binding).map_err(Error::internal)?;
         self.judge_part(ctx, target, Operation::Create, &shown).await?;

@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::admission::extension::Operation;
 use crate::http::Http;
 use crate::http::answer::Answer;
-use crate::pipeline::decode::{decode_body, decode_document};
+use crate::pipeline::decode::{decode_body, decode_document, decode_value};
 use crate::pipeline::{Ctx, Target, not_allowed, not_served};
 use crate::server::Server;
 
@@ -55,7 +55,7 @@ impl Server {
                 ctx.dry_run = options.dry_run;
                 let json = http.json_body(served.kind(target.kind)).await?;
                 let kind = served.kind(target.kind);
-                let body = decode_document(kind, version_of(kind), &json)?;
+                let body = decode_value(kind, version_of(kind), &json)?;
                 let answer = self.create_subresource(ctx, target, body).await?;
                 Ok(Answer::Document(StatusCode::CREATED, answer))
             }
@@ -88,26 +88,35 @@ impl Server {
     ) -> Result<Value, Error> {
         self.catch_up(ctx).await?;
         self.admit_in_namespace(target)?;
+        let namespace = body.pointer("/metadata/namespace").and_then(Value::as_str);
+        if namespace.is_some_and(|n| !n.is_empty() && n != target.namespace) {
+            return Err(Error::bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request",
+            ));
+        }
         let body = self.mutate_part(ctx, target, Operation::Create, body).await?;
         self.restrict_node_request(ctx, target, &body)?;
         match target.subresource {
             "binding" if *target.kind == registry::POD => {
-                self.bind(ctx, target, read("Binding", body)?).await
+                let binding = read(ctx, "Binding", body)?;
+                self.bind(ctx, target, binding).await
             }
             "eviction" if *target.kind == registry::POD => {
-                self.evict(ctx, target, read_eviction(body)?).await
+                let eviction = read_eviction(ctx, body)?;
+                self.evict(ctx, target, eviction).await
             }
             "token" if *target.kind == registry::SERVICE_ACCOUNT => {
-                self.token(ctx, target, read("TokenRequest", body)?).await
+                let request = read(ctx, "TokenRequest", body)?;
+                self.token(ctx, target, request).await
             }
             _ => Err(not_served()),
         }
     }
 }
 
-fn read<T: DeserializeOwned>(kind: &str, body: Value) -> Result<T, Error> {
+fn read<T: DeserializeOwned>(ctx: &mut Ctx, kind: &str, body: Value) -> Result<T, Error> {
     let json = serde_json::to_vec(&body).map_err(Error::internal)?;
-    decode_document(kind, version_of(kind), &json)
+    decode_document(ctx, kind, version_of(kind), &json)
 }
 
 /// The group and version of a document that a subresource takes.
@@ -120,11 +129,11 @@ fn version_of(kind: &str) -> &'static str {
 }
 
 /// The older version says the same.
-fn read_eviction(mut body: Value) -> Result<k8s_openapi::api::policy::v1::Eviction, Error> {
+fn read_eviction(ctx: &mut Ctx, mut body: Value) -> Result<k8s_openapi::api::policy::v1::Eviction, Error> {
     if body.get("apiVersion").and_then(Value::as_str) == Some("policy/v1beta1") {
         body["apiVersion"] = "policy/v1".into();
     }
-    read("Eviction", body)
+    read(ctx, "Eviction", body)
 }
 
 use knarr_api::k8s_openapi;

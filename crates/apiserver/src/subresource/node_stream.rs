@@ -369,10 +369,15 @@ fn check_log_options(http: &Http) -> Result<(), Error> {
         }
     }
     if http.query.has("sinceSeconds") && http.query.has("sinceTime") {
+        // A path without a name is written so.
         mistakes.forbidden(
-            &path(""),
+            &path("[]"),
             "at most one of `sinceTime` or `sinceSeconds` may be specified",
         );
+    }
+    // PodLogsQuerySplitStreams is off by default.
+    if http.query.has("stream") {
+        mistakes.forbidden(&path("stream"), "may not be specified");
     }
     if mistakes.is_empty() {
         return Ok(());

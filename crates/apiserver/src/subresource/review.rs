@@ -11,6 +11,7 @@ use knarr_api::{AnyObject, Error, k8s_openapi, registry};
 use serde_json::Value;
 
 use crate::admission::extension::{Operation, json_of};
+use crate::pipeline::create::check_namespace;
 use crate::pipeline::{Ctx, Target, not_served};
 use crate::server::Server;
 use crate::user::User;
@@ -59,6 +60,11 @@ impl Server {
     ) -> Result<Value, Error> {
         if *target.kind == registry::BINDING {
             let name = object.metadata().name.clone().unwrap_or_default();
+            // Which pod is meant only its own subresource may say by UID.
+            let mut body = body;
+            if let Some(meta) = body.get_mut("metadata").and_then(Value::as_object_mut) {
+                meta.remove("uid");
+            }
             let target = Target {
                 kind: &registry::POD,
                 namespace: target.namespace,
@@ -67,6 +73,15 @@ impl Server {
             };
             return self.create_subresource(ctx, &target, body).await;
         }
+        let mut object = object;
+        check_namespace(target, &mut *object)?;
+        // As `WipeObjectMetaSystemFields` does for all that is created.
+        let meta = object.metadata_mut();
+        meta.uid = None;
+        meta.creation_timestamp = None;
+        meta.deletion_timestamp = None;
+        meta.deletion_grace_period_seconds = None;
+        meta.self_link = None;
         let object = self.mutate_review(ctx, target, object).await?;
         match Review::of(object) {
             Some(Review::SelfSubject(mut review)) => {

@@ -7,9 +7,10 @@ use http::header::CONTENT_TYPE;
 use k8s_openapi::api::autoscaling::v1::Scale;
 use knarr_api::custom::CustomObject;
 use knarr_api::error::About;
+use knarr_api::field::Path;
 use knarr_api::managed_fields::{Managed, ManagerId, Operation};
 use knarr_api::scale::{self, SCALE};
-use knarr_api::{Error, Object, codec, k8s_openapi};
+use knarr_api::{Error, Object, codec, k8s_openapi, meta};
 use knarr_client::Preconditions;
 use serde_json::Value;
 
@@ -46,13 +47,8 @@ impl Server {
                 let body = http.body().await?;
                 ctx.dry_run = http.query.write("UpdateOptions")?.dry_run;
                 let json = to_json("Scale", &content_type, body)?;
-                let scale: Scale = decode_document("Scale", "autoscaling/v1", &json)?;
-                if let Some(name) = scale.metadata.name.as_deref().filter(|n| *n != target.name) {
-                    return Err(Error::bad_request(format!(
-                        "the name of the object ({name}) does not match the name on the URL ({})",
-                        target.name
-                    )));
-                }
+                let scale: Scale = decode_document(ctx, "Scale", "autoscaling/v1", &json)?;
+                check_names(target, &scale)?;
                 self.rescale(ctx, &main, &Change::Replace(scale)).await?
             }
             _ => {
@@ -100,14 +96,22 @@ impl Server {
             let parents = managed_fields::of(Some(old));
             let holders = parents.of_scale(target.kind);
             let (new, holders) = changed(ctx, change, before, holders, manager.as_deref())?;
-            let mistakes = scale::validate(&new);
-            if !mistakes.is_empty() {
+            if !matches!(change, Change::Replace(_)) {
+                check_names(target, &new)?;
+            }
+            let mut errors = scale::validate(&new);
+            let path = Path::new("metadata");
+            let labels = new.metadata.labels.as_ref();
+            errors.extend(meta::labels(labels, &path.child("labels")));
+            let annotations = new.metadata.annotations.as_ref();
+            errors.extend(meta::annotations(annotations, &path.child("annotations")));
+            if !errors.is_empty() {
                 let about = About {
                     group: "autoscaling",
                     resource: "Scale",
                     name: target.name,
                 };
-                return Err(Error::invalid(about, &mistakes));
+                return Err(Error::invalid(about, &errors));
             }
             let replicas = new.spec.as_ref().and_then(|s| s.replicas).unwrap_or(0);
             let mut object = old.typed().clone_box();
@@ -177,6 +181,32 @@ fn changed(
         _ => holders,
     };
     Ok((new, holders))
+}
+
+/// The name and namespace of a scale are those of the URL.
+fn check_names(target: &Target<'_>, scale: &Scale) -> Result<(), Error> {
+    match scale.metadata.name.as_deref().unwrap_or("") {
+        "" => {
+            return Err(Error::bad_request(format!(
+                "the name of the object ({} based on URL) was undeterminable: name must be provided",
+                target.name
+            )));
+        }
+        name if name != target.name => {
+            return Err(Error::bad_request(format!(
+                "the name of the object ({name}) does not match the name on the URL ({})",
+                target.name
+            )));
+        }
+        _ => {}
+    }
+    match scale.metadata.namespace.as_deref().unwrap_or("") {
+        "" => Ok(()),
+        namespace if namespace == target.namespace => Ok(()),
+        _ => Err(Error::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        )),
+    }
 }
 
 /// What was not changed is no precondition.

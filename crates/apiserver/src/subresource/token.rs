@@ -36,19 +36,26 @@ impl Server {
         mut request: TokenRequest,
     ) -> Result<Value, Error> {
         let meta = &mut request.metadata;
-        let mut mistakes = Errors::new();
+        let mut errors = Errors::new();
         for (field, given, is) in [
             ("name", &meta.name, target.name),
             ("namespace", &meta.namespace, target.namespace),
         ] {
             if let Some(given) = given.as_deref().filter(|g| !g.is_empty() && *g != is) {
                 let what = if field == "name" { "name" } else { "namespace" };
-                mistakes.invalid(
+                errors.invalid(
                     &Path::new("metadata").child(field),
                     given,
                     format!("must match the service account {what} if specified"),
                 );
             }
+        }
+        let about = About {
+            name: target.name,
+            ..ABOUT
+        };
+        if !errors.is_empty() {
+            return Err(Error::invalid(about, &errors));
         }
         let account = self.get(&Target::main(target.kind, target.namespace, target.name))?;
         if let Some(given) = meta
@@ -57,10 +64,7 @@ impl Server {
             .filter(|u| !u.is_empty() && *u != account.uid())
         {
             return Err(Error::conflict(
-                About {
-                    name: target.name,
-                    ..ABOUT
-                },
+                about,
                 &format!(
                     "the UID in the token request ({given}) does not match the UID of the service account ({})",
                     account.uid()
@@ -81,17 +85,17 @@ impl Server {
         spec.expiration_seconds = Some(seconds);
         let path = Path::new("spec").child("expirationSeconds");
         if seconds < SECONDS_MIN {
-            mistakes.invalid(&path, seconds, "may not specify a duration less than 10 minutes");
+            errors.invalid(&path, seconds, "may not specify a duration less than 10 minutes");
         }
         if seconds > SECONDS_MAX {
-            mistakes.invalid(
+            errors.invalid(
                 &path,
                 seconds,
                 "may not specify a duration larger than 2^32 seconds",
             );
         }
-        if !mistakes.is_empty() {
-            return Err(Error::invalid(ABOUT, &mistakes));
+        if !errors.is_empty() {
+            return Err(Error::invalid(ABOUT, &errors));
         }
         let asked_for = spec.bound_object_ref.clone();
         let shown = serde_json::to_value(&request).map_err(Error::internal)?;
@@ -141,8 +145,10 @@ impl Server {
             to.kind.as_deref().unwrap_or(""),
         );
         let lookup = |kind: &Kind, namespace: &str| self.get(&Target::main(kind, namespace, &name));
-        let found = match (version, kind) {
-            ("v1", "Pod") => {
+        // Of whatever version of the core group.
+        let group = version.split_once('/').map_or("", |(group, _)| group);
+        let found = match (group, kind) {
+            ("", "Pod") => {
                 let object = lookup(&registry::POD, &bound.namespace)?;
                 let spec = object
                     .get::<Pod>()
@@ -164,12 +170,12 @@ impl Server {
                 });
                 object
             }
-            ("v1", "Secret") => {
+            ("", "Secret") => {
                 let object = lookup(&registry::SECRET, &bound.namespace)?;
                 bound.secret = Some(reference(&object));
                 object
             }
-            ("v1", "Node") => {
+            ("", "Node") => {
                 let object = lookup(&registry::NODE, "")?;
                 bound.node = Some(reference(&object));
                 object
