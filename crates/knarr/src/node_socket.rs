@@ -68,7 +68,7 @@ async fn answer(stream: UnixStream, requests: &Requests) -> std::io::Result<()> 
         Ok(request) => request,
         Err(e) => {
             let why = format!("{:?} is no request: {e}", line.trim());
-            return say(&mut write, &Progress::Refused { why }).await;
+            return say(&mut write, &Progress::Rejected { why }).await;
         }
     };
     let mut progress = requests.ask(request);

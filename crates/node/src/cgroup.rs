@@ -14,7 +14,7 @@ use tokio::process::Command;
 
 const ROOT: &str = "/sys/fs/cgroup";
 const HUGETLB: &str = "hugetlb";
-/// It is there where systemd runs the machine (sd_booted(3)).
+/// This directory exists where systemd is the init system (sd_booted(3)).
 const SYSTEMD: &str = "/run/systemd/system";
 
 /// What a whole pod may use; 0 is no limit.
@@ -63,12 +63,12 @@ fn memory_usage_in(root: &Path, group: &str) -> Option<i64> {
     host_fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// Whether this machine has version 2 of cgroups.
+/// Whether this host uses cgroup v2 only.
 pub fn is_unified() -> bool {
     unified(Path::new(ROOT))
 }
 
-/// Whether slices can be made on this machine.
+/// Whether slices can be created on this host.
 pub fn has_systemd() -> bool {
     host_fs::exists(SYSTEMD)
 }
@@ -85,7 +85,7 @@ fn has_hugetlb(root: &Path) -> io::Result<bool> {
     Ok(controllers.split_whitespace().any(|c| c == HUGETLB))
 }
 
-/// The directories that stand for this group: one on v2, one a hierarchy on v1.
+/// The directories of this cgroup: one on v2, one per hierarchy on v1.
 fn directories(root: &Path, group: &str) -> Vec<PathBuf> {
     let group = group.trim_start_matches('/');
     if unified(root) {
@@ -118,16 +118,16 @@ pub async fn ensure(driver: CgroupDriver, group: &Group, limits: &Limits) -> io:
         CgroupDriver::Cgroupfs => ensure_in(Path::new(ROOT), &group.path(driver), limits),
         CgroupDriver::Systemd => {
             let slice = group.slice();
-            let said = properties(
+            let properties_changed = properties(
                 limits.cpu_shares,
                 limits.cpu_quota,
                 limits.cpu_period,
                 limits.memory_bytes,
                 limits.pids,
             );
-            if !said.is_empty() {
+            if !properties_changed.is_empty() {
                 let mut args = vec!["set-property", "--runtime", slice.as_str()];
-                args.extend(said.iter().map(String::as_str));
+                args.extend(properties_changed.iter().map(String::as_str));
                 systemctl(&args).await?;
             }
             systemctl(&["start", &slice]).await?;
@@ -150,8 +150,8 @@ async fn systemctl(args: &[&str]) -> io::Result<()> {
     if out.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&out.stderr);
-    let what = format!("systemctl {}: {}", args.join(" "), said.trim());
+    let properties_changed = String::from_utf8_lossy(&out.stderr);
+    let what = format!("systemctl {}: {}", args.join(" "), properties_changed.trim());
     Err(io::Error::other(what))
 }
 
@@ -185,7 +185,7 @@ fn ensure_in(root: &Path, group: &str, limits: &Limits) -> io::Result<()> {
     limit_huge_pages_in(root, group, &limits.huge_pages)
 }
 
-/// Sets what of huge pages the group may use, where this machine has a controller for them.
+/// Limits the huge pages of the cgroup, where this host has a controller for them.
 fn limit_huge_pages_in(root: &Path, group: &str, amounts: &huge_pages::Amounts) -> io::Result<()> {
     let group = group.trim_start_matches('/');
     let (directory, limit) = match unified(root) {
@@ -246,7 +246,7 @@ fn ensure_unified(root: &Path, group: &str, limits: &Limits) -> io::Result<()> {
     limit_huge_pages_in(root, group, &limits.huge_pages)
 }
 
-/// Removes the group, once nothing is in it. What is not empty stays, and is removed with the next pod's end.
+/// Removes the cgroup once it is empty. One that is not empty stays, and is removed when the next pod is.
 pub async fn remove(driver: CgroupDriver, group: &Group) {
     if driver == CgroupDriver::Systemd {
         let slice = group.slice();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_goes_with_its_empty_children() {
+    fn a_cgroup_is_removed_with_its_empty_children() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("cpu/kubepods/podx/abc")).unwrap();
         remove_in(root.path(), "/kubepods/podx");

@@ -1,11 +1,11 @@
-//! Files of the machine that no container can change: `/proc`, `/sys`, cgroups, the node's own configuration and state.
+//! Files of the host that no container can change: `/proc`, `/sys`, cgroups, the node's own configuration and state.
 //!
 //! These are opened by name. Everything that a container can change, or put a link into, is opened by
 //! [`crate::untrusted_fs`] instead; clippy forbids the standard library's functions everywhere else in this crate
 //! (SPEC A3).
 #![expect(
     clippy::disallowed_methods,
-    reason = "the one place that opens the machine's own files by name"
+    reason = "the one place that opens the host's own files by name"
 )]
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, ReadDir};
@@ -33,7 +33,7 @@ pub fn create(path: impl AsRef<Path>) -> io::Result<File> {
     File::create(path)
 }
 
-/// As these options say. A device or FIFO in a file's place holds nobody up.
+/// Opens with these options. A device or FIFO in place of a file does not block.
 pub fn open_with(options: &mut OpenOptions, path: impl AsRef<Path>) -> io::Result<File> {
     let flags = nix::fcntl::OFlag::O_NONBLOCK | nix::fcntl::OFlag::O_NOCTTY;
     options.custom_flags(flags.bits()).open(path)
@@ -109,7 +109,7 @@ pub mod nonblocking {
         tokio::fs::rename(from, to).await
     }
 
-    /// For reading. A device or FIFO in a file's place holds nobody up.
+    /// Opens for reading. A device or FIFO in place of a file does not block.
     pub async fn open(path: impl AsRef<Path>) -> io::Result<tokio::fs::File> {
         let flags = nix::fcntl::OFlag::O_NONBLOCK | nix::fcntl::OFlag::O_NOCTTY;
         let mut options = tokio::fs::OpenOptions::new();

@@ -1,7 +1,7 @@
 //! The doing half of the kubelet: containerd, the runtime, volumes, probes, network, node status, the pods' drivers,
 //! and the server that users reach containers through (logs, exec, attach, port-forward).
 //!
-//! What is to be done is decided in `knarr-kubelet`; here it is carried out, and what happened is told back.
+//! What to do is decided in `knarr-kubelet`; here it is carried out, and the results are reported back.
 //!
 //! # Where things are
 //!
@@ -13,7 +13,7 @@
 //! | CRI; a private containerd and its adoption | `runtime/`, `containerd/` |
 //! | volumes; NFS, iSCSI and CSI; attachments (SPEC S7) | `volumes/`, `volumes/storage/`, `volumes/attach.rs` |
 //! | the only module that opens what containers can change (SPEC A3) | `untrusted_fs/` |
-//! | measured usage | `figures/` |
+//! | measured usage | `stats/` |
 //! | plugins of a node; devices, claims, pod resources | `plugins/`, `devicemanager/`, `dra/` (CDI before containerd 1.7: `dra/cdi.rs`), `podresources/` |
 //! | CPUs and NUMA nodes, performed | `containermanager/` |
 //! | the kubelet's port; exec, attach, port-forward | `server/`, `streams/` |
@@ -23,7 +23,7 @@
     test,
     allow(
         clippy::disallowed_methods,
-        reason = "tests make the files that they look at by name"
+        reason = "tests create the files that they read by name"
     )
 )]
 
@@ -33,7 +33,6 @@ pub mod containerd;
 pub mod containermanager;
 pub mod devicemanager;
 pub mod dra;
-pub mod figures;
 mod host_fs;
 pub mod images;
 pub mod kubelet;
@@ -44,6 +43,7 @@ pub mod podresources;
 pub mod probe;
 pub mod runtime;
 pub mod server;
+pub mod stats;
 pub mod streams;
 pub mod teardown;
 pub mod untrusted_fs;

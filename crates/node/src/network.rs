@@ -14,7 +14,7 @@ pub struct PodNetwork {
     pub bridge: String,
     /// The node's share of pod addresses, such as `10.244.0.0/24`.
     pub pod_cidr: String,
-    /// The folder of CNI configurations.
+    /// The directory of CNI configurations.
     pub cni_conf: PathBuf,
     /// Where host-local keeps its leases.
     pub ipam_dir: PathBuf,
@@ -34,13 +34,13 @@ impl PodNetwork {
         };
         let conflist: serde_json::Value = serde_json::from_slice(&text)?;
         let plugin = &conflist["plugins"][0];
-        let said = |field: &serde_json::Value| field.as_str().map(str::to_string);
+        let text = |field: &serde_json::Value| field.as_str().map(str::to_string);
         let network = (|| {
             Some(PodNetwork {
-                bridge: said(&plugin["bridge"])?,
-                pod_cidr: said(&plugin["ipam"]["ranges"][0][0]["subnet"])?,
+                bridge: text(&plugin["bridge"])?,
+                pod_cidr: text(&plugin["ipam"]["ranges"][0][0]["subnet"])?,
                 cni_conf: cni_conf.into(),
-                ipam_dir: said(&plugin["ipam"]["dataDir"])?.into(),
+                ipam_dir: text(&plugin["ipam"]["dataDir"])?.into(),
             })
         })();
         Ok(network)
@@ -61,7 +61,7 @@ impl PodNetwork {
         };
         for lease in leases {
             let path = lease?.path();
-            // Its file is named for the address and says whose it is in its first line; beside them lies a lock.
+            // The file is named for the address and has its owner in its first line; next to it is a lock file.
             let text = match crate::host_fs::read_to_string(&path) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 text => text?,
@@ -109,7 +109,7 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     crate::host_fs::rename(part, path)
 }
 
-/// Removes the bridge; it is gone already on most calls' second try, which is fine.
+/// Removes the bridge; a bridge that does not exist is no error.
 pub async fn remove_bridge(bridge: &str) -> io::Result<()> {
     if !crate::host_fs::exists(Path::new("/sys/class/net").join(bridge)) {
         return Ok(());
@@ -130,7 +130,7 @@ pub async fn remove_bridge(bridge: &str) -> io::Result<()> {
 /// The chains that CNI's portmap plugin makes once for all pods and leaves behind.
 const HOST_PORT_CHAINS: &[&str] = &["CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"];
 
-/// Removes portmap's chains, unless a host port of anybody's is still mapped by them.
+/// Removes portmap's chains, unless they still map a host port.
 pub async fn remove_unused_chains() -> io::Result<()> {
     let rules = match iptables(["-S"]).await {
         Ok(rules) => rules,
@@ -146,8 +146,8 @@ pub async fn remove_unused_chains() -> io::Result<()> {
 
 /// Removes the rules by which the bridge plugin let pods out that have no address any more. How many changes that took.
 ///
-/// An address is taken before its rules are made and given back before they are removed: a rule that was there before
-/// the addresses were looked at, of a pod that has none, is nobody's, or is being removed at this moment.
+/// An address is allocated before its rules are added and released before they are removed: a rule that existed before
+/// the addresses were listed, of a pod without an address, has no owner or is being removed at this moment.
 pub async fn remove_leaked_rules(cni_conf: &Path) -> io::Result<usize> {
     let Some(network) = PodNetwork::configured(cni_conf)? else {
         return Ok(0);
@@ -216,7 +216,7 @@ fn chain_removals(rules: &str) -> Vec<Vec<String>> {
     removals
 }
 
-/// A rule as `iptables -S` prints it begins with `-A`; the same with `-D` removes it.
+/// A rule as `iptables -S` prints it starts with `-A`; the same with `-D` removes it.
 fn removal_of(rule: &str) -> Vec<String> {
     ["-D".to_string()]
         .into_iter()
@@ -224,7 +224,8 @@ fn removal_of(rule: &str) -> Vec<String> {
         .collect()
 }
 
-/// The words of a rule as `iptables -S` prints it: comments stand in double quotes, and theirs behind a backslash.
+/// The words of a rule as `iptables -S` prints it: comments are in double quotes, and quotes in them are escaped by a
+/// backslash.
 fn rule_words(rule: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let (mut quoted, mut letters) = (false, rule.chars());
@@ -275,7 +276,7 @@ mod tests {
 ";
 
     #[test]
-    fn unused_chains_go_and_other_rules_stay() {
+    fn unused_chains_are_removed_and_other_rules_stay() {
         let removals = chain_removals(RULES);
         assert_eq!(
             removals[0].join(" "),
@@ -314,7 +315,7 @@ mod tests {
 "#;
 
     #[test]
-    fn rules_of_sandboxes_without_an_address_go_and_those_of_other_networks_stay() {
+    fn rules_of_sandboxes_without_an_address_are_removed_and_those_of_other_networks_stay() {
         let removals = |holders: &[&str]| {
             let holders = holders.iter().map(|id| id.to_string()).collect();
             leaked_rule_removals(MASQUERADES, "10.1.0.0/24", &holders)

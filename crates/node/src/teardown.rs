@@ -1,7 +1,7 @@
-//! The end of a node's work: every pod stopped, every mount, address, bridge, rule and cgroup freed.
+//! The removal of a node: every pod is stopped, every mount, address, bridge, rule and cgroup freed.
 //!
-//! For a node that is to go, not for one that restarts: containers live on through a restart of knarr.
-//! Everything here may be repeated and goes on where an earlier try broke off.
+//! For a node that is removed, not for one that restarts: containers keep running through a restart of knarr.
+//! Everything here may be repeated and continues where an earlier attempt failed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,23 +17,23 @@ use tokio::time::sleep;
 use crate::network;
 use crate::runtime::{Result as RuntimeResult, Runtime};
 
-/// What a container gets between TERM and KILL when the whole node goes.
+/// A container's grace period when the whole node is removed.
 pub const CONTAINER_GRACE: Duration = Duration::from_secs(10);
 
-/// containerd refuses to stop a sandbox whose shim is just going ("ttrpc: closed"); nobody looks again later here.
+/// containerd does not stop a sandbox whose shim is just exiting ("ttrpc: closed"); there is no later retry here.
 const SANDBOX_TRIES: u32 = 20;
 const BETWEEN_TRIES: Duration = Duration::from_millis(250);
 
-/// How many pods ended, and what could not be freed.
+/// How many pods were stopped, and what could not be freed.
 #[derive(Debug, Default)]
-pub struct Torn {
+pub struct Teardown {
     pub pods: usize,
     pub faults: Vec<String>,
 }
 
-/// Ends every pod that the runtime knows.
-pub async fn end_pods(runtime: &dyn Runtime) -> Torn {
-    let mut torn = Torn::default();
+/// Stops every pod of the runtime.
+pub async fn stop_pods(runtime: &dyn Runtime) -> Teardown {
+    let mut torn = Teardown::default();
     match runtime.containers().await {
         Ok(containers) => {
             let running = containers
@@ -82,8 +82,8 @@ pub(crate) async fn remove_sandbox(runtime: &dyn Runtime, id: &str) -> RuntimeRe
     runtime.remove_sandbox(id).await
 }
 
-/// Frees what is left on the machine once no pod runs: mounts under `data_dir`, the bridge, rules, cgroups.
-pub async fn free_machine(data_dir: &Path) -> Vec<String> {
+/// Frees what is left on the host once no pod runs: mounts under `data_dir`, the bridge, rules, cgroups.
+pub async fn clean_host(data_dir: &Path) -> Vec<String> {
     let mut faults = Vec::new();
     match crate::host_fs::read_to_string("/proc/self/mountinfo") {
         Ok(mountinfo) => {
@@ -114,7 +114,7 @@ fn mounts_under(mountinfo: &str, dir: &Path) -> Vec<PathBuf> {
         .filter_map(|line| line.split(' ').nth(4))
         .map(unescape);
     let mut below: Vec<PathBuf> = points.filter(|p| p.starts_with(dir)).collect();
-    // Of several mounts on one point the last one lies on top and goes first.
+    // Of several mounts on one point the last one is on top and is unmounted first.
     below.reverse();
     below.sort_by_key(|p| std::cmp::Reverse(p.components().count()));
     below
@@ -169,7 +169,7 @@ fn remove_empty_cgroups(path: &Path) {
     if let Err(e) = crate::host_fs::remove_dir(path)
         && e.kind() != io::ErrorKind::NotFound
     {
-        tracing::debug!(path = %path.display(), error = %e, "a cgroup stays");
+        tracing::debug!(path = %path.display(), error = %e, "cannot remove a cgroup");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tells what happens in a folder (inotify). Costs nothing while nothing happens.
+//! Watches a directory (inotify). Costs nothing while nothing happens.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -22,7 +22,7 @@ impl AsRawFd for Fd {
 
 impl Watch {
     /// Of these happenings, from now on.
-    pub fn folder(path: &Path, flags: AddWatchFlags) -> io::Result<Self> {
+    pub fn directory(path: &Path, flags: AddWatchFlags) -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         inotify.add_watch(path, flags)?;
         // The other constructor is unsafe, for types that may close their descriptor early. This one owns it.

@@ -10,7 +10,7 @@ use knarr_api::registry;
 use knarr_client::{Api, Clock, Component, TokioClock};
 use knarr_control::nodeipam;
 use knarr_kubelet::self_fencing::SelfFencing;
-use knarr_node::runtime::fake::{FakeRuntime, Happening, Manners};
+use knarr_node::runtime::fake::{ContainerEvent, FakeRuntime, StopBehavior};
 use knarr_node::{Config, Kubelet, Machine};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
@@ -110,10 +110,13 @@ impl Node {
             runtime.set_network(pods.clone());
         }
         for (container, manners) in [
-            ("lingers", Manners::Lingers(std::time::Duration::from_secs(3))),
-            ("ignores", Manners::Ignores),
+            (
+                "lingers",
+                StopBehavior::Lingers(std::time::Duration::from_secs(3)),
+            ),
+            ("ignores", StopBehavior::Ignores),
         ] {
-            runtime.set_manners(container, manners);
+            runtime.set_stop_behavior(container, manners);
         }
         let (observer, of) = (ground.observer.clone(), name.clone());
         let condition = Arc::new(Condition::new(stream(ground.seed, &format!("runtime/{name}"))));
@@ -129,11 +132,11 @@ impl Node {
         runtime.observe(move |container, happening| {
             observer.happened(&of, container, happening);
             match happening {
-                Happening::Started => disks.started(&container.id, &container.pod.uid),
-                Happening::Ended(_) => disks.ended(&container.id),
-                Happening::Asked => {}
+                ContainerEvent::Started => disks.started(&container.id, &container.pod.uid),
+                ContainerEvent::Ended(_) => disks.ended(&container.id),
+                ContainerEvent::TermSent => {}
             }
-            if matches!(happening, Happening::Started)
+            if matches!(happening, ContainerEvent::Started)
                 && let Some(code) = ends_by_itself(&container.name)
             {
                 let after = chance.lock().millis(50, 4_000);

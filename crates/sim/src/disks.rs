@@ -16,7 +16,7 @@ use knarr_api::kinds::persistent_volume::{ATTACHER, IN_USE};
 use knarr_api::{k8s_openapi, registry};
 use knarr_client::{Api, Error, ListOptions, Object, TypedApi};
 use knarr_node::runtime::ContainerConfig;
-use knarr_node::volumes::{Host, Ran};
+use knarr_node::volumes::{CommandOutput, Host};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -210,7 +210,7 @@ impl std::fmt::Debug for Hands {
 
 #[async_trait]
 impl Host for Hands {
-    async fn run(&self, program: &str, args: &[&str]) -> Result<Ran, String> {
+    async fn run(&self, program: &str, args: &[&str]) -> Result<CommandOutput, String> {
         if !self.dead.is_cancelled() {
             let told = format!("{} is to {program} {}", self.machine.node, told(args));
             self.machine.observer.note(&told);
@@ -238,12 +238,12 @@ impl Host for Hands {
             () = self.dead.cancelled() => std::future::pending().await,
             done = done => done,
         };
-        let failed = |output: String| Ran {
+        let failed = |output: String| CommandOutput {
             code: Some(FAILED),
             output,
         };
         Ok(match done {
-            Ok(Ok(())) => Ran {
+            Ok(Ok(())) => CommandOutput {
                 code: Some(0),
                 output: String::new(),
             },

@@ -19,7 +19,7 @@ use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_kubelet::self_fencing::SelfFencing;
 use knarr_network::nft::Table;
 use knarr_network::policy::{PodKey, Ruleset};
-use knarr_node::runtime::fake::{End, Happening};
+use knarr_node::runtime::fake::{ContainerEvent, End};
 use parking_lot::Mutex;
 
 use crate::coverage::{Coverage, Ends, Scope};
@@ -518,7 +518,7 @@ impl Observer {
     }
 
     /// Told by the runtime of `node`.
-    pub fn happened(&self, node: &str, container: &Container, happening: &Happening) {
+    pub fn happened(&self, node: &str, container: &Container, happening: &ContainerEvent) {
         let mut inner = self.lock();
         let now = inner.world.now;
         let (id, pod) = (&container.id, &container.pod);
@@ -526,7 +526,7 @@ impl Observer {
         inner.history.add(now, &line, pod.uid.as_bytes());
         let key = (node.to_string(), id.clone());
         match happening {
-            Happening::Started => {
+            ContainerEvent::Started => {
                 let process = Process {
                     node: node.to_string(),
                     id: id.clone(),
@@ -547,7 +547,7 @@ impl Observer {
                 }
                 inner.judge(&Seen::Started(&process));
             }
-            Happening::Asked => {
+            ContainerEvent::TermSent => {
                 let process = inner.world.processes.get_mut(&key);
                 if let Some(process) = process.filter(|process| process.asked.is_none()) {
                     process.asked = Some(now);
@@ -555,7 +555,7 @@ impl Observer {
                     inner.judge(&Seen::Asked(&process));
                 }
             }
-            Happening::Ended(end) => {
+            ContainerEvent::Ended(end) => {
                 let Some(process) = inner.world.processes.remove(&key) else {
                     return;
                 };

@@ -29,7 +29,7 @@ use knarr_node::kubelet::configuration::{CgroupDriver, KubeletConfiguration, Pla
 use knarr_node::kubelet::{self, Kubelet};
 use knarr_node::runtime::Runtime;
 use knarr_node::runtime::cri::Cri;
-use knarr_node::server::{InProcess, Offers, RuntimeContainers};
+use knarr_node::server::{EnabledHandlers, InProcess, RuntimeContainers};
 use knarr_node::{certificates, cgroup};
 use knarr_store::EtcdConfig;
 use rustls::pki_types::CertificateDer;
@@ -615,11 +615,11 @@ impl PreparedNode {
         let containers = Arc::new(RuntimeContainers(self.runtime));
         let server =
             knarr_node::server::Server::new(kubelet.pods(), containers.clone(), Arc::new(Timestamp::now))
-                .measured_by(kubelet.meter(), kubelet.probes())
-                .allocated_by(kubelet.container_manager())
+                .with_meter(kubelet.meter(), kubelet.probes())
+                .with_container_manager(kubelet.container_manager())
                 .configured(&shown)
-                .on_network(network.clone())
-                .offering(Offers {
+                .with_network(network.clone())
+                .with_handlers(EnabledHandlers {
                     debugging: config.kubelet.debugging_handlers,
                     system_logs: config.kubelet.system_log_handler,
                 });

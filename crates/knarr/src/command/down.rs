@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use knarr_node::containerd::{Containerd, end_leftover};
+use knarr_node::containerd::{Containerd, stop_leftover};
 use knarr_node::runtime::cri::Cri;
 use knarr_node::teardown;
 use nix::sys::signal::{Signal, kill};
@@ -46,17 +46,17 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
         running.serves(&runtime).await.map_err(failed)?;
         let _agent = network::serve_departures(&config).await?;
         println!("ending the pods …");
-        let torn = teardown::end_pods(&runtime).await;
+        let torn = teardown::stop_pods(&runtime).await;
         println!("{} pods ended", torn.pods);
         faults.extend(torn.faults);
         cancel.cancel();
         running.wait().await;
-        end_leftover(&containerd)
+        stop_leftover(&containerd)
             .await
             .map_err(|e| Failure::new("containerd does not end").because(e))?;
     }
     faults.extend(network::remove(&config).await);
-    faults.extend(teardown::free_machine(&config.data_dir).await);
+    faults.extend(teardown::clean_host(&config.data_dir).await);
     // What is left can only be freed with what is known of it: it stays until all is.
     if args.wipe && faults.is_empty() {
         let remove = std::fs::remove_dir_all(&config.data_dir);

@@ -15,7 +15,7 @@ use knarr_apiserver::joining::JOINERS;
 use knarr_apiserver::pki;
 use knarr_client::SystemClock;
 use knarr_client::remote::{Credential, Remote};
-use knarr_node::certificates::{self, AskError, Identity, Rotation};
+use knarr_node::certificates::{self, Identity, RequestError, Rotation};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rustls::RootCertStore;
@@ -275,7 +275,7 @@ async fn first_certificate(
             Err(error) => error,
         };
         let code = match &error {
-            AskError::Send(e) => e.code(),
+            RequestError::Send(e) => e.code(),
             _ => 0,
         };
         let id = token.map(|t| t.split('.').next().unwrap_or(""));

@@ -23,7 +23,7 @@ use knarr_apiserver::http::connections::{Connections, Limits, Permit};
 use knarr_apiserver::pki::Identity;
 use knarr_apiserver::tls::Tls;
 use knarr_client::{Api, Clock, Conn, NodeDialer, SystemClock, TypedApi};
-use knarr_node::server::Gate;
+use knarr_node::server::RequestAuthorizer;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -122,7 +122,7 @@ impl KubeletPort {
                             address: address.ip().to_canonical(),
                             permit,
                         };
-                        server.serve_behind(stream, &visitor).await;
+                        server.serve_authorized(stream, &visitor).await;
                     }
                     Ok(Err(e)) => tracing::debug!(error = %e, "handshake on the kubelet's port failed"),
                     Err(_) => tracing::debug!("handshake on the kubelet's port took too long"),
@@ -141,7 +141,7 @@ struct Visitor {
 }
 
 #[async_trait]
-impl Gate for Visitor {
+impl RequestAuthorizer for Visitor {
     async fn pass(
         &self,
         method: &Method,

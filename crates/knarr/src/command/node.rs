@@ -61,7 +61,7 @@ pub async fn run(config: Config, args: NodeArgs) -> Result<(), Failure> {
             seconds,
             pods,
         } => println!("ending {pods} pods of priority {priority} and more, within {seconds} s"),
-        Progress::Done { .. } | Progress::Refused { .. } | Progress::Cancelled => {}
+        Progress::Done { .. } | Progress::Rejected { .. } | Progress::Cancelled => {}
     })
     .await?;
     match last {
@@ -69,7 +69,7 @@ pub async fn run(config: Config, args: NodeArgs) -> Result<(), Failure> {
         Progress::Done { left } => {
             return Err(Failure::new(format!("{left} pods have not ended in their time")));
         }
-        Progress::Refused { why } => return Err(Failure::new(why)),
+        Progress::Rejected { why } => return Err(Failure::new(why)),
         Progress::Cancelled if cancel => println!("the node takes pods again"),
         Progress::Cancelled => return Err(Failure::new("the shutdown was called off")),
         Progress::Begun { .. } | Progress::Group { .. } => {}

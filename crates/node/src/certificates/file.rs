@@ -1,5 +1,5 @@
-//! The file of a certificate: certificate and key one after the other in PEM, as kubelets have it; for its owner only,
-//! written whole or not at all, so that a certificate never stands beside another's key.
+//! The file of a certificate: certificate and key one after the other in PEM, as kubelets keep it. It is readable by
+//! its owner only and replaced atomically, so that a certificate is never stored with another one's key.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -27,7 +27,8 @@ pub enum FileError {
     Unreadable(String),
 }
 
-/// What the file has; none if there is none, or nothing that can be read (which is said, and then replaced).
+/// The file's content; `None` if there is no file, or if it cannot be read (which is logged, and the file is replaced
+/// later).
 pub fn read(path: &Path, now: Timestamp) -> Result<Option<(Held, Identity)>, FileError> {
     let failed = |source| FileError::Io {
         doing: "read",
@@ -45,7 +46,7 @@ pub fn read(path: &Path, now: Timestamp) -> Result<Option<(Held, Identity)>, Fil
     let obtained = Timestamp::try_from(written).map_or(now, |t| t.min(now));
     let found = split(&text).and_then(|identity| Ok((describe(&identity, obtained)?, identity)));
     if let Err(error) = &found {
-        tracing::warn!(path = %path.display(), %error, "passed over a file that holds no certificate and key");
+        tracing::warn!(path = %path.display(), %error, "ignored a file without a certificate and its key");
     }
     Ok(found.ok())
 }
@@ -108,7 +109,7 @@ fn split(text: &str) -> Result<Identity, FileError> {
     })
 }
 
-/// What a certificate says of names and times.
+/// The subject names and validity of a certificate.
 pub fn describe(identity: &Identity, obtained: Timestamp) -> Result<Held, FileError> {
     let bad = |e: &dyn std::fmt::Display| FileError::Unreadable(e.to_string());
     let (_, pem): (_, Pem) = parse_x509_pem(identity.certificate_pem.as_bytes()).map_err(|e| bad(&e))?;

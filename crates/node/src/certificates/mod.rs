@@ -1,6 +1,6 @@
-//! The doing half of a node's certificates: keys are made here and never leave, requests are sent and waited for, what
-//! comes back is kept in a file and handed to whoever uses it. When and what to ask is decided in
-//! [`knarr_kubelet::certificates`].
+//! The doing half of a node's certificates: keys are generated here and never leave the node, requests are sent and
+//! watched, and the issued certificate is kept in a file and passed to its users. When and what to request is decided
+//! in [`knarr_kubelet::certificates`].
 
 mod file;
 mod request;
@@ -18,10 +18,10 @@ use rand::rngs::StdRng;
 use tokio_util::sync::CancellationToken;
 
 pub use file::FileError;
-pub use request::AskError;
+pub use request::RequestError;
 
-/// The longest sleep between two looks: the clock may be set meanwhile.
-const LOOK_AGAIN: Duration = Duration::from_secs(600);
+/// The longest sleep between two checks: the clock may be set meanwhile.
+const CHECK_INTERVAL: Duration = Duration::from_secs(600);
 
 /// A certificate and its key, both PEM.
 #[derive(Clone, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// Takes up what the file has, if it is any good for `wanted`.
+    /// Loads the file's certificate if it is valid for `wanted`.
     pub fn open(
         wanted: Wanted,
         file: PathBuf,
@@ -81,24 +81,24 @@ impl Rotation {
         self.held = None;
     }
 
-    /// When what is held ends or has ended.
+    /// When the current certificate expires or has expired.
     pub fn ends(&self) -> Option<Timestamp> {
         self.held.as_ref().map(|(held, _)| held.until)
     }
 
-    /// Asks now, once.
-    pub async fn ask(&mut self, api: &dyn Api) -> Result<&Identity, AskError> {
+    /// Requests a certificate once, now.
+    pub async fn ask(&mut self, api: &dyn Api) -> Result<&Identity, RequestError> {
         let identity = request::ask(api, &self.wanted).await?;
         let held = file::describe(&identity, self.clock.now())?;
         file::write(&self.file, &identity)?;
         self.chance = self.rng.random();
         let (held, identity) = self.held.insert((held, identity));
-        tracing::info!(signer = self.wanted.signer, until = %held.until, "has a new certificate");
+        tracing::info!(signer = self.wanted.signer, until = %held.until, "received a new certificate");
         Ok(identity)
     }
 
-    /// Renews until `cancel`. `first` is asked with what is held, `bootstrap` where that has ended. Each new certificate
-    /// is given to `take`, whose error says why it cannot be used.
+    /// Rotates until `cancel`. Requests are sent through `first` with the current certificate, through `bootstrap`
+    /// where that has expired. Each new certificate is passed to `take`, whose error says why it cannot be used.
     pub async fn run(
         mut self,
         first: Arc<dyn Api>,
@@ -110,7 +110,7 @@ impl Rotation {
             let now = self.clock.now();
             let held = self.held.as_ref().map(|(held, _)| held);
             if let Next::Wait(left) = next(held, &self.wanted, self.chance, self.failed, now) {
-                let nap = left.unsigned_abs().min(LOOK_AGAIN);
+                let nap = left.unsigned_abs().min(CHECK_INTERVAL);
                 tokio::select! {
                     () = cancel.cancelled() => return,
                     () = tokio::time::sleep(nap) => continue,

@@ -1,4 +1,4 @@
-//! Asking for a certificate: a new key, a CertificateSigningRequest, and the wait until somebody has decided.
+//! Requests a certificate: a new key, a CertificateSigningRequest, and the wait until it is approved or denied.
 
 use std::time::Duration;
 
@@ -16,20 +16,20 @@ use super::{FileError, Identity};
 
 /// How long a request waits for its certificate before another is made, as kubelets wait.
 const DECISION_LIMIT: Duration = Duration::from_secs(15 * 60);
-/// Who waits longer is told that a person may have to decide.
+/// After this time a warning is logged that the request may need manual approval.
 const REMIND: Duration = Duration::from_secs(10);
-/// Before a watch that broke off is begun again.
+/// Pause before a broken watch is restarted.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
-pub enum AskError {
+pub enum RequestError {
     #[error("the key or the request cannot be made: {0}")]
     Make(#[from] rcgen::Error),
     #[error("the request cannot be sent: {}", .0.message())]
     Send(Error),
     #[error("the request {name} was {what}: {why}")]
-    Refused {
+    Denied {
         name: String,
         what: &'static str,
         why: String,
@@ -41,7 +41,7 @@ pub enum AskError {
 }
 
 /// Makes a key and has it signed.
-pub async fn ask(api: &dyn Api, wanted: &Wanted) -> Result<Identity, AskError> {
+pub async fn ask(api: &dyn Api, wanted: &Wanted) -> Result<Identity, RequestError> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let pem = pem(wanted, &key)?;
     let request = CertificateSigningRequest {
@@ -57,11 +57,11 @@ pub async fn ask(api: &dyn Api, wanted: &Wanted) -> Result<Identity, AskError> {
         },
         ..CertificateSigningRequest::default()
     };
-    let created = api.create_as(request).await.map_err(AskError::Send)?;
+    let created = api.create_as(request).await.map_err(RequestError::Send)?;
     let name = created.metadata.name.clone().unwrap_or_default();
-    tracing::info!(request = name, signer = wanted.signer, "asked for a certificate");
+    tracing::info!(request = name, signer = wanted.signer, "requested a certificate");
     let decided = tokio::time::timeout(DECISION_LIMIT, decision(api, &name)).await;
-    let certificate_pem = decided.map_err(|_| AskError::Undecided(name))??;
+    let certificate_pem = decided.map_err(|_| RequestError::Undecided(name))??;
     Ok(Identity {
         certificate_pem,
         key_pem: key.serialize_pem(),
@@ -80,7 +80,7 @@ fn pem(wanted: &Wanted, key: &KeyPair) -> Result<String, rcgen::Error> {
             .push(SanType::DnsName(name.as_str().try_into()?));
     }
     for address in &wanted.ip_addresses {
-        // What is no address cannot be asked for as one.
+        // A name that is not an IP address cannot be requested as one.
         let address = address.parse().map_err(|_| rcgen::Error::InvalidNameType)?;
         params.subject_alt_names.push(SanType::IpAddress(address));
     }
@@ -88,7 +88,7 @@ fn pem(wanted: &Wanted, key: &KeyPair) -> Result<String, rcgen::Error> {
 }
 
 /// The certificate, once the request is decided.
-async fn decision(api: &dyn Api, name: &str) -> Result<String, AskError> {
+async fn decision(api: &dyn Api, name: &str) -> Result<String, RequestError> {
     let mut reminder = Box::pin(tokio::time::sleep(REMIND));
     loop {
         let options = WatchOptions {
@@ -97,9 +97,9 @@ async fn decision(api: &dyn Api, name: &str) -> Result<String, AskError> {
         };
         let mut events = match api.watch(CertificateSigningRequest::kind_of(), options).await {
             Ok(events) => events,
-            Err(e) if e.is_forbidden() => return Err(AskError::Send(e)),
+            Err(e) if e.is_forbidden() => return Err(RequestError::Send(e)),
             Err(error) => {
-                tracing::warn!(%error, request = name, "cannot look after the request yet");
+                tracing::warn!(%error, request = name, "cannot watch the CertificateSigningRequest yet");
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }
@@ -115,10 +115,10 @@ async fn decision(api: &dyn Api, name: &str) -> Result<String, AskError> {
             };
             let object = match event {
                 Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) => object,
-                Some(Ok(WatchEvent::Deleted(_))) => return Err(refused(name, "deleted", "by somebody")),
+                Some(Ok(WatchEvent::Deleted(_))) => return Err(denied(name, "deleted", "by another client")),
                 Some(Ok(WatchEvent::Bookmark(_))) => continue,
                 Some(Err(error)) => {
-                    tracing::debug!(%error, request = name, "the watch of the request broke off");
+                    tracing::debug!(%error, request = name, "the watch of the request ended");
                     break;
                 }
                 None => break,
@@ -133,15 +133,15 @@ async fn decision(api: &dyn Api, name: &str) -> Result<String, AskError> {
     }
 }
 
-fn refused(name: &str, what: &'static str, why: &str) -> AskError {
-    AskError::Refused {
+fn denied(name: &str, what: &'static str, why: &str) -> RequestError {
+    RequestError::Denied {
         name: name.to_string(),
         what,
         why: why.to_string(),
     }
 }
 
-fn decided(request: &CertificateSigningRequest, name: &str) -> Option<Result<String, AskError>> {
+fn decided(request: &CertificateSigningRequest, name: &str) -> Option<Result<String, RequestError>> {
     let status = request.status.as_ref()?;
     for (type_, what) in [("Denied", "denied"), ("Failed", "not signed")] {
         let conditions = status.conditions.iter().flatten();
@@ -150,7 +150,7 @@ fn decided(request: &CertificateSigningRequest, name: &str) -> Option<Result<Str
             .find(|c| c.type_ == type_ && c.status != "False")
         {
             let why = said.message.as_deref().or(said.reason.as_deref());
-            return Some(Err(refused(name, what, why.unwrap_or("no reason was given"))));
+            return Some(Err(denied(name, what, why.unwrap_or("no reason was given"))));
         }
     }
     let certificate = status.certificate.as_ref().filter(|c| !c.0.is_empty())?;
@@ -164,7 +164,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_request_is_decided_by_a_refusal_before_a_certificate() {
+    fn a_denial_counts_before_a_certificate() {
         let said = |type_: &str, status: &str| json!({"type": type_, "status": status, "reason": "Because"});
         for (status, expected) in [
             (json!({}), None),

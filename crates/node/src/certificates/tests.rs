@@ -1,4 +1,4 @@
-//! Against the API in memory, where a task signs whatever is asked for.
+//! Runs against the API in memory, where a task signs every request.
 
 use super::*;
 use futures::StreamExt;
@@ -69,7 +69,7 @@ fn sign(request: &mut CertificateSigningRequest, now: Timestamp) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_certificate_is_kept_for_its_owner_only_and_taken_up_again() {
+async fn a_certificate_is_readable_by_its_owner_only_and_loaded_again() {
     let world = World::new();
     world.answer(sign);
     let mut rotation = world.rotation();
@@ -83,7 +83,7 @@ async fn a_certificate_is_kept_for_its_owner_only_and_taken_up_again() {
     let held = file::describe(&identity, world.clock.now()).unwrap();
     assert!(held.is_for(&serving("n", &["10.0.0.1".to_string()])));
 
-    // One that is for another name, or is none, is not taken up.
+    // A certificate for another name, or an invalid one, is not loaded.
     let other = Rotation::open(
         client("m"),
         file.clone(),
@@ -96,7 +96,7 @@ async fn a_certificate_is_kept_for_its_owner_only_and_taken_up_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_renewed_before_it_ends_again_and_again() {
+async fn it_is_rotated_before_each_expiry() {
     let world = World::new();
     world.answer(sign);
     let cancel = CancellationToken::new();
@@ -133,7 +133,7 @@ async fn it_is_renewed_before_it_ends_again_and_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_told_in_the_refusers_words() {
+async fn a_denial_is_reported_with_the_approvers_message() {
     let world = World::new();
     world.answer(|request, _| {
         let said = CertificateSigningRequestCondition {
@@ -149,7 +149,7 @@ async fn a_refusal_is_told_in_the_refusers_words() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_has_none_that_counts_asks_as_at_the_first_time() {
+async fn a_node_without_a_valid_certificate_requests_one_as_at_bootstrap() {
     let world = World::new();
     world.answer(sign);
     let mut rotation = world.rotation();

@@ -11,7 +11,7 @@ const CAP_SYS_RESOURCE: u32 = 24;
 /// Where a private containerd lives and what it is to use.
 #[derive(Clone, Debug)]
 pub struct ContainerdConfig {
-    /// The program, looked up in PATH unless it has a slash.
+    /// The program; searched in PATH unless it contains a slash.
     pub program: PathBuf,
     /// Absolute; images and snapshots live here, and survive.
     pub root: PathBuf,
@@ -19,7 +19,7 @@ pub struct ContainerdConfig {
     pub run: PathBuf,
     /// CNI plugins (`/usr/lib/cni` on Debian).
     pub cni_bin: PathBuf,
-    /// The folder of CNI configurations.
+    /// The directory of CNI configurations.
     pub cni_conf: PathBuf,
     /// Reference of the sandbox (pause) image.
     pub sandbox_image: String,
@@ -40,7 +40,7 @@ impl ContainerdConfig {
         self.root.join("containerd.log")
     }
 
-    /// For administrators; knarr itself looks in /proc.
+    /// For administrators; knarr itself searches /proc.
     pub(super) fn note_pid(&self, pid: u32) -> Result<(), ContainerdError> {
         let path = self.run.join("containerd.pid");
         crate::host_fs::write(&path, pid.to_string())
@@ -71,8 +71,8 @@ impl ContainerdConfig {
         self.render(!can_lower_oom_score())
     }
 
-    /// The file's text. `restrict_oom` keeps containerd from setting negative oom_score_adj, without which
-    /// runc dies on machines that lack CAP_SYS_RESOURCE.
+    /// The file's text. `restrict_oom` keeps containerd from setting negative oom_score_adj, without which runc fails
+    /// on hosts without CAP_SYS_RESOURCE.
     fn render(&self, restrict_oom: bool) -> String {
         let mut t = String::new();
         let q = |p: &Path| format!("{:?}", p.display().to_string());
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_missing_capability_is_told_to_containerd() {
+    fn a_missing_capability_is_written_to_containerds_configuration() {
         let config = ContainerdConfig {
             program: "containerd".into(),
             root: "/d/containerd".into(),

@@ -1,14 +1,14 @@
 //! A private containerd: configured, started, watched and started again by knarr.
 //!
-//! Containers belong to containerd's shims and live on when knarr or containerd ends. But a containerd that ends just
-//! as a container does loses the exit code, so one that a killed knarr left behind is kept if it is what would be
-//! started now: the same program, the same configuration, serving CRI. Else it is ended and replaced. Either way
-//! there is one, and it has today's configuration.
+//! Containers belong to containerd's shims and keep running when knarr or containerd exits. But a containerd that exits
+//! at the moment when a container does loses the exit code, so one that a killed knarr left running is kept if it
+//! matches what would be started now: the same program, the same configuration, serving CRI. Otherwise it is stopped
+//! and replaced. Either way there is exactly one, with the current configuration.
 
 mod config;
 mod netns;
 mod process;
-mod remains;
+mod shims;
 
 use std::convert::Infallible;
 use std::io;
@@ -20,15 +20,15 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-use self::process::{Earlier, Process};
+use self::process::{Leftover, Process};
 use crate::runtime::cri::Cri;
 use crate::runtime::{Runtime, RuntimeError};
 
 pub use config::{ContainerdConfig, can_lower_oom_score};
 
-/// How long a start may take until its socket answers.
+/// How long a start may take until the socket accepts connections.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// Between two looks at the socket while it starts.
+/// Poll interval of the socket during the start.
 const START_POLL: Duration = Duration::from_millis(10);
 /// First wait before a crashed containerd is started again; doubles up to [`RESTART_MAX`].
 const RESTART_FIRST: Duration = Duration::from_millis(200);
@@ -36,7 +36,7 @@ const RESTART_MAX: Duration = Duration::from_secs(10);
 /// After so long without a crash the next one waits [`RESTART_FIRST`] again.
 const RESTART_RESET: Duration = Duration::from_secs(60);
 /// A shim or a CNI plugin that was being started when its containerd was killed is done by then.
-const REMAINS_LATE: Duration = Duration::from_secs(10);
+const LATE_SHIMS: Duration = Duration::from_secs(10);
 /// Unix sockets' paths have room for 107 bytes (sun_path).
 const SOCKET_PATH_MAX: usize = 107;
 
@@ -55,13 +55,17 @@ pub enum ContainerdError {
     Write { path: PathBuf, source: io::Error },
     #[error("cannot start {program:?}")]
     Spawn { program: PathBuf, source: io::Error },
-    #[error("containerd ended while it was starting ({status}); its last words, from {log:?}:\n{tail}")]
+    #[error(
+        "containerd exited while it was starting ({status}); the end of its log {log:?}:
+    {tail}"
+    )]
     Died {
         status: String,
         log: PathBuf,
         tail: String,
     },
-    #[error("containerd did not answer on {socket:?} within {} s; its last words, from {log:?}:\n{tail}", START_LIMIT.as_secs())]
+    #[error("containerd did not answer on {socket:?} within {} s; the end of its log {log:?}:
+    {tail}", START_LIMIT.as_secs())]
     Timeout {
         socket: PathBuf,
         log: PathBuf,
@@ -73,13 +77,13 @@ pub enum ContainerdError {
         #[source]
         error: RuntimeError,
     },
-    #[error("containerd (process {pid}) does not end")]
+    #[error("containerd (process {pid}) does not exit")]
     Stuck { pid: i32 },
-    #[error("cannot look for an earlier containerd")]
-    Look { source: io::Error },
+    #[error("cannot find out whether a containerd is still running")]
+    FindLeftovers { source: io::Error },
 }
 
-/// A running containerd under supervision. Ends with the token it was started with, unless it is
+/// A running containerd under supervision. It is stopped with the token it was started with, unless it is
 /// [detached](Containerd::wait).
 pub struct Containerd {
     socket: PathBuf,
@@ -87,8 +91,8 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Starts it, or adopts the one that a killed knarr left behind, and returns when its socket answers. It is
-    /// restarted when it crashes, until `cancel`; then it is ended (containers go on).
+    /// Starts it, or adopts the one that a killed knarr left running, and returns when its socket accepts connections.
+    /// It is restarted when it crashes, until `cancel`; then it is stopped (containers keep running).
     pub async fn start(config: ContainerdConfig, cancel: CancellationToken) -> Result<Self, ContainerdError> {
         let socket = config.socket();
         let len = socket.as_os_str().len();
@@ -96,7 +100,7 @@ impl Containerd {
             return Err(ContainerdError::SocketPath { path: socket, len });
         }
         let process = match adopt(&config).await? {
-            Some(earlier) => earlier,
+            Some(leftover) => leftover,
             None => {
                 config.write()?;
                 let directory = Path::new(netns::DIRECTORY);
@@ -110,7 +114,7 @@ impl Containerd {
         Ok(Containerd { socket, task })
     }
 
-    /// Returns when it serves CRI: its socket takes connections before its CRI plugin is initialised.
+    /// Returns when it serves CRI: its socket accepts connections before its CRI plugin is initialised.
     pub async fn serves(&self, runtime: &dyn Runtime) -> Result<(), ContainerdError> {
         serves(runtime).await
     }
@@ -120,7 +124,7 @@ impl Containerd {
         &self.socket
     }
 
-    /// Returns once it has been ended.
+    /// Returns once it has been stopped.
     pub async fn wait(self) {
         if let Err(e) = self.task.await {
             tracing::error!(error = %e, "containerd's supervisor failed");
@@ -144,15 +148,16 @@ async fn serves(runtime: &dyn Runtime) -> Result<(), ContainerdError> {
     }
 }
 
-/// Once it serves, and once more after all that was on its way at an earlier one's end has come to be.
-async fn remove_remains(config: &ContainerdConfig, pid: i32) -> Infallible {
+/// Runs once CRI is served, and once more after everything that was in flight when the previous one stopped has
+/// settled.
+async fn remove_leftover_shims(config: &ContainerdConfig, pid: i32) -> Infallible {
     let runtime = Cri::new(&format!("unix://{}", config.socket().display()));
     if let Err(e) = serves(&runtime).await {
-        tracing::error!(error = %e, "containerd runs but is of no use");
+        tracing::error!(error = %e, "containerd runs but does not serve CRI");
     }
-    remains::remove(config, Some((pid, &runtime))).await;
-    tokio::time::sleep(REMAINS_LATE).await;
-    remains::remove(config, Some((pid, &runtime))).await;
+    shims::remove(config, Some((pid, &runtime))).await;
+    tokio::time::sleep(LATE_SHIMS).await;
+    shims::remove(config, Some((pid, &runtime))).await;
     std::future::pending().await
 }
 
@@ -162,10 +167,10 @@ async fn supervise(config: ContainerdConfig, mut process: Process, cancel: Cance
         let since = tokio::time::Instant::now();
         let pid = process.pid();
         tokio::select! {
-            // Looks for remains twice and then for nothing.
-            never = remove_remains(&config, pid) => match never {},
+            // Removes leftover shims twice and then waits for ever.
+            never = remove_leftover_shims(&config, pid) => match never {},
             status = process.ended() => {
-                tracing::warn!(%status, "containerd ended; starting it again");
+                tracing::warn!(%status, "containerd exited; restarting it");
             }
             () = cancel.cancelled() => {
                 if let Err(e) = process.end().await {
@@ -185,14 +190,14 @@ async fn supervise(config: ContainerdConfig, mut process: Process, cancel: Cance
             wait = (wait * 2).min(RESTART_MAX);
             match launch(&config).await {
                 Ok(process) => break process,
-                Err(e) => tracing::error!(error = %e, "containerd cannot be started again"),
+                Err(e) => tracing::error!(error = %e, "cannot restart containerd"),
             }
         };
-        tracing::info!("containerd runs again");
+        tracing::info!("containerd was restarted");
     }
 }
 
-/// Starts the process and waits until its socket takes a connection.
+/// Starts the process and waits until its socket accepts a connection.
 async fn launch(config: &ContainerdConfig) -> Result<Process, ContainerdError> {
     let log_path = config.log();
     let log = crate::host_fs::open_with(std::fs::File::options().create(true).append(true), &log_path)
@@ -251,7 +256,7 @@ async fn launch(config: &ContainerdConfig) -> Result<Process, ContainerdError> {
 
 /// The containerd that an earlier knarr left behind, if it can be kept; else there is none afterwards.
 async fn adopt(config: &ContainerdConfig) -> Result<Option<Process>, ContainerdError> {
-    let mut found = earlier(config)?;
+    let mut found = leftover(config)?;
     let why_not = match found.as_slice() {
         [] => None,
         [one] if !one.is(&config.program) => Some("it is another program"),
@@ -266,40 +271,40 @@ async fn adopt(config: &ContainerdConfig) -> Result<Option<Process>, ContainerdE
         _ => Some("there is more than one"),
     };
     match (found.pop(), why_not) {
-        (Some(earlier), None) => {
-            let process = Process::Adopted(earlier);
+        (Some(leftover), None) => {
+            let process = Process::Adopted(leftover);
             let pid = process.pid();
             tracing::info!(pid, "keeping the containerd of an earlier run");
             config.note_pid(pid.unsigned_abs())?;
             return Ok(Some(process));
         }
-        (Some(earlier), Some(why)) => {
+        (Some(leftover), Some(why)) => {
             tracing::info!(why, "not keeping the containerd of an earlier run");
-            found.push(earlier);
+            found.push(leftover);
         }
         (None, _) => {}
     }
-    end_all(config, found).await?;
+    stop_all(config, found).await?;
     Ok(None)
 }
 
-/// Ends a containerd that runs with this configuration file although its knarr is gone, and all that still runs of
-/// its containers: for a node that goes.
-pub async fn end_leftover(config: &ContainerdConfig) -> Result<(), ContainerdError> {
-    let found = earlier(config)?;
-    end_all(config, found).await?;
-    remains::remove(config, None).await;
+/// Stops a containerd that runs with this configuration file although its knarr has exited, and all of its containers
+/// that still run: for a node that is removed.
+pub async fn stop_leftover(config: &ContainerdConfig) -> Result<(), ContainerdError> {
+    let found = leftover(config)?;
+    stop_all(config, found).await?;
+    shims::remove(config, None).await;
     Ok(())
 }
 
-fn earlier(config: &ContainerdConfig) -> Result<Vec<Earlier>, ContainerdError> {
-    Earlier::find(config).map_err(|source| ContainerdError::Look { source })
+fn leftover(config: &ContainerdConfig) -> Result<Vec<Leftover>, ContainerdError> {
+    Leftover::find(config).map_err(|source| ContainerdError::FindLeftovers { source })
 }
 
-async fn end_all(config: &ContainerdConfig, found: Vec<Earlier>) -> Result<(), ContainerdError> {
-    for earlier in found {
-        let process = Process::Adopted(earlier);
-        tracing::info!(pid = process.pid(), "ending the containerd of an earlier run");
+async fn stop_all(config: &ContainerdConfig, found: Vec<Leftover>) -> Result<(), ContainerdError> {
+    for leftover in found {
+        let process = Process::Adopted(leftover);
+        tracing::info!(pid = process.pid(), "stopping the containerd of an earlier run");
         process.end().await?;
     }
     // A socket without a process behind it only confuses the next start.

@@ -1,8 +1,9 @@
 //! The directory of network namespaces, in which containerd mounts one for each pod.
 //!
-//! Whoever first runs `ip netns add` on a machine makes the directory a shared mount point, with all that is mounted in it
-//! twice from then on: the namespaces of pods that run could never be removed again, and those pods never end. So it is
-//! made one before there are any, the way iproute2 does it, which finds it done.
+//! The first `ip netns add` on a host makes the directory a shared mount point, and from then on everything that is
+//! mounted in it is mounted twice: the namespaces of running pods could never be removed, and those pods would never
+//! terminate. So the directory is made a shared mount point before any pod runs, as iproute2 does it; iproute2 then
+//! does nothing.
 
 use std::io;
 use std::path::Path;
@@ -47,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn t5_the_directory_of_namespaces_is_a_mount_point_before_any_is_in_it() {
+    fn t5_the_netns_directory_is_a_mount_point_before_any_namespace_is_in_it() {
         if !nix::unistd::geteuid().is_root() {
             return;
         }

@@ -1,8 +1,8 @@
-//! The containerd process that is looked after: started here, or by an earlier knarr and found again.
+//! The supervised containerd process: started here, or found running from an earlier knarr.
 //!
-//! An earlier one is found by its command line in /proc, not by a noted process id: knarr may have been killed
-//! before it noted any, and process ids are used again. It is held by a pidfd, so that whoever is signalled or
-//! waited for is the process that was looked at.
+//! A leftover one is found by its command line in /proc, not by a recorded process id: knarr may have been killed
+//! before it recorded any, and process ids are reused. It is held by a pidfd, so that signals and waits reach the
+//! process that was examined.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,36 +18,36 @@ use tokio::process::Child;
 
 use super::{ContainerdConfig, ContainerdError};
 
-/// How long containerd gets to end on TERM, and then on KILL.
+/// How long containerd may take to exit after TERM, and then after KILL.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// A containerd that was alive when it was last looked at.
+/// A containerd that was alive when it was last checked.
 pub(super) enum Process {
     Started(Child),
-    Adopted(Earlier),
+    Adopted(Leftover),
 }
 
 impl Process {
-    /// Returns when it has ended, with what is known of how. May be dropped and asked again.
+    /// Returns its exit status as far as it is known, when it has exited. Cancel-safe.
     pub(super) async fn ended(&mut self) -> String {
         match self {
             Process::Started(child) => child
                 .wait()
                 .await
                 .map_or_else(|e| e.to_string(), |status| status.to_string()),
-            Process::Adopted(earlier) => earlier.ended().await,
+            Process::Adopted(leftover) => leftover.ended().await,
         }
     }
 
     /// TERM, and KILL if that is not enough.
     pub(super) async fn end(mut self) -> Result<(), ContainerdError> {
         for signal in [Signal::TERM, Signal::KILL] {
-            // Gone already is as good as ended.
+            // It may have exited already.
             let _ = self.signal(signal);
             if tokio::time::timeout(STOP_GRACE, self.ended()).await.is_ok() {
                 return Ok(());
             }
-            tracing::warn!(?signal, "containerd did not end within {STOP_GRACE:?}");
+            tracing::warn!(?signal, "containerd did not exit within {STOP_GRACE:?}");
         }
         Err(ContainerdError::Stuck { pid: self.pid() })
     }
@@ -56,47 +56,47 @@ impl Process {
     pub(super) fn pid(&self) -> i32 {
         match self {
             Process::Started(child) => child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or(0),
-            Process::Adopted(earlier) => earlier.pid.as_raw_nonzero().get(),
+            Process::Adopted(leftover) => leftover.pid.as_raw_nonzero().get(),
         }
     }
 
     fn signal(&self, signal: Signal) -> rustix::io::Result<()> {
         match self {
-            // Nobody else gets the id of a child that was not waited for.
+            // The id of a child is not reused before it is waited for.
             Process::Started(_) => Pid::from_raw(self.pid()).map_or(Ok(()), |pid| kill_process(pid, signal)),
-            Process::Adopted(earlier) => pidfd_send_signal(earlier.held.get_ref(), signal),
+            Process::Adopted(leftover) => pidfd_send_signal(leftover.held.get_ref(), signal),
         }
     }
 }
 
-/// A containerd that runs with this configuration file although its knarr is gone.
-pub(super) struct Earlier {
+/// A containerd that runs with this configuration file although its knarr has exited.
+pub(super) struct Leftover {
     pid: Pid,
     held: AsyncFd<OwnedFd>,
 }
 
-impl Earlier {
-    /// All there are: one, unless somebody started more.
-    pub(super) fn find(config: &ContainerdConfig) -> io::Result<Vec<Earlier>> {
+impl Leftover {
+    /// All of them: one, unless more were started by hand.
+    pub(super) fn find(config: &ContainerdConfig) -> io::Result<Vec<Leftover>> {
         let found = runs_with(&config.file())?;
-        let held = found.iter().filter_map(|pid| Earlier::hold(*pid).transpose());
-        // What had ended before it was held can be another process by now.
+        let held = found.iter().filter_map(|pid| Leftover::hold(*pid).transpose());
+        // A process that exited before it was held may be another one by now.
         let still = runs_with(&config.file())?;
-        held.filter(|earlier| earlier.as_ref().map_or(true, |e| still.contains(&e.pid)))
+        held.filter(|leftover| leftover.as_ref().map_or(true, |e| still.contains(&e.pid)))
             .collect()
     }
 
-    fn hold(pid: Pid) -> io::Result<Option<Earlier>> {
+    fn hold(pid: Pid) -> io::Result<Option<Leftover>> {
         let fd = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Err(rustix::io::Errno::SRCH) => return Ok(None),
             opened => opened?,
         };
         #[expect(deprecated, reason = "sound for a type that owns its descriptor")]
         let held = AsyncFd::with_interest(fd, Interest::READABLE)?;
-        Ok(Some(Earlier { pid, held }))
+        Ok(Some(Leftover { pid, held }))
     }
 
-    /// A pidfd can be read from once its process has ended.
+    /// A pidfd becomes readable when its process exits.
     pub(super) async fn ended(&self) -> String {
         match self.held.readable().await {
             Ok(_) => "an earlier knarr's: its status is not known".into(),
@@ -112,7 +112,7 @@ impl Earlier {
     }
 }
 
-/// Every process of the machine with its command line: arguments with a zero byte behind each.
+/// Every process of the host with its command line: arguments, each terminated by a zero byte.
 pub(super) fn processes() -> io::Result<Vec<(Pid, Vec<u8>)>> {
     let mut all = Vec::new();
     for entry in crate::host_fs::read_dir("/proc")? {
@@ -121,7 +121,7 @@ pub(super) fn processes() -> io::Result<Vec<(Pid, Vec<u8>)>> {
         let Some(pid) = pid.and_then(Pid::from_raw) else {
             continue;
         };
-        // It may end while it is looked at.
+        // The process may exit while it is read.
         if let Ok(cmdline) = crate::host_fs::read(proc_of(pid).join("cmdline")) {
             all.push((pid, cmdline));
         }
@@ -150,8 +150,8 @@ fn on_path(program: &Path) -> Option<PathBuf> {
         .find(|file| crate::host_fs::is_file(file))
 }
 
-/// The processes that were started with `--config FILE` as ours is. Not those of containers, who choose their command
-/// lines as they like: they have process ids of their own, unless they were given the machine's.
+/// The processes that were started with `--config FILE` like ours. Not those of containers, which choose their command
+/// lines freely: they have their own PID namespaces, unless they run in the host's.
 fn runs_with(file: &Path) -> io::Result<Vec<Pid>> {
     let here = crate::host_fs::read_link("/proc/self/ns/pid")?;
     let mut found: Vec<Pid> = processes()?
@@ -170,7 +170,7 @@ fn runs_with(file: &Path) -> io::Result<Vec<Pid>> {
     Ok(found)
 }
 
-/// `cmdline` is as in /proc: each argument ends with a zero byte.
+/// `cmdline` is as in /proc: each argument is terminated by a zero byte.
 fn is_ours(cmdline: &[u8], file: &Path) -> bool {
     let mut args = cmdline.split(|b| *b == 0).skip(1);
     args.next() == Some(b"--config") && args.next() == Some(file.as_os_str().as_encoded_bytes())
@@ -180,7 +180,7 @@ fn parent(pid: Pid) -> Option<Pid> {
     stat_field(&stat(pid)?, 4).and_then(Pid::from_raw)
 }
 
-/// When it was started, in clock ticks since the machine was.
+/// When it was started, in clock ticks since boot.
 pub(super) fn start_ticks(pid: Pid) -> Option<u64> {
     stat_field(&stat(pid)?, 22)
 }
@@ -189,7 +189,7 @@ fn stat(pid: Pid) -> Option<String> {
     crate::host_fs::read_to_string(proc_of(pid).join("stat")).ok()
 }
 
-/// A field by its number in proc(5). The second, the name, stands in brackets and may hold anything.
+/// A field by its number in proc(5). The second, the name, is in parentheses and may contain any character.
 fn stat_field<T: FromStr>(stat: &str, number: usize) -> Option<T> {
     let (_, behind_name) = stat.rsplit_once(')')?;
     behind_name
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ours_is_who_was_started_with_our_file_not_who_edits_it() {
+    fn only_a_process_started_with_our_file_is_ours_not_one_that_edits_it() {
         let file = Path::new("/d/containerd/config.toml");
         let of = |args: &[&str]| {
             args.iter()
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_with_a_path_is_that_file_and_one_without_is_looked_up() {
+    fn a_program_with_a_path_is_that_file_and_one_without_is_found_on_path() {
         assert_eq!(on_path(Path::new("./x")), Some("./x".into()));
         assert_eq!(on_path(Path::new("/x/containerd")), Some("/x/containerd".into()));
         assert!(on_path(Path::new("sh")).is_some_and(|p| p.is_absolute() && p.ends_with("sh")));

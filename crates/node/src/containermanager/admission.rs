@@ -1,5 +1,5 @@
-//! Admission: all that a pod's containers need is allocated in the kubelet's order (devices, CPUs, memory), aligned as the
-//! topology manager's policy and scope ask for.
+//! Admission: everything that a pod's containers need is allocated in the kubelet's order (devices, CPUs, memory),
+//! aligned by the topology manager's policy and scope.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use knarr_api::k8s_openapi;
@@ -62,8 +62,8 @@ impl ContainerManager {
         saved
     }
 
-    /// A pod that ran before this kubelet began keeps what is written down. One for which nothing is, because the policy
-    /// was another, gets CPUs and memory while it runs, as far as there are any.
+    /// A pod that ran before this kubelet started keeps what the checkpoint has for it. A pod without one, because the
+    /// policy was another then, gets CPUs and memory while it runs, as far as they are available.
     pub async fn readmit(&self, pod: &Pod) {
         if !self.is_active() || !guaranteed::qualifies(pod) {
             return;
@@ -81,7 +81,7 @@ impl ContainerManager {
             );
         }
         if let Err(error) = self.save().await {
-            warn!(%error, "the state of the resource managers is not written down");
+            warn!(%error, "cannot store the state of the resource managers");
         }
         self.changed.notify_one();
     }

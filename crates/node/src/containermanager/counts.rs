@@ -1,4 +1,4 @@
-//! What the resource managers have done, as the kubelet's metrics show it.
+//! What the resource managers have done, for the kubelet's metrics.
 
 use std::collections::BTreeMap;
 

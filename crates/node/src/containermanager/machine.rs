@@ -1,4 +1,4 @@
-//! The machine's CPUs, caches and NUMA nodes, as `/sys` shows them.
+//! The machine's CPUs, caches and NUMA nodes, read from `/sys`.
 //!
 //! Offline CPUs are not there. Numbers are the kernel's: a core is named by its first thread, since core ids are unique on
 //! their socket only.
@@ -15,7 +15,7 @@ use knarr_kubelet::topologymanager::{Distances, MAX_NODES};
 
 use crate::host_fs;
 
-/// Where the kernel shows its devices.
+/// The kernel's directory of devices.
 pub const DEVICES: &str = "/sys/devices/system";
 const MEMORY_OF_ALL: &str = "/proc/meminfo";
 const HUGE_PAGES_OF_ALL: &str = "/sys/kernel/mm/hugepages";
@@ -71,7 +71,7 @@ pub fn read(root: &Path) -> io::Result<MachineTopology> {
             core: threads.first().copied().unwrap_or(cpu),
             socket,
             numa_node: node_of.get(&cpu).copied().unwrap_or(0),
-            // Without such a cache the socket stands for it, as in v1.36.
+            // Without such a cache the socket is used, as in v1.36.
             uncore_cache: shared.unwrap_or(socket),
         };
         cpus.insert(cpu, of);
@@ -80,7 +80,7 @@ pub fn read(root: &Path) -> io::Result<MachineTopology> {
     Ok(topology)
 }
 
-/// None where the kernel knows of no NUMA nodes: then all is on node 0.
+/// `None` where the kernel has no NUMA nodes: everything is on node 0 then.
 fn numa_nodes(root: &Path) -> io::Result<CpuSet> {
     let nodes = match set(&root.join("node/online")) {
         Err(error) if error.kind() == ErrorKind::NotFound => CpuSet::new(),
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn l4_this_machines_topology_is_read() {
+    fn l4_the_topology_of_this_machine_is_read() {
         let topology = read(Path::new(DEVICES)).unwrap();
         let cpus = topology.cpus.cpus();
         let available = std::thread::available_parallelism().unwrap().get();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn l4_cores_sockets_caches_and_nodes_are_told_apart() {
+    fn l4_cores_sockets_caches_and_numa_nodes_are_distinguished() {
         let directory = tempfile::tempdir().unwrap();
         machine(directory.path());
         let topology = read(directory.path()).unwrap();

@@ -1,9 +1,9 @@
 //! The container manager: CPUs, memory and devices of containers, allocated together and aligned with each other.
 //!
-//! What is allocated is decided in `knarr-kubelet` by the CPU, memory, device and topology manager. Here they are asked
-//! in the kubelet's order when a pod is admitted, what they have decided is written down before a container starts,
-//! and containers are kept on their CPUs ([`reconcile`]). With the policies `none`, which are the default, only device
-//! plugins have a part in it and nothing of the machine is read.
+//! Allocations are decided in `knarr-kubelet` by the CPU, memory, device and topology manager. Here they are called in
+//! the kubelet's order when a pod is admitted, their decisions are checkpointed before a container starts, and
+//! containers are kept on their CPUs ([`reconcile`]). With the policies `none`, which are the default, only device
+//! plugins take part and the machine is not read.
 
 mod admission;
 mod counts;
@@ -67,10 +67,10 @@ pub struct ContainerManager {
     reserved_milli_cpus: i64,
     withheld: BTreeMap<String, u64>,
     managers: Mutex<Managers>,
-    /// Held while a pod's resources are aligned: what its hints say must hold until all of it is allocated.
+    /// Held while a pod's resources are aligned: its hints must stay valid until all of it is allocated.
     aligning: tokio::sync::Mutex<()>,
     written: tokio::sync::Mutex<Written>,
-    /// Why the managers have not started; shown in the node's status.
+    /// Why the managers have not started; reported in the node's status.
     error: Mutex<Option<String>>,
     /// The shared CPUs may be others.
     changed: Notify,
@@ -106,12 +106,12 @@ impl ContainerManager {
         of.is_cpu_static || of.is_memory_static || of.topology_policy != Policy::None
     }
 
-    /// Why the node cannot take pods.
+    /// Why the node cannot run pods.
     pub fn error(&self) -> Option<String> {
         self.error.lock().clone()
     }
 
-    /// Where a container that is about to be created runs. Init containers before it have ended.
+    /// Where a container that is about to be created runs. Init containers before it have terminated.
     pub fn placement(self: &Arc<Self>, pod: &Pod, container: &str) -> Placement {
         if !self.is_active() {
             return Placement::default();
@@ -154,7 +154,7 @@ impl ContainerManager {
 
     /// Whether a pod may be resized in place: what is allocated exclusively stays as it is
     /// (InPlacePodVerticalScalingExclusiveCPUs and -ExclusiveMemory are off by default).
-    pub fn admit_resize(&self, allocated: &Pod, asked: &Pod) -> Result<(), Rejection> {
+    pub fn admit_resize(&self, allocated: &Pod, requested: &Pod) -> Result<(), Rejection> {
         let of = &self.configuration;
         let is_changed = |name: &str| {
             let request = |c: &Container| {
@@ -165,13 +165,13 @@ impl ContainerManager {
             let before: BTreeMap<&str, _> = guaranteed::containers(allocated)
                 .map(|c| (c.name.as_str(), request(c)))
                 .collect();
-            guaranteed::containers(asked).any(|c| before.get(c.name.as_str()) != Some(&request(c)))
+            guaranteed::containers(requested).any(|c| before.get(c.name.as_str()) != Some(&request(c)))
         };
         for (is_static, resource, policy) in [
             (of.is_cpu_static, "cpu", "CPU Manager policy \"static\""),
             (of.is_memory_static, "memory", "Memory Manager policy \"Static\""),
         ] {
-            if is_static && guaranteed::is_guaranteed(asked) && is_changed(resource) {
+            if is_static && guaranteed::is_guaranteed(requested) && is_changed(resource) {
                 return Err(Rejection {
                     reason: knarr_kubelet::pod::INFEASIBLE.into(),
                     message: format!("Resize is infeasible for Guaranteed Pods alongside {policy}"),
@@ -203,7 +203,7 @@ impl ContainerManager {
         Metrics::of(managers.counts.clone(), &managers.cpu, &self.devices)
     }
 
-    /// A pod has ended: others may have what it had.
+    /// A pod has terminated: its resources may be allocated to others.
     pub fn release(self: &Arc<Self>, uid: &str) {
         self.devices.release(uid);
         if self.release_managed(uid) {

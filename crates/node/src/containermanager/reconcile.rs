@@ -1,7 +1,7 @@
 //! Keeps running containers on their CPUs: those that share CPUs run on others whenever some are allocated or released.
 //!
 //! As in v1.36 all running containers are compared each `cpuManagerReconcilePeriod`, and also at once when the shared
-//! CPUs may have changed. The runtime is told only what it was not told before.
+//! CPUs may have changed. The runtime is called only for containers whose CPUs have changed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::ContainerManager;
 use crate::podresources::ActivePods;
 use crate::runtime::Runtime;
 
-/// Never ends; with the policy `none` nothing is done.
+/// Never returns; does nothing with the policy `none`.
 pub async fn run(manager: Arc<ContainerManager>, runtime: Arc<dyn Runtime>, pods: Arc<ActivePods>) {
     if !manager.configuration.is_cpu_static {
         return;

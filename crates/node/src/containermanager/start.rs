@@ -1,4 +1,4 @@
-//! Starting: the machine is read, and what a former kubelet has written down is taken over. Writing it down.
+//! The start: reads the machine and restores the checkpoint of an earlier kubelet. Writes the checkpoint.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::untrusted_fs::{self, Dir, NewFile};
 
 /// Some hundred bytes for each container with CPUs or memory of its own.
 const CHECKPOINT_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// Whose turn a file operation is in the pool.
+/// The pool's key for these file operations.
 const FILES_KEY: &str = "resource managers";
 
 /// Why the managers cannot start; the node is not ready until it is resolved.
@@ -76,7 +76,7 @@ pub(super) struct Written {
 }
 
 impl ContainerManager {
-    /// Reads the machine and takes over what a former kubelet has written down. Nothing is decided about pods before.
+    /// Reads the machine and restores the checkpoint of an earlier kubelet. No pod is admitted before.
     pub async fn start(&self) -> Result<(), StartError> {
         let started = self.try_start().await;
         *self.error.lock() = started.as_ref().err().map(shown);
@@ -181,7 +181,7 @@ impl ContainerManager {
     pub(super) fn save_soon(self: Arc<Self>) {
         tokio::spawn(async move {
             if let Err(error) = self.save().await {
-                warn!(%error, "the state of the resource managers is not written down");
+                warn!(%error, "cannot store the state of the resource managers");
             }
         });
     }

@@ -69,7 +69,7 @@ impl Node {
         }
     }
 
-    /// A kubelet that begins on this node.
+    /// A kubelet that starts on this node.
     async fn start(&self) -> Result<Arc<ContainerManager>, StartError> {
         let root = self.directory.path();
         let (health, _) = mpsc::unbounded_channel();
@@ -169,7 +169,7 @@ async fn l4_all_containers_of_a_pod_are_on_one_numa_node_in_pod_scope() {
         manager.admit(&two).await.unwrap();
         assert_eq!(placed(&manager, &two), on(&placement), "{policy} {scope}");
     }
-    // Without room on one node best-effort takes what there is, and restricted rejects.
+    // Without enough on one node, best-effort allocates what is available and restricted rejects.
     let wide = pod("wide", &[("2", "64Mi"), ("1", "64Mi")]);
     for (policy, is_admitted) in [("best-effort", true), ("single-numa-node", false)] {
         let node = Node::new(configuration(policy, "pod"));

@@ -1,6 +1,6 @@
-//! Which container has which devices, written down so that a kubelet that begins anew keeps it: in the file and fields of
-//! v1.36's `kubelet_internal_checkpoint`, which other programs of a node read. The file is replaced as a whole, so it has
-//! no checksum to tell half of it by.
+//! Which container has which devices, stored so that a restarted kubelet keeps it: in the file and fields of v1.36's
+//! `kubelet_internal_checkpoint`, which other programs of a node read. The file is replaced atomically, so it needs no
+//! checksum.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};

@@ -1,5 +1,5 @@
-//! Device plugins (v1beta1): they register at the kubelet's socket or in its registry, report their devices on a stream,
-//! and are asked to allocate them for containers.
+//! Device plugins (v1beta1): they register at the kubelet's socket or in its registry, report their devices on a
+//! stream, and allocate them for containers on request.
 //!
 //! What is chosen is decided by [`knarr_kubelet::devicemanager`]; here plugins are called, each with a deadline and without
 //! a lock held, and what containers have is written down before they start.
@@ -35,11 +35,12 @@ use crate::untrusted_fs::Pool;
 /// The kubelet's directory of device plugins' sockets and its own.
 pub const DIRECTORY: &str = "device-plugins";
 const VERSION: &str = "v1beta1";
-/// How long a plugin may take to accept a connection and say its options, or to begin reporting.
+/// How long a plugin may take to accept a connection and return its options, or to start reporting.
 const CONNECT: Duration = Duration::from_secs(10);
-/// To say what it prefers, and to prepare a device before each start (v1.36: 30 s).
+/// Deadline of `GetPreferredAllocation` and `PreStartContainer` (v1.36: 30 s).
 const PREPARE: Duration = Duration::from_secs(30);
-/// To allocate. v1.36 waits without end, and with it all pods of the node; here only the pod that asks waits.
+/// Deadline of `Allocate`. v1.36 waits without limit and blocks all pods of the node; here only the requesting pod
+/// waits.
 const ALLOCATE: Duration = Duration::from_secs(120);
 /// Plugins of one node.
 const PLUGINS_MAX: usize = 256;
@@ -79,10 +80,10 @@ impl Error {
     }
 }
 
-/// A registered plugin. Its stream ends with this.
+/// A registered plugin. Dropping it closes its stream.
 struct Endpoint {
     socket: PathBuf,
-    /// Tells it from one that registered later for the same resource.
+    /// Distinguishes it from one that registered later for the same resource.
     generation: u64,
     watching: JoinHandle<()>,
 }
@@ -108,11 +109,11 @@ pub struct Devices {
     clock: Arc<dyn Clock>,
     state: Mutex<DeviceManager>,
     endpoints: Mutex<Endpoints>,
-    /// Whoever writes the checkpoint; inside, what was written last.
+    /// Held while the checkpoint is written; contains what was written last.
     checkpoint: tokio::sync::Mutex<Vec<u8>>,
     changed: Notify,
     allocations: Mutex<Durations>,
-    /// Pods with a device whose health has changed, by uid.
+    /// Uids of pods with a device whose health has changed.
     health_changed: mpsc::UnboundedSender<String>,
 }
 
@@ -137,7 +138,7 @@ impl Devices {
         })
     }
 
-    /// Takes over what a former kubelet has written down. Nothing is decided about pods before.
+    /// Restores the checkpoint of an earlier kubelet. No pod is admitted before.
     pub async fn restore(&self) {
         let directory = self.directory.clone();
         let read = self
@@ -156,7 +157,7 @@ impl Devices {
         }
     }
 
-    /// Serves plugins' registrations, until dropped. Plugins end with it.
+    /// Serves plugins' registrations until dropped, and disconnects the plugins then.
     pub async fn run(self: Arc<Self>) {
         struct Ending<'a>(&'a Devices);
         impl Drop for Ending<'_> {
@@ -188,13 +189,13 @@ impl Devices {
         read(&self.state.lock())
     }
 
-    /// Whether a pod asks for anything of a plugin.
+    /// Whether a pod requests a resource of a plugin.
     pub fn concerns(&self, pod: &Pod) -> bool {
         let state = self.state.lock();
         containers(pod).any(|c| !state.requests(pod, c).is_empty())
     }
 
-    /// Has the plugins allocate all that a pod's containers ask for.
+    /// Has the plugins allocate everything that a pod's containers request.
     pub async fn allocate_pod(&self, pod: &Pod) -> Result<(), Rejection> {
         for container in containers(pod) {
             let allocated = self.allocate(pod, container, None).await;
@@ -203,7 +204,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Has the plugins allocate what one container asks for, near these NUMA nodes where that is known.
+    /// Has the plugins allocate what one container requests, near these NUMA nodes where that is known.
     pub async fn allocate(
         &self,
         pod: &Pod,
@@ -343,7 +344,7 @@ impl Devices {
         Ok(self.state.lock().assigned().options(uid, &container.name))
     }
 
-    /// A pod has ended: others may have its devices.
+    /// A pod has terminated: its devices may be allocated to others.
     pub fn release(self: &Arc<Self>, uid: &str) {
         if self.state.lock().release(uid) {
             self.clone().save_soon();
@@ -380,7 +381,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Connects to a plugin, and follows what it reports until it ends or another one registers for its resource.
+    /// Connects to a plugin and follows its reports until it disconnects or another one registers for its resource.
     async fn connect(self: &Arc<Self>, resource: &str, socket: &Path) -> Result<(), String> {
         let is_known = self.endpoints.lock().by_resource.contains_key(resource);
         if !is_known && self.endpoints.lock().by_resource.len() >= PLUGINS_MAX {
@@ -420,7 +421,7 @@ impl Devices {
                 Ok(Some(report)) => {
                     let pods = self.state.lock().reported(resource, report.by_id());
                     for uid in pods {
-                        // The receiver goes only with the whole kubelet.
+                        // The receiver is dropped only with the whole kubelet.
                         let _ = self.health_changed.send(uid);
                     }
                     self.changed.notify_one();
@@ -439,7 +440,7 @@ impl Devices {
         if endpoints.by_resource.get(resource).is_some_and(is_meant) {
             self.state.lock().stopped(resource, self.clock.now());
             endpoints.by_resource.remove(resource);
-            info!(resource, "a device plugin is gone");
+            info!(resource, "a device plugin has disconnected");
             self.changed.notify_one();
         }
     }

@@ -1,5 +1,5 @@
-//! Where device plugins register: `device-plugins/kubelet.sock`. A plugin watches that socket: when a kubelet makes it
-//! anew, the plugin registers again.
+//! The socket where device plugins register: `device-plugins/kubelet.sock`. A plugin watches that socket: when a
+//! kubelet creates it again, the plugin registers again.
 
 use std::path::{Component, Path};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(super) async fn run(devices: &Arc<Devices>, directory: &Path) {
     serve::serve(listener, registration).await;
 }
 
-/// Of plugins that had registered with a former kubelet: they make their sockets anew.
+/// Sockets of plugins that had registered with an earlier kubelet: the plugins create them again.
 fn remove_sockets(directory: &Path) -> std::io::Result<()> {
     let open = Dir::make(directory, MODE)?;
     for entry in open.entries(ENTRIES_MAX)? {
@@ -56,20 +56,20 @@ struct Registration(Arc<Devices>);
 impl Service for Registration {
     async fn answer(&self, request: Request<Incoming>) -> Answer {
         match request.uri().path() {
-            wire::RegisterRequest::PATH => serve::unary(request, |asked| self.register(asked)).await,
+            wire::RegisterRequest::PATH => serve::unary(request, |request| self.register(request)).await,
             _ => serve::unimplemented(&request),
         }
     }
 }
 
 impl Registration {
-    async fn register(&self, asked: wire::RegisterRequest) -> Result<wire::Empty, Status> {
-        let resource = &asked.resource_name;
-        info!(resource, version = asked.version, "a device plugin registers");
-        if asked.version != VERSION {
+    async fn register(&self, request: wire::RegisterRequest) -> Result<wire::Empty, Status> {
+        let resource = &request.resource_name;
+        info!(resource, version = request.version, "a device plugin registers");
+        if request.version != VERSION {
             return Err(Status::unknown(format!(
                 "requested API version {:?} is not supported by kubelet. Supported version is [{VERSION:?}]",
-                asked.version
+                request.version
             )));
         }
         if !knarr_api::kinds::pod::resources::is_extended(resource) {
@@ -77,11 +77,11 @@ impl Registration {
                 "the ResourceName {resource:?} is invalid"
             )));
         }
-        let mut parts = Path::new(&asked.endpoint).components();
+        let mut parts = Path::new(&request.endpoint).components();
         let (Some(Component::Normal(name)), None) = (parts.next(), parts.next()) else {
             return Err(Status::unknown(format!(
                 "endpoint {:?} is not the name of a socket in the kubelet's directory",
-                asked.endpoint
+                request.endpoint
             )));
         };
         let socket = self.0.directory.join(name);

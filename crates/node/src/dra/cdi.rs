@@ -1,7 +1,7 @@
-//! CDI devices for runtimes that do not know the Container Device Interface: containerd before 1.7 passes over the names
-//! of devices in a container's configuration, and the container would run without what it has claimed. For these, the
-//! specifications that drivers write are read here, and what they add to a container becomes part of what the runtime is
-//! asked for. Hooks and other edits for which CRI has no field are an error: a container never runs with half a device.
+//! CDI devices for runtimes without the Container Device Interface: containerd before 1.7 ignores the device names in a
+//! container's configuration, and the container would run without its claimed devices. For these, the specifications
+//! that drivers write are read here, and their edits become part of the container's configuration. Hooks and other
+//! edits for which CRI has no field are an error: a container never runs with half a device.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -216,7 +216,7 @@ fn read(directory: &Path) -> Result<Vec<Spec>, Unresolved> {
         }
         match read_spec(&opened, &entry.name) {
             Ok(spec) => specs.push(spec),
-            Err(error) => tracing::warn!(path = %path.display(), error, "passed over a CDI specification"),
+            Err(error) => tracing::warn!(path = %path.display(), error, "skipped a CDI specification"),
         }
     }
     Ok(specs)
@@ -232,7 +232,7 @@ fn read_spec(directory: &Dir, name: impl AsRef<Path>) -> Result<Spec, String> {
 #[cfg(test)]
 #[allow(
     clippy::disallowed_methods,
-    reason = "tests make the files that they look at by name"
+    reason = "tests create the files that they read by name"
 )]
 mod tests {
     use super::*;

@@ -1,8 +1,8 @@
 //! The DRA drivers of this node: plugins of the type `DRAPlugin`, several of one driver at times (while it is updated).
 //!
-//! A driver is usable while a connection to one of its plugins stands. The ResourceSlices of one that is not for 30 s are
-//! deleted, so that no pod is scheduled here to wait for it; so are all of the node's when the kubelet begins, until
-//! their drivers publish them again.
+//! A driver is usable while one of its plugins is connected. The ResourceSlices of a driver without a connection for 30
+//! s are deleted, so that no pod is scheduled here to wait for it; so are all ResourceSlices of the node when the
+//! kubelet starts, until their drivers publish them again.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -38,13 +38,13 @@ const WIPE_AFTER: Duration = Duration::from_secs(30);
 const WIPE_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 /// Between attempts to connect to a plugin that is registered.
 const CONNECT_RETRY: Duration = Duration::from_secs(1);
-/// Until a stream of health reports begins, and between attempts.
+/// How long a stream of health reports may take to start, and the pause between attempts.
 const HEALTH_BEGIN: Duration = Duration::from_secs(10);
 const HEALTH_RETRY: Duration = Duration::from_secs(5);
 /// Plugins of one node.
 const PLUGINS_MAX: usize = 256;
 
-/// Ends its task.
+/// Aborted when dropped.
 struct Task(JoinHandle<()>);
 
 impl Drop for Task {
@@ -79,12 +79,12 @@ pub struct Drivers {
     state: Mutex<State>,
 }
 
-/// Where the health of drivers' devices goes.
+/// Receives the health of drivers' devices.
 pub struct DriversHealth {
     pub clock: Arc<dyn Clock>,
     pub claims: Arc<Mutex<Claims>>,
     pub devices: Mutex<DevicesHealth>,
-    /// Hears of the pods with a device whose health has changed, by uid.
+    /// Uids of pods with a device whose health has changed.
     pub changed: mpsc::UnboundedSender<String>,
 }
 
@@ -166,7 +166,7 @@ impl Drivers {
         if plugins.is_empty() {
             state.plugins.remove(driver);
         }
-        info!(driver, endpoint = %endpoint.display(), "a plugin of a DRA driver is gone");
+        info!(driver, endpoint = %endpoint.display(), "a plugin of a DRA driver has disconnected");
         self.sync(&mut state, driver);
     }
 
@@ -231,9 +231,9 @@ impl Drivers {
             match self.api.delete(kind, "", slice.name(), options).await {
                 Ok(_) => warn!(
                     slice = slice.name(),
-                    "deleted a ResourceSlice whose driver is gone"
+                    "deleted a ResourceSlice whose driver is not connected"
                 ),
-                // It has gone, or was made anew by a driver that is back.
+                // It was deleted, or created again by a driver that reconnected.
                 Err(error) if error.is_not_found() || error.is_conflict() => {}
                 Err(error) => return Err(error),
             }
@@ -242,7 +242,7 @@ impl Drivers {
     }
 }
 
-/// Keeps a connection to a plugin and reports whether it stands.
+/// Keeps a connection to a plugin and reports whether it is connected.
 async fn monitor(drivers: Weak<Drivers>, driver: String, endpoint: PathBuf) {
     loop {
         if let Ok(stream) = UnixStream::connect(&endpoint).await {
@@ -260,8 +260,8 @@ async fn monitor(drivers: Weak<Drivers>, driver: String, endpoint: PathBuf) {
     }
 }
 
-/// Follows what a plugin reports of its devices. Many have no such service, and are asked again all the same: one that is
-/// updated may have it.
+/// Follows a plugin's health reports. Many plugins have no such service and are called again all the same: after an
+/// update a plugin may have it.
 async fn watch_health(health: Arc<DriversHealth>, driver: String, endpoint: PathBuf) {
     loop {
         match stream(&endpoint, NodeWatchResourcesRequest {}, HEALTH_BEGIN).await {
@@ -271,12 +271,12 @@ async fn watch_health(health: Arc<DriversHealth>, driver: String, endpoint: Path
                     let changed = health.devices.lock().report(&driver, report.reports(), now);
                     let pods = health.claims.lock().pods_with(&driver, &changed);
                     for uid in pods {
-                        // The receiver goes only with the whole kubelet.
+                        // The receiver is dropped only with the whole kubelet.
                         let _ = health.changed.send(uid);
                     }
                 }
                 health.devices.lock().clear(&driver);
-                debug!(driver, "a DRA driver reports the health of its devices no more");
+                debug!(driver, "a DRA driver no longer reports the health of its devices");
             }
             Err(error) => debug!(driver, %error, "a DRA driver does not report the health of its devices"),
         }

@@ -1,8 +1,8 @@
 //! Dynamic resource allocation: has drivers prepare the ResourceClaims of pods before their sandboxes are made, and
 //! unprepare them when no process of the pod is left.
 //!
-//! Which claims, and for which pods, is decided by [`knarr_kubelet::dra`]; here the API and the drivers are asked, each
-//! call of a driver with v1.36's deadline. A pod waits for its own drivers only.
+//! Which claims are prepared for which pods is decided by [`knarr_kubelet::dra`]; here the API and the drivers are
+//! called, each driver with v1.36's deadline. A pod waits for its own drivers only.
 
 pub mod cdi;
 mod checkpoint;
@@ -30,10 +30,10 @@ use drivers::{Drivers, DriversHealth};
 
 /// `defaultClientCallTimeout`.
 const CALL: Duration = Duration::from_secs(45);
-/// Who uses the pool of files.
+/// The pool's key for these file operations.
 const FILES: &str = "dra";
 
-/// Why a pod's claims are not prepared or unprepared, in v1.36's words.
+/// Why a pod's claims are not prepared or unprepared, with v1.36's messages.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("fetch ResourceClaim {name}: {source}")]
@@ -71,9 +71,9 @@ pub struct Dra {
     drivers: Arc<Drivers>,
     health: Arc<DriversHealth>,
     claims: Arc<Mutex<Claims>>,
-    /// Pods that have ended and are still known: nothing is prepared for them any more.
+    /// Pods that have terminated and are still known: nothing is prepared for them any more.
     ended: Mutex<BTreeSet<String>>,
-    /// Whoever writes the checkpoint; inside, what was written last.
+    /// Held while the checkpoint is written; contains what was written last.
     checkpoint: tokio::sync::Mutex<Vec<u8>>,
 }
 
@@ -109,7 +109,7 @@ impl Dra {
         self.drivers.clone()
     }
 
-    /// Takes over what a former kubelet has written down.
+    /// Restores the checkpoint of an earlier kubelet.
     pub async fn restore(&self) {
         let root = self.root.clone();
         match self.files.run(FILES, move || checkpoint::read(&root)).await {
@@ -141,7 +141,7 @@ impl Dra {
         }
         self.claims.lock().finish(&batches);
         self.save().await?;
-        // The pod may have ended meanwhile.
+        // The pod may have terminated meanwhile.
         let has_ended = self.ended.lock().contains(uid);
         match has_ended {
             true => {
@@ -226,7 +226,7 @@ impl Dra {
         all_answered(claims, method, count)
     }
 
-    /// Nothing will be asked for this pod any more.
+    /// No further call concerns this pod.
     pub fn forget(&self, uid: &str) {
         self.ended.lock().remove(uid);
     }
@@ -236,7 +236,7 @@ impl Dra {
         self.claims.lock().pods()
     }
 
-    /// What a container's status says of its claims' devices.
+    /// The container status's `allocatedResourcesStatus` of its claims' devices.
     pub fn resources_status(
         &self,
         pod: &Pod,

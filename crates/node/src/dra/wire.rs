@@ -107,7 +107,7 @@ pub struct DeviceIdentifier {
 }
 
 impl NodeWatchResourcesResponse {
-    /// One that names no device says nothing.
+    /// A report without a device is skipped.
     pub fn reports(self) -> impl Iterator<Item = (DeviceId, Report)> {
         self.devices.into_iter().filter_map(|of| {
             let device = of.device?;

@@ -16,7 +16,7 @@ pub struct Image {
     pub entrypoint: Vec<String>,
     pub command: Vec<String>,
     pub env: Vec<String>,
-    /// Signal that ends it, such as `SIGINT`; empty for TERM.
+    /// The stop signal, such as `SIGINT`; empty for TERM.
     pub stop_signal: String,
 }
 
@@ -162,7 +162,7 @@ fn hex_sha256(bytes: &[u8]) -> String {
     })
 }
 
-/// Whether these bytes are a 64-bit ELF program that asks for no interpreter (has no PT_INTERP).
+/// Whether these bytes are a 64-bit ELF program without an interpreter (no PT_INTERP).
 pub fn is_static_elf(bytes: &[u8]) -> bool {
     const PT_INTERP: u32 = 3;
     const PROGRAM_HEADER_BYTES: usize = 56;

@@ -1,5 +1,5 @@
-//! Images made on the spot: the sandbox (pause) image and one with busybox, so that a machine without a
-//! registry can run pods. Everything else is pulled by the runtime.
+//! Images built on the node: the sandbox (pause) image and one with busybox, so that a node without a registry can run
+//! pods. Everything else is pulled by the runtime.
 
 mod archive;
 mod pause;
@@ -18,7 +18,7 @@ pub const BUSYBOX: &str = "localhost/knarr/busybox:1";
 /// Where Debian's busybox-static puts its program.
 const BUSYBOX_PROGRAM: &str = "/bin/busybox";
 
-/// Why an image could not be made or brought in.
+/// Why an image could not be built or imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     #[error("cannot read {path:?}: install busybox-static (Debian: apt-get install busybox-static)")]
@@ -31,7 +31,7 @@ pub enum ImageError {
     Write { path: PathBuf, source: io::Error },
     #[error("cannot run `ctr`, which comes with containerd")]
     Ctr { source: io::Error },
-    #[error("containerd refused the image {name}: {why}")]
+    #[error("containerd rejected the image {name}: {why}")]
     Import { name: String, why: String },
 }
 
@@ -46,7 +46,7 @@ pub fn pause() -> Result<Image, ImageError> {
     })
 }
 
-/// The demo image, under `name`. Its `wget` takes `-T` whatever busybox it is ([`wget`]).
+/// The demo image, as `name`. Its `wget` accepts `-T` with every busybox ([`wget`]).
 pub fn busybox(name: &str) -> Result<Image, ImageError> {
     let path = Path::new(BUSYBOX_PROGRAM);
     let mut program = crate::host_fs::read(path).map_err(|source| ImageError::NoBusybox {
@@ -82,7 +82,7 @@ pub fn busybox(name: &str) -> Result<Image, ImageError> {
     })
 }
 
-/// The applets people expect of a small image; `busybox --list` has more, reached as `busybox APPLET`.
+/// The applets that users expect of a small image; `busybox --list` has more, available as `busybox APPLET`.
 const APPLETS: &[&str] = &[
     "[",
     "ash",
@@ -215,7 +215,7 @@ const APPLETS: &[&str] = &[
     "zcat",
 ];
 
-/// Brings an image into containerd, unless the same one is there.
+/// Imports an image into containerd, unless the same one is there.
 pub async fn import(socket: &Path, work_dir: &Path, image: &Image) -> Result<(), ImageError> {
     let file = work_dir.join(format!("{}.tar", image.name.replace(['/', ':'], "_")));
     let write = |source| ImageError::Write {

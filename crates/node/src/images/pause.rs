@@ -1,4 +1,4 @@
-//! The sandbox's program: asks the kernel to reap its children and sleeps for ever.
+//! The sandbox's program: has the kernel reap its children and sleeps for ever.
 //!
 //! It holds a pod's namespaces open, and is process 1 where a pod shares its process namespace. Two system
 //! calls need no compiler and no C library, so the few instructions are written down here.
@@ -8,7 +8,7 @@ const LOAD_AT: u64 = 0x40_0000;
 /// ELF header and one program header.
 const HEADERS: usize = 64 + 56;
 
-/// rt_sigaction(SIGCHLD, {SIG_IGN}, NULL, 8), then pause() for ever. The struct sigaction stands behind the code.
+/// rt_sigaction(SIGCHLD, {SIG_IGN}, NULL, 8), then pause() for ever. The struct sigaction follows the code.
 #[cfg(target_arch = "x86_64")]
 const CODE: &[u8] = &[
     0xb8, 0x0d, 0x00, 0x00, 0x00, // mov eax, 13 (rt_sigaction)
@@ -82,7 +82,7 @@ pub fn program() -> Option<Vec<u8>> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    /// Really runs it: it must still be there after the system calls, and end when killed.
+    /// Runs it: it must still be running after the system calls, and exit when killed.
     #[test]
     fn the_sandbox_program_runs_and_waits() {
         let Some(elf) = super::program() else { return };

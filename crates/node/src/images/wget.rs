@@ -1,11 +1,11 @@
 //! The demo image's `wget`: busybox 1.35, which is Debian 12's, crashes when `-T` is given.
 //!
-//! Its shell prefers its own applets to what stands in `PATH`, so a script beside them would not be found. The applet
-//! gets another name of the same length, in its place of the sorted table, and a script of the old name calls it.
+//! Its shell prefers its own applets to programs in `PATH`, so a script of the same name would not be found. The applet
+//! is renamed to a name of the same length at its place in the sorted table, and a script with the old name calls it.
 
 /// What calls the applet by its other name.
 pub const SCRIPT: &str = include_str!("wget.sh");
-/// The versions that crash say this.
+/// The versions that crash contain this string.
 const VERSION: &[u8] = b"BusyBox v1.35.";
 const TABLE: &[u8] = b"\0wc\0wget\0which\0";
 /// Sorted between the same neighbours.

@@ -1,13 +1,13 @@
 //! Before a pod that must not run twice is started, the API server knows that this kubelet will (SPEC S1, S5, S6).
 //!
-//! Others remove such a pod by force where nothing of its node can run: the Node object was deleted, or somebody vouches for
-//! a node that is not ready. A machine that was off may come back at that moment, with a kubelet that has read the pod
-//! before it was removed. So a pod that must not run twice is started only after, since this kubelet began,
+//! Such a pod is removed by force where nothing of its node can run: the Node object was deleted, or a node that is not
+//! ready has an out-of-service taint. A node that was off may come back at that moment, with a kubelet that has read
+//! the pod before it was removed. So a pod that must not run twice is started only after, since this kubelet started,
 //!
-//! 1. the API server has answered a status of this node that says that it is ready, and the node has no out-of-service
-//!    taint: who looks from then on sees a node that lives;
-//! 2. it has answered a write to the pod ([`STARTED_BY`]), which was neither being deleted nor had ended: who has looked at
-//!    the node before, and removes the pod by the version that it had then, fails.
+//! 1. the API server has accepted a node status with Ready true, and the node has no out-of-service taint: a client
+//!    that reads the node afterwards sees that it is alive;
+//! 2. it has accepted a write to the pod ([`STARTED_BY`]), which was neither being deleted nor terminated: a client
+//!    that read the node before, and removes the pod by the resourceVersion of that time, fails.
 //!
 //! `crates/sim/tests/at_most_one_model.rs` checks in all orders of events that this is enough, and that it is not without.
 
@@ -29,16 +29,16 @@ use tracing::debug;
 
 use super::{Shared, pod_kind};
 
-/// Annotation of a pod that must not run twice: the kubelet that started it last, by its node and when it began.
+/// Annotation of a pod that must not run twice: the kubelet that started it last, by its node and start time.
 pub const STARTED_BY: &str = "knarr.io/started-by";
-/// Between two looks at what is waited for, and two tries to write.
+/// Pause between two checks of a condition, and between two write attempts.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What this kubelet has written since it began.
+/// What this kubelet has written since it started.
 pub(crate) struct Announced {
     /// Of this kubelet, and of no other.
     id: String,
-    /// The API server has a status of this node that says that it is ready.
+    /// The API server has accepted a node status with Ready true.
     is_ready: Mutex<bool>,
     /// By uid.
     pods: Mutex<BTreeSet<String>>,
@@ -92,7 +92,7 @@ pub(super) async fn may_start(shared: &Shared, pod: &core::Pod) -> Result<(), St
         if shared.announced.is_node_known(shared) {
             break;
         }
-        // A taint that is taken off is looked for, and so is whether the pod is wanted at all.
+        // The removal of a taint is polled, and so is whether the pod still has to run.
         let _ = timeout(AGAIN, changed).await;
         is_wanted(shared, pod)?;
     }
@@ -139,7 +139,7 @@ async fn announce(shared: &Shared, pod: &core::Pod) -> Result<core::Pod, knarr_a
     Ok(written.to_typed::<core::Pod>().unwrap_or_default())
 }
 
-/// The error: the pod has gone, or is to end.
+/// The error: the pod has been deleted or is being deleted.
 fn is_wanted(shared: &Shared, pod: &core::Pod) -> Result<(), String> {
     let meta = &pod.metadata;
     let key = ObjectKey::new(

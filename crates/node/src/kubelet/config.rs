@@ -30,24 +30,24 @@ pub struct Config {
     pub port: u16,
     /// As `v1.36.2+knarr…`.
     pub version: String,
-    /// How long TERM waits at the most for proxies to drop an ending pod's address; zero: not at all.
+    /// How long TERM is delayed at the most for proxies to remove a terminating pod's address; zero: not at all.
     pub endpoint_barrier: Duration,
     /// Images that are never thrown away, by name.
     pub pinned_images: Vec<String>,
-    /// What the administrator says.
+    /// The administrator's KubeletConfiguration.
     pub configuration: KubeletConfiguration,
     /// The node's resolver settings.
     pub resolv_conf: PathBuf,
-    /// For pods that were ending while no kubelet was there.
+    /// For pods that were terminating while no kubelet was running.
     pub termination_resume: TerminationResume,
-    /// Which pods the node ends by itself when it is cut off.
+    /// Which pods the node terminates by itself when it is cut off.
     pub self_fencing: SelfFencing,
-    /// Resets the machine if it is not fed.
+    /// Resets the host if it is not fed.
     pub watchdog_device: Option<PathBuf>,
-    /// Who does the network of this node; `None`: not knarr.
+    /// The network of this node; `None`: not knarr's.
     pub network: Option<Arc<dyn NodeNetwork>>,
     pub machine: Machine,
-    /// Who plays what storage and self-fencing need of the machine; `None`: it is what `machine` says.
+    /// Replaces what storage and self-fencing use of the host; `None`: what `machine` implies.
     pub played: Option<Arc<dyn Host>>,
 }
 

@@ -1,4 +1,4 @@
-//! What a container asks of the runtime, in CRI's terms. Plain: all that it needs was fetched and mounted before.
+//! A container's configuration in CRI's terms. A plain function: all inputs were fetched and mounted before.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use knarr_kubelet::huge_pages::PageSizes;
 use knarr_kubelet::pod::definition_hash;
 use knarr_kubelet::self_fencing::Ending;
 
-use super::downward::Place;
+use super::downward::DownwardValues;
 use super::env::{self, Sources};
 use super::resources::CpuQuota;
 use super::security_context::{self, Seccomp};
@@ -21,13 +21,13 @@ use crate::runtime::Image;
 use crate::volumes::Mounted;
 
 /// Everything a container's configuration is made from.
-pub struct Parts<'a> {
+pub struct ContainerInputs<'a> {
     pub pod: &'a core::Pod,
     pub container: &'a core::Container,
     pub attempt: u32,
     pub image: &'a Image,
     pub sources: &'a Sources,
-    pub place: &'a Place,
+    pub values: &'a DownwardValues,
     /// Where each of the container's volume mounts is on the node, in the spec's order.
     pub mounts: Vec<Mounted>,
     /// What it gets of plugins.
@@ -40,16 +40,16 @@ pub struct Parts<'a> {
     pub placement: Placement,
     pub huge_pages: &'a PageSizes,
     pub seccomp: Seccomp,
-    /// How its node ends it when it is cut off, if it does.
+    /// How its node terminates it when the node is cut off, if it does.
     pub self_fenced: Option<Ending>,
-    /// Where memory runs out, all of the container goes; only version 2 of cgroups knows how.
+    /// On OOM all processes of the container are killed; cgroup v2 only.
     pub oom_group: bool,
 }
 
 /// The configuration; the error is shown to the user (`CreateContainerConfigError`).
-pub fn config(parts: Parts<'_>) -> Result<v1::ContainerConfig, String> {
-    let Parts { pod, container, .. } = &parts;
-    let env = env::environment(pod, container, parts.sources, parts.place)?;
+pub fn config(parts: ContainerInputs<'_>) -> Result<v1::ContainerConfig, String> {
+    let ContainerInputs { pod, container, .. } = &parts;
+    let env = env::environment(pod, container, parts.sources, parts.values)?;
     let security = security_context::of_container(pod, container, parts.image, &parts.seccomp)?;
     let mut linux = v1::LinuxContainerConfig {
         resources: Some(resources::of_container(
@@ -99,7 +99,7 @@ pub fn config(parts: Parts<'_>) -> Result<v1::ContainerConfig, String> {
     })
 }
 
-fn annotations(parts: &Parts<'_>) -> HashMap<String, String> {
+fn annotations(parts: &ContainerInputs<'_>) -> HashMap<String, String> {
     let container = parts.container;
     let text = |t: &Option<String>, otherwise: &str| t.clone().unwrap_or_else(|| otherwise.to_string());
     let own = [
@@ -137,7 +137,7 @@ fn annotations(parts: &Parts<'_>) -> HashMap<String, String> {
     annotations
 }
 
-fn mounts(parts: &Parts<'_>) -> Result<Vec<v1::Mount>, String> {
+fn mounts(parts: &ContainerInputs<'_>) -> Result<Vec<v1::Mount>, String> {
     let mut mounts: Vec<v1::Mount> = parts.devices.mounts.iter().map(device_mount).collect();
     for (mount, volume) in parts.container.volume_mounts.iter().flatten().zip(&parts.mounts) {
         let propagation = match mount.mount_propagation.as_deref() {
@@ -189,7 +189,7 @@ fn mounts(parts: &Parts<'_>) -> Result<Vec<v1::Mount>, String> {
     Ok(mounts)
 }
 
-/// A variable of a plugin's, unless the container says another value.
+/// A plugin's variable, unless the container sets it itself.
 fn envs(devices: &ContainerOptions, own: Vec<(String, String)>) -> Vec<v1::KeyValue> {
     let is_own = |key: &String| own.iter().any(|(name, _)| name == key);
     let of_devices: Vec<_> = devices
@@ -300,13 +300,13 @@ mod tests {
             "securityContext": own, "volumeMounts": [{"name": "v", "mountPath": "/v", "readOnly": true, "recursiveReadOnly": recursive}],
         }))
         .unwrap();
-        config(Parts {
+        config(ContainerInputs {
             pod: &pod,
             container: &container,
             attempt: 3,
             image: &Image::default(),
             sources: &Sources::default(),
-            place: &Place::default(),
+            values: &DownwardValues::default(),
             devices: ContainerOptions::default(),
             mounts: vec![Mounted {
                 path: "/host/v".into(),
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_containers_own_settings_go_before_the_pods() {
+    fn a_containers_own_settings_override_the_pods() {
         let config = made(
             json!({"runAsUser": 1, "runAsGroup": 2, "fsGroup": 3, "supplementalGroups": [4]}),
             json!({"runAsUser": 9, "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}),
@@ -352,10 +352,10 @@ mod tests {
     }
 
     #[test]
-    fn l4_a_mount_that_must_be_read_only_all_through_is_refused() {
-        let refused = |mode: &str| made(json!({}), json!({}), mode).err();
-        assert_eq!(refused("IfPossible"), None);
-        let message = refused("Enabled").unwrap();
+    fn l4_a_recursively_read_only_mount_is_rejected_where_the_runtime_has_none() {
+        let error_of = |mode: &str| made(json!({}), json!({}), mode).err();
+        assert_eq!(error_of("IfPossible"), None);
+        let message = error_of("Enabled").unwrap();
         assert!(
             message.ends_with(
                 "volume \"v\" requested recursive read-only mode, but it is not supported by the runtime"
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_names_and_commands_are_where_they_are_looked_for() {
+    fn paths_names_and_commands_are_where_the_runtime_expects_them() {
         let config = made(json!({}), json!({"privileged": true}), "Disabled").unwrap();
         assert_eq!(config.command, ["sh", "1"]);
         assert_eq!(config.log_path, "c/3.log");

@@ -10,9 +10,9 @@ use knarr_kubelet::pod::ENDS_ANNOTATION;
 
 use super::at_most_one::STARTED_BY;
 
-/// What a pod may learn about where it runs.
+/// What the downward API exposes of the node.
 #[derive(Clone, Debug, Default)]
-pub struct Place {
+pub struct DownwardValues {
     pub pod_ips: Vec<String>,
     pub host_ips: Vec<String>,
     /// What the node gives to pods: the limit of a container that has none, in a pod that has none.
@@ -20,7 +20,7 @@ pub struct Place {
 }
 
 /// The value of a `fieldRef`'s path.
-pub fn field(pod: &core::Pod, path: &str, place: &Place) -> Result<String, String> {
+pub fn field(pod: &core::Pod, path: &str, values: &DownwardValues) -> Result<String, String> {
     let meta = &pod.metadata;
     let spec = pod.spec.as_ref();
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
@@ -46,10 +46,10 @@ pub fn field(pod: &core::Pod, path: &str, place: &Place) -> Result<String, Strin
         }
         "spec.nodeName" => spec.map(|s| text(&s.node_name)).unwrap_or_default(),
         "spec.serviceAccountName" => spec.map(|s| text(&s.service_account_name)).unwrap_or_default(),
-        "status.hostIP" => place.host_ips.first().cloned().unwrap_or_default(),
-        "status.hostIPs" => place.host_ips.join(","),
-        "status.podIP" => place.pod_ips.first().cloned().unwrap_or_default(),
-        "status.podIPs" => place.pod_ips.join(","),
+        "status.hostIP" => values.host_ips.first().cloned().unwrap_or_default(),
+        "status.hostIPs" => values.host_ips.join(","),
+        "status.podIP" => values.pod_ips.first().cloned().unwrap_or_default(),
+        "status.podIPs" => values.pod_ips.join(","),
         _ => return Err(format!("unsupported fieldPath: {path}")),
     })
 }
@@ -65,7 +65,7 @@ pub fn resource(
     pod: &core::Pod,
     own: Option<&core::Container>,
     selector: &core::ResourceFieldSelector,
-    place: &Place,
+    values: &DownwardValues,
 ) -> Result<String, String> {
     let spec = pod.spec.as_ref();
     let named = selector.container_name.as_deref().filter(|n| !n.is_empty());
@@ -87,7 +87,7 @@ pub fn resource(
     let value = match kind {
         "limits" => {
             let own = limit.clone().filter(|l| !is_zero(l));
-            own.or_else(|| of(limit_around(pod, name, place))).or(limit)
+            own.or_else(|| of(limit_around(pod, name, values))).or(limit)
         }
         "requests" => of(resources.and_then(|r| r.requests.as_ref())).or(limit),
         _ => return Err(format!("unsupported container resource : {}", selector.resource)),
@@ -113,13 +113,17 @@ fn is_zero(amount: &Text) -> bool {
 }
 
 /// What limits a container that sets no limit of its own: its pod, else its node.
-fn limit_around<'a>(pod: &'a core::Pod, name: &str, place: &'a Place) -> Option<&'a BTreeMap<String, Text>> {
+fn limit_around<'a>(
+    pod: &'a core::Pod,
+    name: &str,
+    values: &'a DownwardValues,
+) -> Option<&'a BTreeMap<String, Text>> {
     let whole = pod.spec.as_ref().and_then(|s| s.resources.as_ref());
     let limits = whole.and_then(|r| r.limits.as_ref());
     let limits = limits.filter(|limits| limits.get(name).is_some_and(|l| !is_zero(l)));
     match name {
-        "cpu" | "memory" => limits.or(Some(&place.allocatable)),
-        "ephemeral-storage" => Some(&place.allocatable),
+        "cpu" | "memory" => limits.or(Some(&values.allocatable)),
+        "ephemeral-storage" => Some(&values.allocatable),
         _ => None,
     }
 }
@@ -139,10 +143,10 @@ mod tests {
 
     #[test]
     fn fields_are_read_as_the_api_names_them() {
-        let place = Place {
+        let values = DownwardValues {
             pod_ips: vec!["10.0.0.1".into(), "fd00::1".into()],
             host_ips: vec!["192.168.0.1".into()],
-            ..Place::default()
+            ..DownwardValues::default()
         };
         for (path, want) in [
             ("metadata.name", "p"),
@@ -153,9 +157,9 @@ mod tests {
             ("status.podIPs", "10.0.0.1,fd00::1"),
             ("status.hostIP", "192.168.0.1"),
         ] {
-            assert_eq!(field(&pod(), path, &place).as_deref(), Ok(want), "{path}");
+            assert_eq!(field(&pod(), path, &values).as_deref(), Ok(want), "{path}");
         }
-        assert!(field(&pod(), "spec.bogus", &place).is_err());
+        assert!(field(&pod(), "spec.bogus", &values).is_err());
     }
 
     #[test]
@@ -166,11 +170,11 @@ mod tests {
             ("ephemeral-storage", "100Gi"),
             ("hugepages-2Mi", "2Mi"),
         ];
-        let place = Place {
+        let values = DownwardValues {
             allocatable: allocatable
                 .map(|(name, amount)| (name.to_string(), Text(amount.into())))
                 .into(),
-            ..Place::default()
+            ..DownwardValues::default()
         };
         let resource = |own: Value, whole: Value, name: &str| {
             let mut pod = pod();
@@ -182,7 +186,7 @@ mod tests {
                 resource: name.into(),
                 ..core::ResourceFieldSelector::default()
             };
-            super::resource(&pod, Some(&container), &selector, &place).unwrap()
+            super::resource(&pod, Some(&container), &selector, &values).unwrap()
         };
         let whole = json!({"limits": {"cpu": "1250m", "memory": "64Mi"}});
         let own = json!({"limits": {"memory": "32Mi"}});

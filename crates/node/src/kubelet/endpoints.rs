@@ -1,6 +1,7 @@
-//! Which pods proxies send new connections to, as EndpointSlices say, and when that ends (SPEC B7).
+//! Until when proxies send new connections to a pod, by the EndpointSlices (SPEC B7).
 //!
-//! Slices are followed only while a pod of their namespace ends, and only in that namespace: a node may read no others.
+//! Slices are watched only while a pod of their namespace terminates, and only in that namespace: a node may read no
+//! others.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -17,29 +18,29 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
-/// What proxies need, after they were told, to change the kernel's tables.
+/// How long proxies need, after they have received the change, to update the kernel's tables.
 const PROXIES_NEED: Duration = Duration::from_millis(50);
 
-/// The slices of namespaces in which pods of this node end.
+/// The slices of namespaces in which pods of this node are terminating.
 #[derive(Default)]
 pub(super) struct Endpoints {
-    followed: Mutex<BTreeMap<String, Weak<Followed>>>,
+    followed: Mutex<BTreeMap<String, Weak<WatchedSlices>>>,
 }
 
 /// The slices of one namespace, and a bell that rings when one changes.
-struct Followed {
+struct WatchedSlices {
     slices: Arc<Store>,
     changed: watch::Receiver<()>,
     task: AbortHandle,
 }
 
-impl Drop for Followed {
+impl Drop for WatchedSlices {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Followed {
+impl WatchedSlices {
     fn begin(api: Arc<dyn Api>, namespace: &str) -> Self {
         let slices = Arc::new(Store::new(EndpointSlice::kind_of(), &[]));
         let (ring, changed) = watch::channel(());
@@ -51,7 +52,7 @@ impl Followed {
             ..Scope::default()
         };
         let follow = informer::run(api, EndpointSlice::kind_of().clone(), scope, slices.clone());
-        Followed {
+        WatchedSlices {
             task: tokio::spawn(follow).abort_handle(),
             slices,
             changed,
@@ -69,18 +70,18 @@ impl Followed {
 
 impl Endpoints {
     /// Shared by all that wait in the namespace.
-    fn of(&self, api: &Arc<dyn Api>, namespace: &str) -> Arc<Followed> {
+    fn of(&self, api: &Arc<dyn Api>, namespace: &str) -> Arc<WatchedSlices> {
         let mut followed = self.followed.lock();
         followed.retain(|_, of| of.strong_count() > 0);
         if let Some(there) = followed.get(namespace).and_then(Weak::upgrade) {
             return there;
         }
-        let new = Arc::new(Followed::begin(api.clone(), namespace));
+        let new = Arc::new(WatchedSlices::begin(api.clone(), namespace));
         followed.insert(namespace.to_string(), Arc::downgrade(&new));
         new
     }
 
-    /// Returns when no slice offers the pod any more; at once if none does. Whoever waits bounds the wait.
+    /// Returns when no slice lists the pod any more; at once if none does. The caller bounds the wait.
     pub async fn dropped(&self, api: &Arc<dyn Api>, pod: &core::Pod) {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
         let followed = self.of(api, namespace);
@@ -99,14 +100,14 @@ impl Endpoints {
             if !was_offered {
                 return;
             }
-            // A controller that had not heard of the deletion yet may offer it again meanwhile.
+            // A controller that has not seen the deletion yet may list it again meanwhile.
             was_offered = false;
             sleep(PROXIES_NEED).await;
         }
     }
 }
 
-/// Not said is ready.
+/// An unset condition counts as ready.
 fn offers(slice: &EndpointSlice, pod: &core::Pod) -> bool {
     slice.endpoints.iter().flatten().any(|endpoint| {
         let about = endpoint.target_ref.as_ref();

@@ -1,7 +1,7 @@
 //! Sets what all pods together may use, and what each class of service weighs.
 //!
-//! It follows from the pods that are there, and is set again whenever one begins, ends or is resized; each minute also
-//! what somebody else has changed.
+//! It follows from the admitted pods, and is set again whenever a pod starts, terminates or is resized; each minute
+//! also what other programs have changed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,20 +22,20 @@ use crate::cgroup::{self, Limits};
 /// Between two times at which all is set again, also what could not be set.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// What each group's portion was set to last. Who holds it sets.
+/// The portion that each cgroup was set to last. Locked while portions are set.
 pub(super) type Last = Mutex<BTreeMap<String, Portion>>;
 
-/// Keeps the portions of a node that is this machine.
+/// Keeps the portions of a node that runs on this host.
 pub(super) async fn run(shared: Arc<Shared>) {
     let configuration = &shared.config.configuration;
     let all = of_all_pods(&shared.capacity, configuration);
-    let mut told = false;
+    let mut warned = false;
     loop {
-        // A limit below what is in use cannot be set; eviction brings that down.
+        // A limit below the current use cannot be set; eviction reduces the use.
         match set(&shared, &all).await {
-            Ok(()) if told => {}
+            Ok(()) if warned => {}
             Ok(()) => {
-                told = true;
+                warned = true;
                 let message = "Updated Node Allocatable limit across pods";
                 let about = node_reference(&shared.config.node_name);
                 let reason = "NodeAllocatableEnforced";
@@ -57,7 +57,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// Weighs the classes anew; `beginning` is a pod that the API may not show here yet.
+/// Recomputes the portions; `beginning` is a pod that is not in the store yet.
 pub(super) async fn share_out(shared: &Shared, beginning: Option<&core::Pod>) {
     if !shared.config.machine.is_host() {
         return;
@@ -74,7 +74,7 @@ pub(super) async fn share_out(shared: &Shared, beginning: Option<&core::Pod>) {
         }
         match set(shared, &portion).await {
             Ok(()) => drop(last.insert(path, portion)),
-            Err(error) => warn!(path, %error, "cannot set what a class of pods weighs"),
+            Err(error) => warn!(path, %error, "cannot set the cgroup of a QoS class"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A container's environment: from services, from ConfigMaps and Secrets, from the pod itself, from files that its
 //! other containers wrote, with `$(NAME)` put in.
 //!
-//! Plain functions on objects and files that were fetched before; what is missing is an error in the words users know.
+//! Plain functions on objects and files that were fetched before; errors for missing ones have the kubelet's messages.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use knarr_api::k8s_openapi;
 use knarr_kubelet::env_file;
 use tracing::warn;
 
-use super::downward::{self, Place};
+use super::downward::{self, DownwardValues};
 
 /// The objects a pod's containers refer to; `None` where there is no such object.
 #[derive(Clone, Debug, Default)]
@@ -21,11 +21,11 @@ pub struct Sources {
     pub secrets: BTreeMap<String, Option<Arc<core::Secret>>>,
     /// Of the pod's namespace, and `default/kubernetes`.
     pub services: Vec<Arc<core::Service>>,
-    /// By volume and path in it; the error in the words users know.
+    /// By volume and path in it; errors have the kubelet's messages.
     pub files: BTreeMap<(String, String), Result<EnvFile, String>>,
 }
 
-/// What users are told of a file that cannot be read, or not as variables: not what is in it.
+/// The message for a file that cannot be read or parsed: it never shows the file's content.
 pub const UNREADABLE: &str = "couldn't parse env file";
 
 /// A file of variables.
@@ -74,7 +74,7 @@ pub fn environment(
     pod: &core::Pod,
     container: &core::Container,
     sources: &Sources,
-    place: &Place,
+    values: &DownwardValues,
 ) -> Result<Vec<(String, String)>, String> {
     let links = pod
         .spec
@@ -99,7 +99,7 @@ pub fn environment(
                 let known = env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
                 known.or_else(|| services.get(name).cloned())
             })),
-            (Some(source), _) => single(pod, container, source, sources, place)?,
+            (Some(source), _) => single(pod, container, source, sources, values)?,
             (None, _) => Some(String::new()),
         };
         if let Some(value) = value {
@@ -141,17 +141,17 @@ fn single(
     container: &core::Container,
     source: &core::EnvVarSource,
     sources: &Sources,
-    place: &Place,
+    values: &DownwardValues,
 ) -> Result<Option<String>, String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
     if let Some(wanted) = &source.field_ref {
-        return downward::field(pod, &wanted.field_path, place).map(Some);
+        return downward::field(pod, &wanted.field_path, values).map(Some);
     }
     if let Some(wanted) = &source.file_key_ref {
         return from_file(wanted, sources);
     }
     if let Some(wanted) = &source.resource_field_ref {
-        return downward::resource(pod, Some(container), wanted, place).map(Some);
+        return downward::resource(pod, Some(container), wanted, values).map(Some);
     }
     if let Some(wanted) = &source.config_map_key_ref {
         let optional = wanted.optional == Some(true);
@@ -186,12 +186,12 @@ fn single(
     Ok(None)
 }
 
-/// `optional` is about the key: a file that is not there is a mistake.
+/// `optional` concerns the key: a missing file is an error.
 fn from_file(wanted: &core::FileKeySelector, sources: &Sources) -> Result<Option<String>, String> {
     let of = (wanted.volume_name.clone(), wanted.path.clone());
     let file = sources.files.get(&of).ok_or(UNREADABLE)?.as_ref()?;
-    let value = env_file::value(&file.text, file.cut, &wanted.key).map_err(|mistake| {
-        warn!(path = %file.at.display(), key = wanted.key, %mistake, "cannot read a file of variables");
+    let value = env_file::value(&file.text, file.cut, &wanted.key).map_err(|error| {
+        warn!(path = %file.at.display(), key = wanted.key, %error, "cannot read a file of variables");
         UNREADABLE
     })?;
     match wanted.optional {
@@ -376,7 +376,7 @@ mod tests {
                 {"name": "AFTER", "value": "$(F)!"},
             ],
         }));
-        let env = environment(&pod(), &c, &sources(), &Place::default()).unwrap();
+        let env = environment(&pod(), &c, &sources(), &DownwardValues::default()).unwrap();
         let get = |n: &str| env.iter().find(|(name, _)| name == n).map(|(_, v)| v.as_str());
         assert_eq!(get("A"), Some("v!"));
         assert_eq!(get("P_j"), Some("over"));
@@ -425,7 +425,7 @@ mod tests {
             ),
         ] {
             let c = container(json!({"name": "c", "env": [{"name": "X", "valueFrom": source}]}));
-            let got = environment(&pod(), &c, &sources(), &Place::default());
+            let got = environment(&pod(), &c, &sources(), &DownwardValues::default());
             assert_eq!(got.unwrap_err(), want);
         }
     }

@@ -1,5 +1,5 @@
-//! Keeps the node from running out of memory, disk and processes: measures, frees what nobody uses, and ends one pod
-//! at a time (SPEC T8). Whom, and when, `knarr_kubelet::eviction` decides.
+//! Keeps the node from running out of memory, disk and process ids: measures, deletes unused images and containers, and
+//! evicts one pod at a time (SPEC T8). Which one, and when, `knarr_kubelet::eviction` decides.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,13 +21,13 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::{Shared, garbage, pod_kind};
-use crate::figures::{Measured, Meter};
+use crate::stats::{Measured, Meter};
 
-/// Between two looks.
+/// Between two synchronizations, as kubelet's `monitoringInterval`.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// How long an evicted pod's end is waited for before the next one goes, beyond the time that it was given.
+/// How long an evicted pod's termination is awaited before the next eviction, beyond its grace period.
 const CLEANUP: Duration = Duration::from_secs(30);
-const CLEANUP_LOOK: Duration = Duration::from_millis(250);
+const CLEANUP_POLL: Duration = Duration::from_millis(250);
 
 /// Never returns.
 pub(super) async fn run(shared: Arc<Shared>, meter: Arc<dyn Meter>) {
@@ -35,38 +35,38 @@ pub(super) async fn run(shared: Arc<Shared>, meter: Arc<dyn Meter>) {
     if settings.thresholds.is_empty() && !settings.local_storage_capacity_isolation {
         return std::future::pending().await;
     }
-    let mut keeper = Keeper {
+    let mut eviction = EvictionLoop {
         shared,
         meter,
         settings,
         manager: None,
     };
     loop {
-        let evicted = keeper.look().await;
+        let evicted = eviction.synchronize().await;
         if evicted.is_empty() {
             sleep(INTERVAL).await;
         } else {
-            keeper.wait_for(&evicted).await;
+            eviction.wait_for(&evicted).await;
         }
     }
 }
 
-struct Keeper {
+struct EvictionLoop {
     shared: Arc<Shared>,
     meter: Arc<dyn Meter>,
     settings: Settings,
-    /// Made with the first figures, which show how the disks lie.
+    /// Created with the first stats, which show which filesystems are shared.
     manager: Option<(Manager, Disks)>,
 }
 
-/// A pod that was told to end.
+/// A pod that is being evicted.
 struct Evicted {
     uid: String,
     grace_seconds: i64,
 }
 
-impl Keeper {
-    async fn look(&mut self) -> Vec<Evicted> {
+impl EvictionLoop {
+    async fn synchronize(&mut self) -> Vec<Evicted> {
         let measured = self.meter.measure(Duration::ZERO).await;
         let Measured { summary, disks } = &*measured;
         let seen = eviction::observations(summary);
@@ -114,7 +114,7 @@ impl Keeper {
         let recorder = &self.shared.recorder;
         recorder.event(&about, EventType::Warning, "EvictionThresholdMet", text);
         if threshold.signal.pressure() == Pressure::Disk && self.free_disk(manager).await {
-            info!(resource, "enough was freed without ending a pod");
+            info!(resource, "enough was freed without an eviction");
             return Vec::new();
         }
         let listed: Vec<&core::Pod> = pods.iter().collect();
@@ -149,7 +149,7 @@ impl Keeper {
         evicted
     }
 
-    /// Removes containers and images that nobody uses. Whether that was enough.
+    /// Removes unused containers and images. Whether that was enough.
     async fn free_disk(&self, manager: &Manager) -> bool {
         garbage::free_all(&self.shared).await;
         let measured = self.meter.measure(Duration::ZERO).await;
@@ -200,7 +200,7 @@ impl Keeper {
         .collect()
     }
 
-    /// Until they have ended, or should have long ago: the figures mean little before.
+    /// Until they have terminated, or their time is over: stats are not meaningful before.
     async fn wait_for(&self, evicted: &[Evicted]) {
         let grace = evicted.iter().map(|e| e.grace_seconds).max().unwrap_or(0);
         let kill = u64::try_from(grace + grace / 2).unwrap_or(0).max(10);
@@ -211,9 +211,9 @@ impl Keeper {
             if !evicted.iter().any(is_there) {
                 return;
             }
-            sleep(CLEANUP_LOOK).await;
+            sleep(CLEANUP_POLL).await;
         }
-        warn!("an evicted pod is still there");
+        warn!("an evicted pod has not terminated yet");
     }
 }
 

@@ -1,4 +1,4 @@
-//! How a container ended: the runtime's word, and the message it left behind.
+//! A container's exit: the runtime's record of it, and the termination message.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -17,25 +17,25 @@ use crate::untrusted_fs::{Dir, Links};
 /// As much of a container's message as is kept, and of all of a pod's together: each has its part.
 const MESSAGE_MAX_BYTES: usize = 4096;
 const POD_MESSAGES_MAX_BYTES: usize = 12 * 1024;
-/// As much of a log as stands in for a message.
+/// How much of the log's end is used as the fallback message.
 const LOG_TAIL_BYTES: u64 = 2048;
 const LOG_TAIL_LINES: usize = 80;
-/// Ended by SIGKILL.
+/// Exit code after SIGKILL.
 const KILLED: i32 = 137;
 const OUT_OF_MEMORY: &str = "OOMKilled";
-/// How often, and after what time each, it is looked whether a KILL was the kernel's.
-const MEMORY_LOOKS: (u32, Duration) = (4, Duration::from_millis(50));
-/// An exit is heard of a little before the runtime's own record shows it: 2 ms, doubled, this often.
-const LOOKS: u32 = 11;
+/// How often, and after what time each, the runtime is polled for whether a KILL came from the OOM killer.
+const OOM_POLLS: (u32, Duration) = (4, Duration::from_millis(50));
+/// An exit event arrives shortly before the runtime's own record has it: first wait 2 ms, doubled this often.
+const EXIT_POLLS: u32 = 11;
 
-/// Waits until the runtime's record shows the end; `None` if it does not, or the container is gone.
-pub(super) async fn look(shared: &Shared, pod: &core::Pod, id: &str) -> Option<Exit> {
+/// Waits until the runtime's record has the exit; `None` if it does not get it, or the container was removed.
+pub(super) async fn read_exit(shared: &Shared, pod: &core::Pod, id: &str) -> Option<Exit> {
     let mut wait = Duration::from_millis(2);
-    for _ in 0..LOOKS {
+    for _ in 0..EXIT_POLLS {
         match shared.runtime.container(id).await {
             Ok(detail) => {
                 if let Some(exit) = of_detail(shared, pod, &detail).await {
-                    return Some(tell_memory_apart(shared, pod, id, exit).await);
+                    return Some(with_oom_reason(shared, pod, id, exit).await);
                 }
             }
             Err(error) if error.is_not_found() => return None,
@@ -47,8 +47,8 @@ pub(super) async fn look(shared: &Shared, pod: &core::Pod, id: &str) -> Option<E
     None
 }
 
-/// A KILL may have come from the kernel, for want of memory: the runtime hears of that on its own, a little later.
-async fn tell_memory_apart(shared: &Shared, pod: &core::Pod, id: &str, exit: Exit) -> Exit {
+/// A KILL may come from the kernel's OOM killer: the runtime learns of that separately, a little later.
+async fn with_oom_reason(shared: &Shared, pod: &core::Pod, id: &str, exit: Exit) -> Exit {
     let limited = pod.spec.iter().any(|spec| {
         let containers = spec
             .containers
@@ -57,13 +57,13 @@ async fn tell_memory_apart(shared: &Shared, pod: &core::Pod, id: &str, exit: Exi
         let mut limits = containers.filter_map(|c| c.resources.as_ref()?.limits.as_ref());
         limits.any(|limits| limits.contains_key("memory"))
     });
-    // What is told to go is killed by us.
+    // A container that is being terminated is killed by the kubelet.
     let ending = pod.metadata.deletion_timestamp.is_some();
     if exit.code != KILLED || exit.reason == OUT_OF_MEMORY || !limited || ending {
         return exit;
     }
-    for _ in 0..MEMORY_LOOKS.0 {
-        sleep(MEMORY_LOOKS.1).await;
+    for _ in 0..OOM_POLLS.0 {
+        sleep(OOM_POLLS.1).await;
         let Ok(detail) = shared.runtime.container(id).await else {
             continue;
         };
@@ -76,8 +76,8 @@ async fn tell_memory_apart(shared: &Shared, pod: &core::Pod, id: &str, exit: Exi
     exit
 }
 
-/// The end a container has come to, with its message. That is read from the file that was made for this run of it, by its
-/// place in the pod's directory: what is mounted in the container, and whether it stands over that file, does not matter.
+/// A container's exit with its termination message. The message is read from the file that was created for this run, by
+/// its path in the pod's directory, whatever the container has mounted over it.
 pub(super) async fn of_detail(shared: &Shared, pod: &core::Pod, detail: &ContainerDetail) -> Option<Exit> {
     let ContainerState::Exited(exit) = &detail.container.state else {
         return None;
@@ -130,7 +130,7 @@ fn message_max_bytes(pod: &core::Pod) -> usize {
     MESSAGE_MAX_BYTES.min(POD_MESSAGES_MAX_BYTES / count.max(1))
 }
 
-/// A container's message; the end of its log where that is empty and `log` is given.
+/// A container's message; the log's tail where that is empty and `log` is given.
 fn read_message(file: &Path, log: Option<&Path>, most: usize) -> std::io::Result<String> {
     let text = match within(file).and_then(|(dir, name)| dir.read(name, Links::Never, most)) {
         Ok((bytes, _)) => String::from_utf8_lossy(&bytes).into_owned(),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn l4_a_pods_messages_share_what_a_pod_may_say() {
+    fn l4_a_pods_termination_messages_share_its_limit() {
         let pod = |containers: usize| {
             let containers: Vec<_> = (0..containers)
                 .map(|n| serde_json::json!({"name": format!("c{n}")}))
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn l4_a_logs_tail_stands_in_without_its_prefixes() {
+    fn l4_the_logs_tail_without_its_prefixes_is_the_fallback_message() {
         let log = "2026-01-01T00:00:00Z stdout F one\n2026-01-01T00:00:00Z stderr P tw\n2026-01-01T00:00:00Z stderr F o\n";
         assert_eq!(tail_of(log), "one\ntwo\n");
         let long: String = (0..200).map(|i| format!("t stdout F line {i}\n")).collect();

@@ -1,5 +1,5 @@
-//! Throws away what nobody needs any more: images, sandboxes that were replaced, folders of pods that are gone. What
-//! that is, `knarr_kubelet::garbage` decides. Images only where somebody measures how full the disk is.
+//! Garbage collection: images, replaced sandboxes, directories of deleted pods. What may be removed,
+//! `knarr_kubelet::garbage` decides. Images are collected only where disk usage is measured.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,12 +20,12 @@ use tracing::{debug, info, warn};
 use super::Shared;
 use super::eviction::node_reference;
 use super::remove::{remove_container, remove_logs};
-use crate::figures::Meter;
 use crate::runtime::{Result, RuntimeError};
+use crate::stats::Meter;
 
-/// Between two looks at what is left of pods.
+/// Between two collections of dead containers, sandboxes and directories.
 const REMAINS: Duration = Duration::from_secs(60);
-/// Between two looks at images.
+/// Between two image collections.
 const IMAGES: Duration = Duration::from_secs(300);
 
 /// Never returns.
@@ -48,14 +48,14 @@ pub(super) async fn run(shared: Arc<Shared>, meter: Option<Arc<dyn Meter>>) {
                             .recorder
                             .event(&about, warning, "ImageGCFailed", why.clone());
                     }
-                    Err(why) => warn!(why, "images cannot be thrown away"),
+                    Err(why) => warn!(why, "cannot delete unused images"),
                     Ok(()) => {}
                 }
                 failed_before = result.is_err();
             }
         }
         sleep(REMAINS.min(next_images.saturating_duration_since(Instant::now()))).await;
-        if let Err(error) = collect_remains(&shared).await {
+        if let Err(error) = collect_leftovers(&shared).await {
             debug!(%error, "what is left of pods cannot be thrown away yet");
         }
     }
@@ -66,16 +66,16 @@ pub(super) async fn free_all(shared: &Shared) {
     let freed = async {
         let containers = shared.runtime.containers().await?;
         for id in remains::containers_of_ended_pods(&containers, &known_pods(shared)) {
-            info!(container = id, "removing, to free the disk");
+            info!(container = id, "removing to free disk space");
             remove_container(shared, &id).await?;
         }
         Ok::<(), RuntimeError>(())
     };
     if let Err(error) = freed.await {
-        warn!(%error, "ended containers cannot be thrown away");
+        warn!(%error, "cannot remove dead containers");
     }
     if let Err(why) = free_images(shared, &shared.config.configuration.image_gc, u64::MAX).await {
-        warn!(why, "images cannot be thrown away");
+        warn!(why, "cannot delete unused images");
     }
 }
 
@@ -103,7 +103,10 @@ async fn collect_images(
     let Some(excess) = excess(policy, capacity, available) else {
         return Ok(());
     };
-    info!(used_percent = excess.used_percent, "the images' disk is too full");
+    info!(
+        used_percent = excess.used_percent,
+        "the image file system is over its threshold"
+    );
     let freed = free_images(shared, policy, excess.to_free_bytes).await?;
     if freed >= excess.to_free_bytes {
         return Ok(());
@@ -142,11 +145,11 @@ async fn free_images(shared: &Shared, policy: &ImageGc, bytes: u64) -> std::resu
 }
 
 async fn remove_image(shared: &Shared, id: &str) -> Result<()> {
-    info!(image = id, "removing an image that nobody uses");
+    info!(image = id, "removing an unused image");
     shared.runtime.remove_image(id).await
 }
 
-/// Brings the records up to date, as of the time that it answers with.
+/// Updates the records, and returns the time of the update.
 async fn see_images(shared: &Shared) -> Result<k8s_openapi::jiff::Timestamp> {
     // Containers first: one that is made meanwhile is of an image that is young, or still unused.
     let containers = shared.runtime.containers().await?;
@@ -184,31 +187,34 @@ fn known_pods(shared: &Shared) -> Pods {
     Pods { over: over.collect() }
 }
 
-async fn collect_remains(shared: &Shared) -> Result<()> {
-    // Before the API has told of all pods, any of them may look gone.
+async fn collect_leftovers(shared: &Shared) -> Result<()> {
+    // Before the API's list of pods has arrived, every pod would seem to be deleted.
     if shared.pods.reached().is_none() {
         return Ok(());
     }
-    let folders = pod_folders(shared);
+    let directories = pod_directories(shared);
     let sandboxes = shared.runtime.sandboxes().await?;
     let containers = shared.runtime.containers().await?;
     for id in remains::dead_sandboxes(&sandboxes, &containers, shared.clock.now()) {
         debug!(sandbox = id, "removing a sandbox that was replaced");
         shared.runtime.remove_sandbox(&id).await?;
     }
-    // What is known now was asked for last: a pod that came since has no folder in the list.
+    // The known pods are read last: a pod created since has no directory in the list.
     let pods = known_pods(shared);
-    let uids = folders.iter().map(|(uid, _)| uid.as_str());
+    let uids = directories.iter().map(|(uid, _)| uid.as_str());
     let orphaned: BTreeSet<&str> = remains::orphaned(uids, &pods, &sandboxes, &containers)
         .into_iter()
         .collect();
-    for (uid, log) in folders.iter().filter(|(uid, _)| orphaned.contains(uid.as_str())) {
-        info!(uid, "removing what is left of a pod that is gone");
+    for (uid, log) in directories
+        .iter()
+        .filter(|(uid, _)| orphaned.contains(uid.as_str()))
+    {
+        info!(uid, "removing the leftovers of a deleted pod");
         match log {
             Some(path) => remove_logs(shared, uid, path.clone()).await,
             None => {
                 if let Err(error) = shared.volumes.teardown(uid).await {
-                    warn!(uid, %error, "cannot free the volumes of a pod that is gone");
+                    warn!(uid, %error, "cannot tear down the volumes of a deleted pod");
                 }
             }
         }
@@ -216,8 +222,8 @@ async fn collect_remains(shared: &Shared) -> Result<()> {
     Ok(())
 }
 
-/// Uids that have a folder on this node; with its path, where it is a folder of logs.
-fn pod_folders(shared: &Shared) -> Vec<(String, Option<std::path::PathBuf>)> {
+/// Uids that have a directory on this node; with its path, where it is a directory of logs.
+fn pod_directories(shared: &Shared) -> Vec<(String, Option<std::path::PathBuf>)> {
     let names = |path: &Path| -> Vec<String> {
         let entries = crate::host_fs::read_dir(path).into_iter().flatten().flatten();
         entries.filter_map(|e| e.file_name().into_string().ok()).collect()
@@ -227,7 +233,7 @@ fn pod_folders(shared: &Shared) -> Vec<(String, Option<std::path::PathBuf>)> {
         .map(|uid| (uid, None))
         .collect();
     for name in names(&shared.config.log_dir) {
-        // `<namespace>_<pod>_<uid>`; anything else is not ours.
+        // `<namespace>_<pod>_<uid>`; other names are not the kubelet's.
         let parts: Vec<&str> = name.split('_').collect();
         if let [_, _, uid] = parts[..] {
             found.push((uid.to_string(), Some(shared.config.log_dir.join(&name))));

@@ -13,7 +13,8 @@ pub const CONTAINER_HASH: &str = "io.kubernetes.container.hash";
 pub const CONTAINER_RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 pub const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 pub const TERMINATION_MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
-/// On containers that their node ends by itself when it is cut off, and how: a kubelet that comes back then knows them by it.
+/// On containers that their node terminates by itself when it is cut off, and how: a restarted kubelet recognises them
+/// by it.
 pub const SELF_FENCED: &str = "knarr.io/self-fenced";
 pub const POD_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
 
@@ -25,7 +26,7 @@ pub fn of_ending(ending: Ending) -> &'static str {
     }
 }
 
-/// What [`SELF_FENCED`] says. Any other value than those written now stands for TERM.
+/// The value of [`SELF_FENCED`]. Any unknown value means TERM.
 pub fn ending(annotations: &HashMap<String, String>) -> Option<Ending> {
     annotations.get(SELF_FENCED).map(|value| match value.as_str() {
         "kill" => Ending::Kill,

@@ -15,7 +15,7 @@ use tokio::sync::{SemaphorePermit, mpsc};
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::downward::Place;
+use super::downward::DownwardValues;
 use super::env::Sources;
 use super::resources::CpuQuota;
 use super::security_context::Seccomp;
@@ -39,8 +39,8 @@ pub(super) async fn create_sandbox(
     pod: &core::Pod,
     config: &PodSandboxConfig,
 ) -> Result<(String, Vec<String>), String> {
-    let refused = |e: RuntimeError| e.to_string();
-    let handler = runtime_handler(shared, pod).await.map_err(refused)?;
+    let failed_text = |e: RuntimeError| e.to_string();
+    let handler = runtime_handler(shared, pod).await.map_err(failed_text)?;
     sandbox::can_be_made(pod, &handler, &shared.config)?;
     let uid = pod.metadata.uid.as_deref().unwrap_or("");
     let logs = PathBuf::from(&config.log_directory);
@@ -56,11 +56,11 @@ pub(super) async fn create_sandbox(
         // The runtime makes the cgroup itself; only the pod's own limits would be missing.
         warn!(pod = pod.metadata.name, %error, "cannot set up a pod's cgroup");
     }
-    let _turn = shared.starts.acquire().await;
+    let _permit = shared.starts.acquire().await;
     let made = shared.runtime.run_sandbox(config, &handler).await;
-    let id = made.map_err(refused)?;
+    let id = made.map_err(failed_text)?;
     shared.owners.lock().insert(id.clone(), inbox.clone());
-    let detail = shared.runtime.sandbox(&id).await.map_err(refused)?;
+    let detail = shared.runtime.sandbox(&id).await.map_err(failed_text)?;
     Ok((id, detail.sandbox.ips))
 }
 
@@ -94,7 +94,7 @@ pub(super) async fn create_container(
     attempt: u32,
     sandbox_id: &str,
     sandbox_config: &PodSandboxConfig,
-    place: &Place,
+    values: &DownwardValues,
 ) -> Result<String, (&'static str, String)> {
     let wrong = |message: String| ("CreateContainerConfigError", message);
     let failed = |e: untrusted_fs::Error| ("CreateContainerError", e.to_string());
@@ -108,7 +108,7 @@ pub(super) async fn create_container(
         .await
         .map_err(|e| wrong(e.message))?;
     let image = image.ok_or_else(|| wrong(format!("image {image_name:?} is not there any more")))?;
-    let environment = env::environment(pod, &spec, &sources, place).map_err(wrong)?;
+    let environment = env::environment(pod, &spec, &sources, values).map_err(wrong)?;
     let devices = shared.devices.container_options(pod, &spec).await;
     let mut devices = devices.map_err(|e| wrong(e.to_string()))?;
     let claimed = shared.dra.cdi_devices(pod, &spec);
@@ -135,7 +135,7 @@ pub(super) async fn create_container(
     }
     let uid = pod.metadata.uid.as_deref().unwrap_or("");
     let directory = shared.volumes.pod_dir(uid);
-    let hosts_text = hosts_text(shared, pod, place).map_err(|e| failed(e.into()))?;
+    let hosts_text = hosts_text(shared, pod, values).map_err(|e| failed(e.into()))?;
     let termination_log = exit::message_file(&directory, name, attempt);
     let logs = sandbox::log_directory(pod, &shared.config.log_dir).join(name);
     let (hosts, message) = (directory.join(HOSTS), termination_log.clone());
@@ -147,13 +147,13 @@ pub(super) async fn create_container(
     });
     written.await.map_err(failed)?;
     let placement = shared.containers.placement(pod, name);
-    let config = container::config(container::Parts {
+    let config = container::config(container::ContainerInputs {
         pod,
         container: &spec,
         attempt,
         image: &image,
         sources: &sources,
-        place,
+        values,
         mounts,
         devices,
         hosts_file: Some(directory.join(HOSTS)),
@@ -186,8 +186,8 @@ pub(super) async fn start_container(
     container: String,
     id: String,
 ) -> Event {
-    let turn = match turn_to_start(shared, pod).await {
-        Ok(turn) => turn,
+    let permit = match start_permit(shared, pod).await {
+        Ok(permit) => permit,
         Err(message) => {
             return Event::ContainerStartFailed {
                 container,
@@ -197,7 +197,7 @@ pub(super) async fn start_container(
         }
     };
     let started = shared.runtime.start_container(&id).await;
-    drop(turn);
+    drop(permit);
     if let Err(error) = started
         && !runs_all_the_same(shared, &id).await
     {
@@ -217,8 +217,8 @@ pub(super) async fn start_container(
         .unwrap_or_default();
     match shared.runtime.container(&id).await {
         Ok(detail) => {
-            let folder = links::folder(&shared.config.log_dir);
-            if let Err(error) = links::link(&folder, &detail.container, Path::new(&detail.log_path)) {
+            let directory = links::directory(&shared.config.log_dir);
+            if let Err(error) = links::link(&directory, &detail.container, Path::new(&detail.log_path)) {
                 warn!(container = id, %error, "cannot link a container's log");
             }
             let at = match &detail.container.state {
@@ -247,24 +247,24 @@ pub(super) async fn start_container(
 
 /// A turn to start a container of this pod, which may be started now. The error is why it may not be at all.
 ///
-/// Writing that this kubelet starts it, and waiting for a turn, may take longer than the node's lease holds: whether it holds
-/// is asked after all else that is waited for.
-async fn turn_to_start<'a>(
+/// Writing [`STARTED_BY`](super::at_most_one::STARTED_BY) and waiting for a permit may outlast the node's lease: the
+/// lease is checked after every other wait.
+async fn start_permit<'a>(
     shared: &'a Shared,
     pod: &core::Pod,
 ) -> Result<Option<SemaphorePermit<'a>>, String> {
     at_most_one::may_start(shared, pod).await?;
     loop {
         self_fencing::may_start(shared, pod).await?;
-        let turn = shared.starts.acquire().await.ok();
+        let permit = shared.starts.acquire().await.ok();
         if self_fencing::may_start_now(shared, pod) {
-            return Ok(turn);
+            return Ok(permit);
         }
     }
 }
 
-/// Whether a container whose start was answered with an error has been started: the answer may have been lost, and
-/// taking it for an end would start a second one (SPEC S1). Only the runtime's own record says; it is waited for.
+/// Whether a container whose start returned an error has been started: the answer may have been lost, and taking it for
+/// an exit would start a second one (SPEC S1). Only the runtime's record decides; it is awaited.
 async fn runs_all_the_same(shared: &Shared, id: &str) -> bool {
     let mut wait = RETRY.0;
     loop {
@@ -278,7 +278,9 @@ async fn runs_all_the_same(shared: &Shared, id: &str) -> bool {
                 };
             }
             Err(error) if error.is_not_found() => return false,
-            Err(error) => warn!(container = id, %error, "cannot tell yet whether a container was started"),
+            Err(error) => {
+                warn!(container = id, %error, "cannot find out yet whether a container was started")
+            }
         }
         sleep(wait).await;
         wait = (wait * 2).min(RETRY.1);
@@ -324,14 +326,14 @@ async fn fetch<T: Registered + Clone>(
     }
 }
 
-fn hosts_text(shared: &Shared, pod: &core::Pod, place: &Place) -> std::io::Result<String> {
+fn hosts_text(shared: &Shared, pod: &core::Pod, values: &DownwardValues) -> std::io::Result<String> {
     let node = sandbox::host_network(pod)
         .then(|| crate::host_fs::read_to_string("/etc/hosts"))
         .transpose()?;
     let fqdn = sandbox::fqdn(pod, &shared.config);
     Ok(container::hosts_file(
         pod,
-        &place.pod_ips,
+        &values.pod_ips,
         &sandbox::hostname(pod),
         fqdn.as_deref(),
         node.as_deref(),

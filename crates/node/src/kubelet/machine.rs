@@ -1,4 +1,4 @@
-//! The machine under a kubelet, as far as the kubelet uses it beside the container runtime.
+//! What the kubelet uses of the machine besides the container runtime.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,14 +9,14 @@ use tracing::warn;
 /// A directory for each size of huge pages that the kernel knows.
 const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages";
 
-/// Whether there is a machine at all.
+/// Whether the node is a real host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Machine {
     /// The one this process runs on: its size and names, its cgroups, a thread for slow work on files.
     #[default]
     Host,
-    /// One that is only told of (a hollow node, as kubemark has them): of this size, without cgroups, and with all
-    /// work on the calling thread. A kubelet on it is a function of what it is told, which a simulation needs.
+    /// A hollow node, as kubemark has them: of this size, without cgroups, and with all work on the calling thread. A
+    /// kubelet on it is a function of its inputs, which a simulation needs.
     Hollow { cpus: usize, memory_bytes: i64 },
 }
 
@@ -25,7 +25,7 @@ impl Machine {
         self == Machine::Host
     }
 
-    /// Whether its kernel can confine by AppArmor: nobody switches that while it runs.
+    /// Whether its kernel supports AppArmor: that does not change while it runs.
     pub(crate) fn has_app_armor(self) -> bool {
         let enabled = || crate::host_fs::read_to_string("/sys/module/apparmor/parameters/enabled");
         self.is_host()
@@ -33,7 +33,7 @@ impl Machine {
             && enabled().is_ok_and(|text| text.starts_with('Y'))
     }
 
-    /// How many huge pages were set aside, by their size in bytes. As with Kubernetes, a kubelet looks when it starts.
+    /// Preallocated huge pages, by their size in bytes. Read once at start, as in Kubernetes.
     pub(crate) fn huge_pages(self) -> BTreeMap<i64, i64> {
         if !self.is_host() {
             return BTreeMap::new();
@@ -41,7 +41,7 @@ impl Machine {
         huge_pages_in(Path::new(HUGE_PAGES)).unwrap_or_else(|error| {
             // A kernel without them has no such directory.
             if error.kind() != io::ErrorKind::NotFound {
-                warn!(%error, "cannot tell what huge pages this machine has");
+                warn!(%error, "cannot read the host's huge pages");
             }
             BTreeMap::new()
         })

@@ -1,8 +1,8 @@
-//! The folder of static pods' manifests: what stands in it, and the moment to look again.
+//! The directory of static pods' manifests: its pods, and when to read it again.
 //!
-//! It is looked at when the kernel tells that something in it has changed, and every `fileCheckFrequency` anyway: a
-//! folder of another machine's, or one behind a link that now leads elsewhere, tells nothing. A file that goes and
-//! comes back with the same content between two looks has gone all the same: its pod ends and begins again.
+//! It is read when inotify reports a change, and every `fileCheckFrequency` anyway: a network file system, or a
+//! symbolic link that now points elsewhere, causes no event. A file that is removed and written again with the same
+//! content between two reads counts as removed: its pod is terminated and started again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -22,51 +22,51 @@ use crate::watch::{AddWatchFlags, InotifyEvent, Watch};
 
 /// A manifest is a page of text; what is larger is none.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
-/// From the first happening to the look: who makes a file writes it next.
+/// From the first event to the read: a created file is written next.
 const SETTLE: Duration = Duration::from_millis(50);
-/// Between attempts to watch a folder that is not there.
+/// Between attempts to watch a directory that does not exist.
 const WATCH_AGAIN: Duration = Duration::from_secs(1);
 
-/// The folder, as it was when it was last looked at.
-pub(super) struct Folder {
+/// The directory, as it was read last.
+pub(super) struct ManifestDirectory {
     path: PathBuf,
     node_name: String,
     files: BTreeMap<PathBuf, core::Pod>,
-    /// Files that have gone since, whether or not they are back.
-    gone: BTreeSet<PathBuf>,
+    /// Files removed since, whether or not they exist again.
+    removed: BTreeSet<PathBuf>,
     check_every: Duration,
     watch: Option<Watch>,
     next_watch: Instant,
-    next_look: Instant,
+    next_poll: Instant,
 }
 
-impl Folder {
+impl ManifestDirectory {
     pub fn new(path: impl Into<PathBuf>, node_name: &str, check_every: Duration) -> Self {
         let now = Instant::now();
-        Folder {
+        ManifestDirectory {
             path: path.into(),
             node_name: node_name.into(),
             files: BTreeMap::new(),
-            gone: BTreeSet::new(),
+            removed: BTreeSet::new(),
             check_every,
             watch: None,
             next_watch: now,
-            next_look: now,
+            next_poll: now,
         }
     }
 
-    /// The pods of files that have not gone since the last look.
-    pub fn left(&mut self) -> BTreeMap<String, core::Pod> {
-        for path in std::mem::take(&mut self.gone) {
+    /// The pods of files that were not removed since the last read.
+    pub fn take_removed(&mut self) -> BTreeMap<String, core::Pod> {
+        for path in std::mem::take(&mut self.removed) {
             self.files.remove(&path);
         }
         self.pods()
     }
 
-    /// The pods that are to run now, by uid. A file that cannot be read says nothing new: what it said before it was
-    /// spoilt goes on running until it says something else or is gone. (Kubernetes' kubelet does so when it is told of
-    /// the change, and ends the pod at its next look.)
-    pub fn look(&mut self, now: Timestamp) -> BTreeMap<String, core::Pod> {
+    /// The pods that have to run now, by uid. A file that cannot be read changes nothing: the pod it had before keeps
+    /// running until the file has another one or is removed. (Kubernetes' kubelet does so on an event and terminates
+    /// the pod at its next full sync.)
+    pub fn poll(&mut self, now: Timestamp) -> BTreeMap<String, core::Pod> {
         let mut known = std::mem::take(&mut self.files);
         for path in self.manifests() {
             let before = known.remove(&path);
@@ -84,7 +84,7 @@ impl Folder {
             };
             self.files.extend(pod.map(|pod| (path, pod)));
         }
-        self.next_look = Instant::now() + self.check_every;
+        self.next_poll = Instant::now() + self.check_every;
         self.pods()
     }
 
@@ -118,55 +118,55 @@ impl Folder {
     }
 
     /// At the latest then, whatever happens.
-    pub fn look_by(&mut self, at: Instant) {
-        self.next_look = self.next_look.min(at);
+    pub fn poll_by(&mut self, at: Instant) {
+        self.next_poll = self.next_poll.min(at);
     }
 
-    /// Resolves when it is time to look. Dropped before, it loses nothing.
-    pub async fn happened(&mut self) {
+    /// Resolves when it is time to read the directory. Cancel-safe.
+    pub async fn changed(&mut self) {
         loop {
             let now = Instant::now();
-            if self.next_look <= now {
+            if self.next_poll <= now {
                 // What is watched may not be what the path leads to any more.
                 self.watch = None;
-                self.watch_anew();
+                self.restart_watch();
                 return;
             }
             if self.watch.is_none() && self.next_watch <= now {
-                self.watch_anew();
+                self.restart_watch();
                 if self.watch.is_some() {
-                    self.look_by(now);
+                    self.poll_by(now);
                     continue;
                 }
             }
             let until = match self.watch {
-                Some(_) => self.next_look,
-                None => self.next_look.min(self.next_watch),
+                Some(_) => self.next_poll,
+                None => self.next_poll.min(self.next_watch),
             };
-            let told = async {
+            let changed = async {
                 match &self.watch {
                     Some(watch) => watch.changed().await,
                     None => std::future::pending().await,
                 }
             };
-            let told = tokio::select! {
+            let changed = tokio::select! {
                 biased;
-                told = told => told,
+                changed = changed => changed,
                 () = sleep_until(until) => continue,
             };
-            match told {
+            match changed {
                 Ok(events) => self.take_in(&events),
                 Err(error) => {
-                    warn!(path = %self.path.display(), %error, "cannot hear of changes of static pods");
+                    warn!(path = %self.path.display(), %error, "cannot watch the directory of static pods");
                     self.watch = None;
                 }
             }
         }
     }
 
-    fn watch_anew(&mut self) {
+    fn restart_watch(&mut self) {
         self.next_watch = Instant::now() + WATCH_AGAIN;
-        // No look is worth a file that is being written: only its end is.
+        // A file is read when it is closed after writing, not while it is written.
         let flags = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_CLOSE_WRITE
             | AddWatchFlags::IN_ATTRIB
@@ -174,18 +174,18 @@ impl Folder {
             | AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_DELETE_SELF
             | AddWatchFlags::IN_MOVE_SELF;
-        match Watch::folder(&self.watched(), flags) {
+        match Watch::directory(&self.watched(), flags) {
             Ok(watch) => self.watch = Some(watch),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                debug!(path = %self.path.display(), "there is no folder of static pods");
+                debug!(path = %self.path.display(), "the directory of static pods does not exist");
             }
             Err(error) => {
-                warn!(path = %self.path.display(), %error, "cannot hear of changes of static pods");
+                warn!(path = %self.path.display(), %error, "cannot watch the directory of static pods");
             }
         }
     }
 
-    /// The folder; that of the file, where the path names one.
+    /// The directory; that of the file, where the path names a file.
     fn watched(&self) -> PathBuf {
         match self.path.parent() {
             Some(parent) if host_fs::is_file(&self.path) => parent.to_path_buf(),
@@ -194,24 +194,24 @@ impl Folder {
     }
 
     fn take_in(&mut self, events: &[InotifyEvent]) {
-        let folder = self.watched();
+        let directory = self.watched();
         for event in events {
-            // None: of the folder itself, or so much that the kernel kept no names.
-            let path = event.name.as_ref().map(|name| folder.join(name));
+            // None: about the directory itself, or an overflow without names.
+            let path = event.name.as_ref().map(|name| directory.join(name));
             if let Some(path) = path {
-                if is_hidden(&path) || (folder != self.path && path != self.path) {
+                if is_hidden(&path) || (directory != self.path && path != self.path) {
                     continue;
                 }
                 if event
                     .mask
                     .intersects(AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_FROM)
                 {
-                    self.gone.insert(path);
+                    self.removed.insert(path);
                 }
             } else if !event.mask.contains(AddWatchFlags::IN_ATTRIB) {
                 self.watch = None;
             }
-            self.look_by(Instant::now() + SETTLE);
+            self.poll_by(Instant::now() + SETTLE);
         }
     }
 }
@@ -228,7 +228,7 @@ mod tests {
 
     const NEVER: Duration = Duration::from_secs(3600);
     /// Longer than anything here takes on a busy machine.
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn now() -> Timestamp {
         Timestamp::from_second(1_800_000_000).unwrap()
@@ -246,118 +246,118 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn l1_pods_follow_the_folders_files() {
+    async fn l1_pods_follow_the_directorys_files() {
         let dir = tempfile::tempdir().unwrap();
-        let mut folder = Folder::new(dir.path(), "n1", NEVER);
-        assert!(folder.look(now()).is_empty());
+        let mut manifests = ManifestDirectory::new(dir.path(), "n1", NEVER);
+        assert!(manifests.poll(now()).is_empty());
         let path = dir.path().join("web.yaml");
         std::fs::write(&path, text("app")).unwrap();
         std::fs::write(dir.path().join(".hidden"), text("app")).unwrap();
-        let first = folder.look(now());
+        let first = manifests.poll(now());
         assert_eq!(first.len(), 1);
         let later = now() + k8s_openapi::jiff::SignedDuration::from_secs(9);
-        assert_eq!(folder.look(later), first, "seen when it was seen first");
+        assert_eq!(manifests.poll(later), first, "seen when it was seen first");
         std::fs::write(&path, "kind: [").unwrap();
-        assert_eq!(folder.look(now()), first, "a spoilt file ends nothing");
+        assert_eq!(manifests.poll(now()), first, "a spoilt file ends nothing");
         std::fs::write(&path, text("other-app")).unwrap();
-        let second = folder.look(now());
+        let second = manifests.poll(now());
         assert_ne!(first.keys().next(), second.keys().next());
         std::fs::remove_file(&path).unwrap();
-        assert!(folder.look(now()).is_empty());
+        assert!(manifests.poll(now()).is_empty());
     }
 
-    /// The next look for which the folder shows these images, and it may not take another for it.
-    async fn shows(folder: &mut Folder, want: &[&str]) {
-        let looks = async {
+    /// Waits for the next read in which the directory has these images; no other change may be read before it.
+    async fn shows(manifests: &mut ManifestDirectory, want: &[&str]) {
+        let polls = async {
             loop {
-                folder.happened().await;
-                folder.left();
-                let got = images(&folder.look(now()));
+                manifests.changed().await;
+                manifests.take_removed();
+                let got = images(&manifests.poll(now()));
                 if got == want {
                     return;
                 }
             }
         };
-        let shown = timeout(PATIENCE, looks).await;
+        let shown = timeout(TIMEOUT, polls).await;
         assert!(shown.is_ok(), "it does not come to {want:?}");
     }
 
     #[tokio::test]
-    async fn l1_every_way_to_change_the_folder_is_told() {
+    async fn l1_every_way_to_change_the_directory_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("manifests");
-        let mut folder = Folder::new(&path, "n1", NEVER);
-        folder.look(now());
-        // The folder itself comes later.
+        let mut manifests = ManifestDirectory::new(&path, "n1", NEVER);
+        manifests.poll(now());
+        // The directory itself is created later.
         std::fs::create_dir(&path).unwrap();
         let file = path.join("web.yaml");
         std::fs::write(&file, text("a")).unwrap();
-        shows(&mut folder, &["a"]).await;
+        shows(&mut manifests, &["a"]).await;
         std::fs::write(&file, text("b")).unwrap();
-        shows(&mut folder, &["b"]).await;
+        shows(&mut manifests, &["b"]).await;
         let other = dir.path().join("other");
         std::fs::write(&other, text("c")).unwrap();
         std::fs::rename(&other, &file).unwrap();
-        shows(&mut folder, &["c"]).await;
+        shows(&mut manifests, &["c"]).await;
         std::fs::write(&other, text("d")).unwrap();
         std::fs::remove_file(&file).unwrap();
-        shows(&mut folder, &[]).await;
+        shows(&mut manifests, &[]).await;
         std::os::unix::fs::symlink(&other, &file).unwrap();
-        shows(&mut folder, &["d"]).await;
+        shows(&mut manifests, &["d"]).await;
         std::fs::rename(&file, path.join(".web.yaml")).unwrap();
-        shows(&mut folder, &[]).await;
-        // Another folder in its place.
+        shows(&mut manifests, &[]).await;
+        // Another directory in its place.
         let new = dir.path().join("new");
         std::fs::create_dir(&new).unwrap();
         std::fs::write(new.join("web.yaml"), text("e")).unwrap();
         std::fs::remove_dir_all(&path).unwrap();
         std::fs::rename(&new, &path).unwrap();
-        shows(&mut folder, &["e"]).await;
-        // What it is told of then is the new one's.
+        shows(&mut manifests, &["e"]).await;
+        // Later events are the new one's.
         std::fs::write(path.join("web.yaml"), text("f")).unwrap();
-        shows(&mut folder, &["f"]).await;
+        shows(&mut manifests, &["f"]).await;
     }
 
     #[tokio::test]
-    async fn l1_a_file_that_went_and_came_back_has_gone() {
+    async fn l1_a_file_that_was_removed_and_written_again_counts_as_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("web.yaml");
         std::fs::write(&path, text("a")).unwrap();
-        let mut folder = Folder::new(dir.path(), "n1", NEVER);
-        shows(&mut folder, &["a"]).await;
+        let mut manifests = ManifestDirectory::new(dir.path(), "n1", NEVER);
+        shows(&mut manifests, &["a"]).await;
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, text("a")).unwrap();
-        timeout(PATIENCE, folder.happened()).await.unwrap();
-        assert!(folder.left().is_empty());
-        assert_eq!(images(&folder.look(now())), ["a"]);
-        // Written anew is not gone.
+        timeout(TIMEOUT, manifests.changed()).await.unwrap();
+        assert!(manifests.take_removed().is_empty());
+        assert_eq!(images(&manifests.poll(now())), ["a"]);
+        // A rewritten file is not removed.
         std::fs::write(&path, text("a")).unwrap();
-        timeout(PATIENCE, folder.happened()).await.unwrap();
-        assert_eq!(images(&folder.left()), ["a"]);
+        timeout(TIMEOUT, manifests.changed()).await.unwrap();
+        assert_eq!(images(&manifests.take_removed()), ["a"]);
     }
 
     #[tokio::test]
-    async fn l1_of_one_file_its_neighbours_are_no_matter() {
+    async fn l1_files_next_to_a_single_manifest_do_not_matter() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("web.yaml");
         std::fs::write(&path, text("a")).unwrap();
-        let mut folder = Folder::new(&path, "n1", NEVER);
-        shows(&mut folder, &["a"]).await;
+        let mut manifests = ManifestDirectory::new(&path, "n1", NEVER);
+        shows(&mut manifests, &["a"]).await;
         std::fs::write(dir.path().join("neighbour"), text("b")).unwrap();
-        let told = timeout(SETTLE * 10, folder.happened()).await;
-        assert!(told.is_err(), "it was woken for another file");
+        let changed = timeout(SETTLE * 10, manifests.changed()).await;
+        assert!(changed.is_err(), "it was woken for another file");
         std::fs::write(&path, text("c")).unwrap();
-        shows(&mut folder, &["c"]).await;
+        shows(&mut manifests, &["c"]).await;
     }
 
     #[tokio::test(start_paused = true)]
-    async fn l1_the_folder_is_looked_at_now_and_then_anyway() {
+    async fn l1_the_directory_is_polled_now_and_then_anyway() {
         let dir = tempfile::tempdir().unwrap();
-        let mut folder = Folder::new(dir.path(), "n1", Duration::from_secs(20));
-        folder.happened().await;
-        folder.look(now());
+        let mut manifests = ManifestDirectory::new(dir.path(), "n1", Duration::from_secs(20));
+        manifests.changed().await;
+        manifests.poll(now());
         let began = Instant::now();
-        folder.happened().await;
+        manifests.changed().await;
         assert_eq!(began.elapsed(), Duration::from_secs(20));
     }
 }

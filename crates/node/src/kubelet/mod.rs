@@ -1,8 +1,8 @@
 //! The kubelet's doing half: one task a pod, fed from the API, the runtime and the clock.
 //!
-//! Everything is decided by `knarr_kubelet::pod`; here it is carried out, and what came of it told back.
-//! Stopping a kubelet stops no container: the next one finds and adopts what runs. What runs without a pod in the
-//! API (after a full look at it) is ended.
+//! Everything is decided by `knarr_kubelet::pod`; here it is carried out, and the results are returned as events.
+//! Stopping a kubelet stops no container: the next one finds and adopts what runs. What runs without a pod in the API
+//! (once its list of pods is complete) is terminated.
 
 mod at_most_one;
 mod config;
@@ -21,12 +21,12 @@ mod manifests;
 mod network;
 mod node;
 mod own_node;
+mod preemption;
 mod pull;
 mod remove;
 mod resize;
 mod resource_health;
 pub mod resources;
-mod room;
 pub mod sandbox;
 pub mod security_context;
 mod self_fencing;
@@ -68,35 +68,36 @@ use tracing::{debug, error, info, warn};
 use crate::containermanager::{self, ContainerManager, reconcile};
 use crate::devicemanager::{self, Devices};
 use crate::dra::{self, Dra};
-use crate::figures::{self, HostMeter, Meter};
 use crate::plugins::{Watcher, watcher};
 use crate::podresources::{self, PodResourcesServer};
 use crate::probe;
 use crate::runtime::{Runtime, RuntimeEvent};
+use crate::stats::{self, HostMeter, Meter};
 use crate::volumes::{self, Volumes, host_of};
 use at_most_one::Announced;
 pub use config::Config;
 pub use machine::Machine;
-use manifests::Folder;
+use manifests::ManifestDirectory;
 pub use network::{Availability, NodeNetwork};
-use self_fencing::Trust;
+use self_fencing::LeaseTrust;
 use worker::Msg;
-use workers::{Found, Granted, Picture, Workers, admit_resize, look};
+use workers::{Found, Granted, RuntimeSnapshot, Workers, admit_resize, list_runtime};
 
-/// Between looks at all that runs, while the runtime tells of exits by itself; else [`RELIST_BLIND`].
+/// Relist period while the runtime reports exits by itself; else [`RELIST_BLIND`].
 const RELIST: Duration = Duration::from_secs(10);
 const RELIST_BLIND: Duration = Duration::from_secs(1);
-/// Between two attempts to follow this node's pods, at the most: what was released while the node was cut off ends soon after
-/// the API is there again (SPEC S5), also where an attempt or two fail then.
+/// The longest pause between two attempts to watch this node's pods: pods released while the node was cut off terminate
+/// soon after the API is reachable again (SPEC S5), even if one or two attempts fail.
 const PODS_AGAIN: Duration = Duration::from_secs(5);
-/// Images pulled at a time, unless the administrator says otherwise: a slow registry is to hold up few.
+/// Images pulled at a time, unless configured otherwise (`maxParallelImagePulls`): a slow registry should delay few
+/// pods.
 const PULLS: u32 = 5;
 /// Sandboxes and containers made at a time: more would only make each of them slower.
 const STARTS: usize = 8;
 /// Between attempts to start the resource managers.
 const MANAGERS_RETRY: Duration = Duration::from_secs(5);
-/// Between looks at whether a static pod that waits for the one before it may begin.
-const SUCCESSOR_LOOK: Duration = Duration::from_millis(200);
+/// Poll interval of whether a static pod that waits for the one before it may start.
+const SUCCESSOR_POLL: Duration = Duration::from_millis(200);
 
 /// What all of a node's pods share.
 pub(crate) struct Shared {
@@ -104,21 +105,21 @@ pub(crate) struct Shared {
     pub api: Arc<dyn Api>,
     pub runtime: Arc<dyn Runtime>,
     pub clock: Arc<dyn Clock>,
-    /// Begins with that one and is never set: for what is waited for.
+    /// Starts with `clock` and is never set: for timeouts.
     pub steady: TokioClock,
     pub recorder: EventRecorder,
     pub volumes: Volumes,
-    /// The pods that have not ended.
+    /// The pods that have not terminated.
     pub active: Arc<podresources::ActivePods>,
     pub devices: Arc<Devices>,
     pub containers: Arc<ContainerManager>,
     pub dra: Arc<Dra>,
-    pub trust: Trust,
+    pub trust: LeaseTrust,
     pub announced: Announced,
     pub services: Arc<Store>,
     /// The pods bound to this node.
     pub pods: Arc<Store>,
-    /// Whose a sandbox or container is.
+    /// The worker that owns a sandbox or container.
     pub owners: Mutex<BTreeMap<String, mpsc::UnboundedSender<Msg>>>,
     pub pulls: Semaphore,
     pub starts: Semaphore,
@@ -129,21 +130,21 @@ pub(crate) struct Shared {
     pub allocatable: BTreeMap<String, Quantity>,
     /// What the node is short of.
     pressures: Mutex<BTreeSet<Pressure>>,
-    /// The machine goes down: no pods are taken.
+    /// A node shutdown is in progress: no pods are admitted.
     shutting_down: AtomicBool,
     /// Rings when one of the two changes.
     pub conditions_changed: Notify,
-    /// Rings when nothing is left of a pod but what is told of it.
+    /// Notified when only the status of a pod remains to be reported.
     pub pod_ended: Notify,
-    /// Pods to be ended, or whose devices are not as healthy as they were, by uid.
+    /// Pods to evict, or whose devices' health has changed, by uid.
     pub evictions: mpsc::UnboundedSender<(String, Event)>,
     pub images: Mutex<garbage_images::Records>,
     endpoints: endpoints::Endpoints,
     /// Uids of the static pods there are.
     pub static_uids: Mutex<BTreeSet<String>>,
-    pub ended_statics: Mutex<static_pods::Remembered>,
+    pub ended_statics: Mutex<static_pods::EndedStatics>,
     pub portions: enforcement::Last,
-    /// The pods as they are allocated, by uid: what they ask for may be more.
+    /// The pods as they are allocated, by uid: their specs may request more.
     pub granted: Mutex<Granted>,
     pub probes: Arc<probe::Counts>,
 }
@@ -198,7 +199,7 @@ impl Size {
 }
 
 impl Kubelet {
-    /// Begins at once, and waits for the runtime and the API by itself. On a machine it measures what its pods use.
+    /// Starts at once, and waits for the runtime and the API by itself. On a real host it measures what its pods use.
     pub fn start(
         config: Config,
         api: Arc<dyn Api>,
@@ -209,7 +210,7 @@ impl Kubelet {
         let pods = Arc::new(Store::new(core::Pod::kind_of(), &[]));
         let claimed = volumes::Claimed::default();
         let meter: Option<Arc<dyn Meter>> = config.machine.is_host().then(|| {
-            let parts = figures::Parts {
+            let parts = stats::MeterConfig {
                 node_name: config.node_name.clone(),
                 root_dir: config.root_dir.clone(),
                 log_dir: config.log_dir.clone(),
@@ -228,7 +229,7 @@ impl Kubelet {
         Self::begin(config, (api, runtime, clock), (pods, claimed), meter, cancel)
     }
 
-    /// Likewise, with somebody else who measures, or nobody: then no pod is ended for want of anything.
+    /// The same with another meter, or none: then no pod is evicted.
     pub fn start_measured(
         config: Config,
         (api, runtime, clock): (Arc<dyn Api>, Arc<dyn Runtime>, Arc<dyn Clock>),
@@ -251,10 +252,10 @@ impl Kubelet {
         let capacity = node::capacity(&config, size.cpus, size.memory_bytes);
         let pulls = config.configuration.image_pulls.unwrap_or(PULLS);
         let (evictions, evicted) = mpsc::unbounded_channel();
-        let (shutdown, asked) = shutdown::channel();
+        let (shutdown, requests) = shutdown::channel();
         let (health_changed, health) = mpsc::unbounded_channel();
         let probes = Arc::<probe::Counts>::default();
-        // A hollow node whose machine nobody plays has no boot that this could be measured from.
+        // A hollow node without a fake host has no boot time.
         let counts = config.machine.is_host() || config.played.is_some();
         let renewals = counts.then(|| config.root_dir.join(self_fencing::RENEWALS));
         let host = config.played.clone().unwrap_or_else(|| host_of(config.machine));
@@ -286,7 +287,7 @@ impl Kubelet {
             devices,
             containers: containers.clone(),
             dra: Arc::new(dra),
-            trust: Trust::new(config.self_fencing, host, renewals),
+            trust: LeaseTrust::new(config.self_fencing, host, renewals),
             announced: Announced::new(&config.node_name, clock.now()),
             recorder,
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
@@ -324,7 +325,7 @@ impl Kubelet {
         let pods = shared.pods.clone();
         let measuring = meter.clone();
         let task = tokio::spawn(async move {
-            let running = run(shared, measuring, (evicted, asked, health), cancel.clone());
+            let running = run(shared, measuring, (evicted, requests, health), cancel.clone());
             tokio::select! {
                 biased;
                 () = cancel.cancelled() => {}
@@ -341,7 +342,7 @@ impl Kubelet {
         }
     }
 
-    /// Who measures what the node and its pods use.
+    /// The meter of the node and its pods.
     pub fn meter(&self) -> Option<Arc<dyn Meter>> {
         self.meter.clone()
     }
@@ -351,7 +352,7 @@ impl Kubelet {
         self.pods.clone()
     }
 
-    /// Where it is told that the machine goes down.
+    /// Accepts shutdown requests.
     pub fn shutdown(&self) -> shutdown::Requests {
         self.shutdown.clone()
     }
@@ -361,7 +362,7 @@ impl Kubelet {
         self.containers.clone()
     }
 
-    /// How often its probes were asked.
+    /// The counts of probe results.
     pub fn probes(&self) -> Arc<probe::Counts> {
         self.probes.clone()
     }
@@ -379,9 +380,9 @@ impl Kubelet {
 async fn run(
     shared: Arc<Shared>,
     meter: Option<Arc<dyn Meter>>,
-    (mut evicted, mut asked, health): (
+    (mut evicted, mut requests, health): (
         mpsc::UnboundedReceiver<(String, Event)>,
-        mpsc::UnboundedReceiver<shutdown::Asked>,
+        mpsc::UnboundedReceiver<shutdown::ShutdownRequest>,
         mpsc::UnboundedReceiver<String>,
     ),
     cancel: CancellationToken,
@@ -422,9 +423,9 @@ async fn run(
         tasks.spawn(async move { podresources::run(server, &root).await });
     }
     // Nothing is decided about any pod before it is known what runs.
-    let mut picture = loop {
-        match look(&shared).await {
-            Ok(picture) => break picture,
+    let mut snapshot = loop {
+        match list_runtime(&shared).await {
+            Ok(snapshot) => break snapshot,
             Err(error) => {
                 warn!(%error, "the container runtime does not answer yet");
                 sleep(Duration::from_millis(200)).await;
@@ -434,7 +435,7 @@ async fn run(
     let pods = shared.pods.clone();
     let (changed, mut changes) = mpsc::unbounded_channel();
     pods.subscribe(move |change| {
-        // The receiver goes only with the whole kubelet.
+        // The receiver is dropped only with the whole kubelet.
         let _ = changed.send((change.before().cloned(), change.after().cloned()));
     });
     let scope = Scope {
@@ -447,26 +448,27 @@ async fn run(
         informer::run_within(PODS_AGAIN, api, kind, scope, store).await;
     });
 
-    let (own_looks, mut looked) = mpsc::unbounded_channel();
+    let (rereads, mut reread) = mpsc::unbounded_channel();
     let mut workers = Workers {
         shared: shared.clone(),
         by_uid: BTreeMap::new(),
         cancel,
         admitted: BTreeSet::new(),
-        looking: BTreeSet::new(),
-        looks: own_looks,
+        rereading: BTreeSet::new(),
+        rereads,
         orphans: Arc::default(),
         statics: BTreeMap::new(),
-        untold: BTreeMap::new(),
+        unreported: BTreeMap::new(),
         waiting: BTreeMap::new(),
     };
     let configuration = &shared.config.configuration;
     let every = configuration.file_check_frequency.unsigned_abs();
-    let said = configuration.static_pod_path.as_ref();
-    let mut folder = said.map(|path| Folder::new(path, &shared.config.node_name, every));
-    // Before anything that runs may look as if nobody wanted it.
-    if let Some(folder) = &mut folder {
-        workers.run_statics(folder.look(shared.clock.now()), &mut picture);
+    let static_pod_path = configuration.static_pod_path.as_ref();
+    let mut manifests =
+        static_pod_path.map(|path| ManifestDirectory::new(path, &shared.config.node_name, every));
+    // Before anything that runs could be taken for an orphan.
+    if let Some(manifests) = &mut manifests {
+        workers.run_statics(manifests.poll(shared.clock.now()), &mut snapshot);
     }
     if let Some(meter) = meter.clone() {
         tasks.spawn(eviction::run(shared.clone(), meter));
@@ -475,50 +477,50 @@ async fn run(
     let (exits, mut exited) = mpsc::unbounded_channel();
     tasks.spawn(listen(shared.clone(), exits));
     let mut shutdown = shutdown::Runner::default();
-    let mut hearing = false;
+    let mut listening = false;
     let mut complete = false;
-    let mut next_look = Instant::now() + RELIST_BLIND;
+    let mut next_relist = Instant::now() + RELIST_BLIND;
     loop {
         tokio::select! {
             biased;
-            Some((old, new)) = changes.recv() => workers.changed(old.as_deref(), new, &mut picture),
-            Some(uid) = looked.recv() => workers.looked_again(&uid, &mut picture),
-            Some((uid, event)) = evicted.recv() => workers.tell(&uid, event),
+            Some((old, new)) = changes.recv() => workers.changed(old.as_deref(), new, &mut snapshot),
+            Some(uid) = reread.recv() => workers.node_reread(&uid, &mut snapshot),
+            Some((uid, event)) = evicted.recv() => workers.send(&uid, event),
             // Which pods there are must be known before any of them is left out.
-            Some(asked) = asked.recv(), if complete => shutdown.asked(&shared, &workers, asked),
+            Some(request) = requests.recv(), if complete => shutdown.request(&shared, &workers, request),
             () = shutdown.due(&shared) => shutdown.advance(&workers),
-            Some(heard) = exited.recv() => match heard {
-                Heard::Event(RuntimeEvent::Exited { id }) => workers.exited(&id),
-                // What happened while nobody listened is found by looking.
-                Heard::Event(RuntimeEvent::Resync) => next_look = Instant::now(),
-                Heard::Begun | Heard::Ended => {
-                    hearing = matches!(heard, Heard::Begun);
-                    next_look = Instant::now();
+            Some(event) = exited.recv() => match event {
+                ListenEvent::Event(RuntimeEvent::Exited { id }) => workers.exited(&id),
+                // Events that were missed are found by a relist.
+                ListenEvent::Event(RuntimeEvent::Resync) => next_relist = Instant::now(),
+                ListenEvent::Begun | ListenEvent::Ended => {
+                    listening = matches!(event, ListenEvent::Begun);
+                    next_relist = Instant::now();
                 }
             },
-            Some(folder) = to_look_at(&mut folder) => {
-                workers.run_statics(folder.left(), &mut picture);
-                if workers.run_statics(folder.look(shared.clock.now()), &mut picture) {
-                    folder.look_by(Instant::now() + SUCCESSOR_LOOK);
+            Some(manifests) = manifests_changed(&mut manifests) => {
+                workers.run_statics(manifests.take_removed(), &mut snapshot);
+                if workers.run_statics(manifests.poll(shared.clock.now()), &mut snapshot) {
+                    manifests.poll_by(Instant::now() + SUCCESSOR_POLL);
                 }
             }
-            () = tokio::time::sleep_until(next_look) => {
-                next_look = Instant::now() + if hearing { RELIST } else { RELIST_BLIND };
-                // What the first picture showed is still to be handed to pods that come with the first list.
-                match look(&shared).await {
+            () = tokio::time::sleep_until(next_relist) => {
+                next_relist = Instant::now() + if listening { RELIST } else { RELIST_BLIND };
+                // The first snapshot still has containers for pods that arrive with the first list.
+                match list_runtime(&shared).await {
                     Ok(now) if complete => workers.observed(&now, &pods),
-                    Ok(now) => picture = now,
+                    Ok(now) => snapshot = now,
                     Err(error) => debug!(%error, "the container runtime does not answer"),
                 }
                 if !complete && pods.reached().is_some() && changes.is_empty() {
                     complete = true;
                     info!(pods = workers.by_uid.len(), "all pods of this node are known");
                     workers.release_what_others_had();
-                    next_look = Instant::now();
+                    next_relist = Instant::now();
                 }
             }
         }
-        workers.take_up_waiting(&mut picture);
+        workers.retry_waiting(&mut snapshot);
         workers.by_uid.retain(|_, worker| !worker.is_finished());
         let by_uid = &workers.by_uid;
         workers.admitted.retain(|uid| by_uid.contains_key(uid));
@@ -558,36 +560,36 @@ fn plugins(shared: &Shared) -> Arc<Watcher> {
     Watcher::new(directory, handlers)
 }
 
-/// The folder of static pods, when it is to be looked at.
-async fn to_look_at(folder: &mut Option<Folder>) -> Option<&mut Folder> {
-    let folder = folder.as_mut()?;
-    folder.happened().await;
-    Some(folder)
+/// The directory of static pods, when it has to be read.
+async fn manifests_changed(manifests: &mut Option<ManifestDirectory>) -> Option<&mut ManifestDirectory> {
+    let manifests = manifests.as_mut()?;
+    manifests.changed().await;
+    Some(manifests)
 }
 
-/// What listening to the runtime brings.
-enum Heard {
+/// What the runtime's event stream delivers.
+enum ListenEvent {
     Begun,
     Event(RuntimeEvent),
     Ended,
 }
 
-/// Hands the runtime's events on, and begins anew when they end.
-async fn listen(shared: Arc<Shared>, exits: mpsc::UnboundedSender<Heard>) {
+/// Forwards the runtime's events, and subscribes again when the stream ends.
+async fn listen(shared: Arc<Shared>, exits: mpsc::UnboundedSender<ListenEvent>) {
     loop {
         match shared.runtime.events().await {
             Ok(events) => {
-                let began = futures::stream::once(std::future::ready(Heard::Begun));
-                let ended = futures::stream::once(std::future::ready(Heard::Ended));
-                let mut heard = std::pin::pin!(began.chain(events.map(Heard::Event)).chain(ended));
-                while let Some(heard) = heard.next().await {
-                    if exits.send(heard).is_err() {
+                let began = futures::stream::once(std::future::ready(ListenEvent::Begun));
+                let ended = futures::stream::once(std::future::ready(ListenEvent::Ended));
+                let mut events = std::pin::pin!(began.chain(events.map(ListenEvent::Event)).chain(ended));
+                while let Some(event) = events.next().await {
+                    if exits.send(event).is_err() {
                         return;
                     }
                 }
                 debug!("the container runtime's events have ended");
             }
-            Err(error) => debug!(%error, "cannot hear the container runtime"),
+            Err(error) => debug!(%error, "cannot subscribe to the container runtime's events"),
         }
         sleep(Duration::from_millis(500)).await;
     }

@@ -1,4 +1,4 @@
-//! What the kubelet asks of the network of its node, where knarr does it.
+//! What the kubelet needs of its node's network, where that is knarr's.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -18,20 +18,21 @@ pub trait NodeNetwork: Debug + Send + Sync + 'static {
     /// wait.
     async fn withdrawn(&self, pod: &core::Pod);
 
-    /// Whether [`NodeNetwork::withdrawn`] knows: the service proxy is knarr's. Else the kubelet looks at EndpointSlices.
+    /// Whether [`NodeNetwork::withdrawn`] works: the service proxy is knarr's. Otherwise the kubelet watches
+    /// EndpointSlices.
     fn reports_endpoints(&self) -> bool;
 
-    /// Whether pods of this node can be reached from other nodes; `None` where another network says so.
+    /// Whether pods of this node can be reached from other nodes; `None` where another network reports it.
     fn availability(&self) -> Option<Availability>;
 
     /// Prometheus' text, under the names of kube-proxy and CoreDNS.
     fn metrics(&self) -> String;
 
-    /// Returns when [`NodeNetwork::availability`] has changed since it was last asked.
+    /// Returns when [`NodeNetwork::availability`] has changed since the last call.
     async fn availability_changed(&self);
 }
 
-/// What the node's condition `NetworkUnavailable` says.
+/// The content of the node's condition `NetworkUnavailable`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Availability {
     pub is_available: bool,

@@ -1,7 +1,7 @@
 //! The node's own object: registered, kept current, and its lease renewed.
 //!
-//! The status is written when it changes, and every five minutes anyway; the lease every ten seconds tells that
-//! the node is there (SPEC S4).
+//! The status is written when it changes, and every five minutes anyway; the lease, renewed every ten seconds, is the
+//! node's heartbeat (SPEC S4).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use crate::runtime::RuntimeStatus;
 use crate::volumes::local_root;
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
-/// While the node is not ready yet, it is looked at more often.
+/// While the node is not ready yet, its status is computed more often.
 const EAGER: Duration = Duration::from_millis(100);
 
 /// What the node has, and gives to pods.
@@ -64,7 +64,7 @@ pub(super) fn capacity(config: &Config, cpus: usize, memory_bytes: i64) -> BTree
             quantity(format!("{}Ki", bytes / 1024)),
         );
     }
-    // As the API gives them back: what is written otherwise looks changed each time.
+    // In the API's canonical form: otherwise every write would seem to change it.
     capacity.values_mut().for_each(canonicalize);
     capacity
 }
@@ -108,7 +108,8 @@ pub(super) async fn run(shared: Arc<Shared>) {
             match renew(&shared, node.uid.as_deref(), &mut renewed).await {
                 Ok(sent) => {
                     shared.trust.renewed(sent);
-                    // Counted from when it was sent, as others count: an answer that takes long does not make the next one late.
+                    // Counted from when it was sent, as the node lifecycle controller counts: a slow answer does not
+                    // delay the next renewal.
                     next_lease = Instant::now() + renewal.saturating_sub(shared.trust.since(sent));
                 }
                 Err(error) => {
@@ -131,15 +132,18 @@ struct NodeState {
 impl NodeState {
     async fn update(&mut self, shared: &Shared) -> Result<(), Error> {
         let name = &shared.config.node_name;
-        let told = shared.own_node.told().filter(|_| !self.reads);
-        let there = match told {
+        let watched = shared.own_node.watched().filter(|_| !self.reads);
+        let there = match watched {
             Some(node) => Ok((*node).clone()),
             None => shared.own_node.read(&*shared.api).await,
         };
         let there = match there {
             Ok(node) => node,
             Err(error) if error.is_not_found() && !shared.config.configuration.register_node => {
-                debug!(node = name, "somebody else has to register this node");
+                debug!(
+                    node = name,
+                    "waiting for the node to be registered by another client"
+                );
                 self.ready = false;
                 return Ok(());
             }
@@ -147,7 +151,7 @@ impl NodeState {
                 info!(node = name, "registering");
                 match shared.api.create_as(fresh(&shared.config)).await {
                     Ok(node) => {
-                        shared.own_node.know((*node).clone());
+                        shared.own_node.remember((*node).clone());
                         (*node).clone()
                     }
                     Err(error) if error.is_already_exists() => return Ok(()),
@@ -183,16 +187,16 @@ impl NodeState {
         }
         let mut node = there;
         node.status = Some(status);
-        // Whoever sees it may give this node a pod before the answer is here.
-        shared.own_node.know(node.clone());
+        // A scheduler that sees it may bind a pod to this node before the answer arrives.
+        shared.own_node.remember(node.clone());
         match shared.api.update_status_as(node).await {
             Ok(written) => {
-                shared.own_node.know((*written).clone());
+                shared.own_node.remember((*written).clone());
                 shared.announced.node_written(&written);
                 self.written = Some(shared.steady.now());
                 Ok(())
             }
-            // Somebody else wrote meanwhile: the next look begins from that.
+            // A conflict: the next sync starts from the newer object.
             Err(error) if error.is_conflict() => {
                 self.ready = false;
                 self.reads = true;
@@ -216,7 +220,7 @@ impl NodeState {
         }
         let spec = node.spec.get_or_insert_default();
         let wanted = wanted.spec.unwrap_or_default();
-        // The cloud's name of the node is told once, and stays.
+        // The cloud's name of the node is set once and never changed.
         if spec.provider_id.is_none() && wanted.provider_id.is_some() {
             spec.provider_id = wanted.provider_id;
             changed = true;
@@ -233,7 +237,7 @@ impl NodeState {
     }
 }
 
-/// What the scheduler and the API server may not take for granted of a node, and this one can.
+/// Features that the scheduler and the API server may only rely on where a node declares them (KEP-5328).
 const DECLARED_FEATURES: [&str; 3] = [
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
@@ -265,8 +269,8 @@ fn fresh(config: &Config) -> core::Node {
     )]);
     // A hollow node has no disk to offer.
     if config.machine.is_host() {
-        let place = local_root(&config.root_dir).display().to_string();
-        annotations.insert(LOCAL_PATH.into(), place);
+        let local_path = local_root(&config.root_dir).display().to_string();
+        annotations.insert(LOCAL_PATH.into(), local_path);
     }
     core::Node {
         metadata: ObjectMeta {
@@ -419,7 +423,7 @@ fn transitions(before: &core::NodeStatus, after: &core::NodeStatus) -> Vec<Strin
                 found.extend(reason.strip_prefix("Kubelet").map(|rest| format!("Node{rest}")));
             }
             "Ready" if condition.status == "True" => found.push("NodeReady".into()),
-            // A node that begins is not ready yet; that is no news.
+            // A node that starts is not ready yet; that deserves no event.
             "Ready" if known.is_some() => found.push("NodeNotReady".into()),
             _ => {}
         }
@@ -447,7 +451,7 @@ fn why_not_ready(runtime: &RuntimeStatus, managers: Option<String>, shutting_dow
     }
 }
 
-/// Whether other nodes reach the pods of this one, if knarr's own network says so.
+/// Whether other nodes reach the pods of this one, as knarr's own network reports it.
 fn network_unavailable(shared: &Shared) -> Option<(&'static str, bool, &'static str, String)> {
     let network = shared.config.network.as_ref()?.availability()?;
     Some((
@@ -563,9 +567,9 @@ fn same_but_for_heartbeats(a: &core::NodeStatus, b: &core::NodeStatus) -> bool {
     quiet(a) == quiet(b)
 }
 
-/// Takes or renews the node's lease: as it was last written, for nobody else should have touched it; looked at first where
-/// that does not go through. Returns when the write that was answered with success was sent, by the clock of
-/// [`Trust`](super::self_fencing::Trust): not when the first one was that failed.
+/// Acquires or renews the node's lease: first as it was last written, since nothing else should have changed it; after
+/// a failed write it is read first. Returns when the successful write was sent, by the clock of
+/// [`LeaseTrust`](super::self_fencing::LeaseTrust), not when an earlier failed one was.
 async fn renew(
     shared: &Shared,
     node_uid: Option<&str>,
@@ -617,7 +621,7 @@ fn held(lease: &Lease, shared: &Shared, node_uid: Option<&str>) -> Lease {
     lease
 }
 
-/// The lease goes with its node.
+/// The lease is owned by its node and deleted with it.
 fn own(lease: &mut Lease, name: &str, node_uid: Option<&str>) {
     let Some(uid) = node_uid else { return };
     lease.metadata.owner_references = Some(vec![OwnerReference {

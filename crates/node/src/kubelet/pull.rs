@@ -14,15 +14,15 @@ use tracing::debug;
 use super::Shared;
 use crate::runtime::{AuthConfig, PodSandboxConfig};
 
-/// Pulls, with each of the matching credentials in turn; the last refusal's words if none works.
+/// Pulls with each of the matching credentials in turn; the last error if none works.
 pub(super) async fn pull(
     shared: &Shared,
     pod: &core::Pod,
     name: &str,
     sandbox: &PodSandboxConfig,
 ) -> Result<Pulled, String> {
-    let asked = Instant::now();
-    let _turn = shared.pulls.acquire().await.map_err(|e| e.to_string())?;
+    let requested = Instant::now();
+    let _permit = shared.pulls.acquire().await.map_err(|e| e.to_string())?;
     let began = Instant::now();
     let full = image::normalize(name)?;
     let mut attempts: Vec<Option<AuthConfig>> = credentials(shared, pod, &full)
@@ -33,7 +33,7 @@ pub(super) async fn pull(
     if attempts.is_empty() {
         attempts.push(None);
     }
-    let mut refused = String::new();
+    let mut last_error = String::new();
     for auth in attempts {
         match shared.runtime.pull_image(&full, auth.as_ref(), sandbox).await {
             Ok(image_id) => {
@@ -42,14 +42,14 @@ pub(super) async fn pull(
                 return Ok(Pulled {
                     image_id,
                     took: since(began),
-                    with_waiting: since(asked),
+                    with_waiting: since(requested),
                     size_bytes: image.map_or(0, |i| i.size_bytes),
                 });
             }
-            Err(error) => refused = error.to_string(),
+            Err(error) => last_error = error.to_string(),
         }
     }
-    Err(refused)
+    Err(last_error)
 }
 
 async fn credentials(shared: &Shared, pod: &core::Pod, full: &str) -> Vec<AuthConfig> {
@@ -67,7 +67,7 @@ async fn credentials(shared: &Shared, pod: &core::Pod, full: &str) -> Vec<AuthCo
         {
             Ok(secret) => secret,
             Err(error) => {
-                // As in Kubernetes: the image may be open to everybody.
+                // As in kubelet's `getPullSecretsForPod`: the image may be public.
                 debug!(secret = wanted.name, %error, "cannot read a pull secret");
                 continue;
             }

@@ -1,7 +1,7 @@
 //! Removes what is left of one run of a container: the runtime's record of it, its log and the link to that.
 //!
-//! Nobody can ask for the log of a container that the runtime no longer knows; kept, the logs of one that crashes again
-//! and again would fill the disk.
+//! The log of a container that the runtime no longer knows cannot be requested; kept, the logs of a container in a
+//! crash loop would fill the disk.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use crate::runtime::Result;
 use crate::untrusted_fs;
 
 pub(super) async fn remove_container(shared: &Shared, id: &str) -> Result<()> {
-    // Afterwards nobody knows where its log is. One that is gone already has no log to be found.
+    // After the removal the path of its log is unknown. A container that is removed already has no log to find.
     let detail = match shared.runtime.container(id).await {
         Ok(detail) => Some(detail),
         Err(error) if error.is_not_found() => None,
@@ -23,7 +23,7 @@ pub(super) async fn remove_container(shared: &Shared, id: &str) -> Result<()> {
     let Some(detail) = detail.filter(|d| !d.log_path.is_empty()) else {
         return Ok(());
     };
-    if let Err(error) = links::unlink(&links::folder(&shared.config.log_dir), &detail.container) {
+    if let Err(error) = links::unlink(&links::directory(&shared.config.log_dir), &detail.container) {
         warn!(container = id, %error, "cannot remove the link to a container's log");
     }
     if let Err(error) = rotate::remove(Path::new(&detail.log_path)) {
@@ -33,16 +33,16 @@ pub(super) async fn remove_container(shared: &Shared, id: &str) -> Result<()> {
 }
 
 /// A pod's logs, and the links to them.
-pub(super) async fn remove_logs(shared: &Shared, uid: &str, folder: PathBuf) {
-    let links = links::folder(&shared.config.log_dir);
-    let at = folder.display().to_string();
+pub(super) async fn remove_logs(shared: &Shared, uid: &str, directory: PathBuf) {
+    let links = links::directory(&shared.config.log_dir);
+    let at = directory.display().to_string();
     let removed = shared.volumes.files().run(uid, move || {
-        if let Err(error) = links::unlink_all_below(&links, &folder) {
-            warn!(path = %folder.display(), %error, "cannot remove the links to a pod's logs");
+        if let Err(error) = links::unlink_all_below(&links, &directory) {
+            warn!(path = %directory.display(), %error, "cannot remove the links to a pod's logs");
         }
-        untrusted_fs::remove(&folder)
+        untrusted_fs::remove(&directory)
     });
     if let Err(error) = removed.await {
-        warn!(path = at, %error, "cannot remove the logs of a pod that is gone");
+        warn!(path = at, %error, "cannot remove the logs of a deleted pod");
     }
 }

@@ -1,8 +1,8 @@
 //! Gives a running pod and its containers what they are allocated.
 //!
-//! The pod's group makes room first, then the containers change, the shrinking ones before the others, and the group is
-//! tightened last: at no time is a container promised more than its pod. Memory is not taken from those who use it: a
-//! limit below what is in use would have the kernel kill for it.
+//! The pod's cgroup grows first, then the containers change, the shrinking ones before the others, and the cgroup
+//! shrinks last: at no time has a container a larger limit than its pod. Memory in use is not reclaimed: a limit below
+//! the current use would trigger the OOM killer.
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
@@ -14,8 +14,8 @@ use super::resources::{CpuQuota, group, of_container, of_pod, quota_of_pod};
 use super::{Shared, enforcement};
 use crate::cgroup::{self, Limits, larger};
 
-/// The pod as it is, as it is to be, and the containers (name and id) that change. The answer are the ids of those that
-/// have, and what went wrong.
+/// The pod as it is, its target, and the containers (name and id) that change. Returns the ids of those that have
+/// changed, and the error.
 pub(super) async fn resize(
     shared: &Shared,
     from: &core::Pod,

@@ -30,13 +30,13 @@ pub(super) fn of_pod(shared: &Shared, pod: &Pod) -> BTreeMap<String, Vec<Resourc
     all
 }
 
-/// Tells pods when the health of their devices changes, until dropped.
+/// Sends pods an event when the health of their devices changes, until dropped.
 pub(super) async fn run(shared: Arc<Shared>, mut changed: mpsc::UnboundedReceiver<String>) {
     while let Some(uid) = changed.recv().await {
         let pod = shared.active.lock().get(&uid).cloned();
         if let Some(pod) = pod {
             let event = Event::ResourceHealth(of_pod(&shared, &pod));
-            // The receiver goes only with the whole kubelet.
+            // The receiver is dropped only with the whole kubelet.
             let _ = shared.evictions.send((uid, event));
         }
     }

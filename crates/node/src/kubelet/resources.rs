@@ -24,7 +24,7 @@ const ALWAYS_FIRST: i64 = 1000;
 /// The class whose pods the node cannot do without.
 const NODE_CRITICAL: &str = "system-node-critical";
 
-/// A pod's standing when memory runs out.
+/// A pod's QoS class, with critical pods apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Qos {
     Guaranteed,
@@ -32,10 +32,10 @@ pub enum Qos {
     BestEffort,
 }
 
-/// As the API says, else worked out from the spec.
+/// From the status, else computed from the spec.
 pub fn qos(pod: &core::Pod) -> Qos {
-    let told = pod.status.as_ref().and_then(|s| s.qos_class.as_deref());
-    let class = told.or_else(|| pod.spec.as_ref().map(qos_class));
+    let from_status = pod.status.as_ref().and_then(|s| s.qos_class.as_deref());
+    let class = from_status.or_else(|| pod.spec.as_ref().map(qos_class));
     match class {
         Some("Guaranteed") => Qos::Guaranteed,
         Some("Burstable") => Qos::Burstable,
@@ -74,7 +74,7 @@ impl CpuQuota {
     }
 }
 
-/// Who is killed first when memory runs out: the more, the sooner.
+/// The higher, the earlier the OOM killer selects it.
 fn oom_score_adj(pod: &core::Pod, container: &core::Container, node_memory_bytes: i64) -> i64 {
     let none = core::PodSpec::default();
     let spec = pod.spec.as_ref().unwrap_or(&none);
@@ -102,7 +102,7 @@ fn oom_score_adj(pod: &core::Pod, container: &core::Container, node_memory_bytes
     }
 }
 
-/// What each container gets of the memory that the pod as a whole asks for beyond its containers.
+/// Each container's share of the pod-level memory request beyond its containers' requests.
 fn share_of_the_rest(spec: &core::PodSpec) -> i64 {
     let Some(whole) = set(spec.resources.as_ref(), Side::Requests, "memory") else {
         return 0;
@@ -194,20 +194,20 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn limits_of_cpu_are_enforced_as_the_node_is_told() {
+    fn cpu_limits_are_enforced_as_configured() {
         let pod: core::Pod = serde_json::from_value(json!({"spec": {"containers": [
             {"name": "c", "resources": {
                 "requests": {"cpu": "500m", "memory": "1Mi"}, "limits": {"cpu": "500m", "memory": "1Mi"},
             }},
         ]}}))
         .unwrap();
-        for (said, period, quota) in [
+        for (document, period, quota) in [
             (json!({}), 100_000, 50_000),
             (json!({"cpuCFSQuotaPeriod": "10ms"}), 10_000, 5000),
             (json!({"cpuCFSQuotaPeriod": "1ms"}), 1000, 1000),
             (json!({"cpuCFSQuota": false}), 0, 0),
         ] {
-            let mut document = said.clone();
+            let mut document = document.clone();
             document["apiVersion"] = json!("kubelet.config.k8s.io/v1beta1");
             document["kind"] = json!("KubeletConfiguration");
             document["podPidsLimit"] = json!(77);
@@ -223,7 +223,7 @@ mod tests {
             assert_eq!(
                 (container.cpu_period, container.cpu_quota),
                 (period, quota),
-                "{said}"
+                "{document}"
             );
             let whole = of_pod(
                 &pod,
@@ -239,7 +239,7 @@ mod tests {
                 pids: Some(77),
                 huge_pages: [].into(),
             };
-            assert_eq!(whole, want, "{said}");
+            assert_eq!(whole, want, "{document}");
         }
     }
 

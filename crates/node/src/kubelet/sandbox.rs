@@ -64,10 +64,10 @@ pub(super) fn hostname(pod: &core::Pod) -> String {
     name[..cut].trim_end_matches(['-', '.']).to_string()
 }
 
-/// Refuses what the pod asks of its sandbox and cannot have. `handler` is its runtime class', empty without one.
+/// Rejects a pod whose sandbox cannot be configured as requested. `handler` is its runtime class', empty without one.
 pub(super) fn can_be_made(pod: &core::Pod, handler: &str, config: &Config) -> Result<(), String> {
     if pod.spec.as_ref().is_some_and(|s| s.host_users == Some(false)) {
-        // Without users of its own it would have more rights than it asked for. containerd 1.6 knows of none.
+        // Without its own user namespace it would have more rights than requested. containerd 1.6 supports none.
         let who = match handler {
             "" => "runtime".to_string(),
             handler => format!("RuntimeClass handler {handler:?}"),
@@ -79,7 +79,7 @@ pub(super) fn can_be_made(pod: &core::Pod, handler: &str, config: &Config) -> Re
     kernel_hostname(pod, config).map(drop)
 }
 
-/// What the kernel is told as the pod's host name: the long one where the pod asks for that.
+/// The pod's host name for the kernel: the FQDN where the pod asks for that (`setHostnameAsFQDN`).
 pub(super) fn kernel_hostname(pod: &core::Pod, config: &Config) -> Result<String, String> {
     let wants_fqdn = pod
         .spec
@@ -255,7 +255,7 @@ pub fn config(pod: &core::Pod, attempt: u32, node: &ResolvConf, config: &Config)
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             attempt,
         }),
-        // One that is too long keeps the sandbox from being made; until then it is told the short one.
+        // An FQDN that is too long keeps the sandbox from being created; until then the short name is used.
         hostname: kernel_hostname(pod, config).unwrap_or_else(|_| hostname(pod)),
         log_directory: log_directory(pod, &config.log_dir).to_string_lossy().into_owned(),
         dns_config: Some(dns(pod, node, config)),
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_carries_what_it_is_found_again_by() {
+    fn a_sandbox_carries_the_labels_it_is_found_by() {
         let spec = json!({"containers": [{"name": "c", "ports": [
             {"containerPort": 80, "hostPort": 8080}, {"containerPort": 81}]}], "shareProcessNamespace": true});
         let config = config(&pod(spec), 2, &ResolvConf::default(), &settings());
@@ -381,19 +381,19 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_asks_for_users_of_its_own_does_not_run_without_them() {
+    fn a_pod_with_host_users_false_does_not_run_in_the_hosts_user_namespace() {
         let made = |spec: Value| can_be_made(&pod(spec), "", &settings());
         assert_eq!(made(json!({"containers": []})), Ok(()));
         assert_eq!(made(json!({"containers": [], "hostUsers": true})), Ok(()));
-        let refused = made(json!({"containers": [], "hostUsers": false}));
+        let rejected = made(json!({"containers": [], "hostUsers": false}));
         assert_eq!(
-            refused.unwrap_err(),
+            rejected.unwrap_err(),
             "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
         );
     }
 
     #[test]
-    fn the_kernel_is_told_the_long_name_where_the_pod_asks_for_it() {
+    fn the_kernels_hostname_is_the_fqdn_where_the_pod_asks_for_it() {
         let name = |spec: Value| kernel_hostname(&pod(spec), &settings());
         let short = json!({"containers": [], "hostname": "h", "subdomain": "sub"});
         assert_eq!(name(short.clone()).as_deref(), Ok("h"));

@@ -1,6 +1,6 @@
 //! What a container may and may not do, in CRI's terms: its own settings, and the pod's where it has none.
 //!
-//! Nothing that was asked for is left out in silence: what the runtime is not told, it cannot refuse.
+//! No requested setting is dropped silently: what the runtime does not receive, it cannot reject.
 
 use std::path::PathBuf;
 
@@ -38,13 +38,13 @@ const READONLY_PATHS: [&str; 5] = [
 /// What holds for all containers of a node.
 #[derive(Clone, Debug)]
 pub struct Seccomp {
-    /// Containers that say nothing of seccomp get the runtime's own profile.
+    /// Containers without a seccomp profile get the runtime's default profile.
     pub by_default: bool,
     /// The directory of the node's own profiles.
     pub root: PathBuf,
 }
 
-/// What the runtime is told; the error is shown to the user (`CreateContainerConfigError`).
+/// The settings for the runtime; the error is shown to the user (`CreateContainerConfigError`).
 pub(super) fn of_container(
     pod: &core::Pod,
     container: &core::Container,
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn l1_a_seccomp_profile_of_the_node_is_looked_for_in_its_own_directory() {
+    fn l1_a_localhost_seccomp_profile_is_read_from_the_kubelets_seccomp_directory() {
         let profile = |type_: &str, file: Option<&str>| json!({"seccompProfile": {"type": type_, "localhostProfile": file}});
         let (runtimes, own) = (ProfileType::RuntimeDefault, ProfileType::Localhost);
         for (of_pod, of_container, want) in [
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn l4_root_is_refused_where_it_is_not_wanted() {
+    fn l4_root_is_rejected_where_the_pod_must_run_as_non_root() {
         let image = |uid, name: &str| Image {
             uid,
             username: name.into(),

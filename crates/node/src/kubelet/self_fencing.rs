@@ -1,8 +1,8 @@
-//! Ends this node's at-most-one pods when its lease cannot be renewed, and starts none until it can (SPEC B4): the doing
-//! half of [`knarr_kubelet::self_fencing`], where the times are.
+//! Terminates this node's at-most-one pods when its lease cannot be renewed, and starts none until it can (SPEC B4):
+//! the doing half of [`knarr_kubelet::self_fencing`], where the times are.
 //!
-//! Time since the last renewal is counted by the clock that goes on while the machine sleeps, and the last renewal is
-//! written down, so that a kubelet that comes back counts on from there.
+//! Time since the last renewal is measured by a clock that includes suspend, and the last renewal is stored, so that a
+//! restarted kubelet continues from it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
@@ -27,19 +27,19 @@ use super::Shared;
 use crate::runtime::{Runtime, RuntimeError};
 use crate::volumes::Host;
 
-/// The file in the kubelet's directory that says when the lease was last renewed.
+/// The file in the kubelet's directory with the time of the last renewal.
 pub(super) const RENEWALS: &str = "lease-renewed";
-/// Between two looks at whether everything has ended.
+/// Poll interval of whether everything has terminated.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// What a node knows of its own lease.
-pub(crate) struct Trust {
+pub(crate) struct LeaseTrust {
     mode: SelfFencing,
     host: Arc<dyn Host>,
     start: Instant,
     /// Where the last renewal is written down; a hollow node's is not.
     file: Option<PathBuf>,
-    /// When the last answered renewal was sent, by [`Trust::now`]: this kubelet's, or one before it, or its start.
+    /// When the last answered renewal was sent, by [`LeaseTrust::now`]: this kubelet's, or one before it, or its start.
     renewed: Mutex<Option<Duration>>,
     /// The same of this kubelet alone.
     own: Mutex<Option<Duration>>,
@@ -50,15 +50,15 @@ pub(crate) struct Trust {
 /// Which pods are this node's for sure. While it is cut off, any may be given to another node.
 #[derive(Default)]
 struct Confirmed {
-    /// How often this was begun anew, since the node was cut off; while it is 0, all pods are this node's.
+    /// How often the node was cut off; while it is 0, all pods are this node's.
     round: u64,
-    /// By uid: those of which the API has said, since then, that they are this node's still.
+    /// By uid: pods that the API has confirmed since then to be still this node's.
     pods: BTreeSet<String>,
 }
 
-impl Trust {
+impl LeaseTrust {
     pub fn new(mode: SelfFencing, host: Arc<dyn Host>, file: Option<PathBuf>) -> Self {
-        let trust = Trust {
+        let trust = LeaseTrust {
             mode,
             host,
             start: Instant::now(),
@@ -80,7 +80,7 @@ impl Trust {
 
     /// A clock that is never set, only ever forward.
     pub fn now(&self) -> Duration {
-        // Of no real machine that has this program is it unknown; but then the next best will do.
+        // Every real host has this clock; elsewhere the time since the start is used.
         self.host.since_boot().unwrap_or_else(|| self.start.elapsed())
     }
 
@@ -91,12 +91,12 @@ impl Trust {
         if let Some(file) = &self.file
             && let Err(error) = note(file, sent)
         {
-            warn!(%error, "cannot note when the lease was renewed");
+            warn!(%error, "cannot store the time of the lease's renewal");
         }
         self.changed.notify_waiters();
     }
 
-    /// How long ago this was, by [`Trust::now`].
+    /// How long ago this was, by [`LeaseTrust::now`].
     pub fn since(&self, at: Duration) -> Duration {
         self.now().saturating_sub(at)
     }
@@ -116,20 +116,20 @@ impl Trust {
         may_start_by(own.map(|at| self.since(at)))
     }
 
-    /// This node is cut off: from now on the API is asked again whose each pod is.
+    /// This node is cut off: from now on every pod has to be confirmed by the API.
     fn cut_off(&self) {
         let mut confirmed = self.confirmed.lock();
         confirmed.round += 1;
         confirmed.pods.clear();
     }
 
-    /// The round in which the API is asked whose a pod is, if it has to be.
+    /// The round in which the pod has to be confirmed; `None` if it need not be.
     fn to_confirm(&self, uid: &str) -> Option<u64> {
         let confirmed = self.confirmed.lock();
         (confirmed.round > 0 && !confirmed.pods.contains(uid)).then_some(confirmed.round)
     }
 
-    /// The API said that the pod is this node's. What was asked in an earlier round says nothing of this one.
+    /// The API confirmed the pod as this node's. An answer requested in an earlier round does not count in this one.
     fn confirm(&self, uid: &str, round: u64) {
         let mut confirmed = self.confirmed.lock();
         if confirmed.round == round {
@@ -143,8 +143,8 @@ fn written(file: &Path) -> Option<Duration> {
     text.trim().parse().ok().map(Duration::from_millis)
 }
 
-/// Whole, or as it was before: always as many bytes, over those that were there, in one write. No boot outlives what it says,
-/// so that it need not be on the disk.
+/// Atomic without a rename: the same number of bytes is overwritten in one write. The value is meaningless after a
+/// reboot, so it need not be synced to disk.
 fn note(file: &Path, at: Duration) -> std::io::Result<()> {
     let open =
         || crate::host_fs::open_with(OpenOptions::new().write(true).create(true).truncate(false), file);
@@ -158,10 +158,10 @@ fn note(file: &Path, at: Duration) -> std::io::Result<()> {
     open.write_all_at(format!("{:020}\n", at.as_millis()).as_bytes(), 0)
 }
 
-/// Whether this node ends the pod when it is cut off.
+/// Whether this node terminates the pod when it is cut off.
 pub(super) fn is_concerned(shared: &Shared, pod: &core::Pod) -> bool {
     let uid = pod.metadata.uid.as_deref().unwrap_or("");
-    // The node's own pods are given to nobody else.
+    // Static pods are never moved to another node.
     !is_static(pod) && shared.trust.mode.ends(pod, shared.volumes.uses_exclusive(uid))
 }
 
@@ -179,7 +179,7 @@ pub(super) async fn may_start(shared: &Shared, pod: &core::Pod) -> Result<(), St
             changed.await;
             continue;
         }
-        // What was heard of the pod may be from before: the API says whose it is now. The node may be cut off meanwhile.
+        // The cached pod may be outdated: the API confirms whose it is now. The node may be cut off meanwhile.
         match trust.to_confirm(uid) {
             None => return Ok(()),
             Some(round) => {
@@ -190,13 +190,13 @@ pub(super) async fn may_start(shared: &Shared, pod: &core::Pod) -> Result<(), St
     }
 }
 
-/// Whether a process of this pod may be started at this moment, by what is known without asking.
+/// Whether a process of this pod may be started at this moment, without a request.
 pub(super) fn may_start_now(shared: &Shared, pod: &core::Pod) -> bool {
     let uid = pod.metadata.uid.as_deref().unwrap_or("");
     !is_concerned(shared, pod) || (shared.trust.may_start() && shared.trust.to_confirm(uid).is_none())
 }
 
-/// The error: the API does not say that this pod exists.
+/// The error: the API does not confirm that this pod exists.
 async fn check_owner(shared: &Shared, pod: &core::Pod) -> Result<(), String> {
     let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
     let live = shared
@@ -217,27 +217,29 @@ pub(super) async fn run(shared: Arc<Shared>) {
     let mut cut_off = false;
     loop {
         match shared.trust.verdict() {
-            Verdict::Run { look_after } => {
+            Verdict::Run {
+                look_after: check_after,
+            } => {
                 if std::mem::take(&mut cut_off) {
                     info!("the lease is renewed again: at-most-one pods may run");
                 }
-                sleep(look_after).await;
+                sleep(check_after).await;
             }
             Verdict::End { .. } => {
                 shared.trust.cut_off();
                 if !std::mem::replace(&mut cut_off, true) {
-                    warn!("the lease cannot be renewed: ending the pods that must not run twice");
+                    warn!("the lease cannot be renewed: terminating the pods that must not run twice");
                 }
                 end_all(&shared).await;
-                // Renewed in between or not: the verdict is asked for anew.
+                // Renewed in between or not: the verdict is computed again.
                 let _ = timeout(AGAIN, shared.trust.changed.notified()).await;
             }
         }
     }
 }
 
-/// The containers that run of the pods concerned, and how each is ended. Whose pod is not known, for the API could not be
-/// asked since this kubelet began or knows it no more, is what it was when it was made.
+/// The running containers of the pods concerned, and how each is terminated. Where the pod is not known, because the
+/// API was not reachable since this kubelet started or has deleted it, the container's annotations decide.
 async fn running(shared: &Shared) -> Result<Vec<(Container, Ending)>, RuntimeError> {
     let pods = shared.pods.list("");
     let pods = pods.iter().filter_map(|o| o.get::<core::Pod>());
@@ -265,11 +267,11 @@ pub(super) async fn all_ended(shared: &Shared) -> bool {
         .is_ok_and(|containers| containers.is_empty())
 }
 
-/// Ends the containers of all pods concerned, all at once.
+/// Terminates the containers of all pods concerned, concurrently.
 async fn end_all(shared: &Shared) {
     let running = match running(shared).await {
         Ok(running) => running,
-        Err(error) => return warn!(%error, "cannot see what runs"),
+        Err(error) => return warn!(%error, "cannot list the runtime's containers"),
     };
     let ends = running.iter().map(|(c, ending)| async move {
         warn!(
@@ -282,9 +284,9 @@ async fn end_all(shared: &Shared) {
     futures::future::join_all(ends).await;
 }
 
-/// Ends a container with what time there is left, counted when it is asked and not when somebody decided to: a runtime that is
-/// slow or fails takes it from the process, and KILL comes in time.
-async fn end(runtime: &dyn Runtime, trust: &Trust, id: &str, ending: Ending) {
+/// Terminates a container within the time left, computed at the call and not at the decision: a runtime that is slow or
+/// fails shortens the grace period, and KILL comes in time.
+async fn end(runtime: &dyn Runtime, trust: &LeaseTrust, id: &str, ending: Ending) {
     while let Verdict::End { grace } = trust.verdict() {
         let grace = match ending {
             Ending::Terminate => grace,
@@ -297,7 +299,7 @@ async fn end(runtime: &dyn Runtime, trust: &Trust, id: &str, ending: Ending) {
         let Err(error) = stopped else { return };
         warn!(container = id, %error, "cannot end a container");
         if grace.is_zero() {
-            // Whoever looks again sees whether it runs.
+            // The next check shows whether it runs.
             return;
         }
         sleep(AGAIN.min(grace)).await;
@@ -311,12 +313,12 @@ mod tests {
     use crate::volumes::host_of;
 
     #[test]
-    fn b4_what_was_asked_before_the_node_was_cut_off_again_confirms_no_pod() {
+    fn b4_an_answer_requested_before_the_node_was_cut_off_again_confirms_no_pod() {
         let machine = Machine::Hollow {
             cpus: 1,
             memory_bytes: 1,
         };
-        let trust = Trust::new(SelfFencing::Annotated, host_of(machine), None);
+        let trust = LeaseTrust::new(SelfFencing::Annotated, host_of(machine), None);
         assert_eq!(trust.to_confirm("a"), None, "never cut off");
         trust.cut_off();
         let first = trust.to_confirm("a").expect("any pod may be another node's now");

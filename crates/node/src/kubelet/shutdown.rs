@@ -1,9 +1,9 @@
-//! The machine goes down: whoever knows of it says so, and the node's pods end by priority (SPEC T9). In which order,
-//! and with how much time, `knarr_kubelet::shutdown` decides.
+//! Graceful node shutdown: after a request the node's pods terminate by priority (SPEC T9). In which order, and with
+//! how much time, `knarr_kubelet::shutdown` decides.
 //!
-//! Nothing but a request begins a shutdown: a kubelet that merely ends leaves its pods running. From the request on
-//! the node is not Ready and takes no pods, also after all have ended, until the kubelet ends or the shutdown is
-//! called off; what has ended by then stays ended.
+//! Only a request starts a shutdown: a kubelet that merely exits leaves its pods running. From the request on the node
+//! is not Ready and admits no pods, also after all have terminated, until the kubelet exits or the shutdown is
+//! cancelled; pods terminated by then stay terminated.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -22,30 +22,31 @@ use tracing::{info, warn};
 use super::eviction::node_reference;
 use super::{Shared, Workers};
 
-/// How long is waited in the end for pods that are just being killed, and for the last statuses to be written: the API
-/// may be gone already.
-const TELL_LIMIT: Duration = Duration::from_secs(5);
-const TELL_LOOK: Duration = Duration::from_millis(50);
+/// How long pods that are being killed, and writes of the last statuses, are awaited at the end: the API may be
+/// unreachable already.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
+const REPORT_POLL: Duration = Duration::from_millis(50);
 
-/// What comes of a request, in order; [`Progress::Done`], [`Progress::Refused`] or [`Progress::Cancelled`] is the last.
+/// What comes of a request, in order; [`Progress::Done`], [`Progress::Rejected`] or [`Progress::Cancelled`] is the last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Progress {
-    /// It takes no longer than that.
+    /// The longest duration.
     Begun {
         longest_seconds: i64,
     },
-    /// Pods from this priority on are told to end.
+    /// Pods from this priority on are being evicted.
     Group {
         priority: i32,
         seconds: i64,
         pods: usize,
     },
-    /// Nobody is waited for any more; so many pods have not ended.
+    /// The shutdown is over; so many pods have not terminated.
     Done {
         left: usize,
     },
-    Refused {
+    #[serde(rename = "refused")]
+    Rejected {
         why: String,
     },
     Cancelled,
@@ -57,55 +58,55 @@ impl Progress {
     }
 }
 
-/// What may be asked of a running kubelet.
+/// A request to a running kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Request {
     Shutdown,
-    /// The machine stays up after all.
+    /// The shutdown is cancelled.
     Cancel,
 }
 
 type Listener = mpsc::UnboundedSender<Progress>;
-pub(super) type Asked = (Request, Listener);
+pub(super) type ShutdownRequest = (Request, Listener);
 
-/// A way to tell a kubelet that its machine goes down.
+/// Sends shutdown requests to a kubelet.
 #[derive(Clone, Debug)]
-pub struct Requests(pub(super) mpsc::UnboundedSender<Asked>);
+pub struct Requests(pub(super) mpsc::UnboundedSender<ShutdownRequest>);
 
 impl Requests {
-    /// What comes of it. A kubelet that has ended says nothing.
+    /// Its progress. A kubelet that has exited reports none.
     pub fn ask(&self, request: Request) -> mpsc::UnboundedReceiver<Progress> {
         let (listener, progress) = mpsc::unbounded_channel();
-        // The receiver then ends without a word.
+        // The receiver then closes without a message.
         let _ = self.0.send((request, listener));
         progress
     }
 }
 
 /// One that is under way, or over.
-struct UnderWay {
+struct InProgress {
     plan: Shutdown,
-    /// The time goes on by the machine's monotonic clock, whatever the other one does.
+    /// Time passes by the monotonic clock, whatever the wall clock does.
     began: (Timestamp, Instant),
-    /// The next look, unless a pod ends before.
+    /// The next step, unless a pod terminates before.
     next: Instant,
-    /// Uids of those that were told to end.
-    told: Vec<String>,
-    /// All have had their time; until then ends are waited for that are under way.
-    telling: Option<Instant>,
+    /// Uids of evicted pods.
+    notified: Vec<String>,
+    /// All grace periods are over; until then terminations in progress are awaited.
+    reporting: Option<Instant>,
     listeners: Vec<Listener>,
-    /// All that was said so far, for those who come later.
-    said: Vec<Progress>,
+    /// All progress so far, for listeners that join later.
+    reported: Vec<Progress>,
     over: bool,
 }
 
 /// The kubelet's side.
 #[derive(Default)]
-pub(super) struct Runner(Option<UnderWay>);
+pub(super) struct Runner(Option<InProgress>);
 
 impl Runner {
-    pub fn asked(&mut self, shared: &Shared, workers: &Workers, (request, listener): Asked) {
+    pub fn request(&mut self, shared: &Shared, workers: &Workers, (request, listener): ShutdownRequest) {
         match request {
             Request::Shutdown => self.begin(shared, workers, listener),
             Request::Cancel => self.cancel(shared, &listener),
@@ -114,9 +115,9 @@ impl Runner {
 
     fn begin(&mut self, shared: &Shared, workers: &Workers, listener: Listener) {
         if let Some(there) = &mut self.0 {
-            for said in &there.said {
-                // Whoever asked need not listen.
-                let _ = listener.send(said.clone());
+            for reported in &there.reported {
+                // The requester need not listen.
+                let _ = listener.send(reported.clone());
             }
             there.listeners.push(listener);
             return;
@@ -125,26 +126,26 @@ impl Runner {
         if budgets.is_empty() {
             let why = "the KubeletConfiguration gives pods no time to end: set its shutdownGracePeriod \
                        or shutdownGracePeriodByPodPriority";
-            let _ = listener.send(Progress::Refused { why: why.into() });
+            let _ = listener.send(Progress::Rejected { why: why.into() });
             return;
         }
         let pods = workers.active_pods();
-        info!(pods = pods.len(), "the machine goes down");
-        tell_node(shared, shutdown::DETECTED);
+        info!(pods = pods.len(), "node shutdown started");
+        record_event(shared, shutdown::DETECTED);
         shared.set_shutting_down(true);
         let plan = Shutdown::new(&budgets, &pods.iter().collect::<Vec<&core::Pod>>());
         let longest_seconds = plan.longest_seconds();
-        let mut new = UnderWay {
+        let mut new = InProgress {
             plan,
             began: (shared.clock.now(), Instant::now()),
             next: Instant::now(),
-            told: Vec::new(),
-            telling: None,
+            notified: Vec::new(),
+            reporting: None,
             listeners: vec![listener],
-            said: Vec::new(),
+            reported: Vec::new(),
             over: false,
         };
-        new.say(Progress::Begun { longest_seconds });
+        new.report(Progress::Begun { longest_seconds });
         new.advance(workers);
         self.0 = Some(new);
     }
@@ -152,17 +153,17 @@ impl Runner {
     fn cancel(&mut self, shared: &Shared, listener: &Listener) {
         let Some(mut there) = self.0.take() else {
             let why = "no shutdown is under way".into();
-            let _ = listener.send(Progress::Refused { why });
+            let _ = listener.send(Progress::Rejected { why });
             return;
         };
-        info!("the machine stays up after all");
-        there.say(Progress::Cancelled);
+        info!("node shutdown cancelled");
+        there.report(Progress::Cancelled);
         let _ = listener.send(Progress::Cancelled);
-        tell_node(shared, shutdown::CANCELLED);
+        record_event(shared, shutdown::CANCELLED);
         shared.set_shutting_down(false);
     }
 
-    /// When it is time to look again; never, where there is nothing to look for.
+    /// Resolves at the next step; never, where no shutdown is in progress.
     pub async fn due(&self, shared: &Shared) {
         match &self.0 {
             Some(there) if !there.over => tokio::select! {
@@ -181,18 +182,18 @@ impl Runner {
     }
 }
 
-fn tell_node(shared: &Shared, message: &str) {
+fn record_event(shared: &Shared, message: &str) {
     let about = node_reference(&shared.config.node_name);
     let recorder = &shared.recorder;
     recorder.event(&about, EventType::Normal, shutdown::EVENT, message.to_string());
 }
 
-impl UnderWay {
-    fn say(&mut self, progress: Progress) {
-        // Whoever asked need not listen to the end.
+impl InProgress {
+    fn report(&mut self, progress: Progress) {
+        // The requester need not listen to the end.
         self.listeners
             .retain(|listener| listener.send(progress.clone()).is_ok());
-        self.said.push(progress);
+        self.reported.push(progress);
     }
 
     fn now(&self) -> Timestamp {
@@ -202,18 +203,18 @@ impl UnderWay {
     }
 
     fn advance(&mut self, workers: &Workers) {
-        if let Some(until) = self.telling {
-            let left = self.told.iter().filter(|uid| !workers.has_ended(uid)).count();
-            let pending = left > 0 || self.told.iter().any(|uid| workers.is_untold(uid));
+        if let Some(until) = self.reporting {
+            let left = self.notified.iter().filter(|uid| !workers.has_ended(uid)).count();
+            let pending = left > 0 || self.notified.iter().any(|uid| workers.is_unreported(uid));
             if pending && Instant::now() < until {
-                self.next = Instant::now() + TELL_LOOK;
+                self.next = Instant::now() + REPORT_POLL;
                 return;
             }
             if pending {
-                warn!(left, "not every pod's end could be waited for and written down");
+                warn!(left, "some pods' terminations were not reported in time");
             }
             self.over = true;
-            self.say(Progress::Done { left });
+            self.report(Progress::Done { left });
             return;
         }
         loop {
@@ -221,15 +222,20 @@ impl UnderWay {
             match self.plan.step(|uid| workers.has_ended(uid), now) {
                 Step::End { budget, pods } => {
                     let Budget { priority, seconds } = budget;
-                    info!(priority, seconds, pods = pods.len(), "a group of pods ends");
-                    self.say(Progress::Group {
+                    info!(
+                        priority,
+                        seconds,
+                        pods = pods.len(),
+                        "terminating a priority group of pods"
+                    );
+                    self.report(Progress::Group {
                         priority,
                         seconds,
                         pods: pods.len(),
                     });
                     for (uid, eviction) in pods {
-                        workers.tell(&uid, Event::Evict(eviction));
-                        self.told.push(uid);
+                        workers.send(&uid, Event::Evict(eviction));
+                        self.notified.push(uid);
                     }
                 }
                 Step::WaitUntil(at) => {
@@ -238,8 +244,8 @@ impl UnderWay {
                     return;
                 }
                 Step::Done => {
-                    info!("the pods have had their time");
-                    self.telling = Some(Instant::now() + TELL_LIMIT);
+                    info!("the pods' grace periods are over");
+                    self.reporting = Some(Instant::now() + REPORT_TIMEOUT);
                     return self.advance(workers);
                 }
             }
@@ -247,8 +253,8 @@ impl UnderWay {
     }
 }
 
-/// Whether a pod's end stands in its status.
-pub(super) fn is_told(pod: &core::Pod) -> bool {
+/// Whether a pod's status is terminal.
+pub(super) fn is_terminated(pod: &core::Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
@@ -265,7 +271,7 @@ impl Shared {
 }
 
 /// Kept for the kubelet's handle.
-pub(super) fn channel() -> (Requests, mpsc::UnboundedReceiver<Asked>) {
+pub(super) fn channel() -> (Requests, mpsc::UnboundedReceiver<ShutdownRequest>) {
     let (sender, receiver) = mpsc::unbounded_channel();
     (Requests(sender), receiver)
 }

@@ -1,4 +1,4 @@
-//! Static pods: how they end and go on, and their mirrors in the API, made, made again and taken away.
+//! Static pods: how they terminate and restart, and their mirrors in the API, created, recreated and deleted.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,8 +21,8 @@ use super::{Shared, pod_kind, sandbox};
 /// Between attempts to make a mirror: 100 ms, doubled up to 5 s.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// The pod as it looks when its file is gone: told to end, with its own grace.
-pub(super) fn told_to_end(pod: &core::Pod, now: Timestamp) -> core::Pod {
+/// The pod after its file was removed: being deleted, with its own grace period.
+pub(super) fn marked_for_deletion(pod: &core::Pod, now: Timestamp) -> core::Pod {
     let grace = pod
         .spec
         .as_ref()
@@ -35,7 +35,8 @@ pub(super) fn told_to_end(pod: &core::Pod, now: Timestamp) -> core::Pod {
     pod
 }
 
-/// The pod's mirror as the API has it; made where it is not there, or stands for another pod. Tries until it is so.
+/// The pod's mirror as the API has it; created where it does not exist or belongs to another pod. Retries until it
+/// exists.
 pub(super) async fn ensure_mirror(shared: &Shared, pod: &core::Pod) -> Arc<core::Pod> {
     let mut wait = RETRY.0;
     loop {
@@ -44,7 +45,7 @@ pub(super) async fn ensure_mirror(shared: &Shared, pod: &core::Pod) -> Arc<core:
             Ok(None) => {}
             Err(error) => {
                 let name = pod.metadata.name.as_deref().unwrap_or("");
-                warn!(pod = name, %error, "a static pod cannot be shown in the API yet");
+                warn!(pod = name, %error, "cannot create the mirror of a static pod yet");
             }
         }
         sleep(wait).await;
@@ -52,13 +53,13 @@ pub(super) async fn ensure_mirror(shared: &Shared, pod: &core::Pod) -> Arc<core:
     }
 }
 
-/// None: one in the way was removed, look again.
+/// None: another mirror was deleted, try again.
 async fn mirror_once(shared: &Shared, pod: &core::Pod) -> Result<Option<Arc<core::Pod>>, Error> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
     let name = pod.metadata.name.as_deref().unwrap_or("");
     let there = match shared.api.get(pod_kind(), namespace, name).await {
         Ok(object) => object.to_typed::<core::Pod>(),
-        // A node may not ask for what is no pod of its own; whether there is one the creation tells.
+        // A node may not read pods of others; the creation shows whether one exists.
         Err(error) if error.is_not_found() || error.is_forbidden() => None,
         Err(error) => return Err(error),
     };
@@ -81,21 +82,21 @@ async fn mirror_once(shared: &Shared, pod: &core::Pod) -> Result<Option<Arc<core
     let Some(node_uid) = node.and_then(|n| n.metadata.uid.clone()) else {
         return Ok(None);
     };
-    info!(pod = name, "showing a static pod in the API");
+    info!(pod = name, "creating the mirror of a static pod");
     let made = mirror(pod, Some(&node_uid));
     let made = shared.api.create(pod_kind(), Box::new(made)).await?;
     Ok(made.to_typed::<core::Pod>().map(Arc::new))
 }
 
-/// How long what a static pod's containers came to is remembered, for one with the same content to go on from: so long
-/// Kubernetes' kubelet leaves ended containers of a pod that is gone.
+/// How long a static pod's container statuses are remembered for a successor with the same content: as long as
+/// Kubernetes' kubelet keeps dead containers of a deleted pod.
 const REMEMBERED: SignedDuration = SignedDuration::from_secs(60);
 
-/// The last statuses of static pods that have ended, by uid.
+/// The last statuses of terminated static pods, by uid.
 #[derive(Default)]
-pub(crate) struct Remembered(BTreeMap<String, (Timestamp, Box<core::PodStatus>)>);
+pub(crate) struct EndedStatics(BTreeMap<String, (Timestamp, Box<core::PodStatus>)>);
 
-impl Remembered {
+impl EndedStatics {
     pub fn note(&mut self, uid: &str, status: Box<core::PodStatus>, now: Timestamp) {
         self.0.retain(|_, (at, _)| now.duration_since(*at) < REMEMBERED);
         self.0.insert(uid.into(), (now, status));
@@ -107,7 +108,7 @@ impl Remembered {
     }
 }
 
-/// A static pod that begins and of which the runtime holds nothing, with what is known of its containers' runs before.
+/// A static pod that starts and of which the runtime has nothing, with its remembered container statuses.
 pub(super) fn with_memory(shared: &Shared, pod: &core::Pod) -> core::Pod {
     let uid = pod.metadata.uid.as_deref().unwrap_or("");
     let last = shared.ended_statics.lock().take(uid, shared.steady.now());
@@ -115,15 +116,15 @@ pub(super) fn with_memory(shared: &Shared, pod: &core::Pod) -> core::Pod {
     let logged = match &last {
         Some(_) => BTreeMap::new(),
         None => logged_runs(&logs).unwrap_or_else(|error| {
-            warn!(path = %logs.display(), %error, "cannot tell how often a static pod's containers ran");
+            warn!(path = %logs.display(), %error, "cannot count the earlier runs of a static pod's containers");
             BTreeMap::new()
         }),
     };
     continued(pod, last.as_deref(), &logged)
 }
 
-/// By their logs (`<container>/<run>.log`), how often containers ran: of a runtime that has forgotten them, as some do
-/// when a machine starts again, nothing else tells.
+/// Restart counts by the logs (`<container>/<run>.log`): a runtime that has forgotten its containers, as some do after
+/// a reboot, has no other record.
 fn logged_runs(logs: &Path) -> io::Result<BTreeMap<String, i32>> {
     let entries = match crate::host_fs::read_dir(logs) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
@@ -154,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn l4_logs_tell_how_often_a_container_ran() {
+    fn l4_logs_are_numbered_by_the_containers_runs() {
         let dir = tempfile::tempdir().unwrap();
         assert!(logged_runs(&dir.path().join("none")).unwrap().is_empty());
         for file in [
@@ -175,9 +176,9 @@ mod tests {
     }
 
     #[test]
-    fn l4_what_has_ended_is_remembered_for_a_minute_and_once() {
+    fn l4_a_status_of_a_terminated_static_pod_is_kept_for_a_minute_and_once() {
         let at = |seconds: i64| Timestamp::from_second(1_800_000_000 + seconds).unwrap();
-        let mut memory = Remembered::default();
+        let mut memory = EndedStatics::default();
         for uid in ["a", "b", "c"] {
             memory.note(uid, Box::default(), at(0));
         }

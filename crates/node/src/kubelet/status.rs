@@ -1,8 +1,9 @@
-//! Writes one pod's statuses in order, so that whoever watches sees every step, and deletes the object when all is done (SPEC T5).
+//! Writes one pod's statuses in order, so that every watcher sees every step, and deletes the object at the end (SPEC
+//! T5).
 //!
-//! Every write carries the uid and the resourceVersion it was made from; what others wrote meanwhile is read
-//! and kept; what is the kubelet's own to say and was changed by others meanwhile (a node that was taken for lost has its
-//! pods marked) is said again. The final deletion goes out only after the last status has been taken.
+//! Every write carries the uid and the resourceVersion it was made from; what others wrote meanwhile is read and kept;
+//! the kubelet's own fields that others changed meanwhile (a node considered lost has its pods marked) are written
+//! again. The final deletion is sent only after the last status was accepted.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,16 +25,16 @@ pub(super) enum Write {
     /// The object as last seen.
     Object(Arc<core::Pod>),
     Status(Box<core::PodStatus>),
-    /// The memory of ends, from the next status on.
+    /// The annotation of remembered exits, from the next status on.
     Ends(String),
-    /// A static pod's mirror is to be made again, and told everything.
+    /// A static pod's mirror has to be created again, with the whole status.
     MirrorGone,
     FinalDelete,
 }
 
-/// Statuses that may wait: what an API that is slow, or away, has not taken in time is skipped, the oldest first.
+/// Statuses that may wait: with a slow or unreachable API the oldest ones are skipped.
 const WAITING_MAX: usize = 8;
-/// At least between two times that a status is told again which others have changed: no fight at the network's speed.
+/// The shortest time between two repetitions of a status that others have overwritten: no fight at network speed.
 const RESTORE: Duration = Duration::from_secs(1);
 /// Between attempts while the API does not answer: 50 ms, doubled up to 5 s.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
@@ -50,9 +51,9 @@ pub(super) async fn run(
         Origin::Api => first.clone(),
         Origin::File => ensure_mirror(&shared, &first).await,
     };
-    // As last told, by this kubelet or by one before it that ended without a word: what this one finds to be still so it
-    // does not tell again, and stands by it all the same. And when it was last told again.
-    let mut told: Option<Box<core::PodStatus>> = match origin {
+    // The status reported last, by this kubelet or an earlier one: one that is unchanged is not written again, but is
+    // restored if others overwrite it. And when it was last restored.
+    let mut reported: Option<Box<core::PodStatus>> = match origin {
         Origin::Api => first.status.clone().map(Box::new),
         Origin::File => None,
     };
@@ -73,7 +74,7 @@ pub(super) async fn run(
                 Write::Object(object) if revision(&object) > revision(&base) => {
                     base = object;
                     if statuses.is_empty()
-                        && let Some(own) = told.clone().filter(|own| is_overwritten(&base, own))
+                        && let Some(own) = reported.clone().filter(|own| is_overwritten(&base, own))
                     {
                         let rest = restored.map(|at| RESTORE.saturating_sub(at.elapsed()));
                         sleep(rest.unwrap_or_default()).await;
@@ -92,7 +93,7 @@ pub(super) async fn run(
                 Write::MirrorGone => {
                     base = ensure_mirror(&shared, &first).await;
                     if statuses.is_empty() {
-                        statuses.extend(told.clone());
+                        statuses.extend(reported.clone());
                     }
                 }
                 Write::FinalDelete => delete = true,
@@ -103,7 +104,7 @@ pub(super) async fn run(
             match write_status(&shared, &base, wanted, ends.as_deref()).await {
                 Ok(Some(written)) => {
                     base = written;
-                    told = statuses.pop_front();
+                    reported = statuses.pop_front();
                     wait = RETRY.0;
                 }
                 Ok(None) if is_static => base = ensure_mirror(&shared, &first).await,
@@ -115,9 +116,9 @@ pub(super) async fn run(
                     Ok(None) => statuses.clear(),
                     Err(error) => wait = again(&error, wait).await,
                 },
-                // It will never be taken, and what came after it says more.
+                // It will never be accepted, and the next one is newer.
                 Err(error) if error.is_invalid() && statuses.len() > 1 => {
-                    warn!(%error, "a pod's status was refused");
+                    warn!(%error, "the API server rejected a pod's status");
                     statuses.pop_front();
                 }
                 Err(error) => wait = again(&error, wait).await,
@@ -126,12 +127,12 @@ pub(super) async fn run(
         }
         delete = false;
         if let Err(error) = delete_at_once(&shared, &base).await {
-            debug!(%error, "the final deletion was refused");
+            debug!(%error, "the API server rejected the final deletion");
             if worker.send(Msg::Event(Event::FinalDeleteFailed)).is_err() {
                 return;
             }
         } else if is_static {
-            // Nobody else tells of the end of what the API never had.
+            // No watch event reports the deletion of what the API never had.
             if worker.send(Msg::Event(Event::Removed)).is_err() {
                 return;
             }
@@ -145,7 +146,7 @@ async fn again(error: &Error, wait: Duration) -> Duration {
     (wait * 2).min(RETRY.1)
 }
 
-/// Whether the pod's status, as the API has it, is not what was told.
+/// Whether the pod's status in the API differs from the reported one.
 fn is_overwritten(pod: &core::Pod, own: &core::PodStatus) -> bool {
     let there = pod.status.clone().unwrap_or_default();
     merge(&there, own) != there
@@ -156,7 +157,7 @@ fn revision(pod: &core::Pod) -> u64 {
     version.and_then(|v| v.parse().ok()).unwrap_or(0)
 }
 
-/// The object as written; `None` if it is gone.
+/// The object as written; `None` if it was deleted.
 async fn write_status(
     shared: &Shared,
     base: &Arc<core::Pod>,
@@ -181,9 +182,9 @@ async fn write_status(
     }
 }
 
-/// The object as it is; `None` if this pod is gone, whoever has its name now.
+/// The object as it is; `None` if this pod was deleted, even if another has its name now.
 async fn refresh(shared: &Shared, base: &core::Pod) -> Result<Option<Arc<core::Pod>>, Error> {
-    let (namespace, name) = place(base);
+    let (namespace, name) = namespace_and_name(base);
     match shared.api.get(pod_kind(), namespace, name).await {
         Ok(object) if object.uid() == base.metadata.uid.as_deref().unwrap_or("") => {
             Ok(object.to_typed::<core::Pod>().map(Arc::new))
@@ -194,9 +195,9 @@ async fn refresh(shared: &Shared, base: &core::Pod) -> Result<Option<Arc<core::P
     }
 }
 
-/// Takes this very pod out of the API, without a grace.
+/// Deletes this very pod from the API, with grace period 0.
 pub(super) async fn delete_at_once(shared: &Shared, base: &core::Pod) -> Result<(), Error> {
-    let (namespace, name) = place(base);
+    let (namespace, name) = namespace_and_name(base);
     let options = DeleteOptions {
         grace_period_seconds: Some(0),
         preconditions: Preconditions {
@@ -207,13 +208,13 @@ pub(super) async fn delete_at_once(shared: &Shared, base: &core::Pod) -> Result<
     };
     match shared.api.delete(pod_kind(), namespace, name, options).await {
         Ok(_) => Ok(()),
-        // Gone, or another pod of that name: this one is not there any more.
+        // Deleted, or another pod of that name: this one does not exist any more.
         Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-fn place(pod: &core::Pod) -> (&str, &str) {
+fn namespace_and_name(pod: &core::Pod) -> (&str, &str) {
     (
         pod.metadata.namespace.as_deref().unwrap_or(""),
         pod.metadata.name.as_deref().unwrap_or(""),

@@ -1,13 +1,13 @@
-//! Notices that the wall clock was set: it went another way than the clock that only goes forward.
+//! Detects that the wall clock was set: it moved otherwise than the steady clock.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_client::{Clock, TokioClock};
 
-/// What the clock is slewed by, or what lies between two readings on a busy machine, is no jump.
+/// Slewing, or the delay between two readings on a busy host, is no jump.
 const JUMP: SignedDuration = SignedDuration::from_secs(1);
 
-/// What the wall clock would show had nobody set it since its last jump.
+/// What the wall clock would show had it not been set since its last jump.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WallClock(TokioClock);
 
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_jump_is_what_the_wall_clock_did_beside_going_on() {
+    async fn a_jump_is_a_step_of_the_wall_clock_that_the_steady_clock_did_not_make() {
         let begin = Timestamp::from_second(1_800_000_000).unwrap();
         let mut clock = WallClock::new(begin);
         let seconds = SignedDuration::from_secs;
@@ -42,7 +42,7 @@ mod tests {
         assert_eq!(clock.jumped(begin + seconds(10)), None);
         tokio::time::advance(std::time::Duration::from_secs(10)).await;
         assert_eq!(clock.jumped(begin + seconds(3620)), Some(seconds(3600)));
-        assert_eq!(clock.jumped(begin + seconds(3620)), None, "told once");
+        assert_eq!(clock.jumped(begin + seconds(3620)), None, "reported once");
         tokio::time::advance(std::time::Duration::from_secs(5)).await;
         assert_eq!(clock.jumped(begin + seconds(25)), Some(seconds(-3600)));
         assert_eq!(clock.jumped(begin + SignedDuration::from_millis(25_900)), None);

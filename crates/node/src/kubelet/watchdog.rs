@@ -1,6 +1,6 @@
-//! The hardware watchdog (`--watchdog-device`), self-fencing's last resort (SPEC B4): a timer of the machine's own that
-//! resets it unless it is fed. Fed it is while the lease is young, and after that only while none of the pods that must
-//! not run twice has a process; when, is in [`knarr_kubelet::self_fencing`].
+//! The hardware watchdog (`--watchdog-device`), self-fencing's last resort (SPEC B4): a hardware timer that resets the
+//! host unless it is fed. It is fed while the lease is fresh, and after that only while none of the pods that must not
+//! run twice has a process; when, is in [`knarr_kubelet::self_fencing`].
 //!
 //! What it adds: a kubelet that hangs or has died feeds nothing, a process that the kernel cannot kill keeps it from
 //! being fed. Stopped in order, the kubelet disarms it; killed, it does not, and has the watchdog's time to come back.
@@ -32,17 +32,17 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Refused if it would reset the machine later than the arithmetic allows. The error says what to do.
+    /// Rejected if it would reset the host too late. The error says what to change.
     pub fn arm(path: &Path) -> Result<Self, String> {
-        let told = timeout_of(path)?;
-        Self::arm_with(path, told)
+        let timeout = timeout_of(path)?;
+        Self::arm_with(path, timeout)
     }
 
     fn arm_with(path: &Path, timeout: Duration) -> Result<Self, String> {
         let at = path.display();
         if timeout > WATCHDOG {
             return Err(format!(
-                "watchdog {at} resets the machine after {} s, expected {} s at the most: set it where its driver is \
+                "watchdog {at} resets the host after {} s, expected {} s at the most: set it where its driver is \
                  loaded (softdog: soft_margin={}), or leave --watchdog-device out",
                 timeout.as_secs(),
                 WATCHDOG.as_secs(),
@@ -51,7 +51,7 @@ impl Watchdog {
         }
         if timeout < 2 * FEED {
             return Err(format!(
-                "watchdog {at} resets the machine after {} s, expected {} s at the least: it is fed each second",
+                "watchdog {at} resets the host after {} s, expected {} s at the least: it is fed each second",
                 timeout.as_secs(),
                 (2 * FEED).as_secs()
             ));
@@ -67,19 +67,19 @@ impl Watchdog {
 }
 
 impl Drop for Watchdog {
-    /// Let go of in order, it lets the machine live. Not so if what feeds it has failed.
+    /// Disarms the device on a proper drop. Not so if the feeding task has failed.
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;
         }
         match self.device.write_all(DISARM) {
             Ok(()) => info!("the watchdog is disarmed"),
-            Err(error) => error!(%error, "cannot disarm the watchdog: it resets this machine"),
+            Err(error) => error!(%error, "cannot disarm the watchdog: it resets this host"),
         }
     }
 }
 
-/// How long the device waits, as its driver says in sysfs.
+/// The device's timeout, from its driver's sysfs attribute.
 fn timeout_of(path: &Path) -> Result<Duration, String> {
     let at = path.display();
     let meta = crate::host_fs::metadata(path).map_err(|e| format!("cannot see watchdog {at}: {e}"))?;
@@ -92,11 +92,11 @@ fn timeout_of(path: &Path) -> Result<Duration, String> {
         _ => PathBuf::from(format!("/sys/dev/char/{major}:{minor}/timeout")),
     };
     let text = crate::host_fs::read_to_string(&sysfs)
-        .map_err(|e| format!("{at} does not say how long it waits ({}): {e}", sysfs.display()))?;
+        .map_err(|e| format!("{at} has no readable timeout ({}): {e}", sysfs.display()))?;
     let seconds = text.trim().parse();
     seconds
         .map(Duration::from_secs)
-        .map_err(|_| format!("{} says {:?}, expected seconds", sysfs.display(), text.trim()))
+        .map_err(|_| format!("{} contains {:?}, expected seconds", sysfs.display(), text.trim()))
 }
 
 /// Feeds it until dropped, and disarms it then.
@@ -120,7 +120,7 @@ pub(super) async fn run(shared: Arc<Shared>, path: PathBuf) {
             }
         } else if !hungry {
             error!(
-                "pods that must not run twice have not ended: the watchdog is about to reset this machine"
+                "pods that must not run twice have not terminated: the watchdog is about to reset this host"
             );
         }
         hungry = !feeds;
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b4_a_watchdog_is_fed_disarmed_at_the_end_and_refused_if_it_waits_too_long() {
+    fn b4_a_watchdog_is_fed_disarmed_at_the_end_and_rejected_if_its_timeout_is_too_long() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut watchdog = Watchdog::arm_with(file.path(), WATCHDOG).unwrap();
         watchdog.feed().unwrap();
@@ -144,18 +144,18 @@ mod tests {
             (60, "expected 10 s at the most"),
             (1, "expected 2 s at the least"),
         ] {
-            let refused = Watchdog::arm_with(file.path(), Duration::from_secs(seconds))
+            let rejected = Watchdog::arm_with(file.path(), Duration::from_secs(seconds))
                 .err()
                 .unwrap();
-            assert!(refused.contains(word), "{refused}");
+            assert!(rejected.contains(word), "{rejected}");
         }
     }
 
     #[test]
-    fn what_is_no_watchdog_is_refused() {
+    fn a_file_that_is_no_watchdog_is_rejected() {
         for path in ["/no/such/watchdog", "/dev/null"] {
-            let refused = Watchdog::arm(Path::new(path)).err().unwrap();
-            assert!(refused.contains(path), "{refused}");
+            let rejected = Watchdog::arm(Path::new(path)).err().unwrap();
+            assert!(rejected.contains(path), "{rejected}");
         }
     }
 }

@@ -25,7 +25,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::downward::Place;
+use super::downward::DownwardValues;
 use super::remove::remove_logs;
 use super::status::Write;
 use super::wall_clock::WallClock;
@@ -36,8 +36,8 @@ pub(super) const RETRY: (Duration, Duration) = (Duration::from_millis(100), Dura
 
 pub(crate) enum Msg {
     Event(Event),
-    /// This container, or the sandbox, has ended.
-    Look {
+    /// This container, or the sandbox, may have exited.
+    CheckExit {
         id: String,
     },
     Observed {
@@ -45,17 +45,17 @@ pub(crate) enum Msg {
         sandboxes: Vec<Sandbox>,
         containers: Vec<Container>,
     },
-    /// Of a static pod that has ended nothing more is to be told.
+    /// The status of a static pod that has terminated need not be reported any more.
     Forget,
-    /// A static pod's mirror has gone, or is to go.
+    /// A static pod's mirror was deleted or is being deleted.
     MirrorGone,
-    /// Nobody is being looked at under this id any more.
-    Looked {
+    /// The check of this id has finished.
+    ExitChecked {
         id: String,
     },
 }
 
-/// Who says what a pod is.
+/// Where a pod is defined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     Api,
@@ -82,7 +82,7 @@ impl Worker {
         let (inbox, messages) = mpsc::unbounded_channel();
         let rejected = admitted.is_err();
         if let Err(rejection) = admitted {
-            // Whatever else it is told comes later.
+            // All later messages come after it.
             let _ = inbox.send(Msg::Event(Event::Reject(rejection)));
         }
         let ended = Arc::<AtomicBool>::default();
@@ -103,7 +103,7 @@ impl Worker {
         let _ = self.inbox.send(message);
     }
 
-    /// Whether nothing is left of the pod but what is told of it.
+    /// Whether only the pod's status remains to be reported.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Relaxed)
     }
@@ -113,7 +113,7 @@ impl Worker {
     }
 }
 
-struct Doer {
+struct PodWorker {
     shared: Arc<Shared>,
     machine: Pod,
     inbox: mpsc::UnboundedSender<Msg>,
@@ -122,14 +122,15 @@ struct Doer {
     timer: Option<Timestamp>,
     wall: WallClock,
     hooks: BTreeMap<(String, Hook), AbortHandle>,
-    looking: BTreeSet<String>,
-    /// The sandbox in use, as it was asked for.
+    checking: BTreeSet<String>,
+    /// The sandbox in use, with its configuration.
     sandbox: Option<Arc<PodSandboxConfig>>,
     sandbox_attempt: u32,
-    /// Of a static pod: what was told last.
-    told: Option<Box<core::PodStatus>>,
+    /// Of a static pod: the status reported last.
+    reported: Option<Box<core::PodStatus>>,
     origin: Origin,
-    /// Of a pod that is forgotten. The task ends when they are gone: a static pod's next one has the same directory.
+    /// Of a pod that is forgotten. The task ends when they are removed: a static pod's successor uses the same
+    /// directory.
     logs_to_remove: Option<PathBuf>,
     done: bool,
 }
@@ -158,7 +159,7 @@ async fn run(
         to_write,
         inbox.clone(),
     ));
-    let mut doer = Doer {
+    let mut worker = PodWorker {
         machine: Pod::new(pod, node),
         wall: WallClock::new(shared.clock.now()),
         shared,
@@ -167,32 +168,32 @@ async fn run(
         writes,
         timer: None,
         hooks: BTreeMap::new(),
-        looking: BTreeSet::new(),
+        checking: BTreeSet::new(),
         sandbox: None,
         sandbox_attempt: 0,
-        told: None,
+        reported: None,
         origin,
         logs_to_remove: None,
         done: false,
     };
-    doer.note_allocation();
+    worker.note_allocation();
     if let Some((since, sandboxes, containers)) = found {
-        doer.shared.containers.readmit(doer.machine.object()).await;
-        let first = doer.complete(since, sandboxes, containers, true).await;
-        doer.note_resource_health();
-        doer.step(first);
+        worker.shared.containers.readmit(worker.machine.object()).await;
+        let first = worker.complete(since, sandboxes, containers, true).await;
+        worker.note_resource_health();
+        worker.step(first);
     } else if !rejected {
-        let (first, early) = allocate(&doer.shared, doer.machine.object(), &mut messages).await;
-        doer.note_resource_health();
-        doer.step(first);
+        let (first, early) = allocate(&worker.shared, worker.machine.object(), &mut messages).await;
+        worker.note_resource_health();
+        worker.step(first);
         for message in early {
-            // Before all that comes later: nobody else has received anything yet.
-            doer.receive(message).await;
+            // Before all later messages: nothing has been received yet.
+            worker.receive(message).await;
         }
     }
-    while !doer.done {
-        let now = doer.now();
-        let wait = doer.timer.map(|at| {
+    while !worker.done {
+        let now = worker.now();
+        let wait = worker.timer.map(|at| {
             let left = at.duration_since(now);
             Duration::try_from(left).unwrap_or(Duration::ZERO)
         });
@@ -200,26 +201,26 @@ async fn run(
             biased;
             () = cancel.cancelled() => break,
             message = messages.recv() => match message {
-                Some(message) => doer.receive(message).await,
+                Some(message) => worker.receive(message).await,
                 None => break,
             },
             () = sleep(wait.unwrap_or(Duration::MAX)), if wait.is_some() => {
-                doer.timer = None;
-                doer.step(Event::Timer);
+                worker.timer = None;
+                worker.step(Event::Timer);
             }
         }
     }
-    if let Some(logs) = doer.logs_to_remove.take() {
-        let uid = doer.machine.object().metadata.uid.clone().unwrap_or_default();
-        remove_logs(&doer.shared, &uid, logs).await;
+    if let Some(logs) = worker.logs_to_remove.take() {
+        let uid = worker.machine.object().metadata.uid.clone().unwrap_or_default();
+        remove_logs(&worker.shared, &uid, logs).await;
     }
     writer.abort();
-    let mut owners = doer.shared.owners.lock();
-    owners.retain(|_, owner| !owner.same_channel(&doer.inbox));
+    let mut owners = worker.shared.owners.lock();
+    owners.retain(|_, owner| !owner.same_channel(&worker.inbox));
 }
 
-/// Allocates CPUs, memory and devices of a new pod, and answers with what the machine begins with. What the pod is told
-/// meanwhile is kept for later; that it is to end ends the waiting.
+/// Allocates CPUs, memory and devices of a new pod, and returns the state machine's first event. Messages that arrive
+/// meanwhile are kept for later; a deletion cancels the wait.
 async fn allocate(
     shared: &Arc<Shared>,
     pod: &Arc<core::Pod>,
@@ -258,14 +259,14 @@ async fn allocate(
     }
 }
 
-impl Doer {
+impl PodWorker {
     async fn receive(&mut self, message: Msg) {
         match message {
             Msg::Event(event) => self.step(event),
-            Msg::Look { id } => self.look(id),
+            Msg::CheckExit { id } => self.check_exit(id),
             Msg::Forget => self.forget(),
             Msg::MirrorGone => self.write(Write::MirrorGone),
-            Msg::Looked { id } => drop(self.looking.remove(&id)),
+            Msg::ExitChecked { id } => drop(self.checking.remove(&id)),
             Msg::Observed {
                 since,
                 sandboxes,
@@ -285,12 +286,12 @@ impl Doer {
         self.step_at(event, now);
     }
 
-    /// The time of day. If it has jumped, the machine knows.
+    /// The time of day. If it has jumped, the state machine is informed.
     fn now(&mut self) -> Timestamp {
         let now = self.shared.clock.now();
         if let Some(by) = self.wall.jumped(now) {
             debug!(pod = self.machine.object().metadata.name, %by, "the wall clock was set");
-            // Each step sets it anew.
+            // Each step sets it again.
             self.timer = None;
             self.step_at(Event::ClockJumped { by }, now);
         }
@@ -315,7 +316,7 @@ impl Doer {
         }
     }
 
-    /// Others count what is allocated to this pod, not what it asks for.
+    /// Other pods' admission counts what is allocated to this pod, not what it requests.
     fn note_allocation(&self) {
         let allocated = self.machine.allocated();
         let uid = allocated.metadata.uid.clone().unwrap_or_default();
@@ -325,7 +326,7 @@ impl Doer {
         self.shared.granted.lock().insert(uid, allocated);
     }
 
-    /// Shown with what is told next.
+    /// Reported with the next status.
     fn note_resource_health(&mut self) {
         let health = resource_health::of_pod(&self.shared, self.machine.object());
         if !health.is_empty() {
@@ -338,7 +339,7 @@ impl Doer {
         let _ = self.writes.send(write);
     }
 
-    /// Fills in what lists do not tell, for what is not known yet. In the beginning the worker waits for it.
+    /// Adds what lists lack, for containers that are not known yet. At the start the worker waits for it.
     async fn complete(
         &mut self,
         since: Timestamp,
@@ -372,9 +373,9 @@ impl Doer {
                     };
                 }
                 Err(error) if error.is_not_found() => gone.push(container.id.clone()),
-                // That it was made, and has not been started, the list says.
+                // The list shows that it was created and not started.
                 Err(_) if container.state == ContainerState::Created => {}
-                // Without its detail nothing is said about its end: it is as if it still ran.
+                // Without its detail its exit is unknown: it is treated as running.
                 Err(_) => {
                     container.state = ContainerState::Running {
                         started_at: container.created_at,
@@ -400,16 +401,16 @@ impl Doer {
             .insert(id.to_string(), self.inbox.clone());
     }
 
-    fn look(&mut self, id: String) {
-        if !self.looking.insert(id.clone()) {
+    fn check_exit(&mut self, id: String) {
+        if !self.checking.insert(id.clone()) {
             return;
         }
         let (shared, inbox, pod) = self.parts();
         tokio::spawn(async move {
-            if let Some(exit) = exit::look(&shared, &pod, &id).await {
-                tell(&inbox, Event::ContainerExited { id: id.clone(), exit });
+            if let Some(exit) = exit::read_exit(&shared, &pod, &id).await {
+                send_event(&inbox, Event::ContainerExited { id: id.clone(), exit });
             }
-            let _ = inbox.send(Msg::Looked { id });
+            let _ = inbox.send(Msg::ExitChecked { id });
         });
     }
 
@@ -421,8 +422,8 @@ impl Doer {
         )
     }
 
-    fn place(&self) -> Place {
-        Place {
+    fn values(&self) -> DownwardValues {
+        DownwardValues {
             pod_ips: self.machine.ips().to_vec(),
             host_ips: self.shared.config.node_ips.clone(),
             allocatable: self.shared.allocatable.clone(),
@@ -478,22 +479,22 @@ impl Doer {
         self.shared
             .probes
             .forget(pod.metadata.uid.as_deref().unwrap_or(""));
-        if let Some(told) = self.told.take() {
+        if let Some(reported) = self.reported.take() {
             let now = self.shared.steady.now();
-            self.shared.ended_statics.lock().note(uid, told, now);
+            self.shared.ended_statics.lock().note(uid, reported, now);
         }
         let logs = sandbox::log_directory(pod, &self.shared.config.log_dir);
         self.logs_to_remove = Some(logs);
     }
 }
 
-fn tell(inbox: &mpsc::UnboundedSender<Msg>, event: Event) {
+fn send_event(inbox: &mpsc::UnboundedSender<Msg>, event: Event) {
     // A worker that has stopped was not waiting for this.
     let _ = inbox.send(Msg::Event(event));
 }
 
 /// Tries until it is so.
-pub(super) async fn until_done<T, E, F>(what: &str, mut attempt: impl FnMut() -> F) -> T
+pub(super) async fn retry_until_done<T, E, F>(what: &str, mut attempt: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T, E>>,
     E: std::fmt::Display,

@@ -1,4 +1,4 @@
-//! The pods' tasks, one each: who begins, who is told of what, and who ends what no pod accounts for.
+//! The pods' tasks, one each: starts them, forwards their events, and terminates what no pod accounts for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,19 +20,19 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::worker::{self, Msg, Origin, Worker};
-use super::{Shared, resources, room, shutdown, static_pods, status};
+use super::{Shared, preemption, resources, shutdown, static_pods, status};
 use crate::teardown::remove_sandbox;
 
-/// What an orphan is given to end by itself.
+/// An orphan's grace period.
 const ORPHAN_GRACE: Duration = Duration::from_secs(2);
-/// How long a new pod waits for a look at the node before it is refused by what is known.
-const NODE_LOOK: Duration = Duration::from_secs(5);
+/// How long a new pod waits for a read of the node before it is rejected by what is known.
+const NODE_READ_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long one static pod waits for the API to hear of the end of the one before it.
-const TOLD_WITHIN: Duration = Duration::from_secs(2);
+/// How long a static pod waits for the API to receive the last status of the one before it.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the runtime holds, by pod.
-pub(super) struct Picture {
+pub(super) struct RuntimeSnapshot {
     pub since: Timestamp,
     pub pods: BTreeMap<String, (Vec<Sandbox>, Vec<Container>)>,
 }
@@ -40,14 +40,14 @@ pub(super) struct Picture {
 /// What the runtime was found to hold of a pod, and since when that is so.
 pub(super) type Found = (Timestamp, Vec<Sandbox>, Vec<Container>);
 
-impl Picture {
+impl RuntimeSnapshot {
     /// What is there of a pod; it is handed out once.
     fn take(&mut self, uid: &str) -> Option<Found> {
         self.pods.remove(uid).map(|(s, c)| (self.since, s, c))
     }
 }
 
-pub(super) async fn look(shared: &Shared) -> crate::runtime::Result<Picture> {
+pub(super) async fn list_runtime(shared: &Shared) -> crate::runtime::Result<RuntimeSnapshot> {
     let since = shared.clock.now();
     let sandboxes = shared.runtime.sandboxes().await?;
     let containers = shared.runtime.containers().await?;
@@ -61,39 +61,43 @@ pub(super) async fn look(shared: &Shared) -> crate::runtime::Result<Picture> {
             .1
             .push(container);
     }
-    Ok(Picture { since, pods })
+    Ok(RuntimeSnapshot { since, pods })
 }
 
 pub(super) struct Workers {
     pub shared: Arc<Shared>,
     pub by_uid: BTreeMap<String, Worker>,
     pub cancel: CancellationToken,
-    /// Taken by this node.
+    /// Admitted by this node.
     pub admitted: BTreeSet<String>,
-    /// New pods for which the node's object is looked at once more, by uid.
-    pub looking: BTreeSet<String>,
-    /// Tells when that is done.
-    pub looks: mpsc::UnboundedSender<String>,
-    /// Being ended.
+    /// New pods for which the node's object is being read again, by uid.
+    pub rereading: BTreeSet<String>,
+    /// Receives their uids when that is done.
+    pub rereads: mpsc::UnboundedSender<String>,
+    /// Being terminated.
     pub orphans: Arc<Mutex<BTreeSet<String>>>,
-    /// The static pods that have a worker, by uid; true once their file is gone.
+    /// The static pods that have a worker, by uid; true once their file was removed.
     pub statics: BTreeMap<String, (core::Pod, bool)>,
-    /// Static pods that have ended and in whose place others wait, by uid: since when.
-    pub untold: BTreeMap<String, Instant>,
-    /// Critical pods that are not taken yet, by uid.
-    pub waiting: BTreeMap<String, room::Waiting>,
+    /// Terminated static pods whose successors wait, by uid: since when.
+    pub unreported: BTreeMap<String, Instant>,
+    /// Critical pods that are not admitted yet, by uid.
+    pub waiting: BTreeMap<String, preemption::Waiting>,
 }
 
 impl Workers {
-    /// Begins the static pods that are wanted and ends the others. One whose file says something else waits for the
-    /// one before it to end: both have one name. The answer is whether one waits so.
-    pub(super) fn run_statics(&mut self, wanted: BTreeMap<String, core::Pod>, picture: &mut Picture) -> bool {
+    /// Starts the wanted static pods and terminates the others. One whose file has changed waits for the one before it
+    /// to terminate: both have one name. Returns whether one waits so.
+    pub(super) fn run_statics(
+        &mut self,
+        wanted: BTreeMap<String, core::Pod>,
+        snapshot: &mut RuntimeSnapshot,
+    ) -> bool {
         self.static_pods_wait_no_more(&wanted);
         let by_uid = &self.by_uid;
         self.statics
             .retain(|uid, _| by_uid.get(uid).is_some_and(|worker| !worker.is_finished()));
         let statics = &self.statics;
-        self.untold.retain(|uid, _| statics.contains_key(uid));
+        self.unreported.retain(|uid, _| statics.contains_key(uid));
         let mut waits = false;
         let now = self.shared.clock.now();
         for (uid, (pod, ended)) in &mut self.statics {
@@ -102,7 +106,7 @@ impl Workers {
                 && let Some(worker) = self.by_uid.get(uid)
             {
                 *ended = true;
-                let ending = static_pods::told_to_end(pod, now);
+                let ending = static_pods::marked_for_deletion(pod, now);
                 worker.send(Msg::Event(Event::Updated(Arc::new(ending))));
             }
         }
@@ -118,30 +122,33 @@ impl Workers {
                 }
                 continue;
             }
-            let begins = match picture.pods.contains_key(&uid) {
+            let begins = match snapshot.pods.contains_key(&uid) {
                 true => pod.clone(),
                 false => static_pods::with_memory(&self.shared, &pod),
             };
-            self.take_up(uid.clone(), Arc::new(begins), Origin::File, picture);
+            self.admit_or_wait(uid.clone(), Arc::new(begins), Origin::File, snapshot);
             self.statics.insert(uid, (pod, false));
         }
         *self.shared.static_uids.lock() = self.statics.keys().cloned().collect();
         waits
     }
 
-    /// What comes after a static pod does not wait for an API that does not answer: of one that has ended, the mirror of
-    /// the next tells.
+    /// A static pod's successor does not wait for an API that does not answer: the mirror of the successor then
+    /// replaces the terminated one's.
     fn wait_no_more_for_the_api(&mut self, uid: &str) {
         let Some(worker) = self.by_uid.get(uid).filter(|worker| worker.has_ended()) else {
             return;
         };
-        let since = self.untold.entry(uid.to_string()).or_insert_with(Instant::now);
-        if since.elapsed() >= TOLD_WITHIN {
+        let since = self
+            .unreported
+            .entry(uid.to_string())
+            .or_insert_with(Instant::now);
+        if since.elapsed() >= REPORT_TIMEOUT {
             worker.send(Msg::Forget);
         }
     }
 
-    /// A mirror is not run; that it goes, or is told to, is undone as long as its pod is there.
+    /// A mirror is not run; its deletion is reverted as long as its static pod exists.
     fn mirror_changed(&self, mirror: &core::Pod, gone: bool) {
         let name = |p: &core::Pod| (p.metadata.namespace.clone(), p.metadata.name.clone());
         let stands_for = self
@@ -158,14 +165,19 @@ impl Workers {
                 let (shared, mirror) = (self.shared.clone(), mirror.clone());
                 tokio::spawn(async move {
                     if let Err(error) = status::delete_at_once(&shared, &mirror).await {
-                        warn!(%error, "cannot remove the mirror of a static pod that is gone");
+                        warn!(%error, "cannot delete the mirror of a removed static pod");
                     }
                 });
             }
         }
     }
 
-    pub(super) fn changed(&mut self, old: Option<&Object>, new: Option<Arc<Object>>, picture: &mut Picture) {
+    pub(super) fn changed(
+        &mut self,
+        old: Option<&Object>,
+        new: Option<Arc<Object>>,
+        snapshot: &mut RuntimeSnapshot,
+    ) {
         let gone = old.filter(|old| new.as_ref().is_none_or(|new| new.uid() != old.uid()));
         if let Some(mirror) = gone.and_then(|old| old.to_typed::<core::Pod>())
             && mirrored(&mirror).is_some()
@@ -187,57 +199,57 @@ impl Workers {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         match self.by_uid.get(&uid) {
             Some(worker) => worker.send(Msg::Event(Event::Updated(Arc::new(pod)))),
-            None if self.looking.contains(&uid) => {}
-            None => self.take_up(uid, Arc::new(pod), Origin::Api, picture),
+            None if self.rereading.contains(&uid) => {}
+            None => self.admit_or_wait(uid, Arc::new(pod), Origin::Api, snapshot),
         }
     }
 
-    /// A pod that is new here gets its worker. What the runtime has of it already is not asked whether there is room.
-    pub(super) fn take_up(
+    /// A pod that is new here gets its worker. One that the runtime has already is not subject to admission.
+    pub(super) fn admit_or_wait(
         &mut self,
         uid: String,
         pod: Arc<core::Pod>,
         origin: Origin,
-        picture: &mut Picture,
+        snapshot: &mut RuntimeSnapshot,
     ) {
-        if self.waits_for_room(&uid, &pod) {
+        if self.is_waiting(&uid, &pod) {
             return;
         }
-        let found = picture.take(&uid);
+        let found = snapshot.take(&uid);
         let admitted = self.admit_new(&pod, &found);
         let of_labels = admitted.as_ref().is_err_and(Rejection::is_of_labels_or_taints);
         if of_labels && matches!(origin, Origin::Api) {
-            // The scheduler may know of a change that is still under way to here: as in Kubernetes, what is refused for the
-            // node's labels is decided on its object as it is now.
-            self.looking.insert(uid.clone());
-            let (shared, looks) = (self.shared.clone(), self.looks.clone());
+            // The scheduler may have seen a newer node: as in kubelet's `canAdmitPod`, a rejection for the node's
+            // labels is decided on its current object.
+            self.rereading.insert(uid.clone());
+            let (shared, rereads) = (self.shared.clone(), self.rereads.clone());
             tokio::spawn(async move {
-                match timeout(NODE_LOOK, shared.own_node.read(&*shared.api)).await {
+                match timeout(NODE_READ_TIMEOUT, shared.own_node.read(&*shared.api)).await {
                     Ok(Ok(_)) => {}
-                    Ok(Err(error)) => debug!(%error, "cannot look at the node before a pod is refused"),
-                    Err(_) => debug!("looking at the node before a pod is refused takes too long"),
+                    Ok(Err(error)) => debug!(%error, "cannot read the node before a pod is rejected"),
+                    Err(_) => debug!("reading the node before a pod is rejected takes too long"),
                 }
-                // The receiver goes only with the whole kubelet.
-                let _ = looks.send(uid);
+                // The receiver is dropped only with the whole kubelet.
+                let _ = rereads.send(uid);
             });
             return;
         }
         self.begin(uid, pod, origin, found, admitted);
     }
 
-    /// The node is known as it is now: it takes the pod, or refuses it.
-    pub(super) fn looked_again(&mut self, uid: &str, picture: &mut Picture) {
-        self.looking.remove(uid);
+    /// The node's current object is known: the pod is admitted or rejected.
+    pub(super) fn node_reread(&mut self, uid: &str, snapshot: &mut RuntimeSnapshot) {
+        self.rereading.remove(uid);
         let there = self.shared.pods.list("").into_iter().find(|pod| pod.uid() == uid);
         let Some(pod) = there.and_then(|object| object.to_typed::<core::Pod>()) else {
             return;
         };
-        let found = picture.take(uid);
+        let found = snapshot.take(uid);
         let admitted = self.admit_new(&pod, &found);
         self.begin(uid.to_string(), Arc::new(pod), Origin::Api, found, admitted);
     }
 
-    /// What runs already is not asked.
+    /// What runs already is not subject to admission.
     fn admit_new(&self, pod: &core::Pod, found: &Option<Found>) -> Result<Vec<core::Pod>, Rejection> {
         match found {
             Some(_) => Ok(Vec::new()),
@@ -245,7 +257,7 @@ impl Workers {
         }
     }
 
-    /// Gives a pod its worker, once those have ended that have to end for it.
+    /// Starts a pod's worker, once its victims have terminated.
     fn begin(
         &mut self,
         uid: String,
@@ -255,7 +267,7 @@ impl Workers {
         admitted: Result<Vec<core::Pod>, Rejection>,
     ) {
         let admitted = match admitted {
-            Ok(victims) if !victims.is_empty() => return self.make_room(uid, pod, origin, &victims),
+            Ok(victims) if !victims.is_empty() => return self.preempt(uid, pod, origin, &victims),
             Ok(_) => {
                 self.admitted.insert(uid.clone());
                 Ok(())
@@ -267,8 +279,8 @@ impl Workers {
         self.by_uid.insert(uid, worker);
     }
 
-    /// Whether the node takes a pod that is new to it, beside those it has taken; the answer are those that are to
-    /// end before it is.
+    /// Whether the node admits a new pod next to those it has admitted; returns the victims that have to terminate
+    /// before.
     fn admit(&self, pod: &core::Pod) -> Result<Vec<core::Pod>, Rejection> {
         let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
         if !matches!(phase, None | Some("Pending")) || pod.metadata.deletion_timestamp.is_some() {
@@ -284,7 +296,7 @@ impl Workers {
             let taken = self.admitted.contains(uid) || phase == Some("Running");
             taken && !matches!(phase, Some("Succeeded" | "Failed"))
         };
-        let known = beside(&self.shared, &self.shared.granted.lock(), pod, counts);
+        let known = node_and_others(&self.shared, &self.shared.granted.lock(), pod, counts);
         let victims = match known {
             Some((node, others)) => {
                 let others: Vec<&core::Pod> = others.iter().collect();
@@ -312,7 +324,7 @@ impl Workers {
 
     /// All pods of the node are known: what was kept for others is free.
     pub(super) fn release_what_others_had(&self) {
-        let is_new = |uid: &str| self.waiting.contains_key(uid) || self.looking.contains(uid);
+        let is_new = |uid: &str| self.waiting.contains_key(uid) || self.rereading.contains(uid);
         let is_there = |uid: &str| is_new(uid) || !self.has_ended(uid);
         self.shared.containers.retain_pods(is_there);
         let gone = self.shared.dra.pods().into_iter();
@@ -320,7 +332,7 @@ impl Workers {
         for uid in gone {
             let shared = self.shared.clone();
             tokio::spawn(async move {
-                worker::until_done("unprepare the claims of a pod that is gone", || {
+                worker::retry_until_done("unprepare the claims of a deleted pod", || {
                     shared.dra.unprepare(&uid)
                 })
                 .await;
@@ -329,23 +341,23 @@ impl Workers {
         }
     }
 
-    /// Whether nothing is left of a pod but what is told of it.
+    /// Whether only the pod's status remains to be reported.
     pub(super) fn has_ended(&self, uid: &str) -> bool {
         let worker = self.by_uid.get(uid);
         worker.is_none_or(|worker| worker.is_finished() || worker.has_ended())
     }
 
-    /// Whether a pod's object does not show yet that it has ended.
-    pub(super) fn is_untold(&self, uid: &str) -> bool {
+    /// Whether a pod's object does not show yet that it has terminated.
+    pub(super) fn is_unreported(&self, uid: &str) -> bool {
         let objects = self.shared.pods.list("");
         let object = objects.iter().find(|o| o.uid() == uid);
         object
             .and_then(|o| o.to_typed::<core::Pod>())
-            .is_some_and(|pod| !shutdown::is_told(&pod))
+            .is_some_and(|pod| !shutdown::is_terminated(&pod))
     }
 
-    pub(super) fn tell(&self, uid: &str, event: Event) {
-        // A pod that is gone needs no ending.
+    pub(super) fn send(&self, uid: &str, event: Event) {
+        // A deleted pod needs no event.
         if let Some(worker) = self.by_uid.get(uid) {
             worker.send(Msg::Event(event));
         }
@@ -353,12 +365,12 @@ impl Workers {
 
     pub(super) fn exited(&self, id: &str) {
         if let Some(owner) = self.shared.owners.lock().get(id) {
-            // A worker that is gone has nothing to look at.
-            let _ = owner.send(Msg::Look { id: id.into() });
+            // A worker that has exited has nothing to check.
+            let _ = owner.send(Msg::CheckExit { id: id.into() });
         }
     }
 
-    pub(super) fn observed(&mut self, now: &Picture, pods: &Store) {
+    pub(super) fn observed(&mut self, now: &RuntimeSnapshot, pods: &Store) {
         for (uid, worker) in &self.by_uid {
             let (sandboxes, containers) = now.pods.get(uid).cloned().unwrap_or_default();
             worker.send(Msg::Observed {
@@ -372,7 +384,7 @@ impl Workers {
             if known || !self.orphans.lock().insert(uid.clone()) {
                 continue;
             }
-            info!(uid, "ending what runs without a pod");
+            info!(uid, "terminating orphaned containers");
             let (shared, orphans, uid) = (self.shared.clone(), self.orphans.clone(), uid.clone());
             let (sandboxes, containers) = (sandboxes.clone(), containers.clone());
             tokio::spawn(async move {
@@ -385,8 +397,8 @@ impl Workers {
 
 pub(crate) type Granted = BTreeMap<String, Arc<core::Pod>>;
 
-/// Whether there is room for what a pod asks for now, beside what the others are allocated. If so, it has that at once:
-/// of two that do not fit together one is resized.
+/// Whether the node has enough for a pod's resized requests next to what the others are allocated. If so, it is
+/// allocated at once: of two resizes that do not fit together one succeeds.
 pub(super) fn admit_resize(shared: &Shared, pod: &Arc<core::Pod>) -> Result<(), Rejection> {
     let mut granted = shared.granted.lock();
     if let Some(allocated) = pod.metadata.uid.as_ref().and_then(|uid| granted.get(uid)) {
@@ -396,23 +408,23 @@ pub(super) fn admit_resize(shared: &Shared, pod: &Arc<core::Pod>) -> Result<(), 
         let phase = other.status.as_ref().and_then(|s| s.phase.as_deref());
         !matches!(phase, Some("Failed" | "Succeeded"))
     };
-    if let Some((node, others)) = beside(shared, &granted, pod, counts) {
+    if let Some((node, others)) = node_and_others(shared, &granted, pod, counts) {
         admission::admit(pod, &node, &others.iter().collect::<Vec<_>>())?;
     }
     granted.insert(pod.metadata.uid.clone().unwrap_or_default(), pod.clone());
     Ok(())
 }
 
-/// The node and its other pods that count. None until it has an object that says what there is: then nobody was asked to
-/// run here.
-fn beside(
+/// The node and its other pods that count. `None` until its object has `allocatable`: until then no pod is bound to it.
+fn node_and_others(
     shared: &Shared,
     granted: &Granted,
     pod: &core::Pod,
     counts: impl Fn(&core::Pod) -> bool,
 ) -> Option<(Arc<core::Node>, Vec<core::Pod>)> {
-    let says = |node: &Arc<core::Node>| node.status.as_ref().is_some_and(|s| s.allocatable.is_some());
-    let mut node = shared.own_node.known().filter(says)?;
+    let has_allocatable =
+        |node: &Arc<core::Node>| node.status.as_ref().is_some_and(|s| s.allocatable.is_some());
+    let mut node = shared.own_node.known().filter(has_allocatable)?;
     let least = shared
         .devices
         .with(|devices| devices.least_allocatable(pod.metadata.uid.as_deref().unwrap_or("")));
@@ -435,7 +447,7 @@ fn beside(
     Some((node, others))
 }
 
-/// A pod that was given devices before this kubelet began is admitted though their plugin is not back.
+/// A pod with devices from before this kubelet started is admitted even if their plugin has not registered again.
 fn raise_allocatable(node: &mut core::Node, least: &BTreeMap<String, usize>) {
     let status = node.status.get_or_insert_default();
     let allocatable = status.allocatable.get_or_insert_default();
@@ -449,16 +461,17 @@ fn raise_allocatable(node: &mut core::Node, least: &BTreeMap<String, usize>) {
     }
 }
 
-/// Ends what no pod in the API accounts for. What cannot be ended is tried again after the next look; its volumes stay
-/// as they are until then, for its processes may use them. Once nothing runs nobody looks again, so these are freed here.
+/// Terminates what no pod in the API accounts for. What cannot be terminated is retried after the next relist; its
+/// volumes stay until then, for its processes may use them. Once nothing runs no relist finds it again, so they are
+/// torn down here.
 async fn end_orphan(shared: &Shared, uid: &str, sandboxes: &[Sandbox], containers: &[Container]) {
     let runtime = &shared.runtime;
     let stops = containers.iter().map(|c| async move {
         let stopped = runtime.stop_container(&c.id, ORPHAN_GRACE).await;
         if let Err(error) = &stopped {
-            warn!(container = c.id, %error, "cannot end a container without a pod");
+            warn!(container = c.id, %error, "cannot stop an orphaned container");
         }
-        // If not, it ends with its sandbox below.
+        // If not, it terminates with its sandbox below.
         stopped.is_ok() || sandboxes.iter().any(|s| s.id == c.sandbox_id)
     });
     let ended = futures::future::join_all(stops).await;
@@ -467,11 +480,11 @@ async fn end_orphan(shared: &Shared, uid: &str, sandboxes: &[Sandbox], container
     }
     for sandbox in sandboxes {
         if let Err(error) = remove_sandbox(runtime.as_ref(), &sandbox.id).await {
-            warn!(sandbox = sandbox.id, %error, "cannot end a sandbox without a pod");
+            warn!(sandbox = sandbox.id, %error, "cannot stop an orphaned sandbox");
             return;
         }
     }
-    worker::until_done("free the volumes of a pod that is gone", || {
+    worker::retry_until_done("tear down the volumes of a deleted pod", || {
         shared.volumes.teardown(uid)
     })
     .await;

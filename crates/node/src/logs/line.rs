@@ -9,8 +9,8 @@ pub enum Stream {
     Stderr,
 }
 
-/// What stands in a line. `text` ends with a newline unless the line is partial: then the rest of it follows in the
-/// stream's next.
+/// A parsed line. `text` ends with a newline unless the line is partial: then the rest of it follows in the stream's
+/// next line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line<'a> {
     time: &'a str,
@@ -29,7 +29,7 @@ pub fn parse(bytes: &[u8]) -> Option<Line<'_>> {
         b"stderr" => Stream::Stderr,
         _ => return None,
     };
-    // Tags are a list; the first says whether the line is whole.
+    // Tags are a list; the first is `F` for a full line or `P` for a partial one.
     let partial = tags.split(|b| *b == b':').next() == Some(b"P");
     let text = match partial {
         true => text.strip_suffix(b"\n").unwrap_or(text),

@@ -1,5 +1,5 @@
-//! Links to the logs of containers that are there, by the names log collectors know:
-//! `<pod>_<namespace>_<container>-<id>.log` in one folder beside the pods' own (`/var/log/containers` beside
+//! Links to the logs of existing containers, by the names that log collectors expect:
+//! `<pod>_<namespace>_<container>-<id>.log` in one directory next to the pods' own (`/var/log/containers` next to
 //! `/var/log/pods`, where they are kept there).
 
 use std::io;
@@ -12,8 +12,8 @@ use knarr_kubelet::runtime::Container;
 const NAME_MAX: usize = 255;
 const SUFFIX: &str = ".log";
 
-/// The folder of links that belongs to this folder of pods' logs.
-pub fn folder(pods: &Path) -> PathBuf {
+/// The directory of links that belongs to this directory of pods' logs.
+pub fn directory(pods: &Path) -> PathBuf {
     pods.with_file_name("containers")
 }
 
@@ -29,35 +29,35 @@ fn name(container: &Container) -> String {
 }
 
 /// Links a container's log, if there is one.
-pub fn link(folder: &Path, container: &Container, log: &Path) -> io::Result<()> {
+pub fn link(directory: &Path, container: &Container, log: &Path) -> io::Result<()> {
     if !host_fs::exists(log) {
         return Ok(());
     }
-    host_fs::create_dir_all(folder)?;
-    match host_fs::symlink(log, folder.join(name(container))) {
+    host_fs::create_dir_all(directory)?;
+    match host_fs::symlink(log, directory.join(name(container))) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         done => done,
     }
 }
 
-/// Takes a container's link away.
-pub fn unlink(folder: &Path, container: &Container) -> io::Result<()> {
-    match host_fs::remove_file(folder.join(name(container))) {
+/// Removes a container's link.
+pub fn unlink(directory: &Path, container: &Container) -> io::Result<()> {
+    match host_fs::remove_file(directory.join(name(container))) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         done => done,
     }
 }
 
-/// Takes the links away that lead below this folder, a pod's, which is gone. A log that is being rotated is not there
-/// for a moment; its link stays.
-pub fn unlink_all_below(folder: &Path, gone: &Path) -> io::Result<()> {
-    let entries = match host_fs::read_dir(folder) {
+/// Removes the links into this directory of a deleted pod. A log that is being rotated does not exist for a moment; its
+/// link stays.
+pub fn unlink_all_below(directory: &Path, gone: &Path) -> io::Result<()> {
+    let entries = match host_fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
     for entry in entries {
         let path = entry?.path();
-        // What is no link is not ours.
+        // What is no link was not created here.
         if host_fs::read_link(&path).is_ok_and(|log| log.starts_with(gone)) {
             host_fs::remove_file(path)?;
         }
@@ -98,7 +98,7 @@ mod tests {
     fn l13_logs_are_found_by_the_names_collectors_know() {
         let dir = tempfile::tempdir().unwrap();
         let pods = dir.path().join("log/pods");
-        let links = folder(&pods);
+        let links = directory(&pods);
         assert_eq!(links, dir.path().join("log/containers"));
         let log = |pod: &str| pods.join(format!("ns_{pod}_u/c/0.log"));
         for pod in ["p", "q"] {

@@ -1,4 +1,4 @@
-//! What of a log a user wants, as `PodLogOptions` stands in a query.
+//! The log options of a request: `PodLogOptions` as query parameters.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::field::{Errors, Path};
@@ -9,7 +9,7 @@ use super::line::Stream;
 /// Everything, by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Goes on until the container has ended.
+    /// Follows the log until the container has exited.
     pub follow: bool,
     /// Of the run before this one.
     pub previous: bool,
@@ -17,7 +17,7 @@ pub struct Options {
     pub since: Option<Timestamp>,
     /// Puts each line's time before it.
     pub timestamps: bool,
-    /// Only so many lines from the end.
+    /// Only this many lines from the end.
     pub tail_lines: Option<u64>,
     /// Only so many bytes.
     pub limit_bytes: Option<u64>,
@@ -26,7 +26,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// `sinceSeconds` is taken off `now`. Parameters of other things are passed over.
+    /// `sinceSeconds` is subtracted from `now`. Unknown parameters are ignored.
     pub fn from_query<'a>(
         pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
         now: Timestamp,
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn l13_a_query_says_what_of_the_log_is_wanted() {
+    fn l13_a_query_selects_a_part_of_the_log() {
         let all = Options::default();
         for (query, options) in [
             (&[][..], all.clone()),
@@ -168,8 +168,8 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_name() {
-        for (query, refusal) in [
+    fn an_invalid_option_is_rejected_by_name() {
+        for (query, error) in [
             (
                 &[("tailLines", "-1")][..],
                 "tailLines: Invalid value: -1: must be greater than or equal to 0",
@@ -199,7 +199,7 @@ mod tests {
                 "<nil>: Forbidden: `tailLines` and specific `stream` are mutually exclusive for now",
             ),
         ] {
-            assert_eq!(parse(query), Err(refusal.to_string()));
+            assert_eq!(parse(query), Err(error.to_string()));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Reads a container's log for a user: from where, what of it, and on as it grows.
 //!
-//! Follows across rotation without losing a line: the file that was renamed is read to its end before the new one is
-//! begun. A line that is not of the format is passed over, once with a warning.
+//! Follows across rotation without losing a line: the renamed file is read to its end before the new one is opened. A
+//! line in another format is skipped, with one warning.
 
 use std::future::Future;
 use std::io::{self, SeekFrom};
@@ -23,13 +23,13 @@ use crate::watch::{AddWatchFlags, Watch};
 
 /// How much is read at a time, and what a piece of the answer holds at most but for its last line.
 const READ_BYTES: usize = 64 * 1024;
-/// The runtime cuts lines at 16 KiB. What goes on longer than this without a newline is no log.
+/// The runtime splits lines at 16 KiB. Anything longer than this without a newline is no log.
 const MAX_LINE_BYTES: usize = 1 << 20;
 /// How long the runtime may go on writing to the old file after the new one is there.
 const REOPEN_TIME: Duration = Duration::from_millis(100);
 
-/// What in a log's folder may mean that there is more of it.
-const HAPPENINGS: AddWatchFlags = AddWatchFlags::IN_MODIFY
+/// Events in a log's directory that may mean new lines.
+const WATCHED: AddWatchFlags = AddWatchFlags::IN_MODIFY
     .union(AddWatchFlags::IN_CREATE)
     .union(AddWatchFlags::IN_MOVED_TO)
     .union(AddWatchFlags::IN_CLOSE_WRITE);
@@ -40,15 +40,15 @@ pub enum LogError {
     Open { path: PathBuf, source: io::Error },
     #[error("failed to read log file {path:?}")]
     Read { path: PathBuf, source: io::Error },
-    #[error("failed to watch the folder of log file {path:?}")]
+    #[error("failed to watch the directory of log file {path:?}")]
     Watch { path: PathBuf, source: io::Error },
 }
 
 /// Why reading stops without an error.
 enum Stop {
-    /// The bytes asked for are all sent.
+    /// All requested bytes were sent.
     Limit,
-    /// Nobody reads any more.
+    /// The reader has disconnected.
     Left,
 }
 
@@ -59,7 +59,7 @@ pub struct Log {
     options: Options,
 }
 
-/// Opens the log at `path`, so that a missing one is told before anything is sent.
+/// Opens the log at `path`, so that a missing one is reported before anything is sent.
 pub async fn read(path: &Path, options: Options) -> Result<Log, LogError> {
     let file = open(path).await.map_err(|source| LogError::Open {
         path: path.to_path_buf(),
@@ -85,8 +85,8 @@ async fn open(path: &Path) -> io::Result<File> {
 }
 
 impl Log {
-    /// Sends what was asked for to `out`. Following ends when `ended` does (the container is not running) and all it
-    /// wrote is sent; `ended` is not awaited otherwise.
+    /// Sends what was requested to `out`. Following ends when `ended` resolves (the container has exited) and
+    /// everything it wrote is sent; `ended` is not awaited otherwise.
     pub async fn send(
         self,
         ended: impl Future<Output = ()>,
@@ -124,8 +124,8 @@ impl Log {
             return Ok(());
         }
 
-        let folder = path.parent().unwrap_or(Path::new("/"));
-        let watch = Watch::folder(folder, HAPPENINGS).map_err(|source| LogError::Watch {
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        let watch = Watch::directory(directory, WATCHED).map_err(|source| LogError::Watch {
             path: path.clone(),
             source,
         })?;
@@ -149,7 +149,7 @@ impl Log {
                 return Ok(());
             }
             tokio::select! {
-                // What was written before the end is read before it is told.
+                // What was written before the exit is read before the end is reported.
                 () = &mut ended => over = true,
                 changed = watch.changed() => {
                     changed.map_err(|source| LogError::Watch { path: path.clone(), source })?;
@@ -205,7 +205,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Reads on to the file's end, at most `limit` bytes, and sends all whole lines.
+    /// Reads to the file's end, at most `limit` bytes, and sends all complete lines.
     async fn pass(&mut self, file: &mut File, mut limit: u64) -> io::Result<Option<Stop>> {
         loop {
             self.pending.reserve(READ_BYTES);
@@ -256,7 +256,7 @@ impl<'a> Writer<'a> {
         let Some(line) = line::parse(bytes) else {
             if !std::mem::replace(&mut self.warned, true) {
                 let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(100)]);
-                tracing::warn!(line = %shown, "log line is not of CRI's format, passed over like all its kind");
+                tracing::warn!(line = %shown, "skipped a log line that is not in CRI's format; further ones are not reported");
             }
             return;
         };

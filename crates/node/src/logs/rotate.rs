@@ -1,8 +1,8 @@
-//! Keeps containers' logs from filling the disk: a log that has grown too large is renamed, the runtime begins a new
-//! one, older ones are compressed, the oldest removed.
+//! Log rotation: a log that has grown too large is renamed, the runtime opens a new one, older ones are compressed, the
+//! oldest removed.
 //!
-//! A log keeps its lines whatever fails on the way: the newest rotated file stays as it is until the next rotation, and
-//! a compressed copy takes its original's place only when it is whole.
+//! No step may lose lines, whatever fails: the newest rotated file is unchanged until the next rotation, and a
+//! compressed copy replaces its original only when it is complete.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -57,7 +57,7 @@ pub enum RotateError {
         path: PathBuf,
         source: io::Error,
     },
-    #[error("the runtime did not begin a new log")]
+    #[error("the runtime did not create a new log file")]
     Reopen(#[source] RuntimeError),
     #[error("the compressing task died")]
     Task(#[from] tokio::task::JoinError),
@@ -71,7 +71,7 @@ fn at<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Rot
     }
 }
 
-/// Looks at all logs every so often. Never returns.
+/// Checks all logs periodically. Never returns.
 pub async fn run(containers: Arc<dyn Containers>, policy: Policy, clock: Clock) {
     let mut paths = HashMap::new();
     let mut ticks = tokio::time::interval(policy.interval);
@@ -90,7 +90,7 @@ pub async fn run(containers: Arc<dyn Containers>, policy: Policy, clock: Clock) 
     }
 }
 
-/// Asks for a log's path once; a container's never changes.
+/// Requests a log's path once; a container's never changes.
 async fn refresh(
     containers: &dyn Containers,
     paths: &mut HashMap<String, PathBuf>,
@@ -103,7 +103,7 @@ async fn refresh(
         }
         match containers.container(&id).await {
             Ok(detail) => drop(paths.insert(id, detail.log_path.into())),
-            // Gone since it was listed.
+            // Removed since it was listed.
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error),
         }
@@ -111,7 +111,7 @@ async fn refresh(
     Ok(())
 }
 
-/// Rotates one log if it has grown to the policy's size. A log that is gone is begun anew.
+/// Rotates one log if it has grown to the policy's size. A missing log is created again.
 pub async fn rotate_if_large(
     containers: &dyn Containers,
     id: &str,
@@ -125,19 +125,19 @@ pub async fn rotate_if_large(
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return containers.reopen_log(id).await.map_err(RotateError::Reopen);
         }
-        Err(error) => return Err(at("look at", log)(error)),
+        Err(error) => return Err(at("stat", log)(error)),
     }
     let rotated = rotated_name(log, now);
-    let make_room = {
+    let rotate_files = {
         let log = log.to_path_buf();
-        move || make_room(&log, policy)
+        move || rotate_files(&log, policy)
     };
-    tokio::task::spawn_blocking(make_room).await??;
+    tokio::task::spawn_blocking(rotate_files).await??;
     host_fs::nonblocking::rename(log, &rotated)
         .await
         .map_err(at("rename", log))?;
     if let Err(error) = containers.reopen_log(id).await {
-        // The runtime still writes to the renamed file: its name goes back, so that users find it.
+        // The runtime still writes to the renamed file: it is renamed back, so that users find it.
         host_fs::nonblocking::rename(&rotated, log)
             .await
             .map_err(at("rename back", &rotated))?;
@@ -154,7 +154,7 @@ fn rotated_name(log: &Path, now: Timestamp) -> PathBuf {
 }
 
 /// Before another file is rotated: removes leftovers and the oldest, compresses the rest.
-fn make_room(log: &Path, policy: Policy) -> Result<(), RotateError> {
+fn rotate_files(log: &Path, policy: Policy) -> Result<(), RotateError> {
     let mut kept = Vec::new();
     let rotated = rotated_files(log)?;
     for path in &rotated {
@@ -165,7 +165,7 @@ fn make_room(log: &Path, policy: Policy) -> Result<(), RotateError> {
             false => kept.push(path),
         }
     }
-    // Besides these there will be the file rotated next and the one begun then.
+    // In addition to these there will be the file rotated next and the current one.
     let excess = kept.len().saturating_sub(policy.max_files.saturating_sub(2));
     for (n, path) in kept.into_iter().enumerate() {
         if n < excess {
@@ -177,7 +177,7 @@ fn make_room(log: &Path, policy: Policy) -> Result<(), RotateError> {
     Ok(())
 }
 
-/// Removes the log of a container that is gone, and what was rotated of it.
+/// Removes the log of a removed container, and its rotated files.
 pub fn remove(log: &Path) -> Result<(), RotateError> {
     if !log.parent().is_some_and(host_fs::exists) {
         return Ok(());
@@ -193,12 +193,12 @@ pub fn remove(log: &Path) -> Result<(), RotateError> {
 
 /// Oldest first.
 fn rotated_files(log: &Path) -> Result<Vec<PathBuf>, RotateError> {
-    let folder = log.parent().unwrap_or(Path::new("/"));
+    let directory = log.parent().unwrap_or(Path::new("/"));
     let mut prefix = log.file_name().unwrap_or_default().as_encoded_bytes().to_vec();
     prefix.push(b'.');
     let mut files = Vec::new();
-    for entry in host_fs::read_dir(folder).map_err(at("list", folder))? {
-        let entry = entry.map_err(at("list", folder))?;
+    for entry in host_fs::read_dir(directory).map_err(at("list", directory))? {
+        let entry = entry.map_err(at("list", directory))?;
         if entry.file_name().as_encoded_bytes().starts_with(&prefix) {
             files.push(entry.path());
         }

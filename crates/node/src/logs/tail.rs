@@ -1,10 +1,10 @@
-//! Where in a log file its last lines begin, found from the end: a large file costs what its tail costs.
+//! Finds where the last lines of a log file start, from its end: the cost depends on the tail, not on the file's size.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
 use super::line::parse;
 
-/// How much is read at a time, going back.
+/// How much is read at a time, backwards.
 const BLOCK_BYTES: u64 = 64 * 1024;
 
 /// The offset at which the last `wanted` lines before `end` begin. Parts of a partial line count as one.
@@ -33,7 +33,7 @@ pub fn start_of_last_lines<F: Read + Seek>(file: &mut F, end: u64, wanted: u64) 
                 None if unread == 0 => 0,
                 None => break,
             };
-            // What is not of the format is not shown and does not count.
+            // A line in another format is not shown and does not count.
             if let Some(line) = parse(&bytes[line_start..line_end])
                 && (!line.partial || found == 0)
             {

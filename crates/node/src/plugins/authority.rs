@@ -1,6 +1,7 @@
-//! Lets gRPC clients written in Go in: those that dial a unix socket by its path send the path, percent-encoded, as
-//! `:authority` (`%2Fvar%2Flib%2F…`), which our HTTP/2 server refuses as malformed. Nothing here uses the authority, so
-//! that each `%` in it is read as `-`: in HPACK's code both have six bits (RFC 7541, appendix B), and nothing else changes.
+//! Makes gRPC clients written in Go acceptable: those that dial a unix socket by its path send the path,
+//! percent-encoded, as `:authority` (`%2Fvar%2Flib%2F…`), which our HTTP/2 server rejects as malformed. Nothing here
+//! uses the authority, so each `%` in it is read as `-`: in HPACK's code both have six bits (RFC 7541, appendix B), and
+//! nothing else changes.
 //!
 //! Only the first fragment of a header block is read, and what cannot be read is passed on as it is.
 
@@ -15,13 +16,13 @@ const FRAME_BYTES: usize = 9;
 const HEADERS: u8 = 1;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
-/// A frame that is larger than this is not ours to read: the server has not allowed it.
+/// A frame larger than this is passed on unread: the server does not allow it.
 const HEADERS_BYTES: usize = 16 * 1024;
 const READ_BYTES: usize = 8 * 1024;
 /// `:authority` in HPACK's static table.
 const AUTHORITY: usize = 1;
 
-/// A connection whose authorities are readable.
+/// A connection with rewritten authorities.
 pub struct ReadableAuthority<S> {
     inner: S,
     /// Received, and not known to be whole.

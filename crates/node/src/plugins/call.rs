@@ -8,7 +8,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-/// A request of a service, with the method that takes it and the answer.
+/// A request message, with its method and its answer type.
 pub trait Call: prost::Message + Default + 'static {
     const PATH: &'static str;
     type Answer: prost::Message + Default + 'static;
@@ -25,7 +25,7 @@ macro_rules! methods {
 }
 pub(crate) use methods;
 
-/// Why a call failed, in gRPC's words.
+/// Why a call failed, with gRPC's code and message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("rpc error: code = {code:?} desc = {message}")]
 pub struct CallError {
@@ -82,7 +82,7 @@ pub async fn call_method<C: Call>(
     timed.unwrap_or_else(|_| Err(CallError::deadline_exceeded()))
 }
 
-/// Begins a call that is answered by a stream. Only its beginning has a deadline: the stream lasts as long as the plugin.
+/// Starts a call with a stream as answer. Only its start has a deadline: the stream lasts as long as the plugin.
 pub async fn stream<C: Call>(
     socket: &Path,
     request: C,
@@ -104,7 +104,7 @@ pub async fn stream<C: Call>(
 
 fn connect(socket: &Path) -> Channel {
     let path = PathBuf::from(socket);
-    // The authority is not an address: the connector goes to the socket.
+    // The authority is not an address: the connector uses the socket.
     Endpoint::from_static("http://localhost").connect_with_connector_lazy(tower::service_fn(move |_| {
         let path = path.clone();
         async move {

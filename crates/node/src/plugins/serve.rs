@@ -1,7 +1,7 @@
 //! The kubelet's own gRPC servers on unix sockets, which plugins and monitoring agents of the node call.
 //!
-//! A connection and a request have deadlines, and so many connections at most are served at a time: a client that
-//! hangs or floods takes no more than its share.
+//! A connection and a request have deadlines, and the number of connections is limited: a client that hangs or floods
+//! takes no more than its share.
 
 use std::convert::Infallible;
 use std::io;
@@ -31,11 +31,11 @@ pub type Answer = Response<tonic::body::Body>;
 const CONNECTIONS: usize = 64;
 /// Requests of one connection at a time.
 const STREAMS: u32 = 32;
-/// How long one request may take, its body included.
+/// Deadline of one request, its body included.
 const REQUEST: Duration = Duration::from_secs(30);
 /// After accepting failed (no file descriptors are left).
 const RETRY: Duration = Duration::from_secs(1);
-/// How often, and how long after, a silent connection has to show that it lives.
+/// When an idle connection is pinged, and how long the answer may take.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 
 /// Answers requests by their path.
@@ -55,11 +55,11 @@ pub fn listen(directory: &Path, name: &str, mode: u32) -> io::Result<UnixListene
 
 /// Serves until dropped.
 pub async fn serve<S: Service>(listener: UnixListener, service: Arc<S>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let permits = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = tokio::task::JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
-        let Ok(place) = places.clone().acquire_owned().await else {
+        let Ok(permit) = permits.clone().acquire_owned().await else {
             return;
         };
         let stream = match listener.accept().await {
@@ -72,7 +72,7 @@ pub async fn serve<S: Service>(listener: UnixListener, service: Arc<S>) {
         };
         let service = service.clone();
         connections.spawn(async move {
-            let _place = place;
+            let _permit = permit;
             let answer = service_fn(move |request| {
                 let service = service.clone();
                 async move {

@@ -1,5 +1,5 @@
-//! Finds plugins by their sockets in the kubelet's `plugins_registry`, asks each what it is, and registers it with the
-//! handler of its type (`pluginregistration` v1). A plugin whose socket is gone, or was made anew, is deregistered.
+//! Finds plugins by their sockets in the kubelet's `plugins_registry`, requests their info, and registers each with the
+//! handler of its type (`pluginregistration` v1). A plugin whose socket was removed or created again is deregistered.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -23,8 +23,8 @@ const DIRECTORY_MODE: u32 = 0o750;
 const SCAN: Duration = Duration::from_secs(1);
 /// Sockets of the directory that are registered.
 const SOCKETS_MAX: usize = 4096;
-/// How long a plugin may take to say what it is, and to hear what became of it (v1.36 waits ten seconds for the
-/// connection; then one and five).
+/// Deadlines of `GetInfo` and `NotifyRegistrationStatus` (v1.36 waits ten seconds for the connection; then one and
+/// five).
 const GET_INFO: Duration = Duration::from_secs(11);
 const NOTIFY: Duration = Duration::from_secs(15);
 /// Before a registration that failed is tried again: at first, and at most.
@@ -39,7 +39,7 @@ pub struct PluginInfo {
     pub kind: String,
     #[prost(string, tag = "2")]
     pub name: String,
-    /// The plugin's own socket; empty: the one that was asked.
+    /// The plugin's own socket; empty: the one in the registry.
     #[prost(string, tag = "3")]
     pub endpoint: String,
     #[prost(string, repeated, tag = "4")]
@@ -87,7 +87,7 @@ pub trait Handler: Send + Sync {
     async fn deregister(&self, plugin: &Plugin) -> Result<(), String>;
 }
 
-/// Tells a socket from another one that was made later under its name.
+/// Distinguishes a socket from one that was created later with its name.
 type Identity = (u64, i64, u64);
 
 enum State {
@@ -126,7 +126,7 @@ impl Watcher {
     /// Follows the directory, until dropped.
     pub async fn run(self: Arc<Self>) {
         if let Err(error) = Dir::make(&self.directory, DIRECTORY_MODE) {
-            warn!(%error, directory = %self.directory.display(), "plugins have no place to register");
+            warn!(%error, directory = %self.directory.display(), "cannot create the registry of plugins");
         }
         let mut tasks = tokio::task::JoinSet::new();
         loop {
@@ -191,7 +191,7 @@ impl Watcher {
         let state = match self.try_register(&socket).await {
             Ok((plugin, handler)) => State::Registered(plugin, handler),
             Err(why) => {
-                // What is said once is not repeated with each attempt.
+                // The same error is not logged at each attempt.
                 if last.as_ref() != Some(&why) {
                     warn!(socket = %socket.display(), why, "a plugin is not registered");
                 }
@@ -278,7 +278,7 @@ fn sockets(directory: &Path) -> std::io::Result<BTreeMap<PathBuf, Identity>> {
         if entry.kind != Kind::Socket {
             continue;
         }
-        // One that is gone by now is found to be so at the next scan.
+        // A socket that was removed meanwhile is noticed at the next scan.
         if let Ok(identity) = identity(&open, &entry.name) {
             found.insert(directory.join(&entry.name), identity);
         }
@@ -286,7 +286,7 @@ fn sockets(directory: &Path) -> std::io::Result<BTreeMap<PathBuf, Identity>> {
     Ok(found)
 }
 
-/// The time of its making tells it from another one that got the same inode; permissions may change.
+/// The creation time distinguishes it from another one with the same inode; permissions may change.
 fn identity(directory: &Dir, name: &OsStr) -> std::io::Result<Identity> {
     let stat = directory.stat(name)?;
     Ok((stat.st_ino, stat.st_mtime, stat.st_mtime_nsec))

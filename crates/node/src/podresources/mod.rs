@@ -42,7 +42,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const QPS: f64 = 100.0;
 const BURST: f64 = 10.0;
 
-/// The pods that have not ended, by uid.
+/// The pods that have not terminated, by uid.
 pub type ActivePods = Mutex<BTreeMap<String, Arc<Pod>>>;
 
 /// See the module.
@@ -111,7 +111,7 @@ impl Service for Limited {
                 .await
             }
             GetPodResourcesRequest::PATH => {
-                serve::unary(request, |asked| async move { server.get(&asked) }).await
+                serve::unary(request, |request| async move { server.get(&request) }).await
             }
             _ => serve::unimplemented(&request),
         }
@@ -126,8 +126,8 @@ impl PodResourcesServer {
         }
     }
 
-    fn get(&self, asked: &GetPodResourcesRequest) -> Result<GetPodResourcesResponse, Status> {
-        let (name, namespace) = (&asked.pod_name, &asked.pod_namespace);
+    fn get(&self, request: &GetPodResourcesRequest) -> Result<GetPodResourcesResponse, Status> {
+        let (name, namespace) = (&request.pod_name, &request.pod_namespace);
         let found = {
             let pods = self.pods.lock();
             let is_asked = |pod: &&Arc<Pod>| {

@@ -130,5 +130,5 @@ methods! {
     GetPodResourcesRequest, "/v1.PodResourcesLister/Get" => GetPodResourcesResponse;
 }
 
-/// The same list, for agents that ask for it by its first version.
+/// The same list, for clients of its first version.
 pub const LIST_V1ALPHA1: &str = "/v1alpha1.PodResourcesLister/List";

@@ -1,4 +1,4 @@
-//! How often each container's probes were asked, and what they answered: `/metrics/probes`.
+//! The counts of each container's probe results: `/metrics/probes`.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +7,9 @@ use knarr_api::k8s_openapi;
 use knarr_kubelet::probe::{Answer, Kind};
 use parking_lot::Mutex;
 
-/// Whose, which probe, and what came of it: in the order of the metric's labels.
+/// The labels of one series, in the metric's order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Asked {
+pub struct ProbeSeries {
     pub container: String,
     pub namespace: String,
     pub pod: String,
@@ -20,13 +20,13 @@ pub struct Asked {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Counts(Mutex<BTreeMap<Asked, u64>>);
+pub struct Counts(Mutex<BTreeMap<ProbeSeries, u64>>);
 
 impl Counts {
     pub fn count(&self, pod: &core::Pod, container: &str, kind: Kind, answer: &Answer) {
         let meta = &pod.metadata;
         let text = |t: &Option<String>| t.clone().unwrap_or_default();
-        let asked = Asked {
+        let result = ProbeSeries {
             container: container.into(),
             namespace: text(&meta.namespace),
             pod: text(&meta.name),
@@ -38,15 +38,15 @@ impl Counts {
                 Answer::Unknown(_) => "unknown",
             },
         };
-        *self.0.lock().entry(asked).or_default() += 1;
+        *self.0.lock().entry(result).or_default() += 1;
     }
 
-    /// Of a pod that is gone nobody asks any more.
+    /// Removes a deleted pod's series.
     pub fn forget(&self, uid: &str) {
-        self.0.lock().retain(|asked, _| asked.pod_uid != uid);
+        self.0.lock().retain(|result, _| result.pod_uid != uid);
     }
 
-    pub fn all(&self) -> BTreeMap<Asked, u64> {
+    pub fn all(&self) -> BTreeMap<ProbeSeries, u64> {
         self.0.lock().clone()
     }
 }

@@ -27,7 +27,7 @@ struct HealthCheckResponse {
 }
 
 const SERVING: i32 = 1;
-/// Between attempts to connect: a server that is just coming up is waited for, as long as the probe may take.
+/// Pause between connection attempts: a server that is starting is awaited, within the probe's timeout.
 const REDIAL: Duration = Duration::from_millis(100);
 
 pub(super) async fn check(host: &str, action: &GRPCAction, limit: Duration) -> Answer {

@@ -18,18 +18,18 @@ use super::{OUTPUT_MAX_BYTES, Target, authority, dial_error, port};
 const REDIRECTS_MAX: usize = 10;
 /// The statuses that lead on.
 const REDIRECTS: [u16; 5] = [301, 302, 303, 307, 308];
-/// How a server without TLS is told from other failures, in Go's words.
+/// The error that distinguishes a server without TLS from other failures, as Go's.
 pub(super) const PLAIN_ANSWER: &str = "http: server gave HTTP response to HTTPS client";
 
 /// What came back.
-pub(super) struct Heard {
+pub(super) struct HttpAnswer {
     pub status: u16,
     pub location: Option<String>,
-    /// As much of it as is told on.
+    /// As much of it as is reported.
     pub body: String,
 }
 
-/// Where a request goes.
+/// The URL of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Url {
     pub tls: bool,
@@ -91,9 +91,9 @@ pub(super) async fn probe(url: &Url, get_action: &HTTPGetAction, limit: Duration
     let mut url = url.clone();
     for _ in 0..REDIRECTS_MAX {
         match get(&url, get_action, "probe", limit).await {
-            Ok(heard) => {
-                let status = heard.status;
-                let next = heard
+            Ok(answer) => {
+                let status = answer.status;
+                let next = answer
                     .location
                     .filter(|_| REDIRECTS.contains(&status))
                     .and_then(|l| url.join(&l));
@@ -103,7 +103,7 @@ pub(super) async fn probe(url: &Url, get_action: &HTTPGetAction, limit: Duration
                     None if (300..400).contains(&status) => {
                         return Answer::Warning(format!(
                             "Probe terminated redirects, Response body: {}",
-                            heard.body
+                            answer.body
                         ));
                     }
                     None if (200..300).contains(&status) => return Answer::Success,
@@ -122,7 +122,7 @@ pub(super) async fn get(
     action: &HTTPGetAction,
     purpose: &str,
     limit: Duration,
-) -> Result<Heard, String> {
+) -> Result<HttpAnswer, String> {
     let request = timeout(limit, async {
         let stream = TcpStream::connect((url.host.as_str(), url.port))
             .await
@@ -160,9 +160,9 @@ async fn exchange(
     action: &HTTPGetAction,
     purpose: &str,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-) -> Result<Heard, String> {
+) -> Result<HttpAnswer, String> {
     let words = |e: &dyn std::fmt::Display| e.to_string();
-    // Some servers read header names by their letters' case, and everybody else writes them so.
+    // Some servers match header names case-sensitively, and other clients send them in this form.
     let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
         .title_case_headers(true)
         .handshake(TokioIo::new(stream))
@@ -181,7 +181,7 @@ async fn exchange(
             request = request.header(name, value);
         }
     }
-    // An empty Accept takes the header away.
+    // An empty Accept removes the header.
     let headers = headers
         .iter()
         .filter(|h| !(h.name.eq_ignore_ascii_case("accept") && h.value.is_empty()));
@@ -200,7 +200,7 @@ async fn exchange(
         .map(String::from);
     let body = read_head(response.into_body()).await;
     connection.abort();
-    Ok(Heard {
+    Ok(HttpAnswer {
         status,
         location,
         body,
@@ -232,7 +232,7 @@ fn connector() -> Result<tokio_rustls::TlsConnector, String> {
     Ok(tokio_rustls::TlsConnector::from(Arc::new(config)))
 }
 
-/// A probe asks whether somebody answers, not who it is.
+/// A probe checks that a server answers, not its identity.
 #[derive(Debug)]
 struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
 
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn l8_a_redirect_to_another_host_is_good_but_told_of() {
+    async fn l8_a_redirect_to_another_host_is_a_success_with_a_warning() {
         let (port, _server) = answer_with(
             "HTTP/1.1 302 Found\r\nLocation: http://192.0.2.1/\r\nContent-Length: 5\r\n\r\nthere",
         )
@@ -334,7 +334,7 @@ mod tests {
     async fn l8_http_probe_accepts_200_to_399() {
         for (line, good) in [
             ("200 OK", Some(Answer::Success)),
-            // Not followed, and told of.
+            // Not followed, and reported as a warning.
             ("302 Found", Some(terminated())),
             ("399 Odd", Some(terminated())),
             ("400 Bad", None),
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn l8_nobody_there_is_a_failure_in_the_usual_words() {
+    async fn l8_a_refused_connection_is_a_failure_with_kubelets_message() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);

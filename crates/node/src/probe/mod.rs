@@ -1,12 +1,12 @@
-//! Asking a container how it is: exec, httpGet, tcpSocket and grpc, for probes and for lifecycle hooks.
+//! Runs probes and lifecycle hooks: exec, httpGet, tcpSocket and grpc.
 //!
-//! What the answers come to is decided in `knarr_kubelet::probe`; here one question is asked once.
+//! What the results mean is decided in `knarr_kubelet::probe`; here each check runs once.
 
 mod counts;
 mod grpc;
 mod http;
 
-pub use counts::{Asked, Counts};
+pub use counts::{Counts, ProbeSeries};
 
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ use tokio::time::timeout;
 use crate::kubelet::env::expand_all;
 use crate::runtime::Runtime;
 
-/// As much of an output as is told on.
+/// The largest reported output.
 const OUTPUT_MAX_BYTES: usize = 10 << 10;
-/// A hook takes as long as its container is there; this only bounds what is forgotten.
+/// A hook may run as long as its container; this only bounds a forgotten one.
 const HOOK_LIMIT: Duration = Duration::from_secs(86_400);
 
-/// Who is asked.
+/// The container to probe.
 pub struct Target<'a> {
     pub runtime: &'a dyn Runtime,
     pub container: &'a core::Container,
@@ -40,7 +40,7 @@ pub struct Target<'a> {
 /// A question that cannot be put is tried again, this often in all.
 const ATTEMPTS: u32 = 3;
 
-/// Asks one probe once.
+/// Runs one probe once.
 pub async fn ask(
     runtime: &dyn Runtime,
     pod: &core::Pod,
@@ -87,7 +87,7 @@ async fn attempt(
     let seconds = probe.timeout_seconds.unwrap_or(1).max(1);
     let limit = Duration::from_secs(u64::try_from(seconds).unwrap_or(1));
     if let Some(exec) = &probe.exec {
-        // Only what the spec itself says is put in: a probe does not see the container's environment.
+        // Only variables of the spec itself are expanded: a probe does not see the container's environment.
         let env: Vec<(String, String)> = spec
             .env
             .iter()
@@ -123,8 +123,8 @@ async fn attempt(
     Answer::Unknown("missing probe handler".into())
 }
 
-/// Runs a hook to its end. Done it may still have something to tell: the address of a server that was asked by HTTPS
-/// and spoke plain HTTP. An error is a whole sentence, as kubelet shows it in the container's status.
+/// Runs a hook to its end. A successful one may still return a message: the address of a server that was called by
+/// HTTPS and answered in plain HTTP. An error is a whole sentence, as kubelet shows it in the container's status.
 pub async fn run_hook(
     pod: &core::Pod,
     target: &Target<'_>,
@@ -154,8 +154,8 @@ pub async fn run_hook(
     }
     if let Some(get) = &handler.http_get {
         let path = get.path.as_deref().unwrap_or_default();
-        let asked = ask_hook(get, target).await;
-        return asked.map_err(|why| failed(format!("HTTP lifecycle hook ({path})"), &why));
+        let result = ask_hook(get, target).await;
+        return result.map_err(|why| failed(format!("HTTP lifecycle hook ({path})"), &why));
     }
     Err("Cannot run handler: invalid handler".into())
 }
@@ -235,7 +235,7 @@ fn authority(host: &str, port: u16) -> String {
     }
 }
 
-/// In the words users know from Go.
+/// With Go's messages.
 fn dial_error(host: &str, port: u16, error: &std::io::Error) -> String {
     let what = match error.kind() {
         std::io::ErrorKind::ConnectionRefused => "connection refused".to_string(),

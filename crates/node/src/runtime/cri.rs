@@ -16,18 +16,18 @@ use knarr_api::k8s_openapi;
 use knarr_kubelet::runtime::{Container, ContainerState, Exit, PodRef, Sandbox};
 use tonic::transport::{Channel, Endpoint};
 
-use super::events::HeardExits;
+use super::events::RecentExits;
 use super::{
     AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, ImageFs, PodSandboxConfig,
     Result, Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
 };
 use crate::kubelet::labels;
 
-/// For calls that only ask.
+/// Deadline of read-only calls.
 const ASK: Duration = Duration::from_secs(10);
 /// For calls that make or remove; kubelet's `runtime-request-timeout`.
 const DO: Duration = Duration::from_secs(120);
-/// A pull may take long; progress is containerd's to judge.
+/// A pull may take long; containerd checks its progress.
 const PULL: Duration = Duration::from_secs(3600);
 /// Lists of thousands of containers are larger than tonic's 4 MiB.
 const MAX_MESSAGE: usize = 64 << 20;
@@ -37,7 +37,7 @@ const MAX_MESSAGE: usize = 64 << 20;
 pub struct Cri {
     channel: Channel,
     socket: PathBuf,
-    heard: HeardExits,
+    exits: RecentExits,
 }
 
 impl Cri {
@@ -45,7 +45,7 @@ impl Cri {
     pub fn new(endpoint: &str) -> Self {
         let socket = PathBuf::from(endpoint.strip_prefix("unix://").unwrap_or(endpoint));
         let path = socket.clone();
-        // The address is not used: the connector goes to the socket.
+        // The address is not used: the connector uses the socket.
         let channel = Endpoint::from_static("http://containerd.invalid").connect_with_connector_lazy(
             tower::service_fn(move |_| {
                 let path = path.clone();
@@ -58,7 +58,7 @@ impl Cri {
         Cri {
             channel,
             socket,
-            heard: HeardExits::default(),
+            exits: RecentExits::default(),
         }
     }
 
@@ -75,8 +75,8 @@ impl Cri {
     }
 }
 
-/// gRPC's refusal, with its code's name as Go prints it.
-pub(super) fn refusal(status: tonic::Status) -> RuntimeError {
+/// The error of a gRPC status, with its code's name as Go prints it.
+pub(super) fn runtime_error(status: tonic::Status) -> RuntimeError {
     use tonic::Code;
     let code = match status.code() {
         Code::Ok => "OK",
@@ -106,12 +106,12 @@ async fn within<T>(
 ) -> Result<T> {
     match tokio::time::timeout(limit, call).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => Err(refusal(status)),
+        Ok(Err(status)) => Err(runtime_error(status)),
         Err(_) => Err(RuntimeError::new("DeadlineExceeded", "context deadline exceeded")),
     }
 }
 
-/// What is gone already is as asked for.
+/// A missing sandbox or container is a success.
 fn gone_is_fine(result: Result<()>) -> Result<()> {
     match result {
         Err(e) if e.is_not_found() => Ok(()),
@@ -194,7 +194,7 @@ fn image_spec(name: &str) -> Option<v1::ImageSpec> {
 impl Runtime for Cri {
     async fn status(&self) -> Result<RuntimeStatus> {
         let version = self.runtime().version(v1::VersionRequest::default()).await;
-        let version = version.map_err(refusal)?.into_inner();
+        let version = version.map_err(runtime_error)?.into_inner();
         let request = v1::StatusRequest { verbose: false };
         let response = within(ASK, self.runtime().status(request)).await?;
         let mut status = RuntimeStatus {
@@ -219,7 +219,7 @@ impl Runtime for Cri {
     }
 
     async fn events(&self) -> Result<BoxStream<'static, RuntimeEvent>> {
-        Ok(super::events::subscribe(self.channel.clone(), self.heard.clone()))
+        Ok(super::events::subscribe(self.channel.clone(), self.exits.clone()))
     }
 
     async fn sandboxes(&self) -> Result<Vec<Sandbox>> {
@@ -248,7 +248,7 @@ impl Runtime for Cri {
         let mut ips = vec![network.ip];
         ips.extend(network.additional_ips.into_iter().map(|ip| ip.ip));
         ips.retain(|ip| !ip.is_empty());
-        // containerd tells the rest only in its verbose information.
+        // containerd has the rest only in its verbose information.
         let info = response.info.get("info");
         let info: serde_json::Value = info
             .and_then(|text| serde_json::from_str(text).ok())
@@ -334,12 +334,12 @@ impl Runtime for Cri {
                 started_at: some_nanos(status.started_at),
                 finished_at: some_nanos(status.finished_at),
             };
-            self.heard.mend(id, said)
+            self.exits.complete(id, said)
         };
         Ok(ContainerDetail {
             container: Container {
                 id: status.id.clone(),
-                // CRI does not say; whoever needs it has the list.
+                // CRI does not return it here; the list has it.
                 sandbox_id: String::new(),
                 pod: pod_ref(&status.labels),
                 name: metadata.name,
@@ -429,7 +429,7 @@ impl Runtime for Cri {
             cmd: command.to_vec(),
             timeout: timeout.map_or(0, |t| i64::try_from(t.as_secs()).unwrap_or(i64::MAX)),
         };
-        // The runtime ends the command at its limit; this only guards against a runtime that does not answer.
+        // The runtime stops the command at its limit; this only guards against a runtime that does not answer.
         let limit = timeout.map_or(Duration::from_secs(86_400), |t| t.saturating_add(ASK));
         let response = within(limit, self.runtime().exec_sync(request)).await?;
         Ok(ExecOutput {
@@ -554,7 +554,7 @@ impl Runtime for Cri {
         }))
     }
 
-    /// Who listens at the socket. What listens for many services (process 1) is not the runtime.
+    /// The process that listens on the socket. One that listens for many services (process 1) is not the runtime.
     async fn process(&self) -> Result<Option<u32>> {
         let answers = async {
             let stream = tokio::net::UnixStream::connect(&self.socket).await?;

@@ -1,8 +1,8 @@
-//! containerd's own event stream: tells of an exit at once, where CRI of containerd 1.6 can only be polled.
+//! containerd's own event stream: reports an exit at once, where CRI of containerd 1.6 can only be polled.
 //!
-//! One server-streaming call of `containerd.services.events.v1.Events`, declared by hand: a few fields of it
-//! are of interest. An event only says "look again": what is so is then asked over CRI. Only where CRI does not know
-//! an exit's code any more, because containerd was killed before it wrote it down, counts what was heard.
+//! One server-streaming call of `containerd.services.events.v1.Events`, declared by hand: only a few fields are used.
+//! An event only triggers a check: the state is then read over CRI. Only where CRI has lost an exit code, because
+//! containerd was killed before it stored it, the event's code is used.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tonic::transport::Channel;
 
 use super::{Result, RuntimeError, RuntimeEvent};
 
-/// What CRI says of an exit that it did not see.
+/// CRI's record of an exit that it missed.
 const UNSEEN: (i32, &str) = (255, "Unknown");
 /// So many exits are remembered: containerd is away for seconds, and a node has a few hundred containers.
 const EXITS_MAX: usize = 1024;
@@ -69,18 +69,18 @@ struct ExitedAt {
     nanos: i32,
 }
 
-/// The last exits that were heard of.
+/// The last exit events.
 #[derive(Clone, Debug, Default)]
-pub(super) struct HeardExits(Arc<Mutex<VecDeque<Heard>>>);
+pub(super) struct RecentExits(Arc<Mutex<VecDeque<RecentExit>>>);
 
 #[derive(Debug)]
-struct Heard {
+struct RecentExit {
     id: String,
     code: i32,
     at: Option<Timestamp>,
 }
 
-impl HeardExits {
+impl RecentExits {
     fn remember(&self, exit: &TaskExit) {
         let at = exit
             .exited_at
@@ -88,21 +88,21 @@ impl HeardExits {
         let Ok(code) = i32::try_from(exit.exit_status) else {
             return;
         };
-        let mut heard = self.0.lock();
-        if heard.len() == EXITS_MAX {
-            heard.pop_front();
+        let mut exits = self.0.lock();
+        if exits.len() == EXITS_MAX {
+            exits.pop_front();
         }
         let id = exit.container_id.clone();
-        heard.push_back(Heard { id, code, at });
+        exits.push_back(RecentExit { id, code, at });
     }
 
-    /// What CRI says of this container's exit, mended if it did not see it and we did.
-    pub(super) fn mend(&self, id: &str, said: Exit) -> Exit {
+    /// CRI's record of this container's exit, completed from the events if CRI missed it.
+    pub(super) fn complete(&self, id: &str, said: Exit) -> Exit {
         if (said.code, said.reason.as_str()) != UNSEEN {
             return said;
         }
-        let heard = self.0.lock();
-        let Some(exit) = heard.iter().rev().find(|exit| exit.id == id) else {
+        let exits = self.0.lock();
+        let Some(exit) = exits.iter().rev().find(|exit| exit.id == id) else {
             return said;
         };
         Exit {
@@ -118,15 +118,15 @@ impl HeardExits {
 /// CRI's containers live in this namespace of containerd.
 const NAMESPACE: &str = "k8s.io";
 
-/// Exits of CRI's containers, as they happen; ends when containerd cannot be asked or goes.
+/// Exits of CRI's containers, as they happen; ends when containerd disconnects.
 ///
 /// containerd answers the call only with its first event: the stream is there at once, and waits for both.
-pub(super) fn subscribe(channel: Channel, heard: HeardExits) -> BoxStream<'static, RuntimeEvent> {
+pub(super) fn subscribe(channel: Channel, exits: RecentExits) -> BoxStream<'static, RuntimeEvent> {
     let events = futures::stream::once(call(channel)).filter_map(|called| std::future::ready(called.ok()));
     let events = events
         .flatten()
         .take_while(|envelope| std::future::ready(envelope.is_ok()))
-        .filter_map(move |envelope| std::future::ready(envelope.ok().and_then(|e| exit(e, &heard))));
+        .filter_map(move |envelope| std::future::ready(envelope.ok().and_then(|e| exit(e, &exits))));
     events.boxed()
 }
 
@@ -145,18 +145,18 @@ async fn call(channel: Channel) -> Result<tonic::Streaming<Envelope>> {
         .await;
     answer
         .map(tonic::Response::into_inner)
-        .map_err(super::cri::refusal)
+        .map_err(super::cri::runtime_error)
 }
 
-fn exit(envelope: Envelope, heard: &HeardExits) -> Option<RuntimeEvent> {
+fn exit(envelope: Envelope, exits: &RecentExits) -> Option<RuntimeEvent> {
     let event = envelope.event?;
-    // An event that does not parse is passed over: the next look at the list finds what it told of.
+    // An event that does not parse is skipped: the next relist finds its exit.
     let exit: TaskExit = prost::Message::decode(event.value.as_slice()).ok()?;
     let first_process = exit.id.is_empty() || exit.id == exit.container_id;
     if envelope.namespace != NAMESPACE || !first_process {
         return None;
     }
-    heard.remember(&exit);
+    exits.remember(&exit);
     Some(RuntimeEvent::Exited {
         id: exit.container_id,
     })
@@ -184,9 +184,9 @@ mod tests {
             }),
         };
         let c1 = Some(RuntimeEvent::Exited { id: "c1".into() });
-        let heard = HeardExits::default();
-        assert_eq!(exit(envelope("k8s.io", "exec-7"), &heard), None);
-        assert_eq!(exit(envelope("moby", "c1"), &heard), None);
+        let exits = RecentExits::default();
+        assert_eq!(exit(envelope("k8s.io", "exec-7"), &exits), None);
+        assert_eq!(exit(envelope("moby", "c1"), &exits), None);
         let said = |code, reason: &str| Exit {
             code,
             reason: reason.into(),
@@ -194,17 +194,17 @@ mod tests {
         };
         let unseen = said(255, "Unknown");
         assert_eq!(
-            heard.mend("c1", unseen.clone()),
+            exits.complete("c1", unseen.clone()),
             unseen,
-            "nothing was heard of it yet"
+            "no event has arrived yet"
         );
-        assert_eq!(exit(envelope("k8s.io", "c1"), &heard), c1);
-        let mended = heard.mend("c1", unseen.clone());
-        assert_eq!(mended.finished_at, Timestamp::new(5, 6).ok());
-        assert_eq!((mended.code, mended.reason.as_str()), (3, "Error"));
-        assert_eq!(heard.mend("c2", unseen.clone()), unseen);
+        assert_eq!(exit(envelope("k8s.io", "c1"), &exits), c1);
+        let completed = exits.complete("c1", unseen.clone());
+        assert_eq!(completed.finished_at, Timestamp::new(5, 6).ok());
+        assert_eq!((completed.code, completed.reason.as_str()), (3, "Error"));
+        assert_eq!(exits.complete("c2", unseen.clone()), unseen);
         for seen in [said(0, "Completed"), said(255, "Error"), said(137, "OOMKilled")] {
-            assert_eq!(heard.mend("c1", seen.clone()), seen, "CRI saw it");
+            assert_eq!(exits.complete("c1", seen.clone()), seen, "CRI saw it");
         }
     }
 }

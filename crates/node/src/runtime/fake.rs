@@ -1,7 +1,7 @@
 //! [`Runtime`] in memory, for tests and the simulation: containers that exist only as records.
 //!
-//! Time is tokio's, which a test can pause. A container runs until it is told to end, or until the test ends it;
-//! images are those that were put there. Nothing here is reached outside of tests and simulation.
+//! Time is tokio's, which a test can pause. A container runs until it is stopped, or until the test ends it; images are
+//! those that were added. Used by tests and the simulation only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,19 +24,19 @@ use super::{
 };
 use crate::kubelet::labels;
 
-/// Whether a container's process ends when it is asked to.
+/// How a container's process reacts to TERM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manners {
+pub enum StopBehavior {
     Obeys,
-    /// It ends so long after it was asked.
+    /// It exits this long after TERM.
     Lingers(Duration),
-    /// Only KILL ends it.
+    /// Only KILL terminates it.
     Ignores,
-    /// It ends by itself so long after it began, with success.
+    /// It exits by itself this long after its start, with code 0.
     Finishes(Duration),
 }
 
-/// How a process came to its end.
+/// Why a process exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     ByItself,
@@ -44,16 +44,16 @@ pub enum End {
     Killed,
 }
 
-/// What happens to a container's processes, told at the moment it happens.
+/// An event of a container's process, reported at the moment it happens.
 #[derive(Clone, Debug)]
-pub enum Happening {
+pub enum ContainerEvent {
     Started,
     /// TERM was sent.
-    Asked,
+    TermSent,
     Ended(End),
 }
 
-type Observer = Box<dyn Fn(&Container, &Happening) + Send + Sync>;
+type Observer = Box<dyn Fn(&Container, &ContainerEvent) + Send + Sync>;
 
 /// What gives sandboxes their addresses, as a CNI plugin does.
 #[async_trait]
@@ -68,8 +68,8 @@ pub trait PodNetwork: Send + Sync {
 struct Record {
     container: Container,
     config: ContainerConfig,
-    manners: Manners,
-    /// Rings when it ends.
+    stop_behavior: StopBehavior,
+    /// Notified when it exits.
     ended: Arc<Notify>,
     log_path: String,
 }
@@ -89,12 +89,12 @@ struct State {
     images: BTreeSet<String>,
     listeners: Vec<mpsc::UnboundedSender<RuntimeEvent>>,
     /// By container name; the others obey.
-    manners: BTreeMap<String, Manners>,
+    stop_behavior: BTreeMap<String, StopBehavior>,
     observer: Option<Observer>,
     /// Every start there ever was: container id and name with its pod's uid.
     starts: Vec<(String, String)>,
     down: bool,
-    /// Raised when it goes down: calls under way then do not come back with an answer.
+    /// Incremented when it goes down: calls in flight then do not return an answer.
     outages: u64,
 }
 
@@ -128,25 +128,28 @@ impl FakeRuntime {
 
     /// Containers of this name do not listen to TERM from now on.
     pub fn ignore_term(&self, container: &str) {
-        self.set_manners(container, Manners::Ignores);
+        self.set_stop_behavior(container, StopBehavior::Ignores);
     }
 
-    /// How containers of this name take TERM from now on.
-    pub fn set_manners(&self, container: &str, manners: Manners) {
-        self.state.lock().manners.insert(container.into(), manners);
+    /// How containers of this name react to TERM from now on.
+    pub fn set_stop_behavior(&self, container: &str, stop_behavior: StopBehavior) {
+        self.state
+            .lock()
+            .stop_behavior
+            .insert(container.into(), stop_behavior);
     }
 
-    /// `observer` is told of everything that happens to processes. It must not call back.
-    pub fn observe(&self, observer: impl Fn(&Container, &Happening) + Send + Sync + 'static) {
+    /// `observer` is called with every event. It must not call back.
+    pub fn observe(&self, observer: impl Fn(&Container, &ContainerEvent) + Send + Sync + 'static) {
         self.state.lock().observer = Some(Box::new(observer));
     }
 
-    /// Somebody brought another image.
+    /// Adds an image.
     pub fn add_image(&self, name: &str) {
         self.state.lock().images.insert(name.into());
     }
 
-    /// Calls fail with `Unavailable` while it is down; what runs goes on.
+    /// Calls fail with `Unavailable` while it is down; containers keep running.
     pub fn set_down(&self, down: bool) {
         let mut state = self.state.lock();
         state.down = down;
@@ -160,7 +163,7 @@ impl FakeRuntime {
         self.state.lock().down
     }
 
-    /// The machine goes down and comes back: no process survives, what was made stays on record.
+    /// The host reboots: no process survives, the records stay.
     pub fn reboot(&self) {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -184,7 +187,7 @@ impl FakeRuntime {
         state.sandboxes.clear();
     }
 
-    /// What holds a sandbox's network together dies; what runs in it goes on. False if there is none.
+    /// The process that holds a sandbox's network dies; its containers keep running. False if there is none.
     pub fn break_sandbox(&self, id: &str) -> bool {
         let mut state = self.state.lock();
         let sandbox = state.sandboxes.get_mut(id).filter(|s| s.ready);
@@ -199,7 +202,7 @@ impl FakeRuntime {
         ready.map(|s| s.id.clone()).collect()
     }
 
-    /// The process ends by itself. False if it does not run.
+    /// The process exits by itself. False if it does not run.
     pub fn exit(&self, id: &str, code: i32) -> bool {
         let now = self.clock.now();
         self.state.lock().exit(id, code, End::ByItself, now)
@@ -210,7 +213,7 @@ impl FakeRuntime {
         self.state.lock().starts.clone()
     }
 
-    /// How the newest container of this name was asked for.
+    /// The configuration of the newest container of this name.
     pub fn config_of(&self, container: &str) -> Option<ContainerConfig> {
         let state = self.state.lock();
         let records = state.containers.values();
@@ -230,7 +233,7 @@ impl FakeRuntime {
     }
 
     /// Sends TERM.
-    fn ask(&self, id: &str, manners: Manners) {
+    fn send_term(&self, id: &str, stop_behavior: StopBehavior) {
         let end = {
             let (state, clock, id) = (self.state.clone(), self.clock.clone(), id.to_string());
             move || {
@@ -241,17 +244,17 @@ impl FakeRuntime {
         {
             let state = self.state.lock();
             if let Some(record) = state.containers.get(id) {
-                state.tell(&record.container, &Happening::Asked);
+                state.notify(&record.container, &ContainerEvent::TermSent);
             }
         }
-        match manners {
-            Manners::Obeys | Manners::Finishes(_) => end(),
-            // Whoever asked may be gone by then; the process goes on to its end.
-            Manners::Lingers(time) => drop(tokio::spawn(async move {
+        match stop_behavior {
+            StopBehavior::Obeys | StopBehavior::Finishes(_) => end(),
+            // The caller may have stopped waiting by then; the process still exits.
+            StopBehavior::Lingers(time) => drop(tokio::spawn(async move {
                 tokio::time::sleep(time).await;
                 end();
             })),
-            Manners::Ignores => {}
+            StopBehavior::Ignores => {}
         }
     }
 
@@ -278,9 +281,9 @@ impl State {
         format!("{what}{}", self.made)
     }
 
-    fn tell(&self, container: &Container, happening: &Happening) {
+    fn notify(&self, container: &Container, event: &ContainerEvent) {
         if let Some(observer) = &self.observer {
-            observer(container, happening);
+            observer(container, event);
         }
     }
 
@@ -300,7 +303,7 @@ impl State {
         });
         record.ended.notify_waiters();
         let container = record.container.clone();
-        self.tell(&container, &Happening::Ended(end));
+        self.notify(&container, &ContainerEvent::Ended(end));
         let event = RuntimeEvent::Exited { id: id.into() };
         self.listeners
             .retain(|listener| listener.send(event.clone()).is_ok());
@@ -317,7 +320,7 @@ fn pod_ref(labels_of: &std::collections::HashMap<String, String>) -> PodRef {
     }
 }
 
-/// As containerd says that a name was given already, perhaps to one whose maker never heard of it.
+/// containerd's error for a name that is taken, perhaps by an object whose creator never received the answer.
 fn reserved(what: &str, name: &str, id: &str) -> RuntimeError {
     let text = format!("failed to reserve {what} name {name:?}: name {name:?} is reserved for {id:?}");
     RuntimeError::new("Unknown", text)
@@ -408,7 +411,7 @@ impl Runtime for FakeRuntime {
                     state.sandboxes.insert(id.clone(), sandbox);
                     return Ok(id);
                 }
-                Ok(_) => RuntimeError::new("Unavailable", "the machine went down"),
+                Ok(_) => RuntimeError::new("Unavailable", "the host went down"),
                 Err(error) => error,
             }
         };
@@ -489,7 +492,7 @@ impl Runtime for FakeRuntime {
         }
         let id = state.id("container");
         let image = config.image.clone().unwrap_or_default().image;
-        let manners = state.manners.get(&metadata.name).copied();
+        let stop_behavior = state.stop_behavior.get(&metadata.name).copied();
         let hash = config.annotations.get(labels::CONTAINER_HASH).cloned();
         let record = Record {
             config: config.clone(),
@@ -506,7 +509,7 @@ impl Runtime for FakeRuntime {
                 image_id: image.clone(),
                 image,
             },
-            manners: manners.unwrap_or(Manners::Obeys),
+            stop_behavior: stop_behavior.unwrap_or(StopBehavior::Obeys),
             ended: Arc::new(Notify::new()),
             log_path: format!("{}/{}", sandbox.log_directory, config.log_path),
         };
@@ -536,7 +539,7 @@ impl Runtime for FakeRuntime {
         let record = record.ok_or_else(|| RuntimeError::not_found("container", id))?;
         record.container.state = ContainerState::Running { started_at: now };
         let container = record.container.clone();
-        if let Manners::Finishes(after) = record.manners {
+        if let StopBehavior::Finishes(after) = record.stop_behavior {
             let (state, clock, id) = (self.state.clone(), self.clock.clone(), id.to_string());
             tokio::spawn(async move {
                 tokio::time::sleep(after).await;
@@ -545,16 +548,16 @@ impl Runtime for FakeRuntime {
             });
         }
         state.starts.push((id.to_string(), key(&container)));
-        state.tell(&container, &Happening::Started);
+        state.notify(&container, &ContainerEvent::Started);
         Ok(())
     }
 
     async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
-        let (ended, manners, outages) = {
+        let (ended, stop_behavior, outages) = {
             let state = self.up()?;
             match state.containers.get(id) {
                 Some(record) if is_running(&record.container) => {
-                    (record.ended.clone(), record.manners, state.outages)
+                    (record.ended.clone(), record.stop_behavior, state.outages)
                 }
                 _ => return Ok(()),
             }
@@ -566,9 +569,9 @@ impl Runtime for FakeRuntime {
         }
         let mut ended = std::pin::pin!(ended.notified());
         ended.as_mut().enable();
-        self.ask(id, manners);
+        self.send_term(id, stop_behavior);
         if timeout(grace, ended).await.is_err() {
-            // Whoever would have sent KILL is gone, if the runtime went down meanwhile.
+            // The caller that would have sent KILL was cancelled, if the runtime went down meanwhile.
             if self.up()?.outages != outages {
                 return Err(RuntimeError::new("Unavailable", "connection reset"));
             }

@@ -1,7 +1,7 @@
 //! The container runtime, as the kubelet needs it: one trait, two implementations.
 //!
 //! [`cri`] speaks CRI v1 to containerd; [`fake`] keeps containers in memory for tests and the simulation.
-//! Configurations are CRI's own messages; what comes back is the few words of `knarr_kubelet::runtime`.
+//! Configurations are CRI's own messages; results are the types of `knarr_kubelet::runtime`.
 
 pub mod cri;
 pub mod events;
@@ -18,7 +18,7 @@ use knarr_kubelet::runtime::{Container, Exit, PodRef, Sandbox};
 
 pub use v1::{AuthConfig, ContainerConfig, LinuxContainerResources, PodSandboxConfig};
 
-/// A refusal by the runtime, with gRPC's code and the runtime's words.
+/// An error of the runtime, with gRPC's code and the runtime's message.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("rpc error: code = {code} desc = {message}")]
 pub struct RuntimeError {
@@ -43,7 +43,7 @@ impl RuntimeError {
         self.code == "NotFound"
     }
 
-    /// The runtime could not be asked; it may come back.
+    /// The runtime is not reachable; it may come back.
     pub fn is_unavailable(&self) -> bool {
         self.code == "Unavailable"
     }
@@ -51,10 +51,10 @@ impl RuntimeError {
 
 pub type Result<T, E = RuntimeError> = std::result::Result<T, E>;
 
-/// Something happened; look again.
+/// An event; the receiver reads the state again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuntimeEvent {
-    /// The first process of this container (or sandbox) ended.
+    /// The first process of this container (or sandbox) exited.
     Exited { id: String },
     /// Events may have been missed: list everything.
     Resync,
@@ -73,7 +73,7 @@ pub struct RuntimeStatus {
     pub message: String,
 }
 
-/// All about one sandbox that lists do not tell.
+/// The details of one sandbox that lists lack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SandboxDetail {
     pub sandbox: Sandbox,
@@ -82,7 +82,7 @@ pub struct SandboxDetail {
     pub pid: Option<u32>,
 }
 
-/// All about one container that lists do not tell.
+/// The details of one container that lists lack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerDetail {
     pub container: Container,
@@ -92,7 +92,7 @@ pub struct ContainerDetail {
     pub pid: Option<u32>,
 }
 
-/// An image on this machine.
+/// An image on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
     pub id: String,
@@ -136,7 +136,7 @@ pub struct Usage {
     pub writable_layer_inodes: u64,
 }
 
-/// Where images lie on this machine's disks, and what they take there.
+/// The file system of images on this node, and their use of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageFs {
     pub path: std::path::PathBuf,
@@ -145,19 +145,19 @@ pub struct ImageFs {
 
 /// The container runtime of one node.
 ///
-/// Every call may be repeated: what is already as asked for is a success (stopping what is stopped, removing
-/// what is gone). No call waits longer than its own time limit.
+/// Every call may be repeated: a state that is reached already is a success (stopping what is stopped, removing what is
+/// removed). No call takes longer than its own time limit.
 #[async_trait]
 pub trait Runtime: Send + Sync + 'static {
     async fn status(&self) -> Result<RuntimeStatus>;
-    /// Exits, as they happen. Ends when the runtime goes; whoever listens asks again and lists everything.
+    /// Exits, as they happen. Ends when the runtime disconnects; the receiver subscribes again and relists.
     async fn events(&self) -> Result<BoxStream<'static, RuntimeEvent>>;
 
     /// Without addresses: [`Runtime::sandbox`] knows them.
     async fn sandboxes(&self) -> Result<Vec<Sandbox>>;
     async fn sandbox(&self, id: &str) -> Result<SandboxDetail>;
     async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String>;
-    /// Ends every process in it and frees its network.
+    /// Terminates every process in it and releases its network.
     async fn stop_sandbox(&self, id: &str) -> Result<()>;
     async fn remove_sandbox(&self, id: &str) -> Result<()>;
 
@@ -171,8 +171,8 @@ pub trait Runtime: Send + Sync + 'static {
         sandbox: &PodSandboxConfig,
     ) -> Result<String>;
     async fn start_container(&self, id: &str) -> Result<()>;
-    /// Returns when its processes are gone: TERM (or the image's signal), and KILL after `grace`. A second
-    /// call with a shorter grace brings the KILL forward.
+    /// Returns when its processes have exited: TERM (or the image's signal), and KILL after `grace`. A second call with
+    /// a shorter grace brings the KILL forward.
     async fn stop_container(&self, id: &str, grace: Duration) -> Result<()>;
     async fn remove_container(&self, id: &str) -> Result<()>;
     /// Gives a running container other resources.
@@ -199,9 +199,9 @@ pub trait Runtime: Send + Sync + 'static {
     ) -> Result<String>;
     /// By name or id.
     async fn remove_image(&self, name: &str) -> Result<()>;
-    /// None for a runtime that keeps no images on this machine's disks.
+    /// None for a runtime without images on this node's disks.
     async fn image_fs(&self) -> Result<Option<ImageFs>>;
-    /// The runtime's own process, where it is one of this machine's.
+    /// The runtime's own process, where it runs on this host.
     async fn process(&self) -> Result<Option<u32>> {
         Ok(None)
     }
@@ -239,7 +239,7 @@ pub async fn find_container(
         .filter(|c| c.pod.namespace == namespace && c.pod.name == pod && c.name == container)
         .collect();
     runs.sort_by_key(|c| std::cmp::Reverse((c.created_at, c.attempt)));
-    // A pod of the same name may have come and gone: only the newest pod's runs count.
+    // A pod of the same name may have existed before: only the newest pod's runs count.
     let uid = runs.first().map(|c| c.pod.uid.clone());
     let mut runs = runs.into_iter().filter(|c| Some(&c.pod.uid) == uid.as_ref());
     let found = if previous { runs.nth(1) } else { runs.next() };

@@ -1,6 +1,6 @@
 //! Metrics of the resource managers and device plugins, under the kubelet's names.
 
-use super::figures::Text;
+use super::metrics::Text;
 use crate::containermanager::{Aligned, Histogram, Metrics};
 
 /// They follow the kubelet's other metrics at `/metrics`.

@@ -1,4 +1,4 @@
-//! What the server asks of its node: which pods it has, and their containers.
+//! What the server needs of its node: its pods and their containers.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,15 +53,15 @@ pub trait Containers: Send + Sync + 'static {
 /// [`Containers`] of a [`Runtime`].
 pub struct RuntimeContainers(pub Arc<dyn Runtime>);
 
-/// Between two looks at a container that should have ended, or whose runtime tells no events.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// Between two looks although no event came.
-const LOOK_ANYWAY: Duration = Duration::from_secs(10);
-/// How long the runtime may take from the exit of a process to saying so in a container's state.
+/// Poll interval of a container that should have exited, or whose runtime reports no events.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The longest wait for an event before the container is checked anyway.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the runtime may take from the exit of a process until a container's state shows it.
 const STATE_FOLLOWS: Duration = Duration::from_secs(5);
 
 impl RuntimeContainers {
-    /// A runtime that cannot be asked has not ended its containers.
+    /// While the runtime is not reachable, its containers count as running.
     async fn is_running(&self, id: &str) -> bool {
         match self.0.container(id).await {
             Ok(detail) => matches!(detail.container.state, ContainerState::Running { .. }),
@@ -70,12 +70,12 @@ impl RuntimeContainers {
     }
 }
 
-/// Whether no process of this id runs: there is none, or only what its parent has not asked for yet.
+/// Whether no process of this id runs: there is none, or a zombie.
 fn has_ended(pid: u32) -> bool {
     let Ok(stat) = crate::host_fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return true;
     };
-    // The state stands behind the name, which may have anything in it.
+    // The state follows the name, which may contain any character.
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     matches!(state, Some('Z' | 'X'))
 }
@@ -101,8 +101,8 @@ impl Containers for RuntimeContainers {
     }
 
     async fn attach_url(&self, id: &str, options: &ExecOptions) -> Result<String> {
-        // The runtime hears of a process' end a while after it. Who attaches meanwhile would be shown nothing, and told
-        // that all is well; `kubectl run -i` reads the log where it is told that the container has ended.
+        // The runtime learns of a process' exit a while after it. A client that attaches meanwhile would see nothing,
+        // and a success; `kubectl run -i` reads the log when the server reports that the container has exited.
         let detail = self.0.container(id).await?;
         if detail.pid.is_some_and(has_ended) {
             let words = "container is in CONTAINER_EXITED state";
@@ -124,13 +124,13 @@ impl Containers for RuntimeContainers {
 
     async fn ended(&self, id: &str) {
         loop {
-            // Listens before it looks, so that no exit falls between.
+            // Subscribes before it checks, so that no exit is missed in between.
             let events = self.0.events().await;
             if !self.is_running(id).await {
                 return;
             }
             let Ok(mut events) = events else {
-                tokio::time::sleep(LOOK_ANYWAY.min(Duration::from_secs(1))).await;
+                tokio::time::sleep(EVENT_TIMEOUT.min(Duration::from_secs(1))).await;
                 continue;
             };
             let exited = async {
@@ -143,14 +143,14 @@ impl Containers for RuntimeContainers {
                 }
                 false
             };
-            if tokio::time::timeout(LOOK_ANYWAY, exited).await != Ok(true) {
-                // Events that end at once must not make this a busy loop.
-                tokio::time::sleep(LOOK_AGAIN).await;
+            if tokio::time::timeout(EVENT_TIMEOUT, exited).await != Ok(true) {
+                // Event streams that end at once must not make this a busy loop.
+                tokio::time::sleep(POLL_INTERVAL).await;
                 continue;
             }
             let said = async {
                 while self.is_running(id).await {
-                    tokio::time::sleep(LOOK_AGAIN).await;
+                    tokio::time::sleep(POLL_INTERVAL).await;
                 }
             };
             if tokio::time::timeout(STATE_FOLLOWS, said).await.is_ok() {
@@ -168,12 +168,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_nobody_waited_for_has_ended() {
+    fn a_zombie_process_has_ended() {
         assert!(!has_ended(std::process::id()));
         let mut child = Command::new("true").stdout(Stdio::piped()).spawn().unwrap();
         let mut pipe = child.stdout.take().unwrap();
         let begun = tokio::time::Instant::now();
-        // Its end of the pipe closes when it ends; a moment later it is a zombie.
+        // Its end of the pipe closes when it exits; a moment later it is a zombie.
         pipe.read_to_end(&mut Vec::new()).unwrap();
         while !has_ended(child.id()) {
             assert!(begun.elapsed() < Duration::from_secs(60));

@@ -1,11 +1,11 @@
 //! The kubelet's HTTP server, as the API server reaches it: logs, exec, attach, port-forward, and what pods there are.
 //!
-//! Speaks HTTP/1.1 over whatever stream it is given ([`Server::serve`]); who may connect is decided by whoever
-//! accepts the stream. Answers are the kubelet's: plain text for refusals, which the API server turns into a Status.
+//! Serves HTTP/1.1 on any stream ([`Server::serve`]); the accepter of the stream decides who may connect. Answers are
+//! the kubelet's: plain text for errors, which the API server turns into a Status.
 
 mod allocation_metrics;
-mod figures;
 mod host;
+mod metrics;
 mod node_logs;
 mod pod_container;
 mod request;
@@ -37,11 +37,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
 
 use crate::containermanager::ContainerManager;
-use crate::figures::{Measured, Meter};
 use crate::kubelet::NodeNetwork;
 use crate::logs;
 use crate::probe::Counts;
 use crate::runtime::{ExecOptions, RuntimeError};
+use crate::stats::{Measured, Meter};
 use crate::streams::upgrade::{self, negotiate};
 use crate::streams::{port_forward, remote_command, runtime_client};
 
@@ -54,25 +54,25 @@ pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Whoever asks for figures gets them not older than this.
-const FIGURES_KEPT: Duration = Duration::from_secs(5);
+/// The largest age of stats in an answer.
+const STATS_CACHE_AGE: Duration = Duration::from_secs(5);
 /// Pieces of a log that wait for a slow reader.
 const LOG_PIECES: usize = 4;
 /// How long a request's head may take, and how long a connection may wait for the next request. As the API server's.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(32);
-/// How long it may take to find out who asks and whether they may.
+/// How long authentication and authorization may take.
 const GATE_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a request may take that is no stream, as the API server's.
+/// How long a request that is no stream may take, as the API server's.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Logs and streams at once, of all clients. Each holds buffers, and descriptors of the runtime's.
 const STREAMS_MAX: usize = 1024;
 /// Bytes on their way between the API server and the kubelet of the same process, each way.
 const PIPE_BYTES: usize = 64 * 1024;
 
-/// Says who may ask what of a node, where connections come from anywhere.
+/// Authorizes requests, where connections come from the network.
 #[async_trait]
-pub trait Gate: Send + Sync {
-    /// Lets a request pass, or says with which code and words it is refused.
+pub trait RequestAuthorizer: Send + Sync {
+    /// Lets a request pass, or returns the code and message of its rejection.
     async fn pass(
         &self,
         method: &Method,
@@ -81,17 +81,17 @@ pub trait Gate: Send + Sync {
     ) -> Result<(), (StatusCode, String)>;
 }
 
-/// Whoever has the connection may ask anything: the API server's own pipe.
-struct Open;
+/// Every request is allowed: the API server's own pipe.
+struct AllowAll;
 
 #[async_trait]
-impl Gate for Open {
+impl RequestAuthorizer for AllowAll {
     async fn pass(&self, _: &Method, _: &str, _: &HeaderMap) -> Result<(), (StatusCode, String)> {
         Ok(())
     }
 }
 
-/// One node's server. Cheap to clone; streams go on until they end, also when the connection they came by is done.
+/// One node's server. Cheap to clone; streams last until they end, even when their connection is closed.
 #[derive(Clone)]
 pub struct Server {
     pods: Arc<dyn Pods>,
@@ -99,35 +99,35 @@ pub struct Server {
     clock: Clock,
     meter: Option<Arc<dyn Meter>>,
     probes: Arc<Counts>,
-    allocating: Option<Arc<ContainerManager>>,
+    container_manager: Option<Arc<ContainerManager>>,
     network: Option<Arc<dyn NodeNetwork>>,
     streams: TaskTracker,
     /// What is left of [`STREAMS_MAX`].
-    room: Arc<Semaphore>,
-    offers: Offers,
+    stream_permits: Arc<Semaphore>,
+    handlers: EnabledHandlers,
     configuration: Option<Bytes>,
 }
 
 /// What an administrator may switch off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offers {
+pub struct EnabledHandlers {
     /// All that reaches into pods, and the logs of node and pods.
     pub debugging: bool,
     /// The logs of the node.
     pub system_logs: bool,
 }
 
-impl Default for Offers {
+impl Default for EnabledHandlers {
     fn default() -> Self {
-        Offers {
+        EnabledHandlers {
             debugging: true,
             system_logs: true,
         }
     }
 }
 
-impl Offers {
-    fn refuse(self, target: &Target) -> Result<(), Refusal> {
+impl EnabledHandlers {
+    fn check(self, target: &Target) -> Result<(), HttpError> {
         let debugging = matches!(
             target,
             Target::Exec(_)
@@ -139,26 +139,26 @@ impl Offers {
         );
         if debugging && !self.debugging {
             let words = "Debug endpoints are disabled.";
-            return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, words));
+            return Err(HttpError::new(StatusCode::METHOD_NOT_ALLOWED, words));
         }
         if matches!(target, Target::NodeLogs(_)) && !self.system_logs {
             let words = "logs endpoint is disabled.";
-            return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, words));
+            return Err(HttpError::new(StatusCode::METHOD_NOT_ALLOWED, words));
         }
         Ok(())
     }
 }
 
-/// A refusal: its code and the text users are shown.
+/// An error response: its code and the text that users see.
 #[derive(Debug, PartialEq, Eq)]
-struct Refusal {
+struct HttpError {
     code: StatusCode,
     text: String,
 }
 
-impl Refusal {
+impl HttpError {
     fn new(code: StatusCode, text: impl Display) -> Self {
-        Refusal {
+        HttpError {
             code,
             text: text.to_string(),
         }
@@ -177,15 +177,15 @@ impl Refusal {
     }
 }
 
-/// As the kubelet turns CRI's refusals into HTTP.
-impl From<RuntimeError> for Refusal {
+/// CRI's errors as HTTP codes, as the kubelet maps them.
+impl From<RuntimeError> for HttpError {
     fn from(error: RuntimeError) -> Self {
         let code = match error.code {
             "NotFound" => StatusCode::NOT_FOUND,
             "ResourceExhausted" => StatusCode::TOO_MANY_REQUESTS,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        Refusal::new(code, error)
+        HttpError::new(code, error)
     }
 }
 
@@ -209,7 +209,7 @@ fn text(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
     )
 }
 
-/// What the gate did not let pass. Who has not authenticated keeps no connection.
+/// A request that the authorizer rejected. An unauthenticated client's connection is closed.
 fn rejected(code: StatusCode, words: impl Into<Bytes>) -> Response<Body> {
     let mut response = text(code, words);
     if code != StatusCode::FORBIDDEN {
@@ -226,8 +226,8 @@ fn json(bytes: impl Into<Bytes>) -> Response<Body> {
     )
 }
 
-/// All heads here are made of constants and checked values, so they are well-formed; one that were not is our mistake
-/// and shown as such.
+/// All heads here are made of constants and checked values, so they are well-formed; an ill-formed one is a bug and
+/// answered as an internal error.
 fn body(head: http::response::Builder, bytes: impl Into<Bytes>) -> Response<Body> {
     let body = Full::new(bytes.into()).boxed_unsync();
     head.body(body).unwrap_or_else(|error| {
@@ -245,16 +245,16 @@ impl Server {
             clock,
             meter: None,
             probes: Arc::default(),
-            allocating: None,
+            container_manager: None,
             network: None,
             streams: TaskTracker::new(),
-            room: Arc::new(Semaphore::new(STREAMS_MAX)),
-            offers: Offers::default(),
+            stream_permits: Arc::new(Semaphore::new(STREAMS_MAX)),
+            handlers: EnabledHandlers::default(),
             configuration: None,
         }
     }
 
-    /// With a KubeletConfiguration to show to those who ask for it.
+    /// With a KubeletConfiguration for `/configz`.
     #[must_use]
     pub fn configured(self, configuration: &Value) -> Self {
         let shown = serde_json::json!({"kubeletconfig": configuration}).to_string();
@@ -266,13 +266,13 @@ impl Server {
 
     /// With less than everything.
     #[must_use]
-    pub fn offering(self, offers: Offers) -> Self {
-        Server { offers, ..self }
+    pub fn with_handlers(self, handlers: EnabledHandlers) -> Self {
+        Server { handlers, ..self }
     }
 
-    /// With somebody who measures; without, there are no figures to be had.
+    /// With a meter; without one there are no stats.
     #[must_use]
-    pub fn measured_by(self, meter: Option<Arc<dyn Meter>>, probes: Arc<Counts>) -> Self {
+    pub fn with_meter(self, meter: Option<Arc<dyn Meter>>, probes: Arc<Counts>) -> Self {
         Server {
             meter,
             probes,
@@ -282,29 +282,29 @@ impl Server {
 
     /// With the metrics of what allocates CPUs, memory and devices.
     #[must_use]
-    pub fn allocated_by(self, allocating: Arc<ContainerManager>) -> Self {
+    pub fn with_container_manager(self, container_manager: Arc<ContainerManager>) -> Self {
         Server {
-            allocating: Some(allocating),
+            container_manager: Some(container_manager),
             ..self
         }
     }
 
     /// With the metrics of the network's agent.
     #[must_use]
-    pub fn on_network(self, network: Arc<dyn NodeNetwork>) -> Self {
+    pub fn with_network(self, network: Arc<dyn NodeNetwork>) -> Self {
         Server {
             network: Some(network),
             ..self
         }
     }
 
-    /// Serves one connection until it ends or becomes another protocol's.
+    /// Serves one connection until it ends or is upgraded.
     pub async fn serve(&self, io: impl Conn) {
-        self.serve_behind(io, &Open).await;
+        self.serve_authorized(io, &AllowAll).await;
     }
 
-    /// The same, with every request shown to `gate` first.
-    pub async fn serve_behind(&self, io: impl Conn, gate: &dyn Gate) {
+    /// The same, with every request authorized by `gate` first.
+    pub async fn serve_authorized(&self, io: impl Conn, gate: &dyn RequestAuthorizer) {
         let service = service_fn(|request: Request<Incoming>| async move {
             let (method, path) = (request.method(), request.uri().path());
             let passes = gate.pass(method, path, request.headers());
@@ -329,16 +329,16 @@ impl Server {
         let (method, path) = (request.method().clone(), request.uri().path().to_string());
         match self.route(request).await {
             Ok(response) => response,
-            Err(Refusal { code, text: message }) => {
-                tracing::debug!(%method, path, %code, message, "refused");
+            Err(HttpError { code, text: message }) => {
+                tracing::debug!(%method, path, %code, message, "request failed");
                 text(code, message)
             }
         }
     }
 
-    async fn route(&self, request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
+    async fn route(&self, request: Request<Incoming>) -> Result<Response<Body>, HttpError> {
         let target = Target::parse(request.uri().path())?;
-        self.offers.refuse(&target)?;
+        self.handlers.check(&target)?;
         let streams = matches!(
             target,
             Target::Exec(_) | Target::Attach(_) | Target::PortForward(_)
@@ -346,26 +346,26 @@ impl Server {
         let method = request.method();
         let head = target == Target::Healthz && method == Method::HEAD;
         if method != Method::GET && !head && !(streams && method == Method::POST) {
-            return Err(Refusal::new(
+            return Err(HttpError::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "405: Method Not Allowed",
             ));
         }
         let query = Query::parse(request.uri().query().unwrap_or_default())?;
-        // Streams go on by themselves once they have begun.
+        // Streams are not limited once they have started.
         tokio::time::timeout(REQUEST_TIMEOUT, self.dispatch(target, &query, request))
             .await
             .unwrap_or_else(|_| {
                 let words = "the request timed out";
-                Err(Refusal::new(StatusCode::GATEWAY_TIMEOUT, words))
+                Err(HttpError::new(StatusCode::GATEWAY_TIMEOUT, words))
             })
     }
 
-    /// Room for a log or a stream, as long as it goes on.
-    fn room(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        self.room.clone().try_acquire_owned().map_err(|_| {
+    /// A permit for a log or a stream, held as long as it lasts.
+    fn stream_permit(&self) -> Result<OwnedSemaphorePermit, HttpError> {
+        self.stream_permits.clone().try_acquire_owned().map_err(|_| {
             let words = format!("{STREAMS_MAX} logs and streams are open on this node, which is the limit");
-            Refusal::new(StatusCode::TOO_MANY_REQUESTS, words)
+            HttpError::new(StatusCode::TOO_MANY_REQUESTS, words)
         })
     }
 
@@ -374,12 +374,12 @@ impl Server {
         target: Target,
         query: &Query,
         mut request: Request<Incoming>,
-    ) -> Result<Response<Body>, Refusal> {
+    ) -> Result<Response<Body>, HttpError> {
         match target {
             Target::Healthz => Ok(text(StatusCode::OK, "ok")),
             Target::Configz => {
                 let shown = self.configuration.clone();
-                let shown = shown.ok_or_else(|| Refusal::not_found("404 page not found"))?;
+                let shown = shown.ok_or_else(|| HttpError::not_found("404 page not found"))?;
                 Ok(json(shown))
             }
             Target::Pods => self.list_pods(|_| true),
@@ -390,20 +390,20 @@ impl Server {
             Target::NodeLogs(path) => node_logs::serve(&path).await,
             Target::Summary => {
                 let measured = self.measured().await?;
-                let summary = serde_json::to_vec(&measured.summary).map_err(Refusal::internal)?;
+                let summary = serde_json::to_vec(&measured.summary).map_err(HttpError::internal)?;
                 Ok(json(summary))
             }
             Target::Metrics => {
-                let allocating = self.allocating.as_ref().map(|of| of.metrics());
-                let allocating = allocating
+                let container_manager = self.container_manager.as_ref().map(|of| of.metrics());
+                let container_manager = container_manager
                     .map(|of| allocation_metrics::of(&of))
                     .unwrap_or_default();
-                self.metrics(|s| figures::own(s, &figures::Own::read()) + &allocating)
+                self.metrics(|s| metrics::own(s, &metrics::KubeletProcess::read()) + &container_manager)
                     .await
             }
             Target::ProbeMetrics => Ok(body(
                 Response::builder().header(CONTENT_TYPE, METRICS_TYPE),
-                figures::probes(&self.probes.all()),
+                metrics::probes(&self.probes.all()),
             )),
             Target::NetworkMetrics => Ok(body(
                 Response::builder().header(CONTENT_TYPE, METRICS_TYPE),
@@ -412,33 +412,39 @@ impl Server {
                     .map(|network| network.metrics())
                     .unwrap_or_default(),
             )),
-            Target::ResourceMetrics => self.metrics(figures::resource).await,
+            Target::ResourceMetrics => self.metrics(metrics::resource).await,
             Target::CadvisorMetrics => {
                 let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
-                self.metrics(|s| figures::cadvisor(s, cpus)).await
+                self.metrics(|s| metrics::cadvisor(s, cpus)).await
             }
-            Target::ContainerLogs(path) => self.logs(&path, query, self.room()?).await,
-            Target::Exec(path) => self.exec(&path, query, &mut request, self.room()?).await,
-            Target::Attach(path) => self.attach(&path, query, &mut request, self.room()?).await,
-            Target::PortForward(path) => self.port_forward(&path, query, &mut request, self.room()?).await,
+            Target::ContainerLogs(path) => self.logs(&path, query, self.stream_permit()?).await,
+            Target::Exec(path) => self.exec(&path, query, &mut request, self.stream_permit()?).await,
+            Target::Attach(path) => {
+                self.attach(&path, query, &mut request, self.stream_permit()?)
+                    .await
+            }
+            Target::PortForward(path) => {
+                self.port_forward(&path, query, &mut request, self.stream_permit()?)
+                    .await
+            }
         }
     }
 
-    async fn measured(&self) -> Result<Arc<Measured>, Refusal> {
+    async fn measured(&self) -> Result<Arc<Measured>, HttpError> {
         let meter = self
             .meter
             .as_ref()
-            .ok_or_else(|| Refusal::not_found("404 page not found"))?;
-        Ok(meter.measure(FIGURES_KEPT).await)
+            .ok_or_else(|| HttpError::not_found("404 page not found"))?;
+        Ok(meter.measure(STATS_CACHE_AGE).await)
     }
 
-    async fn metrics(&self, show: impl Fn(&Summary) -> String) -> Result<Response<Body>, Refusal> {
+    async fn metrics(&self, show: impl Fn(&Summary) -> String) -> Result<Response<Body>, HttpError> {
         let measured = self.measured().await?;
         let head = Response::builder().header(CONTENT_TYPE, METRICS_TYPE);
         Ok(body(head, show(&measured.summary)))
     }
 
-    fn list_pods(&self, wanted: impl Fn(&Pod) -> bool) -> Result<Response<Body>, Refusal> {
+    fn list_pods(&self, wanted: impl Fn(&Pod) -> bool) -> Result<Response<Body>, HttpError> {
         let pods = self.pods.list();
         let items = pods.iter().filter(|pod| wanted(pod)).map(|pod| Pod::clone(pod));
         let items = items.collect();
@@ -446,48 +452,48 @@ impl Server {
             items,
             ..List::default()
         };
-        Ok(json(serde_json::to_vec(&list).map_err(Refusal::internal)?))
+        Ok(json(serde_json::to_vec(&list).map_err(HttpError::internal)?))
     }
 
     async fn logs(
         &self,
         path: &PodPath,
         query: &Query,
-        room: OwnedSemaphorePermit,
-    ) -> Result<Response<Body>, Refusal> {
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Response<Body>, HttpError> {
         let options = logs::Options::from_query(query.pairs(), (self.clock)())
-            .map_err(|errors| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, errors))?;
+            .map_err(|errors| HttpError::new(StatusCode::UNPROCESSABLE_ENTITY, errors))?;
         let pod = self.pods.get(&path.namespace, &path.pod);
-        let pod = pod.ok_or_else(|| Refusal::not_found(format!("pod {:?} does not exist", path.pod)))?;
+        let pod = pod.ok_or_else(|| HttpError::not_found(format!("pod {:?} does not exist", path.pod)))?;
         let container = &path.container;
         if !pod_container::is_specified(&pod, container) {
-            return Err(Refusal::not_found(format!(
+            return Err(HttpError::not_found(format!(
                 "container {container:?} not found in pod {:?}",
                 path.pod
             )));
         }
         let id =
-            pod_container::logged_run(&pod, container, options.previous).map_err(Refusal::bad_request)?;
+            pod_container::logged_run(&pod, container, options.previous).map_err(HttpError::bad_request)?;
         let detail = self.containers.container(&id).await.map_err(|error| {
-            tracing::debug!(%error, container = id, "a run that the status names is not there");
-            Refusal::bad_request(format!("unable to retrieve container logs for containerd://{id}"))
+            tracing::debug!(%error, container = id, "a container of the status does not exist");
+            HttpError::bad_request(format!("unable to retrieve container logs for containerd://{id}"))
         })?;
         let log = logs::read(detail.log_path.as_ref(), options)
             .await
-            .map_err(|e| Refusal::bad_request(chain(&e)))?;
+            .map_err(|e| HttpError::bad_request(chain(&e)))?;
 
         let (out, pieces) = mpsc::channel(LOG_PIECES);
         let containers = self.containers.clone();
         self.streams.spawn(async move {
-            let _room = room;
+            let _permit = permit;
             if let Err(error) = log.send(containers.ended(&id), out.clone()).await {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     container = id,
                     "log broke off"
                 );
-                // The head is sent: what is wrong stands at the end, as the kubelet does it. A reader that
-                // left needs no telling.
+                // The head is sent: the error is appended to the body, as the kubelet does it. A client that has
+                // disconnected does not receive it.
                 let _ = out.send(chain(&error).into()).await;
             }
         });
@@ -506,8 +512,8 @@ impl Server {
         path: &PodPath,
         query: &Query,
         request: &mut Request<Incoming>,
-        room: OwnedSemaphorePermit,
-    ) -> Result<Response<Body>, Refusal> {
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Response<Body>, HttpError> {
         let options = streams_of(query)?;
         self.pod(path)?;
         let found = self
@@ -515,7 +521,7 @@ impl Server {
             .find(&path.namespace, &path.pod, &path.container)
             .await;
         let found = found.map_err(|error| match error.is_not_found() {
-            true => Refusal::internal(format!("container not found ({:?})", path.container)),
+            true => HttpError::internal(format!("container not found ({:?})", path.container)),
             false => error.into(),
         })?;
         let exec = ExecOptions {
@@ -532,7 +538,7 @@ impl Server {
             url,
             (options, options),
             "executing command in container",
-            room,
+            permit,
         )
         .await
     }
@@ -542,13 +548,13 @@ impl Server {
         path: &PodPath,
         query: &Query,
         request: &mut Request<Incoming>,
-        room: OwnedSemaphorePermit,
-    ) -> Result<Response<Body>, Refusal> {
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Response<Body>, HttpError> {
         let options = streams_of(query)?;
         let pod = self.pod(path)?;
         let missing = || {
             let pod = format!("{}_{}", path.pod, path.namespace);
-            Refusal::internal(format!("container {} not found in pod {pod}", path.container))
+            HttpError::internal(format!("container {} not found in pod {pod}", path.container))
         };
         let found = self
             .containers
@@ -577,19 +583,19 @@ impl Server {
         };
         let id = found.container.id;
         let url = async { self.containers.attach_url(&id, &attach).await };
-        self.remote_command(request, url, (options, runtime), "attaching to container", room)
+        self.remote_command(request, url, (options, runtime), "attaching to container", permit)
             .await
     }
 
-    /// Dials the runtime first, so that what goes wrong there is still an HTTP answer; then switches protocols.
+    /// Dials the runtime first, so that an error there is still an HTTP response; then upgrades.
     async fn remote_command(
         &self,
         request: &mut Request<Incoming>,
         url: impl Future<Output = Result<String, RuntimeError>>,
         (options, runtime_options): (remote_command::Options, remote_command::Options),
         action: &'static str,
-        room: OwnedSemaphorePermit,
-    ) -> Result<Response<Body>, Refusal> {
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Response<Body>, HttpError> {
         let agreed = negotiate(
             request.headers(),
             remote_command::SPDY_PROTOCOLS,
@@ -597,16 +603,16 @@ impl Server {
         );
         let agreed = match agreed {
             Ok(agreed) => agreed,
-            Err(refused) => return Ok(not_upgraded(&refused)),
+            Err(error) => return Ok(not_upgraded(&error)),
         };
         let url = url.await?;
         let runtime = runtime_client::connect(&url)
             .await
-            .map_err(|error| Refusal::internal(chain(&error)))?;
+            .map_err(|error| HttpError::internal(chain(&error)))?;
         let response = body(agreed.response(), Bytes::new());
         let upgrading = hyper::upgrade::on(request);
         self.streams.spawn(async move {
-            let _room = room;
+            let _permit = permit;
             let Some(io) = upgraded(upgrading).await else {
                 return;
             };
@@ -629,8 +635,8 @@ impl Server {
         path: &PodPath,
         query: &Query,
         request: &mut Request<Incoming>,
-        room: OwnedSemaphorePermit,
-    ) -> Result<Response<Body>, Refusal> {
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Response<Body>, HttpError> {
         let agreed = negotiate(
             request.headers(),
             port_forward::SPDY_PROTOCOLS,
@@ -638,11 +644,11 @@ impl Server {
         );
         let agreed = match agreed {
             Ok(agreed) => agreed,
-            Err(refused) => return Ok(not_upgraded(&refused)),
+            Err(error) => return Ok(not_upgraded(&error)),
         };
         let ports = match port_forward::wants_ports_in_query(&agreed) {
             true => port_forward::ports_of_query(query.values("port").chain(query.values("ports")))
-                .map_err(Refusal::bad_request)?,
+                .map_err(HttpError::bad_request)?,
             false => Vec::new(),
         };
         let pod = self.pod(path)?;
@@ -653,7 +659,7 @@ impl Server {
             .map_err(|error| match error.is_not_found() {
                 true => {
                     let pod = format!("{}_{}", path.pod, path.namespace);
-                    Refusal::internal(format!("pod not found ({pod:?})"))
+                    HttpError::internal(format!("pod not found ({pod:?})"))
                 }
                 false => error.into(),
             })?;
@@ -665,7 +671,7 @@ impl Server {
         let response = body(agreed.response(), Bytes::new());
         let upgrading = hyper::upgrade::on(request);
         self.streams.spawn(async move {
-            let _room = room;
+            let _permit = permit;
             let Some(io) = upgraded(upgrading).await else {
                 return;
             };
@@ -675,27 +681,25 @@ impl Server {
     }
 
     /// The pod that is meant: of this name and, if one is given, this uid.
-    fn pod(&self, path: &PodPath) -> Result<Arc<Pod>, Refusal> {
+    fn pod(&self, path: &PodPath) -> Result<Arc<Pod>, HttpError> {
         let pod = self.pods.get(&path.namespace, &path.pod);
-        let pod = pod.ok_or_else(|| Refusal::not_found("pod does not exist"))?;
+        let pod = pod.ok_or_else(|| HttpError::not_found("pod does not exist"))?;
         match &path.uid {
-            Some(uid) if pod.metadata.uid.as_ref() != Some(uid) => Err(Refusal::not_found("pod not found")),
+            Some(uid) if pod.metadata.uid.as_ref() != Some(uid) => Err(HttpError::not_found("pod not found")),
             _ => Ok(pod),
         }
     }
 }
 
-fn streams_of(query: &Query) -> Result<remote_command::Options, Refusal> {
+fn streams_of(query: &Query) -> Result<remote_command::Options, HttpError> {
     remote_command::Options::from_query(query.pairs())
-        .ok_or_else(|| Refusal::bad_request("you must specify at least 1 of stdin, stdout, stderr"))
+        .ok_or_else(|| HttpError::bad_request("you must specify at least 1 of stdin, stdout, stderr"))
 }
 
-fn not_upgraded(refused: &upgrade::Refused) -> Response<Body> {
+fn not_upgraded(error: &upgrade::UpgradeError) -> Response<Body> {
     body(
-        refused
-            .response()
-            .header(CONTENT_TYPE, "text/plain; charset=utf-8"),
-        refused.to_string(),
+        error.response().header(CONTENT_TYPE, "text/plain; charset=utf-8"),
+        error.to_string(),
     )
 }
 
@@ -703,7 +707,7 @@ async fn upgraded(upgrading: OnUpgrade) -> Option<TokioIo<hyper::upgrade::Upgrad
     match upgrading.await {
         Ok(io) => Some(TokioIo::new(io)),
         Err(error) => {
-            tracing::debug!(%error, "the client left before the protocol was switched");
+            tracing::debug!(%error, "the client disconnected before the protocol was switched");
             None
         }
     }

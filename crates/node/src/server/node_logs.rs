@@ -1,4 +1,4 @@
-//! The machine's own logs, below `/var/log`: folders as lists of links, files as they are.
+//! The node's own logs, below `/var/log`: directories as lists of links, files as they are.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -10,28 +10,28 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use tokio::io::AsyncReadExt;
 
-use super::{Body, Refusal, body};
+use super::{Body, HttpError, body};
 
 const ROOT: &str = "/var/log";
 /// Read and sent at a time.
 const PIECE_BYTES: usize = 64 * 1024;
 
 /// `path` is what follows `/logs/`.
-pub(super) async fn serve(path: &str) -> Result<Response<Body>, Refusal> {
+pub(super) async fn serve(path: &str) -> Result<Response<Body>, HttpError> {
     serve_from(Path::new(ROOT), path).await
 }
 
-async fn serve_from(root: &Path, path: &str) -> Result<Response<Body>, Refusal> {
+async fn serve_from(root: &Path, path: &str) -> Result<Response<Body>, HttpError> {
     let wanted = below(root, path)?;
-    let gone = |_| Refusal::not_found("404 page not found");
+    let gone = |_| HttpError::not_found("404 page not found");
     let meta = crate::host_fs::nonblocking::metadata(&wanted)
         .await
         .map_err(gone)?;
     if meta.is_dir() {
-        return folder(&wanted, path).await;
+        return directory(&wanted, path).await;
     }
     if !meta.is_file() {
-        return Err(Refusal::not_found("404 page not found"));
+        return Err(HttpError::not_found("404 page not found"));
     }
     let file = crate::host_fs::nonblocking::open(&wanted).await.map_err(gone)?;
     let pieces = stream::unfold(file, |mut file| async move {
@@ -43,7 +43,7 @@ async fn serve_from(root: &Path, path: &str) -> Result<Response<Body>, Refusal> 
                 Some((Ok(Frame::data(Bytes::from(piece))), file))
             }
             Err(error) => {
-                tracing::debug!(%error, "a log of the machine broke off");
+                tracing::debug!(%error, "reading a log of the node failed");
                 None
             }
         }
@@ -54,20 +54,20 @@ async fn serve_from(root: &Path, path: &str) -> Result<Response<Body>, Refusal> 
     Ok(response)
 }
 
-/// Nothing outside of the folder is reached by its name.
-fn below(root: &Path, path: &str) -> Result<PathBuf, Refusal> {
+/// Nothing outside of the directory can be reached by name.
+fn below(root: &Path, path: &str) -> Result<PathBuf, HttpError> {
     let relative = Path::new(path.trim_start_matches('/'));
     let plain = |c: Component| matches!(c, Component::Normal(_));
     if !relative.components().all(plain) {
-        return Err(Refusal::bad_request("invalid URL path"));
+        return Err(HttpError::bad_request("invalid URL path"));
     }
     Ok(root.join(relative))
 }
 
-async fn folder(folder: &Path, path: &str) -> Result<Response<Body>, Refusal> {
+async fn directory(directory: &Path, path: &str) -> Result<Response<Body>, HttpError> {
     // Links in it are relative.
     if !path.is_empty() && !path.ends_with('/') {
-        let last = folder
+        let last = directory
             .file_name()
             .unwrap_or_default()
             .to_string_lossy()
@@ -78,10 +78,10 @@ async fn folder(folder: &Path, path: &str) -> Result<Response<Body>, Refusal> {
         return Ok(body(head, Bytes::new()));
     }
     let mut names = Vec::new();
-    let mut entries = crate::host_fs::nonblocking::read_dir(folder)
+    let mut entries = crate::host_fs::nonblocking::read_dir(directory)
         .await
-        .map_err(Refusal::internal)?;
-    while let Some(entry) = entries.next_entry().await.map_err(Refusal::internal)? {
+        .map_err(HttpError::internal)?;
+    while let Some(entry) = entries.next_entry().await.map_err(HttpError::internal)? {
         let mut name = entry.file_name().to_string_lossy().into_owned();
         if entry.file_type().await.is_ok_and(|t| t.is_dir()) {
             name.push('/');
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn l13_logs_of_the_machine_are_listed_and_read_and_nothing_else_is() {
+    async fn l13_only_files_below_var_log_are_listed_and_read() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("apt")).unwrap();
         std::fs::write(dir.path().join("apt/a<b.log"), "one\n").unwrap();

@@ -1,6 +1,6 @@
-//! Which of a pod's containers a user means, and why there is nothing to show of it.
+//! Selects the container that a request names, and explains why it has no log or stream.
 //!
-//! Works on the pod's status alone, with the kubelet's words.
+//! Works on the pod's status alone, with the kubelet's messages.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use knarr_api::k8s_openapi;
@@ -34,7 +34,7 @@ pub(super) fn has_tty(pod: &Pod, container: &str) -> bool {
     own.or_else(ephemeral).flatten().unwrap_or(false)
 }
 
-/// The id of the run whose log is asked for, or why there is none.
+/// The id of the run whose log is requested, or why there is none.
 pub(super) fn logged_run(pod: &Pod, container: &str, previous: bool) -> Result<String, String> {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let this = format!("container {container:?} in pod {name:?}");

@@ -1,8 +1,8 @@
-//! What a request's address asks for.
+//! Parses a request's path and query.
 
 use percent_encoding::percent_decode_str;
 
-use super::Refusal;
+use super::HttpError;
 
 /// One of a pod's containers, or (without `container`) the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,13 +35,13 @@ pub(super) enum Target {
 }
 
 impl Target {
-    pub(super) fn parse(path: &str) -> Result<Self, Refusal> {
+    pub(super) fn parse(path: &str) -> Result<Self, HttpError> {
         let parts: Result<Vec<String>, _> = path
             .trim_matches('/')
             .split('/')
             .map(|part| percent_decode_str(part).decode_utf8().map(String::from))
             .collect();
-        let parts = parts.map_err(|_| Refusal::bad_request(format!("path {path:?} is not UTF-8")))?;
+        let parts = parts.map_err(|_| HttpError::bad_request(format!("path {path:?} is not UTF-8")))?;
         let mut parts = parts.into_iter();
         let kind = parts.next().unwrap_or_default();
         let parts: Vec<String> = parts.collect();
@@ -51,12 +51,12 @@ impl Target {
             ("pods", []) => Some(Target::Pods),
             ("runningpods", []) => Some(Target::RunningPods),
             ("logs", below) => {
-                let folder = if path.ends_with('/') && !below.is_empty() {
+                let directory = if path.ends_with('/') && !below.is_empty() {
                     "/"
                 } else {
                     ""
                 };
-                Some(Target::NodeLogs(below.join("/") + folder))
+                Some(Target::NodeLogs(below.join("/") + directory))
             }
             ("stats", [summary]) if summary == "summary" => Some(Target::Summary),
             ("metrics", []) => Some(Target::Metrics),
@@ -77,7 +77,7 @@ impl Target {
             }
             _ => None,
         };
-        target.ok_or_else(|| Refusal::not_found("404 page not found"))
+        target.ok_or_else(|| HttpError::not_found("404 page not found"))
     }
 }
 
@@ -103,17 +103,17 @@ fn pod_path(namespace: &str, pod: &str, uid: Option<&String>, container: &str) -
 pub(super) struct Query(Vec<(String, String)>);
 
 impl Query {
-    pub(super) fn parse(query: &str) -> Result<Self, Refusal> {
+    pub(super) fn parse(query: &str) -> Result<Self, HttpError> {
         let decode = |text: &str| {
             let spaced = text.replace('+', " ");
             let decoded = percent_decode_str(&spaced).decode_utf8().map(String::from);
-            decoded.map_err(|_| Refusal::bad_request(format!("query {text:?} is not UTF-8")))
+            decoded.map_err(|_| HttpError::bad_request(format!("query {text:?} is not UTF-8")))
         };
         let pairs = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             Ok((decode(name)?, decode(value)?))
         });
-        pairs.collect::<Result<_, Refusal>>().map(Query)
+        pairs.collect::<Result<_, HttpError>>().map(Query)
     }
 
     pub(super) fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {

@@ -1,9 +1,9 @@
 //! Streams between users and containers: exec, attach, port-forward.
 //!
-//! Clients speak one of many protocols (WebSocket channels, SPDY, SPDY inside a WebSocket); the API server passes
-//! their bytes on as they are, so all of them end here. The runtime's stream server is spoken to in one, SPDY,
-//! which alone can close stdin and leave the rest open. [`remote_command`] joins the two; [`port_forward`] needs no
-//! runtime: it dials from inside the pod's network namespace.
+//! Clients speak one of many protocols (WebSocket channels, SPDY, SPDY inside a WebSocket); the API server passes their
+//! bytes on unchanged, so all of them terminate here. The runtime's stream server is used with one, SPDY, which alone
+//! can close stdin and leave the rest open. [`remote_command`] joins the two; [`port_forward`] needs no runtime: it
+//! dials from inside the pod's network namespace.
 
 pub mod pod_network;
 pub mod port_forward;
@@ -17,11 +17,11 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// How long a server stays silent before it pings its client. A client whose input is held up (its command does not
-/// read) cannot be seen to leave by reading; writing to it fails.
+/// How long a server stays silent before it pings its client. The disconnect of a client whose input is blocked (its
+/// command does not read) cannot be noticed by reading; writing to it fails.
 const PING_PERIOD: Duration = Duration::from_secs(30);
 
 /// One readable half, of whatever protocol.
 pub type Reader = Box<dyn AsyncRead + Send + Unpin>;
-/// One writable half; shutting it down ends it, where the protocol has a way to say so.
+/// One writable half; shutting it down ends it, where the protocol supports that.
 pub type Writer = Box<dyn AsyncWrite + Send + Unpin>;

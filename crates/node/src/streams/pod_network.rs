@@ -1,7 +1,7 @@
 //! Sockets inside a pod's network namespace, without a process there.
 //!
-//! A socket belongs for ever to the namespace it was made in. So a thread of its own enters the namespace, makes the
-//! socket and ends; the connection is then driven from where everything else runs.
+//! A socket belongs for ever to the namespace it was created in. So a separate thread enters the namespace, creates the
+//! socket and exits; the connection is then driven by the usual workers.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,11 +17,11 @@ use tokio::sync::oneshot;
 /// 127.0.0.1 first, then ::1.
 pub async fn connect_loopback(netns: Option<&Path>, port: u16) -> io::Result<TcpStream> {
     let first = connect(netns, (Ipv4Addr::LOCALHOST, port).into()).await;
-    let Err(refused) = first else { return first };
+    let Err(first_error) = first else { return first };
     // The first answer is the one users know.
     connect(netns, (Ipv6Addr::LOCALHOST, port).into())
         .await
-        .map_err(|_| refused)
+        .map_err(|_| first_error)
 }
 
 /// Connects to `address` from inside `netns`.
@@ -48,7 +48,7 @@ async fn socket_in(netns: PathBuf, ip: IpAddr) -> io::Result<TcpSocket> {
             let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
             Ok(socket(family, SockType::Stream, flags, None)?)
         };
-        // An error says that nobody waits any more.
+        // An error means that the caller has stopped waiting.
         let _ = made.send(make());
     })?;
     let fd = wait

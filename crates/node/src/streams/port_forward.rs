@@ -1,8 +1,8 @@
 //! Port-forward: connections to a pod's ports, carried through one connection of the client's.
 //!
-//! Over SPDY, also tunnelled in a WebSocket, each forwarded connection is a pair of streams, `data` and `error`, and
-//! pairs come and go. Over WebSocket channels there is one connection for each port named in the query, with two channels.
-//! Each side's end is passed on by itself, so protocols that close one half work.
+//! Over SPDY, also tunnelled in a WebSocket, each forwarded connection is a pair of streams, `data` and `error`, opened
+//! and closed independently. Over WebSocket channels there is one connection for each port in the query, with two
+//! channels. Each side's end is forwarded separately, so protocols that close one half work.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -37,7 +37,7 @@ pub const MAX_PORTS: usize = 127;
 /// Where the ports are.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Name and namespace as shown in errors: `web_default`.
+    /// Name and namespace for errors: `web_default`.
     pub pod: String,
     pub uid: String,
     /// None for pods in the host's network.
@@ -123,7 +123,7 @@ async fn forward_pairs(connection: Connection, mut incoming: Incoming, target: A
             Some(Ok(request)) = overdue.join_next() => {
                 if let Some((Half::Error(mut error), _)) = waiting.remove(&request) {
                     let text = format!("(request={request}) timed out waiting for streams");
-                    // A client that is gone needs no telling.
+                    // A client that has disconnected does not receive it.
                     let _ = error.write_all(text.as_bytes()).await;
                 }
                 continue;
@@ -133,7 +133,7 @@ async fn forward_pairs(connection: Connection, mut incoming: Incoming, target: A
         let Some(headers) = arrival.headers() else {
             continue;
         };
-        // Dropping an arrival refuses it.
+        // Dropping an arrival resets it.
         let Some(port) = headers.get("port").and_then(|port| parse_port(port).ok()) else {
             continue;
         };
@@ -187,9 +187,9 @@ async fn forward_pairs(connection: Connection, mut incoming: Incoming, target: A
 async fn forward_pair(mut data: Stream, mut error: Stream, port: u16, target: Arc<Target>) {
     if let Err(failed) = forward(&mut data, port, &target).await {
         tracing::debug!(error = %failed, "port-forward failed");
-        // A client that is gone needs no telling.
+        // A client that has disconnected does not receive it.
         let _ = error.write_all(failed.as_bytes()).await;
-        // Reset, and not ended, says that something is wrong with this connection; others go on.
+        // A reset, instead of an end, reports a failure of this connection; others continue.
         data.reset(Reset::Cancel);
     }
     let _ = error.shutdown().await;
@@ -215,7 +215,7 @@ async fn forward<S: AsyncRead + AsyncWrite + Unpin>(
         })?;
     socket.set_nodelay(true).map_err(failed)?;
     match copy_bidirectional_with_sizes(data, &mut socket, COPY_BUFFER_BYTES, COPY_BUFFER_BYTES).await {
-        // A server that closes with input unread resets the connection: its way to end it, and not our failure.
+        // A server that closes with input unread resets the connection: its way to end it, and not a failure here.
         Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => Ok(()),
         copied => copied.map(drop).map_err(failed),
     }
@@ -236,7 +236,7 @@ where
         let mut error = channels.writer(data_channel(n) + 1);
         let target = target.clone();
         connections.push(async move {
-            // Each channel first says which port it is for.
+            // Each channel first names its port.
             let begin = async {
                 data.write_all(&port.to_le_bytes()).await?;
                 error.write_all(&port.to_le_bytes()).await
@@ -252,7 +252,7 @@ where
     }
     tokio::select! {
         _ = join_all(connections) => channels.close().await,
-        () = channels.gone() => {}
+        () = channels.closed() => {}
     }
 }
 
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn ports_are_read_from_the_query() {
         assert_eq!(ports_of_query(["80", "90,91"]), Ok(vec![80, 90, 91]));
-        for (value, refusal) in [
+        for (value, error) in [
             ("0", "port \"0\" must be > 0"),
             (
                 "70000",
@@ -274,7 +274,7 @@ mod tests {
                 "unable to parse \"\" as a port: cannot parse integer from empty string",
             ),
         ] {
-            assert_eq!(ports_of_query([value]), Err(refusal.to_string()));
+            assert_eq!(ports_of_query([value]), Err(error.to_string()));
         }
         assert_eq!(
             ports_of_query([]),

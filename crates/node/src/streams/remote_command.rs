@@ -1,8 +1,8 @@
 //! Exec and attach: a client's streams, of whatever protocol, joined with the runtime's.
 //!
-//! Promises: stdin's end reaches the process where the client's protocol can say it (SPDY, WebSocket v5); all output
-//! arrives before the status; the status (exit code and all) arrives in the form the client's protocol has; a client
-//! that leaves takes the runtime's connection with it.
+//! Promises: stdin's end reaches the process where the client's protocol can express it (SPDY, WebSocket v5); all
+//! output arrives before the status; the status (exit code and all) arrives in the client's protocol's form; when a
+//! client disconnects, the runtime's connection is closed.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use super::upgrade::Upgrade;
 use super::websocket::channels::{Channels, Form};
 use super::{Reader, Writer};
 
-/// What SPDY clients may ask for, newest first.
+/// The protocols offered to SPDY clients, newest first.
 pub const SPDY_PROTOCOLS: &[&str] = &[
     "v4.channel.k8s.io",
     "v3.channel.k8s.io",
     "v2.channel.k8s.io",
     "channel.k8s.io",
 ];
-/// What WebSocket clients may ask for.
+/// The protocols offered to WebSocket clients.
 pub const WEBSOCKET_PROTOCOLS: &[&str] = &[
     "v5.channel.k8s.io",
     "v4.channel.k8s.io",
@@ -47,7 +47,7 @@ const STREAMS_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_STATUS_BYTES: u64 = 64 * 1024;
 const COPY_BUFFER_BYTES: usize = 32 * 1024;
 
-/// Which streams a request asks for.
+/// Which streams a request opens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     pub stdin: bool,
@@ -57,8 +57,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// From the kubelet's query parameters `input`, `output`, `error`, `tty` (each on when `1`). A terminal has
-    /// no stderr. `None` if nothing is asked for.
+    /// From the kubelet's query parameters `input`, `output`, `error`, `tty` (each on when `1`). A terminal has no
+    /// stderr. `None` if no stream is requested.
     pub fn from_query<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Option<Self> {
         let mut options = Options::default();
         for (name, value) in pairs {
@@ -76,7 +76,7 @@ impl Options {
     }
 }
 
-/// How the client is told what came of it.
+/// How the client receives the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StatusForm {
     /// v4 and later: a Status, also for success.
@@ -109,7 +109,7 @@ pub enum ClientError {
     Spdy(#[from] spdy::SpdyError),
     #[error("timed out waiting for client to create streams")]
     TimedOut,
-    #[error("the client left before it had created its streams")]
+    #[error("the client disconnected before it had created its streams")]
     Left,
 }
 
@@ -119,10 +119,10 @@ enum ClientConnection {
 }
 
 impl ClientConnection {
-    async fn gone(&self) {
+    async fn closed(&self) {
         match self {
-            ClientConnection::Spdy(connection) => connection.gone().await,
-            ClientConnection::WebSocket(channels) => channels.gone().await,
+            ClientConnection::Spdy(connection) => connection.closed().await,
+            ClientConnection::WebSocket(channels) => channels.closed().await,
         }
     }
 
@@ -143,7 +143,7 @@ struct Ends {
     resize: Option<Reader>,
 }
 
-/// A client that has all the streams it asked for.
+/// A client with all of its streams.
 pub struct ClientStreams {
     ends: Ends,
     status: StatusForm,
@@ -180,8 +180,8 @@ impl ClientStreams {
             Options { stderr: true, .. } => STDERR,
             _ => ERROR,
         };
-        // Those that speak v5 are told by the handshake. client-go up to v1.32 may read the message before it has created
-        // its streams, and then complains of an unknown one.
+        // v5 clients learn it from the handshake. client-go up to v1.32 may read the message before it has created its
+        // streams, and then reports an unknown stream.
         if !form.close_signal {
             channels.greet(first).await;
         }
@@ -224,7 +224,7 @@ impl ClientStreams {
                 Some("stderr") if options.stderr => &mut stderr,
                 Some("resize") if resizes => &mut resize,
                 other => {
-                    tracing::debug!(stream = other, "client opened a stream it did not ask for");
+                    tracing::debug!(stream = other, "client opened a stream that it did not request");
                     continue;
                 }
             };
@@ -247,39 +247,39 @@ impl ClientStreams {
         })
     }
 
-    /// Tells the client what came of it, and closes.
+    /// Sends the status to the client, and closes.
     async fn finish(self, status: &Value) {
         let ClientStreams {
             mut ends,
             connection,
             status: form,
         } = self;
-        let told = async {
+        let sent = async {
             ends.error.write_all(&form.render(status)).await?;
             ends.error.shutdown().await
         };
-        if let Err(error) = told.await {
-            tracing::debug!(%error, "the client left before it could be told the status");
+        if let Err(error) = sent.await {
+            tracing::debug!(%error, "the client disconnected before the status was sent");
         }
-        // Streams go before their connection: what they have queued is sent, and their ends are told.
+        // Streams are dropped before their connection: what they have queued is sent, and their ends too.
         drop(ends);
         connection.close().await;
     }
 }
 
-/// Joins the two until the command has ended or the client has left. `action` names it in errors:
-/// `executing command in container`.
+/// Joins the two until the command has exited or the client has disconnected. `action` names it in errors: `executing
+/// command in container`.
 pub async fn run(mut client: ClientStreams, runtime: RuntimeConnection, options: Options, action: &str) {
     let work = async {
         match runtime.streams(options).await {
-            // Dropped, and so closed, before the client is told: from here on nobody reads what it still sends.
+            // Dropped, and so closed, before the status is sent: from here on client input is not read.
             Ok(mut runtime) => join(&mut client.ends, &mut runtime, action).await,
             Err(error) => internal_error(action, &error),
         }
     };
     let status = tokio::select! {
         status = work => status,
-        () = client.connection.gone() => {
+        () = client.connection.closed() => {
             tracing::debug!(action, "client left");
             return;
         }
@@ -309,8 +309,8 @@ async fn join(client: &mut Ends, runtime: &mut RuntimeStreams, action: &str) -> 
     }
 }
 
-/// Until `from` has ended; then ends `to`. What `to` does not take any more is read and dropped, so that it holds up
-/// nothing else on its connection. Errors are ends: what they mean shows in the status.
+/// Until `from` has ended; then ends `to`. What `to` does not accept any more is read and dropped, so that it blocks
+/// nothing else on its connection. Errors count as ends: the status explains them.
 async fn copy<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(from: Option<R>, to: Option<W>) {
     let (Some(mut from), Some(mut to)) = (from, to) else {
         return;
@@ -333,7 +333,7 @@ async fn copy<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(from: Option<R>, to: 
     }
 }
 
-/// The runtime's word on what came of it.
+/// The runtime's final status.
 async fn read_status(error: &mut spdy::Stream, action: &str) -> Value {
     let mut text = Vec::new();
     let read = error.take(MAX_STATUS_BYTES).read_to_end(&mut text).await;

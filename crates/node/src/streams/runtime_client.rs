@@ -13,12 +13,12 @@ use super::spdy::{Connection, Headers, Role, SpdyError, Stream};
 use super::upgrade::{SPDY, STREAM_PROTOCOL};
 
 const PROTOCOL: &str = "v4.channel.k8s.io";
-/// What of a refusal's text is shown.
-const MAX_REFUSAL_BYTES: usize = 4096;
+/// How much of an error's text is shown.
+const MAX_ERROR_BYTES: usize = 4096;
 
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeClientError {
-    #[error("the runtime gave {url:?} as the address of its streams, expected http://host:port/path")]
+    #[error("the runtime returned {url:?} as the address of its streams, expected http://host:port/path")]
     Url { url: String },
     #[error("connecting to the runtime's stream server at {address}")]
     Connect { address: String, source: std::io::Error },
@@ -79,7 +79,7 @@ pub async fn connect(url: &str) -> Result<RuntimeConnection, RuntimeClientError>
     let response = sender.send_request(request).await?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let status = response.status();
-        let message = match Limited::new(response.into_body(), MAX_REFUSAL_BYTES)
+        let message = match Limited::new(response.into_body(), MAX_ERROR_BYTES)
             .collect()
             .await
         {
@@ -90,13 +90,13 @@ pub async fn connect(url: &str) -> Result<RuntimeConnection, RuntimeClientError>
         return Err(RuntimeClientError::Refused { status, message });
     }
     let io = TokioIo::new(hyper::upgrade::on(response).await?);
-    // The runtime opens no streams, so nobody waits for them.
+    // The runtime opens no streams, so none are accepted.
     let (connection, _) = Connection::start(io, Role::Client)?;
     Ok(RuntimeConnection(connection))
 }
 
 impl RuntimeConnection {
-    /// Opens the streams `options` asks for, in client-go's order.
+    /// Opens the streams of `options`, in client-go's order.
     pub async fn streams(self, options: Options) -> Result<RuntimeStreams, RuntimeClientError> {
         let connection = self.0;
         let open = async |wanted: bool, kind| -> Result<Option<Stream>, SpdyError> {

@@ -1,4 +1,4 @@
-//! From an HTTP request to another protocol: which one the client asks for, and the `101` that agrees.
+//! Upgrades of HTTP requests: which protocol the client requests, and the `101` response.
 
 use http::header::{
     CONNECTION, HeaderMap, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL,
@@ -26,9 +26,9 @@ pub enum Upgrade {
 
 /// Why there is no upgrade.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum UpgradeError {
     #[error("Upgrade request required")]
-    NotAsked,
+    NotAnUpgrade,
     #[error(
         "unable to upgrade: missing upgrade headers in request: no valid Sec-WebSocket-Key with version 13"
     )]
@@ -42,12 +42,14 @@ pub enum Refused {
     },
 }
 
-impl Refused {
+impl UpgradeError {
     /// The answer's head; its body is the error's text.
     pub fn response(&self) -> http::response::Builder {
         match self {
-            Refused::NotAsked | Refused::Handshake => Response::builder().status(StatusCode::BAD_REQUEST),
-            Refused::Protocol { server, .. } => server.iter().fold(
+            UpgradeError::NotAnUpgrade | UpgradeError::Handshake => {
+                Response::builder().status(StatusCode::BAD_REQUEST)
+            }
+            UpgradeError::Protocol { server, .. } => server.iter().fold(
                 Response::builder().status(StatusCode::FORBIDDEN),
                 |response, protocol| response.header(ACCEPTED_STREAM_PROTOCOLS, *protocol),
             ),
@@ -60,21 +62,22 @@ pub fn negotiate(
     headers: &HeaderMap,
     spdy: &'static [&'static str],
     websocket: &'static [&'static str],
-) -> Result<Upgrade, Refused> {
+) -> Result<Upgrade, UpgradeError> {
     if !list(headers, CONNECTION.as_str()).any(|token| token.eq_ignore_ascii_case("upgrade")) {
-        return Err(Refused::NotAsked);
+        return Err(UpgradeError::NotAnUpgrade);
     }
-    let asked = |name: &str| list(headers, UPGRADE.as_str()).any(|token| token.eq_ignore_ascii_case(name));
-    if asked("websocket") {
+    let negotiated =
+        |name: &str| list(headers, UPGRADE.as_str()).any(|token| token.eq_ignore_ascii_case(name));
+    if negotiated("websocket") {
         let key = headers
             .get(SEC_WEBSOCKET_KEY)
             .filter(|key| !key.is_empty())
-            .ok_or(Refused::Handshake)?;
+            .ok_or(UpgradeError::Handshake)?;
         if headers
             .get(SEC_WEBSOCKET_VERSION)
             .is_none_or(|version| version != WEBSOCKET_VERSION)
         {
-            return Err(Refused::Handshake);
+            return Err(UpgradeError::Handshake);
         }
         let protocol = first_known(headers, SEC_WEBSOCKET_PROTOCOL.as_str(), websocket)?;
         return Ok(Upgrade::WebSocket {
@@ -82,12 +85,12 @@ pub fn negotiate(
             accept: derive_accept_key(key.as_bytes()),
         });
     }
-    if asked(SPDY) {
+    if negotiated(SPDY) {
         return Ok(Upgrade::Spdy {
             protocol: first_known(headers, STREAM_PROTOCOL, spdy)?,
         });
     }
-    Err(Refused::NotAsked)
+    Err(UpgradeError::NotAnUpgrade)
 }
 
 impl Upgrade {
@@ -128,7 +131,7 @@ fn first_known(
     headers: &HeaderMap,
     name: &str,
     server: &'static [&'static str],
-) -> Result<Option<&'static str>, Refused> {
+) -> Result<Option<&'static str>, UpgradeError> {
     let client: Vec<&str> = list(headers, name).collect();
     if client.is_empty() {
         return Ok(None);
@@ -136,7 +139,7 @@ fn first_known(
     let known = client.iter().find_map(|c| server.iter().find(|s| s == &c));
     known
         .map(|protocol| Some(*protocol))
-        .ok_or_else(|| Refused::Protocol {
+        .ok_or_else(|| UpgradeError::Protocol {
             client: client.iter().map(ToString::to_string).collect(),
             server,
         })
@@ -148,7 +151,7 @@ mod tests {
 
     const KNOWN: &[&str] = &["v5", "v4", "v1"];
 
-    fn asked(headers: &[(&'static str, &'static str)]) -> Result<Upgrade, Refused> {
+    fn negotiated(headers: &[(&'static str, &'static str)]) -> Result<Upgrade, UpgradeError> {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.append(*name, HeaderValue::from_static(value));
@@ -165,7 +168,7 @@ mod tests {
             (&["v9, v4,v1"], Ok(Some("v4"))),
             (
                 &["v9"],
-                Err(Refused::Protocol {
+                Err(UpgradeError::Protocol {
                     client: vec!["v9".into()],
                     server: KNOWN,
                 }),
@@ -174,7 +177,7 @@ mod tests {
             let mut headers = vec![("connection", "Upgrade"), ("upgrade", "SPDY/3.1")];
             headers.extend(offered.iter().map(|o| (STREAM_PROTOCOL, *o)));
             assert_eq!(
-                asked(&headers),
+                negotiated(&headers),
                 agreed.map(|protocol| Upgrade::Spdy { protocol }),
                 "{offered:?}"
             );
@@ -184,7 +187,7 @@ mod tests {
     /// Key and answer are those of RFC 6455, section 1.3.
     #[test]
     fn websocket_proves_that_it_read_the_key() {
-        let upgrade = asked(&[
+        let upgrade = negotiated(&[
             ("connection", "keep-alive, Upgrade"),
             ("upgrade", "websocket"),
             ("sec-websocket-version", "13"),
@@ -202,20 +205,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_upgrade_is_refused() {
-        for (headers, refused) in [
-            (&[][..], Refused::NotAsked),
-            (&[("upgrade", "websocket")], Refused::NotAsked),
+    fn a_request_that_is_no_upgrade_is_rejected() {
+        for (headers, error) in [
+            (&[][..], UpgradeError::NotAnUpgrade),
+            (&[("upgrade", "websocket")], UpgradeError::NotAnUpgrade),
             (
                 &[("connection", "upgrade"), ("upgrade", "h2c")],
-                Refused::NotAsked,
+                UpgradeError::NotAnUpgrade,
             ),
             (
                 &[("connection", "upgrade"), ("upgrade", "websocket")],
-                Refused::Handshake,
+                UpgradeError::Handshake,
             ),
         ] {
-            assert_eq!(asked(headers), Err(refused), "{headers:?}");
+            assert_eq!(negotiated(headers), Err(error), "{headers:?}");
         }
     }
 }

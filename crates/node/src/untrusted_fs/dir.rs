@@ -11,7 +11,7 @@ use rustix::fs::{self, AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, 
 
 use super::invalid;
 
-/// As much as a symbolic link may say; the kernel allows no more.
+/// The longest target of a symbolic link; the kernel's limit.
 const LINK_BYTES: usize = 4096;
 
 /// Whether symbolic links below a directory are followed. None ever leads out of it.
@@ -97,7 +97,7 @@ impl Dir {
         Ok(Dir { fd })
     }
 
-    /// Opens a directory that an administrator named, where links are his (a hostPath).
+    /// Opens a directory that an administrator named, and follows links (a hostPath).
     pub fn open_named(path: &Path) -> io::Result<Self> {
         let fd = fs::openat(CWD, path, DIRECTORY, Mode::empty())?;
         Ok(Dir { fd })
@@ -134,7 +134,7 @@ impl Dir {
         } else {
             path
         };
-        // A rename elsewhere on the machine may interrupt the walk (EAGAIN); so may one that a container repeats.
+        // A rename elsewhere on the host may interrupt the walk (EAGAIN); so may one that a container repeats.
         for _ in 0..128 {
             let flags = flags | OFlags::PATH | OFlags::CLOEXEC;
             match fs::openat2(&self.fd, path, flags, Mode::empty(), resolve) {
@@ -223,7 +223,7 @@ impl Dir {
                 FileType::Directory => Kind::Directory,
                 FileType::Symlink => Kind::Link,
                 FileType::Socket => Kind::Socket,
-                // Some file systems do not say.
+                // Some file systems do not report it.
                 FileType::Unknown => match self.kind(name)? {
                     Some(kind) => kind,
                     None => continue,
@@ -321,7 +321,7 @@ impl Dir {
         Ok(fs::symlinkat(target.as_ref(), &self.fd, single(name.as_ref())?)?)
     }
 
-    /// What a link says; none if there is no link of this name.
+    /// A link's target; none if there is no link of this name.
     pub fn read_link(&self, name: impl AsRef<OsStr>) -> io::Result<Option<PathBuf>> {
         let name = single(name.as_ref())?;
         match fs::readlinkat(&self.fd, name, Vec::with_capacity(LINK_BYTES)) {

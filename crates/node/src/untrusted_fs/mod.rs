@@ -6,17 +6,17 @@
 //! - A path is opened beneath a directory descriptor with `openat2(2)`: neither `..`, an absolute path, a symbolic link
 //!   that leads out, nor a magic link of `/proc` leaves the directory, also when a container exchanges directories and
 //!   links meanwhile. Where no link is legitimate, none is followed.
-//! - A device, FIFO or socket is never opened: a file is first opened as a path only (`O_PATH`) and its type checked; the
-//!   descriptor that is read is another one of the same inode. Nothing here blocks on what a container has made.
+//! - A device, FIFO or socket is never opened: a file is first opened as a path only (`O_PATH`) and its type checked;
+//!   the descriptor that is read is another one of the same inode. Nothing here blocks on what a container has made.
 //! - Every read has a limit in bytes, every walk a limit in entries, every removal a limit in open descriptors.
 //! - Walks and removals follow no link and enter no other file system.
-//! - New files are made exclusively (`O_EXCL`) in a directory that is held open.
-//! - What may take long runs off the async workers, bounded in number and time ([`Pool`]): a server of NFS that does not
-//!   answer holds up only those who use it.
+//! - New files are created exclusively (`O_EXCL`) in a directory that is held open.
+//! - What may take long runs off the async workers, bounded in number and time ([`Pool`]): an NFS server that does not
+//!   answer delays only the pods that use it.
 //!
-//! `openat2` is called through rustix: `pathrs` resolves links as in a chroot and emulates the call where the kernel lacks
-//! it, `cap-std` opens devices, and neither bounds what is read; beyond the one system call nothing would be saved.
-//! A kernel without it (before 5.6) cannot run pods; [`check_kernel`] says so when a node starts.
+//! `openat2` is called through rustix: `pathrs` resolves links as in a chroot and emulates the call where the kernel
+//! lacks it, `cap-std` opens devices, and neither bounds what is read; beyond the one system call nothing would be
+//! saved. A kernel without it (before 5.6) cannot run pods; [`check_kernel`] reports that when a node starts.
 
 mod dir;
 mod mount;

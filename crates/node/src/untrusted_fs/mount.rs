@@ -52,7 +52,7 @@ pub fn bind(source: &OwnedFd, parent: &Path, name: &str) -> io::Result<()> {
     Ok(move_mount(&tree, "", &directory, name, empty)?)
 }
 
-/// Takes away everything that is mounted at a path whose parents only root can change.
+/// Unmounts everything that is mounted at a path whose parents only root can change.
 pub fn unmount_all_at(path: &Path) -> io::Result<()> {
     for _ in 0..STACKED_MAX {
         match unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {

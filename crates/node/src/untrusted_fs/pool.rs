@@ -14,11 +14,11 @@ const OF_ONE_MAX: usize = 4;
 /// Calls at once altogether; tokio has 512 threads for all that blocks.
 const ALL_MAX: usize = 128;
 /// How long a caller waits. The call itself cannot be called off; it keeps its permits until it returns.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the file system did not answer within {} s", PATIENCE.as_secs())]
+    #[error("the file system did not answer within {} s", TIMEOUT.as_secs())]
     Timeout,
     #[error(transparent)]
     File(#[from] io::Error),
@@ -39,24 +39,24 @@ pub struct Pool {
     inline: bool,
     all: Arc<Semaphore>,
     each: Arc<Mutex<BTreeMap<String, Arc<Semaphore>>>>,
-    patience: Duration,
+    limit: Duration,
 }
 
 impl Pool {
     pub fn new() -> Self {
-        Pool::with_patience(PATIENCE)
+        Pool::with_limit(TIMEOUT)
     }
 
-    pub(super) fn with_patience(patience: Duration) -> Self {
+    pub(super) fn with_limit(limit: Duration) -> Self {
         Pool {
             inline: false,
             all: Arc::new(Semaphore::new(ALL_MAX)),
             each: Arc::default(),
-            patience,
+            limit,
         }
     }
 
-    /// For nodes whose pods are no processes: nothing blocks there, and everything happens in one order.
+    /// For hollow nodes: nothing blocks there, and everything happens in one order.
     pub fn inline() -> Self {
         Pool {
             inline: true,
@@ -64,7 +64,7 @@ impl Pool {
         }
     }
 
-    /// Runs `call` for the pod of this uid (or another name of who asks).
+    /// Runs `call` for the pod of this uid (or another key).
     pub async fn run<T: Send + 'static>(
         &self,
         of: impl AsRef<str>,
@@ -74,7 +74,7 @@ impl Pool {
             return Ok(call()?);
         }
         let permits = async {
-            // A semaphore that nobody closes gives permits.
+            // A semaphore that is never closed returns permits.
             let own = self
                 .of(of.as_ref())
                 .acquire_owned()
@@ -92,13 +92,13 @@ impl Pool {
             });
             Ok(called.await.map_err(io::Error::other)??)
         };
-        timeout(self.patience, done).await.unwrap_or(Err(Error::Timeout))
+        timeout(self.limit, done).await.unwrap_or(Err(Error::Timeout))
     }
 
     fn of(&self, of: &str) -> Arc<Semaphore> {
         let mut each = self.each.lock();
         if !each.contains_key(of) {
-            // Those whose calls are over need no place any more.
+            // Entries without calls in progress are removed.
             each.retain(|_, s| Arc::strong_count(s) > 1 || s.available_permits() < OF_ONE_MAX);
         }
         let made = || Arc::new(Semaphore::new(OF_ONE_MAX));

@@ -14,7 +14,7 @@ const DEPTH_MAX: usize = 32;
 /// Entries that are read at a time.
 const BATCH: usize = 4096;
 
-/// Removes a path whose parents only root can change, with everything in it; nothing if it is not there.
+/// Removes a path whose parents only root can change, with everything in it; nothing if it does not exist.
 pub fn remove(path: &Path) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(super::invalid("not the path of a directory"));
@@ -100,7 +100,7 @@ fn empty(top: Dir) -> io::Result<()> {
     Ok(())
 }
 
-/// Somebody put something into a directory that was just emptied: it is read again with the directory above.
+/// Something was put into a directory that was just emptied: it is read again with the directory above.
 fn unless_refilled(error: io::Error) -> io::Result<()> {
     match error.kind() {
         io::ErrorKind::DirectoryNotEmpty => Ok(()),

@@ -10,7 +10,7 @@ use rustix::fs::{CWD, FileType, Mode, RenameFlags, mknodat, renameat_with};
 
 use super::*;
 
-/// A volume beside a secret that it must not lead to.
+/// A volume next to a secret that it must not lead to.
 struct Tree {
     dir: tempfile::TempDir,
 }
@@ -239,7 +239,7 @@ fn a3_missing_directories_are_made_inside_only() {
 }
 
 #[test]
-fn a3_ownership_is_not_given_through_links() {
+fn a3_ownership_is_not_changed_through_links() {
     let tree = Tree::new();
     symlink(tree.at("out/f"), tree.at("v/l")).unwrap();
     symlink(tree.at("out"), tree.at("v/ld")).unwrap();
@@ -349,14 +349,14 @@ fn a3_what_was_opened_is_mounted_whatever_has_its_name_by_then() {
 }
 
 #[tokio::test]
-async fn a6_a_file_system_that_does_not_answer_holds_up_no_other() {
-    let pool = Pool::with_patience(Duration::from_millis(200));
+async fn a6_a_file_system_that_does_not_answer_delays_no_other() {
+    let pool = Pool::with_limit(Duration::from_millis(200));
     let (done, wait) = std::sync::mpsc::channel::<()>();
     let wait = Arc::new(parking_lot::Mutex::new(wait));
     for _ in 0..8 {
         let wait = wait.clone();
         let hung = pool.run("p", move || {
-            // The sender goes at the test's end.
+            // The sender is dropped at the test's end.
             let _ = wait.lock().recv();
             Ok(())
         });

@@ -13,8 +13,8 @@ use super::{Dir, Kind, Links};
 /// Directories that are held open at a time. A volume that is deeper is an error: half a volume is not given away.
 const DEPTH_MAX: usize = 512;
 
-/// Changes the group of everything beneath `top`, itself included, and adds to each mode what `grants` says for a directory
-/// (`true`) or a file. Links are given to the group, and lead nowhere.
+/// Changes the group of everything beneath `top`, itself included, and adds to each mode what `grants` returns for a
+/// directory (`true`) or a file. Links change their own group and are not followed.
 pub fn set_ownership(top: &Dir, group: u32, grants: &dyn Fn(bool) -> u32) -> io::Result<()> {
     let own = top.locate(".", Links::Never)?;
     let device = fs::fstat(&own)?.st_dev;
@@ -47,7 +47,7 @@ pub fn set_ownership(top: &Dir, group: u32, grants: &dyn Fn(bool) -> u32) -> io:
             continue;
         };
         match dir.open_child(&name) {
-            // Gone, exchanged for something else, or another file system.
+            // Removed, exchanged for something else, or another file system.
             Err(error) if is_another(&error) => {}
             Err(error) => return Err(error),
             Ok(_) if open.len() == DEPTH_MAX => {

@@ -1,13 +1,13 @@
-//! Volumes that only one node may use at a time, and those that a driver attaches: used only while the API's record says
-//! that it is this one (SPEC S7).
+//! Volumes that only one node may use at a time, and volumes of drivers that attach: used only while the
+//! VolumeAttachment in the API names this node (SPEC S7).
 //!
-//! Before a pod's container sees such a volume, the node puts its finalizer on the volume's VolumeAttachment, by
-//! compare-and-swap: from then on the record cannot go without this node's word, which it gives when its last pod that
-//! uses the volume has ended. What is used is also written to the pod's directory, so that a restarted kubelet knows;
-//! a record that says "in use" here, of which no pod here knows, is let go then.
+//! Before a pod's container uses such a volume, the node puts its finalizer on the volume's VolumeAttachment, by
+//! compare-and-swap: from then on the object cannot be deleted before this node removes it, which it does when its last
+//! pod that uses the volume has terminated. What is used is also written to the pod's directory, so that a restarted
+//! kubelet knows; an attachment in use by this node, of which no pod here knows, is released then.
 //!
-//! Each pod that takes the volume into use writes the record, also where an earlier one holds it still: a word that was given
-//! for that one and got no answer may be on its way, and must not count any more when it arrives.
+//! Each pod that takes the volume into use writes the attachment, also where an earlier one still uses it: a release
+//! sent for that one without an answer may be in flight, and must fail when it arrives.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -30,22 +30,22 @@ use crate::untrusted_fs::{Dir, NewFile};
 const MARK_BYTES_MAX: usize = 64 * 1024;
 /// In a pod's directory: one file for each attachment it uses, with the volume's name in it.
 const MARKS: &str = "attached";
-/// How long a pod's start waits for a record before it says what it waits for.
-const PATIENCE: u32 = 40;
-const LOOK: Duration = Duration::from_millis(50);
+/// How often a pod's start polls an attachment before it reports what it waits for.
+const POLLS: u32 = 40;
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What is waited for: the attachment of one volume.
 #[derive(Clone, Debug)]
-pub(super) struct Awaited {
+pub(super) struct AttachmentWanted {
     pub attachment: String,
-    /// Who attaches it: knarr, or a CSI driver's attacher.
+    /// The attacher: knarr, or a CSI driver's.
     pub attacher: String,
     pub one_pod: bool,
 }
 
-impl From<Exclusive> for Awaited {
+impl From<Exclusive> for AttachmentWanted {
     fn from(exclusive: Exclusive) -> Self {
-        Awaited {
+        AttachmentWanted {
             attachment: exclusive.attachment,
             attacher: ATTACHER.into(),
             one_pod: exclusive.one_pod,
@@ -53,14 +53,14 @@ impl From<Exclusive> for Awaited {
     }
 }
 
-/// Who uses one attachment.
+/// The users of one attachment.
 #[derive(Default)]
 struct Users {
     /// The volume's name; a CSI driver's by its name in the node's status.
     volume: String,
     /// Of pods.
     uids: BTreeSet<String>,
-    /// The last write that takes it into use was not answered with success: it may have been done, or be done later.
+    /// The last write that takes it into use did not succeed: it may have been done, or be done later.
     in_doubt: bool,
 }
 
@@ -71,12 +71,12 @@ pub(super) struct Attached {
     root: PathBuf,
     /// By the attachment's name.
     used: Mutex<BTreeMap<String, Users>>,
-    /// Held while the API is asked: one change at a time.
-    turn: tokio::sync::Mutex<()>,
+    /// Held during requests to the API: one change at a time.
+    change_lock: tokio::sync::Mutex<()>,
 }
 
 impl Attached {
-    /// With what the pods' directories say of a life before.
+    /// Restores the uses recorded in the pods' directories.
     pub fn new(api: Arc<dyn Api>, node: String, root: PathBuf) -> Self {
         let used = recovered(&root).unwrap_or_else(|error| {
             warn!(%error, "cannot read which volumes pods use");
@@ -87,7 +87,7 @@ impl Attached {
             node,
             root,
             used: Mutex::new(used),
-            turn: tokio::sync::Mutex::default(),
+            change_lock: tokio::sync::Mutex::default(),
         }
     }
 
@@ -96,20 +96,30 @@ impl Attached {
     }
 
     /// Waits a moment until the pod may use the volume, and from then on holds it. The error is what it waits for.
-    pub async fn hold(&self, uid: &str, volume: &str, awaited: &Awaited) -> Result<(), String> {
+    pub async fn hold(
+        &self,
+        uid: &str,
+        volume: &str,
+        attachment_wanted: &AttachmentWanted,
+    ) -> Result<(), String> {
         let mut tries = 0;
         loop {
-            match self.try_hold(uid, volume, awaited).await {
-                Err(_) if tries < PATIENCE => tries += 1,
+            match self.try_hold(uid, volume, attachment_wanted).await {
+                Err(_) if tries < POLLS => tries += 1,
                 done => return done,
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    async fn try_hold(&self, uid: &str, volume: &str, awaited: &Awaited) -> Result<(), String> {
-        let name = &awaited.attachment;
-        let _turn = self.turn.lock().await;
+    async fn try_hold(
+        &self,
+        uid: &str,
+        volume: &str,
+        attachment_wanted: &AttachmentWanted,
+    ) -> Result<(), String> {
+        let name = &attachment_wanted.attachment;
+        let _change = self.change_lock.lock().await;
         let attachment = self.api.get_as::<VolumeAttachment>("", name).await;
         let attachment = match attachment {
             Ok(attachment) => attachment,
@@ -122,14 +132,14 @@ impl Attached {
             }
             Err(error) => return Err(format!("cannot see whether volume {volume} is attached: {error}")),
         };
-        if let Some(why) = self.refusal(&attachment, uid, volume, awaited) {
+        if let Some(why) = self.conflict(&attachment, uid, volume, attachment_wanted) {
             return Err(why);
         }
         // First, so that a kubelet that dies in between knows what it may have used.
         let marked = mark(&self.marks(uid), name, volume);
         marked.map_err(|e| format!("cannot note that volume {volume} is in use: {e}"))?;
-        // Before the write, too: one that gets no answer, or a conflict because something between here and the API sent it
-        // twice, may have been done all the same, and then it is this node that must let go.
+        // Before the write, too: one without an answer, or with a conflict because something between here and the API
+        // sent it twice, may have been done all the same, and then this node has to release it.
         {
             let mut used = self.used.lock();
             let users = used.entry(name.clone()).or_default();
@@ -142,7 +152,7 @@ impl Attached {
             finalizer::hold(&mut held.metadata, IN_USE);
             let annotations = held.metadata.annotations.get_or_insert_default();
             annotations.insert(USED_BY.into(), uid.into());
-            // With the resourceVersion that was read: refused if anything has happened to it since.
+            // With the resourceVersion that was read: it fails if the object has changed since.
             if let Err(error) = self.api.update_as(held).await {
                 return Err(format!("cannot take volume {volume} into use: {error}"));
             }
@@ -153,19 +163,19 @@ impl Attached {
         Ok(())
     }
 
-    fn refusal(
+    fn conflict(
         &self,
         attachment: &VolumeAttachment,
         uid: &str,
         volume: &str,
-        awaited: &Awaited,
+        attachment_wanted: &AttachmentWanted,
     ) -> Option<String> {
         let at = &attachment.spec.node_name;
         let annotations = attachment.metadata.annotations.as_ref();
         let pod = annotations.and_then(|a| a.get(ATTACHED_POD));
         let error = attachment.status.as_ref().and_then(|s| s.attach_error.as_ref());
-        if attachment.spec.attacher != awaited.attacher {
-            let (by, expected) = (&attachment.spec.attacher, &awaited.attacher);
+        if attachment.spec.attacher != attachment_wanted.attacher {
+            let (by, expected) = (&attachment.spec.attacher, &attachment_wanted.attacher);
             Some(format!(
                 "volume {volume} is attached by {by}, expected {expected}"
             ))
@@ -174,26 +184,27 @@ impl Attached {
         } else if attachment.metadata.deletion_timestamp.is_some() && !self.has(attachment) {
             Some(format!("volume {volume} is being detached"))
         } else if attachment.status.as_ref().is_none_or(|s| !s.attached) {
-            // In its attacher's words, if it has failed so far.
+            // The attacher's message, if it has failed so far.
             let why = error.and_then(|e| e.message.clone());
             Some(why.unwrap_or_else(|| format!("volume {volume} is being attached")))
-        } else if awaited.one_pod && pod.is_none_or(|p| p != uid) {
+        } else if attachment_wanted.one_pod && pod.is_none_or(|p| p != uid) {
             Some(format!("volume {volume} is for one pod, and another has it"))
         } else {
             None
         }
     }
 
-    /// Whether the record stays until this node lets go of it. That it is being deleted keeps nobody here from the volume
-    /// then: whoever deleted it had not heard of a pod, which would wait for ever for what its own node holds.
+    /// Whether the attachment exists until this node releases it. Its pending deletion does not keep pods of this node
+    /// from the volume then: the deletion waits for this node, and such a pod would wait for ever for what its own node
+    /// holds.
     fn has(&self, attachment: &VolumeAttachment) -> bool {
         let name = attachment.metadata.name.as_deref().unwrap_or_default();
         is_held(attachment) && self.used.lock().contains_key(name)
     }
 
-    /// Lets go of what this pod used, where no other pod of this node does. Its containers have ended.
+    /// Releases what this pod used, where no other pod of this node uses it. Its containers have terminated.
     pub async fn release(&self, uid: &str) -> Result<(), Error> {
-        let _turn = self.turn.lock().await;
+        let _change = self.change_lock.lock().await;
         let of_pod: Vec<(String, bool, bool)> = self
             .used
             .lock()
@@ -204,7 +215,7 @@ impl Attached {
         for (name, is_last, in_doubt) in of_pod {
             if is_last {
                 // If this fails it is still known as used, and tried again.
-                self.let_go(&name, in_doubt.then_some(uid)).await?;
+                self.end_use(&name, in_doubt.then_some(uid)).await?;
                 self.used.lock().remove(&name);
             } else if let Some(users) = self.used.lock().get_mut(&name) {
                 users.uids.remove(uid);
@@ -229,9 +240,9 @@ impl Attached {
         Ok(self.api.list(&registry::VOLUME_ATTACHMENT, options).await?.items)
     }
 
-    /// `in_doubt` is a pod whose write to take it into use may still arrive: the record is written then also where nothing is
-    /// to be let go of, so that the late write finds another resourceVersion than it expects.
-    async fn let_go(&self, name: &str, in_doubt: Option<&str>) -> Result<(), Error> {
+    /// `in_doubt` is a pod whose write to take it into use may still arrive: the object is written then even where
+    /// nothing is released, so that the late write has an outdated resourceVersion.
+    async fn end_use(&self, name: &str, in_doubt: Option<&str>) -> Result<(), Error> {
         let Some(attachment) = self.find(name).await? else {
             return Ok(());
         };
@@ -252,15 +263,15 @@ impl Attached {
         }
     }
 
-    /// Lets go of what nobody here knows of: a pod's directory went, and the kubelet with it, before it could say so.
-    pub async fn let_go_of_the_unknown(&self) -> Result<(), Error> {
-        let _turn = self.turn.lock().await;
+    /// Releases what no pod here uses: a pod's directory was removed, and the kubelet exited before it could release.
+    pub async fn release_unknown(&self) -> Result<(), Error> {
+        let _change = self.change_lock.lock().await;
         for object in &self.list().await? {
             let ours = object
                 .get::<VolumeAttachment>()
                 .is_some_and(|a| a.spec.node_name == self.node && is_held(a));
             if ours && !self.used.lock().contains_key(object.name()) {
-                self.let_go(object.name(), None).await?;
+                self.end_use(object.name(), None).await?;
             }
         }
         Ok(())
@@ -343,8 +354,8 @@ mod tests {
 
     use super::*;
 
-    fn exclusive(one_pod: bool) -> Awaited {
-        Awaited::from(Exclusive {
+    fn exclusive(one_pod: bool) -> AttachmentWanted {
+        AttachmentWanted::from(Exclusive {
             attachment: "knarr-u".into(),
             one_pod,
         })
@@ -390,7 +401,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn s7_a_volume_is_used_only_while_its_record_names_this_node_and_pod() {
-        for (node, pod, one_pod, refused) in [
+        for (node, pod, one_pod, rejected) in [
             ("", "", false, Some("is not attached to any node yet")),
             ("n2", "p", false, Some("is attached to node n2")),
             ("n1", "other", true, Some("another has it")),
@@ -402,16 +413,16 @@ mod tests {
                 attachment(&n.api, node, pod).await;
             }
             let held = n.start().hold("p", "v", &exclusive(one_pod)).await;
-            match refused {
+            match rejected {
                 None => assert_eq!(held, Ok(())),
                 Some(word) => assert!(held.as_ref().is_err_and(|e| e.contains(word)), "{held:?}"),
             }
-            assert_eq!(n.is_held().await, refused.is_none());
+            assert_eq!(n.is_held().await, rejected.is_none());
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn s7_the_last_pod_lets_go_and_a_restart_forgets_nothing() {
+    async fn s7_the_last_pod_releases_the_volume_and_a_restart_forgets_none() {
         let n = Node::new();
         attachment(&n.api, "n1", "").await;
         let node = n.start();
@@ -422,21 +433,21 @@ mod tests {
         std::fs::remove_dir_all(n.dir.path().join("pods/one")).unwrap();
         // The kubelet dies and comes back while the pod runs on.
         let node = n.start();
-        node.let_go_of_the_unknown().await.unwrap();
+        node.release_unknown().await.unwrap();
         assert!(n.is_held().await);
         assert_eq!(node.in_use(), ["exclusive.knarr.io/v"]);
         node.release("two").await.unwrap();
         assert!(!n.is_held().await);
-        // It dies between a pod's end and its word: the next one says it.
+        // The kubelet dies between a pod's end and its release: the next one releases.
         node.hold("three", "v", &exclusive(false)).await.unwrap();
         std::fs::remove_dir_all(n.dir.path().join("pods")).unwrap();
-        n.start().let_go_of_the_unknown().await.unwrap();
+        n.start().release_unknown().await.unwrap();
         assert!(!n.is_held().await);
     }
 
-    /// The word that the volume is used no longer gets no answer and arrives late: by then another pod has it.
+    /// The release gets no answer and arrives late: by then another pod uses the volume.
     #[tokio::test(start_paused = true)]
-    async fn s7_a_late_word_for_one_pod_does_not_let_go_of_what_the_next_one_uses() {
+    async fn s7_a_late_answer_for_one_pod_does_not_release_what_the_next_one_uses() {
         let n = Node::new();
         attachment(&n.api, "n1", "").await;
         let node = n.start();
@@ -455,17 +466,17 @@ mod tests {
         let arrived = n.api.update_as(late).await;
         assert!(arrived.is_err_and(|e| e.is_conflict()));
         assert!(n.is_held().await);
-        // It is said again, and then for nobody.
+        // It is sent again, and then without a user.
         node.release("one").await.unwrap();
         assert!(n.is_held().await);
         node.release("two").await.unwrap();
         assert!(!n.is_held().await);
     }
 
-    /// The write that takes the volume into use is done but answered with an error (its answer was lost, or a proxy sent it
-    /// twice), or is done only when the pod has gone.
+    /// The write that takes the volume into use is done but answered with an error (its answer was lost, or a proxy
+    /// sent it twice), or is done only when the pod was deleted.
     #[tokio::test(start_paused = true)]
-    async fn s7_what_was_taken_into_use_without_an_answer_is_let_go_of() {
+    async fn s7_an_attachment_taken_into_use_without_an_answer_is_released() {
         for arrives_late in [false, true] {
             let n = Node::new();
             attachment(&n.api, "n1", "").await;
@@ -498,7 +509,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn s7_a_record_that_is_going_gives_the_volume_to_nobody_who_has_not_got_it() {
+    async fn s7_a_record_under_deletion_admits_no_new_user_of_the_volume() {
         let n = Node::new();
         attachment(&n.api, "n1", "").await;
         let mut node = n.start();
@@ -508,7 +519,7 @@ mod tests {
             .delete(kind, "", "knarr-u", Default::default())
             .await
             .unwrap();
-        // Whoever deleted it did not know of these pods: it cannot go before this node lets it.
+        // The attachment's deletion was requested without knowledge of these pods: it waits for this node.
         for pod in ["one", "two"] {
             assert_eq!(node.hold(pod, "v", &exclusive(false)).await, Ok(()));
             node = n.start();
@@ -517,12 +528,12 @@ mod tests {
         assert_eq!(another, Err("volume v is for one pod, and another has it".into()));
         node.release("two").await.unwrap();
         assert!(n.is_held().await);
-        // Nobody here is known to have it, and its finalizer will go: too late.
+        // No pod here uses it, and its finalizer will be removed: too late.
         std::fs::remove_dir_all(n.dir.path().join("pods")).unwrap();
         let node = n.start();
         let late = node.hold("four", "v", &exclusive(false)).await;
         assert_eq!(late, Err("volume v is being detached".into()));
-        node.let_go_of_the_unknown().await.unwrap();
+        node.release_unknown().await.unwrap();
         assert!(n.api.get(kind, "", "knarr-u").await.unwrap_err().is_not_found());
     }
 }

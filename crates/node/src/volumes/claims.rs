@@ -1,5 +1,5 @@
-//! Claims of pods and the volumes they are bound to, `local` and `hostPath` ones among them: directories of this node that
-//! are not the pod's, and stay when it goes.
+//! Claims of pods and the volumes they are bound to, including `local` and `hostPath` ones: directories of this node
+//! that are not the pod's, and stay after it.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use knarr_client::{Api, TypedApi};
 use super::storage::VolumeMode;
 
 /// A claim as a pod's volume names it.
-pub(super) struct Named {
+pub(super) struct ClaimReference {
     pub name: String,
     pub read_only: bool,
     /// Made for this pod, from the template in it.
@@ -18,26 +18,26 @@ pub(super) struct Named {
 }
 
 /// The claim that a volume of the pod is of, if it is of one.
-pub(super) fn of(pod: &Pod, volume: &Volume) -> Option<Named> {
+pub(super) fn of(pod: &Pod, volume: &Volume) -> Option<ClaimReference> {
     if let Some(source) = &volume.persistent_volume_claim {
-        return Some(Named {
+        return Some(ClaimReference {
             name: source.claim_name.clone(),
             read_only: source.read_only == Some(true),
             ephemeral: false,
         });
     }
-    volume.ephemeral.as_ref().map(|_| Named {
+    volume.ephemeral.as_ref().map(|_| ClaimReference {
         name: format!("{}-{}", pod.metadata.name.as_deref().unwrap_or(""), volume.name),
         read_only: false,
         ephemeral: true,
     })
 }
 
-/// The claim, and the volume that it is bound to; else what is missing, as users are told.
+/// The claim, and its bound volume; else what is missing, as a message for users.
 pub(super) async fn volume(
     api: &dyn Api,
     pod: &Pod,
-    named: &Named,
+    named: &ClaimReference,
 ) -> Result<(Shared<PersistentVolumeClaim>, Shared<PersistentVolume>), String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
     let name = named.name.as_str();

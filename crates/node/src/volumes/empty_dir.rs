@@ -45,7 +45,7 @@ fn memory(path: &Path, size_bytes: Option<i64>) -> io::Result<()> {
     .map_err(io::Error::from)
 }
 
-/// The number of pages is the kernel's to give: the filesystem is not told a size.
+/// The kernel provides the pages: the file system is mounted without a size.
 fn huge_pages(path: &Path, page_bytes: i64) -> io::Result<()> {
     if mounts::is_mount_point(path)? {
         let there = statfs(path)?;
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use crate::kubelet::Machine;
 
-    /// What is mounted there goes with it.
+    /// Unmounted when dropped.
     struct Mounted(tempfile::TempDir);
 
     impl Drop for Mounted {
@@ -91,7 +91,7 @@ mod tests {
         }
     }
 
-    /// Needs root, to mount; without, it says so and passes.
+    /// Needs root, to mount; without it, prints that and passes.
     fn place() -> Option<Mounted> {
         if !nix::unistd::geteuid().is_root() {
             eprintln!("not run: only root mounts");

@@ -1,7 +1,7 @@
 //! Keeps the claimed volumes that pods of this node use at the size of their PersistentVolumes, as far as their drivers can.
 //!
-//! What is to be done is decided by [`knarr_kubelet::volume_expansion`]: when a volume is set up, and while it is used. Nodes
-//! cannot watch claims; those of drivers' volumes are read again every [`LOOK`].
+//! What is to be done is decided by [`knarr_kubelet::volume_expansion`]: when a volume is set up, and while it is used.
+//! Nodes cannot watch claims; those of drivers' volumes are read again every [`SYNC_INTERVAL`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::debug;
 
-use super::storage::{Shelf, Wanted};
+use super::storage::{StorageManager, VolumeRequest};
 
-/// Between two looks at the claims in use: kubelet looks with each sync of a pod, about once a minute.
-const LOOK: Duration = Duration::from_secs(30);
+/// Sync period of the claims in use: kubelet checks with each sync of a pod, about once a minute.
+const SYNC_INTERVAL: Duration = Duration::from_secs(30);
 /// Drivers that are called at the same time.
 const CALLS_MAX: usize = 8;
 
@@ -31,7 +31,7 @@ const CALLS_MAX: usize = 8;
 struct Used {
     pod: ObjectReference,
     claim: String,
-    wanted: Wanted,
+    wanted: VolumeRequest,
     known: Known,
 }
 
@@ -60,11 +60,11 @@ impl Expansions {
     /// A pod has a volume now, which may have grown before. The error is why it has not its size.
     pub async fn begin(
         &self,
-        shelf: &Shelf,
+        storage_manager: &StorageManager,
         pod: &Pod,
         claim: &PersistentVolumeClaim,
         volume: &PersistentVolume,
-        wanted: &Wanted,
+        wanted: &VolumeRequest,
     ) -> Result<(), String> {
         let about = reference_to(&registry::POD, pod);
         if wanted.terms.read_only {
@@ -89,7 +89,7 @@ impl Expansions {
             known: Known::new(claim),
         };
         self.used.lock().entry(key.clone()).or_insert(used);
-        self.sync(shelf, &key, claim, volume).await
+        self.sync(storage_manager, &key, claim, volume).await
     }
 
     /// A pod has none of its volumes any more.
@@ -98,24 +98,26 @@ impl Expansions {
     }
 
     /// Expands what grows while it is used, until dropped.
-    pub async fn run(&self, shelf: &Shelf) {
-        let mut looks = interval(LOOK);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    pub async fn run(&self, storage_manager: &StorageManager) {
+        let mut ticks = interval(SYNC_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            looks.tick().await;
-            self.look_at_all(shelf).await;
+            ticks.tick().await;
+            self.sync_all(storage_manager).await;
         }
     }
 
-    /// Expands what has grown since the last look.
-    pub async fn look_at_all(&self, shelf: &Shelf) {
+    /// Expands what has grown since the last sync.
+    pub async fn sync_all(&self, storage_manager: &StorageManager) {
         let keys: Vec<Key> = self.used.lock().keys().cloned().collect();
         let all = futures::stream::iter(keys);
-        all.for_each_concurrent(CALLS_MAX, |key| async move { self.look(shelf, &key).await })
-            .await;
+        all.for_each_concurrent(CALLS_MAX, |key| async move {
+            self.sync_one(storage_manager, &key).await
+        })
+        .await;
     }
 
-    async fn look(&self, shelf: &Shelf, key: &Key) {
+    async fn sync_one(&self, storage_manager: &StorageManager, key: &Key) {
         let Some(used) = self.used.lock().get(key).cloned() else {
             return;
         };
@@ -128,7 +130,7 @@ impl Expansions {
             }
             let volume = self.api.get_as::<PersistentVolume>("", &used.wanted.name).await;
             let volume = volume.map_err(|e| (false, e.to_string()))?;
-            let synced = self.sync(shelf, key, &claim, &volume).await;
+            let synced = self.sync(storage_manager, key, &claim, &volume).await;
             synced.map_err(|why| (true, why))
         };
         let synced: Result<(), (bool, String)> = synced.await;
@@ -150,13 +152,13 @@ impl Expansions {
     }
 
     /// Messages of kubelets name the volume between what was done and what came of it.
-    fn text(&self, what: &str, wanted: &Wanted, result: &str) -> String {
+    fn text(&self, what: &str, wanted: &VolumeRequest, result: &str) -> String {
         format!("{what} for volume {:?} {result}", wanted.name)
     }
 
     async fn sync(
         &self,
-        shelf: &Shelf,
+        storage_manager: &StorageManager,
         key: &Key,
         claim: &PersistentVolumeClaim,
         volume: &PersistentVolume,
@@ -170,9 +172,12 @@ impl Expansions {
                 used.known.size = size;
                 Ok(())
             }
-            Decision::Expand(plan) => self.expand(shelf, &mut used, &plan, claim.clone()).await,
+            Decision::Expand(plan) => {
+                self.expand(storage_manager, &mut used, &plan, claim.clone())
+                    .await
+            }
         };
-        // Its pod may have gone meanwhile.
+        // Its pod may have been deleted meanwhile.
         if let Some(of) = self.used.lock().get_mut(key) {
             of.known = used.known;
         }
@@ -181,7 +186,7 @@ impl Expansions {
 
     async fn expand(
         &self,
-        shelf: &Shelf,
+        storage_manager: &StorageManager,
         used: &mut Used,
         plan: &Plan,
         mut claim: PersistentVolumeClaim,
@@ -189,7 +194,7 @@ impl Expansions {
         if let Some(status) = plan.begun(&claim) {
             claim = self.write(claim, status).await?;
         }
-        let Err(failure) = shelf.expand(&used.wanted, plan.to.value()).await else {
+        let Err(failure) = storage_manager.expand(&used.wanted, plan.to.value()).await else {
             used.known.size = plan.to;
             let text = self.text("MountVolume.NodeExpandVolume succeeded", &used.wanted, &self.node);
             for about in [

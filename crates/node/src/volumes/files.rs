@@ -19,13 +19,13 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{POD_DIR_MODE, mounts};
-use crate::kubelet::downward::{self, Place};
+use crate::kubelet::downward::{self, DownwardValues};
 use crate::untrusted_fs::{Dir, Kind, Links, NewFile, remove_tree};
 
-/// Tokens live this long unless the volume says otherwise.
+/// The lifetime of tokens unless the volume sets one.
 const TOKEN_SECONDS: i64 = 3600;
 
-/// A token is asked for anew after four fifths of its life, or after a day.
+/// A token is renewed after four fifths of its lifetime, or after a day.
 const TOKEN_RENEW_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Which token: the pod's uid, the file's path, the audience.
@@ -48,21 +48,21 @@ impl Tokens {
         self.0.lock().insert(key, (token.to_string(), until));
     }
 
-    /// A pod is gone, and its tokens with it.
+    /// Removes a deleted pod's tokens.
     pub(super) fn forget(&self, uid: &str) {
         self.0.lock().retain(|(of, ..), _| of != uid);
     }
 }
 
-/// Points to the directory that is shown now.
+/// Points to the current directory.
 const DATA: &str = "..data";
 const DATA_NEXT: &str = "..data_tmp";
 /// Directories of a volume's own, which every process of the pod may enter.
 const DIRECTORY_MODE: u32 = 0o755;
-/// Entries of one directory that are looked at; objects have fewer keys than this many.
+/// Limit of entries read from one directory; objects have fewer keys than this.
 const ENTRIES_MAX: usize = 1 << 20;
 
-/// One file: its bytes, mode, and the user whose it is if that is not root.
+/// One file: its bytes, mode, and its owner if that is not root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct File {
     pub bytes: Vec<u8>,
@@ -96,7 +96,7 @@ pub(super) fn tmpfs_if_secret(path: &Path, volume: &core::Volume) -> io::Result<
     Ok(())
 }
 
-/// The pod as it is now: labels and annotations may have changed. The one given, if it cannot be asked.
+/// The current pod: labels and annotations may have changed. The given one, if the API is not reachable.
 pub(super) async fn newest(api: &dyn Api, pod: core::Pod) -> core::Pod {
     let (namespace, name) = (
         pod.metadata.namespace.clone().unwrap_or_default(),
@@ -110,13 +110,13 @@ pub(super) async fn newest(api: &dyn Api, pod: core::Pod) -> core::Pod {
     }
 }
 
-/// What a volume is to show.
+/// The content of a volume.
 pub(super) async fn gather(
     api: &dyn Api,
     tokens: &Tokens,
     pod: &core::Pod,
     volume: &core::Volume,
-    place: &Place,
+    values: &DownwardValues,
 ) -> Result<Content, String> {
     if let Some(source) = &volume.config_map {
         let keys = Keys {
@@ -138,7 +138,7 @@ pub(super) async fn gather(
     }
     if let Some(source) = &volume.downward_api {
         let items = source.items.as_deref().unwrap_or_default();
-        return downward_files(pod, items, mode(source.default_mode), place);
+        return downward_files(pod, items, mode(source.default_mode), values);
     }
     let mut content = Content::new();
     let Some(projected) = &volume.projected else {
@@ -163,7 +163,7 @@ pub(super) async fn gather(
             };
             secret(api, pod, &keys).await?
         } else if let Some(own) = &source.downward_api {
-            downward_files(pod, own.items.as_deref().unwrap_or_default(), default, place)?
+            downward_files(pod, own.items.as_deref().unwrap_or_default(), default, values)?
         } else if let Some(wanted) = &source.service_account_token {
             token(api, tokens, pod, wanted, default).await?
         } else {
@@ -186,7 +186,7 @@ struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    /// The files for these values: all of them, or the items asked for.
+    /// The files for these values: all of them, or the listed items.
     fn pick(&self, values: BTreeMap<String, Vec<u8>>, what: &str) -> Result<Content, String> {
         let Some(items) = self.items.filter(|items| !items.is_empty()) else {
             let file = |bytes| File {
@@ -248,13 +248,13 @@ fn downward_files(
     pod: &core::Pod,
     items: &[core::DownwardAPIVolumeFile],
     default: u32,
-    place: &Place,
+    values: &DownwardValues,
 ) -> Result<Content, String> {
     let mut content = Content::new();
     for item in items {
         let text = match (&item.field_ref, &item.resource_field_ref) {
-            (Some(field), _) => downward::field(pod, &field.field_path, place)?,
-            (None, Some(resource)) => downward::resource(pod, None, resource, place)?,
+            (Some(field), _) => downward::field(pod, &field.field_path, values)?,
+            (None, Some(resource)) => downward::resource(pod, None, resource, values)?,
             (None, None) => continue,
         };
         let file = File {
@@ -300,7 +300,7 @@ async fn token(
     let context = pod.spec.as_ref().and_then(|s| s.security_context.as_ref());
     let grouped = context.is_some_and(|c| c.fs_group.is_some());
     let user = only_user(pod);
-    // Nobody else is to read it. The group, where there is one, is given the right to when the file is written.
+    // No other user may read it. The group, where there is one, gets the right when the file is written.
     let mode = if grouped || user.is_some() { 0o600 } else { default };
     let file = File {
         bytes: token.as_bytes().to_vec(),
@@ -310,7 +310,7 @@ async fn token(
     Ok(Content::from([(wanted.path.clone(), file)]))
 }
 
-/// The user that all containers run as, if each says so and all say the same.
+/// The user that all containers run as, if each sets one and all are the same.
 fn only_user(pod: &core::Pod) -> Option<u32> {
     let spec = pod.spec.as_ref()?;
     let of_pod = spec.security_context.as_ref().and_then(|c| c.run_as_user);
@@ -357,7 +357,7 @@ async fn ask_token(
     token.ok_or_else(|| "failed to fetch token: the answer holds none".into())
 }
 
-/// Makes a directory show this content, in one step. Nothing is touched when it does already.
+/// Gives a directory this content, in one step. Nothing is changed if it has it already.
 pub(super) fn write(directory: &Path, content: &Content, group: Option<u32>) -> io::Result<()> {
     for name in content.keys() {
         let inside = Path::new(name)
@@ -397,7 +397,7 @@ pub(super) fn write(directory: &Path, content: &Content, group: Option<u32>) -> 
     }
     volume.remove_file(DATA_NEXT)?;
     volume.symlink(&stamp, DATA_NEXT)?;
-    // Something else than a link of this name is in the way; it was never ours.
+    // Something else than a link of this name is in the way; it was not created here.
     if volume.kind(DATA)?.is_some_and(|kind| kind != Kind::Link) {
         remove_tree(&volume, DATA)?;
     }
@@ -422,7 +422,7 @@ fn make_directory(at: &Dir, name: &OsStr, group: Option<u32>) -> io::Result<Dir>
     Ok(made)
 }
 
-/// The directory that `..data` points to: one of ours, in this volume. Anything else that it says is not believed.
+/// The directory that `..data` points to: one created here, in this volume. Any other target is ignored.
 fn current(volume: &Dir) -> io::Result<Option<OsString>> {
     let Some(target) = volume.read_link(DATA)? else {
         return Ok(None);
@@ -478,7 +478,7 @@ fn shows(volume: &Dir, name: &OsStr, content: &Content) -> io::Result<bool> {
     Ok(count == content.len())
 }
 
-/// The names users see point through `..data`; names that are gone go.
+/// The links that users see point through `..data`; outdated ones are removed.
 fn link_names(volume: &Dir, content: &Content) -> io::Result<()> {
     let top = |name: &String| name.split('/').next().map(str::to_string);
     let wanted: BTreeSet<String> = content.keys().filter_map(top).collect();
@@ -618,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_leads_out_is_refused() {
+    fn a_name_that_leads_out_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         for bad in ["../x", "/x", "a/../../x", "..x"] {
             assert!(write(dir.path(), &content(&[(bad, "1")]), None).is_err(), "{bad}");

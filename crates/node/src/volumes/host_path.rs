@@ -1,16 +1,16 @@
-//! `hostPath`: a path of the node, checked or made as its type says.
+//! `hostPath`: a path of the node, checked or created by its type.
 
 use crate::host_fs;
 use std::fs::{FileType, OpenOptions};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// Checks, in the words users know.
+/// Checks, with kubelet's messages.
 pub(super) fn check(path: &str, kind: &str) -> Result<(), String> {
     let at = Path::new(path);
     let there = host_fs::metadata(at).ok();
     let is = |test: fn(&FileType) -> bool| there.as_ref().is_some_and(|m| test(&m.file_type()));
-    let mistake = |what: &str| Err(format!("hostPath type check failed: {path} is not {what}"));
+    let wrong_type = |what: &str| Err(format!("hostPath type check failed: {path} is not {what}"));
     match kind {
         "" => {
             // As the runtimes did of old: what is not there is made a directory.
@@ -25,11 +25,11 @@ pub(super) fn check(path: &str, kind: &str) -> Result<(), String> {
                 .map(drop)
                 .map_err(|e| format!("cannot make {path}: {e}"))
         }
-        "Directory" | "DirectoryOrCreate" if !is(FileType::is_dir) => mistake("a directory"),
-        "File" | "FileOrCreate" if !is(FileType::is_file) => mistake("a file"),
-        "Socket" if !is(FileType::is_socket) => mistake("a socket file"),
-        "CharDevice" if !is(FileType::is_char_device) => mistake("a character device"),
-        "BlockDevice" if !is(FileType::is_block_device) => mistake("a block device"),
+        "Directory" | "DirectoryOrCreate" if !is(FileType::is_dir) => wrong_type("a directory"),
+        "File" | "FileOrCreate" if !is(FileType::is_file) => wrong_type("a file"),
+        "Socket" if !is(FileType::is_socket) => wrong_type("a socket file"),
+        "CharDevice" if !is(FileType::is_char_device) => wrong_type("a character device"),
+        "BlockDevice" if !is(FileType::is_block_device) => wrong_type("a block device"),
         "Directory" | "DirectoryOrCreate" | "File" | "FileOrCreate" | "Socket" | "CharDevice"
         | "BlockDevice" => Ok(()),
         other => Err(format!("{other:?} is not a known type of hostPath")),

@@ -57,7 +57,8 @@ pub(super) fn check_device(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Cleans up after this node's deleted volumes, until dropped. `in_use` says whether a pod still has the directory.
+/// Removes the directories of this node's deleted volumes, until dropped. `in_use` is whether a pod still uses the
+/// directory.
 pub(super) async fn clean(
     api: Arc<dyn Api>,
     node: String,
@@ -114,7 +115,7 @@ pub(super) async fn clean(
     }
 }
 
-/// Whether it is gone; not while a pod has it.
+/// Whether it was removed; not while a pod uses it.
 async fn remove(
     api: &dyn Api,
     root: &Path,
@@ -129,7 +130,7 @@ async fn remove(
             let removed = files.run(&of, move || untrusted_fs::remove(&path));
             removed.await.map_err(Error::internal)?;
         }
-        // Whoever wrote another path into it keeps what is there.
+        // The volume's path was changed by another client: the directory is kept.
         None => warn!(
             volume = volume.object().name(),
             "not a directory of this node's place: left as it is"
@@ -139,7 +140,7 @@ async fn remove(
     finalizer::release(&mut done.metadata, LOCAL_FINALIZER);
     match api.update_as(done).await {
         Err(error) if error.is_not_found() => Ok(true),
-        // Somebody wrote in between: what it is now comes with the next look.
+        // It was changed in between: the next sync sees the newer object.
         Err(error) if error.is_conflict() => Ok(false),
         other => other.map(|_| true),
     }
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_deleted_volumes_directory_goes_when_no_pod_has_it_and_then_the_volume() {
+    async fn a_deleted_volumes_directory_is_removed_when_no_pod_uses_it_and_then_the_volume() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("volumes");
         let clock = Arc::new(TokioClock::new(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));

@@ -1,4 +1,4 @@
-//! A pod's volumes on this node: made before its containers, kept current while it runs, gone after it.
+//! A pod's volumes on this node: set up before its containers, kept current while it runs, torn down after it.
 //!
 //! A pod's files are below `<root>/pods/<uid>`: volumes at `volumes/<plugin>/<name>`, as every kubelet lays them out.
 //! Setting up again what is set up is harmless: that is how a restarted kubelet finds its pods' volumes.
@@ -31,22 +31,22 @@ use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
 use crate::kubelet::Machine;
-use crate::kubelet::downward::Place;
+use crate::kubelet::downward::DownwardValues;
 use crate::kubelet::env::{EnvFile, UNREADABLE, expand};
 use crate::untrusted_fs::{self, Dir, Links, Pool};
 use expansion::Expansions;
+pub use storage::{CommandOutput, Host};
 use storage::{FsGroup, VolumeMode, give_to};
-pub use storage::{Host, Ran};
 
 /// Directories of the kubelet's own, pods' among them: closed to the node's other users, for what is below them is not.
 pub(crate) const POD_DIR_MODE: u32 = 0o750;
 
-/// Between looks at whether what a volume shows has changed.
+/// Between checks of whether a volume's content has changed.
 const REFRESH: Duration = Duration::from_secs(15);
 /// Before the CSINode object is tried again.
 const CSI_NODE_RETRY: Duration = Duration::from_secs(1);
 
-/// Why a volume is not there; shown to the user.
+/// Why a volume is not set up; shown to the user.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum VolumeError {
     #[error("MountVolume.SetUp failed for volume \"{volume}\" : {why}")]
@@ -73,7 +73,7 @@ pub enum VolumeError {
     PodDirectory { why: String },
     #[error("cannot free {path}: {why}")]
     TearDown { path: String, why: String },
-    #[error("cannot let go of a pod's volumes: {why}")]
+    #[error("cannot release a pod's volumes: {why}")]
     Release { why: String },
 }
 
@@ -96,7 +96,7 @@ impl VolumeError {
 #[derive(Clone, Debug)]
 pub struct Mounted {
     pub path: PathBuf,
-    /// By what the volume is, whatever the mount asks for.
+    /// A property of the volume, whatever the mount requests.
     pub read_only: bool,
 }
 
@@ -112,12 +112,12 @@ pub struct Volumes {
     claimed: Claimed,
     attached: attach::Attached,
     /// What comes from elsewhere.
-    shelf: storage::Shelf,
+    storage_manager: storage::StorageManager,
     expansions: Expansions,
     node: String,
 }
 
-/// What a machine of this kind is to its kubelet, unless somebody plays it.
+/// The host of a machine of this kind, unless a fake replaces it.
 pub(crate) fn host_of(machine: Machine) -> Arc<dyn Host> {
     match machine {
         Machine::Host => Arc::new(storage::Machine),
@@ -156,7 +156,7 @@ fn plugin(volume: &core::Volume) -> &'static str {
     }
 }
 
-/// Ends all of them when the kubelet ends: the next one has its own.
+/// Stops all of them when the kubelet exits: the next one starts its own.
 struct EndWith<'a>(&'a Mutex<BTreeMap<String, JoinHandle<()>>>);
 
 impl Drop for EndWith<'_> {
@@ -170,7 +170,7 @@ impl Drop for EndWith<'_> {
 impl Volumes {
     /// What registers the CSI drivers of its volumes.
     pub(crate) fn csi_registrar(&self) -> storage::Registrar {
-        self.shelf.registrar()
+        self.storage_manager.registrar()
     }
 
     pub(crate) fn new(
@@ -196,7 +196,7 @@ impl Volumes {
             node: node.clone(),
         };
         Volumes {
-            shelf: storage::Shelf::new(root.clone(), tools),
+            storage_manager: storage::StorageManager::new(root.clone(), tools),
             expansions: Expansions::new(api.clone(), recorder, clock, node.clone()),
             attached: attach::Attached::new(api.clone(), node.clone(), root.clone()),
             node,
@@ -226,7 +226,7 @@ impl Volumes {
     }
 
     /// Makes all volumes of a pod. The first that cannot be made is the error.
-    pub async fn setup(&self, pod: &core::Pod, place: &Place) -> Result<(), VolumeError> {
+    pub async fn setup(&self, pod: &core::Pod, values: &DownwardValues) -> Result<(), VolumeError> {
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
         let mut keep_current = false;
         let own = self.pod_dir(uid);
@@ -242,7 +242,7 @@ impl Volumes {
             let path = self.path(uid, volume);
             let group = fs_group(pod);
             if let Some(empty) = &volume.empty_dir {
-                let memory = place.allocatable.get("memory");
+                let memory = values.allocatable.get("memory");
                 let memory = memory.map_or(0, |bytes| resources::amount("memory", bytes));
                 let medium = medium(empty, pod, memory).map_err(failed)?;
                 let group = group.map(|g| g.id);
@@ -256,7 +256,7 @@ impl Volumes {
                     .map_err(|e| failed(e.to_string()))?
                     .map_err(failed)?;
             } else if files::is_files(volume) {
-                let content = files::gather(&*self.api, &self.tokens, pod, volume, place)
+                let content = files::gather(&*self.api, &self.tokens, pod, volume, values)
                     .await
                     .map_err(failed)?;
                 let (volume, group) = (volume.clone(), group.map(|g| g.id));
@@ -274,8 +274,8 @@ impl Volumes {
                 .await
                 .map_err(failed)?
             {
-                let found = self.shelf.set_up(&wanted).await;
-                let found = found.map_err(|failure| told(&wanted.name, wanted.terms.mode, failure))?;
+                let found = self.storage_manager.set_up(&wanted).await;
+                let found = found.map_err(|failure| mount_error(&wanted.name, wanted.terms.mode, failure))?;
                 let mut claimed = self.claimed.lock();
                 claimed.insert((uid.into(), volume.name.clone()), found);
             } else {
@@ -283,7 +283,7 @@ impl Volumes {
             }
         }
         if keep_current {
-            self.keep_current(pod, place);
+            self.keep_current(pod, values);
         }
         Ok(())
     }
@@ -293,7 +293,7 @@ impl Volumes {
         &self,
         pod: &core::Pod,
         volume: &core::Volume,
-        claim: &claims::Named,
+        claim: &claims::ClaimReference,
     ) -> Result<PathBuf, VolumeError> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
@@ -324,13 +324,16 @@ impl Volumes {
                 .await
                 .map_err(failed)?
         {
-            let awaited = attach::Awaited {
+            let attachment_wanted = attach::AttachmentWanted {
                 attachment: csi_attachment(&csi.volume_handle, &csi.driver, &self.node),
                 attacher: csi.driver.clone(),
                 one_pod: false,
             };
             let label = csi_unique_name(&csi.driver, &csi.volume_handle);
-            self.attached.hold(uid, &label, &awaited).await.map_err(failed)?;
+            self.attached
+                .hold(uid, &label, &attachment_wanted)
+                .await
+                .map_err(failed)?;
         }
         if wanted.is_none() && mode == VolumeMode::Block {
             let device = path.clone();
@@ -342,12 +345,12 @@ impl Volumes {
             return Ok(path);
         }
         let Some(wanted) = wanted else {
-            let (place, volume) = (local_root(&self.root), (*claimed).clone());
-            let made = self.files.run(uid, move || local::make(&place, &volume));
+            let (local_path, volume) = (local_root(&self.root), (*claimed).clone());
+            let made = self.files.run(uid, move || local::make(&local_path, &volume));
             made.await
                 .map_err(|e| failed(format!("cannot make {}: {e}", path.display())))?;
             let is_local = claimed.spec.as_ref().is_some_and(|s| s.local.is_some());
-            // The first pod's group has it as long as somebody uses it.
+            // The first pod's group owns it as long as it is in use.
             if let Some(group) = fs_group(pod).filter(|_| is_local && !claim.read_only)
                 && !self.is_used_by_another(uid, &path)
             {
@@ -359,12 +362,12 @@ impl Volumes {
             }
             return Ok(path);
         };
-        let found = self.shelf.set_up(&wanted).await;
-        let found = found.map_err(|failure| told(name, mode, failure))?;
+        let found = self.storage_manager.set_up(&wanted).await;
+        let found = found.map_err(|failure| mount_error(name, mode, failure))?;
         if wanted.is_expandable() {
             let expanded = self
                 .expansions
-                .begin(&self.shelf, pod, &bound, &claimed, &wanted)
+                .begin(&self.storage_manager, pod, &bound, &claimed, &wanted)
                 .await;
             let volume = name.to_string();
             expanded.map_err(|why| match mode {
@@ -392,9 +395,9 @@ impl Volumes {
             self.files.clone(),
             in_use,
         );
-        let let_go = async {
-            while let Err(error) = self.attached.let_go_of_the_unknown().await {
-                debug!(%error, "cannot look at the attachments yet");
+        let end_use = async {
+            while let Err(error) = self.attached.release_unknown().await {
+                debug!(%error, "cannot list the VolumeAttachments yet");
                 tokio::time::sleep(REFRESH).await;
             }
         };
@@ -409,10 +412,10 @@ impl Volumes {
         };
         let expand = async {
             if self.machine.is_host() {
-                self.expansions.run(&self.shelf).await;
+                self.expansions.run(&self.storage_manager).await;
             }
         };
-        tokio::join!(clean, let_go, csi_node, expand);
+        tokio::join!(clean, end_use, csi_node, expand);
     }
 
     /// Whether this pod uses a volume that is for one node or pod.
@@ -425,10 +428,10 @@ impl Volumes {
         self.attached.in_use()
     }
 
-    /// Looks now and then at what a pod's files come from, and swaps them when it has changed.
-    fn keep_current(&self, pod: &core::Pod, place: &Place) {
+    /// Checks periodically the sources of a pod's files, and swaps the files when they have changed.
+    fn keep_current(&self, pod: &core::Pod, values: &DownwardValues) {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        let (api, pod, place) = (self.api.clone(), pod.clone(), place.clone());
+        let (api, pod, values) = (self.api.clone(), pod.clone(), values.clone());
         let (tokens, own) = (self.tokens.clone(), self.files.clone());
         let volumes: Vec<(core::Volume, PathBuf)> = pod
             .spec
@@ -443,7 +446,7 @@ impl Volumes {
                 tokio::time::sleep(REFRESH).await;
                 pod = files::newest(&*api, pod).await;
                 for (volume, path) in &volumes {
-                    let refreshed = match files::gather(&*api, &tokens, &pod, volume, &place).await {
+                    let refreshed = match files::gather(&*api, &tokens, &pod, volume, &values).await {
                         Ok(content) => {
                             let (path, group) = (path.clone(), fs_group(&pod).map(|g| g.id));
                             let of = pod.metadata.uid.clone().unwrap_or_default();
@@ -453,7 +456,7 @@ impl Volumes {
                         Err(why) => Err(why),
                     };
                     if let Err(why) = refreshed {
-                        warn!(volume = volume.name, why, "cannot bring a volume up to date");
+                        warn!(volume = volume.name, why, "cannot update a volume's files");
                     }
                 }
             }
@@ -562,7 +565,7 @@ impl Volumes {
     pub async fn env_file(&self, pod: &core::Pod, volume: &str, path: &str) -> Result<EnvFile, String> {
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
         let mut volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
-        // Others than emptyDir are refused by the API; in a manifest of the node's own they are named here.
+        // The API rejects anything but emptyDir; in a static pod's manifest it is reported here.
         let found = volumes.find(|v| v.name == volume && v.empty_dir.is_some());
         let missing = || format!("cannot find the volume {volume:?} referenced by FileKeyRef");
         let base = self.path(uid, found.ok_or_else(missing)?);
@@ -584,7 +587,7 @@ impl Volumes {
         let refresher = self.refreshers.lock().remove(uid);
         if let Some(task) = refresher {
             task.abort();
-            // One that is just writing would make anew what is removed below. How it ended does not matter.
+            // A write in progress would create again what is removed below. Its result does not matter.
             let _ = task.await;
         }
         self.tokens.forget(uid);
@@ -593,12 +596,12 @@ impl Volumes {
             path: self.pod_dir(uid).display().to_string(),
             why,
         };
-        // What they are of could not be let go of otherwise.
+        // SubPath mounts keep their volumes busy otherwise.
         let own = self.pod_dir(uid);
         let unmounted = self.files.run(uid, move || sub_path::unmount_all(&own));
         unmounted.await.map_err(|e| failed(e.to_string()))?;
-        // Before anything of the pod's directory goes: what is mounted there may be storage of others.
-        let torn_down = self.shelf.tear_down(uid).await;
+        // Before anything of the pod's directory is removed: what is mounted there may be storage of others.
+        let torn_down = self.storage_manager.tear_down(uid).await;
         torn_down.map_err(failed)?;
         let own = self.pod_dir(uid);
         if !uid.is_empty() {
@@ -607,7 +610,7 @@ impl Volumes {
             unmounted.await.map_err(|e| failed(e.to_string()))?;
         }
         self.claimed.lock().retain(|(of, _), _| of != uid);
-        // While its directory is there: whoever collects what gone pods left finds it by that, and tries again.
+        // While its directory exists: the garbage collector finds it by that, and retries.
         let released = self.attached.release(uid).await;
         released.map_err(|e| VolumeError::Release { why: e.to_string() })?;
         if !uid.is_empty() {
@@ -627,18 +630,23 @@ fn close(root: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// In the words of the step that failed.
-fn told(volume: &str, mode: VolumeMode, failure: storage::Failure) -> VolumeError {
+/// With the message of the step that failed.
+fn mount_error(volume: &str, mode: VolumeMode, failure: storage::StorageFailure) -> VolumeError {
     let volume = volume.to_string();
     match (failure, mode) {
-        (storage::Failure::Stage(why), VolumeMode::Filesystem) => VolumeError::MountDevice { volume, why },
-        (storage::Failure::Publish(why), VolumeMode::Filesystem) => VolumeError::SetUp { volume, why },
-        (storage::Failure::Stage(why), VolumeMode::Block) => VolumeError::SetUpDevice { volume, why },
-        (storage::Failure::Publish(why), VolumeMode::Block) => VolumeError::MapPodDevice { volume, why },
+        (storage::StorageFailure::Stage(why), VolumeMode::Filesystem) => {
+            VolumeError::MountDevice { volume, why }
+        }
+        (storage::StorageFailure::Publish(why), VolumeMode::Filesystem) => VolumeError::SetUp { volume, why },
+        (storage::StorageFailure::Stage(why), VolumeMode::Block) => VolumeError::SetUpDevice { volume, why },
+        (storage::StorageFailure::Publish(why), VolumeMode::Block) => {
+            VolumeError::MapPodDevice { volume, why }
+        }
     }
 }
 
-/// Unmounts what is mounted below a directory that is to be removed, the innermost first: it is not ours to delete.
+/// Unmounts what is mounted below a directory that is to be removed, the innermost first: mounted content must not be
+/// deleted.
 fn unmount_below(directory: &Path) -> std::io::Result<()> {
     for mounted in mounts::below(directory)? {
         untrusted_fs::unmount_all_at(&mounted)?;

@@ -18,7 +18,7 @@ pub(super) fn is_mount_point(path: &Path) -> io::Result<bool> {
     Ok(mount_points(&table).any(|mounted| mounted == path))
 }
 
-/// The fifth field of each line, its escapes undone.
+/// The fifth field of each line, unescaped.
 fn mount_points(table: &str) -> impl Iterator<Item = PathBuf> + '_ {
     table.lines().filter_map(|line| {
         let escaped = line.split(' ').nth(4)?;

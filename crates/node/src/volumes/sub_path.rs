@@ -49,7 +49,7 @@ impl SubPath {
     }
 }
 
-/// Takes the mounts of all subPaths of a pod away, before the volumes go that they are of.
+/// Unmounts all subPaths of a pod, before their volumes are removed.
 pub(super) fn unmount_all(pod_dir: &Path) -> io::Result<()> {
     for mounted in mounts::below(&pod_dir.join(DIRECTORY))? {
         untrusted_fs::unmount_all_at(&mounted)?;
@@ -90,7 +90,7 @@ mod tests {
         std::fs::rename(base.join("a"), base.join("b")).unwrap();
         symlink("/", base.join("a")).unwrap();
         assert_eq!(std::fs::read(at.join("f")).unwrap(), b"mine");
-        // The next attempt of the container is refused, and the former mount is what it was.
+        // The next attempt of the container fails, and the earlier mount is unchanged.
         assert!(sub_path(dir.path(), "a").mount().is_err());
         assert_eq!(sub_path(dir.path(), "b/f").mount().unwrap(), at);
         assert_eq!(std::fs::read(&at).unwrap(), b"mine");

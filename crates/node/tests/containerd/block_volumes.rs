@@ -112,7 +112,7 @@ async fn a_container_writes_the_block_device_that_its_pod_has_claimed() {
     }
     for pod in ["writer", "reader", "mounts"] {
         machine.delete(pod).await;
-        machine.wait(pod, "gone", |p| p.is_none()).await;
+        machine.wait(pod, "deleted", |p| p.is_none()).await;
     }
     drop(device);
     machine.end().await;

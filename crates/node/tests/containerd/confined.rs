@@ -23,7 +23,7 @@ async fn l1_l4_a_container_is_confined_as_it_asks_or_does_not_run() {
     let Some(machine) = Machine::start(10).await else {
         return;
     };
-    // Before it has an object of its own nobody is refused.
+    // Before the node is registered no pod is rejected.
     machine.ready().await;
     let profiles = machine.dir.path().join("kubelet/seccomp/strict");
     std::fs::create_dir_all(&profiles).unwrap();
@@ -98,7 +98,7 @@ async fn l1_l4_a_container_is_confined_as_it_asks_or_does_not_run() {
         .into_iter()
         .filter(|r| !(app_armor && r.0 == "armored"))
     {
-        machine.wait(name, "refused", |p| phase(p) == "Failed").await;
+        machine.wait(name, "rejected", |p| phase(p) == "Failed").await;
         let status = machine.get(name).await.unwrap().status.clone().unwrap();
         let got = (status.reason.as_deref(), status.message.as_deref());
         assert_eq!(got, (Some(reason), Some(message)), "{name}");

@@ -127,7 +127,7 @@ async fn l4_a_container_reads_the_device_that_its_plugin_gave_it() {
         "z0"
     );
     machine.delete("a").await;
-    machine.wait("a", "gone", |p| p.is_none()).await;
+    machine.wait("a", "deleted", |p| p.is_none()).await;
     serving.abort();
     machine.end().await;
 }

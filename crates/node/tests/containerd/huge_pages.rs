@@ -1,5 +1,5 @@
-//! Pods with huge pages of the kernel's own, where this machine lets some be set aside; and the refusal of such pods
-//! where there are none.
+//! Pods with preallocated huge pages, where this machine can allocate some; and the rejection of such pods where there
+//! are none.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ struct Pool {
 }
 
 impl Pool {
-    /// None on a machine that does not give so many.
+    /// None on a machine that cannot allocate so many.
     fn with(pages: i64) -> Option<Pool> {
         let lock = Flock::lock(File::open(POOL).ok()?, FlockArg::LockExclusive).ok()?;
         let pool = Pool {
@@ -111,12 +111,12 @@ async fn l4_huge_pages_are_the_nodes_to_give() {
     machine
         .create("more", pod(OBEDIENT, Some(&more), "HugePages"))
         .await;
-    machine.wait("more", "refused", |p| phase(p) == "Failed").await;
+    machine.wait("more", "rejected", |p| phase(p) == "Failed").await;
     let refused = machine.get("more").await.unwrap();
     let status = refused.status.clone().unwrap();
     assert_eq!(status.reason.as_deref(), Some("OutOfhugepages-2Mi"));
 
-    // A volume of pages that nobody asked for.
+    // A volume of a page size that no container requests.
     machine.create("unasked", pod(OBEDIENT, None, "HugePages")).await;
     let told =
         "medium HugePages: hugePages storage requested, but there is no resource request for huge pages";
@@ -133,7 +133,7 @@ async fn l4_huge_pages_are_the_nodes_to_give() {
     }
     for name in ["more", "unasked"] {
         machine.delete(name).await;
-        machine.wait(name, "gone", |p| p.is_none()).await;
+        machine.wait(name, "deleted", |p| p.is_none()).await;
     }
     match &pool {
         Some(_) => used(&machine).await,
@@ -152,7 +152,7 @@ async fn used(machine: &Machine) {
     let mut spec = pod(script, Some("4Mi"), "HugePages-2Mi");
     spec["containers"][0]["startupProbe"] =
         json!({"exec": {"command": ["test", "-e", "/tmp/up"]}, "periodSeconds": 1});
-    // One beside it that has none.
+    // A second container without huge pages.
     let mut other = shell(OBEDIENT)[0].clone();
     other["name"] = json!("other");
     other["resources"] =
@@ -177,7 +177,7 @@ async fn used(machine: &Machine) {
     match held(&group) {
         Some(of_pod) => {
             assert_eq!(of_pod, (2 * PAGE, 2 * PAGE), "the pod's limit, and what it uses");
-            assert_eq!(taken, 2, "the third page was refused");
+            assert_eq!(taken, 2, "the third page was denied");
             assert_eq!(
                 held("kubepods").map(|(limit, _)| limit),
                 Some(number(POOL) * PAGE)
@@ -186,10 +186,10 @@ async fn used(machine: &Machine) {
             assert_eq!(of("c"), Some((2 * PAGE, 2 * PAGE)));
             assert_eq!(of("other"), Some((0, 0)));
         }
-        // Nobody counts: only the pool bounds it.
+        // Without a limit only the pool bounds it.
         None => assert_eq!(taken, 3),
     }
     machine.delete("p").await;
-    machine.wait("p", "gone", |p| p.is_none()).await;
-    assert_eq!(number(&free), before, "given back with the volume");
+    machine.wait("p", "deleted", |p| p.is_none()).await;
+    assert_eq!(number(&free), before, "released with the volume");
 }

@@ -11,10 +11,10 @@ use knarr_client::fake::FakeApi;
 use knarr_client::{Api, DeleteOptions, ListOptions, Shared, SystemClock, TypedApi};
 use knarr_kubelet::configuration::{ImageGc, KubeletConfiguration};
 use knarr_kubelet::eviction::Settings;
-use knarr_node::containerd::{Containerd, ContainerdConfig, end_leftover};
+use knarr_node::containerd::{Containerd, ContainerdConfig, stop_leftover};
 use knarr_node::network::{PodNetwork, remove_bridge};
 use knarr_node::runtime::{Runtime, cri::Cri};
-use knarr_node::teardown::end_pods;
+use knarr_node::teardown::stop_pods;
 use knarr_node::{Config, Kubelet, images};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -59,7 +59,7 @@ impl Drop for Machine {
 }
 
 impl Machine {
-    /// `number` keeps machines of tests that run at the same time apart.
+    /// `number` keeps nodes of concurrent tests apart.
     pub async fn start(number: u8) -> Option<Machine> {
         Self::start_configured(number, KubeletConfiguration::default()).await
     }
@@ -141,7 +141,7 @@ impl Machine {
             log_dir: self.dir.path().join("logs"),
             pod_cidrs: vec![self.subnet.clone()],
             node_ips: vec!["127.0.0.1".into()],
-            // How full this machine is must not decide what a test comes to.
+            // Disk usage of the test machine must not affect a test.
             configuration: KubeletConfiguration {
                 eviction: Settings {
                     thresholds: Vec::new(),
@@ -177,7 +177,7 @@ impl Machine {
         if self.kubelet.is_some() {
             self.stop_kubelet().await;
         }
-        let torn = end_pods(self.runtime.as_ref()).await;
+        let torn = stop_pods(self.runtime.as_ref()).await;
         assert!(torn.faults.is_empty(), "{:?}", torn.faults);
         self.stop_containerd().await;
         remove_bridge(&self.bridge).await.unwrap();
@@ -185,7 +185,7 @@ impl Machine {
         assert!(left.is_empty(), "still mounted: {left:?}");
     }
 
-    /// After a failure: frees what the machine would be left with otherwise.
+    /// After a failure: frees what would be left on the machine otherwise.
     fn abandon(&mut self) {
         if let Some((_, cancel)) = self.kubelet.take() {
             cancel.cancel();
@@ -201,8 +201,8 @@ impl Machine {
             waits.block_on(async {
                 let runtime = Cri::new(&socket.to_string_lossy());
                 let freed = async {
-                    let torn = end_pods(&runtime).await;
-                    let ended = end_leftover(&config).await;
+                    let torn = stop_pods(&runtime).await;
+                    let ended = stop_leftover(&config).await;
                     let removed = remove_bridge(&bridge).await;
                     eprintln!("after the failure: {torn:?}, {ended:?}, {removed:?}");
                 };
@@ -275,7 +275,7 @@ impl Machine {
             .unwrap();
     }
 
-    /// Waits until the pod is as described, and says how long it took.
+    /// Waits until the pod is as described, and returns how long it took.
     pub async fn wait(&self, name: &str, what: &str, is: impl Fn(Option<&Pod>) -> bool) -> Duration {
         let began = Instant::now();
         loop {
@@ -338,7 +338,7 @@ pub fn shell(script: &str) -> Value {
     json!([{"name": "c", "image": images::BUSYBOX, "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", script]}])
 }
 
-/// Lives until it is told to end.
+/// Exits on TERM.
 pub const OBEDIENT: &str = "trap 'exit 0' TERM; while :; do sleep 0.05; done";
 
 pub fn phase(pod: Option<&Pod>) -> &str {

@@ -1,11 +1,11 @@
 //! Pods' lives on a real containerd, against an API in memory: what the units cannot show.
 //!
-//! Needs root, containerd, runc and the CNI plugins; where one is missing the tests say so and pass. Everything
-//! is private to one test (directories, bridge, subnet) and gone afterwards.
+//! Needs root, containerd, runc and the CNI plugins; where one is missing the tests print that and pass. Everything is
+//! private to one test (directories, bridge, subnet) and removed afterwards.
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "tests make the files that they look at by name"
+    reason = "tests create the files that they read by name"
 )]
 // Helpers of tests fail by panicking, as tests do.
 #![allow(clippy::unwrap_used)]
@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 use machine::{Machine, OBEDIENT, first, phase, ready, shell};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l13_a_pod_runs_and_ends_and_leaves_nothing() {
+async fn l13_a_pod_runs_and_terminates_and_leaves_nothing() {
     let Some(machine) = Machine::start(1).await else {
         return;
     };
@@ -78,9 +78,12 @@ async fn l13_a_pod_runs_and_ends_and_leaves_nothing() {
                 .starts_with("10.211.1.")
         );
         machine.delete(&name).await;
-        downs.push(machine.wait(&name, "gone", |p| p.is_none()).await);
+        downs.push(machine.wait(&name, "deleted", |p| p.is_none()).await);
     }
-    eprintln!("create to Running: {ups:?}\ndelete to gone: {downs:?}");
+    eprintln!(
+        "create to Running: {ups:?}
+    delete to deleted: {downs:?}"
+    );
     assert_eq!(machine.containers().await, 1, "only the first is left");
     let events = machine.events("p0").await;
     for wanted in [
@@ -95,7 +98,7 @@ async fn l13_a_pod_runs_and_ends_and_leaves_nothing() {
         );
     }
     machine.delete("warm").await;
-    machine.wait("warm", "gone", |p| p.is_none()).await;
+    machine.wait("warm", "deleted", |p| p.is_none()).await;
     let began = Instant::now();
     while !links().is_empty() {
         assert!(began.elapsed() < Duration::from_secs(20), "{:?}", links());
@@ -105,7 +108,7 @@ async fn l13_a_pod_runs_and_ends_and_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l4_l5_ends_are_shown_with_codes_messages_and_restarts() {
+async fn l4_l5_exits_are_reported_with_codes_messages_and_restarts() {
     let Some(machine) = Machine::start(2).await else {
         return;
     };
@@ -171,7 +174,7 @@ async fn t4_what_runs_is_found_again_after_restarts_and_never_runs_twice() {
     let id = first(&machine.get("p").await.unwrap())["containerID"].clone();
 
     machine.stop_kubelet().await;
-    // Gone while nobody looked: an orphan now.
+    // Deleted while no kubelet ran: an orphan now.
     let kind = Pod::kind_of();
     let at_once = DeleteOptions {
         grace_period_seconds: Some(0),
@@ -193,12 +196,12 @@ async fn t4_what_runs_is_found_again_after_restarts_and_never_runs_twice() {
     assert_eq!(status["restartCount"], 0);
     assert_eq!(machine.containers().await, 1);
     machine.delete("p").await;
-    machine.wait("p", "gone", |p| p.is_none()).await;
+    machine.wait("p", "deleted", |p| p.is_none()).await;
     assert_eq!(machine.containers().await, 0);
     machine.end().await;
 }
 
-/// Starts containerd under a supervisor that is gone the next moment, as if knarr were killed. Its process id.
+/// Starts containerd under a supervisor that exits at once, as if knarr were killed. Returns its process id.
 async fn left_behind(config: ContainerdConfig) -> String {
     let killed = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -225,9 +228,9 @@ async fn t4_a_containerd_left_behind_is_kept_if_it_is_what_would_be_started() {
     let left = left_behind(config.clone()).await;
     machine.start_containerd().await;
     let pid = noted_pid(&config);
-    assert_eq!(pid, left, "the same process goes on");
+    assert_eq!(pid, left, "the same process keeps running");
 
-    // One that is kept is looked after like one's own child.
+    // An adopted one is supervised like a child.
     let killed = nix::unistd::Pid::from_raw(pid.parse().unwrap());
     nix::sys::signal::kill(killed, nix::sys::signal::Signal::SIGKILL).unwrap();
     let began = Instant::now();
@@ -284,10 +287,10 @@ async fn thirty_pods_at_once_run_and_go() {
         machine.delete(name).await;
     }
     for name in &names {
-        machine.wait(name, "gone", |p| p.is_none()).await;
+        machine.wait(name, "deleted", |p| p.is_none()).await;
     }
     eprintln!(
-        "30 pods: all Running after {up:?}, all gone after {:?}",
+        "30 pods: all Running after {up:?}, all deleted after {:?}",
         began.elapsed()
     );
     assert_eq!(machine.containers().await, 0);
@@ -317,7 +320,7 @@ async fn t2_t6_hooks_graces_and_force() {
     machine.wait("stubborn", "ready", ready).await;
     machine.wait("forced", "ready", ready).await;
     machine.delete("stubborn").await;
-    let took = machine.wait("stubborn", "gone", |p| p.is_none()).await;
+    let took = machine.wait("stubborn", "deleted", |p| p.is_none()).await;
     assert!(
         (2900..4500).contains(&took.as_millis()),
         "the grace is 3 s: {took:?}"
@@ -385,7 +388,7 @@ async fn all_again(machine: &Machine) {
         assert_eq!(of["restartCount"], 1, "{of}");
     }
     machine.delete("again").await;
-    machine.wait("again", "gone", |p| p.is_none()).await;
+    machine.wait("again", "deleted", |p| p.is_none()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -432,7 +435,7 @@ async fn l10_l9_l8_l5_init_containers_hooks_probes_volumes_and_all_of_it_again()
     );
     machine.delete("p").await;
     all_again(&machine).await;
-    machine.wait("p", "gone", |p| p.is_none()).await;
+    machine.wait("p", "deleted", |p| p.is_none()).await;
     machine.end().await;
 }
 
@@ -459,7 +462,7 @@ async fn the_node_is_registered_and_its_lease_renewed() {
         )
         .await;
     let heard = tokio::time::timeout(Duration::from_secs(10), events.next()).await;
-    assert!(heard.unwrap().is_some(), "containerd tells of exits");
+    assert!(heard.unwrap().is_some(), "containerd reports exits");
     machine.wait("p", "succeeded", |p| phase(p) == "Succeeded").await;
     machine.end().await;
 }

@@ -1,4 +1,4 @@
-//! The summary of a node with real containers: every figure that this machine's kernel keeps is there.
+//! The summary of a node with real containers: every value that this machine's kernel provides is there.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn counted(value: &Value, paths: &[&str]) {
     }
 }
 
-/// A claim that is bound to a directory of this machine's.
+/// A claim that is bound to a local directory.
 async fn claimed(machine: &Machine) {
     let claim = json!({
         "metadata": {"name": "data", "namespace": "default"},
@@ -57,7 +57,7 @@ async fn claimed(machine: &Machine) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn t8_the_summary_says_what_the_kernel_counts() {
+async fn t8_the_summary_contains_what_the_kernel_counts() {
     let Some(machine) = Machine::start(22).await else {
         return;
     };
@@ -141,13 +141,13 @@ async fn t8_the_summary_says_what_the_kernel_counts() {
         (2..=3).contains(&processes),
         "the shell, and what it waits for: {processes}"
     );
-    let figures = ["/capacityBytes", "/usedBytes", "/inodesUsed"];
-    counted(of(&pod["volume"], "v"), &figures);
+    let stats = ["/capacityBytes", "/usedBytes", "/inodesUsed"];
+    counted(of(&pod["volume"], "v"), &stats);
     let claimed = of(&pod["volume"], "w");
-    counted(claimed, &figures);
+    counted(claimed, &stats);
     assert_eq!(claimed["pvcRef"], json!({"name": "data", "namespace": "default"}));
 
-    // Pressure is there for everybody, or (version 1) for nobody.
+    // Pressure is there for all, or (cgroup v1) for none.
     let unified = knarr_node::cgroup::is_unified();
     for whose in [node, pod, container, of(&node["systemContainers"], "pods")] {
         assert_eq!(whose["cpu"].get("psi").is_some(), unified, "{whose:#}");
@@ -159,6 +159,6 @@ async fn t8_the_summary_says_what_the_kernel_counts() {
         }
     }
     machine.delete("p").await;
-    machine.wait("p", "gone", |p| p.is_none()).await;
+    machine.wait("p", "deleted", |p| p.is_none()).await;
     machine.end().await;
 }

@@ -175,11 +175,11 @@ async fn l4_a_guaranteed_container_keeps_its_cpus_over_a_restart_of_the_kubelet(
     assert_eq!(file["entries"][&uid]["c"], cpuset::format(&own));
 
     machine.delete("own").await;
-    machine.wait("own", "gone", |p| p.is_none()).await;
+    machine.wait("own", "deleted", |p| p.is_none()).await;
     wait_for_cpus(&machine, "shared", &all).await;
     for name in ["shared", "later"] {
         machine.delete(name).await;
-        machine.wait(name, "gone", |p| p.is_none()).await;
+        machine.wait(name, "deleted", |p| p.is_none()).await;
     }
     machine.end().await;
 }
@@ -210,7 +210,7 @@ async fn l4_a_container_that_is_not_of_whole_cores_is_rejected_with_the_option()
         }
     }
     machine.delete("own").await;
-    machine.wait("own", "gone", |p| p.is_none()).await;
+    machine.wait("own", "deleted", |p| p.is_none()).await;
     machine.end().await;
 }
 

@@ -1,5 +1,5 @@
-//! Probes and hooks over TLS and gRPC, asked of a server that runs in a container: this test program itself, which is
-//! mounted there with the machine's libraries.
+//! Probes and hooks over TLS and gRPC, against a server in a container: this test program itself, which is mounted
+//! there with the machine's libraries.
 
 use std::convert::Infallible;
 use std::io::Write;
@@ -31,7 +31,7 @@ const GRPC: u16 = 9090;
 /// What a TLS connection begins with.
 const TLS_HANDSHAKE: [u8; 2] = [0x16, 3];
 
-/// Says where the server writes what it was asked, and finds the files that make it answer badly.
+/// The directory where the server logs its requests, and finds the files that make it answer with errors.
 const DIRECTORY: &str = "KNARR_TEST_SERVER";
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -55,10 +55,10 @@ fn hear(directory: &Path, line: &str) {
     writeln!(heard.unwrap(), "{line}").unwrap();
 }
 
-/// One HTTP/1.1 request and its answer: good, but to `/ready` where a file says no.
+/// One HTTP/1.1 request and its answer: success, except for `/ready` where a file forbids it.
 async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, scheme: &str, directory: &Path) {
     let mut request = Vec::new();
-    // A client that speaks TLS here is told so in plain words, as servers do.
+    // A client that speaks TLS here gets a plain-text error, as from other servers.
     while !request.ends_with(b"\r\n\r\n") && !request.starts_with(&TLS_HANDSHAKE) {
         match stream.read_u8().await {
             Ok(byte) => request.push(byte),
@@ -78,7 +78,7 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, scheme: &str, d
         _ => "200 OK",
     };
     let response = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
-    // A client that has gone away is none of the server's business.
+    // The client may have disconnected.
     let _ = stream.write_all(response.as_bytes()).await;
     let _ = stream.shutdown().await;
     let _ = stream.read_to_end(&mut Vec::new()).await;
@@ -86,7 +86,7 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, scheme: &str, d
 
 type Frames = stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infallible>>>;
 
-/// `grpc.health.v1.Health/Check`: serving, but where a file says no.
+/// `grpc.health.v1.Health/Check`: serving, unless a file forbids it.
 async fn check(request: Request<Incoming>, directory: &Path) -> Response<StreamBody<Frames>> {
     let path = request.uri().path().to_string();
     let message = request.into_body().collect().await.unwrap().to_bytes();
@@ -111,7 +111,7 @@ async fn check(request: Request<Incoming>, directory: &Path) -> Response<StreamB
 }
 
 fn acceptor() -> tokio_rustls::TlsAcceptor {
-    // Nobody's name, signed by nobody: probes and hooks do not look at that.
+    // Self-signed, for another name: probes and hooks do not verify it.
     let made = rcgen::generate_simple_self_signed(vec!["nobody".to_string()]).unwrap();
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -171,7 +171,7 @@ fn serves() {
     });
 }
 
-/// The server as a sidecar, beside a container that has hooks and probes.
+/// The server as a sidecar, next to a container with hooks and probes.
 fn spec(seen: &Path) -> Value {
     let program = std::env::current_exe().unwrap();
     let mut volumes = vec![
@@ -242,7 +242,7 @@ async fn l8_l9_probes_and_hooks_speak_tls_and_grpc_with_containers() {
     std::fs::remove_file(&dying).unwrap();
     machine.wait("p", "ready after it", ready).await;
     machine.delete("p").await;
-    machine.wait("p", "gone", |p| p.is_none()).await;
+    machine.wait("p", "deleted", |p| p.is_none()).await;
     let said = heard();
     assert!(
         said.lines().any(|l| l == "http /stop kube-lifecycle/1.36"),

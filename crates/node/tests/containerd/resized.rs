@@ -165,6 +165,6 @@ async fn l4_t8_the_pods_own_group_follows_its_resources() {
     assert_eq!(held("kubepods").2, kibibytes * 1024);
 
     machine.delete("p").await;
-    machine.wait("p", "gone", |p| p.is_none()).await;
+    machine.wait("p", "deleted", |p| p.is_none()).await;
     machine.end().await;
 }

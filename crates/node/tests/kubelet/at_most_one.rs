@@ -11,7 +11,7 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 impl World {
     async fn create_once(&self, name: &str) {
-        // What does not tolerate the taint is rejected, and tells nothing.
+        // A pod that does not tolerate the taint is rejected, and shows nothing.
         let tolerations = json!([{"key": OUT_OF_SERVICE, "operator": "Exists"}]);
         self.create_with(name, json!({"tolerations": tolerations})).await;
         let mut once = self.pod(name).await.unwrap();

@@ -7,10 +7,10 @@ use knarr_api::kinds::persistent_volume::{ATTACHER, IN_USE};
 
 use super::*;
 
-/// A machine went down with a pod that used a volume, and the pod was removed meanwhile. The API cannot be reached when the
-/// kubelet collects what the pod left.
+/// A node went down with a pod that used a volume, and the pod was removed meanwhile. The API cannot be reached when
+/// the kubelet collects the pod's leftovers.
 #[tokio::test(start_paused = true)]
-async fn s7_a_volume_of_a_pod_that_is_gone_is_let_go_of_when_the_api_is_reached_again() {
+async fn s7_a_deleted_pods_volume_is_released_when_the_api_is_reachable_again() {
     let world = World::new();
     let held = json!({
         "metadata": {"name": "knarr-v", "finalizers": [IN_USE]},

@@ -1,8 +1,8 @@
-//! The machine's wall clock is set by hours while pods run, crash, and end: nothing happens sooner or later for it,
-//! and the node stays alive to the others.
+//! The wall clock is set by hours while pods run, crash, and terminate: nothing happens earlier or later for it, and
+//! the node's heartbeats continue.
 
 use k8s_openapi::jiff::SignedDuration;
-use knarr_node::runtime::fake::{Happening, Manners};
+use knarr_node::runtime::fake::{ContainerEvent, StopBehavior};
 use parking_lot::Mutex;
 
 use super::*;
@@ -32,15 +32,15 @@ async fn history(jump: Option<(u64, SignedDuration)>) -> Vec<String> {
     let heard = seen.clone();
     world.runtime.observe(move |container, happening| {
         let what = match happening {
-            Happening::Started => "starts".to_string(),
-            Happening::Ended(end) => format!("ends: {end:?}"),
+            ContainerEvent::Started => "starts".to_string(),
+            ContainerEvent::Ended(end) => format!("ends: {end:?}"),
             _ => return,
         };
         let second = began.elapsed().as_millis().div_ceil(1000);
         heard.lock().push(format!("{second:3} {} {what}", container.name));
     });
-    let crashes = Manners::Finishes(Duration::from_secs(2));
-    world.runtime.set_manners("crashes", crashes);
+    let crashes = StopBehavior::Finishes(Duration::from_secs(2));
+    world.runtime.set_stop_behavior("crashes", crashes);
     world.runtime.ignore_term("stubborn");
     let (kubelet, cancel) = world.kubelet_on_nothing();
     world.create("crashes").await;
@@ -59,7 +59,7 @@ async fn history(jump: Option<(u64, SignedDuration)>) -> Vec<String> {
         }
         sleep(Duration::from_secs(1)).await;
     }
-    assert!(world.pod("stubborn").await.is_none(), "it is gone: {jump:?}");
+    assert!(world.pod("stubborn").await.is_none(), "it is deleted: {jump:?}");
     let phase = world.phase("expires").await;
     assert_eq!(phase.as_deref(), Some("Failed"), "{jump:?}");
     cancel.cancel();
@@ -70,7 +70,7 @@ async fn history(jump: Option<(u64, SignedDuration)>) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn t2_l5_l11_a_clock_that_is_set_by_hours_ends_and_delays_nothing() {
+async fn t2_l5_l11_setting_the_clock_by_hours_terminates_and_delays_nothing() {
     let calm = history(None).await;
     assert!(
         calm.iter().filter(|what| what.contains("crashes starts")).count() >= 4,

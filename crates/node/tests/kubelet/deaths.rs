@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use knarr_kubelet::runtime::{Container, Sandbox};
-use knarr_node::runtime::fake::{End, Happening, Manners};
+use knarr_node::runtime::fake::{ContainerEvent, End, StopBehavior};
 use knarr_node::runtime::{
     AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, ImageFs,
     LinuxContainerResources, PodSandboxConfig, Result, Runtime, RuntimeError, RuntimeEvent, RuntimeStatus,
@@ -20,7 +20,7 @@ use super::*;
 
 /// Who dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Victim {
+enum Fault {
     Kubelet,
     Runtime,
     /// Both live on: the call fails, or its answer is lost.
@@ -29,49 +29,49 @@ enum Victim {
 
 /// One death: at the call of this number, before or after what it does.
 #[derive(Clone, Copy, Debug)]
-struct Death {
-    victim: Victim,
+struct PlannedFault {
+    fault: Fault,
     call: usize,
     after_effect: bool,
 }
 
 /// The runtime as one kubelet reaches it, until one of both dies.
-struct Mortal {
+struct MortalRuntime {
     inner: Arc<FakeRuntime>,
     calls: Arc<AtomicUsize>,
-    death: Option<Death>,
+    fault_at: Option<PlannedFault>,
     /// The kubelet's.
     dead: CancellationToken,
     /// How often a hook was run to its end.
     hooks: Arc<AtomicUsize>,
 }
 
-impl Mortal {
+impl MortalRuntime {
     async fn call<T>(&self, does: impl Future<Output = Result<T>>) -> Result<T> {
         // The dead wait for no answer.
         if self.dead.is_cancelled() {
             return std::future::pending().await;
         }
         let n = self.calls.fetch_add(1, Ordering::SeqCst);
-        let death = self.death.filter(|d| d.call == n);
-        match death {
-            Some(death) if !death.after_effect => self.die(death.victim).await,
-            Some(death) => {
+        let fault_at = self.fault_at.filter(|d| d.call == n);
+        match fault_at {
+            Some(fault_at) if !fault_at.after_effect => self.die(fault_at.fault).await,
+            Some(fault_at) => {
                 let effect = does.await;
                 drop(effect);
-                self.die(death.victim).await
+                self.die(fault_at.fault).await
             }
             None => does.await,
         }
     }
 
-    async fn die<T>(&self, victim: Victim) -> Result<T> {
-        match victim {
-            Victim::Kubelet => {
+    async fn die<T>(&self, fault: Fault) -> Result<T> {
+        match fault {
+            Fault::Kubelet => {
                 self.dead.cancel();
                 std::future::pending().await
             }
-            Victim::Runtime => {
+            Fault::Runtime => {
                 self.inner.set_down(true);
                 let inner = self.inner.clone();
                 tokio::spawn(async move {
@@ -80,13 +80,13 @@ impl Mortal {
                 });
                 Err(RuntimeError::new("Unavailable", "connection reset"))
             }
-            Victim::Answer => Err(RuntimeError::new("DeadlineExceeded", "context deadline exceeded")),
+            Fault::Answer => Err(RuntimeError::new("DeadlineExceeded", "context deadline exceeded")),
         }
     }
 }
 
 #[async_trait]
-impl Runtime for Mortal {
+impl Runtime for MortalRuntime {
     async fn status(&self) -> Result<RuntimeStatus> {
         // How the node is must not be counted among a pod's steps: it is asked for at any time.
         self.inner.status().await
@@ -186,13 +186,13 @@ impl Runtime for Mortal {
 /// Enough virtual time for anything that a pod's life of this test can take.
 const LONG: Duration = Duration::from_secs(300);
 
-async fn until(what: &str, death: Option<Death>, mut holds: impl AsyncFnMut() -> bool) {
+async fn until(what: &str, fault_at: Option<PlannedFault>, mut holds: impl AsyncFnMut() -> bool) {
     let reached = tokio::time::timeout(LONG, async {
         while !holds().await {
             sleep(Duration::from_millis(100)).await;
         }
     });
-    assert!(reached.await.is_ok(), "{what}: never, with {death:?}");
+    assert!(reached.await.is_ok(), "{what}: never, with {fault_at:?}");
 }
 
 /// The pod: what is before its containers, two of these, and a volume of each kind that is made on the node.
@@ -218,27 +218,27 @@ fn spec() -> Value {
 }
 
 /// Starts and ends the pod with a death on the way. The number of calls there were.
-async fn live_through(death: Option<Death>) -> usize {
+async fn live_through(fault_at: Option<PlannedFault>) -> usize {
     let world = World::new();
-    // They take a while to end, and less than their grace: nobody may be killed.
-    for (name, manners) in [
-        ("init", Manners::Finishes(Duration::from_secs(3))),
-        ("side", Manners::Lingers(Duration::from_secs(2))),
-        ("c", Manners::Lingers(Duration::from_secs(5))),
-        ("d", Manners::Lingers(Duration::from_secs(12))),
+    // They take a while to exit, and less than their grace: none may be killed.
+    for (name, behavior) in [
+        ("init", StopBehavior::Finishes(Duration::from_secs(3))),
+        ("side", StopBehavior::Lingers(Duration::from_secs(2))),
+        ("c", StopBehavior::Lingers(Duration::from_secs(5))),
+        ("d", StopBehavior::Lingers(Duration::from_secs(12))),
     ] {
-        world.runtime.set_manners(name, manners);
+        world.runtime.set_stop_behavior(name, behavior);
     }
     let hooks = Arc::new(AtomicUsize::new(0));
     let killed = Arc::new(Mutex::new(Vec::new()));
     let (seen, hooks_seen) = (killed.clone(), hooks.clone());
     // A hook that the death keeps from running at all is lost with it: it is its own step.
-    let spared = death.is_some_and(|d| d.victim != Victim::Kubelet);
+    let spared = fault_at.is_some_and(|d| d.fault != Fault::Kubelet);
     world
         .runtime
         .observe(move |container, happening| match happening {
-            Happening::Ended(End::Killed) => seen.lock().push(format!("{} was killed", container.name)),
-            Happening::Asked
+            ContainerEvent::Ended(End::Killed) => seen.lock().push(format!("{} was killed", container.name)),
+            ContainerEvent::TermSent
                 if container.name == "c" && !spared && hooks_seen.load(Ordering::SeqCst) == 0 =>
             {
                 seen.lock().push("c was asked before its hook had run".into());
@@ -246,23 +246,27 @@ async fn live_through(death: Option<Death>) -> usize {
             _ => {}
         });
     let calls = Arc::new(AtomicUsize::new(0));
-    let start = |death: Option<Death>| {
+    let start = |fault_at: Option<PlannedFault>| {
         let dead = CancellationToken::new();
-        let mortal = Mortal {
+        let runtime = MortalRuntime {
             inner: world.runtime.clone(),
             calls: calls.clone(),
-            death,
+            fault_at,
             dead: dead.clone(),
             hooks: hooks.clone(),
         };
-        let ways = (world.api.clone() as _, Arc::new(mortal) as _, world.clock.clone());
+        let ways = (
+            world.api.clone() as _,
+            Arc::new(runtime) as _,
+            world.clock.clone(),
+        );
         let pods = Arc::new(Store::new(Pod::kind_of(), &[]));
         Kubelet::start_measured(world.config(), ways, pods, None, dead.clone());
         dead
     };
-    let first = start(death);
+    let first = start(fault_at);
     let replacement = CancellationToken::new();
-    // Somebody starts a kubelet that died anew.
+    // Restarts a kubelet that died.
     let nurse = {
         let (first, replacement) = (first.clone(), replacement.clone());
         async move {
@@ -275,14 +279,14 @@ async fn live_through(death: Option<Death>) -> usize {
     };
     let life = async {
         world.create_with("a", spec()).await;
-        until("Running", death, async || {
+        until("Running", fault_at, async || {
             let running = world.runtime.running();
             running.len() == 3 && world.phase("a").await.as_deref() == Some("Running")
         })
         .await;
         sleep(Duration::from_secs(1)).await;
         world.delete("a").await;
-        until("gone", death, async || world.phase("a").await.is_none()).await;
+        until("deleted", fault_at, async || world.phase("a").await.is_none()).await;
         sleep(Duration::from_secs(20)).await;
     };
     tokio::select! {
@@ -297,46 +301,50 @@ async fn live_through(death: Option<Death>) -> usize {
     assert_eq!(
         starts,
         ["c", "d", "init", "side"],
-        "each container runs once, with {death:?}"
+        "each container runs once, with {fault_at:?}"
     );
-    assert_eq!(*killed.lock(), [""; 0], "nobody's grace is cut, with {death:?}");
-    assert_eq!(world.runtime.containers().await.unwrap(), [], "{death:?}");
-    assert_eq!(world.runtime.sandboxes().await.unwrap(), [], "{death:?}");
+    assert_eq!(
+        *killed.lock(),
+        [""; 0],
+        "no grace period is cut, with {fault_at:?}"
+    );
+    assert_eq!(world.runtime.containers().await.unwrap(), [], "{fault_at:?}");
+    assert_eq!(world.runtime.sandboxes().await.unwrap(), [], "{fault_at:?}");
     let left = std::fs::read_dir(world.dir.path().join("kubelet/pods"));
     let left: Vec<_> = left.into_iter().flatten().flatten().map(|e| e.path()).collect();
-    assert!(left.is_empty(), "left over with {death:?}: {left:?}");
+    assert!(left.is_empty(), "left over with {fault_at:?}: {left:?}");
     replacement.cancel();
     first.cancel();
     calls.load(Ordering::SeqCst)
 }
 
 /// All deaths of one kind, at each call of an undisturbed life, and a few more for what a disturbed one adds.
-async fn walk(victim: Victim) {
+async fn walk(fault: Fault) {
     let steps = live_through(None).await;
     assert!(steps > 25, "a life has more steps than {steps}");
     for call in 0..steps + 2 {
         for after_effect in [false, true] {
-            let death = Death {
-                victim,
+            let fault_at = PlannedFault {
+                fault,
                 call,
                 after_effect,
             };
-            live_through(Some(death)).await;
+            live_through(Some(fault_at)).await;
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn s1_t4_the_kubelet_may_die_at_every_step_of_a_start_and_an_end() {
-    walk(Victim::Kubelet).await;
+    walk(Fault::Kubelet).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn s1_t4_the_runtime_may_die_at_every_step_of_a_start_and_an_end() {
-    walk(Victim::Runtime).await;
+    walk(Fault::Runtime).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn s1_t4_every_call_to_the_runtime_may_fail_once_or_lose_its_answer() {
-    walk(Victim::Answer).await;
+    walk(Fault::Answer).await;
 }

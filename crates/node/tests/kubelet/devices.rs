@@ -1,5 +1,5 @@
-//! A device plugin of our own, over real unix sockets: registered, its devices in the node's status, given to containers,
-//! kept over a restart, and gone.
+//! A test device plugin, over real unix sockets: registered, its devices in the node's status, allocated to containers,
+//! kept over a restart, and deregistered.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -25,11 +25,11 @@ struct Plugin {
     options: DevicePluginOptions,
     calls: Mutex<Vec<String>>,
     /// What Allocate does.
-    manner: Mutex<Manner>,
+    behavior: Mutex<AllocateBehavior>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Manner {
+enum AllocateBehavior {
     Allocates,
     Fails,
     Hangs,
@@ -53,18 +53,18 @@ impl Plugin {
                 get_preferred_allocation_available: true,
             },
             calls: Mutex::default(),
-            manner: Mutex::new(Manner::Allocates),
+            behavior: Mutex::new(AllocateBehavior::Allocates),
         })
     }
 
-    async fn allocate(&self, asked: AllocateRequest) -> Result<AllocateResponse, Status> {
-        let ids = asked.container_requests[0].devices_ids.join(",");
+    async fn allocate(&self, request: AllocateRequest) -> Result<AllocateResponse, Status> {
+        let ids = request.container_requests[0].devices_ids.join(",");
         self.calls.lock().push(format!("allocate {ids}"));
-        let manner = *self.manner.lock();
-        match manner {
-            Manner::Allocates => {}
-            Manner::Fails => return Err(Status::unknown("the device is on fire")),
-            Manner::Hangs => std::future::pending().await,
+        let behavior = *self.behavior.lock();
+        match behavior {
+            AllocateBehavior::Allocates => {}
+            AllocateBehavior::Fails => return Err(Status::unknown("the device is on fire")),
+            AllocateBehavior::Hangs => std::future::pending().await,
         }
         let answer = ContainerAllocateResponse {
             envs: [("GPUS".to_string(), ids.clone())].into(),
@@ -128,22 +128,22 @@ impl Service for Plugin {
                     .await
             }
             "GetPreferredAllocation" => {
-                let prefer = |asked: PreferredAllocationRequest| async move {
-                    let asked = &asked.container_requests[0];
-                    let last = asked.available_device_ids.iter().rev();
-                    let device_ids = last.take(asked.allocation_size as usize).cloned().collect();
+                let prefer = |request: PreferredAllocationRequest| async move {
+                    let request = &request.container_requests[0];
+                    let last = request.available_device_ids.iter().rev();
+                    let device_ids = last.take(request.allocation_size as usize).cloned().collect();
                     Ok(PreferredAllocationResponse {
                         container_responses: vec![ContainerPreferredAllocationResponse { device_ids }],
                     })
                 };
                 serve::unary(request, prefer).await
             }
-            "Allocate" => serve::unary(request, |asked| self.allocate(asked)).await,
+            "Allocate" => serve::unary(request, |request| self.allocate(request)).await,
             "PreStartContainer" => {
-                let start = |asked: PreStartContainerRequest| async move {
+                let start = |request: PreStartContainerRequest| async move {
                     self.calls
                         .lock()
-                        .push(format!("start {}", asked.devices_ids.join(",")));
+                        .push(format!("start {}", request.devices_ids.join(",")));
                     Ok(Empty {})
                 };
                 serve::unary(request, start).await
@@ -274,11 +274,11 @@ async fn l4_a_container_gets_what_its_plugin_allocates() {
     let allocatable = allocatable.unwrap().devices;
     let ids: Vec<_> = allocatable.iter().flat_map(|d| &d.device_ids).collect();
     assert_eq!(ids, ["g1", "g2"], "the healthy ones");
-    let asked = podresources::GetPodResourcesRequest {
+    let request = podresources::GetPodResourcesRequest {
         pod_name: "x".into(),
         pod_namespace: "default".into(),
     };
-    let refused = call(&socket, asked, Duration::from_secs(5)).await.unwrap_err();
+    let refused = call(&socket, request, Duration::from_secs(5)).await.unwrap_err();
     assert_eq!(refused.message, "pod x in namespace default not found");
     // What is free again is given again.
     world.create_with_gpus("b", 1).await;
@@ -287,7 +287,7 @@ async fn l4_a_container_gets_what_its_plugin_allocates() {
     world.until_phase("c", "Failed").await;
     assert_eq!(world.why("c").await.0, format!("OutOf{GPU}"));
     world.delete("a").await;
-    until("a is gone", async || world.pod("a").await.is_none()).await;
+    until("a is deleted", async || world.pod("a").await.is_none()).await;
     let listed = call(
         &socket,
         podresources::ListPodResourcesRequest {},
@@ -317,7 +317,7 @@ async fn l4_a_pod_that_does_not_get_its_devices_fails_and_others_do_not_wait_for
     let plugin = Plugin::new(&[("g1", "Healthy"), ("g2", "Healthy")]);
     let _serving = world.serve_plugin(&plugin).await;
     world.until_has("2", "2").await;
-    *plugin.manner.lock() = Manner::Fails;
+    *plugin.behavior.lock() = AllocateBehavior::Fails;
     world.create_with_gpus("a", 1).await;
     world.until_phase("a", "Failed").await;
     assert_eq!(
@@ -329,15 +329,15 @@ async fn l4_a_pod_that_does_not_get_its_devices_fails_and_others_do_not_wait_for
                 .into()
         )
     );
-    *plugin.manner.lock() = Manner::Hangs;
+    *plugin.behavior.lock() = AllocateBehavior::Hangs;
     world.create_with_gpus("b", 1).await;
     until("the plugin is asked", async || plugin.calls.lock().len() == 2).await;
     world.create("c").await;
     world.until_phase("c", "Running").await;
     // Nor does the pod's own end wait.
     world.delete("b").await;
-    until("b is gone", async || world.pod("b").await.is_none()).await;
-    *plugin.manner.lock() = Manner::Allocates;
+    until("b is deleted", async || world.pod("b").await.is_none()).await;
+    *plugin.behavior.lock() = AllocateBehavior::Allocates;
     world.create_with_gpus("d", 2).await;
     world.until_phase("d", "Running").await;
 }
@@ -409,7 +409,7 @@ async fn l4_a_device_plugin_registers_in_the_registry_as_well() {
     let (_wrong, wrong) = show("example.com/old", "v1alpha1");
     let (shown, registrar) = show(GPU, "v1beta1");
     world.until_has("1", "1").await;
-    until("both have heard", async || {
+    until("both are notified", async || {
         !wrong.heard.lock().is_empty() && !registrar.heard.lock().is_empty()
     })
     .await;

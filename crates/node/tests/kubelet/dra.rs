@@ -1,5 +1,5 @@
-//! A DRA driver of our own, over real unix sockets: registered, its claims prepared before a pod's containers and
-//! unprepared after them, over restarts of the kubelet; and its slices deleted when it has gone.
+//! A test DRA driver, over real unix sockets: registered, its claims prepared before a pod's containers and unprepared
+//! after them, over restarts of the kubelet; and its slices deleted when it disconnects.
 
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use knarr_node::plugins::{Handler, Plugin};
@@ -45,7 +45,7 @@ impl World {
     }
 
     async fn until_gone(&self, pod: &str) {
-        until("the pod is gone", async || self.pod(pod).await.is_none()).await;
+        until("the pod is deleted", async || self.pod(pod).await.is_none()).await;
     }
 
     async fn until_event(&self, about: &str, text: &str) {
@@ -91,7 +91,7 @@ async fn l4_a_claim_is_prepared_before_its_containers_and_unprepared_after_them(
         );
         let prepared = format!("{want} NodePrepareResources a-gpu");
         assert_eq!(driver.calls().as_slice(), std::slice::from_ref(&prepared));
-        // A kubelet that comes back knows what is to be undone.
+        // A restarted kubelet knows what has to be unprepared.
         cancel.cancel();
         kubelet.wait().await;
         let (_kubelet, _cancel) = world.kubelet();
@@ -108,7 +108,7 @@ async fn l4_a_claim_is_prepared_before_its_containers_and_unprepared_after_them(
 }
 
 #[tokio::test]
-async fn l4_a_pod_waits_for_its_claims_and_says_why() {
+async fn l4_a_pod_waits_for_its_claims_and_reports_why() {
     let world = World::new();
     let (_kubelet, _cancel) = world.kubelet();
     world.create_with_claim("a").await;

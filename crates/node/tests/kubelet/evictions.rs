@@ -1,17 +1,17 @@
-//! A node that runs short, and a kubelet that keeps it going (SPEC T8), by figures that the test makes up.
+//! A node under pressure, and its kubelet (SPEC T8), with stats that the test sets.
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_kubelet::configuration::read;
 use knarr_kubelet::stats::{ContainerStats, FsStats, MemoryStats, PodReference, PodStats, RuntimeStats};
-use knarr_node::figures::Measured;
 use knarr_node::runtime::Runtime;
+use knarr_node::stats::Measured;
 use parking_lot::Mutex;
 
 use super::*;
 
-/// Figures as the test sets them, measured at the time they are asked for.
+/// Stats as the test sets them, measured at the time of the request.
 struct Scale {
     clock: Arc<dyn Clock>,
     measured: Mutex<Measured>,
@@ -126,7 +126,7 @@ fn memory_below_100() -> KubeletConfiguration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn t8_the_pod_that_uses_the_most_over_its_request_goes_and_the_node_says_so() {
+async fn t8_the_pod_with_the_most_use_over_its_request_is_evicted_and_the_node_reports_pressure() {
     let world = World::new();
     let scale = Scale::of(&world);
     scale.memory(500);
@@ -197,7 +197,7 @@ async fn t8_the_pod_that_uses_the_most_over_its_request_goes_and_the_node_says_s
 }
 
 #[tokio::test(start_paused = true)]
-async fn t8_one_pod_goes_at_a_time_and_only_after_the_one_before_has_ended() {
+async fn t8_one_pod_is_evicted_at_a_time_and_only_after_the_one_before_has_terminated() {
     let world = World::new();
     let scale = Scale::of(&world);
     scale.memory(500);
@@ -224,7 +224,7 @@ async fn t8_one_pod_goes_at_a_time_and_only_after_the_one_before_has_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn t8_a_full_disk_is_freed_of_what_nobody_uses_before_a_pod_goes() {
+async fn t8_unused_images_are_deleted_before_a_pod_is_evicted() {
     let world = World::new();
     let scale = Scale::of(&world);
     scale.disk(500);
@@ -278,7 +278,7 @@ async fn t8_a_full_disk_is_freed_of_what_nobody_uses_before_a_pod_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn t8_a_pod_over_its_own_limit_goes_though_the_node_has_enough() {
+async fn t8_a_pod_over_its_own_limit_is_evicted_though_the_node_has_enough() {
     let world = World::new();
     let scale = Scale::of(&world);
     scale.disk(900);

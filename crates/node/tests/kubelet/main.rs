@@ -2,7 +2,7 @@
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "tests make the files that they look at by name"
+    reason = "tests create the files that they read by name"
 )]
 // Helpers of tests fail by panicking, as tests do.
 #![allow(clippy::unwrap_used)]
@@ -16,8 +16,8 @@ mod dra;
 mod evictions;
 mod own_node;
 mod plugin;
+mod preemption;
 mod registration;
-mod room;
 mod shutdown;
 mod static_pods;
 
@@ -37,8 +37,8 @@ use knarr_api::registry::{self, Registered};
 use knarr_client::fake::FakeApi;
 use knarr_client::{Api, Clock, DeleteOptions, Error, ListOptions, Store, TokioClock, TypedApi};
 use knarr_kubelet::configuration::KubeletConfiguration;
-use knarr_node::figures::Meter;
 use knarr_node::runtime::fake::FakeRuntime;
+use knarr_node::stats::Meter;
 use knarr_node::{Config, Kubelet, Machine};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -82,7 +82,7 @@ impl World {
         self.kubelet_with(KubeletConfiguration::default(), None)
     }
 
-    /// Without a machine's own clock, which no test can wind on.
+    /// Without the host's clock, which a test cannot advance.
     fn kubelet_on_nothing(&self) -> (Kubelet, CancellationToken) {
         let machine = Machine::Hollow {
             cpus: 2,
@@ -91,7 +91,7 @@ impl World {
         self.kubelet_of(machine, KubeletConfiguration::default(), None)
     }
 
-    /// What this machine is short of is no matter here: nobody measures but `meter`.
+    /// The test machine's own pressure does not matter: only `meter` measures.
     fn kubelet_with(
         &self,
         configuration: KubeletConfiguration,
@@ -179,7 +179,7 @@ impl World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn s1_a_kubelet_that_comes_back_adopts_and_ends_what_it_must() {
+async fn s1_a_restarted_kubelet_adopts_its_pods_and_terminates_deleted_ones() {
     let world = World::new();
     let (kubelet, cancel) = world.kubelet();
     world.create("a").await;
@@ -188,7 +188,7 @@ async fn s1_a_kubelet_that_comes_back_adopts_and_ends_what_it_must() {
     assert_eq!(world.phase("a").await.as_deref(), Some("Running"));
     cancel.cancel();
     kubelet.wait().await;
-    // While it is away one pod goes by force, and one is told to end.
+    // While it is down one pod is deleted by force, and one gracefully.
     let at_once = DeleteOptions {
         grace_period_seconds: Some(0),
         ..DeleteOptions::default()
@@ -213,7 +213,7 @@ async fn s1_a_kubelet_that_comes_back_adopts_and_ends_what_it_must() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn t4_a_runtime_that_goes_and_comes_back_neither_loses_nor_doubles() {
+async fn t4_a_runtime_that_restarts_neither_loses_nor_doubles_a_container() {
     let world = World::new();
     let (_kubelet, _cancel) = world.kubelet();
     world.create("a").await;
@@ -229,7 +229,7 @@ async fn t4_a_runtime_that_goes_and_comes_back_neither_loses_nor_doubles() {
         .running()
         .into_iter()
         .find(|(_, key)| key.ends_with("/a"));
-    // It ends while nobody can see it.
+    // It exits while no kubelet watches.
     assert!(world.runtime.exit(&id.unwrap().0, 1));
     world.runtime.set_down(false);
     sleep(Duration::from_secs(5)).await;
@@ -273,13 +273,13 @@ async fn l6_statuses_survive_conflicts_and_an_api_that_fails() {
     assert_eq!(
         world.phase("a").await,
         None,
-        "what was said while nobody heard is heard later"
+        "a status written during the outage is written afterwards"
     );
     assert!(world.runtime.running().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn b4_a_node_that_is_cut_off_ends_what_must_not_run_twice_and_nothing_else() {
+async fn b4_a_node_that_is_cut_off_terminates_what_must_not_run_twice_and_nothing_else() {
     let world = World::new();
     let (_kubelet, _cancel) = world.kubelet_on_nothing();
     world.create("plain").await;
@@ -335,7 +335,7 @@ async fn b4_a_node_that_is_cut_off_ends_what_must_not_run_twice_and_nothing_else
 }
 
 #[tokio::test(start_paused = true)]
-async fn b4_a_kubelet_that_comes_back_while_it_is_cut_off_ends_them_too() {
+async fn b4_a_kubelet_restarted_while_cut_off_terminates_them_too() {
     let world = World::new();
     let (kubelet, cancel) = world.kubelet_on_nothing();
     world.create("plain").await;
@@ -352,7 +352,11 @@ async fn b4_a_kubelet_that_comes_back_while_it_is_cut_off_ends_them_too() {
     kubelet.wait().await;
     let (_kubelet, _cancel) = world.kubelet_on_nothing();
     sleep(Duration::from_secs(20)).await;
-    assert_eq!(world.runtime.running().len(), 2, "it may be heard again in time");
+    assert_eq!(
+        world.runtime.running().len(),
+        2,
+        "the API may answer again in time"
+    );
     sleep(Duration::from_secs(16)).await;
     let running = world.runtime.running();
     assert!(
@@ -459,7 +463,7 @@ async fn l3_a_pod_marked_as_lost_with_its_node_is_ready_again_when_the_node_was_
         sleep(Duration::from_secs(2)).await;
     }
     assert_eq!(readiness(&world.pod("a").await.unwrap()), "True");
-    // One that comes back finds all as its forerunner told it, and tells nothing: it stands by it all the same.
+    // A restarted kubelet finds the status as the earlier one wrote it, and writes nothing; it still restores it.
     cancel.cancel();
     kubelet.wait().await;
     let (_kubelet, _cancel) = world.kubelet();

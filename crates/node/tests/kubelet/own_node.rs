@@ -23,8 +23,8 @@ fn down() -> Taint {
     }
 }
 
-/// The scheduler acts on the node's object at once. A kubelet that knows it from its last heartbeat only refuses for ten
-/// seconds whatever it is given, and whoever wants a pod there makes it again and again.
+/// The scheduler acts on the node's object at once. A kubelet that knows only the object of its last heartbeat rejects
+/// every pod for ten seconds, and their controllers create them again and again.
 #[tokio::test(start_paused = true)]
 async fn l1_what_others_write_at_the_node_decides_about_the_next_pod() {
     let world = World::new();
@@ -50,13 +50,13 @@ async fn l1_what_others_write_at_the_node_decides_about_the_next_pod() {
     }
 }
 
-/// Whatever the watch of the node is behind: what would be refused for its labels is decided on its object as it is.
+/// Even when the watch of the node lags: a rejection for its labels is decided on the current object.
 #[tokio::test(start_paused = true)]
-async fn l1_before_a_pod_is_refused_for_the_nodes_labels_they_are_read_again() {
+async fn l1_before_a_pod_is_rejected_for_the_nodes_labels_they_are_read_again() {
     let world = World::new();
     world.api.intercept(|request| {
         let deaf = request.verb == "watch" && request.kind == Node::kind_of().clone();
-        deaf.then(|| Error::unavailable("nothing is told of nodes"))
+        deaf.then(|| Error::unavailable("nodes cannot be watched"))
     });
     let (_kubelet, _cancel) = world.kubelet_on_nothing();
     sleep(Duration::from_secs(1)).await;
@@ -75,14 +75,15 @@ async fn l1_before_a_pod_is_refused_for_the_nodes_labels_they_are_read_again() {
     assert_eq!(world.phase("late").await.as_deref(), Some("Running"));
 }
 
-/// Deleted, it is registered again, also where the watch said nothing; its status is never written from what is no more.
+/// Deleted, it is registered again, also where the watch missed it; its status is never written from the deleted
+/// object.
 #[tokio::test(start_paused = true)]
 async fn s5_a_node_object_that_was_deleted_comes_back_whole() {
     for deaf in [false, true] {
         let world = World::new();
         world.api.intercept(move |request| {
             let deaf = deaf && request.verb == "watch" && request.kind == Node::kind_of().clone();
-            deaf.then(|| Error::unavailable("nothing is told of nodes"))
+            deaf.then(|| Error::unavailable("nodes cannot be watched"))
         });
         let (_kubelet, _cancel) = world.kubelet_on_nothing();
         sleep(Duration::from_secs(60)).await;
@@ -122,7 +123,7 @@ async fn an_administrators_resources_stay_and_are_given_to_pods() {
         })
         .await
         .unwrap();
-    // Its status is written anew at the latest after five minutes.
+    // Its status is written again at the latest after five minutes.
     sleep(Duration::from_secs(301)).await;
     let node = world.api.get_as::<Node>("", "n1").await.unwrap();
     let status = node.status.clone().unwrap();
@@ -131,7 +132,7 @@ async fn an_administrators_resources_stay_and_are_given_to_pods() {
         assert_ne!(
             list["cpu"],
             amount("1000"),
-            "what the kubelet knows it says itself"
+            "the kubelet's own fields are restored"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What plugins of tests have in common, and what the kubelet says of them.
+//! What plugins of tests have in common, and the kubelet's view of them.
 
 use knarr_node::plugins::call;
 use knarr_node::podresources::wire::{GetPodResourcesRequest, PodResources};
@@ -8,7 +8,7 @@ use super::World;
 pub use super::plugin_support::{Registrar, Serving};
 
 impl World {
-    /// What the pod-resources API says of a pod.
+    /// The pod-resources API's answer for a pod.
     pub async fn pod_resources(&self, name: &str) -> PodResources {
         let socket = self.dir.path().join("kubelet/pod-resources/kubelet.sock");
         let asked = GetPodResourcesRequest {

@@ -34,7 +34,7 @@ async fn a_node_is_registered_with_its_labels_taints_and_cloud_id() {
     let spec = node.spec.clone().unwrap();
     assert_eq!(spec.provider_id.as_deref(), Some("cloud://7"));
     assert_eq!(spec.taints.unwrap()[0].key, "dedicated");
-    // What somebody does with the taints later stays done.
+    // Later changes of the taints by others are kept.
     let mut untainted = (*node).clone();
     untainted.spec.as_mut().unwrap().taints = None;
     world.api.update_as(untainted).await.unwrap();
@@ -47,7 +47,7 @@ async fn a_node_is_registered_with_its_labels_taints_and_cloud_id() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_does_not_register_itself_waits_for_somebody_to_do_it() {
+async fn a_node_that_does_not_register_itself_waits_for_its_registration() {
     let world = World::new();
     let (_kubelet, _cancel) = world.kubelet_with(configuration(&[("registerNode", json!(false))]), None);
     sleep(Duration::from_secs(60)).await;
@@ -64,9 +64,9 @@ async fn a_node_that_does_not_register_itself_waits_for_somebody_to_do_it() {
     );
 }
 
-/// What the API would write otherwise would look changed at every heartbeat, and be written at each.
+/// A value not in canonical form would seem to change at every heartbeat, and be written at each.
 #[tokio::test(start_paused = true)]
-async fn s4_a_node_says_of_itself_what_the_api_gives_back() {
+async fn s4_the_node_status_equals_what_the_api_returns() {
     let world = World::new();
     let (_kubelet, _cancel) = world.kubelet_on_nothing();
     sleep(Duration::from_secs(1)).await;

@@ -1,10 +1,10 @@
-//! The machine goes down (SPEC T9).
+//! Graceful node shutdown (SPEC T9).
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Node;
 use knarr_node::kubelet::shutdown::{Progress, Request};
-use knarr_node::runtime::fake::{Happening, Manners};
+use knarr_node::runtime::fake::{ContainerEvent, StopBehavior};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -18,7 +18,7 @@ fn configuration() -> KubeletConfiguration {
     .unwrap()
 }
 
-/// All that is said, to the last word.
+/// All progress, to the last message.
 async fn all(mut progress: mpsc::UnboundedReceiver<Progress>) -> Vec<Progress> {
     let mut said = Vec::new();
     while let Some(next) = progress.recv().await {
@@ -43,17 +43,17 @@ async fn t9_pods_end_by_priority_within_the_nodes_budget_and_none_are_taken_mean
     let world = World::new();
     world
         .runtime
-        .set_manners("slow", Manners::Lingers(Duration::from_secs(8)));
-    world.runtime.set_manners("deaf", Manners::Ignores);
+        .set_stop_behavior("slow", StopBehavior::Lingers(Duration::from_secs(8)));
+    world.runtime.set_stop_behavior("deaf", StopBehavior::Ignores);
     let (began, clock) = (world.clock.now(), world.clock.clone());
     let seen = Arc::new(Mutex::new(BTreeMap::new()));
     let log = seen.clone();
     world.runtime.observe(move |container, happening| {
         let second = clock.now().duration_since(began).as_secs();
         let what = match happening {
-            Happening::Started => return,
-            Happening::Asked => "asked",
-            Happening::Ended(_) => "ended",
+            ContainerEvent::Started => return,
+            ContainerEvent::TermSent => "asked",
+            ContainerEvent::Ended(_) => "ended",
         };
         log.lock().insert((container.name.clone(), what), second);
     });
@@ -76,7 +76,7 @@ async fn t9_pods_end_by_priority_within_the_nodes_budget_and_none_are_taken_mean
         ("False".into(), "node is shutting down".into())
     );
     world.create("late").await;
-    // Whoever asks again hears the same.
+    // A second request gets the same progress.
     let second = all(kubelet.shutdown().ask(Request::Shutdown)).await;
     let said = first.await.unwrap();
     assert_eq!(said, second);
@@ -143,7 +143,7 @@ async fn t9_pods_end_by_priority_within_the_nodes_budget_and_none_are_taken_mean
         "{told:?}"
     );
 
-    // The machine stays up after all.
+    // The shutdown is cancelled.
     let cancelled = all(kubelet.shutdown().ask(Request::Cancel)).await;
     assert_eq!(cancelled, [Progress::Cancelled]);
     world.create("later").await;
@@ -156,14 +156,14 @@ async fn t9_pods_end_by_priority_within_the_nodes_budget_and_none_are_taken_mean
 }
 
 #[tokio::test(start_paused = true)]
-async fn t9_a_kubelet_that_ends_ends_no_pod_and_one_without_a_budget_says_what_is_missing() {
+async fn t9_stopping_a_kubelet_terminates_no_pod_and_one_without_a_budget_reports_what_is_missing() {
     let world = World::new();
     let (kubelet, cancel) = world.kubelet();
     world.create("a").await;
     sleep(Duration::from_secs(1)).await;
     for request in [Request::Shutdown, Request::Cancel] {
         let said = all(kubelet.shutdown().ask(request)).await;
-        assert!(matches!(said[..], [Progress::Refused { .. }]), "{said:?}");
+        assert!(matches!(said[..], [Progress::Rejected { .. }]), "{said:?}");
     }
     let requests = kubelet.shutdown();
     cancel.cancel();
@@ -173,7 +173,7 @@ async fn t9_a_kubelet_that_ends_ends_no_pod_and_one_without_a_budget_says_what_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn t9_an_api_that_is_gone_holds_a_shutdown_up_for_seconds_only() {
+async fn t9_an_unreachable_api_delays_a_shutdown_for_seconds_only() {
     let world = World::new();
     let (kubelet, _cancel) = world.kubelet_with(configuration(), None);
     world.create("a").await;

@@ -37,7 +37,7 @@ async fn l13_a_static_pod_runs_by_its_file_and_the_api_shows_its_mirror() {
     assert_eq!(mirror.metadata.owner_references.as_ref().unwrap()[0].kind, "Node");
     let hash = mirrored(&mirror).unwrap().to_string();
     assert_eq!(world.runtime.running()[0].1, format!("{hash}/c"));
-    // Whoever deletes the mirror deletes no pod.
+    // Deleting the mirror does not delete the pod.
     world.delete("web-n1").await;
     some_time().await;
     let again = world.pod("web-n1").await.unwrap();
@@ -94,7 +94,7 @@ async fn l4_restarts_of_a_static_pod_are_counted_on_while_it_is_the_same() {
     std::fs::write(&file, manifest("app")).unwrap();
     let (kubelet, cancel) = world.kubelet_with(configuration.clone(), None);
     shows(&world, Some((0, true))).await;
-    // Gone and back between two looks: it has gone, and begins again.
+    // Removed and written again between two reads: it counts as removed, and starts again.
     std::fs::remove_file(&file).unwrap();
     std::fs::write(&file, manifest("app")).unwrap();
     shows(&world, Some((1, true))).await;
@@ -110,13 +110,13 @@ async fn l4_restarts_of_a_static_pod_are_counted_on_while_it_is_the_same() {
     some_time().await;
     world.delete("web-n1").await;
     shows(&world, Some((1, true))).await;
-    // Long gone, it is as if it had never been.
+    // A long time after its removal it is as if it had never existed.
     std::fs::remove_file(&file).unwrap();
     shows(&world, None).await;
     sleep(Duration::from_secs(61)).await;
     std::fs::write(&file, manifest("app")).unwrap();
     shows(&world, Some((0, true))).await;
-    // A runtime that has forgotten all, as after a machine's start, has left the logs.
+    // A runtime that has forgotten everything, as after a reboot, has left the logs.
     cancel.cancel();
     kubelet.wait().await;
     for (_, whose) in world.runtime.running() {
@@ -157,7 +157,7 @@ async fn l1_a_changed_manifest_acts_within_a_second() {
     let began = Instant::now();
     std::fs::remove_file(&file).unwrap();
     shows(&world, None).await;
-    // The next look at the folder would come after 20 seconds.
+    // The next periodic read of the directory would come after 20 seconds.
     eprintln!("changed after {changed:?}, removed after {:?}", began.elapsed());
     assert!(changed < Duration::from_secs(10) && began.elapsed() < Duration::from_secs(10));
 }
@@ -174,9 +174,9 @@ async fn l1_a_changed_manifest_acts_without_an_api() {
     let answers = up.clone();
     world.api.intercept(move |_| {
         let up = answers.load(std::sync::atomic::Ordering::SeqCst);
-        (!up).then(|| Error::unavailable("nobody is there"))
+        (!up).then(|| Error::unavailable("the API is down"))
     });
-    // Another content, and then the same that went and came back.
+    // Another content, and then the first one again.
     std::fs::write(&file, manifest("other")).unwrap();
     some_time().await;
     assert_eq!(world.runtime.starts().len(), 2);
@@ -190,7 +190,7 @@ async fn l1_a_changed_manifest_acts_without_an_api() {
     shows(&world, Some((1, true))).await;
     let mirror = world.pod("web-n1").await.unwrap();
     assert_eq!(running[0].1, format!("{}/c", mirrored(&mirror).unwrap()));
-    // Nobody who came before takes it for theirs.
+    // No earlier pod takes it for its own.
     sleep(Duration::from_secs(60)).await;
     assert_eq!(
         world.pod("web-n1").await.unwrap().metadata.uid,
@@ -208,7 +208,7 @@ async fn l13_a_static_pod_runs_without_an_api_and_is_shown_when_it_comes() {
     let answers = up.clone();
     world.api.intercept(move |_| {
         let up = answers.load(std::sync::atomic::Ordering::SeqCst);
-        (!up).then(|| Error::unavailable("nobody is there"))
+        (!up).then(|| Error::unavailable("the API is down"))
     });
     let (_kubelet, _cancel) = world.kubelet_with(configuration, None);
     some_time().await;

@@ -53,7 +53,8 @@ impl Channels {
         let mut ended = Ended::default();
         loop {
             let message = timeout(LIMIT, self.0.next()).await;
-            let message = message.unwrap_or_else(|_| panic!("goes on; status so far: {:?}", ended.status));
+            let message =
+                message.unwrap_or_else(|_| panic!("still running; status so far: {:?}", ended.status));
             if !ended.take(message.expect("no goodbye").unwrap()) {
                 return ended;
             }
@@ -142,7 +143,8 @@ impl Spdy {
     pub async fn read(&mut self, kind: &str) -> Vec<u8> {
         let (mut stream, mut bytes) = (self.take(kind), Vec::new());
         let read = timeout(LIMIT, stream.read_to_end(&mut bytes)).await;
-        read.unwrap_or_else(|_| panic!("{kind} goes on")).unwrap();
+        read.unwrap_or_else(|_| panic!("{kind} is still running"))
+            .unwrap();
         bytes
     }
 }

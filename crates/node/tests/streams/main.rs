@@ -3,9 +3,9 @@
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "tests make the files that they look at by name"
+    reason = "tests create the files that they read by name"
 )]
-#![allow(clippy::unwrap_used)] // a test may stop where it stands; clippy knows that only inside test functions
+#![allow(clippy::unwrap_used)] // a test may panic anywhere; clippy knows that only inside test functions
 
 mod client;
 mod pod;
@@ -32,7 +32,7 @@ async fn l13_streams_and_logs_reach_real_containers() {
             node.run("web", "echo started; nc -ll -p 8080 -e cat", false, false)
                 .await;
             exec_cat_ends(&node).await;
-            exec_ends_when_nobody_reads_stdin(&node).await;
+            exec_ends_when_stdin_is_not_read(&node).await;
             exit_codes_arrive(&node).await;
             a_terminal_is_resized(&node).await;
             a_missing_program_is_told(&node).await;
@@ -90,9 +90,9 @@ async fn exec_cat_ends(node: &Node) {
     ));
 }
 
-/// `kubectl exec -i … -- true < file`. No more than a FIFO holds: what goes on beyond that stops containerd 1.6 from
-/// ever saying that the command has ended, whoever asks.
-async fn exec_ends_when_nobody_reads_stdin(node: &Node) {
+/// `kubectl exec -i … -- true < file`. No more than a FIFO holds: with more, containerd 1.6 never reports that the
+/// command has exited.
+async fn exec_ends_when_stdin_is_not_read(node: &Node) {
     let path = exec(&["true"], "input=1&output=1&error=1");
     let mut client = Channels::open(node, &path, "v5.channel.k8s.io").await;
     let ended = client.send_file_and_end(0, &[b'y'; 30_000]).await;
@@ -186,7 +186,7 @@ async fn ports_are_forwarded(node: &Node) {
     let mut text = String::new();
     timeout(LIMIT, error.read_to_string(&mut text))
         .await
-        .expect("no refusal")
+        .expect("no error")
         .unwrap();
     assert!(
         text.contains("localhost:9 inside the pod's network: Connection refused"),

@@ -28,7 +28,7 @@ pub struct Node(Arc<Inner>);
 pub struct Inner {
     pub runtime: Arc<dyn Runtime>,
     pub server: Server,
-    folder: TempDir,
+    directory: TempDir,
     sandbox: String,
     sandbox_config: v1::PodSandboxConfig,
     pods: Arc<OnePod>,
@@ -90,12 +90,12 @@ fn labels() -> std::collections::HashMap<String, String> {
 
 impl Node {
     pub async fn start() -> Self {
-        let folder = tempfile::Builder::new()
+        let directory = tempfile::Builder::new()
             .prefix("knarr-streams-")
             .tempdir()
             .unwrap();
-        let at = |name: &str| folder.path().join(name);
-        // A pair of interfaces that goes with the pod: no bridge and no rules to clear away.
+        let at = |name: &str| directory.path().join(name);
+        // A pair of interfaces that is removed with the pod: no bridge and no rules to clean up.
         let network = json!({
             "cniVersion": "0.4.0", "name": "knarr-streams", "plugins": [{
                 "type": "ptp", "ipMasq": false,
@@ -146,7 +146,7 @@ impl Node {
         let node = Node(Arc::new(Inner {
             runtime,
             server,
-            folder,
+            directory,
             sandbox: sandbox.clone().unwrap_or_default(),
             sandbox_config,
             pods,
@@ -193,7 +193,10 @@ impl Node {
     }
 
     pub fn log(&self, container: &str) -> PathBuf {
-        self.folder.path().join("logs").join(format!("{container}.log"))
+        self.directory
+            .path()
+            .join("logs")
+            .join(format!("{container}.log"))
     }
 
     /// A connection to the server.

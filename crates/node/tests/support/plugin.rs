@@ -9,7 +9,7 @@ use knarr_node::plugins::serve::{self, Answer, Service};
 use knarr_node::plugins::watcher;
 use tokio::task::AbortHandle;
 
-/// A plugin's server; gone, with its socket, when dropped.
+/// A plugin's server; stopped, with its socket, when dropped.
 pub struct Serving {
     socket: PathBuf,
     task: AbortHandle,

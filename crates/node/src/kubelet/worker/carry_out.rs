@@ -7,7 +7,7 @@ use knarr_client::events::{EventType, reference_to};
 use knarr_kubelet::pod::{Action, Event, Hook, find_spec};
 use tracing::{debug, warn};
 
-use super::{Doer, Msg, Origin, tell, until_done};
+use super::{Msg, Origin, PodWorker, retry_until_done, send_event};
 use crate::cgroup;
 use crate::kubelet::launch::{create_container, create_sandbox, start_container};
 use crate::kubelet::network::endpoints_dropped;
@@ -18,12 +18,12 @@ use crate::kubelet::{admit_resize, enforcement, pod_kind, pull, resource_health,
 use crate::probe::{self, Target};
 use crate::volumes::VolumeError;
 
-impl Doer {
+impl PodWorker {
     pub(super) fn carry_out(&mut self, action: Action) {
         let (shared, inbox, pod) = self.parts();
         match action {
             Action::WriteStatus(status) => {
-                self.told = Some(status.clone()).filter(|_| self.origin == Origin::File);
+                self.reported = Some(status.clone()).filter(|_| self.origin == Origin::File);
                 self.write(Write::Status(status));
             }
             Action::WriteEnds(text) => self.write(Write::Ends(text)),
@@ -31,7 +31,7 @@ impl Doer {
                 tokio::spawn(async move {
                     let bound = shared.config.endpoint_barrier;
                     if endpoints_dropped(&shared, &pod, bound).await {
-                        tell(&inbox, Event::EndpointsDropped);
+                        send_event(&inbox, Event::EndpointsDropped);
                     }
                 });
             }
@@ -45,9 +45,9 @@ impl Doer {
                 message,
             } => self.record(container, warning, &reason, message),
             Action::SetUpVolumes => {
-                let place = self.place();
+                let values = self.values();
                 tokio::spawn(async move {
-                    let event = match shared.volumes.setup(&pod, &place).await {
+                    let event = match shared.volumes.setup(&pod, &values).await {
                         Ok(()) => Event::VolumesReady,
                         Err(error) => Event::VolumesFailed {
                             others_turn: matches!(error, VolumeError::Claim { .. }),
@@ -55,16 +55,16 @@ impl Doer {
                             message: error.to_string(),
                         },
                     };
-                    tell(&inbox, event);
+                    send_event(&inbox, event);
                 });
             }
             Action::TearDownVolumes => {
                 tokio::spawn(async move {
                     let uid = pod.metadata.uid.clone().unwrap_or_default();
-                    // Before the pod shows as ended, others may not have what it had.
-                    until_done("unprepare a pod's claims", || shared.dra.unprepare(&uid)).await;
-                    until_done("free a pod's volumes", || shared.volumes.teardown(&uid)).await;
-                    tell(&inbox, Event::VolumesGone);
+                    // Before the pod counts as terminated, others may not use its claims and volumes.
+                    retry_until_done("unprepare a pod's claims", || shared.dra.unprepare(&uid)).await;
+                    retry_until_done("free a pod's volumes", || shared.volumes.teardown(&uid)).await;
+                    send_event(&inbox, Event::VolumesGone);
                 });
             }
             Action::CreateSandbox { attempt } => {
@@ -75,35 +75,35 @@ impl Doer {
                 tokio::spawn(async move {
                     if let Err(error) = shared.dra.prepare(&pod).await {
                         let message = format!("prepare dynamic resources: {error}");
-                        return tell(&inbox, Event::ClaimsFailed { message });
+                        return send_event(&inbox, Event::ClaimsFailed { message });
                     }
                     let health = resource_health::of_pod(&shared, &pod);
                     if !health.is_empty() {
-                        tell(&inbox, Event::ResourceHealth(health));
+                        send_event(&inbox, Event::ResourceHealth(health));
                     }
                     let event = match create_sandbox(&shared, &inbox, &pod, &config).await {
                         Ok((id, ips)) => Event::SandboxCreated { id, ips },
                         Err(message) => Event::SandboxFailed { message },
                     };
-                    tell(&inbox, event);
+                    send_event(&inbox, event);
                 });
             }
             Action::StopSandbox { id } => {
                 tokio::spawn(async move {
-                    until_done("stop a sandbox", || shared.runtime.stop_sandbox(&id)).await;
-                    tell(&inbox, Event::SandboxStopped { id });
+                    retry_until_done("stop a sandbox", || shared.runtime.stop_sandbox(&id)).await;
+                    send_event(&inbox, Event::SandboxStopped { id });
                 });
             }
             Action::RemoveSandbox { id } => {
                 let group = resources::group(&pod);
                 tokio::spawn(async move {
-                    until_done("remove a sandbox", || shared.runtime.remove_sandbox(&id)).await;
+                    retry_until_done("remove a sandbox", || shared.runtime.remove_sandbox(&id)).await;
                     if shared.config.machine.is_host() {
                         cgroup::remove(shared.config.configuration.cgroup_driver, &group).await;
                         enforcement::share_out(&shared, None).await;
                     }
                     shared.owners.lock().remove(&id);
-                    tell(&inbox, Event::SandboxRemoved { id });
+                    send_event(&inbox, Event::SandboxRemoved { id });
                 });
             }
             Action::InspectImage { container, image } => {
@@ -113,14 +113,14 @@ impl Doer {
                         Ok(found) => Ok(found.is_some()),
                         Err(error) => Err(error.to_string()),
                     };
-                    tell(&inbox, Event::ImageInspected { container, present });
+                    send_event(&inbox, Event::ImageInspected { container, present });
                 });
             }
             Action::PullImage { container, image } => {
                 let config = self.sandbox_config();
                 tokio::spawn(async move {
                     let result = pull::pull(&shared, &pod, &image, &config).await;
-                    tell(&inbox, Event::ImagePulled { container, result });
+                    send_event(&inbox, Event::ImagePulled { container, result });
                 });
             }
             Action::CreateContainer {
@@ -129,11 +129,11 @@ impl Doer {
                 attempt,
             } => {
                 let config = self.sandbox_config();
-                let place = self.place();
+                let values = self.values();
                 let pod = self.machine.allocated();
                 tokio::spawn(async move {
                     let made =
-                        create_container(&shared, &pod, &container, attempt, &sandbox, &config, &place);
+                        create_container(&shared, &pod, &container, attempt, &sandbox, &config, &values);
                     let event = match made.await {
                         Ok(id) => {
                             shared.owners.lock().insert(id.clone(), inbox.clone());
@@ -145,13 +145,13 @@ impl Doer {
                             message,
                         },
                     };
-                    tell(&inbox, event);
+                    send_event(&inbox, event);
                 });
             }
             Action::StartContainer { container, id } => {
                 tokio::spawn(async move {
                     let event = start_container(&shared, &pod, container, id).await;
-                    tell(&inbox, event);
+                    send_event(&inbox, event);
                 });
             }
             Action::StopContainer { id, grace_seconds } => {
@@ -159,32 +159,32 @@ impl Doer {
                 tokio::spawn(async move {
                     match shared.runtime.stop_container(&id, grace).await {
                         Ok(()) => {
-                            let _ = inbox.send(Msg::Look { id });
+                            let _ = inbox.send(Msg::CheckExit { id });
                         }
                         Err(error) => {
-                            warn!(container = id, %error, "cannot end a container yet");
+                            warn!(container = id, %error, "cannot stop a container yet");
                             let message = error.to_string();
-                            tell(&inbox, Event::StopFailed { id, message });
+                            send_event(&inbox, Event::StopFailed { id, message });
                         }
                     }
                 });
             }
             Action::AdmitResize => {
                 let answer = admit_resize(&shared, &pod);
-                tell(&inbox, Event::ResizeAdmitted(answer));
+                send_event(&inbox, Event::ResizeAdmitted(answer));
             }
             Action::Resize { containers } => {
                 let (from, to) = (self.machine.actual(), self.machine.allocated());
                 tokio::spawn(async move {
                     let (done, result) = resize(&shared, &from, &to, containers).await;
-                    tell(&inbox, Event::Resized { done, result });
+                    send_event(&inbox, Event::Resized { done, result });
                 });
             }
             Action::RemoveContainer { id } => {
                 tokio::spawn(async move {
-                    until_done("remove a container", || remove_container(&shared, &id)).await;
+                    retry_until_done("remove a container", || remove_container(&shared, &id)).await;
                     shared.owners.lock().remove(&id);
-                    tell(&inbox, Event::ContainerRemoved { id });
+                    send_event(&inbox, Event::ContainerRemoved { id });
                 });
             }
             Action::RunHook { container, id, hook } => self.hook(container, id, hook),
@@ -198,7 +198,7 @@ impl Doer {
                 tokio::spawn(async move {
                     let answer = probe::ask(&*shared.runtime, &pod, &container, &id, kind, &ips).await;
                     shared.probes.count(&pod, &container, kind, &answer);
-                    tell(&inbox, Event::Probed { id, kind, answer });
+                    send_event(&inbox, Event::Probed { id, kind, answer });
                 });
             }
         }
@@ -241,7 +241,7 @@ impl Doer {
                 if let Err(why) = &result {
                     debug!(container = name, why, "a lifecycle hook failed");
                 }
-                tell(&inbox, Event::HookDone { id, hook, result });
+                send_event(&inbox, Event::HookDone { id, hook, result });
             });
         self.hooks.insert(key, task.abort_handle());
     }

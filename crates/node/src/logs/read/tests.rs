@@ -11,22 +11,22 @@ use tokio::time::timeout;
 use super::*;
 
 struct Container {
-    folder: TempDir,
+    directory: TempDir,
     ended: Arc<Notify>,
 }
 
 impl Container {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        StdFile::create(folder.path().join("0.log")).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        StdFile::create(directory.path().join("0.log")).unwrap();
         Container {
-            folder,
+            directory,
             ended: Arc::default(),
         }
     }
 
     fn path(&self) -> PathBuf {
-        self.folder.path().join("0.log")
+        self.directory.path().join("0.log")
     }
 
     fn write(&self, lines: &[&str]) {
@@ -39,7 +39,7 @@ impl Container {
     }
 
     fn rotate(&self) {
-        std::fs::rename(self.path(), self.folder.path().join("0.log.20260101-000000")).unwrap();
+        std::fs::rename(self.path(), self.directory.path().join("0.log.20260101-000000")).unwrap();
         StdFile::create(self.path()).unwrap();
     }
 
@@ -79,7 +79,9 @@ impl Follower {
             }
             text
         };
-        let text = timeout(Duration::from_secs(5), all).await.expect("goes on");
+        let text = timeout(Duration::from_secs(5), all)
+            .await
+            .expect("the read continues");
         (&mut self.task).await.unwrap().unwrap();
         String::from_utf8(text).unwrap()
     }
@@ -102,7 +104,7 @@ fn follow() -> Options {
 }
 
 #[tokio::test]
-async fn l13_logs_show_what_was_asked_for() {
+async fn l13_logs_contain_the_requested_part() {
     let container = Container::new();
     container.write(LOG);
     let all = Options::default();
@@ -218,7 +220,7 @@ async fn following_loses_nothing_to_rotation() {
 }
 
 #[tokio::test]
-async fn a_follower_that_leaves_ends_the_reading() {
+async fn a_disconnected_follower_ends_the_read() {
     let container = Container::new();
     let Follower { pieces, task } = container.follow(follow()).await;
     drop(pieces);
@@ -230,7 +232,7 @@ async fn a_follower_that_leaves_ends_the_reading() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_not_there_is_told_by_name() {
+async fn a_missing_log_is_reported_by_name() {
     let error = read(Path::new("/no/such/0.log"), Options::default())
         .await
         .err()

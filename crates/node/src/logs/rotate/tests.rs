@@ -1,4 +1,4 @@
-//! Rotation on real files, with a runtime that does as it is told or does not.
+//! Rotation on real files, with a runtime whose reopening works or fails.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -14,8 +14,8 @@ use super::*;
 use crate::runtime::{ContainerDetail, ExecOptions, Result};
 
 struct Runtime {
-    folder: TempDir,
-    refuses: AtomicBool,
+    directory: TempDir,
+    fails: AtomicBool,
 }
 
 #[async_trait]
@@ -39,7 +39,7 @@ impl Containers for Runtime {
         Err(RuntimeError::not_found("pod", pod))
     }
     async fn reopen_log(&self, id: &str) -> Result<()> {
-        if self.refuses.load(Ordering::Relaxed) {
+        if self.fails.load(Ordering::Relaxed) {
             return Err(RuntimeError::not_found("container", id));
         }
         File::create(self.log()).unwrap();
@@ -51,21 +51,21 @@ impl Containers for Runtime {
 impl Runtime {
     fn new() -> Self {
         Runtime {
-            folder: tempfile::tempdir().unwrap(),
-            refuses: AtomicBool::new(false),
+            directory: tempfile::tempdir().unwrap(),
+            fails: AtomicBool::new(false),
         }
     }
 
     fn log(&self) -> PathBuf {
-        self.folder.path().join("0.log")
+        self.directory.path().join("0.log")
     }
 
     fn write(&self, name: &str, text: &str) {
-        fs::write(self.folder.path().join(name), text).unwrap();
+        fs::write(self.directory.path().join(name), text).unwrap();
     }
 
     fn names(&self) -> Vec<String> {
-        let names = fs::read_dir(self.folder.path()).unwrap();
+        let names = fs::read_dir(self.directory.path()).unwrap();
         let mut names: Vec<String> = names
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
@@ -105,11 +105,11 @@ async fn a_log_is_rotated_when_it_is_large_and_only_so_many_are_kept() {
     ];
     assert_eq!(runtime.names(), kept);
     let mut text = String::new();
-    let compressed = File::open(runtime.folder.path().join(kept[1])).unwrap();
+    let compressed = File::open(runtime.directory.path().join(kept[1])).unwrap();
     GzDecoder::new(compressed).read_to_string(&mut text).unwrap();
     assert_eq!(text, "large enough: 2");
     assert_eq!(
-        fs::read_to_string(runtime.folder.path().join(kept[3])).unwrap(),
+        fs::read_to_string(runtime.directory.path().join(kept[3])).unwrap(),
         "large enough: 4"
     );
 }
@@ -136,21 +136,21 @@ async fn what_an_interrupted_rotation_left_is_cleared_away() {
 async fn a_runtime_that_begins_no_new_log_keeps_the_old_name() {
     let runtime = Runtime::new();
     runtime.write("0.log", "large enough");
-    runtime.refuses.store(true, Ordering::Relaxed);
+    runtime.fails.store(true, Ordering::Relaxed);
     assert!(matches!(runtime.rotate(0).await, Err(RotateError::Reopen(_))));
     assert_eq!(runtime.names(), ["0.log"]);
     assert_eq!(fs::read_to_string(runtime.log()).unwrap(), "large enough");
 }
 
 #[tokio::test]
-async fn a_log_that_is_gone_is_begun_anew() {
+async fn a_missing_log_is_created_again() {
     let runtime = Runtime::new();
     runtime.rotate(0).await.unwrap();
     assert_eq!(runtime.names(), ["0.log"]);
 }
 
 #[test]
-fn with_a_container_goes_all_that_it_logged_and_no_others() {
+fn removing_a_container_removes_its_logs_and_no_others() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("1.log");
     remove(&dir.path().join("absent/0.log")).unwrap();

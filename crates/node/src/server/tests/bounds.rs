@@ -1,9 +1,9 @@
-//! Clients that take time and room: each is sent away after its time, and there is a limit for all.
+//! Slow and excessive clients: each is disconnected after its timeout, and the total is limited.
 
 use tokio::time::Instant;
 
 use super::*;
-use crate::server::{GATE_TIMEOUT, Gate, HEAD_TIMEOUT, STREAMS_MAX};
+use crate::server::{GATE_TIMEOUT, HEAD_TIMEOUT, RequestAuthorizer, STREAMS_MAX};
 
 fn server() -> Server {
     let node = Arc::new(Node {
@@ -13,11 +13,15 @@ fn server() -> Server {
     Server::new(node.clone(), node, Arc::new(|| Timestamp::UNIX_EPOCH))
 }
 
-/// What comes of a connection on which this is said, and how long it took.
-async fn said(server: Server, gate: impl Gate + 'static, text: &str) -> (String, std::time::Duration) {
+/// The answer to this text on a new connection, and how long it took.
+async fn said(
+    server: Server,
+    gate: impl RequestAuthorizer + 'static,
+    text: &str,
+) -> (String, std::time::Duration) {
     let (mut io, theirs) = tokio::io::duplex(1 << 16);
     let begun = Instant::now();
-    tokio::spawn(async move { server.serve_behind(theirs, &gate).await });
+    tokio::spawn(async move { server.serve_authorized(theirs, &gate).await });
     io.write_all(text.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
     // The far side may break off.
@@ -26,10 +30,10 @@ async fn said(server: Server, gate: impl Gate + 'static, text: &str) -> (String,
 }
 
 /// Answers every request with this code; waits for ever without one.
-struct Says(Option<StatusCode>);
+struct FixedAnswer(Option<StatusCode>);
 
 #[async_trait]
-impl Gate for Says {
+impl RequestAuthorizer for FixedAnswer {
     async fn pass(
         &self,
         _: &Method,
@@ -44,9 +48,9 @@ impl Gate for Says {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a6_who_says_nothing_or_half_of_it_is_sent_away() {
+async fn a6_a_client_that_sends_no_complete_head_is_disconnected() {
     for text in ["", "GET /healthz HT", "GET /healthz HTTP/1.1\r\nHost: n"] {
-        let (_, took) = said(server(), Says(None), text).await;
+        let (_, took) = said(server(), FixedAnswer(None), text).await;
         assert!(
             took >= HEAD_TIMEOUT && took < 2 * HEAD_TIMEOUT,
             "{text:?}: {took:?}"
@@ -55,29 +59,29 @@ async fn a6_who_says_nothing_or_half_of_it_is_sent_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a6_who_has_not_authenticated_keeps_no_connection() {
+async fn a6_an_unauthenticated_client_keeps_no_connection() {
     let request = "GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n";
-    let (answer, took) = said(server(), Says(Some(StatusCode::UNAUTHORIZED)), request).await;
+    let (answer, took) = said(server(), FixedAnswer(Some(StatusCode::UNAUTHORIZED)), request).await;
     assert!(
         answer.starts_with("HTTP/1.1 401") && took.is_zero(),
         "{answer} {took:?}"
     );
-    // Who may not do this may do something else.
-    let (answer, took) = said(server(), Says(Some(StatusCode::FORBIDDEN)), request).await;
+    // A client without this permission may have others.
+    let (answer, took) = said(server(), FixedAnswer(Some(StatusCode::FORBIDDEN)), request).await;
     assert!(
         answer.starts_with("HTTP/1.1 403") && took >= HEAD_TIMEOUT,
         "{answer} {took:?}"
     );
-    let (answer, took) = said(server(), Says(None), request).await;
+    let (answer, took) = said(server(), FixedAnswer(None), request).await;
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     assert_eq!(took.as_secs(), GATE_TIMEOUT.as_secs());
 }
 
 #[tokio::test]
-async fn a6_there_is_a_limit_of_streams() {
+async fn a6_the_number_of_streams_is_limited() {
     let server = server();
-    let room = server
-        .room
+    let stream_permits = server
+        .stream_permits
         .clone()
         .try_acquire_many_owned(u32::try_from(STREAMS_MAX).unwrap());
     let (mut io, theirs) = tokio::io::duplex(1 << 16);
@@ -85,7 +89,7 @@ async fn a6_there_is_a_limit_of_streams() {
     tokio::spawn(async move { serving.serve(theirs).await });
     let head = ask(&mut io, "GET /containerLogs/ns/p/c", &[]).await;
     assert!(head.starts_with("HTTP/1.1 429"), "{head}");
-    drop(room);
+    drop(stream_permits);
     let (mut io, theirs) = tokio::io::duplex(1 << 16);
     tokio::spawn(async move { server.serve(theirs).await });
     let head = ask(&mut io, "GET /containerLogs/ns/p/c", &[]).await;

@@ -54,7 +54,7 @@ impl Channels {
         self.socket.send(message).await.unwrap();
     }
 
-    /// Channel and data of the next message; none at a proper goodbye.
+    /// Channel and data of the next message; none after a proper close.
     async fn receive(&mut self) -> Option<(u8, Vec<u8>)> {
         let next = timeout(Duration::from_secs(5), self.socket.next())
             .await
@@ -73,7 +73,7 @@ impl Channels {
         }
     }
 
-    /// All there is on channels 1, 2 and 3, up to the goodbye.
+    /// Everything on channels 1, 2 and 3, up to the close.
     async fn rest(&mut self) -> [String; 3] {
         let mut channels = [const { Vec::new() }; 3];
         let mut first = true;
@@ -198,7 +198,7 @@ async fn a_client_that_leaves_takes_the_runtimes_connection_along() {
     let limit = Duration::from_secs(5);
     timeout(limit, server.streams.wait())
         .await
-        .expect("goes on without its client");
+        .expect("runs on without its client");
 }
 
 struct Spdy {
@@ -233,7 +233,7 @@ impl Spdy {
     async fn read(&mut self, kind: &str) -> String {
         let (mut stream, mut text) = (self.take(kind), String::new());
         let read = timeout(Duration::from_secs(5), stream.read_to_string(&mut text)).await;
-        read.unwrap_or_else(|_| panic!("{kind} goes on after {text:?}"))
+        read.unwrap_or_else(|_| panic!("{kind} continues after {text:?}"))
             .unwrap();
         text
     }
@@ -248,7 +248,7 @@ async fn l13_spdy_ends_stdin_and_the_command_with_it() {
     stdin.shutdown().await.unwrap();
     assert_eq!(client.read("stdout").await, "through and back");
     assert_eq!(client.read("error").await, r#"{"status":"Success"}"#);
-    timeout(Duration::from_secs(5), client.connection.gone())
+    timeout(Duration::from_secs(5), client.connection.closed())
         .await
         .expect("not closed");
 }

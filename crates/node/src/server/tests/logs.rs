@@ -4,8 +4,8 @@ use super::*;
 
 #[tokio::test]
 async fn l13_logs_come_as_plain_text() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("0.log");
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("0.log");
     let lines: String = (0..20_000)
         .map(|n| format!("2026-01-01T00:00:00Z stdout F line {n}\n"))
         .collect();
@@ -32,8 +32,8 @@ async fn l13_logs_come_as_plain_text() {
 }
 
 #[tokio::test]
-async fn a_log_file_that_is_not_there_is_told() {
-    let (code, text) = refusal("GET /containerLogs/ns/p/c", &[]).await;
+async fn a_missing_log_file_is_reported() {
+    let (code, text) = error_of("GET /containerLogs/ns/p/c", &[]).await;
     assert_eq!(code, 400);
     assert!(
         text.starts_with("failed to open log file \"/nowhere\": "),
@@ -43,8 +43,8 @@ async fn a_log_file_that_is_not_there_is_told() {
 
 #[tokio::test]
 async fn a_follower_that_hangs_up_is_not_served_on() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("endless.log");
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("endless.log");
     std::fs::write(&log, "2026-01-01T00:00:00Z stdout F first\n").unwrap();
     for half in [false, true] {
         let node = Arc::new(Node {
@@ -60,7 +60,7 @@ async fn a_follower_that_hangs_up_is_not_served_on() {
         let mut first = [0; "6\r\nfirst\n\r\n".len()];
         io.read_exact(&mut first).await.unwrap();
         assert_eq!(&first, b"6\r\nfirst\n\r\n");
-        // Nothing more is written to the log: only the client's end can be noticed.
+        // Nothing more is written to the log: only the client's disconnect can be noticed.
         let still_there = match half {
             true => {
                 io.shutdown().await.unwrap();

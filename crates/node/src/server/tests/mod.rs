@@ -1,4 +1,4 @@
-//! The server from outside: a client at one end of a pipe, a stand-in for the runtime's stream server at the other.
+//! The server from outside: a client at one end of a pipe, a fake of the runtime's stream server at the other.
 
 mod bounds;
 mod exec;
@@ -105,7 +105,7 @@ impl Containers for Node {
         Ok(())
     }
 
-    /// Its log says so.
+    /// Its log contains it.
     async fn ended(&self, _: &str) {
         if self.log.ends_with("endless.log") {
             std::future::pending().await
@@ -146,7 +146,7 @@ const WEBSOCKET: [(&str, &str); 4] = [
 const SPDY: [(&str, &str); 2] = [("Connection", "Upgrade"), ("Upgrade", "SPDY/3.1")];
 
 /// Status and body of an answer that is no upgrade.
-async fn refusal(request: &str, headers: &[(&str, &str)]) -> (u16, String) {
+async fn error_of(request: &str, headers: &[(&str, &str)]) -> (u16, String) {
     let mut io = dial("http://127.0.0.1:1".into(), "/nowhere".into()).await;
     let mut headers = headers.to_vec();
     if !headers.iter().any(|(name, _)| *name == "Connection") {
@@ -162,7 +162,7 @@ async fn refusal(request: &str, headers: &[(&str, &str)]) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn refusals_are_the_kubelets_words() {
+async fn errors_have_the_kubelets_messages() {
     let upgrade = WEBSOCKET;
     for (request, headers, code, text) in [
         ("GET /healthz", &[][..], 200, "ok"),
@@ -222,23 +222,23 @@ async fn refusals_are_the_kubelets_words() {
         ),
     ] {
         assert_eq!(
-            refusal(request, headers).await,
+            error_of(request, headers).await,
             (code, text.to_string()),
             "{request}"
         );
     }
-    let (code, text) = refusal("GET /exec/ns/p/c?command=x&output=1", &upgrade).await;
+    let (code, text) = error_of("GET /exec/ns/p/c?command=x&output=1", &upgrade).await;
     assert_eq!(code, 500);
     let expected = "connecting to the runtime's stream server at 127.0.0.1:1: ";
     assert!(text.starts_with(expected), "{text}");
     let mut unknown = SPDY.to_vec();
     unknown.push(("X-Stream-Protocol-Version", "v9.channel.k8s.io"));
-    assert_eq!(refusal("POST /exec/ns/p/c?output=1", &unknown).await.0, 403);
+    assert_eq!(error_of("POST /exec/ns/p/c?output=1", &unknown).await.0, 403);
 }
 
 #[tokio::test]
 async fn pods_are_listed_as_the_api_has_them() {
-    let (code, body) = refusal("GET /pods", &[]).await;
+    let (code, body) = error_of("GET /pods", &[]).await;
     let list: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert_eq!(
         (code, &list["kind"], &list["apiVersion"]),
@@ -277,12 +277,12 @@ async fn l13_the_settings_that_hold_are_shown_as_kubelets_show_them() {
         body,
         r#"{"kubeletconfig":{"kind":"KubeletConfiguration","maxPods":7}}"#
     );
-    assert_eq!(refusal("GET /configz", &[]).await.0, 404, "none were given");
-    assert_eq!(refusal("GET /configz/x", &[]).await.0, 404);
+    assert_eq!(error_of("GET /configz", &[]).await.0, 404, "none were given");
+    assert_eq!(error_of("GET /configz/x", &[]).await.0, 404);
 }
 
 #[tokio::test]
-async fn l13_whether_the_kubelet_is_well_may_be_asked_without_wanting_words() {
+async fn l13_healthz_answers_whatever_the_query() {
     let well = answer("HEAD /healthz").await;
     assert!(
         well.starts_with("HTTP/1.0 200 OK") && well.ends_with("\r\n\r\n"),
@@ -316,14 +316,14 @@ async fn the_node_in_this_process_is_dialled_by_name() {
 }
 
 #[test]
-fn what_is_switched_off_is_refused_in_the_kubelets_words() {
-    let refused = |debugging, system_logs, path: &str| {
-        let offers = Offers {
+fn a_disabled_handler_answers_with_the_kubelets_message() {
+    let error = |debugging, system_logs, path: &str| {
+        let handlers = EnabledHandlers {
             debugging,
             system_logs,
         };
-        let refusal = offers.refuse(&Target::parse(path).unwrap()).err();
-        refusal.map(|r| (r.code.as_u16(), r.text))
+        let error_of = handlers.check(&Target::parse(path).unwrap()).err();
+        error_of.map(|r| (r.code.as_u16(), r.text))
     };
     let no_debugging = Some((405, "Debug endpoints are disabled.".to_string()));
     let no_logs = Some((405, "logs endpoint is disabled.".to_string()));
@@ -341,6 +341,6 @@ fn what_is_switched_off_is_refused_in_the_kubelets_words() {
         (true, false, "/logs/", no_logs),
         (true, false, "/containerLogs/ns/p/c", None),
     ] {
-        assert_eq!(refused(debugging, system_logs, path), want, "{path}");
+        assert_eq!(error(debugging, system_logs, path), want, "{path}");
     }
 }

@@ -29,7 +29,7 @@ async fn backwards() -> u16 {
     port
 }
 
-/// A port nobody listens on.
+/// A port without a listener.
 async fn silent() -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     listener.local_addr().unwrap().port()
@@ -48,7 +48,7 @@ async fn pair(connection: &Connection, port: u16, request: Option<&str>) -> (Str
 async fn all(mut stream: Stream) -> String {
     let mut text = String::new();
     let read = timeout(Duration::from_secs(5), stream.read_to_string(&mut text)).await;
-    read.expect("goes on").unwrap();
+    read.expect("continues").unwrap();
     text
 }
 
@@ -90,7 +90,7 @@ async fn forwards(connection: Connection) {
             "{bad:?}"
         );
     }
-    // What went wrong with one leaves the others alone.
+    // The failure of one does not affect the others.
     let (mut last, _) = pair(&connection, port, Some("3")).await;
     last.shutdown().await.unwrap();
     assert_eq!(all(last).await, "");

@@ -1,4 +1,4 @@
-//! A stand-in for containerd's stream server: HTTP on the loopback address, upgraded to SPDY, with a few commands.
+//! A fake of containerd's stream server: HTTP on the loopback address, upgraded to SPDY, with a few commands.
 
 use std::collections::HashMap;
 
@@ -77,10 +77,10 @@ async fn run(command: &str, io: TokioIo<hyper::upgrade::Upgraded>) {
             stdout.shutdown().await.unwrap();
             json!({"status": "Success"})
         }
-        // Reads nothing and says nothing until its client is gone.
+        // Reads and writes nothing until its client has disconnected.
         "sleep" => {
             let _unread = (take("stdin").await, take("stdout").await);
-            return connection.gone().await;
+            return connection.closed().await;
         }
         // Breaks off in the middle.
         "die" => return,

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 
 #[test]
-fn a_query_says_which_streams_are_wanted() {
+fn a_query_selects_the_streams() {
     let all = Options {
         stdin: true,
         stdout: true,
@@ -37,10 +37,10 @@ fn a_query_says_which_streams_are_wanted() {
 }
 
 #[test]
-fn a_status_is_told_in_the_clients_form() {
+fn a_status_is_sent_in_the_clients_form() {
     let success = json!({"status": "Success"});
     let failure = json!({"status": "Failure", "message": "command terminated"});
-    for (protocol, status, told) in [
+    for (protocol, status, sent) in [
         (Some("v5.channel.k8s.io"), &success, success.to_string()),
         (Some("v4.base64.channel.k8s.io"), &failure, failure.to_string()),
         (Some("v3.channel.k8s.io"), &failure, "command terminated".into()),
@@ -49,7 +49,7 @@ fn a_status_is_told_in_the_clients_form() {
     ] {
         assert_eq!(
             StatusForm::of(protocol).render(status),
-            told.into_bytes(),
+            sent.into_bytes(),
             "{protocol:?}"
         );
     }

@@ -17,26 +17,26 @@ use super::outbox::{Out, Outbox};
 use super::stream::Stream;
 use crate::streams::PING_PERIOD;
 
-/// Streams open at once; more are refused. A forwarded connection takes two.
+/// Streams open at once; further ones are reset. A forwarded connection takes two.
 const MAX_STREAMS: usize = 1000;
 /// Pieces that wait for a stream's reader before the connection stops reading: 8 × 32 KiB.
 const MAX_PIECES: usize = 8;
 const MAX_PIECE_BYTES: usize = 32 * 1024;
 /// Bytes that wait for readers on one connection, all streams together, before it stops reading.
 const MAX_UNREAD_BYTES: usize = 4 * 1024 * 1024;
-/// The largest control frame taken: a header block and what stands before it.
+/// The largest control frame accepted: a header block and its prefix.
 const MAX_CONTROL_BYTES: usize = MAX_BLOCK_BYTES + 10;
-/// Streams the peer has opened and nobody has looked at yet.
+/// Streams that the peer has opened and that are not accepted yet.
 const MAX_ARRIVALS: usize = 32;
 /// How long a peer may take to answer the opening of a stream, as in client-go.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a closing connection may take to send what it still has.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the peer may take to close its side after ours: closing a socket with unread bytes in it would take
-/// back what it has not read yet.
+/// How long the peer may take to close its side after ours: closing a socket with unread bytes in it would discard what
+/// the peer has not read yet.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Who dialled opens streams with odd numbers, who answered with even ones.
+/// The dialling side opens streams with odd numbers, the answering one with even ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Client,
@@ -50,7 +50,7 @@ impl Role {
     }
 }
 
-/// Why a connection ended, or a stream did not come to be.
+/// Why a connection ended, or a stream could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SpdyError {
     #[error("reading or writing the SPDY connection")]
@@ -59,9 +59,9 @@ pub enum SpdyError {
     Malformed(#[from] Malformed),
     #[error("the peer sent SPDY headers that cannot be read")]
     Headers(#[from] HeaderError),
-    #[error("the peer broke the SPDY protocol: {0}")]
+    #[error("the peer violated the SPDY protocol: {0}")]
     Protocol(&'static str),
-    #[error("the peer refused the stream ({0:?})")]
+    #[error("the peer rejected the stream ({0:?})")]
     Refused(Reset),
     #[error("the SPDY connection is closed")]
     Closed,
@@ -69,7 +69,7 @@ pub enum SpdyError {
     NoReply,
 }
 
-/// How the peer's side of a stream stands.
+/// The state of the peer's side of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Open,
@@ -80,14 +80,14 @@ pub(super) enum End {
 /// Bytes that wait for a stream's reader, and their part of [`MAX_UNREAD_BYTES`].
 pub(super) struct Piece {
     pub(super) bytes: Bytes,
-    pub(super) _room: OwnedSemaphorePermit,
+    pub(super) _permit: OwnedSemaphorePermit,
 }
 
 struct Entry {
-    /// Gone once the peer's side has ended.
+    /// `None` once the peer's side has ended.
     inbound: Option<mpsc::Sender<Piece>>,
     end: End,
-    /// The peer takes nothing more. After its FIN this says nothing about what it sent.
+    /// The peer accepts nothing more. After its FIN this does not affect what it sent.
     reset: Option<Reset>,
     /// Waits for the peer's answer to our opening.
     reply: Option<oneshot::Sender<()>>,
@@ -133,7 +133,7 @@ impl Shared {
             return;
         };
         if let (Some(reset), None) = (reset, entry.reset) {
-            // A connection that takes nothing more has told the peer already.
+            // A closed connection has informed the peer already.
             let _ = self.outbox.push(Out::Reset { stream, reset });
         }
     }
@@ -198,7 +198,7 @@ impl Shared {
 /// written is out.
 pub struct Connection {
     shared: Arc<Shared>,
-    gone: CancellationToken,
+    closed: CancellationToken,
     reader: JoinHandle<()>,
     writer: Option<JoinHandle<()>>,
 }
@@ -208,7 +208,7 @@ pub struct Incoming {
     arrivals: mpsc::Receiver<Arrival>,
 }
 
-/// A stream the peer asks for. Dropping it refuses it.
+/// A stream that the peer opens. Dropping it resets it.
 pub struct Arrival {
     stream: Option<Stream>,
 }
@@ -225,7 +225,7 @@ impl Arrival {
         self.stream.as_ref().map(Stream::headers)
     }
 
-    /// Answers, so that the peer begins to use it.
+    /// Accepts, so that the peer starts to use it.
     pub fn accept(mut self) -> Result<Stream, SpdyError> {
         let stream = self.stream.take().ok_or(SpdyError::Closed)?;
         let reply = Out::Reply { stream: stream.id() };
@@ -259,11 +259,11 @@ impl Connection {
             role,
             unread: Arc::new(Semaphore::new(MAX_UNREAD_BYTES)),
         });
-        let gone = CancellationToken::new();
+        let closed = CancellationToken::new();
         let (read, write) = tokio::io::split(io);
         let (arrived, arrivals) = mpsc::channel(MAX_ARRIVALS);
         let reader = tokio::spawn({
-            let (shared, gone) = (shared.clone(), gone.clone());
+            let (shared, closed) = (shared.clone(), closed.clone());
             async move {
                 match read_frames(BufReader::with_capacity(MAX_PIECE_BYTES, read), &shared, &arrived).await {
                     Ok(()) => tracing::trace!("SPDY connection ended"),
@@ -272,11 +272,11 @@ impl Connection {
                     }
                 }
                 shared.fail();
-                gone.cancel();
+                closed.cancel();
             }
         });
         let writer = tokio::spawn({
-            let (shared, gone) = (shared.clone(), gone.clone());
+            let (shared, closed) = (shared.clone(), closed.clone());
             async move {
                 if let Err(error) = write_frames(write, &shared, packer).await {
                     tracing::debug!(
@@ -284,14 +284,14 @@ impl Connection {
                         "SPDY connection cannot be written"
                     );
                     shared.fail();
-                    gone.cancel();
+                    closed.cancel();
                 }
             }
         });
         Ok((
             Connection {
                 shared,
-                gone,
+                closed,
                 reader,
                 writer: Some(writer),
             },
@@ -326,25 +326,25 @@ impl Connection {
         match tokio::time::timeout(REPLY_TIMEOUT, answer).await {
             Ok(Ok(())) => Ok(stream),
             Ok(Err(_)) => {
-                let refused = self.shared.reset(stream.id());
-                Err(refused.map_or(SpdyError::Closed, SpdyError::Refused))
+                let first_error = self.shared.reset(stream.id());
+                Err(first_error.map_or(SpdyError::Closed, SpdyError::Refused))
             }
             Err(_) => Err(SpdyError::NoReply),
         }
     }
 
-    /// Resolves when the peer is gone or the connection broke.
-    pub async fn gone(&self) {
-        self.gone.cancelled().await;
+    /// Resolves when the peer has disconnected or the connection broke.
+    pub async fn closed(&self) {
+        self.closed.cancelled().await;
     }
 
-    /// Says GOAWAY, sends what is queued and closes. Waits for a slow peer only so long.
+    /// Sends GOAWAY and what is queued, and closes. The wait for a slow peer is bounded.
     pub async fn close(mut self) {
         self.say_goodbye();
         if let Some(writer) = self.writer.take() {
             let abort = writer.abort_handle();
             match tokio::time::timeout(CLOSE_TIMEOUT, writer).await {
-                Ok(_) => drop(tokio::time::timeout(LINGER, self.gone()).await),
+                Ok(_) => drop(tokio::time::timeout(LINGER, self.closed()).await),
                 Err(_) => abort.abort(),
             }
         }
@@ -352,7 +352,7 @@ impl Connection {
 
     fn say_goodbye(&self) {
         let last_stream = self.shared.table.lock().last_peer;
-        // Already closed is what is wanted.
+        // It may be closed already.
         let _ = self.shared.outbox.push(Out::GoAway { last_stream });
         self.shared.outbox.close(false);
     }
@@ -396,7 +396,7 @@ async fn read_frames<R: AsyncRead + Unpin>(
     }
 }
 
-/// Hands the payload to its stream piece by piece. What nobody reads any more is passed over.
+/// Passes the payload to its stream piece by piece. Data without a reader is dropped.
 async fn read_data<R: AsyncRead + Unpin>(
     io: &mut R,
     shared: &Shared,
@@ -426,9 +426,9 @@ async fn read_data<R: AsyncRead + Unpin>(
             let room = shared.unread.clone().acquire_many_owned(size);
             let piece = Piece {
                 bytes: piece.freeze(),
-                _room: room.await.map_err(|_| SpdyError::Closed)?,
+                _permit: room.await.map_err(|_| SpdyError::Closed)?,
             };
-            // An error says that the stream was dropped.
+            // An error means that the stream was dropped.
             let _ = inbound.send(piece).await;
         }
     }
@@ -465,7 +465,7 @@ async fn take_control(
             match added {
                 Some(inbound) => {
                     let stream = Stream::new(stream, headers, inbound, shared.clone());
-                    // Dropped, and so refused, when nobody takes streams any more.
+                    // Dropped, and so reset, when streams are not accepted any more.
                     let _ = arrived.send(Arrival { stream: Some(stream) }).await;
                 }
                 None => push(
@@ -486,7 +486,7 @@ async fn take_control(
                 .get_mut(&stream)
                 .and_then(|entry| entry.reply.take());
             if let Some(reply) = reply {
-                // An error says that the opener waits no more.
+                // An error means that the opener has stopped waiting.
                 let _ = reply.send(());
             }
             if fin {
@@ -509,7 +509,7 @@ async fn take_control(
     Ok(())
 }
 
-/// Queues for the writer what the reader has to say. While we are closing nothing more is said.
+/// Queues the reader's frames for the writer. While the connection is closing nothing more is queued.
 fn push(shared: &Shared, out: Out) -> Result<(), SpdyError> {
     shared.outbox.push(out).map_err(|_| SpdyError::Closed)
 }

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_of_another_version_or_length_is_refused() {
+    fn a_frame_of_another_version_or_length_is_rejected() {
         assert_eq!(
             Head::parse([0x80, 2, 0, 6, 0, 0, 0, 4]),
             Err(Malformed::Version(2))
@@ -348,16 +348,16 @@ mod tests {
             (GOAWAY, 4),
             (HEADERS, 0),
         ] {
-            let refused = Control::parse(kind, 0, Bytes::from(vec![0; length]));
+            let first_error = Control::parse(kind, 0, Bytes::from(vec![0; length]));
             assert!(
-                matches!(refused, Err(Malformed::Length { .. })),
-                "type {kind}: {refused:?}"
+                matches!(first_error, Err(Malformed::Length { .. })),
+                "type {kind}: {first_error:?}"
             );
         }
     }
 
     #[test]
-    fn what_is_not_known_is_passed_over() {
+    fn unknown_frames_are_ignored() {
         for kind in [SETTINGS, WINDOW_UPDATE, 99] {
             assert_eq!(
                 Control::parse(kind, 0, Bytes::from_static(b"123")),

@@ -1,7 +1,7 @@
 //! SPDY/3 header blocks: name/value pairs, compressed with one zlib stream per direction of a connection.
 //!
-//! Every block of a connection must pass through here in the order of the wire, also those nobody wants:
-//! a block can only be opened after all that came before it.
+//! Every block of a connection must pass through here in the order of the wire, also those of rejected streams: a block
+//! can only be inflated after all blocks before it.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
@@ -12,7 +12,7 @@ use super::dictionary::DICTIONARY;
 /// block that opens to gigabytes from being opened.
 pub(super) const MAX_BLOCK_BYTES: usize = 16 * 1024;
 
-/// Names are lower case on the wire; looked up without regard to case.
+/// Names are lower case on the wire; lookups ignore case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Headers(Vec<(String, String)>);
 
@@ -40,7 +40,7 @@ impl<'a> FromIterator<(&'a str, &'a str)> for Headers {
 pub enum HeaderError {
     #[error("header block of more than {MAX_BLOCK_BYTES} bytes")]
     TooLarge,
-    #[error("header block is not the zlib stream SPDY/3 asks for: {0}")]
+    #[error("header block is not the zlib stream that SPDY/3 requires: {0}")]
     Zlib(String),
     #[error("header block ends in the middle of a header")]
     Truncated,
@@ -78,7 +78,7 @@ impl Packer {
                 .compress_vec(rest, &mut packed, FlushCompress::Sync)
                 .map_err(|e| HeaderError::Zlib(e.to_string()))?;
             rest = &rest[(self.0.total_in() - before) as usize..];
-            // Room left over means that the flush came to its end.
+            // Unused output means that the flush is complete.
             if rest.is_empty() && packed.len() < packed.capacity() {
                 return Ok(packed.into());
             }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_block_survives_and_a_larger_one_is_refused() {
+    fn a_large_block_is_read_and_one_over_the_limit_is_rejected() {
         let (mut packer, mut opener) = (Packer::new().unwrap(), Opener::new());
         let long: String = (0..MAX_BLOCK_BYTES - 100)
             .map(|n| char::from(b'a' + (n * n % 26) as u8))
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_opens_to_more_than_the_limit_is_refused() {
+    fn a_block_that_inflates_beyond_the_limit_is_rejected() {
         let mut zlib = Compress::new(Compression::best(), true);
         zlib.set_dictionary(DICTIONARY).unwrap();
         let mut bomb = Vec::with_capacity(1 << 20);

@@ -16,7 +16,7 @@ use super::headers::Headers;
 
 /// Data waiting on one connection, all streams together.
 const MAX_DATA_BYTES: usize = 256 * 1024;
-/// Ping answers waiting. client-go pings every five seconds; a peer that floods is let go.
+/// Ping answers waiting. client-go pings every five seconds; a peer that floods is disconnected.
 const MAX_PINGS: usize = 64;
 
 #[derive(Debug)]
@@ -51,7 +51,7 @@ struct State {
     data_bytes: usize,
     pings: usize,
     writers: Vec<Waker>,
-    /// Nothing more is taken in; what is queued still goes out.
+    /// Nothing more is accepted; what is queued is still sent.
     closed: bool,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Outbox {
     ready: Notify,
 }
 
-/// The connection takes nothing more.
+/// The connection accepts nothing more.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Closed;
 
@@ -140,7 +140,7 @@ impl Outbox {
         self.state.lock().queue.is_empty()
     }
 
-    /// Takes nothing more in. What is queued goes out, unless the connection is broken.
+    /// Accepts nothing more. What is queued is sent, unless the connection is broken.
     pub(super) fn close(&self, broken: bool) {
         let mut state = self.state.lock();
         state.closed = true;
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_pings_is_refused() {
+    fn a_flood_of_pings_is_rejected() {
         let outbox = Outbox::default();
         let taken = (0..1000)
             .take_while(|id| outbox.push(Out::Ping(*id)).is_ok())

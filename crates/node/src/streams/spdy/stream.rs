@@ -17,9 +17,9 @@ use super::outbox::Out;
 /// A write is cut into frames of at most this much, so that no stream keeps another waiting for long.
 const MAX_FRAME_DATA_BYTES: usize = 32 * 1024;
 
-/// Reading gives what came, then the end, or an error if the peer tore the stream down (`ConnectionReset`) or the
-/// connection broke (`ConnectionAborted`). `shutdown` sends FIN. Dropping it before both sides have ended
-/// resets it, after what was written.
+/// Reading returns what arrived, then the end, or an error if the peer reset the stream (`ConnectionReset`) or the
+/// connection broke (`ConnectionAborted`). `shutdown` sends FIN. Dropping it before both sides have ended resets it,
+/// after what was written.
 pub struct Stream {
     id: u32,
     headers: Headers,
@@ -59,7 +59,7 @@ impl Stream {
         &self.shared
     }
 
-    /// Tears the stream down, telling the peer why.
+    /// Resets the stream with this reason.
     pub fn reset(self, reset: Reset) {
         self.shared.forget(self.id, Some(reset));
     }
@@ -113,7 +113,7 @@ impl AsyncWrite for Stream {
         })
     }
 
-    /// What was written is on its way; nobody waits for the peer.
+    /// Writes are sent in the background; the peer is not awaited.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

@@ -1,4 +1,4 @@
-//! Two ends over a pipe, and one end against noise.
+//! Two ends over a pipe, and one end against random bytes.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ async fn pair(client: &Connection, incoming: &mut Incoming, name: &str) -> (Stre
 }
 
 #[tokio::test]
-async fn half_a_stream_closes_while_the_other_goes_on() {
+async fn half_a_stream_closes_while_the_other_stays_open() {
     let ((client, _c), (_server, mut incoming)) = ends();
     let (mut ours, mut theirs) = pair(&client, &mut incoming, "stdin").await;
     assert_eq!(
@@ -103,12 +103,12 @@ async fn closing_a_connection_sends_what_is_queued() {
     });
     server.close().await;
     assert_eq!(read.await.unwrap().unwrap(), data);
-    client.gone().await;
+    client.closed().await;
     assert!(matches!(client.open(named("late")).await, Err(SpdyError::Closed)));
 }
 
 #[tokio::test]
-async fn a_lost_connection_is_told_from_an_ended_stream() {
+async fn a_lost_connection_differs_from_a_finished_stream() {
     let ((client, _c), (server, mut incoming)) = ends();
     let (mut ours, _theirs) = pair(&client, &mut incoming, "data").await;
     drop(server);
@@ -118,11 +118,14 @@ async fn a_lost_connection_is_told_from_an_ended_stream() {
 }
 
 #[tokio::test]
-async fn a_stream_nobody_wants_is_refused() {
+async fn a_stream_that_is_not_accepted_is_reset() {
     let ((client, _c), (_server, mut incoming)) = ends();
-    let refuse = async { drop(incoming.next().await.unwrap()) };
-    let (refused, ()) = tokio::join!(client.open(named("data")), refuse);
-    assert!(matches!(refused, Err(SpdyError::Refused(Reset::RefusedStream))));
+    let drop_stream = async { drop(incoming.next().await.unwrap()) };
+    let (first_error, ()) = tokio::join!(client.open(named("data")), drop_stream);
+    assert!(matches!(
+        first_error,
+        Err(SpdyError::Refused(Reset::RefusedStream))
+    ));
 }
 
 #[tokio::test]
@@ -158,7 +161,7 @@ async fn a_ping_comes_back_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_peer_that_breaks_the_protocol_is_let_go() {
+async fn a_peer_that_violates_the_protocol_is_disconnected() {
     for (what, bytes) in [
         ("another version", vec![0x80, 2, 0, 6, 0, 0, 0, 4, 0, 0, 0, 9]),
         (
@@ -173,7 +176,7 @@ async fn a_peer_that_breaks_the_protocol_is_let_go() {
         let (mut raw, io) = tokio::io::duplex(1 << 16);
         let (server, _incoming) = Connection::start(io, Role::Server).unwrap();
         raw.write_all(&bytes).await.unwrap();
-        timeout(Duration::from_secs(5), server.gone())
+        timeout(Duration::from_secs(5), server.closed())
             .await
             .unwrap_or_else(|_| panic!("{what}: still there"));
     }
@@ -182,9 +185,9 @@ async fn a_peer_that_breaks_the_protocol_is_let_go() {
 proptest::proptest! {
     #![proptest_config(proptest::test_runner::Config { cases: 64, ..Default::default() })]
 
-    /// Noise, and noise behind a well-formed head, ends a connection without panic.
+    /// Random bytes, and random bytes after a well-formed head, end a connection without panic.
     #[test]
-    fn noise_ends_in_an_error_or_in_nothing(kind in 0u8..12, flags: u8, noise: Vec<u8>) {
+    fn random_bytes_cause_an_error_and_no_panic(kind in 0u8..12, flags: u8, noise: Vec<u8>) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (mut raw, io) = tokio::io::duplex(1 << 16);
@@ -192,7 +195,7 @@ proptest::proptest! {
             raw.write_all(&[0x80, 3, 0, kind, flags, 0, 0, noise.len() as u8]).await.unwrap();
             let _ = raw.write_all(&noise).await;
             drop(raw);
-            timeout(Duration::from_secs(5), server.gone()).await.unwrap();
+            timeout(Duration::from_secs(5), server.closed()).await.unwrap();
             while incoming.next().await.is_some() {}
         });
     }

@@ -1,4 +1,4 @@
-//! The `channel.k8s.io` subprotocols: every message begins with the number of its channel.
+//! The `channel.k8s.io` subprotocols: every message starts with the number of its channel.
 //!
 //! In the binary forms the number is a byte. In the base64 forms messages are text: the number as a digit, then
 //! base64. v5 adds channel 255, whose messages name a channel that the client will send no more on.
@@ -34,12 +34,12 @@ const MAX_UNREAD_MESSAGES: usize = 2;
 const MAX_UNSENT_MESSAGES: usize = 8;
 /// A write is cut into messages of at most this much.
 const MAX_SENT_BYTES: usize = 32 * 1024;
-/// How long a client may take to say goodbye after us.
+/// How long a client may take to close after us.
 const LINGER: Duration = Duration::from_secs(2);
 /// How long what is queued may take to be sent at the end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How messages look.
+/// The encoding of messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Form {
     /// Text with base64 instead of bytes.
@@ -88,20 +88,20 @@ pub struct Channels {
     form: Form,
     out: mpsc::Sender<Message>,
     unread: HashMap<u8, mpsc::Receiver<Bytes>>,
-    gone: CancellationToken,
+    closed: CancellationToken,
     reading: AbortOnDropHandle<()>,
     writing: JoinHandle<()>,
 }
 
 impl Channels {
-    /// Begins to speak over `io`. Only `readable` channels are taken from the client; others are passed over.
+    /// Starts the protocol on `io`. Only `readable` channels are read from the client; others are ignored.
     pub async fn start<T>(io: T, form: Form, readable: impl IntoIterator<Item = u8>) -> Channels
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let (mut sink, stream) = server(io).await.split();
         let (out, mut queue) = mpsc::channel::<Message>(MAX_UNSENT_MESSAGES);
-        let gone = CancellationToken::new();
+        let closed = CancellationToken::new();
         let (mut inbound, mut unread) = (HashMap::new(), HashMap::new());
         for channel in readable {
             let (tx, rx) = mpsc::channel::<Bytes>(MAX_UNREAD_MESSAGES);
@@ -109,14 +109,14 @@ impl Channels {
             unread.insert(channel, rx);
         }
         let reading = AbortOnDropHandle::new(tokio::spawn({
-            let gone = gone.clone();
+            let closed = closed.clone();
             async move {
                 read_messages(stream, form, inbound).await;
-                gone.cancel();
+                closed.cancel();
             }
         }));
         let writing = tokio::spawn({
-            let gone = gone.clone();
+            let closed = closed.clone();
             async move {
                 loop {
                     let message = match tokio::time::timeout(PING_PERIOD, queue.recv()).await {
@@ -126,11 +126,11 @@ impl Channels {
                     };
                     if let Err(error) = sink.send(message).await {
                         tracing::debug!(%error, "WebSocket cannot be written");
-                        gone.cancel();
+                        closed.cancel();
                         return;
                     }
                 }
-                // The client may be gone already.
+                // The client may have disconnected already.
                 let _ = sink.send(Message::Close(Some(normal_closure()))).await;
             }
         });
@@ -138,7 +138,7 @@ impl Channels {
             form,
             out,
             unread,
-            gone,
+            closed,
             reading,
             writing,
         }
@@ -153,7 +153,7 @@ impl Channels {
         Some(Box::new(StreamReader::new(Box::pin(pieces))))
     }
 
-    /// Our side of a channel. No form has a way to say that it has ended, but for closing all.
+    /// Our side of a channel. No form can signal its end, except by closing all channels.
     pub fn writer(&self, channel: u8) -> Writer {
         Box::new(ChannelWriter {
             channel,
@@ -162,23 +162,23 @@ impl Channels {
         })
     }
 
-    /// An empty message, which tells the client that the connection stands.
+    /// An empty message, which shows the client that the connection is open.
     pub async fn greet(&self, channel: u8) {
-        // A client that is gone shows elsewhere.
+        // A disconnected client is noticed elsewhere.
         let _ = self.out.send(self.form.encode(channel, &[])).await;
     }
 
-    /// Resolves when the client is gone.
-    pub async fn gone(&self) {
-        self.gone.cancelled().await;
+    /// Resolves when the client has disconnected.
+    pub async fn closed(&self) {
+        self.closed.cancelled().await;
     }
 
-    /// Sends what is queued and closes. All writers must be gone.
+    /// Sends what is queued and closes. All writers must be dropped before.
     pub async fn close(self) {
         let Channels {
             out,
             unread,
-            gone,
+            closed,
             reading,
             writing,
             ..
@@ -186,7 +186,7 @@ impl Channels {
         drop((out, unread));
         let abort = writing.abort_handle();
         match tokio::time::timeout(CLOSE_TIMEOUT, writing).await {
-            Ok(_) => drop(tokio::time::timeout(LINGER, gone.cancelled()).await),
+            Ok(_) => drop(tokio::time::timeout(LINGER, closed.cancelled()).await),
             Err(_) => abort.abort(),
         }
         drop(reading);
@@ -212,7 +212,7 @@ async fn read_messages<T: AsyncRead + AsyncWrite + Unpin>(
             }
             Ok(Some((channel, data))) => {
                 if let Some(inbound) = inbound.get(&channel) {
-                    // An error says that nobody reads any more.
+                    // An error means that the reader was dropped.
                     let _ = inbound.send(data).await;
                 }
             }

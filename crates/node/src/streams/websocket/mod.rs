@@ -9,8 +9,8 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 
-/// The largest message taken, which is held whole. kubectl and client-go send messages of 32 KiB, JavaScript's streams 64
-/// KiB. Kubernetes takes 32 MiB, which is 96 MiB for a client whose messages wait for a container.
+/// The largest message accepted, which is held in memory. kubectl and client-go send messages of 32 KiB, JavaScript's
+/// streams 64 KiB. Kubernetes accepts 32 MiB, which is 96 MiB for a client whose messages wait for a container.
 const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 
 /// The server's side, after the handshake.
@@ -21,7 +21,7 @@ async fn server<T: AsyncRead + AsyncWrite + Unpin>(io: T) -> WebSocketStream<T> 
     WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await
 }
 
-/// What tells a client that all is well: without the code, client-go reports an abnormal closure.
+/// The normal close: without the code, client-go reports an abnormal closure.
 fn normal_closure() -> CloseFrame {
     CloseFrame {
         code: CloseCode::Normal,

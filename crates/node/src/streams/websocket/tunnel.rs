@@ -1,5 +1,5 @@
-//! A WebSocket as a plain two-way stream of bytes: where one message ends and the next begins means nothing.
-//! kubectl sends SPDY this way, through proxies that know no SPDY.
+//! A WebSocket as a plain two-way stream of bytes: message boundaries have no meaning. kubectl sends SPDY this way,
+//! through proxies without SPDY support.
 
 use std::io;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use super::{normal_closure, server};
 /// A write is cut into messages of at most this much.
 const MAX_SENT_BYTES: usize = 32 * 1024;
 
-/// Bytes in binary messages. Shutting it down says goodbye as a WebSocket does.
+/// Bytes in binary messages. Shutting it down sends a close message.
 pub struct Tunnel<T> {
     socket: WebSocketStream<T>,
     current: Bytes,

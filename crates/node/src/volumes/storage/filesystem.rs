@@ -1,12 +1,11 @@
-//! Mounting: with the words users know when it fails, a file system made on a device that has none, and files that are
-//! given to a pod's group.
+//! Mounts with kubelet's messages on failure, file systems on devices without one, and files of a pod's group.
 
 use std::path::Path;
 
-use super::host::{Host, Ran};
+use super::host::{CommandOutput, Host};
 use crate::untrusted_fs::{Dir, set_ownership};
 
-/// `mount`, with what it said if it failed.
+/// `mount`, with its output on failure.
 pub async fn mount(
     host: &dyn Host,
     kind: Option<&str>,
@@ -42,7 +41,7 @@ pub async fn mount(
     ))
 }
 
-/// Takes away what is mounted there, if anything is.
+/// Unmounts what is mounted there, if anything is.
 pub async fn unmount(host: &dyn Host, at: &Path) -> Result<(), String> {
     let mounted = host
         .is_mounted(at)
@@ -63,8 +62,8 @@ pub async fn unmount(host: &dyn Host, at: &Path) -> Result<(), String> {
 }
 
 /// `fsck`: found errors, and mended them; found some that it could not.
-const MENDED: i32 = 1;
-const UNMENDED: i32 = 4;
+const REPAIRED: i32 = 1;
+const UNREPAIRED: i32 = 4;
 /// `blkid`: there is nothing on the device.
 const NOTHING: i32 = 2;
 
@@ -106,20 +105,20 @@ fn check_kind(kind: &str) -> Result<(), String> {
 async fn check(host: &dyn Host, device: &str) -> Result<(), String> {
     let ran = host.run("fsck", &["-a", "--", device]).await;
     match ran {
-        Ok(Ran {
-            code: Some(UNMENDED),
+        Ok(CommandOutput {
+            code: Some(UNREPAIRED),
             output,
         }) => Err(format!(
             "'fsck' found errors on device {device} but could not correct them: {output}"
         )),
-        Ok(Ran {
-            code: Some(MENDED),
+        Ok(CommandOutput {
+            code: Some(REPAIRED),
             output,
         }) => {
-            tracing::info!(device, output, "fsck has mended a volume");
+            tracing::info!(device, output, "fsck repaired a volume");
             Ok(())
         }
-        // Without fsck, or where it cannot say: the mount will.
+        // Without fsck, or where its result is unclear: the mount decides.
         Ok(_) | Err(_) => Ok(()),
     }
 }
@@ -143,7 +142,7 @@ async fn make(host: &dyn Host, device: &str, kind: &str) -> Result<(), String> {
     ))
 }
 
-/// What is on the device, as `blkid` says.
+/// The device's content, by `blkid`.
 async fn found(host: &dyn Host, device: &str) -> Result<Option<String>, String> {
     let asked = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", "--", device];
     let ran = host.run("blkid", &asked).await?;
@@ -165,7 +164,7 @@ async fn found(host: &dyn Host, device: &str) -> Result<Option<String>, String> 
         (Some(kind), _) => Ok(Some(kind)),
         (None, Some(_)) => Ok(Some("unknown data, probably partitions".into())),
         (None, None) => Err(format!(
-            "blkid said of {device} what cannot be read: {}",
+            "cannot parse the output of blkid for {device}: {}",
             ran.output
         )),
     }

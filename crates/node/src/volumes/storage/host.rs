@@ -1,5 +1,5 @@
-//! What the kubelet needs of the machine beside the runtime: programs that are run, what is mounted, and how long it has been
-//! up. A seam, so that what no test machine has (an NFS server, an iSCSI target) can be played.
+//! What the kubelet uses of the host besides the runtime: commands, the mount table, and the uptime. A trait, so that
+//! what no test machine has (an NFS server, an iSCSI target) can be faked.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,24 +12,24 @@ use tokio::time::{sleep, timeout};
 
 use crate::volumes::mounts;
 
-/// How long a program may take: a mount from a server that does not answer would wait for minutes.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a command may take: a mount from a server that does not answer would wait for minutes.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What came of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ran {
+pub struct CommandOutput {
     /// Its exit code; none if it was killed, or took too long.
     pub code: Option<i32>,
     /// Both of its outputs.
     pub output: String,
 }
 
-impl Ran {
+impl CommandOutput {
     pub fn ok(&self) -> bool {
         self.code == Some(0)
     }
 
-    /// As Go's programs tell it.
+    /// In the form of Go's `ExitError`.
     pub fn status(&self) -> String {
         match self.code {
             Some(code) => format!("exit status {code}"),
@@ -40,8 +40,8 @@ impl Ran {
 
 #[async_trait]
 pub trait Host: std::fmt::Debug + Send + Sync {
-    /// Runs a program to its end. The error is that there is no such program.
-    async fn run(&self, program: &str, args: &[&str]) -> Result<Ran, String>;
+    /// Runs a command to its end. The error is that it is not installed.
+    async fn run(&self, program: &str, args: &[&str]) -> Result<CommandOutput, String>;
 
     fn is_mounted(&self, at: &Path) -> std::io::Result<bool>;
 
@@ -49,7 +49,7 @@ pub trait Host: std::fmt::Debug + Send + Sync {
     /// anything.
     fn device(&self, by_path: &str) -> Option<PathBuf>;
 
-    /// How long the machine has been up, its sleep included, by a clock that is never set; `None` where nobody knows.
+    /// The uptime, suspend included, by a clock that is never set; `None` where it is unknown.
     fn since_boot(&self) -> Option<Duration> {
         None
     }
@@ -60,28 +60,28 @@ pub trait Host: std::fmt::Debug + Send + Sync {
     }
 }
 
-/// This machine.
+/// This host.
 #[derive(Debug)]
 pub struct Machine;
 
 #[async_trait]
 impl Host for Machine {
-    async fn run(&self, program: &str, args: &[&str]) -> Result<Ran, String> {
+    async fn run(&self, program: &str, args: &[&str]) -> Result<CommandOutput, String> {
         let mut command = Command::new(program);
         command.args(args).stdin(Stdio::null()).kill_on_drop(true);
-        match timeout(PATIENCE, command.output()).await {
+        match timeout(TIMEOUT, command.output()).await {
             Ok(Ok(done)) => {
                 let mut output = String::from_utf8_lossy(&done.stdout).into_owned();
                 output.push_str(&String::from_utf8_lossy(&done.stderr));
-                Ok(Ran {
+                Ok(CommandOutput {
                     code: done.status.code(),
                     output,
                 })
             }
             Ok(Err(error)) => Err(format!("exec: {program:?}: {error}")),
-            Err(_) => Ok(Ran {
+            Err(_) => Ok(CommandOutput {
                 code: None,
-                output: format!("{program} took longer than {} s", PATIENCE.as_secs()),
+                output: format!("{program} took longer than {} s", TIMEOUT.as_secs()),
             }),
         }
     }
@@ -113,14 +113,14 @@ fn matches(name: &str, pattern: &str) -> bool {
     }
 }
 
-/// A node whose pods are no processes mounts nothing.
+/// A hollow node mounts nothing.
 #[derive(Debug)]
 pub struct Hollow;
 
 #[async_trait]
 impl Host for Hollow {
-    async fn run(&self, _program: &str, _args: &[&str]) -> Result<Ran, String> {
-        Ok(Ran {
+    async fn run(&self, _program: &str, _args: &[&str]) -> Result<CommandOutput, String> {
+        Ok(CommandOutput {
             code: Some(0),
             output: String::new(),
         })
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_program_tells_its_code_and_what_it_said_or_that_it_is_not_there() {
+    async fn a_command_returns_its_exit_code_and_output_or_that_it_is_missing() {
         let ran = Machine
             .run("sh", &["-c", "echo a; echo b >&2; exit 3"])
             .await
@@ -162,6 +162,6 @@ mod tests {
         assert_eq!(at("*ip-1-lun-1"), Some(disk.clone()));
         assert_eq!(at("pci-0-ip-1-lun-1"), Some(disk));
         assert_eq!(at("*ip-1-lun-2"), None);
-        assert_eq!(Machine.device("/no/such/folder/x"), None);
+        assert_eq!(Machine.device("/no/such/directory/x"), None);
     }
 }

@@ -11,12 +11,12 @@ use tracing::warn;
 
 use super::filesystem::{format_and_mount, mount, unmount};
 use super::host::Host;
-use super::{Storage, Terms, Tools, VolumeMode};
+use super::{MountTerms, Storage, Tools, VolumeMode};
 use crate::untrusted_fs::Dir;
 
-/// How often, and how many times, the disk is looked for after a login.
-const LOOK: Duration = Duration::from_millis(500);
-const LOOKS: u32 = 20;
+/// Poll interval and number of polls for the disk after a login.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+const POLLS: u32 = 20;
 /// `iscsiadm`: there is a session already; there is none; there is nothing to do it to.
 const SESSION_EXISTS: i32 = 15;
 const NO_SESSION: i32 = 2;
@@ -33,7 +33,7 @@ pub struct Iscsi {
     pub filesystem: String,
     pub chap_discovery: bool,
     pub chap_session: bool,
-    /// What the secret says (`node.session.auth.username`, …); never written down.
+    /// The secret's values (`node.session.auth.username`, …); never stored.
     #[serde(skip)]
     pub secret: Vec<(String, String)>,
 }
@@ -61,7 +61,7 @@ impl Iscsi {
         )
     }
 
-    /// `iscsiadm` at one portal; what it must not say aloud is left out of errors.
+    /// `iscsiadm` at one portal; secrets are left out of errors.
     async fn admin(&self, host: &dyn Host, mode: &[&str], at: &str, what: &[&str]) -> Result<i32, String> {
         let mut args = vec!["-m"];
         args.extend(mode);
@@ -98,9 +98,9 @@ impl Iscsi {
         self.admin(host, mode, at, &what).await.map(drop)
     }
 
-    /// Tells `iscsiadm` the secrets of this kind (`username`, `password`, and those of the target). It takes them in its
-    /// arguments only, as kubelet gives them to it.
-    async fn tell_secret(&self, host: &dyn Host, mode: &[&str], at: &str, of: &str) -> Result<(), String> {
+    /// Passes the secrets of this kind (`username`, `password`, and those of the target) to `iscsiadm`. It accepts them
+    /// in its arguments only, as kubelet passes them.
+    async fn set_secret(&self, host: &dyn Host, mode: &[&str], at: &str, of: &str) -> Result<(), String> {
         self.set(host, mode, at, &format!("{of}.authmethod"), "CHAP")
             .await?;
         for name in ["username", "password", "username_in", "password_in"] {
@@ -131,7 +131,7 @@ impl Iscsi {
         const NODE: &[&str] = &["node"];
         self.admin(host, DISCOVERY, at, &["-o", "new"]).await?;
         if self.chap_discovery {
-            self.tell_secret(host, DISCOVERY, at, "discovery.sendtargets.auth")
+            self.set_secret(host, DISCOVERY, at, "discovery.sendtargets.auth")
                 .await?;
         }
         if let Err(why) = self.admin(host, DISCOVERY, at, &["--discover"]).await {
@@ -144,18 +144,18 @@ impl Iscsi {
             warn!(why, "this iscsiadm scans whole targets");
         }
         if self.chap_session {
-            self.tell_secret(host, NODE, at, "node.session.auth").await?;
+            self.set_secret(host, NODE, at, "node.session.auth").await?;
         }
         self.admin(host, NODE, at, &["--login"]).await?;
-        // A machine that starts does not log in by itself: the volume may be another node's by then.
+        // A rebooted node does not log in by itself: the volume may be another node's by then.
         self.set(host, NODE, at, "node.startup", "manual").await?;
         self.admin(host, NODE, at, &["--rescan"]).await?;
         let path = self.by_path(at);
-        for _ in 0..LOOKS {
+        for _ in 0..POLLS {
             if let Some(device) = host.device(&path) {
                 return Ok(device);
             }
-            host.pause(LOOK).await;
+            host.pause(POLL_INTERVAL).await;
         }
         Err(format!("timed out waiting for the device {path}"))
     }
@@ -173,7 +173,7 @@ impl Storage for Iscsi {
         Some(Path::new("kubernetes.io/iscsi").join(interface).join(disk))
     }
 
-    async fn stage(&self, tools: &Tools, at: &Path, terms: &Terms) -> Result<(), String> {
+    async fn stage(&self, tools: &Tools, at: &Path, terms: &MountTerms) -> Result<(), String> {
         let host = &*tools.host;
         if host.is_mounted(at).map_err(|e| e.to_string())? {
             return Ok(());
@@ -209,7 +209,7 @@ impl Storage for Iscsi {
         tools: &Tools,
         staged: Option<&Path>,
         target: &Path,
-        terms: &Terms,
+        terms: &MountTerms,
     ) -> Result<(), String> {
         let staged = staged.ok_or("the disk is not mounted on this node")?;
         if terms.mode == VolumeMode::Block {

@@ -1,8 +1,8 @@
 //! Volumes that come from elsewhere, behind one interface: NFS, iSCSI, and whatever has a CSI driver.
 //!
-//! Two steps, each undone in the other order: **stage** once a node (a login, a device's mount), **publish** once a pod. What
-//! is done for a pod is written down before it is done ([`records`]), so that a kubelet that was killed half way undoes
-//! it; nothing of it says a secret. The last pod of a node unstages.
+//! Two steps, reverted in the opposite order: **stage** once a node (a login, a device's mount), **publish** once a
+//! pod. Each step for a pod is recorded before it is done ([`records`]), so that it is reverted after a kubelet that
+//! was killed half way; no record contains a secret. The last pod of a node unstages.
 
 mod csi;
 mod filesystem;
@@ -28,7 +28,7 @@ pub use csi::drivers::{Drivers, Registrar};
 pub use csi::is_attached;
 pub use csi::node_info;
 pub use filesystem::{FsGroup, give_to};
-pub use host::{Hollow, Host, Machine, Ran};
+pub use host::{CommandOutput, Hollow, Host, Machine};
 use records::Recorded;
 pub use source::{claimed, inline};
 
@@ -51,7 +51,7 @@ pub enum VolumeMode {
 }
 
 impl VolumeMode {
-    /// Of a claim or a volume, whose field may be unset.
+    /// The mode of a claim or a volume, whose field may be unset.
     pub fn of(mode: Option<&str>) -> Self {
         match mode {
             Some("Block") => VolumeMode::Block,
@@ -130,9 +130,9 @@ impl Tools {
     }
 }
 
-/// For whom, and how.
+/// The parameters of one mount.
 #[derive(Clone, Debug, Default)]
-pub struct Terms {
+pub struct MountTerms {
     pub read_only: bool,
     /// `mountOptions` of the volume.
     pub options: Vec<String>,
@@ -150,7 +150,7 @@ pub struct PodInfo {
     pub service_account: String,
 }
 
-impl Terms {
+impl MountTerms {
     fn mount_options(&self) -> Vec<String> {
         let mut options = self.options.clone();
         if self.read_only {
@@ -160,7 +160,7 @@ impl Terms {
     }
 }
 
-/// One kind of storage. Everything is asked again after a failure or a restart: what is done already is no mistake.
+/// One kind of storage. Every call is repeated after a failure or a restart: a step that is done already is no error.
 #[async_trait]
 pub trait Storage: Send + Sync {
     /// The plugin, as directories are named.
@@ -171,8 +171,8 @@ pub trait Storage: Send + Sync {
         None
     }
 
-    /// Whether there is anybody to do it. What nobody can have begun is not written down as to be undone.
-    fn is_possible(&self, _tools: &Tools) -> Result<(), Failure> {
+    /// Whether the storage can be used at all. What cannot have been started is not recorded.
+    fn is_possible(&self, _tools: &Tools) -> Result<(), StorageFailure> {
         Ok(())
     }
 
@@ -181,7 +181,7 @@ pub trait Storage: Send + Sync {
         4
     }
 
-    async fn stage(&self, _tools: &Tools, _at: &Path, _terms: &Terms) -> Result<(), String> {
+    async fn stage(&self, _tools: &Tools, _at: &Path, _terms: &MountTerms) -> Result<(), String> {
         Ok(())
     }
 
@@ -190,7 +190,7 @@ pub trait Storage: Send + Sync {
         tools: &Tools,
         staged: Option<&Path>,
         target: &Path,
-        terms: &Terms,
+        terms: &MountTerms,
     ) -> Result<(), String>;
 
     async fn unpublish(&self, tools: &Tools, target: &Path) -> Result<(), String>;
@@ -219,46 +219,46 @@ impl Source {
     }
 }
 
-/// A volume of a pod: the name it goes by (the PersistentVolume's, or its own) and how it is to be had.
+/// A volume of a pod: its name (the PersistentVolume's, or its own) and its source.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct VolumeRequest {
     pub name: String,
     pub source: Source,
-    pub terms: Terms,
+    pub terms: MountTerms,
 }
 
-impl Wanted {
-    /// Whether there is somebody on the node to ask to grow it.
+impl VolumeRequest {
+    /// Whether the node can expand it.
     pub fn is_expandable(&self) -> bool {
         matches!(&self.source, Source::Csi(csi) if !csi.inline)
     }
 }
 
-/// At which step it failed; each has its own words.
+/// The step that failed; each has its own message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum StorageFailure {
     Stage(String),
     Publish(String),
 }
 
 /// The volumes of one node that come from elsewhere.
-pub struct Shelf {
+pub struct StorageManager {
     root: PathBuf,
     tools: Tools,
     /// One at a time for each place where something is staged.
-    turns: Mutex<BTreeMap<PathBuf, Arc<tokio::sync::Mutex<()>>>>,
+    staging_locks: Mutex<BTreeMap<PathBuf, Arc<tokio::sync::Mutex<()>>>>,
 }
 
-impl Shelf {
+impl StorageManager {
     /// `root` is the kubelet's directory.
     pub fn new(root: PathBuf, tools: Tools) -> Self {
-        if let Err(error) = records::adopt_former(&root.join("pods")) {
-            warn!(%error, "cannot see which volumes a former kubelet has set up");
+        if let Err(error) = records::adopt_kubelet_records(&root.join("pods")) {
+            warn!(%error, "cannot read the volume records of an earlier kubelet");
         }
-        Shelf {
+        StorageManager {
             root,
             tools,
-            turns: Mutex::default(),
+            staging_locks: Mutex::default(),
         }
     }
 
@@ -271,22 +271,22 @@ impl Shelf {
         }
     }
 
-    fn turn(&self, of: Option<&Path>) -> Arc<tokio::sync::Mutex<()>> {
+    fn staging_lock(&self, of: Option<&Path>) -> Arc<tokio::sync::Mutex<()>> {
         match of {
-            Some(of) => self.turns.lock().entry(of.into()).or_default().clone(),
+            Some(of) => self.staging_locks.lock().entry(of.into()).or_default().clone(),
             None => Arc::default(),
         }
     }
 
-    /// Sees to it that the pod has the volume, and says where.
-    pub async fn set_up(&self, wanted: &Wanted) -> Result<PathBuf, Failure> {
-        let Wanted { name, source, terms } = wanted;
+    /// Sets the volume up for the pod, and returns its path.
+    pub async fn set_up(&self, wanted: &VolumeRequest) -> Result<PathBuf, StorageFailure> {
+        let VolumeRequest { name, source, terms } = wanted;
         let storage = source.storage();
         let pod = self.pod_dir(&terms.pod.uid);
         let target = self.target(&terms.pod.uid, storage.plugin(), name, terms.mode);
-        let staged = self.staged(storage).map_err(Failure::Stage)?;
-        let turn = self.turn(staged.as_deref());
-        let _turn = turn.lock().await;
+        let staged = self.staged(storage).map_err(StorageFailure::Stage)?;
+        let staging_lock = self.staging_lock(staged.as_deref());
+        let _turn = staging_lock.lock().await;
         storage.is_possible(&self.tools)?;
         let (plugin, name, source, mode) = (storage.plugin(), name.clone(), source.clone(), terms.mode);
         let volume = target.parent().unwrap_or(&target).to_path_buf();
@@ -296,30 +296,30 @@ impl Shelf {
         });
         written.await.map_err(|e| {
             let at = target.display();
-            Failure::Publish(format!("cannot note what is mounted at {at}: {e}"))
+            StorageFailure::Publish(format!("cannot note what is mounted at {at}: {e}"))
         })?;
         if let Some(at) = &staged {
             storage
                 .stage(&self.tools, at, terms)
                 .await
-                .map_err(Failure::Stage)?;
+                .map_err(StorageFailure::Stage)?;
         }
         let published = storage
             .publish(&self.tools, staged.as_deref(), &target, terms)
             .await;
-        published.map(|()| target).map_err(Failure::Publish)
+        published.map(|()| target).map_err(StorageFailure::Publish)
     }
 
     /// Grows what a pod has of a volume to so many bytes, where its storage can.
-    pub async fn expand(&self, wanted: &Wanted, bytes: i64) -> Result<(), volume_expansion::Failure> {
-        let Wanted { name, source, terms } = wanted;
+    pub async fn expand(&self, wanted: &VolumeRequest, bytes: i64) -> Result<(), volume_expansion::Failure> {
+        let VolumeRequest { name, source, terms } = wanted;
         let Source::Csi(csi) = source else {
             return Ok(());
         };
         let target = self.target(&terms.pod.uid, csi.plugin(), name, terms.mode);
         let staged = self.staged(csi).map_err(volume_expansion::Failure::Uncertain)?;
-        let turn = self.turn(staged.as_deref());
-        let _turn = turn.lock().await;
+        let staging_lock = self.staging_lock(staged.as_deref());
+        let _turn = staging_lock.lock().await;
         csi.expand(&self.tools, (staged.as_deref(), &target), terms, bytes)
             .await
     }
@@ -356,7 +356,7 @@ impl Shelf {
         read.await.map_err(|e| e.to_string())
     }
 
-    /// Undoes all of that for a pod. Whoever asks asks again if it fails.
+    /// Reverts all of that for a pod. The caller retries after a failure.
     pub async fn tear_down(&self, uid: &str) -> Result<(), String> {
         for recorded in self.records(uid).await? {
             let target_of = |mode| self.target(uid, recorded.plugin, &recorded.volume, mode);
@@ -376,7 +376,7 @@ impl Shelf {
                     }
                 }
             }
-            // Last of all: until then it is to be undone.
+            // Last of all: until then it has to be reverted.
             let pod = self.pod_dir(uid);
             let (volume, removed) = (recorded.volume.clone(), recorded);
             let removed = self.tools.files.run(uid, move || records::remove(&pod, &removed));
@@ -389,21 +389,21 @@ impl Shelf {
 
     async fn undo(&self, uid: &str, storage: &dyn Storage, target: &Path) -> Result<(), String> {
         let staged = self.staged(storage)?;
-        let turn = self.turn(staged.as_deref());
-        let _turn = turn.lock().await;
+        let staging_lock = self.staging_lock(staged.as_deref());
+        let _turn = staging_lock.lock().await;
         storage.unpublish(&self.tools, target).await?;
         self.tools.remove_dir(target).await?;
         if let Some(at) = &staged
             && !self.is_used_by_others(uid, storage.plugin(), at).await?
         {
             storage.unstage(&self.tools, at).await?;
-            self.turns.lock().remove(at);
+            self.staging_locks.lock().remove(at);
         }
         Ok(())
     }
 
-    /// Whether another pod of this node has what is staged there. One whose record of the same plugin cannot be read may have
-    /// it: then it stays.
+    /// Whether another pod of this node uses what is staged there. A pod whose record of the same plugin cannot be read
+    /// may use it: then it stays.
     async fn is_used_by_others(&self, uid: &str, plugin: &str, staged: &Path) -> Result<bool, String> {
         let pods = self.root.join("pods");
         let listed = self

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use super::filesystem::{mount, unmount};
-use super::{Storage, Terms, Tools};
+use super::{MountTerms, Storage, Tools};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nfs {
@@ -25,7 +25,7 @@ impl Storage for Nfs {
         tools: &Tools,
         _staged: Option<&Path>,
         target: &Path,
-        terms: &Terms,
+        terms: &MountTerms,
     ) -> Result<(), String> {
         if tools.host.is_mounted(target).map_err(|e| e.to_string())? {
             return Ok(());
@@ -38,7 +38,7 @@ impl Storage for Nfs {
         let source = format!("{server}:{}", self.path);
         let mounted = mount(&*tools.host, Some("nfs"), &source, target, &terms.mount_options()).await;
         if mounted.is_err() {
-            // What is left of a mount that failed half way would be taken for the volume.
+            // The remains of a mount that failed half way would be taken for the volume.
             unmount(&*tools.host, target).await?;
         }
         mounted

@@ -1,7 +1,7 @@
 //! What was set up for pods, written down before it is done, so that a kubelet that was killed half way undoes it.
 //!
-//! Records stand in the pod's directory, `storage/<plugin>/<volume>.json`, where no volume is: what is in a pod's volumes is
-//! never taken for one. A record says only what the volume is; where it is mounted and staged follows from that.
+//! Records are in the pod's directory, `storage/<plugin>/<volume>.json`, where no volume is: files in a pod's volumes
+//! are never read as records. A record only identifies the volume; where it is mounted and staged follows from that.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -17,9 +17,9 @@ const DIRECTORY: &str = "storage";
 const SUFFIX: &str = ".json";
 /// A record is a page of text.
 const BYTES_MAX: usize = 256 * 1024;
-/// Where kubelets up to version 0.1 wrote it: beside the mount, in the directories of these plugins, which only the
+/// Where kubelets up to version 0.1 wrote it: next to the mount, in the directories of these plugins, which only the
 /// kubelet and the plugin write. The same name in a volume of any other kind was never a record.
-const FORMER: &str = "vol_data.json";
+const KUBELET_RECORD: &str = "vol_data.json";
 const PLUGINS: [&str; 3] = ["kubernetes.io~csi", "kubernetes.io~iscsi", "kubernetes.io~nfs"];
 
 #[derive(Serialize, Deserialize)]
@@ -97,9 +97,9 @@ fn read(directory: &Dir, name: &str, plugin: &str) -> Result<(Source, VolumeMode
     }
 }
 
-/// Moves the records of a former kubelet, whose pods still run, to where they are now. Where they are staged is not read from
-/// them. One that cannot be read stays, and is reported: what is mounted is unmounted with its pod.
-pub fn adopt_former(pods: &Path) -> io::Result<()> {
+/// Moves the records of an earlier kubelet, whose pods still run, to the current place. Their staging paths are not
+/// used. One that cannot be read stays, and is reported: its mounts are removed with its pod.
+pub fn adopt_kubelet_records(pods: &Path) -> io::Result<()> {
     let all = match Dir::open(pods) {
         Ok(all) => all.entries(usize::MAX)?,
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
@@ -124,10 +124,14 @@ fn adopt(pod: &Path, plugin: &str, volumes: &Path, volume: &str) -> Result<(), S
     let Ok(directory) = Dir::open(&volumes.join(volume)) else {
         return Ok(());
     };
-    if directory.kind(FORMER).map_err(|e| e.to_string())?.is_none() {
+    if directory
+        .kind(KUBELET_RECORD)
+        .map_err(|e| e.to_string())?
+        .is_none()
+    {
         return Ok(());
     }
-    let (source, mode) = read(&directory, FORMER, plugin)?;
+    let (source, mode) = read(&directory, KUBELET_RECORD, plugin)?;
     write(pod, plugin, volume, &source, mode).map_err(|e| e.to_string())?;
-    directory.remove_file(FORMER).map_err(|e| e.to_string())
+    directory.remove_file(KUBELET_RECORD).map_err(|e| e.to_string())
 }

@@ -9,7 +9,7 @@ use knarr_client::{Api, TypedApi};
 use super::csi::{Csi, inline_handle};
 use super::iscsi::{Iscsi, portal};
 use super::nfs::Nfs;
-use super::{FsGroup, PodInfo, Source, Terms, VolumeMode, Wanted};
+use super::{FsGroup, MountTerms, PodInfo, Source, VolumeMode, VolumeRequest};
 
 const EXT4: &str = "ext4";
 
@@ -30,7 +30,7 @@ pub async fn inline(
     pod: &core::Pod,
     volume: &core::Volume,
     fs_group: Option<FsGroup>,
-) -> Result<Option<Wanted>, String> {
+) -> Result<Option<VolumeRequest>, String> {
     let pod = pod_info(pod);
     let (source, read_only) = if let Some(nfs) = &volume.nfs {
         let source = Nfs {
@@ -73,10 +73,10 @@ pub async fn inline(
     } else {
         return Ok(None);
     };
-    Ok(Some(Wanted {
+    Ok(Some(VolumeRequest {
         name: volume.name.clone(),
         source,
-        terms: Terms {
+        terms: MountTerms {
             read_only: read_only == Some(true),
             options: Vec::new(),
             access_mode: "ReadWriteOnce".into(),
@@ -94,7 +94,7 @@ pub async fn claimed(
     volume: &core::PersistentVolume,
     read_only: bool,
     fs_group: Option<FsGroup>,
-) -> Result<Option<Wanted>, String> {
+) -> Result<Option<VolumeRequest>, String> {
     let Some(spec) = &volume.spec else { return Ok(None) };
     let source = if let Some(nfs) = &spec.nfs {
         Source::Nfs(Nfs {
@@ -132,10 +132,10 @@ pub async fn claimed(
     }
     let read_only = read_only || spec.csi.as_ref().is_some_and(|csi| csi.read_only == Some(true));
     let access_mode = spec.access_modes.iter().flatten().next();
-    Ok(Some(Wanted {
+    Ok(Some(VolumeRequest {
         name: volume.metadata.name.clone().unwrap_or_default(),
         source,
-        terms: Terms {
+        terms: MountTerms {
             read_only,
             options: spec.mount_options.clone().unwrap_or_default(),
             access_mode: access_mode.cloned().unwrap_or_else(|| "ReadWriteOnce".into()),

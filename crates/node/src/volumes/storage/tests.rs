@@ -1,4 +1,4 @@
-//! Every kind of storage from the pod to the program or driver that is asked, and back.
+//! Every kind of storage from the pod to the command or driver that is called, and back.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -11,33 +11,33 @@ use knarr_client::fake::FakeApi;
 use knarr_client::{TokioClock, TypedApi};
 use serde_json::{Value, json};
 
-use super::host::Ran;
+use super::host::CommandOutput;
 use super::*;
 
-/// A machine that plays: what it is asked, what is mounted, what programs answer.
+/// A fake host: its commands, its mounts, and the commands' answers.
 #[derive(Debug, Default)]
-pub struct Played {
+pub struct FakeHost {
     asked: Mutex<Vec<String>>,
     mounted: Mutex<BTreeSet<PathBuf>>,
-    /// A program's line begins so: it answers so.
+    /// By the start of a command line: exit code and output.
     answers: Mutex<Vec<(String, i32, String)>>,
     device: Mutex<Option<PathBuf>>,
 }
 
-impl Played {
+impl FakeHost {
     fn answer(&self, line: &str, code: i32, output: &str) {
         self.answers.lock().push((line.into(), code, output.into()));
     }
 
-    /// What it was asked since the last time.
+    /// The commands since the last call.
     fn asked(&self) -> Vec<String> {
         std::mem::take(&mut *self.asked.lock())
     }
 }
 
 #[async_trait]
-impl Host for Played {
-    async fn run(&self, program: &str, args: &[&str]) -> Result<Ran, String> {
+impl Host for FakeHost {
+    async fn run(&self, program: &str, args: &[&str]) -> Result<CommandOutput, String> {
         let line = format!("{program} {}", args.join(" "));
         self.asked.lock().push(line.clone());
         let answers = self.answers.lock();
@@ -53,7 +53,7 @@ impl Host for Played {
                 _ => {}
             }
         }
-        Ok(Ran {
+        Ok(CommandOutput {
             code: Some(code),
             output,
         })
@@ -73,24 +73,24 @@ impl Host for Played {
 struct Node {
     dir: tempfile::TempDir,
     api: Arc<FakeApi>,
-    host: Arc<Played>,
-    shelf: Shelf,
+    host: Arc<FakeHost>,
+    storage_manager: StorageManager,
 }
 
 impl Node {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let api = Arc::new(FakeApi::new(Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH))));
-        let host = Arc::new(Played::default());
+        let host = Arc::new(FakeHost::default());
         Node {
-            shelf: Node::shelf(&dir, &api, &host),
+            storage_manager: Node::storage_manager(&dir, &api, &host),
             dir,
             api,
             host,
         }
     }
 
-    fn shelf(dir: &tempfile::TempDir, api: &Arc<FakeApi>, host: &Arc<Played>) -> Shelf {
+    fn storage_manager(dir: &tempfile::TempDir, api: &Arc<FakeApi>, host: &Arc<FakeHost>) -> StorageManager {
         let tools = Tools {
             host: host.clone(),
             drivers: Arc::default(),
@@ -98,12 +98,12 @@ impl Node {
             node: "n1".into(),
             files: Pool::new(),
         };
-        Shelf::new(dir.path().into(), tools)
+        StorageManager::new(dir.path().into(), tools)
     }
 
     /// Another incarnation of the kubelet.
     fn restart(&mut self) {
-        self.shelf = Node::shelf(&self.dir, &self.api, &self.host);
+        self.storage_manager = Node::storage_manager(&self.dir, &self.api, &self.host);
     }
 
     /// With the node's own directory left out.
@@ -127,8 +127,8 @@ fn from<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-/// What a claim's volume with this spec asks for.
-async fn wanted(node: &Node, of: &str, spec: Value, read_only: bool) -> Wanted {
+/// The volume request for a claim whose volume has this spec.
+async fn wanted(node: &Node, of: &str, spec: Value, read_only: bool) -> VolumeRequest {
     let volume = from(json!({"metadata": {"name": "pv"}, "spec": spec}));
     claimed(&*node.api, &pod(of), &volume, read_only, None)
         .await
@@ -141,7 +141,7 @@ async fn s7_nfs_is_mounted_for_each_pod_and_unmounted_after_it() {
     let mut node = Node::new();
     let spec = json!({"nfs": {"server": "fd00::1", "path": "/e"}, "accessModes": ["ReadWriteMany"], "mountOptions": ["hard"]});
     let first = wanted(&node, "p", spec.clone(), true).await;
-    let at = node.shelf.set_up(&first).await.unwrap();
+    let at = node.storage_manager.set_up(&first).await.unwrap();
     assert_eq!(
         at,
         node.dir
@@ -155,26 +155,26 @@ async fn s7_nfs_is_mounted_for_each_pod_and_unmounted_after_it() {
     );
     // Again, as a kubelet that was restarted does: nothing to do.
     node.restart();
-    node.shelf.set_up(&first).await.unwrap();
+    node.storage_manager.set_up(&first).await.unwrap();
     assert_eq!(node.asked(), [""; 0]);
-    node.shelf.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down("u-p").await.unwrap();
     assert_eq!(node.asked(), [format!("umount -- {target}")]);
-    node.shelf.tear_down("u-p").await.unwrap();
-    assert_eq!(node.asked(), [""; 0], "what is undone is not undone again");
+    node.storage_manager.tear_down("u-p").await.unwrap();
+    assert_eq!(node.asked(), [""; 0], "what is reverted is not reverted again");
 }
 
 #[tokio::test]
-async fn a_mount_that_fails_is_told_as_kubelets_tell_it() {
+async fn a_failed_mount_is_reported_with_kubelets_message() {
     let node = Node::new();
     node.host.answer("mount", 32, "mount.nfs: Connection refused\n");
     let spec = json!({"nfs": {"server": "s", "path": "/e"}});
     let failed = node
-        .shelf
+        .storage_manager
         .set_up(&wanted(&node, "p", spec, false).await)
         .await
         .unwrap_err();
     let target = "/pods/u-p/volumes/kubernetes.io~nfs/pv/mount";
-    let Failure::Publish(why) = failed else {
+    let StorageFailure::Publish(why) = failed else {
         panic!("{failed:?}")
     };
     assert_eq!(
@@ -184,9 +184,9 @@ async fn a_mount_that_fails_is_told_as_kubelets_tell_it() {
              Output: mount.nfs: Connection refused\n\n"
         )
     );
-    // Nothing is mounted, and what was noted is undone with the pod.
+    // Nothing is mounted, and the record is removed with the pod.
     node.asked();
-    node.shelf.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down("u-p").await.unwrap();
     assert_eq!(node.asked(), [""; 0]);
 }
 
@@ -202,7 +202,7 @@ async fn s7_an_iscsi_disk_is_logged_in_to_once_a_node_and_out_of_after_its_last_
     node.host.answer("blkid", 2, "");
     let staged = "/plugins/kubernetes.io/iscsi/iface-default/192.0.2.9:3260-iqn.x:y-lun-1";
     let target = |pod: &str| format!("/pods/u-{pod}/volumes/kubernetes.io~iscsi/pv/mount");
-    node.shelf
+    node.storage_manager
         .set_up(&wanted(&node, "p", disk(1), false).await)
         .await
         .unwrap();
@@ -223,7 +223,7 @@ async fn s7_an_iscsi_disk_is_logged_in_to_once_a_node_and_out_of_after_its_last_
             format!("mount -o bind -- {staged} {}", target("p")),
         ]
     );
-    node.shelf
+    node.storage_manager
         .set_up(&wanted(&node, "q", disk(1), true).await)
         .await
         .unwrap();
@@ -232,13 +232,13 @@ async fn s7_an_iscsi_disk_is_logged_in_to_once_a_node_and_out_of_after_its_last_
         [format!("mount -o bind,ro -- {staged} {}", target("q"))]
     );
     node.restart();
-    node.shelf.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down("u-p").await.unwrap();
     assert_eq!(
         node.asked(),
         [format!("umount -- {}", target("p"))],
         "another pod has it"
     );
-    node.shelf.tear_down("u-q").await.unwrap();
+    node.storage_manager.tear_down("u-q").await.unwrap();
     assert_eq!(
         node.asked(),
         [
@@ -256,16 +256,16 @@ async fn s7_a_session_stays_while_another_of_its_disks_is_used() {
     *node.host.device.lock() = Some("/dev/sdx".into());
     node.host.answer("blkid", 0, "TYPE=ext4\n");
     for (pod, lun) in [("p", 1), ("q", 2)] {
-        node.shelf
+        node.storage_manager
             .set_up(&wanted(&node, pod, disk(lun), false).await)
             .await
             .unwrap();
     }
     node.asked();
-    node.shelf.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down("u-p").await.unwrap();
     let logouts = |asked: Vec<String>| asked.iter().filter(|l| l.contains("--logout")).count();
     assert_eq!(logouts(node.asked()), 0);
-    node.shelf.tear_down("u-q").await.unwrap();
+    node.storage_manager.tear_down("u-q").await.unwrap();
     assert_eq!(logouts(node.asked()), 1);
 }
 
@@ -283,8 +283,11 @@ async fn what_is_on_a_disk_is_never_written_over() {
         let node = Node::new();
         *node.host.device.lock() = Some("/dev/sdx".into());
         node.host.answer("blkid", code, found);
-        let failed = node.shelf.set_up(&wanted(&node, "p", disk(1), false).await).await;
-        let Err(Failure::Stage(why)) = failed else {
+        let failed = node
+            .storage_manager
+            .set_up(&wanted(&node, "p", disk(1), false).await)
+            .await;
+        let Err(StorageFailure::Stage(why)) = failed else {
             panic!("{failed:?}")
         };
         assert!(why.contains(word), "{why}");
@@ -299,7 +302,7 @@ async fn what_is_on_a_disk_is_never_written_over() {
 }
 
 #[tokio::test]
-async fn a_chap_secret_reaches_iscsiadm_and_is_neither_written_down_nor_told() {
+async fn a_chap_secret_reaches_iscsiadm_and_is_neither_recorded_nor_logged() {
     let node = Node::new();
     node.host.answer(
         "iscsiadm -m node -p 192.0.2.9:3260 -T iqn.x:y -I default --login",
@@ -312,8 +315,11 @@ async fn a_chap_secret_reaches_iscsiadm_and_is_neither_written_down_nor_told() {
     let mut spec = disk(1);
     spec["iscsi"]["chapAuthSession"] = true.into();
     spec["iscsi"]["secretRef"] = json!({"name": "s", "namespace": "a"});
-    let failed = node.shelf.set_up(&wanted(&node, "p", spec, false).await).await;
-    let Err(Failure::Stage(why)) = failed else {
+    let failed = node
+        .storage_manager
+        .set_up(&wanted(&node, "p", spec, false).await)
+        .await;
+    let Err(StorageFailure::Stage(why)) = failed else {
         panic!("{failed:?}")
     };
     assert!(why.contains("exit status 24") && !why.contains("hush"), "{why}");
@@ -349,7 +355,7 @@ fn files_are_given_to_the_group_and_links_are_not_followed() {
     assert_eq!(mode(&inside.join("f")), 0o660);
     assert_eq!(mode(&inside) & 0o2070, 0o2070);
     assert_eq!(mode(&outside), 0o600);
-    // Once the volume's own directory is the group's, the rest is looked at only if every start is to pay for it.
+    // Once the volume's root has the group, the rest is checked only with the policy Always.
     let set =
         |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     set(&inside.join("f"), 0o600);
@@ -374,7 +380,7 @@ fn a_portal_has_its_port() {
 }
 
 /// A record as a container would forge it, and as a former kubelet wrote it.
-fn former_record(staged: &str) -> String {
+fn kubelet_record(staged: &str) -> String {
     json!({
         "source": {"iscsi": {"portals": ["192.0.2.9:3260"], "iqn": "iqn.x:y", "lun": 1, "interface": "default",
             "filesystem": "ext4", "chap_discovery": false, "chap_session": false}},
@@ -385,7 +391,7 @@ fn former_record(staged: &str) -> String {
 
 #[tokio::test]
 async fn a3_a_record_in_a_pods_volume_is_no_record() {
-    for text in [former_record("/mnt/victim"), "garbage".into()] {
+    for text in [kubelet_record("/mnt/victim"), "garbage".into()] {
         let mut node = Node::new();
         for plugin in ["kubernetes.io~empty-dir", "kubernetes.io~configmap"] {
             let volume = node.dir.path().join("pods/u-p/volumes").join(plugin).join("v");
@@ -394,17 +400,17 @@ async fn a3_a_record_in_a_pods_volume_is_no_record() {
         }
         node.host.mounted.lock().insert("/mnt/victim".into());
         node.restart();
-        node.shelf.tear_down("u-p").await.unwrap();
+        node.storage_manager.tear_down("u-p").await.unwrap();
         assert_eq!(node.asked(), [""; 0]);
     }
 }
 
 #[tokio::test]
-async fn a3_a_former_kubelets_record_is_adopted_and_where_it_is_staged_is_not_believed() {
+async fn a3_a_kubelets_record_is_adopted_without_its_staging_path() {
     let mut node = Node::new();
     let volume = node.dir.path().join("pods/u-p/volumes/kubernetes.io~iscsi/pv");
     std::fs::create_dir_all(volume.join("mount")).unwrap();
-    std::fs::write(volume.join("vol_data.json"), former_record("/mnt/victim")).unwrap();
+    std::fs::write(volume.join("vol_data.json"), kubelet_record("/mnt/victim")).unwrap();
     let staged = node
         .dir
         .path()
@@ -413,7 +419,7 @@ async fn a3_a_former_kubelets_record_is_adopted_and_where_it_is_staged_is_not_be
     let mounted = [volume.join("mount"), staged, "/mnt/victim".into()];
     node.host.mounted.lock().extend(mounted);
     node.restart();
-    node.shelf.tear_down("u-p").await.unwrap();
+    node.storage_manager.tear_down("u-p").await.unwrap();
     let asked = node.asked();
     assert_eq!(asked.len(), 4, "{asked:?}");
     assert!(!asked.iter().any(|line| line.contains("victim")), "{asked:?}");
@@ -429,7 +435,7 @@ async fn a3_a_record_that_cannot_be_read_is_its_own_pods_problem_only() {
     *node.host.device.lock() = Some("/dev/sdx".into());
     node.host.answer("blkid", 0, "TYPE=ext4\n");
     for pod in ["p", "q"] {
-        node.shelf
+        node.storage_manager
             .set_up(&wanted(&node, pod, disk(1), false).await)
             .await
             .unwrap();
@@ -441,9 +447,9 @@ async fn a3_a_record_that_cannot_be_read_is_its_own_pods_problem_only() {
     assert_eq!(record.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
     std::fs::write(&record, "garbage").unwrap();
     node.asked();
-    // The other one ends, and leaves what the first may use; then so does the first.
+    // The other pod terminates, and leaves what the first may use; then so does the first.
     for pod in ["q", "p"] {
-        node.shelf.tear_down(&format!("u-{pod}")).await.unwrap();
+        node.storage_manager.tear_down(&format!("u-{pod}")).await.unwrap();
         let target = format!("/pods/u-{pod}/volumes/kubernetes.io~iscsi/pv/mount");
         assert_eq!(node.asked(), [format!("umount -- {target}")]);
     }
@@ -451,7 +457,7 @@ async fn a3_a_record_that_cannot_be_read_is_its_own_pods_problem_only() {
 }
 
 #[tokio::test]
-async fn a3_what_others_name_is_no_option_no_path_and_no_program() {
+async fn a3_names_from_the_api_are_no_options_paths_or_programs() {
     let node = Node::new();
     *node.host.device.lock() = Some("/dev/sdx".into());
     let with = |key: &str, value: &str| {
@@ -468,7 +474,7 @@ async fn a3_what_others_name_is_no_option_no_path_and_no_program() {
         with("fsType", "-x"),
     ] {
         let failed = node
-            .shelf
+            .storage_manager
             .set_up(&wanted(&node, "p", spec.clone(), false).await)
             .await;
         assert!(failed.is_err(), "{spec}");

@@ -1,5 +1,5 @@
-//! The CSI drivers of this node: plugins of the type `CSIPlugin` of a version that is supported. A driver is asked for its
-//! name of this node, which is published in the CSINode and Node objects; one whose socket is gone is removed there.
+//! The CSI drivers of this node: plugins of the type `CSIPlugin` of a supported version. A driver returns its name of
+//! this node, which is published in the CSINode and Node objects; one whose socket was removed is removed there.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -60,7 +60,7 @@ impl Handler for Registrar {
                 "driver {name} has no name for this node (node_id is empty)"
             ));
         }
-        let published = node_info::tell(&*self.api, &self.node, name, Some(&info)).await;
+        let published = node_info::publish_driver(&*self.api, &self.node, name, Some(&info)).await;
         published.map_err(|e| format!("error updating CSINode object with CSI driver node info: {e}"))?;
         info!(driver = name, socket = %plugin.endpoint.display(), "registered a CSI driver");
         let mut registered = self.drivers.registered.lock();
@@ -77,10 +77,10 @@ impl Handler for Registrar {
         };
         // One that came back by another name of its socket is still there.
         if !is_elsewhere {
-            let removed = node_info::tell(&*self.api, &self.node, &plugin.name, None).await;
+            let removed = node_info::publish_driver(&*self.api, &self.node, &plugin.name, None).await;
             removed.map_err(|e| format!("error updating CSINode object: {e}"))?;
         }
-        info!(driver = plugin.name, "a CSI driver is gone");
+        info!(driver = plugin.name, "a CSI driver was deregistered");
         self.drivers.registered.lock().remove(&plugin.socket);
         Ok(())
     }

@@ -5,20 +5,20 @@ use std::path::Path;
 use knarr_kubelet::volume_expansion::Failure;
 use tonic::Code;
 
-use super::super::{Terms, Tools};
+use super::super::{MountTerms, Tools};
 use super::{Csi, wire};
 use crate::plugins::CallError;
 
-/// What it was about to do when it found no driver, in kubelets' words.
+/// The operation that failed where there is no driver, with kubelet's message.
 const EXPAND: &str = "expander.NodeExpand failed to create newCsiDriverClient";
 
 impl Csi {
-    /// Grows the volume to so many bytes. Asked again it does nothing.
+    /// Grows the volume to so many bytes. Idempotent.
     pub async fn expand(
         &self,
         tools: &Tools,
         (staged, target): (Option<&Path>, &Path),
-        terms: &Terms,
+        terms: &MountTerms,
         bytes: i64,
     ) -> Result<(), Failure> {
         let socket = self.socket(tools, EXPAND).map_err(Failure::Uncertain)?;

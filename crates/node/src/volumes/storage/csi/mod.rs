@@ -1,4 +1,4 @@
-//! Volumes of CSI drivers: what a driver of this node is asked for a pod, and undone.
+//! Volumes of CSI drivers: the calls of a driver for a pod, and their reversal.
 //!
 //! Attaching (`ControllerPublish`) is the driver's external-attacher's. That it is done is waited for, and held to, with
 //! all other attachments ([`crate::volumes::attach`]); here is only read what the attacher has left for the node.
@@ -21,11 +21,11 @@ use knarr_api::kinds::persistent_volume::{csi_attachment, sha256};
 use knarr_client::{Api, TypedApi};
 use serde::{Deserialize, Serialize};
 
-use super::{Failure, Storage, Terms, Tools, VolumeMode};
+use super::{MountTerms, Storage, StorageFailure, Tools, VolumeMode};
 
-/// Before everything that this says, as every kubelet's.
-const SAYS: &str = "kubernetes.io/csi: ";
-/// What each step was about to do when it found no driver, in kubelets' words.
+/// The prefix of all messages, as every kubelet's.
+const MESSAGE_PREFIX: &str = "kubernetes.io/csi: ";
+/// The operation that failed where there is no driver, with kubelet's messages.
 const STAGE: &str = "attacher.MountDevice failed to create newCsiDriverClient";
 const PUBLISH: &str = "mounter.SetUpAt failed to get CSI client";
 
@@ -50,17 +50,17 @@ pub fn inline_handle(uid: &str, volume: &str) -> String {
     format!("csi-{}", sha256(&format!("{uid}{volume}")))
 }
 
-/// Whether the driver's volumes are attached before a node uses them: so, unless its object says otherwise.
+/// Whether the driver's volumes are attached before a node uses them: true, unless its CSIDriver object disables it.
 pub async fn is_attached(api: &dyn Api, driver: &str) -> Result<bool, String> {
     match api.get_as::<CSIDriver>("", driver).await {
         Ok(driver) => Ok(driver.spec.attach_required != Some(false)),
         Err(error) if error.is_not_found() => Ok(true),
-        Err(error) => Err(format!("{SAYS}cannot see CSIDriver {driver}: {error}")),
+        Err(error) => Err(format!("{MESSAGE_PREFIX}cannot see CSIDriver {driver}: {error}")),
     }
 }
 
-/// What a driver says it can do.
-struct Can {
+/// The capabilities that a driver reports.
+struct DriverCapabilities {
     stage: bool,
     expand: bool,
     mount_group: bool,
@@ -68,15 +68,15 @@ struct Can {
 }
 
 impl Csi {
-    async fn can(&self, socket: &Path) -> Result<Can, String> {
-        let said = wire::call(socket, wire::NodeGetCapabilities {}).await?;
-        let kinds: Vec<i32> = said
+    async fn can(&self, socket: &Path) -> Result<DriverCapabilities, String> {
+        let calls_made = wire::call(socket, wire::NodeGetCapabilities {}).await?;
+        let kinds: Vec<i32> = calls_made
             .capabilities
             .iter()
             .filter_map(|c| c.rpc.as_ref())
             .map(|r| r.kind)
             .collect();
-        Ok(Can {
+        Ok(DriverCapabilities {
             stage: kinds.contains(&wire::STAGE_UNSTAGE),
             expand: kinds.contains(&wire::EXPAND_VOLUME),
             mount_group: kinds.contains(&wire::VOLUME_MOUNT_GROUP),
@@ -87,7 +87,9 @@ impl Csi {
     fn socket(&self, tools: &Tools, doing: &str) -> Result<PathBuf, String> {
         tools.drivers.socket(&self.driver).ok_or_else(|| {
             let name = &self.driver;
-            format!("{SAYS}{doing}: driver name {name} not found in the list of registered CSI drivers")
+            format!(
+                "{MESSAGE_PREFIX}{doing}: driver name {name} not found in the list of registered CSI drivers"
+            )
         })
     }
 
@@ -96,11 +98,14 @@ impl Csi {
         match tools.api.get_as::<CSIDriver>("", &self.driver).await {
             Ok(driver) => Ok(Some(driver)),
             Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(format!("{SAYS}cannot see CSIDriver {}: {error}", self.driver)),
+            Err(error) => Err(format!(
+                "{MESSAGE_PREFIX}cannot see CSIDriver {}: {error}",
+                self.driver
+            )),
         }
     }
 
-    /// What the attacher has left for the node; nothing if nobody attaches it.
+    /// The publish context of the attachment; empty if the driver does not attach.
     async fn attachment(&self, tools: &Tools) -> Result<HashMap<String, String>, String> {
         if self.inline || !is_attached(&*tools.api, &self.driver).await? {
             return Ok(HashMap::new());
@@ -152,8 +157,8 @@ impl Csi {
             .collect())
     }
 
-    fn capability(&self, can: &Can, terms: &Terms) -> wire::VolumeCapability {
-        // Drivers that tell one pod from several on one node have names of their own for it.
+    fn capability(&self, can: &DriverCapabilities, terms: &MountTerms) -> wire::VolumeCapability {
+        // Drivers that distinguish one pod from several on one node have separate access modes for it.
         let mode = match (terms.access_mode.as_str(), can.multi_writer) {
             ("ReadWriteOnce", true) => 7,
             ("ReadWriteOncePod", true) => 6,
@@ -175,8 +180,8 @@ impl Csi {
         }
     }
 
-    /// What the driver is told of the volume, and of the pod if it asked for that.
-    fn context(&self, about: Option<&CSIDriver>, terms: &Terms) -> HashMap<String, String> {
+    /// The volume context for the driver, with the pod's info if it requests that.
+    fn context(&self, about: Option<&CSIDriver>, terms: &MountTerms) -> HashMap<String, String> {
         let mut context: HashMap<_, _> = self.attributes.clone().into_iter().collect();
         if about.is_some_and(|d| d.spec.pod_info_on_mount == Some(true)) {
             for (key, value) in [
@@ -193,7 +198,7 @@ impl Csi {
     }
 
     /// Whether the kubelet gives the files to the pod's group.
-    fn is_given_to_group(&self, about: Option<&CSIDriver>, terms: &Terms) -> bool {
+    fn is_given_to_group(&self, about: Option<&CSIDriver>, terms: &MountTerms) -> bool {
         match about.and_then(|d| d.spec.fs_group_policy.as_deref()) {
             Some("None") => false,
             Some("File") => true,
@@ -208,7 +213,7 @@ impl Csi {
     fn is_served(&self, about: Option<&CSIDriver>) -> Result<(), String> {
         let modes = about.and_then(|d| d.spec.volume_lifecycle_modes.as_deref());
         let mode = if self.inline { "Ephemeral" } else { "Persistent" };
-        // Without a word, claimed ones only.
+        // Unset, claimed ones only.
         let modes = modes
             .filter(|m| !m.is_empty())
             .map_or(vec!["Persistent"], |m| m.iter().map(String::as_str).collect());
@@ -217,7 +222,7 @@ impl Csi {
         }
         let name = &self.driver;
         Err(format!(
-            "{SAYS}mounter.SetupAt failed to check volume lifecycle mode: volume mode {mode:?} not supported by driver {name} (only supports {modes:?})"
+            "{MESSAGE_PREFIX}mounter.SetupAt failed to check volume lifecycle mode: volume mode {mode:?} not supported by driver {name} (only supports {modes:?})"
         ))
     }
 }
@@ -238,16 +243,16 @@ impl Storage for Csi {
         5
     }
 
-    fn is_possible(&self, tools: &Tools) -> Result<(), Failure> {
+    fn is_possible(&self, tools: &Tools) -> Result<(), StorageFailure> {
         let socket = if self.inline {
-            self.socket(tools, PUBLISH).map_err(Failure::Publish)
+            self.socket(tools, PUBLISH).map_err(StorageFailure::Publish)
         } else {
-            self.socket(tools, STAGE).map_err(Failure::Stage)
+            self.socket(tools, STAGE).map_err(StorageFailure::Stage)
         };
         socket.map(drop)
     }
 
-    async fn stage(&self, tools: &Tools, at: &Path, terms: &Terms) -> Result<(), String> {
+    async fn stage(&self, tools: &Tools, at: &Path, terms: &MountTerms) -> Result<(), String> {
         let socket = self.socket(tools, STAGE)?;
         let can = self.can(&socket).await?;
         if !can.stage {
@@ -273,7 +278,7 @@ impl Storage for Csi {
         tools: &Tools,
         staged: Option<&Path>,
         target: &Path,
-        terms: &Terms,
+        terms: &MountTerms,
     ) -> Result<(), String> {
         let socket = self.socket(tools, PUBLISH)?;
         let about = self.about(tools).await?;

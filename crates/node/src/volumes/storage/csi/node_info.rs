@@ -1,4 +1,4 @@
-//! What the cluster is told of this node's CSI drivers: the CSINode object, and the Node's annotation and labels.
+//! Publishes this node's CSI drivers: in the CSINode object, and in the Node's annotation and labels.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,16 @@ use super::wire::NodeInfo;
 
 /// Each driver's own name for this node, as JSON.
 const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
-/// How often somebody else may write the object first.
+/// How often a conflict is retried.
 const ATTEMPTS: usize = 10;
 
-/// Tells of a driver; without `info` it is gone.
-pub async fn tell(api: &dyn Api, node: &str, driver: &str, info: Option<&NodeInfo>) -> Result<()> {
-    again(|| tell_node(api, node, driver, info)).await?;
-    again(|| tell_csi_node(api, node, driver, info)).await
+/// Publishes a driver; without `info` it is removed.
+pub async fn publish_driver(api: &dyn Api, node: &str, driver: &str, info: Option<&NodeInfo>) -> Result<()> {
+    again(|| update_node(api, node, driver, info)).await?;
+    again(|| update_csi_node(api, node, driver, info)).await
 }
 
-/// Sees to it that there is an object to look at, also on a node without any driver.
+/// Creates the object if it does not exist, also on a node without any driver.
 pub async fn make(api: &dyn Api, node: &str) -> Result<()> {
     match api.get_as::<CSINode>("", node).await {
         Err(error) if error.is_not_found() => create(api, node, Vec::new()).await,
@@ -39,7 +39,7 @@ async fn again<F: Future<Output = Result<()>>>(attempt: impl Fn() -> F) -> Resul
     attempt().await
 }
 
-async fn tell_node(api: &dyn Api, node: &str, driver: &str, info: Option<&NodeInfo>) -> Result<()> {
+async fn update_node(api: &dyn Api, node: &str, driver: &str, info: Option<&NodeInfo>) -> Result<()> {
     let old = api.get_as::<Node>("", node).await?;
     let mut new = (*old).clone();
     let annotations = new.metadata.annotations.get_or_insert_default();
@@ -92,7 +92,7 @@ fn entry(driver: &str, info: &NodeInfo) -> CSINodeDriver {
     }
 }
 
-async fn tell_csi_node(api: &dyn Api, node: &str, driver: &str, info: Option<&NodeInfo>) -> Result<()> {
+async fn update_csi_node(api: &dyn Api, node: &str, driver: &str, info: Option<&NodeInfo>) -> Result<()> {
     let now = info.map(|info| entry(driver, info));
     let old = match api.get_as::<CSINode>("", node).await {
         Err(error) if error.is_not_found() => return create(api, node, now.into_iter().collect()).await,

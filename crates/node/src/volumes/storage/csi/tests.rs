@@ -1,4 +1,4 @@
-//! A driver that plays, over real unix sockets: registered, asked for volumes, gone again.
+//! A fake driver, over real unix sockets: registered, called for volumes, deregistered again.
 
 use std::convert::Infallible;
 
@@ -21,7 +21,7 @@ use tokio::net::UnixListener;
 use tokio::task::AbortHandle;
 use tonic::{Code, Status};
 
-use super::super::{Failure, Hollow, Shelf, Wanted, claimed, inline};
+use super::super::{Hollow, StorageFailure, StorageManager, VolumeRequest, claimed, inline};
 use super::*;
 use crate::plugins::{Watcher, watcher};
 use crate::untrusted_fs::Pool;
@@ -29,28 +29,28 @@ use crate::volumes::expansion::Expansions;
 
 type Answer = Response<tonic::body::Body>;
 
-/// What it was told, and what it refuses.
+/// Its calls, and the one that fails.
 struct Driver {
-    told: Mutex<Vec<String>>,
+    calls: Mutex<Vec<String>>,
     capabilities: Vec<i32>,
     versions: Vec<String>,
     kind: &'static str,
-    refuses: Mutex<Option<(&'static str, Code)>>,
+    failing: Mutex<Option<(&'static str, Code)>>,
 }
 
 impl Default for Driver {
     fn default() -> Self {
         Driver {
-            told: Mutex::default(),
+            calls: Mutex::default(),
             capabilities: vec![wire::STAGE_UNSTAGE],
             versions: vec!["1.0.0".into()],
             kind: "CSIPlugin",
-            refuses: Mutex::default(),
+            failing: Mutex::default(),
         }
     }
 }
 
-/// Running; gone, with its socket, when dropped.
+/// A running driver; stopped, with its socket, when dropped.
 struct Serving {
     driver: Arc<Driver>,
     socket: PathBuf,
@@ -101,14 +101,14 @@ impl Driver {
                 unary(request, |_: watcher::InfoRequest| Ok(info)).await
             }
             "NotifyRegistrationStatus" => {
-                let told = |status: watcher::RegistrationStatus| {
-                    self.told.lock().push(format!(
+                let calls = |status: watcher::RegistrationStatus| {
+                    self.calls.lock().push(format!(
                         "registered {} {}",
                         status.plugin_registered, status.error
                     ));
                     Ok(watcher::RegistrationStatusResponse {})
                 };
-                unary(request, told).await
+                unary(request, calls).await
             }
             "NodeGetInfo" => {
                 let info = wire::NodeInfo {
@@ -125,12 +125,12 @@ impl Driver {
                     rpc: Some(wire::Rpc { kind: *kind }),
                 };
                 let capabilities = self.capabilities.iter().map(rpc).collect();
-                let said = wire::Capabilities { capabilities };
-                unary(request, |_: wire::NodeGetCapabilities| Ok(said)).await
+                let calls_made = wire::Capabilities { capabilities };
+                unary(request, |_: wire::NodeGetCapabilities| Ok(calls_made)).await
             }
             "NodeStageVolume" => {
                 unary(request, |r: wire::StageRequest| {
-                    self.asked("stage", &r.volume_id, format!("{r:?}"))
+                    self.called("stage", &r.volume_id, format!("{r:?}"))
                 })
                 .await
             }
@@ -140,7 +140,7 @@ impl Driver {
                         Some(_) => std::fs::write(&r.target_path, "").unwrap(),
                         None => std::fs::create_dir_all(&r.target_path).unwrap(),
                     }
-                    self.asked("publish", &r.volume_id, format!("{r:?}"))
+                    self.called("publish", &r.volume_id, format!("{r:?}"))
                 };
                 unary(request, published).await
             }
@@ -148,20 +148,20 @@ impl Driver {
                 let unpublished = |r: wire::UnpublishRequest| {
                     // Drivers remove what they made.
                     drop(std::fs::remove_dir(&r.target_path));
-                    self.asked("unpublish", &r.volume_id, String::new())
+                    self.called("unpublish", &r.volume_id, String::new())
                 };
                 unary(request, unpublished).await
             }
             "NodeExpandVolume" => {
                 let expanded = |r: wire::ExpandRequest| {
                     let bytes = r.capacity_range.as_ref().unwrap().required_bytes;
-                    self.asked("expand", &r.volume_id, format!("{bytes} {r:?}"))
+                    self.called("expand", &r.volume_id, format!("{bytes} {r:?}"))
                 };
                 unary(request, expanded).await
             }
             "NodeUnstageVolume" => {
                 unary(request, |r: wire::UnstageRequest| {
-                    self.asked("unstage", &r.volume_id, String::new())
+                    self.called("unstage", &r.volume_id, String::new())
                 })
                 .await
             }
@@ -169,13 +169,13 @@ impl Driver {
         }
     }
 
-    fn asked(&self, what: &str, volume: &str, all: String) -> Result<wire::Empty, Status> {
-        if let Some((refused, code)) = *self.refuses.lock()
-            && refused == what
+    fn called(&self, what: &str, volume: &str, all: String) -> Result<wire::Empty, Status> {
+        if let Some((step, code)) = *self.failing.lock()
+            && step == what
         {
             return Err(Status::new(code, "the disk is on fire"));
         }
-        self.told
+        self.calls
             .lock()
             .push(format!("{what} {volume} {all}").trim_end().into());
         Ok(wire::Empty {})
@@ -201,7 +201,7 @@ struct Node {
     api: Arc<FakeApi>,
     watcher: Arc<Watcher>,
     drivers: Arc<drivers::Drivers>,
-    shelf: Shelf,
+    storage_manager: StorageManager,
 }
 
 impl Node {
@@ -225,7 +225,7 @@ impl Node {
             files: Pool::new(),
         };
         Node {
-            shelf: Shelf::new(dir.path().into(), tools),
+            storage_manager: StorageManager::new(dir.path().into(), tools),
             watcher: Watcher::new(dir.path().join(watcher::REGISTRY), vec![Arc::new(registrar)]),
             dir,
             api,
@@ -241,7 +241,7 @@ impl Node {
         driver.serve(&self.registry().join("d.sock"))
     }
 
-    async fn look(&self) {
+    async fn sync_one(&self) {
         futures::future::join_all(self.watcher.scan()).await;
     }
 
@@ -262,13 +262,13 @@ impl Node {
         self.api.update_status_as(attached).await.unwrap();
     }
 
-    async fn wanted(&self, of: &str, volume: &core::PersistentVolume) -> Wanted {
+    async fn wanted(&self, of: &str, volume: &core::PersistentVolume) -> VolumeRequest {
         let wanted = claimed(&*self.api, &pod(of), volume, false, None).await;
         wanted.unwrap().unwrap()
     }
 
-    async fn set_up(&self, of: &str) -> Result<PathBuf, Failure> {
-        self.shelf
+    async fn set_up(&self, of: &str) -> Result<PathBuf, StorageFailure> {
+        self.storage_manager
             .set_up(&self.wanted(of, &volume("Filesystem", "1Gi")).await)
             .await
     }
@@ -295,20 +295,20 @@ fn pod(name: &str) -> core::Pod {
     )
 }
 
-fn first_words(told: &[String]) -> Vec<String> {
+fn first_tokens(calls: &[String]) -> Vec<String> {
     let two = |line: &String| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
-    told.iter().map(two).collect()
+    calls.iter().map(two).collect()
 }
 
 #[tokio::test]
-async fn a_driver_that_shows_a_socket_is_told_to_the_cluster_and_forgotten_with_it() {
+async fn a_driver_with_a_socket_is_published_to_the_cluster_and_removed_with_it() {
     let node = Node::new().await;
     node_info::make(&*node.api, "n1").await.unwrap();
     assert_eq!(node.csi_node().await, json!([]));
     let serving = node.serve(Driver::default());
-    node.look().await;
-    node.look().await;
-    assert_eq!(*serving.driver.told.lock(), ["registered true "]);
+    node.sync_one().await;
+    node.sync_one().await;
+    assert_eq!(*serving.driver.calls.lock(), ["registered true "]);
     assert_eq!(
         node.csi_node().await,
         json!([{"name": "d.example", "nodeID": "id-n1", "topologyKeys": ["d.example/zone"], "allocatable": {"count": 7}}])
@@ -321,7 +321,7 @@ async fn a_driver_that_shows_a_socket_is_told_to_the_cluster_and_forgotten_with_
         r#"{"d.example":"id-n1"}"#
     );
     drop(serving);
-    node.look().await;
+    node.sync_one().await;
     assert_eq!(node.csi_node().await, json!([]));
     assert_eq!(node.drivers.socket("d.example"), None);
     let found = node.api.get_as::<core::Node>("", "n1").await.unwrap();
@@ -330,7 +330,7 @@ async fn a_driver_that_shows_a_socket_is_told_to_the_cluster_and_forgotten_with_
 }
 
 #[tokio::test]
-async fn what_is_no_driver_that_is_spoken_with_is_told_so() {
+async fn an_unsupported_driver_receives_the_error_as_its_registration_status() {
     for (driver, word) in [
         (
             Driver {
@@ -349,11 +349,11 @@ async fn what_is_no_driver_that_is_spoken_with_is_told_so() {
     ] {
         let node = Node::new().await;
         let serving = node.serve(driver);
-        node.look().await;
-        let told = serving.driver.told.lock().join(" ");
+        node.sync_one().await;
+        let calls = serving.driver.calls.lock().join(" ");
         assert!(
-            told.starts_with("registered false") && told.contains(word),
-            "{told}"
+            calls.starts_with("registered false") && calls.contains(word),
+            "{calls}"
         );
         assert_eq!(node.drivers.socket("d.example"), None);
     }
@@ -363,11 +363,11 @@ async fn what_is_no_driver_that_is_spoken_with_is_told_so() {
 async fn s7_a_volume_is_staged_once_a_node_and_published_once_a_pod() {
     let node = Node::new().await;
     let serving = node.serve(Driver::default());
-    node.look().await;
-    let told = || std::mem::take(&mut *serving.driver.told.lock());
-    told();
+    node.sync_one().await;
+    let calls = || std::mem::take(&mut *serving.driver.calls.lock());
+    calls();
     let failed = node.set_up("p").await;
-    let Err(Failure::Stage(why)) = failed else {
+    let Err(StorageFailure::Stage(why)) = failed else {
         panic!("{failed:?}")
     };
     assert!(
@@ -383,10 +383,10 @@ async fn s7_a_volume_is_staged_once_a_node_and_published_once_a_pod() {
             .path()
             .join("pods/u-p/volumes/kubernetes.io~csi/pv/mount")
     );
-    let said = told();
-    assert_eq!(first_words(&said), ["stage h", "publish h"]);
+    let calls_made = calls();
+    assert_eq!(first_tokens(&calls_made), ["stage h", "publish h"]);
     let staged = format!("plugins/kubernetes.io/csi/d.example/{}/globalmount", sha256("h"));
-    for line in &said {
+    for line in &calls_made {
         for part in [
             staged.as_str(),
             r#""lun": "4""#,
@@ -397,49 +397,49 @@ async fn s7_a_volume_is_staged_once_a_node_and_published_once_a_pod() {
         }
     }
     node.set_up("q").await.unwrap();
-    told();
-    node.shelf.tear_down("u-p").await.unwrap();
-    assert_eq!(told(), ["unpublish h"]);
-    // A driver that fails is asked again, and nothing is forgotten meanwhile.
-    *serving.driver.refuses.lock() = Some(("unstage", Code::Internal));
-    let failed = node.shelf.tear_down("u-q").await.unwrap_err();
+    calls();
+    node.storage_manager.tear_down("u-p").await.unwrap();
+    assert_eq!(calls(), ["unpublish h"]);
+    // A driver that fails is called again, and nothing is forgotten meanwhile.
+    *serving.driver.failing.lock() = Some(("unstage", Code::Internal));
+    let failed = node.storage_manager.tear_down("u-q").await.unwrap_err();
     assert_eq!(failed, "rpc error: code = Internal desc = the disk is on fire");
-    *serving.driver.refuses.lock() = None;
-    told();
-    node.shelf.tear_down("u-q").await.unwrap();
-    assert_eq!(told(), ["unpublish h", "unstage h"]);
+    *serving.driver.failing.lock() = None;
+    calls();
+    node.storage_manager.tear_down("u-q").await.unwrap();
+    assert_eq!(calls(), ["unpublish h", "unstage h"]);
     assert!(!node.dir.path().join(staged).exists());
 }
 
 #[tokio::test]
-async fn a_driver_that_is_not_there_or_fails_is_told_in_the_words_of_the_step() {
+async fn a_missing_or_failing_driver_is_reported_with_the_message_of_the_step() {
     let node = Node::new().await;
     let failed = node.set_up("p").await;
     let missing = "kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient: driver name d.example not \
                    found in the list of registered CSI drivers";
-    assert_eq!(failed, Err(Failure::Stage(missing.into())));
-    // Nothing can have been begun, so such a pod's end waits for no driver.
-    node.shelf.tear_down("u-p").await.unwrap();
+    assert_eq!(failed, Err(StorageFailure::Stage(missing.into())));
+    // Nothing can have been started, so such a pod's teardown waits for no driver.
+    node.storage_manager.tear_down("u-p").await.unwrap();
     let serving = node.serve(Driver::default());
-    node.look().await;
+    node.sync_one().await;
     node.attach("h", json!({"attached": true})).await;
-    *serving.driver.refuses.lock() = Some(("publish", Code::Internal));
-    let refused = "rpc error: code = Internal desc = the disk is on fire";
-    assert_eq!(node.set_up("p").await, Err(Failure::Publish(refused.into())));
+    *serving.driver.failing.lock() = Some(("publish", Code::Internal));
+    let step = "rpc error: code = Internal desc = the disk is on fire";
+    assert_eq!(node.set_up("p").await, Err(StorageFailure::Publish(step.into())));
 }
 
 #[tokio::test]
-async fn an_inline_volume_is_only_published_and_its_driver_told_of_the_pod() {
+async fn an_inline_volume_is_only_published_with_the_pods_info() {
     let node = Node::new().await;
     let serving = node.serve(Driver::default());
-    node.look().await;
+    node.sync_one().await;
     let volume: core::Volume = from(json!({"name": "v", "csi": {"driver": "d.example"}}));
     let wanted = inline(&*node.api, &pod("p"), &volume, None)
         .await
         .unwrap()
         .unwrap();
-    let failed = node.shelf.set_up(&wanted).await;
-    let Err(Failure::Publish(why)) = failed else {
+    let failed = node.storage_manager.set_up(&wanted).await;
+    let Err(StorageFailure::Publish(why)) = failed else {
         panic!("{failed:?}")
     };
     assert!(
@@ -452,31 +452,31 @@ async fn an_inline_volume_is_only_published_and_its_driver_told_of_the_pod() {
         .create(&registry::CSI_DRIVER, Box::new(driver))
         .await
         .unwrap();
-    serving.driver.told.lock().clear();
-    node.shelf.set_up(&wanted).await.unwrap();
+    serving.driver.calls.lock().clear();
+    node.storage_manager.set_up(&wanted).await.unwrap();
     let handle = inline_handle("u-p", "v");
-    let told = std::mem::take(&mut *serving.driver.told.lock());
-    assert_eq!(first_words(&told), [format!("publish {handle}")]);
+    let calls = std::mem::take(&mut *serving.driver.calls.lock());
+    assert_eq!(first_tokens(&calls), [format!("publish {handle}")]);
     for part in [
         "csi.storage.k8s.io/pod.name\": \"p\"",
         "serviceAccount.name\": \"sa\"",
         "ephemeral\": \"true\"",
     ] {
-        assert!(told[0].contains(part), "{part} in {}", told[0]);
+        assert!(calls[0].contains(part), "{part} in {}", calls[0]);
     }
-    node.shelf.tear_down("u-p").await.unwrap();
-    assert_eq!(*serving.driver.told.lock(), [format!("unpublish {handle}")]);
+    node.storage_manager.tear_down("u-p").await.unwrap();
+    assert_eq!(*serving.driver.calls.lock(), [format!("unpublish {handle}")]);
 }
 
 #[tokio::test]
 async fn a_block_volume_is_published_as_a_device() {
     let node = Node::new().await;
     let serving = node.serve(Driver::default());
-    node.look().await;
+    node.sync_one().await;
     node.attach("h", json!({"attached": true})).await;
-    serving.driver.told.lock().clear();
+    serving.driver.calls.lock().clear();
     let wanted = node.wanted("p", &volume("Block", "1Gi")).await;
-    let at = node.shelf.set_up(&wanted).await.unwrap();
+    let at = node.storage_manager.set_up(&wanted).await.unwrap();
     assert_eq!(
         at,
         node.dir
@@ -484,17 +484,17 @@ async fn a_block_volume_is_published_as_a_device() {
             .join("pods/u-p/volumeDevices/kubernetes.io~csi/pv")
     );
     assert!(at.is_file());
-    let told = std::mem::take(&mut *serving.driver.told.lock());
-    assert_eq!(first_words(&told), ["stage h", "publish h"]);
-    for line in &told {
+    let calls = std::mem::take(&mut *serving.driver.calls.lock());
+    assert_eq!(first_tokens(&calls), ["stage h", "publish h"]);
+    for line in &calls {
         assert!(
             line.contains("block: Some") && line.contains("mount: None"),
             "{line}"
         );
     }
     // The driver leaves the file behind.
-    node.shelf.tear_down("u-p").await.unwrap();
-    assert_eq!(*serving.driver.told.lock(), ["unpublish h", "unstage h"]);
+    node.storage_manager.tear_down("u-p").await.unwrap();
+    assert_eq!(*serving.driver.calls.lock(), ["unpublish h", "unstage h"]);
     assert!(!at.exists());
 }
 
@@ -512,7 +512,7 @@ impl Expanding {
             capabilities,
             ..Driver::default()
         });
-        node.look().await;
+        node.sync_one().await;
         node.attach("h", json!({"attached": true})).await;
         node.api.create_as(volume("Filesystem", "1Gi")).await.unwrap();
         let claim: core::PersistentVolumeClaim = from(json!({
@@ -576,17 +576,17 @@ impl Expanding {
             .await
             .unwrap();
         let wanted = self.node.wanted("p", &volume).await;
-        self.node.shelf.set_up(&wanted).await.unwrap();
-        self.serving.driver.told.lock().clear();
+        self.node.storage_manager.set_up(&wanted).await.unwrap();
+        self.serving.driver.calls.lock().clear();
         let claim = self.claim().await;
         self.expansions
-            .begin(&self.node.shelf, &pod("p"), &claim, &volume, &wanted)
+            .begin(&self.node.storage_manager, &pod("p"), &claim, &volume, &wanted)
             .await
     }
 
-    async fn look(&self) -> Vec<String> {
-        self.expansions.look_at_all(&self.node.shelf).await;
-        std::mem::take(&mut *self.serving.driver.told.lock())
+    async fn sync_one(&self) -> Vec<String> {
+        self.expansions.sync_all(&self.node.storage_manager).await;
+        std::mem::take(&mut *self.serving.driver.calls.lock())
     }
 }
 
@@ -596,34 +596,34 @@ const BYTES: &str = "expand h 2147483648";
 async fn a_volume_that_grows_is_expanded_while_it_is_used() {
     let of = Expanding::new(vec![wire::STAGE_UNSTAGE, wire::EXPAND_VOLUME]).await;
     of.begin().await.unwrap();
-    assert_eq!(of.look().await, [""; 0]);
+    assert_eq!(of.sync_one().await, [""; 0]);
     of.grow().await;
-    let told = of.look().await;
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].starts_with(BYTES), "{told:?}");
+    let calls = of.sync_one().await;
+    assert_eq!(calls.len(), 1, "{calls:?}");
+    assert!(calls[0].starts_with(BYTES), "{calls:?}");
     for part in [
         "globalmount",
         "pods/u-p/volumes/kubernetes.io~csi/pv/mount",
         "fs_type: \"ext4\"",
     ] {
-        assert!(told[0].contains(part), "{part} in {}", told[0]);
+        assert!(calls[0].contains(part), "{part} in {}", calls[0]);
     }
     let status = serde_json::to_value(of.claim().await.status).unwrap();
     assert_eq!(
         status,
         json!({"phase": "Bound", "capacity": {"storage": "2Gi"}, "allocatedResources": {"storage": "2Gi"}})
     );
-    assert_eq!(of.look().await, [""; 0]);
+    assert_eq!(of.sync_one().await, [""; 0]);
     of.expansions.forget("u-p");
     of.grow().await;
-    assert_eq!(of.look().await, [""; 0]);
+    assert_eq!(of.sync_one().await, [""; 0]);
 }
 
 #[tokio::test]
 async fn a_volume_that_grew_before_is_expanded_before_its_pod_starts() {
     let of = Expanding::new(vec![wire::EXPAND_VOLUME]).await;
     of.grow().await;
-    *of.serving.driver.refuses.lock() = Some(("expand", Code::OutOfRange));
+    *of.serving.driver.failing.lock() = Some(("expand", Code::OutOfRange));
     let failed = of.begin().await.unwrap_err();
     assert!(
         failed.ends_with("code = OutOfRange desc = the disk is on fire"),
@@ -638,21 +638,21 @@ async fn a_volume_that_grew_before_is_expanded_before_its_pod_starts() {
     let types: Vec<&str> = conditions.iter().map(|c| c.type_.as_str()).collect();
     assert_eq!(types, ["FileSystemResizePending", "NodeResizeError"]);
     // It is the resizer's turn.
-    *of.serving.driver.refuses.lock() = None;
-    assert_eq!(of.look().await, [""; 0]);
+    *of.serving.driver.failing.lock() = None;
+    assert_eq!(of.sync_one().await, [""; 0]);
     of.grow().await;
-    assert!(of.look().await[0].starts_with(BYTES));
+    assert!(of.sync_one().await[0].starts_with(BYTES));
 }
 
 #[tokio::test]
-async fn a_driver_that_expands_nothing_in_use_is_asked_once() {
+async fn a_driver_without_online_expansion_is_called_once() {
     let of = Expanding::new(vec![wire::EXPAND_VOLUME]).await;
     of.begin().await.unwrap();
     of.grow().await;
-    *of.serving.driver.refuses.lock() = Some(("expand", Code::FailedPrecondition));
-    assert_eq!(of.look().await, [""; 0]);
-    *of.serving.driver.refuses.lock() = None;
-    assert_eq!(of.look().await, [""; 0]);
+    *of.serving.driver.failing.lock() = Some(("expand", Code::FailedPrecondition));
+    assert_eq!(of.sync_one().await, [""; 0]);
+    *of.serving.driver.failing.lock() = None;
+    assert_eq!(of.sync_one().await, [""; 0]);
     let status = of.claim().await.status.unwrap();
     assert_eq!(
         status.allocated_resource_statuses.unwrap()["storage"],

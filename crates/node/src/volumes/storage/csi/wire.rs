@@ -9,8 +9,8 @@ use crate::plugins;
 pub use crate::plugins::Call;
 use crate::plugins::CallError;
 
-/// How long a driver may take, as every kubelet waits.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a call of a driver may take, as in kubelet.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Empty {}
@@ -159,7 +159,7 @@ pub struct CapacityRange {
     pub limit_bytes: i64,
 }
 
-/// Requests without content, told apart by what they ask.
+/// Requests without content, distinguished by their methods.
 macro_rules! asks {
     ($($name:ident, $path:literal => $answer:ty;)*) => {$(
         #[derive(Clone, PartialEq, prost::Message)]
@@ -193,12 +193,12 @@ calls! {
     ExpandRequest, "/csi.v1.Node/NodeExpandVolume";
 }
 
-/// Calls the driver, with an error in gRPC's words.
+/// Calls the driver, with gRPC's error message.
 pub async fn call<C: Call>(socket: &Path, request: C) -> Result<C::Answer, String> {
     try_call(socket, request).await.map_err(|error| error.to_string())
 }
 
 /// Likewise, with the error's code.
 pub async fn try_call<C: Call>(socket: &Path, request: C) -> Result<C::Answer, CallError> {
-    plugins::call(socket, request, PATIENCE).await
+    plugins::call(socket, request, TIMEOUT).await
 }

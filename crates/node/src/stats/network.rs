@@ -21,7 +21,7 @@ pub(super) fn of_process(pid: &str, time: Option<Time>) -> Option<NetworkStats> 
     })
 }
 
-/// Not told of, as by every kubelet: loopbacks, the other ends of pods' interfaces, and other programs' bridges.
+/// Not reported, as by every kubelet: loopbacks, the host ends of pods' interfaces, and other programs' bridges.
 const IGNORED: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
 
 fn counts(name: &str) -> bool {

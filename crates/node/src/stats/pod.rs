@@ -1,4 +1,4 @@
-//! One pod's figures: its group's, its containers', its files'.
+//! One pod's stats: its cgroup's, its containers', its files'.
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
@@ -11,7 +11,7 @@ use knarr_kubelet::stats::{
 };
 
 use super::disk::{self, Filesystem, Taken};
-use super::{Held, Measuring, network};
+use super::{Measuring, RuntimeState, network};
 use crate::kubelet::{resources, sandbox};
 use crate::volumes;
 
@@ -20,12 +20,12 @@ impl Measuring<'_> {
     pub(super) fn pod(
         &mut self,
         pod: &core::Pod,
-        held: &Held,
+        held: &RuntimeState,
         node_fs: Option<Filesystem>,
         image_fs: Option<Filesystem>,
     ) -> Option<PodStats> {
         let api_uid = pod.metadata.uid.clone()?;
-        // A mirror stands for a static pod, whose uid is another.
+        // A mirror represents a static pod, which has another uid.
         let of_static = mirrored(pod).map(|uid| {
             let mut pod = pod.clone();
             pod.metadata.uid = Some(uid.to_string());
@@ -43,7 +43,7 @@ impl Measuring<'_> {
             let (stats, count) =
                 self.container(pod, container, &group, held, node_fs.as_ref(), image_fs.as_ref());
             containers.push(stats);
-            // The sandbox's own process is nobody's.
+            // The sandbox's own process belongs to no container.
             processes = count.map(|count| processes.unwrap_or(0) + count).or(processes);
         }
         let volumes = self.volumes(pod, held, node_fs.as_ref());
@@ -75,7 +75,7 @@ impl Measuring<'_> {
         pod: &core::Pod,
         container: &Container,
         group: &Group,
-        held: &Held,
+        held: &RuntimeState,
         node_fs: Option<&Filesystem>,
         image_fs: Option<&Filesystem>,
     ) -> (ContainerStats, Option<u64>) {
@@ -100,11 +100,11 @@ impl Measuring<'_> {
         (stats, usage.processes)
     }
 
-    /// With each, whether it takes room on the node's own disk for as long as the pod lives.
+    /// With each, whether it uses the node's own disk for as long as the pod lives.
     fn volumes(
         &mut self,
         pod: &core::Pod,
-        held: &Held,
+        held: &RuntimeState,
         node_fs: Option<&Filesystem>,
     ) -> Vec<(VolumeStats, bool)> {
         let uid = pod.metadata.uid.as_deref().unwrap_or("");

@@ -1,10 +1,10 @@
-//! How long processes waited for processor, memory or disk (the kernel's pressure stall information), as files like
-//! `cpu.pressure` tell it.
+//! How long processes waited for processor, memory or disk (the kernel's pressure stall information), in files like
+//! `cpu.pressure`.
 
 use knarr_kubelet::stats::{PsiData, PsiStats};
 
-/// None of a text that tells nothing. Where nobody can wait as a whole (`full` of a machine's processors), older kernels
-/// leave the line out: it stays 0.
+/// None of a text without values. Where `full` is not defined (for a host's processors), older kernels leave the line
+/// out: it stays 0.
 pub(super) fn parse(text: &str) -> Option<PsiStats> {
     let mut stats = PsiStats::default();
     let mut any = false;

@@ -1,8 +1,8 @@
-//! What a killed containerd leaves on the machine that no containerd finds again.
+//! What a killed containerd leaves on the host and no later containerd finds.
 //!
-//! A shim whose container was just being made is not in CRI's records: the next containerd deletes its folder and
-//! forgets it, or keeps a sandbox that nobody can ask for. And a CNI plugin goes on when its containerd is killed, so that rules may be added for an address
-//! that was given back meanwhile.
+//! A shim whose container was just being created is not in CRI's records: the next containerd deletes its directory and
+//! forgets it, or keeps a sandbox that CRI does not list. And a CNI plugin keeps running when its containerd is killed,
+//! so that rules may be added for an address that has been released meanwhile.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,17 +16,17 @@ use super::process::{children, proc_of, processes, start_ticks};
 use crate::network;
 use crate::runtime::{Runtime, RuntimeError};
 
-/// Ends the shims and removes the rules that nobody will. What fails is said in the log; it may be tried again.
+/// Kills the leftover shims and removes the leftover rules. Failures are logged; the call may be repeated.
 ///
 /// `runs` is the containerd that serves. If there is none, no shim of it is to live on either.
 pub(super) async fn remove(config: &ContainerdConfig, runs: Option<(i32, &dyn Runtime)>) {
     if let Err(e) = end_shims(config, runs).await {
-        tracing::warn!(error = %e, "cannot end the shims that containerd has forgotten");
+        tracing::warn!(error = %e, "cannot kill containerd's leftover shims");
     }
     match network::remove_leaked_rules(&config.cni_conf).await {
         Ok(0) => {}
-        Ok(changes) => tracing::info!(changes, "removed packet filter rules of pods that are gone"),
-        Err(e) => tracing::warn!(error = %e, "cannot remove packet filter rules of pods that are gone"),
+        Ok(changes) => tracing::info!(changes, "removed packet filter rules of deleted pods"),
+        Err(e) => tracing::warn!(error = %e, "cannot remove packet filter rules of deleted pods"),
     }
 }
 
@@ -42,12 +42,12 @@ async fn end_shims(config: &ContainerdConfig, runs: Option<(i32, &dyn Runtime)>)
     let began = Pid::from_raw(pid).and_then(start_ticks);
     let known = known(runtime).await.map_err(io::Error::other)?;
     for (shim, id) in shims {
-        // Deleted after the shim was ended, or when containerd forgot it.
-        let folder_deleted =
+        // Deleted after the shim was killed, or when containerd forgot it.
+        let directory_deleted =
             crate::host_fs::metadata(proc_of(shim).join("cwd")).is_ok_and(|dir| dir.nlink() == 0);
-        // containerd learns of what ran before it only when it starts. What it starts itself it may not list yet.
-        let earlier = began.is_some_and(|began| start_ticks(shim).is_some_and(|shim| shim < began));
-        if folder_deleted || (earlier && !known.contains(&id)) {
+        // containerd loads what ran before it only when it starts. What it starts itself may not be listed yet.
+        let leftover = began.is_some_and(|began| start_ticks(shim).is_some_and(|shim| shim < began));
+        if directory_deleted || (leftover && !known.contains(&id)) {
             end(shim)?;
         }
     }
@@ -61,14 +61,15 @@ async fn known(runtime: &dyn Runtime) -> Result<BTreeSet<String>, RuntimeError> 
     Ok(sandboxes.chain(containers).collect())
 }
 
-/// With what it runs: its children are the first processes of containers, with which all others of theirs end.
+/// Kills it with its children: these are the first processes of containers, and all other processes of a container
+/// terminate with them.
 fn end(shim: Pid) -> io::Result<()> {
     tracing::info!(
         pid = shim.as_raw_nonzero(),
         "ending a shim that containerd has forgotten"
     );
     for pid in children(shim)?.into_iter().chain([shim]) {
-        // Gone already is as good as ended.
+        // It may have exited already.
         let _ = kill_process(pid, Signal::KILL);
     }
     Ok(())
@@ -93,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shim_belongs_to_the_containerd_whose_socket_it_was_given() {
+    fn a_shim_belongs_to_the_containerd_whose_socket_it_was_started_with() {
         let line = |args: &str| format!("{}\0", args.replace(' ', "\0"));
         let socket = Path::new("/d/run/containerd.sock");
         for (args, id) in [

@@ -1,5 +1,5 @@
-//! Critical pods that wait until others have made room for them: they are taken once those have ended, not before, so
-//! that the node is never promised to more pods than it has room for.
+//! Critical pods that wait for their victims to terminate: they are admitted once those have terminated, not before, so
+//! that the node is never overcommitted.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,18 +12,19 @@ use knarr_kubelet::preemption;
 use tracing::info;
 
 use super::worker::Origin;
-use super::{Picture, Workers, pod_kind};
+use super::{RuntimeSnapshot, Workers, pod_kind};
 
 pub(super) struct Waiting {
     pod: Arc<core::Pod>,
     origin: Origin,
-    /// By uid; true once it was told to end.
+    /// By uid; true once it was evicted.
     victims: BTreeMap<String, bool>,
 }
 
 impl Workers {
-    /// Whether this pod waits for room. Then it is taken later as it is now, unless it is to end: that needs no room.
-    pub(super) fn waits_for_room(&mut self, uid: &str, pod: &Arc<core::Pod>) -> bool {
+    /// Whether this pod waits for its victims. Then it is admitted later as it is now, unless it is being deleted: that
+    /// needs no resources.
+    pub(super) fn is_waiting(&mut self, uid: &str, pod: &Arc<core::Pod>) -> bool {
         if pod.metadata.deletion_timestamp.is_some() {
             self.waiting.remove(uid);
             return false;
@@ -37,14 +38,14 @@ impl Workers {
         }
     }
 
-    /// Static pods whose files are gone wait no more.
+    /// Static pods whose files were removed wait no more.
     pub(super) fn static_pods_wait_no_more(&mut self, wanted: &BTreeMap<String, core::Pod>) {
         self.waiting
             .retain(|uid, waiting| matches!(waiting.origin, Origin::Api) || wanted.contains_key(uid));
     }
 
-    /// Ends the victims, and has the pod wait for that.
-    pub(super) fn make_room(
+    /// Evicts the victims, and has the pod wait for that.
+    pub(super) fn preempt(
         &mut self,
         uid: String,
         pod: Arc<core::Pod>,
@@ -70,36 +71,36 @@ impl Workers {
         let victims = victims.iter().filter_map(|v| v.metadata.uid.clone());
         let victims = victims.map(|uid| (uid, false)).collect();
         self.waiting.insert(uid, Waiting { pod, origin, victims });
-        self.tell_victims();
+        self.notify_victims();
     }
 
-    /// Those that have no worker yet are told when they have one.
-    fn tell_victims(&mut self) {
+    /// Victims without a worker yet are evicted when they have one.
+    fn notify_victims(&mut self) {
         let victims = self.waiting.values_mut().flat_map(|w| w.victims.iter_mut());
-        for (uid, told) in victims.filter(|(_, told)| !**told) {
+        for (uid, notified) in victims.filter(|(_, notified)| !**notified) {
             if let Some(worker) = self.by_uid.get(uid) {
                 worker.send(super::worker::Msg::Event(Event::Evict(preemption::eviction())));
-                *told = true;
+                *notified = true;
             }
         }
     }
 
-    /// Takes those whose victims have ended; there may still be too little room, and others to end.
-    pub(super) fn take_up_waiting(&mut self, picture: &mut Picture) {
+    /// Admits pods whose victims have terminated; if there is still not enough, further victims are evicted.
+    pub(super) fn retry_waiting(&mut self, snapshot: &mut RuntimeSnapshot) {
         if self.waiting.is_empty() {
             return;
         }
-        self.tell_victims();
-        let has_room = |waiting: &Waiting| !waiting.victims.keys().any(|uid| self.is_untold(uid));
+        self.notify_victims();
+        let victims_ended = |waiting: &Waiting| !waiting.victims.keys().any(|uid| self.is_unreported(uid));
         let ready: Vec<String> = self
             .waiting
             .iter()
-            .filter(|(_, waiting)| has_room(waiting))
+            .filter(|(_, waiting)| victims_ended(waiting))
             .map(|(uid, _)| uid.clone())
             .collect();
         for uid in ready {
             if let Some(Waiting { pod, origin, .. }) = self.waiting.remove(&uid) {
-                self.take_up(uid, pod, origin, picture);
+                self.admit_or_wait(uid, pod, origin, snapshot);
             }
         }
     }

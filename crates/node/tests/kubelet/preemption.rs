@@ -12,7 +12,7 @@ fn asks(container: &str, cpu: &str, priority: i32) -> Value {
 const CRITICAL: i32 = 2_000_000_000;
 
 #[tokio::test(start_paused = true)]
-async fn t8_a_critical_pod_is_taken_once_others_have_ended_for_it() {
+async fn t8_a_critical_pod_is_admitted_once_its_victims_have_terminated() {
     let world = World::new();
     // Two CPUs.
     let (_kubelet, _cancel) = world.kubelet_on_nothing();
@@ -29,11 +29,11 @@ async fn t8_a_critical_pod_is_taken_once_others_have_ended_for_it() {
         .create_with("impatient", asks("impatient", "1", CRITICAL))
         .await;
     sleep(Duration::from_secs(10)).await;
-    // Its grace is its own, and nobody is in its place before it has gone.
+    // Its grace period is its own, and its successor waits for its end.
     assert_eq!(world.phase("big").await.as_deref(), Some("Running"));
     assert_eq!(world.phase("critical").await.as_deref(), Some("Pending"));
     assert_eq!(world.runtime.running().len(), 2);
-    // Who goes while it waits leaves nothing behind.
+    // A pod deleted while it waits leaves nothing behind.
     world.delete("impatient").await;
     sleep(Duration::from_secs(1)).await;
     assert_eq!(world.phase("impatient").await, None);
@@ -54,7 +54,7 @@ async fn t8_a_critical_pod_is_taken_once_others_have_ended_for_it() {
     let told = format!("Preempting {message}");
     let events = world.events("big").await;
     assert_eq!(events.iter().filter(|e| **e == told).count(), 1, "{events:?}");
-    // Who is not critical is refused, and nobody goes for it.
+    // A pod that is not critical is rejected, and preempts none.
     world.create_with("late", asks("late", "1", 1000)).await;
     sleep(Duration::from_secs(2)).await;
     let status = world.pod("late").await.unwrap().status.unwrap();

@@ -1,7 +1,7 @@
 //! How full claimed volumes are.
 //!
-//! A filesystem of another machine's may not answer at all, and then holds up whoever asks: each is asked on a thread of
-//! its own, is not waited for longer than a moment, and not asked again before it has answered.
+//! A network file system may not answer at all and would block the caller: each is measured on its own thread, is not
+//! awaited for longer than a moment, and not measured again before it has answered.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,49 +14,49 @@ use tracing::warn;
 use super::disk::{self, Filesystem};
 
 /// For all of them together.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Who has not answered yet.
+/// Measurements without an answer yet.
 #[derive(Default)]
-pub(super) struct Claimed {
-    asked: BTreeMap<PathBuf, oneshot::Receiver<Option<Filesystem>>>,
+pub(super) struct ClaimedVolumes {
+    pending: BTreeMap<PathBuf, oneshot::Receiver<Option<Filesystem>>>,
 }
 
-impl Claimed {
+impl ClaimedVolumes {
     /// What is known now: nothing of those that do not answer.
-    pub async fn look(&mut self, paths: impl Iterator<Item = PathBuf>) -> BTreeMap<PathBuf, Filesystem> {
-        self.look_with(paths, disk::mounted).await
+    pub async fn measure(&mut self, paths: impl Iterator<Item = PathBuf>) -> BTreeMap<PathBuf, Filesystem> {
+        self.measure_with(paths, disk::mounted).await
     }
 
-    async fn look_with(
+    async fn measure_with(
         &mut self,
         paths: impl Iterator<Item = PathBuf>,
         ask: fn(&std::path::Path) -> Option<Filesystem>,
     ) -> BTreeMap<PathBuf, Filesystem> {
         for path in paths {
-            if self.asked.contains_key(&path) {
+            if self.pending.contains_key(&path) {
                 continue;
             }
             let (answer, answered) = oneshot::channel();
-            let asked = path.clone();
+            let pending = path.clone();
             let thread = std::thread::Builder::new().name("volume".into());
-            // Nobody waits for the answer when the node is not measured any more.
+            // The answer may not be awaited any more.
             let started = thread.spawn(move || {
-                let _ = answer.send(ask(&asked));
+                let _ = answer.send(ask(&pending));
             });
             match started {
-                Ok(_) => drop(self.asked.insert(path, answered)),
-                Err(error) => warn!(path = %path.display(), %error, "cannot ask how full a volume is"),
+                Ok(_) => drop(self.pending.insert(path, answered)),
+                Err(error) => warn!(path = %path.display(), %error, "cannot measure a volume's usage"),
             }
         }
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         let mut found = BTreeMap::new();
-        for (path, mut answered) in std::mem::take(&mut self.asked) {
+        for (path, mut answered) in std::mem::take(&mut self.pending) {
             match timeout_at(until, &mut answered).await {
                 Ok(Ok(Some(filesystem))) => drop(found.insert(path, filesystem)),
-                // It is gone, or is none.
+                // It was removed, or does not exist.
                 Ok(Ok(None) | Err(_)) => {}
-                Err(_) => drop(self.asked.insert(path, answered)),
+                Err(_) => drop(self.pending.insert(path, answered)),
             }
         }
         found
@@ -69,18 +69,18 @@ mod tests {
     use std::path::Path;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    static MEASURED: AtomicUsize = AtomicUsize::new(0);
 
     fn hangs(path: &Path) -> Option<Filesystem> {
         if path.starts_with("/hangs") {
-            ASKED.fetch_add(1, Ordering::SeqCst);
+            MEASURED.fetch_add(1, Ordering::SeqCst);
             std::thread::park();
         }
         disk::mounted(path)
     }
 
     #[tokio::test]
-    async fn t8_a_volume_that_does_not_answer_holds_up_no_other() {
+    async fn t8_a_volume_that_does_not_answer_delays_no_other() {
         let dir = tempfile::tempdir().unwrap();
         let paths = || {
             [
@@ -90,11 +90,11 @@ mod tests {
             ]
             .into_iter()
         };
-        let mut claimed = Claimed::default();
+        let mut claimed = ClaimedVolumes::default();
         for _ in 0..2 {
-            let found = claimed.look_with(paths(), hangs).await;
+            let found = claimed.measure_with(paths(), hangs).await;
             assert_eq!(found.keys().collect::<Vec<_>>(), [dir.path()]);
         }
-        assert_eq!(ASKED.load(Ordering::SeqCst), 1, "not asked again");
+        assert_eq!(MEASURED.load(Ordering::SeqCst), 1, "not asked again");
     }
 }

@@ -1,8 +1,7 @@
 //! What the node's own daemons use: its kubelet and its container runtime.
 //!
-//! One that has a control group to itself (a service of systemd's) is measured as that group. One that shares its group
-//! with others, as a containerd does that knarr started, is measured as a process: a group's figures would be the
-//! others' too.
+//! One with its own cgroup (a systemd service) is measured as that cgroup. One that shares its cgroup with others, as a
+//! containerd started by knarr does, is measured as a process: the cgroup's stats would include the others.
 
 use std::path::Path;
 
@@ -44,7 +43,7 @@ impl Measuring<'_> {
     }
 }
 
-/// What the kernel tells of one process.
+/// The kernel's data of one process.
 struct Process {
     stat: String,
     status: String,
@@ -62,7 +61,7 @@ impl Process {
         })
     }
 
-    /// By its number in proc(5), from 1; the second is the name, in which anything may stand.
+    /// By its number in proc(5), from 1; the second is the name, which may contain any character.
     fn stat(&self, number: usize) -> Option<u64> {
         let (_, rest) = self.stat.rsplit_once(')')?;
         rest.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn t8_this_process_is_there_and_one_that_is_none_is_not() {
+    fn t8_this_process_is_measured_and_one_that_does_not_exist_is_not() {
         let own = Process::read(Path::new(PROC), std::process::id())
             .unwrap()
             .usage();

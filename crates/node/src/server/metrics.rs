@@ -7,9 +7,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::stats::{ContainerStats, FsStats, PodStats, Summary};
 
-use crate::probe::Asked;
+use crate::probe::ProbeSeries;
 
-/// Prometheus' text format: a family's lines stand together under its help and type.
+/// Prometheus' text format: a family's lines follow its help and type.
 #[derive(Default)]
 pub(super) struct Text(String);
 
@@ -56,7 +56,7 @@ fn start(at: Option<&Time>) -> Option<f64> {
     at.map(|t| t.0.as_millisecond() as f64 / 1000.0)
 }
 
-/// One figure of a container or pod, if it is known.
+/// One value of a container or pod, if it is known.
 type Of<T> = fn(&T) -> Option<f64>;
 
 /// `/metrics/resource`: what metrics-server reads.
@@ -185,7 +185,7 @@ pub(super) fn resource(summary: &Summary) -> String {
     text.done()
 }
 
-/// `/metrics/cadvisor`: the names most in use. The empty container stands for the whole pod, as there.
+/// `/metrics/cadvisor`: the most used names. An empty container label means the whole pod, as in cAdvisor.
 pub(super) fn cadvisor(summary: &Summary, cpus: usize) -> String {
     let mut text = Text::default();
     let per_container: [(&str, &str, &str, Of<ContainerStats>); 7] = [
@@ -317,7 +317,7 @@ pub(super) fn cadvisor(summary: &Summary, cpus: usize) -> String {
 }
 
 /// `/metrics`: the kubelet itself.
-pub(super) fn own(summary: &Summary, own: &Own) -> String {
+pub(super) fn own(summary: &Summary, own: &KubeletProcess) -> String {
     let mut text = Text::default();
     text.family(
         "kubelet_node_name",
@@ -362,7 +362,7 @@ pub(super) fn own(summary: &Summary, own: &Own) -> String {
 
 /// How full claimed volumes are.
 fn claimed_volumes(text: &mut Text, summary: &Summary) {
-    let figures: [(&str, &str, Of<FsStats>); 6] = [
+    let stats: [(&str, &str, Of<FsStats>); 6] = [
         (
             "available_bytes",
             "Number of available bytes in the volume",
@@ -384,7 +384,7 @@ fn claimed_volumes(text: &mut Text, summary: &Summary) {
             fs.used_bytes.map(|n| n as f64)
         }),
     ];
-    // Pods may share a claim: it is told of once.
+    // Pods may share a claim: it is reported once.
     let claimed: BTreeMap<_, _> = summary
         .pods
         .iter()
@@ -394,7 +394,7 @@ fn claimed_volumes(text: &mut Text, summary: &Summary) {
             Some(((&claim.namespace, &claim.name), &volume.fs))
         })
         .collect();
-    for (name, help, of) in figures.iter().filter(|_| !claimed.is_empty()) {
+    for (name, help, of) in stats.iter().filter(|_| !claimed.is_empty()) {
         let name = format!("kubelet_volume_stats_{name}");
         text.family(&name, "gauge", &format!("[ALPHA] {help}"));
         for ((namespace, claim), fs) in &claimed {
@@ -410,7 +410,7 @@ fn claimed_volumes(text: &mut Text, summary: &Summary) {
 }
 
 /// `/metrics/probes`
-pub(super) fn probes(counts: &BTreeMap<Asked, u64>) -> String {
+pub(super) fn probes(counts: &BTreeMap<ProbeSeries, u64>) -> String {
     const NAME: &str = "prober_probe_total";
     let mut text = Text::default();
     text.family(
@@ -434,12 +434,12 @@ pub(super) fn probes(counts: &BTreeMap<Asked, u64>) -> String {
 
 /// What this process uses.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Own {
+pub(super) struct KubeletProcess {
     pub cpu_seconds: f64,
     pub resident_bytes: f64,
 }
 
-impl Own {
+impl KubeletProcess {
     pub fn read() -> Self {
         let statm = crate::host_fs::read_to_string("/proc/self/statm").unwrap_or_default();
         let pages: f64 = statm
@@ -456,7 +456,7 @@ impl Own {
             let text = crate::host_fs::read_to_string(t.path().join("schedstat")).ok()?;
             text.split_whitespace().next()?.parse::<u64>().ok()
         });
-        Own {
+        KubeletProcess {
             cpu_seconds: seconds(on_cpu.sum()),
             resident_bytes: pages * 4096.0,
         }
@@ -561,7 +561,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line:?} is not in\n{text}");
         }
-        let own = own(&summary(), &Own::default());
+        let own = own(&summary(), &KubeletProcess::default());
         for line in [
             "kubelet_running_containers{container_state=\"running\"} 1",
             "kubelet_volume_stats_used_bytes{namespace=\"ns\",persistentvolumeclaim=\"data\"} 3",

@@ -1,4 +1,4 @@
-//! How full filesystems are, and how much of them a directory takes.
+//! The usage of file systems, and of directories in them.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::host_fs;
 use crate::untrusted_fs;
 pub use crate::untrusted_fs::Usage as Taken;
 
-/// One filesystem's figures.
+/// The stats of one file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Filesystem {
     pub device: u64,
@@ -38,13 +38,13 @@ pub fn filesystem(path: &Path) -> Option<Filesystem> {
     })
 }
 
-/// The filesystem whose directory `path` is; none where nothing is there.
+/// The file system mounted at `path`; none where nothing is mounted.
 pub fn mounted(path: &Path) -> Option<Filesystem> {
     host_fs::metadata(path).ok().filter(std::fs::Metadata::is_dir)?;
     filesystem(path)
 }
 
-/// What a directory takes, as far as it can be seen.
+/// What a directory uses, as far as it can be read.
 pub fn taken(directory: &Path) -> Option<Taken> {
     match untrusted_fs::usage(directory) {
         Ok(taken) => taken,

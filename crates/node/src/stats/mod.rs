@@ -1,8 +1,8 @@
 //! What this node and its pods use, measured: from cgroups, `/proc`, filesystems, and the runtime's own counts.
 //!
-//! Evictions are decided on it (SPEC T8), and `/stats/summary`, `/metrics/*` and `kubectl top` show it. Nothing is
-//! measured unless somebody asks; who asks again soon gets what was measured before. Directories are counted by
-//! walking them, and the longer that takes, the longer the count is kept.
+//! Evictions are based on it (SPEC T8), and `/stats/summary`, `/metrics/*` and `kubectl top` report it. Nothing is
+//! measured without a request; requests in quick succession get the same stats. Directories are counted by walking
+//! them, and the longer that takes, the longer the count is kept.
 
 mod cgroup;
 mod claimed;
@@ -37,12 +37,12 @@ use tracing::debug;
 use crate::runtime::{self, ImageFs, Runtime};
 use crate::volumes;
 use cgroup::{Cgroups, Usage};
-use claimed::Claimed;
+use claimed::ClaimedVolumes;
 use disk::{Filesystem, Taken};
 
 /// A directory's count is kept at least so long, …
 const COUNT_KEPT: SignedDuration = SignedDuration::from_secs(9);
-/// … and so many times as long as the counting took: at most a twentieth of a core goes into it.
+/// … and so many times as long as the counting took: at most a twentieth of a core is spent on it.
 const COUNT_KEPT_TIMES: i32 = 20;
 /// A processor rate is worked out over at least this time.
 const RATE_OVER: SignedDuration = SignedDuration::from_secs(2);
@@ -54,16 +54,16 @@ pub struct Measured {
     pub disks: Disks,
 }
 
-/// Somebody who measures.
+/// Measures the node.
 #[async_trait]
 pub trait Meter: Send + Sync + 'static {
     /// Not older than `max_age`.
     async fn measure(&self, max_age: Duration) -> Arc<Measured>;
 }
 
-/// The machine this process runs on.
+/// The host this process runs on.
 pub struct HostMeter {
-    parts: Arc<Parts>,
+    parts: Arc<MeterConfig>,
     runtime: Arc<dyn Runtime>,
     pods: Arc<Store>,
     clock: Arc<dyn Clock>,
@@ -74,8 +74,8 @@ pub struct HostMeter {
     state: Mutex<State>,
 }
 
-/// Where to look.
-pub struct Parts {
+/// What to measure.
+pub struct MeterConfig {
     pub node_name: String,
     /// Pods' directories are below it.
     pub root_dir: PathBuf,
@@ -87,15 +87,15 @@ pub struct Parts {
 #[derive(Default)]
 struct State {
     latest: Option<(Timestamp, Arc<Measured>)>,
-    memory: Memory,
+    memory: Previous,
     /// The first process of each sandbox.
     pids: BTreeMap<String, Option<u32>>,
-    claimed: Claimed,
+    claimed: ClaimedVolumes,
 }
 
 /// What one measuring leaves for the next.
 #[derive(Default)]
-struct Memory {
+struct Previous {
     cpu: BTreeMap<String, Rate>,
     taken: BTreeMap<PathBuf, (Option<Taken>, Timestamp)>,
 }
@@ -109,7 +109,7 @@ struct Rate {
 }
 
 /// What the runtime holds.
-struct Held {
+struct RuntimeState {
     sandboxes: Vec<Sandbox>,
     containers: Vec<Container>,
     usage: BTreeMap<String, runtime::Usage>,
@@ -122,7 +122,7 @@ struct Held {
 
 impl HostMeter {
     pub(crate) fn new(
-        parts: Parts,
+        parts: MeterConfig,
         runtime: Arc<dyn Runtime>,
         pods: Arc<Store>,
         claimed: volumes::Claimed,
@@ -139,7 +139,7 @@ impl HostMeter {
         }
     }
 
-    async fn held(&self, state: &mut State) -> runtime::Result<Held> {
+    async fn held(&self, state: &mut State) -> runtime::Result<RuntimeState> {
         let mut sandboxes = self.runtime.sandboxes().await?;
         sandboxes.retain(|s| s.ready);
         let mut containers = self.runtime.containers().await?;
@@ -154,7 +154,7 @@ impl HostMeter {
             }
         };
         let claimed = self.claimed.lock().clone();
-        let answers = state.claimed.look(claimed.values().cloned()).await;
+        let answers = state.claimed.measure(claimed.values().cloned()).await;
         let claimed = claimed.into_iter();
         let claimed = claimed.filter_map(|(volume, path)| Some((volume, *answers.get(&path)?)));
         state.pids.retain(|id, _| sandboxes.iter().any(|s| s.id == *id));
@@ -167,7 +167,7 @@ impl HostMeter {
                 Err(error) => debug!(sandbox = sandbox.id, %error, "its network is not measured"),
             }
         }
-        Ok(Held {
+        Ok(RuntimeState {
             sandboxes,
             containers,
             usage: usage.into_iter().map(|u| (u.container_id.clone(), u)).collect(),
@@ -192,12 +192,12 @@ impl Meter for HostMeter {
         let held = match self.held(&mut state).await {
             Ok(held) => Some(held),
             Err(error) => {
-                debug!(%error, "the runtime does not tell what its containers use");
+                debug!(%error, "cannot read the containers' usage from the runtime");
                 None
             }
         };
         let mut memory = std::mem::take(&mut state.memory);
-        let (parts, clock, told_at) = (self.parts.clone(), self.steady, self.clock.now());
+        let (parts, clock, measured_at) = (self.parts.clone(), self.steady, self.clock.now());
         let pods: Vec<core::Pod> = self.pods.list("").iter().filter_map(|p| p.to_typed()).collect();
         let work = move || {
             let measured = Measuring {
@@ -205,8 +205,8 @@ impl Meter for HostMeter {
                 held: held.as_ref(),
                 memory: &mut memory,
                 clock: &clock,
-                told_at,
-                cgroups: Cgroups::of_this_machine(),
+                measured_at,
+                cgroups: Cgroups::of_host(),
                 now,
             }
             .all(&pods);
@@ -219,7 +219,7 @@ impl Meter for HostMeter {
                 Arc::new(measured)
             }
             Err(error) => {
-                tracing::warn!(%error, "measuring broke off");
+                tracing::warn!(%error, "a measurement failed");
                 Arc::default()
             }
         };
@@ -228,8 +228,8 @@ impl Meter for HostMeter {
     }
 }
 
-impl Memory {
-    /// What has not been asked for in a while is of pods that are gone.
+impl Previous {
+    /// Entries that have not been requested for a while belong to deleted pods.
     fn forget(&mut self, now: Timestamp) {
         const KEPT: SignedDuration = SignedDuration::from_secs(3600);
         self.cpu.retain(|_, rate| now.duration_since(rate.at) < KEPT);
@@ -240,14 +240,14 @@ impl Memory {
 
 /// One measuring.
 struct Measuring<'a> {
-    parts: &'a Parts,
-    held: Option<&'a Held>,
-    memory: &'a mut Memory,
+    parts: &'a MeterConfig,
+    held: Option<&'a RuntimeState>,
+    memory: &'a mut Previous,
     clock: &'a dyn Clock,
     cgroups: Cgroups,
     now: Timestamp,
-    /// The time of day that is told with what was measured.
-    told_at: Timestamp,
+    /// The time of day of this measurement.
+    measured_at: Timestamp,
 }
 
 impl Measuring<'_> {
@@ -275,7 +275,7 @@ impl Measuring<'_> {
         system_containers.extend(self.daemon("kubelet", std::process::id()));
         let runtime = self.held.and_then(|h| h.process);
         system_containers.extend(runtime.and_then(|pid| self.daemon("runtime", pid)));
-        // What images take of their filesystem, as the runtime counts it: not what else is there.
+        // The images' usage of their file system, as the runtime counts it: without other files.
         let images = image_fs.map(|fs| FsStats {
             used_bytes: images.and_then(|i| i.used_bytes).or(Some(fs.used_bytes)),
             ..self.fs(&fs)
@@ -310,7 +310,7 @@ impl Measuring<'_> {
     }
 
     fn time(&self) -> Option<Time> {
-        Some(seconds(self.told_at))
+        Some(seconds(self.measured_at))
     }
 
     fn boot_time(&self) -> Option<Time> {
@@ -353,7 +353,7 @@ impl Measuring<'_> {
         })
     }
 
-    /// Nothing but its pressure is told of a disk.
+    /// Of a disk only the pressure is reported.
     fn io(&self, usage: &Usage) -> Option<IoStats> {
         Some(IoStats {
             time: self.time(),
@@ -395,7 +395,7 @@ impl Measuring<'_> {
         }
     }
 
-    /// What a directory takes, counted anew when the last count is old enough.
+    /// What a directory uses, counted again when the last count is old enough.
     fn taken(&mut self, directory: PathBuf) -> Option<Taken> {
         if let Some((taken, until)) = self.memory.taken.get(&directory)
             && *until > self.now
@@ -448,7 +448,7 @@ mod tests {
         for (nanoseconds, second, want) in [
             (2_000_000_000, 10, Some(100_000_000)),
             (21_000_000_000, 10, Some(2_000_000_000)),
-            // A group of the same name was made anew.
+            // A cgroup of the same name was created again.
             (5, 10, None),
         ] {
             assert_eq!(before.until(nanoseconds, at(second)), want);

@@ -9,9 +9,9 @@ use knarr_kubelet::stats::PsiStats;
 use super::pressure;
 use crate::host_fs;
 
-/// More than any machine has: the kernel's way to say that there is no limit.
+/// More than any machine has: the kernel's value for no limit.
 const UNLIMITED_BYTES: u64 = 1 << 62;
-/// Groups whose processes are counted, of one container: who makes more of them is not followed into all.
+/// The number of cgroups of one container whose processes are counted: further ones are skipped.
 const GROUPS_MAX: usize = 1000;
 
 /// See the module. Bytes and nanoseconds.
@@ -19,7 +19,7 @@ const GROUPS_MAX: usize = 1000;
 pub struct Usage {
     pub cpu_nanoseconds: Option<u64>,
     pub memory_bytes: Option<u64>,
-    /// Without file pages that can be taken back at once.
+    /// Without file pages that can be reclaimed at once.
     pub working_set_bytes: Option<u64>,
     pub rss_bytes: Option<u64>,
     pub page_faults: Option<u64>,
@@ -30,13 +30,13 @@ pub struct Usage {
     pub swap_limit_bytes: Option<u64>,
     /// Not threads; those in groups below too.
     pub processes: Option<u64>,
-    /// Only version 2 tells.
+    /// Cgroup v2 only.
     pub cpu_pressure: Option<PsiStats>,
     pub memory_pressure: Option<PsiStats>,
     pub io_pressure: Option<PsiStats>,
 }
 
-/// The hierarchies of this machine.
+/// The cgroup hierarchies of this host.
 #[derive(Clone, Debug)]
 pub struct Cgroups {
     root: PathBuf,
@@ -45,7 +45,7 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    pub fn of_this_machine() -> Self {
+    pub fn of_host() -> Self {
         Self::below(Path::new("/sys/fs/cgroup"), Path::new("/proc"))
     }
 
@@ -65,7 +65,7 @@ impl Cgroups {
         self.file(controller, group, name)?.trim().parse().ok()
     }
 
-    /// Of `group`, below the root of the hierarchies; `/` is the whole machine.
+    /// Of `group`, below the root of the hierarchies; `/` is the whole host.
     pub fn usage(&self, group: &str) -> Usage {
         if self.unified {
             self.usage_unified(group)
@@ -105,7 +105,7 @@ impl Cgroups {
         // The root counts no memory of its own: all that is not free is used.
         let memory = self
             .number("", group, "memory.current")
-            .or_else(|| (group == "/").then(|| self.used_of_machine()).flatten());
+            .or_else(|| (group == "/").then(|| self.host_usage()).flatten());
         let cpu = self.file("", group, "cpu.stat").unwrap_or_default();
         Usage {
             cpu_nanoseconds: field(&cpu, "usage_usec").map(|micros| micros.saturating_mul(1000)),
@@ -133,7 +133,7 @@ impl Cgroups {
         }
     }
 
-    fn used_of_machine(&self) -> Option<u64> {
+    fn host_usage(&self) -> Option<u64> {
         Some(self.meminfo("MemTotal")?.saturating_sub(self.meminfo("MemFree")?))
     }
 
@@ -146,7 +146,7 @@ impl Cgroups {
         Some(kibibytes * 1024)
     }
 
-    /// Of the whole machine older kernels tell it in `/proc` only.
+    /// For the whole host older kernels have it in `/proc` only.
     fn pressure(&self, group: &str, of: &str) -> Option<PsiStats> {
         let text = self.file("", group, &format!("{of}.pressure"));
         let machine = || host_fs::read_to_string(self.proc_dir.join("pressure").join(of)).ok();
@@ -166,10 +166,10 @@ impl Cgroups {
     fn processes(&self, controller: &str, group: &str) -> Option<u64> {
         let mut open = vec![self.directory(controller, group)];
         let mut count = None;
-        let mut looked_at = 0;
-        while let Some(directory) = open.pop().filter(|_| looked_at < GROUPS_MAX) {
-            looked_at += 1;
-            // A group may go while it is looked at.
+        let mut visited = 0;
+        while let Some(directory) = open.pop().filter(|_| visited < GROUPS_MAX) {
+            visited += 1;
+            // A cgroup may be removed meanwhile.
             let Ok(text) = host_fs::read_to_string(directory.join("cgroup.procs")) else {
                 continue;
             };
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn t8_a_group_is_a_daemons_own_only_if_nobody_else_is_in_it() {
+    fn t8_a_cgroup_is_a_daemons_own_only_if_it_holds_no_other_process() {
         for (unified, groups, procs, want) in [
             (true, "0::/knarr\n", "7\n", Some("/knarr")),
             (true, "0::/knarr\n", "7\n8\n", None),
