@@ -1,8 +1,8 @@
 //! The engine for several servers: an etcd v3 cluster, spoken to through etcd-client.
 //!
-//! etcd's revision is the store's revision, so other users of the same etcd move it too; keys stand under a prefix.
-//! It differs from our own engines in this: progress is told when etcd tells it (every ten minutes by default), a watch
-//! that begins at a compacted revision may learn of that as its first item, and `prev` of an event is missing where
+//! etcd's revision is the store's revision, so other users of the same etcd increase it too; keys have a prefix. It
+//! differs from our own engines in this: progress is reported when etcd reports it (every ten minutes by default), a
+//! watch from a compacted revision may get that error as its first item, and `prev` of an event is missing where
 //! compaction was faster than the watch.
 
 use std::sync::Arc;
@@ -51,7 +51,7 @@ impl std::fmt::Debug for Credentials {
 /// PEM texts.
 #[derive(Clone)]
 pub struct Tls {
-    /// Who may have signed etcd's certificate; `None`: the CAs that this machine believes.
+    /// The CAs of etcd's certificate; `None`: the host's trusted CAs.
     pub ca: Option<Vec<u8>>,
     /// Our certificate and its key.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
@@ -118,7 +118,7 @@ impl EtcdStore {
             watches: client.watch_client().max_decoding_message_size(MAX_ANSWER_BYTES),
             prefix: Bytes::from(config.prefix),
         };
-        // Connecting is lazy; whoever opens a store wants to know now.
+        // Connecting is lazy; the caller needs an error now.
         store.revision().await.map_err(|error| match error {
             Error::Unavailable(why) => unreachable(why),
             error => unreachable(error.to_string()),
@@ -155,23 +155,23 @@ impl EtcdStore {
         }
     }
 
-    /// Our word for an error of a request about revision `requested`.
-    async fn refused(&self, error: etcd_client::Error, requested: Revision) -> Error {
-        let told = error.to_string();
-        if told.contains("required revision has been compacted") {
+    /// The store's error for a failed request about revision `requested`.
+    async fn store_error(&self, error: etcd_client::Error, requested: Revision) -> Error {
+        let message = error.to_string();
+        if message.contains("required revision has been compacted") {
             return match self.oldest().await {
                 Ok(oldest) => Error::Compacted { requested, oldest },
                 Err(error) => error,
             };
         }
-        if told.contains("required revision is a future revision") {
+        if message.contains("required revision is a future revision") {
             return match self.revision().await {
                 Ok(newest) => Error::FutureRevision { requested, newest },
                 Err(error) => error,
             };
         }
-        if told.contains("database space exceeded") {
-            return Error::NoSpace(told);
+        if message.contains("database space exceeded") {
+            return Error::NoSpace(message);
         }
         let malformed = [
             "duplicate key given",
@@ -179,13 +179,13 @@ impl EtcdStore {
             "request is too large",
             "key is not provided",
         ];
-        if malformed.iter().any(|words| told.contains(words)) {
-            return Error::BadTxn(told);
+        if malformed.iter().any(|text| message.contains(text)) {
+            return Error::BadTxn(message);
         }
-        Error::Unavailable(told)
+        Error::Unavailable(message)
     }
 
-    /// The oldest revision that can be read. etcd says it only to a watch that comes too late.
+    /// The oldest revision that can be read. etcd reports it only to a watch that starts too early.
     async fn oldest(&self) -> Result<Revision, Error> {
         let unavailable = |error: etcd_client::Error| Error::Unavailable(error.to_string());
         let options = WatchOptions::new().with_start_revision(1);
@@ -204,13 +204,13 @@ impl EtcdStore {
             }
         }
         Err(Error::Unavailable(
-            "etcd did not say which revision is the oldest".into(),
+            "etcd did not report its oldest revision".into(),
         ))
     }
 }
 
-/// An error with its causes: what etcd-client and tonic say by themselves is only that it did not work, and whether
-/// a certificate was not accepted stands below that.
+/// An error with its causes: etcd-client's and tonic's own messages contain only that the call failed; whether a
+/// certificate was rejected is in the causes.
 fn explained(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -248,7 +248,7 @@ impl Store for EtcdStore {
         let answer = self.kv.clone().get(start, Some(options)).await;
         let answer = match answer {
             Ok(answer) => answer,
-            Err(error) => return Err(self.refused(error, requested).await),
+            Err(error) => return Err(self.store_error(error, requested).await),
         };
         Ok(RangeResult {
             revision: revision_of(answer.header()),
@@ -279,7 +279,7 @@ impl Store for EtcdStore {
             .or_else(current);
         let answer = match self.kv.clone().txn(request).await {
             Ok(answer) => answer,
-            Err(error) => return Err(self.refused(error, 0).await),
+            Err(error) => return Err(self.store_error(error, 0).await),
         };
         let revision = revision_of(answer.header());
         if answer.succeeded() {
@@ -305,7 +305,7 @@ impl Store for EtcdStore {
     async fn watch(&self, keys: KeyRange, from: Revision) -> Result<Watch, Error> {
         let (start, end) = self.range_of(&keys);
         if from != 0 {
-            // A watch would be told of a compaction only later.
+            // A watch would learn of a compaction only later.
             let mut options = GetOptions::new().with_count_only().with_revision(from as i64);
             if let Some(end) = &end {
                 options = options.with_range(end.clone());
@@ -313,7 +313,7 @@ impl Store for EtcdStore {
             let read = self.kv.clone().get(start.clone(), Some(options)).await;
             match read {
                 Ok(_) => {}
-                Err(error) => match self.refused(error, from).await {
+                Err(error) => match self.store_error(error, from).await {
                     Error::FutureRevision { .. } => {}
                     error => return Err(error),
                 },
@@ -328,14 +328,14 @@ impl Store for EtcdStore {
         }
         let mut stream = match self.watches.clone().watch(start, Some(options)).await {
             Ok(stream) => stream,
-            Err(error) => return Err(self.refused(error, from).await),
+            Err(error) => return Err(self.store_error(error, from).await),
         };
         // Without the answer it is not sure that the watch sees what is written next.
         let created = match stream.message().await {
             Ok(Some(response)) if response.created() && !response.canceled() => response,
             Ok(Some(response)) => return Err(ended(&response, from)),
             Ok(None) => return Err(Error::Unavailable("etcd ended the watch at once".into())),
-            Err(error) => return Err(self.refused(error, from).await),
+            Err(error) => return Err(self.store_error(error, from).await),
         };
         let begins_at = if from == 0 {
             revision_of(created.header())
@@ -343,7 +343,7 @@ impl Store for EtcdStore {
             from - 1
         };
         let (items, receiver) = mpsc::channel(WATCH_QUEUE_BATCHES + 1);
-        let (progress, told) = watch::channel(begins_at);
+        let (progress, reported) = watch::channel(begins_at);
         let joined = Arc::new(AtomicBool::new(true));
         let store = EtcdStore {
             kv: self.kv.clone(),
@@ -351,7 +351,7 @@ impl Store for EtcdStore {
             prefix: self.prefix.clone(),
         };
         tokio::spawn(store.forward(stream, from, items, progress));
-        Ok(Watch::new(receiver, told, joined, from.saturating_sub(1)))
+        Ok(Watch::new(receiver, reported, joined, from.saturating_sub(1)))
     }
 
     async fn compact(&self, revision: Revision) -> Result<(), Error> {
@@ -368,7 +368,7 @@ impl Store for EtcdStore {
         };
         match self.kv.clone().compact(last_gone as i64, None).await {
             Ok(_) => Ok(()),
-            Err(error) => match self.refused(error, revision).await {
+            Err(error) => match self.store_error(error, revision).await {
                 Error::Compacted { .. } => Ok(()),
                 error => Err(error),
             },
@@ -376,7 +376,7 @@ impl Store for EtcdStore {
     }
 
     async fn revision(&self) -> Result<Revision, Error> {
-        // Any linearizable read says it.
+        // Any linearizable read returns it.
         let options = GetOptions::new().with_count_only();
         let read = self.kv.clone().get(self.key(b"\0"), Some(options)).await;
         let read = read.map_err(|error| Error::Unavailable(explained(&error)))?;
@@ -400,7 +400,7 @@ fn ended(response: &WatchResponse, from: Revision) -> Error {
 }
 
 impl EtcdStore {
-    /// Passes on what etcd tells, until either side ends it.
+    /// Forwards etcd's events, until either side closes.
     async fn forward(
         self,
         mut stream: WatchStream,
@@ -435,7 +435,7 @@ impl EtcdStore {
                 return;
             }
         };
-        // One place in the queue is kept for this; if the watcher is gone there is nobody to tell.
+        // One slot in the queue is kept for this; the watcher may have been dropped.
         drop(items.try_send(Err(last)));
     }
 

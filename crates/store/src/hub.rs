@@ -1,9 +1,9 @@
-//! Tells the watchers of an engine what was committed.
+//! Publishes commits to the watchers of an engine.
 //!
-//! A group of commits becomes one shared batch. Watchers that see all of it share it, watchers of the same range
-//! share what is cut out for them, and a ring of the latest batches lets a watch begin a little in the past
-//! without touching the history. Nothing here waits for a watcher: one whose queue is full is told
-//! [`Error::Lagged`] and forgotten, so it costs the others nothing and a bounded amount of memory.
+//! A group of commits becomes one shared batch. Watchers that see all of it share it, watchers of the same range share
+//! its selected events, and a ring of the latest batches lets a watch start a little in the past without reading the
+//! history. Nothing here waits for a watcher: one whose queue is full gets [`Error::Lagged`] and is removed, so it
+//! costs the others nothing and a bounded amount of memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{Error, Event, KeyRange, Revision, Watch, WatchItem};
 
-/// Batches that may wait for one watcher. At the most commits a second this engine can do (some thousands)
-/// that is about a second of not looking.
+/// Batches that may wait for one watcher. At the engine's highest commit rate (some thousands a second) that is about a
+/// second without reading.
 pub(crate) const WATCH_QUEUE_BATCHES: usize = 4096;
 
 /// Bytes of events that may wait for one watcher: some thousand pods of 5 KB with what they replaced. Watchers
@@ -51,7 +51,7 @@ pub(crate) trait History: Send + Sync + 'static {
 
 struct Watcher {
     items: mpsc::Sender<Result<WatchItem, Error>>,
-    /// Changes before this revision it has been told already, or does not want.
+    /// Changes before this revision were delivered already, or are not wanted.
     from: Revision,
     /// How many bytes each item we queued holds, oldest first; those taken out are dropped from the front.
     queued: VecDeque<usize>,
@@ -59,7 +59,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Queues the events; `false` if the watcher is gone or has to go.
+    /// Queues the events; `false` if the watcher was dropped or has to be removed.
     fn offer(&mut self, events: &Arc<Vec<Event>>, bytes: usize) -> bool {
         let waiting = self.items.max_capacity() - self.items.capacity();
         while self.queued.len() > waiting {
@@ -68,7 +68,7 @@ impl Watcher {
         // The channel has room for one item more than we use: the bad news.
         if waiting >= WATCH_QUEUE_BATCHES || self.queued_bytes > WATCH_QUEUE_BYTES {
             if self.items.try_send(Err(Error::Lagged)).is_err() {
-                tracing::debug!("a watcher that fell behind is gone already");
+                tracing::debug!("a watcher that fell behind was dropped already");
             }
             return false;
         }
@@ -130,14 +130,14 @@ impl Hub {
         })
     }
 
-    /// Tells all watchers of one or more transactions, the last of which made `revision`.
+    /// Publishes one or more transactions, the last of which made `revision`.
     pub fn publish(&self, events: Vec<Event>, revision: Revision) {
         let mut inner = self.inner.lock();
         inner.revision = revision;
         let bytes = weigh(&events);
         let events = Arc::new(events);
         for group in &mut inner.groups {
-            group.tell(&events, bytes, revision);
+            group.notify(&events, bytes, revision);
         }
         inner.groups.retain(|group| !group.watchers.is_empty());
         inner.ring.push_back(Batch {
@@ -147,9 +147,11 @@ impl Hub {
         });
         inner.ring_bytes += bytes;
         while inner.ring_bytes > RING_BYTES || inner.ring.len() > RING_BATCHES {
-            let Some(gone) = inner.ring.pop_front() else { break };
-            inner.ring_bytes -= gone.bytes;
-            inner.ring_from = gone.last + 1;
+            let Some(oldest) = inner.ring.pop_front() else {
+                break;
+            };
+            inner.ring_bytes -= oldest.bytes;
+            inner.ring_from = oldest.last + 1;
         }
         drop(inner);
         self.progress.send_replace(revision);
@@ -183,8 +185,8 @@ impl Hub {
         watch
     }
 
-    /// Adds the watcher if everything it has to be told first is in the ring (one item at most, for which its queue
-    /// has room).
+    /// Adds the watcher if everything it has to receive first is in the ring (one item at most, for which its queue has
+    /// room).
     fn join(
         &self,
         keys: &KeyRange,
@@ -234,7 +236,7 @@ impl Hub {
 }
 
 impl Group {
-    fn tell(&mut self, events: &Arc<Vec<Event>>, bytes: usize, last: Revision) {
+    fn notify(&mut self, events: &Arc<Vec<Event>>, bytes: usize, last: Revision) {
         let seen = events.iter().filter(|e| self.keys.contains(&e.kv.key)).count();
         if seen == 0 {
             return;
@@ -267,7 +269,7 @@ impl Group {
     }
 }
 
-/// Tells a watcher of the past, at the watcher's own pace, until it can join the others.
+/// Sends a watcher the past, at the watcher's own pace, until it can join the others.
 async fn catch_up(
     hub: Arc<Hub>,
     history: Arc<dyn History>,
@@ -340,10 +342,10 @@ mod tests {
     }
 
     /// Everything that waits, `Progress` as `(revision)`.
-    async fn told(watch: &mut Watch) -> String {
-        let mut told = Vec::new();
+    async fn received(watch: &mut Watch) -> String {
+        let mut received = Vec::new();
         while let Ok(item) = tokio::time::timeout(std::time::Duration::ZERO, watch.next()).await {
-            told.push(match item {
+            received.push(match item {
                 Some(Ok(WatchItem::Events(events))) => {
                     let one = |e: &Event| format!("{}{}", e.kv.key.escape_ascii(), e.kv.mod_revision);
                     events.iter().map(one).collect::<Vec<_>>().join("+")
@@ -351,32 +353,32 @@ mod tests {
                 Some(Ok(WatchItem::Progress(revision))) => format!("({revision})"),
                 Some(Err(error)) => format!("{error}"),
                 None => {
-                    told.push("end".into());
+                    received.push("end".into());
                     break;
                 }
             });
         }
-        told.join(" ")
+        received.join(" ")
     }
 
     #[tokio::test(start_paused = true)]
-    async fn watchers_are_told_their_range_and_how_far_it_is_complete() {
+    async fn watchers_receive_their_range_and_its_progress() {
         let hub = Hub::new(1);
         let (mut a, mut all) = (watch(&hub, "a", 0), watch(&hub, "", 0));
-        assert_eq!(told(&mut a).await, "(1)");
+        assert_eq!(received(&mut a).await, "(1)");
         hub.publish(vec![event("a", 2, 1), event("b", 2, 1), event("a", 3, 1)], 3);
         hub.publish(vec![event("b", 4, 1)], 4);
-        assert_eq!(told(&mut a).await, "a2+a3 (4)");
-        assert_eq!(told(&mut all).await, "a2+b2+a3 b4");
+        assert_eq!(received(&mut a).await, "a2+a3 (4)");
+        assert_eq!(received(&mut all).await, "a2+b2+a3 b4");
         hub.publish(vec![event("b", 5, 1)], 5);
         hub.publish(vec![event("a", 6, 1)], 6);
-        assert_eq!(told(&mut a).await, "a6");
+        assert_eq!(received(&mut a).await, "a6");
         hub.close();
-        assert_eq!(told(&mut a).await, "end");
+        assert_eq!(received(&mut a).await, "end");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn watchers_of_one_range_share_what_they_are_told() {
+    async fn watchers_of_one_range_share_their_events() {
         let hub = Hub::new(1);
         let mut watches = [
             watch(&hub, "a", 0),
@@ -403,9 +405,9 @@ mod tests {
         let (mut from_3, mut from_6, mut from_8) =
             (watch(&hub, "a", 3), watch(&hub, "a", 6), watch(&hub, "a", 8));
         hub.publish(vec![event("a", 6, 1), event("a", 7, 1), event("a", 8, 1)], 8);
-        assert_eq!(told(&mut from_3).await, "a3+a5 a6+a7+a8");
-        assert_eq!(told(&mut from_6).await, "a6+a7+a8");
-        assert_eq!(told(&mut from_8).await, "a8");
+        assert_eq!(received(&mut from_3).await, "a3+a5 a6+a7+a8");
+        assert_eq!(received(&mut from_6).await, "a6+a7+a8");
+        assert_eq!(received(&mut from_8).await, "a8");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,8 +1,8 @@
-//! The history of every key in memory: what both of our own engines look things up in.
+//! The history of every key in memory: the index of both of our own engines.
 //!
-//! The memory engine keeps the values themselves in it (`V` = bytes), the embedded one where they lie on disk.
-//! Nothing here waits, reads files or tells watchers. Reading at any revision from `oldest` to `revision` sees
-//! exactly what was there; so does asking for the changes in between, each with what it replaced.
+//! The memory engine keeps the values themselves in it (`V` = bytes), the embedded one their places on disk. Nothing
+//! here waits, reads files or notifies watchers. Reading at any revision from `oldest` to `revision` sees exactly what
+//! was there; so does reading the changes in between, each with what it replaced.
 
 use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -44,7 +44,7 @@ impl<V> Version<V> {
     }
 }
 
-/// All kept versions of a key. Most keys have one, so that one stands apart and needs no second allocation.
+/// All kept versions of a key. Most keys have one, so that one is stored inline and needs no second allocation.
 #[derive(Debug)]
 struct History<V> {
     older: Vec<Version<V>>,
@@ -76,7 +76,7 @@ impl<V> History<V> {
     }
 }
 
-/// What a range found: keys with the version that was looked for.
+/// The result of a range: keys with their version at the revision.
 pub(crate) struct Found<V> {
     pub revision: Revision,
     pub entries: Vec<(Bytes, Version<V>)>,
@@ -235,7 +235,7 @@ impl<V: Clone> Index<V> {
             more: false,
             count: 0,
         };
-        let mut look = |key: &Bytes, history: &History<V>| {
+        let mut visit = |key: &Bytes, history: &History<V>| {
             let Some(version) = history.at(at).filter(|v| v.value.is_some()) else {
                 return;
             };
@@ -252,10 +252,12 @@ impl<V: Clone> Index<V> {
         match &range.keys.end {
             None => {
                 if let Some((key, history)) = self.keys.get_key_value(&range.keys.start[..]) {
-                    look(key, history);
+                    visit(key, history);
                 }
             }
-            Some(end) => self.between(&range.keys.start, end).for_each(|(k, h)| look(k, h)),
+            Some(end) => self
+                .between(&range.keys.start, end)
+                .for_each(|(k, h)| visit(k, h)),
         }
         Ok(found)
     }
@@ -263,7 +265,7 @@ impl<V: Clone> Index<V> {
     fn between<'a>(&'a self, start: &[u8], end: &[u8]) -> impl Iterator<Item = (&'a Bytes, &'a History<V>)> {
         let upper = match end {
             [] => Bound::Unbounded,
-            // BTreeMap refuses a start after the end; such a range is merely empty.
+            // BTreeMap panics on a start after the end; such a range is merely empty.
             end => Bound::Excluded(end.max(start)),
         };
         self.keys.range::<[u8], _>((Bound::Included(start), upper))
@@ -334,8 +336,8 @@ impl<V: Clone> Index<V> {
             .is_some_and(|changed| changed.revision < self.oldest)
     }
 
-    /// Goes through up to `changes` changes before `oldest`, forgets what nobody can read any more and tells `dropped`
-    /// of each version. What a change at `oldest` or later replaced is kept until that change itself is forgotten.
+    /// Processes up to `changes` changes before `oldest`, removes what cannot be read any more and calls `dropped` for
+    /// each version. What a change at `oldest` or later replaced is kept until that change itself is removed.
     pub fn forget(&mut self, changes: usize, mut dropped: impl FnMut(&Bytes, &Version<V>)) {
         let oldest = self.oldest;
         for _ in 0..changes {

@@ -180,7 +180,7 @@ pub enum TxnResult {
     },
 }
 
-/// One change, as a watch tells it.
+/// One change, as a watch delivers it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The pair after the change; for a deletion, key and `mod_revision` of the deletion, and an empty value.
@@ -202,16 +202,16 @@ pub enum WatchItem {
 /// A running watch. Dropping it ends it.
 pub struct Watch {
     items: mpsc::Receiver<Result<WatchItem, Error>>,
-    /// What the engine has told all its watchers about.
+    /// The revision up to which the engine has notified all its watchers.
     progress: watch::Receiver<Revision>,
     /// Set once everything that happened before the watch began is in `items`.
     joined: Arc<AtomicBool>,
-    told: Revision,
+    delivered: Revision,
 }
 
 impl Watch {
-    /// One that is passed on by whoever stands between a store and its reader: what `items` brings, errors and progress
-    /// too, in order.
+    /// A watch whose items come from an intermediary between a store and its reader: `items`, errors and progress too,
+    /// in order.
     pub fn relayed(items: mpsc::Receiver<Result<WatchItem, Error>>, from: Revision) -> Self {
         let (_, progress) = watch::channel(0);
         Watch::new(
@@ -226,21 +226,21 @@ impl Watch {
         items: mpsc::Receiver<Result<WatchItem, Error>>,
         progress: watch::Receiver<Revision>,
         joined: Arc<AtomicBool>,
-        told: Revision,
+        delivered: Revision,
     ) -> Self {
         Watch {
             items,
             progress,
             joined,
-            told,
+            delivered,
         }
     }
 
     /// The next item; `None` once the store is closed. After an error comes nothing more. May be dropped while
     /// it waits, nothing is lost by that.
     ///
-    /// Progress is told whenever there is nothing else left to tell, so a reader that waits for a revision gets
-    /// there without a write in its range.
+    /// Progress is reported whenever no event is left, so a reader that waits for a revision reaches it without a write
+    /// in its range.
     pub async fn next(&mut self) -> Option<Result<WatchItem, Error>> {
         loop {
             // Read in this order: what was queued before `progress` moved is then seen by try_recv.
@@ -249,7 +249,7 @@ impl Watch {
             let item = match self.items.try_recv() {
                 Ok(item) => Some(item),
                 Err(mpsc::error::TryRecvError::Disconnected) => return None,
-                Err(mpsc::error::TryRecvError::Empty) if joined && progress > self.told => {
+                Err(mpsc::error::TryRecvError::Empty) if joined && progress > self.delivered => {
                     Some(Ok(WatchItem::Progress(progress)))
                 }
                 Err(mpsc::error::TryRecvError::Empty) => tokio::select! {
@@ -260,9 +260,11 @@ impl Watch {
             };
             match &item {
                 Some(Ok(WatchItem::Events(events))) => {
-                    self.told = events.last().map_or(self.told, |event| event.kv.mod_revision);
+                    self.delivered = events
+                        .last()
+                        .map_or(self.delivered, |event| event.kv.mod_revision);
                 }
-                Some(Ok(WatchItem::Progress(revision))) => self.told = *revision,
+                Some(Ok(WatchItem::Progress(revision))) => self.delivered = *revision,
                 Some(Err(_)) => {}
                 None => continue,
             }
@@ -271,7 +273,7 @@ impl Watch {
     }
 }
 
-/// Why the store refused.
+/// Why the store rejected a request.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     #[error("revision {requested} has been compacted; the oldest kept is {oldest}")]
@@ -333,9 +335,8 @@ pub trait Store: Send + Sync + 'static {
     /// written; on `Unavailable` it is not known.
     async fn txn(&self, txn: Txn) -> Result<TxnResult, Error>;
 
-    /// Every change in `keys` from revision `from` on (inclusive), each once, in order.
-    /// `from` = 0 starts with what comes next; a revision not yet reached waits for it. `Compacted` if that history is
-    /// gone.
+    /// Every change in `keys` from revision `from` on (inclusive), each once, in order. `from` = 0 starts with the next
+    /// change; a revision not yet reached is awaited. `Compacted` if that history was removed.
     async fn watch(&self, keys: KeyRange, from: Revision) -> Result<Watch, Error>;
 
     /// Forgets history before `revision`; reads and watches from there on stay possible. Nothing happens if that is
@@ -345,7 +346,7 @@ pub trait Store: Send + Sync + 'static {
     /// The newest revision.
     async fn revision(&self) -> Result<Revision, Error>;
 
-    /// Whether other processes may write to it: then what a watch has told so far is not all there is.
+    /// Whether other processes may write to it: then there may be changes that no watch has delivered yet.
     fn is_shared(&self) -> bool {
         false
     }
@@ -354,7 +355,7 @@ pub trait Store: Send + Sync + 'static {
 /// Which engine, and where.
 #[derive(Clone, Debug)]
 pub enum Config {
-    /// Gone with the process.
+    /// Lost with the process.
     Memory,
     /// Files in a directory, which is made if it is missing and held by one process at a time.
     Embedded {

@@ -64,8 +64,8 @@ impl History for Shared {
         enough: usize,
     ) -> Result<(Vec<Event>, Revision), Error> {
         let (changes, upto) = self.0.lock().changes_since(keys, from, enough)?;
-        let told = |c: &Change<Bytes>| event(&c.key, &c.now, c.before.as_ref());
-        Ok((changes.iter().map(told).collect(), upto))
+        let to_event = |c: &Change<Bytes>| event(&c.key, &c.now, c.before.as_ref());
+        Ok((changes.iter().map(to_event).collect(), upto))
     }
 }
 
@@ -128,7 +128,7 @@ impl Store for MemoryStore {
                 revision: index.revision(),
             });
         }
-        // Under the lock, so that watchers are told in the order of the revisions.
+        // Under the lock, so that watchers are notified in the order of the revisions.
         self.hub.publish(events, revision);
         Ok(TxnResult::Committed { revision })
     }

@@ -1,4 +1,4 @@
-//! What the engine asks of the operating system: every file operation of the store goes through here.
+//! The engine's access to the operating system: every file operation of the store is here.
 //!
 //! Production has one disk, the real one, so all of this compiles to the system calls. Tests have a second, which
 //! keeps apart what is durable and what is only in the page cache (`disk/simulated.rs`).

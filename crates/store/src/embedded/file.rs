@@ -14,10 +14,12 @@ use crate::Error;
 
 /// An error of the system, as the user sees it.
 pub(super) fn failed(doing: &str, path: &Path, error: io::Error) -> Error {
-    let told = format!("{doing} {}: {error}", path.display());
+    let message = format!("{doing} {}: {error}", path.display());
     match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => Error::NoSpace(told),
-        kind => Error::Io(Arc::new(io::Error::new(kind, told))),
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+            Error::NoSpace(message)
+        }
+        kind => Error::Io(Arc::new(io::Error::new(kind, message))),
     }
 }
 
@@ -205,9 +207,9 @@ impl DataFile {
     }
 }
 
-/// What stands at some place of a file.
+/// What a file contains at some offset.
 pub(super) enum Frame<'a> {
-    /// A good frame; its payload stands at `place`.
+    /// A valid frame; its payload is at `place`.
     Good { place: u64, payload: &'a [u8] },
     /// The file ends here.
     End,

@@ -43,11 +43,11 @@ impl FileKind {
     }
 }
 
-/// What stands at the beginning of each file.
+/// The header of each file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub kind: FileKind,
-    /// Of a log: its number. Of a base: the last log it stands for.
+    /// Of a log: its number. Of a base: the last log it replaces.
     pub number: u64,
     pub salt: u64,
     /// The oldest readable revision and the newest one: of a log before its first record, of a base after its last.
@@ -98,7 +98,7 @@ pub(super) fn begin_frame(buffer: &mut Vec<u8>) -> usize {
     buffer.len() - FRAME_HEADER_BYTES
 }
 
-/// Completes the frame begun at `start` of the buffer, which is going to stand at `place` of its file.
+/// Completes the frame begun at `start` of the buffer, which will be written at `place` of its file.
 pub(super) fn end_frame(buffer: &mut [u8], start: usize, salt: u64, place: u64) {
     let frame = &mut buffer[start..];
     let (header, payload) = frame.split_at_mut(FRAME_HEADER_BYTES);
@@ -117,7 +117,7 @@ fn header_crc(salt: u64, place: u64, header: &[u8]) -> u32 {
     crc.finalize()
 }
 
-/// Length and checksum of the payload, if these are the first bytes of a frame that stands at `place`.
+/// Length and checksum of the payload, if these are the first bytes of a frame at `place`.
 pub(super) fn frame_header(bytes: &[u8; FRAME_HEADER_BYTES], salt: u64, place: u64) -> Option<(usize, u32)> {
     let mut fields = Fields { rest: &bytes[..] };
     let (length, payload_crc, crc) = (fields.u32().ok()?, fields.u32().ok()?, fields.u32().ok()?);
@@ -130,7 +130,7 @@ const COMPACTION: u8 = 2;
 const VERSION: u8 = 3;
 const END: u8 = 4;
 
-/// Where a value stands in the payload it is in.
+/// Where a value is in its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub start: usize,
@@ -157,7 +157,7 @@ impl Encoder<'_> {
         self.buffer.extend_from_slice(&(ops as u32).to_le_bytes());
     }
 
-    /// One write of a transaction; where in the buffer the value went.
+    /// One write of a transaction; returns where in the buffer the value is.
     pub fn op(&mut self, key: &[u8], value: Option<&[u8]>) -> Option<Span> {
         self.buffer.push(u8::from(value.is_some()));
         self.bytes(key);
@@ -194,7 +194,7 @@ impl Encoder<'_> {
     }
 }
 
-/// A record as it is read back. Values are told by their place in the payload.
+/// A record as it is read back. Values are given by their place in the payload.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Record {
     Txn(Vec<(Bytes, Option<Span>)>),

@@ -1,8 +1,9 @@
 //! Opening a data directory: from files to an index.
 //!
-//! The files are one base (none at first) and the logs after it. Only the last log may end in the middle of a frame: that is
-//! the group of transactions that was being written when the process died, and nobody was told it had succeeded. It is
-//! cut off. What is read is made durable before anybody is shown it. Anything else that does not fit is reported and nothing is changed: the directory then needs a person.
+//! The files are one base (none at first) and the logs after it. Only the last log may end in the middle of a frame:
+//! that is the group of transactions that was being written when the process died, and none of them was acknowledged.
+//! It is cut off. What is read is made durable before any reader sees it. Any other inconsistency is an error and
+//! nothing is changed: the directory then needs an administrator.
 
 use std::collections::BTreeMap;
 use std::fs::TryLockError;
@@ -51,8 +52,8 @@ fn create_dirs(disk: &Disk, dir: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes the directory durable in its parents: what is durable in it is worth nothing otherwise. Whoever made it may
-/// have died before that, so this belongs to the first file and not to the making.
+/// Makes the directory durable in its parents: what is durable in it is worth nothing otherwise. The process that
+/// created it may have died before that, so this is done before the first file is created and not with the directory.
 fn sync_ancestors(disk: &Disk, dir: &Path) -> Result<(), Error> {
     for ancestor in dir.ancestors().skip(1) {
         let ancestor = match ancestor.as_os_str().is_empty() {
@@ -61,8 +62,8 @@ fn sync_ancestors(disk: &Disk, dir: &Path) -> Result<(), Error> {
         };
         match disk.sync_dir(ancestor) {
             Ok(()) => {}
-            // Whoever may not read a directory has most likely not made what is in it; and some file systems cannot
-            // sync directories.
+            // A process that may not read a directory has most likely not created what is in it; and some file systems
+            // cannot sync directories.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -214,7 +215,7 @@ fn check_number(file: &DataFile, number: u64) -> Result<(), Error> {
     }
 }
 
-/// Calls `each` with every version in a base and where its value lies; stops at the first that `each` refuses.
+/// Calls `each` with every version in a base and where its value is; stops at the first error of `each`.
 pub(super) fn read_base(
     file: &DataFile,
     mut each: impl FnMut(Bytes, Version<Location>) -> Result<(), String>,
@@ -330,7 +331,7 @@ fn load_log(
                 let lost_bytes = file.len() - place;
                 tracing::warn!(
                     file = %path.display(), offset = place, lost_bytes, why,
-                    "the last write was not finished when the process ended, nobody was told it had succeeded; it is cut off"
+                    "the last write was not finished when the process exited and was not acknowledged; it is cut off"
                 );
                 break;
             }

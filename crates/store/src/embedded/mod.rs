@@ -1,13 +1,13 @@
 //! The default engine: files in a directory, made for many small durable writes and one process.
 //!
-//! A log that is only appended to, an index of all keys in memory, and a *base*, which is what the logs before it come to. Values
-//! stay on disk (the page cache is the cache): memory grows with the number of keys and of changes since the last
-//! compaction, not with their size. What the files look like is in [`mod@format`], what happens at a crash in [`load`].
+//! An append-only log, an index of all keys in memory, and a *base*, which replaces all logs before it. Values stay on
+//! disk (the page cache is the cache): memory grows with the number of keys and of changes since the last compaction,
+//! not with their size. The files' format is in [`mod@format`], recovery after a crash in [`load`].
 //!
-//! One thread writes. It takes every transaction that waits, checks them one after the other against the index
-//! and what came before them in the group, appends all of them as one frame, makes that durable with one
-//! fsync, and only then lets readers see it, tells watchers and answers. So readers never see what a crash
-//! could take back, and a write that failed (disk full) leaves nothing behind.
+//! One thread writes. It takes all waiting transactions, checks them one after the other against the index and the
+//! earlier ones in the group, appends all of them as one frame, makes that durable with one fsync, and only then
+//! publishes it to readers and watchers and acknowledges. So readers never see what a crash could lose, and a write
+//! that failed (disk full) leaves nothing behind.
 //!
 //! # Why not an existing engine
 //!
@@ -20,8 +20,8 @@
 //! | fjall 3.1 | 80 300, 85 200 | 0.58 ms | 4.2 ms | 134 000, 98 000 |
 //! | a log and an index | 139 600, 157 900 | 0.40 ms | 0.85 ms | 249 000, 189 000 |
 //!
-//! The first two also have to be taught revisions, and so write a key for each version and an index over them; the
-//! log already is the history. What it needs besides is in this folder.
+//! The first two would also need revisions, and so a key for each version and an index over them; the log already is
+//! the history. The rest of what it needs is in this directory.
 //!
 //! The whole engine behind its trait (conditions, revisions, previous values read back, events), in one minute on
 //! the same machine while it also compiled: 98 300 and 97 900 durable writes/s, p50 0.61 ms, p99 1.1 ms, where redb
@@ -64,7 +64,7 @@ pub(crate) struct EmbeddedStore {
     /// `None` only while the store is being dropped.
     requests: Option<mpsc::Sender<Request>>,
     writer: Option<JoinHandle<()>>,
-    /// Last, so that the directory is let go when the writer is done.
+    /// Last, so that the directory is unlocked when the writer is done.
     _lock: load::DirLock,
 }
 
@@ -80,7 +80,7 @@ type Files = Arc<[Arc<DataFile>]>;
 /// What is durable, and where.
 struct State {
     index: Index<Location>,
-    /// Few: a base, the log, and while space is given back the next of each.
+    /// Few: a base, the log, and during a rewrite the next of each.
     files: Files,
     /// About how many bytes of the files are still needed.
     live_bytes: u64,
@@ -181,7 +181,7 @@ impl History for Shared {
             (changes, upto, state.files.clone())
         };
         let read = move || {
-            let told = changes.iter().map(|change| {
+            let to_event = changes.iter().map(|change| {
                 let prev = change
                     .before
                     .as_ref()
@@ -192,7 +192,7 @@ impl History for Shared {
                     deleted: change.now.value.is_none(),
                 })
             });
-            told.collect::<Result<Vec<Event>, Error>>()
+            to_event.collect::<Result<Vec<Event>, Error>>()
         };
         Ok((spawn_blocking(read).await.map_err(|_| Error::Closed)??, upto))
     }

@@ -1,5 +1,5 @@
-//! Gives space back: writes what is still needed of the base and the finished logs into a new base, beside the
-//! writer, which goes on with a new log.
+//! Frees disk space: writes what is still needed of the base and the finished logs into a new base, concurrently with
+//! the writer, which continues with a new log.
 //!
 //! The new base counts from the moment it gets its name. Before that a crash leaves the old files, after that they
 //! are removed, now or when the store is opened again.
@@ -15,11 +15,11 @@ use super::load::{create_log, read_base};
 use super::{Files, Shared, read_pair};
 use crate::Error;
 
-/// When a rewrite begins, and in which steps it goes; tests have smaller ones.
+/// When a rewrite starts, and its step sizes; tests use smaller ones.
 pub(super) struct RewriteLimits {
     /// Bytes that are not worth a rewrite.
     pub waste_bytes: u64,
-    /// Keys looked at under one lock.
+    /// Keys read under one lock.
     pub keys: usize,
     /// A frame of a base is complete at this size.
     pub frame_bytes: usize,
@@ -43,9 +43,9 @@ pub(super) struct Plan {
 }
 
 impl Rewrite {
-    /// The plan, if it is worthwhile: if it gives back a third of the bytes or more. So the bytes rewritten stay in
-    /// proportion to the bytes written, and the files to what is in them. Only the writer may call it: it makes the
-    /// log to go on with, which from then on is the only one that may be written to.
+    /// The plan, if it is worthwhile: if it frees a third of the bytes or more. So the bytes rewritten stay in
+    /// proportion to the bytes written, and the files to their content. Only the writer may call it: it creates the
+    /// next log, which from then on is the only one that may be written to.
     pub fn plan(
         shared: &Shared,
         disk: &Disk,
@@ -102,7 +102,7 @@ impl Rewrite {
     }
 }
 
-/// `false` if it was told to stop.
+/// `false` if it was stopped.
 pub(super) fn run(shared: &Shared, disk: &Disk, plan: &Plan, stop: &AtomicBool) -> Result<bool, Error> {
     let Some(draft) = write(shared, disk, plan, stop)? else {
         return Ok(false);

@@ -1,4 +1,4 @@
-//! What only the inside can show: failing disks, damaged files, space given back.
+//! Tests that need the engine's inside: failing disks, damaged files, freed space.
 
 mod crashes;
 
@@ -92,7 +92,7 @@ async fn reopened(log: &[u8]) -> Result<(Revision, BTreeMap<String, Bytes>), Err
     fs::write(dir.path().join("0000000001.log"), log).unwrap();
     let store = open(dir.path()).await?;
     let seen = (store.revision().await?, pairs(&store).await?);
-    // What was cut off has to be gone, and writing has to go on.
+    // What was cut off must not appear, and writing must continue.
     let revision = put(&store, "after", b"the crash").await;
     assert_eq!(revision, seen.0 + 1);
     drop(store);
@@ -210,7 +210,7 @@ async fn a_full_disk_takes_nothing_with_it() {
         disk.set_room(Some(left));
         let error = try_put(&store, "b", &[7; 200]).await.unwrap_err();
         assert!(
-            matches!(&error, Error::NoSpace(told) if told.contains("0000000001.log")),
+            matches!(&error, Error::NoSpace(message) if message.contains("0000000001.log")),
             "{error}"
         );
         assert_eq!(store.revision().await.unwrap(), 2);
@@ -331,10 +331,10 @@ async fn a_group_is_a_sequence() {
     assert_eq!(current[0].as_ref().unwrap().value, "2");
     assert!(matches!(d, Ok(TxnResult::Committed { revision: 4 })), "{d:?}");
     assert!(matches!(e, Ok(TxnResult::Committed { revision: 5 })), "{e:?}");
-    let mut told = Vec::new();
-    while told.len() < 4 {
+    let mut received = Vec::new();
+    while received.len() < 4 {
         if let WatchItem::Events(events) = watch.next().await.unwrap().unwrap() {
-            told.extend(events.iter().map(|e| {
+            received.extend(events.iter().map(|e| {
                 let prev = e
                     .prev
                     .as_ref()
@@ -345,7 +345,7 @@ async fn a_group_is_a_sequence() {
     }
     let prev = |revision, value: &'static str| Some((revision, Bytes::from_static(value.as_bytes())));
     assert_eq!(
-        told,
+        received,
         [
             (2, 1, None),
             (3, 2, prev(2, "1")),

@@ -17,7 +17,7 @@ use crate::index::Version;
 use crate::{Compare, Error, Event, KeyValue, MAX_TXN_BYTES, Op, Revision, Txn, TxnResult};
 
 /// A group of transactions is full at this size: about what the disk writes in the time of some fsyncs, and small
-/// enough that nobody waits long behind it.
+/// enough that no transaction waits long behind it.
 pub(super) const BATCH_BYTES: usize = 4 << 20;
 
 const _: () = assert!(BATCH_BYTES + 2 * MAX_TXN_BYTES <= super::format::MAX_FRAME_BYTES);
@@ -31,7 +31,7 @@ const GATHER: Duration = Duration::from_millis(1);
 /// Changes forgotten at once after a compaction, with all readers locked out: about a millisecond.
 const FORGET_CHANGES: usize = 1000;
 
-/// Buffers larger than this are given back after use; an idle process is to be small.
+/// Buffers larger than this are freed after use; an idle process should be small.
 const BUFFER_BYTES: usize = 256 << 10;
 
 pub(super) enum Request {
@@ -46,7 +46,7 @@ enum Answer {
 }
 
 impl Answer {
-    /// Sends it. Whoever does not wait any more does not want to know.
+    /// Sends the answer. The caller may have stopped waiting.
     fn send(self, failure: Option<&Error>) {
         match (self, failure) {
             (Answer::Txn(result, to), None) => drop(to.send(Ok(result))),
@@ -80,7 +80,7 @@ pub(super) struct Writer {
     log: Arc<DataFile>,
     requests: mpsc::Receiver<Request>,
     buffer: Vec<u8>,
-    /// Set if the end of the log could not be brought in order: nothing may be appended to that.
+    /// Set if the end of the log could not be repaired: nothing may be appended after that.
     broken: Option<Error>,
     /// There was a compaction, and what it made unreadable is not all forgotten yet.
     forgetting: bool,
@@ -92,7 +92,7 @@ pub(super) struct Writer {
 }
 
 impl Drop for Writer {
-    /// However the thread ends: without it nothing more will be told.
+    /// However the thread ends: without it nothing more will be published.
     fn drop(&mut self) {
         self.shared.hub.close();
     }
@@ -394,8 +394,8 @@ impl Writer {
             return Ok(());
         };
         let error = failed(doing, &self.log.path, error);
-        // Part of it may be in the file, even on the disk. It has to be gone before anybody hears that it
-        // failed, and before anything is written in its place.
+        // Part of it may be in the file, even on the disk. It must be removed before the failure is reported, and
+        // before anything is written in its place.
         let cut = file.cut(end).and_then(|()| file.sync());
         let Err(cut) = cut else {
             tracing::warn!(%error, "a group of writes failed; none of it was kept");
@@ -442,7 +442,7 @@ impl Writer {
         }
     }
 
-    /// What to rewrite, if it is worthwhile; writing goes on in the next log then.
+    /// What to rewrite, if it is worthwhile; writing continues in the next log then.
     pub(super) fn plan_rewrite(&mut self) -> Option<Plan> {
         match Rewrite::plan(&self.shared, &self.disk, &self.log) {
             Ok(None) => return None,

@@ -25,7 +25,7 @@ fn value(n: u64) -> Vec<u8> {
 fn child(role: &str, dir: &Path, unshare: bool) -> Command {
     let exe = std::env::current_exe().unwrap();
     let mut command = if unshare {
-        // A mount namespace of its own: the mount is gone with the process.
+        // A mount namespace of its own: the mount is removed with the process.
         let mut command = Command::new("unshare");
         command.args(["--user", "--map-root-user", "--mount"]).arg(exe);
         command
@@ -135,7 +135,7 @@ async fn no_acknowledged_write_is_lost_by_kill_9() {
         for (w, newest) in newest.iter_mut().enumerate() {
             let kv = get(&*store, format!("writer/{w}")).await;
             let Some(kv) = kv else {
-                assert_eq!(*newest, 0, "round {round}, writer {w}: the key is gone");
+                assert_eq!(*newest, 0, "round {round}, writer {w}: the key is missing");
                 continue;
             };
             assert!(
@@ -214,7 +214,10 @@ async fn a_full_disk_is_an_error_and_loses_nothing() {
         .await
         .unwrap()
         .unwrap();
-    let told =
+    let message =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && told.contains("filled with "), "{told}");
+    assert!(
+        output.status.success() && message.contains("filled with "),
+        "{message}"
+    );
 }

@@ -18,7 +18,7 @@ use crate::suite::{self, Law};
 /// How long etcd may take to start: it elects itself first.
 const START: Duration = Duration::from_secs(60);
 
-/// A running etcd; gone when dropped.
+/// A running etcd; stopped when dropped.
 struct Etcd {
     child: Child,
     url: String,
@@ -186,7 +186,7 @@ async fn prefixes_keep_clusters_apart() {
 }
 
 #[tokio::test]
-async fn a_lost_etcd_is_told_to_writers_and_watchers() {
+async fn a_lost_etcd_is_reported_to_writers_and_watchers() {
     let etcd = Etcd::start().await;
     let store = etcd.store("/knarr/").await;
     suite::put(&*store, "a", "1").await;
@@ -196,14 +196,14 @@ async fn a_lost_etcd_is_told_to_writers_and_watchers() {
         match suite::next(&mut watch).await {
             Some(Ok(_)) => {}
             Some(Err(error)) => break assert!(matches!(error, Error::Unavailable(_)), "{error}"),
-            None => panic!("the watch ended without a word"),
+            None => panic!("the watch ended without an error"),
         }
     }
     let read = store.revision().await;
     assert!(matches!(read, Err(Error::Unavailable(_))), "{read:?}");
 }
 
-/// Passes connections on to an etcd until it is told to lose the answers: then requests arrive and their connection ends.
+/// Forwards connections to an etcd until it has to lose the answers: then requests arrive and their connection breaks.
 async fn relay(to: String, lose_answers: Arc<AtomicBool>) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -236,8 +236,8 @@ async fn relay(to: String, lose_answers: Arc<AtomicBool>) -> String {
     format!("http://{address}")
 }
 
-/// A write whose answer is lost may have happened: the error is the one that says so, it is not sent a second time, and
-/// a list in pages at one revision goes on over the next connection.
+/// A write whose answer is lost may have happened: the error is ambiguous, it is not sent a second time, and a paged
+/// list at one revision continues over the next connection.
 #[tokio::test]
 async fn a_write_whose_answer_is_lost_is_not_taken_for_failed() {
     let etcd = Etcd::start().await;
@@ -315,7 +315,7 @@ async fn an_etcd_that_is_not_there_is_named() {
     };
     let error = open(Config::Etcd(config)).await.map(|_| ()).unwrap_err();
     assert!(
-        matches!(&error, Error::Unavailable(told) if told.contains(&url)),
+        matches!(&error, Error::Unavailable(message) if message.contains(&url)),
         "{error}"
     );
 }
@@ -332,21 +332,21 @@ async fn tls_with_client_certificates() {
     let mut distrusting = etcd.config("/knarr/");
     let other = TempDir::new().unwrap();
     distrusting.tls.as_mut().unwrap().ca = write_certificates(other.path()).ca;
-    // etcd's CA is none that machines believe.
+    // etcd's CA is not among the host's trusted CAs.
     let mut of_the_machine = etcd.config("/knarr/");
     of_the_machine.tls.as_mut().unwrap().ca = None;
     let mut in_plaintext = etcd.config("/knarr/");
     in_plaintext.endpoints = vec![etcd.url.replace("https", "http")];
     in_plaintext.tls = None;
-    for (refused, why) in [
+    for (rejected, why) in [
         (anonymous, "no client certificate was shown to it"),
         (distrusting, "invalid peer certificate"),
         (of_the_machine, "invalid peer certificate"),
         (in_plaintext, ""),
     ] {
-        let error = open(Config::Etcd(refused)).await.map(|_| ()).unwrap_err();
+        let error = open(Config::Etcd(rejected)).await.map(|_| ()).unwrap_err();
         assert!(
-            matches!(&error, Error::Unavailable(told) if told.contains(&etcd.url[5..]) && told.contains(why)),
+            matches!(&error, Error::Unavailable(message) if message.contains(&etcd.url[5..]) && message.contains(why)),
             "{why}: {error}"
         );
     }

@@ -13,7 +13,7 @@ use knarr_store::{
 };
 
 /// Long enough for a noisy machine; nothing waits that long when it works.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub fn key(key: impl AsRef<[u8]>) -> Bytes {
     Bytes::copy_from_slice(key.as_ref())
@@ -98,29 +98,29 @@ pub fn render(event: &Event) -> String {
 }
 
 pub async fn next(watch: &mut Watch) -> Option<Result<WatchItem, Error>> {
-    tokio::time::timeout(PATIENCE, watch.next())
+    tokio::time::timeout(TIMEOUT, watch.next())
         .await
-        .expect("the watch told nothing")
+        .expect("the watch delivered nothing")
 }
 
 /// The next `n` events; the items they came in must be whole transactions.
 pub async fn events(watch: &mut Watch, n: usize) -> Vec<String> {
-    let mut told: Vec<String> = Vec::new();
+    let mut received: Vec<String> = Vec::new();
     let mut last = 0;
-    while told.len() < n {
+    while received.len() < n {
         match next(watch).await {
             Some(Ok(WatchItem::Events(events))) => {
                 let first = events.first().expect("an item without events").kv.mod_revision;
                 assert!(first > last, "half a transaction, or out of order");
                 assert!(events.is_sorted_by_key(|event| event.kv.mod_revision));
                 last = events.last().unwrap().kv.mod_revision;
-                told.extend(events.iter().map(render));
+                received.extend(events.iter().map(render));
             }
             Some(Ok(WatchItem::Progress(_))) => {}
-            other => panic!("{other:?} after {told:?}"),
+            other => panic!("{other:?} after {received:?}"),
         }
     }
-    told
+    received
 }
 
 fn all() -> KeyRange {
@@ -167,7 +167,7 @@ pub async fn comparisons_decide_all_or_nothing(store: Arc<dyn Store>) {
     let s = &*store;
     assert_eq!(commit(s, vec![is("a", 0)], vec![put_op("a", "1")]).await, 2);
     put(s, "b", "1").await;
-    let refused = |compares: Vec<Compare>| async {
+    let rejected = |compares: Vec<Compare>| async {
         let txn = Txn {
             compares,
             ops: vec![put_op("a", "x"), put_op("z", "x")],
@@ -183,22 +183,22 @@ pub async fn comparisons_decide_all_or_nothing(store: Arc<dyn Store>) {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(refused(vec![is("a", 0)]).await, (3, "a=1@2".into()));
+    assert_eq!(rejected(vec![is("a", 0)]).await, (3, "a=1@2".into()));
     assert_eq!(
-        refused(vec![is("a", 2), is("b", 2), is("c", 0)]).await,
+        rejected(vec![is("a", 2), is("b", 2), is("c", 0)]).await,
         (3, "a=1@2 b=1@3 -".into())
     );
-    assert_eq!(refused(vec![is("c", 3)]).await, (3, "-".into()));
+    assert_eq!(rejected(vec![is("c", 3)]).await, (3, "-".into()));
     assert_eq!(read(s, all(), None).await, "a=1 b=1");
     assert_eq!(
         commit(s, vec![is("a", 2), is("b", 3), is("c", 0)], vec![delete_op("a")]).await,
         4
     );
-    assert_eq!(refused(vec![is("a", 2)]).await, (4, "-".into()));
+    assert_eq!(rejected(vec![is("a", 2)]).await, (4, "-".into()));
     assert_eq!(commit(s, vec![is("a", 0)], vec![put_op("a", "2")]).await, 5);
 }
 
-pub async fn malformed_transactions_are_refused(store: Arc<dyn Store>) {
+pub async fn malformed_transactions_are_rejected(store: Arc<dyn Store>) {
     let s = &*store;
     let bad = [
         vec![put_op("a", "1"), put_op("a", "2")],
@@ -342,7 +342,7 @@ pub async fn pages_of_one_revision_stay_consistent(store: Arc<dyn Store>) {
     assert_eq!(seen, ["0old", "1old", "2old", "3old", "4old", "5old"]);
 }
 
-pub async fn a_watch_tells_what_comes_next(store: Arc<dyn Store>) {
+pub async fn a_watch_delivers_the_changes_after_its_start(store: Arc<dyn Store>) {
     let s = &*store;
     put(s, "a", "before").await;
     let mut watch = s.watch(KeyRange::prefix("a"), 0).await.unwrap();
@@ -409,26 +409,26 @@ pub async fn watches_miss_nothing_and_repeat_nothing(store: Arc<dyn Store>) {
         let from = if n % 2 == 0 { 1 } else { now };
         let mut watch = store.watch(all(), from.max(1)).await.unwrap();
         watchers.push(tokio::spawn(async move {
-            let (mut told, last) = (Vec::new(), (WRITERS * WRITES + 1) as Revision);
-            while told.last() != Some(&last) {
+            let (mut received, last) = (Vec::new(), (WRITERS * WRITES + 1) as Revision);
+            while received.last() != Some(&last) {
                 match next(&mut watch).await {
                     Some(Ok(WatchItem::Events(events))) => {
-                        told.extend(events.iter().map(|e| e.kv.mod_revision))
+                        received.extend(events.iter().map(|e| e.kv.mod_revision))
                     }
                     Some(Ok(WatchItem::Progress(_))) => {}
                     other => panic!("{other:?}"),
                 }
             }
-            (from.max(2), told)
+            (from.max(2), received)
         }));
     }
     for writer in writers {
         writer.await.unwrap();
     }
     for watcher in watchers {
-        let (from, told) = watcher.await.unwrap();
+        let (from, received) = watcher.await.unwrap();
         assert_eq!(
-            told,
+            received,
             (from..=(WRITERS * WRITES + 1) as Revision).collect::<Vec<_>>()
         );
     }
@@ -508,7 +508,7 @@ pub async fn compaction_forgets_the_past_only(store: Arc<dyn Store>) {
     assert_eq!(
         events(&mut watch, 1).await,
         ["6:a=2>3"],
-        "a running watch goes on"
+        "a running watch continues"
     );
     s.compact(3).await.unwrap();
     assert_eq!(
@@ -533,7 +533,7 @@ pub async fn compaction_forgets_the_past_only(store: Arc<dyn Store>) {
     assert_eq!(events(&mut watch, 1).await, ["7:b=2"]);
 }
 
-pub async fn a_dropped_watch_harms_nobody(store: Arc<dyn Store>) {
+pub async fn a_dropped_watch_does_not_affect_others(store: Arc<dyn Store>) {
     let s = &*store;
     let dropped = s.watch(all(), 0).await.unwrap();
     let mut kept = s.watch(all(), 0).await.unwrap();
@@ -612,18 +612,18 @@ macro_rules! laws {
             an_empty_store_is_at_revision_1_and_counts_changes
             pairs_carry_their_history
             comparisons_decide_all_or_nothing
-            malformed_transactions_are_refused
+            malformed_transactions_are_rejected
             ranges_are_in_byte_order_and_half_open
             limits_cut_and_counts_do_not
             old_revisions_can_be_read
             pages_of_one_revision_stay_consistent
-            a_watch_tells_what_comes_next
+            a_watch_delivers_the_changes_after_its_start
             a_watch_begins_at_any_kept_revision
             a_watch_waits_for_a_revision_to_come
             watches_miss_nothing_and_repeat_nothing
             concurrent_increments_lose_none
             compaction_forgets_the_past_only
-            a_dropped_watch_harms_nobody
+            a_dropped_watch_does_not_affect_others
             a_long_history_equals_the_model
         );
     };

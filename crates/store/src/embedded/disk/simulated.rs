@@ -38,9 +38,9 @@ impl Random {
     }
 }
 
-/// A mistake in the order of the engine's operations, made where the engine meets the disk.
+/// A defect in the order of the engine's operations, injected between the engine and the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mistake {
+pub enum Defect {
     SkipDirectorySync,
     AcknowledgeBeforeSync,
     RenameBeforeSync,
@@ -92,7 +92,7 @@ struct State {
     failing_dir_syncs: u32,
     cuts_fail: bool,
     syncs: u64,
-    mistake: Option<Mistake>,
+    defect: Option<Defect>,
     /// Operations until the process is killed.
     left: Option<u64>,
 }
@@ -188,7 +188,7 @@ impl SimulatedDisk {
                 failing_dir_syncs: 0,
                 cuts_fail: false,
                 syncs: 0,
-                mistake: None,
+                defect: None,
                 left: None,
             }),
             observer: Mutex::new(None),
@@ -200,8 +200,8 @@ impl SimulatedDisk {
         *self.observer.lock() = observer;
     }
 
-    pub fn make(&self, mistake: Mistake) {
-        self.state.lock().mistake = Some(mistake);
+    pub fn make(&self, defect: Defect) {
+        self.state.lock().defect = Some(defect);
     }
 
     /// Bytes that can still be written; `None` is no limit.
@@ -330,12 +330,12 @@ impl SimulatedDisk {
     pub fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         self.step()?;
         let mut state = self.state.lock();
-        if state.mistake == Some(Mistake::SkipDirectorySync) {
+        if state.defect == Some(Defect::SkipDirectorySync) {
             return Ok(());
         }
         if state.failing_dir_syncs > 0 {
             state.failing_dir_syncs -= 1;
-            return Err(io::Error::other("the disk is gone"));
+            return Err(io::Error::other("the disk was removed"));
         }
         let pending = std::mem::take(&mut state.pending_names);
         let (synced, rest) = pending.into_iter().partition(|op| op.dir() == Some(dir));
@@ -419,7 +419,7 @@ impl SimulatedFile {
             *left -= room;
         }
         let (written, all) = (&bytes[..room as usize], bytes.len());
-        let skip = state.mistake == Some(Mistake::TrustPageCache);
+        let skip = state.defect == Some(Defect::TrustPageCache);
         let inode = &mut state.inodes[self.inode];
         let start = place as usize;
         if !(skip && inode.cached.get(start..start + written.len()) == Some(written)) {
@@ -447,14 +447,14 @@ impl SimulatedFile {
             // metadata: the journal has it yet to write.
             inode.durable = inode.landed(&mut state.random);
             inode.pending.retain(|pending| matches!(pending, Pending::Cut(_)));
-            if state.mistake == Some(Mistake::RetryFailedSync) {
+            if state.defect == Some(Defect::RetryFailedSync) {
                 return Ok(());
             }
-            return Err(io::Error::other("the disk is gone"));
+            return Err(io::Error::other("the disk was removed"));
         }
-        match state.mistake {
-            Some(Mistake::AcknowledgeBeforeSync) => {}
-            Some(Mistake::RenameBeforeSync)
+        match state.defect {
+            Some(Defect::AcknowledgeBeforeSync) => {}
+            Some(Defect::RenameBeforeSync)
                 if state.names.iter().any(|(path, node)| {
                     *node == Node::File(self.inode) && path.extension().is_some_and(|e| e == "tmp")
                 }) => {}
@@ -476,9 +476,9 @@ impl SimulatedFile {
         self.disk.step()?;
         let mut state = self.disk.state.lock();
         if state.cuts_fail {
-            return Err(io::Error::other("the disk is gone"));
+            return Err(io::Error::other("the disk was removed"));
         }
-        if state.mistake == Some(Mistake::ForgetCut) {
+        if state.defect == Some(Defect::ForgetCut) {
             return Ok(());
         }
         let inode = &mut state.inodes[self.inode];

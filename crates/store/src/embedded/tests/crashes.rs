@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::DIR;
 use crate::embedded::disk::Disk;
-use crate::embedded::disk::simulated::{Mistake, Random, SimulatedDisk};
+use crate::embedded::disk::simulated::{Defect, Random, SimulatedDisk};
 use crate::embedded::rewrite::{self, RewriteLimits};
 use crate::embedded::writer::{Request, Writer};
 use crate::embedded::{Shared, State, load, read_pair};
@@ -89,7 +89,7 @@ impl Model {
             .index
             .changes_since(&KeyRange::prefix(""), oldest.max(2), usize::MAX)
             .map_err(|e| e.to_string())?;
-        let told: Vec<(Revision, Bytes)> = changes
+        let received: Vec<(Revision, Bytes)> = changes
             .into_iter()
             .map(|change| (change.now.mod_revision, change.key))
             .collect();
@@ -102,7 +102,7 @@ impl Model {
             let changed = keys.into_iter().filter(|key| before.get(*key) != now.get(*key));
             expected.extend(changed.map(|key| (at, key.clone())));
         }
-        let mut sorted = told;
+        let mut sorted = received;
         sorted.sort_unstable();
         if sorted != expected {
             return Err(format!("changes are {sorted:?}, not {expected:?}"));
@@ -237,7 +237,7 @@ impl History {
                 model.states.append(&mut model.in_flight);
                 model.oldest = model.in_flight_oldest;
             }
-            // Nobody is there to be answered.
+            // There is no client to answer.
             Some(_) if self.disk.is_killed() => {}
             Some(Error::NoSpace(_) | Error::Io(_)) => {
                 model.in_flight.clear();
@@ -321,10 +321,10 @@ impl History {
 }
 
 /// Power cuts that were tried, or what is wrong.
-fn history(seed: u64, mistake: Option<Mistake>) -> Result<u64, String> {
+fn history(seed: u64, defect: Option<Defect>) -> Result<u64, String> {
     let disk = SimulatedDisk::new(seed);
-    if let Some(mistake) = mistake {
-        disk.make(mistake);
+    if let Some(defect) = defect {
+        disk.make(defect);
     }
     let mut random = Random(seed ^ 0x5eed);
     let model = Arc::new(Mutex::new(Model {
@@ -381,27 +381,27 @@ fn what_was_acknowledged_survives_power_cuts_kills_and_failing_disks() {
 }
 
 #[test]
-fn every_mistake_in_the_order_of_operations_is_found() {
+fn every_defect_in_the_order_of_operations_is_found() {
     const SEEDS: u64 = 200;
-    for mistake in [
-        Mistake::SkipDirectorySync,
-        Mistake::AcknowledgeBeforeSync,
-        Mistake::RenameBeforeSync,
-        Mistake::RetryFailedSync,
-        Mistake::ForgetCut,
-        Mistake::TrustPageCache,
+    for defect in [
+        Defect::SkipDirectorySync,
+        Defect::AcknowledgeBeforeSync,
+        Defect::RenameBeforeSync,
+        Defect::RetryFailedSync,
+        Defect::ForgetCut,
+        Defect::TrustPageCache,
     ] {
         let found = (1..=SEEDS).find_map(|seed| {
             // A debug assertion of the engine finds it as well.
-            let outcome = catch_unwind(AssertUnwindSafe(|| history(seed, Some(mistake))));
+            let outcome = catch_unwind(AssertUnwindSafe(|| history(seed, Some(defect))));
             match outcome {
                 Ok(Ok(_)) => None,
                 Ok(Err(violation)) => Some((seed, violation)),
                 Err(_) => Some((seed, "a panic".into())),
             }
         });
-        let (seed, violation) = found.unwrap_or_else(|| panic!("{mistake:?} is not found in {SEEDS} seeds"));
+        let (seed, violation) = found.unwrap_or_else(|| panic!("{defect:?} is not found in {SEEDS} seeds"));
         let violation: String = violation.chars().take(120).collect();
-        println!("{mistake:?}: seed {seed}: {violation}");
+        println!("{defect:?}: seed {seed}: {violation}");
     }
 }
