@@ -24,7 +24,7 @@ const FIRST_BATCH: usize = 1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Written {
     Revision(Kind, u64),
-    Gone { kind: Kind, key: ObjectKey, uid: String },
+    Deleted { kind: Kind, key: ObjectKey, uid: String },
 }
 
 /// What came of the actions.
@@ -197,7 +197,7 @@ impl Executor {
         match self.api.delete(&kind, &key.namespace, &key.name, options).await {
             Ok(_) => {
                 self.done(report, &key.name);
-                Ok(Some(Written::Gone { kind, key, uid }))
+                Ok(Some(Written::Deleted { kind, key, uid }))
             }
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => {
@@ -220,7 +220,7 @@ impl Executor {
             propagation: None,
         };
         match self.api.delete(kind, &key.namespace, &key.name, options).await {
-            Ok(_) => Ok(Some(Written::Gone {
+            Ok(_) => Ok(Some(Written::Deleted {
                 kind: kind.clone(),
                 key,
                 uid,
@@ -323,7 +323,7 @@ impl Executor {
                         continue;
                     }
                     match self.require_none_left(&kind, namespace.clone()).await {
-                        // The kind has gone meanwhile, and so have its objects.
+                        // The kind was removed meanwhile, and its objects with it.
                         Err(failure) if failure.error.is_not_found() => {}
                         other => other?,
                     }
@@ -408,7 +408,7 @@ fn failure<'a>(verb: Verb, kind: &'a Kind, name: &'a str) -> impl Fn(Error) -> B
     }
 }
 
-/// Whether a create was refused because its namespace is being deleted.
+/// Whether a create was rejected because its namespace is being deleted.
 pub fn is_namespace_terminating(error: &Error) -> bool {
     let details = error.status().details.as_ref();
     let causes = details.and_then(|d| d.causes.as_deref()).unwrap_or_default();

@@ -1,10 +1,10 @@
-//! Runs the fencing controller: what it decides is carried out, and its agents are run, by whoever can ([`FenceAgents`]).
+//! Runs the fencing controller: carries out its decisions, and runs its agents through [`FenceAgents`].
 //!
 //! An agent is a program of one directory, by its name alone. It gets `key=value` lines on standard input and nothing
-//! else: no arguments, no environment but `PATH`. It is in a process group of its own, which is killed whole when the
-//! agent has not ended in time, or this process stops running it. Which agents, and which parameters, policies may name is
-//! a closed list ([`parameters::Allowed`](knarr_controllers::fencing::parameters::Allowed)); it is checked again here, with
-//! what the Secret says.
+//! else: no arguments, no environment but `PATH`. It has its own process group, which is killed as a whole when the
+//! agent has not exited in time, or this process stops running it. Which agents, and which parameters, policies may
+//! name is a closed list ([`parameters::Allowed`](knarr_controllers::fencing::parameters::Allowed)); it is checked
+//! again here, with the Secret's values.
 
 mod parameters;
 
@@ -41,15 +41,15 @@ pub use parameters::Parameters;
 
 /// The service account it acts as.
 pub const ACCOUNT: &str = "knarr-fencing-controller";
-/// Looks without anything having changed: times pass.
+/// The resync period: deadlines pass without any change.
 const PERIOD: Duration = Duration::from_secs(5);
-/// Changes that come together are one look.
+/// Changes within this time are handled by one sync.
 const GATHER: Duration = Duration::from_millis(50);
 /// Between two tries to make the kinds.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How much of what an agent says is kept.
+/// How many bytes of an agent's output are kept.
 const OUTPUT_MAX: usize = 2048;
-/// The same of what it says of itself: those of Debian say up to 30 kB.
+/// The same of its metadata: Debian's agents print up to 30 kB.
 const METADATA_MAX: usize = 256 * 1024;
 
 /// Who runs fence agents. One that has not answered in time is dropped, and is to do nothing more.
@@ -90,7 +90,7 @@ pub async fn run(base: Base, agents: Arc<dyn FenceAgents>, allowed: Allowed) {
         let todo = fencing.look(&view, base.clock.now());
         for actions in todo.actions {
             let outcome = executor.run(actions).await;
-            // The next look decides on what is there then.
+            // The next sync decides on the state of that time.
             if !shown(&view, &fencing::watches(), &outcome.written).await {
                 warn!("the caches do not show what fencing wrote");
             }
@@ -166,7 +166,7 @@ async fn run_in_time(agents: &dyn FenceAgents, run: &Run, parameters: &Parameter
     answer.unwrap_or(Answer::TimedOut)
 }
 
-/// Ends an agent's whole process group when it goes.
+/// Kills an agent's whole process group when dropped.
 struct Group(Option<Pid>);
 
 impl Drop for Group {
@@ -182,7 +182,7 @@ impl Drop for Group {
 impl FenceAgents for Programs {
     async fn run(&self, run: &Run, parameters: &Parameters) -> Answer {
         let broken = |why: String| Answer::Broken { why };
-        // The definition refuses such names; whoever got one in all the same does not choose what runs here.
+        // The definition rejects such names; if one was stored all the same it must not select what runs here.
         let plain = run.agent.starts_with("fence_") && !run.agent.contains(['/', '\0']);
         if !plain {
             return broken(format!("{:?} is not the name of a fence agent", run.agent));
@@ -241,7 +241,7 @@ async fn talk(
     most: usize,
 ) -> std::io::Result<(std::process::ExitStatus, String)> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let tell = async {
+    let write_input = async {
         if let Some(mut stdin) = stdin {
             // One that does not listen may still act; it is its end that counts.
             if let Err(error) = stdin.write_all(input.as_bytes()).await {
@@ -249,25 +249,26 @@ async fn talk(
             }
         }
     };
-    let said = async {
+    let output_read = async {
         match stdout {
             Some(out) => keep(out, parameters, most).await,
             None => Ok(String::new()),
         }
     };
-    let complained = async {
+    let errors_read = async {
         match stderr {
             Some(err) => keep(err, parameters, most).await,
             None => Ok(String::new()),
         }
     };
-    let ((), said, complained, status) = tokio::join!(tell, said, complained, child.wait());
-    let mut output = said?;
-    output.push_str(&complained?);
+    let ((), output_read, errors_read, status) =
+        tokio::join!(write_input, output_read, errors_read, child.wait());
+    let mut output = output_read?;
+    output.push_str(&errors_read?);
     Ok((status?, output))
 }
 
-/// Reads to the end, so that nobody is stuck in writing, and keeps the beginning, without secret values.
+/// Reads to the end, so that no writer blocks, and keeps the beginning, without secret values.
 async fn keep(
     mut from: impl tokio::io::AsyncRead + Unpin,
     parameters: &Parameters,
@@ -343,7 +344,7 @@ mod tests {
         let file = agents.0.path().join("child");
         let hung = agents.run("fence_t", Duration::from_secs(3)).await;
         assert_eq!(hung, Answer::TimedOut);
-        // Written in time unless the machine stood still for all the three seconds.
+        // Written in time unless the machine was stalled for all the three seconds.
         let Ok(pid) = std::fs::read_to_string(&file) else {
             return;
         };
@@ -375,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn s6_an_agent_that_says_much_is_heard_to_its_end() {
+    async fn s6_an_agents_long_output_is_read_to_its_end() {
         let agents = Agents::with("fence_t", "head -c 1000000 /dev/zero | tr '\\0' x; exit 0");
         match agents.run("fence_t", LONG).await {
             Answer::Exited { code: 0, output } => assert_eq!(output.len(), OUTPUT_MAX),
@@ -383,7 +384,8 @@ mod tests {
         }
     }
 
-    /// The sequence by which a policy once had a fencing that only asked: an agent that repeats its input, told to ask.
+    /// The attack by which a policy could fence with `action=metadata`: an agent that repeats its input, run for its
+    /// metadata.
     #[tokio::test]
     async fn a4_no_policy_turns_off_into_a_question_or_shows_a_secret() {
         use k8s_openapi::jiff::Timestamp;

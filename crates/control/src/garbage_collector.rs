@@ -32,7 +32,7 @@ struct Collector {
     queue: Arc<Queue<String>>,
 }
 
-/// Tells the graph of the store's changes.
+/// Feeds the graph with the store's changes.
 fn feed(store: &Arc<Store>, graph: &Arc<Mutex<Graph>>, queue: &Arc<Queue<String>>) {
     let (graph, queue) = (graph.clone(), queue.clone());
     store.subscribe(move |change| {
@@ -68,8 +68,8 @@ pub async fn run(base: Base) {
     for kind in kinds() {
         base.caches.store(kind).synced().await;
     }
-    // Whoever waits for its dependents, or lets go of them, must know those of custom kinds, too. A kind that goes
-    // meanwhile has none.
+    // An owner that waits for its dependents, or orphans them, must know those of custom kinds, too. A kind that is
+    // removed meanwhile has none.
     for kind in base.caches.custom_kinds() {
         if let Some(store) = base.caches.existing(&kind)
             && timeout(CUSTOM_SYNC, store.synced()).await.is_err()
@@ -89,7 +89,7 @@ pub async fn run(base: Base) {
                 match collector.process(&uid).await {
                     Ok(()) => collector.queue.forget(&uid),
                     Err(failure) => {
-                        collector.tell(&failure);
+                        collector.report(&failure);
                         collector.queue.add_rate_limited(uid.clone());
                     }
                 }
@@ -155,14 +155,14 @@ impl Collector {
             return Ok(());
         };
         match self.executor.run(vec![action]).await.failure {
-            // It has gone meanwhile.
+            // It was deleted meanwhile.
             Some(failure) if failure.error.is_not_found() => Ok(()),
             Some(failure) => Err(Box::new(failure)),
             None => Ok(()),
         }
     }
 
-    fn tell(&self, failure: &Failure) {
+    fn report(&self, failure: &Failure) {
         let Failure {
             kind, name, error, ..
         } = failure;

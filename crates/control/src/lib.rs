@@ -2,10 +2,10 @@
 //!
 //! What is decided is decided in `knarr-controllers` and `knarr-scheduler`; here are loops, queues and requests only.
 //!
-//! **Identities.** The shared caches and the leader's lease are `system:kube-controller-manager`'s; the scheduler writes
-//! as `system:kube-scheduler`, each controller as its own service account ([`Controller::account`]) with the role of
-//! that account. The scheduler decides from the shared caches, too, where it reads
-//! only kinds that its own role may read.
+//! **Identities.** The shared caches and the leader's lease are `system:kube-controller-manager`'s; the scheduler
+//! writes as `system:kube-scheduler`, each controller as its own service account ([`Controller::account`]) with the
+//! role of that account. The scheduler decides from the shared caches, too, where it reads only kinds that its own role
+//! may read.
 //!
 //! # Where things are
 //!
@@ -61,14 +61,14 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// How long giving the lease back may take on the way out; after it, it runs out by itself.
 const RELEASE: Duration = Duration::from_secs(2);
 
-/// What the control loops must be told.
+/// The configuration of the control loops.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     pub controllers: knarr_controllers::Config,
     pub scheduler: scheduler_config::KubeSchedulerConfiguration,
-    /// Who runs fence agents; the programs in [`FENCE_AGENTS`] unless somebody is named.
+    /// Runs fence agents; `None`: the programs in [`FENCE_AGENTS`].
     pub fence_agents: Option<Arc<dyn fencing::FenceAgents>>,
-    /// The agents and parameters that FencingPolicies may name besides the lists.
+    /// The agents and parameters that FencingPolicies may name in addition to the lists.
     pub fence_agents_allowed: fencing::Allowed,
     /// What the scheduler counts.
     pub metrics: scheduler::Metrics,
@@ -104,8 +104,8 @@ pub async fn run(
     match timeout(RELEASE, election.release()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) if error.is_not_found() => {}
-        Ok(Err(error)) => debug!(%error, "the lease was not given back"),
-        Err(_) => debug!("the lease was not given back in time"),
+        Ok(Err(error)) => debug!(%error, "the lease was not released"),
+        Err(_) => debug!("the lease was not released in time"),
     }
 }
 
@@ -136,14 +136,14 @@ async fn default_storage(api: Arc<dyn Api>) {
     }
 }
 
-/// All loops, from the beginning again when somebody sets the clock: how long a node has been silent or missing is measured
-/// by it, and nobody is to be given up because it was set forward.
+/// All loops, restarted when the clock is set: how long a node has been silent or missing is measured by it, and no
+/// node may be given up because it was set forward.
 async fn work(identities: Arc<dyn Identities>, config: &Config, clock: Arc<dyn Clock>) {
     loop {
         let steady = SteadyClock::new(clock.clone());
         tokio::select! {
             biased;
-            () = steady.set() => info!("the clock was set: all controllers begin anew"),
+            () = steady.set() => info!("the clock was set: all controllers are restarted"),
             () = loops(identities.clone(), config, Arc::new(steady.clone())) => return,
         }
     }

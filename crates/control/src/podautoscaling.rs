@@ -36,7 +36,7 @@ pub const ACCOUNT: &str = "horizontal-pod-autoscaler";
 const NAME: &str = "horizontal-pod-autoscaler";
 /// kube-controller-manager's `--concurrent-horizontal-pod-autoscaler-syncs`.
 const WORKERS: usize = 5;
-/// How often a scale is read and written again that somebody else changed in between.
+/// How often the update of a scale is retried after a conflict.
 const CONFLICTS_MAX: usize = 5;
 /// After a write of the status that failed.
 const RETRY: Duration = Duration::from_secs(1);
@@ -121,7 +121,7 @@ impl Autoscaling {
         &self.view
     }
 
-    /// Reconciles an autoscaler; when to do so again, unless it is gone.
+    /// Reconciles an autoscaler; returns when to do so again, unless it was deleted.
     async fn sync(&self, key: &ObjectKey) -> Option<Duration> {
         let found = self
             .view()
@@ -162,7 +162,7 @@ impl Autoscaling {
             Ok(read) => read,
             Err(error) => return reconciliation.scale_failed(&error),
         };
-        // Computing takes no time beside reading.
+        // Computing takes no time compared with reading.
         let mut took: Vec<Duration> = Vec::new();
         let decision = match reconciliation.start(&scale) {
             Needs::Nothing => reconciliation.decision(),
@@ -237,7 +237,7 @@ impl Autoscaling {
         })
     }
 
-    /// Writes the number of replicas; again from a new scale if somebody else wrote in between.
+    /// Writes the number of replicas; after a conflict again from a new scale.
     async fn rescale(&self, kind: &Kind, mut scale: Scale, replicas: i32) -> Result<(), Error> {
         let mut tries = 1;
         loop {

@@ -1,7 +1,7 @@
 //! Runs one [`Controller`]: changes become keys, keys are decided on, the actions carried out.
 //!
-//! A key is given back only when the caches show what was written for it, so that a controller never decides twice
-//! on the same old picture: no pod is created twice because the first was not seen yet.
+//! A key is done only when the caches contain what was written for it, so that a controller never decides twice on the
+//! same outdated snapshot: no pod is created twice because the first was not seen yet.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -26,7 +26,7 @@ const UNSURE: Duration = Duration::from_secs(1);
 /// Keys of one controller worked on at the same time (kube-controller-manager's usual number).
 const WORKERS: usize = 5;
 
-/// What every driver stands on.
+/// What all drivers share.
 #[derive(Clone)]
 pub struct Base {
     pub identities: Arc<dyn Identities>,
@@ -36,7 +36,8 @@ pub struct Base {
 }
 
 impl Base {
-    /// The API as this component's user, and a recorder whose events that user writes; `name` as it stands in them.
+    /// The API as this component's user, and a recorder whose events that user writes; `name` is their reporting
+    /// controller.
     pub fn acting_as(&self, component: &Component, name: &str) -> (Arc<dyn Api>, EventRecorder) {
         let api = self.identities.of(component);
         (api.clone(), self.events.acting_as(api, name))
@@ -133,7 +134,7 @@ pub(crate) async fn shown(view: &CacheView, watched: &[&'static Kind], written: 
                 Written::Revision(kind, revision) if watched.contains(&kind) => {
                     view.0.store(kind).wait_for(*revision).await;
                 }
-                Written::Gone { kind, key, uid } if watched.contains(&kind) => {
+                Written::Deleted { kind, key, uid } if watched.contains(&kind) => {
                     let store = view.0.store(kind);
                     store
                         .wait_until(|store| {
@@ -143,7 +144,7 @@ pub(crate) async fn shown(view: &CacheView, watched: &[&'static Kind], written: 
                         })
                         .await;
                 }
-                Written::Revision(..) | Written::Gone { .. } => {}
+                Written::Revision(..) | Written::Deleted { .. } => {}
             }
         }
     };
@@ -165,10 +166,10 @@ impl Runner {
             self.queue.forget(key);
             return;
         }
-        self.tell(key, &failure);
-        // The object's status is to say so; whether that succeeds or not, the key comes back.
+        self.report(key, &failure);
+        // The object's status should report it; whether that succeeds or not, the key is retried.
         if let Some(again) = self.decide_and_do(key, Some(&failure)).await.failure {
-            self.tell(key, &again);
+            self.report(key, &again);
         }
         if failure.verb == Verb::Create && failure.error.code() >= 500 {
             self.queue.add_after(key.clone(), UNSURE);
@@ -196,7 +197,7 @@ impl Runner {
         }
     }
 
-    fn tell(&self, key: &ObjectKey, failure: &Failure) {
+    fn report(&self, key: &ObjectKey, failure: &Failure) {
         let Failure {
             verb,
             kind,
@@ -204,7 +205,7 @@ impl Runner {
             error,
         } = failure;
         let controller = self.controller.name();
-        // Somebody else was faster: the caches will show it in a moment.
+        // Another client was faster: the caches will have it in a moment.
         if error.is_conflict() || error.is_not_found() {
             debug!(controller, %key, ?verb, kind = kind.plural(), name, %error, "again");
         } else {

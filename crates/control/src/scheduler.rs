@@ -1,7 +1,7 @@
 //! Runs the scheduler: changes of pods and nodes go in, bindings and reports go out.
 //!
 //! Deciding is done by one task, one pod after the other, each seeing the reservations of those before; requests are
-//! made beside it, so that a slow API does not hold back decisions.
+//! sent concurrently, so that a slow API does not hold back decisions.
 
 mod claims;
 mod metrics;
@@ -42,8 +42,8 @@ const COMPONENT: &str = "default-scheduler";
 const IN_FLIGHT: usize = 256;
 /// Decisions in a row before other tasks get their turn.
 const TURN: usize = 32;
-/// How often pods that nothing helped are looked at (they wait for minutes).
-const LOOK_FOR_FORGOTTEN: Duration = Duration::from_secs(30);
+/// How often unschedulable pods that no event moved are retried (they wait for minutes).
+const FLUSH_INTERVAL: Duration = Duration::from_secs(30);
 
 #[derive(Clone)]
 struct Driver {
@@ -53,7 +53,7 @@ struct Driver {
     scheduler: Arc<Mutex<Scheduler>>,
     metrics: Metrics,
     wake: Arc<Notify>,
-    /// Something of storage or of dynamic resource allocation has changed, or a pod has gone.
+    /// Something of storage or of dynamic resource allocation has changed, or a pod was deleted.
     storage_changed: Arc<Notify>,
 }
 
@@ -70,7 +70,7 @@ pub async fn run(base: Base, scheduler: Scheduler, metrics: Metrics) {
         storage_changed: Arc::new(Notify::new()),
     };
     driver.metrics.of(&driver.scheduler);
-    // Before pods are placed all nodes, all that stands on them and all that rules look at besides must be known.
+    // Before pods are scheduled all nodes, their pods and everything else that plugins read must be known.
     driver.follow_surroundings(&base.caches).await;
     driver.follow_storage(&base.caches).await;
     driver.follow_devices(&base.caches).await;
@@ -99,7 +99,7 @@ pub async fn run(base: Base, scheduler: Scheduler, metrics: Metrics) {
     debug!("scheduler started");
 
     let mut requests = JoinSet::new();
-    // These wait for others, perhaps for minutes: they hold up nobody.
+    // These wait for others, perhaps for minutes, and block nothing.
     let mut volumes = JoinSet::new();
     loop {
         let mut decided = 0;
@@ -140,12 +140,10 @@ pub async fn run(base: Base, scheduler: Scheduler, metrics: Metrics) {
 impl Driver {
     fn time_to_next(&self) -> Duration {
         let Some(due) = self.scheduler.lock().next_due() else {
-            return LOOK_FOR_FORGOTTEN;
+            return FLUSH_INTERVAL;
         };
         let rest = due.duration_since(self.clock.now());
-        Duration::try_from(rest)
-            .unwrap_or_default()
-            .min(LOOK_FOR_FORGOTTEN)
+        Duration::try_from(rest).unwrap_or_default().min(FLUSH_INTERVAL)
     }
 
     async fn carry_out(self, step: Step, begun: Instant) {
@@ -211,7 +209,7 @@ impl Driver {
             } => {
                 attempted(Attempt::Unschedulable, &pod);
                 self.metrics.preempted(victims.len());
-                // None of these waits for another: the pod is not looked at again before all are done.
+                // None of these waits for another: the pod is not scheduled again before all are done.
                 let nomination = Nomination::Set(node.clone());
                 let report = self.report(&pod, "Unschedulable", message, nomination);
                 let make_room = self.preempt(&pod, &node, &victims, &cleared);
@@ -236,7 +234,7 @@ impl Driver {
             }
             Err(error) => {
                 debug!(pod = ?pod.object(), node, %error, "not bound");
-                // It has gone, or somebody else has bound it: nothing to report on it.
+                // It was deleted, or another scheduler has bound it: nothing to report on it.
                 if error.is_not_found() || error.is_conflict() {
                     self.give_back(pod);
                 } else {
@@ -289,7 +287,7 @@ impl Driver {
             if let Some(node) = nominated {
                 status.insert("nominatedNodeName".into(), json!(node));
             }
-            let otherwise = "cannot say in its status that the pod is not scheduled";
+            let otherwise = "cannot report in its status that the pod is unschedulable";
             self.patch_status(pod, status.into(), otherwise).await;
         }
     }
@@ -321,7 +319,7 @@ impl Driver {
         self.api.update_status_as(new).await.is_ok()
     }
 
-    /// Whether it is done (or the pod has gone).
+    /// Whether it is done (or the pod was deleted).
     async fn patch_status(&self, pod: &Shared<Pod>, status: serde_json::Value, otherwise: &str) -> bool {
         let patch = json!({"metadata": {"uid": pod.object().uid()}, "status": status});
         let (namespace, name) = (pod.object().namespace(), pod.object().name());
@@ -338,7 +336,7 @@ impl Driver {
         }
     }
 
-    /// Makes the victims go, gracefully. Whether all were told.
+    /// Deletes the victims, gracefully. Whether all requests succeeded.
     async fn preempt(
         &self,
         pod: &Shared<Pod>,
@@ -353,8 +351,8 @@ impl Driver {
         let ending = |victim: &&Shared<Pod>| victim.metadata.deletion_timestamp.is_some();
         let evict = victims.iter().filter(|v| !ending(v));
         let evict = evict.map(|victim| self.evict(pod, node, victim));
-        let (_, told) = futures::join!(join_all(clear), join_all(evict));
-        told.into_iter().all(|told| told)
+        let (_, written) = futures::join!(join_all(clear), join_all(evict));
+        written.into_iter().all(|written| written)
     }
 
     async fn evict(&self, pod: &Shared<Pod>, node: &str, victim: &Shared<Pod>) -> bool {
@@ -385,7 +383,7 @@ impl Driver {
                 self.event(victim, EventType::Normal, "Preempted", message);
                 true
             }
-            // It has gone by itself.
+            // It was deleted by itself.
             Err(error) if error.is_not_found() || error.is_conflict() => true,
             Err(error) => {
                 warn!(victim = ?victim.object(), %error, "a victim of preemption cannot be deleted");
@@ -394,7 +392,7 @@ impl Driver {
         }
     }
 
-    /// Follows what rules look at besides nodes and pods.
+    /// Watches what plugins read besides nodes and pods.
     async fn follow_surroundings(&self, caches: &Arc<Caches>) {
         self.follow(caches, |cluster, _, name, new| {
             cluster.set_namespace(name, new.as_deref());

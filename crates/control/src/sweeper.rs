@@ -1,4 +1,4 @@
-//! Runs one [`Sweep`]: looks at the caches now and then and carries out what it decides.
+//! Runs one [`Sweep`]: evaluates the caches periodically and carries out its decisions.
 
 use knarr_client::Component;
 use knarr_controllers::sweep::Sweep;
@@ -28,7 +28,7 @@ pub async fn run(base: Base, mut sweep: Box<dyn Sweep>) {
             let Some(failure) = executor.run(actions).await.failure else {
                 continue;
             };
-            // The next look decides anew.
+            // The next sweep decides again.
             let (controller, name, error) = (sweep.name(), &failure.name, &failure.error);
             if error.is_conflict() || error.is_not_found() {
                 debug!(controller, kind = failure.kind.plural(), name, %error, "again");

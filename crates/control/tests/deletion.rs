@@ -1,4 +1,4 @@
-//! What goes when something is deleted, with all controllers running on an in-memory API, in paused time.
+//! Cascading deletion, with all controllers running on an in-memory API, in paused time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -114,7 +114,7 @@ async fn orphans_stay_and_are_taken_up_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_namespace_is_furnished_and_goes_with_everything_in_it() {
+async fn a_namespace_gets_its_defaults_and_is_deleted_with_everything_in_it() {
     let (api, _running) = cluster();
     let namespace: Namespace = serde_json::from_value(json!({
         "metadata": {"name": "a"}, "spec": {"finalizers": ["kubernetes"]},
@@ -149,7 +149,7 @@ async fn a_namespace_is_furnished_and_goes_with_everything_in_it() {
         .unwrap();
     sleep(Duration::from_secs(60)).await;
     for kind in knarr_controllers::namespace::contents() {
-        // Events about the end come last; the real API refuses them in a namespace that is going.
+        // Events about the deletion come last; the real API rejects them in a terminating namespace.
         if kind != &registry::EVENT {
             assert_eq!(count(&api, kind, "a").await, 0, "{kind:?}");
         }

@@ -78,7 +78,7 @@ async fn claim_of(api: &FakeApi, pod: &str) -> Option<Shared<ResourceClaim>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_device_goes_from_one_pod_to_the_next() {
+async fn a_device_is_released_by_one_pod_and_allocated_to_the_next() {
     let (api, _running) = cluster(json!({})).await;
     create_pod(&api, "first").await;
     sleep(Duration::from_secs(10)).await;
@@ -144,7 +144,7 @@ async fn create_asking_pod(api: &FakeApi, name: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_is_made_for_extended_resources_and_goes_with_the_pod() {
+async fn a_claim_for_extended_resources_is_created_and_deleted_with_the_pod() {
     let (api, _running) = cluster(json!({})).await;
     create_asking_pod(&api, "first").await;
     sleep(Duration::from_secs(10)).await;

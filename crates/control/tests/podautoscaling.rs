@@ -54,7 +54,7 @@ async fn cluster(replicas: i32, target: Value) -> Cluster {
     });
     let cancel = CancellationToken::new();
     let mut config = knarr_control::Config::default();
-    // Nobody renews the node's lease.
+    // The node's lease is not renewed.
     config.controllers.node_lifecycle.grace = SignedDuration::from_hours(24);
     let identities = Arc::new(OneUser(api.clone()));
     tokio::spawn(knarr_control::run(

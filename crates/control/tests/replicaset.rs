@@ -63,7 +63,7 @@ async fn pods(api: &FakeApi) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_set_gets_exactly_its_pods_follows_its_replicas_and_replaces_what_goes() {
+async fn a_set_gets_exactly_its_pods_follows_its_replicas_and_replaces_deleted_ones() {
     let (api, _running) = cluster();
     api.create_as(set(40)).await.unwrap();
     sleep(Duration::from_secs(5)).await;
@@ -102,7 +102,7 @@ async fn a_set_gets_exactly_its_pods_follows_its_replicas_and_replaces_what_goes
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_pod_shows_in_status_and_events_and_is_tried_with_one_at_a_time() {
+async fn a_rejected_pod_shows_in_status_and_events_and_is_retried_one_at_a_time() {
     let (api, _running) = cluster();
     let open = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let gate = open.clone();

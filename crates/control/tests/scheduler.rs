@@ -72,7 +72,7 @@ async fn node_of(api: &FakeApi, name: &str) -> Option<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_fits_nowhere_says_so_and_is_bound_when_a_node_comes() {
+async fn an_unschedulable_pod_reports_it_and_is_bound_when_a_node_is_added() {
     let (api, _running) = cluster();
     api.create_as(pod("web", "1")).await.unwrap();
     sleep(Duration::from_secs(3)).await;
@@ -115,17 +115,17 @@ async fn a_burst_never_overfills_a_node() {
         *on.entry(node_of(&api, &format!("p{n}")).await).or_default() += 1;
     }
     let counts: Vec<usize> = on.values().copied().collect();
-    assert_eq!(counts, [4, 2, 2, 2], "four wait, two stand on each node: {on:?}");
+    assert_eq!(counts, [4, 2, 2, 2], "four wait, two run on each node: {on:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_binding_is_tried_again() {
+async fn a_rejected_binding_is_retried() {
     let (api, _running) = cluster();
-    let mut refusals = 2;
+    let mut rejections = 2;
     api.intercept(move |request| {
-        let refused = request.subresource == "binding" && refusals > 0;
-        refused.then(|| {
-            refusals -= 1;
+        let rejected = request.subresource == "binding" && rejections > 0;
+        rejected.then(|| {
+            rejections -= 1;
             Error::unavailable("not now")
         })
     });
@@ -136,7 +136,7 @@ async fn a_refused_binding_is_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p4_a_pod_of_higher_priority_makes_room_for_itself_and_says_whom_it_cost() {
+async fn p4_a_pod_of_higher_priority_preempts_and_reports_its_victims() {
     let (api, _running) = cluster();
     api.create_as(node("n1")).await.unwrap();
     api.create_as(pod("low", "2")).await.unwrap();
@@ -156,7 +156,7 @@ async fn p4_a_pod_of_higher_priority_makes_room_for_itself_and_says_whom_it_cost
     let high = api.get_as::<Pod>("default", "high").await.unwrap();
     let nominated = high.status.as_ref().unwrap().nominated_node_name.as_deref();
     assert_eq!(nominated, Some("n1"));
-    // One of lower priority does not get what is being made free, nor does it look for victims.
+    // One of lower priority does not get what is being freed, nor does it preempt.
     api.create_as(pod("late", "1")).await.unwrap();
     let now = DeleteOptions {
         grace_period_seconds: Some(0),
@@ -224,7 +224,7 @@ async fn a_volume_is_given_to_the_claim_before_the_pod_is_bound() {
     let (api, _running) = cluster();
     api.create_as(volume()).await.unwrap();
     with_claim(&api, "kubernetes.io/no-provisioner").await;
-    // As the volume controller says.
+    // As the volume controller does.
     let available = Patch::Merge(json!({"status": {"phase": "Available"}}));
     api.patch(&registry::PERSISTENT_VOLUME, "", "disk", "status", available)
         .await
@@ -264,7 +264,7 @@ async fn a_volume_is_asked_for_on_the_node_and_a_failure_to_make_it_is_said_and_
     };
     assert_eq!(selected().await.as_deref(), Some("n1"));
     assert_eq!(node_of(&api, "web").await, None);
-    // Who makes volumes says that it cannot on that node.
+    // The provisioner reports that it cannot provision on that node.
     let patch = json!({"metadata": {"annotations":
         {"volume.kubernetes.io/selected-node": null, "x": "y"}}});
     let kind = &registry::PERSISTENT_VOLUME_CLAIM;
@@ -285,7 +285,7 @@ async fn a_volume_is_asked_for_on_the_node_and_a_failure_to_make_it_is_said_and_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_whose_volume_is_not_bound_in_time_is_given_back() {
+async fn a_pod_whose_volume_is_not_bound_in_time_is_unreserved() {
     let (api, _running) = cluster();
     with_claim(&api, "disks.example.com").await;
     sleep(Duration::from_secs(601)).await;

@@ -1,5 +1,5 @@
-//! What one run of a fence agent is given: the policy's parameters and its Secret's, all within the closed lists; and the
-//! agent's output without what the Secret says.
+//! The parameters of one run of a fence agent: the policy's and its Secret's, all within the closed lists; and the
+//! agent's output without the Secret's values.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use knarr_client::{Api, Error, TypedApi};
 use knarr_controllers::fencing::Run;
 use knarr_controllers::fencing::parameters::{Allowed, Denied, VALUE_MAX, secret};
 
-/// What stands for a secret value in an agent's output.
+/// Replaces a secret value in an agent's output.
 const REDACTED: &[u8] = b"[redacted]";
 
 /// The parameters of one run, see the module. It is not `Debug`: some of them are secret.
@@ -85,9 +85,9 @@ impl Parameters {
         self.values.iter().map(|(k, v)| (k.as_str(), v.as_str()))
     }
 
-    /// At most `most` bytes of what an agent said, without any value of the Secret. Where more was said than `said` holds
-    /// (`is_cut`), its end may be the beginning of a secret value, and goes as well.
-    pub(super) fn redacted(&self, said: &[u8], is_cut: bool, most: usize) -> String {
+    /// At most `most` bytes of an agent's output, without any value of the Secret. Where the output was longer than
+    /// `output` (`is_cut`), its end may be the beginning of a secret value, and is removed as well.
+    pub(super) fn redacted(&self, output: &[u8], is_cut: bool, most: usize) -> String {
         let mut values: Vec<&[u8]> = self
             .secret
             .iter()
@@ -97,8 +97,8 @@ impl Parameters {
             .collect();
         // One value may be part of another.
         values.sort_by_key(|value| std::cmp::Reverse(value.len()));
-        let mut out = Vec::with_capacity(said.len());
-        let mut rest = said;
+        let mut out = Vec::with_capacity(output.len());
+        let mut rest = output;
         while let Some((first, behind)) = rest.split_first() {
             match values.iter().find(|value| rest.starts_with(value)) {
                 Some(value) => {
@@ -201,14 +201,14 @@ mod tests {
     #[test]
     fn a4_no_secret_value_is_in_the_output_that_is_kept_however_it_is_cut() {
         let parameters = Parameters::for_tests(&[("ip", "1")], &[("login", "adm"), ("password", "admin")]);
-        let said = parameters.redacted(b"ip=1 login=adm password=admin\n", false, 100);
-        assert_eq!(said, "ip=1 login=[redacted] password=[redacted]\n");
+        let output = parameters.redacted(b"ip=1 login=adm password=admin\n", false, 100);
+        assert_eq!(output, "ip=1 login=[redacted] password=[redacted]\n");
         let secret = "s3cr3t".repeat(100);
         let parameters = Parameters::for_tests(&[], &[("password", &secret)]);
         let all = [b"x".repeat(900).as_slice(), secret.as_bytes(), secret.as_bytes()].concat();
         for end in 0..all.len() {
-            let said = parameters.redacted(all.get(..end).unwrap(), true, 2048);
-            assert!(!said.contains('s'), "cut at {end}: {said}");
+            let output = parameters.redacted(all.get(..end).unwrap(), true, 2048);
+            assert!(!output.contains('s'), "cut at {end}: {output}");
         }
     }
 }

@@ -142,10 +142,10 @@ impl Metrics {
         seconds.observe(took.as_secs_f64());
     }
 
-    /// An autoscaler is gone.
+    /// An autoscaler was deleted.
     pub(super) fn forget(&self, key: &ObjectKey) {
         if let Some(series) = &self.0 {
-            // An error says that there was no such series.
+            // An error means that there was no such series.
             let _ = series.desired.remove_label_values(&[&key.namespace, &key.name]);
         }
     }

@@ -19,8 +19,8 @@ use tokio::time::timeout;
 use crate::view::CacheView;
 
 /// How long an API may take for one metric.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// What a sample covers whose API does not say.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The window of a sample whose API has none.
 const WINDOW: Duration = Duration::from_secs(60);
 /// In the order of preference.
 const CUSTOM_VERSIONS: [&str; 2] = ["v1beta2", "v1beta1"];
@@ -77,7 +77,7 @@ impl Readings<'_> {
     }
 
     async fn get(&self, api: &str, path: &str) -> Result<Value> {
-        let answer = timeout(PATIENCE, self.api.get_raw(path)).await;
+        let answer = timeout(TIMEOUT, self.api.get_raw(path)).await;
         let answer =
             answer.map_err(|_| format!("unable to fetch metrics from {api} API: no answer in time"))?;
         answer.map_err(|error| format!("unable to fetch metrics from {api} API: {error}"))
@@ -199,7 +199,7 @@ fn timestamp(item: &Value) -> Result<Timestamp> {
     parsed.map_err(|_| format!("the metrics API answered {text:?} for a time"))
 }
 
-/// What pods use of a resource, as a whole or in one container. A pod without a figure of each container is left out.
+/// The pods' usage of a resource, as a whole or in one container. A pod without a value for each container is left out.
 fn usage(pods: &[Value], resource: &str, container: Option<&str>) -> Result<BTreeMap<String, PodMetric>> {
     let mut samples = BTreeMap::new();
     for pod in pods {

@@ -20,7 +20,7 @@ use tracing::warn;
 
 use super::Driver;
 
-/// The kinds that allocation looks at.
+/// The kinds that allocation reads.
 const KINDS: [&Kind; 3] = [
     &registry::DEVICE_CLASS,
     &registry::RESOURCE_SLICE,
@@ -28,7 +28,7 @@ const KINDS: [&Kind; 3] = [
 ];
 /// Keeps a claim that is allocated.
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
-/// How often a claim is read again when somebody else has written it meanwhile.
+/// How often a conflict on a claim is retried.
 const ATTEMPTS: usize = 5;
 
 impl Driver {
@@ -49,7 +49,7 @@ impl Driver {
         }
     }
 
-    /// The error is in the words of the pod's condition.
+    /// The error is the message of the pod's condition.
     pub(super) async fn bind_claims(
         &self,
         pod: &Shared<Pod>,
@@ -73,7 +73,7 @@ impl Driver {
         bound.map_err(|why| format!("running PreBind plugin {NAME:?}: {why}"))
     }
 
-    /// Makes the claim for the pod's extended resources, and says in the pod's status which one it is.
+    /// Creates the claim for the pod's extended resources, and records it in the pod's status.
     async fn bind_extended_claim(
         &self,
         pod: &Shared<Pod>,
@@ -139,7 +139,7 @@ impl Driver {
         }
     }
 
-    /// The error: whether somebody else has written it, and the message.
+    /// The error: whether it was a conflict, and the message.
     async fn write_claim(
         &self,
         pod: &Shared<Pod>,
@@ -214,7 +214,7 @@ impl Driver {
         self.event(pod, EventType::Normal, "BindingConditionsPending", message);
         let ready = async {
             loop {
-                // Before looking, so that nothing is missed in between.
+                // Before reading, so that no change in between is missed.
                 let changed = self.storage_changed.notified();
                 tokio::pin!(changed);
                 changed.as_mut().enable();
@@ -317,7 +317,7 @@ impl Driver {
         }
     }
 
-    /// Whoever needs the claim may then get it elsewhere. One for extended resources is made anew.
+    /// Other pods may then get the claim elsewhere. One for extended resources is created again.
     pub(super) async fn deallocate(&self, pod: &Shared<Pod>, claim: &Shared<ResourceClaim>) {
         if is_for_extended_resources(claim, pod.object().uid()) {
             return self.delete_extended_claim(claim.clone()).await;

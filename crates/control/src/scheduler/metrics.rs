@@ -47,7 +47,7 @@ struct Series {
 #[derive(Clone, Debug)]
 pub struct Metrics {
     series: Option<Arc<Series>>,
-    /// Whose queue is counted when somebody asks.
+    /// The scheduler whose queue is counted at each scrape.
     scheduler: Arc<Mutex<Weak<Mutex<Scheduler>>>>,
 }
 
@@ -169,7 +169,7 @@ impl Metrics {
             return String::new();
         };
         if let Some(scheduler) = self.scheduler.lock().upgrade() {
-            series.look_at(&scheduler.lock());
+            series.observe(&scheduler.lock());
         }
         let encoded = TextEncoder::new().encode_to_string(&series.registry.gather());
         encoded.unwrap_or_else(|error| {
@@ -226,7 +226,7 @@ impl Metrics {
 }
 
 impl Series {
-    fn look_at(&self, scheduler: &Scheduler) {
+    fn observe(&self, scheduler: &Scheduler) {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let lengths = scheduler.queue_lengths();
         for (queue, pods) in [

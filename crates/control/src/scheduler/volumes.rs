@@ -1,5 +1,5 @@
-//! Binds a pod's volumes before the pod is bound: writes which volume a claim gets and for which node one is to be
-//! made, and waits until the volume controller and whoever makes volumes have done the rest.
+//! Binds a pod's volumes before the pod is bound: writes which volume a claim gets and for which node one has to be
+//! provisioned, and waits until the volume controller and the provisioner have done the rest.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use super::Driver;
 
-/// The kinds that rules on volumes look at.
+/// The kinds that volume plugins read.
 const KINDS: [&Kind; 7] = [
     &registry::PERSISTENT_VOLUME_CLAIM,
     &registry::PERSISTENT_VOLUME,
@@ -28,7 +28,7 @@ const KINDS: [&Kind; 7] = [
 ];
 
 impl Driver {
-    /// Follows volumes, claims and what is said about them.
+    /// Watches volumes, claims and the objects about them.
     pub(super) async fn follow_storage(&self, caches: &Arc<Caches>) {
         for kind in KINDS {
             let store = caches.store(kind);
@@ -45,7 +45,7 @@ impl Driver {
         }
     }
 
-    /// The error is in the words of the pod's condition.
+    /// The error is the message of the pod's condition.
     pub(super) async fn bind_volumes(
         &self,
         pod: &Shared<Pod>,
@@ -65,7 +65,7 @@ impl Driver {
 
     async fn bound(&self, pod: &Shared<Pod>, node: &str, volumes: &VolumesToBind) -> Result<(), String> {
         loop {
-            // Before looking, so that nothing is missed in between.
+            // Before reading, so that no change in between is missed.
             let changed = self.storage_changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
@@ -76,7 +76,7 @@ impl Driver {
         }
     }
 
-    /// Each write is refused if the object is another than was decided on.
+    /// Each write fails if the object has changed since the decision.
     async fn write(&self, node: &str, volumes: &VolumesToBind) -> Result<VolumesToBind, Error> {
         let mut written = VolumesToBind {
             timeout: volumes.timeout,
@@ -104,7 +104,7 @@ impl Driver {
     }
 }
 
-/// The volume as one that is for the claim; `None`: it says so already.
+/// The volume reserved for the claim; `None`: it is already.
 fn given(
     volume: &Shared<PersistentVolume>,
     claim: &Shared<PersistentVolumeClaim>,
