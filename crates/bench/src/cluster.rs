@@ -41,11 +41,11 @@ async fn ready(cluster: &mut Knarr, since: Instant) -> Result<(f64, f64)> {
 fn is_ready_since(node: &Node, begun: Timestamp) -> bool {
     let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
     conditions.into_iter().any(|c| {
-        let heard = c
+        let has_reported = c
             .last_heartbeat_time
             .as_ref()
             .is_some_and(|t| t.0.as_second() >= begun.as_second());
-        c.type_ == "Ready" && c.status == "True" && heard
+        c.type_ == "Ready" && c.status == "True" && has_reported
     })
 }
 
@@ -67,7 +67,7 @@ fn pod(name: &str) -> Result<Pod> {
     }))?)
 }
 
-/// Creates pods at once; ms until each is Running, then deletes them; ms until each is gone.
+/// Creates pods at once; ms until each is Running, then deletes them; ms until each is deleted.
 async fn cycle(pods: &Api<Pod>, names: &[String]) -> Result<(Vec<f64>, Vec<f64>)> {
     let from = pods
         .list_metadata(&ListParams::default().limit(1))
@@ -107,18 +107,18 @@ async fn cycle(pods: &Api<Pod>, names: &[String]) -> Result<(Vec<f64>, Vec<f64>)
             .map(|n| async move { pods.delete(n, &DeleteParams::default()).await }),
     )
     .await?;
-    let mut gone = BTreeMap::new();
-    while gone.len() < names.len() {
+    let mut deleted = BTreeMap::new();
+    while deleted.len() < names.len() {
         match tokio::time::timeout(LIMIT, events.try_next()).await?? {
             Some(WatchEvent::Deleted(p)) => {
-                gone.insert(p.metadata.name.unwrap_or_default(), ms(begin));
+                deleted.insert(p.metadata.name.unwrap_or_default(), ms(begin));
             }
             Some(WatchEvent::Error(e)) => return Err(e.message.clone().into()),
             Some(_) => {}
             None => return Err("the watch ended".into()),
         }
     }
-    Ok((running.into_values().collect(), gone.into_values().collect()))
+    Ok((running.into_values().collect(), deleted.into_values().collect()))
 }
 
 /// Process start to API and node ready.
@@ -131,15 +131,15 @@ pub async fn start() -> Result<Vec<Report>> {
     let mut cluster = Knarr::start("up")?;
     let (api, node) = ready(&mut cluster, begin).await?;
     report
-        .figure("first start to API ready", api, "ms")
+        .record("first start to API ready", api, "ms")
         .target(Target::AtMost(300.0))
         .kubernetes(2400.0);
     report
-        .figure("first start to node Ready", node, "ms")
+        .record("first start to node Ready", node, "ms")
         .target(Target::AtMost(1500.0));
     let (mut apis, mut nodes) = (Vec::new(), Vec::new());
     for _ in 0..5 {
-        // Heartbeats have whole seconds: the next run's must be told from this one's.
+        // Heartbeats have whole seconds: the next run's must differ from this one's.
         tokio::time::sleep(Duration::from_millis(1100)).await;
         let begin = Instant::now();
         cluster.restart()?;
@@ -148,10 +148,10 @@ pub async fn start() -> Result<Vec<Report>> {
         nodes.push(node);
     }
     report
-        .figure("later start to API ready, p50", percentile(&mut apis, 50.0), "ms")
+        .record("later start to API ready, p50", percentile(&mut apis, 50.0), "ms")
         .target(Target::AtMost(300.0));
     report
-        .figure(
+        .record(
             "later start to node Ready, p50",
             percentile(&mut nodes, 50.0),
             "ms",
@@ -176,9 +176,9 @@ pub async fn pods() -> Result<Vec<Report>> {
     let before = (cluster.cpu_seconds()?, Instant::now());
     tokio::time::sleep(IDLE).await;
     let idle = (cluster.cpu_seconds()? - before.0) / before.1.elapsed().as_secs_f64() * 100.0;
-    cost.figure("idle CPU of a core", idle, "%")
+    cost.record("idle CPU of a core", idle, "%")
         .target(Target::AtMost(1.0));
-    cost.figure("memory idle", cluster.memory_mb()?, "MB")
+    cost.record("memory idle", cluster.memory_mb()?, "MB")
         .target(Target::AtMost(60.0))
         .kubernetes(576.0);
 
@@ -195,15 +195,15 @@ pub async fn pods() -> Result<Vec<Report>> {
         downs.extend(down);
     }
     single
-        .figure("create to Running, p50", percentile(&mut ups, 50.0), "ms")
+        .record("create to Running, p50", percentile(&mut ups, 50.0), "ms")
         .target(Target::AtMost(200.0))
         .kubernetes(220.0);
-    single.figure("create to Running, p99", percentile(&mut ups, 99.0), "ms");
+    single.record("create to Running, p99", percentile(&mut ups, 99.0), "ms");
     single
-        .figure("delete to gone, p50", percentile(&mut downs, 50.0), "ms")
+        .record("delete to deleted, p50", percentile(&mut downs, 50.0), "ms")
         .target(Target::AtMost(200.0))
         .kubernetes(780.0);
-    single.figure("delete to gone, p99", percentile(&mut downs, 99.0), "ms");
+    single.record("delete to deleted, p99", percentile(&mut downs, 99.0), "ms");
 
     let mut many = Report::new(
         "pods",
@@ -211,16 +211,16 @@ pub async fn pods() -> Result<Vec<Report>> {
     );
     let names: Vec<String> = (0..MANY).map(|i| format!("many-{i}")).collect();
     let (mut up, mut down) = cycle(&pods, &names).await?;
-    many.figure("all Running", percentile(&mut up, 100.0), "ms")
+    many.record("all Running", percentile(&mut up, 100.0), "ms")
         .target(Target::AtMost(3500.0))
         .kubernetes(4300.0);
-    many.figure("all gone", percentile(&mut down, 100.0), "ms")
+    many.record("all deleted", percentile(&mut down, 100.0), "ms")
         .target(Target::AtMost(2000.0))
         .kubernetes(3700.0);
 
     let kept: Vec<String> = (0..MANY).map(|i| format!("kept-{i}")).collect();
     keep(&pods, &kept).await?;
-    cost.figure(format!("memory with {MANY} pods"), cluster.memory_mb()?, "MB")
+    cost.record(format!("memory with {MANY} pods"), cluster.memory_mb()?, "MB")
         .target(Target::AtMost(80.0));
     Ok(vec![single, many, cost])
 }

@@ -1,5 +1,5 @@
-//! The controllers, with scheduler and API server in the same process: many StatefulSets coming up on nodes without machines,
-//! the pods of a node that is lost, and what ten thousand pods cost that nothing happens to.
+//! The controllers, with scheduler and API server in the same process: many StatefulSets coming up on nodes without
+//! hosts, the pods of a lost node, and the cost of ten thousand idle pods.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ const LOST_PODS: usize = 110;
 const WRITERS: usize = 32;
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// A server with all control loops, and kubelets that say of every pod that it runs.
+/// A server with all control loops, and kubelets that report every pod as running.
 struct Cluster {
     api: Arc<dyn Api>,
     caches: Arc<Caches>,
@@ -187,7 +187,7 @@ async fn many() -> Result<Report> {
     let mut report = Report::new(
         "controllers",
         format!(
-            "{SETS} StatefulSets of {REPLICAS} (in order) on {NODES} nodes without machines, then {PODS} pods at rest for {} s; \
+            "{SETS} StatefulSets of {REPLICAS} (in order) on {NODES} nodes without hosts, then {PODS} pods at rest for {} s; \
              API server, embedded store with fsync, scheduler, all controllers and the kubelets' writes in one process",
             IDLE.as_secs()
         ),
@@ -213,9 +213,9 @@ async fn many() -> Result<Report> {
     cluster.wait_for::<StatefulSet>(SETS, up).await?;
     let spent = cpu_seconds(std::process::id())? - cpu;
     report
-        .figure("StatefulSets: until all are ready, time of all cores", spent, "s")
+        .record("StatefulSets: until all are ready, time of all cores", spent, "s")
         .target(Target::AtMost(60.0));
-    report.figure("the same by the clock", begin.elapsed().as_secs_f64(), "s");
+    report.record("the same by the clock", begin.elapsed().as_secs_f64(), "s");
 
     let rest = PODS.saturating_sub(SETS * REPLICAS);
     let pods = (0..rest).map(|n| pod(&format!("pod-{n}"), &format!("node-{}", n % NODES)));
@@ -229,7 +229,7 @@ async fn many() -> Result<Report> {
     sleep(IDLE).await;
     let idle = cpu_seconds(std::process::id())? - cpu;
     report
-        .figure("idle, of one core", idle / IDLE.as_secs_f64() * 100.0, "%")
+        .record("idle, of one core", idle / IDLE.as_secs_f64() * 100.0, "%")
         .target(Target::AtMost(1.0));
     Ok(report)
 }
@@ -315,7 +315,7 @@ async fn lost() -> Result<Report> {
     timeout(LIMIT, all)
         .await
         .map_err(|_| "the pods of a lost node were not marked in time")?;
-    let lost = marked.lost.lock().ok_or("nobody saw the node lost")?;
+    let lost = marked.lost.lock().ok_or("the node was never marked as lost")?;
     let last = marked
         .pods
         .lock()
@@ -324,7 +324,7 @@ async fn lost() -> Result<Report> {
         .copied()
         .ok_or("no pod was marked")?;
     report
-        .figure(
+        .record(
             "its node Unknown to its last pod not ready",
             last.saturating_duration_since(lost).as_secs_f64() * 1000.0,
             "ms",

@@ -1,4 +1,4 @@
-//! `./dev bench`: measures knarr on this machine, beside what Kubernetes v1.36.2 measured on one like it.
+//! `./dev bench`: measures knarr on this machine, and compares with Kubernetes v1.36.2 on a similar one.
 
 mod api;
 mod cluster;
@@ -17,14 +17,14 @@ use clap::{Parser, ValueEnum};
 
 use report::{Report, Target};
 
-/// Measures knarr and prints a table, with the workload of each figure.
+/// Measures knarr and prints a table, with the workload of each measurement.
 #[derive(Parser)]
 #[command(name = "./dev bench")]
 struct Cli {
     /// Which benchmark; all of them if none is named.
     #[arg(value_enum)]
     name: Option<Name>,
-    /// Writes the figures here too.
+    /// Writes the measurements here too.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Of the API server only this part (small, pods, watches, leases); of the scheduler only workloads whose title
@@ -148,18 +148,18 @@ fn scheduler_reports(only: &str) -> Result<Vec<Report>, Box<dyn std::error::Erro
         let found: scheduler::cluster::Found = serde_json::from_slice(&out.stdout)?;
         let what = "API, embedded store with fsync, scheduler and load generator in one process";
         let mut report = Report::new("scheduler", format!("{}; {what}", workload.title()));
-        let pods = report.figure("pods bound", found.pods_per_second, "/s");
+        let pods = report.record("pods bound", found.pods_per_second, "/s");
         if let Some(target) = workload.target {
             pods.target(Target::AtLeast(target));
         }
         if let Some(kubernetes) = workload.kubernetes {
             pods.kubernetes(kubernetes);
-            report.figure("times kube-scheduler", found.pods_per_second / kubernetes, "x");
+            report.record("times kube-scheduler", found.pods_per_second / kubernetes, "x");
         }
-        report.figure("pods bound in the worst second", found.worst_second, "/s");
-        report.figure("one attempt with its binding, p99", found.p99_attempt_ms, "ms");
-        report.figure("CPU time of all for one pod", found.cpu_micros, "µs");
-        report.figure("memory in the end", found.memory_mb, "MB");
+        report.record("pods bound in the worst second", found.worst_second, "/s");
+        report.record("one attempt with its binding, p99", found.p99_attempt_ms, "ms");
+        report.record("CPU time of all for one pod", found.cpu_micros, "µs");
+        report.record("memory in the end", found.memory_mb, "MB");
         reports.push(report);
     }
     Ok(reports)
@@ -173,9 +173,9 @@ fn core_report(only: &str) -> Result<Report, Box<dyn std::error::Error>> {
     );
     let mut measure = |workload: &scheduler::Workload| -> Result<(), Box<dyn std::error::Error>> {
         let found = scheduler::core::run(workload, &|| start.elapsed().as_secs_f64())?;
-        let figure = report.figure(workload.title(), found.per_second(), "/s");
+        let record = report.record(workload.title(), found.per_second(), "/s");
         if let Some(target) = workload.target {
-            figure.target(Target::AtLeast(target));
+            record.target(Target::AtLeast(target));
         }
         Ok(())
     };
@@ -191,14 +191,14 @@ fn core_report(only: &str) -> Result<Report, Box<dyn std::error::Error>> {
         measure(&large)?;
         let memory = process::own_peak_memory_mb()?;
         report
-            .figure("memory at most", memory, "MB")
+            .record("memory at most", memory, "MB")
             .target(Target::AtMost(12.0 * 1024.0));
     }
     Ok(report)
 }
 
 async fn store_report() -> Result<Report, Box<dyn std::error::Error>> {
-    // Beside the working directory's build output, so that it is a disk and not a tmpfs that is measured.
+    // In the working directory's build output, so that it is a disk and not a tmpfs that is measured.
     let dir = tempfile::Builder::new()
         .prefix("store-bench-")
         .tempdir_in(std::env::current_exe()?.with_file_name(""))?;
@@ -213,14 +213,14 @@ async fn store_report() -> Result<Report, Box<dyn std::error::Error>> {
     let found = store::run(options).await?;
     let mut report = Report::new("store", workload);
     report
-        .figure("durable writes", found.writes_per_second, "/s")
+        .record("durable writes", found.writes_per_second, "/s")
         .target(Target::AtLeast(20_000.0));
-    report.figure("one write, p50", found.p50_micros as f64 / 1000.0, "ms");
-    report.figure("one write, p99", found.p99_micros as f64 / 1000.0, "ms");
+    report.record("one write, p50", found.p50_micros as f64 / 1000.0, "ms");
+    report.record("one write, p99", found.p99_micros as f64 / 1000.0, "ms");
     if let Some(open) = found.open {
-        report.figure("filling", open.fill_seconds, "s");
-        report.figure("opening", open.open_seconds, "s");
-        report.figure("reading all", open.list_seconds, "s");
+        report.record("filling", open.fill_seconds, "s");
+        report.record("opening", open.open_seconds, "s");
+        report.record("reading all", open.list_seconds, "s");
     }
     Ok(report)
 }

@@ -1,5 +1,5 @@
-//! What a full node costs: `knarr agent` in a process of its own with 110 pods of two probes each, how exact its timers
-//! are, and how soon a process hears that its pod is to go.
+//! What a full node costs: `knarr agent` in its own process with 110 pods of two probes each, how exact its timers are,
+//! and how soon a process receives TERM after its pod's deletion.
 //!
 //! Probes ask this program, on loopback, which notes when they come: a period is what lies between two of one probe.
 
@@ -29,20 +29,20 @@ const WATCHED: Duration = Duration::from_secs(60);
 const TERMS: usize = 100;
 
 /// When each probe came, by its path.
-type Heard = Arc<Mutex<BTreeMap<String, Vec<Instant>>>>;
+type ProbeTimes = Arc<Mutex<BTreeMap<String, Vec<Instant>>>>;
 
 /// Answers every probe with 200, and notes it.
-async fn listen(listener: TcpListener, heard: Heard) {
+async fn listen(listener: TcpListener, probe_times: ProbeTimes) {
     while let Ok((stream, _)) = listener.accept().await {
-        let (at, heard) = (Instant::now(), heard.clone());
+        let (at, probe_times) = (Instant::now(), probe_times.clone());
         tokio::spawn(async move {
-            // One that breaks off is not heard, and shows as a period too long.
-            let _ = answer(stream, at, &heard).await;
+            // A broken connection is not counted, and shows as a period too long.
+            let _ = answer(stream, at, &probe_times).await;
         });
     }
 }
 
-async fn answer(mut stream: TcpStream, at: Instant, heard: &Heard) -> Result<()> {
+async fn answer(mut stream: TcpStream, at: Instant, probe_times: &ProbeTimes) -> Result<()> {
     let mut request = Vec::new();
     while !request.ends_with(b"\r\n\r\n") {
         let mut part = [0; 1024];
@@ -54,7 +54,7 @@ async fn answer(mut stream: TcpStream, at: Instant, heard: &Heard) -> Result<()>
     }
     let text = String::from_utf8_lossy(&request);
     let path = text.split_whitespace().nth(1).unwrap_or("").to_string();
-    heard.lock().entry(path).or_default().push(at);
+    probe_times.lock().entry(path).or_default().push(at);
     let head = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
     Ok(stream.write_all(head).await?)
 }
@@ -78,18 +78,18 @@ fn probed(name: &str, port: u16) -> Result<Pod> {
 }
 
 /// It makes a file when TERM reaches it.
-fn told(name: &str, directory: &str) -> Result<Pod> {
+fn reporting_pod(name: &str, directory: &str) -> Result<Pod> {
     let script = format!(
-        "trap ': > /told/{name}; exit 0' TERM; : > /told/{name}-up; while :; do sleep 3600 & wait; done"
+        "trap ': > /reported/{name}; exit 0' TERM; : > /reported/{name}-up; while :; do sleep 3600 & wait; done"
     );
     Ok(serde_json::from_value(json!({
         "metadata": { "name": name },
         "spec": {
             "automountServiceAccountToken": false,
-            "volumes": [{"name": "told", "hostPath": {"path": directory}}],
+            "volumes": [{"name": "reported", "hostPath": {"path": directory}}],
             "containers": [{
                 "name": "c", "image": "localhost/knarr/busybox:1", "command": ["sh", "-c", script],
-                "volumeMounts": [{"name": "told", "mountPath": "/told"}],
+                "volumeMounts": [{"name": "reported", "mountPath": "/reported"}],
             }],
         },
     }))?)
@@ -106,21 +106,21 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> Result<bool>) -> Resu
     Ok(())
 }
 
-/// From the request to delete a pod until its process has heard TERM, ms.
+/// From the request to delete a pod until its process has received TERM, ms.
 async fn term(pods: &Api<Pod>, name: &str, directory: &std::path::Path) -> Result<f64> {
     pods.create(
         &PostParams::default(),
-        &told(name, &directory.display().to_string())?,
+        &reporting_pod(name, &directory.display().to_string())?,
     )
     .await?;
-    let (up, heard) = (directory.join(format!("{name}-up")), directory.join(name));
+    let (up, term_file) = (directory.join(format!("{name}-up")), directory.join(name));
     until("a process", async || Ok(up.exists())).await?;
-    let asked = Timestamp::now();
+    let deleted = Timestamp::now();
     pods.delete(name, &DeleteParams::default()).await?;
-    until("TERM", async || Ok(heard.exists())).await?;
-    let at = Timestamp::try_from(std::fs::metadata(&heard)?.modified()?)?;
+    until("TERM", async || Ok(term_file.exists())).await?;
+    let at = Timestamp::try_from(std::fs::metadata(&term_file)?.modified()?)?;
     // Files are stamped by a clock that is up to a tick behind.
-    let took = at.duration_since(asked).as_secs_f64().max(0.0);
+    let took = at.duration_since(deleted).as_secs_f64().max(0.0);
     until("its end", async || Ok(pods.get_opt(name).await?.is_none())).await?;
     Ok(took * 1000.0)
 }
@@ -140,17 +140,17 @@ pub async fn full() -> Result<Report> {
         Ok(conditions.any(|c| c.type_ == "Ready" && c.status == "True"))
     })
     .await?;
-    let directory = agent.directory().join("told");
+    let directory = agent.directory().join("reported");
     std::fs::create_dir_all(&directory)?;
     let mut terms = Vec::new();
     for n in 0..TERMS {
-        terms.push(term(&pods, &format!("told-{n}"), &directory).await?);
+        terms.push(term(&pods, &format!("reporting-{n}"), &directory).await?);
     }
 
-    let heard = Heard::default();
+    let probe_times = ProbeTimes::default();
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let port = listener.local_addr()?.port();
-    let listening = tokio::spawn(listen(listener, heard.clone()));
+    let listening = tokio::spawn(listen(listener, probe_times.clone()));
     for n in 0..PODS {
         pods.create(&PostParams::default(), &probed(&format!("full-{n}"), port)?)
             .await?;
@@ -167,21 +167,21 @@ pub async fn full() -> Result<Report> {
         Ok(listed.items.iter().filter(ready).count() == PODS)
     })
     .await?;
-    heard.lock().clear();
+    probe_times.lock().clear();
     let (cpu, since) = (agent.cpu_seconds()?, Instant::now());
     tokio::time::sleep(WATCHED).await;
     let busy = (agent.cpu_seconds()? - cpu) / since.elapsed().as_secs_f64() * 100.0;
     let memory = agent.memory_mb()?;
     listening.abort();
-    let heard = heard.lock().clone();
-    let mut off: Vec<f64> = heard
+    let probe_times = probe_times.lock().clone();
+    let mut off: Vec<f64> = probe_times
         .values()
         .flat_map(|times| times.windows(2))
         .filter_map(|pair| Some(pair.last()?.duration_since(*pair.first()?).as_secs_f64()))
         .map(|between| (between - PERIOD_SECONDS as f64).abs() * 1000.0)
         .collect();
-    if heard.len() < 2 * PODS || off.len() < 2 * PODS {
-        return Err(format!("only {} probes of {} came", heard.len(), 2 * PODS).into());
+    if probe_times.len() < 2 * PODS || off.len() < 2 * PODS {
+        return Err(format!("only {} probes of {} came", probe_times.len(), 2 * PODS).into());
     }
 
     let mut report = Report::new(
@@ -192,35 +192,35 @@ pub async fn full() -> Result<Report> {
             WATCHED.as_secs()
         ),
     );
-    report.figure(
+    report.record(
         "DELETE to TERM in the process, p50",
         percentile(&mut terms, 50.0),
         "ms",
     );
     report
-        .figure(
+        .record(
             "DELETE to TERM in the process, p99",
             percentile(&mut terms, 99.0),
             "ms",
         )
         .target(Target::AtMost(100.0));
     report
-        .figure(
+        .record(
             "a probe's period is off by, p99",
             percentile(&mut off, 99.0),
             "ms",
         )
         .target(Target::AtMost(100.0));
-    report.figure(
+    report.record(
         "a probe's period is off by, most",
         percentile(&mut off, 100.0),
         "ms",
     );
     report
-        .figure(format!("CPU with {PODS} pods, of a core"), busy, "%")
+        .record(format!("CPU with {PODS} pods, of a core"), busy, "%")
         .target(Target::AtMost(5.0));
     report
-        .figure(format!("memory with {PODS} pods"), memory, "MB")
+        .record(format!("memory with {PODS} pods"), memory, "MB")
         .target(Target::AtMost(60.0))
         .kubernetes(85.0);
     drop(agent);

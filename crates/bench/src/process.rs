@@ -1,4 +1,4 @@
-//! A knarr of its own for a benchmark: the release build beside this program, ended by process id.
+//! A separate knarr for a benchmark: the release build next to this program, stopped by process id.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -62,7 +62,7 @@ impl Knarr {
             "10.198.0.0/24",
             "--node-name",
             "bench",
-            // How full this machine's disk is decides nothing.
+            // The disk usage of this machine must not affect it.
             "--kubelet-config",
             &path("kubelet.yaml"),
         ]
@@ -178,7 +178,7 @@ impl Drop for Knarr {
         if !ended.is_ok_and(|out| out.status.success()) {
             eprintln!("the benchmark's cluster did not end cleanly");
         }
-        // Gone already is what is wanted.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

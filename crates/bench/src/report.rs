@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-/// One figure beside what it is compared with.
+/// One measured value and what it is compared with.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct Measurement {
     /// What was measured, such as `create to Running, p50`.
     pub what: String,
     pub value: f64,
@@ -12,7 +12,7 @@ pub struct Figure {
     pub unit: &'static str,
     /// What knarr must reach, if anything was promised.
     pub target: Option<Target>,
-    /// What Kubernetes v1.36.2 measured on such a machine.
+    /// The value of Kubernetes v1.36.2 on such a machine.
     pub kubernetes: Option<f64>,
 }
 
@@ -33,13 +33,14 @@ impl Target {
     }
 }
 
-/// One benchmark's figures, with the workload they belong to.
+/// One benchmark's measurements, with their workload.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub name: &'static str,
     /// In a sentence: what was done, how often, on what.
     pub workload: String,
-    pub figures: Vec<Figure>,
+    #[serde(rename = "figures")]
+    pub measurements: Vec<Measurement>,
 }
 
 impl Report {
@@ -47,24 +48,24 @@ impl Report {
         Report {
             name,
             workload: workload.into(),
-            figures: Vec::new(),
+            measurements: Vec::new(),
         }
     }
 
-    pub fn figure(&mut self, what: impl Into<String>, value: f64, unit: &'static str) -> &mut Figure {
-        self.figures.push(Figure {
+    pub fn record(&mut self, what: impl Into<String>, value: f64, unit: &'static str) -> &mut Measurement {
+        self.measurements.push(Measurement {
             what: what.into(),
             value,
             unit,
             target: None,
             kubernetes: None,
         });
-        let last = self.figures.len() - 1;
-        &mut self.figures[last]
+        let last = self.measurements.len() - 1;
+        &mut self.measurements[last]
     }
 }
 
-impl Figure {
+impl Measurement {
     pub fn target(&mut self, target: Target) -> &mut Self {
         self.target = Some(target);
         self
@@ -88,7 +89,7 @@ pub fn table(reports: &[Report]) -> String {
             "".into(),
             "Kubernetes v1.36.2".to_string(),
         ]];
-        for f in &report.figures {
+        for f in &report.measurements {
             let (target, met) = match f.target {
                 None => (String::new(), String::new()),
                 Some(t) => {
@@ -142,7 +143,7 @@ pub fn table(reports: &[Report]) -> String {
     out
 }
 
-/// Three significant digits are all that a shared machine gives.
+/// More than three significant digits are not reproducible on a shared machine.
 fn number(v: f64) -> String {
     match v.abs() {
         a if a >= 100.0 => {
@@ -184,10 +185,10 @@ mod tests {
     }
 
     #[test]
-    fn a_missed_target_is_said() {
+    fn a_missed_target_is_reported() {
         let mut report = Report::new("x", "nothing");
         report
-            .figure("size", 70.0, "MB")
+            .record("size", 70.0, "MB")
             .target(Target::AtMost(60.0))
             .kubernetes(576.0);
         let text = table(&[report]);

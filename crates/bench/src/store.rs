@@ -62,7 +62,7 @@ pub struct OpenReport {
 /// Why it could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    #[error("the store refused")]
+    #[error("the store rejected a request")]
     Store(#[from] Error),
     #[error("a write without conditions was not committed: {0:?}")]
     NotCommitted(TxnResult),

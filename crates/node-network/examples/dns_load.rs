@@ -1,5 +1,5 @@
-//! Measures the DNS server with Debian's dnsperf, both on this machine, in a network namespace of their own:
-//! `cargo run --release -p knarr-node-network --example dns_load [services] [seconds] [clients] [notrack]`.
+//! Measures the DNS server with Debian's dnsperf, both on this machine, in their own network namespace: `cargo run
+//! --release -p knarr-node-network --example dns_load [services] [seconds] [clients] [notrack]`.
 
 use std::fmt::Write as _;
 use std::process::Command;

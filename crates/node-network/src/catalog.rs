@@ -26,21 +26,21 @@ const WITHDRAWN_KEPT: usize = 16 << 10;
 #[derive(Debug, Default)]
 pub struct Changes {
     pub services: BTreeSet<ServiceKey>,
-    pub reached: Reached,
+    pub reached: SyncedRevisions,
     /// Changes of Services, and of slices, that this comes from.
     pub service_changes: usize,
     pub slice_changes: usize,
-    /// When what the changed slices say came to be, as far as their controller wrote it; [`MAX_TRIGGERS`] at the most.
+    /// The trigger times of the changed slices, as far as their controller wrote them; [`MAX_TRIGGERS`] at the most.
     pub triggered: Vec<Timestamp>,
 }
 
-/// Of changes that nobody takes.
+/// For changes that are not taken for a long time.
 const MAX_TRIGGERS: usize = 1024;
 /// By the controller: when the Pod or Service changed that a slice was written for.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 impl Changes {
-    fn add(&mut self, from: &Source, changed: &[ServiceKey], reached: Reached) {
+    fn add(&mut self, from: &Source, changed: &[ServiceKey], reached: SyncedRevisions) {
         self.services.extend(changed.iter().cloned());
         self.reached = reached;
         if changed.is_empty() {
@@ -65,14 +65,14 @@ enum Source {
 
 /// The revisions up to which the catalog shows everything; `None` until the first full list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reached {
+pub struct SyncedRevisions {
     pub services: Option<u64>,
     pub slices: Option<u64>,
     /// Of the last slice that took away an endpoint to which new connections were sent; 0 if none has yet.
     pub withdrawn: u64,
 }
 
-impl Reached {
+impl SyncedRevisions {
     /// Both first lists are there.
     pub fn is_synced(&self) -> bool {
         self.services.is_some() && self.slices.is_some()
@@ -86,7 +86,7 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Waits until something has changed (or a revision was reached) and takes it; `None` when the catalog is gone.
+    /// Waits until something has changed (or a revision was reached) and takes it; `None` when the catalog was dropped.
     pub async fn changes(&mut self) -> Option<Changes> {
         self.bell.changed().await.ok()?;
         let mut gathered = self.gathered.lock();
@@ -101,7 +101,7 @@ impl Subscription {
 #[derive(Default)]
 struct State {
     catalog: RwLock<Catalog>,
-    reached: Mutex<Reached>,
+    reached: Mutex<SyncedRevisions>,
     /// The revisions at which addresses were last withdrawn, of those that were.
     withdrawn: Mutex<BTreeMap<IpAddr, u64>>,
     /// Counts reports.
@@ -118,7 +118,7 @@ impl State {
     fn report(&self, from: &Source, changed: &[ServiceKey]) {
         let reached = *self.reached.lock();
         self.moved.update(|count| *count += 1);
-        // A subscriber that is gone has closed its bell.
+        // A subscriber that was dropped has closed its channel.
         self.subscribers.lock().retain(|subscriber| {
             subscriber.gathered.lock().add(from, changed, reached);
             subscriber.bell.send(()).is_ok()
@@ -165,7 +165,7 @@ impl Shared {
     }
 
     /// Returns as soon as this is true of the catalog and of the revisions it shows.
-    pub async fn wait_for(&self, mut holds: impl FnMut(&Catalog, Reached) -> bool) {
+    pub async fn wait_for(&self, mut holds: impl FnMut(&Catalog, SyncedRevisions) -> bool) {
         let now = |_: &u64| {
             let reached = self.reached();
             holds(&self.read(), reached)
@@ -174,7 +174,7 @@ impl Shared {
     }
 
     /// The revisions up to which the catalog shows the API.
-    pub fn reached(&self) -> Reached {
+    pub fn reached(&self) -> SyncedRevisions {
         *self.state.reached.lock()
     }
 
@@ -185,7 +185,7 @@ impl Shared {
 
     /// Everything there is counts as changed to a new subscriber.
     pub fn subscribe(&self) -> Subscription {
-        let (bell, heard) = watch::channel(());
+        let (bell, changed) = watch::channel(());
         // Locked in the same order as by changes, so that none falls between.
         let mut subscribers = self.state.subscribers.lock();
         let catalog = self.state.catalog.read();
@@ -198,13 +198,13 @@ impl Shared {
             gathered: gathered.clone(),
             bell,
         });
-        let mut bell = heard;
+        let mut bell = changed;
         bell.mark_changed();
         Subscription { gathered, bell }
     }
 }
 
-/// Takes in what one of the two watches hears.
+/// Processes the events of one of the two watches.
 struct Feed {
     state: Arc<State>,
     is_services: bool,
@@ -276,7 +276,7 @@ impl Sink for Feed {
     }
 
     fn remove(&self, key: &ObjectKey, last: Option<&Arc<Object>>) {
-        // When a list does not name it any more it went some time after what was known before.
+        // A slice missing in a list was deleted some time after the last known revision.
         let known = self.state.reached.lock().slices.unwrap_or(0);
         let revision = last.map_or(known, |object| object.revision());
         let changed = self.forget(key, revision);
@@ -300,8 +300,8 @@ impl Sink for Feed {
                     .collect()
             }
         };
-        for gone in known.iter().filter(|key| !keys.contains(key)) {
-            self.remove(gone, None);
+        for removed in known.iter().filter(|key| !keys.contains(key)) {
+            self.remove(removed, None);
         }
     }
 

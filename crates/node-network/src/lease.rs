@@ -15,7 +15,7 @@ pub async fn own(api: &dyn Api, node_name: &str) -> Result<Lease, Error> {
     }
 }
 
-/// It goes with its Node, as the kubelet's own Lease does.
+/// It is owned by its Node and deleted with it, as the kubelet's own Lease is.
 async fn new(api: &dyn Api, node_name: &str) -> Result<Lease, Error> {
     let scope = ListOptions {
         field_selector: format!("metadata.name={node_name}"),
@@ -39,7 +39,7 @@ async fn new(api: &dyn Api, node_name: &str) -> Result<Lease, Error> {
     Ok(lease)
 }
 
-/// The UID of the Node that it goes with; empty if it goes with none.
+/// The UID of the owning Node; empty if there is none.
 pub fn owner(lease: &Lease) -> &str {
     let owners = lease.metadata.owner_references.as_deref().unwrap_or_default();
     owners.first().map_or("", |owner| &owner.uid)

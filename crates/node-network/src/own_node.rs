@@ -1,4 +1,4 @@
-//! What the API says of this node: its addresses, and those its pods may have.
+//! This node's object in the API: its addresses, and its pod CIDRs.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::routes::reduced;
 use crate::signal::Signal;
 
 /// Follows the Node of this name. Dropping it ends the watch.
-pub struct Followed {
+pub struct OwnNodeWatch {
     node: Arc<Signal<Node>>,
     _watch: JoinSet<()>,
 }
 
-impl Followed {
+impl OwnNodeWatch {
     pub fn start(api: Arc<dyn Api>, node_name: &str) -> Self {
         let node = Arc::new(Signal::new(Node::default()));
         let scope = Scope {
@@ -35,10 +35,10 @@ impl Followed {
             scope,
             Arc::new(Feed(node.clone())),
         ));
-        Followed { node, _watch: watch }
+        OwnNodeWatch { node, _watch: watch }
     }
 
-    /// As it was last heard of; empty before the node is registered.
+    /// The newest known object; empty before the node is registered.
     pub fn node(&self) -> Arc<Signal<Node>> {
         self.node.clone()
     }

@@ -1,9 +1,9 @@
 //! When no proxy of the cluster sends new connections to a pod any more (SPEC B7): this node reports what its kernel has,
 //! and a kubelet that terminates a pod waits until every node has.
 //!
-//! A report is a write to the Lease of the node's network agent; it is made only when endpoints were taken away, and
-//! once for all that was taken away since, and when the node has registered again: the Lease goes with the Node that owns
-//! it. `endpoint-propagation-controller` sums the reports up.
+//! A report is a write to the Lease of the node's network agent; it is made only when endpoints were withdrawn, and
+//! once for everything that was withdrawn since, and when the node has registered again: the Lease is owned by the
+//! Node. `endpoint-propagation-controller` aggregates the reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, warn};
 
-use crate::catalog::{Reached, Shared};
+use crate::catalog::{Shared, SyncedRevisions};
 use crate::lease;
 use crate::signal::Signal;
 
@@ -39,18 +39,18 @@ const RETRY: Duration = Duration::from_secs(1);
 pub struct EndpointPropagation {
     node_name: String,
     catalog: Arc<Shared>,
-    kernel: Arc<Signal<Reached>>,
+    kernel: Arc<Signal<SyncedRevisions>>,
     cluster: Arc<Signal<Propagation>>,
     _tasks: JoinSet<()>,
 }
 
 impl EndpointPropagation {
-    /// Begins to report what `kernel` says for the node of this name, which must exist.
+    /// Starts to report the kernel's state for the node of this name, which must exist.
     pub fn start(
         api: Arc<dyn Api>,
         node_name: &str,
         catalog: Arc<Shared>,
-        kernel: Arc<Signal<Reached>>,
+        kernel: Arc<Signal<SyncedRevisions>>,
         clock: Arc<dyn Clock>,
     ) -> Self {
         let cluster = Arc::new(Signal::new(Propagation::default()));
@@ -64,7 +64,7 @@ impl EndpointPropagation {
             api.clone(),
             registry::CONFIG_MAP.clone(),
             scope,
-            Arc::new(Summary(cluster.clone())),
+            Arc::new(PropagationConfig(cluster.clone())),
         ));
         let node_uid = Arc::new(Signal::new(String::new()));
         let scope = Scope {
@@ -105,9 +105,9 @@ impl EndpointPropagation {
         let no_labels = BTreeMap::new();
         let labels = pod.metadata.labels.as_ref().unwrap_or(&no_labels);
         let is_ready = is_ready(pod);
-        // What has been offered since this node last heard of slices is not in its catalog yet, but in others'. What is
-        // written for the pod's deletion comes after all of that.
-        let is_known = |catalog: &Catalog, reached: Reached| {
+        // What has been offered since this node last received slices is not in its catalog yet, but in others'. The
+        // write of the pod's deletion comes after all of that.
+        let is_known = |catalog: &Catalog, reached: SyncedRevisions| {
             !catalog.may_offer(namespace, labels, is_ready)
                 || marked.is_none_or(|marked| reached.slices.is_some_and(|slices| slices >= marked))
         };
@@ -117,15 +117,16 @@ impl EndpointPropagation {
                     !catalog.offers(namespace, &addresses) && is_known(catalog, reached)
                 })
                 .await;
-            // That this node has heard of it says nothing of any kernel.
+            // Having received the slice does not mean that the kernel has it.
             let Some(withdrawn) = self.catalog.withdrawn(&addresses) else {
                 return;
             };
-            let in_kernel = |reached: &Reached| reached.slices.is_some_and(|slices| slices >= withdrawn);
+            let in_kernel =
+                |reached: &SyncedRevisions| reached.slices.is_some_and(|slices| slices >= withdrawn);
             self.kernel.wait_for(in_kernel).await;
             let everywhere = |all: &Propagation| is_everywhere(all, &self.node_name, withdrawn);
             self.cluster.wait_for(everywhere).await;
-            // A controller that had not heard of the deletion yet may have offered it again meanwhile.
+            // A controller that had not seen the deletion yet may have offered it again meanwhile.
             let is_offered = self.catalog.read().offers(namespace, &addresses);
             if !is_offered && self.catalog.withdrawn(&addresses) == Some(withdrawn) {
                 return;
@@ -159,14 +160,14 @@ fn marked_at(pod: &core::Pod) -> Option<u64> {
     pod.metadata.resource_version.as_ref()?.parse().ok()
 }
 
-/// Hands on what the ConfigMap says.
-struct Summary(Arc<Signal<Propagation>>);
+/// Forwards the ConfigMap's content.
+struct PropagationConfig(Arc<Signal<Propagation>>);
 
-impl Sink for Summary {
+impl Sink for PropagationConfig {
     fn apply(&self, object: &Arc<Object>) {
         let map = object.to_typed::<ConfigMap>();
-        if let Some(said) = map.and_then(|map| Propagation::of(&map)) {
-            self.0.set(said);
+        if let Some(propagation) = map.and_then(|map| Propagation::of(&map)) {
+            self.0.set(propagation);
         }
     }
 
@@ -201,7 +202,7 @@ struct Reporter {
     node_uid: Arc<Signal<String>>,
     api: Arc<dyn Api>,
     node_name: String,
-    kernel: Arc<Signal<Reached>>,
+    kernel: Arc<Signal<SyncedRevisions>>,
     cluster: Arc<Signal<Propagation>>,
     clock: Arc<dyn Clock>,
 }
@@ -214,11 +215,11 @@ impl Reporter {
         loop {
             // A withdrawal is known a moment before the revision that it was made by is reached.
             let is_complete =
-                |reached: &Reached| reached.is_synced() && reached.slices >= Some(reached.withdrawn);
-            let due = |reached: &Reached| {
+                |reached: &SyncedRevisions| reached.is_synced() && reached.slices >= Some(reached.withdrawn);
+            let due = |reached: &SyncedRevisions| {
                 is_complete(reached) && reported.is_none_or(|before| reached.withdrawn > before)
             };
-            // The Lease of a Node that was deleted goes with it, and this node is not waited for without one.
+            // The Lease of a deleted Node is deleted with it, and this node is not waited for without one.
             let owner = self
                 .lease
                 .as_ref()
@@ -265,7 +266,7 @@ impl Reporter {
             None => lease::own(&*self.api, &self.node_name).await?,
         };
         let node_uid = self.node_uid.get();
-        // A new one was just made for the Node as the API has it, of which this task may not have heard yet.
+        // A new one was just created for the current Node, which this task may not have seen yet.
         if !node_uid.is_empty() && lease.metadata.resource_version.is_some() {
             lease::set_owner(&mut lease, &self.node_name, &node_uid);
         }
@@ -325,7 +326,7 @@ mod tests {
     /// A cluster with one offered pod on node `n`, and who waits for its withdrawal.
     struct Cluster {
         api: Arc<FakeApi>,
-        kernel: Arc<Signal<Reached>>,
+        kernel: Arc<Signal<SyncedRevisions>>,
         propagation: Arc<EndpointPropagation>,
     }
 
@@ -341,7 +342,7 @@ mod tests {
             api.create_as(summary(0, nodes)).await.unwrap();
             let catalog = Arc::new(Shared::start(api.clone()));
             catalog.wait_for(|_, reached| reached.is_synced()).await;
-            let kernel = Arc::new(Signal::new(Reached::default()));
+            let kernel = Arc::new(Signal::new(SyncedRevisions::default()));
             let propagation = EndpointPropagation::start(api.clone(), "n", catalog, kernel.clone(), clock);
             propagation.cluster.wait_for(|all| all.nodes == nodes).await;
             Cluster {
@@ -374,7 +375,7 @@ mod tests {
         }
 
         fn commit(&self, slices: u64, withdrawn: u64) {
-            self.kernel.set(Reached {
+            self.kernel.set(SyncedRevisions {
                 services: Some(1),
                 slices: Some(slices),
                 withdrawn,
@@ -434,7 +435,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn b7_what_others_may_have_heard_of_before_this_node_is_waited_for() {
+    async fn b7_what_other_nodes_may_have_received_before_this_one_is_awaited() {
         let cluster = Cluster::of(1).await;
         let service = |name: &str, publish: bool| -> core::Service {
             let service = json!({
@@ -462,7 +463,7 @@ mod tests {
             assert_eq!(!wait.is_finished(), waits, "{app} {ready} {deleted_at}");
             wait.abort();
         }
-        // It was offered meanwhile, which this node hears together with its withdrawal.
+        // It was offered meanwhile, which this node receives together with its withdrawal.
         let wait = cluster.wait_of(pod("web", "True", known + 1));
         cluster.api.update_as(slice(true)).await.unwrap();
         settle().await;
@@ -482,13 +483,13 @@ mod tests {
         let first = cluster.withdraw().await;
         cluster.commit(first, first);
         settle().await;
-        // By a controller that has not heard of the deletion, before every node has the first withdrawal …
+        // By a controller that has not seen the deletion, before every node has the first withdrawal …
         cluster.api.update_as(slice(true)).await.unwrap();
         settle().await;
         cluster.api.update_as(summary(first, 2)).await.unwrap();
         settle().await;
         assert!(!wait.is_finished(), "the pod is offered");
-        // … and taken back: what the nodes have said is of before.
+        // … and withdrawn again: the nodes' reports are from before.
         let second = cluster.withdraw().await;
         settle().await;
         assert!(!wait.is_finished(), "the kernels offer it again");

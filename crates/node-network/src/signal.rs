@@ -62,13 +62,13 @@ mod tests {
     #[tokio::test]
     async fn those_who_wait_hear_of_every_change_in_the_order_they_came() {
         let signal = Arc::new(Signal::new(0));
-        let heard = Arc::new(Mutex::new(Vec::new()));
+        let received = Arc::new(Mutex::new(Vec::new()));
         let mut waiting = tokio::task::JoinSet::new();
         for name in 0..5 {
-            let (signal, heard) = (signal.clone(), heard.clone());
+            let (signal, received) = (signal.clone(), received.clone());
             waiting.spawn(async move {
                 let value = signal.wait_for(|value| *value > name % 2).await;
-                heard.lock().push((name, value));
+                received.lock().push((name, value));
             });
         }
         tokio::task::yield_now().await;
@@ -76,7 +76,7 @@ mod tests {
         tokio::task::yield_now().await;
         signal.update(|value| *value += 1);
         waiting.join_all().await;
-        assert_eq!(*heard.lock(), [(0, 1), (2, 1), (4, 1), (1, 2), (3, 2)]);
+        assert_eq!(*received.lock(), [(0, 1), (2, 1), (4, 1), (1, 2), (3, 2)]);
         assert_eq!(
             signal.wait_for(|value| *value == 2).await,
             2,

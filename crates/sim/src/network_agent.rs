@@ -12,7 +12,7 @@ use knarr_network::catalog::ServiceKey;
 use knarr_network::nft::Table;
 use knarr_network::proxy::{Config, Family, NodeFacts, Proxy, TableChange, layout, packet};
 use knarr_node::kubelet::{Availability, NodeNetwork};
-use knarr_node_network::catalog::{Reached, Shared};
+use knarr_node_network::catalog::{Shared, SyncedRevisions};
 use knarr_node_network::propagation::EndpointPropagation;
 use knarr_node_network::signal::Signal;
 use parking_lot::Mutex;
@@ -57,7 +57,7 @@ pub(crate) struct Parts {
 impl NetworkAgent {
     pub fn start(parts: Parts) -> Arc<Self> {
         let catalog = Arc::new(Shared::start(parts.api.clone()));
-        let kernel = Arc::new(Signal::new(Reached::default()));
+        let kernel = Arc::new(Signal::new(SyncedRevisions::default()));
         let propagation = EndpointPropagation::start(
             parts.api.clone(),
             &parts.node,
@@ -136,7 +136,7 @@ fn whole(parts: &Parts, proxy: &Proxy) -> Table {
 }
 
 /// Brings the catalog's changes to the kernel, and says when they are there.
-async fn program(mut parts: Parts, catalog: Arc<Shared>, kernel: Arc<Signal<Reached>>) {
+async fn program(mut parts: Parts, catalog: Arc<Shared>, kernel: Arc<Signal<SyncedRevisions>>) {
     let mut subscription = catalog.subscribe();
     let mut changed: BTreeSet<ServiceKey> = BTreeSet::new();
     let mut proxy: Option<Proxy> = None;

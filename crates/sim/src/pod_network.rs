@@ -13,7 +13,7 @@ use knarr_kubelet::runtime::Sandbox;
 use knarr_network::policy::{Attachment, PodKey};
 use knarr_node::runtime::fake::{FakeRuntime, PodNetwork};
 use knarr_node::runtime::{Result, Runtime, RuntimeError};
-use knarr_node_network::own_node::Followed;
+use knarr_node_network::own_node::OwnNodeWatch;
 use knarr_node_network::pods::{Addresses, SandboxId};
 use knarr_node_network::policy::{Config, NetworkPolicies};
 use parking_lot::Mutex;
@@ -53,7 +53,7 @@ struct State {
 struct Agent {
     addresses: Mutex<Addresses>,
     policies: NetworkPolicies,
-    own: Followed,
+    own: OwnNodeWatch,
     chance: Mutex<Stream>,
     dead: CancellationToken,
 }
@@ -139,7 +139,7 @@ impl MachineNetwork {
         state.agent = Some(Arc::new(Agent {
             addresses: Mutex::new(addresses),
             policies,
-            own: Followed::start(api, &self.node),
+            own: OwnNodeWatch::start(api, &self.node),
             chance: Mutex::new(stream(self.seed, &name)),
             dead: dead.clone(),
         }));

@@ -54,7 +54,7 @@ pub async fn leases() -> Result<Report> {
         renewed += done??;
     }
     report
-        .figure(
+        .record(
             "Lease renewals",
             renewed as f64 / begin.elapsed().as_secs_f64(),
             "/s",

@@ -24,7 +24,7 @@ use tokio_rustls::TlsConnector;
 use crate::process::{LIMIT, Result};
 use crate::report::percentile;
 
-/// Where the load goes, and as whom.
+/// The target and the user of the load.
 #[derive(Clone)]
 pub struct Server {
     host: String,
@@ -98,7 +98,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The answer's head and body as it comes; anything but a 2xx is an error that says what the server said.
+    /// The answer's head and body as it comes; anything but a 2xx is an error with the server's message.
     pub async fn stream(&mut self, method: Method, path: &str, body: Bytes) -> Result<Incoming> {
         let request = Request::builder()
             .method(method)
@@ -112,8 +112,8 @@ impl Connection {
         if head.status.is_success() {
             return Ok(body);
         }
-        let said = body.collect().await?.to_bytes();
-        Err(refused(path, head.status, &said))
+        let body = body.collect().await?.to_bytes();
+        Err(response_error(path, head.status, &body))
     }
 
     pub async fn send(&mut self, method: Method, path: &str, body: Bytes) -> Result<Bytes> {
@@ -132,8 +132,8 @@ impl Connection {
     }
 }
 
-fn refused(path: &str, status: StatusCode, said: &[u8]) -> Box<dyn std::error::Error> {
-    format!("{path}: {status}: {}", String::from_utf8_lossy(said)).into()
+fn response_error(path: &str, status: StatusCode, body: &[u8]) -> Box<dyn std::error::Error> {
+    format!("{path}: {status}: {}", String::from_utf8_lossy(body)).into()
 }
 
 /// What many connections did.

@@ -16,11 +16,11 @@ use self::load::{Connection, Server, Until, run};
 use crate::process::{Knarr, LIMIT, Result};
 use crate::report::{Report, Target};
 
-/// Connections of the loads that say "64".
+/// Connections of the loads with "64" in their name.
 const MANY: usize = 64;
 /// How long a load lasts that is not counted.
 const SPAN: Duration = Duration::from_secs(3);
-/// Pods there are when growth is looked at, and at last.
+/// Numbers of pods at which growth is measured.
 const GROWTH: [usize; 4] = [1_000, 10_000, 100_000, 150_000];
 /// Objects of the list that ten clients read at once come to this, MB.
 const LARGE_LIST_MB: f64 = 100.0;
@@ -66,7 +66,7 @@ const PODS: &str = "/api/v1/namespaces/default/pods";
 /// Where a pod's text names the pod.
 const NAME: &str = "pod-000000";
 
-/// The pod of this number. It is made once and named anew, because whoever sends it shares the server's cores.
+/// The pod of this number. It is encoded once and only renamed, because the client shares the server's cores.
 fn pod(n: usize) -> Bytes {
     static PODS: std::sync::LazyLock<Vec<String>> =
         std::sync::LazyLock::new(|| (0..APPS).map(pod_of_app).collect());
@@ -76,7 +76,7 @@ fn pod(n: usize) -> Bytes {
 /// How many apps the pods are of.
 const APPS: usize = 100;
 
-/// A pod as users have them: about 5 KB as it is stored. No scheduler looks at it.
+/// A typical user's pod: about 5 KB as it is stored. No scheduler handles it.
 fn pod_of_app(n: usize) -> String {
     let env: Vec<_> = (0..12)
         .map(|i| json!({"name": format!("SETTING_{i}"), "value": format!("the value of setting number {i}")}))
@@ -90,7 +90,7 @@ fn pod_of_app(n: usize) -> String {
             "annotations": {"example.com/owner": "a team that runs many of these", "example.com/commit": "0123456789abcdef"},
         },
         "spec": {
-            "schedulerName": "nobody",
+            "schedulerName": "none",
             "containers": [{
                 "name": "main", "image": "registry.example.com/team/service:1.2.3",
                 "args": ["--listen=:8080", "--log-level=info", "--region=north"],
@@ -129,10 +129,10 @@ async fn small() -> Result<Report> {
     })
     .await?;
     report
-        .figure("GET", got.per_second, "/s")
+        .record("GET", got.per_second, "/s")
         .target(Target::AtLeast(30_000.0))
         .kubernetes(3_121.0);
-    report.figure("GET, p99", got.p99_ms, "ms").kubernetes(67.0);
+    report.record("GET, p99", got.p99_ms, "ms").kubernetes(67.0);
 
     let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
     let mut loads = Vec::new();
@@ -158,7 +158,7 @@ async fn small() -> Result<Report> {
     }
     let done = futures::future::try_join_all(loads).await?;
     report
-        .figure(
+        .record(
             "Lease renewals",
             done.iter().map(|(l, _)| l.per_second).sum(),
             "/s",
@@ -193,24 +193,24 @@ async fn pods() -> Result<Vec<Report>> {
         connections = back;
         there = level;
         let micros = (knarr.cpu_seconds()? - before) * 1e6 / (level - first) as f64;
-        growth.figure(format!("creates up to {level} pods"), load.per_second, "/s");
-        growth.figure("the server's CPU time for one of them", micros, "µs");
+        growth.record(format!("creates up to {level} pods"), load.per_second, "/s");
+        growth.record("the server's CPU time for one of them", micros, "µs");
         if level == 10_000 {
             creates
-                .figure(format!("creates, {MANY} connections"), load.per_second, "/s")
+                .record(format!("creates, {MANY} connections"), load.per_second, "/s")
                 .target(Target::AtLeast(9_000.0))
                 .kubernetes(893.0);
             creates
-                .figure("creates, p99", load.p99_ms, "ms")
+                .record("creates, p99", load.p99_ms, "ms")
                 .target(Target::AtMost(20.0))
                 .kubernetes(218.0);
         }
         let memory = knarr.memory_mb()?;
-        let figure = growth.figure(format!("memory with {level} pods"), memory, "MB");
+        let record = growth.record(format!("memory with {level} pods"), memory, "MB");
         match level {
-            10_000 => figure.target(Target::AtMost(150.0)).kubernetes(579.0),
-            150_000 => figure.target(Target::AtMost(2_000.0)),
-            _ => figure,
+            10_000 => record.target(Target::AtMost(150.0)).kubernetes(579.0),
+            150_000 => record.target(Target::AtMost(2_000.0)),
+            _ => record,
         };
         let one = vec![connections.remove(0)];
         let bytes = std::cell::Cell::new(0);
@@ -222,15 +222,15 @@ async fn pods() -> Result<Vec<Report>> {
         .await?;
         connections.extend(back);
         let rate = bytes.get() as f64 / 1e6 / begin.elapsed().as_secs_f64();
-        let figure = growth.figure(format!("list of {level} pods"), rate, "MB/s");
+        let record = growth.record(format!("list of {level} pods"), rate, "MB/s");
         if level == 10_000 {
-            figure.target(Target::AtLeast(600.0)).kubernetes(48.0 / 0.78);
+            record.target(Target::AtLeast(600.0)).kubernetes(48.0 / 0.78);
         }
-        growth.figure(format!("one list of {level} pods, p50"), load.p50_ms, "ms");
+        growth.record(format!("one list of {level} pods, p50"), load.p50_ms, "ms");
         if level == 100_000 {
             creates
-                .figures
-                .append(&mut parallel_lists(&knarr, &server).await?.figures);
+                .measurements
+                .append(&mut parallel_lists(&knarr, &server).await?.measurements);
         }
     }
     let (load, _) = run(vec![connections.remove(0)], Until::Elapsed(SPAN), async |c, n| {
@@ -238,7 +238,7 @@ async fn pods() -> Result<Vec<Report>> {
     })
     .await?;
     creates
-        .figure("creates, one connection", load.per_second, "/s")
+        .record("creates, one connection", load.per_second, "/s")
         .target(Target::AtLeast(1_000.0));
     Ok(vec![creates, growth])
 }
@@ -258,12 +258,12 @@ async fn parallel_lists(knarr: &Knarr, server: &Server) -> Result<Report> {
     let took = begin.elapsed().as_secs_f64();
     let what = format!("ten lists of {LARGE_LIST_MB} MB at once");
     report
-        .figure(
+        .record(
             format!("{what}: memory they add at most"),
             knarr.peak_memory_mb()? - before,
             "MB",
         )
         .target(Target::AtMost(300.0));
-    report.figure(what, bytes as f64 / 1e6 / took, "MB/s");
+    report.record(what, bytes as f64 / 1e6 / took, "MB/s");
     Ok(report)
 }

@@ -19,7 +19,7 @@ use crate::report::{Report, Target};
 const WATCHERS: usize = 1_000;
 /// Connections that write, each a ConfigMap of its own.
 const WRITERS: usize = 64;
-/// In all, each told to every watcher.
+/// In all, each delivered to every watcher.
 const UPDATES: usize = 6_000;
 /// Updates that may be on their way to the slowest reader: less than what the server keeps for one.
 const AHEAD: usize = 400;
@@ -41,7 +41,7 @@ own, {UPDATES} times in all, at most {AHEAD} updates ahead of the slowest reader
         watches.push(watch(&server).await?);
     }
     report
-        .figure(
+        .record(
             "memory of an idle watch",
             (knarr.memory_mb()? - before) * 1000.0 / WATCHERS as f64,
             "KB",
@@ -50,14 +50,14 @@ own, {UPDATES} times in all, at most {AHEAD} updates ahead of the slowest reader
     // Kept, and never read.
     let _slow = watch(&server).await?;
 
-    let told: Vec<Cell<usize>> = vec![Cell::new(0); WATCHERS];
+    let delivered: Vec<Cell<usize>> = vec![Cell::new(0); WATCHERS];
     let progress = tokio::sync::Notify::new();
     let begin = Instant::now();
     let readers = watches
         .iter_mut()
-        .zip(&told)
-        .map(|((_, body), told)| read(body, told, &progress));
-    let writers = write(&server, &told, &progress);
+        .zip(&delivered)
+        .map(|((_, body), delivered)| read(body, delivered, &progress));
+    let writers = write(&server, &delivered, &progress);
     let (read, written) = tokio::time::timeout(
         LIMIT,
         futures::future::join(futures::future::try_join_all(readers), writers),
@@ -66,14 +66,14 @@ own, {UPDATES} times in all, at most {AHEAD} updates ahead of the slowest reader
     written?;
     read?;
     let took = begin.elapsed().as_secs_f64();
-    let events: usize = told.iter().map(Cell::get).sum();
+    let events: usize = delivered.iter().map(Cell::get).sum();
     report
-        .figure("events delivered", events as f64 / took, "/s")
+        .record("events delivered", events as f64 / took, "/s")
         .target(Target::AtLeast(300_000.0));
-    report.figure("updates", UPDATES as f64 / took, "/s");
-    let behind = told.iter().filter(|t| t.get() < UPDATES).count();
+    report.record("updates", UPDATES as f64 / took, "/s");
+    let behind = delivered.iter().filter(|t| t.get() < UPDATES).count();
     report
-        .figure("watchers that fell behind", behind as f64, "")
+        .record("watchers that fell behind", behind as f64, "")
         .target(Target::AtMost(0.0));
     Ok(report)
 }
@@ -90,19 +90,19 @@ async fn watch(server: &Server) -> Result<(Connection, Incoming)> {
     Ok((connection, body))
 }
 
-/// Counts events, which are lines, until all were told. Ends early where the server ends the watch.
-async fn read(body: &mut Incoming, told: &Cell<usize>, progress: &tokio::sync::Notify) -> Result<()> {
-    while told.get() < UPDATES {
+/// Counts events, which are lines, until all were delivered. Ends early where the server ends the watch.
+async fn read(body: &mut Incoming, delivered: &Cell<usize>, progress: &tokio::sync::Notify) -> Result<()> {
+    while delivered.get() < UPDATES {
         let Some(frame) = body.frame().await else { break };
         if let Some(data) = frame?.data_ref() {
-            told.set(told.get() + data.iter().filter(|b| **b == b'\n').count());
+            delivered.set(delivered.get() + data.iter().filter(|b| **b == b'\n').count());
             progress.notify_one();
         }
     }
     Ok(())
 }
 
-async fn write(server: &Server, told: &[Cell<usize>], progress: &tokio::sync::Notify) -> Result<()> {
+async fn write(server: &Server, delivered: &[Cell<usize>], progress: &tokio::sync::Notify) -> Result<()> {
     let config_map = |writer: usize, n: usize| {
         json!({
             "apiVersion": "v1", "kind": "ConfigMap",
@@ -124,9 +124,9 @@ async fn write(server: &Server, told: &[Cell<usize>], progress: &tokio::sync::No
                 if n >= UPDATES {
                     return Ok::<_, Box<dyn std::error::Error>>(());
                 }
-                let slowest = told.iter().map(Cell::get).min().unwrap_or(0);
+                let slowest = delivered.iter().map(Cell::get).min().unwrap_or(0);
                 if n >= slowest + AHEAD {
-                    // Whoever reads says so; the pause covers a word that came before this wait.
+                    // The readers notify; the timeout covers a notification that came before this wait.
                     let _ = tokio::time::timeout(Duration::from_millis(5), progress.notified()).await;
                     continue;
                 }

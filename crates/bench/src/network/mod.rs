@@ -1,8 +1,8 @@
 //! The service proxy: how long Services take to the kernel, cold and one change alone; what a connection through a cluster
 //! IP costs; how much memory it all takes. Then cluster DNS and the way between nodes.
 //!
-//! Each workload of proxy and DNS runs in a process and a network namespace of its own: an API server with the embedded store and, beside
-//! it, the network agent's catalog and proxy.
+//! Each workload of proxy and DNS runs in its own process and network namespace: an API server with the embedded store,
+//! and the network agent's catalog and proxy.
 
 mod dns;
 mod routes;
@@ -172,66 +172,66 @@ fn report(workload: &Workload, title: &str, found: &Found) -> Report {
         "network, service proxy",
         format!("{title}; API server with the embedded store, catalog and proxy in one process, IPv4"),
     );
-    let mut figure = |what: &str, value: f64, unit: &'static str, compared: Compared| {
-        let figure = report.figure(what, value, unit);
+    let mut record = |what: &str, value: f64, unit: &'static str, compared: Compared| {
+        let record = report.record(what, value, unit);
         if let Some(limit) = compared.at_most {
-            figure.target(Target::AtMost(limit));
+            record.target(Target::AtMost(limit));
         }
         if let Some(kubernetes) = compared.kubernetes {
-            figure.kubernetes(kubernetes);
+            record.kubernetes(kubernetes);
         }
     };
-    figure(
+    record(
         "cold: listed to all in the kernel",
         found.cold_ms,
         "ms",
         workload.cold,
     );
-    figure("listing before that", found.listed_ms, "ms", NOTHING);
-    figure(
+    record("listing before that", found.listed_ms, "ms", NOTHING);
+    record(
         "new process: listed to all compared",
         found.restart_ms,
         "ms",
         NOTHING,
     );
-    figure(
+    record(
         "memory that catalog and proxy add",
         found.memory_mb,
         "MB",
         workload.memory,
     );
-    figure(
+    record(
         "of it not pages of the program",
         found.anonymous_mb,
         "MB",
         NOTHING,
     );
     if let Some(changes) = &found.changes {
-        figure(
+        record(
             "one endpoint changes: slice written to kernel, p50",
             changes.acknowledged_p50_ms,
             "ms",
             NOTHING,
         );
-        figure(
+        record(
             "one endpoint changes: slice written to kernel, p99",
             changes.acknowledged_p99_ms,
             "ms",
             workload.change_p99,
         );
-        figure(
+        record(
             "the same from the request, with fsync, p99",
             changes.requested_p99_ms,
             "ms",
             NOTHING,
         );
-        figure(
+        record(
             "connect to the endpoint, p50",
             changes.direct_p50_us,
             "µs",
             NOTHING,
         );
-        figure(
+        record(
             "connect to the cluster IP, p50",
             changes.service_p50_us,
             "µs",
@@ -241,7 +241,7 @@ fn report(workload: &Workload, title: &str, found: &Found) -> Report {
             at_most: workload.connect,
             kubernetes: None,
         };
-        figure(
+        record(
             "what the cluster IP adds",
             changes.service_p50_us - changes.direct_p50_us,
             "µs",

@@ -108,7 +108,7 @@ impl Agent {
                 .build()?;
             runtime.block_on(async {
                 let router = Router::start(config, api, Arc::new(TokioClock::new(Timestamp::now())))?;
-                // Dropped without a word is the end, too.
+                // A dropped sender is the end, too.
                 let _ = ended.await;
                 drop(router);
                 Ok(())
@@ -228,18 +228,18 @@ pub async fn run() -> Result<Report> {
              pairs, against the same path between the nodes' own addresses"
         ),
     );
-    let mut figures = |what: &str, (alone, between_pods): (f64, f64), at_least| {
-        report.figure(format!("{what}: between nodes"), alone, "Mbit/s");
-        report.figure(format!("{what}: between pods"), between_pods, "Mbit/s");
+    let mut measurements = |what: &str, (alone, between_pods): (f64, f64), at_least| {
+        report.record(format!("{what}: between nodes"), alone, "Mbit/s");
+        report.record(format!("{what}: between pods"), between_pods, "Mbit/s");
         report
-            .figure(
+            .record(
                 format!("{what}: of the nodes' own"),
                 between_pods / alone * 100.0,
                 "%",
             )
             .target(Target::AtLeast(at_least));
     };
-    figures("routed", routed, 95.0);
-    figures("VXLAN", tunnelled, 70.0);
+    measurements("routed", routed, 95.0);
+    measurements("VXLAN", tunnelled, 70.0);
     Ok(report)
 }

@@ -1,5 +1,5 @@
 //! The scheduler through the API: a server with the embedded store and fsync, the scheduler's driver and the load
-//! generator in one process, so on the same cores. Nodes are objects without a machine.
+//! generator in one process, so on the same cores. Nodes are objects without hosts.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub struct Found {
     pub worst_second: f64,
     /// 99 of 100 attempts took no longer, binding included.
     pub p99_attempt_ms: f64,
-    /// CPU time of server, scheduler and load generator for one measured pod: what a loaded machine changes least.
+    /// CPU time of server, scheduler and load generator for one measured pod: the value least affected by other load.
     pub cpu_micros: f64,
     /// Resident in the end, server and load generator included.
     pub memory_mb: f64,
@@ -54,7 +54,7 @@ impl NodeDialer for NoNodes {
     }
 }
 
-/// A server whose store is beside the build's output, so that it is a disk and not a tmpfs that is measured.
+/// A server whose store is in the build's output, so that it is a disk and not a tmpfs that is measured.
 pub async fn server() -> Result<(Arc<Server>, tempfile::TempDir)> {
     server_with("10.96.0.0/16").await
 }
@@ -126,7 +126,7 @@ pub async fn create<T: Registered + Clone>(api: &Arc<dyn Api>, objects: Vec<Valu
     create_and(api, objects, |_: &mut T| false).await
 }
 
-/// `change` is made to each object after it is created, where it says so.
+/// `change` is made to each object after it is created, if it returns one.
 async fn create_and<T: Registered + Clone>(
     api: &Arc<dyn Api>,
     objects: Vec<Value>,
@@ -171,7 +171,7 @@ pub async fn run(workload: &Workload) -> Result<Found> {
     create::<ServiceAccount>(&api, vec![account]).await?;
     let classes = PRIORITIES.map(|(name, value)| json!({"metadata": {"name": name}, "value": value}));
     create::<PriorityClass>(&api, classes.to_vec()).await?;
-    // New nodes are tainted until somebody finds them ready.
+    // New nodes are tainted until they are ready.
     let ready = |node: &mut Node| node.spec.as_mut().and_then(|s| s.taints.take()).is_some();
     create_and(&api, numbered(node, 0, workload.nodes), ready).await?;
 
@@ -219,7 +219,7 @@ pub async fn run(workload: &Workload) -> Result<Found> {
     })
 }
 
-/// The fewest in any second from the first to the last, looked at every tenth of a second; the average where there is
+/// The fewest in any second from the first to the last, sampled every tenth of a second; the average where there is
 /// less than a second.
 fn worst_second(at: &[f64]) -> f64 {
     let (Some(first), Some(last)) = (at.first(), at.last()) else {

@@ -29,10 +29,10 @@ fn shared<T: Registered>(value: Value) -> Result<Shared<T>, String> {
     Shared::new(Arc::new(object)).map_err(|e| e.to_string())
 }
 
-/// So many reports, and something goes round in circles.
+/// After so many reports the scheduler does not make progress.
 const TOO_MANY: usize = 1_000_000;
 
-/// Carries out what the scheduler says, at once: bound pods are bound, victims go. How many pods were bound.
+/// Carries out the scheduler's decisions at once: pods are bound, victims deleted. Returns how many pods were bound.
 fn drain(scheduler: &mut Scheduler, clock: &mut Timestamp) -> Result<usize, String> {
     let (mut bound, mut reports) = (0, 0);
     loop {

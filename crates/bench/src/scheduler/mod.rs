@@ -7,7 +7,7 @@ pub mod core;
 
 use serde_json::{Value, json};
 
-/// One workload: so many pods of one kind stand before so many of another are measured.
+/// One workload: so many pods of one kind exist before so many of another are measured.
 pub struct Workload {
     pub name: &'static str,
     pub nodes: usize,
@@ -17,7 +17,7 @@ pub struct Workload {
     pub stuck: usize,
     /// Pods per second that were promised.
     pub target: Option<f64>,
-    /// What kube-scheduler v1.36.2 did on such a machine.
+    /// The throughput of kube-scheduler v1.36.2 on such a machine.
     pub kubernetes: Option<f64>,
 }
 

@@ -122,7 +122,7 @@ pub struct Running {
     shown: Mutex<Option<Availability>>,
     _catalog: Arc<Shared>,
     _router: Option<Router>,
-    _own: own_node::Followed,
+    _own: own_node::OwnNodeWatch,
     _tasks: JoinSet<()>,
 }
 
@@ -142,7 +142,7 @@ pub async fn start(
 ) -> Result<Arc<Running>, Failure> {
     let names = Names::of(config);
     let catalog = Arc::new(Shared::start(api.clone()));
-    let own = own_node::Followed::start(api.clone(), &config.node_name);
+    let own = own_node::OwnNodeWatch::start(api.clone(), &config.node_name);
     let mut tasks = JoinSet::new();
     let pods = Pods::default();
     let (mut router, mut availability) = (None, None);
@@ -239,7 +239,7 @@ async fn start_pods(
     config: &Config,
     names: &Names,
     pods: &Pods,
-    (own, router): (&own_node::Followed, &Router),
+    (own, router): (&own_node::OwnNodeWatch, &Router),
     (runtime, node_ips, before_up): (Arc<dyn Runtime>, &[IpAddr], Arc<dyn pods::BeforeUp>),
     tasks: &mut JoinSet<()>,
 ) -> Result<Arc<Signal<Availability>>, Failure> {
@@ -347,7 +347,7 @@ async fn start_pods(
 }
 
 /// The bridge network of earlier versions, while its leases are there.
-fn earlier(config: &Config) -> std::io::Result<Option<pods::Earlier>> {
+fn earlier(config: &Config) -> std::io::Result<Option<pods::EarlierNetwork>> {
     /// The default name of its bridge, where the configuration no longer says it.
     const BRIDGE: &str = "knarr0";
     let leases = config.data_dir.join("cni/ipam").join(Install::NETWORK);
@@ -355,7 +355,7 @@ fn earlier(config: &Config) -> std::io::Result<Option<pods::Earlier>> {
         return Ok(None);
     }
     let configured = PodNetwork::configured_bridge(&containerd_config(config).cni_conf)?;
-    Ok(Some(pods::Earlier {
+    Ok(Some(pods::EarlierNetwork {
         bridge: configured.unwrap_or_else(|| BRIDGE.into()),
         leases,
     }))

@@ -45,7 +45,7 @@ fn message(index: u32, address: IpAddr) -> AddressMessage {
             .build(),
     };
     message.header.scope = AddressScope::Host;
-    // Nobody else can have it here, and it must be usable at once.
+    // The address cannot be a duplicate here, and it must be usable at once.
     message.header.flags = AddressHeaderFlags::Nodad;
     message
 }

@@ -1,4 +1,4 @@
-//! Answers of other servers, for as long as they may be kept. Bounded in bytes: what was not asked for longest goes first.
+//! Answers of upstream servers, for their TTL. Bounded in bytes: the least recently used entry is evicted first.
 //!
 //! Nothing is served that is older than it may be.
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 use knarr_network::dns::cached::{Question, Reply};
 use tokio::time::Instant;
 
-/// What an entry takes beside its answer and its name (stored twice).
+/// What an entry takes in addition to its answer and its name (stored twice).
 const ENTRY_BYTES: usize = 240;
 
 struct Entry {

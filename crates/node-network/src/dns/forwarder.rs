@@ -28,14 +28,14 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// Attempts for one question, over all servers.
 const ATTEMPTS_MAX: usize = 3;
 
-/// A look-up's result; `None` when no server has answered.
+/// A lookup's result; `None` when no server has answered.
 type Outcome = Option<Arc<Reply>>;
-type Flight = watch::Receiver<Option<Outcome>>;
+type InFlight = watch::Receiver<Option<Outcome>>;
 
 /// See the module.
 pub struct Forwarder {
     cache: Mutex<Cache>,
-    flights: Mutex<HashMap<Question, Flight>>,
+    flights: Mutex<HashMap<Question, InFlight>>,
     waiting: Arc<Semaphore>,
     metrics: Arc<Metrics>,
     loops: Mutex<Loops>,
@@ -89,7 +89,8 @@ impl Forwarder {
             match flights.get(&question) {
                 Some(flight) => flight.clone(),
                 None => {
-                    // It may have come since the caller looked; a flight ends behind its entry in the cache.
+                    // It may have come since the caller checked; an in-flight lookup ends after its entry is in the
+                    // cache.
                     if let Some(known) = self.cache.lock().get(&question, Instant::now()) {
                         return Some(known);
                     }

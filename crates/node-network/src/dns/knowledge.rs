@@ -1,5 +1,5 @@
-//! What questions are answered from: the catalog, which others keep, and beside it the reverse names, the namespaces and the
-//! ConfigMap. All of it stays as it was last seen while the API server is away.
+//! What questions are answered from: the shared catalog, and in addition the reverse names, the namespaces and the
+//! ConfigMap. All of it stays as it was seen last while the API server is unreachable.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use crate::catalog::{Changes, Shared};
 pub const CONFIG_NAMESPACE: &str = "kube-system";
 pub const CONFIG_NAME: &str = "knarr-dns";
 
-/// Where questions of others are sent, as it stands now. Never changed, only replaced.
+/// The current upstream servers of other names. Never changed, only replaced.
 #[derive(Clone, Debug, Default)]
 pub struct Routes {
     pub forwarding: Forwarding,
@@ -142,7 +142,7 @@ impl Knowledge {
         });
     }
 
-    /// Takes over the ConfigMap's data. With mistakes in it what was known before is kept.
+    /// Applies the ConfigMap's data. With errors in it the previous configuration is kept.
     pub fn set_config(&self, data: &BTreeMap<String, String>) {
         match Forwarding::parse(data) {
             Ok(mut forwarding) => {

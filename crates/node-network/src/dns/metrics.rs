@@ -40,7 +40,7 @@ pub enum Transport {
     Tcp,
 }
 
-/// See the module. What is counted for each question is looked up once, here.
+/// See the module. The counters for each question are resolved once, here.
 pub struct Metrics {
     registry: Registry,
     requests: Vec<[[IntCounter; 2]; 2]>,

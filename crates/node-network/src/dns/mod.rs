@@ -46,7 +46,7 @@ pub type NamespaceOf = Arc<dyn Fn(IpAddr) -> Option<Arc<str>> + Send + Sync>;
 
 /// As CoreDNS' kubernetes plugin.
 pub const TTL_SECONDS: u32 = 5;
-/// Threads for one address; more do not pay beside the pods whose questions they answer.
+/// Threads for one address; more would compete with the pods whose questions they answer.
 const THREADS_MAX: usize = 4;
 /// How soon changes of resolv.conf are seen.
 const RESOLV_CONF_EVERY: Duration = Duration::from_secs(10);
@@ -63,7 +63,7 @@ pub struct Config {
     pub cluster_domain: String,
     /// [`TTL_SECONDS`].
     pub ttl_seconds: u32,
-    /// The kubelet's `resolvConf`: its name servers are asked for other names, its search domains stand in pods' search lists.
+    /// The kubelet's `resolvConf`: its name servers answer other names, its search domains are in pods' search lists.
     pub resolv_conf: PathBuf,
     /// Search lists of pods are followed in one step where this is set and knows the client.
     pub namespace_of: Option<NamespaceOf>,
@@ -188,7 +188,7 @@ pub async fn start(config: Config, api: Arc<dyn Api>, catalog: Arc<Shared>) -> R
     })
 }
 
-/// Reads resolv.conf again and again, and begins anew with what was cached where servers have changed.
+/// Reads resolv.conf periodically, and clears the cache where servers have changed.
 async fn follow_routes(path: PathBuf, responder: Arc<Responder>) {
     let mut known = 0;
     loop {

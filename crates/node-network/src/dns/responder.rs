@@ -64,7 +64,7 @@ fn limit(query: &Query<'_>, transport: Transport) -> usize {
     }
 }
 
-/// Turns the addresses among the records, which stand together at the end.
+/// Rotates the addresses among the records, which are together at the end.
 fn rotate(records: &mut [Record], by: usize) {
     let is_address = |record: &Record| matches!(record.data, Data::Address(_));
     let begin = records.iter().position(is_address).unwrap_or(records.len());

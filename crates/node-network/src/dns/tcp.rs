@@ -1,5 +1,5 @@
-//! Questions over TCP: one after the other on each connection. A connection that says nothing, or stops within a message, is
-//! closed; there are only so many, in all and of one client.
+//! Questions over TCP: one after the other on each connection. A connection that is silent, or stops within a message,
+//! is closed; the number of connections is limited, in all and per client.
 
 use std::collections::HashMap;
 use std::io;

@@ -65,7 +65,8 @@ impl Listener {
             threads: Vec::new(),
             stopped: Arc::default(),
         };
-        // All of them before any thread: a question never goes to a socket that is about to be closed for another's failure.
+        // All of them before any thread: a question never arrives on a socket that is about to be closed for another's
+        // failure.
         for _ in 0..threads.max(1) {
             listener.sockets.push(Arc::new(bind(address)?));
         }
@@ -145,7 +146,7 @@ impl Worker {
                     return;
                 }
             };
-            // A socket that was shut down reports empty messages of nobody.
+            // A socket that was shut down reports empty messages without a sender.
             if self.stopped.load(Ordering::SeqCst) {
                 return;
             }

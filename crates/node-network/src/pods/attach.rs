@@ -169,7 +169,9 @@ impl Inner {
     fn create_link(&self, record: &Record, netns: &Path, mtu: u32) -> Result<u32, Failure> {
         let failed = kernel;
         let namespace = Namespace::open(netns).map_err(|error| match error.is_gone() {
-            true => Failure::new(Code::UnknownContainer, "the sandbox is gone").because(&error),
+            true => {
+                Failure::new(Code::UnknownContainer, "the sandbox does not exist any more").because(&error)
+            }
             false => failed(&error),
         })?;
         let mut netlink = Netlink::open().map_err(|error| failed(&error))?;
@@ -237,7 +239,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Removes whatever there is of a sandbox; also when there is nothing, or its namespace is gone.
+    /// Removes whatever exists of a sandbox; also when there is nothing, or its namespace was removed.
     pub async fn delete(self: Arc<Self>, sandbox: SandboxId) -> Result<(), Failure> {
         self.blocking(move |inner| inner.delete_now(&sandbox)).await
     }
@@ -248,7 +250,7 @@ impl Inner {
         let record = {
             let mut state = self.state.lock();
             let record = state.records.get_mut(sandbox);
-            // From here on its host ports are nobody's.
+            // From here on its host ports are free.
             record.map(|record| {
                 record.is_ready = false;
                 record.clone()

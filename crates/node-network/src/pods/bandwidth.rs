@@ -26,7 +26,7 @@ pub fn apply(
     Ok(())
 }
 
-/// Removes the pod's device; the rest goes with the link.
+/// Removes the pod's device; the rest is removed with the link.
 pub fn remove(netlink: &mut Netlink, sandbox: &SandboxId, alias: &str) -> Result<(), Error> {
     match links::find(netlink, &sandbox.ifb())? {
         Some(link) if link.alias == alias => links::delete(netlink, link.index),

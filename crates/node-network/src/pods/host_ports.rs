@@ -114,7 +114,7 @@ pub fn install(table: &str, settings: &Settings) -> Result<(), Error> {
     Ok(script::run(&table::script(table, settings))?)
 }
 
-/// Whether the table is there; others may have flushed all rules of the machine.
+/// Whether the table exists; other programs may have flushed all rules of the host.
 pub fn is_installed(table: &str) -> Result<bool, Error> {
     let tables = Nftables::open()?.tables()?;
     Ok(tables
@@ -169,8 +169,8 @@ fn value(data: Option<Data<'_>>) -> Option<Vec<u8>> {
     }
 }
 
-/// Deletes the UDP flows that lead elsewhere than they should once these host ports have come or gone: a flow keeps where
-/// it was led while its packets come.
+/// Deletes the UDP flows whose destination has changed because these host ports were added or removed: a flow keeps its
+/// destination while its packets arrive.
 pub fn delete_stale_flows(record: &Record, is_gone: bool) -> Result<(), Error> {
     let udp: Vec<(Place, u16, IpAddr)> = places(record)
         .filter(|((protocol, ..), _, _)| *protocol == Protocol::Udp)

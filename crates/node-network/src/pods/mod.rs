@@ -13,13 +13,13 @@
 //!   route leads back to its interface, so a pod cannot send from another's address, and the moment the routes are there is
 //!   the moment from which a pod can send at all.
 //!
-//! What is promised: an address is given to one sandbox at a time, until the runtime has ended that sandbox (DEL), or
-//! does not have it any more ([`Server::reconcile`]). `ADD` answers when the network works, and has undone everything when
+//! Guarantees: an address belongs to one sandbox at a time, until the runtime has removed that sandbox (DEL), or does
+//! not list it any more ([`Server::reconcile`]). `ADD` answers when the network works, and has reverted everything when
 //! it does not. Nothing depends on the agent while pods run: it may be stopped, killed and started again.
 //!
-//! Two records say what is there: files ([`records`]) and the kernel (links have their sandbox's id as an alias). Files
-//! need not survive a loss of power, as no sandbox does; each carries the boot it is of, and those of an earlier boot are
-//! removed at the start. Nothing is therefore synced to disk.
+//! The state is recorded twice: in files ([`records`]) and in the kernel (links have their sandbox's id as an alias).
+//! Files need not survive a loss of power, as no sandbox does; each carries its boot id, and those of an earlier boot
+//! are removed at the start. Nothing is therefore synced to disk.
 
 mod addresses;
 mod attach;
@@ -45,4 +45,4 @@ pub use records::Error as RecordError;
 pub use registry::{Attachment, Pods};
 pub use remove::{RemoveError, remove_all};
 pub use sandbox::{HostPort, PodName, Protocol, SandboxId};
-pub use server::{BeforeUp, Config, Earlier, NoHook, NodeNetwork, Server, StartError};
+pub use server::{BeforeUp, Config, EarlierNetwork, NoHook, NodeNetwork, Server, StartError};

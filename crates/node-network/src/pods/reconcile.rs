@@ -1,4 +1,4 @@
-//! What is recorded, what the kernel has and what the runtime has, brought together.
+//! Reconciles the records, the kernel and the runtime.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -87,7 +87,7 @@ impl Inner {
             }
         }
         for link in &links {
-            // What shaped the traffic of a pod that is gone with its record.
+            // A shaping device whose pod and record were removed.
             if let Some(sandbox) = self.sandbox_of(link)
                 && link.name == sandbox.ifb()
                 && !self.state.lock().records.contains_key(&sandbox)
@@ -134,7 +134,7 @@ impl Inner {
         state.records.insert(record.sandbox.clone(), record);
     }
 
-    /// A link without a record: its routes say which addresses it has. One without routes was never opened.
+    /// A link without a record: its addresses are read from its routes. One without routes was never opened.
     fn adopt_link(
         &self,
         link: &Link,
@@ -245,10 +245,10 @@ impl Inner {
         }
     }
 
-    /// `GC`: the runtime says what it has; attachments that are being made are not in question.
+    /// `GC`: the runtime passes its attachments; those that are being made are not affected.
     pub async fn collect_garbage(self: Arc<Self>, valid: Vec<String>) -> Result<(), Failure> {
         let valid: BTreeSet<String> = valid.into_iter().collect();
-        let gone: Vec<SandboxId> = {
+        let removed: Vec<SandboxId> = {
             let state = self.state.lock();
             let ready = state.records.values().filter(|record| record.is_ready);
             ready
@@ -256,7 +256,7 @@ impl Inner {
                 .filter(|sandbox| !valid.contains(sandbox.as_str()))
                 .collect()
         };
-        for sandbox in gone {
+        for sandbox in removed {
             self.release(&sandbox).await?;
         }
         Ok(())

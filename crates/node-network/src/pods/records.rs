@@ -1,8 +1,8 @@
 //! The records of attachments: one file a sandbox, replaced atomically.
 //!
-//! The directory is the agent's alone (0700). A record tells what the kernel cannot: whose sandbox it is, which host ports
-//! it has, and that an address is taken from the moment on at which it was chosen. Records outlive the agent, not the
-//! machine: each has the id of the boot in which it was written, and [`Records::load`] removes those of others.
+//! The directory is the agent's alone (0700). A record has what the kernel cannot store: whose sandbox it is, which
+//! host ports it has, and that an address is taken from the moment it was chosen. Records outlive the agent, not the
+//! boot: each has the id of the boot in which it was written, and [`Records::load`] removes those of others.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -30,7 +30,7 @@ pub struct Record {
     /// The id of the boot.
     pub boot: String,
     pub sandbox: SandboxId,
-    /// `None` if the runtime did not say, or the record was made from what the kernel has.
+    /// `None` if the runtime did not pass it, or the record was made from the kernel's state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodName>,
     /// The interface in the pod.

@@ -14,7 +14,7 @@ use super::sandbox::{PodName, SandboxId};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
     pub sandbox: SandboxId,
-    /// `None` if the runtime did not say whose sandbox it is.
+    /// `None` if the runtime did not pass the sandbox's pod.
     pub pod: Option<PodName>,
     /// IPv4 first.
     pub addresses: Vec<IpAddr>,
@@ -40,7 +40,7 @@ struct Index {
 }
 
 /// All attachments of this node; clones share them. An attachment is in it from before its `before_up` hook until its
-/// link is gone.
+/// link is removed.
 #[derive(Clone, Debug)]
 pub struct Pods {
     index: Arc<RwLock<Index>>,
@@ -103,10 +103,10 @@ impl Pods {
 
 impl Index {
     fn remove(&mut self, sandbox: &SandboxId) -> bool {
-        let Some(gone) = self.by_sandbox.remove(sandbox) else {
+        let Some(removed) = self.by_sandbox.remove(sandbox) else {
             return false;
         };
-        for address in &gone.addresses {
+        for address in &removed.addresses {
             self.by_address.remove(address);
         }
         true

@@ -1,4 +1,4 @@
-//! Everything gone: links, routes, table, records (`knarr down`).
+//! Removes everything: links, routes, table, records (`knarr down`).
 
 use std::error::Error;
 use std::path::Path;
@@ -22,9 +22,9 @@ pub enum RemoveError {
     Socket(#[source] std::io::Error),
 }
 
-/// Removes all that [`super::Server`] has made in this network namespace and its files, whatever of it is there; of other
-/// instances nothing. The bridge of the earlier network goes too, if it is named. It goes on after an error and reports
-/// the first one. Pods that still run lose their network.
+/// Removes everything that [`super::Server`] has made in this network namespace and its files, whatever exists of it;
+/// nothing of other instances. The bridge of the earlier network is removed too, if it is named. It continues after an
+/// error and reports the first one. Pods that still run lose their network.
 ///
 /// Sysctls stay as they are: others may rely on forwarding by now. Blocks.
 pub fn remove_all(

@@ -41,7 +41,7 @@ impl SandboxId {
         let first = self.0.get(..count).filter(|digits| is_hex(digits));
         match first {
             Some(digits) => digits.to_ascii_lowercase(),
-            // No runtime that we know names sandboxes otherwise; FNV-1a is enough to tell a few hundred apart.
+            // No runtime that we know names sandboxes otherwise; FNV-1a is enough to distinguish a few hundred.
             None => {
                 let hash = self.0.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
                     (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -86,7 +86,7 @@ impl fmt::Display for SandboxId {
 pub struct PodName {
     pub namespace: Arc<str>,
     pub name: Arc<str>,
-    /// Runtimes before containerd 1.6 do not say it.
+    /// Absent from runtimes before containerd 1.6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<Arc<str>>,
 }

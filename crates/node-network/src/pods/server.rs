@@ -35,7 +35,7 @@ pub(super) const MAX_WORKERS: usize = 16;
 /// A plugin sends its request at once.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it is seen to that the table is there: others may flush all rules of the machine.
+/// How often the table is checked: other programs may flush all rules of the host.
 const TABLE_PERIOD: Duration = Duration::from_secs(10);
 
 /// What the control plane and the routes to other nodes decide.
@@ -70,14 +70,14 @@ impl BeforeUp for NoHook {
 
 /// The bridge network of earlier versions, whose pods live on until they end.
 #[derive(Clone, Debug)]
-pub struct Earlier {
+pub struct EarlierNetwork {
     pub bridge: String,
     /// Where host-local keeps the network's leases: a file named for each address, with the sandbox's id as first line.
     pub leases: PathBuf,
 }
 
 pub struct Config {
-    /// Of the records; nobody else's.
+    /// For the records only.
     pub directory: PathBuf,
     /// Its directory is made, closed to others.
     pub socket: PathBuf,
@@ -90,7 +90,7 @@ pub struct Config {
     pub pods: Pods,
     /// Addresses of the node that host ports are never on: those of the cluster DNS.
     pub reserved: Vec<IpAddr>,
-    pub earlier: Option<Earlier>,
+    pub earlier: Option<EarlierNetwork>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -124,7 +124,7 @@ pub(super) struct Inner {
     pub before_up: Arc<dyn BeforeUp>,
     pub pods: Pods,
     pub reserved: Vec<IpAddr>,
-    pub earlier: Option<Earlier>,
+    pub earlier: Option<EarlierNetwork>,
     pub state: Mutex<State>,
     /// Held while the table is programmed.
     pub programming: Mutex<()>,
@@ -181,7 +181,7 @@ impl Server {
     }
 }
 
-/// Binds beside the socket and moves it into place: nobody finds one that does not listen or is open to others.
+/// Binds next to the socket and renames it into place: no client finds one that does not listen or is open to others.
 fn listen(socket: &Path) -> io::Result<UnixListener> {
     if let Some(directory) = socket.parent() {
         let mut builder = fs::DirBuilder::new();
@@ -209,7 +209,7 @@ async fn maintain(inner: Arc<Inner>, mut installed: Settings) {
             _ = ticks.tick() => (),
             changed = network.changed() => {
                 if changed.is_err() {
-                    // Whoever gave the CIDRs is gone: they stay as they are.
+                    // The source of the CIDRs was dropped: they stay as they are.
                     ticks.tick().await;
                 }
             }
@@ -262,8 +262,8 @@ async fn serve(inner: Arc<Inner>, listener: UnixListener) {
     }
 }
 
-/// Serves one connection. The command is carried out to its end even if the plugin is gone: what it began must not stay
-/// half done.
+/// Serves one connection. The command is carried out to its end even if the plugin has exited: it must not stay half
+/// done.
 async fn answer(inner: Arc<Inner>, mut stream: UnixStream) {
     match stream.peer_cred() {
         Ok(peer) if peer.uid() == 0 => (),

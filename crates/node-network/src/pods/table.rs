@@ -20,7 +20,7 @@ pub const ANY: [&str; 2] = ["any4", "any6"];
 pub const ONE: [&str; 2] = ["one4", "one6"];
 pub const HAIRPIN: [&str; 2] = ["hairpin4", "hairpin6"];
 
-/// Destinations that are never masqueraded besides the cluster's: multicast, broadcast, the link.
+/// Destinations that are never masqueraded in addition to the cluster's: multicast, broadcast, the link.
 const NOT_OUTSIDE: [&str; 4] = ["224.0.0.0/4", "255.255.255.255/32", "ff00::/8", "fe80::/10"];
 
 /// What the table depends on.

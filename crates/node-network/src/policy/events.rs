@@ -1,4 +1,4 @@
-//! Events about policies that do not do all that they say.
+//! Events about policies that are not fully in effect.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What the API says, brought into the state.
+//! Feeds the API's objects into the state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -24,14 +24,14 @@ pub(super) enum Source {
 
 /// The revisions up to which everything is known; `None` until the first list is complete.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Reached {
+pub(super) struct SyncedRevisions {
     pub namespaces: Option<u64>,
     pub policies: Option<u64>,
     pub local_pods: Option<u64>,
     pub peers: Option<u64>,
 }
 
-impl Reached {
+impl SyncedRevisions {
     fn of(&mut self, source: Source) -> &mut Option<u64> {
         match source {
             Source::Namespaces => &mut self.namespaces,
@@ -180,8 +180,8 @@ impl Sink for Feed {
     }
 
     fn retain(&self, keys: &BTreeSet<ObjectKey>) {
-        for gone in self.known().iter().filter(|key| !keys.contains(key)) {
-            self.remove(gone, None);
+        for removed in self.known().iter().filter(|key| !keys.contains(key)) {
+            self.remove(removed, None);
         }
     }
 
@@ -229,7 +229,7 @@ pub(super) fn peers(state: &Arc<State>) -> impl Future<Output = ()> + use<> {
     informer(state, Source::Peers, POD.clone(), others)
 }
 
-/// Forgets the pods of other nodes, when nobody watches them any more.
+/// Drops the pods of other nodes, when they are not watched any more.
 pub(super) fn forget_peers(state: &Arc<State>) {
     state.reached.update(|reached| reached.peers = None);
     let feed = Feed {

@@ -206,7 +206,7 @@ impl Kernel {
         })
     }
 
-    /// Whether all sets and chains are still there. Cheap while nobody commits anything.
+    /// Whether all sets and chains still exist. Cheap while no commit happens.
     pub fn is_intact(&mut self, policies: &Mutex<Policies>) -> Result<bool> {
         let Some(open) = &mut self.open else {
             return Ok(false);

@@ -1,15 +1,15 @@
 //! Keeps the rules of NetworkPolicies in the kernel (SPEC N6).
 //!
-//! What is decided stands in `knarr_network::policy`; here the API is watched, and one table of nf_tables follows.
+//! Decisions are in `knarr_network::policy`; here the API is watched, and one table of nf_tables follows.
 //!
-//! - **Start**: what an earlier process left stays in force until everything needed is known. Then new chains and sets are made
-//!   beside the old ones, the pods' elements move to them in one transaction, and what is old is deleted.
-//! - **A pod comes** ([`NetworkPolicies::attach`], awaited before it may send): its addresses are isolated at once, flows of
-//!   an earlier pod with them are deleted, and its rules are put in force when its object is known and so are all
-//!   policies that are as old. In doubt the call fails, and the pod does not start.
+//! - **Start**: what an earlier process left stays in force until everything needed is known. Then new chains and sets
+//!   are made next to the old ones, the pods' elements move to them in one transaction, and the old ones are deleted.
+//! - **A pod is added** ([`NetworkPolicies::attach`], awaited before it may send): its addresses are isolated at once,
+//!   flows of an earlier pod with them are deleted, and its rules are put in force when its object is known and so are
+//!   all policies that are as old. In doubt the call fails, and the pod does not start.
 //! - **A change** is one commit, for new sets and chains preceded by what makes them.
-//! - **An error**, or something that somebody else has deleted, is answered by comparing everything. Until that succeeds the
-//!   kernel keeps what it has.
+//! - **An error**, or a deletion by another program, is followed by a full comparison. Until that succeeds the kernel
+//!   keeps what it has.
 //!
 //! Pods of other nodes are watched only while a policy that selects a local pod has peers by selectors.
 
@@ -36,7 +36,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 pub use self::attach::AttachError;
 pub use knarr_network::policy::{Attachment, PodKey};
 
-use self::informers::{Origins, Reached};
+use self::informers::{Origins, SyncedRevisions};
 use self::kernel::KernelTable;
 pub use self::kernel::PolicyTable;
 use self::metrics::Metrics;
@@ -63,7 +63,7 @@ struct State {
     policies: Arc<Mutex<Policies>>,
     table: Arc<dyn PolicyTable>,
     origins: Mutex<Origins>,
-    reached: Signal<Reached>,
+    reached: Signal<SyncedRevisions>,
     /// Counts changes of `policies`; read and written while that is locked.
     version: Mutex<u64>,
     wake: Notify,
@@ -146,17 +146,17 @@ impl NetworkPolicies {
         NetworkPolicies { state, _tasks: tasks }
     }
 
-    /// The sandbox and its addresses are gone.
+    /// The sandbox and its addresses were removed.
     pub fn detach(&self, sandbox: &str) {
         self.state.change(|policies| policies.detach(sandbox));
     }
 
-    /// All sandboxes but these are gone.
+    /// All sandboxes but these were removed.
     pub fn retain(&self, sandboxes: &BTreeSet<Arc<str>>) {
         self.state.change(|policies| {
             let known: Vec<Arc<str>> = policies.sandboxes().cloned().collect();
-            for gone in known.iter().filter(|sandbox| !sandboxes.contains(*sandbox)) {
-                policies.detach(gone);
+            for removed in known.iter().filter(|sandbox| !sandboxes.contains(*sandbox)) {
+                policies.detach(removed);
             }
         });
     }

@@ -13,7 +13,7 @@ use crate::table::{Table, TableError};
 
 /// How far the kernel's tables are from what they should be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Compared {
+pub struct TableDifference {
     /// Elements that should be there, of both families.
     pub elements: usize,
     /// Those that are not there, or have other data.
@@ -24,7 +24,7 @@ pub struct Compared {
     pub of_frontends: usize,
 }
 
-impl Compared {
+impl TableDifference {
     pub fn is_in_step(&self) -> bool {
         self.missing == 0 && self.unexpected == 0
     }
@@ -41,7 +41,7 @@ pub fn compare(
     node: &NodeFacts,
     catalog: &Catalog,
     frontends: &[Frontend],
-) -> Result<Option<Compared>, TableError> {
+) -> Result<Option<TableDifference>, TableError> {
     let mut nftables = Nftables::open()?;
     let mut proxy = Proxy::new(config.clone(), node.clone());
     let mut kernel = Vec::new();
@@ -65,7 +65,7 @@ pub fn compare(
     for (key, _) in catalog.services() {
         proxy.apply(catalog, key);
     }
-    let mut compared = Compared::default();
+    let mut compared = TableDifference::default();
     let none = Elements::new();
     for (family, sets) in &kernel {
         let wanted = packet::table(&proxy, *family);

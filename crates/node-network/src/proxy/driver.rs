@@ -18,12 +18,12 @@ use tracing::{error, info, warn};
 use super::Config;
 use super::health::Health;
 use super::health_checks::HealthChecks;
-use super::kernel::{Done, Kernel, Work};
+use super::kernel::{Done, Kernel, KernelTask};
 use super::metrics::{Metrics, Synced};
 use super::node::NodeWatch;
 use super::stale_flows::StaleFlows;
 use super::sysctl;
-use crate::catalog::{Changes, Reached, Shared};
+use crate::catalog::{Changes, Shared, SyncedRevisions};
 use crate::signal::Signal;
 
 /// Between two questions whether the tables are still there.
@@ -44,7 +44,7 @@ pub(super) struct Driver {
     pub health_checks: HealthChecks,
     pub stale_flows: Arc<StaleFlows>,
     pub clock: Arc<dyn Clock>,
-    pub reached: Arc<Signal<Reached>>,
+    pub reached: Arc<Signal<SyncedRevisions>>,
     pub health: Arc<Health>,
     pub metrics: Arc<Metrics>,
 }
@@ -53,7 +53,7 @@ pub(super) struct Driver {
 #[derive(Default)]
 struct Pending {
     services: BTreeSet<ServiceKey>,
-    reached: Reached,
+    reached: SyncedRevisions,
     triggered: Vec<Timestamp>,
 }
 
@@ -123,8 +123,8 @@ impl Driver {
         pending: &mut Pending,
     ) {
         let mut work = match wake {
-            Wake::Glance => Work::Glance,
-            Wake::Check => Work::Check,
+            Wake::Glance => KernelTask::Glance,
+            Wake::Check => KernelTask::Check,
             Wake::Changes => {
                 self.health.queued();
                 changes(&mut pending.services, node)
@@ -144,7 +144,7 @@ impl Driver {
                     *kernel = Some(worker);
                     match result {
                         Ok(done) => return self.done(wake, done, begun.elapsed(), pending),
-                        // Somebody else has removed a table or an element of it.
+                        // Another program has removed a table or an element of it.
                         Err(error) if failures == 0 && error.is_not_found() => {
                             info!(%error, "the tables are not as they were, everything is compared");
                         }
@@ -191,7 +191,7 @@ impl Driver {
     }
 }
 
-/// Why the kernel is looked at.
+/// Why the kernel is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wake {
     Changes,
@@ -199,8 +199,8 @@ enum Wake {
     Check,
 }
 
-fn changes(services: &mut BTreeSet<ServiceKey>, node: &NodeFacts) -> Work {
-    Work::Changes {
+fn changes(services: &mut BTreeSet<ServiceKey>, node: &NodeFacts) -> KernelTask {
+    KernelTask::Changes {
         services: std::mem::take(services),
         node: node.clone(),
     }

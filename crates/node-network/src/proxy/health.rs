@@ -80,7 +80,7 @@ impl Health {
         let now = self.clock.now();
         let (is_healthy, state) = (self.is_healthy(), self.state.lock());
         let is_ok = is_healthy && (state.is_eligible || !with_node);
-        // What is healthy is as of now, as kube-proxy says it.
+        // A healthy state is as of now, as in kube-proxy.
         let updated = if is_ok { Some(now) } else { state.last_updated };
         let updated = updated.map(|time| time.to_string()).unwrap_or_default();
         let node = match with_node {

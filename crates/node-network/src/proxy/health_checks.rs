@@ -28,7 +28,7 @@ use super::Config;
 use super::health::{Health, json};
 use super::http_server;
 
-/// Before a port that is taken is tried again: at first soon, as the Service that had it may just have gone.
+/// Before a port in use is tried again: at first soon, as the Service that had it may just have been deleted.
 const SOON: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_secs(2);
 const BACKLOG: i32 = 128;
@@ -157,7 +157,7 @@ async fn serve(question: Question) {
     let listener = loop {
         match listen_on(question.family, question.port) {
             Ok(listener) => break listener,
-            // A machine without IPv6.
+            // A host without IPv6.
             Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => return,
             Err(error) => {
                 failures = failures.saturating_add(1);

@@ -1,4 +1,4 @@
-//! Small HTTP/1.1 servers that answer every request from memory, and hold little for anybody who connects.
+//! Small HTTP/1.1 servers that answer every request from memory, and hold little per connection.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ const CONNECTIONS: usize = 64;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of a request's head.
 const HEAD_BYTES: usize = 8 << 10;
-/// A client that goes on longer has to connect again.
+/// A client has to reconnect after this time.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// After an error of the listener itself, such as no descriptors left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -30,7 +30,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// What is answered to a request.
 pub(super) type Answer = dyn Fn(&Request<Incoming>) -> Response<Full<Bytes>> + Send + Sync;
 
-/// Answers whoever connects, until it is dropped; connections end with it.
+/// Answers every client until it is dropped; connections end with it.
 pub(super) async fn serve(listener: TcpListener, answer: Arc<Answer>) {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();

@@ -15,22 +15,22 @@ use crate::table::{Comparison, Table, TableError};
 
 /// What is to be done.
 #[derive(Debug)]
-pub(super) enum Work {
+pub(super) enum KernelTask {
     /// These Services have changed, or the facts of the node have.
     Changes {
         services: BTreeSet<ServiceKey>,
         node: NodeFacts,
     },
-    /// See whether somebody else has changed the tables' declarations.
+    /// Check whether another program has changed the tables' declarations.
     Glance,
-    /// See whether somebody else has changed anything.
+    /// Check whether another program has changed anything.
     Check,
 }
 
 /// What came of it.
 #[derive(Debug, Default)]
 pub(super) struct Done {
-    /// Flows that led to endpoints that are gone.
+    /// Flows to removed endpoints.
     pub stale_udp: Vec<StaleUdp>,
     pub health_checks: Vec<(ServiceKey, HealthCheck)>,
     /// Whether everything was compared.
@@ -41,7 +41,7 @@ pub(super) struct Done {
 struct Open {
     nftables: Nftables,
     tables: Tables,
-    /// The ruleset's number after our last commit, unless somebody else has committed since we last compared.
+    /// The ruleset's number after our last commit, unless another program has committed since we last compared.
     generation: Option<u32>,
     /// The ruleset's number when the tables were last seen.
     glanced: u32,
@@ -97,7 +97,7 @@ impl Kernel {
     }
 
     /// After an error the kernel has all of a transaction or nothing; the next call compares everything.
-    pub fn carry_out(&mut self, work: Work) -> Result<Done, TableError> {
+    pub fn carry_out(&mut self, work: KernelTask) -> Result<Done, TableError> {
         let mut done = Done::default();
         let result = self.try_to(work, &mut done);
         match result {
@@ -113,9 +113,9 @@ impl Kernel {
         }
     }
 
-    fn try_to(&mut self, work: Work, done: &mut Done) -> Result<(), TableError> {
+    fn try_to(&mut self, work: KernelTask, done: &mut Done) -> Result<(), TableError> {
         let is_due = match work {
-            Work::Changes { services, node } => {
+            KernelTask::Changes { services, node } => {
                 self.unapplied.extend(services);
                 if self.proxy.set_node(node) || self.is_new {
                     let catalog = self.catalog.read();
@@ -124,8 +124,8 @@ impl Kernel {
                 }
                 false
             }
-            Work::Glance => !self.is_intact()?,
-            Work::Check => {
+            KernelTask::Glance => !self.is_intact()?,
+            KernelTask::Check => {
                 let has_left_out = !self.left_out.is_empty();
                 self.left_out.clear();
                 has_left_out || !self.is_untouched()?
@@ -243,7 +243,7 @@ impl Kernel {
         else {
             return false;
         };
-        // Without memory nothing goes in; and without this one nobody is kept out.
+        // Without memory nothing is added; and this set does not deny access to any client.
         let is_general = matches!(errno, Errno::ENOMEM | Errno::EINTR | Errno::EAGAIN);
         if is_general || target.ends_with(layout::FIREWALLED) || self.left_out.len() >= MAX_LEFT_OUT {
             return false;
@@ -298,7 +298,7 @@ impl Kernel {
         })
     }
 
-    /// Whether the tables are there and declared as they were. Costs a question to the kernel while nobody commits.
+    /// Whether the tables exist and are declared as before. Costs one request to the kernel while no commit happens.
     fn is_intact(&mut self) -> Result<bool, TableError> {
         let Some(open) = &mut self.open else {
             return Ok(false);
@@ -313,7 +313,7 @@ impl Kernel {
             if now != *open.tables.of(family) {
                 info!(
                     family = family.name(),
-                    "somebody else has changed the table, it is made again"
+                    "another program has changed the table, it is created again"
                 );
                 return Ok(false);
             }
@@ -321,7 +321,7 @@ impl Kernel {
         Ok(true)
     }
 
-    /// Whether nobody else can have changed anything since our last commit.
+    /// Whether no other program can have changed anything since our last commit.
     fn is_untouched(&mut self) -> Result<bool, TableError> {
         match &mut self.open {
             Some(open) => Ok(open.generation == Some(open.nftables.generation()?)),

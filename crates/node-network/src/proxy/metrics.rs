@@ -31,7 +31,7 @@ pub(super) struct Synced {
     /// Everything was compared.
     pub is_full: bool,
     pub now: Timestamp,
-    /// How long ago what the slices say came to be.
+    /// The age of the slices' triggers.
     pub since_triggered: Vec<SignedDuration>,
 }
 

@@ -2,14 +2,15 @@
 //!
 //! What elements those are is decided in [`knarr_network::proxy`]. Here
 //!
-//! - `driver` follows the catalog and the Node, and says what the kernel has reached ([`ServiceProxy::reached`]); a change
-//!   alone is committed at once, changes gather while a commit runs;
-//! - `kernel` commits. On start, and after any error, it reads its tables back and commits the difference at one moment:
-//!   there is no flush and no gap. Every few seconds it looks whether somebody else has changed the ruleset, and every few
-//!   minutes, if so, it compares every element;
-//! - `compare` says whether the tables are what they should be, for people; it writes nothing;
-//! - `stale_flows` deletes the conntrack entries of UDP clients whose endpoint is gone;
-//! - `health_checks` answers on the `healthCheckNodePort` of Services, `health` on `/healthz` and `/livez` as kube-proxy;
+//! - `driver` follows the catalog and the Node, and reports what the kernel has reached ([`ServiceProxy::reached`]); a
+//!   change alone is committed at once, changes gather while a commit runs;
+//! - `kernel` commits. On start, and after any error, it reads its tables back and commits the difference at one
+//!   moment: there is no flush and no gap. Every few seconds it checks whether another program has changed the ruleset,
+//!   and every few minutes, if so, it compares every element;
+//! - `compare` reports whether the tables are as they should be, for users; it writes nothing;
+//! - `stale_flows` deletes the conntrack entries of UDP clients whose endpoint was removed;
+//! - `health_checks` answers on the `healthCheckNodePort` of Services, `health` on `/healthz` and `/livez` as
+//!   kube-proxy;
 //! - `metrics` counts under kube-proxy's names.
 //!
 //! The tables stay when the proxy ends, so that Services go on while knarr restarts; [`remove`] takes them away.
@@ -36,11 +37,11 @@ use knarr_nftables::Nftables;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use crate::catalog::{Reached, Shared};
+use crate::catalog::{Shared, SyncedRevisions};
 use crate::signal::Signal;
 use crate::table;
 
-pub use compare::{Compared, compare};
+pub use compare::{TableDifference, compare};
 pub use node::facts;
 
 use driver::Driver;
@@ -53,7 +54,7 @@ use stale_flows::StaleFlows;
 /// The name under which kube-proxy writes events.
 const COMPONENT: &str = "kube-proxy";
 
-/// What the wiring says.
+/// The configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Table names, address ranges.
@@ -70,7 +71,7 @@ pub struct Config {
 
 /// A running proxy. Dropping it ends it; what the kernel has stays.
 pub struct ServiceProxy {
-    reached: Arc<Signal<Reached>>,
+    reached: Arc<Signal<SyncedRevisions>>,
     health: Arc<Health>,
     metrics: Arc<Metrics>,
     _tasks: JoinSet<()>,
@@ -80,7 +81,7 @@ impl ServiceProxy {
     /// Begins to program the kernel of the network namespace that this runtime's threads are in. `api` acts as the network
     /// agent of the node: it watches the Node and writes events. Needs a tokio runtime, and root.
     pub fn start(config: Config, api: Arc<dyn Api>, catalog: Arc<Shared>, clock: Arc<dyn Clock>) -> Self {
-        let reached = Arc::new(Signal::new(Reached::default()));
+        let reached = Arc::new(Signal::new(SyncedRevisions::default()));
         let health = Arc::new(Health::new(clock.clone()));
         let metrics = Arc::new(Metrics::new());
         let events = EventRecorder::new(api.clone(), COMPONENT, &config.node_name, clock.clone());
@@ -114,7 +115,7 @@ impl ServiceProxy {
     }
 
     /// Up to which revisions the kernel has the catalog, for [`EndpointPropagation`](crate::propagation).
-    pub fn reached(&self) -> Arc<Signal<Reached>> {
+    pub fn reached(&self) -> Arc<Signal<SyncedRevisions>> {
         self.reached.clone()
     }
 

@@ -63,7 +63,7 @@ impl NodeWatch {
     }
 }
 
-/// What a Node says of itself.
+/// The facts of a Node object.
 pub fn facts(node: &Node) -> NodeFacts {
     let labels = node.metadata.labels.as_ref();
     NodeFacts {

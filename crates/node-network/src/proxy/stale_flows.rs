@@ -1,5 +1,5 @@
-//! Conntrack entries of UDP clients whose endpoint is gone: they are deleted, so that the clients' next packet is given
-//! another endpoint (SPEC N3).
+//! Conntrack entries of UDP clients whose endpoint was removed: they are deleted, so that the clients' next packet is
+//! sent to another endpoint (SPEC N3).
 //!
 //! One reading of the conntrack table serves all that has gathered, apart from commits: it may take long where there are
 //! millions of entries.
@@ -37,7 +37,7 @@ pub(super) struct StaleFlows {
 }
 
 impl StaleFlows {
-    /// The newest word about a frontend counts.
+    /// The newest entry of a frontend counts.
     pub fn add(&self, stale: Vec<StaleUdp>) {
         if stale.is_empty() {
             return;
@@ -107,7 +107,7 @@ fn is_stale(flow: &Flow, wanted: &Wanted) -> bool {
     if let Some(keep) = wanted.get(&(Some(to.ip()), to.port())) {
         return !keep.contains(&endpoint);
     }
-    // A flow to the same port of another machine, which nothing translates, is none of ours.
+    // A flow to the same port of another host, which nothing translates, is not the proxy's.
     let keep = wanted.get(&(None, to.port())).filter(|_| endpoint != to);
     keep.is_some_and(|keep| !keep.contains(&endpoint))
 }

@@ -20,8 +20,8 @@ pub(super) fn set(parameters: &[(&str, &str)]) {
     }
 }
 
-/// As kube-proxy with its defaults: room for connections, and how long closed and silent ones are kept. Namespaces other
-/// than the machine's may set only some of it, which is no fault.
+/// As kube-proxy with its defaults: room for connections, and how long closed and silent ones are kept. Namespaces
+/// other than the host's may set only some of it, which is no error.
 pub(super) fn set_conntrack(config: &Config) {
     if config.conntrack_tcp_be_liberal {
         set(&[("net/netfilter/nf_conntrack_tcp_be_liberal", "1")]);

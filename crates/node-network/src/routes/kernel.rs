@@ -21,14 +21,14 @@ pub type Result<T> = std::result::Result<T, rtnetlink::Error>;
 
 /// A route of ours, as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Have {
+pub struct InstalledRoute {
     pub via: Option<IpAddr>,
     pub link: Option<u32>,
     pub is_unreachable: bool,
     message: RouteMessage,
 }
 
-impl Have {
+impl InstalledRoute {
     /// Whether it leads where it should. `tunnel` is the device of the tunnel, VXLAN's or WireGuard's.
     pub fn is(&self, hop: Hop, tunnel: Option<u32>) -> bool {
         let leads = |via, link| !self.is_unreachable && self.via == via && self.link == link;
@@ -67,7 +67,7 @@ pub struct Kernel(pub Handle);
 
 impl Kernel {
     /// The routes of our protocol to destinations within these ranges, by destination.
-    pub async fn routes(&self, within: &[IpNet]) -> Result<BTreeMap<IpNet, Have>> {
+    pub async fn routes(&self, within: &[IpNet]) -> Result<BTreeMap<IpNet, InstalledRoute>> {
         let mut all = BTreeMap::new();
         for dump in [
             RouteMessageBuilder::<Ipv4Addr>::new().build(),
@@ -91,7 +91,7 @@ impl Kernel {
                 let prefix = message.header.destination_prefix_length;
                 let net = destination.and_then(|d| IpNet::new(d, prefix).ok());
                 if let Some(net) = net.filter(|net| within.iter().any(|range| range.contains(net))) {
-                    let have = Have {
+                    let have = InstalledRoute {
                         via,
                         link,
                         is_unreachable: message.header.kind == RouteType::Unreachable,
@@ -104,7 +104,7 @@ impl Kernel {
         Ok(all)
     }
 
-    /// Makes the route, or changes it where there is another of ours. `source` is what this machine sends with.
+    /// Creates the route, or changes it where there is another of ours. `source` is the host's source address.
     pub async fn set_route(
         &self,
         destination: IpNet,
@@ -148,17 +148,17 @@ impl Kernel {
         self.0.route().add(route.build()).replace().execute().await
     }
 
-    pub async fn remove_route(&self, have: Have) -> Result<()> {
-        gone(self.0.route().del(have.message).execute().await)
+    pub async fn remove_route(&self, have: InstalledRoute) -> Result<()> {
+        missing_is_ok(self.0.route().del(have.message).execute().await)
     }
 
-    /// The networks that links of this machine are on, but those of `except`.
+    /// The networks of this host's links, but those of `except`.
     pub async fn subnets(&self, except: Option<u32>) -> Result<Vec<Subnet>> {
         let mut subnets = Vec::new();
         let mut addresses = self.0.address().get().execute();
         while let Some(message) = addresses.try_next().await? {
             let link = message.header.index;
-            // A point-to-point address says its peer's in `Address`; its own is `Local`.
+            // A point-to-point address has its peer's in `Address`; its own is `Local`.
             let address = message.attributes.iter().find_map(|a| match a {
                 AddressAttribute::Address(ip) => Some(*ip),
                 _ => None,
@@ -195,7 +195,7 @@ impl Kernel {
         }))
     }
 
-    /// What kind of link has this name; `None` if there is none, `Other` for one that says no kind.
+    /// The kind of the link of this name; `None` if there is none, `Other` for one without a kind.
     pub async fn kind(&self, name: &str) -> Result<Option<InfoKind>> {
         let found = first(self.0.link().get().match_name(name.to_string())).await?;
         Ok(found.map(|link| {
@@ -234,7 +234,7 @@ impl Kernel {
             }
             other => {
                 if let Some((index, ..)) = other {
-                    gone(self.0.link().del(index).execute().await)?;
+                    missing_is_ok(self.0.link().del(index).execute().await)?;
                 }
                 let link = LinkVxlan::new(&device.name, VNI)
                     .port(PORT)
@@ -287,12 +287,12 @@ impl Kernel {
 
     pub async fn remove_device(&self, name: &str) -> Result<()> {
         match self.link(name).await? {
-            Some((index, ..)) => gone(self.0.link().del(index).execute().await),
+            Some((index, ..)) => missing_is_ok(self.0.link().del(index).execute().await),
             None => Ok(()),
         }
     }
 
-    /// The permanent neighbours on the tunnel, by address, with their MAC addresses; and which machines are behind these.
+    /// The permanent neighbours on the tunnel, by address, with their MAC addresses; and which hosts are behind these.
     pub async fn tunnels(
         &self,
         device: u32,
@@ -348,7 +348,7 @@ impl Kernel {
         message
             .attributes
             .push(NeighbourAttribute::Destination(destination));
-        gone(self.0.neighbours().del(message).execute().await)
+        missing_is_ok(self.0.neighbours().del(message).execute().await)
     }
 
     pub async fn remove_machine(&self, device: u32, mac: &[u8]) -> Result<()> {
@@ -359,7 +359,7 @@ impl Kernel {
         message
             .attributes
             .push(NeighbourAttribute::LinkLayerAddress(mac.to_vec()));
-        gone(self.0.neighbours().del(message).execute().await)
+        missing_is_ok(self.0.neighbours().del(message).execute().await)
     }
 }
 
@@ -400,8 +400,8 @@ fn is_no_device(error: &rtnetlink::Error) -> bool {
     errno(error) == Some(libc::ENODEV)
 }
 
-/// What is gone already was to go.
-fn gone(result: Result<()>) -> Result<()> {
+/// A missing object is a success.
+fn missing_is_ok(result: Result<()>) -> Result<()> {
     match result {
         Err(error) if matches!(errno(&error), Some(libc::ESRCH | libc::ENOENT | libc::ENODEV)) => Ok(()),
         other => other,

@@ -19,7 +19,7 @@ use crate::lease;
 use crate::signal::Signal;
 
 /// Routes are not kept waiting for longer by an API that does not answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What nodes have published, by their names, which are those of their Leases.
 pub struct Keys {
@@ -76,13 +76,13 @@ impl Sink for Keys {
 
     fn retain(&self, keys: &BTreeSet<ObjectKey>) {
         let is_there = |name: &str| keys.contains(&ObjectKey::new(NETWORK_NAMESPACE, name));
-        let gone = {
+        let removed = {
             let mut all = self.all.lock();
             let before = all.len();
             all.retain(|name, _| is_there(name));
             before != all.len()
         };
-        if gone {
+        if removed {
             self.changed.notify_one();
         }
     }
@@ -114,20 +114,19 @@ impl Publisher {
         }
     }
 
-    /// Whether the Lease says what it should.
+    /// Whether the Lease has the wanted content.
     pub fn is_done(&self) -> bool {
         self.done == Some(self.wanted)
     }
 
-    /// `seen` is what the Lease said when it was last heard of. It does not wait for an API that is away: the caller tries
-    /// again.
+    /// `seen` is the Lease's content as it was seen last. It does not wait for an unreachable API: the caller retries.
     pub async fn set(&mut self, published: Option<Published>, seen: Option<Published>) {
         self.wanted = published;
         if self.is_done() && (published.is_none() || seen == published) {
             return;
         }
         self.done = None;
-        let written = timeout(PATIENCE, self.write()).await;
+        let written = timeout(TIMEOUT, self.write()).await;
         match written.unwrap_or_else(|_| Err(Error::timeout("the API does not answer"))) {
             Ok(()) => self.done = Some(published),
             // The agent has another task that writes the Lease.

@@ -1,8 +1,8 @@
 //! Routes and the tunnel to the pods of other nodes (SPEC N7).
 //!
-//! Nodes are watched, and so are this machine's addresses and our own routes. After each change what is there is compared
-//! with what [`knarr_network::routes`] wants, and only the difference is changed: a restart changes nothing. Routes are ours
-//! by their protocol number, the tunnels' devices by their names; nothing else is touched.
+//! Nodes are watched, and so are this host's addresses and our own routes. After each change the kernel's state is
+//! compared with what [`knarr_network::routes`] wants, and only the difference is changed: a restart changes nothing.
+//! Routes are ours by their protocol number, the tunnels' devices by their names; nothing else is touched.
 //!
 //! With encryption this node publishes its key in its Lease, and other nodes' Leases are watched for theirs. The rules that
 //! drop pods' packets in the clear come before the routes that need them, and go before the routes that are in the clear.
@@ -44,12 +44,12 @@ use table::Guard;
 const GATHER: Duration = Duration::from_millis(20);
 /// Before a reconciliation that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// What the kernel has is looked at again after so long even if nothing was heard of.
+/// The kernel's state is checked again after so long even without an event.
 const RESYNC: Duration = Duration::from_secs(300);
-/// Ethernet's, where a link says none.
+/// Ethernet's, where a link has none.
 const DEFAULT_MTU: u32 = 1500;
 
-/// What the routes of a node are told.
+/// The configuration of a node's routes.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub node_name: String,
@@ -93,8 +93,8 @@ type Result<T> = std::result::Result<T, Error>;
 /// How far the kernel is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// This node has pod addresses that are nobody else's, and the kernel had the routes to all nodes that were known then.
-    /// With encryption: and other nodes can know the key.
+    /// This node has pod addresses that no other node has, and the kernel had the routes to all nodes that were known
+    /// then. With encryption: and other nodes can know the key.
     pub is_ready: bool,
     /// The MTU of the link that other nodes are reached by, which pods get; with encryption that of WireGuard.
     pub mtu: u32,
@@ -124,13 +124,13 @@ impl Router {
         let mut tasks = JoinSet::new();
         tasks.spawn(connection);
         tasks.spawn(own);
-        let heard = nodes.changed.clone();
+        let changed = nodes.changed.clone();
         tasks.spawn(async move {
             while let Some((message, _)) = messages.next().await {
                 if let NetlinkPayload::InnerMessage(message) = message.payload
                     && concerns(&message)
                 {
-                    heard.notify_one();
+                    changed.notify_one();
                 }
             }
         });
@@ -175,7 +175,7 @@ impl Router {
     }
 }
 
-/// The networks that this machine is on, without that of the tunnel's device.
+/// The networks that this host is on, without that of the tunnel's device.
 pub async fn subnets(device: &str) -> std::io::Result<Vec<Subnet>> {
     let (connection, handle, _) = rtnetlink::new_connection()?;
     let connection = tokio::spawn(connection);
@@ -189,7 +189,7 @@ pub async fn subnets(device: &str) -> std::io::Result<Vec<Subnet>> {
     subnets.map_err(std::io::Error::other)
 }
 
-/// Removes our routes, the tunnel and its table; for a node that goes.
+/// Removes our routes, the tunnel and its table; for a node that is removed.
 pub async fn remove_all(config: &Config) -> std::io::Result<()> {
     fn other(error: impl std::error::Error + Send + Sync + 'static) -> std::io::Error {
         std::io::Error::other(error)
@@ -212,7 +212,7 @@ pub async fn remove_all(config: &Config) -> std::io::Result<()> {
     delete.await.map_err(other)?.map_err(other)
 }
 
-/// Whether it may have taken something of ours away, or given this machine another network.
+/// Whether it may have removed something of ours, or given this host another network.
 fn concerns(message: &RouteNetlinkMessage) -> bool {
     matches!(
         message,
@@ -383,7 +383,7 @@ impl State {
         device: Option<u32>,
     ) -> Result<Option<u32>> {
         if wanted.tunnels.is_empty() {
-            // Routes that go away with it are those of nodes that have gone, or are reached without it now.
+            // Routes removed with it are those of nodes that were deleted, or are reached without it now.
             if device.is_some() {
                 self.kernel.remove_device(&self.config.device).await?;
             }

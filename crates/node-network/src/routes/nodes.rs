@@ -1,8 +1,8 @@
 //! The Nodes of the cluster, as far as routes need them, and for a while those that were deleted.
 //!
-//! A Node is deleted before its pods are: while they run they serve, and connections to them go on. So a range that is taken
-//! from a node, or goes with it, stays routed for a while, unless another node has it by then. So does that of a node without
-//! addresses, as one is that registers again: its range may be known before its addresses are.
+//! A Node is deleted before its pods are: while they run they serve, and connections to them continue. So a range that
+//! is removed from a node, or with it, stays routed for a while, unless another node has it by then. So does that of a
+//! node without addresses, as one is that registers again: its range may be known before its addresses are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -163,12 +163,12 @@ impl Sink for Nodes {
     }
 
     fn retain(&self, keys: &BTreeSet<ObjectKey>) {
-        let gone: Vec<String> = {
+        let removed: Vec<String> = {
             let known = self.known.lock();
             let is_gone = |name: &&String| !keys.contains(&ObjectKey::new("", name.as_str()));
             known.nodes.keys().filter(is_gone).cloned().collect()
         };
-        for name in gone {
+        for name in removed {
             self.remove(&ObjectKey::new("", name), None);
         }
     }

@@ -19,15 +19,15 @@ pub struct Settings {
 pub struct Guard {
     /// Pods' addresses, of the whole cluster.
     pub pods: Vec<IpNet>,
-    /// What lies in these ranges but is not pods': networks of this machine, and nodes.
+    /// What is in these ranges but is not pods': networks of this host, and nodes.
     pub except: Vec<IpNet>,
 }
 
 /// The text for nft that makes the table what it should be, in one transaction; without settings there is none.
 ///
-/// Encrypted packets come and go through the tunnel's device, those of this node's pods through devices of our group. On
-/// any other one an address of a pod is another machine's claim, or a packet that was to be encrypted: it is dropped, before
-/// a Service's address is translated on the way in, and after that on the way out.
+/// Encrypted packets arrive and leave through the tunnel's device, those of this node's pods through devices of our
+/// group. On any other one a pod's address is spoofed by another host, or the packet should have been encrypted: it is
+/// dropped, before a Service's address is translated on the way in, and after that on the way out.
 pub fn script(name: &str, settings: &Settings) -> String {
     let mut script = format!("add table inet {name}\ndelete table inet {name}\n");
     let Some(device) = &settings.tunnel else {

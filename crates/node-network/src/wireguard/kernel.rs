@@ -1,5 +1,5 @@
-//! The kernel's WireGuard, by generic netlink (`linux/wireguard.h`). It goes on while knarr restarts: what it has already is
-//! left as it is, sessions included.
+//! The kernel's WireGuard, by generic netlink (`linux/wireguard.h`). It keeps running while knarr restarts: what it has
+//! already is not changed, sessions included.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -39,18 +39,18 @@ pub fn set(device: &str, key: &PrivateKey, port: u16, wanted: &BTreeMap<PublicKe
 
 /// A peer of the device, as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Have {
+struct InstalledPeer {
     endpoint: Option<SocketAddr>,
     allowed: BTreeSet<IpNet>,
 }
 
-impl Have {
+impl InstalledPeer {
     fn is(&self, wanted: &Peer) -> bool {
         self.endpoint == Some(wanted.endpoint)
             && self.allowed == wanted.allowed.iter().copied().collect::<BTreeSet<_>>()
     }
 
-    /// What one part of a dump says; there may be more than one for a peer with many ranges.
+    /// Adds one part of a dump; there may be more than one for a peer with many ranges.
     fn add(&mut self, attribute: &WireguardPeerAttribute) {
         match attribute {
             WireguardPeerAttribute::Endpoint(endpoint) => self.endpoint = Some(*endpoint),
@@ -81,7 +81,7 @@ fn changes(
     device: &str,
     key: &PrivateKey,
     port: u16,
-    there: &BTreeMap<PublicKey, Have>,
+    there: &BTreeMap<PublicKey, InstalledPeer>,
     wanted: &BTreeMap<PublicKey, Peer>,
 ) -> Vec<WireguardMessage> {
     let message = |mut attributes: Vec<WireguardAttribute>| {
@@ -138,7 +138,7 @@ fn wanted_peer(key: &PublicKey, peer: &Peer) -> WireguardPeer {
 }
 
 /// The peers that one part of a dump names.
-fn collect(attributes: &[WireguardAttribute], peers: &mut BTreeMap<PublicKey, Have>) {
+fn collect(attributes: &[WireguardAttribute], peers: &mut BTreeMap<PublicKey, InstalledPeer>) {
     let named = attributes.iter().filter_map(|attribute| match attribute {
         WireguardAttribute::Peers(peers) => Some(peers),
         _ => None,
@@ -185,7 +185,7 @@ impl Generic {
     }
 
     /// A device's peers.
-    fn peers(&mut self, family: u16, device: &str) -> io::Result<BTreeMap<PublicKey, Have>> {
+    fn peers(&mut self, family: u16, device: &str) -> io::Result<BTreeMap<PublicKey, InstalledPeer>> {
         let mut question = GenlMessage::from_payload(WireguardMessage {
             cmd: WireguardCmd::GetDevice,
             attributes: vec![WireguardAttribute::IfName(device.into())],
@@ -204,7 +204,7 @@ impl Generic {
         self.ask(request, NLM_F_ACK, |_: WireguardMessage| {})
     }
 
-    /// Sends one request and reads all that the kernel says to it.
+    /// Sends one request and reads all of the kernel's answers.
     fn ask<F>(&mut self, request: GenlMessage<F>, flags: u16, mut answered: impl FnMut(F)) -> io::Result<()>
     where
         F: std::fmt::Debug,
@@ -272,7 +272,7 @@ mod tests {
             endpoint: "10.0.0.2:51820".parse().unwrap(),
             allowed: vec!["10.244.1.0/24".parse().unwrap(), "fd01::/64".parse().unwrap()],
         };
-        let there = BTreeMap::from([5, 6].map(|seed| (PublicKey([seed; 32]), Have::default())));
+        let there = BTreeMap::from([5, 6].map(|seed| (PublicKey([seed; 32]), InstalledPeer::default())));
         let wanted = BTreeMap::from([(PublicKey([6; 32]), peer)]);
         let messages = changes("knarr-wg", &key, 51820, &there, &wanted);
         let bytes: Vec<Vec<u8>> = messages
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn n7_a_kernel_without_wireguard_says_so() {
+    fn n7_a_kernel_without_wireguard_is_reported() {
         let mut socket = Generic::open().unwrap();
         assert!(
             socket.family("nlctrl").unwrap() > 0,

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 pub const ADDRESS: &str = "10.96.0.10";
 /// For what must come; nothing waits so long where all is well.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 const ATTEMPTS: usize = 3;
 /// Longer than the server asks others.
@@ -146,7 +146,7 @@ impl Cluster {
             .await
             .unwrap();
         stream.write_all(&bytes).await.unwrap();
-        let length = timeout(PATIENCE, stream.read_u16()).await.unwrap().unwrap();
+        let length = timeout(TIMEOUT, stream.read_u16()).await.unwrap().unwrap();
         let mut answer = vec![0; usize::from(length)];
         stream.read_exact(&mut answer).await.unwrap();
         Message::from_vec(&answer).unwrap()
@@ -179,7 +179,7 @@ impl Cluster {
                 tokio::task::yield_now().await;
             }
         };
-        timeout(PATIENCE, wait)
+        timeout(TIMEOUT, wait)
             .await
             .expect("the answer that is waited for");
     }

@@ -100,7 +100,7 @@ fn n5_external_names_and_search_lists_lead_to_other_servers_in_one_step() {
             answer.queries[0].name().to_string(),
             "missing.example.com.ns.svc.cluster.local."
         );
-        // A client whose search list is not known goes down it itself.
+        // A client whose search list is not known tries its names itself.
         let v6 = "fd00:96::a".parse().unwrap();
         let answer = cluster
             .ask_at(v6, "www.example.com.ns.svc.cluster.local", RecordType::A)
@@ -110,7 +110,7 @@ fn n5_external_names_and_search_lists_lead_to_other_servers_in_one_step() {
 }
 
 #[test]
-fn n5_a_server_that_says_nothing_costs_its_own_names_only() {
+fn n5_a_silent_server_affects_its_own_names_only() {
     in_namespace(async {
         let silent = UdpSocket::bind("127.0.0.54:53").await.unwrap();
         let cluster = configured("127.0.0.54").await;

@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
-use super::cluster::{Cluster, PATIENCE, address, in_namespace, question};
+use super::cluster::{Cluster, TIMEOUT, address, in_namespace, question};
 
 const NAME: &str = "10-1-2-3.ns.pod.cluster.local";
 
@@ -53,7 +53,7 @@ fn n5_garbage_neither_stops_the_server_nor_is_answered_at_length() {
 }
 
 #[test]
-fn n5_tcp_connections_that_stop_within_a_message_cost_nobody_else_anything() {
+fn n5_tcp_connections_that_stop_within_a_message_do_not_affect_other_clients() {
     in_namespace(async {
         let cluster = Cluster::start(|_| None).await;
         cluster.until(NAME, "10.1.2.3").await;
@@ -76,14 +76,14 @@ fn n5_tcp_connections_that_stop_within_a_message_cost_nobody_else_anything() {
             for half in bytes.chunks(10) {
                 other.write_all(half).await.unwrap();
             }
-            let length = timeout(PATIENCE, other.read_u16()).await.unwrap().unwrap();
+            let length = timeout(TIMEOUT, other.read_u16()).await.unwrap().unwrap();
             other.read_exact(&mut vec![0; usize::from(length)]).await.unwrap();
         }
         let mut closed = 0;
         for mut stream in held {
             let mut rest = Vec::new();
             // Closed at once, or when no question has come in time.
-            let ended = timeout(PATIENCE, stream.read_to_end(&mut rest))
+            let ended = timeout(TIMEOUT, stream.read_to_end(&mut rest))
                 .await
                 .expect("closed");
             closed += usize::from(ended.is_ok() || ended.is_err());
@@ -93,7 +93,7 @@ fn n5_tcp_connections_that_stop_within_a_message_cost_nobody_else_anything() {
         let mut stream = TcpStream::connect((address(), 53)).await.unwrap();
         stream.write_all(&[0xff, 0xff, 1]).await.unwrap();
         let mut rest = Vec::new();
-        let ended = timeout(PATIENCE, stream.read_to_end(&mut rest))
+        let ended = timeout(TIMEOUT, stream.read_to_end(&mut rest))
             .await
             .expect("closed");
         assert!(ended.is_err() || rest.is_empty());

@@ -1,6 +1,6 @@
 //! The DNS server with real sockets, each test in a network namespace of its own.
 
-#![allow(clippy::unwrap_used)] // a test may stop where it stands; clippy knows that only inside test functions
+#![allow(clippy::unwrap_used)] // a test may panic anywhere; clippy knows that only inside test functions
 
 mod cluster;
 mod elsewhere;

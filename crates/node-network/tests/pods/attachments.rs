@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use knarr_node_network::pods::{Attachment, BeforeUp, Earlier, remove_all};
+use knarr_node_network::pods::{Attachment, BeforeUp, EarlierNetwork, remove_all};
 use serde_json::{Value, json};
 
 use crate::Case;
@@ -160,7 +160,7 @@ fn no_cidr_yet() {
     assert_eq!(node.add(&pod).addresses(), [ip("10.244.1.2")]);
 }
 
-/// Says when it was asked, and fails if it is told to.
+/// Records when it was called, and fails on demand.
 struct Hook {
     fails: AtomicBool,
     was_open: AtomicBool,
@@ -197,7 +197,7 @@ fn hook_comes_first() {
     let (code, message) = node.add(&pod).failure();
     assert_eq!(code, 104);
     assert!(message.contains("no rules"), "{message}");
-    assert!(node.links().is_empty(), "it was undone");
+    assert!(node.links().is_empty(), "it was reverted");
     assert!(node.pods.list().is_empty());
     hook.fails.store(false, Ordering::SeqCst);
     assert_eq!(node.add(&pod).addresses(), [ip("10.244.1.3")]);
@@ -253,7 +253,7 @@ fn earlier_network() {
     old.namespace.command("ip address add 10.244.1.2/29 dev eth0");
     old.namespace.command("ip link set eth0 up");
     old.namespace.command("ip route add default via 10.244.1.1");
-    node.earlier = Some(Earlier {
+    node.earlier = Some(EarlierNetwork {
         bridge: "cni-old".into(),
         leases: leases.clone(),
     });

@@ -1,4 +1,4 @@
-//! What goes wrong: agents that are killed, records or links that are missing, malformed configurations.
+//! Failures: agents that are killed, records or links that are missing, malformed configurations.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

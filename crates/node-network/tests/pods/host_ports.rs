@@ -1,4 +1,4 @@
-//! Host ports (SPEC N8): from other machines, from the node, from pods, from the pod itself; both families and UDP.
+//! Host ports (SPEC N8): from other hosts, from the node, from pods, from the pod itself; both families and UDP.
 
 use std::net::IpAddr;
 
@@ -49,7 +49,7 @@ fn from_everywhere() {
     serve(&pod.namespace, "pod", 80);
     for (family, (address, client)) in [(NODE, OUTSIDE), (NODE_V6, OUTSIDE_V6)].into_iter().enumerate() {
         let address = ip(address);
-        // From another machine, whose address is kept.
+        // From another host, whose address is kept.
         assert_eq!(tcp(&outside, address, 8080).unwrap(), format!("pod {client}"));
         assert_eq!(udp(&outside, address, 8080, 0).unwrap(), format!("pod {client}"));
         // From the node itself and from another pod.
@@ -99,7 +99,7 @@ fn shared_numbers() {
     assert_eq!(name(udp(&outside, ip(NODE), 53, 0)), "pod-2");
     assert!(udp(&outside, ip(NODE_V6), 53, 0).is_err(), "0.0.0.0 is IPv4 only");
     assert_eq!(name(tcp(&outside, ip("192.0.2.77"), 53)), "pod-3");
-    // An address that is not the node's is passed on to whom it is of.
+    // An address that is not the node's is not translated.
     serve(&outside, "outside", 53);
     assert_eq!(name(tcp(&pods[0].namespace, ip(OUTSIDE), 53)), "outside");
 }

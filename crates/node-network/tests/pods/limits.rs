@@ -40,7 +40,7 @@ fn arrives(from: &Pod, source: IpAddr, to: &Pod, destination: IpAddr) -> bool {
 
 fn spoofing() {
     let node = Node::started();
-    // The loosest that a machine may have.
+    // The loosest setting that a host may have.
     node.namespace.command("sysctl -qw net.ipv4.conf.all.rp_filter=2");
     let (evil, target, victim) = (Pod::new(1), Pod::new(2), Pod::new(3));
     let own = node.add(&evil).addresses();
@@ -75,7 +75,7 @@ fn loopback_of_the_node() {
         .set_read_timeout(Some(Duration::from_millis(300)))
         .unwrap();
     let target = listener.local_addr().unwrap();
-    // `lo` is down in the pod, so 127.0.0.1 goes where its routes say.
+    // `lo` is down in the pod, so 127.0.0.1 follows the pod's routes.
     pod.namespace
         .command("sysctl -qw net.ipv4.conf.eth0.route_localnet=1");
     pod.namespace

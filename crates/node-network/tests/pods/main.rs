@@ -1,4 +1,4 @@
-//! The pod network in the kernel (SPEC N1, N8): nodes, pods and an outside machine are network namespaces, which end with
+//! The pod network in the kernel (SPEC N1, N8): nodes, pods and an outside host are network namespaces, which end with
 //! the threads that hold them; the plugin is this very program, run as a runtime runs it. Needs root and `nft`.
 
 #![allow(clippy::disallowed_methods, reason = "real processes run on the real clock")]

@@ -1,4 +1,4 @@
-//! How long ADD takes, from the start of the plugin to its end, beside the reference plugins. Ignored; run with
+//! How long ADD takes, from the start of the plugin to its exit, compared with the reference plugins. Ignored; run with
 //! `--ignored --nocapture`.
 
 use std::io::Write;

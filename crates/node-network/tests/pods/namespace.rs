@@ -1,4 +1,4 @@
-//! A network namespace that a thread holds: it is gone when the thread ends.
+//! A network namespace that a thread holds: it is removed when the thread exits.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! A node: a network namespace with a server, a plugin, and optionally a machine outside of the cluster beside it.
+//! A node: a network namespace with a server, a plugin, and optionally a host outside of the cluster next to it.
 
 use std::io::Write;
 use std::net::IpAddr;
@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use knarr_node_network::pods::{BeforeUp, Config, Earlier, NoHook, NodeNetwork, Pods, Sandbox, Server};
+use knarr_node_network::pods::{
+    BeforeUp, Config, EarlierNetwork, NoHook, NodeNetwork, Pods, Sandbox, Server,
+};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -26,7 +28,7 @@ pub struct Node {
     pub network: watch::Sender<Option<NodeNetwork>>,
     pub pods: Pods,
     pub hook: Arc<dyn BeforeUp>,
-    pub earlier: Option<Earlier>,
+    pub earlier: Option<EarlierNetwork>,
     pub reserved: Vec<IpAddr>,
     running: Option<Arc<(Runtime, Server)>>,
 }
@@ -179,7 +181,7 @@ impl Node {
         })
     }
 
-    /// A machine on the node's network that is no part of the cluster.
+    /// A host on the node's network that is not part of the cluster.
     pub fn outside(&self) -> Namespace {
         let outside = Namespace::new();
         let thread = outside.thread;

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use crate::namespace::Namespace;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// For what must not arrive.
 const SILENCE: Duration = Duration::from_millis(300);
 
-/// Listens for TCP and UDP of both families until its namespace's users are gone; answers `<name> <address of the client>`.
+/// Listens for TCP and UDP of both families until its namespace has no users; answers `<name> <address of the client>`.
 pub fn serve(namespace: &Namespace, name: &str, port: u16) {
     let name = name.to_string();
     namespace.run(move || {
@@ -35,16 +35,16 @@ pub fn serve(namespace: &Namespace, name: &str, port: u16) {
 
 /// Asks over TCP.
 pub fn tcp(from: &Namespace, to: IpAddr, port: u16) -> io::Result<String> {
-    from.run(move || ask(SocketAddr::new(to, port), PATIENCE))
+    from.run(move || ask(SocketAddr::new(to, port), TIMEOUT))
 }
 
 pub fn is_silent(from: &Namespace, to: IpAddr, port: u16) -> bool {
     from.run(move || ask(SocketAddr::new(to, port), SILENCE).is_err())
 }
 
-fn ask(to: SocketAddr, patience: Duration) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&to, patience)?;
-    stream.set_read_timeout(Some(patience))?;
+fn ask(to: SocketAddr, limit: Duration) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&to, limit)?;
+    stream.set_read_timeout(Some(limit))?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     Ok(text)
@@ -89,7 +89,7 @@ pub fn bytes_per_second(from: &Namespace, to: &Namespace, address: IpAddr) -> u6
         received
     });
     from.run(move || {
-        let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address, port), PATIENCE).unwrap();
+        let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address, port), TIMEOUT).unwrap();
         let buffer = vec![0; 64 << 10];
         // The receiver ends it.
         while stream.write_all(&buffer).is_ok() {}

@@ -157,7 +157,7 @@ fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     });
 }
 
-/// Waits until the agent has heard of what was written before, by a policy that it hears of later.
+/// Waits until the agent has seen earlier writes, by a policy written after them.
 async fn settle(cluster: &Cluster, policies: &NetworkPolicies) {
     let count = |text: &str| {
         let line = text
@@ -311,7 +311,7 @@ fn n6_established_connections_go_on_and_rules_outlive_the_agent() {
         let mut nftables = Nftables::open().unwrap();
         let chains = nftables.chains(Family::Inet, TABLE).unwrap();
         assert_eq!(chains.len(), 3, "{chains:?}");
-        // A peer on another node comes and goes.
+        // A peer on another node is created and deleted.
         cluster.create_pod("z", "b", "node-2", &["10.9.9.9"]).await;
         settle(&cluster, &policies).await;
         let members = || {
@@ -337,7 +337,7 @@ fn n6_established_connections_go_on_and_rules_outlive_the_agent() {
         while members() != 1 {
             tokio::task::yield_now().await;
         }
-        // Somebody deletes what is in the way of the next change.
+        // Another program deletes what is in the way of the next change.
         knarr_nftables::script::run(&format!("flush map inet {TABLE} ingress4")).unwrap();
         assert!(cluster.pod("y", "a").reaches(Transport::Tcp, to, 80));
         cluster.remove_policy("x", "z-only").await;

@@ -1,6 +1,6 @@
 //! NetworkPolicies in the kernel: network namespaces are pods, and the node is the one that routes between them.
 
-#![allow(clippy::unwrap_used)] // a test may stop where it stands; clippy knows that only inside test functions
+#![allow(clippy::unwrap_used)] // a test may panic anywhere; clippy knows that only inside test functions
 
 mod enforcement;
 mod network;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::sched::{CloneFlags, unshare};
 
 /// Until then a connection that is not there counts as denied.
-const PATIENCE: Duration = Duration::from_millis(400);
+const TIMEOUT: Duration = Duration::from_millis(400);
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -61,11 +61,11 @@ pub fn serve_dns() {
 /// Whether the server answers.
 fn probe(transport: Transport, to: SocketAddr) -> bool {
     match transport {
-        Transport::Tcp => TcpStream::connect_timeout(&to, PATIENCE).is_ok(),
+        Transport::Tcp => TcpStream::connect_timeout(&to, TIMEOUT).is_ok(),
         Transport::Udp => {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).unwrap();
-            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
             socket.connect(to).unwrap();
             socket.send(b"?").is_ok() && socket.recv(&mut [0; 8]).is_ok()
         }
@@ -151,7 +151,7 @@ impl Pod {
     pub fn open_flow(&self, to: SocketAddr) -> UdpSocket {
         self.run(move || {
             let socket = UdpSocket::bind("0.0.0.0:5000").unwrap();
-            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
             socket.connect(to).unwrap();
             socket
         })

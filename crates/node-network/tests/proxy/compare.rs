@@ -1,11 +1,11 @@
-//! What people are told about the kernel's tables.
+//! Reports to users about the kernel's tables.
 
 use knarr_network::catalog::{Catalog, Protocol};
 use knarr_network::proxy::frontend::Frontend;
 use knarr_network::proxy::{Config, Family, NodeFacts};
 use knarr_nftables::script;
 use knarr_node_network::catalog::Shared;
-use knarr_node_network::proxy::{Compared, compare};
+use knarr_node_network::proxy::{TableDifference, compare};
 use serde_json::json;
 
 use crate::world::{NODE, TABLE, in_namespace, in_world, run, settled};
@@ -25,14 +25,14 @@ fn config() -> Config {
     }
 }
 
-fn now(catalog: &Shared) -> Compared {
+fn now(catalog: &Shared) -> TableDifference {
     compare(&config(), &node(), &catalog.read(), &[])
         .unwrap()
         .unwrap()
 }
 
 #[test]
-fn n3_tables_are_in_step_until_somebody_else_changes_them() {
+fn n3_tables_match_until_another_program_changes_them() {
     in_world(|world| async move {
         let ports = json!([{"port": 80, "nodePort": 30080}]);
         world
@@ -88,7 +88,7 @@ fn n3_tables_are_in_step_until_somebody_else_changes_them() {
 }
 
 #[test]
-fn n3_where_there_are_no_tables_nothing_is_said() {
+fn n3_without_tables_nothing_is_reported() {
     in_namespace(|| {
         let compared = compare(&config(), &node(), &Catalog::default(), &[]).unwrap();
         assert_eq!(compared, None);

@@ -145,7 +145,7 @@ fn n3_a_restart_commits_nothing_but_rules_and_no_connection_fails_meanwhile() {
         let failures = client.await.unwrap();
         assert!(failures.is_empty(), "{failures:?}");
         assert_eq!(run(&format!("nft list table ip {TABLE}")), before);
-        // What went and came while no process was there is made up for.
+        // Changes during a restart are applied afterwards.
         world.set_endpoints("web", "IPv4", 8080, &["10.1.0.2"]).await;
         for n in 0..40 {
             let name = format!("s{n}");
@@ -303,7 +303,7 @@ async fn get(address: &'static str, path: &'static str) -> Option<(String, Strin
 #[test]
 fn n2_health_check_node_ports_say_whether_this_node_has_endpoints() {
     in_world(|world| async move {
-        // Somebody has the port when the Service comes.
+        // Another program has the port when the Service is created.
         let squatter = TcpListener::bind("0.0.0.0:32000").unwrap();
         let mut spec = spec("10.96.0.1");
         spec["type"] = "LoadBalancer".into();

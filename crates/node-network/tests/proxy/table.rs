@@ -1,4 +1,4 @@
-//! A table brought from what it has to what it shall have.
+//! A table brought from its current to its wanted content.
 
 use std::collections::BTreeMap;
 
@@ -90,7 +90,7 @@ fn n3_only_the_difference_is_written_and_other_sets_are_left_alone() {
         let generation = nftables.generation().unwrap();
         assert_eq!(bring(&mut nftables, &wanted), 0);
         assert_eq!(nftables.generation().unwrap(), generation, "nothing is committed");
-        // One goes, one comes, one has other data; a range grows.
+        // One is removed, one is added, one has other data; a range grows.
         wanted.insert("plain", plain(&[(1, 1), (2, 9), (4, 4)]));
         wanted.insert(
             "ranges",

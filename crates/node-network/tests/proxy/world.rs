@@ -1,4 +1,4 @@
-//! A network namespace with an API server beside it, in which Services and their endpoints are on the loopback device.
+//! A network namespace with an API server next to it, in which Services and their endpoints are on the loopback device.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;

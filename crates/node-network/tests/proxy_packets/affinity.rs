@@ -54,10 +54,10 @@ fn n2_affinity_ends_after_its_timeout_and_when_it_is_switched_off() {
         while found.len() < 2 {
             assert!(
                 begin.elapsed() < Duration::from_secs(30),
-                "a client is never let go"
+                "a client's affinity never expires"
             );
             found.insert(world.udp("p1", to).server().to_owned());
-            // The timeout runs by the kernel's clock; nobody sends.
+            // The timeout runs by the kernel's clock; no packet is sent.
             let (_open, nothing) = std::sync::mpsc::channel::<()>();
             assert!(nothing.recv_timeout(Duration::from_millis(1_100)).is_err());
         }

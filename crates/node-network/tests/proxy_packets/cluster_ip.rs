@@ -43,7 +43,7 @@ fn n2_a_cluster_ip_leads_to_all_endpoints_and_pods_keep_their_address() {
 }
 
 #[test]
-fn n2_what_leads_nowhere_is_refused_at_once() {
+fn n2_a_service_without_endpoints_rejects_at_once() {
     let mut world = World::new();
     world.apply(service("empty", json!({"type": "NodePort"})), &[]);
     for (_, a) in FAMILIES {
@@ -59,7 +59,7 @@ fn n2_what_leads_nowhere_is_refused_at_once() {
             let to = socket(a.unallocated, 80);
             assert_eq!(world.tcp(from, to), Answer::Silent, "{from} to {to}");
         }
-        // What is no Service is nobody's business here.
+        // Other destinations are not affected.
         assert_eq!(world.tcp("client", socket(a.node, 9999)).server(), "node");
         assert_eq!(world.tcp("p1", socket(a.p2, 8080)).source(), a.p1);
     }

@@ -134,7 +134,7 @@ fn n2_source_ranges_keep_others_from_the_balancer_alone() {
 }
 
 #[test]
-fn n2_nobody_outside_reaches_loopback_addresses() {
+fn n2_loopback_addresses_are_not_reachable_from_outside() {
     let mut world = World::new();
     world.apply(external("web", json!({})), &endpoints(&["p1"]));
     // A neighbour that routes 127.0.0.1 to the node (CVE-2020-8558).

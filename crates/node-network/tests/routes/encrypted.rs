@@ -176,7 +176,7 @@ fn n7_encrypted_packets_of_pods_are_all_that_nodes_exchange_up_to_the_largest() 
     let own = lab.netns("a");
     assert!(!run(&format!("ip -n {own} link show")).contains("knarr-vx"));
 
-    // A pod that sends more hears of it.
+    // A pod that sends more gets an error.
     let pod = pod(&lab);
     let pinged = |bytes: u32| {
         let mut ping = Command::new("ip");
@@ -203,7 +203,7 @@ fn n7_encrypted_packets_of_pods_are_all_that_nodes_exchange_up_to_the_largest() 
     assert!(!spoofed.output().unwrap().status.success());
     assert!(dropped(&lab, "a") > before);
 
-    // And off again: everything of it goes.
+    // And off again: everything of it is removed.
     drop(running);
     let running = NODES.map(|(name, ..)| Agent::start(&lab, config(name), api.clone()));
     eventually("a ping in the clear", || lab.pings(1, 2, 1500, false));
@@ -278,7 +278,7 @@ fn n7_connections_outlive_a_restart_and_a_new_key_and_a_wrong_key_reaches_nothin
     drop(a);
     let a = Agent::start(&lab, encrypted("a", keys.path()), api.clone());
     let took = exchange("after a restart");
-    eprintln!("a connection went on {took:?} after a restart was begun");
+    eprintln!("a connection resumed {took:?} after a restart was begun");
     drop(c);
     let c = Agent::start(&lab, encrypted("c", keys.path()), api.clone());
     exchange("after a restart of the other node");
@@ -290,7 +290,7 @@ fn n7_connections_outlive_a_restart_and_a_new_key_and_a_wrong_key_reaches_nothin
     run(&format!("ip -n {} route del 10.92.2.0/24", lab.netns("a")));
     eventually("a new key", || published(&runtime, &api, "a").unwrap() != before);
     let took = exchange("with a new key");
-    eprintln!("a connection went on {took:?} after a new key was published");
+    eprintln!("a connection resumed {took:?} after a new key was published");
     assert!(lab.pings(1, 2, 100, false));
 
     // Node b believes in another API, where it publishes a key that the others do not know.

@@ -32,7 +32,7 @@ pub const NODES: [(&str, &str, &str, u8); 3] = [
 ];
 
 impl Lab {
-    /// `tag` tells the labs of one process apart.
+    /// `tag` distinguishes the labs of one process.
     pub fn build(tag: &str) -> Lab {
         let lab = Lab {
             prefix: format!("knr{}{tag}", std::process::id() % 100_000),

@@ -38,7 +38,7 @@ fn n7_pods_of_all_nodes_reach_each_other_with_the_largest_packets_through_restar
             largest + 1
         );
     }
-    // An address of our own that no pod has is refused at once, not sent to the default route and back.
+    // An address of our own that no pod has is rejected at once, not sent to the default route and back.
     let own = lab.netns("a");
     let route = Command::new("ip")
         .args(["-n", &own, "route", "get", "10.92.1.77"])
@@ -49,7 +49,7 @@ fn n7_pods_of_all_nodes_reach_each_other_with_the_largest_packets_through_restar
         "{}",
         String::from_utf8_lossy(&route.stdout)
     );
-    // A route that somebody removes comes back.
+    // A route that another program removes is added again.
     run(&format!("ip -n {own} route del 10.92.2.0/24"));
     eventually("the route that was removed", || lab.pings(1, 2, 100, false));
 
@@ -77,7 +77,7 @@ fn n7_pods_of_all_nodes_reach_each_other_with_the_largest_packets_through_restar
     assert!(pinged.contains(" 0% packet loss"), "{pinged}");
     assert_eq!(run(&format!("ip -n {own} -d route show")), before);
 
-    // A node goes: its route goes, the others stay.
+    // A node is deleted: its route is removed, the others stay.
     let deleted = api.delete(&NODE, "", "b", DeleteOptions::default());
     runtime.block_on(deleted).unwrap();
     eventually("the route to go", || {

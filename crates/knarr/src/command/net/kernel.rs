@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Node;
 use knarr_api::k8s_openapi;
 use knarr_network::routes::Subnet;
-use knarr_node_network::proxy::{Compared, compare, facts};
+use knarr_node_network::proxy::{TableDifference, compare, facts};
 
 use super::objects::NetworkObjects;
 use super::service::{KernelAnswer, ServiceAnswer};
@@ -16,7 +16,7 @@ pub fn compared(
     objects: &NetworkObjects,
     node: &Node,
     answer: &ServiceAnswer,
-) -> Result<Option<Compared>, Failure> {
+) -> Result<Option<TableDifference>, Failure> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(None);
     }
@@ -27,7 +27,7 @@ pub fn compared(
         .map_err(|e| Failure::new("cannot read the proxy's tables").because(e))
 }
 
-pub fn in_words(compared: &Compared, table: &str) -> KernelAnswer {
+pub fn in_words(compared: &TableDifference, table: &str) -> KernelAnswer {
     let message = match compared.is_in_step() {
         true => format!("the tables {table} are in step ({} elements)", compared.elements),
         false => format!(

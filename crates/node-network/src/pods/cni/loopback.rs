@@ -36,7 +36,7 @@ pub fn run(environment: &Environment, config: &[u8]) -> Result<String, Failure> 
             Ok(result(&version, netns, &addresses))
         }
         ("CHECK", Some(netns)) => check(netns).map(|()| String::new()),
-        // `lo` goes with its namespace.
+        // `lo` is removed with its namespace.
         ("DEL" | "GC" | "STATUS", _) => Ok(String::new()),
         ("ADD" | "CHECK", None) => Err(Failure::new(Code::InvalidEnvironment, "CNI_NETNS is not set")),
         (other, _) => Err(Failure::new(

@@ -33,7 +33,7 @@ const COMMAND: &str = "CNI_COMMAND";
 /// A variable of the environment.
 pub type Environment = BTreeMap<String, String>;
 
-/// What a plugin has to say: its exit code, and what is printed to standard output.
+/// A plugin's result: its exit code, and its standard output.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome {
     pub exit: u8,

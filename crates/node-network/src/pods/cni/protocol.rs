@@ -15,7 +15,7 @@ use crate::pods::sandbox::{Bandwidth, HostPort, PodName, Protocol, SandboxId};
 
 /// Versions whose results are those of 1.0.0.
 pub const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];
-/// What a configuration without a version has, says the specification.
+/// The version of a configuration without one, by the CNI specification.
 const FIRST_VERSION: &str = "0.1.0";
 /// Interface names that the kernel takes.
 const MAX_INTERFACE_BYTES: usize = 15;
@@ -170,7 +170,7 @@ pub struct Request {
 pub struct AttachmentRequest {
     pub sandbox: SandboxId,
     pub interface: String,
-    /// `DEL` may come without: the namespace is gone.
+    /// Absent in a `DEL` whose namespace was removed already.
     pub netns: Option<PathBuf>,
     pub pod: Option<PodName>,
 }

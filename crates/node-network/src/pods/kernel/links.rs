@@ -170,17 +170,17 @@ pub fn create_ifb(netlink: &mut Netlink, name: &str, alias: &str, mtu: u32) -> R
     ];
     netlink.one("set up an ifb device", RouteNetlinkMessage::SetLink(up), 0)?;
     let found = find(netlink, name)?;
-    found.ok_or_else(|| gone("find an ifb device"))
+    found.ok_or_else(|| not_found("find an ifb device"))
 }
 
-fn gone(operation: &'static str) -> Error {
+fn not_found(operation: &'static str) -> Error {
     Error::Rejected {
         operation,
         source: std::io::Error::from_raw_os_error(libc::ENODEV),
     }
 }
 
-/// Removes a link and with it its peer and all routes through it. One that is gone is no error.
+/// Removes a link and with it its peer and all routes through it. A link that does not exist is no error.
 pub fn delete(netlink: &mut Netlink, index: u32) -> Result<(), Error> {
     let mut message = LinkMessage::default();
     message.header.index = index;

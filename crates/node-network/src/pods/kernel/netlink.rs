@@ -46,7 +46,7 @@ impl Error {
         }
     }
 
-    /// The link, or what was to be removed from it, is gone.
+    /// The link, or what was to be removed from it, does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(
             self.errno(),
@@ -61,7 +61,7 @@ pub struct Request {
     /// For errors: `add the route`.
     pub operation: &'static str,
     pub message: RouteNetlinkMessage,
-    /// Besides `REQUEST` and `ACK`.
+    /// In addition to `REQUEST` and `ACK`.
     pub flags: u16,
 }
 

@@ -35,8 +35,8 @@ pub struct Limit {
 impl Limit {
     /// From bits, as the runtime gives them; `None` without a rate.
     ///
-    /// A pod's annotations have no burst, and containerd then says 2³²−1 bits: half a GiB before there is any limit. A burst
-    /// of that size counts as not given, and is then a tenth of a second's worth.
+    /// A pod's annotations have no burst, and containerd then passes 2³²−1 bits: half a GiB before there is any limit.
+    /// A burst of that size counts as unset, and is then a tenth of a second's worth.
     pub fn from_bits(rate: u64, burst: u64) -> Option<Self> {
         let bytes_per_second = rate / 8;
         if bytes_per_second == 0 {
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn n8_a_burst_that_nobody_chose_is_a_tenth_of_a_second() {
+    fn n8_an_unset_burst_is_a_tenth_of_a_second() {
         assert_eq!(Limit::from_bits(0, 5), None);
         let limit = Limit::from_bits(80_000_000, u64::from(u32::MAX)).unwrap();
         assert_eq!(

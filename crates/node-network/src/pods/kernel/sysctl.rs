@@ -36,8 +36,8 @@ pub fn has_ipv6() -> bool {
 
 /// Has the kernel forward packets of both families.
 ///
-/// With forwarding on, an interface with `accept_ra=1` stops to take router advertisements, and a machine that has its IPv6
-/// routes from them loses these. Such interfaces are set to `accept_ra=2` (also when forwarding) first.
+/// With forwarding on, an interface with `accept_ra=1` stops accepting router advertisements, and a host that has its
+/// IPv6 routes from them loses these. Such interfaces are set to `accept_ra=2` (also when forwarding) first.
 pub fn enable_forwarding() -> Result<(), Error> {
     // Written only when it changes: a write resets other settings to those of a router.
     set("ipv4/ip_forward", "1")?;
@@ -74,7 +74,7 @@ pub fn enable_forwarding() -> Result<(), Error> {
 /// - `accept_ra=0`, `accept_redirects=0`: a pod is no router.
 /// - `addr_gen_mode=1`: the side of the host needs no link-local address, since the pod's gateway is a neighbour entry.
 /// - `proxy_arp` and `proxy_ndp` stay off for the same reason.
-/// - `disable_ipv6=0`: a machine's default may be otherwise.
+/// - `disable_ipv6=0`: a host's default may be otherwise.
 pub fn configure_host_side(interface: &str, has_ipv6_address: bool) -> Result<(), Error> {
     set(&format!("ipv4/conf/{interface}/rp_filter"), "1")?;
     set(&format!("ipv4/conf/{interface}/accept_redirects"), "0")?;

@@ -1,8 +1,8 @@
 //! WireGuard in this process, for kernels without it: the protocol is boringtun's, packets come and go through a TUN device.
 //!
-//! Two threads carry packets, one each way; a task keeps the sessions' timers. Memory is bounded: a buffer of 64 KiB each
-//! way, and what boringtun queues for a node while there is no session with it (256 packets). An answer goes to the address
-//! that the node has in the API, never to where a packet came from.
+//! Two threads forward packets, one each way; a task keeps the sessions' timers. Memory is bounded: a buffer of 64 KiB
+//! each way, and what boringtun queues for a node while there is no session with it (256 packets). An answer is sent to
+//! the address that the node has in the API, never to where a packet came from.
 
 mod batch;
 mod incoming;
@@ -33,7 +33,7 @@ use super::private_key::PrivateKey;
 use super::tun;
 use peers::{Peer, Peers, Session};
 
-/// How often sessions' timers are looked at, as boringtun asks.
+/// How often sessions' timers are checked, as boringtun requires.
 const TICK: Duration = Duration::from_millis(250);
 /// Handshakes a second that are answered without proof that the sender has its address.
 const HANDSHAKES_PER_SECOND: u64 = 200;
@@ -41,7 +41,7 @@ const HANDSHAKES_PER_SECOND: u64 = 200;
 const MAX_PACKET: usize = 65_535;
 /// What a message adds to a packet.
 const MESSAGE_OVERHEAD: usize = 32;
-/// Packets of one direction before the thread looks whether it is to end.
+/// Packets of one direction before the thread checks whether it has to stop.
 const BURST: usize = 256;
 /// Of the socket's buffers; the kernel may allow less.
 const SOCKET_BYTES: usize = 4 << 20;
@@ -56,7 +56,7 @@ struct Shared {
     key: PrivateKey,
     limiter: Arc<RateLimiter>,
     end: EventFd,
-    /// The device is gone, or cannot be read.
+    /// The device was removed, or cannot be read.
     failed: AtomicBool,
 }
 

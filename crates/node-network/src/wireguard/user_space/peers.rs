@@ -1,4 +1,4 @@
-//! The other nodes: their sessions, found by what a packet says.
+//! The other nodes: their sessions, found by a packet's receiver index.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -109,7 +109,7 @@ impl Peers {
         self.by_endpoint.get(endpoint)
     }
 
-    /// Which node a packet to this address goes to.
+    /// The node of this destination address.
     pub fn of_destination(&self, destination: IpAddr) -> Option<&Arc<Peer>> {
         let after = self
             .by_range
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn n7_a_packet_goes_to_the_node_of_its_destination_and_sessions_stay_with_their_key() {
+    fn n7_a_packet_is_sent_to_the_node_of_its_destination_and_sessions_stay_with_their_key() {
         let wanted = |ranges: &[(u8, &[&str])]| -> BTreeMap<PublicKey, encryption::Peer> {
             let peer = |(seed, allowed): &(u8, &[&str])| {
                 let peer = encryption::Peer {
