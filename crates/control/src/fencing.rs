@@ -87,8 +87,8 @@ pub async fn run(base: Base, agents: Arc<dyn FenceAgents>, allowed: Allowed) {
     let mut fencing = Fencing::new(allowed.clone());
     let mut runs: JoinSet<(Run, Answer)> = JoinSet::new();
     loop {
-        let todo = fencing.look(&view, base.clock.now());
-        for actions in todo.actions {
+        let plan = fencing.look(&view, base.clock.now());
+        for actions in plan.actions {
             let outcome = executor.run(actions).await;
             // The next sync decides on the state of that time.
             if !shown(&view, &fencing::watches(), &outcome.written).await {
@@ -99,7 +99,7 @@ pub async fn run(base: Base, agents: Arc<dyn FenceAgents>, allowed: Allowed) {
                 debug!(kind, name, %error, "fencing: again");
             }
         }
-        for run in todo.runs {
+        for run in plan.runs {
             let (api, agents, allowed) = (api.clone(), agents.clone(), allowed.clone());
             runs.spawn(async move {
                 let answer = ask(&*api, &*agents, &allowed, &run).await;

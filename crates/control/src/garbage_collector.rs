@@ -36,11 +36,11 @@ struct Collector {
 fn feed(store: &Arc<Store>, graph: &Arc<Mutex<Graph>>, queue: &Arc<Queue<String>>) {
     let (graph, queue) = (graph.clone(), queue.clone());
     store.subscribe(move |change| {
-        let look = match change.after() {
+        let uids = match change.after() {
             Some(object) => graph.lock().put(object),
             None => graph.lock().remove(change.object().uid()),
         };
-        look.into_iter().for_each(|uid| queue.add(uid));
+        uids.into_iter().for_each(|uid| queue.add(uid));
     });
 }
 
@@ -59,8 +59,8 @@ pub async fn run(base: Base) {
     let (graph, queue) = (collector.graph.clone(), collector.queue.clone());
     base.caches.follow_custom_kinds(move |change| match change {
         KindChange::Came(store) => {
-            let look = graph.lock().know(store.kind());
-            look.into_iter().for_each(|uid| queue.add(uid));
+            let uids = graph.lock().know(store.kind());
+            uids.into_iter().for_each(|uid| queue.add(uid));
             feed(store, &graph, &queue);
         }
         KindChange::Gone(kind) => graph.lock().forget(kind),

@@ -16,7 +16,7 @@ pub struct PodNetwork {
     pub pod_cidr: String,
     /// The directory of CNI configurations.
     pub cni_conf: PathBuf,
-    /// Where host-local keeps its leases.
+    /// The directory of host-local's leases.
     pub ipam_dir: PathBuf,
 }
 

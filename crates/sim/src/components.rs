@@ -188,7 +188,7 @@ impl Node {
                 cpus: 8,
                 memory_bytes: 16 << 30,
             },
-            played: Some(self.machine.hands(dead.clone())),
+            fake_host: Some(self.machine.hands(dead.clone())),
             self_fencing: self.ground.self_fencing,
             ..Config::default()
         };

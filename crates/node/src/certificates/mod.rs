@@ -98,7 +98,8 @@ impl Rotation {
     }
 
     /// Rotates until `cancel`. Requests are sent through `first` with the current certificate, through `bootstrap`
-    /// where that has expired. Each new certificate is passed to `take`, whose error says why it cannot be used.
+    /// where that has expired. Each new certificate is passed to `take`, whose error is the reason why it cannot be
+    /// used.
     pub async fn run(
         mut self,
         first: Arc<dyn Api>,

@@ -33,7 +33,7 @@ use tokio::sync::Notify;
 use crate::devicemanager::Devices;
 use crate::untrusted_fs::Pool;
 pub use counts::{Aligned, Counts, Histogram, Metrics};
-use start::Written;
+use start::StoredCheckpoints;
 pub use start::{CheckpointError, StartError, shown};
 
 /// Where a container runs.
@@ -69,7 +69,7 @@ pub struct ContainerManager {
     managers: Mutex<Managers>,
     /// Held while a pod's resources are aligned: its hints must stay valid until all of it is allocated.
     aligning: tokio::sync::Mutex<()>,
-    written: tokio::sync::Mutex<Written>,
+    written: tokio::sync::Mutex<StoredCheckpoints>,
     /// Why the managers have not started; reported in the node's status.
     error: Mutex<Option<String>>,
     /// The shared CPUs may be others.

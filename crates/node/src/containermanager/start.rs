@@ -70,7 +70,7 @@ pub enum CheckpointError {
 
 /// What was written last of each manager's state.
 #[derive(Default)]
-pub(super) struct Written {
+pub(super) struct StoredCheckpoints {
     cpu: Vec<u8>,
     memory: Vec<u8>,
 }
@@ -87,7 +87,7 @@ impl ContainerManager {
         let of = &self.configuration;
         let cpu_file = self.read(cpumanager::checkpoint::FILE).await?;
         let memory_file = self.read(memorymanager::checkpoint::FILE).await?;
-        // With another policy containers would keep what they were given.
+        // With another policy containers would keep their old allocations.
         for (is_static, file, manager, policy) in [
             (of.is_cpu_static, &cpu_file, "CPU", "static"),
             (of.is_memory_static, &memory_file, "memory", "Static"),
@@ -199,7 +199,7 @@ impl ContainerManager {
                 .then(|| memorymanager::checkpoint::encode(memory.state()));
             (cpu.transpose()?, memory.transpose()?)
         };
-        let Written {
+        let StoredCheckpoints {
             cpu: cpu_before,
             memory: memory_before,
         } = &mut *written;

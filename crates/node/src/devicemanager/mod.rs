@@ -159,13 +159,13 @@ impl Devices {
 
     /// Serves plugins' registrations until dropped, and disconnects the plugins then.
     pub async fn run(self: Arc<Self>) {
-        struct Ending<'a>(&'a Devices);
-        impl Drop for Ending<'_> {
+        struct DisconnectOnDrop<'a>(&'a Devices);
+        impl Drop for DisconnectOnDrop<'_> {
             fn drop(&mut self) {
                 self.0.endpoints.lock().by_resource.clear();
             }
         }
-        let _ending = Ending(&self);
+        let _ending = DisconnectOnDrop(&self);
         server::run(&self, &self.directory).await;
     }
 

@@ -99,7 +99,7 @@ pub fn is_unknown_to(runtime: &str, version: &str) -> bool {
     runtime == "containerd" && matches!((major, minor), (Some(0), _) | (Some(1), Some(0..=6)))
 }
 
-/// Puts what the devices add to a container in place of their names.
+/// Replaces the devices' names by their edits of the container.
 pub async fn resolve(mut options: ContainerOptions) -> Result<ContainerOptions, Unresolved> {
     let resolved = tokio::task::spawn_blocking(move || {
         resolve_in(&DIRECTORIES.map(PathBuf::from), &mut options).map(|()| options)

@@ -54,7 +54,7 @@ impl Drop for Task {
 }
 
 /// A plugin of a driver.
-struct Connected {
+struct PluginConnection {
     endpoint: PathBuf,
     version: Version,
     is_connected: bool,
@@ -65,7 +65,7 @@ struct Connected {
 #[derive(Default)]
 struct State {
     /// By driver, in the order in which they registered.
-    plugins: BTreeMap<String, Vec<Connected>>,
+    plugins: BTreeMap<String, Vec<PluginConnection>>,
     /// The slices of these drivers are about to be deleted.
     wipes: BTreeMap<String, Task>,
 }
@@ -111,13 +111,13 @@ impl Drivers {
 
     /// Deletes what former drivers have published; waits until dropped.
     pub async fn run(&self) {
-        struct Ending<'a>(&'a Drivers);
-        impl Drop for Ending<'_> {
+        struct DisconnectOnDrop<'a>(&'a Drivers);
+        impl Drop for DisconnectOnDrop<'_> {
             fn drop(&mut self) {
                 *self.0.state.lock() = State::default();
             }
         }
-        let _ending = Ending(self);
+        let _ending = DisconnectOnDrop(self);
         self.wipe(None).await;
         std::future::pending().await
     }
@@ -146,7 +146,7 @@ impl Drivers {
         }
         let monitor = monitor(Arc::downgrade(self), driver.to_string(), endpoint.to_path_buf());
         let watch = watch_health(self.health.clone(), driver.to_string(), endpoint.to_path_buf());
-        plugins.push(Connected {
+        plugins.push(PluginConnection {
             endpoint: endpoint.to_path_buf(),
             version,
             is_connected: false,

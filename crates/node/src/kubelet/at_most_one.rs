@@ -32,10 +32,10 @@ use super::{Shared, pod_kind};
 /// Annotation of a pod that must not run twice: the kubelet that started it last, by its node and start time.
 pub const STARTED_BY: &str = "knarr.io/started-by";
 /// Pause between two checks of a condition, and between two write attempts.
-const AGAIN: Duration = Duration::from_secs(1);
+const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 /// What this kubelet has written since it started.
-pub(crate) struct Announced {
+pub(crate) struct StartAnnouncements {
     /// Of this kubelet, and of no other.
     id: String,
     /// The API server has accepted a node status with Ready true.
@@ -45,9 +45,9 @@ pub(crate) struct Announced {
     changed: Notify,
 }
 
-impl Announced {
+impl StartAnnouncements {
     pub fn new(node_name: &str, began: Timestamp) -> Self {
-        Announced {
+        StartAnnouncements {
             id: format!("{node_name} {began}"),
             is_ready: Mutex::new(false),
             pods: Mutex::default(),
@@ -93,7 +93,7 @@ pub(super) async fn may_start(shared: &Shared, pod: &core::Pod) -> Result<(), St
             break;
         }
         // The removal of a taint is polled, and so is whether the pod still has to run.
-        let _ = timeout(AGAIN, changed).await;
+        let _ = timeout(CHECK_PERIOD, changed).await;
         is_wanted(shared, pod)?;
     }
     loop {
@@ -112,7 +112,7 @@ pub(super) async fn may_start(shared: &Shared, pod: &core::Pod) -> Result<(), St
             }
             Err(error) => debug!(pod = pod.metadata.name, %error, "cannot announce a pod's start yet"),
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(CHECK_PERIOD).await;
         is_wanted(shared, pod)?;
     }
 }

@@ -32,7 +32,7 @@ pub struct Config {
     pub version: String,
     /// How long TERM is delayed at the most for proxies to remove a terminating pod's address; zero: not at all.
     pub endpoint_barrier: Duration,
-    /// Images that are never thrown away, by name.
+    /// Images that are never deleted, by name.
     pub pinned_images: Vec<String>,
     /// The administrator's KubeletConfiguration.
     pub configuration: KubeletConfiguration,
@@ -48,7 +48,7 @@ pub struct Config {
     pub network: Option<Arc<dyn NodeNetwork>>,
     pub machine: Machine,
     /// Replaces what storage and self-fencing use of the host; `None`: what `machine` implies.
-    pub played: Option<Arc<dyn Host>>,
+    pub fake_host: Option<Arc<dyn Host>>,
 }
 
 impl Default for Config {
@@ -72,7 +72,7 @@ impl Default for Config {
             watchdog_device: None,
             network: None,
             machine: Machine::default(),
-            played: None,
+            fake_host: None,
         }
     }
 }

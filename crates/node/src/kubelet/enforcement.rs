@@ -20,10 +20,10 @@ use super::eviction::node_reference;
 use crate::cgroup::{self, Limits};
 
 /// Between two times at which all is set again, also what could not be set.
-const AGAIN: Duration = Duration::from_secs(60);
+const RESYNC_PERIOD: Duration = Duration::from_secs(60);
 
 /// The portion that each cgroup was set to last. Locked while portions are set.
-pub(super) type Last = Mutex<BTreeMap<String, Portion>>;
+pub(super) type AppliedPortions = Mutex<BTreeMap<String, Portion>>;
 
 /// Keeps the portions of a node that runs on this host.
 pub(super) async fn run(shared: Arc<Shared>) {
@@ -52,13 +52,13 @@ pub(super) async fn run(shared: Arc<Shared>) {
             }
         }
         shared.portions.lock().await.clear();
-        share_out(&shared, None).await;
-        sleep(AGAIN).await;
+        update_portions(&shared, None).await;
+        sleep(RESYNC_PERIOD).await;
     }
 }
 
-/// Recomputes the portions; `beginning` is a pod that is not in the store yet.
-pub(super) async fn share_out(shared: &Shared, beginning: Option<&core::Pod>) {
+/// Recomputes the portions; `beginning` is a starting pod that is not in the store yet.
+pub(super) async fn update_portions(shared: &Shared, beginning: Option<&core::Pod>) {
     if !shared.config.machine.is_host() {
         return;
     }

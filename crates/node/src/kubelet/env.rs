@@ -204,7 +204,7 @@ fn from_file(wanted: &core::FileKeySelector, sources: &Sources) -> Result<Option
     }
 }
 
-/// Puts values in for `$(NAME)`; `$$` is a dollar; what has no value stays as written.
+/// Expands `$(NAME)`; `$$` is a dollar; a name without a value is not expanded.
 pub fn expand(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -228,7 +228,7 @@ pub fn expand(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
     out
 }
 
-/// Puts a container's variables into its command or its arguments.
+/// Expands a container's variables in its command or its arguments.
 pub fn expand_all(words: Option<&Vec<String>>, env: &[(String, String)]) -> Vec<String> {
     let value = |name: &str| env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
     words

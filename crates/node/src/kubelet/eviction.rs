@@ -23,7 +23,7 @@ use tracing::{info, warn};
 use super::{Shared, garbage, pod_kind};
 use crate::stats::{Measured, Meter};
 
-/// Between two synchronizations, as kubelet's `monitoringInterval`.
+/// Between two synchronizations, as kubelet's `evictionMonitoringPeriod`.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// How long an evicted pod's termination is awaited before the next eviction, beyond its grace period.
 const CLEANUP: Duration = Duration::from_secs(30);

@@ -134,7 +134,7 @@ fn message_max_bytes(pod: &core::Pod) -> usize {
 fn read_message(file: &Path, log: Option<&Path>, most: usize) -> std::io::Result<String> {
     let text = match within(file).and_then(|(dir, name)| dir.read(name, Links::Never, most)) {
         Ok((bytes, _)) => String::from_utf8_lossy(&bytes).into_owned(),
-        // Of a container that was never given one.
+        // The container has no message file.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(error),
     };

@@ -24,9 +24,9 @@ use crate::runtime::{Result, RuntimeError};
 use crate::stats::Meter;
 
 /// Between two collections of dead containers, sandboxes and directories.
-const REMAINS: Duration = Duration::from_secs(60);
+const CONTAINER_GC_PERIOD: Duration = Duration::from_secs(60);
 /// Between two image collections.
-const IMAGES: Duration = Duration::from_secs(300);
+const IMAGE_GC_PERIOD: Duration = Duration::from_secs(300);
 
 /// Never returns.
 pub(super) async fn run(shared: Arc<Shared>, meter: Option<Arc<dyn Meter>>) {
@@ -36,7 +36,7 @@ pub(super) async fn run(shared: Arc<Shared>, meter: Option<Arc<dyn Meter>>) {
     let mut failed_before = false;
     loop {
         if next_images <= Instant::now() {
-            next_images = Instant::now() + IMAGES;
+            next_images = Instant::now() + IMAGE_GC_PERIOD;
             if let Some(meter) = meter.as_deref().filter(|_| enabled) {
                 let result = collect_images(&shared, meter, &policy).await;
                 match &result {
@@ -54,7 +54,7 @@ pub(super) async fn run(shared: Arc<Shared>, meter: Option<Arc<dyn Meter>>) {
                 failed_before = result.is_err();
             }
         }
-        sleep(REMAINS.min(next_images.saturating_duration_since(Instant::now()))).await;
+        sleep(CONTAINER_GC_PERIOD.min(next_images.saturating_duration_since(Instant::now()))).await;
         if let Err(error) = collect_leftovers(&shared).await {
             debug!(%error, "what is left of pods cannot be thrown away yet");
         }
@@ -84,7 +84,7 @@ async fn collect_images(
     meter: &dyn Meter,
     policy: &ImageGc,
 ) -> std::result::Result<(), String> {
-    let now = see_images(shared).await.map_err(|e| e.to_string())?;
+    let now = update_image_records(shared).await.map_err(|e| e.to_string())?;
     let too_old = shared.images.lock().too_old(policy, now);
     for (id, _) in too_old {
         remove_image(shared, &id).await.map_err(|e| e.to_string())?;
@@ -122,7 +122,7 @@ async fn collect_images(
 
 /// Bytes freed.
 async fn free_images(shared: &Shared, policy: &ImageGc, bytes: u64) -> std::result::Result<u64, String> {
-    let now = see_images(shared).await.map_err(|e| e.to_string())?;
+    let now = update_image_records(shared).await.map_err(|e| e.to_string())?;
     let unused = shared.images.lock().unused(policy, now);
     let mut freed: u64 = 0;
     let mut failures = Vec::new();
@@ -150,7 +150,7 @@ async fn remove_image(shared: &Shared, id: &str) -> Result<()> {
 }
 
 /// Updates the records, and returns the time of the update.
-async fn see_images(shared: &Shared) -> Result<k8s_openapi::jiff::Timestamp> {
+async fn update_image_records(shared: &Shared) -> Result<k8s_openapi::jiff::Timestamp> {
     // Containers first: one that is made meanwhile is of an image that is young, or still unused.
     let containers = shared.runtime.containers().await?;
     let in_use: BTreeSet<String> = containers

@@ -41,7 +41,7 @@ pub(super) async fn create_sandbox(
 ) -> Result<(String, Vec<String>), String> {
     let failed_text = |e: RuntimeError| e.to_string();
     let handler = runtime_handler(shared, pod).await.map_err(failed_text)?;
-    sandbox::can_be_made(pod, &handler, &shared.config)?;
+    sandbox::check_supported(pod, &handler, &shared.config)?;
     let uid = pod.metadata.uid.as_deref().unwrap_or("");
     let logs = PathBuf::from(&config.log_directory);
     let made = shared
@@ -49,7 +49,7 @@ pub(super) async fn create_sandbox(
         .files()
         .run(uid, move || Dir::make(&logs, LOGS_MODE));
     made.await.map_err(|e| e.to_string())?;
-    enforcement::share_out(shared, Some(pod)).await;
+    enforcement::update_portions(shared, Some(pod)).await;
     if shared.config.machine.is_host()
         && let Err(error) = limit_pod(shared, pod).await
     {
@@ -199,7 +199,7 @@ pub(super) async fn start_container(
     let started = shared.runtime.start_container(&id).await;
     drop(permit);
     if let Err(error) = started
-        && !runs_all_the_same(shared, &id).await
+        && !was_started(shared, &id).await
     {
         return Event::ContainerStartFailed {
             container,
@@ -265,7 +265,7 @@ async fn start_permit<'a>(
 
 /// Whether a container whose start returned an error has been started: the answer may have been lost, and taking it for
 /// an exit would start a second one (SPEC S1). Only the runtime's record decides; it is awaited.
-async fn runs_all_the_same(shared: &Shared, id: &str) -> bool {
+async fn was_started(shared: &Shared, id: &str) -> bool {
     let mut wait = RETRY.0;
     loop {
         match shared.runtime.container(id).await {

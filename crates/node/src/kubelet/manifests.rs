@@ -25,7 +25,7 @@ const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 /// From the first event to the read: a created file is written next.
 const SETTLE: Duration = Duration::from_millis(50);
 /// Between attempts to watch a directory that does not exist.
-const WATCH_AGAIN: Duration = Duration::from_secs(1);
+const WATCH_RETRY: Duration = Duration::from_secs(1);
 
 /// The directory, as it was read last.
 pub(super) struct ManifestDirectory {
@@ -117,7 +117,7 @@ impl ManifestDirectory {
         read(&document, &path.display().to_string(), &self.node_name, now)
     }
 
-    /// At the latest then, whatever happens.
+    /// Reads at this time at the latest.
     pub fn poll_by(&mut self, at: Instant) {
         self.next_poll = self.next_poll.min(at);
     }
@@ -165,7 +165,7 @@ impl ManifestDirectory {
     }
 
     fn restart_watch(&mut self) {
-        self.next_watch = Instant::now() + WATCH_AGAIN;
+        self.next_watch = Instant::now() + WATCH_RETRY;
         // A file is read when it is closed after writing, not while it is written.
         let flags = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_CLOSE_WRITE

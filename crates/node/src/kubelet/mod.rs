@@ -74,21 +74,21 @@ use crate::probe;
 use crate::runtime::{Runtime, RuntimeEvent};
 use crate::stats::{self, HostMeter, Meter};
 use crate::volumes::{self, Volumes, host_of};
-use at_most_one::Announced;
+use at_most_one::StartAnnouncements;
 pub use config::Config;
 pub use machine::Machine;
 use manifests::ManifestDirectory;
 pub use network::{Availability, NodeNetwork};
 use self_fencing::LeaseTrust;
 use worker::Msg;
-use workers::{Found, Granted, RuntimeSnapshot, Workers, admit_resize, list_runtime};
+use workers::{AllocatedPods, RunningPod, RuntimeSnapshot, Workers, admit_resize, list_runtime};
 
 /// Relist period while the runtime reports exits by itself; else [`RELIST_BLIND`].
 const RELIST: Duration = Duration::from_secs(10);
 const RELIST_BLIND: Duration = Duration::from_secs(1);
 /// The longest pause between two attempts to watch this node's pods: pods released while the node was cut off terminate
 /// soon after the API is reachable again (SPEC S5), even if one or two attempts fail.
-const PODS_AGAIN: Duration = Duration::from_secs(5);
+const PODS_WATCH_RETRY: Duration = Duration::from_secs(5);
 /// Images pulled at a time, unless configured otherwise (`maxParallelImagePulls`): a slow registry should delay few
 /// pods.
 const PULLS: u32 = 5;
@@ -115,7 +115,7 @@ pub(crate) struct Shared {
     pub containers: Arc<ContainerManager>,
     pub dra: Arc<Dra>,
     pub trust: LeaseTrust,
-    pub announced: Announced,
+    pub announced: StartAnnouncements,
     pub services: Arc<Store>,
     /// The pods bound to this node.
     pub pods: Arc<Store>,
@@ -143,9 +143,9 @@ pub(crate) struct Shared {
     /// Uids of the static pods there are.
     pub static_uids: Mutex<BTreeSet<String>>,
     pub ended_statics: Mutex<static_pods::EndedStatics>,
-    pub portions: enforcement::Last,
+    pub portions: enforcement::AppliedPortions,
     /// The pods as they are allocated, by uid: their specs may request more.
-    pub granted: Mutex<Granted>,
+    pub granted: Mutex<AllocatedPods>,
     pub probes: Arc<probe::Counts>,
 }
 
@@ -178,22 +178,22 @@ pub struct Kubelet {
 }
 
 /// What the node has.
-struct Size {
+struct NodeSize {
     cpus: usize,
     memory_bytes: i64,
 }
 
-impl Size {
+impl NodeSize {
     fn of(machine: Machine) -> Self {
         match machine {
             Machine::Host => {
                 let meminfo = crate::host_fs::read_to_string("/proc/meminfo").unwrap_or_default();
-                Size {
+                NodeSize {
                     cpus: std::thread::available_parallelism().map_or(1, |n| n.get()),
                     memory_bytes: container::memory_bytes(&meminfo).unwrap_or(0),
                 }
             }
-            Machine::Hollow { cpus, memory_bytes } => Size { cpus, memory_bytes },
+            Machine::Hollow { cpus, memory_bytes } => NodeSize { cpus, memory_bytes },
         }
     }
 }
@@ -208,13 +208,13 @@ impl Kubelet {
         cancel: CancellationToken,
     ) -> Self {
         let pods = Arc::new(Store::new(core::Pod::kind_of(), &[]));
-        let claimed = volumes::Claimed::default();
+        let claimed = volumes::ClaimedPaths::default();
         let meter: Option<Arc<dyn Meter>> = config.machine.is_host().then(|| {
             let parts = stats::MeterConfig {
                 node_name: config.node_name.clone(),
                 root_dir: config.root_dir.clone(),
                 log_dir: config.log_dir.clone(),
-                memory_bytes: Size::of(config.machine).memory_bytes,
+                memory_bytes: NodeSize::of(config.machine).memory_bytes,
                 cgroup_driver: config.configuration.cgroup_driver,
             };
             let meter = HostMeter::new(
@@ -237,18 +237,18 @@ impl Kubelet {
         meter: Option<Arc<dyn Meter>>,
         cancel: CancellationToken,
     ) -> Self {
-        let known = (pods, volumes::Claimed::default());
+        let known = (pods, volumes::ClaimedPaths::default());
         Self::begin(config, (api, runtime, clock), known, meter, cancel)
     }
 
     fn begin(
         config: Config,
         (api, runtime, clock): (Arc<dyn Api>, Arc<dyn Runtime>, Arc<dyn Clock>),
-        (pods, claimed): (Arc<Store>, volumes::Claimed),
+        (pods, claimed): (Arc<Store>, volumes::ClaimedPaths),
         meter: Option<Arc<dyn Meter>>,
         cancel: CancellationToken,
     ) -> Self {
-        let size = Size::of(config.machine);
+        let size = NodeSize::of(config.machine);
         let capacity = node::capacity(&config, size.cpus, size.memory_bytes);
         let pulls = config.configuration.image_pulls.unwrap_or(PULLS);
         let (evictions, evicted) = mpsc::unbounded_channel();
@@ -256,9 +256,12 @@ impl Kubelet {
         let (health_changed, health) = mpsc::unbounded_channel();
         let probes = Arc::<probe::Counts>::default();
         // A hollow node without a fake host has no boot time.
-        let counts = config.machine.is_host() || config.played.is_some();
+        let counts = config.machine.is_host() || config.fake_host.is_some();
         let renewals = counts.then(|| config.root_dir.join(self_fencing::RENEWALS));
-        let host = config.played.clone().unwrap_or_else(|| host_of(config.machine));
+        let host = config
+            .fake_host
+            .clone()
+            .unwrap_or_else(|| host_of(config.machine));
         let steady = TokioClock::new(clock.now());
         let recorder = EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone());
         let volumes = Volumes::new(
@@ -288,7 +291,7 @@ impl Kubelet {
             containers: containers.clone(),
             dra: Arc::new(dra),
             trust: LeaseTrust::new(config.self_fencing, host, renewals),
-            announced: Announced::new(&config.node_name, clock.now()),
+            announced: StartAnnouncements::new(&config.node_name, clock.now()),
             recorder,
             services: Arc::new(Store::new(core::Service::kind_of(), &[])),
             pods,
@@ -312,7 +315,7 @@ impl Kubelet {
             endpoints: endpoints::Endpoints::default(),
             static_uids: Mutex::default(),
             ended_statics: Mutex::default(),
-            portions: enforcement::Last::default(),
+            portions: enforcement::AppliedPortions::default(),
             granted: Mutex::default(),
             probes: probes.clone(),
             images: Mutex::new(garbage_images::Records::new(clock.now())),
@@ -445,7 +448,7 @@ async fn run(
     let (api, store) = (shared.api.clone(), pods.clone());
     tasks.spawn(async move {
         let kind = core::Pod::kind_of().clone();
-        informer::run_within(PODS_AGAIN, api, kind, scope, store).await;
+        informer::run_within(PODS_WATCH_RETRY, api, kind, scope, store).await;
     });
 
     let (rereads, mut reread) = mpsc::unbounded_channel();
@@ -515,7 +518,7 @@ async fn run(
                 if !complete && pods.reached().is_some() && changes.is_empty() {
                     complete = true;
                     info!(pods = workers.by_uid.len(), "all pods of this node are known");
-                    workers.release_what_others_had();
+                    workers.release_orphaned_resources();
                     next_relist = Instant::now();
                 }
             }

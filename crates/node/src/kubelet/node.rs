@@ -290,8 +290,9 @@ fn fresh(config: &Config) -> core::Node {
     }
 }
 
-/// What an administrator has written into the node's capacity (Kubernetes: "Advertise Extended Resources for a Node"): it
-/// stays, and all of it can be allocated. Resources of Kubernetes' own names are the kubelet's.
+/// Extended resources that an administrator has written into the node's capacity (Kubernetes: "Advertise Extended
+/// Resources for a Node"): they are kept, and all of them can be allocated. Resources of Kubernetes' own names are the
+/// kubelet's.
 fn extended_resources(before: &core::NodeStatus) -> BTreeMap<String, Quantity> {
     let capacity = before.capacity.iter().flatten();
     capacity
@@ -431,7 +432,7 @@ fn transitions(before: &core::NodeStatus, after: &core::NodeStatus) -> Vec<Strin
     found
 }
 
-/// All that keeps the node from being ready, as kubelets write several things in one.
+/// All reasons why the node is not ready, joined in one message as in kubelet's `ReadyCondition`.
 fn why_not_ready(runtime: &RuntimeStatus, managers: Option<String>, shutting_down: bool) -> Option<String> {
     let mut whys = Vec::new();
     if !(runtime.ready && runtime.network_ready) {

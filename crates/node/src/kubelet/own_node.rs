@@ -54,7 +54,7 @@ impl OwnNode {
         Some(node.clone())
     }
 
-    /// The revision that the watch has come to.
+    /// The revision that the watch has reached.
     fn absorb_watched(&self) -> Option<u64> {
         let watched = self.watched.get("", &self.name)?;
         let mut newest = self.newest.lock();

@@ -14,7 +14,7 @@ use tracing::info;
 use super::worker::Origin;
 use super::{RuntimeSnapshot, Workers, pod_kind};
 
-pub(super) struct Waiting {
+pub(super) struct WaitingPod {
     pod: Arc<core::Pod>,
     origin: Origin,
     /// By uid; true once it was evicted.
@@ -39,7 +39,7 @@ impl Workers {
     }
 
     /// Static pods whose files were removed wait no more.
-    pub(super) fn static_pods_wait_no_more(&mut self, wanted: &BTreeMap<String, core::Pod>) {
+    pub(super) fn forget_removed_static_pods(&mut self, wanted: &BTreeMap<String, core::Pod>) {
         self.waiting
             .retain(|uid, waiting| matches!(waiting.origin, Origin::Api) || wanted.contains_key(uid));
     }
@@ -70,7 +70,7 @@ impl Workers {
         }
         let victims = victims.iter().filter_map(|v| v.metadata.uid.clone());
         let victims = victims.map(|uid| (uid, false)).collect();
-        self.waiting.insert(uid, Waiting { pod, origin, victims });
+        self.waiting.insert(uid, WaitingPod { pod, origin, victims });
         self.notify_victims();
     }
 
@@ -91,7 +91,7 @@ impl Workers {
             return;
         }
         self.notify_victims();
-        let victims_ended = |waiting: &Waiting| !waiting.victims.keys().any(|uid| self.is_unreported(uid));
+        let victims_ended = |waiting: &WaitingPod| !waiting.victims.keys().any(|uid| self.is_unreported(uid));
         let ready: Vec<String> = self
             .waiting
             .iter()
@@ -99,7 +99,7 @@ impl Workers {
             .map(|(uid, _)| uid.clone())
             .collect();
         for uid in ready {
-            if let Some(Waiting { pod, origin, .. }) = self.waiting.remove(&uid) {
+            if let Some(WaitingPod { pod, origin, .. }) = self.waiting.remove(&uid) {
                 self.admit_or_wait(uid, pod, origin, snapshot);
             }
         }

@@ -79,7 +79,7 @@ pub(super) async fn resize(
         Ok(())
     };
     let result = attempt.await;
-    enforcement::share_out(shared, None).await;
+    enforcement::update_portions(shared, None).await;
     (done, result)
 }
 

@@ -21,7 +21,7 @@ const MIN_QUOTA_MICROS: i64 = 1000;
 /// How much sooner than others a container is killed for memory: those that are killed last, and first.
 const NEVER_FIRST: i64 = -997;
 const ALWAYS_FIRST: i64 = 1000;
-/// The class whose pods the node cannot do without.
+/// The priority class of pods that are critical to their node.
 const NODE_CRITICAL: &str = "system-node-critical";
 
 /// A pod's QoS class, with critical pods apart.
@@ -114,7 +114,7 @@ fn share_of_the_rest(spec: &core::PodSpec) -> i64 {
     (whole.value() - asked) / i64::try_from(count).unwrap_or(i64::MAX).max(1)
 }
 
-/// Of one container; where it has no limits of its own, the pod's hold.
+/// The resources of one container; the pod's limits apply where it has none.
 pub fn of_container(
     pod: &core::Pod,
     container: &core::Container,

@@ -1,4 +1,4 @@
-//! What a pod asks of its sandbox, in CRI's terms.
+//! A pod's sandbox configuration in CRI's terms.
 
 use std::collections::HashMap;
 
@@ -65,7 +65,7 @@ pub(super) fn hostname(pod: &core::Pod) -> String {
 }
 
 /// Rejects a pod whose sandbox cannot be configured as requested. `handler` is its runtime class', empty without one.
-pub(super) fn can_be_made(pod: &core::Pod, handler: &str, config: &Config) -> Result<(), String> {
+pub(super) fn check_supported(pod: &core::Pod, handler: &str, config: &Config) -> Result<(), String> {
     if pod.spec.as_ref().is_some_and(|s| s.host_users == Some(false)) {
         // Without its own user namespace it would have more rights than requested. containerd 1.6 supports none.
         let who = match handler {
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_pod_with_host_users_false_does_not_run_in_the_hosts_user_namespace() {
-        let made = |spec: Value| can_be_made(&pod(spec), "", &settings());
+        let made = |spec: Value| check_supported(&pod(spec), "", &settings());
         assert_eq!(made(json!({"containers": []})), Ok(()));
         assert_eq!(made(json!({"containers": [], "hostUsers": true})), Ok(()));
         let rejected = made(json!({"containers": [], "hostUsers": false}));

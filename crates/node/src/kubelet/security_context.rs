@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(context.supplemental_groups, [3, 4, 5]);
         let strict = v1::SupplementalGroupsPolicy::Strict as i32;
         assert_eq!(context.supplemental_groups_policy, strict);
-        // Whatever it may do, it gains nothing by running a program.
+        // Running a program never adds privileges.
         assert!(context.no_new_privs && context.readonly_rootfs);
         assert!(
             made(json!({}), json!({}), &Image::default())

@@ -30,7 +30,7 @@ use crate::volumes::Host;
 /// The file in the kubelet's directory with the time of the last renewal.
 pub(super) const RENEWALS: &str = "lease-renewed";
 /// Poll interval of whether everything has terminated.
-const AGAIN: Duration = Duration::from_secs(1);
+const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 /// What a node knows of its own lease.
 pub(crate) struct LeaseTrust {
@@ -78,7 +78,7 @@ impl LeaseTrust {
         trust
     }
 
-    /// A clock that is never set, only ever forward.
+    /// A clock that only moves forward.
     pub fn now(&self) -> Duration {
         // Every real host has this clock; elsewhere the time since the start is used.
         self.host.since_boot().unwrap_or_else(|| self.start.elapsed())
@@ -232,7 +232,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 }
                 end_all(&shared).await;
                 // Renewed in between or not: the verdict is computed again.
-                let _ = timeout(AGAIN, shared.trust.changed.notified()).await;
+                let _ = timeout(CHECK_PERIOD, shared.trust.changed.notified()).await;
             }
         }
     }
@@ -302,7 +302,7 @@ async fn end(runtime: &dyn Runtime, trust: &LeaseTrust, id: &str, ending: Ending
             // The next check shows whether it runs.
             return;
         }
-        sleep(AGAIN.min(grace)).await;
+        sleep(CHECK_PERIOD.min(grace)).await;
     }
 }
 

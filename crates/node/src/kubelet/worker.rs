@@ -29,7 +29,7 @@ use super::downward::DownwardValues;
 use super::remove::remove_logs;
 use super::status::Write;
 use super::wall_clock::WallClock;
-use super::{Found, Shared, exit, pod_kind, resource_health, sandbox, status};
+use super::{RunningPod, Shared, exit, pod_kind, resource_health, sandbox, status};
 
 /// Between attempts at what cannot be given up.
 pub(super) const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
@@ -74,7 +74,7 @@ impl Worker {
     pub fn start(
         shared: Arc<Shared>,
         pod: Arc<core::Pod>,
-        found: Option<Found>,
+        found: Option<RunningPod>,
         admitted: Result<(), Rejection>,
         origin: Origin,
         cancel: CancellationToken,
@@ -138,7 +138,7 @@ struct PodWorker {
 async fn run(
     shared: Arc<Shared>,
     pod: Arc<core::Pod>,
-    found: Option<Found>,
+    found: Option<RunningPod>,
     (rejected, origin): (bool, Origin),
     (inbox, ended): (mpsc::UnboundedSender<Msg>, Arc<AtomicBool>),
     mut messages: mpsc::UnboundedReceiver<Msg>,

@@ -38,11 +38,11 @@ pub(super) struct RuntimeSnapshot {
 }
 
 /// What the runtime was found to hold of a pod, and since when that is so.
-pub(super) type Found = (Timestamp, Vec<Sandbox>, Vec<Container>);
+pub(super) type RunningPod = (Timestamp, Vec<Sandbox>, Vec<Container>);
 
 impl RuntimeSnapshot {
     /// What is there of a pod; it is handed out once.
-    fn take(&mut self, uid: &str) -> Option<Found> {
+    fn take(&mut self, uid: &str) -> Option<RunningPod> {
         self.pods.remove(uid).map(|(s, c)| (self.since, s, c))
     }
 }
@@ -81,7 +81,7 @@ pub(super) struct Workers {
     /// Terminated static pods whose successors wait, by uid: since when.
     pub unreported: BTreeMap<String, Instant>,
     /// Critical pods that are not admitted yet, by uid.
-    pub waiting: BTreeMap<String, preemption::Waiting>,
+    pub waiting: BTreeMap<String, preemption::WaitingPod>,
 }
 
 impl Workers {
@@ -92,7 +92,7 @@ impl Workers {
         wanted: BTreeMap<String, core::Pod>,
         snapshot: &mut RuntimeSnapshot,
     ) -> bool {
-        self.static_pods_wait_no_more(&wanted);
+        self.forget_removed_static_pods(&wanted);
         let by_uid = &self.by_uid;
         self.statics
             .retain(|uid, _| by_uid.get(uid).is_some_and(|worker| !worker.is_finished()));
@@ -118,7 +118,7 @@ impl Workers {
                 if *ended {
                     waits = true;
                     let before = before.clone();
-                    self.wait_no_more_for_the_api(&before);
+                    self.stop_waiting_for_the_api(&before);
                 }
                 continue;
             }
@@ -135,7 +135,7 @@ impl Workers {
 
     /// A static pod's successor does not wait for an API that does not answer: the mirror of the successor then
     /// replaces the terminated one's.
-    fn wait_no_more_for_the_api(&mut self, uid: &str) {
+    fn stop_waiting_for_the_api(&mut self, uid: &str) {
         let Some(worker) = self.by_uid.get(uid).filter(|worker| worker.has_ended()) else {
             return;
         };
@@ -219,8 +219,8 @@ impl Workers {
         let admitted = self.admit_new(&pod, &found);
         let of_labels = admitted.as_ref().is_err_and(Rejection::is_of_labels_or_taints);
         if of_labels && matches!(origin, Origin::Api) {
-            // The scheduler may have seen a newer node: as in kubelet's `canAdmitPod`, a rejection for the node's
-            // labels is decided on its current object.
+            // The scheduler may have seen a newer node: as in kubelet's `predicateAdmitHandler`, a rejection for the
+            // node's labels is decided on its current object.
             self.rereading.insert(uid.clone());
             let (shared, rereads) = (self.shared.clone(), self.rereads.clone());
             tokio::spawn(async move {
@@ -250,7 +250,7 @@ impl Workers {
     }
 
     /// What runs already is not subject to admission.
-    fn admit_new(&self, pod: &core::Pod, found: &Option<Found>) -> Result<Vec<core::Pod>, Rejection> {
+    fn admit_new(&self, pod: &core::Pod, found: &Option<RunningPod>) -> Result<Vec<core::Pod>, Rejection> {
         match found {
             Some(_) => Ok(Vec::new()),
             None => self.admit(pod),
@@ -263,7 +263,7 @@ impl Workers {
         uid: String,
         pod: Arc<core::Pod>,
         origin: Origin,
-        found: Option<Found>,
+        found: Option<RunningPod>,
         admitted: Result<Vec<core::Pod>, Rejection>,
     ) {
         let admitted = match admitted {
@@ -323,7 +323,7 @@ impl Workers {
     }
 
     /// All pods of the node are known: what was kept for others is free.
-    pub(super) fn release_what_others_had(&self) {
+    pub(super) fn release_orphaned_resources(&self) {
         let is_new = |uid: &str| self.waiting.contains_key(uid) || self.rereading.contains(uid);
         let is_there = |uid: &str| is_new(uid) || !self.has_ended(uid);
         self.shared.containers.retain_pods(is_there);
@@ -388,14 +388,14 @@ impl Workers {
             let (shared, orphans, uid) = (self.shared.clone(), self.orphans.clone(), uid.clone());
             let (sandboxes, containers) = (sandboxes.clone(), containers.clone());
             tokio::spawn(async move {
-                end_orphan(&shared, &uid, &sandboxes, &containers).await;
+                terminate_orphan(&shared, &uid, &sandboxes, &containers).await;
                 orphans.lock().remove(&uid);
             });
         }
     }
 }
 
-pub(crate) type Granted = BTreeMap<String, Arc<core::Pod>>;
+pub(crate) type AllocatedPods = BTreeMap<String, Arc<core::Pod>>;
 
 /// Whether the node has enough for a pod's resized requests next to what the others are allocated. If so, it is
 /// allocated at once: of two resizes that do not fit together one succeeds.
@@ -418,7 +418,7 @@ pub(super) fn admit_resize(shared: &Shared, pod: &Arc<core::Pod>) -> Result<(), 
 /// The node and its other pods that count. `None` until its object has `allocatable`: until then no pod is bound to it.
 fn node_and_others(
     shared: &Shared,
-    granted: &Granted,
+    granted: &AllocatedPods,
     pod: &core::Pod,
     counts: impl Fn(&core::Pod) -> bool,
 ) -> Option<(Arc<core::Node>, Vec<core::Pod>)> {
@@ -464,7 +464,7 @@ fn raise_allocatable(node: &mut core::Node, least: &BTreeMap<String, usize>) {
 /// Terminates what no pod in the API accounts for. What cannot be terminated is retried after the next relist; its
 /// volumes stay until then, for its processes may use them. Once nothing runs no relist finds it again, so they are
 /// torn down here.
-async fn end_orphan(shared: &Shared, uid: &str, sandboxes: &[Sandbox], containers: &[Container]) {
+async fn terminate_orphan(shared: &Shared, uid: &str, sandboxes: &[Sandbox], containers: &[Container]) {
     let runtime = &shared.runtime;
     let stops = containers.iter().map(|c| async move {
         let stopped = runtime.stop_container(&c.id, ORPHAN_GRACE).await;

@@ -15,13 +15,13 @@ pub struct Options {
     pub previous: bool,
     /// Nothing older.
     pub since: Option<Timestamp>,
-    /// Puts each line's time before it.
+    /// Prefixes each line with its time.
     pub timestamps: bool,
     /// Only this many lines from the end.
     pub tail_lines: Option<u64>,
     /// Only so many bytes.
     pub limit_bytes: Option<u64>,
-    /// Only what came on this one.
+    /// Only lines of this stream.
     pub stream: Option<Stream>,
 }
 
@@ -69,7 +69,7 @@ impl Options {
                 let detail = "at most one of `sinceTime` or `sinceSeconds` may be specified";
                 errors.forbidden(&Path::new(""), detail);
             }
-            // Before the beginning of time there was no log either.
+            // A time before the epoch selects the whole log.
             let ago = SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(i64::MAX));
             options.since = Some(now.checked_sub(ago).unwrap_or(Timestamp::MIN));
         }

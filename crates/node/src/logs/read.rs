@@ -182,7 +182,7 @@ struct Writer<'a> {
     out: mpsc::Sender<Bytes>,
     /// Of the file, what is not a whole line yet.
     pending: BytesMut,
-    /// The line that `pending` belongs to is too long and passed over.
+    /// The line that `pending` belongs to is too long and is skipped.
     skipping: bool,
     answer: BytesMut,
     remaining: u64,

@@ -65,7 +65,7 @@ pub async fn run(server: PodResourcesServer, root: &Path) {
             }
         }
     };
-    let limited = Limited {
+    let limited = RateLimited {
         server,
         tokens: Mutex::new((BURST, Instant::now())),
     };
@@ -73,13 +73,13 @@ pub async fn run(server: PodResourcesServer, root: &Path) {
 }
 
 /// Answers so many requests only.
-struct Limited {
+struct RateLimited {
     server: PodResourcesServer,
     /// What is left of the burst, and when that was so.
     tokens: Mutex<(f64, Instant)>,
 }
 
-impl Limited {
+impl RateLimited {
     fn admits(&self) -> bool {
         let mut tokens = self.tokens.lock();
         let now = Instant::now();
@@ -94,7 +94,7 @@ impl Limited {
 }
 
 #[async_trait]
-impl Service for Limited {
+impl Service for RateLimited {
     async fn answer(&self, request: Request<Incoming>) -> Answer {
         if !self.admits() {
             return Status::resource_exhausted("rejected by rate limit").into_http();

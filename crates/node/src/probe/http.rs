@@ -21,7 +21,7 @@ const REDIRECTS: [u16; 5] = [301, 302, 303, 307, 308];
 /// The error that distinguishes a server without TLS from other failures, as Go's.
 pub(super) const PLAIN_ANSWER: &str = "http: server gave HTTP response to HTTPS client";
 
-/// What came back.
+/// The response of a request.
 pub(super) struct HttpAnswer {
     pub status: u16,
     pub location: Option<String>,

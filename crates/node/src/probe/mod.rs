@@ -37,7 +37,7 @@ pub struct Target<'a> {
     pub ips: &'a [String],
 }
 
-/// A question that cannot be put is tried again, this often in all.
+/// A probe that cannot be run is retried, this often in all.
 const ATTEMPTS: u32 = 3;
 
 /// Runs one probe once.
@@ -154,7 +154,7 @@ pub async fn run_hook(
     }
     if let Some(get) = &handler.http_get {
         let path = get.path.as_deref().unwrap_or_default();
-        let result = ask_hook(get, target).await;
+        let result = call_hook(get, target).await;
         return result.map_err(|why| failed(format!("HTTP lifecycle hook ({path})"), &why));
     }
     Err("Cannot run handler: invalid handler".into())
@@ -182,7 +182,7 @@ async fn run_hook_command(target: &Target<'_>, exec: &core::ExecAction) -> Resul
 }
 
 /// A hook waits for the answer, not for a good one.
-async fn ask_hook(get: &core::HTTPGetAction, target: &Target<'_>) -> Result<Option<String>, String> {
+async fn call_hook(get: &core::HTTPGetAction, target: &Target<'_>) -> Result<Option<String>, String> {
     let mut url = http::Url::of(get, target)?;
     match http::get(&url, get, "lifecycle", HOOK_LIMIT).await {
         Ok(_) => Ok(None),

@@ -24,11 +24,11 @@ use super::{
 use crate::kubelet::labels;
 
 /// Deadline of read-only calls.
-const ASK: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// For calls that make or remove; kubelet's `runtime-request-timeout`.
-const DO: Duration = Duration::from_secs(120);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(120);
 /// A pull may take long; containerd checks its progress.
-const PULL: Duration = Duration::from_secs(3600);
+const PULL_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Lists of thousands of containers are larger than tonic's 4 MiB.
 const MAX_MESSAGE: usize = 64 << 20;
 
@@ -112,7 +112,7 @@ async fn within<T>(
 }
 
 /// A missing sandbox or container is a success.
-fn gone_is_fine(result: Result<()>) -> Result<()> {
+fn ignore_not_found(result: Result<()>) -> Result<()> {
     match result {
         Err(e) if e.is_not_found() => Ok(()),
         other => other,
@@ -196,7 +196,7 @@ impl Runtime for Cri {
         let version = self.runtime().version(v1::VersionRequest::default()).await;
         let version = version.map_err(runtime_error)?.into_inner();
         let request = v1::StatusRequest { verbose: false };
-        let response = within(ASK, self.runtime().status(request)).await?;
+        let response = within(READ_TIMEOUT, self.runtime().status(request)).await?;
         let mut status = RuntimeStatus {
             name: version.runtime_name,
             version: version.runtime_version,
@@ -224,7 +224,7 @@ impl Runtime for Cri {
 
     async fn sandboxes(&self) -> Result<Vec<Sandbox>> {
         let request = v1::ListPodSandboxRequest { filter: None };
-        let response = within(ASK, self.runtime().list_pod_sandbox(request)).await?;
+        let response = within(READ_TIMEOUT, self.runtime().list_pod_sandbox(request)).await?;
         let ours = |s: &v1::PodSandbox| s.labels.contains_key(labels::POD_UID);
         let sandbox = |s: v1::PodSandbox| Sandbox {
             pod: pod_ref(&s.labels),
@@ -242,7 +242,7 @@ impl Runtime for Cri {
             pod_sandbox_id: id.into(),
             verbose: true,
         };
-        let response = within(ASK, self.runtime().pod_sandbox_status(request)).await?;
+        let response = within(READ_TIMEOUT, self.runtime().pod_sandbox_status(request)).await?;
         let status = response.status.unwrap_or_default();
         let network = status.network.unwrap_or_default();
         let mut ips = vec![network.ip];
@@ -280,7 +280,7 @@ impl Runtime for Cri {
             config: Some(config.clone()),
             runtime_handler: handler.into(),
         };
-        let response = within(DO * 2, self.runtime().run_pod_sandbox(request)).await?;
+        let response = within(WRITE_TIMEOUT * 2, self.runtime().run_pod_sandbox(request)).await?;
         Ok(response.pod_sandbox_id)
     }
 
@@ -288,8 +288,8 @@ impl Runtime for Cri {
         let request = v1::StopPodSandboxRequest {
             pod_sandbox_id: id.into(),
         };
-        gone_is_fine(
-            within(DO, self.runtime().stop_pod_sandbox(request))
+        ignore_not_found(
+            within(WRITE_TIMEOUT, self.runtime().stop_pod_sandbox(request))
                 .await
                 .map(drop),
         )
@@ -299,8 +299,8 @@ impl Runtime for Cri {
         let request = v1::RemovePodSandboxRequest {
             pod_sandbox_id: id.into(),
         };
-        gone_is_fine(
-            within(DO, self.runtime().remove_pod_sandbox(request))
+        ignore_not_found(
+            within(WRITE_TIMEOUT, self.runtime().remove_pod_sandbox(request))
                 .await
                 .map(drop),
         )
@@ -308,7 +308,7 @@ impl Runtime for Cri {
 
     async fn containers(&self) -> Result<Vec<Container>> {
         let request = v1::ListContainersRequest { filter: None };
-        let response = within(ASK, self.runtime().list_containers(request)).await?;
+        let response = within(READ_TIMEOUT, self.runtime().list_containers(request)).await?;
         let ours = |c: &v1::Container| c.labels.contains_key(labels::POD_UID);
         Ok(response
             .containers
@@ -323,7 +323,7 @@ impl Runtime for Cri {
             container_id: id.into(),
             verbose: false,
         };
-        let response = within(ASK, self.runtime().container_status(request)).await?;
+        let response = within(READ_TIMEOUT, self.runtime().container_status(request)).await?;
         let status = response.status.unwrap_or_default();
         let metadata = status.metadata.unwrap_or_default();
         let exit = || {
@@ -376,7 +376,7 @@ impl Runtime for Cri {
             config: Some(config.clone()),
             sandbox_config: Some(sandbox.clone()),
         };
-        let response = within(DO, self.runtime().create_container(request)).await?;
+        let response = within(WRITE_TIMEOUT, self.runtime().create_container(request)).await?;
         Ok(response.container_id)
     }
 
@@ -384,7 +384,7 @@ impl Runtime for Cri {
         let request = v1::StartContainerRequest {
             container_id: id.into(),
         };
-        within(DO, self.runtime().start_container(request))
+        within(WRITE_TIMEOUT, self.runtime().start_container(request))
             .await
             .map(drop)
     }
@@ -394,10 +394,13 @@ impl Runtime for Cri {
             container_id: id.into(),
             timeout: i64::try_from(grace.as_secs()).unwrap_or(i64::MAX),
         };
-        gone_is_fine(
-            within(grace.saturating_add(DO), self.runtime().stop_container(request))
-                .await
-                .map(drop),
+        ignore_not_found(
+            within(
+                grace.saturating_add(WRITE_TIMEOUT),
+                self.runtime().stop_container(request),
+            )
+            .await
+            .map(drop),
         )
     }
 
@@ -405,8 +408,8 @@ impl Runtime for Cri {
         let request = v1::RemoveContainerRequest {
             container_id: id.into(),
         };
-        gone_is_fine(
-            within(DO, self.runtime().remove_container(request))
+        ignore_not_found(
+            within(WRITE_TIMEOUT, self.runtime().remove_container(request))
                 .await
                 .map(drop),
         )
@@ -418,7 +421,7 @@ impl Runtime for Cri {
             linux: Some(resources.clone()),
             ..v1::UpdateContainerResourcesRequest::default()
         };
-        within(ASK, self.runtime().update_container_resources(request))
+        within(READ_TIMEOUT, self.runtime().update_container_resources(request))
             .await
             .map(drop)
     }
@@ -430,7 +433,7 @@ impl Runtime for Cri {
             timeout: timeout.map_or(0, |t| i64::try_from(t.as_secs()).unwrap_or(i64::MAX)),
         };
         // The runtime stops the command at its limit; this only guards against a runtime that does not answer.
-        let limit = timeout.map_or(Duration::from_secs(86_400), |t| t.saturating_add(ASK));
+        let limit = timeout.map_or(Duration::from_secs(86_400), |t| t.saturating_add(READ_TIMEOUT));
         let response = within(limit, self.runtime().exec_sync(request)).await?;
         Ok(ExecOutput {
             exit_code: response.exit_code,
@@ -441,7 +444,7 @@ impl Runtime for Cri {
 
     async fn usage(&self) -> Result<Vec<Usage>> {
         let request = v1::ListContainerStatsRequest { filter: None };
-        let response = within(ASK, self.runtime().list_container_stats(request)).await?;
+        let response = within(READ_TIMEOUT, self.runtime().list_container_stats(request)).await?;
         let usage = |s: v1::ContainerStats| {
             let attributes = s.attributes?;
             let cpu = s.cpu?;
@@ -469,7 +472,7 @@ impl Runtime for Cri {
             stdout: options.stdout,
             stderr: options.stderr,
         };
-        Ok(within(ASK, self.runtime().exec(request)).await?.url)
+        Ok(within(READ_TIMEOUT, self.runtime().exec(request)).await?.url)
     }
 
     async fn attach_url(&self, container_id: &str, options: &ExecOptions) -> Result<String> {
@@ -480,7 +483,7 @@ impl Runtime for Cri {
             stdout: options.stdout,
             stderr: options.stderr,
         };
-        Ok(within(ASK, self.runtime().attach(request)).await?.url)
+        Ok(within(READ_TIMEOUT, self.runtime().attach(request)).await?.url)
     }
 
     async fn port_forward_url(&self, sandbox_id: &str, ports: &[i32]) -> Result<String> {
@@ -488,21 +491,23 @@ impl Runtime for Cri {
             pod_sandbox_id: sandbox_id.into(),
             port: ports.to_vec(),
         };
-        Ok(within(ASK, self.runtime().port_forward(request)).await?.url)
+        Ok(within(READ_TIMEOUT, self.runtime().port_forward(request))
+            .await?
+            .url)
     }
 
     async fn reopen_log(&self, container_id: &str) -> Result<()> {
         let request = v1::ReopenContainerLogRequest {
             container_id: container_id.into(),
         };
-        within(ASK, self.runtime().reopen_container_log(request))
+        within(READ_TIMEOUT, self.runtime().reopen_container_log(request))
             .await
             .map(drop)
     }
 
     async fn images(&self) -> Result<Vec<Image>> {
         let request = v1::ListImagesRequest { filter: None };
-        let response = within(ASK, self.image_service().list_images(request)).await?;
+        let response = within(READ_TIMEOUT, self.image_service().list_images(request)).await?;
         Ok(response.images.into_iter().map(image).collect())
     }
 
@@ -511,7 +516,7 @@ impl Runtime for Cri {
             image: image_spec(name),
             verbose: false,
         };
-        let response = within(ASK, self.image_service().image_status(request)).await?;
+        let response = within(READ_TIMEOUT, self.image_service().image_status(request)).await?;
         Ok(response.image.map(image))
     }
 
@@ -526,7 +531,7 @@ impl Runtime for Cri {
             auth: auth.cloned(),
             sandbox_config: Some(sandbox.clone()),
         };
-        Ok(within(PULL, self.image_service().pull_image(request))
+        Ok(within(PULL_TIMEOUT, self.image_service().pull_image(request))
             .await?
             .image_ref)
     }
@@ -535,8 +540,8 @@ impl Runtime for Cri {
         let request = v1::RemoveImageRequest {
             image: image_spec(name),
         };
-        gone_is_fine(
-            within(DO, self.image_service().remove_image(request))
+        ignore_not_found(
+            within(WRITE_TIMEOUT, self.image_service().remove_image(request))
                 .await
                 .map(drop),
         )
@@ -544,7 +549,7 @@ impl Runtime for Cri {
 
     async fn image_fs(&self) -> Result<Option<ImageFs>> {
         let request = v1::ImageFsInfoRequest {};
-        let response = within(ASK, self.image_service().image_fs_info(request)).await?;
+        let response = within(READ_TIMEOUT, self.image_service().image_fs_info(request)).await?;
         let first = response.image_filesystems.into_iter().next();
         Ok(first.and_then(|fs| {
             Some(ImageFs {

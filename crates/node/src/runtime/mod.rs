@@ -105,7 +105,7 @@ pub struct Image {
     pub pinned: bool,
 }
 
-/// What a command in a container came to.
+/// The result of a command in a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExecOutput {
     pub exit_code: i32,

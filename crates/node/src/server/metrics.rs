@@ -57,14 +57,14 @@ fn start(at: Option<&Time>) -> Option<f64> {
 }
 
 /// One value of a container or pod, if it is known.
-type Of<T> = fn(&T) -> Option<f64>;
+type ValueOf<T> = fn(&T) -> Option<f64>;
 
 /// `/metrics/resource`: what metrics-server reads.
 pub(super) fn resource(summary: &Summary) -> String {
     let mut text = Text::default();
     let node = &summary.node;
     let at = node.cpu.as_ref().and_then(|c| c.time.as_ref());
-    let per_container: [(&str, &str, &str, Of<ContainerStats>); 4] = [
+    let per_container: [(&str, &str, &str, ValueOf<ContainerStats>); 4] = [
         (
             "container_cpu_usage_seconds_total",
             "counter",
@@ -139,7 +139,7 @@ pub(super) fn resource(summary: &Summary) -> String {
             text.sample(name, &[], value, at);
         }
     }
-    let per_pod: [(&str, &str, &str, Of<PodStats>); 3] = [
+    let per_pod: [(&str, &str, &str, ValueOf<PodStats>); 3] = [
         (
             "pod_cpu_usage_seconds_total",
             "counter",
@@ -188,7 +188,7 @@ pub(super) fn resource(summary: &Summary) -> String {
 /// `/metrics/cadvisor`: the most used names. An empty container label means the whole pod, as in cAdvisor.
 pub(super) fn cadvisor(summary: &Summary, cpus: usize) -> String {
     let mut text = Text::default();
-    let per_container: [(&str, &str, &str, Of<ContainerStats>); 7] = [
+    let per_container: [(&str, &str, &str, ValueOf<ContainerStats>); 7] = [
         (
             "container_cpu_usage_seconds_total",
             "counter",
@@ -362,7 +362,7 @@ pub(super) fn own(summary: &Summary, own: &KubeletProcess) -> String {
 
 /// How full claimed volumes are.
 fn claimed_volumes(text: &mut Text, summary: &Summary) {
-    let stats: [(&str, &str, Of<FsStats>); 6] = [
+    let stats: [(&str, &str, ValueOf<FsStats>); 6] = [
         (
             "available_bytes",
             "Number of available bytes in the volume",

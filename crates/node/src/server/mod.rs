@@ -189,7 +189,7 @@ impl From<RuntimeError> for HttpError {
     }
 }
 
-/// An error with what lies under it, in one line.
+/// An error with its sources, in one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -59,7 +59,7 @@ pub(super) fn logged_run(pod: &Pod, container: &str, previous: bool) -> Result<S
         };
     }
     if let Some(terminated) = &state.terminated {
-        // A run that did not come to be left no log; the one before it did.
+        // A run that was never started has no log; the one before it has.
         let run = terminated
             .container_id
             .as_deref()

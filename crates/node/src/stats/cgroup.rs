@@ -1,6 +1,6 @@
 //! What a group of processes uses, as the kernel counts it, on cgroup v1 and v2.
 //!
-//! A group that is not there, or a count that the kernel does not keep, is none.
+//! A missing cgroup, or a value that the kernel does not provide, is `None`.
 
 use std::path::{Path, PathBuf};
 
@@ -102,7 +102,7 @@ impl Cgroups {
 
     fn usage_unified(&self, group: &str) -> Usage {
         let stat = self.file("", group, "memory.stat").unwrap_or_default();
-        // The root counts no memory of its own: all that is not free is used.
+        // The root cgroup has no memory count of its own: everything that is not free is used.
         let memory = self
             .number("", group, "memory.current")
             .or_else(|| (group == "/").then(|| self.host_usage()).flatten());

@@ -21,7 +21,7 @@ pub struct Filesystem {
     pub inodes_free: u64,
 }
 
-/// The filesystem on which `path` lies, or would lie.
+/// The file system of `path`, or of its nearest existing parent.
 pub fn filesystem(path: &Path) -> Option<Filesystem> {
     let there = path.ancestors().find(|p| host_fs::exists(p))?;
     let device = host_fs::metadata(there).ok()?.dev();

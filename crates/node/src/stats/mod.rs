@@ -68,8 +68,8 @@ pub struct HostMeter {
     pods: Arc<Store>,
     clock: Arc<dyn Clock>,
     /// Where claimed volumes are.
-    claimed: volumes::Claimed,
-    /// Never set: ages and rates are measured by it.
+    claimed: volumes::ClaimedPaths,
+    /// A monotonic clock for ages and rates.
     steady: TokioClock,
     state: Mutex<State>,
 }
@@ -125,7 +125,7 @@ impl HostMeter {
         parts: MeterConfig,
         runtime: Arc<dyn Runtime>,
         pods: Arc<Store>,
-        claimed: volumes::Claimed,
+        claimed: volumes::ClaimedPaths,
         clock: Arc<dyn Clock>,
     ) -> Self {
         HostMeter {
@@ -257,7 +257,7 @@ impl Measuring<'_> {
         let image_fs = images.and_then(|i| disk::filesystem(&i.path)).or(node_fs);
         let disks = Disks {
             dedicated_image_fs: image_fs.map(|f| f.device) != node_fs.map(|f| f.device),
-            // containerd keeps layers where it keeps images.
+            // containerd keeps layers and images in one directory.
             split_container_fs: false,
         };
         let all = self.cgroups.usage("/");

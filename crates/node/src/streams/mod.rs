@@ -21,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 /// command does not read) cannot be noticed by reading; writing to it fails.
 const PING_PERIOD: Duration = Duration::from_secs(30);
 
-/// One readable half, of whatever protocol.
+/// One readable half, of any protocol.
 pub type Reader = Box<dyn AsyncRead + Send + Unpin>;
 /// One writable half; shutting it down ends it, where the protocol supports that.
 pub type Writer = Box<dyn AsyncWrite + Send + Unpin>;

@@ -195,7 +195,7 @@ async fn forward_pair(mut data: Stream, mut error: Stream, port: u16, target: Ar
     let _ = error.shutdown().await;
 }
 
-/// Carries one connection until both of its halves have ended.
+/// Forwards one connection until both of its halves have ended.
 async fn forward<S: AsyncRead + AsyncWrite + Unpin>(
     data: &mut S,
     port: u16,

@@ -1,4 +1,4 @@
-//! Exec and attach: a client's streams, of whatever protocol, joined with the runtime's.
+//! Exec and attach: a client's streams, of any protocol, joined with the runtime's.
 //!
 //! Promises: stdin's end reaches the process where the client's protocol can express it (SPDY, WebSocket v5); all
 //! output arrives before the status; the status (exit code and all) arrives in the client's protocol's form; when a
@@ -102,7 +102,7 @@ impl StatusForm {
     }
 }
 
-/// Why a client's streams did not come to be.
+/// Why a client's streams could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("speaking SPDY to the client")]
@@ -135,7 +135,7 @@ impl ClientConnection {
 }
 
 /// The client's ends.
-struct Ends {
+struct StreamEnds {
     error: Writer,
     stdin: Option<Reader>,
     stdout: Option<Writer>,
@@ -145,7 +145,7 @@ struct Ends {
 
 /// A client with all of its streams.
 pub struct ClientStreams {
-    ends: Ends,
+    ends: StreamEnds,
     status: StatusForm,
     connection: ClientConnection,
 }
@@ -185,7 +185,7 @@ impl ClientStreams {
         if !form.close_signal {
             channels.greet(first).await;
         }
-        let ends = Ends {
+        let ends = StreamEnds {
             error: channels.writer(ERROR),
             stdin: channels.reader(STDIN),
             stdout: options.stdout.then(|| channels.writer(STDOUT)),
@@ -233,7 +233,7 @@ impl ClientStreams {
                 *slot = Some(arrival.accept()?);
             }
         }
-        let ends = Ends {
+        let ends = StreamEnds {
             error: error.map(|s| Box::new(s) as Writer).ok_or(ClientError::Left)?,
             stdin: stdin.map(|s| Box::new(s) as Reader),
             stdout: stdout.map(|s| Box::new(s) as Writer),
@@ -287,7 +287,7 @@ pub async fn run(mut client: ClientStreams, runtime: RuntimeConnection, options:
     client.finish(&status).await;
 }
 
-async fn join(client: &mut Ends, runtime: &mut RuntimeStreams, action: &str) -> Value {
+async fn join(client: &mut StreamEnds, runtime: &mut RuntimeStreams, action: &str) -> Value {
     let inputs = async {
         tokio::join!(
             copy(client.stdin.take(), runtime.stdin.as_mut()),

@@ -25,7 +25,7 @@ pub enum RuntimeClientError {
     #[error("speaking HTTP to the runtime's stream server")]
     Http(#[from] hyper::Error),
     #[error("the runtime's stream server answered {status}: {message}")]
-    Refused { status: StatusCode, message: String },
+    Rejected { status: StatusCode, message: String },
     #[error("speaking SPDY to the runtime's stream server")]
     Spdy(#[from] SpdyError),
 }
@@ -87,7 +87,7 @@ pub async fn connect(url: &str) -> Result<RuntimeConnection, RuntimeClientError>
             Err(error) => format!("(its text could not be read: {error})"),
         };
         serving.abort();
-        return Err(RuntimeClientError::Refused { status, message });
+        return Err(RuntimeClientError::Rejected { status, message });
     }
     let io = TokioIo::new(hyper::upgrade::on(response).await?);
     // The runtime opens no streams, so none are accepted.

@@ -237,7 +237,7 @@ impl Dir {
         Ok(found)
     }
 
-    /// Makes a directory here with exactly this mode. One that is there already keeps its own.
+    /// Creates a directory here with exactly this mode. An existing one keeps its own.
     pub fn make_dir(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<Dir> {
         let name = single(name.as_ref())?;
         match fs::mkdirat(&self.fd, name, Mode::from_raw_mode(mode & 0o700)) {
@@ -306,7 +306,7 @@ impl Dir {
         Ok(fs::fchmod(&there, Mode::from_raw_mode(file.mode))?)
     }
 
-    /// Puts a file in place of what has its name, whole or not at all.
+    /// Replaces the file of this name, atomically.
     pub fn replace(&self, name: impl AsRef<OsStr>, file: NewFile<'_>) -> io::Result<()> {
         let name = single(name.as_ref())?;
         let mut part = OsString::from(".");

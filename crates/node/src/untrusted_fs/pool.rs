@@ -13,7 +13,7 @@ use tokio::time::timeout;
 const OF_ONE_MAX: usize = 4;
 /// Calls at once altogether; tokio has 512 threads for all that blocks.
 const ALL_MAX: usize = 128;
-/// How long a caller waits. The call itself cannot be called off; it keeps its permits until it returns.
+/// How long a caller waits. The call itself cannot be cancelled; it keeps its permits until it returns.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]

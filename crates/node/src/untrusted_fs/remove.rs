@@ -9,7 +9,7 @@ use rustix::fs::renameat_with;
 
 use super::{Dir, Entry, Kind};
 
-/// Directories that are held open at a time. What lies deeper is moved up and removed from there.
+/// Directories that are held open at a time. Deeper ones are moved up and removed from there.
 const DEPTH_MAX: usize = 32;
 /// Entries that are read at a time.
 const BATCH: usize = 4096;

@@ -289,21 +289,24 @@ fn a3_an_exchange_while_opening_never_leads_out() {
         })
     };
     let volume = tree.volume();
-    let (mut inside, mut refused) = (0, 0);
+    let (mut inside, mut rejected) = (0, 0);
     for n in 0..TRIES {
         match volume.read("x/f", Links::Inside, 100) {
             Ok((bytes, _)) => {
                 assert_eq!(bytes, b"inside");
                 inside += 1;
             }
-            Err(_) => refused += 1,
+            Err(_) => rejected += 1,
         }
         let sub = format!("x/new{}", n % 7);
         let _ = volume.locate_or_make_dirs(std::path::Path::new(&sub), 0o755);
     }
     over.store(true, Ordering::Relaxed);
     exchange.join().unwrap();
-    assert!(inside > 0 && refused > 0, "{inside} {refused}: no race happened");
+    assert!(
+        inside > 0 && rejected > 0,
+        "{inside} {rejected}: no race happened"
+    );
     let left: Vec<_> = std::fs::read_dir(tree.at("out")).unwrap().collect();
     assert_eq!(left.len(), 1, "nothing was made outside: {left:?}");
 }

@@ -1,4 +1,4 @@
-//! Gives a volume's files to a pod's group (`fsGroup`), by descriptors: no link that a container puts there meanwhile is
+//! Changes the group of a volume's files (`fsGroup`), by descriptors: no link that a container creates meanwhile is
 //! followed, and no other file system entered.
 
 use std::io;

@@ -36,16 +36,16 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What is waited for: the attachment of one volume.
 #[derive(Clone, Debug)]
-pub(super) struct AttachmentWanted {
+pub(super) struct WantedAttachment {
     pub attachment: String,
     /// The attacher: knarr, or a CSI driver's.
     pub attacher: String,
     pub one_pod: bool,
 }
 
-impl From<Exclusive> for AttachmentWanted {
+impl From<Exclusive> for WantedAttachment {
     fn from(exclusive: Exclusive) -> Self {
-        AttachmentWanted {
+        WantedAttachment {
             attachment: exclusive.attachment,
             attacher: ATTACHER.into(),
             one_pod: exclusive.one_pod,
@@ -55,7 +55,7 @@ impl From<Exclusive> for AttachmentWanted {
 
 /// The users of one attachment.
 #[derive(Default)]
-struct Users {
+struct AttachmentUsers {
     /// The volume's name; a CSI driver's by its name in the node's status.
     volume: String,
     /// Of pods.
@@ -65,24 +65,24 @@ struct Users {
 }
 
 /// The attachments this node uses.
-pub(super) struct Attached {
+pub(super) struct Attachments {
     api: Arc<dyn Api>,
     node: String,
     root: PathBuf,
     /// By the attachment's name.
-    used: Mutex<BTreeMap<String, Users>>,
+    used: Mutex<BTreeMap<String, AttachmentUsers>>,
     /// Held during requests to the API: one change at a time.
     change_lock: tokio::sync::Mutex<()>,
 }
 
-impl Attached {
+impl Attachments {
     /// Restores the uses recorded in the pods' directories.
     pub fn new(api: Arc<dyn Api>, node: String, root: PathBuf) -> Self {
         let used = recovered(&root).unwrap_or_else(|error| {
             warn!(%error, "cannot read which volumes pods use");
             BTreeMap::new()
         });
-        Attached {
+        Attachments {
             api,
             node,
             root,
@@ -100,11 +100,11 @@ impl Attached {
         &self,
         uid: &str,
         volume: &str,
-        attachment_wanted: &AttachmentWanted,
+        wanted_attachment: &WantedAttachment,
     ) -> Result<(), String> {
         let mut tries = 0;
         loop {
-            match self.try_hold(uid, volume, attachment_wanted).await {
+            match self.try_hold(uid, volume, wanted_attachment).await {
                 Err(_) if tries < POLLS => tries += 1,
                 done => return done,
             }
@@ -116,9 +116,9 @@ impl Attached {
         &self,
         uid: &str,
         volume: &str,
-        attachment_wanted: &AttachmentWanted,
+        wanted_attachment: &WantedAttachment,
     ) -> Result<(), String> {
-        let name = &attachment_wanted.attachment;
+        let name = &wanted_attachment.attachment;
         let _change = self.change_lock.lock().await;
         let attachment = self.api.get_as::<VolumeAttachment>("", name).await;
         let attachment = match attachment {
@@ -132,7 +132,7 @@ impl Attached {
             }
             Err(error) => return Err(format!("cannot see whether volume {volume} is attached: {error}")),
         };
-        if let Some(why) = self.conflict(&attachment, uid, volume, attachment_wanted) {
+        if let Some(why) = self.conflict(&attachment, uid, volume, wanted_attachment) {
             return Err(why);
         }
         // First, so that a kubelet that dies in between knows what it may have used.
@@ -168,14 +168,14 @@ impl Attached {
         attachment: &VolumeAttachment,
         uid: &str,
         volume: &str,
-        attachment_wanted: &AttachmentWanted,
+        wanted_attachment: &WantedAttachment,
     ) -> Option<String> {
         let at = &attachment.spec.node_name;
         let annotations = attachment.metadata.annotations.as_ref();
         let pod = annotations.and_then(|a| a.get(ATTACHED_POD));
         let error = attachment.status.as_ref().and_then(|s| s.attach_error.as_ref());
-        if attachment.spec.attacher != attachment_wanted.attacher {
-            let (by, expected) = (&attachment.spec.attacher, &attachment_wanted.attacher);
+        if attachment.spec.attacher != wanted_attachment.attacher {
+            let (by, expected) = (&attachment.spec.attacher, &wanted_attachment.attacher);
             Some(format!(
                 "volume {volume} is attached by {by}, expected {expected}"
             ))
@@ -187,7 +187,7 @@ impl Attached {
             // The attacher's message, if it has failed so far.
             let why = error.and_then(|e| e.message.clone());
             Some(why.unwrap_or_else(|| format!("volume {volume} is being attached")))
-        } else if attachment_wanted.one_pod && pod.is_none_or(|p| p != uid) {
+        } else if wanted_attachment.one_pod && pod.is_none_or(|p| p != uid) {
             Some(format!("volume {volume} is for one pod, and another has it"))
         } else {
             None
@@ -285,7 +285,7 @@ impl Attached {
     /// What this node uses, by the names in its status.
     pub fn in_use(&self) -> Vec<String> {
         let used = self.used.lock();
-        let name = |users: &Users| match users.volume.contains('/') {
+        let name = |users: &AttachmentUsers| match users.volume.contains('/') {
             true => users.volume.clone(),
             false => unique_name(&users.volume),
         };
@@ -312,8 +312,8 @@ fn mark(marks: &Path, attachment: &str, volume: &str) -> std::io::Result<()> {
     Dir::make(marks, POD_DIR_MODE)?.replace(attachment, file)
 }
 
-fn recovered(root: &Path) -> std::io::Result<BTreeMap<String, Users>> {
-    let mut used: BTreeMap<String, Users> = BTreeMap::new();
+fn recovered(root: &Path) -> std::io::Result<BTreeMap<String, AttachmentUsers>> {
+    let mut used: BTreeMap<String, AttachmentUsers> = BTreeMap::new();
     let pods = root.join("pods");
     for uid in names(&pods)? {
         let marks = pods.join(&uid).join(MARKS);
@@ -354,8 +354,8 @@ mod tests {
 
     use super::*;
 
-    fn exclusive(one_pod: bool) -> AttachmentWanted {
-        AttachmentWanted::from(Exclusive {
+    fn exclusive(one_pod: bool) -> WantedAttachment {
+        WantedAttachment::from(Exclusive {
             attachment: "knarr-u".into(),
             one_pod,
         })
@@ -389,8 +389,8 @@ mod tests {
             }
         }
 
-        fn start(&self) -> Attached {
-            Attached::new(self.api.clone(), "n1".into(), self.dir.path().into())
+        fn start(&self) -> Attachments {
+            Attachments::new(self.api.clone(), "n1".into(), self.dir.path().into())
         }
 
         async fn is_held(&self) -> bool {
@@ -431,7 +431,7 @@ mod tests {
         node.release("one").await.unwrap();
         assert!(n.is_held().await, "another pod uses it");
         std::fs::remove_dir_all(n.dir.path().join("pods/one")).unwrap();
-        // The kubelet dies and comes back while the pod runs on.
+        // The kubelet dies and is restarted while the pod keeps running.
         let node = n.start();
         node.release_unknown().await.unwrap();
         assert!(n.is_held().await);

@@ -28,7 +28,7 @@ const CALLS_MAX: usize = 8;
 
 /// A volume of a pod that its driver may expand.
 #[derive(Clone)]
-struct Used {
+struct ExpandableVolume {
     pod: ObjectReference,
     claim: String,
     wanted: VolumeRequest,
@@ -43,7 +43,7 @@ pub(super) struct Expansions {
     recorder: EventRecorder,
     clock: Arc<dyn Clock>,
     node: String,
-    used: Mutex<BTreeMap<Key, Used>>,
+    used: Mutex<BTreeMap<Key, ExpandableVolume>>,
 }
 
 impl Expansions {
@@ -82,7 +82,7 @@ impl Expansions {
             return Ok(());
         }
         let key = (wanted.terms.pod.uid.clone(), wanted.name.clone());
-        let used = Used {
+        let used = ExpandableVolume {
             pod: about,
             claim: claim.metadata.name.clone().unwrap_or_default(),
             wanted: wanted.clone(),
@@ -151,7 +151,7 @@ impl Expansions {
         }
     }
 
-    /// Messages of kubelets name the volume between what was done and what came of it.
+    /// kubelet's messages name the volume between the operation and its result.
     fn text(&self, what: &str, wanted: &VolumeRequest, result: &str) -> String {
         format!("{what} for volume {:?} {result}", wanted.name)
     }
@@ -187,7 +187,7 @@ impl Expansions {
     async fn expand(
         &self,
         storage_manager: &StorageManager,
-        used: &mut Used,
+        used: &mut ExpandableVolume,
         plan: &Plan,
         mut claim: PersistentVolumeClaim,
     ) -> Result<(), String> {

@@ -1,7 +1,7 @@
 //! Volumes that are files made from objects: configMap, secret, downwardAPI, projected (service account tokens too).
 //!
-//! A reader never sees half of a change: files live in a directory named for the moment, `..data` points to it, and
-//! is swapped in one step.
+//! A reader never sees half of a change: files are in a directory named for the time, `..data` points to it, and is
+//! swapped in one step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -288,7 +288,7 @@ async fn token(
         None => {
             let seconds = wanted.expiration_seconds.unwrap_or(TOKEN_SECONDS);
             let audiences: Vec<String> = [audience].into_iter().filter(|a| !a.is_empty()).collect();
-            let token = ask_token(api, pod, namespace, &account, &audiences, seconds).await?;
+            let token = request_token(api, pod, namespace, &account, &audiences, seconds).await?;
             tokens.put(
                 key,
                 &token,
@@ -326,7 +326,7 @@ fn only_user(pod: &core::Pod) -> Option<u32> {
         .then(|| u32::try_from(first).ok())?
 }
 
-async fn ask_token(
+async fn request_token(
     api: &dyn Api,
     pod: &core::Pod,
     namespace: &str,

@@ -21,7 +21,7 @@ use crate::host_fs;
 use crate::untrusted_fs::{self, Dir, Pool};
 
 /// Between two tries to clean up.
-const AGAIN: Duration = Duration::from_secs(10);
+const RETRY_PERIOD: Duration = Duration::from_secs(10);
 
 /// The directory of a volume, if it is one of this place.
 fn ours(root: &Path, volume: &PersistentVolume) -> Option<PathBuf> {
@@ -102,7 +102,7 @@ pub(super) async fn clean(
             }
             if left {
                 // Woken or not: what cannot be done now is tried again later.
-                let _ = tokio::time::timeout(AGAIN, changed.notified()).await;
+                let _ = tokio::time::timeout(RETRY_PERIOD, changed.notified()).await;
             } else {
                 changed.notified().await;
             }

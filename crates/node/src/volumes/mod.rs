@@ -78,7 +78,7 @@ pub enum VolumeError {
 }
 
 /// Where claimed volumes are on this node, by the pod's uid and the volume's name.
-pub(crate) type Claimed = Arc<Mutex<BTreeMap<(String, String), PathBuf>>>;
+pub(crate) type ClaimedPaths = Arc<Mutex<BTreeMap<(String, String), PathBuf>>>;
 
 impl VolumeError {
     /// Of the event.
@@ -109,8 +109,8 @@ pub struct Volumes {
     /// The tasks that keep pods' files current, by uid.
     refreshers: Mutex<BTreeMap<String, JoinHandle<()>>>,
     tokens: Arc<files::Tokens>,
-    claimed: Claimed,
-    attached: attach::Attached,
+    claimed: ClaimedPaths,
+    attached: attach::Attachments,
     /// What comes from elsewhere.
     storage_manager: storage::StorageManager,
     expansions: Expansions,
@@ -157,9 +157,9 @@ fn plugin(volume: &core::Volume) -> &'static str {
 }
 
 /// Stops all of them when the kubelet exits: the next one starts its own.
-struct EndWith<'a>(&'a Mutex<BTreeMap<String, JoinHandle<()>>>);
+struct AbortOnDrop<'a>(&'a Mutex<BTreeMap<String, JoinHandle<()>>>);
 
-impl Drop for EndWith<'_> {
+impl Drop for AbortOnDrop<'_> {
     fn drop(&mut self) {
         std::mem::take(&mut *self.0.lock())
             .into_values()
@@ -178,7 +178,7 @@ impl Volumes {
         node: String,
         (api, recorder, clock): (Arc<dyn Api>, EventRecorder, Arc<dyn Clock>),
         (machine, host): (Machine, Arc<dyn Host>),
-        claimed: Claimed,
+        claimed: ClaimedPaths,
     ) -> Self {
         // Where pods are no processes, all happens in the one order that a replay has.
         let files = match machine {
@@ -198,7 +198,7 @@ impl Volumes {
         Volumes {
             storage_manager: storage::StorageManager::new(root.clone(), tools),
             expansions: Expansions::new(api.clone(), recorder, clock, node.clone()),
-            attached: attach::Attached::new(api.clone(), node.clone(), root.clone()),
+            attached: attach::Attachments::new(api.clone(), node.clone(), root.clone()),
             node,
             root,
             api,
@@ -324,14 +324,14 @@ impl Volumes {
                 .await
                 .map_err(failed)?
         {
-            let attachment_wanted = attach::AttachmentWanted {
+            let wanted_attachment = attach::WantedAttachment {
                 attachment: csi_attachment(&csi.volume_handle, &csi.driver, &self.node),
                 attacher: csi.driver.clone(),
                 one_pod: false,
             };
             let label = csi_unique_name(&csi.driver, &csi.volume_handle);
             self.attached
-                .hold(uid, &label, &attachment_wanted)
+                .hold(uid, &label, &wanted_attachment)
                 .await
                 .map_err(failed)?;
         }
@@ -383,9 +383,9 @@ impl Volumes {
         claimed.iter().any(|((of, _), at)| of != uid && at == path)
     }
 
-    /// Keeps the API's records of this node's volumes true, until dropped.
+    /// Keeps the API's records of this node's volumes current, until dropped.
     pub(crate) async fn run(&self) {
-        let _refreshers = EndWith(&self.refreshers);
+        let _refreshers = AbortOnDrop(&self.refreshers);
         let in_use = |path: &Path| self.claimed.lock().values().any(|used| used == path);
         let root = local_root(&self.root);
         let clean = local::clean(

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::machine::{Machine, first, phase};
 
-fn told(of_pod: Value, own: Value, script: &str) -> Value {
+fn pod_writing(of_pod: Value, own: Value, script: &str) -> Value {
     json!({
         "restartPolicy": "Never", "securityContext": of_pod,
         "containers": [{
@@ -39,7 +39,7 @@ async fn l1_l4_a_container_is_confined_as_it_asks_or_does_not_run() {
         "seccompProfile": local("strict/no-mkdir.json"), "readOnlyRootFilesystem": true,
         "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
     });
-    machine.create("confined", told(of_pod, own, script)).await;
+    machine.create("confined", pod_writing(of_pod, own, script)).await;
     // With root's own image, and with what no node has.
     for (name, of_pod, own) in [
         (
@@ -60,9 +60,9 @@ async fn l1_l4_a_container_is_confined_as_it_asks_or_does_not_run() {
             json!({}),
         ),
     ] {
-        machine.create(name, told(of_pod, own, "exit 0")).await;
+        machine.create(name, pod_writing(of_pod, own, "exit 0")).await;
     }
-    let mut users = told(json!({}), json!({}), "exit 0");
+    let mut users = pod_writing(json!({}), json!({}), "exit 0");
     users["hostUsers"] = json!(false);
     machine.create("users", users).await;
 
@@ -122,12 +122,12 @@ async fn l1_l4_a_container_is_confined_as_it_asks_or_does_not_run() {
         let plain = waiting.replace("\\\"", "\"");
         assert!(plain.contains(message), "{plain}");
     }
-    let refused = "FailedCreatePodSandBox Failed to create pod sandbox: can't set `spec.hostUsers: false`, \
+    let message = "FailedCreatePodSandBox Failed to create pod sandbox: can't set `spec.hostUsers: false`, \
                    runtime does not support user namespaces";
     let began = tokio::time::Instant::now();
     loop {
         let events = machine.events("users").await;
-        if events.iter().any(|e| e.starts_with(refused)) {
+        if events.iter().any(|e| e.starts_with(message)) {
             break;
         }
         assert!(began.elapsed().as_secs() < 90, "{events:?}");

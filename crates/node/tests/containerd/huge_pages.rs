@@ -112,19 +112,19 @@ async fn l4_huge_pages_are_the_nodes_to_give() {
         .create("more", pod(OBEDIENT, Some(&more), "HugePages"))
         .await;
     machine.wait("more", "rejected", |p| phase(p) == "Failed").await;
-    let refused = machine.get("more").await.unwrap();
-    let status = refused.status.clone().unwrap();
+    let rejected = machine.get("more").await.unwrap();
+    let status = rejected.status.clone().unwrap();
     assert_eq!(status.reason.as_deref(), Some("OutOfhugepages-2Mi"));
 
     // A volume of a page size that no container requests.
     machine.create("unasked", pod(OBEDIENT, None, "HugePages")).await;
-    let told =
+    let message =
         "medium HugePages: hugePages storage requested, but there is no resource request for huge pages";
     loop {
         let events = machine.events("unasked").await;
         if events
             .iter()
-            .any(|e| e.starts_with("FailedMount") && e.ends_with(told))
+            .any(|e| e.starts_with("FailedMount") && e.ends_with(message))
         {
             break;
         }

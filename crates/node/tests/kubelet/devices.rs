@@ -278,8 +278,8 @@ async fn l4_a_container_gets_what_its_plugin_allocates() {
         pod_name: "x".into(),
         pod_namespace: "default".into(),
     };
-    let refused = call(&socket, request, Duration::from_secs(5)).await.unwrap_err();
-    assert_eq!(refused.message, "pod x in namespace default not found");
+    let error = call(&socket, request, Duration::from_secs(5)).await.unwrap_err();
+    assert_eq!(error.message, "pod x in namespace default not found");
     // What is free again is given again.
     world.create_with_gpus("b", 1).await;
     world.until_phase("b", "Running").await;

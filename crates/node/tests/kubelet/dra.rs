@@ -118,11 +118,11 @@ async fn l4_a_pod_waits_for_its_claims_and_reports_why() {
         .until_event("a", &format!("{says}DRA driver {DRIVER} is not registered"))
         .await;
     let driver = Arc::<Driver>::default();
-    *driver.refuses.lock() = Some("the device is on fire");
+    *driver.failing.lock() = Some("the device is on fire");
     let _serving = world.serve_driver(&driver, &["v1.DRAPlugin"]);
     let failed = format!("{says}NodePrepareResources failed for ResourceClaim a-gpu: the device is on fire");
     world.until_event("a", &failed).await;
-    *driver.refuses.lock() = None;
+    *driver.failing.lock() = None;
     until("a runs", async || {
         world.phase("a").await.as_deref() == Some("Running")
     })

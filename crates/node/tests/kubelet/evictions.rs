@@ -175,12 +175,15 @@ async fn t8_the_pod_with_the_most_use_over_its_request_is_evicted_and_the_node_r
     );
     let events = world.events("greedy").await;
     assert!(events.contains(&format!("Evicted {message}")), "{events:?}");
-    let told = world.events("n1").await;
+    let events = world.events("n1").await;
     for wanted in [
         "EvictionThresholdMet Attempting to reclaim memory",
         "NodeHasInsufficientMemory Node n1 status is now: NodeHasInsufficientMemory",
     ] {
-        assert!(told.iter().any(|t| t == wanted), "{wanted:?} is not in {told:?}");
+        assert!(
+            events.iter().any(|t| t == wanted),
+            "{wanted:?} is not in {events:?}"
+        );
     }
     // While it lasts, what could make it worse is not taken in.
     world.create("late").await;
@@ -326,10 +329,11 @@ async fn t8_unused_images_go_when_their_disk_is_over_the_high_mark() {
     scale.disk(100);
     sleep(Duration::from_secs(320)).await;
     assert_eq!(there().await, [IMAGE]);
-    let told = world.events("n1").await;
+    let events = world.events("n1").await;
     assert!(
-        told.iter()
+        events
+            .iter()
             .any(|t| t.starts_with("FreeDiskSpaceFailed Insufficient free disk space")),
-        "an image of no size frees nothing: {told:?}"
+        "an image of no size frees nothing: {events:?}"
     );
 }

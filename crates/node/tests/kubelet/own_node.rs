@@ -34,9 +34,9 @@ async fn l1_what_others_write_at_the_node_decides_about_the_next_pod() {
         world
             .edit_node(|node| node.spec.get_or_insert_default().taints = Some(vec![down()]))
             .await;
-        world.create(&format!("{round}-refused")).await;
+        world.create(&format!("{round}-rejected")).await;
         sleep(Duration::from_secs(1)).await;
-        let reason = world.reason(&format!("{round}-refused")).await;
+        let reason = world.reason(&format!("{round}-rejected")).await;
         assert_eq!(reason.as_deref(), Some("TaintToleration"));
         world
             .edit_node(|node| node.spec.get_or_insert_default().taints = None)

@@ -51,9 +51,9 @@ async fn t8_a_critical_pod_is_admitted_once_its_victims_have_terminated() {
         target.message.as_deref(),
         Some("Pod was preempted by Kubelet to accommodate a critical pod.")
     );
-    let told = format!("Preempting {message}");
+    let event = format!("Preempting {message}");
     let events = world.events("big").await;
-    assert_eq!(events.iter().filter(|e| **e == told).count(), 1, "{events:?}");
+    assert_eq!(events.iter().filter(|e| **e == event).count(), 1, "{events:?}");
     // A pod that is not critical is rejected, and preempts none.
     world.create_with("late", asks("late", "1", 1000)).await;
     sleep(Duration::from_secs(2)).await;

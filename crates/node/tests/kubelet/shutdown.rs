@@ -137,10 +137,10 @@ async fn t9_pods_end_by_priority_within_the_nodes_budget_and_none_are_taken_mean
         );
     }
     assert!(world.runtime.running().is_empty());
-    let told = world.events("n1").await;
+    let events = world.events("n1").await;
     assert!(
-        told.contains(&"NodeShutdown Shutdown manager detected shutdown event".to_string()),
-        "{told:?}"
+        events.contains(&"NodeShutdown Shutdown manager detected shutdown event".to_string()),
+        "{events:?}"
     );
 
     // The shutdown is cancelled.

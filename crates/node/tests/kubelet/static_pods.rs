@@ -12,13 +12,13 @@ fn manifest(image: &str) -> String {
 }
 
 fn with_folder(world: &World) -> (std::path::PathBuf, KubeletConfiguration) {
-    let folder = world.dir.path().join("manifests");
-    std::fs::create_dir_all(&folder).unwrap();
+    let directory = world.dir.path().join("manifests");
+    std::fs::create_dir_all(&directory).unwrap();
     let configuration = KubeletConfiguration {
-        static_pod_path: Some(folder.display().to_string()),
+        static_pod_path: Some(directory.display().to_string()),
         ..KubeletConfiguration::default()
     };
-    (folder.join("web.yaml"), configuration)
+    (directory.join("web.yaml"), configuration)
 }
 
 async fn some_time() {

@@ -20,7 +20,7 @@ pub struct Driver {
     pub calls: Mutex<Vec<String>>,
     /// The CDI device of every claim; without it, each has one that is named like the claim.
     pub cdi_device: Option<String>,
-    pub refuses: Mutex<Option<&'static str>>,
+    pub failing: Mutex<Option<&'static str>>,
     pub hangs: std::sync::atomic::AtomicBool,
     /// Whether it reports the health of its device, and what that is.
     pub reports: bool,
@@ -73,7 +73,7 @@ impl Service for Driver {
                 if self.hangs.load(std::sync::atomic::Ordering::Relaxed) {
                     std::future::pending::<()>().await;
                 }
-                let error = self.refuses.lock().unwrap_or_default();
+                let error = self.failing.lock().unwrap_or_default();
                 let one = |claim: Claim| {
                     let of_claim = || format!("example.com/gpu={}", claim.name);
                     let device = Device {

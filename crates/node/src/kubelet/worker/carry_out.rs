@@ -100,7 +100,7 @@ impl PodWorker {
                     retry_until_done("remove a sandbox", || shared.runtime.remove_sandbox(&id)).await;
                     if shared.config.machine.is_host() {
                         cgroup::remove(shared.config.configuration.cgroup_driver, &group).await;
-                        enforcement::share_out(&shared, None).await;
+                        enforcement::update_portions(&shared, None).await;
                     }
                     shared.owners.lock().remove(&id);
                     send_event(&inbox, Event::SandboxRemoved { id });

@@ -12,8 +12,8 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::frame::{Control, HEAD_BYTES, Head, Malformed, Reset, write_data_head};
-use super::headers::{HeaderError, Headers, MAX_BLOCK_BYTES, Opener, Packer};
-use super::outbox::{Out, Outbox};
+use super::headers::{HeaderDecoder, HeaderEncoder, HeaderError, Headers, MAX_BLOCK_BYTES};
+use super::outbox::{Outbox, OutgoingFrame};
 use super::stream::Stream;
 use crate::streams::PING_PERIOD;
 
@@ -62,7 +62,7 @@ pub enum SpdyError {
     #[error("the peer violated the SPDY protocol: {0}")]
     Protocol(&'static str),
     #[error("the peer rejected the stream ({0:?})")]
-    Refused(Reset),
+    Reset(Reset),
     #[error("the SPDY connection is closed")]
     Closed,
     #[error("the peer did not answer the opening of a stream in {} s", REPLY_TIMEOUT.as_secs())]
@@ -134,7 +134,7 @@ impl Shared {
         };
         if let (Some(reset), None) = (reset, entry.reset) {
             // A closed connection has informed the peer already.
-            let _ = self.outbox.push(Out::Reset { stream, reset });
+            let _ = self.outbox.push(OutgoingFrame::Reset { stream, reset });
         }
     }
 
@@ -228,7 +228,7 @@ impl Arrival {
     /// Accepts, so that the peer starts to use it.
     pub fn accept(mut self) -> Result<Stream, SpdyError> {
         let stream = self.stream.take().ok_or(SpdyError::Closed)?;
-        let reply = Out::Reply { stream: stream.id() };
+        let reply = OutgoingFrame::Reply { stream: stream.id() };
         stream
             .shared()
             .outbox
@@ -252,7 +252,7 @@ impl Connection {
     where
         T: AsyncRead + AsyncWrite + Send + 'static,
     {
-        let packer = Packer::new()?;
+        let packer = HeaderEncoder::new()?;
         let shared = Arc::new(Shared {
             outbox: Outbox::default(),
             table: Mutex::default(),
@@ -313,7 +313,7 @@ impl Connection {
             };
             let inbound = self.shared.add(&mut table, id, End::Open, Some(answered));
             // Queued under the lock, so that numbers only rise on the wire.
-            let open = Out::Open {
+            let open = OutgoingFrame::Open {
                 stream: id,
                 headers: headers.clone(),
             };
@@ -327,7 +327,7 @@ impl Connection {
             Ok(Ok(())) => Ok(stream),
             Ok(Err(_)) => {
                 let first_error = self.shared.reset(stream.id());
-                Err(first_error.map_or(SpdyError::Closed, SpdyError::Refused))
+                Err(first_error.map_or(SpdyError::Closed, SpdyError::Reset))
             }
             Err(_) => Err(SpdyError::NoReply),
         }
@@ -353,7 +353,7 @@ impl Connection {
     fn say_goodbye(&self) {
         let last_stream = self.shared.table.lock().last_peer;
         // It may be closed already.
-        let _ = self.shared.outbox.push(Out::GoAway { last_stream });
+        let _ = self.shared.outbox.push(OutgoingFrame::GoAway { last_stream });
         self.shared.outbox.close(false);
     }
 }
@@ -373,7 +373,7 @@ async fn read_frames<R: AsyncRead + Unpin>(
     shared: &Arc<Shared>,
     arrived: &mpsc::Sender<Arrival>,
 ) -> Result<(), SpdyError> {
-    let mut opener = Opener::new();
+    let mut opener = HeaderDecoder::new();
     loop {
         let mut head = [0; HEAD_BYTES];
         match io.read_exact(&mut head).await {
@@ -440,7 +440,7 @@ async fn read_data<R: AsyncRead + Unpin>(
 
 async fn take_control(
     control: Control,
-    opener: &mut Opener,
+    opener: &mut HeaderDecoder,
     shared: &Arc<Shared>,
     arrived: &mpsc::Sender<Arrival>,
 ) -> Result<(), SpdyError> {
@@ -470,7 +470,7 @@ async fn take_control(
                 }
                 None => push(
                     shared,
-                    Out::Reset {
+                    OutgoingFrame::Reset {
                         stream,
                         reset: Reset::RefusedStream,
                     },
@@ -500,9 +500,9 @@ async fn take_control(
             }
         }
         Control::RstStream { stream, reset } => shared.torn_down(stream, reset),
-        // The peer's go back; our own come back.
+        // The peer's pings are answered; answers to ours are ignored.
         Control::Ping(id) if shared.role.owns(id) => {}
-        Control::Ping(id) => push(shared, Out::Ping(id))?,
+        Control::Ping(id) => push(shared, OutgoingFrame::Ping(id))?,
         // The peer opens nothing more and lets running streams end; so do we.
         Control::GoAway { .. } | Control::Ignored(_) => {}
     }
@@ -510,14 +510,14 @@ async fn take_control(
 }
 
 /// Queues the reader's frames for the writer. While the connection is closing nothing more is queued.
-fn push(shared: &Shared, out: Out) -> Result<(), SpdyError> {
+fn push(shared: &Shared, out: OutgoingFrame) -> Result<(), SpdyError> {
     shared.outbox.push(out).map_err(|_| SpdyError::Closed)
 }
 
 async fn write_frames<W: AsyncWrite + Unpin>(
     mut io: W,
     shared: &Shared,
-    mut packer: Packer,
+    mut packer: HeaderEncoder,
 ) -> Result<(), SpdyError> {
     let mut pings = (2..u32::MAX).step_by(2).cycle();
     loop {
@@ -525,13 +525,13 @@ async fn write_frames<W: AsyncWrite + Unpin>(
             Role::Client => shared.outbox.pop().await,
             Role::Server => match tokio::time::timeout(PING_PERIOD, shared.outbox.pop()).await {
                 Ok(out) => out,
-                Err(_) => pings.next().map(Out::OwnPing),
+                Err(_) => pings.next().map(OutgoingFrame::OwnPing),
             },
         };
         let Some(out) = out else { break };
         let mut bytes = BytesMut::new();
         match out {
-            Out::Open { stream, headers } => {
+            OutgoingFrame::Open { stream, headers } => {
                 let block = packer.pack(&headers)?;
                 Control::SynStream {
                     stream,
@@ -541,7 +541,7 @@ async fn write_frames<W: AsyncWrite + Unpin>(
                 }
                 .write(&mut bytes);
             }
-            Out::Reply { stream } => {
+            OutgoingFrame::Reply { stream } => {
                 let block = packer.pack(&Headers::default())?;
                 Control::SynReply {
                     stream,
@@ -550,7 +550,7 @@ async fn write_frames<W: AsyncWrite + Unpin>(
                 }
                 .write(&mut bytes);
             }
-            Out::Data {
+            OutgoingFrame::Data {
                 stream,
                 bytes: data,
                 fin,
@@ -560,9 +560,9 @@ async fn write_frames<W: AsyncWrite + Unpin>(
                 bytes.clear();
                 io.write_all(&data).await?;
             }
-            Out::Reset { stream, reset } => Control::RstStream { stream, reset }.write(&mut bytes),
-            Out::Ping(id) | Out::OwnPing(id) => Control::Ping(id).write(&mut bytes),
-            Out::GoAway { last_stream } => Control::GoAway {
+            OutgoingFrame::Reset { stream, reset } => Control::RstStream { stream, reset }.write(&mut bytes),
+            OutgoingFrame::Ping(id) | OutgoingFrame::OwnPing(id) => Control::Ping(id).write(&mut bytes),
+            OutgoingFrame::GoAway { last_stream } => Control::GoAway {
                 last_stream,
                 status: 0,
             }

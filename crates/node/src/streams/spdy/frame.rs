@@ -105,7 +105,7 @@ impl Head {
     }
 }
 
-/// A control frame. `block` is a header block as it goes over the wire.
+/// A control frame. `block` is a compressed header block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Control {
     SynStream {
@@ -133,7 +133,7 @@ pub(super) enum Control {
         fin: bool,
         block: Bytes,
     },
-    /// SETTINGS, WINDOW_UPDATE and whatever is not known: nothing is done about them.
+    /// SETTINGS, WINDOW_UPDATE and unknown frames are ignored.
     Ignored(u16),
 }
 

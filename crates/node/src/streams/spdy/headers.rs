@@ -49,14 +49,14 @@ pub enum HeaderError {
 }
 
 /// The sending half.
-pub(super) struct Packer(Compress);
+pub(super) struct HeaderEncoder(Compress);
 
-impl Packer {
+impl HeaderEncoder {
     pub(super) fn new() -> Result<Self, HeaderError> {
         let mut zlib = Compress::new(Compression::default(), true);
         zlib.set_dictionary(DICTIONARY)
             .map_err(|e| HeaderError::Zlib(e.to_string()))?;
-        Ok(Packer(zlib))
+        Ok(HeaderEncoder(zlib))
     }
 
     pub(super) fn pack(&mut self, headers: &Headers) -> Result<Bytes, HeaderError> {
@@ -91,11 +91,11 @@ impl Packer {
 }
 
 /// The receiving half.
-pub(super) struct Opener(Decompress);
+pub(super) struct HeaderDecoder(Decompress);
 
-impl Opener {
+impl HeaderDecoder {
     pub(super) fn new() -> Self {
-        Opener(Decompress::new(true))
+        HeaderDecoder(Decompress::new(true))
     }
 
     pub(super) fn open(&mut self, block: &[u8]) -> Result<Headers, HeaderError> {
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn blocks_of_one_connection_open_in_order() {
-        let (mut packer, mut opener) = (Packer::new().unwrap(), Opener::new());
+        let (mut packer, mut opener) = (HeaderEncoder::new().unwrap(), HeaderDecoder::new());
         for n in 0..200 {
             let n = n.to_string();
             let headers = Headers::from_iter([("streamType", "stdin"), ("requestID", &n)]);
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_large_block_is_read_and_one_over_the_limit_is_rejected() {
-        let (mut packer, mut opener) = (Packer::new().unwrap(), Opener::new());
+        let (mut packer, mut opener) = (HeaderEncoder::new().unwrap(), HeaderDecoder::new());
         let long: String = (0..MAX_BLOCK_BYTES - 100)
             .map(|n| char::from(b'a' + (n * n % 26) as u8))
             .collect();
@@ -210,13 +210,13 @@ mod tests {
         zlib.compress_vec(&vec![0; 1 << 20], &mut bomb, FlushCompress::Sync)
             .unwrap();
         assert!(bomb.len() < 4096, "{}", bomb.len());
-        assert_eq!(Opener::new().open(&bomb), Err(HeaderError::TooLarge));
+        assert_eq!(HeaderDecoder::new().open(&bomb), Err(HeaderError::TooLarge));
     }
 
     proptest::proptest! {
         #[test]
         fn no_block_makes_the_opener_panic(block: Vec<u8>) {
-            let _ = Opener::new().open(&block);
+            let _ = HeaderDecoder::new().open(&block);
             let _ = parse(block.into());
         }
     }

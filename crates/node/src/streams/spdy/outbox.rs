@@ -20,7 +20,7 @@ const MAX_DATA_BYTES: usize = 256 * 1024;
 const MAX_PINGS: usize = 64;
 
 #[derive(Debug)]
-pub(super) enum Out {
+pub(super) enum OutgoingFrame {
     Open {
         stream: u32,
         headers: Headers,
@@ -47,7 +47,7 @@ pub(super) enum Out {
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Out>,
+    queue: VecDeque<OutgoingFrame>,
     data_bytes: usize,
     pings: usize,
     writers: Vec<Waker>,
@@ -84,7 +84,7 @@ impl Outbox {
             return Poll::Pending;
         }
         state.data_bytes += data.len();
-        state.queue.push_back(Out::Data {
+        state.queue.push_back(OutgoingFrame::Data {
             stream,
             bytes: Bytes::copy_from_slice(data),
             fin: false,
@@ -95,12 +95,12 @@ impl Outbox {
     }
 
     /// Queues anything but data. Data with `fin` carries no bytes.
-    pub(super) fn push(&self, out: Out) -> Result<(), Closed> {
+    pub(super) fn push(&self, out: OutgoingFrame) -> Result<(), Closed> {
         let mut state = self.state.lock();
         if state.closed {
             return Err(Closed);
         }
-        if matches!(out, Out::Ping(_)) {
+        if matches!(out, OutgoingFrame::Ping(_)) {
             if state.pings >= MAX_PINGS {
                 return Err(Closed);
             }
@@ -113,14 +113,14 @@ impl Outbox {
     }
 
     /// The next to be written; `None` when closed and empty. One caller only.
-    pub(super) async fn pop(&self) -> Option<Out> {
+    pub(super) async fn pop(&self) -> Option<OutgoingFrame> {
         loop {
             {
                 let mut state = self.state.lock();
                 if let Some(out) = state.queue.pop_front() {
                     match &out {
-                        Out::Data { bytes, .. } => state.data_bytes -= bytes.len(),
-                        Out::Ping(_) => state.pings -= 1,
+                        OutgoingFrame::Data { bytes, .. } => state.data_bytes -= bytes.len(),
+                        OutgoingFrame::Ping(_) => state.pings -= 1,
                         _ => {}
                     }
                     if state.data_bytes < MAX_DATA_BYTES {
@@ -167,19 +167,19 @@ mod tests {
         assert!(outbox.poll_data(&mut cx, 1, &half).is_ready());
         assert!(outbox.poll_data(&mut cx, 1, b"x").is_pending());
         assert_eq!(
-            outbox.push(Out::Reset {
+            outbox.push(OutgoingFrame::Reset {
                 stream: 1,
                 reset: Reset::Cancel
             }),
             Ok(())
         );
-        assert!(matches!(outbox.pop().await, Some(Out::Data { .. })));
+        assert!(matches!(outbox.pop().await, Some(OutgoingFrame::Data { .. })));
         assert!(outbox.poll_data(&mut cx, 1, b"x").is_ready());
         outbox.close(false);
-        assert_eq!(outbox.push(Out::Ping(1)), Err(Closed));
-        assert!(matches!(outbox.pop().await, Some(Out::Data { .. })));
-        assert!(matches!(outbox.pop().await, Some(Out::Reset { .. })));
-        assert!(matches!(outbox.pop().await, Some(Out::Data { .. })));
+        assert_eq!(outbox.push(OutgoingFrame::Ping(1)), Err(Closed));
+        assert!(matches!(outbox.pop().await, Some(OutgoingFrame::Data { .. })));
+        assert!(matches!(outbox.pop().await, Some(OutgoingFrame::Reset { .. })));
+        assert!(matches!(outbox.pop().await, Some(OutgoingFrame::Data { .. })));
         assert!(outbox.pop().await.is_none());
     }
 
@@ -187,7 +187,7 @@ mod tests {
     fn a_flood_of_pings_is_rejected() {
         let outbox = Outbox::default();
         let taken = (0..1000)
-            .take_while(|id| outbox.push(Out::Ping(*id)).is_ok())
+            .take_while(|id| outbox.push(OutgoingFrame::Ping(*id)).is_ok())
             .count();
         assert_eq!(taken, MAX_PINGS);
     }

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::connection::{End, Piece, Shared};
 use super::frame::Reset;
 use super::headers::Headers;
-use super::outbox::Out;
+use super::outbox::OutgoingFrame;
 
 /// A write is cut into frames of at most this much, so that no stream keeps another waiting for long.
 const MAX_FRAME_DATA_BYTES: usize = 32 * 1024;
@@ -121,7 +121,7 @@ impl AsyncWrite for Stream {
     fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.fin_sent {
             self.fin_sent = true;
-            let fin = Out::Data {
+            let fin = OutgoingFrame::Data {
                 stream: self.id,
                 bytes: Bytes::new(),
                 fin: true,

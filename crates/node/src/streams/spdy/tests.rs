@@ -122,10 +122,7 @@ async fn a_stream_that_is_not_accepted_is_reset() {
     let ((client, _c), (_server, mut incoming)) = ends();
     let drop_stream = async { drop(incoming.next().await.unwrap()) };
     let (first_error, ()) = tokio::join!(client.open(named("data")), drop_stream);
-    assert!(matches!(
-        first_error,
-        Err(SpdyError::Refused(Reset::RefusedStream))
-    ));
+    assert!(matches!(first_error, Err(SpdyError::Reset(Reset::RefusedStream))));
 }
 
 #[tokio::test]

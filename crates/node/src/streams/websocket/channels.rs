@@ -144,7 +144,7 @@ impl Channels {
         }
     }
 
-    /// The client's side of a channel that was asked for in [`Channels::start`]; once.
+    /// The client's side of a channel that was listed in [`Channels::start`]; once.
     pub fn reader(&mut self, channel: u8) -> Option<Reader> {
         let messages = self.unread.remove(&channel)?;
         let pieces = futures::stream::unfold(messages, |mut messages| async move {

@@ -22,7 +22,7 @@ pub async fn mount(
     if !options.is_empty() {
         args.extend(["-o", &options]);
     }
-    // What others named is never an option: the server of an NFS volume may be any text.
+    // A name from the API is never an option: the server of an NFS volume may be any text.
     if source.starts_with('-') {
         return Err(format!(
             "mount failed: {source:?} cannot be mounted: it begins with a \"-\""

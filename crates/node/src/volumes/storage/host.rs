@@ -15,7 +15,7 @@ use crate::volumes::mounts;
 /// How long a command may take: a mount from a server that does not answer would wait for minutes.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What came of a program.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandOutput {
     /// Its exit code; none if it was killed, or took too long.
@@ -91,8 +91,8 @@ impl Host for Machine {
     }
 
     fn device(&self, by_path: &str) -> Option<PathBuf> {
-        let (folder, pattern) = by_path.rsplit_once('/')?;
-        let mut names: Vec<_> = crate::host_fs::read_dir(folder).ok()?.flatten().collect();
+        let (directory, pattern) = by_path.rsplit_once('/')?;
+        let mut names: Vec<_> = crate::host_fs::read_dir(directory).ok()?.flatten().collect();
         names.sort_by_key(std::fs::DirEntry::file_name);
         let found = names
             .into_iter()

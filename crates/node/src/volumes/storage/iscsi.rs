@@ -1,6 +1,6 @@
 //! iSCSI, by `iscsiadm`: the node logs in at the target once, mounts the disk once, and each pod sees that mount.
 //!
-//! Nothing here keeps two nodes from the same disk: the claim's VolumeAttachment does ([`super::super::attach`]).
+//! Nothing here excludes two nodes from the same disk: the claim's VolumeAttachment does ([`super::super::attach`]).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Volumes that come from elsewhere, behind one interface: NFS, iSCSI, and whatever has a CSI driver.
+//! Network and plugin storage, behind one interface: NFS, iSCSI, and every CSI driver.
 //!
 //! Two steps, reverted in the opposite order: **stage** once a node (a login, a device's mount), **publish** once a
 //! pod. Each step for a pod is recorded before it is done ([`records`]), so that it is reverted after a kubelet that

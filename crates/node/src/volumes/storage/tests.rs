@@ -323,11 +323,11 @@ async fn a_chap_secret_reaches_iscsiadm_and_is_neither_recorded_nor_logged() {
         panic!("{failed:?}")
     };
     assert!(why.contains("exit status 24") && !why.contains("hush"), "{why}");
-    let told = node
+    let is_set = node
         .asked()
         .iter()
         .any(|l| l.ends_with("-n node.session.auth.password -v hush-hush"));
-    assert!(told);
+    assert!(is_set);
     let record = node
         .dir
         .path()

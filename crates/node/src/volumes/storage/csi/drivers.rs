@@ -75,7 +75,7 @@ impl Handler for Registrar {
                 .iter()
                 .any(|(socket, other)| *socket != plugin.socket && other.name == plugin.name)
         };
-        // One that came back by another name of its socket is still there.
+        // One that registered again with another socket still exists.
         if !is_elsewhere {
             let removed = node_info::publish_driver(&*self.api, &self.node, &plugin.name, None).await;
             removed.map_err(|e| format!("error updating CSINode object: {e}"))?;

@@ -35,7 +35,7 @@ pub struct Csi {
     pub handle: String,
     pub filesystem: String,
     pub attributes: BTreeMap<String, String>,
-    /// Made for one pod, with it: an inline volume, which is never attached nor staged.
+    /// An inline volume: created with one pod for it, and never attached nor staged.
     pub inline: bool,
     #[serde(skip)]
     pub stage_secret: Option<SecretReference>,
