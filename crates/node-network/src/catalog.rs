@@ -22,7 +22,7 @@ use crate::signal::Signal;
 /// Withdrawals that are remembered: of far more pods than terminate on one node at a time.
 const WITHDRAWN_KEPT: usize = 16 << 10;
 
-/// What has changed since it was last asked, and up to which revisions the catalog shows the API.
+/// What has changed since the last call, and the revisions that the catalog has reached.
 #[derive(Debug, Default)]
 pub struct Changes {
     pub services: BTreeSet<ServiceKey>,
@@ -79,7 +79,7 @@ impl SyncedRevisions {
     }
 }
 
-/// One who follows the catalog. Changes gather until they are taken: many changes of one Service are one.
+/// A subscriber of the catalog. Changes gather until they are taken: many changes of one Service are one.
 pub struct Subscription {
     gathered: Arc<Mutex<Changes>>,
     bell: watch::Receiver<()>,
@@ -155,7 +155,8 @@ impl Shared {
         }
     }
 
-    /// The revision at which one of these addresses was last taken from new connections; `None` if none was, or long ago.
+    /// The revision at which one of these addresses was last withdrawn from new connections; `None` if none was, or
+    /// long ago.
     pub fn withdrawn(&self, addresses: &[IpAddr]) -> Option<u64> {
         let withdrawn = self.state.withdrawn.lock();
         addresses
@@ -164,7 +165,7 @@ impl Shared {
             .max()
     }
 
-    /// Returns as soon as this is true of the catalog and of the revisions it shows.
+    /// Returns as soon as the condition holds for the catalog and its revisions.
     pub async fn wait_for(&self, mut holds: impl FnMut(&Catalog, SyncedRevisions) -> bool) {
         let now = |_: &u64| {
             let reached = self.reached();
@@ -173,7 +174,7 @@ impl Shared {
         self.state.moved.wait_for(now).await;
     }
 
-    /// The revisions up to which the catalog shows the API.
+    /// The revisions that the catalog has reached.
     pub fn reached(&self) -> SyncedRevisions {
         *self.state.reached.lock()
     }

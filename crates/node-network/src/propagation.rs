@@ -135,8 +135,8 @@ impl EndpointPropagation {
     }
 }
 
-/// Whether all nodes that count have this revision, where this one does. The only one that counts knows by itself; but where
-/// this node is taken for lost, it is another.
+/// Whether all nodes that count have this revision, where this one has it. A single node knows by itself; but where
+/// this node is considered lost, another one is the single node.
 fn is_everywhere(all: &Propagation, node_name: &str, revision: u64) -> bool {
     let is_alone = all.nodes == 0 || (all.nodes == 1 && all.slowest == node_name);
     is_alone || all.revision >= revision
@@ -178,7 +178,8 @@ impl Sink for PropagationConfig {
     fn advance(&self, _: u64) {}
 }
 
-/// Hands on the UID of this node's Node; empty before it is registered. One that is deleted keeps it until it registers again.
+/// Forwards the UID of this node's Node; empty before it is registered. After a deletion it stays until the node
+/// registers again.
 struct NodeUid(Arc<Signal<String>>);
 
 impl Sink for NodeUid {

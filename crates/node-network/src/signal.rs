@@ -1,7 +1,7 @@
 //! A value that tasks wait for.
 //!
-//! Like `tokio::sync::watch`, which wakes its receivers in a random order; those who wait here are woken in the order they
-//! came, so that a simulated history can be replayed.
+//! Like `tokio::sync::watch`, which wakes its receivers in a random order; here waiters are woken in the order of their
+//! arrival, so that a simulated history can be replayed.
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;

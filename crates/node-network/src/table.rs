@@ -161,7 +161,7 @@ impl Dump {
     }
 }
 
-/// What it takes to bring some sets from what the kernel has to what is wanted.
+/// The changes from the kernel's sets to the wanted ones.
 pub struct Comparison {
     sets: BTreeMap<Arc<str>, Dump>,
     removals: Batch,
@@ -198,7 +198,7 @@ impl Comparison {
         elements.map(|e| (key_of(&e), e.data.map(data_of))).collect()
     }
 
-    /// An element that shall be there. Of sets that were not read nothing is wanted.
+    /// Adds a wanted element. Elements of sets that were not read are ignored.
     pub fn want(&mut self, set: &str, key: &nft::Key, data: Option<&nft::Data>) -> Result<()> {
         let Some(dump) = self.sets.get_mut(set) else {
             return Ok(());

@@ -1,7 +1,7 @@
 //! One question to one other server, over UDP and, where the answer is too long for that, over TCP.
 //!
-//! Every question has a socket, and so a source port, of its own and a random id: what comes from elsewhere is dropped by the
-//! kernel, what does not repeat the question is passed over.
+//! Every question has its own socket, and so its own source port, and a random id: datagrams from other addresses are
+//! dropped by the kernel, answers that do not repeat the question are ignored.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -28,7 +28,7 @@ pub enum ExchangeError {
     Reply(#[from] ReplyError),
 }
 
-/// Asks one server.
+/// Sends the question to one server.
 pub async fn exchange(server: SocketAddr, question: &Question) -> Result<Reply, ExchangeError> {
     let over_udp = timeout(ATTEMPT, udp(server, question)).await;
     let reply = over_udp.map_err(|_| ExchangeError::Timeout)??;

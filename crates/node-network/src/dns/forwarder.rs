@@ -1,4 +1,5 @@
-//! Asks other servers, once for all clients that ask the same at the same time, and keeps their answers.
+//! Forwards questions to upstream servers, once for all clients with the same question at the same time, and caches the
+//! answers.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -76,8 +77,8 @@ impl Forwarder {
         found
     }
 
-    /// Asks the servers for this name; the answer and its age in seconds. Others that ask the same meanwhile wait for the same
-    /// answer.
+    /// Queries the servers for this name; returns the answer and its age in seconds. Clients with the same question
+    /// meanwhile wait for the same answer.
     pub async fn look_up(self: &Arc<Self>, question: Question, routes: &Routes) -> Option<(Arc<Reply>, u32)> {
         let servers: Vec<SocketAddr> = {
             let loops = self.loops.lock();
@@ -146,7 +147,7 @@ impl Forwarder {
         self.cache.lock().counts()
     }
 
-    /// Whether this question is one of our own probes that has come back: its server is not asked again.
+    /// Whether this question is one of our own loop probes that was forwarded back: its server is not used.
     pub fn is_own_probe(&self, name: &Name, asked_type: u16) -> bool {
         if asked_type != record_type::HINFO {
             return false;

@@ -100,7 +100,7 @@ impl Knowledge {
         })
     }
 
-    /// Takes in what has changed in the catalog.
+    /// Applies the catalog's changes.
     pub fn take_changes(&self, changes: &Changes) {
         let catalog = self.catalog.read();
         let mut reverse = self.reverse.write();
@@ -129,7 +129,7 @@ impl Knowledge {
         *routes = Arc::new(new);
     }
 
-    /// Takes over the node's resolv.conf, if it has changed.
+    /// Applies the node's resolv.conf, if it has changed.
     pub fn set_resolv_conf(&self, conf: ResolvConf) {
         if self.routes().resolv_conf == conf && self.routes().generation > 0 {
             return;
@@ -163,7 +163,7 @@ impl Knowledge {
     }
 }
 
-/// Keeps the namespaces' names.
+/// Stores the namespaces' names.
 pub struct Namespaces(pub Arc<Knowledge>);
 
 impl Sink for Namespaces {

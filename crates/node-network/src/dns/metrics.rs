@@ -33,7 +33,7 @@ const BUCKETS: [f64; 14] = [
 ];
 const SERVER: &str = "dns://:53";
 
-/// How a client has asked.
+/// The transport of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     Udp,

@@ -1,8 +1,8 @@
 //! The cluster DNS server of a node: answers on the cluster DNS addresses, from what is known here.
 //!
-//! [`start`] puts the addresses on the loopback interface, listens and follows the API. It answers names of the cluster without asking
-//! anyone ([`udp`], [`tcp`], [`responder`]), and asks other servers for the rest ([`forwarder`]). It needs no connection
-//! tracking: [`notrack_rules`].
+//! [`start`] puts the addresses on the loopback interface, listens and watches the API. Names of the cluster are
+//! answered locally ([`udp`], [`tcp`], [`responder`]), other names by upstream servers ([`forwarder`]). It needs no
+//! connection tracking: [`notrack_rules`].
 
 pub mod addresses;
 mod cache;
@@ -212,7 +212,7 @@ async fn read_resolv_conf(path: &Path, knowledge: &Knowledge) {
     };
     match read.await {
         Ok(text) => knowledge.set_resolv_conf(ResolvConf::parse(&text)),
-        // What was read before stays.
+        // The previous settings stay in force.
         Err(error) => warn!(path = %path.display(), %error, "cannot read the node's resolv.conf"),
     }
 }

@@ -1,5 +1,5 @@
-//! From a message to its answer, whatever it came over. What is known is answered at once, without waiting for
-//! anything; what others must be asked is completed later.
+//! From a message to its answer, on any transport. What is known is answered at once, without waiting for anything;
+//! what needs an upstream server is completed later.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -28,13 +28,13 @@ use super::metrics::{Metrics, Transport};
 /// Rejections sent over UDP in a second, where the sender's address may be forged.
 const REJECTIONS_PER_SECOND: u32 = 500;
 
-/// What a message has come to.
+/// The result of a message.
 pub enum Next {
     /// The answer has been written.
     Answered,
     /// There is none.
     Dropped,
-    /// Others must be asked: [`Responder::complete`].
+    /// An upstream server is needed: [`Responder::complete`].
     Elsewhere(Answer),
 }
 
@@ -188,7 +188,7 @@ impl Responder {
         writer.finish(code, true);
     }
 
-    /// Completes an answer that others must be asked for.
+    /// Completes an answer from upstream servers.
     pub async fn complete(&self, bytes: &[u8], transport: Transport, answer: Answer) -> Vec<u8> {
         let mut out = Vec::new();
         let Ok(query) = query::read(bytes) else {
@@ -212,7 +212,7 @@ impl Responder {
             }
             return out;
         }
-        // The end of a search list: names are aliases of the asked one. Otherwise the records lead to the one name.
+        // The end of a search list: names are aliases of the queried one. Otherwise the records lead to the one name.
         let is_search = answer.records.is_empty();
         for name in names {
             let mut found = answer.clone();

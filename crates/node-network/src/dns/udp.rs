@@ -1,7 +1,7 @@
 //! Questions over UDP. A few threads, each with a socket of its own per address (`SO_REUSEPORT`), take many messages with
 //! one system call and answer what is known at once; the rest is answered by tasks.
 //!
-//! Each socket is bound to one address, so answers leave from where they were asked.
+//! Each socket is bound to one address, so answers have the source address of the question's destination.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
@@ -25,11 +25,11 @@ use tracing::{debug, error};
 use super::metrics::Transport;
 use super::responder::{Next, Responder};
 
-/// Messages taken with one system call.
+/// Messages received with one system call.
 const BATCH: usize = 32;
 /// What waits in the kernel while a thread answers: some thousand questions.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
-/// Questions of one socket that wait for others; what comes beyond is dropped and asked again.
+/// Questions of one socket that wait for upstream servers; further ones are dropped and the client retries.
 const WAITING_MAX: usize = 2048;
 
 /// The threads of one address. They end when this is dropped.
@@ -116,7 +116,7 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
     v4.or_else(|| address.as_sockaddr_in6().map(|a| SocketAddr::V6((*a).into())))
 }
 
-/// An answer that cannot be sent is lost, as any datagram may be; the client asks again.
+/// An answer that cannot be sent is lost, as any datagram may be; the client retries.
 fn send(socket: &OwnedFd, bytes: &[u8], client: &SockaddrStorage) {
     if let Err(error) = socket::sendto(socket.as_raw_fd(), bytes, client, MsgFlags::MSG_DONTWAIT) {
         debug!(%client, %error, "cannot send an answer");
@@ -204,7 +204,7 @@ impl Worker {
     }
 }
 
-/// No client asks from port 0, nor from the address of a group.
+/// No client sends from port 0, nor from a multicast address.
 fn may_be_answered(client: SocketAddr) -> bool {
     let is_host = match client.ip() {
         IpAddr::V4(ip) => !ip.is_unspecified() && !ip.is_broadcast() && !ip.is_multicast(),

@@ -1,4 +1,4 @@
-//! Which address is whose, and which one is next. Pure.
+//! Which sandbox has which address, and which address is next. Pure.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -66,7 +66,7 @@ impl Inner {
             Err(failure) => {
                 let sandbox = record.sandbox.clone();
                 if let Err(left) = self.clone().delete(sandbox).await {
-                    // The address stays taken; DEL, which the runtime sends now, tries again.
+                    // The address stays allocated; DEL, which the runtime sends now, retries.
                     tracing::error!(sandbox = %record.sandbox, details = left.details, "{}", left.message);
                 }
                 Err(failure)

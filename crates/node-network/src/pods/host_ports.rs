@@ -122,8 +122,8 @@ pub fn is_installed(table: &str) -> Result<bool, Error> {
         .any(|(family, name)| *family == Family::Inet && name == table))
 }
 
-/// Brings the maps to what these attachments need: what the kernel has is read, and the difference is made in one
-/// transaction. A node has few host ports; a full comparison is cheap and mends whatever was wrong.
+/// Sets the maps to what these attachments need: the kernel's elements are read, and the difference is committed in one
+/// transaction. A node has few host ports; a full comparison is cheap and repairs any deviation.
 pub fn apply<'a>(table: &str, records: impl Iterator<Item = &'a Record>) -> Result<(), Error> {
     let mut nftables = Nftables::open()?;
     let sets = nftables.sets(Family::Inet, table)?;

@@ -33,8 +33,8 @@ pub struct Sandbox {
 
 impl Server {
     /// Releases what belongs to sandboxes that the runtime does not have any more (it forgot them, or its DEL failed),
-    /// and learns whose those are that have no record. `list` is asked for the sandboxes after it was noted what is there.
-    /// How many were released. An agent does this after its start and from time to time.
+    /// and learns the pods of sandboxes without a record. `list` is called after the known sandboxes were noted.
+    /// Returns how many were released. An agent does this after its start and periodically.
     pub async fn reconcile<E>(
         &self,
         list: impl Future<Output = Result<Vec<Sandbox>, E>>,
@@ -68,7 +68,7 @@ impl Server {
 }
 
 impl Inner {
-    /// At the start: everything that was recorded in this boot, and every link that has our alias, is taken over.
+    /// At the start: adopts everything that was recorded in this boot, and every link with our alias.
     pub fn adopt(&self) -> Result<(), StartError> {
         let mut netlink = Netlink::open().map_err(StartError::Adopt)?;
         let records = self.records.load()?;
@@ -164,7 +164,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Puts the routes and neighbours of all pods that are ready back in place, and gives them the node's address of now.
+    /// Restores the routes and neighbours of all pods that are ready, with the node's current address.
     pub fn restore_routes(&self) {
         let ready: Vec<Record> = {
             let state = self.state.lock();
@@ -183,14 +183,14 @@ impl Inner {
         let mut netlink = Netlink::open()?;
         let link = links::find(&mut netlink, &record.host_interface)?;
         let Some(link) = link.filter(|link| link.alias == self.alias(&record.sandbox)) else {
-            // Its sandbox has ended; DEL, or the runtime's list, releases the addresses.
+            // Its sandbox was removed; DEL, or the runtime's list, releases the addresses.
             return Ok(());
         };
         let mac = pod_mac(&record.addresses);
         links::add_host_routes(&mut netlink, link.index, &record.addresses, mac, sources)
     }
 
-    /// Whose the sandboxes without a pod are.
+    /// The pods of the sandboxes without one.
     fn learn(&self, listed: &[Sandbox]) {
         for sandbox in listed {
             let (Ok(id), Some(pod)) = (SandboxId::try_from(sandbox.id.clone()), &sandbox.pod) else {
@@ -233,7 +233,7 @@ impl Inner {
             .collect()
     }
 
-    /// Removes the earlier network's leases of a sandbox that has ended.
+    /// Removes the earlier network's leases of a removed sandbox.
     pub fn release_earlier(&self, sandbox: &SandboxId) {
         for (address, of) in self.earlier_leases() {
             if let Some(earlier) = self.earlier.as_ref().filter(|_| of == *sandbox) {

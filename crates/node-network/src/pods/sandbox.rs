@@ -81,7 +81,7 @@ impl fmt::Display for SandboxId {
     }
 }
 
-/// Whose sandbox it is.
+/// The pod of the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PodName {
     pub namespace: Arc<str>,

@@ -1,4 +1,4 @@
-//! The agent's half of the CNI plugin: listens, and keeps what attachments need in the kernel.
+//! The agent's half of the CNI plugin: listens, and maintains what attachments need in the kernel.
 
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
@@ -43,7 +43,7 @@ const TABLE_PERIOD: Duration = Duration::from_secs(10);
 pub struct NodeNetwork {
     /// Of this node, both families; several of a family are used one after the other.
     pub pod_cidrs: Vec<IpNet>,
-    /// What pods reach with their own address: all pods, and whatever else is to see it. All else sees the node's.
+    /// Destinations that see pods' own addresses: all pods, and further ranges. All others see the node's.
     pub cluster_cidrs: Vec<IpNet>,
     /// The node's, at most one a family: the source of what the node sends to its pods.
     pub node_addresses: Vec<IpAddr>,
@@ -68,7 +68,7 @@ impl BeforeUp for NoHook {
     }
 }
 
-/// The bridge network of earlier versions, whose pods live on until they end.
+/// The bridge network of earlier versions, whose pods keep it until they terminate.
 #[derive(Clone, Debug)]
 pub struct EarlierNetwork {
     pub bridge: String,
@@ -140,7 +140,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes over what is there and begins to listen. Everything happens in the network namespace of the runtime's threads.
+    /// Adopts the current state and starts to listen. Everything happens in the network namespace of the runtime's
+    /// threads.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let records = Records::open(&config.directory)?;
         let addresses = Addresses::new(records.last());
@@ -198,7 +199,7 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Keeps the table as the settings are, and there.
+/// Keeps the table installed with the current settings.
 async fn maintain(inner: Arc<Inner>, mut installed: Settings) {
     let mut network = inner.network.clone();
     let mut ticks = tokio::time::interval(TABLE_PERIOD);

@@ -20,7 +20,7 @@ use super::informers::{self, forget_peers};
 const GLANCE_EVERY: Duration = Duration::from_secs(5);
 /// Between two comparisons of everything.
 const COMPARE_EVERY: Duration = Duration::from_secs(300);
-/// Between two attempts to take in policies that did not fit.
+/// Between two attempts to install policies that did not fit.
 const REREAD_EVERY: Duration = Duration::from_secs(30);
 /// So many of them at once.
 const REREAD: usize = 100;
@@ -79,7 +79,7 @@ pub(super) async fn run(state: Arc<State>, events: Option<EventRecorder>) {
         sync(&state).await;
         peers.adjust(&state);
         reporter.report(&state.policies.lock().problems());
-        // In this order, so that changes without end keep nothing else waiting.
+        // In this order, so that continuous changes block nothing else.
         tokio::select! {
             biased;
             _ = glance.tick() => check(&state).await,
@@ -96,7 +96,8 @@ fn ticks(every: Duration) -> tokio::time::Interval {
     ticks
 }
 
-/// Returns when the kernel has what was known at the beginning. After an error everything is compared, as often as it takes.
+/// Returns when the kernel has what was known at the beginning. After an error everything is compared, as often as
+/// necessary.
 async fn sync(state: &Arc<State>) {
     let mut failures = 0;
     loop {

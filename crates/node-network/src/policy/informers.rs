@@ -54,7 +54,7 @@ struct Origin {
     is_local: bool,
     revision: u64,
     uid: Box<str>,
-    /// At which this pod was seen first: no later than its creation by much, and never before it.
+    /// When this pod was seen first: shortly after its creation at the latest, and never before it.
     first_revision: u64,
 }
 

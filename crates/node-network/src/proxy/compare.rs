@@ -1,4 +1,4 @@
-//! Whether the kernel's tables are what the proxy would have them be, for people who ask. Reads only.
+//! Compares the kernel's tables with the proxy's, for users. Reads only.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub struct TableDifference {
     pub missing: usize,
     /// Elements that should not be there, or have other data.
     pub unexpected: usize,
-    /// Of the two, those of the frontends that were asked about.
+    /// Of the two, those of the requested frontends.
     pub of_frontends: usize,
 }
 

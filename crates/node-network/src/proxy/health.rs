@@ -1,5 +1,5 @@
-//! Whether the proxy keeps up, and its answer on `/healthz` and `/livez`, as kube-proxy's: load balancers ask `/healthz`
-//! whether this node may be sent connections.
+//! Whether the proxy keeps up, and its answer on `/healthz` and `/livez`, as kube-proxy's: load balancers use
+//! `/healthz` to decide whether to send connections to this node.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::{http_server, listen};
 
 /// How long a change may wait: twice kube-proxy's default `--nftables-sync-period`.
 const LATE: SignedDuration = SignedDuration::from_secs(60);
-/// Before a port that is taken is tried again.
+/// Pause before a port in use is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
 struct State {
@@ -49,7 +49,7 @@ impl Health {
         }
     }
 
-    /// A change came.
+    /// A change was queued.
     pub fn queued(&self) {
         let now = self.clock.now();
         self.state.lock().oldest_queued.get_or_insert(now);

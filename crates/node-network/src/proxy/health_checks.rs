@@ -67,7 +67,7 @@ impl HealthChecks {
     /// These are all there are.
     pub fn sync(&mut self, checks: Vec<(ServiceKey, HealthCheck)>) {
         let mut before = std::mem::take(&mut self.servers);
-        // Those that go free their port before others ask for it.
+        // Removed ones free their ports before new ones bind.
         before.retain(|(key, port), _| checks.iter().any(|(k, check)| k == key && check.port == *port));
         for (key, check) in checks {
             let place = (key, check.port);

@@ -27,7 +27,7 @@ pub(super) enum KernelTask {
     Check,
 }
 
-/// What came of it.
+/// The result of a task.
 #[derive(Debug, Default)]
 pub(super) struct Done {
     /// Flows to removed endpoints.
@@ -69,13 +69,13 @@ pub(super) struct Kernel {
     proxy: Proxy,
     /// Nothing was ever applied: the kernel's slots are adopted first.
     is_new: bool,
-    /// Services that the proxy has not been asked about since they changed.
+    /// Services that have changed and are not written yet.
     unapplied: BTreeSet<ServiceKey>,
     /// `None` before the first comparison, and after an error.
     open: Option<Open>,
     affinity: AffinityChains,
-    /// What the kernel rejects: set and key. Left out until the next check, so that one element does not keep the rest
-    /// from the kernel.
+    /// Elements that the kernel rejects: set and key. Left out until the next check, so that one element does not block
+    /// the rest.
     left_out: BTreeSet<(String, Box<[u8]>)>,
 }
 

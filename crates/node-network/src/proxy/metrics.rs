@@ -170,7 +170,7 @@ impl Metrics {
         Metrics(series.ok())
     }
 
-    /// Changes came.
+    /// Changes were queued.
     pub fn queued(&self, service_changes: usize, slice_changes: usize, now: Timestamp) {
         let Some(series) = &self.0 else { return };
         if service_changes + slice_changes == 0 {
@@ -184,7 +184,7 @@ impl Metrics {
         set_for_both(&series.last_queued, now);
     }
 
-    /// The kernel has what came.
+    /// The kernel has the queued changes.
     pub fn synced(&self, synced: Synced) {
         let Some(series) = &self.0 else { return };
         series.service_changes_pending.set(0);

@@ -13,7 +13,7 @@
 //!   kube-proxy;
 //! - `metrics` counts under kube-proxy's names.
 //!
-//! The tables stay when the proxy ends, so that Services go on while knarr restarts; [`remove`] takes them away.
+//! The tables stay when the proxy exits, so that Services keep working while knarr restarts; [`remove`] deletes them.
 
 mod compare;
 mod driver;
@@ -69,7 +69,7 @@ pub struct Config {
     pub healthz_address: Option<SocketAddr>,
 }
 
-/// A running proxy. Dropping it ends it; what the kernel has stays.
+/// A running proxy. Dropping it stops it; the kernel's tables stay.
 pub struct ServiceProxy {
     reached: Arc<Signal<SyncedRevisions>>,
     health: Arc<Health>,

@@ -20,7 +20,7 @@ use super::metrics::Metrics;
 use super::transaction::{FAMILIES, nft_family};
 
 const UDP: u8 = 17;
-/// Between two readings, so that endpoints that come and go all the time do not keep a core busy.
+/// Between two dumps, so that endpoints that change continuously do not keep a core busy.
 const PACE: Duration = Duration::from_millis(200);
 const RETRY: Duration = Duration::from_secs(5);
 

@@ -387,7 +387,7 @@ pub(crate) fn errno(error: &rtnetlink::Error) -> Option<i32> {
     }
 }
 
-/// The link that is asked for; `None` if there is none.
+/// The requested link; `None` if there is none.
 async fn first(asked: LinkGetRequest) -> Result<Option<LinkMessage>> {
     let mut links = asked.execute();
     match links.try_next().await {

@@ -272,7 +272,7 @@ impl State {
         }
     }
 
-    /// Brings the kernel to what is wanted; `None` before this node is known.
+    /// Reconciles the kernel's routes; `None` before this node is known.
     async fn reconcile(&mut self, nodes: &Nodes, keys: &Keys) -> Result<Option<Status>> {
         if !nodes.synced.get() || (self.config.encryption.is_some() && !keys.is_synced()) {
             return Ok(None);

@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(current.get("b"), Some(&old));
         assert_eq!(nodes.deleted(&current), BTreeSet::from(["b".to_string()]));
         assert_eq!(nodes.next_expiry(), Some(after(60)));
-        // It comes back, without a range at first, then with another one.
+        // It registers again, without a range at first, then with another one.
         let mut back = Node {
             pod_cidrs: vec![],
             ..old.clone()
@@ -239,7 +239,7 @@ mod tests {
         nodes.set("b", Some(new.clone()), after(2));
         assert_eq!(nodes.current(after(2)).get("b"), Some(&new));
         assert_eq!(nodes.next_expiry(), None);
-        // Its addresses are taken from it for a moment.
+        // Its addresses are missing for a moment.
         nodes.set("b", Some(registered), after(3));
         assert_eq!(nodes.current(after(3)).get("b"), Some(&new));
     }

@@ -75,8 +75,8 @@ fn net(attributes: &[WireguardAllowedIpAttr]) -> Option<IpNet> {
     IpNet::new(address?, prefix?).ok()
 }
 
-/// The messages that do it. What stays as it is keeps its session: the same key or port changes nothing, and peers are only
-/// named if they change.
+/// The messages for the change. An unchanged peer keeps its session: the same key or port changes nothing, and peers
+/// are only named if they change.
 fn changes(
     device: &str,
     key: &PrivateKey,
@@ -95,7 +95,7 @@ fn changes(
         WireguardAttribute::PrivateKey(key.bytes()),
         WireguardAttribute::ListenPort(port),
     ])];
-    // Those that go first: a range belongs to the peer that was given it last.
+    // Removals first: a range belongs to the peer that it was assigned to last.
     let removed = there
         .keys()
         .filter(|key| !wanted.contains_key(key))
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(bytes[1], [name, nested(8, &[removed, set])].concat());
         assert_eq!(bytes.len(), 2);
 
-        // What was asked for reads back as it was meant, and is then not asked for again.
+        // What was configured reads back unchanged, and is then not configured again.
         let mut there = BTreeMap::new();
         collect(&messages[1].attributes, &mut there);
         there.remove(&PublicKey([5; 32]));

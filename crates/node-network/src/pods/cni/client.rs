@@ -1,4 +1,4 @@
-//! The plugin `knarr-cni`: asks the agent.
+//! The plugin `knarr-cni`: calls the agent.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -75,12 +75,12 @@ fn ask(socket: &Path, request: &Request) -> Result<Reply, Failure> {
         .map_err(|error| Failure::new(Code::Decode, "cannot encode the request").because(&error))?;
     let mut answer = Vec::new();
     exchange(socket, &text, &mut answer).map_err(|error| {
-        // The agent is starting, stopping, or ended while it worked.
+        // The agent is starting, stopping, or exited while it worked.
         let message = format!("the network agent does not answer at {}", socket.display());
         Failure::new(Code::TryAgain, message).because(&error)
     })?;
     serde_json::from_slice(&answer).map_err(|error| {
-        // It ended before it had answered.
+        // It exited before it had answered.
         Failure::new(Code::TryAgain, "the network agent's answer is not whole").because(&error)
     })
 }

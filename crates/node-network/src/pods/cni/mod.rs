@@ -1,9 +1,9 @@
 //! The CNI plugins `knarr-cni` and `loopback` (CNI specification 1.0.0 and 1.1.0), as modes of whatever binary calls
 //! [`run_if_called`] first.
 //!
-//! `knarr-cni` does nothing itself: it reads its configuration, asks the agent of the node over the UNIX socket that the
-//! configuration names, and prints the answer. It runs for every pod, so it starts nothing (no runtime, no logging).
-//! containerd 1.6 also runs `loopback` for every sandbox; it sets `lo` up and needs no agent.
+//! `knarr-cni` does nothing itself: it reads its configuration, sends a request to the node's agent over the UNIX
+//! socket that the configuration names, and prints the answer. It runs for every pod, so it starts nothing (no runtime,
+//! no logging). containerd 1.6 also runs `loopback` for every sandbox; it sets `lo` up and needs no agent.
 //!
 //! [`install`] makes the directory of plugins and the configuration list.
 

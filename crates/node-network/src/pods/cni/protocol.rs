@@ -62,7 +62,7 @@ impl Failure {
         }
     }
 
-    /// Adds an error with all that it came from.
+    /// Appends an error with its sources.
     pub fn because(mut self, error: &dyn Error) -> Self {
         let mut details = error.to_string();
         let mut source = error.source();
@@ -154,7 +154,7 @@ pub struct PortMapping {
     pub host_ip: String,
 }
 
-/// What the plugin asks the agent.
+/// The plugin's request to the agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Request {
     pub command: Command,
@@ -232,7 +232,7 @@ impl Added {
     }
 }
 
-/// The version that a configuration asks for, whatever else is wrong with it.
+/// The version of a configuration, even if the rest of it is invalid.
 pub fn version_of(config: &[u8]) -> String {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]

@@ -55,7 +55,7 @@ pub fn mac_text(mac: &Mac) -> String {
 pub struct Link {
     pub index: u32,
     pub name: String,
-    /// Whose it is: what [`Veth::alias`] was.
+    /// Identifies its sandbox: [`Veth::alias`].
     pub alias: String,
     pub is_up: bool,
 }

@@ -41,7 +41,7 @@ pub struct Namespace {
 impl Namespace {
     pub fn open(path: &Path) -> Result<Self, Error> {
         let open = |source| Error::Open(path.into(), source);
-        // Non-blocking: whatever a wrong path names must not hold the thread.
+        // Non-blocking: a wrong path must not block the thread.
         let file = File::options()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -64,7 +64,8 @@ impl Namespace {
         &self.file
     }
 
-    /// Does the work in a thread of its own in this namespace, which ends with it: no other thread is ever moved.
+    /// Does the work in its own thread in this namespace, which exits afterwards: no other thread ever changes its
+    /// namespace.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
         thread::scope(|scope| {
             let inside = || {

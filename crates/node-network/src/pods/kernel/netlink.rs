@@ -133,7 +133,7 @@ impl Netlink {
         }])
     }
 
-    /// All objects that the message asks for, at one moment.
+    /// All objects that the message requests, as one dump.
     pub fn dump(
         &mut self,
         operation: &'static str,

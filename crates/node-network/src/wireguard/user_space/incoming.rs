@@ -82,7 +82,7 @@ fn take(shared: &Shared, peers: &Peers, datagram: &[u8], from: Option<SocketAddr
         }
         Err(TunnResult::WriteToNetwork(cookie)) => {
             if let Some(from) = from {
-                // It is lost, and asked for again.
+                // It is lost, and will be retransmitted.
                 let _ = shared.socket.send_to(cookie, from);
             }
             return;

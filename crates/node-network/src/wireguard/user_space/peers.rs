@@ -68,7 +68,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// As `wanted`, with the sessions of those that stay; `new` makes one of a node that comes.
+    /// The peers in `wanted`, with the sessions of those that stay; `new` creates a new node's session.
     pub fn with(
         &self,
         wanted: &BTreeMap<PublicKey, encryption::Peer>,
