@@ -27,11 +27,11 @@ pub enum Written {
     Deleted { kind: Kind, key: ObjectKey, uid: String },
 }
 
-/// What came of the actions.
+/// The result of the actions.
 #[derive(Default)]
 pub struct Outcome {
     pub written: Vec<Written>,
-    /// The soonest that was asked for.
+    /// The soonest requeue that was requested.
     pub requeue_after: Option<Duration>,
     pub failure: Option<Failure>,
 }

@@ -63,7 +63,7 @@ pub trait FenceAgents: std::fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub struct Programs(pub PathBuf);
 
-/// Runs until dropped; agents at work are ended then.
+/// Runs until dropped; running agents are killed then.
 pub async fn run(base: Base, agents: Arc<dyn FenceAgents>, allowed: Allowed) {
     let (api, events) = base.acting_as(&Component::Controller(ACCOUNT), "fencing-controller");
     while let Err(error) = define(&*api).await {
@@ -274,7 +274,7 @@ async fn keep(
     parameters: &Parameters,
     most: usize,
 ) -> std::io::Result<String> {
-    // Enough that `most` bytes are left when what may be a part of a secret value is taken off.
+    // Enough that `most` bytes are left when a possible part of a secret value is removed.
     let limit = most + VALUE_MAX;
     let mut text = Vec::new();
     let mut read = (&mut from).take(u64::try_from(limit).unwrap_or(u64::MAX));

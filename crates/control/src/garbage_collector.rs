@@ -108,7 +108,7 @@ impl Collector {
     async fn process(&self, uid: &str) -> Result<(), Box<Failure>> {
         let mut there = BTreeSet::new();
         loop {
-            // A statement of its own: the graph is not held while the API is asked.
+            // A statement of its own: the graph is not locked during requests.
             let work = self.graph.lock().look(uid, &there);
             match work {
                 Work::Nothing => return Ok(()),

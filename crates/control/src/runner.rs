@@ -162,7 +162,7 @@ impl Runner {
             return;
         };
         if is_namespace_terminating(&failure.error) {
-            // The object is about to go, and with it what it wanted.
+            // The object is about to be deleted: nothing more is done for it.
             self.queue.forget(key);
             return;
         }

@@ -301,7 +301,7 @@ impl Driver {
         nominated: Option<&Option<String>>,
     ) -> bool {
         let mut new: Pod = (**pod).clone();
-        // Without its version it would be written over whatever others have written meanwhile.
+        // Without its resourceVersion it would overwrite what others have written meanwhile.
         if new.metadata.resource_version.is_none() {
             return false;
         }

@@ -11,7 +11,7 @@ use crate::view::CacheView;
 
 /// Runs until dropped.
 pub async fn run(base: Base, mut sweep: Box<dyn Sweep>) {
-    // Asked for before the first is waited for, so that they fill side by side.
+    // Requested before the first is awaited, so that they fill concurrently.
     let stores: Vec<_> = sweep
         .watches()
         .into_iter()

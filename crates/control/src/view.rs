@@ -10,8 +10,7 @@ use knarr_controllers::View;
 pub struct CacheView(pub Arc<Caches>);
 
 impl CacheView {
-    /// The store of a kind. That of a custom kind is there only while its definition is: asking for it must not bring
-    /// it back.
+    /// The store of a kind. That of a custom kind exists only with its definition: reading it must not recreate it.
     fn store(&self, kind: &Kind) -> Option<Arc<Store>> {
         match kind.ops.custom() {
             None => Some(self.0.store(kind)),

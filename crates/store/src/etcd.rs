@@ -28,7 +28,7 @@ use crate::{
 pub struct EtcdConfig {
     /// URLs, such as `https://10.0.0.1:2379`.
     pub endpoints: Vec<String>,
-    /// Put before every key; several clusters can share one etcd by it.
+    /// The prefix of every key; several clusters can share one etcd by it.
     pub prefix: String,
     pub credentials: Option<Credentials>,
     pub tls: Option<Tls>,
@@ -362,7 +362,7 @@ impl Store for EtcdStore {
                 newest,
             });
         }
-        // etcd keeps of the revision it compacts to only what is still there, not what was deleted.
+        // Of the revision it compacts to etcd keeps only existing keys, not deletions.
         let Some(last_gone) = revision.checked_sub(1).filter(|last_gone| *last_gone > 0) else {
             return Ok(());
         };
@@ -388,7 +388,7 @@ impl Store for EtcdStore {
     }
 }
 
-/// Why etcd ended a watch.
+/// Why etcd cancelled a watch.
 fn ended(response: &WatchResponse, from: Revision) -> Error {
     match response.compact_revision() {
         0 => Error::Unavailable(format!("etcd ended the watch: {}", response.cancel_reason())),

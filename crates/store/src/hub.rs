@@ -23,8 +23,8 @@ pub(crate) const WATCH_QUEUE_BATCHES: usize = 4096;
 /// share the events, so this is also about what all slow ones together hold.
 pub(crate) const WATCH_QUEUE_BYTES: usize = 64 << 20;
 
-/// Bytes of recent events kept for watches that begin in the past: they are held all the time, and the whole
-/// idle process is to stay small.
+/// Bytes of recent events kept for watches that start in the past: they are always in memory, and the idle process
+/// should stay small.
 pub(crate) const RING_BYTES: usize = 4 << 20;
 
 /// Batches in the ring, for when the events are small.
@@ -53,7 +53,7 @@ struct Watcher {
     items: mpsc::Sender<Result<WatchItem, Error>>,
     /// Changes before this revision were delivered already, or are not wanted.
     from: Revision,
-    /// How many bytes each item we queued holds, oldest first; those taken out are dropped from the front.
+    /// The size of each queued item, oldest first; those taken out are dropped from the front.
     queued: VecDeque<usize>,
     queued_bytes: usize,
 }

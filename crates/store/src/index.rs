@@ -174,8 +174,8 @@ impl<V: Clone> Index<V> {
         &history.newest
     }
 
-    /// Takes over a version from a snapshot: versions of one key come in order, keys in any.
-    /// [`Index::begin`] must follow. Whether there was one of this key before.
+    /// Loads a version from a snapshot: versions of one key come in order, keys in any. [`Index::begin`] must follow.
+    /// Returns whether the key had a version before.
     pub fn place(&mut self, key: Bytes, version: Version<V>) -> bool {
         match self.keys.entry(key) {
             Entry::Vacant(vacant) => {

@@ -127,7 +127,7 @@ pub struct Txn {
 pub const MAX_TXN_BYTES: usize = 6 << 20;
 
 impl Txn {
-    /// What no engine takes, whatever is stored.
+    /// The limits of every engine.
     fn check(&self) -> Result<(), Error> {
         let mut written: Vec<&[u8]> = self.ops.iter().map(|op| &op.key()[..]).collect();
         written.sort_unstable();
@@ -157,7 +157,7 @@ impl Op {
         }
     }
 
-    /// About what it takes in a log.
+    /// About its size in a log.
     fn bytes(&self) -> usize {
         const LENGTHS: usize = 16;
         LENGTHS
@@ -339,8 +339,8 @@ pub trait Store: Send + Sync + 'static {
     /// change; a revision not yet reached is awaited. `Compacted` if that history was removed.
     async fn watch(&self, keys: KeyRange, from: Revision) -> Result<Watch, Error>;
 
-    /// Forgets history before `revision`; reads and watches from there on stay possible. Nothing happens if that is
-    /// forgotten already.
+    /// Compacts history before `revision`; reads and watches from there on stay possible. Nothing happens if that was
+    /// compacted already.
     async fn compact(&self, revision: Revision) -> Result<(), Error>;
 
     /// The newest revision.

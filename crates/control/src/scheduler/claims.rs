@@ -26,7 +26,7 @@ const KINDS: [&Kind; 3] = [
     &registry::RESOURCE_SLICE,
     &registry::RESOURCE_CLAIM,
 ];
-/// Keeps a claim that is allocated.
+/// The finalizer of an allocated claim.
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// How often a conflict on a claim is retried.
 const ATTEMPTS: usize = 5;
@@ -230,7 +230,7 @@ impl Driver {
         ready.unwrap_or_else(|_| Err("device binding timeout: context deadline exceeded".into()))
     }
 
-    /// The pod is not bound: its claims are not reserved for it any more. What was allocated stays.
+    /// The pod is not bound: its claims are unreserved. Their allocations stay.
     pub(super) async fn unreserve_claims(&self, pod: &Shared<Pod>, claims: &ClaimsToBind) {
         for (claim, _) in &claims.claims {
             let (namespace, name) = (claim.object().namespace(), claim.object().name());
@@ -276,7 +276,7 @@ impl Driver {
         }
     }
 
-    /// Deletes a claim for extended resources that no pod uses, with what keeps it.
+    /// Deletes a claim for extended resources that no pod uses, with its finalizer.
     async fn delete_extended_claim(&self, mut claim: Shared<ResourceClaim>) {
         let (namespace, name) = (
             claim.object().namespace().to_string(),

@@ -9,7 +9,7 @@ use prometheus::{
     TextEncoder, exponential_buckets,
 };
 
-/// What came of an attempt.
+/// The result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attempt {
     Scheduled,

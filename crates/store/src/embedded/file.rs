@@ -35,7 +35,7 @@ pub(super) fn sync_dir(disk: &Disk, dir: &Path) -> Result<(), Error> {
     disk.sync_dir(dir).map_err(|e| failed("cannot sync", dir, e))
 }
 
-/// Where a value lies, with its checksum: every read is checked.
+/// A value's place, with its checksum: every read is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Location {
     pub file: u32,

@@ -87,7 +87,7 @@ struct State {
     ids: u32,
 }
 
-/// What a version takes in a base, apart from key and value.
+/// The size of a version in a base, without key and value.
 const VERSION_BYTES: u64 = 34;
 
 fn weight(key: &[u8], version: &Version<Location>) -> u64 {

@@ -355,7 +355,7 @@ async fn a_group_is_a_sequence() {
     );
 }
 
-/// A file that compaction takes away in between counts nothing.
+/// A file that compaction removes in between is not counted.
 fn disk_bytes(dir: &Path) -> u64 {
     let files = fs::read_dir(dir).unwrap();
     files
@@ -445,7 +445,7 @@ async fn compaction_gives_space_back_and_keeps_the_rest() {
     }
 }
 
-/// Whatever a crash leaves of giving space back, the store is whole.
+/// Whatever a crash leaves of a rewrite, the store is complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_while_giving_space_back_loses_nothing() {
     let dir = TempDir::new().unwrap();

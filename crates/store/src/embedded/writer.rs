@@ -127,7 +127,7 @@ impl Writer {
             while requests.peek().is_some() {
                 self.commit(&mut requests);
             }
-            // Those just answered, and those who came meanwhile.
+            // The clients just answered, and new ones.
             self.in_flight += self.requests.len();
             if self.forget() {
                 self.reclaim();
@@ -155,8 +155,8 @@ impl Writer {
         true
     }
 
-    /// Waits a little for those who were answered last: writers under load come back at once. Without this they fall
-    /// into two halves, each waiting for the other's fsync. A lone writer is not waited for.
+    /// Waits a little for the clients that were answered last: writers under load send their next request at once.
+    /// Without this they split into two halves, each waiting for the other's fsync. A lone writer is not waited for.
     fn gather(&mut self, waiting: &mut Vec<Request>) {
         let expected = self.in_flight.min(BATCH_REQUESTS);
         if waiting.len() < expected {

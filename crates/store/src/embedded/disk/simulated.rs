@@ -1,4 +1,4 @@
-//! A disk in memory that keeps apart what is durable and what is only in the page cache.
+//! A disk in memory that distinguishes what is durable from what is only in the page cache.
 //!
 //! A power cut keeps any subset of the writes that were not synced, by sectors, torn and in any order, and any subset
 //! of the directory operations that were not synced. A failed fsync leaves pages clean, whether they were written or

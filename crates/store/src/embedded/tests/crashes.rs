@@ -1,5 +1,5 @@
-//! Histories of the engine's own code on a simulated disk, cut off everywhere: what was acknowledged or shown is there
-//! afterwards, and a transaction is there whole or not at all.
+//! Histories of the engine's own code on a simulated disk, with a crash at every point: what was acknowledged or read
+//! before exists afterwards, and a transaction exists as a whole or not at all.
 //!
 //! All on one thread and from a seed. Before every operation that changes the disk, the observer takes the disk as a
 //! power cut would leave it, opens that and compares it with the model.
