@@ -127,7 +127,7 @@ pub struct Txn {
 pub const MAX_TXN_BYTES: usize = 6 << 20;
 
 impl Txn {
-    /// The limits of every engine.
+    /// Rejects what no engine accepts, whatever the store contains.
     fn check(&self) -> Result<(), Error> {
         let mut written: Vec<&[u8]> = self.ops.iter().map(|op| &op.key()[..]).collect();
         written.sort_unstable();
