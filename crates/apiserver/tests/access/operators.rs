@@ -296,7 +296,7 @@ async fn cert_manager_injects_bundles() {
     let cluster = Cluster::start().await;
     let mut to = Forms::to(&cluster).await;
     let bundle = |text: &str| base64::Engine::encode(&base64::engine::general_purpose::STANDARD, text);
-    let (good, bad) = (bundle(&cluster.pki.ca_pem()), bundle("no bundle"));
+    let (good, bad) = (bundle(cluster.pki.ca_pem()), bundle("no bundle"));
     define(&mut to, composition()).await;
     let one = format!("{DEFINITIONS}/compositions.crossplane.example.com");
     let webhook = |bundle: &str| {
