@@ -1,0 +1,68 @@
+//! The mutants that `cargo mutants --list --json` names. cargo-mutants alone decides what is a mutant.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde::Deserialize;
+
+/// A position in a file: both count from 1, as cargo-mutants does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+pub struct Position {
+    pub line: usize,
+    pub column: usize,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct Span {
+    pub start: Position,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum Genre {
+    FnValue,
+    BinaryOperator,
+    UnaryOperator,
+    MatchArm,
+    MatchArmGuard,
+    StructField,
+}
+
+/// One change of the source. Its number is its place in the list.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Mutant {
+    #[serde(skip)]
+    pub id: u32,
+    pub package: String,
+    pub file: String,
+    pub name: String,
+    pub genre: Genre,
+    pub replacement: String,
+    pub span: Span,
+}
+
+/// Lists the mutants of the packages, in the order of their files; `.cargo/mutants.toml` of the tree leaves some out.
+///
+/// # Errors
+/// cargo-mutants is not installed, or fails.
+pub fn list(tree: &Path, packages: &[String]) -> Result<Vec<Mutant>, String> {
+    let mut command = Command::new("cargo");
+    command.current_dir(tree).args(["mutants", "--list", "--json"]);
+    for package in packages {
+        command.args(["-p", package]);
+    }
+    let output = command
+        .output()
+        .map_err(|error| format!("cargo mutants does not start: {error}"))?;
+    if !output.status.success() {
+        return Err(format!(
+            "cargo mutants --list: {}",
+            String::from_utf8_lossy(&output.stderr)
+        ));
+    }
+    let mut mutants: Vec<Mutant> = serde_json::from_slice(&output.stdout)
+        .map_err(|error| format!("cargo mutants --list --json has another form than 27.1's: {error}"))?;
+    for (id, mutant) in mutants.iter_mut().enumerate() {
+        mutant.id = u32::try_from(id).map_err(|_| "more than 2^32 mutants")?;
+    }
+    Ok(mutants)
+}
