@@ -241,3 +241,6 @@ impl Reply {
         out
     }
 }
+
+#[cfg(test)]
+mod tests;

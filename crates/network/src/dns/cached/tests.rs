@@ -1,0 +1,169 @@
+//! Which bytes are an answer to a question, and how long it is kept: messages byte by byte.
+
+use super::*;
+
+const ID: u16 = 7;
+/// A pointer to the question's name.
+const OWNER: [u8; 2] = [0xc0, 0x0c];
+
+fn question(name: &str, record_type: u16) -> Question {
+    Question {
+        name: Name::parse(name).unwrap(),
+        record_type,
+        dnssec_ok: false,
+        checking_disabled: false,
+    }
+}
+
+fn numbers(values: &[u16]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_be_bytes()).collect()
+}
+
+/// The question as it is in messages: without header and EDNS.
+fn asked(question: &Question) -> Vec<u8> {
+    let message = question.message(0);
+    message[HEADER_BYTES..message.len() - 11].to_vec()
+}
+
+fn record(record_type: u16, ttl: u16, data: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(data.len()).unwrap();
+    [&OWNER[..], &numbers(&[record_type, 1, 0, ttl, length]), data].concat()
+}
+
+/// An SOA record whose names are the root, with this minimum.
+fn soa(ttl: u16, minimum: u16) -> Vec<u8> {
+    let data = [&[0, 0][..], &numbers(&[0, 1, 0, 2, 0, 3, 0, 4, 0, minimum])].concat();
+    record(record_type::SOA, ttl, &data)
+}
+
+/// Id, flags, the number of questions and of answers, authorities and additional records; the question; the records.
+fn message(id: u16, flags: u16, counts: [u16; 4], question: &[u8], records: &[Vec<u8>]) -> Vec<u8> {
+    let header = numbers(&[[id, flags].as_slice(), &counts].concat());
+    [header, question.to_vec(), records.concat()].concat()
+}
+
+#[test]
+fn n5_only_a_response_to_this_very_question_is_its_answer() {
+    let ours = question("www.example.com", record_type::A);
+    let (same, upper) = (asked(&ours), asked(&ours).to_ascii_uppercase());
+    let other_name = asked(&question("wwx.example.com", record_type::A));
+    let other_type = asked(&question("www.example.com", record_type::AAAA));
+    let failed = FLAG_RESPONSE | response_code::SERVER_FAILURE;
+    for (what, id, flags, count, question, accepted) in [
+        ("the answer", ID, FLAG_RESPONSE, 1, &same[..], true),
+        ("in another case", ID, FLAG_RESPONSE, 1, &upper[..], true),
+        ("another id", 8, FLAG_RESPONSE, 1, &same[..], false),
+        ("a question", ID, 0, 1, &same[..], false),
+        (
+            "a question with a code",
+            ID,
+            response_code::SERVER_FAILURE,
+            1,
+            &same[..],
+            false,
+        ),
+        ("another name", ID, FLAG_RESPONSE, 1, &other_name[..], false),
+        ("another type", ID, FLAG_RESPONSE, 1, &other_type[..], false),
+        ("two questions", ID, FLAG_RESPONSE, 2, &same[..], false),
+        ("no question, and a failure", ID, failed, 0, &[][..], true),
+        (
+            "no question, and no failure",
+            ID,
+            FLAG_RESPONSE,
+            0,
+            &[][..],
+            false,
+        ),
+        ("a question that is missing", ID, failed, 1, &[][..], false),
+    ] {
+        let bytes = message(id, flags, [count, 0, 0, 0], question, &[]);
+        let reply = Reply::read(&bytes, &ours, ID);
+        assert_eq!(reply.is_ok(), accepted, "{what}");
+        match reply {
+            Ok(reply) => assert_eq!(reply.code(), flags & 0xf, "{what}"),
+            Err(error) => assert_eq!(error, ReplyError::Foreign, "{what}"),
+        }
+    }
+}
+
+#[test]
+fn n5_an_answer_is_kept_for_its_lowest_ttl_and_a_denial_for_its_soas() {
+    let ours = question("www.example.com", record_type::A);
+    let address = |ttl| record(record_type::A, ttl, &[192, 0, 2, 7]);
+    let (fine, denied, failed) = (
+        response_code::NO_ERROR,
+        response_code::NAME_ERROR,
+        response_code::SERVER_FAILURE,
+    );
+    for (what, code, counts, records, seconds) in [
+        (
+            "the lower TTL",
+            fine,
+            [2, 0, 0],
+            vec![address(20), address(12)],
+            12,
+        ),
+        (
+            "the most that is kept",
+            fine,
+            [1, 0, 0],
+            vec![address(900)],
+            TTL_SECONDS_MAX,
+        ),
+        (
+            "an authority's TTL",
+            fine,
+            [1, 1, 0],
+            vec![address(20), soa(9, 1)],
+            9,
+        ),
+        ("the SOA's minimum", denied, [0, 1, 0], vec![soa(20, 8)], 8),
+        ("the SOA's TTL", denied, [0, 1, 0], vec![soa(6, 8)], 6),
+        ("no such type", fine, [0, 1, 0], vec![soa(20, 7)], 7),
+        ("a denial without SOA", denied, [0, 0, 0], vec![], 0),
+        (
+            "an SOA that is additional",
+            denied,
+            [0, 0, 1],
+            vec![soa(20, 8)],
+            0,
+        ),
+        (
+            "an authority that is no SOA",
+            denied,
+            [0, 1, 0],
+            vec![address(20)],
+            0,
+        ),
+        ("a failure", failed, [1, 0, 0], vec![address(20)], FAILURE_SECONDS),
+    ] {
+        let [answers, authorities, additional] = counts;
+        let flags = FLAG_RESPONSE | code;
+        let bytes = message(
+            ID,
+            flags,
+            [1, answers, authorities, additional],
+            &asked(&ours),
+            &records,
+        );
+        let reply = Reply::read(&bytes, &ours, ID).unwrap();
+        assert_eq!(reply.lifetime_seconds, seconds, "{what}");
+        assert_eq!(reply.has_answers(), answers > 0, "{what}");
+        let ttls = usize::from(answers + authorities + additional) * 4;
+        assert_eq!(reply.bytes(), records.concat().len() + ttls, "{what}");
+    }
+}
+
+#[test]
+fn n5_a_question_passes_on_whether_signatures_are_to_be_checked_and_an_answer_whether_they_were() {
+    for (disabled, flags) in [(false, 0x0100), (true, 0x0110)] {
+        let mut ours = question("www.example.com", record_type::A);
+        ours.checking_disabled = disabled;
+        assert_eq!(number(&ours.message(ID), 2), Some(flags));
+    }
+    let ours = question("www.example.com", record_type::A);
+    for (flags, authentic) in [(FLAG_RESPONSE, false), (FLAG_RESPONSE | FLAG_AUTHENTIC, true)] {
+        let bytes = message(ID, flags, [1, 0, 0, 0], &asked(&ours), &[]);
+        assert_eq!(Reply::read(&bytes, &ours, ID).unwrap().is_authentic, authentic);
+    }
+}
