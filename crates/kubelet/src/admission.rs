@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn l1_a_node_refuses_what_it_has_no_room_for() {
+    fn l1_a_node_rejects_what_it_has_no_room_for() {
         let busy = asks("cpu", "1500m");
         let message = |name: &str, requested: i64, used: i64, capacity: i64| {
             format!(
@@ -481,5 +481,130 @@ mod tests {
         assert_eq!(admits(&pod(json!({})), &tainted), Err("TaintToleration".into()));
         let tolerant = json!({"tolerations": [{"key": "gone", "operator": "Exists"}]});
         assert_eq!(admits(&pod(tolerant), &tainted), Ok(()));
+    }
+
+    #[test]
+    fn l1_a_toleration_is_of_key_value_and_effect() {
+        let taint: Taint =
+            serde_json::from_value(json!({"key": "k", "value": "v", "effect": "NoExecute"})).unwrap();
+        for (toleration, tolerated) in [
+            (json!({"key": "k", "value": "v"}), true),
+            (json!({"key": "k", "value": "v", "operator": "Equal"}), true),
+            (json!({"key": "k", "value": "w"}), false),
+            (json!({"key": "j", "value": "v"}), false),
+            (json!({"value": "v"}), false),
+            (json!({"key": "k", "operator": "Exists"}), true),
+            (json!({"key": "j", "operator": "Exists"}), false),
+            (json!({"operator": "Exists", "effect": "NoExecute"}), true),
+            (json!({"operator": "Exists", "effect": "NoSchedule"}), false),
+            (json!({"key": "k", "value": "v", "operator": "Gt"}), false),
+        ] {
+            let parsed: Toleration = serde_json::from_value(toleration.clone()).unwrap();
+            assert_eq!(tolerates(&parsed, &taint), tolerated, "{toleration}");
+        }
+    }
+
+    #[test]
+    fn l1_a_nodes_name_and_labels_are_matched_by_every_operator() {
+        let one = |key: &str, operator: &str, values: Value| json!({"key": key, "operator": operator, "values": values});
+        for (kind, requirement, matches) in [
+            ("matchFields", one("metadata.name", "In", json!(["n1"])), true),
+            ("matchFields", one("metadata.name", "In", json!(["n2"])), false),
+            ("matchFields", one("metadata.uid", "In", json!(["n1"])), false),
+            ("matchExpressions", one("disk", "NotIn", json!(["hdd"])), true),
+            ("matchExpressions", one("disk", "NotIn", json!(["ssd"])), false),
+            ("matchExpressions", one("zone", "NotIn", json!(["a"])), true),
+            ("matchExpressions", one("disk", "Exists", json!([])), true),
+            ("matchExpressions", one("zone", "Exists", json!([])), false),
+            ("matchExpressions", one("zone", "DoesNotExist", json!([])), true),
+            ("matchExpressions", one("cores", "Lt", json!(["9"])), true),
+            ("matchExpressions", one("cores", "Gt", json!(["8"])), false),
+            ("matchExpressions", one("disk", "Near", json!(["ssd"])), false),
+        ] {
+            let terms = json!({"nodeSelectorTerms": [{kind: [requirement]}]});
+            let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}});
+            let pod = pod(json!({"affinity": affinity}));
+            assert_eq!(admit(&pod, &node(), &[]).is_ok(), matches, "{requirement}");
+        }
+    }
+
+    #[test]
+    fn l1_a_host_port_is_taken_by_address_protocol_and_number_of_what_keeps_running() {
+        let ports = |port: Value| json!({"name": "c", "ports": [port]});
+        let http = json!({"containerPort": 1, "hostPort": 80});
+        let there = pod(json!({"containers": [ports(http.clone())]}));
+        let sidecar = |policy: Value| {
+            let mut init = ports(http.clone());
+            init["restartPolicy"] = policy;
+            pod(json!({"initContainers": [init]}))
+        };
+        for (what, new, clashes) in [
+            (
+                "the same",
+                pod(json!({"containers": [ports(http.clone())]})),
+                true,
+            ),
+            ("a sidecar", sidecar(json!("Always")), true),
+            ("an init container that ends", sidecar(Value::Null), false),
+            (
+                "another protocol",
+                pod(
+                    json!({"containers": [ports(json!({"containerPort": 1, "hostPort": 80, "protocol": "UDP"}))]}),
+                ),
+                false,
+            ),
+            (
+                "another number",
+                pod(json!({"containers": [ports(json!({"containerPort": 80, "hostPort": 81}))]})),
+                false,
+            ),
+        ] {
+            assert_eq!(admit(&new, &node(), &[&there]).is_err(), clashes, "{what}");
+        }
+        let none = pod(json!({"containers": [ports(json!({"containerPort": 80, "hostPort": 0}))]}));
+        assert_eq!(admit(&none, &node(), &[&none]), Ok(()));
+    }
+
+    #[test]
+    fn l1_what_the_node_cannot_do_is_rejected_by_its_own_reason() {
+        let mut labelled = pod(json!({}));
+        let strict = pod(json!({"securityContext": {"supplementalGroupsPolicy": "Strict"}}));
+        for (os, reason) in [
+            ("linux", None),
+            ("windows", Some("PodOSSelectorNodeLabelDoesNotMatch")),
+        ] {
+            labelled.metadata.labels = Some([("kubernetes.io/os".to_string(), os.to_string())].into());
+            let rejected = admit(&labelled, &node(), &[]).err().map(|r| r.reason);
+            assert_eq!(rejected.as_deref(), reason, "{os}");
+        }
+        for (supported, admitted) in [(json!(null), false), (json!(false), false), (json!(true), true)] {
+            let mut node = node();
+            let features = json!({"supplementalGroupsPolicy": supported});
+            node.status.as_mut().unwrap().features = serde_json::from_value(features).unwrap();
+            assert_eq!(admit(&strict, &node, &[]).is_ok(), admitted, "{supported}");
+        }
+    }
+
+    #[test]
+    fn l1_a_pod_is_not_rejected_for_a_resource_that_it_does_not_request() {
+        // Its allocatable CPU has shrunk below what is requested already.
+        let busy = asks("cpu", "3");
+        assert_eq!(admit(&asks("memory", "1Mi"), &node(), &[&busy]), Ok(()));
+    }
+
+    #[test]
+    fn l1_only_labels_and_taints_of_the_node_object_may_change_a_rejection() {
+        for (pod, may_change) in [
+            (pod(json!({"nodeSelector": {"disk": "hdd"}})), true),
+            (asks("cpu", "9"), false),
+        ] {
+            let rejection = admit(&pod, &node(), &[]).unwrap_err();
+            assert_eq!(
+                rejection.is_of_labels_or_taints(),
+                may_change,
+                "{}",
+                rejection.reason
+            );
+        }
     }
 }

@@ -249,4 +249,49 @@ mod tests {
         let refused = admission::admit_before(&elsewhere, &node(), &[&other]);
         assert_eq!(refused.unwrap_err().reason, "NodeAffinity");
     }
+
+    #[test]
+    fn t8_the_nearest_is_chosen_whatever_the_order_and_each_resource_counts_alike() {
+        let requests = |name: &str, cpu: &str, memory: &str| {
+            pod(name, 0, json!({"cpu": cpu, "memory": memory}), json!({}))
+        };
+        let first = |pods: &[&Pod], needs: &[(&str, i64)]| {
+            let needs = needs
+                .iter()
+                .map(|(name, amount)| (name.to_string(), *amount))
+                .collect();
+            let chosen = nearest(pods.to_vec(), needs).unwrap();
+            chosen[0].metadata.name.clone().unwrap()
+        };
+        let (small, middle, large) = (
+            requests("small", "100m", "0"),
+            requests("middle", "300m", "0"),
+            requests("large", "500m", "0"),
+        );
+        for (pods, need, chosen) in [
+            ([&small, &middle, &large], 100, "small"),
+            ([&large, &middle, &small], 100, "small"),
+            ([&middle, &large, &small], 100, "small"),
+            ([&small, &middle, &large], 400, "large"),
+            ([&large, &middle, &small], 400, "large"),
+        ] {
+            assert_eq!(first(&pods, &[("cpu", need)]), chosen, "{need}");
+        }
+        // All of one resource is nearer than three quarters of the other, half of both is nearer still.
+        let (cpu, memory) = (requests("cpu", "400m", "0"), requests("memory", "0", "384"));
+        let (bit, half) = (requests("bit", "0", "128"), requests("half", "200m", "256"));
+        let needs = [("cpu", 400), ("memory", 512)];
+        assert_eq!(first(&[&memory, &cpu, &bit], &needs), "cpu");
+        assert_eq!(first(&[&cpu, &memory, &half], &needs), "half");
+    }
+
+    #[test]
+    fn t8_a_pod_that_is_preempted_ends_in_its_own_time_as_a_disruption() {
+        let eviction = eviction();
+        assert_eq!(
+            (eviction.reason.as_str(), eviction.grace_seconds),
+            ("Preempting", None)
+        );
+        assert!(eviction.disruption.is_some() && !eviction.message.is_empty());
+    }
 }

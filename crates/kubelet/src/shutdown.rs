@@ -83,7 +83,7 @@ pub enum Step {
         budget: Budget,
         pods: Vec<(String, Eviction)>,
     },
-    /// Look again then, or when a pod has ended.
+    /// Sync again then, or when a pod has ended.
     WaitUntil(Timestamp),
     /// Every group has had its time.
     Done,
@@ -302,5 +302,19 @@ mod tests {
         let a = pod("a", 0, 30);
         let mut shutdown = Shutdown::new(&[], &[&a]);
         assert_eq!(shutdown.step(|_| false, at(0)), Step::Done);
+    }
+
+    #[test]
+    fn t9_the_longest_a_shutdown_takes_is_the_budgets_of_the_groups_that_have_pods() {
+        let budgets = budgets(&settings(30, 10, &[]));
+        let (ordinary, critical) = (pod("a", 0, 5), pod("b", CRITICAL_PRIORITY, 5));
+        for (pods, seconds) in [
+            (vec![], 0),
+            (vec![&ordinary], 20),
+            (vec![&critical], 10),
+            (vec![&ordinary, &critical], 30),
+        ] {
+            assert_eq!(Shutdown::new(&budgets, &pods).longest_seconds(), seconds);
+        }
     }
 }

@@ -1,5 +1,8 @@
 //! Tables of figures, pods and what follows.
 
+mod limits;
+mod signals;
+
 use knarr_api::field::Errors;
 use knarr_api::quantity::{Notation, Quantity};
 use serde_json::{Value as Json, json};

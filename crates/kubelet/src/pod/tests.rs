@@ -20,6 +20,7 @@ mod clock_jumps;
 mod endpoint_barrier;
 mod ends;
 mod evictions;
+mod exits;
 mod images;
 mod init_containers;
 mod memory_of_ends;
@@ -27,6 +28,7 @@ mod probes;
 mod resize;
 mod restart_all;
 mod unhealthy;
+mod whole_pod;
 
 /// A pod and the little of a node it sees.
 struct Life {
@@ -41,6 +43,8 @@ struct Life {
     /// What happened, in words.
     log: Vec<String>,
     ends: Option<Ends>,
+    /// The containers whose removal was asked for.
+    removed: Vec<String>,
     /// What the node answers instead of the good answer.
     refuses: fn(&Action) -> Option<Event>,
 }
@@ -75,6 +79,7 @@ impl Life {
             running: BTreeMap::new(),
             log: Vec::new(),
             ends: None,
+            removed: Vec::new(),
             refuses: |_| None,
         }
     }
@@ -109,6 +114,10 @@ impl Life {
                     self.log.push(format!("stop {id} {grace_seconds}"));
                     self.open
                         .retain(|a| !matches!(a, Action::StopContainer { id: i, .. } if i == id));
+                    self.open.push(action);
+                }
+                Action::RemoveContainer { id } => {
+                    self.removed.push(id.clone());
                     self.open.push(action);
                 }
                 Action::Probe { container, kind, .. } => {
@@ -409,6 +418,7 @@ fn l4_a_sandbox_is_told_of_before_its_address() {
 fn l11_the_deadline_fails_the_pod() {
     let mut life = Life::new(json!({"activeDeadlineSeconds": 20}));
     life.settle();
+    assert_eq!(life.timer, Some(life.now + SignedDuration::from_secs(20)));
     life.wait(19);
     assert!(!life.pod.is_ending());
     life.wait(1);

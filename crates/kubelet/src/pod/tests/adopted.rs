@@ -138,3 +138,100 @@ fn t2_a_lost_sandbox_is_made_anew_once_what_runs_in_it_has_had_its_grace() {
     let told = "event SandboxChanged: Pod sandbox changed, it will be killed and re-created.";
     assert!(life.log.contains(&told.to_string()));
 }
+
+#[test]
+fn s1_a_container_is_not_lost_because_an_older_list_does_not_have_it() {
+    for (seconds_after_start, lost) in [(-1, false), (0, false), (1, true)] {
+        let mut life = Life::new(json!({}));
+        life.settle();
+        let since = life.now + SignedDuration::from_secs(seconds_after_start);
+        life.now += SignedDuration::from_secs(2);
+        life.running.clear();
+        life.step(Event::Observed {
+            since,
+            sandboxes: vec![sandbox()],
+            containers: vec![],
+        });
+        life.settle();
+        let started_again = life.log.contains(&"start c1".to_string());
+        assert_eq!(started_again, lost, "{seconds_after_start}: {:?}", life.log);
+    }
+}
+
+#[test]
+fn l8_a_restarted_kubelet_remembers_what_probes_had_said_and_no_more() {
+    let mut c = container("c");
+    c["startupProbe"] = json!({"exec": {}, "periodSeconds": 1});
+    c["readinessProbe"] = json!({"exec": {}, "periodSeconds": 1});
+    for (started, ready) in [(false, false), (true, false), (true, true)] {
+        let mut before = Life::new(json!({"containers": [c.clone()]}));
+        before.settle();
+        before.wait(1);
+        if started {
+            before.probed(Kind::Startup, Answer::Success);
+        }
+        if ready {
+            before.wait(1);
+            before.probed(Kind::Readiness, Answer::Success);
+        }
+        let mut life = Life::of(before.object.clone());
+        life.running.insert("c0".into(), "c".into());
+        let started_at = before.now;
+        life.now = before.now;
+        begin(
+            &mut life,
+            vec![seen("c", 0, ContainerState::Running { started_at })],
+        );
+        life.settle();
+        life.wait(2);
+        let asked = life.log.contains(&"probe c Startup".to_string());
+        assert_eq!(asked, !started, "{started} {ready}: {:?}", life.log);
+        assert_eq!(
+            life.condition("Ready").starts_with("True"),
+            ready,
+            "{started} {ready}"
+        );
+    }
+}
+
+#[test]
+fn l4_the_run_before_the_one_that_is_found_is_the_last_state() {
+    let mut life = Life::new(json!({}));
+    let exit = Exit {
+        code: 4,
+        ..Exit::default()
+    };
+    let started_at = life.now;
+    let (old, new) = (
+        seen("c", 0, ContainerState::Exited(exit)),
+        seen("c", 1, ContainerState::Running { started_at }),
+    );
+    assert_ne!(old.id, new.id);
+    let old_id = old.id.clone();
+    life.running.insert(new.id.clone(), "c".into());
+    begin(&mut life, vec![old, new]);
+    life.settle();
+    let statuses = life.pod.status().container_statuses.clone().unwrap();
+    let last = statuses[0].last_state.clone().unwrap().terminated.unwrap();
+    assert_eq!((last.exit_code, statuses[0].restart_count), (4, 1));
+    assert_eq!(life.pod.containers()[0].remains, [old_id]);
+}
+
+#[test]
+fn s1_a_sandbox_is_not_lost_because_an_older_list_does_not_have_it() {
+    for (seconds_after_creation, lost) in [(-1, false), (0, false), (1, true)] {
+        let mut life = Life::new(json!({}));
+        life.settle();
+        let started_at = life.now;
+        let since = life.now + SignedDuration::from_secs(seconds_after_creation);
+        life.now += SignedDuration::from_secs(2);
+        life.step(Event::Observed {
+            since,
+            sandboxes: vec![],
+            containers: vec![seen("c", 0, ContainerState::Running { started_at })],
+        });
+        life.settle();
+        let changed = life.log.iter().any(|l| l.starts_with("event SandboxChanged"));
+        assert_eq!(changed, lost, "{seconds_after_creation}: {:?}", life.log);
+    }
+}
