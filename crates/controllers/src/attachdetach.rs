@@ -296,7 +296,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::world::{World, at, lines};
+    use crate::world::{World, at, lines, object};
+    use knarr_api::kinds::node::OUT_OF_SERVICE;
 
     fn from<T: Registered>(value: Value) -> T {
         serde_json::from_value(value).unwrap()
@@ -520,5 +521,78 @@ mod tests {
         assert_eq!(status.volumes_attached.unwrap()[0].name, "exclusive.knarr.io/v");
         assert_eq!(lines(&world.run(&VolumesAttached, ("", "n1"), at(0))), [""; 0]);
         assert_eq!(lines(&world.run(&VolumesAttached, ("", "n2"), at(0))), [""; 0]);
+    }
+
+    #[test]
+    fn s7_a_volume_is_reconciled_for_its_claim_its_record_its_users_and_the_loss_of_its_node() {
+        let mut world = world("ReadWriteOnce");
+        let record = |volume: Option<&str>| {
+            object::<VolumeAttachment>(json!({"metadata": {"name": "knarr-uid-v"}, "spec": {
+                "attacher": ATTACHER, "nodeName": "n1", "source": {"persistentVolumeName": volume}}}))
+        };
+        world.put((*record(Some("v")).get::<VolumeAttachment>().unwrap()).clone());
+        let volume = object::<PersistentVolume>(json!({"metadata": {"name": "v"}}));
+        let claim = |volume: Option<&str>| {
+            object::<PersistentVolumeClaim>(
+                json!({"metadata": {"namespace": "a", "name": "c"}, "spec": {"volumeName": volume}}),
+            )
+        };
+        let user = |node: &str| World::default().put(pod("p", node, ""));
+        for (changed, keys) in [
+            (volume, vec!["v"]),
+            (record(Some("v")), vec!["v"]),
+            (record(None), vec![]),
+            (claim(Some("v")), vec!["v"]),
+            (claim(None), vec![]),
+            (user("n1"), vec!["v"]),
+            (user(""), vec![]),
+        ] {
+            let name = changed.kind().plural();
+            assert_eq!(world.keys(&AttachDetach, None, Some(&changed)), keys, "{name}");
+        }
+        let is = |name: &str, state: &str| {
+            let node = match state {
+                "ready" => node(name, "True", ""),
+                "lost" => node(name, "Unknown", ""),
+                "out" => node(name, "Unknown", OUT_OF_SERVICE),
+                _ => return None,
+            };
+            Some(World::default().put(node))
+        };
+        for (name, old, new, keys) in [
+            ("n1", "ready", "lost", vec![]),
+            ("n1", "lost", "out", vec!["v"]),
+            ("n1", "out", "lost", vec!["v"]),
+            ("n1", "ready", "deleted", vec!["v"]),
+            ("n1", "out", "deleted", vec![]),
+            ("n2", "ready", "deleted", vec![]),
+        ] {
+            let found = world.keys(&AttachDetach, is(name, old).as_ref(), is(name, new).as_ref());
+            assert_eq!(found, keys, "{name} {old} {new}");
+        }
+    }
+
+    #[test]
+    fn s7_what_is_left_of_a_deleted_volume_is_its_own_record_and_no_other() {
+        let mut world = World::default();
+        for (name, attacher, volume) in [
+            ("a", "csi.example.com", "v"),
+            ("b", ATTACHER, "other"),
+            ("c", ATTACHER, "v"),
+        ] {
+            world.put::<VolumeAttachment>(from(json!({"metadata": {"name": name}, "spec": {
+                "attacher": attacher, "nodeName": "n1", "source": {"persistentVolumeName": volume}}})));
+        }
+        assert_eq!(step(&mut world), ["delete volumeattachments c"]);
+    }
+
+    #[test]
+    fn a_node_is_reconciled_for_the_records_of_its_volumes() {
+        let world = World::default();
+        let record = object::<VolumeAttachment>(json!({"metadata": {"name": "c"}, "spec": {
+            "attacher": ATTACHER, "nodeName": "n1", "source": {"persistentVolumeName": "v"}}}));
+        assert_eq!(world.keys(&VolumesAttached, Some(&record), None), ["n1"]);
+        let node = World::default().put(node("n1", "True", ""));
+        assert_eq!(world.keys(&VolumesAttached, None, Some(&node)), [""; 0]);
     }
 }

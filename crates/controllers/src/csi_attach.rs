@@ -188,7 +188,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::world::{World, at, lines};
+    use crate::world::{World, at, lines, object};
 
     fn from<T: Registered>(value: Value) -> T {
         serde_json::from_value(value).unwrap()
@@ -331,5 +331,44 @@ mod tests {
             told[0].contains("AttachVolume.Attach failed for volume \"v\" : no such disk"),
             "{told:?}"
         );
+    }
+
+    #[test]
+    fn s7_a_driver_concerns_its_own_volumes_and_all_else_is_as_for_other_volumes() {
+        let world = world("ReadWriteOnce", &[]);
+        for (driver, keys) in [("d", vec!["v"]), ("other", vec![])] {
+            let driver = object::<CSIDriver>(json!({"metadata": {"name": driver}, "spec": {}}));
+            assert_eq!(world.keys(&CsiAttach, None, Some(&driver)), keys);
+        }
+        let volume = object::<PersistentVolume>(json!({"metadata": {"name": "w"}}));
+        assert_eq!(world.keys(&CsiAttach, None, Some(&volume)), ["w"]);
+    }
+
+    #[test]
+    fn s7_the_attachments_of_other_volumes_and_attachers_are_left_alone() {
+        let mut world = world("ReadWriteOnce", &[]);
+        for (handle, attacher, volume) in [("other", "d", "w"), ("h", ATTACHER, "v")] {
+            let name = csi_attachment(handle, "d", "n1");
+            world.put::<VolumeAttachment>(from(json!({"metadata": {"name": name},
+                "spec": {"attacher": attacher, "nodeName": "n1", "source": {"persistentVolumeName": volume}}})));
+        }
+        assert_eq!(decided(&world), [""; 0]);
+    }
+
+    #[test]
+    fn s7_an_attachment_names_its_driver_node_and_volume() {
+        let world = world("ReadWriteOnce", &[("p1", "n1")]);
+        let actions = world.run(&CsiAttach, ("", "v"), at(0));
+        let Some(Action::Create(create)) = actions.first() else {
+            panic!("an attachment is created: {:?}", lines(&actions));
+        };
+        let created = create.object.as_any().downcast_ref::<VolumeAttachment>().unwrap();
+        let spec = &created.spec;
+        let found = (
+            spec.attacher.as_str(),
+            spec.node_name.as_str(),
+            volume_of(created),
+        );
+        assert_eq!(found, ("d", "n1", "v"));
     }
 }

@@ -361,7 +361,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::world::{World, at, lines, updated};
+    use crate::world::{World, at, lines, object, updated};
 
     fn world(spec: Value, ready: usize, unready: usize, owner: Option<&str>) -> World {
         let mut world = World::default();
@@ -400,7 +400,7 @@ mod tests {
         world
     }
 
-    fn look(world: &World, second: i64) -> (PodDisruptionBudgetStatus, Vec<String>) {
+    fn sync(world: &World, second: i64) -> (PodDisruptionBudgetStatus, Vec<String>) {
         let actions = world.run(&Disruptions, ("a", "b"), at(second));
         let status = updated::<PodDisruptionBudget>(&actions, "status")
             .unwrap()
@@ -423,7 +423,7 @@ mod tests {
             (json!({"maxUnavailable": 1}), 2, 0, None, (2, 0, 0, 0)),
         ];
         for (spec, ready, unready, owner, wanted) in table {
-            let (status, _) = look(&world(spec.clone(), ready, unready, owner), 0);
+            let (status, _) = sync(&world(spec.clone(), ready, unready, owner), 0);
             let is = (
                 status.current_healthy.unwrap(),
                 status.desired_healthy.unwrap(),
@@ -452,20 +452,20 @@ mod tests {
         let mut budget = (*view.get_as::<PodDisruptionBudget>("a", "b").unwrap()).clone();
         budget.status.get_or_insert_default().disrupted_pods = Some([("p0".to_string(), Time(at(0)))].into());
         world.put(budget);
-        let (status, lines) = look(&world, 20);
+        let (status, lines) = sync(&world, 20);
         assert_eq!(
             (status.current_healthy, status.disruptions_allowed),
             (Some(1), Some(0))
         );
         assert!(lines.contains(&"requeue after 100s".to_string()), "{lines:?}");
-        let (status, lines) = look(&world, 121);
+        let (status, lines) = sync(&world, 121);
         assert_eq!((status.current_healthy, status.disrupted_pods), (Some(2), None));
         assert!(lines[0].starts_with("event NotDeleted: "), "{lines:?}");
     }
 
     #[test]
     fn what_cannot_be_worked_out_allows_nothing() {
-        let (status, lines) = look(&world(json!({"maxUnavailable": 1}), 3, 0, Some("Job")), 0);
+        let (status, lines) = sync(&world(json!({"maxUnavailable": 1}), 3, 0, Some("Job")), 0);
         assert_eq!(status.disruptions_allowed, Some(0));
         assert_eq!(status.conditions.unwrap()[0].reason, "SyncFailed");
         assert_eq!(
@@ -473,5 +473,165 @@ mod tests {
             "event CalculateExpectedPodCountFailed: Failed to calculate the number of expected pods: jobs.batch does not \
              implement the scale subresource"
         );
+    }
+
+    fn with_scale(api_version: &str, kind: &str, owner_uid: &str) -> World {
+        let mut world = world(json!({"maxUnavailable": 0}), 1, 0, None);
+        let view: &dyn View = &world;
+        let mut pod = (*view.get_as::<Pod>("a", "p0").unwrap()).clone();
+        pod.metadata.owner_references = serde_json::from_value(json!([
+            {"apiVersion": api_version, "kind": kind, "name": "s", "uid": owner_uid, "controller": true},
+        ]))
+        .unwrap();
+        world.put(pod);
+        world
+    }
+
+    fn put<T: knarr_api::registry::Registered>(world: &mut World, value: Value) {
+        world.put::<T>(serde_json::from_value(value).unwrap());
+    }
+
+    #[test]
+    fn the_expected_pods_are_the_scale_of_their_controller() {
+        let meta = json!({"namespace": "a", "name": "s"});
+        let of_deployment = |uid: &str| {
+            let owners = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "uid": uid, "controller": true}]);
+            json!({"metadata": {"namespace": "a", "name": "s", "ownerReferences": owners},
+                "spec": {"replicas": 10, "selector": {}}})
+        };
+        // The pod's controller, its uid, the ReplicaSet's owner -> expected pods; `None` is what cannot be calculated.
+        for (api_version, kind, uid, deployment, pods) in [
+            ("apps/v1", "ReplicaSet", "uid-s", None, Some(10)),
+            ("apps/v1", "ReplicaSet", "another", None, None),
+            ("apps/v1", "ReplicaSet", "uid-s", Some("uid-d"), Some(7)),
+            ("apps/v1", "ReplicaSet", "uid-s", Some("another"), None),
+            ("apps/v1", "StatefulSet", "uid-s", None, Some(4)),
+            ("apps/v1", "StatefulSet", "another", None, None),
+            ("v1", "ReplicationController", "uid-s", None, Some(6)),
+            ("v1", "ReplicationController", "another", None, None),
+            ("apps/v1", "DaemonSet", "uid-s", None, None),
+            ("example.com/v1", "Widget", "uid-s", None, None),
+        ] {
+            let mut world = with_scale(api_version, kind, uid);
+            put::<StatefulSet>(
+                &mut world,
+                json!({"metadata": meta, "spec": {"replicas": 4, "selector": {}, "template": {}}}),
+            );
+            put::<ReplicationController>(&mut world, json!({"metadata": meta, "spec": {"replicas": 6}}));
+            put::<Deployment>(
+                &mut world,
+                json!({"metadata": {"namespace": "a", "name": "d"}, "spec": {"replicas": 7, "selector": {}, "template": {}}}),
+            );
+            if let Some(uid) = deployment {
+                put::<ReplicaSet>(&mut world, of_deployment(uid));
+            }
+            let (status, lines) = sync(&world, 0);
+            assert_eq!(status.expected_pods, pods, "{kind} {uid} {deployment:?}");
+            if kind == "DaemonSet" {
+                assert!(
+                    lines[0].ends_with("daemonsets.apps does not implement the scale subresource"),
+                    "{lines:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn pods_that_a_budget_does_not_select_do_not_count() {
+        let mut world = world(json!({"minAvailable": 1}), 2, 0, None);
+        put::<Pod>(
+            &mut world,
+            json!({"metadata": {"namespace": "a", "name": "other", "labels": {"app": "y"}},
+                "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}),
+        );
+        let (status, _) = sync(&world, 0);
+        assert_eq!((status.expected_pods, status.current_healthy), (Some(2), Some(2)));
+    }
+
+    #[test]
+    fn pods_without_a_controller_are_reported_with_the_selector() {
+        let (_, lines) = sync(&world(json!({"maxUnavailable": 1}), 1, 0, None), 0);
+        let begin = "event UnmanagedPods: Pods selected by this PodDisruptionBudget \
+            (selector: &LabelSelector{MatchLabels:map[string]string{app:x,},";
+        assert!(lines[0].starts_with(begin), "{lines:?}");
+    }
+
+    #[test]
+    fn a_conditions_time_moves_with_its_status_only_and_others_conditions_stay() {
+        let mut world = world(json!({"minAvailable": 1}), 2, 0, None);
+        let view: &dyn View = &world;
+        let mut budget = (*view.get_as::<PodDisruptionBudget>("a", "b").unwrap()).clone();
+        let time = |second| serde_json::to_value(Time(at(second))).unwrap();
+        budget.status = serde_json::from_value(json!({"conditions": [
+            {"type": "Audited", "status": "True", "reason": "ByHand", "message": "", "lastTransitionTime": time(0)},
+        ]}))
+        .unwrap();
+        world.put(budget);
+        let mut step = |ready: &[bool], second: i64| -> Vec<(String, String, i64)> {
+            for (n, ready) in ready.iter().enumerate() {
+                let is = if *ready { "True" } else { "False" };
+                put::<Pod>(
+                    &mut world,
+                    json!({"metadata": {"namespace": "a", "name": format!("p{n}"), "labels": {"app": "x"}},
+                        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": is}]}}),
+                );
+            }
+            let (status, _) = sync(&world, second);
+            let actions = world.run(&Disruptions, ("a", "b"), at(second));
+            world.take_updates(&actions);
+            let conditions = status.conditions.unwrap().into_iter();
+            let second = |c: &Condition| c.last_transition_time.0.duration_since(at(0)).as_secs();
+            conditions
+                .map(|c| (c.type_.clone(), c.status.clone(), second(&c)))
+                .collect()
+        };
+        let audited = ("Audited".to_string(), "True".to_string(), 0);
+        let allowed = |is: &str, second| ("DisruptionAllowed".to_string(), is.to_string(), second);
+        assert_eq!(step(&[true, true], 5), [audited.clone(), allowed("True", 5)]);
+        assert_eq!(
+            step(&[true, true, true], 10),
+            [audited.clone(), allowed("True", 5)]
+        );
+        assert_eq!(step(&[true, false, false], 20), [audited, allowed("False", 20)]);
+    }
+
+    #[test]
+    fn a_budget_is_reconciled_for_its_pods_and_for_controllers_whose_spec_changes() {
+        let world = world(json!({"minAvailable": 1}), 0, 0, None);
+        let pod = |app: &str| {
+            object::<Pod>(json!({"metadata": {"namespace": "a", "name": "p", "labels": {"app": app}}}))
+        };
+        let set = |uid: &str, generation: i64| {
+            let meta = json!({"namespace": "a", "name": "s", "uid": uid, "generation": generation});
+            object::<ReplicaSet>(json!({"metadata": meta, "spec": {"selector": {}}}))
+        };
+        let budget = object::<PodDisruptionBudget>(json!({"metadata": {"namespace": "a", "name": "new"}}));
+        for (what, old, new, keys) in [
+            ("the budget", None, Some(budget), vec!["a/new"]),
+            ("a pod of it", None, Some(pod("x")), vec!["a/b"]),
+            (
+                "a pod that was of it",
+                Some(pod("x")),
+                Some(pod("y")),
+                vec!["a/b"],
+            ),
+            ("another pod", None, Some(pod("y")), vec![]),
+            ("a new set", None, Some(set("u", 1)), vec!["a/b"]),
+            ("a deleted set", Some(set("u", 1)), None, vec!["a/b"]),
+            ("a scaled set", Some(set("u", 1)), Some(set("u", 2)), vec!["a/b"]),
+            (
+                "another set of the name",
+                Some(set("u", 1)),
+                Some(set("v", 1)),
+                vec!["a/b"],
+            ),
+            ("a set's status", Some(set("u", 1)), Some(set("u", 1)), vec![]),
+        ] {
+            assert_eq!(
+                world.keys(&Disruptions, old.as_ref(), new.as_ref()),
+                keys,
+                "{what}"
+            );
+        }
     }
 }

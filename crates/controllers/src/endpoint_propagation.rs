@@ -131,7 +131,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::world::{World, at, updated};
+    use crate::world::{World, at, failure, lines, object, updated};
 
     fn put_node(world: &mut World, name: &str, ready: &str) {
         let node = json!({
@@ -217,6 +217,66 @@ mod tests {
                     .is_empty(),
                 "{what}"
             );
+        }
+    }
+
+    #[test]
+    fn b7_of_nodes_that_are_equally_slow_the_first_is_named() {
+        let mut world = World::default();
+        put_map(&mut world);
+        for name in ["a", "b"] {
+            put_node(&mut world, name, "True");
+            put_report(&mut world, name, "4");
+        }
+        assert_eq!(propagation(&world).slowest, "a");
+    }
+
+    #[test]
+    fn b7_the_config_map_is_created_where_its_namespace_is_and_no_write_was_rejected() {
+        let key = (NAMESPACE, CONFIG_MAP);
+        let mut world = World::default();
+        assert_eq!(lines(&world.run(&EndpointPropagation, key, at(0))), [""; 0]);
+        let namespace = json!({"metadata": {"name": NAMESPACE}});
+        world.put::<k8s_openapi::api::core::v1::Namespace>(serde_json::from_value(namespace).unwrap());
+        assert_eq!(
+            lines(&world.run(&EndpointPropagation, key, at(0))),
+            ["create configmaps knarr-network/endpoint-propagation"]
+        );
+        let rejected = failure(&registry::CONFIG_MAP);
+        let after = world.run_after(&EndpointPropagation, key, at(0), Some(&rejected));
+        assert_eq!(lines(&after), [""; 0]);
+    }
+
+    #[test]
+    fn b7_reports_and_nodes_that_are_lost_or_back_wake_it() {
+        let world = World::default();
+        let meta = |namespace: &str, name: &str| json!({"metadata": {"namespace": namespace, "name": name}});
+        let own = vec!["knarr-network/endpoint-propagation"];
+        for (changed, keys) in [
+            (object::<Lease>(meta(NAMESPACE, "n")), own.clone()),
+            (object::<Lease>(meta("kube-node-lease", "n")), vec![]),
+            (object::<ConfigMap>(meta(NAMESPACE, CONFIG_MAP)), own.clone()),
+            (object::<ConfigMap>(meta(NAMESPACE, "other")), vec![]),
+        ] {
+            let found = world.keys(&EndpointPropagation, None, Some(&changed));
+            assert_eq!(found, keys, "{}", ObjectKey::of(&changed));
+        }
+        let node = |ready: &str| {
+            (!ready.is_empty()).then(|| {
+                object::<Node>(json!({"metadata": {"name": "n"},
+                    "status": {"conditions": [{"type": "Ready", "status": ready}]}}))
+            })
+        };
+        for (old, new, keys) in [
+            ("True", "False", vec![]),
+            ("True", "True", vec![]),
+            ("False", "Unknown", own.clone()),
+            ("Unknown", "True", own.clone()),
+            ("", "True", own.clone()),
+            ("True", "", own),
+        ] {
+            let found = world.keys(&EndpointPropagation, node(old).as_ref(), node(new).as_ref());
+            assert_eq!(found, keys, "{old:?} {new:?}");
         }
     }
 }

@@ -95,14 +95,6 @@ pub struct Graph {
 }
 
 impl Graph {
-    pub fn len(&self) -> usize {
-        self.nodes.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
-    }
-
     /// A kind that users brought is served: the uids of those whose owners are of it, and may be asked for now.
     pub fn know(&mut self, kind: &Kind) -> Vec<String> {
         self.custom

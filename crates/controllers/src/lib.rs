@@ -39,6 +39,8 @@ pub mod pod;
 pub mod podautoscaling;
 pub mod podgc;
 pub mod protection;
+#[cfg(test)]
+mod registrations;
 pub mod replicaset;
 pub mod replicationcontroller;
 pub mod resourceclaim;

@@ -214,7 +214,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::world::{World, at, lines};
+    use crate::world::{World, at, lines, updated};
 
     fn pod(name: &str, node: &str, status: Value, deleting: bool) -> Pod {
         let mut value = json!({
@@ -312,5 +312,29 @@ mod tests {
             [["release pods a/p4"], ["release pods a/p3"]]
         );
         assert_eq!(sweep(&mut PodGc::new(0), &world, 0), [[""; 0]; 0]);
+    }
+
+    #[test]
+    fn s2_the_last_status_is_failed_and_a_pod_that_has_ended_keeps_its_own() {
+        for (phase, lines_) in [
+            (
+                "Running",
+                vec![
+                    "require no nodes gone",
+                    "update pods/status a/p",
+                    "release pods a/p",
+                ],
+            ),
+            ("Succeeded", vec!["require no nodes gone", "release pods a/p"]),
+        ] {
+            let mut world = World::default();
+            world.put(pod("p", "gone", json!({"phase": phase}), false));
+            let mut gc = PodGc::new(0);
+            gc.sweep(&world, at(0));
+            let actions: Vec<Action> = gc.sweep(&world, at(40)).into_iter().flatten().collect();
+            assert_eq!(lines(&actions), lines_, "{phase}");
+            let last = updated::<Pod>(&actions, "status").map(|p| p.status.unwrap().phase.unwrap());
+            assert_eq!(last.as_deref(), (phase == "Running").then_some("Failed"));
+        }
     }
 }

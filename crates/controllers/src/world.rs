@@ -8,8 +8,8 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
 use knarr_api::{Kind, Object, ObjectKey};
 
-use crate::action::{Action, Create, Delete, Failure};
-use crate::controller::{Context, Controller, View};
+use crate::action::{Action, Create, Delete, Failure, Verb};
+use crate::controller::{Changed, Context, Controller, View};
 use crate::fencing::kinds::Custom;
 use crate::owner::controller_of;
 
@@ -23,8 +23,13 @@ pub struct World {
 
 /// The kind `Widget` of `example.com/v1`.
 pub fn widgets() -> Kind {
-    let definition = serde_json::json!({"metadata": {"name": "widgets.example.com"},
-        "spec": {"group": "example.com", "scope": "Namespaced", "names": {"plural": "widgets", "kind": "Widget"},
+    custom_kind("example.com", "widgets", "Widget")
+}
+
+/// A namespaced custom kind of version `v1`.
+pub fn custom_kind(group: &str, plural: &str, kind: &str) -> Kind {
+    let definition = serde_json::json!({"metadata": {"name": format!("{plural}.{group}")},
+        "spec": {"group": group, "scope": "Namespaced", "names": {"plural": plural, "kind": kind},
             "versions": [{"name": "v1", "served": true, "storage": true}]},
         "status": {"conditions": [{"type": "Established", "status": "True"}]}});
     let definition = serde_json::from_value(definition).unwrap();
@@ -34,6 +39,21 @@ pub fn widgets() -> Kind {
 /// The test's second `n`.
 pub fn at(n: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + n).unwrap()
+}
+
+/// An object that is in no world, with uid and resourceVersion as [`World::put`] gives them.
+pub fn object<T: Registered>(value: serde_json::Value) -> Arc<Object> {
+    World::default().put(serde_json::from_value::<T>(value).unwrap())
+}
+
+/// A create that the API rejected.
+pub fn failure(kind: &Kind) -> Failure {
+    Failure {
+        verb: Verb::Create,
+        kind: kind.clone(),
+        name: "rejected".into(),
+        error: knarr_api::Error::conflict(kind.about("rejected"), "another client was faster"),
+    }
 }
 
 impl World {
@@ -152,6 +172,22 @@ impl World {
     pub fn remove(&mut self, kind: &Kind, namespace: &str, name: &str) {
         self.objects
             .remove(&(kind.plural().to_string(), ObjectKey::new(namespace, name)));
+    }
+
+    /// The keys that a controller names for the change of an object from `old` to `new`.
+    pub fn keys(
+        &self,
+        controller: &dyn Controller,
+        old: Option<&Arc<Object>>,
+        new: Option<&Arc<Object>>,
+    ) -> Vec<String> {
+        let changed = Changed {
+            kind: new.or(old).unwrap().kind(),
+            old: old.map(|o| &**o),
+            new: new.map(|o| &**o),
+        };
+        let keys = controller.keys(self, changed);
+        keys.iter().map(ObjectKey::to_string).collect()
     }
 
     pub fn run(&self, controller: &dyn Controller, key: (&str, &str), now: Timestamp) -> Vec<Action> {

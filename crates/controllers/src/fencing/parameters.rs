@@ -491,4 +491,16 @@ mod tests {
             ]
         );
     }
+
+    #[test]
+    fn a4_a_value_has_at_most_1024_bytes() {
+        let allowed = Allowed::parse("fence_a:ip").unwrap();
+        for (bytes, passes) in [(1024, true), (1025, false)] {
+            assert_eq!(
+                allowed.parameter("fence_a", "ip", &"7".repeat(bytes)).is_ok(),
+                passes,
+                "{bytes}"
+            );
+        }
+    }
 }

@@ -1,5 +1,8 @@
 //! A node's way out of the cluster and back, with agents that do their work, and agents that lie, hang and half succeed.
 
+mod bounds;
+mod node_state;
+
 use k8s_openapi::api::core::v1::{Node, Pod};
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{self, Registered};
@@ -551,7 +554,7 @@ fn s6_agents_get_their_parameters_one_nodes_apart_from_anothers() {
 /// Somebody switches the node on while its agents' answers are on their way, or before anything has followed from them.
 #[test]
 fn s6_what_agents_said_of_a_node_that_was_heard_since_releases_nothing() {
-    for heard_after in ["status", "fenced"] {
+    for (heard_after, fenced_before) in [("status", false), ("fenced", true)] {
         let mut story = Story::new(world(one_agent()));
         let mut actions = Vec::new();
         for _ in 0..20 {
@@ -586,6 +589,8 @@ fn s6_what_agents_said_of_a_node_that_was_heard_since_releases_nothing() {
         assert!(!story.is_tainted(), "{heard_after}");
         let message = story.the_fencing().unwrap().status.message;
         assert!(message.ends_with("nothing is released"), "{message}");
+        let was_fenced = actions.iter().any(|l| l.starts_with("event NodeFenced"));
+        assert_eq!(was_fenced, fenced_before, "{actions:?}");
         // It is not silent, so nobody fences it by himself.
         story.settle(61, |_| "ok");
         assert_eq!(story.phase(), Some(Phase::Cancelled), "{heard_after}");

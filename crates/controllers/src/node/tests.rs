@@ -1,17 +1,17 @@
 //! A node's way from well to lost and back.
 
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use knarr_api::registry::Registered;
 use serde_json::{Value, json};
 
-use super::eviction::TaintEviction;
+use super::eviction::{TaintEviction, disrupted, tolerates};
 use super::health::{Lifecycle, NodeHealth};
 use super::taints::NodeTaints;
 use super::*;
 use crate::action::Action;
 use crate::sweep::Sweep;
-use crate::world::{World, at, lines, updated};
+use crate::world::{World, at, failure, lines, object, updated};
 
 const KEY: (&str, &str) = ("", "n");
 
@@ -248,4 +248,180 @@ fn s4_a_single_node_that_is_lost_evicts_nobody_and_one_of_many_does_in_its_turn(
     assert_eq!(sweep(&mut health, &mut world, 905), first(&["a"]));
     assert_eq!(sweep(&mut health, &mut world, 910), first(&[]));
     assert_eq!(sweep(&mut health, &mut world, 915), first(&["b"]));
+}
+
+#[test]
+fn s4_a_rejected_write_evicts_and_taints_nothing_further() {
+    let mut world = World::default();
+    world.put(node("Unknown"));
+    let rejected = failure(&knarr_api::registry::POD);
+    assert_eq!(
+        lines(&world.run_after(&NodeTaints, KEY, at(0), Some(&rejected))),
+        [""; 0]
+    );
+    let mut tainted = node("Unknown");
+    tainted.spec = from::<Node>(json!({"metadata": {}, "spec": {"taints": [
+        {"key": UNREACHABLE, "effect": "NoExecute"},
+    ]}}))
+    .spec;
+    world.put(tainted);
+    world.put(pod("p", json!([])));
+    assert_eq!(lines(&world.run(&TaintEviction, KEY, at(0))).len(), 3);
+    assert_eq!(
+        lines(&world.run_after(&TaintEviction, KEY, at(0), Some(&rejected))),
+        [""; 0]
+    );
+}
+
+#[test]
+fn s4_a_node_that_is_deleted_gets_no_taint() {
+    let mut world = World::default();
+    let mut deleted = node("Unknown");
+    deleted.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0)));
+    world.put(deleted);
+    world.put(well("other"));
+    assert_eq!(lines(&world.run(&NodeTaints, KEY, at(0))), [""; 0]);
+    let lines = sweep(&mut NodeHealth::new(Lifecycle::default()), &mut world, 0);
+    assert!(
+        lines.iter().all(|l| l.starts_with("event RegisteredNode")),
+        "{lines:?}"
+    );
+}
+
+#[test]
+fn s4_taints_of_others_stay_whatever_their_effect() {
+    let mut world = World::default();
+    let mut tainted = node("True");
+    tainted.spec = from::<Node>(json!({"metadata": {}, "spec": {"taints": [
+        {"key": "mine", "effect": "NoSchedule"}, {"key": "mine", "effect": "PreferNoSchedule"},
+        {"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"},
+    ]}}))
+    .spec;
+    world.put(tainted);
+    assert_eq!(
+        taints(&mut world, 0),
+        ["mine:NoSchedule", "mine:PreferNoSchedule"]
+    );
+}
+
+#[test]
+fn s4_only_pods_of_lost_nodes_wake_the_controllers_of_taints() {
+    let mut world = World::default();
+    let the_node = world.put(node("Unknown"));
+    for controller in [&NodeTaints as &dyn crate::Controller, &TaintEviction] {
+        assert_eq!(world.keys(controller, None, Some(&the_node)), ["n"]);
+    }
+    let evicting = json!([{"key": UNREACHABLE, "effect": "NoExecute"}]);
+    let mild = json!([{"key": UNREACHABLE, "effect": "NoSchedule"}]);
+    // Ready, the taints of the node, the pod's readiness -> woken by it: NodeTaints, TaintEviction.
+    for (ready, taints, pod_ready, wakes) in [
+        ("Unknown", &mild, "True", (true, false)),
+        ("Unknown", &evicting, "False", (false, true)),
+        ("True", &evicting, "True", (false, true)),
+        ("True", &mild, "True", (false, false)),
+    ] {
+        let mut node = node(ready);
+        node.spec = from::<Node>(json!({"metadata": {}, "spec": {"taints": taints}})).spec;
+        world.put(node);
+        let pod = object::<Pod>(json!({
+            "metadata": {"namespace": "a", "name": "p"}, "spec": {"nodeName": "n", "containers": []},
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": pod_ready}]},
+        }));
+        let woken = |controller: &dyn crate::Controller| !world.keys(controller, None, Some(&pod)).is_empty();
+        assert_eq!(
+            (woken(&NodeTaints), woken(&TaintEviction)),
+            wakes,
+            "{ready} {taints} {pod_ready}"
+        );
+        assert_eq!(world.keys(&TaintEviction, Some(&pod), None), [""; 0]);
+    }
+}
+
+#[test]
+fn s4_a_toleration_is_of_key_value_and_effect() {
+    let taint: Taint =
+        serde_json::from_value(json!({"key": "k", "value": "v", "effect": "NoExecute"})).unwrap();
+    for (toleration, tolerated) in [
+        (json!({"key": "k", "value": "v"}), true),
+        (json!({"key": "k", "value": "v", "operator": "Equal"}), true),
+        (json!({"key": "k", "value": "w"}), false),
+        (json!({"key": "j", "value": "v"}), false),
+        (json!({"value": "v"}), false),
+        (json!({"key": "k"}), false),
+        (json!({"key": "k", "operator": "Exists"}), true),
+        (json!({"key": "j", "operator": "Exists"}), false),
+        (json!({"operator": "Exists"}), true),
+        (json!({"operator": "Exists", "effect": "NoExecute"}), true),
+        (json!({"operator": "Exists", "effect": "NoSchedule"}), false),
+        (json!({"key": "k", "value": "v", "operator": "Gt"}), false),
+    ] {
+        let parsed: Toleration = serde_json::from_value(toleration.clone()).unwrap();
+        assert_eq!(tolerates(&parsed, &taint), tolerated, "{toleration}");
+    }
+}
+
+#[test]
+fn l6_a_pod_is_a_disruption_target_once_and_since_it_became_one() {
+    let time = |second| json!(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(second)));
+    for (had, since) in [("True", 0), ("False", 9)] {
+        let mut pod = pod("p", json!([]));
+        pod.status = serde_json::from_value(json!({"conditions": [
+            {"type": "Ready", "status": "True", "lastTransitionTime": time(5)},
+            {"type": "DisruptionTarget", "status": had, "lastTransitionTime": time(0)},
+        ]}))
+        .unwrap();
+        let conditions = disrupted(&pod, "Why", "because", at(9))
+            .status
+            .unwrap()
+            .conditions
+            .unwrap();
+        let found: Vec<_> = conditions
+            .iter()
+            .map(|c| (c.type_.as_str(), c.status.as_str(), json!(c.last_transition_time)))
+            .collect();
+        let target = ("DisruptionTarget", "True", time(since));
+        assert_eq!(found, [("Ready", "True", time(5)), target], "{had}");
+    }
+}
+
+#[test]
+fn s4_a_sweep_comes_sooner_while_a_lost_node_waits_for_its_taint() {
+    let mut world = World::default();
+    let mut health = NodeHealth::new(Lifecycle::default());
+    for name in ["a", "b"] {
+        world.put(well(name));
+    }
+    let usual = health.period();
+    assert!(!usual.is_zero());
+    for name in ["lost", "lost-too"] {
+        let mut lost = node("Unknown");
+        lost.metadata.name = Some(name.into());
+        world.put(lost);
+    }
+    sweep(&mut health, &mut world, 0);
+    sweep(&mut health, &mut world, 1);
+    assert!(health.period() < usual, "the second waits for its turn");
+    let mut alone = World::default();
+    alone.put(node("Unknown"));
+    let mut health = NodeHealth::new(Lifecycle::default());
+    sweep(&mut health, &mut alone, 0);
+    assert_eq!(health.period(), usual, "nothing is evicted when all are lost");
+}
+
+#[test]
+fn l13_a_nodes_events_name_it_and_its_uid() {
+    let mut world = World::default();
+    world.put(node("True"));
+    let mut health = NodeHealth::new(Lifecycle::default());
+    for list in health.sweep(&world, at(0)) {
+        for action in list {
+            let Action::Event { about, .. } = action else {
+                continue;
+            };
+            let found = (about.kind.as_deref(), about.name.as_deref(), about.uid.as_deref());
+            assert_eq!(found, (Some("Node"), Some("n"), Some("uid-n")));
+            return;
+        }
+    }
+    panic!("a new node is announced");
 }

@@ -272,11 +272,14 @@ mod tests {
         if !zone.is_empty() {
             labels["topology.kubernetes.io/zone"] = zone.into();
         }
+        if name == "excluded" {
+            labels[EXCLUDED] = "".into();
+        }
         serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}})).unwrap()
     }
 
     /// Looks at nodes of these names (`zone/name`); those after `!` are lost. Answers who gets its taint.
-    fn look(zones: &mut Zones, nodes: &str, tainted: &[&str], second: i64) -> String {
+    fn sync(zones: &mut Zones, nodes: &str, tainted: &[&str], second: i64) -> String {
         let all: Vec<(Node, bool)> = nodes
             .split(' ')
             .map(|n| {
@@ -304,17 +307,17 @@ mod tests {
     fn s4_lost_nodes_are_tainted_one_in_ten_seconds_and_a_failed_write_costs_no_token() {
         let mut zones = Zones::default();
         let nodes = "a/n1 a/n2 a/n3 !a/l1 !a/l2";
-        assert_eq!(look(&mut zones, nodes, &[], 0), "l1");
+        assert_eq!(sync(&mut zones, nodes, &[], 0), "l1");
         assert_eq!(
-            look(&mut zones, nodes, &[], 5),
+            sync(&mut zones, nodes, &[], 5),
             "l1",
             "its taint is not there yet"
         );
-        assert_eq!(look(&mut zones, nodes, &["l1"], 9), "");
-        assert_eq!(look(&mut zones, nodes, &["l1"], 10), "l2");
-        assert_eq!(look(&mut zones, nodes, &["l1", "l2"], 60), "");
+        assert_eq!(sync(&mut zones, nodes, &["l1"], 9), "");
+        assert_eq!(sync(&mut zones, nodes, &["l1"], 10), "l2");
+        assert_eq!(sync(&mut zones, nodes, &["l1", "l2"], 60), "");
         assert_eq!(
-            look(
+            sync(
                 &mut zones,
                 "a/n1 a/n2 a/n3 !a/l1 !a/l2 !a/l3 !a/l4 a/n4 a/n5",
                 &["l1", "l2"],
@@ -329,23 +332,37 @@ mod tests {
     fn s4_a_small_zone_that_is_mostly_lost_waits_and_the_others_do_not() {
         let mut zones = Zones::default();
         let nodes = "a/n1 !a/l1 !a/l2 !a/l3 b/n2 b/n3 !b/l4";
-        assert_eq!(look(&mut zones, nodes, &[], 0), "l4");
-        assert_eq!(look(&mut zones, nodes, &["l4"], 1000), "");
+        assert_eq!(sync(&mut zones, nodes, &[], 0), "l4");
+        assert_eq!(sync(&mut zones, nodes, &["l4"], 1000), "");
         // A zone lost wholly beside one that is well is evicted at the usual rate.
         let nodes = "!a/n1 !a/l1 !a/l2 !a/l3 b/n2 b/n3 b/l4";
-        assert_eq!(look(&mut zones, nodes, &[], 1001), "n1");
-        assert_eq!(look(&mut zones, nodes, &["n1"], 1011), "l1");
+        assert_eq!(sync(&mut zones, nodes, &[], 1001), "n1");
+        assert_eq!(sync(&mut zones, nodes, &["n1"], 1011), "l1");
     }
 
     #[test]
     fn s4_when_all_is_lost_nobody_is_evicted_until_somebody_is_back() {
         let mut zones = Zones::default();
-        assert_eq!(look(&mut zones, "a/n1 b/n2", &[], 0), "");
-        assert_eq!(look(&mut zones, "!a/n1 !b/n2", &[], 50), "withdraw");
-        assert_eq!(look(&mut zones, "!a/n1 !b/n2", &[], 5000), "withdraw");
-        assert_eq!(look(&mut zones, "a/n1 !b/n2", &[], 5005), "n2 forgive");
-        assert_eq!(look(&mut zones, "a/n1 !b/n2", &["n2"], 5010), "");
+        assert_eq!(sync(&mut zones, "a/n1 b/n2", &[], 0), "");
+        assert_eq!(sync(&mut zones, "!a/n1 !b/n2", &[], 50), "withdraw");
+        assert_eq!(sync(&mut zones, "!a/n1 !b/n2", &[], 5000), "withdraw");
+        assert_eq!(sync(&mut zones, "a/n1 !b/n2", &[], 5005), "n2 forgive");
+        assert_eq!(sync(&mut zones, "a/n1 !b/n2", &["n2"], 5010), "");
         let single = "!/only";
-        assert_eq!(look(&mut Zones::default(), single, &[], 0), "withdraw");
+        assert_eq!(sync(&mut Zones::default(), single, &[], 0), "withdraw");
+    }
+
+    #[test]
+    fn s4_a_zone_of_excluded_nodes_only_does_not_keep_the_others_from_being_lost_wholly() {
+        let mut zones = Zones::default();
+        assert_eq!(sync(&mut zones, "!a/n1 !a/n2 c/excluded", &[], 0), "withdraw");
+    }
+
+    #[test]
+    fn s4_whether_a_zone_is_small_is_a_question_of_the_sum_of_its_nodes() {
+        let mut zones = Zones::default();
+        let lost: Vec<String> = (0..13).map(|n| format!("!a/l{n}")).collect();
+        let nodes = format!("a/n1 a/n2 a/n3 a/n4 {}", lost.join(" "));
+        assert_eq!(sync(&mut zones, &nodes, &[], 0), "");
     }
 }

@@ -2,6 +2,12 @@
 
 use serde_json::{Value, json};
 
+mod condemned;
+mod retention;
+mod revisions;
+mod status;
+mod wakes;
+
 use super::*;
 use crate::world::{World, at, lines, updated};
 
@@ -47,8 +53,8 @@ fn set_pod(world: &mut World, name: &str, phase: &str, ready: bool, deleting: bo
     world.put(pod);
 }
 
-/// One look; what was asked for takes place, deletions only as a request.
-fn look(world: &mut World, second: i64) -> Vec<String> {
+/// One sync; what was asked for takes place, deletions only as a request.
+fn sync(world: &mut World, second: i64) -> Vec<String> {
     let actions = world.run(&StatefulSets, KEY, at(second));
     world.take(&actions);
     lines(&actions)
@@ -73,21 +79,21 @@ fn settle(world: &mut World) {
 fn pods_are_made_one_by_one_and_end_in_the_reverse_order() {
     let mut world = World::default();
     world.put(set(json!({})));
-    assert_eq!(look(&mut world, 0), ["create pods a/db-0"]);
-    assert_eq!(look(&mut world, 1), [""; 0], "it waits until db-0 is ready");
+    assert_eq!(sync(&mut world, 0), ["create pods a/db-0"]);
+    assert_eq!(sync(&mut world, 1), [""; 0], "it waits until db-0 is ready");
     set_pod(&mut world, "db-0", "Running", false, false);
-    assert_eq!(look(&mut world, 1), [""; 0]);
+    assert_eq!(sync(&mut world, 1), [""; 0]);
     settle(&mut world);
-    assert_eq!(look(&mut world, 2), ["create pods a/db-1"]);
+    assert_eq!(sync(&mut world, 2), ["create pods a/db-1"]);
     settle(&mut world);
-    assert_eq!(look(&mut world, 3), ["create pods a/db-2"]);
+    assert_eq!(sync(&mut world, 3), ["create pods a/db-2"]);
     settle(&mut world);
-    assert_eq!(look(&mut world, 4), [""; 0]);
+    assert_eq!(sync(&mut world, 4), [""; 0]);
     edit(&mut world, |s| s.replicas = Some(1));
-    assert_eq!(look(&mut world, 5), ["delete pods a/db-2"]);
-    assert_eq!(look(&mut world, 6), [""; 0], "one at a time");
+    assert_eq!(sync(&mut world, 5), ["delete pods a/db-2"]);
+    assert_eq!(sync(&mut world, 6), [""; 0], "one at a time");
     settle(&mut world);
-    assert_eq!(look(&mut world, 7), ["delete pods a/db-1"]);
+    assert_eq!(sync(&mut world, 7), ["delete pods a/db-1"]);
 }
 
 #[test]
@@ -96,7 +102,7 @@ fn a_pod_has_the_name_labels_and_host_name_of_its_ordinal() {
     world.put(set(
         json!({"ordinals": {"start": 4}, "podManagementPolicy": "Parallel", "replicas": 2}),
     ));
-    assert_eq!(look(&mut world, 0), ["create pods a/db-4", "create pods a/db-5"]);
+    assert_eq!(sync(&mut world, 0), ["create pods a/db-4", "create pods a/db-5"]);
     let pod = pod(&world, "db-4").unwrap();
     let labels = pod.metadata.labels.clone().unwrap();
     assert_eq!(labels["statefulset.kubernetes.io/pod-name"], "db-4");
@@ -118,7 +124,7 @@ fn s1_a_pod_that_ends_or_is_cut_off_is_not_replaced_before_its_object_is_gone() 
     for policy in ["OrderedReady", "Parallel"] {
         let mut world = World::default();
         world.put(set(json!({"podManagementPolicy": policy, "replicas": 1})));
-        look(&mut world, 0);
+        sync(&mut world, 0);
         for (phase, ready) in [
             ("Running", true),
             ("Running", false),
@@ -126,12 +132,12 @@ fn s1_a_pod_that_ends_or_is_cut_off_is_not_replaced_before_its_object_is_gone() 
             ("Pending", false),
         ] {
             set_pod(&mut world, "db-0", phase, ready, true);
-            assert_eq!(look(&mut world, 1), [""; 0], "{policy} {phase}");
+            assert_eq!(sync(&mut world, 1), [""; 0], "{policy} {phase}");
         }
         set_pod(&mut world, "db-0", "Failed", false, true);
-        assert_eq!(look(&mut world, 2), [""; 0]);
+        assert_eq!(sync(&mut world, 2), [""; 0]);
         world.remove(&registry::POD, "a", "db-0");
-        assert_eq!(look(&mut world, 3), ["create pods a/db-0"]);
+        assert_eq!(sync(&mut world, 3), ["create pods a/db-0"]);
     }
 }
 
@@ -139,7 +145,7 @@ fn s1_a_pod_that_ends_or_is_cut_off_is_not_replaced_before_its_object_is_gone() 
 fn s2_every_delete_carries_the_uid_it_was_decided_on() {
     let mut world = World::default();
     world.put(set(json!({"replicas": 1})));
-    look(&mut world, 0);
+    sync(&mut world, 0);
     set_pod(&mut world, "db-0", "Failed", false, false);
     let actions = world.run(&StatefulSets, KEY, at(1));
     let deletes: Vec<_> = actions
@@ -156,9 +162,9 @@ fn s2_every_delete_carries_the_uid_it_was_decided_on() {
 fn an_update_goes_from_the_highest_ordinal_to_the_partition() {
     let mut world = World::default();
     world.put(set(json!({"podManagementPolicy": "Parallel"})));
-    look(&mut world, 0);
+    sync(&mut world, 0);
     settle(&mut world);
-    look(&mut world, 1);
+    sync(&mut world, 1);
     let revision = |world: &World, name: &str| identity::revision(&pod(world, name).unwrap()).to_string();
     let first = revision(&world, "db-0");
     edit(&mut world, |s| {
@@ -166,22 +172,22 @@ fn an_update_goes_from_the_highest_ordinal_to_the_partition() {
         spec.containers[0].image = Some("two".into());
         s.update_strategy = serde_json::from_value(json!({"rollingUpdate": {"partition": 1}})).unwrap();
     });
-    assert_eq!(look(&mut world, 2), ["delete pods a/db-2"]);
-    assert_eq!(look(&mut world, 3), [""; 0], "it waits for db-2");
+    assert_eq!(sync(&mut world, 2), ["delete pods a/db-2"]);
+    assert_eq!(sync(&mut world, 3), [""; 0], "it waits for db-2");
     settle(&mut world);
-    assert_eq!(look(&mut world, 4), ["create pods a/db-2"]);
+    assert_eq!(sync(&mut world, 4), ["create pods a/db-2"]);
     let second = revision(&world, "db-2");
     assert_ne!(first, second);
-    assert_eq!(look(&mut world, 5), [""; 0]);
+    assert_eq!(sync(&mut world, 5), [""; 0]);
     settle(&mut world);
-    assert_eq!(look(&mut world, 6), ["delete pods a/db-1"]);
+    assert_eq!(sync(&mut world, 6), ["delete pods a/db-1"]);
     settle(&mut world);
-    assert_eq!(look(&mut world, 7), ["create pods a/db-1"]);
+    assert_eq!(sync(&mut world, 7), ["create pods a/db-1"]);
     settle(&mut world);
-    assert_eq!(look(&mut world, 8), [""; 0], "db-0 is under the partition");
+    assert_eq!(sync(&mut world, 8), [""; 0], "db-0 is under the partition");
     // A pod under the partition that goes comes back as it was.
     world.remove(&registry::POD, "a", "db-0");
-    assert_eq!(look(&mut world, 9), ["create pods a/db-0"]);
+    assert_eq!(sync(&mut world, 9), ["create pods a/db-0"]);
     assert_eq!(revision(&world, "db-0"), first);
     assert_eq!(
         pod(&world, "db-0").unwrap().spec.unwrap().containers[0]
@@ -195,7 +201,7 @@ fn an_update_goes_from_the_highest_ordinal_to_the_partition() {
         s.template.spec.as_mut().unwrap().containers[0].image = Some("one".into());
         s.update_strategy = None;
     });
-    assert_eq!(look(&mut world, 10), ["delete pods a/db-2"]);
+    assert_eq!(sync(&mut world, 10), ["delete pods a/db-2"]);
     let view: &dyn View = &world;
     let revisions = view.list_as::<k8s_openapi::api::apps::v1::ControllerRevision>("a");
     let mut numbers: Vec<(i64, bool)> = revisions
@@ -228,12 +234,12 @@ fn max_unavailable_lets_several_be_updated_at_once_and_on_delete_none() {
         world.put(set(
             json!({"podManagementPolicy": "Parallel", "updateStrategy": strategy}),
         ));
-        look(&mut world, 0);
+        sync(&mut world, 0);
         settle(&mut world);
         edit(&mut world, |s| {
             s.template.spec.as_mut().unwrap().containers[0].image = Some("two".into())
         });
-        assert_eq!(look(&mut world, 2), wanted, "{strategy}");
+        assert_eq!(sync(&mut world, 2), wanted, "{strategy}");
     }
 }
 
@@ -241,7 +247,7 @@ fn max_unavailable_lets_several_be_updated_at_once_and_on_delete_none() {
 fn min_ready_seconds_holds_the_next_pod_back() {
     let mut world = World::default();
     world.put(set(json!({"minReadySeconds": 10})));
-    look(&mut world, 0);
+    sync(&mut world, 0);
     set_pod(&mut world, "db-0", "Running", true, false);
     let actions = world.run(&StatefulSets, KEY, at(4));
     assert!(
@@ -257,16 +263,16 @@ fn min_ready_seconds_holds_the_next_pod_back() {
         (status.ready_replicas, status.available_replicas),
         (Some(1), Some(0))
     );
-    assert_eq!(look(&mut world, 10), ["create pods a/db-1"]);
+    assert_eq!(sync(&mut world, 10), ["create pods a/db-1"]);
 }
 
 #[test]
 fn status_tells_how_far_an_update_is() {
     let mut world = World::default();
     world.put(set(json!({"podManagementPolicy": "Parallel", "replicas": 2})));
-    look(&mut world, 0);
+    sync(&mut world, 0);
     settle(&mut world);
-    look(&mut world, 1);
+    sync(&mut world, 1);
     let status = |world: &World| {
         let view: &dyn View = world;
         view.get_as::<StatefulSet>("a", "db")
@@ -284,7 +290,7 @@ fn status_tells_how_far_an_update_is() {
     edit(&mut world, |s| {
         s.template.spec.as_mut().unwrap().containers[0].image = Some("two".into())
     });
-    look(&mut world, 2);
+    sync(&mut world, 2);
     let during = status(&world);
     assert_eq!(during.current_revision, before.current_revision);
     assert_ne!(during.update_revision, before.update_revision);
@@ -294,7 +300,7 @@ fn status_tells_how_far_an_update_is() {
     );
     for second in 3..9 {
         settle(&mut world);
-        look(&mut world, second);
+        sync(&mut world, second);
     }
     let after = status(&world);
     assert_eq!(after.current_revision, during.update_revision);
@@ -321,7 +327,7 @@ fn claims_come_before_the_pod_and_go_as_the_policy_says() {
             "persistentVolumeClaimRetentionPolicy": {"whenDeleted": deleted, "whenScaled": scaled},
         })));
         assert_eq!(
-            look(&mut world, 0),
+            sync(&mut world, 0),
             [
                 "create persistentvolumeclaims a/data-db-0",
                 "create pods a/db-0",
@@ -330,9 +336,9 @@ fn claims_come_before_the_pod_and_go_as_the_policy_says() {
             ]
         );
         settle(&mut world);
-        look(&mut world, 1);
+        sync(&mut world, 1);
         edit(&mut world, |s| s.replicas = Some(1));
-        look(&mut world, 2);
+        sync(&mut world, 2);
         let owners = |name: &str| -> Vec<String> {
             let view: &dyn View = &world;
             let claim = view.get(&registry::PERSISTENT_VOLUME_CLAIM, "a", name).unwrap();
@@ -350,9 +356,9 @@ fn claims_come_before_the_pod_and_go_as_the_policy_says() {
             // The old pod's claim is not yet collected: its successor waits.
             world.remove(&registry::POD, "a", "db-1");
             edit(&mut world, |s| s.replicas = Some(2));
-            assert_eq!(look(&mut world, 3), [""; 0]);
+            assert_eq!(sync(&mut world, 3), [""; 0]);
             world.remove(&registry::PERSISTENT_VOLUME_CLAIM, "a", "data-db-1");
-            assert_eq!(look(&mut world, 4).len(), 2);
+            assert_eq!(sync(&mut world, 4).len(), 2);
         }
     }
 }
@@ -366,7 +372,7 @@ fn history_keeps_what_is_live_and_the_limit() {
             s.template.spec.as_mut().unwrap().containers[0].image = Some(format!("v{n}"));
         });
         for second in 0..4 {
-            look(&mut world, second);
+            sync(&mut world, second);
             settle(&mut world);
         }
     }
