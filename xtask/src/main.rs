@@ -98,7 +98,7 @@ const ACT_AS_COMPONENTS: &[&str] = &[
 ];
 
 /// Nothing but their own tests may depend on these.
-const TOPS: &[&str] = &["knarr-sim", "knarr-bench", "xtask"];
+const TOPS: &[&str] = &["knarr-sim", "knarr-bench", "knarr-nemesis", "xtask"];
 
 /// What a task found.
 #[derive(Default)]

@@ -3,12 +3,14 @@
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
 use sha2::{Digest, Sha256};
+
+pub use knarr_nemesis::fleet::{output_of, text};
 
 use crate::Outcome;
 
@@ -383,24 +385,6 @@ pub struct Namespace<'a> {
     pub name: String,
 }
 
-/// Standard output and error of a command.
-pub fn text(out: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&out.stdout),
-        String::from_utf8_lossy(&out.stderr)
-    )
-}
-
-/// What kubectl says if it succeeds, else all it said as the error.
-pub fn said(kubectl: &mut Command) -> Result<String, String> {
-    let out = kubectl.output().map_err(|e| format!("kubectl: {e}"))?;
-    match out.status.success() {
-        true => Ok(text(&out)),
-        false => Err(text(&out)),
-    }
-}
-
 impl Namespace<'_> {
     pub fn kubectl(&self, args: &[&str]) -> Command {
         let mut kubectl = self.cluster.kubectl();
@@ -417,7 +401,7 @@ impl Namespace<'_> {
 
     /// Its output if it succeeds, else all it said.
     pub fn try_run(&self, args: &[&str]) -> Result<String, String> {
-        said(&mut self.kubectl(args))
+        output_of(&mut self.kubectl(args))
     }
 
     /// Must succeed.
@@ -435,7 +419,7 @@ impl Namespace<'_> {
     }
 
     fn cluster_run(&self, args: &[&str]) -> Result<String, Failed> {
-        Ok(said(self.cluster.kubectl().args(args))?)
+        Ok(output_of(self.cluster.kubectl().args(args))?)
     }
 
     /// Must succeed with this on standard input.

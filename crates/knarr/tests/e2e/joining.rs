@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use libtest_mimic::Failed;
 
 use crate::cluster::{has, same, text};
-use crate::fleet::{Fleet, Machine};
-use crate::{Alone, Outcome};
+use crate::{Alone, KNARR, Outcome};
+use knarr_nemesis::fleet::{Fleet, Machine};
 
 pub const SCENARIOS: &[Alone] = &[(
     "agents_join_by_token_and_renew_their_certificates_under_running_pods",
@@ -19,8 +19,8 @@ pub const SCENARIOS: &[Alone] = &[(
 const SIGNING: [&str; 2] = ["--cluster-signing-duration", "20s"];
 
 fn agents_join() -> Outcome {
-    let fleet = Fleet::start(2, &SIGNING)?;
-    scenario(&fleet).map_err(|e| fleet.told(e))?;
+    let fleet = Fleet::start(KNARR, 2, &SIGNING)?;
+    scenario(&fleet).map_err(|e| fleet.with_logs(e))?;
     fleet.end()
 }
 

@@ -12,7 +12,6 @@ mod claims;
 mod cluster;
 mod crash;
 mod disk;
-mod fleet;
 mod foresight;
 mod golden_life;
 mod javascript;
@@ -21,6 +20,7 @@ mod kube_rs;
 mod kubectl;
 mod kubectl_streams;
 mod mistakes;
+mod nemesis;
 mod network;
 mod node;
 mod operator;
@@ -32,7 +32,6 @@ mod safety;
 mod security;
 mod shutdown;
 mod steps;
-mod wire;
 
 #[allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 #[path = "../../../node/tests/support/dra_driver.rs"]
@@ -44,12 +43,14 @@ mod plugin_support;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Trial};
 
 use cluster::Cluster;
 
-/// What a scenario comes to; the text says what was expected and what was found.
-pub type Outcome = Result<(), Failed>;
+pub use knarr_nemesis::fleet::Outcome;
+
+/// The program under test.
+pub const KNARR: &str = env!("CARGO_BIN_EXE_knarr");
 
 /// A scenario that starts what it needs by itself.
 pub type Alone = (&'static str, fn() -> Outcome);
@@ -110,6 +111,7 @@ fn main() -> ExitCode {
         .chain(shutdown::SCENARIOS)
         .chain(steps::SCENARIOS)
         .chain(quorum::SCENARIOS)
+        .chain(nemesis::SCENARIOS)
         .chain(mistakes::SCENARIOS);
     for (name, run) in alone {
         trials.push(Trial::test(*name, run));

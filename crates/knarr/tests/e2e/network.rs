@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
 
-use crate::fleet::Fleet;
-use crate::{Alone, Outcome};
+use crate::{Alone, KNARR, Outcome};
+use knarr_nemesis::fleet::Fleet;
 
 pub mod bad_input;
 mod load;
@@ -119,7 +119,7 @@ spec:
 
 /// A fleet whose agents are Ready; so many, the last ones, behind a router.
 fn start(agents: u8, far: u8, agent_flags: &[&str]) -> Result<Fleet, Failed> {
-    let fleet = Fleet::start_apart(agents, far, &[])?;
+    let fleet = Fleet::start_apart(KNARR, agents, far, &[])?;
     let joined = || -> Outcome {
         let words = fleet.join_words()?;
         let mut join: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -135,7 +135,7 @@ fn start(agents: u8, far: u8, agent_flags: &[&str]) -> Result<Fleet, Failed> {
     };
     match joined() {
         Ok(()) => Ok(fleet),
-        Err(e) => Err(fleet.told(e)),
+        Err(e) => Err(fleet.with_logs(e)),
     }
 }
 
@@ -145,7 +145,7 @@ fn five_machines() -> Outcome {
         use_tiers(&fleet)?;
         two_networks::check(&fleet)
     };
-    check().map_err(|e| fleet.told(e))?;
+    check().map_err(|e| fleet.with_logs(e))?;
     fleet.end()
 }
 

@@ -3,13 +3,12 @@
 //! volume, on the volume itself; no order of events may show two holders.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use libtest_mimic::Failed;
 
-use crate::cluster::{has, text};
-use crate::fleet::{Fleet, Machine, system};
-use crate::{Alone, Outcome};
+use crate::cluster::has;
+use crate::{Alone, KNARR, Outcome};
+use knarr_nemesis::fleet::{Fleet, system};
 
 pub const SCENARIOS: &[Alone] = &[(
     "s7_through_partitions_and_kills_a_volume_never_has_two_holders",
@@ -118,9 +117,9 @@ spec:
 
 fn partitions() -> Outcome {
     let disk = Disk::make()?;
-    let fleet = Fleet::start(3, &[])?;
+    let fleet = Fleet::start(KNARR, 3, &[])?;
     let record = disk.mount().join("record");
-    run(&fleet, &disk).map_err(|e| fleet.told(e))?;
+    run(&fleet, &disk).map_err(|e| fleet.with_logs(e))?;
     let holders = holders(&record)?;
     if holders.len() < 1 + rounds() {
         return Err(format!(
@@ -184,7 +183,7 @@ fn round(fleet: &Fleet, record: &Path, join: &[&str]) -> Outcome {
     // Whoever comes back from the dead meanwhile releases nothing either.
     fleet.server.kill()?;
     holding.kill()?;
-    kill_containerd(holding)?;
+    holding.kill_containerd()?;
     fleet.launch_server(&fleet.server, &[])?;
     fleet.eventually(&ending, |out| out.starts_with(&first) && out.trim() != first)?;
     other.kill()?;
@@ -235,31 +234,4 @@ pub fn holders(record: &Path) -> Result<Vec<String>, Failed> {
         holders.push(line.to_string());
     }
     Ok(holders)
-}
-
-/// kill -9 of the machine's containerd, found by its configuration; its containers' shims live on.
-fn kill_containerd(machine: &Machine) -> Outcome {
-    let data = machine.data_dir().display().to_string();
-    let mut found = 0;
-    for entry in std::fs::read_dir("/proc")?.flatten() {
-        let cmdline = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let words: Vec<String> = cmdline
-            .split(|b| *b == 0)
-            .map(|w| String::from_utf8_lossy(w).into_owned())
-            .collect();
-        let program = words.first().map_or("", |w| w.rsplit('/').next().unwrap_or(""));
-        if program == "containerd" && words.iter().any(|w| w.starts_with(&data)) {
-            let pid = entry.file_name().to_string_lossy().into_owned();
-            let out = Command::new("kill").args(["-9", &pid]).output()?;
-            if !out.status.success() {
-                return Err(text(&out).into());
-            }
-            found += 1;
-        }
-    }
-    if found == 0 {
-        Err("the node has no containerd".into())
-    } else {
-        Ok(())
-    }
 }

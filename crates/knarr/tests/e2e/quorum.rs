@@ -5,22 +5,22 @@
 //! What was acknowledged is there at the end, at both servers (SPEC S9); the volume of the StatefulSet never had two
 //! holders (S1, S7), whichever of the two servers led.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
+use knarr_nemesis::etcd;
+use knarr_nemesis::fleet::{Fleet, Machine};
 use kube::api::{Api, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use libtest_mimic::Failed;
 use serde_json::json;
 
-use crate::fleet::{Fleet, Machine};
 use crate::partitions::{Disk, STATEFUL, grows, holders};
-use crate::{Alone, Outcome};
+use crate::{Alone, KNARR, Outcome};
 
 pub const SCENARIOS: &[Alone] = &[(
     "s1_with_two_servers_over_three_etcd_members_no_write_is_lost_and_no_volume_has_two_holders",
@@ -29,14 +29,12 @@ pub const SCENARIOS: &[Alone] = &[(
 
 /// How long a write may take before its answer is no longer waited for. etcd is given up after 10 s.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How long a member is waited for that does not say how it is.
-const ASKING: Duration = Duration::from_secs(2);
 const MEMBERS: [&str; 3] = ["e1", "e2", "e3"];
 
 fn quorum() -> Outcome {
     let disk = Disk::make()?;
-    let fleet = Fleet::lay(2, &["t", "e1", "e2", "e3"])?;
-    run(&fleet, &disk).map_err(|e| fleet.told(e))?;
+    let fleet = Fleet::lay(KNARR, 2, &["t", "e1", "e2", "e3"])?;
+    run(&fleet, &disk).map_err(|e| fleet.with_logs(e))?;
     let held = holders(&disk.mount().join("record"))?;
     if held.len() < 4 {
         return Err(format!("the volume should have had four holders, they were {held:?}").into());
@@ -56,52 +54,17 @@ struct Cast<'a> {
 impl<'a> Cast<'a> {
     fn of(fleet: &'a Fleet) -> Result<Self, Failed> {
         let (two, members) = fleet.others.split_first().ok_or("no second server")?;
-        let urls: Vec<_> = members
-            .iter()
-            .map(|m| format!("http://{}:2379", m.address))
-            .collect();
-        let urls = urls.join(",");
         Ok(Cast {
             fleet,
             one: &fleet.server,
             two,
             members,
-            flags: [
-                "--store",
-                "etcd",
-                "--etcd-endpoints",
-                &urls,
-                "--etcd-allow-plaintext",
-            ]
-            .map(String::from)
-            .to_vec(),
+            flags: etcd::server_flags(members),
         })
     }
 
-    /// Starts a member, anew or with what it had.
     fn start_member(&self, member: &Machine) -> Outcome {
-        let peer = |m: &Machine| format!("http://{}:2380", m.address);
-        let all: Vec<_> = self
-            .members
-            .iter()
-            .map(|m| format!("{}={}", m.name, peer(m)))
-            .collect();
-        let client = format!("http://{}:2379", member.address);
-        let mut etcd = member.command("etcd");
-        etcd.arg("--data-dir")
-            .arg(member.data_dir().with_file_name("etcd"));
-        etcd.args(["--name", &member.name, "--initial-cluster", &all.join(",")]);
-        etcd.args([
-            "--listen-client-urls",
-            &client,
-            "--advertise-client-urls",
-            &client,
-        ]);
-        etcd.args(["--listen-peer-urls", &peer(member)]);
-        etcd.args(["--initial-advertise-peer-urls", &peer(member)]);
-        etcd.args(["--heartbeat-interval", "100", "--election-timeout", "1000"]);
-        etcd.args(["--logger", "zap", "--log-level", "error"]);
-        member.launch(etcd)
+        etcd::start(member, self.members)
     }
 
     fn start_server(&self, server: &Machine) -> Outcome {
@@ -109,17 +72,10 @@ impl<'a> Cast<'a> {
         self.fleet.launch_server(server, &flags)
     }
 
-    /// The member that leads, of those that say how they are.
-    fn leader(&self) -> Option<&'a Machine> {
-        let leads =
-            |m: &&Machine| metrics(m.address).is_ok_and(|t| t.contains("\netcd_server_is_leader 1\n"));
-        self.members.iter().find(leads)
-    }
-
     fn wait_for_leader(&self, but: Option<&Machine>) -> Result<&'a Machine, Failed> {
         let mut found = None;
         self.fleet.waits("a leader of etcd", || {
-            found = self.leader().filter(|l| but.is_none_or(|b| b.name != l.name));
+            found = etcd::leader(self.members).filter(|l| but.is_none_or(|b| b.name != l.name));
             found.is_some()
         })?;
         found.ok_or_else(|| "no leader".into())
@@ -187,15 +143,6 @@ impl<'a> Cast<'a> {
     }
 }
 
-fn metrics(address: Ipv4Addr) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&(address, 2379).into(), ASKING)?;
-    stream.set_read_timeout(Some(ASKING))?;
-    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    Ok(text)
-}
-
 fn run(fleet: &Fleet, disk: &Disk) -> Outcome {
     let cast = Cast::of(fleet)?;
     assert_eq!(cast.members.iter().map(|m| &*m.name).collect::<Vec<_>>(), MEMBERS);
@@ -203,7 +150,7 @@ fn run(fleet: &Fleet, disk: &Disk) -> Outcome {
     cast.wait_for_leader(None)?;
     cast.start_server(cast.one)?;
     fleet.ready(cast.one)?;
-    share_keys(cast.one, cast.two)?;
+    etcd::share_keys(cast.one, cast.two)?;
     cast.start_server(cast.two)?;
     fleet.ready(cast.two)?;
     let words = fleet.join_words()?;
@@ -323,22 +270,6 @@ fn trouble(cast: &Cast<'_>, disk: &Disk, writers: &[Writer; 2]) -> Outcome {
     fleet.ready(far)?;
     first.goes_on(fleet)?;
     second.goes_on(fleet)
-}
-
-/// Both are of one cluster: the CAs and the key of service accounts are the same; certificates are each server's own.
-fn share_keys(from: &Machine, to: &Machine) -> Outcome {
-    let (from, to) = (from.data_dir().join("pki"), to.data_dir().join("pki"));
-    std::fs::create_dir_all(&to)?;
-    let cas = ["ca", "client-ca", "kubelet-serving-ca", "front-proxy-ca"];
-    let files = cas.map(|ca| [format!("{ca}.crt"), format!("{ca}.key")]);
-    for file in files
-        .as_flattened()
-        .iter()
-        .chain([&"service-account.key".to_string()])
-    {
-        std::fs::copy(from.join(file), to.join(file)).map_err(|e| format!("{file}: {e}"))?;
-    }
-    Ok(())
 }
 
 /// Makes ConfigMaps at one server, one after the other, and remembers those that were acknowledged.

@@ -3,10 +3,10 @@
 use std::net::{Ipv4Addr, TcpListener};
 
 use super::body;
-use crate::cluster::{Cluster, Namespace, Scenario, eventually, has, said, same};
-use crate::fleet::Fleet;
+use crate::cluster::{Cluster, Namespace, Scenario, eventually, has, output_of, same};
 use crate::kubectl::running;
-use crate::{Alone, Outcome};
+use crate::{Alone, KNARR, Outcome};
+use knarr_nemesis::fleet::Fleet;
 
 pub const SCENARIOS: &[(&str, Scenario)] = &[(
     "n2_n6_what_services_and_policies_ask_for_in_vain_is_said_and_hurts_no_other",
@@ -164,7 +164,7 @@ fn large_slice(ns: &Namespace) -> Outcome {
         let tables = ns.cluster.nft_tables().into_iter();
         let listed = tables.filter(|t| t.starts_with("table ip ")).map(|table| {
             let words: Vec<&str> = table.split(' ').collect();
-            crate::fleet::system(&[&["nft", "list"][..], &words].concat()).unwrap_or_default()
+            knarr_nemesis::fleet::system(&[&["nft", "list"][..], &words].concat()).unwrap_or_default()
         });
         listed.collect::<String>().matches("198.19.").count() >= MAX_ENDPOINTS
     };
@@ -182,7 +182,7 @@ fn exhausted() -> Outcome {
     ];
     cluster.launch_server_with(&flags)?;
     eventually("the API", || {
-        said(cluster.kubectl().args(["get", "--raw", "/readyz"])).is_ok()
+        output_of(cluster.kubectl().args(["get", "--raw", "/readyz"])).is_ok()
     })?;
     let ns = cluster.namespace("default");
     let node = |n: u8| format!("apiVersion: v1\nkind: Node\nmetadata: {{ name: n{n} }}\n---\n");
@@ -232,7 +232,7 @@ fn exhausted() -> Outcome {
 /// A range of pods' addresses that holds the node's own network is not routed: the node stays reachable, and says why it
 /// takes no pods.
 fn overlapping() -> Outcome {
-    let fleet = Fleet::lay(1, &[])?;
+    let fleet = Fleet::lay(KNARR, 1, &[])?;
     let checked = || -> Outcome {
         let [a, b, c, _] = fleet.server.address.octets();
         let flag = format!("--cluster-cidr={a}.{b}.{c}.0/24");
@@ -262,6 +262,6 @@ fn overlapping() -> Outcome {
             false => Ok(()),
         }
     };
-    checked().map_err(|e| fleet.told(e))?;
+    checked().map_err(|e| fleet.with_logs(e))?;
     fleet.end()
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{NODE_PORT, get};
 use crate::Outcome;
-use crate::fleet::{Fleet, Machine};
+use knarr_nemesis::fleet::{Fleet, Machine};
 
 /// Of each address.
 const THREADS: usize = 2;

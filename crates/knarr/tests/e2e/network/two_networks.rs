@@ -10,7 +10,7 @@ use libtest_mimic::Failed;
 use super::{CONNECTION, body, fetch_from};
 use crate::Outcome;
 use crate::cluster::{has, same, text};
-use crate::fleet::{Fleet, Machine};
+use knarr_nemesis::fleet::{Fleet, Machine};
 
 /// Of the agents, the last ones.
 pub const FAR: usize = 2;

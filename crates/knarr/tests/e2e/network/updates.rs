@@ -11,7 +11,7 @@ use super::two_networks::process_of;
 use super::{NODE_PORT, get, start};
 use crate::Outcome;
 use crate::cluster::has;
-use crate::fleet::{Fleet, Machine};
+use knarr_nemesis::fleet::{Fleet, Machine};
 
 const WEB: &str = r#"
 apiVersion: apps/v1
@@ -59,7 +59,7 @@ fn deployed() -> Result<Fleet, Failed> {
     };
     match deploy() {
         Ok(()) => Ok(fleet),
-        Err(e) => Err(fleet.told(e)),
+        Err(e) => Err(fleet.with_logs(e)),
     }
 }
 
@@ -81,7 +81,7 @@ pub fn planned() -> Outcome {
         }),
         ends_wait_for_evidence(&fleet),
     ];
-    every(outcomes).map_err(|e| fleet.told(e))?;
+    every(outcomes).map_err(|e| fleet.with_logs(e))?;
     fleet.end()
 }
 
@@ -211,7 +211,7 @@ pub fn losses() -> Outcome {
             },
         ),
     ];
-    every(outcomes).map_err(|e| fleet.told(e))?;
+    every(outcomes).map_err(|e| fleet.with_logs(e))?;
     fleet.end()
 }
 

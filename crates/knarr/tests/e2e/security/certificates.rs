@@ -250,7 +250,7 @@ fn bootstrap_token(ns: &Namespace, id: &str) -> Result<String, Failed> {
     knarr.args(["token", "create", &token, "--kubeconfig"]);
     knarr.arg(ns.cluster.kubeconfig());
     knarr.arg("--data-dir").arg(ns.cluster.data_dir());
-    crate::cluster::said(&mut knarr)?;
+    crate::cluster::output_of(&mut knarr)?;
     Ok(token)
 }
 

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use libtest_mimic::Failed;
 
-use crate::cluster::{Cluster, said};
+use crate::cluster::{Cluster, output_of};
 
 /// A directory of keys, requests and certificates.
 pub struct Desk {
@@ -45,7 +45,7 @@ impl Desk {
             .current_dir(self.dir.path())
             .args(args)
             .stdin(Stdio::null());
-        said(&mut openssl).map_err(|e| format!("openssl {}: {e}", args.join(" ")).into())
+        output_of(&mut openssl).map_err(|e| format!("openssl {}: {e}", args.join(" ")).into())
     }
 
     pub fn key(&self, file: &str) -> Result<PathBuf, Failed> {
@@ -87,7 +87,7 @@ impl Desk {
         kubectl
             .env("KUBECACHEDIR", self.path("kubecache"))
             .stdin(Stdio::null());
-        said(kubectl.args(args))
+        output_of(kubectl.args(args))
     }
 
     /// Applies a manifest as whoever has these credentials.

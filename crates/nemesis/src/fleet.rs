@@ -1,27 +1,50 @@
 //! A server and agents on machines of their own, as far as one machine can be several: each in its own network namespace
-//! ([`crate::wire`]), with its own containerd, data and address; whatever was made is removed, also when a scenario fails.
+//! ([`crate::wire`]), with its own containerd, data and address; all of it is removed, also when a scenario fails.
 //!
 //! Links are cut by nftables in a machine's namespace. Mounts are the test machine's: only the network is several.
+//! The end-to-end tests of `crates/knarr` and the nemesis both run on such machines.
 
+use std::ffi::OsStr;
+use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
 
-use crate::Outcome;
-use crate::cluster::{said, text};
 use crate::wire::Wire;
+
+/// What a scenario results in; the text says what was expected and what was found.
+pub type Outcome = Result<(), Failed>;
 
 /// The API server's port; every machine has its own addresses.
 const PORT: u16 = 6443;
 const KUBELET_PORT: u16 = 10250;
 /// How long anything may take before it counts as never: a lost node takes 40 s of it.
 const LIMIT: Duration = Duration::from_secs(180);
-/// Between two looks.
+/// Between two polls of a condition.
 const POLL: Duration = Duration::from_millis(100);
+
+/// Standard output and error of a command.
+pub fn text(out: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&out.stdout),
+        String::from_utf8_lossy(&out.stderr)
+    )
+}
+
+/// What a command prints if it succeeds, else all it printed as the error.
+pub fn output_of(command: &mut Command) -> Result<String, String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let out = command.output().map_err(|e| format!("{program}: {e}"))?;
+    match out.status.success() {
+        true => Ok(text(&out)),
+        false => Err(text(&out)),
+    }
+}
 
 /// Runs a command of the system, which must succeed.
 pub fn system(words: &[&str]) -> Result<String, Failed> {
@@ -37,6 +60,8 @@ pub fn system(words: &[&str]) -> Result<String, Failed> {
 pub struct Machine {
     pub name: String,
     pub address: Ipv4Addr,
+    /// The program that runs here.
+    program: PathBuf,
     netns: String,
     dir: PathBuf,
     child: Mutex<Option<Child>>,
@@ -44,7 +69,7 @@ pub struct Machine {
 
 impl Machine {
     /// A command in this machine's network.
-    pub fn command(&self, program: &str) -> Command {
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command
             .arg(format!("--net=/run/netns/{}", self.netns))
@@ -63,7 +88,7 @@ impl Machine {
 
     /// `knarr` with what all its subcommands need here.
     pub fn knarr(&self, subcommand: &str) -> Command {
-        let mut knarr = self.command(env!("CARGO_BIN_EXE_knarr"));
+        let mut knarr = self.command(&self.program);
         knarr.arg(subcommand).arg("--data-dir").arg(self.data_dir());
         knarr.arg("--kubeconfig").arg(self.kubeconfig());
         knarr
@@ -80,14 +105,32 @@ impl Machine {
         Ok(())
     }
 
-    /// Sends a signal to knarr.
+    /// The process that was launched here last, unless it was killed or has exited by itself ([`Machine::exited`]).
+    pub fn pid(&self) -> Option<u32> {
+        let child = self.child.lock().ok()?;
+        child.as_ref().map(Child::id)
+    }
+
+    /// How the process exited, if it has by itself since this was asked last.
+    pub fn exited(&self) -> Result<Option<ExitStatus>, Failed> {
+        let mut child = self.child.lock().map_err(|e| e.to_string())?;
+        let status = match child.as_mut() {
+            Some(child) => child.try_wait()?,
+            None => None,
+        };
+        if status.is_some() {
+            *child = None;
+        }
+        Ok(status)
+    }
+
+    /// Sends a signal to the process.
     pub fn signal(&self, signal: &str) -> Outcome {
-        let child = self.child.lock().map_err(|e| e.to_string())?;
-        let pid = child.as_ref().ok_or("it does not run")?.id().to_string();
+        let pid = self.pid().ok_or("it does not run")?.to_string();
         system(&["kill", signal, &pid]).map(drop)
     }
 
-    /// kill -9 of knarr, and reaped.
+    /// kill -9 of the process, and reaped.
     pub fn kill(&self) -> Outcome {
         let child = self.child.lock().map_err(|e| e.to_string())?.take();
         if let Some(mut child) = child {
@@ -97,8 +140,14 @@ impl Machine {
         Ok(())
     }
 
-    fn log(&self) -> PathBuf {
-        self.dir.join("knarr.log")
+    /// Where its process logs to; not on its disk, which may be full.
+    pub fn log(&self) -> PathBuf {
+        self.dir.with_extension("log")
+    }
+
+    /// The directory of all that the machine keeps.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// What a command prints in this machine's network; it must succeed.
@@ -133,30 +182,76 @@ impl Machine {
         Ok(left)
     }
 
-    /// No packet comes or goes between this machine and the others any more.
+    /// No packet passes between this machine and the others any more, in either direction.
     pub fn cut(&self, others: &[Ipv4Addr]) -> Outcome {
-        let mut rules = String::from(
-            "add table inet cut
-add chain inet cut in { type filter hook input priority 0; }
-add chain inet cut out { type filter hook output priority 0; }
-",
+        self.drop_packets("cut", others, others)
+    }
+
+    /// Drops what arrives from and what is sent to these addresses, until [`Machine::pass_packets`] of the same table.
+    pub fn drop_packets(&self, table: &str, from: &[Ipv4Addr], to: &[Ipv4Addr]) -> Outcome {
+        let mut rules = format!(
+            "add table inet {table}
+add chain inet {table} in {{ type filter hook input priority 0; }}
+add chain inet {table} out {{ type filter hook output priority 0; }}
+"
         );
-        for other in others {
-            rules.push_str(&format!("add rule inet cut in ip saddr {other} drop\n"));
-            rules.push_str(&format!("add rule inet cut out ip daddr {other} drop\n"));
+        for other in from {
+            rules.push_str(&format!("add rule inet {table} in ip saddr {other} drop\n"));
         }
-        let file = self.dir.join("cut.nft");
-        std::fs::write(&file, rules)?;
-        succeeds(self.command("nft").arg("-f").arg(&file).output()?)
+        for other in to {
+            rules.push_str(&format!("add rule inet {table} out ip daddr {other} drop\n"));
+        }
+        // By standard input: the machine's disk may be full.
+        let mut nft = self.command("nft");
+        nft.args(["-f", "-"]).stdin(Stdio::piped());
+        let mut nft = nft.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        nft.stdin
+            .take()
+            .ok_or("nft has no input")?
+            .write_all(rules.as_bytes())?;
+        succeeds(nft.wait_with_output()?)
     }
 
     /// All its links are whole again.
     pub fn heal(&self) -> Outcome {
-        succeeds(
-            self.command("nft")
-                .args(["delete", "table", "inet", "cut"])
-                .output()?,
-        )
+        self.pass_packets("cut")
+    }
+
+    /// Undoes [`Machine::drop_packets`].
+    pub fn pass_packets(&self, table: &str) -> Outcome {
+        let mut nft = self.command("nft");
+        succeeds(nft.args(["delete", "table", "inet", table]).output()?)
+    }
+
+    /// The process ids of the machine's containerd, found by its configuration; its containers' shims are not among them.
+    pub fn containerds(&self) -> Result<Vec<u32>, Failed> {
+        let data = self.data_dir().display().to_string();
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc")?.flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else {
+                continue;
+            };
+            let cmdline = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let mut words = cmdline.split(|b| *b == 0).map(String::from_utf8_lossy);
+            let program = words.next().unwrap_or_default();
+            let is_containerd = program.rsplit('/').next() == Some("containerd");
+            if is_containerd && words.any(|w| w.starts_with(&data)) {
+                found.push(pid);
+            }
+        }
+        Ok(found)
+    }
+
+    /// kill -9 of the machine's containerd; its containers' shims live on.
+    pub fn kill_containerd(&self) -> Outcome {
+        let found = self.containerds()?;
+        if found.is_empty() {
+            return Err(format!("{} has no containerd", self.name).into());
+        }
+        for pid in found {
+            system(&["kill", "-9", &pid.to_string()])?;
+        }
+        Ok(())
     }
 }
 
@@ -174,30 +269,68 @@ pub struct Fleet {
     pub server: Machine,
     pub agents: Vec<Machine>,
     pub others: Vec<Machine>,
+    disks: Vec<Disk>,
     wire: Wire,
     dir: tempfile::TempDir,
 }
 
+/// A machine's own file system, in memory.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn mount(at: PathBuf, mib: u32) -> Result<Disk, Failed> {
+        let size = format!("size={mib}m,mode=0755");
+        let path = at.display().to_string();
+        system(&["mount", "-t", "tmpfs", "-o", &size, "knarr-test-disk", &path])?;
+        Ok(Disk(at))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let path = self.0.display().to_string();
+        if system(&["umount", &path]).is_err()
+            && let Err(e) = system(&["umount", "--lazy", &path])
+        {
+            eprintln!(
+                "the disk {path} of a test is still mounted: {}",
+                e.message().unwrap_or("")
+            );
+        }
+    }
+}
+
 impl Fleet {
-    /// Starts the server, with these flags too; agents are started by [`Fleet::agent`].
-    pub fn start(agents: u8, flags: &[&str]) -> Result<Fleet, Failed> {
-        Fleet::start_apart(agents, 0, flags)
+    /// Starts the server of this `knarr`, with these flags too; agents are started by [`Fleet::agent`].
+    pub fn start(knarr: &str, agents: u8, flags: &[&str]) -> Result<Fleet, Failed> {
+        Fleet::start_apart(knarr, agents, 0, flags)
     }
 
     /// The same; so many agents, the last ones, are on another network, behind a router.
-    pub fn start_apart(agents: u8, far: u8, flags: &[&str]) -> Result<Fleet, Failed> {
-        let fleet = Fleet::lay_apart(agents, far, &[])?;
+    pub fn start_apart(knarr: &str, agents: u8, far: u8, flags: &[&str]) -> Result<Fleet, Failed> {
+        let fleet = Fleet::lay_apart(knarr, agents, far, &[])?;
         fleet.launch_server(&fleet.server, flags)?;
-        fleet.ready(&fleet.server).map_err(|e| fleet.told(e))?;
+        fleet.ready(&fleet.server).map_err(|e| fleet.with_logs(e))?;
         Ok(fleet)
     }
 
     /// The machines, with nothing on them yet.
-    pub fn lay(agents: u8, others: &[&str]) -> Result<Fleet, Failed> {
-        Fleet::lay_apart(agents, 0, others)
+    pub fn lay(knarr: &str, agents: u8, others: &[&str]) -> Result<Fleet, Failed> {
+        Fleet::lay_apart(knarr, agents, 0, others)
     }
 
-    fn lay_apart(agents: u8, far: u8, others: &[&str]) -> Result<Fleet, Failed> {
+    /// The same; each machine's directory is a disk of its own, of this size in MiB, that can be filled.
+    pub fn lay_with_disks(knarr: &str, agents: u8, others: &[&str], mib: u32) -> Result<Fleet, Failed> {
+        let mut fleet = Fleet::lay(knarr, agents, others)?;
+        let directories: Vec<PathBuf> = fleet.machines().map(|m| m.dir.clone()).collect();
+        for directory in directories {
+            fleet.disks.push(Disk::mount(directory, mib)?);
+        }
+        fleet.configure_kubelets()?;
+        Ok(fleet)
+    }
+
+    fn lay_apart(knarr: &str, agents: u8, far: u8, others: &[&str]) -> Result<Fleet, Failed> {
         // Short, because sockets live in it.
         let dir = tempfile::Builder::new().prefix("knarr-f-").tempdir_in("/tmp")?;
         let near = agents - far + 1;
@@ -208,6 +341,7 @@ impl Fleet {
             std::fs::create_dir_all(&own)?;
             Ok(Machine {
                 address: wire.address(n),
+                program: knarr.into(),
                 netns: wire.netns(n),
                 dir: own,
                 child: Mutex::new(None),
@@ -226,24 +360,34 @@ impl Fleet {
             server,
             agents,
             others,
+            disks: Vec::new(),
             wire,
             dir,
         };
-        for agent in &fleet.agents {
-            // How full this machine is must not decide what the tests come to.
+        fleet.configure_kubelets()?;
+        Ok(fleet)
+    }
+
+    fn configure_kubelets(&self) -> Outcome {
+        for agent in &self.agents {
+            // How full this machine is must not decide how the tests end.
             let settings = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
                 evictionHard: {}\nimageGCHighThresholdPercent: 100\n";
             std::fs::write(agent.dir.join("kubelet.yaml"), settings)?;
         }
-        Ok(fleet)
+        Ok(())
     }
 
     pub fn launch_server(&self, machine: &Machine, flags: &[&str]) -> Outcome {
+        machine.launch(self.server_command(machine, flags))
+    }
+
+    /// What a server is started by.
+    pub fn server_command(&self, machine: &Machine, flags: &[&str]) -> Command {
         let mut knarr = machine.knarr("server");
+        knarr.args(["--listen", &format!("{}:{PORT}", machine.address)]);
+        knarr.args(flags);
         knarr
-            .args(["--listen", &format!("{}:{PORT}", machine.address)])
-            .args(flags);
-        machine.launch(knarr)
     }
 
     /// Waits until a server is ready.
@@ -275,6 +419,11 @@ impl Fleet {
         Ok(words.split(' ').map(str::to_string).collect())
     }
 
+    /// The directory that the machines' directories and logs are in.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
     /// Where the test itself is in the network.
     pub fn test_address(&self) -> Ipv4Addr {
         self.wire.address(0)
@@ -291,7 +440,7 @@ impl Fleet {
         kubectl.arg("--kubeconfig").arg(server.kubeconfig());
         kubectl.arg("--request-timeout=20s").stdin(Stdio::null());
         kubectl.env("KUBECACHEDIR", self.dir.path().join("kubecache"));
-        said(kubectl.args(args))
+        output_of(kubectl.args(args))
     }
 
     /// Must succeed.
@@ -335,13 +484,13 @@ impl Fleet {
         }
     }
 
-    fn machines(&self) -> impl Iterator<Item = &Machine> {
+    pub fn machines(&self) -> impl Iterator<Item = &Machine> {
         let servers = std::iter::once(&self.server).chain(&self.others);
         servers.chain(&self.agents)
     }
 
     /// The failure with the ends of all logs.
-    pub fn told(&self, failure: Failed) -> Failed {
+    pub fn with_logs(&self, failure: Failed) -> Failed {
         let mut text = failure.message().unwrap_or("failed").to_string();
         for machine in self.machines() {
             let log = std::fs::read_to_string(machine.log()).unwrap_or_default();
@@ -352,7 +501,7 @@ impl Fleet {
         text.into()
     }
 
-    /// Ends everything, and looks that nothing is left.
+    /// Stops everything, and checks that no process, mount or part of the network is left.
     pub fn end(self) -> Outcome {
         self.down()?;
         let path = self.dir.path().to_path_buf();

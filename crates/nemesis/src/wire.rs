@@ -49,7 +49,7 @@ impl Wire {
         Ok(wire)
     }
 
-    /// A router with one foot on the bridge and a bridge of its own, which goes away with its namespace.
+    /// A router with one foot on the bridge and a bridge of its own, which its namespace takes along when it is deleted.
     fn lay_router(&self) -> Result<(), Failed> {
         let (router, link) = (self.router(), self.link(0));
         system(&["ip", "netns", "add", &router])?;
@@ -73,7 +73,7 @@ impl Wire {
             "-qw",
             "net.ipv4.ip_forward=1",
         ])?;
-        // The test itself has a way to the far machines; it goes away with the bridge.
+        // The test itself has a way to the far machines; it is deleted with the bridge.
         let (far, via) = (self.network(true), self.gateway(false).to_string());
         system(&["ip", "route", "add", &far, "via", &via, "dev", &self.bridge()]).map(drop)
     }

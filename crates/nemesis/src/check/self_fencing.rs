@@ -1,0 +1,94 @@
+//! SPEC B4 on ground truth: on a node that reaches no server, a pod with `knarr.io/at-most-one: "true"` runs no longer than
+//! 40 s, after which others may take the node for lost. Only where nothing else happened to the node meanwhile: a kubelet
+//! that is dead or paused fences nothing, and the promise holds for clocks that go almost right
+//! (`docs/safety.md`).
+
+use super::Violation;
+use super::at_most_one::Life;
+use crate::history::Micros;
+
+const RULE: &str = "self-fencing";
+const SECOND: Micros = 1_000_000;
+/// As `LOST` of the kubelet: the last renewal was answered before the cut.
+const LOST: Micros = 40 * SECOND;
+/// A process that was killed is seen to be gone at most so late on a machine with more processes than cores.
+const SLACK: Micros = 2 * SECOND;
+
+/// A time in which a node reached no server, and nothing else happened to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Isolation {
+    pub node: String,
+    pub from: Micros,
+    pub until: Micros,
+}
+
+/// Checks the lives of pods that fence themselves; those of others are not to be among them.
+pub fn check(lives: &[Life], isolations: &[Isolation]) -> Result<(), Violation> {
+    for isolation in isolations {
+        let (lost, until) = (isolation.from + LOST + SLACK, isolation.until);
+        let runs = |life: &&Life| {
+            life.node == isolation.node && life.started < until && life.last_seen.min(until) > lost
+        };
+        if let Some(life) = lives.iter().find(runs) {
+            return Err(Violation::new(
+                RULE,
+                &life.pod,
+                format!(
+                    "pid {} ({}) still ran on {} at {}, which has reached no server since {}",
+                    life.pid,
+                    life.uid,
+                    life.node,
+                    life.last_seen.min(until),
+                    isolation.from
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(node: &str, started: u64, last_seen: u64) -> bool {
+        let life = Life {
+            pod: "p/a".into(),
+            uid: "u".into(),
+            container: "c".into(),
+            node: node.into(),
+            pid: 1,
+            stubborn_grace_seconds: None,
+            started: started * SECOND,
+            last_seen: last_seen * SECOND,
+            gone: None,
+        };
+        let isolation = Isolation {
+            node: "node1".into(),
+            from: 100 * SECOND,
+            until: 155 * SECOND,
+        };
+        check(&[life], &[isolation]).is_err()
+    }
+
+    #[test]
+    fn b4_what_still_runs_after_40_s_without_a_server_is_a_violation() {
+        for (node, started, last_seen, expected) in [
+            ("node1", 50, 135, false),
+            ("node1", 50, 141, false),
+            ("node1", 50, 143, true),
+            ("node1", 50, 500, true),
+            // Started while it could not be.
+            ("node1", 150, 154, true),
+            // After the cut, or elsewhere.
+            ("node1", 160, 500, false),
+            ("node2", 50, 500, false),
+        ] {
+            assert_eq!(
+                found(node, started, last_seen),
+                expected,
+                "{node} {started}..{last_seen}"
+            );
+        }
+    }
+}

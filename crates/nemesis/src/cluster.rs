@@ -1,0 +1,385 @@
+//! The cluster that faults are done to, and how each is done and undone. What exits by itself is started again after a
+//! second, as an init system does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Failed;
+
+use crate::etcd;
+use crate::fleet::{Fleet, Machine, Outcome, system};
+use crate::schedule::{Fault, Size, Target};
+
+/// A machine's disk, in MiB. etcd allocates two segments of its log of 64 MiB each.
+const DISK_MIB: u32 = 256;
+/// What fills a disk.
+const BALLAST: &str = "ballast";
+/// Between the exit of a process and its next start.
+const RESTART_AFTER: Duration = Duration::from_secs(1);
+/// Where Debian's package `faketime` has its library, below the directory of the machine's architecture.
+const FAKETIME: &str = "faketime/libfaketimeMT.so.1";
+
+/// See the module.
+pub struct Cluster {
+    pub fleet: Fleet,
+    pub size: Size,
+    /// The name of the program under test.
+    program: OsString,
+    server_flags: Vec<String>,
+    /// What each agent is started by, after `knarr agent`.
+    joins: Vec<Vec<String>>,
+    /// The library that steps clocks, if they are stepped.
+    faketime: Option<PathBuf>,
+    /// Killed, and not to be started yet.
+    down: BTreeSet<Target>,
+    /// Exited by itself, to be started then.
+    restarts: BTreeMap<Target, Instant>,
+    /// Paused processes, by the number of the fault.
+    paused: BTreeMap<usize, Vec<u32>>,
+    /// Declared after the fleet, whose processes end first.
+    faketime_files: FaketimeFiles,
+    /// Faults that last.
+    lasting: BTreeMap<usize, Fault>,
+}
+
+impl Cluster {
+    /// Lays the machines and starts everything; returns when every server is ready. Nodes join meanwhile.
+    pub fn start(knarr: &Path, size: Size, steps_clocks: bool) -> Result<Cluster, Failed> {
+        let mut others: Vec<String> = (2..=size.servers).map(|n| format!("s{n}")).collect();
+        others.extend((1..=size.members).map(|n| format!("e{n}")));
+        let others: Vec<&str> = others.iter().map(String::as_str).collect();
+        let program = knarr.file_name().unwrap_or_default().to_os_string();
+        let knarr = knarr.to_str().ok_or("the path of knarr is no text")?;
+        let fleet = Fleet::lay_with_disks(knarr, u8::try_from(size.agents)?, &others, DISK_MIB)?;
+        let faketime = if steps_clocks {
+            Some(find_faketime()?)
+        } else {
+            None
+        };
+        let mut cluster = Cluster {
+            fleet,
+            size,
+            program,
+            server_flags: Vec::new(),
+            joins: Vec::new(),
+            faketime,
+            down: BTreeSet::new(),
+            restarts: BTreeMap::new(),
+            paused: BTreeMap::new(),
+            faketime_files: FaketimeFiles::default(),
+            lasting: BTreeMap::new(),
+        };
+        cluster.start_all().map_err(|e| cluster.fleet.with_logs(e))?;
+        Ok(cluster)
+    }
+
+    fn start_all(&mut self) -> Outcome {
+        if self.size.members > 0 {
+            self.server_flags = etcd::server_flags(self.members());
+            for n in 0..self.size.members {
+                self.launch(Target::Member(n))?;
+            }
+            let members = self.members();
+            self.fleet
+                .waits("a leader of etcd", || etcd::leader(members).is_some())?;
+        }
+        self.launch(Target::Server(0))?;
+        self.fleet.ready(&self.fleet.server)?;
+        for n in 1..self.size.servers {
+            etcd::share_keys(&self.fleet.server, self.machine(Target::Server(n))?)?;
+            self.launch(Target::Server(n))?;
+        }
+        for n in 1..self.size.servers {
+            self.fleet.ready(self.machine(Target::Server(n))?)?;
+        }
+        let join = self.fleet.join_words()?;
+        for n in 0..self.size.agents {
+            let server = self.machine(Target::Server(self.server_of(n)))?;
+            let url = format!("https://{}:6443", server.address);
+            let own = join.iter().map(|word| match word.starts_with("https://") {
+                true => url.clone(),
+                false => word.clone(),
+            });
+            self.joins.push(own.collect());
+            self.launch(Target::Agent(n))?;
+        }
+        Ok(())
+    }
+
+    /// The server that an agent asks.
+    pub fn server_of(&self, agent: usize) -> usize {
+        agent % self.size.servers
+    }
+
+    fn members(&self) -> &[Machine] {
+        &self.fleet.others[self.size.servers - 1..]
+    }
+
+    /// The machine that a target is on.
+    pub fn machine(&self, target: Target) -> Result<&Machine, Failed> {
+        let machine = match target {
+            Target::Server(0) => Some(&self.fleet.server),
+            Target::Server(n) => self.fleet.others.get(n - 1),
+            Target::Member(n) => self.members().get(n),
+            Target::Agent(n) | Target::Containerd(n) => self.fleet.agents.get(n),
+            Target::Clients => None,
+        };
+        machine.ok_or_else(|| format!("{target} has no machine").into())
+    }
+
+    /// Every server's machine.
+    pub fn servers(&self) -> Vec<&Machine> {
+        let all = (0..self.size.servers).map(|n| self.machine(Target::Server(n)));
+        all.filter_map(Result::ok).collect()
+    }
+
+    fn launch(&mut self, target: Target) -> Outcome {
+        let machine = self.machine(target)?;
+        let command = match target {
+            Target::Member(_) => {
+                etcd::start(machine, self.members())?;
+                None
+            }
+            Target::Server(_) => {
+                let flags: Vec<&str> = self.server_flags.iter().map(String::as_str).collect();
+                Some(self.fleet.server_command(machine, &flags))
+            }
+            Target::Agent(n) => {
+                let join = self.joins.get(n).ok_or("it has not joined yet")?;
+                let join: Vec<&str> = join.iter().map(String::as_str).collect();
+                Some(self.fleet.agent(machine, &join))
+            }
+            Target::Containerd(_) | Target::Clients => None,
+        };
+        if let Some(mut command) = command {
+            if let Some(library) = &self.faketime {
+                let clock = self.clock_of(machine);
+                if !clock.exists() {
+                    std::fs::write(&clock, "+0\n")?;
+                }
+                with_clock(&mut command, library, &clock, &self.program);
+            }
+            machine.launch(command)?;
+        }
+        let pid = machine.pid();
+        self.faketime_files.0.extend(pid);
+        Ok(())
+    }
+
+    /// The file that says how wrong a machine's clock is.
+    fn clock_of(&self, machine: &Machine) -> PathBuf {
+        self.fleet.dir().join(format!("{}.clock", machine.name))
+    }
+
+    fn step_clock(&self, target: Target, seconds: i64) -> Outcome {
+        let clock = self.clock_of(self.machine(target)?);
+        // Renamed into place, so that no half of it is read.
+        let new = clock.with_extension("new");
+        std::fs::write(&new, format!("{seconds:+}\n"))?;
+        Ok(std::fs::rename(&new, &clock)?)
+    }
+
+    /// Does a fault; `number` is unique in the run.
+    pub fn begin(&mut self, number: usize, fault: &Fault) -> Outcome {
+        self.lasting.insert(number, fault.clone());
+        match fault {
+            Fault::Kill {
+                target: target @ Target::Containerd(_),
+            } => self.machine(*target)?.kill_containerd(),
+            Fault::Kill { target } => {
+                self.down.insert(*target);
+                self.restarts.remove(target);
+                self.machine(*target)?.kill()
+            }
+            Fault::Pause { target } => {
+                let machine = self.machine(*target)?;
+                let pids = match target {
+                    Target::Containerd(_) => machine.containerds()?,
+                    _ => machine.pid().into_iter().collect(),
+                };
+                if pids.is_empty() {
+                    return Err(format!("{target} does not run").into());
+                }
+                signal("-STOP", &pids)?;
+                self.paused.insert(number, pids);
+                Ok(())
+            }
+            Fault::Cut {
+                first,
+                second,
+                one_way,
+            } => {
+                let addresses: Vec<_> = second
+                    .iter()
+                    .filter_map(|target| match target {
+                        Target::Clients => Some(self.fleet.test_address()),
+                        target => self.machine(*target).ok().map(|m| m.address),
+                    })
+                    .collect();
+                let from = if *one_way { &[][..] } else { &addresses };
+                for target in first {
+                    self.machine(*target)?
+                        .drop_packets(&table(number), from, &addresses)?;
+                }
+                Ok(())
+            }
+            Fault::Clock { target, step_seconds } => self.step_clock(*target, *step_seconds),
+            Fault::Disk { target } => fill(&self.machine(*target)?.dir().join(BALLAST)),
+        }
+    }
+
+    /// Undoes a fault.
+    pub fn end(&mut self, number: usize) -> Outcome {
+        let Some(fault) = self.lasting.remove(&number) else {
+            return Ok(());
+        };
+        match &fault {
+            // Its agent starts it again.
+            Fault::Kill {
+                target: Target::Containerd(_),
+            } => Ok(()),
+            Fault::Kill { target } => {
+                self.down.remove(target);
+                self.launch(*target)
+            }
+            Fault::Pause { .. } => {
+                let pids = self.paused.remove(&number).unwrap_or_default();
+                let alive: Vec<u32> = pids
+                    .into_iter()
+                    .filter(|pid| Path::new(&format!("/proc/{pid}")).exists())
+                    .collect();
+                match alive.is_empty() {
+                    true => Ok(()),
+                    false => signal("-CONT", &alive),
+                }
+            }
+            Fault::Cut { first, .. } => first.iter().try_for_each(|target| {
+                let machine = self.machine(*target)?;
+                machine.pass_packets(&table(number))
+            }),
+            Fault::Clock { target, .. } => self.step_clock(*target, 0),
+            Fault::Disk { target } => {
+                let ballast = self.machine(*target)?.dir().join(BALLAST);
+                Ok(std::fs::remove_file(ballast)?)
+            }
+        }
+    }
+
+    /// Undoes every fault that lasts. The first error is returned when all have been tried.
+    pub fn heal(&mut self) -> Outcome {
+        let lasting: Vec<usize> = self.lasting.keys().copied().collect();
+        let outcomes: Vec<Outcome> = lasting.into_iter().map(|n| self.end(n)).collect();
+        outcomes.into_iter().collect()
+    }
+
+    /// Starts what has exited by itself, a second later. Returns what has exited, with its status.
+    pub fn supervise(&mut self) -> Result<Vec<String>, Failed> {
+        let mut exits = Vec::new();
+        for target in self.size.machines() {
+            if self.down.contains(&target) {
+                continue;
+            }
+            if let Some(status) = self.machine(target)?.exited()? {
+                exits.push(format!("{target} exited by itself: {status}"));
+                self.restarts.insert(target, Instant::now() + RESTART_AFTER);
+            }
+        }
+        let due: Vec<Target> = self
+            .restarts
+            .iter()
+            .filter(|(_, at)| **at <= Instant::now())
+            .map(|(target, _)| *target)
+            .collect();
+        for target in due {
+            self.restarts.remove(&target);
+            self.launch(target)?;
+        }
+        Ok(exits)
+    }
+
+    /// Copies every log to a directory.
+    pub fn keep_logs(&self, to: &Path) -> std::io::Result<()> {
+        for machine in self.fleet.machines() {
+            if machine.log().exists() {
+                std::fs::copy(machine.log(), to.join(format!("{}.log", machine.name)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops everything and removes it; an error names what is left behind.
+    pub fn end_all(mut self) -> Outcome {
+        let healed = self.heal();
+        healed.and(self.fleet.end())
+    }
+}
+
+fn table(number: usize) -> String {
+    format!("nemesis{number}")
+}
+
+fn signal(signal: &str, pids: &[u32]) -> Outcome {
+    let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+    let mut words = vec!["kill", signal];
+    words.extend(pids.iter().map(String::as_str));
+    system(&words).map(drop)
+}
+
+/// Writes until no byte is free.
+fn fill(ballast: &Path) -> Outcome {
+    use std::io::Write;
+    let mut file = std::fs::File::create(ballast)?;
+    for chunk in [1 << 20, 1 << 12] {
+        let zeros = vec![0_u8; chunk];
+        loop {
+            match file.write_all(&zeros) {
+                Ok(()) => {}
+                Err(e) if e.kind() == std::io::ErrorKind::StorageFull => break,
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn find_faketime() -> Result<PathBuf, Failed> {
+    for entry in std::fs::read_dir("/usr/lib")?.flatten() {
+        let library = entry.path().join(FAKETIME);
+        if library.exists() {
+            return Ok(library);
+        }
+    }
+    Err(format!("/usr/lib/*/{FAKETIME} is missing; clocks are stepped with Debian's package faketime (or leave out `clock` with --only)").into())
+}
+
+/// Has a command read the wall clock through the library, as wrong as the file says; the monotonic clock stays.
+fn with_clock(command: &mut Command, library: &Path, clock: &Path, program: &OsStr) {
+    command
+        .env("LD_PRELOAD", library)
+        .env("FAKETIME_TIMESTAMP_FILE", clock)
+        // The file is read once a second.
+        .env("FAKETIME_CACHE_DURATION", "1")
+        .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+        .env("NO_FAKE_STAT", "1")
+        // Not the programs that it calls.
+        .env("FAKETIME_ONLY_CMDS", program);
+}
+
+/// Processes that had the library. It shares memory among a process and its children, and leaves it behind when they are
+/// killed.
+#[derive(Default)]
+struct FaketimeFiles(Vec<u32>);
+
+impl Drop for FaketimeFiles {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            for name in [format!("faketime_shm_{pid}"), format!("sem.faketime_sem_{pid}")] {
+                // Those that exited in order have none.
+                let _ = std::fs::remove_file(Path::new("/dev/shm").join(name));
+            }
+        }
+    }
+}

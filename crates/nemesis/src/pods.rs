@@ -1,0 +1,317 @@
+//! The pods of a run and the users that delete, scale and roll them out: StatefulSets, a Deployment and bare pods, whose
+//! commands carry their identity for [`crate::processes`] and write down when they receive TERM.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::Method;
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use serde_json::{Value, json};
+
+use crate::check::grace::Deletions;
+use crate::client::Client;
+use crate::history::{Micros, now};
+use crate::registers::Recorder;
+
+/// The namespace of all pods of a run.
+pub const NAMESPACE: &str = "pods";
+/// Of the pods that fence themselves (SPEC B4).
+pub const FENCED: &str = "fenced";
+/// Between two things that users do, in milliseconds.
+const PAUSE_MILLIS: std::ops::Range<u64> = 1_500..6_000;
+/// Graces that users give deletions, in seconds; the pods' own are from 2 to 8.
+const GRACES_SECONDS: std::ops::RangeInclusive<u64> = 3..=12;
+/// Names of bare pods; each is used again and again.
+const BARE: usize = 3;
+
+/// A container that exits on TERM, or one that only writes it down.
+fn pod_spec(marker: &str, record: &Path, container: &str, grace_seconds: u64, exits: bool) -> Value {
+    let exit = if exits { "; exit 0" } else { "" };
+    let script = format!(
+        "trap 'read -r up rest < /proc/uptime; echo \"$2 $up\" >> /record/terms{exit}' TERM; \
+         sleep 1000000 & while :; do wait $!; done"
+    );
+    let stubborn = if exits {
+        "-".to_string()
+    } else {
+        grace_seconds.to_string()
+    };
+    let field =
+        |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
+    let lost = |condition: &str| {
+        json!({
+            "key": format!("node.kubernetes.io/{condition}"),
+            "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0,
+        })
+    };
+    json!({
+        "terminationGracePeriodSeconds": grace_seconds,
+        "tolerations": [lost("unreachable"), lost("not-ready")],
+        "volumes": [{ "name": "record", "hostPath": { "path": record, "type": "Directory" } }],
+        "containers": [{
+            "name": container,
+            "image": "localhost/knarr/busybox:1",
+            "env": [
+                field("POD_NAME", "metadata.name"),
+                field("POD_UID", "metadata.uid"),
+                field("NODE_NAME", "spec.nodeName"),
+            ],
+            "command": [
+                "sh", "-c", script, marker,
+                format!("{NAMESPACE}/$(POD_NAME)"), "$(POD_UID)", "$(NODE_NAME)", container, stubborn,
+            ],
+            "volumeMounts": [{ "name": "record", "mountPath": "/record" }],
+        }],
+    })
+}
+
+fn workload(kind: &str, name: &str, replicas: u64, annotations: &Value, spec: &Value) -> Value {
+    let labels = json!({ "app": name });
+    let mut object = json!({
+        "apiVersion": "apps/v1",
+        "kind": kind,
+        "metadata": { "name": name },
+        "spec": {
+            "replicas": replicas,
+            "selector": { "matchLabels": labels },
+            "template": { "metadata": { "labels": labels, "annotations": annotations }, "spec": spec },
+        },
+    });
+    if kind == "StatefulSet" {
+        object["spec"]["serviceName"] = json!(name);
+        object["spec"]["podManagementPolicy"] = json!("Parallel");
+    }
+    object
+}
+
+/// What is wanted, with the paths that it is created at.
+pub fn workloads(marker: &str, record: &Path) -> Vec<(String, Value)> {
+    let spec = |name, grace, exits| pod_spec(marker, record, name, grace, exits);
+    let none = json!({});
+    let fences_itself = json!({ "knarr.io/at-most-one": "true" });
+    let path = |plural: &str| format!("/apis/apps/v1/namespaces/{NAMESPACE}/{plural}");
+    let sets = [
+        workload("StatefulSet", "db", 3, &none, &spec("db", 4, true)),
+        workload("StatefulSet", "slow", 1, &none, &spec("slow", 6, false)),
+        workload("StatefulSet", FENCED, 1, &fences_itself, &spec(FENCED, 2, true)),
+    ];
+    let web = workload("Deployment", "web", 2, &none, &spec("web", 2, true));
+    let sets = sets.into_iter().map(|set| (path("statefulsets"), set));
+    sets.chain([(path("deployments"), web)]).collect()
+}
+
+/// The users of the pods; see the module.
+pub struct Users {
+    pub clients: Vec<Client>,
+    pub recorder: Arc<Recorder>,
+    pub deletions: Arc<Mutex<Deletions>>,
+    pub marker: String,
+    pub record: std::path::PathBuf,
+}
+
+impl Users {
+    /// Does one thing after the other until it is stopped.
+    pub async fn run(self, seed: u64, stop: Arc<AtomicBool>) {
+        let mut random = StdRng::seed_from_u64(seed);
+        while !stop.load(Ordering::Relaxed) {
+            let Some(client) = self.clients.choose(&mut random) else {
+                return;
+            };
+            let (what, outcome) = match random.random_range(0..100) {
+                0..45 => self.delete_one(client, &mut random).await,
+                45..75 => self.create_bare(client, &mut random).await,
+                75..88 => self.scale(client, random.random_range(1..=4)).await,
+                _ => self.roll_out(client, &mut random).await,
+            };
+            let outcome = match outcome {
+                Ok(_) => "ok".to_string(),
+                Err(e) => e,
+            };
+            let record = json!({ "at_server": client.server, "does": what, "outcome": outcome });
+            self.recorder.history.record("user", &record);
+            tokio::time::sleep(Duration::from_millis(random.random_range(PAUSE_MILLIS))).await;
+        }
+    }
+
+    async fn delete_one(&self, client: &Client, random: &mut StdRng) -> (String, Result<Value, String>) {
+        let pods = match client
+            .get(&format!("/api/v1/namespaces/{NAMESPACE}/pods"))
+            .await
+            .ok()
+        {
+            Ok(pods) => pods,
+            Err(e) => return ("list pods".into(), Err(e)),
+        };
+        let items = pods["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let Some(pod) = items.choose(random) else {
+            return ("delete a pod".into(), Err("there is none".into()));
+        };
+        let (name, uid) = (&pod["metadata"]["name"], &pod["metadata"]["uid"]);
+        let (name, uid) = (
+            name.as_str().unwrap_or_default(),
+            uid.as_str().unwrap_or_default(),
+        );
+        let grace = random
+            .random_bool(0.6)
+            .then(|| random.random_range(GRACES_SECONDS));
+        let mut options = json!({
+            "apiVersion": "v1", "kind": "DeleteOptions", "preconditions": { "uid": uid },
+        });
+        if let Some(grace) = grace {
+            options["gracePeriodSeconds"] = json!(grace);
+            // Before it is sent: it may take effect before it is answered.
+            let mut deletions = self.deletions.lock();
+            deletions.entry(uid.to_string()).or_default().push((now(), grace));
+        }
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}");
+        let reply = client
+            .send(Method::DELETE, &path, Some(("application/json", &options)))
+            .await;
+        (format!("delete pod {name} ({uid}), grace {grace:?}"), reply.ok())
+    }
+
+    async fn create_bare(&self, client: &Client, random: &mut StdRng) -> (String, Result<Value, String>) {
+        let name = format!("bare-{}", random.random_range(0..BARE));
+        let grace = random.random_range(5..=8);
+        let pod = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": { "name": name },
+            "spec": pod_spec(&self.marker, &self.record, "stubborn", grace, false),
+        });
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods");
+        let reply = client
+            .send(Method::POST, &path, Some(("application/json", &pod)))
+            .await;
+        (format!("create pod {name}, grace {grace}"), reply.ok())
+    }
+
+    async fn scale(&self, client: &Client, replicas: u64) -> (String, Result<Value, String>) {
+        let patch = json!({ "spec": { "replicas": replicas } });
+        let outcome = self.patch(client, "deployments/web", &patch).await;
+        (format!("scale web to {replicas}"), outcome)
+    }
+
+    async fn roll_out(&self, client: &Client, random: &mut StdRng) -> (String, Result<Value, String>) {
+        let targets = ["statefulsets/db", "statefulsets/slow", "deployments/web"];
+        let target = targets.choose(random).copied().unwrap_or(targets[0]);
+        let annotations = json!({ "rolled-out": random.random_range(0..u32::MAX).to_string() });
+        let patch = json!({ "spec": { "template": { "metadata": { "annotations": annotations } } } });
+        let outcome = self.patch(client, target, &patch).await;
+        (format!("roll out {target}"), outcome)
+    }
+
+    async fn patch(&self, client: &Client, target: &str, patch: &Value) -> Result<Value, String> {
+        let path = format!("/apis/apps/v1/namespaces/{NAMESPACE}/{target}");
+        let content = ("application/merge-patch+json", patch);
+        client.send(Method::PATCH, &path, Some(content)).await.ok()
+    }
+}
+
+/// When the processes of each pod, by uid, received TERM, from what they wrote down.
+pub fn terms(record: &str) -> BTreeMap<String, Vec<Micros>> {
+    let mut terms: BTreeMap<String, Vec<Micros>> = BTreeMap::new();
+    for line in record.lines() {
+        if let Some((uid, up)) = line.split_once(' ')
+            && let Some((seconds, hundredths)) = up.split_once('.')
+            && let (Ok(seconds), Ok(hundredths)) = (seconds.parse::<u64>(), hundredths.parse::<u64>())
+        {
+            let at = seconds * 1_000_000 + hundredths * 10_000;
+            terms.entry(uid.to_string()).or_default().push(at);
+        }
+    }
+    terms
+}
+
+/// Whether everything wanted is there: every node ready, every replica of the newest template ready, no pod that ends. The
+/// error names the first that is not.
+pub async fn is_well(client: &Client, agents: usize) -> Result<(), String> {
+    let items = |list: &Value| list["items"].as_array().cloned().unwrap_or_default();
+    let name = |object: &Value| {
+        object["metadata"]["name"]
+            .as_str()
+            .unwrap_or_default()
+            .to_string()
+    };
+    let is_ready = |object: &Value| {
+        let conditions = object["status"]["conditions"].as_array();
+        let mut conditions = conditions.into_iter().flatten();
+        conditions.any(|c| c["type"] == "Ready" && c["status"] == "True")
+    };
+    let nodes = items(&client.get("/api/v1/nodes").await.ok()?);
+    if nodes.len() != agents {
+        return Err(format!("{} nodes, expected {agents}", nodes.len()));
+    }
+    if let Some(node) = nodes.iter().find(|node| !is_ready(node)) {
+        return Err(format!("node {} is not ready", name(node)));
+    }
+    for plural in ["statefulsets", "deployments"] {
+        let path = format!("/apis/apps/v1/namespaces/{NAMESPACE}/{plural}");
+        for object in items(&client.get(&path).await.ok()?) {
+            let status = |field: &str| object["status"][field].as_u64().unwrap_or_default();
+            let replicas = object["spec"]["replicas"].as_u64().unwrap_or_default();
+            let generation = object["metadata"]["generation"].as_u64().unwrap_or_default();
+            let counts = ["replicas", "readyReplicas", "updatedReplicas"].map(status);
+            if counts != [replicas; 3] || status("observedGeneration") != generation {
+                return Err(format!("{plural}/{}: {}", name(&object), object["status"]));
+            }
+        }
+    }
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods");
+    for pod in items(&client.get(&path).await.ok()?) {
+        let is_over = ["Succeeded", "Failed"]
+            .iter()
+            .any(|phase| pod["status"]["phase"] == *phase);
+        if !pod["metadata"]["deletionTimestamp"].is_null() || !(is_ready(&pod) || is_over) {
+            return Err(format!(
+                "pod {} ({}) on {}: deleted {}, status {}",
+                name(&pod),
+                pod["metadata"]["uid"],
+                pod["spec"]["nodeName"],
+                pod["metadata"]["deletionTimestamp"],
+                pod["status"]
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_pods_wrote_down_is_read_by_uid_and_a_torn_line_is_passed_over() {
+        let record = "u1 100.25\nu2 7.00\nu1 103.5\nu1 no\nu3 12";
+        let terms = terms(record);
+        assert_eq!(terms.len(), 2);
+        assert_eq!(terms["u1"], [100_250_000, 103_050_000]);
+        assert_eq!(terms["u2"], [7_000_000]);
+    }
+
+    #[test]
+    fn pods_carry_what_the_sampler_reads() {
+        let spec = pod_spec("knarr-nemesis-7", Path::new("/r"), "slow", 6, false);
+        let command = spec["containers"][0]["command"].as_array().unwrap();
+        let words: Vec<&str> = command.iter().filter_map(Value::as_str).collect();
+        assert_eq!(
+            words[3..],
+            [
+                "knarr-nemesis-7",
+                "pods/$(POD_NAME)",
+                "$(POD_UID)",
+                "$(NODE_NAME)",
+                "slow",
+                "6"
+            ]
+        );
+        let exits = pod_spec("m", Path::new("/r"), "db", 4, true);
+        assert_eq!(exits["containers"][0]["command"][8], "-");
+    }
+}
