@@ -123,11 +123,20 @@ impl Tls {
     }
 
     /// Who is at the other end of a connection whose handshake is made.
+    ///
+    /// A certificate is verified at a time of its own: whether it is valid now is asked for each request
+    /// ([`Peer::user`]), as kube-apiserver does. With a wrong clock it would else be rejected for as long as the connection
+    /// lasts, also after the clock is right again.
     pub fn peer(&self, connection: &rustls::ServerConnection, now: Timestamp) -> Peer {
         let Some((leaf, intermediates)) = connection.peer_certificates().and_then(<[_]>::split_first) else {
             return Peer::Nobody;
         };
-        let seconds = u64::try_from(now.as_second()).unwrap_or(0);
+        let known = Peer::of_verified(leaf);
+        let at = match &known {
+            Peer::Known { from, until, .. } => now.max(*from).min(*until),
+            Peer::Nobody | Peer::Stranger => now,
+        };
+        let seconds = u64::try_from(at.as_second()).unwrap_or(0);
         let at = UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds));
         let clients = self.clients.read();
         let verified = |verifier: &Arc<dyn ClientCertVerifier>| {
@@ -138,15 +147,15 @@ impl Tls {
             None => Err(rustls::CertificateError::UnknownIssuer.into()),
         };
         let error = match counts {
-            Ok(()) => return Peer::of_verified(leaf),
+            Ok(()) => return known,
             Err(error) => error,
         };
         if let Some((verifier, before)) = &clients.previous
             && verified(verifier).is_ok()
-            && let Peer::Known { user, from, until } = Peer::of_verified(leaf)
-            && from <= *before
+            && let Peer::Known { from, .. } = &known
+            && from <= before
         {
-            return Peer::Known { user, from, until };
+            return known;
         }
         tracing::debug!("a client's certificate is rejected: {error}");
         Peer::Stranger

@@ -14,13 +14,18 @@ fn now() -> Timestamp {
 
 /// Who the server finds at the other end.
 async fn peer(tls: &Tls, shown: &Identity) -> Peer {
+    peer_at(tls, shown, now()).await
+}
+
+/// The same for a server whose clock says this.
+async fn peer_at(tls: &Tls, shown: &Identity, at: Timestamp) -> Peer {
     let (client, server) = tokio::io::duplex(64 * 1024);
     let connector = connector(Some(shown), None).unwrap();
     let name = ServerName::try_from("localhost").unwrap();
     let acceptor = TlsAcceptor::from(tls.config.clone());
     let (_client, stream) =
         tokio::try_join!(connector.connect(name, client), acceptor.accept(server)).unwrap();
-    tls.peer(stream.get_ref().1, now())
+    tls.peer(stream.get_ref().1, at)
 }
 
 fn user(peer: &Peer) -> Option<&str> {
@@ -70,6 +75,26 @@ async fn a4_only_the_client_ca_makes_users() {
     nobody.trust_clients_of(pki.client_ca_pem()).unwrap();
     let admin = peer(&nobody, &pki.admin().unwrap()).await;
     assert_eq!(user(&admin), Some("kubernetes-admin"));
+}
+
+#[tokio::test]
+async fn a_connection_made_while_the_clock_was_wrong_counts_once_it_is_right() {
+    let directory = tempfile::tempdir().unwrap();
+    let pki = Pki::open(directory.path(), now()).unwrap();
+    let server = pki.server(&["localhost".into()]).unwrap();
+    let tls = Tls::new(&server, pki.client_ca_pem()).unwrap();
+    let shown = pki.node("n").unwrap();
+    // A certificate is valid for a year at the most.
+    for years in [-3, 3] {
+        let wrong = now() + SignedDuration::from_hours(24 * 365 * years);
+        let peer = peer_at(&tls, &shown, wrong).await;
+        assert!(peer.user(wrong).is_err(), "{years}");
+        assert_eq!(user(&peer), Some("system:node:n"), "{years}");
+    }
+    let strangers = tempfile::tempdir().unwrap();
+    let other = Pki::open(strangers.path(), now()).unwrap().node("n").unwrap();
+    let wrong = now() - SignedDuration::from_hours(24 * 365 * 3);
+    assert_eq!(user(&peer_at(&tls, &other, wrong).await), None);
 }
 
 #[tokio::test]
