@@ -73,6 +73,13 @@ fn histories_that_have_an_order_are_linearizable() {
         (Patch { write: 3 }, 2, 9, v(11, 3)),
         (Get, 10, 11, v(12, 2)),
     ]);
+    // An update that loses against a deletion.
+    assert_holds(&[
+        (CREATE, 0, 1, v(10, 1)),
+        (Delete, 2, 9, Answer::Ok(None)),
+        (update(2, 10), 3, 8, Answer::Conflict),
+        (Get, 4, 5, Answer::NotFound),
+    ]);
     // What was rejected says nothing.
     assert_holds(&[
         (CREATE, 0, 1, Answer::Rejected("no route".into())),
