@@ -1,3 +1,5 @@
+//! Histories that a register could have answered, and histories that it could not.
+
 use super::*;
 
 const fn v(revision: u64, write: u64) -> Answer {
