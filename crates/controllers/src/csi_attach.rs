@@ -105,6 +105,15 @@ fn is_attached(view: &dyn View, driver: &str) -> bool {
     driver.is_none_or(|d| d.spec.attach_required != Some(false))
 }
 
+/// The attachment's deletion, for its driver's attacher detaches as soon as it is being deleted, whatever finalizers it has: only at the
+/// version that says that the node does not use the volume, which the node changes before it does.
+fn unused(attachment: &Shared<VolumeAttachment>) -> Delete {
+    Delete {
+        resource_version: attachment.metadata.resource_version.clone(),
+        ..Delete::of(attachment.object())
+    }
+}
+
 fn kept(
     view: &dyn View,
     name: &str,
@@ -117,7 +126,7 @@ fn kept(
     if here.is_empty() {
         return match (in_use, attachment.metadata.deletion_timestamp.is_some()) {
             (true, _) => broken(view, attachment),
-            (false, false) => vec![Action::Delete(Delete::of(attachment.object()))],
+            (false, false) => vec![Action::Delete(unused(attachment))],
             (false, true) => Vec::new(),
         };
     }
@@ -290,6 +299,27 @@ mod tests {
             told[1].contains("Multi-Attach error"),
             "it is still there: {told:?}"
         );
+    }
+
+    #[test]
+    fn s7_an_attachment_is_deleted_only_at_the_version_that_says_that_its_node_does_not_use_it() {
+        let mut world = world("ReadWriteOnce", &[]);
+        attachment(&mut world, "n1", &[], json!({"attached": true}));
+        let view: &dyn View = &world;
+        let known = view
+            .get_as::<VolumeAttachment>("", &csi_attachment("h", "d", "n1"))
+            .unwrap();
+        let actions = CsiAttach.reconcile(&Context {
+            view,
+            key: &ObjectKey::new("", "v"),
+            now: at(0),
+            failure: None,
+        });
+        let [Action::Delete(delete)] = actions.as_slice() else {
+            panic!("expected one deletion: {:?}", lines(&actions));
+        };
+        assert!(delete.resource_version.is_some());
+        assert_eq!(delete.resource_version, known.metadata.resource_version);
     }
 
     #[test]
