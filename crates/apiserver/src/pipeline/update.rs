@@ -172,7 +172,13 @@ impl Server {
             .await;
         drop(reserved);
         match self.settle(charged, written).await? {
-            Written::Conflict if conditional => Err(Error::conflict(target.about(), MODIFIED)),
+            // As kube-apiserver: 404 if the write that was faster is the object's deletion.
+            Written::Conflict if conditional => {
+                match self.cache.get(target.kind, target.namespace, target.name) {
+                    Some(_) => Err(Error::conflict(target.about(), MODIFIED)),
+                    None => Err(Error::not_found(target.about())),
+                }
+            }
             other => Ok(other),
         }
     }

@@ -395,6 +395,30 @@ async fn a_validating_webhook_refuses_in_its_words_and_its_failures_are_told() {
 }
 
 #[tokio::test]
+async fn an_update_that_loses_against_a_deletion_is_answered_404() {
+    let c = cluster().await;
+    let server = hooks(patched, IsCa::NoCa).await;
+    // It holds the update while the object is deleted.
+    let holding = json!({"timeoutSeconds": 1, "failurePolicy": "Ignore", "rules": rules(json!(["UPDATE"]))});
+    let configuration = json!({"metadata": {"name": "v"}, "webhooks": [hook(&server, "/hang", holding)]});
+    create(&c, &VALIDATING_WEBHOOK_CONFIGURATION, configuration)
+        .await
+        .unwrap();
+    let mut made = create(&c, &CONFIG_MAP, map("m", json!({}))).await.unwrap();
+    made["data"] = json!({"a": "b"});
+    let update = c.api.update(&CONFIG_MAP, decode(&CONFIG_MAP, &made), "");
+    let delete = async {
+        while server.asked.lock().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let deleted = c.api.delete(&CONFIG_MAP, "default", "m", DeleteOptions::default());
+        deleted.await.unwrap();
+    };
+    let (updated, ()) = tokio::join!(update, delete);
+    assert_eq!(updated.unwrap_err().code(), 404);
+}
+
+#[tokio::test]
 async fn a_webhook_is_reached_through_its_service() {
     let c = cluster().await;
     let server = hooks(patched, IsCa::NoCa).await;

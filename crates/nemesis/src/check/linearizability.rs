@@ -79,9 +79,7 @@ impl Register {
             }),
             (Answer::NotFound, _) => same(!is_there),
             (Answer::AlreadyExists, _) => same(is_there),
-            // Also if it was deleted: kube-apiserver answers an update that loses against a deletion with 404, knarr with 409;
-            // both say that the version is not there any more.
-            (Answer::Conflict, Operation::Update { expected: e, .. }) => same(!expected(e)),
+            (Answer::Conflict, Operation::Update { expected: e, .. }) => same(is_there && !expected(e)),
             // Of the rest nothing is known, or nothing follows; `relevant` leaves them out.
             _ => Some(self),
         }
