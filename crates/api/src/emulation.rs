@@ -85,7 +85,7 @@ impl Default for MinorVersion {
 }
 
 impl Default for Emulation {
-    /// None: v1.36, beside servers of v1.35 at the oldest.
+    /// None: v1.36, next to servers of v1.35 at the oldest.
     fn default() -> Self {
         Emulation {
             minor: MINOR,

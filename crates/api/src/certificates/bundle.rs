@@ -7,7 +7,7 @@ const CERTIFICATE: &str = "CERTIFICATE";
 const BEGIN: &[u8] = b"-----BEGIN ";
 
 /// Why a bundle in PEM has no authority in it; `None` if it has one. As client-go's transport reads it: blocks of other
-/// types, and certificates beside a good one that do not parse, are passed over.
+/// types, and certificates next to a good one that do not parse, are passed over.
 pub fn unusable(bundle: &[u8]) -> Option<String> {
     let mut why = None;
     let mut certificates = 0;

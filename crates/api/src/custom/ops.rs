@@ -104,9 +104,25 @@ impl CustomOps {
         })
     }
 
+    /// Fills in the defaults of this version, in whichever version the object was read.
+    ///
+    /// # Errors
+    ///
+    /// Where it is no custom object.
+    pub fn set_defaults_of_version(&self, object: &mut dyn AnyObject) -> Result<(), Error> {
+        let rules = self.rules.clone();
+        Self::defaulted_by(custom_mut(object)?, &rules.schema);
+        Ok(())
+    }
+
     fn defaulted(&self, object: &mut CustomObject) {
+        let rules = object.rules.clone();
+        Self::defaulted_by(object, &rules.schema);
+    }
+
+    fn defaulted_by(object: &mut CustomObject, schema: &Schema) {
         let mut whole = Value::Object(std::mem::take(&mut object.fields));
-        shape::default(&mut whole, &object.rules.schema);
+        shape::default(&mut whole, schema);
         if let Value::Object(mut fields) = whole {
             // These are not the schema's to fill in.
             for name in ["apiVersion", "kind", "metadata"] {

@@ -3,7 +3,7 @@
 //!
 //! OpenAPI 2.0 knows neither `nullable` nor alternatives, and its readers (kubectl among them) take a described object
 //! to be closed. So what may be null or may hold anything is published with less said about it: never as
-//! something that a reader would refuse and the server would take.
+//! something that a reader would reject and the server would take.
 
 use std::sync::OnceLock;
 
@@ -91,7 +91,7 @@ fn embedded(schema: &mut Value, meta: &str, v2: bool) {
     }
     add_type_fields(schema, meta);
     if !v2 {
-        // A reference must stand alone in OpenAPI 3.0.
+        // In OpenAPI 3.0 a reference has no siblings.
         let metadata = &mut schema["properties"]["metadata"];
         if let Some(reference) = metadata.as_object_mut().and_then(|m| m.remove("$ref")) {
             metadata["allOf"] = json!([{ "$ref": reference }]);

@@ -19,7 +19,7 @@ pub enum Additional {
 #[derive(Clone, Debug)]
 pub struct Pattern {
     pub text: String,
-    /// `None` for what is no regular expression here; such a pattern is refused with its definition.
+    /// `None` for what is no regular expression here; such a pattern is rejected with its definition.
     pub regex: Option<Regex>,
 }
 

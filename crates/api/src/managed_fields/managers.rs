@@ -134,7 +134,7 @@ impl fmt::Display for Conflicts {
     }
 }
 
-/// Why an apply was refused.
+/// Why an apply was rejected.
 #[derive(Debug)]
 pub enum Refused {
     Conflicts(Conflicts),

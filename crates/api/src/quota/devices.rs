@@ -1,6 +1,6 @@
-//! DeviceClasses, pods and claims, on which the usage of a ResourceClaim depends beside itself (KEP-5004).
+//! DeviceClasses, pods and claims, on which the usage of a ResourceClaim depends in addition to itself (KEP-5004).
 //!
-//! A quota can limit the devices of a class by the extended resource that the class stands for, whether pods ask for them by
+//! A quota can limit the devices of a class by the extended resource that the class provides devices for, whether pods ask for them by
 //! the resource or by claims. What a pod asks for by the resource is charged with the pod; the claim that the scheduler
 //! makes for it is charged with the rest only.
 
@@ -22,7 +22,7 @@ const EXTENDED_CLAIM: &str = "resource.kubernetes.io/extended-resource-claim";
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Devices {
-    /// By the class' name, the resource that it stands for.
+    /// By the class' name, its extended resource.
     extended: BTreeMap<String, String>,
     pods: Vec<Arc<Object>>,
     claims: Vec<Arc<Object>>,

@@ -1,5 +1,5 @@
-//! ResourceClaims: their number, and the devices they can take of each class at most, also by the extended resource that a
-//! class stands for ([`super::devices`]).
+//! ResourceClaims: their number, and the devices they can take of each class at most, also by the extended resource of a
+//! class ([`super::devices`]).
 
 use std::collections::BTreeMap;
 

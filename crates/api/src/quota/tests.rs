@@ -129,7 +129,7 @@ fn a_pod_uses_what_it_needs_at_most_until_it_has_ended() {
 fn a_pods_own_resources_replace_its_containers_and_a_resize_counts_with_the_most() {
     let mut spec = one_container(json!({"cpu": "1"}), json!({}));
     spec["resources"] = json!({"requests": {"cpu": "3"}, "limits": {"cpu": "4"}});
-    let used = shown(&Evaluator::Pods.usage(&pod(spec), at(0)));
+    let used = shown(&Evaluator::Pods.usage(&pod(spec), at(0), &Devices::default()));
     assert_eq!(
         used,
         [
@@ -222,7 +222,7 @@ fn resource_claims_use_the_most_devices_their_alternatives_can_come_to() {
     );
 }
 
-/// v1.36 charges the devices of a class also by the extended resource that it stands for, less what the pod was charged.
+/// v1.36 charges the devices of a class also by its extended resource, less what the pod was charged.
 #[test]
 fn claims_use_extended_resources_beyond_what_their_pods_were_charged() {
     let object = |kind: &Kind, value: Value| {

@@ -214,7 +214,7 @@ impl Server {
             }
         };
         let applied = self.with_conversions(OnFailure::Fail, apply).await?;
-        let applied = applied.map_err(|refused| body.refusal(refused))?;
+        let applied = applied.map_err(|why| body.refusal(why))?;
         judge(ctx, body, options.validation)?;
         finish(ctx, target, &before, body, options, applied)
     }

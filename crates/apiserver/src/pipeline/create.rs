@@ -29,8 +29,10 @@ pub(super) fn handled(
     object: Box<dyn AnyObject>,
 ) -> Result<Box<dyn AnyObject>, Error> {
     let mut object = convert::typed(served, handled, object)?;
-    if served != handled && handled.ops.custom().is_some() {
-        handled.ops.set_defaults(&mut *object)?;
+    if served != handled
+        && let Some(custom) = handled.ops.custom()
+    {
+        custom.set_defaults_of_version(&mut *object)?;
     }
     Ok(object)
 }

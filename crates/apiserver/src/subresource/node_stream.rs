@@ -94,7 +94,7 @@ impl Server {
         target: &Target<'_>,
         asked: &Value,
     ) -> Result<Option<(String, String)>, Error> {
-        // Before the pod is looked up, as kube-apiserver does.
+        // Before the pod is read, as kube-apiserver does.
         if target.subresource == "log" {
             check_log_options(http)?;
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::cluster::{ADMIN, Cluster, Shows};
-use crate::forms::{Forms, told};
+use crate::forms::{Forms, told as answered};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
@@ -31,7 +31,7 @@ async fn until(to: &mut Forms, path: &str, is: impl Fn(u16, &Value) -> bool) -> 
 async fn define(to: &mut Forms, definition: Value) {
     let name = definition["metadata"]["name"].as_str().unwrap();
     let path = format!("{DEFINITIONS}/{name}?fieldManager=installer&force=true");
-    told(&mut to.apply, 201, "PATCH", &path, Some(definition.clone())).await;
+    answered(&mut to.apply, 201, "PATCH", &path, Some(definition.clone())).await;
     let (group, version) = (
         &definition["spec"]["group"],
         &definition["spec"]["versions"][0]["name"],
@@ -103,22 +103,22 @@ async fn the_prometheus_operator_reconciles_what_its_users_write() {
     };
     let spec = json!({"replicas": 2, "port": "web", "unknown": 1, "storage": {"volumeClaimTemplate":
         {"metadata": {"name": "db", "uid": "pruned", "labels": {"a": "b"}}}}});
-    let made = told(&mut to.json, 201, "POST", PROMETHEUSES, object("k8s", spec)).await;
+    let made = answered(&mut to.json, 201, "POST", PROMETHEUSES, object("k8s", spec)).await;
     assert_eq!(
         made["spec"],
         json!({"replicas": 2, "port": "web", "scrapeInterval": "30s", "storage": {"volumeClaimTemplate":
             {"metadata": {"name": "db", "labels": {"a": "b"}}}}})
     );
     let wrong = json!({"shards": 9, "scrapeInterval": "1", "hostAliases": [{"ip": "1"}, {"ip": "1"}]});
-    let refused = told(&mut to.json, 422, "POST", PROMETHEUSES, object("wrong", wrong)).await;
-    let said = refused["message"].as_str().unwrap();
+    let rejected = answered(&mut to.json, 422, "POST", PROMETHEUSES, object("wrong", wrong)).await;
+    let said = rejected["message"].as_str().unwrap();
     for part in [
         "spec.scrapeInterval: Invalid value: \"1\": spec.scrapeInterval in body should match",
         "spec.hostAliases[1]: Duplicate value: {\"ip\":\"1\"}",
     ] {
         assert!(said.contains(part), "{said}");
     }
-    let shards = told(
+    let shards = answered(
         &mut to.json,
         422,
         "POST",
@@ -143,17 +143,17 @@ async fn the_prometheus_operator_reconciles_what_its_users_write() {
     let path = format!("{one}/status?fieldManager=PrometheusOperator&force=true");
     let both = json!([{"type": "Available", "status": "False", "observedGeneration": 1},
         {"type": "Reconciled", "status": "True", "observedGeneration": 1}]);
-    told(&mut to.apply, 200, "PATCH", &path, status(both)).await;
+    answered(&mut to.apply, 200, "PATCH", &path, status(both)).await;
     let fewer = json!([{"type": "Available", "status": "True", "observedGeneration": 1}]);
-    let applied = told(&mut to.apply, 200, "PATCH", &path, status(fewer)).await;
+    let applied = answered(&mut to.apply, 200, "PATCH", &path, status(fewer)).await;
     assert_eq!(applied["status"]["conditions"].as_array().map(Vec::len), Some(1));
     assert_eq!(applied["metadata"]["generation"], 1);
 
-    let scale = told(&mut to.json, 200, "GET", &format!("{one}/scale"), None).await;
+    let scale = answered(&mut to.json, 200, "GET", &format!("{one}/scale"), None).await;
     assert_eq!(scale["status"], json!({"replicas": 2, "selector": "app=k8s"}));
     let more = Some(json!({"spec": {"replicas": 4}}));
-    told(&mut to.merge, 200, "PATCH", &format!("{one}/scale"), more).await;
-    let scaled = told(&mut to.json, 200, "GET", &one, None).await;
+    answered(&mut to.merge, 200, "PATCH", &format!("{one}/scale"), more).await;
+    let scaled = answered(&mut to.json, 200, "GET", &one, None).await;
     assert_eq!(
         (&scaled["spec"]["replicas"], &scaled["metadata"]["generation"]),
         (&json!(4), &json!(2))
@@ -161,7 +161,7 @@ async fn the_prometheus_operator_reconciles_what_its_users_write() {
 
     // Lists of custom resources are unstructured: each item says what it is, and the token is always there.
     for path in [PROMETHEUSES.to_string(), format!("{PROMETHEUSES}?pretty=true")] {
-        let list = told(&mut to.json, 200, "GET", &path, None).await;
+        let list = answered(&mut to.json, 200, "GET", &path, None).await;
         assert_eq!(
             (&list["kind"], &list["metadata"]["continue"]),
             (&json!("PrometheusList"), &json!(""))
@@ -171,16 +171,16 @@ async fn the_prometheus_operator_reconciles_what_its_users_write() {
             (&json!("Prometheus"), &json!("monitoring.example.com/v1"))
         );
     }
-    let maps = told(&mut to.json, 200, "GET", CONFIG_MAPS, None).await;
+    let maps = answered(&mut to.json, 200, "GET", CONFIG_MAPS, None).await;
     assert!(maps["metadata"].get("continue").is_none(), "{maps}");
     let found = format!("{PROMETHEUSES}?fieldSelector=spec.scrapeInterval%3D30s");
-    let found = told(&mut to.json, 200, "GET", &found, None).await;
+    let found = answered(&mut to.json, 200, "GET", &found, None).await;
     assert_eq!(found["items"].as_array().map(Vec::len), Some(1));
     let mut tables = cluster
         .connect(&Shows::token(ADMIN).header("accept", TABLE))
         .await
         .unwrap();
-    let table = told(&mut tables, 200, "GET", PROMETHEUSES, None).await;
+    let table = answered(&mut tables, 200, "GET", PROMETHEUSES, None).await;
     let columns = table["columnDefinitions"].as_array().unwrap();
     let described: Vec<&str> = columns[1..]
         .iter()
@@ -258,8 +258,8 @@ async fn crossplane_applies_definitions_and_resources_in_several_versions() {
         )
     };
     let path = |manager: &str| format!("{all}/c?fieldManager={manager}");
-    // What is stored has the storage version's defaults, though nobody manages them.
-    let made = told(
+    // What is stored has the storage version's defaults, though no manager owns them.
+    let made = answered(
         &mut to.apply,
         201,
         "PATCH",
@@ -273,10 +273,10 @@ async fn crossplane_applies_definitions_and_resources_in_several_versions() {
     let managed = &made["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"];
     assert!(managed.get("f:deletePolicy").is_none(), "{managed}");
     let other = config(json!({"input": {"apiVersion": "x/v1", "kind": "Input", "a": [2]}}));
-    let refused = told(&mut to.apply, 409, "PATCH", &path("b"), other.clone()).await;
-    assert_eq!(refused["details"]["causes"][0]["field"], ".spec.input.a");
+    let rejected = answered(&mut to.apply, 409, "PATCH", &path("b"), other.clone()).await;
+    assert_eq!(rejected["details"]["causes"][0]["field"], ".spec.input.a");
     let forced = format!("{}&force=true", path("b"));
-    let forced = told(&mut to.apply, 200, "PATCH", &forced, other).await;
+    let forced = answered(&mut to.apply, 200, "PATCH", &forced, other).await;
     assert_eq!(forced["spec"]["input"]["a"], json!([2]));
 
     // A finalizer without a path is warned of by the field, not by its place in the list.
@@ -313,29 +313,29 @@ async fn cert_manager_injects_bundles() {
         })
     })
     .await;
-    let refused = told(&mut to.merge, 422, "PATCH", &one, webhook(&bad)).await;
+    let rejected = answered(&mut to.merge, 422, "PATCH", &one, webhook(&bad)).await;
     assert_eq!(
-        refused["message"],
+        rejected["message"],
         format!(
             "CustomResourceDefinition.apiextensions.k8s.io \"compositions.crossplane.example.com\" is invalid: \
              spec.conversion.webhookClientConfig.caBundle: Invalid value: {bad:?}: unable to load root certificates: \
              unable to parse bytes as PEM block"
         )
     );
-    told(&mut to.merge, 200, "PATCH", &one, webhook(&good)).await;
+    answered(&mut to.merge, 200, "PATCH", &one, webhook(&good)).await;
     // By apply, as the injector does: nothing but the bundle.
     let mut config = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": "compositions.crossplane.example.com"}});
     config["spec"]["conversion"]["webhook"]["clientConfig"]["caBundle"] = good.as_str().into();
     let path = format!("{one}?fieldManager=cert-manager-cainjector&force=true");
-    let applied = told(&mut to.apply, 200, "PATCH", &path, Some(config)).await;
+    let applied = answered(&mut to.apply, 200, "PATCH", &path, Some(config)).await;
     let service = &applied["spec"]["conversion"]["webhook"]["clientConfig"]["service"]["name"];
     assert_eq!(service, "a");
 
     let hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
     let hook = json!({"metadata": {"name": "w"}, "webhooks": [{"name": "w.example.com", "sideEffects": "None",
         "admissionReviewVersions": ["v1"], "clientConfig": {"url": "https://127.0.0.1:1/"}}]});
-    told(
+    answered(
         &mut to.json,
         201,
         "POST",
@@ -346,7 +346,7 @@ async fn cert_manager_injects_bundles() {
     let config = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
         "metadata": {"name": "w"}, "webhooks": [{"name": "w.example.com", "clientConfig": {"caBundle": good}}]});
     let path = format!("{hooks}/w?fieldManager=cert-manager-cainjector&force=true");
-    let applied = told(&mut to.apply, 200, "PATCH", &path, Some(config)).await;
+    let applied = answered(&mut to.apply, 200, "PATCH", &path, Some(config)).await;
     assert_eq!(
         (
             &applied["webhooks"][0]["clientConfig"]["url"],
@@ -365,7 +365,7 @@ async fn keda_registers_metrics_before_they_are_served() {
         "group": "external.metrics.k8s.io", "version": "v1beta1", "groupPriorityMinimum": 100, "versionPriority": 100,
         "service": {"name": "keda-operator-metrics-apiserver", "namespace": "keda"}}});
     let services = "/apis/apiregistration.k8s.io/v1/apiservices";
-    told(&mut to.json, 201, "POST", services, Some(service)).await;
+    answered(&mut to.json, 201, "POST", services, Some(service)).await;
     until(&mut to, "/apis/external.metrics.k8s.io/v1beta1", |code, _| {
         code == 503
     })
@@ -376,11 +376,11 @@ async fn keda_registers_metrics_before_they_are_served() {
     })
     .await;
     assert_eq!(object["status"]["conditions"][0]["reason"], "ServiceNotFound");
-    let group = told(&mut to.json, 200, "GET", "/apis/external.metrics.k8s.io", None).await;
+    let group = answered(&mut to.json, 200, "GET", "/apis/external.metrics.k8s.io", None).await;
     assert_eq!(group["preferredVersion"]["version"], "v1beta1");
 }
 
-/// Events that client-go's two recorders send: what they leave out is nobody's.
+/// Events that client-go's two recorders send: what they leave out has no manager.
 #[tokio::test]
 async fn events_are_managed_where_they_say_something() {
     let cluster = Cluster::start().await;
@@ -393,7 +393,7 @@ async fn events_are_managed_where_they_say_something() {
     };
     let old = json!({"metadata": {"name": "old"}, "involvedObject": {"kind": "Pod", "name": "p", "namespace": "default"},
         "reason": "R", "message": "m", "type": "Normal"});
-    let old = told(
+    let old = answered(
         &mut to.json,
         201,
         "POST",
@@ -409,7 +409,7 @@ async fn events_are_managed_where_they_say_something() {
         "reportingController": "example.com/o", "reportingInstance": "o-0", "type": "Normal",
         "regarding": {"kind": "Pod", "name": "p", "namespace": "default"}});
     let events = "/apis/events.k8s.io/v1/namespaces/default/events";
-    let new = told(&mut to.json, 201, "POST", events, Some(new)).await;
+    let new = answered(&mut to.json, 201, "POST", events, Some(new)).await;
     assert_eq!(
         owned(&new),
         [

@@ -48,8 +48,8 @@ async fn an_emulated_version_serves_what_that_version_served() {
     .await;
     let get = async |path: &str| cluster.admin("GET", path, None).await;
     let version = get("/version").await.body;
-    let told = ["minor", "emulationMinor", "minCompatibilityMinor"].map(|field| version[field].clone());
-    assert_eq!(told, ["36", "33", "33"]);
+    let minors = ["minor", "emulationMinor", "minCompatibilityMinor"].map(|field| version[field].clone());
+    assert_eq!(minors, ["36", "33", "33"]);
     let groups = get("/apis").await.body;
     let names: Vec<&str> = groups["groups"]
         .as_array()

@@ -444,9 +444,9 @@ async fn appliers_of_versions_that_a_webhook_converts_conflict() {
     apply("v1", "fieldManager=a", json!({"host": "h", "port": 1}))
         .await
         .expect(201);
-    let refused = apply("v2", "fieldManager=b", json!({"address": "g"})).await;
+    let rejected = apply("v2", "fieldManager=b", json!({"address": "g"})).await;
     assert_eq!(
-        (refused.code, refused.message()),
+        (rejected.code, rejected.message()),
         (
             409,
             "Apply failed with 1 conflict: conflict with \"a\": .spec.host"
@@ -460,8 +460,8 @@ async fn appliers_of_versions_that_a_webhook_converts_conflict() {
         .await
         .expect(200);
     assert_eq!(left["spec"], json!({"host": "h", "port": 1}));
-    let gone = apply("v2", "fieldManager=b", json!({})).await.expect(200);
-    assert_eq!(gone["spec"], json!({"port": 1}));
+    let removed = apply("v2", "fieldManager=b", json!({})).await.expect(200);
+    assert_eq!(removed["spec"], json!({"port": 1}));
     let forced = apply("v2", "fieldManager=b&force=true", json!({"port": 2}))
         .await
         .expect(200);

@@ -201,7 +201,9 @@ fn widget(version: &str, fields: Value) -> Value {
 fn owners(managed: Managed) -> Vec<String> {
     let entries = managed.encode().unwrap_or_default();
     let shown = entries.into_iter().map(|e| {
-        let fields = e.fields_v1.map(|f| f.0.to_string()).unwrap_or_default();
+        // Kept as text.
+        let fields = e.fields_v1.and_then(|f| f.0.as_str().map(str::to_string));
+        let fields = fields.unwrap_or_default();
         let version = e.api_version.unwrap_or_default();
         format!("{} {version} {fields}", e.manager.unwrap_or_default())
     });
@@ -236,8 +238,8 @@ fn an_apply_conflicts_with_managers_of_a_version_that_a_webhook_converts() {
             managed.apply_with(v2, (&live, &config), by("b", v2), (force, now()), conversions)
         })
     };
-    let (refused, conversions) = apply(false);
-    match refused {
+    let (rejected, conversions) = apply(false);
+    match rejected {
         Err(Refused::Conflicts(conflicts)) => assert_eq!(
             conflicts.to_string(),
             "Apply failed with 1 conflict: conflict with \"a\": .host"

@@ -109,7 +109,13 @@ fn objects_inside_objects_say_what_they_are() {
     for root in ["/definitions", "/components/schemas"] {
         let object = inner(false, root);
         assert_eq!(object["required"], json!(["kind", "apiVersion"]));
-        let meta = object["properties"]["metadata"]["$ref"].as_str().unwrap();
+        let meta = &object["properties"]["metadata"];
+        // In OpenAPI 3.0 a reference has no siblings.
+        let reference = match root {
+            "/definitions" => &meta["$ref"],
+            _ => &meta["allOf"][0]["$ref"],
+        };
+        let meta = reference.as_str().unwrap();
         assert!(
             meta.starts_with(&format!("#{root}/")) && meta.ends_with(".ObjectMeta"),
             "{meta}"
