@@ -411,7 +411,9 @@ async fn an_update_that_loses_against_a_deletion_is_answered_404() {
         while server.asked.lock().is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let deleted = c.api.delete(&CONFIG_MAP, "default", "m", DeleteOptions::default());
+        let deleted = c
+            .api
+            .delete(&CONFIG_MAP, "default", "m", DeleteOptions::default());
         deleted.await.unwrap();
     };
     let (updated, ()) = tokio::join!(update, delete);
