@@ -278,8 +278,8 @@ async fn argo_cd_syncs_an_application() {
                 .map(|i| i["metadata"]["name"].as_str().unwrap().to_string()),
         );
         match page["metadata"]["continue"].as_str() {
-            Some(more) => next = more.to_string(),
-            None => break page["metadata"]["resourceVersion"].as_str().unwrap().to_string(),
+            Some(more) if !more.is_empty() => next = more.to_string(),
+            _ => break page["metadata"]["resourceVersion"].as_str().unwrap().to_string(),
         }
     };
     assert_eq!(names, ["a", "b", "c", "d", "e"]);

@@ -251,7 +251,7 @@ async fn crossplane_applies_definitions_and_resources_in_several_versions() {
     let mut to = Forms::to(&cluster).await;
     define(&mut to, composition()).await;
     let all = "/apis/crossplane.example.com/v2/namespaces/default/compositions";
-    let input = json!({"apiVersion": "x/v1", "kind": "Input", "metadata": {"name": "i", "unknown": 1}, "a": [1, null]});
+    let input = json!({"apiVersion": "x/v1", "kind": "Input", "metadata": {"name": "i"}, "a": [1, null]});
     let config = |spec: Value| {
         Some(
             json!({"apiVersion": "crossplane.example.com/v2", "kind": "Composition", "metadata": {"name": "c"}, "spec": spec}),

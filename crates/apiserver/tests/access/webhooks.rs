@@ -386,10 +386,9 @@ async fn a_webhook_is_called_over_the_connection_of_the_last_call() {
     assert_eq!((hooks.asked.lock().len(), connections()), (5, 1));
     // One that the webhook closes is not used again, and costs no call.
     let one = format!("{path}/kept");
-    cluster
-        .admin("PUT", &one, Some(configuration("/close")))
-        .await
-        .expect(200);
+    cluster.admin("DELETE", &one, None).await.expect(200);
+    let made = cluster.admin("POST", &path, Some(configuration("/close"))).await;
+    made.expect(201);
     for n in 0..5 {
         tried(&cluster, &format!("two-{n}")).await.expect(201);
     }
