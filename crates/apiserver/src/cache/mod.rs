@@ -10,7 +10,6 @@
 pub mod change;
 mod custom;
 mod decoded;
-mod definition;
 mod feed;
 pub mod kind;
 mod term;
@@ -241,10 +240,7 @@ impl Cache {
         let mut written = written;
         let mut started_over = pin!(self.started_over.notified());
         let begun = Instant::now();
-        let result = match seen {
-            0 => self.commit_creation(kind, txn, term).await?,
-            _ => self.commit(txn, term).await?,
-        };
+        let result = self.commit(txn, term).await?;
         let operation = if seen == 0 { "create" } else { "update" };
         self.metrics.store_took(operation, kind.plural(), begun.elapsed());
         match result {
@@ -254,11 +250,11 @@ impl Cache {
                     biased;
                     object = &mut written => return object.map(Written::Done).map_err(|_| unavailable()),
                     () = started_over.as_mut() => {
-                        started_over.set(self.started_over.notified());
                         // What replaced it before the new list is all that the list has: no event of it comes any more.
                         if self.revision() >= revision {
                             return Err(unavailable());
                         }
+                        started_over.set(self.started_over.notified());
                     }
                 }
             },
