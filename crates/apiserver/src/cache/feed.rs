@@ -79,7 +79,6 @@ impl Cache {
             }
         }
         self.advance(found.revision);
-        self.started_over.notify_waiters();
         self.in_step.store(true, Ordering::Release);
         Ok(watch)
     }

@@ -15,7 +15,6 @@ pub mod kind;
 mod term;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -25,7 +24,7 @@ use knarr_api::{AnyObject, Error, Kind, Object, registry};
 use knarr_client::Term;
 use knarr_store::{Compare, KeyValue, Op, Store, Txn, TxnResult};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::encryption::AtRest;
@@ -46,8 +45,6 @@ pub struct Cache {
     revision: AtomicU64,
     in_step: AtomicBool,
     waiters: Mutex<BTreeMap<u64, Vec<oneshot::Sender<()>>>>,
-    /// Notified when it has been filled with a new list, and not by events.
-    started_over: Notify,
     deposits: Mutex<HashMap<Bytes, Vec<Deposit>>>,
     deposit_ids: AtomicU64,
     at_rest: Option<AtRest>,
@@ -96,7 +93,6 @@ impl Cache {
             revision: AtomicU64::new(0),
             in_step: AtomicBool::new(false),
             waiters: Mutex::default(),
-            started_over: Notify::new(),
             deposits: Mutex::default(),
             deposit_ids: AtomicU64::new(0),
             at_rest,
@@ -237,27 +233,15 @@ impl Cache {
             }],
             ops: vec![Op::Put { key, value }],
         };
-        let mut written = written;
-        let mut started_over = pin!(self.started_over.notified());
         let begun = Instant::now();
         let result = self.commit(txn, term).await?;
         let operation = if seen == 0 { "create" } else { "update" };
         self.metrics.store_took(operation, kind.plural(), begun.elapsed());
         match result {
-            TxnResult::Committed { revision } => loop {
-                let unavailable = || Error::unavailable("the watch cache is starting over");
-                tokio::select! {
-                    biased;
-                    object = &mut written => return object.map(Written::Done).map_err(|_| unavailable()),
-                    () = started_over.as_mut() => {
-                        // What replaced it before the new list is all that the list has: no event of it comes any more.
-                        if self.revision() >= revision {
-                            return Err(unavailable());
-                        }
-                        started_over.set(self.started_over.notified());
-                    }
-                }
-            },
+            TxnResult::Committed { .. } => written
+                .await
+                .map(Written::Done)
+                .map_err(|_| Error::unavailable("the watch cache is starting over")),
             TxnResult::Failed { revision, .. } => {
                 drop(withdraw);
                 self.wait_for(revision).await;
