@@ -425,6 +425,10 @@ async fn run(
         let (root, server) = (shared.config.root_dir.clone(), pod_resources(&shared));
         tasks.spawn(async move { podresources::run(server, &root).await });
     }
+    let fake_host = shared.config.fake_host.as_ref();
+    if !shared.config.machine.is_host() && fake_host.is_some_and(|host| host.has_fake_plugins()) {
+        tasks.spawn(plugins(&shared).run());
+    }
     // Nothing is decided about any pod before it is known what runs.
     let mut snapshot = loop {
         match list_runtime(&shared).await {
@@ -560,7 +564,9 @@ fn plugins(shared: &Shared) -> Arc<Watcher> {
         Arc::new(devices),
         Arc::new(dra::drivers::Registrar(shared.dra.drivers())),
     ];
-    Watcher::new(directory, handlers)
+    let fake_host = shared.config.fake_host.clone();
+    let host = fake_host.unwrap_or_else(|| host_of(shared.config.machine));
+    Watcher::new(directory, handlers, host)
 }
 
 /// The directory of static pods, when it has to be read.

@@ -4,9 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use prost::Message;
+pub use tonic::Code;
+use tonic::Status;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+
+use crate::volumes::Host;
 
 /// A request message, with its method and its answer type.
 pub trait Call: prost::Message + Default + 'static {
@@ -56,6 +60,25 @@ impl From<Status> for CallError {
             message: status.message().to_string(),
         }
     }
+}
+
+/// Calls the plugin at the socket, a process or a fake one of the host.
+pub async fn call_on<C: Call>(
+    host: &dyn Host,
+    socket: &Path,
+    request: C,
+    within: Duration,
+) -> Result<C::Answer, CallError> {
+    let fake = host.call_plugin(socket, C::PATH, request.encode_to_vec());
+    let answer = match tokio::time::timeout(within, fake).await {
+        Ok(None) => return call(socket, request, within).await,
+        Ok(Some(answer)) => answer?,
+        Err(_) => return Err(CallError::deadline_exceeded()),
+    };
+    C::Answer::decode(answer.as_slice()).map_err(|error| CallError {
+        code: Code::Internal,
+        message: error.to_string(),
+    })
 }
 
 /// Calls the plugin that listens at the socket.

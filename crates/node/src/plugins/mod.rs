@@ -10,5 +10,5 @@ pub mod call;
 pub mod serve;
 pub mod watcher;
 
-pub use call::{Call, CallError, call};
+pub use call::{Call, CallError, Code, call, call_on};
 pub use watcher::{Handler, Plugin, Watcher};

@@ -13,8 +13,9 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
-use super::call::{call, methods};
+use super::call::{call_on, methods};
 use crate::untrusted_fs::{Dir, Kind};
+use crate::volumes::Host;
 
 /// The kubelet's directory of it.
 pub const REGISTRY: &str = "plugins_registry";
@@ -110,15 +111,17 @@ struct Known {
 pub struct Watcher {
     directory: PathBuf,
     handlers: Vec<Arc<dyn Handler>>,
+    host: Arc<dyn Host>,
     /// By the socket in the registry.
     known: Mutex<BTreeMap<PathBuf, Known>>,
 }
 
 impl Watcher {
-    pub fn new(directory: PathBuf, handlers: Vec<Arc<dyn Handler>>) -> Arc<Self> {
+    pub fn new(directory: PathBuf, handlers: Vec<Arc<dyn Handler>>, host: Arc<dyn Host>) -> Arc<Self> {
         Arc::new(Watcher {
             directory,
             handlers,
+            host,
             known: Mutex::default(),
         })
     }
@@ -209,7 +212,8 @@ impl Watcher {
 
     async fn try_register(&self, socket: &Path) -> Result<(Plugin, Arc<dyn Handler>), String> {
         let at = socket.display();
-        let info = call(socket, InfoRequest {}, GET_INFO).await.map_err(|error| {
+        let answer = call_on(&*self.host, socket, InfoRequest {}, GET_INFO).await;
+        let info = answer.map_err(|error| {
             format!(
                 "RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {at}, err: {error}"
             )
@@ -220,7 +224,7 @@ impl Watcher {
             error: accepted.as_ref().err().cloned().unwrap_or_default(),
         };
         // A plugin that does not listen to its status is registered all the same.
-        if let Err(error) = call(socket, status, NOTIFY).await {
+        if let Err(error) = call_on(&*self.host, socket, status, NOTIFY).await {
             debug!(socket = %at, %error, "cannot notify a plugin of its registration");
         }
         accepted

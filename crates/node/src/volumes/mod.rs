@@ -35,7 +35,7 @@ use crate::kubelet::downward::DownwardValues;
 use crate::kubelet::env::{EnvFile, UNREADABLE, expand};
 use crate::untrusted_fs::{self, Dir, Links, Pool};
 use expansion::Expansions;
-pub use storage::{CommandOutput, Host};
+pub use storage::{CommandOutput, Host, csi_wire};
 use storage::{FsGroup, VolumeMode, give_to};
 
 /// Directories of the kubelet's own, pods' among them: closed to the node's other users, for what is below them is not.

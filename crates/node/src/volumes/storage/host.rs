@@ -10,6 +10,7 @@ use nix::time::{ClockId, clock_gettime};
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
+use crate::plugins::CallError;
 use crate::volumes::mounts;
 
 /// How long a command may take: a mount from a server that does not answer would wait for minutes.
@@ -48,6 +49,22 @@ pub trait Host: std::fmt::Debug + Send + Sync {
     /// The file that a path of `/dev/disk/by-path` leads to, if it is there; the first whose name matches, where `*` is
     /// anything.
     fn device(&self, by_path: &str) -> Option<PathBuf>;
+
+    /// Whether the watcher of plugins runs although pods are not processes.
+    fn has_fake_plugins(&self) -> bool {
+        false
+    }
+
+    /// Calls a fake plugin's method at its socket, with request and answer as gRPC encodes them; `None` where plugins are
+    /// processes that listen there.
+    async fn call_plugin(
+        &self,
+        _socket: &Path,
+        _method: &'static str,
+        _request: Vec<u8>,
+    ) -> Option<Result<Vec<u8>, CallError>> {
+        None
+    }
 
     /// The uptime, suspend included, by a clock that is never set; `None` where it is unknown.
     fn since_boot(&self) -> Option<Duration> {

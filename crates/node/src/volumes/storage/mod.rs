@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 pub use csi::drivers::{Drivers, Registrar};
 pub use csi::is_attached;
-pub use csi::node_info;
+pub use csi::{node_info, wire as csi_wire};
 pub use filesystem::{FsGroup, give_to};
 pub use host::{CommandOutput, Hollow, Host, Machine};
 use records::Recorded;
@@ -268,6 +268,7 @@ impl StorageManager {
             drivers: self.tools.drivers.clone(),
             api: self.tools.api.clone(),
             node: self.tools.node.clone(),
+            host: self.tools.host.clone(),
         }
     }
 

@@ -10,6 +10,7 @@ use knarr_client::Api;
 use parking_lot::Mutex;
 use tracing::info;
 
+use super::super::host::Host;
 use super::{node_info, wire};
 use crate::plugins::{Handler, Plugin};
 
@@ -33,6 +34,7 @@ pub struct Registrar {
     pub drivers: Arc<Drivers>,
     pub api: Arc<dyn Api>,
     pub node: String,
+    pub host: Arc<dyn Host>,
 }
 
 #[async_trait]
@@ -54,7 +56,7 @@ impl Handler for Registrar {
 
     async fn register(&self, plugin: &Plugin) -> Result<(), String> {
         let name = &plugin.name;
-        let info = wire::call(&plugin.endpoint, wire::NodeGetInfo {}).await?;
+        let info = wire::call(&*self.host, &plugin.endpoint, wire::NodeGetInfo {}).await?;
         if info.node_id.is_empty() {
             return Err(format!(
                 "driver {name} has no name for this node (node_id is empty)"

@@ -22,7 +22,7 @@ impl Csi {
         bytes: i64,
     ) -> Result<(), Failure> {
         let socket = self.socket(tools, EXPAND).map_err(Failure::Uncertain)?;
-        let can = self.can(&socket).await.map_err(|why| {
+        let can = self.can(tools, &socket).await.map_err(|why| {
             Failure::Uncertain(format!(
                 "Expander.NodeExpand failed to check if node supports expansion : {why}"
             ))
@@ -51,7 +51,10 @@ impl Csi {
             secrets: secrets.map_err(Failure::Uncertain)?,
         };
         // The size that it answers may be left out, and the volume's is known.
-        wire::try_call(&socket, request).await.map(drop).map_err(failure)
+        wire::try_call(&*tools.host, &socket, request)
+            .await
+            .map(drop)
+            .map_err(failure)
     }
 }
 

@@ -68,8 +68,8 @@ struct DriverCapabilities {
 }
 
 impl Csi {
-    async fn can(&self, socket: &Path) -> Result<DriverCapabilities, String> {
-        let calls_made = wire::call(socket, wire::NodeGetCapabilities {}).await?;
+    async fn can(&self, tools: &Tools, socket: &Path) -> Result<DriverCapabilities, String> {
+        let calls_made = wire::call(&*tools.host, socket, wire::NodeGetCapabilities {}).await?;
         let kinds: Vec<i32> = calls_made
             .capabilities
             .iter()
@@ -254,7 +254,7 @@ impl Storage for Csi {
 
     async fn stage(&self, tools: &Tools, at: &Path, terms: &MountTerms) -> Result<(), String> {
         let socket = self.socket(tools, STAGE)?;
-        let can = self.can(&socket).await?;
+        let can = self.can(tools, &socket).await?;
         if !can.stage {
             return Ok(());
         }
@@ -270,7 +270,7 @@ impl Storage for Csi {
                 .await?,
             volume_context: self.attributes.clone().into_iter().collect(),
         };
-        wire::call(&socket, request).await.map(drop)
+        wire::call(&*tools.host, &socket, request).await.map(drop)
     }
 
     async fn publish(
@@ -283,7 +283,7 @@ impl Storage for Csi {
         let socket = self.socket(tools, PUBLISH)?;
         let about = self.about(tools).await?;
         self.is_served(about.as_deref())?;
-        let can = self.can(&socket).await?;
+        let can = self.can(tools, &socket).await?;
         let staged = staged.filter(|_| can.stage);
         // The driver makes the last directory, or the device's file, itself.
         if let Some(parent) = target.parent() {
@@ -301,7 +301,7 @@ impl Storage for Csi {
                 .await?,
             volume_context: self.context(about.as_deref(), terms),
         };
-        wire::call(&socket, request).await?;
+        wire::call(&*tools.host, &socket, request).await?;
         if let Some(group) = terms.fs_group.filter(|_| !can.mount_group)
             && terms.mode == VolumeMode::Filesystem
             && self.is_given_to_group(about.as_deref(), terms)
@@ -318,7 +318,7 @@ impl Storage for Csi {
             volume_id: self.handle.clone(),
             target_path: target.display().to_string(),
         };
-        wire::call(&socket, request).await.map(drop)
+        wire::call(&*tools.host, &socket, request).await.map(drop)
     }
 
     async fn unstage(&self, tools: &Tools, at: &Path) -> Result<(), String> {
@@ -326,12 +326,12 @@ impl Storage for Csi {
             tools,
             "attacher.UnmountDevice failed to create newCsiDriverClient",
         )?;
-        if self.can(&socket).await?.stage {
+        if self.can(tools, &socket).await?.stage {
             let request = wire::UnstageRequest {
                 volume_id: self.handle.clone(),
                 staging_target_path: at.display().to_string(),
             };
-            wire::call(&socket, request).await?;
+            wire::call(&*tools.host, &socket, request).await?;
         }
         for gone in [Some(at), at.parent()].into_iter().flatten() {
             tools.remove_dir(gone).await?;

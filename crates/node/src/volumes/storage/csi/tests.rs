@@ -216,6 +216,7 @@ impl Node {
             drivers: drivers.clone(),
             api: api.clone(),
             node: "n1".into(),
+            host: Arc::new(Hollow),
         };
         let tools = Tools {
             host: Arc::new(Hollow),
@@ -226,7 +227,11 @@ impl Node {
         };
         Node {
             storage_manager: StorageManager::new(dir.path().into(), tools),
-            watcher: Watcher::new(dir.path().join(watcher::REGISTRY), vec![Arc::new(registrar)]),
+            watcher: Watcher::new(
+                dir.path().join(watcher::REGISTRY),
+                vec![Arc::new(registrar)],
+                Arc::new(Hollow),
+            ),
             dir,
             api,
             drivers,
