@@ -18,17 +18,21 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
-use crate::clocks::DriftingClock;
+use crate::attacher;
+use crate::clocks::{DriftingClock, Rate};
 use crate::disks;
 use crate::fence_agents;
+use crate::names::Names;
 use crate::network::{Identity, Network, Wire};
 use crate::network_agent::{self, NetworkAgent, ProxyKernel};
 use crate::observer::Observer;
 use crate::pod_network::MachineNetwork;
 use crate::random::{Stream, stream};
-use crate::rules::b7_endpoints;
+use crate::rules::{b7_endpoints, n5_names};
 use crate::runtime::{Condition, Line};
 use crate::servers::ApiServer;
+use crate::switches::{Switch, Switches};
+use crate::upgrade::Version;
 
 /// What every container's image is called.
 pub(crate) const IMAGES: [&str; 3] = ["app:v1", "app:v2", "app:v3"];
@@ -51,25 +55,59 @@ pub(crate) struct Ground {
     pub proxied: bool,
     /// Nodes have ranges of addresses and a pod network that enforces policies.
     pub networked: bool,
+    /// Nodes have a CSI driver.
+    pub staged: bool,
+    /// Names of Services are asked for on each node.
+    pub named: bool,
     pub node_ipam: nodeipam::Config,
+    /// What is on.
+    pub on: Switches,
 }
 
 impl Ground {
-    fn wire(&self, identity: Identity, network: &Arc<Network>, dead: &CancellationToken) -> Arc<Wire> {
-        Arc::new(Wire::new(
+    fn wire(
+        &self,
+        identity: Identity,
+        network: &Arc<Network>,
+        dead: &CancellationToken,
+        version: &Version,
+    ) -> Arc<Wire> {
+        let wire = Wire::new(
             self.servers.clone(),
             identity,
             network.clone(),
             self.observer.clone(),
             dead.clone(),
             self.mutation,
-        ))
+        );
+        Arc::new(wire.former(version.is_former()))
     }
 
     /// The clock of the machine that this runs on.
     pub fn clock_of(&self, machine: &str) -> Arc<DriftingClock> {
         let mut chance = stream(self.seed, &format!("clock/{machine}"));
         Arc::new(DriftingClock::new(self.clock, self.epoch, &mut chance))
+    }
+
+    /// The API for a client that only lists and watches, over a link without faults.
+    pub fn follower(&self) -> Arc<dyn Api> {
+        let network = Arc::new(Network::new("follower", stream(self.seed, "network/follower")));
+        self.wire(
+            Identity::Administrator,
+            &network,
+            &CancellationToken::new(),
+            &Version::default(),
+        )
+    }
+
+    /// How fast this node's machine counts, which the observer knows where it matters.
+    fn rate_of(&self, node: &str) -> Rate {
+        if !(self.on.has(Switch::DriftingClocks) || self.on.has(Switch::WrongClocks)) {
+            return Rate::EVEN;
+        }
+        let rate = Rate::draw(self.on, &mut stream(self.seed, &format!("rate/{node}")));
+        self.observer.set_rate(node, rate);
+        rate
     }
 }
 
@@ -80,12 +118,16 @@ pub(crate) struct Node {
     pub network: Arc<Network>,
     pub condition: Arc<Condition>,
     pub runtime: Arc<FakeRuntime>,
-    machine: Arc<disks::Machine>,
+    pub machine: Arc<disks::Machine>,
     proxy_kernel: Arc<ProxyKernel>,
+    /// What answers names, while the agent runs.
+    names: Arc<Mutex<Option<Arc<Names>>>>,
     /// Where there is one of knarr's.
     pods: Option<Arc<MachineNetwork>>,
     ground: Ground,
     clock: Arc<dyn Clock>,
+    rate: Rate,
+    pub version: Arc<Version>,
     /// Somebody has switched the machine off.
     off: AtomicBool,
     /// The one that runs: how to end it.
@@ -98,6 +140,7 @@ impl Node {
         let images = IMAGES.map(|i| format!("docker.io/library/{i}"));
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
         let clock = ground.clock_of(&name);
+        let rate = ground.rate_of(&name);
         let runtime = Arc::new(FakeRuntime::new(clock.clone(), &images));
         if ground.proxied {
             runtime.set_subnet(u8::try_from(number).unwrap_or(u8::MAX));
@@ -124,6 +167,7 @@ impl Node {
             &name,
             observer.clone(),
             condition.clone(),
+            rate,
             ground.mutation,
         ));
         let disks = machine.clone();
@@ -157,11 +201,14 @@ impl Node {
             condition,
             machine,
             proxy_kernel: Arc::default(),
+            names: Arc::default(),
             pods,
             address: format!("192.0.2.{}", 10 + number),
             runtime,
             ground: ground.clone(),
             clock,
+            rate,
+            version: Arc::default(),
             off: AtomicBool::new(false),
             kubelet: Mutex::new(None),
             name,
@@ -176,8 +223,16 @@ impl Node {
         self.ground
             .observer
             .note(&format!("kubelet of {} starts", self.name));
+        let is_former = self.version.is_former();
+        self.ground.observer.kubelet_starts(&self.name, is_former);
         let directory = self.ground.directory.join(&self.name);
         let dead = CancellationToken::new();
+        if self.ground.staged
+            && let Err(error) = self.machine.staging.register(&directory.join("kubelet"))
+        {
+            let what = format!("the CSI driver of {} has no socket: {error}", self.name);
+            self.ground.observer.violate("S9", what);
+        }
         let mut config = Config {
             node_name: self.name.clone(),
             root_dir: directory.join("kubelet"),
@@ -197,18 +252,19 @@ impl Node {
             config.endpoint_barrier = b7_endpoints::BOUND.unsigned_abs();
             config.network = Some(NetworkAgent::start(network_agent::Parts {
                 node: self.name.clone(),
-                api: self.ground.wire(agent, &self.network, &dead),
+                api: self.ground.wire(agent, &self.network, &dead, &self.version),
                 clock: self.clock.clone(),
                 observer: self.ground.observer.clone(),
                 chance: stream(self.ground.seed, &format!("kernel/{}", self.name)),
                 mutation: self.ground.mutation,
                 kernel: self.proxy_kernel.clone(),
                 dead: dead.clone(),
+                names: self.ground.named.then(|| self.names.clone()),
             }));
         }
         if let Some(pods) = &self.pods {
             let agent = Identity::Component(Component::NetworkAgent(self.name.clone()));
-            let api = self.ground.wire(agent, &self.network, &dead);
+            let api = self.ground.wire(agent, &self.network, &dead, &self.version);
             pods.start(api, self.runtime.clone(), &dead);
         }
         let identity = Identity::Component(Component::Node(self.name.clone()));
@@ -218,6 +274,8 @@ impl Node {
             inner: self.runtime.clone(),
             condition: self.condition.clone(),
             machine: self.machine.clone(),
+            rate: self.rate,
+            is_former,
             dead: dead.clone(),
             mutation: self.ground.mutation,
             recipes: Mutex::default(),
@@ -225,7 +283,7 @@ impl Node {
         };
         let kubelet = Kubelet::start(
             config,
-            self.ground.wire(identity, &self.network, &dead),
+            self.ground.wire(identity, &self.network, &dead, &self.version),
             Arc::new(line),
             self.clock.clone(),
             dead.clone(),
@@ -241,6 +299,17 @@ impl Node {
     /// Whether its kubelet can do what it decides to, heard or not.
     pub fn is_able(&self) -> bool {
         self.kubelet.lock().is_some() && !self.runtime.is_down() && self.condition.is_reliable()
+    }
+
+    /// Checks the answers to all names, where DNS runs.
+    pub fn ask_names(&self) {
+        let names = self.names.lock().clone();
+        let Some(names) = names else { return };
+        let asked = self.ground.observer.world(n5_names::questions);
+        for question in asked {
+            let answer = names.ask(&question, self.network.is_cut());
+            self.ground.observer.resolved(&self.name, &question, &answer);
+        }
     }
 
     /// Another machine stands in its place, of the same name and with nothing on it.
@@ -304,6 +373,9 @@ impl Node {
                 .observer
                 .note(&format!("kubelet of {} dies", self.name));
             dead.cancel();
+            if self.names.lock().take().is_some() {
+                self.ground.observer.forget_answers(&self.name);
+            }
             if let Some(pods) = &self.pods {
                 pods.crash();
             }
@@ -327,6 +399,7 @@ type Running = (CancellationToken, JoinHandle<()>);
 pub(crate) struct Control {
     pub network: Arc<Network>,
     pub clock: Arc<DriftingClock>,
+    pub version: Arc<Version>,
     ground: Ground,
     /// Whether it competes for the lease, or takes itself for the only one.
     elected: bool,
@@ -339,6 +412,7 @@ impl Control {
         let chance: Stream = stream(ground.seed, &format!("network/{name}"));
         Arc::new(Control {
             clock: ground.clock_of(name),
+            version: Arc::default(),
             network: Arc::new(Network::new(name, chance)),
             ground: ground.clone(),
             elected,
@@ -364,7 +438,7 @@ impl Control {
         config.fence_agents = Some(Arc::new(self.ground.fence_agents.clone()));
         config.fence_agents_allowed = fence_agents::allowed();
         config.identity = self.elected.then_some(identity);
-        let wire = self.ground.wire(manager, &self.network, &dead);
+        let wire = self.ground.wire(manager, &self.network, &dead, &self.version);
         let api: Arc<dyn Api> = Arc::new(wire.acting_as(Identity::Mistaken));
         // Its own token is never rung: a crash is no orderly stop.
         let clock = self.clock.clone();
@@ -377,6 +451,7 @@ impl Control {
                     match mutation {
                         Some(Mutation::GcWithoutQuarantine) => release_at_once(api).await,
                         Some(Mutation::DetachByTimer) => disks::detach_by_timer(api).await,
+                        Some(Mutation::DetachInUse) => attacher::detach_in_use(api).await,
                         _ => {}
                     }
                 });

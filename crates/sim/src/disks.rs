@@ -15,6 +15,7 @@ use k8s_openapi::api::storage::v1::VolumeAttachment;
 use knarr_api::kinds::persistent_volume::{ATTACHER, IN_USE};
 use knarr_api::{k8s_openapi, registry};
 use knarr_client::{Api, Error, ListOptions, Object, TypedApi};
+use knarr_node::plugins::{CallError, Code};
 use knarr_node::runtime::ContainerConfig;
 use knarr_node::volumes::{CommandOutput, Host};
 use parking_lot::Mutex;
@@ -23,13 +24,19 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
+use crate::clocks::Rate;
 use crate::observer::Observer;
 use crate::runtime::Condition;
+use crate::staging::Staging;
 
 /// Where all disks come from.
 pub(crate) const SERVER: &str = "disks.sim";
 /// In paths of mounted disks.
-const PLUGIN: &str = "/volumes/kubernetes.io~nfs/";
+const PLUGINS: [&str; 3] = [
+    "/volumes/kubernetes.io~nfs/",
+    "/volumes/kubernetes.io~csi/",
+    "/volumes/kubernetes.io~iscsi/",
+];
 /// How long [`detach_by_timer`] waits for a node's word.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// `mount`'s and `umount`'s exit code where they failed.
@@ -53,11 +60,12 @@ pub(crate) enum By {
 
 /// One machine, over its reboots.
 pub(crate) struct Machine {
-    node: String,
-    observer: Arc<Observer>,
+    pub node: String,
+    pub observer: Arc<Observer>,
     condition: Arc<Condition>,
-    /// For [`Mutation::FenceItselfLate`].
-    counts_slowly: bool,
+    pub mutation: Option<Mutation>,
+    pub staging: Staging,
+    rate: Rate,
     state: Mutex<State>,
 }
 
@@ -76,13 +84,16 @@ impl Machine {
         node: &str,
         observer: Arc<Observer>,
         condition: Arc<Condition>,
+        rate: Rate,
         mutation: Option<Mutation>,
     ) -> Self {
         Machine {
+            rate,
             node: node.into(),
             observer,
             condition,
-            counts_slowly: mutation == Some(Mutation::FenceItselfLate),
+            mutation,
+            staging: Staging::default(),
             state: Mutex::new(State {
                 up_since: Instant::now(),
                 mounts: BTreeMap::new(),
@@ -110,6 +121,11 @@ impl Machine {
         for (at, disk) in mounts {
             self.observer.closes(&disk, &self.mounted(at));
         }
+        self.forget_staged();
+    }
+
+    pub fn is_mounted_at(&self, at: &Path) -> bool {
+        self.state.lock().mounts.contains_key(at)
     }
 
     fn mounted(&self, at: PathBuf) -> Holder {
@@ -120,7 +136,7 @@ impl Machine {
         }
     }
 
-    fn mount(&self, disk: &str, at: &Path) -> Result<(), String> {
+    pub fn mount(&self, disk: &str, at: &Path) -> Result<(), String> {
         // Whoever tidied up meanwhile took the place to mount it on.
         if !at.is_dir() {
             return Err(format!("mount point {} does not exist", at.display()));
@@ -133,7 +149,7 @@ impl Machine {
         Ok(())
     }
 
-    fn unmount(&self, at: &Path) -> Result<(), String> {
+    pub fn unmount(&self, at: &Path) -> Result<(), String> {
         let Some(disk) = self.state.lock().mounts.remove(at) else {
             return Err(format!("{}: not mounted", at.display()));
         };
@@ -144,7 +160,8 @@ impl Machine {
     /// A container of this id and with these mounts was made.
     pub fn made(&self, id: &str, config: &ContainerConfig) {
         let paths = config.mounts.iter().map(|m| m.host_path.as_str());
-        let paths: Vec<_> = paths.filter(|p| p.contains(PLUGIN)).map(PathBuf::from).collect();
+        let is_disk = |path: &&str| PLUGINS.iter().any(|plugin| path.contains(plugin));
+        let paths: Vec<_> = paths.filter(is_disk).map(PathBuf::from).collect();
         if !paths.is_empty() {
             self.state.lock().made.insert(id.into(), paths);
         }
@@ -221,17 +238,24 @@ impl Host for Hands {
             args.iter().map(|a| a.to_string()).collect::<Vec<_>>(),
         );
         let done = self.machine.condition.order(async move {
+            if let Some(ran) = machine.run_staging(&program, &args) {
+                return Ok(Ok(ran));
+            }
             let (source, at) = match args.as_slice() {
                 [.., source, at] => (source.as_str(), at.as_str()),
                 [at] => ("", at.as_str()),
                 [] => ("", ""),
             };
             let disk = source.strip_prefix(SERVER).and_then(|s| s.strip_prefix(':'));
-            Ok(match (program.as_str(), disk) {
+            let done = match (program.as_str(), disk) {
                 ("mount", Some(disk)) => machine.mount(disk, Path::new(at)),
                 ("umount", _) => machine.unmount(Path::new(at)),
                 _ => Err(format!("no {program} of {source} here")),
-            })
+            };
+            Ok(done.map(|()| CommandOutput {
+                code: Some(0),
+                output: String::new(),
+            }))
         });
         let done = tokio::select! {
             biased;
@@ -243,26 +267,58 @@ impl Host for Hands {
             output,
         };
         Ok(match done {
-            Ok(Ok(())) => CommandOutput {
-                code: Some(0),
-                output: String::new(),
-            },
+            Ok(Ok(ran)) => ran,
             Ok(Err(why)) => failed(why),
             Err(error) => failed(error.to_string()),
         })
     }
 
     fn is_mounted(&self, at: &Path) -> std::io::Result<bool> {
-        Ok(self.machine.state.lock().mounts.contains_key(at))
+        Ok(self.machine.is_mounted_at(at) || self.machine.is_staged(at))
     }
 
-    fn device(&self, _by_path: &str) -> Option<PathBuf> {
-        None
+    fn device(&self, by_path: &str) -> Option<PathBuf> {
+        self.machine.staging_device(by_path)
+    }
+
+    fn has_fake_plugins(&self) -> bool {
+        self.machine.staging.is_registered()
+    }
+
+    async fn call_plugin(
+        &self,
+        _socket: &Path,
+        method: &'static str,
+        request: Vec<u8>,
+    ) -> Option<std::result::Result<Vec<u8>, CallError>> {
+        if !self.dead.is_cancelled() {
+            self.machine
+                .observer
+                .note(&format!("{} is to do {method}", self.machine.node));
+        }
+        let machine = self.machine.clone();
+        let called = self
+            .machine
+            .condition
+            .order(async move { Ok(machine.call_driver(method, &request)) });
+        let called = tokio::select! {
+            biased;
+            () = self.dead.cancelled() => std::future::pending().await,
+            called = called => called,
+        };
+        Some(called.unwrap_or_else(|error| {
+            Err(CallError {
+                code: Code::Unavailable,
+                message: error.to_string(),
+            })
+        }))
     }
 
     fn since_boot(&self) -> Option<Duration> {
         let up = self.machine.state.lock().up_since.elapsed();
-        Some(if self.machine.counts_slowly { up / 2 } else { up })
+        let up = self.machine.rate.counted(up);
+        let counts_slowly = self.machine.mutation == Some(Mutation::FenceItselfLate);
+        Some(if counts_slowly { up / 2 } else { up })
     }
 }
 

@@ -4,18 +4,23 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use k8s_openapi::jiff::SignedDuration;
+use knarr_api::quantity::Quantity;
 use knarr_api::{AnyObject, k8s_openapi, registry};
-use knarr_client::{Kind, Object};
+use knarr_client::{Kind, Object, Result};
 use knarr_store::{Op, Txn};
 use serde_json::Value;
 
 use crate::mutation::Mutation;
 use crate::observer::Observer;
+use crate::store::key_of;
 use crate::stored;
-use crate::world::{is_finished, node_of, owner, phase_of};
+use crate::upgrade::{STARTED_BY, started_by};
+use crate::world::{World, is_finished, node_of, owner, phase_of};
 
 /// By so much a deletion is put off.
 const PUT_OFF: SignedDuration = SignedDuration::from_mins(10);
@@ -70,6 +75,31 @@ pub(crate) fn read(mutation: Option<Mutation>, is_kubelet: bool, pod: Arc<Object
     }
 }
 
+/// An EndpointSlice as a network agent with this mutation reads it.
+pub(crate) fn read_slice(mutation: Option<Mutation>, slice: Arc<Object>) -> Arc<Object> {
+    let Some(mut typed) = slice.get::<EndpointSlice>().cloned() else {
+        return slice;
+    };
+    let endpoints = typed.endpoints.get_or_insert_default();
+    let terminates = |endpoint: &Endpoint| {
+        let conditions = endpoint.conditions.as_ref();
+        conditions.and_then(|conditions| conditions.terminating) == Some(true)
+    };
+    match mutation {
+        Some(Mutation::OfferTerminating) => {
+            for endpoint in endpoints.iter_mut().filter(|endpoint| terminates(endpoint)) {
+                let conditions = endpoint.conditions.get_or_insert_default();
+                (conditions.ready, conditions.terminating) = (conditions.serving, Some(false));
+            }
+        }
+        Some(Mutation::ForgetFallback) => endpoints.retain(|endpoint| !terminates(endpoint)),
+        _ => return slice,
+    }
+    let revision = slice.revision().to_string();
+    typed.metadata.resource_version = Some(revision);
+    Arc::new(Object::from_typed(&registry::ENDPOINT_SLICE, Box::new(typed)))
+}
+
 /// What a component writes that makes this mistake.
 pub(crate) fn update(mutation: Option<Mutation>, kind: &Kind, object: &mut dyn AnyObject) {
     if kind != &registry::POD_DISRUPTION_BUDGET {
@@ -88,6 +118,37 @@ pub(crate) fn update(mutation: Option<Mutation>, kind: &Kind, object: &mut dyn A
         _ => return,
     };
     status.disruptions_allowed = Some(allowed);
+}
+
+/// What a component asks to be written, where the answer may be made up of it.
+pub(crate) fn asked(mutation: Option<Mutation>, object: &dyn AnyObject) -> Option<Box<dyn AnyObject>> {
+    (mutation == Some(Mutation::TakeUnansweredForDone)).then(|| object.clone_box())
+}
+
+/// What API servers with this mutation answer to a write.
+pub(crate) fn answer(
+    mutation: Option<Mutation>,
+    observer: &Observer,
+    (kind, asked): (&Kind, Option<Box<dyn AnyObject>>),
+    answer: Result<Arc<Object>>,
+) -> Result<Arc<Object>> {
+    let at_newest = |mut object: Box<dyn AnyObject>| {
+        let newest = observer.world(|world| world.commits.newest());
+        object.metadata_mut().resource_version = Some(newest.to_string());
+        Ok(Arc::new(Object::from_typed(kind, object)))
+    };
+    match (mutation, answer, asked) {
+        (Some(Mutation::TakeUnansweredForDone), Err(error), Some(asked)) if error.code() >= 500 => {
+            at_newest(asked)
+        }
+        (Some(Mutation::AnswerAtNewest), Ok(object), _) if kind == &registry::POD => {
+            match object.get::<Pod>().cloned() {
+                Some(pod) => at_newest(Box::new(pod)),
+                None => Ok(object),
+            }
+        }
+        (_, answer, _) => answer,
+    }
 }
 
 /// The status of a pod as a kubelet that makes this mistake reports it.
@@ -118,11 +179,19 @@ pub(crate) fn transaction(mutation: Option<Mutation>, observer: &Observer, mut t
         let Op::Put { key, value } = op else { continue };
         let changed = match mutation {
             Some(_) if is_pod(key) => changed_pod(mutation, observer, value),
+            Some(_) if key.starts_with(b"/registry/core/resourcequotas/") => {
+                changed_quota(mutation, observer, key, value)
+            }
             _ => None,
         };
         if let Some(changed) = changed {
             *value = changed;
         }
+    }
+    match mutation {
+        Some(Mutation::DeleteDefinitionAtOnce) => delete_definitions(&mut txn),
+        Some(Mutation::ReviveObjects) => revive_object(observer, &mut txn),
+        _ => {}
     }
     txn
 }
@@ -152,6 +221,9 @@ fn changed_pod(mutation: Option<Mutation>, observer: &Observer, json: &Bytes) ->
     match mutation {
         Some(Mutation::MoveBound) if was_bound() && phase_of(&pod) == "Running" => moved(&pod, json),
         Some(Mutation::BindAgain) if was_bound() && phase_of(&pod) == "Pending" => moved(&pod, json),
+        Some(Mutation::DropAnnouncements) if started_by(&pod).is_some() => changed(json, |object| {
+            remove(&mut object["metadata"], "annotations", STARTED_BY)
+        }),
         Some(Mutation::TakeDeletionBack) if was_deleted() => changed(json, |object| {
             remove(object, "metadata", "deletionTimestamp");
             remove(object, "metadata", "deletionGracePeriodSeconds");
@@ -173,4 +245,68 @@ fn changed_pod(mutation: Option<Mutation>, observer: &Observer, json: &Bytes) ->
 fn moved(pod: &Pod, json: &Bytes) -> Option<Bytes> {
     let other = if node_of(pod) == "n1" { "n2" } else { "n1" };
     changed(json, |object| object["spec"]["nodeName"] = other.into())
+}
+
+/// A quota as an API server with this mutation stores it.
+fn changed_quota(mutation: Option<Mutation>, observer: &Observer, key: &[u8], json: &Bytes) -> Option<Bytes> {
+    let quota: ResourceQuota = serde_json::from_slice(json).ok()?;
+    let name = String::from_utf8_lossy(key).rsplit('/').next()?.to_string();
+    let mut status = quota.status?;
+    let (hard, mut used) = (status.hard.take().unwrap_or_default(), status.used.take()?);
+    let milli = |wire: &Wire| Quantity::of(wire).map_or(0, |quantity| quantity.milli_value());
+    let before = observer.world(|world| {
+        let quota = world.metering.quotas.get(&name);
+        quota.map(|quota| quota.used.clone()).unwrap_or_default()
+    });
+    let mut is_changed = false;
+    for (name, is) in &mut used {
+        let (was, now) = (before.get(name).copied().unwrap_or_default(), milli(is));
+        let stored = match mutation {
+            Some(Mutation::ForgetCharges) if now > was => was,
+            Some(Mutation::GrantOneMore) if now > was && hard.get(name).map(milli) == Some(now) => {
+                now - 1_000
+            }
+            _ => continue,
+        };
+        *is = Wire(format!("{}m", stored.max(0)));
+        is_changed = true;
+    }
+    is_changed
+        .then(|| changed(json, |object| object["status"]["used"] = serde_json::json!(used)))
+        .flatten()
+}
+
+fn is_definition(op: &Op) -> bool {
+    key_of(op).starts_with(b"/registry/apiextensions.k8s.io/customresourcedefinitions/")
+}
+
+/// A definition that is marked for deletion is deleted.
+fn delete_definitions(txn: &mut Txn) {
+    for op in txn.ops.iter_mut().filter(|op| is_definition(op)) {
+        if let Op::Put { key, value } = op
+            && let Ok(object) = serde_json::from_slice::<Value>(value)
+            && object["metadata"].get("deletionTimestamp").is_some()
+        {
+            *op = Op::Delete { key: key.clone() };
+        }
+    }
+}
+
+/// The custom resource that was deleted last is stored again together with a new definition.
+fn revive_object(observer: &Observer, txn: &mut Txn) {
+    let creates = |world: &World| {
+        let known = &world.definitions;
+        let is_known = |key: &str| known.definitions.keys().any(|plural| key.contains(plural));
+        let new = txn.ops.iter().filter(|op| is_definition(op));
+        let mut new = new.filter(|op| matches!(op, Op::Put { .. }));
+        new.any(|op| !is_known(&String::from_utf8_lossy(key_of(op))))
+            .then(|| known.removed.clone())
+            .flatten()
+    };
+    if let Some((path, value)) = observer.world(creates) {
+        txn.ops.push(Op::Put {
+            key: format!("/registry/{path}").into(),
+            value: value.into(),
+        });
+    }
 }

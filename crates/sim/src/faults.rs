@@ -17,15 +17,17 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use crate::attacher::Attacher;
 use crate::components::{Control, Node};
 use crate::coverage::Scope;
 use crate::network::{Network, Weather};
 use crate::observer::Observer;
 use crate::random::Stream;
 use crate::rules::b4_self_fencing::hands;
+use crate::rules::quota::SERVERS;
 use crate::runtime::Health;
 use crate::servers::ApiServer;
-use crate::switches::{Plan, Switch};
+use crate::switches::{Plan, Switch, Switches};
 
 /// What happens at any time, with its weight.
 const COMMON: [(Switch, u64); 13] = [
@@ -61,7 +63,7 @@ pub(crate) enum Lengths {
 }
 
 impl Lengths {
-    fn draw(self, chance: &mut Stream) -> Duration {
+    pub fn draw(self, chance: &mut Stream) -> Duration {
         let long = chance.per_mille(150);
         let (low, high) = match (self, long) {
             (Lengths::Seconds, false) => (100, 12_000),
@@ -81,6 +83,10 @@ pub(crate) struct Faults {
     pub chance: Stream,
     pub lengths: Lengths,
     pub plan: Plan,
+    /// What the history has.
+    pub on: Switches,
+    /// Of the CSI driver, where there is one.
+    pub attacher: Option<Arc<Attacher>>,
 }
 
 /// Whom a fault of this component's link befalls.
@@ -122,10 +128,12 @@ impl Faults {
             network.set_weather(weather);
         }
         for node in self.nodes.clone() {
-            node.condition.set(Health {
+            let health = Health {
                 failing: if_on(Switch::FailingRuntimes, self.one_of([0, 10, 50])),
                 slowest_millis: slow_if_on(Switch::SlowRuntimes, self.one_of([0, 300, 3_000])),
-            });
+            };
+            self.observer.set_slowest(&node.name, health.slowest_millis);
+            node.condition.set(health);
         }
         // The first server is the users' own: what they did is to be known.
         for server in self.servers.clone().iter().skip(1) {
@@ -135,8 +143,9 @@ impl Faults {
     }
 
     /// The observer is told of whom nothing keeps from doing their work.
-    pub fn tell_who_is_well(&self) {
+    pub fn report_health(&self) {
         let served = self.servers.iter().all(|s| s.is_up() && s.link.is_well());
+        self.observer.set_well(SERVERS, served);
         for node in &self.nodes {
             self.observer
                 .set_well(&node.network.name, served && node.is_well());
@@ -199,7 +208,7 @@ impl Faults {
             }
             (_, None) => {}
         }
-        self.tell_who_is_well();
+        self.report_health();
         Ok(())
     }
 
@@ -217,7 +226,7 @@ impl Faults {
             ));
             cut_for(vec![node.network.clone()], length);
         }
-        self.tell_who_is_well();
+        self.report_health();
     }
 
     pub fn strike(&mut self) {
@@ -361,18 +370,21 @@ impl Faults {
                 later(length, move || network.set_held(false));
             }
         }
-        self.tell_who_is_well();
+        self.report_health();
     }
 
     /// Everything is well from now on.
     pub async fn heal(&self) {
         self.observer.note("faults end");
+        self.upgrade_all();
         for server in self.servers.iter() {
             server.link.set_slowest(0);
             server.link.set_cut(false);
             server.link.set_behind(false);
+            server.link.mend();
             server.revive().await;
         }
+        self.attacher.iter().for_each(|attacher| attacher.heal());
         for network in self.networks() {
             network.set_weather(Weather::default());
             network.set_stalled(false);
@@ -389,11 +401,11 @@ impl Faults {
             control.clock.set(0);
             control.start();
         }
-        self.tell_who_is_well();
+        self.report_health();
     }
 }
 
-fn later(length: Duration, what: impl FnOnce() + Send + 'static) {
+pub(crate) fn later(length: Duration, what: impl FnOnce() + Send + 'static) {
     tokio::spawn(async move {
         sleep(length).await;
         what();

@@ -17,21 +17,27 @@
 //! `tests/controllers/` runs the whole control loop under churn and invalid objects, and compares `whatif` with what then happens; `tests/at_most_one_model.rs` is a
 //! model checked exhaustively (`docs/safety.md`). `docs/simulator.md` explains how it works.
 
+mod attacher;
 mod clocks;
+mod commits;
 mod components;
 mod coverage;
+mod definitions;
 mod disks;
 mod distortion;
 mod faults;
 mod fence_agents;
 mod history;
+mod metering;
 mod mutation;
+mod names;
 mod network;
 mod network_agent;
 mod observer;
 mod pod_network;
 mod policy_table;
 mod random;
+mod readers;
 mod rules;
 mod runs;
 mod runtime;
@@ -39,13 +45,17 @@ mod script;
 mod servers;
 mod shrink;
 mod simulation;
+mod staging;
 mod steering;
 mod store;
+mod store_faults;
 mod stored;
 mod story;
 mod switches;
 mod trouble;
+mod upgrade;
 mod users;
+mod versions;
 mod world;
 
 pub use coverage::{Coverage, State};
@@ -56,4 +66,4 @@ pub use script::{Reduction, Script, Steps};
 pub use shrink::{Limits, Shrunk, shrink};
 pub use simulation::{Pace, Report, Simulation};
 pub use steering::steer;
-pub use switches::{Class, FIRST_SWARMED, Swarm, Switch, Switches};
+pub use switches::{Class, FIRST_LATER, FIRST_SWARMED, Swarm, Switch, Switches};

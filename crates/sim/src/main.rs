@@ -443,7 +443,7 @@ fn short(report: &Report, again: &str) -> String {
 fn mutations(options: &Options) -> std::io::Result<bool> {
     let seeds = options.seeds.clone().unwrap_or(0..MUTATION_SEEDS);
     let mut all_found = true;
-    for mutation in Mutation::ALL {
+    for mutation in Mutation::ALL.into_iter().filter(|m| !m.is_by_name_only()) {
         let tried = AtomicU64::new(0);
         let found = Mutex::new(None::<Report>);
         let next = seeds

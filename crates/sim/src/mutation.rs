@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::switches::Switch;
+
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
@@ -53,12 +55,30 @@ pub enum Mutation {
     BelittleBound,
     CountUnready,
     AllowOneMore,
+    SkipCompacted,
+    ResumeTooLate,
+    TakeUnansweredForDone,
+    AnswerAtNewest,
+    UnstageEarly,
+    DetachInUse,
+    OfferTerminating,
+    ForgetFallback,
+    AnswerFromBefore,
+    AnswerOnlyWhenConnected,
+    ForgetCharges,
+    GrantOneMore,
+    NeverCountAgain,
+    DeleteDefinitionAtOnce,
+    ReviveObjects,
+    MissOwners,
+    StartUnannounced,
+    DropAnnouncements,
 }
 
 use Mutation::*;
 
 impl Mutation {
-    pub const ALL: [Mutation; 45] = [
+    pub const ALL: [Mutation; 63] = [
         DeleteBeforeTheEnd,
         DeleteBeforeProcessesAreGone,
         StartTwice,
@@ -104,6 +124,24 @@ impl Mutation {
         BelittleBound,
         CountUnready,
         AllowOneMore,
+        SkipCompacted,
+        ResumeTooLate,
+        TakeUnansweredForDone,
+        AnswerAtNewest,
+        UnstageEarly,
+        DetachInUse,
+        OfferTerminating,
+        ForgetFallback,
+        AnswerFromBefore,
+        AnswerOnlyWhenConnected,
+        ForgetCharges,
+        GrantOneMore,
+        NeverCountAgain,
+        DeleteDefinitionAtOnce,
+        ReviveObjects,
+        MissOwners,
+        StartUnannounced,
+        DropAnnouncements,
     ];
 
     /// As it is called on the command line.
@@ -154,6 +192,24 @@ impl Mutation {
             BelittleBound => "belittle-bound",
             CountUnready => "count-unready",
             AllowOneMore => "allow-one-more",
+            SkipCompacted => "skip-compacted",
+            ResumeTooLate => "resume-too-late",
+            TakeUnansweredForDone => "take-unanswered-for-done",
+            AnswerAtNewest => "answer-at-newest",
+            UnstageEarly => "unstage-early",
+            DetachInUse => "detach-in-use",
+            OfferTerminating => "offer-terminating",
+            ForgetFallback => "forget-fallback",
+            AnswerFromBefore => "answer-from-before",
+            AnswerOnlyWhenConnected => "answer-only-when-connected",
+            ForgetCharges => "forget-charges",
+            GrantOneMore => "grant-one-more",
+            NeverCountAgain => "never-count-again",
+            DeleteDefinitionAtOnce => "delete-definition-at-once",
+            ReviveObjects => "revive-objects",
+            MissOwners => "miss-owners",
+            StartUnannounced => "start-unannounced",
+            DropAnnouncements => "drop-announcements",
         }
     }
 
@@ -212,6 +268,30 @@ impl Mutation {
             BelittleBound => "the scheduler takes pods that have a node for less important than they are",
             CountUnready => "the disruption controller takes all pods of a budget for healthy",
             AllowOneMore => "the disruption controller allows one disruption more than there is",
+            SkipCompacted => {
+                "API servers whose history was compacted go on with what is left, and do not list again"
+            }
+            ResumeTooLate => "API servers resume a watch that broke one revision later than they should",
+            TakeUnansweredForDone => "API servers take a write for done that the store did not answer",
+            AnswerAtNewest => "API servers answer a write with the store's newest revision",
+            UnstageEarly => "kubelets unstage a volume when the first of its pods on their node has ended",
+            DetachInUse => "controllers ask for volumes to be detached that a node uses",
+            OfferTerminating => "service proxies send new connections to endpoints that terminate",
+            ForgetFallback => "service proxies reject connections where all endpoints terminate",
+            AnswerFromBefore => "DNS answers what it answered first, for as long as its agent runs",
+            AnswerOnlyWhenConnected => "DNS answers nothing while its node is cut off from the API",
+            ForgetCharges => "API servers store a quota's status without what they have just charged to it",
+            GrantOneMore => "API servers admit one object more than a quota has room for",
+            NeverCountAgain => "the resource quota controller does not write what it counts",
+            DeleteDefinitionAtOnce => "API servers delete a definition whose objects are there",
+            ReviveObjects => {
+                "API servers store a deleted custom resource again when its definition is created again"
+            }
+            MissOwners => "the garbage collector finds no custom resource that owns something",
+            StartUnannounced => "kubelets start pods that must not run twice without writing that they do",
+            DropAnnouncements => {
+                "API servers store pods without what their kubelets have written about their start"
+            }
             FenceItselfLate => "cut-off kubelets count the time since they were last heard at half its pace",
         }
     }
@@ -230,8 +310,10 @@ impl Mutation {
             ReportBeforeCommit | TermWithoutBarrier => "B7",
             ReleaseAtDeletion | ForgetAddresses => "N1",
             StartBeforePolicy | ForgetAttached => "N6",
+            OfferTerminating | ForgetFallback => "N4",
+            AnswerFromBefore | AnswerOnlyWhenConnected => "N5",
             ForgetDeletions | KeepRemoved => "N3",
-            DetachByTimer | MountWithoutAttach => "S7",
+            DetachByTimer | MountWithoutAttach | UnstageEarly | DetachInUse => "S7",
             ReportPendingAgain | ReviveFinished => "L1",
             MoveBound | BindAgain => "L2",
             TakeDeletionBack | PutDeletionOff => "T1",
@@ -239,8 +321,33 @@ impl Mutation {
             ForgetRunningDaemons | ForgetDaemonsOfANode => "S8",
             PreemptForEquals | BelittleBound => "P4",
             CountUnready | AllowOneMore => "P5",
+            ForgetCharges | GrantOneMore | NeverCountAgain => "quota",
+            DeleteDefinitionAtOnce | ReviveObjects | MissOwners => "custom",
+            StartUnannounced => "announced",
+            // A kubelet does not start what it could not announce.
+            DropAnnouncements => "S9",
             // S8 sees it too, in one history of some dozens; that Jobs' pods then never go, in one of three.
             IgnoreTerminating | LoseLastStep => "S9",
+            SkipCompacted | ResumeTooLate | TakeUnansweredForDone | AnswerAtNewest => "S9",
+        }
+    }
+
+    /// Whether it is seen only with a switch that no seed draws: then no test demands that it is found.
+    pub fn is_by_name_only(self) -> bool {
+        self.needs().is_some_and(Switch::is_by_name_only)
+    }
+
+    /// The later switch without which it cannot be seen.
+    pub(crate) fn needs(self) -> Option<Switch> {
+        match self {
+            SkipCompacted | ResumeTooLate => Some(Switch::Compaction),
+            TakeUnansweredForDone | AnswerAtNewest => Some(Switch::LostCommits),
+            UnstageEarly | DetachInUse => Some(Switch::Staging),
+            OfferTerminating | ForgetFallback => Some(Switch::EndpointEnds),
+            AnswerFromBefore | AnswerOnlyWhenConnected => Some(Switch::Names),
+            ForgetCharges | GrantOneMore | NeverCountAgain => Some(Switch::Quotas),
+            DeleteDefinitionAtOnce | ReviveObjects | MissOwners => Some(Switch::CustomResources),
+            _ => None,
         }
     }
 }

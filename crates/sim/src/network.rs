@@ -24,12 +24,15 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
+use crate::definitions;
 use crate::disks;
 use crate::distortion;
 use crate::observer::Observer;
 use crate::random::Stream;
 use crate::servers::ApiServer;
 use crate::store::WRITTEN_IN;
+use crate::store_faults::FROM_COMPONENT;
+use crate::upgrade;
 
 /// The namespace of the leases by which nodes say that they are there.
 const NODE_LEASES: &str = "kube-node-lease";
@@ -345,6 +348,7 @@ pub(crate) enum Identity {
     Component(Component),
     /// A mistake that is played: nothing denies it what it does.
     Mistaken,
+    Administrator,
 }
 
 impl Identity {
@@ -352,6 +356,7 @@ impl Identity {
         match self {
             Identity::Component(component) => server.api(component),
             Identity::Mistaken => server.api_as("mistaken", ["system:masters"]),
+            Identity::Administrator => server.api_as("admin", ["system:masters"]),
         }
     }
 }
@@ -383,6 +388,8 @@ pub(crate) struct Wire {
     /// This incarnation is no more.
     pub dead: CancellationToken,
     pub mutation: Option<Mutation>,
+    /// It is of the version before.
+    is_former: bool,
     /// The leader's term that its writes are part of.
     term: Option<Term>,
     /// For [`Mutation::KeepReleased`]: every pod ever heard of, by namespace and name.
@@ -410,9 +417,16 @@ impl Wire {
             observer,
             dead,
             mutation,
+            is_former: false,
             term: None,
             kept: Arc::default(),
         }
+    }
+
+    /// The same of the version before.
+    pub fn former(mut self, is_former: bool) -> Self {
+        self.is_former = is_former;
+        self
     }
 
     /// To the server it talks to; none: it is refused.
@@ -450,6 +464,7 @@ impl Wire {
             observer: self.observer.clone(),
             dead: self.dead.clone(),
             mutation: self.mutation,
+            is_former: self.is_former,
             term: self.term.clone(),
             kept: self.kept.clone(),
         }
@@ -561,7 +576,7 @@ impl Wire {
             biased;
             // Whatever it has done, it did not live to say.
             () = gone.cancelled() => Err(Error::timeout("the connection was lost before an answer came")),
-            answer = self.network.carry(write, gone, request) => answer,
+            answer = self.network.carry(write, gone, FROM_COMPONENT.scope((), request)) => answer,
         };
         if answer.as_ref().is_err_and(|e| e.code() >= 500) {
             self.turn_away();
@@ -574,6 +589,12 @@ impl Wire {
         let applies =
             self.mutation == Some(Mutation::MountWithoutAttach) && kind == &registry::VOLUME_ATTACHMENT;
         self.network.name.strip_prefix("node/").filter(|_| applies)
+    }
+
+    /// For [`Mutation::MissOwners`]: whether the controllers do not see objects of this kind.
+    fn misses(&self, kind: &Kind) -> bool {
+        let is_controller = self.network.name.starts_with("control-");
+        is_controller && self.mutation == Some(Mutation::MissOwners) && kind.group() == definitions::GROUP
     }
 
     fn is_kubelet(&self) -> bool {
@@ -589,6 +610,10 @@ impl Wire {
 
     /// A list as a mistaken component takes it.
     fn distort_list(&self, kind: &Kind, namespace: &str, mut list: List) -> List {
+        if kind == &registry::ENDPOINT_SLICE && self.is_kubelet() && self.mutation.is_some() {
+            let read = |slice| distortion::read_slice(self.mutation, slice);
+            list.items = list.items.into_iter().map(read).collect();
+        }
         if kind != &registry::POD {
             return list;
         }
@@ -618,6 +643,19 @@ impl Wire {
 
     /// As [`Wire::distort_list`], for what a watch tells.
     fn distort_watch(&self, kind: &Kind, stream: WatchStream) -> WatchStream {
+        if kind == &registry::ENDPOINT_SLICE && self.is_kubelet() && self.mutation.is_some() {
+            let mutation = self.mutation;
+            let read = move |event| match event {
+                Ok(WatchEvent::Added(slice)) => {
+                    Ok(WatchEvent::Added(distortion::read_slice(mutation, slice)))
+                }
+                Ok(WatchEvent::Modified(slice)) => {
+                    Ok(WatchEvent::Modified(distortion::read_slice(mutation, slice)))
+                }
+                other => other,
+            };
+            return stream.map(read).boxed();
+        }
         if kind != &registry::POD {
             return stream;
         }
@@ -688,6 +726,9 @@ impl Api for Wire {
         if let Some(node) = self.asks_nobody(kind) {
             return disks::attached_to(node, name);
         }
+        if self.misses(kind) {
+            return Err(Error::not_found(kind.about(name)));
+        }
         let (kind, namespace, name) = (kind.clone(), namespace.to_string(), name.to_string());
         self.send(
             false,
@@ -699,7 +740,10 @@ impl Api for Wire {
     async fn list(&self, kind: &Kind, options: ListOptions) -> Result<List> {
         let (asked, namespace) = (kind.clone(), options.namespace.clone());
         let list = self.send(false, |api| async move { api.list(&asked, options).await });
-        let list = self.distort_list(kind, &namespace, list.await?);
+        let mut list = self.distort_list(kind, &namespace, list.await?);
+        if self.misses(kind) {
+            list.items.clear();
+        }
         for object in &list.items {
             self.observer
                 .tell(|| seen(&self.network.name, object) + " in a list");
@@ -727,7 +771,10 @@ impl Api for Wire {
         };
         self.observer
             .note(&format!("{} watches {}", self.network.name, kind.plural()));
-        let stream = self.distort_watch(kind, stream);
+        let stream = match self.misses(kind) {
+            true => futures::stream::pending().boxed(),
+            false => self.distort_watch(kind, stream),
+        };
         let watched = Watched {
             inner: stream,
             gone,
@@ -771,8 +818,12 @@ impl Api for Wire {
         );
         // The first renewal is the lease's creation.
         let sent = self.renewal_begins(&kind, &*object);
+        let asked = distortion::asked(self.mutation, &*object);
+        let of = kind.clone();
         let created = self.send(true, |api| async move { api.create(&kind, object).await });
         let answer = self.told(what, created).await;
+        let answer = distortion::answer(self.mutation, &self.observer, (&of, asked), answer);
+        self.observer.answered(&self.network.name, &answer);
         if let Some(sent) = sent.filter(|_| answer.is_ok()) {
             self.observer.renewal_answered(&self.network.name, sent);
         }
@@ -787,10 +838,14 @@ impl Api for Wire {
     ) -> Result<Arc<Object>> {
         let subresource = subresource.to_string();
         distortion::update(self.mutation, kind, &mut *object);
+        if self.is_former {
+            upgrade::as_former_writes(&mut *object);
+        }
         if kind == &registry::POD && self.is_kubelet() {
             distortion::report(self.mutation, &self.observer, &mut *object);
         }
-        if self.asks_nobody(kind).is_some() {
+        let is_lost = self.mutation == Some(Mutation::NeverCountAgain) && kind == &registry::RESOURCE_QUOTA;
+        if self.asks_nobody(kind).is_some() || is_lost {
             return Ok(Arc::new(Object::from_typed(kind, object)));
         }
         if kind == &registry::POD && self.is_kubelet() {
@@ -821,7 +876,11 @@ impl Api for Wire {
             let (kind, object, subresource) = (kind.clone(), object.clone_box(), subresource.clone());
             async move { api.update(&kind, object, &subresource).await }
         });
-        let answer = match self.told(what, updated).await {
+        let asked = distortion::asked(self.mutation, &*object);
+        let answer = self.told(what, updated).await;
+        let answer = distortion::answer(self.mutation, &self.observer, (kind, asked), answer);
+        self.observer.answered(&self.network.name, &answer);
+        let answer = match answer {
             Err(_) if sent.is_some() && self.mutation == Some(Mutation::TakeSentForRenewed) => {
                 return Ok(Arc::new(Object::from_typed(kind, object)));
             }
@@ -841,6 +900,10 @@ impl Api for Wire {
         subresource: &str,
         patch: Patch,
     ) -> Result<Arc<Object>> {
+        let is_unannounced = self.is_former || self.mutation == Some(Mutation::StartUnannounced);
+        if is_unannounced && upgrade::is_announcement(&patch) {
+            return self.get(kind, namespace, name).await;
+        }
         let (namespace, name) = (namespace.to_string(), name.to_string());
         let (kind, subresource) = (kind.clone(), subresource.to_string());
         let of = full_name(&namespace, &name);

@@ -20,6 +20,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
+use crate::names::Names;
 use crate::observer::Observer;
 use crate::random::Stream;
 
@@ -52,6 +53,8 @@ pub(crate) struct Parts {
     pub mutation: Option<Mutation>,
     pub kernel: Arc<ProxyKernel>,
     pub dead: CancellationToken,
+    /// Where what answers names is put, in histories with names.
+    pub names: Option<Arc<Mutex<Option<Arc<Names>>>>>,
 }
 
 impl NetworkAgent {
@@ -66,6 +69,9 @@ impl NetworkAgent {
             parts.clock.clone(),
         );
         let (dead, mutation) = (parts.dead.clone(), parts.mutation);
+        if let Some(place) = &parts.names {
+            *place.lock() = Some(Names::start(&parts.api, &catalog, &dead, mutation));
+        }
         let programming = program(parts, catalog, kernel);
         tokio::spawn(async move { dead.run_until_cancelled(programming).await });
         Arc::new(NetworkAgent(Reports(propagation), mutation))
@@ -175,6 +181,11 @@ async fn program(mut parts: Parts, catalog: Arc<Shared>, kernel: Arc<Signal<Sync
         let table = parts.kernel.0.lock().clone();
         parts.observer.proxied(&parts.node, table);
         parts.observer.programmed(&parts.node, offered);
+        // One that died while the kernel was at it has perhaps changed a table that a reboot has cleared meanwhile.
+        let lives = !parts.dead.is_cancelled();
+        if let (true, Some(services), Some(slices)) = (lives, reached.services, reached.slices) {
+            parts.observer.reached(&parts.node, services, slices);
+        }
         kernel.set(reached);
     }
 }

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
-use knarr_client::{Clock, DeleteOptions, Term};
+use knarr_client::{Clock, DeleteOptions, Object, Term};
 use knarr_control::fencing_kinds::{NodeFencing, Phase};
 use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_kubelet::self_fencing::SelfFencing;
@@ -22,16 +22,20 @@ use knarr_network::policy::{PodKey, Ruleset};
 use knarr_node::runtime::fake::{ContainerEvent, End};
 use parking_lot::Mutex;
 
+use crate::clocks::Rate;
 use crate::coverage::{Coverage, Ends, Scope};
 use crate::disks::{By, Holder};
 use crate::history::History;
-use crate::rules::{self, n1_addresses, n6_policy};
+use crate::rules::n5_names::Answered;
+use crate::rules::s7_staging::Step;
+use crate::rules::{self, n1_addresses, n6_policy, s9_watches};
 use crate::stored;
 use crate::story;
 use crate::switches::Switch;
+use crate::upgrade::started_by;
 use crate::world::{
-    Disk, Heard, Lease, Life, MAY_FENCE_ITSELF, Missed, Process, Seen, World, is_out_of_service, is_ready,
-    node_of, owner, phase_of,
+    Disk, Heard, Kubelet, Lease, Life, Missed, Process, Seen, World, is_out_of_service, is_ready, node_of,
+    owner, phase_of,
 };
 
 /// The summary of the network agents' reports (SPEC B7).
@@ -64,7 +68,7 @@ struct Inner {
 }
 
 impl Inner {
-    fn judge(&mut self, seen: &Seen<'_>) {
+    fn check_rules(&mut self, seen: &Seen<'_>) {
         if self.violation.is_some() {
             return;
         }
@@ -153,6 +157,34 @@ impl Observer {
         self.lock().world.self_fencing = mode;
     }
 
+    /// A kubelet begins.
+    pub fn kubelet_starts(&self, node: &str, is_former: bool) {
+        let mut inner = self.lock();
+        let kubelet = Kubelet {
+            began: inner.world.now,
+            is_former,
+        };
+        inner.world.kubelets.insert(node.into(), kubelet);
+    }
+
+    /// A kubelet of the version before has made this container.
+    pub fn made_by_former(&self, node: &str, container: &str) {
+        let made = (node.to_string(), container.to_string());
+        self.lock().world.made_by_former.insert(made);
+    }
+
+    /// A node's clock counts at this rate, in a history in which nodes' clocks count at different ones.
+    pub fn set_rate(&self, node: &str, rate: Rate) {
+        self.note(&format!("the clock of {node} counts {rate}"));
+        self.lock().world.rates.insert(node.into(), rate);
+    }
+
+    /// A call of this node's runtime takes so long at most.
+    pub fn set_slowest(&self, node: &str, millis: u64) {
+        let slowest = SignedDuration::from_millis(i64::try_from(millis).unwrap_or(i64::MAX));
+        self.lock().world.slowest.insert(node.into(), slowest);
+    }
+
     pub fn violation(&self) -> Option<Violation> {
         self.inner.lock().violation.clone()
     }
@@ -195,8 +227,16 @@ impl Observer {
         let text = String::from_utf8_lossy(key).into_owned();
         let path = text.trim_start_matches("/registry/");
         let content = value.unwrap_or_default();
+        inner.world.commits.add(revision, path, value.is_none());
+        inner.world.versions.add(path, revision, now, value);
         if inner.world.resting {
-            inner.judge(&Seen::Written { key: path });
+            inner.check_rules(&Seen::Written { key: path });
+        }
+        if inner.world.metering.take_in(path, value, now) {
+            inner.check_rules(&Seen::Metered { key: path });
+        }
+        if inner.world.definitions.take_in(path, value) {
+            inner.check_rules(&Seen::Defined { key: path });
         }
         if let Some(name) = path.strip_prefix("core/pods/") {
             let pod = value.and_then(stored::pod).map(Arc::new);
@@ -247,6 +287,7 @@ impl Observer {
             match node {
                 Some(node) => {
                     if is_out_of_service(&node) {
+                        inner.world.storage.give_up(name);
                         let lives = inner.world.pods.values_mut();
                         lives.filter(|life| life.node() == name).for_each(|life| {
                             (life.released, life.given_up, life.vouched) = (true, true, true);
@@ -256,7 +297,7 @@ impl Observer {
                     inner.world.nodes.insert(name.to_string(), node);
                     if !ranges.is_empty() && inner.world.ranges.get(name) != Some(&ranges) {
                         inner.world.ranges.insert(name.to_string(), ranges);
-                        inner.judge(&Seen::Ranges { node: name });
+                        inner.check_rules(&Seen::Ranges { node: name });
                     }
                     inner.world.node_written.insert(name.to_string(), now);
                     if let Some(missed) = inner.world.missed.get_mut(name) {
@@ -265,6 +306,7 @@ impl Observer {
                 }
                 None => {
                     inner.world.nodes.remove(name);
+                    inner.world.storage.give_up(name);
                     let missed = Missed {
                         from: now,
                         until: None,
@@ -287,7 +329,21 @@ impl Observer {
         let mut inner = self.lock();
         for key in keys {
             let key = &String::from_utf8_lossy(key);
-            inner.judge(&Seen::Led { term, key });
+            inner.check_rules(&Seen::Led { term, key });
+        }
+    }
+
+    /// From now on what is committed is compared with what clients see.
+    pub fn keep_commits(&self) {
+        self.lock().world.commits.keep();
+    }
+
+    /// A component is answered a write.
+    pub fn answered(&self, who: &str, answer: &knarr_client::Result<Arc<Object>>) {
+        let Ok(object) = answer else { return };
+        let mut inner = self.lock();
+        if let Err(what) = s9_watches::is_committed(object, &inner.world.commits) {
+            inner.violate("S9", format!("{who}: {what}"), None);
         }
     }
 
@@ -323,11 +379,14 @@ impl Observer {
     pub fn renewal_answered(&self, component: &str, sent: Timestamp) {
         let mut inner = self.lock();
         let now = inner.world.now;
+        let silent = inner
+            .world
+            .may_fence_itself_after(component.trim_start_matches("node/"));
         let heard = inner.world.heard.entry(component.into()).or_insert(Heard {
             sent,
             silent_until: None,
         });
-        if now.duration_since(heard.sent) >= MAY_FENCE_ITSELF {
+        if now.duration_since(heard.sent) >= silent {
             heard.silent_until = Some(now);
         }
         heard.sent = heard.sent.max(sent);
@@ -343,7 +402,7 @@ impl Observer {
 
     /// Time passes: what has gone on for too long is asked for.
     pub fn tick(&self) {
-        self.lock().judge(&Seen::Tick);
+        self.lock().check_rules(&Seen::Tick);
     }
 
     /// Whether a pod of this name was sent away by somebody else than a user.
@@ -388,7 +447,7 @@ impl Observer {
         if let Some(life) = inner.world.pods.get_mut(&uid) {
             life.asked_to_go |= !by.starts_with("node/");
         }
-        inner.judge(&Seen::DeleteAsked { by, name, options });
+        inner.check_rules(&Seen::DeleteAsked { by, name, options });
     }
 
     /// A node's kernel sends new connections to these addresses, and to no others.
@@ -405,6 +464,40 @@ impl Observer {
         self.lock().world.proxy_tables.insert(node.into(), table);
     }
 
+    /// From now on kernels are compared with Services and EndpointSlices of the revisions that their agents have reached.
+    pub fn keep_network_versions(&self) {
+        self.lock().world.versions.keep();
+    }
+
+    /// DNS on a node answers.
+    pub fn resolved(&self, node: &str, question: &str, answer: &Answered) {
+        let mut inner = self.lock();
+        let key = (node.to_string(), question.to_string());
+        inner.world.answers.insert(key, answer.clone());
+        inner.check_rules(&Seen::Resolved {
+            node,
+            question,
+            answer,
+        });
+        if *answer != Answered::NotReady {
+            inner.world.has_answered.insert(node.into());
+        }
+    }
+
+    /// The agent of a node has died: nothing answers there.
+    pub fn forget_answers(&self, node: &str) {
+        let world = &mut self.lock().world;
+        world.has_answered.remove(node);
+        world.answers.retain(|(of, _), _| of != node);
+    }
+
+    /// After [`Observer::proxied`]: the kernel follows these revisions of Services and EndpointSlices.
+    pub fn reached(&self, node: &str, services: u64, slices: u64) {
+        let mut inner = self.lock();
+        inner.world.reached.insert(node.into(), (services, slices));
+        inner.check_rules(&Seen::Programmed { node });
+    }
+
     /// What is in force of policies in a node's kernel.
     pub fn policed(&self, node: &str, table: Ruleset) {
         let mut inner = self.lock();
@@ -412,7 +505,7 @@ impl Observer {
         let line = format!("kernel of {node} has {} chains of policies", table.chains.len());
         inner.history.add(now, &line, b"");
         inner.world.policy_tables.insert(node.into(), table);
-        inner.judge(&Seen::Policed { node });
+        inner.check_rules(&Seen::Policed { node });
     }
 
     /// An agent gives a sandbox addresses.
@@ -427,7 +520,7 @@ impl Observer {
         };
         let key = (node.to_string(), sandbox.to_string());
         inner.world.leases.insert(key, lease);
-        inner.judge(&Seen::Leased { node, sandbox });
+        inner.check_rules(&Seen::Leased { node, sandbox });
     }
 
     /// An agent says that the policies of a sandbox's pod are in force.
@@ -503,7 +596,16 @@ impl Observer {
         if let Some(disk) = inner.world.disks.get_mut(disk) {
             disk.open.insert(by.clone(), now);
         }
-        inner.judge(&Seen::Opened { disk, by });
+        inner.check_rules(&Seen::Opened { disk, by });
+    }
+
+    /// A volume takes a step.
+    pub fn stored(&self, step: &Step) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        inner.history.add(now, &format!("{step:?}"), b"");
+        inner.world.storage.take(step);
+        inner.check_rules(&Seen::Stored(step));
     }
 
     pub fn closes(&self, disk: &str, by: &Holder) {
@@ -545,14 +647,14 @@ impl Observer {
                     let line = format!("{node} {id} {of} runs in {}", process.sandbox);
                     inner.history.remark(now, &line);
                 }
-                inner.judge(&Seen::Started(&process));
+                inner.check_rules(&Seen::Started(&process));
             }
             ContainerEvent::TermSent => {
                 let process = inner.world.processes.get_mut(&key);
                 if let Some(process) = process.filter(|process| process.asked.is_none()) {
                     process.asked = Some(now);
                     let process = process.clone();
-                    inner.judge(&Seen::Asked(&process));
+                    inner.check_rules(&Seen::Asked(&process));
                 }
             }
             ContainerEvent::Ended(end) => {
@@ -568,7 +670,7 @@ impl Observer {
                     life.completed.insert(run);
                 }
                 inner.ends.insert(process.uid.clone(), *end);
-                inner.judge(&Seen::Ended(&process, *end));
+                inner.check_rules(&Seen::Ended(&process, *end));
             }
         }
     }
@@ -661,7 +763,7 @@ fn budget_written(inner: &mut Inner, key: &str, value: Option<&[u8]>) {
         .world
         .budgets
         .insert(key.into(), (after.clone(), first_seen));
-    inner.judge(&Seen::BudgetWritten {
+    inner.check_rules(&Seen::BudgetWritten {
         before: before.as_ref().map(|(budget, _)| budget),
         after: &after,
     });
@@ -683,7 +785,7 @@ fn fencing_written(inner: &mut Inner, name: &str, content: &[u8]) {
         // What follows from the evidence begins once; returning may fall back to it.
         Phase::Fenced => {
             if inner.world.fencings.contains_key(name) {
-                inner.judge(&Seen::Fenced { fencing: name, node });
+                inner.check_rules(&Seen::Fenced { fencing: name, node });
                 inner.world.fencings.remove(name);
             }
         }
@@ -707,6 +809,7 @@ fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
                 vouched: false,
                 asked_to_go: false,
                 completed: BTreeSet::new(),
+                announced: None,
                 isolated_by: n6_policy::isolating(&inner.world, &pod),
             };
             inner.world.pods.insert(uid.clone(), life);
@@ -728,6 +831,11 @@ fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
         if before.is_some() {
             life.isolated_by.retain(|policy| isolating.contains(policy));
         }
+        let announced = started_by(&pod);
+        if announced != before.as_deref().and_then(started_by) {
+            let node = announced.and_then(|id| id.split(' ').next()).map(String::from);
+            life.announced = node.map(|node| (node, inner.world.now));
+        }
         if pod.metadata.deletion_timestamp.is_some() {
             life.deleted_at.get_or_insert(inner.world.now);
         }
@@ -738,7 +846,7 @@ fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
         life.given_up |= orphan || vouched;
         life.vouched |= vouched;
     }
-    inner.judge(&Seen::PodWritten {
+    inner.check_rules(&Seen::PodWritten {
         uid: &uid,
         before: before.as_deref(),
         after: &pod,
@@ -761,7 +869,7 @@ fn pod_removed(inner: &mut Inner, name: &str) {
     };
     life.removed_at = Some(now);
     let (uid, last) = (uid.clone(), life.pod.clone());
-    inner.judge(&Seen::PodRemoved {
+    inner.check_rules(&Seen::PodRemoved {
         uid: &uid,
         last: &last,
     });

@@ -21,9 +21,11 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
+use crate::clocks::Rate;
 use crate::disks::Machine;
 use crate::observer::Observer;
 use crate::random::Stream;
+use crate::upgrade;
 use crate::world::Process;
 
 /// How bad it is.
@@ -109,6 +111,10 @@ pub(crate) struct Line {
     pub observer: Arc<Observer>,
     pub condition: Arc<Condition>,
     pub machine: Arc<Machine>,
+    /// How fast its machine's clock counts.
+    pub rate: Rate,
+    /// Its kubelet is of the version before.
+    pub is_former: bool,
     pub dead: CancellationToken,
     pub mutation: Option<Mutation>,
     /// For [`Mutation::StartTwice`]: how each container is made once more.
@@ -263,7 +269,10 @@ impl Runtime for Line {
     ) -> Result<String> {
         let name = config.metadata.as_ref().map_or("", |m| &m.name);
         self.note(format_args!("make {name} in {sandbox_id}"));
-        let recipe = (sandbox_id.to_string(), config.clone(), sandbox.clone());
+        let mut recipe = (sandbox_id.to_string(), config.clone(), sandbox.clone());
+        if self.is_former {
+            upgrade::as_former_makes(&mut recipe.1);
+        }
         let (inner, machine, asked) = (self.inner.clone(), self.machine.clone(), recipe.clone());
         let made = self
             .order(async move {
@@ -271,6 +280,9 @@ impl Runtime for Line {
                 made.inspect(|id| machine.made(id, &asked.1))
             })
             .await?;
+        if self.is_former {
+            self.observer.made_by_former(&self.node, &made);
+        }
         if self.mutation == Some(Mutation::StartTwice) {
             let mut second = recipe;
             if let Some(metadata) = &mut second.1.metadata {
@@ -312,6 +324,7 @@ impl Runtime for Line {
             tokio::spawn(async move { inner.stop_container(&id, grace).await });
             return Ok(());
         }
+        let grace = self.rate.passes(grace);
         // Not an order: the runtime gives the wait for KILL up when nobody waits for its answer.
         self.ask(self.inner.stop_container(id, grace)).await
     }

@@ -28,10 +28,18 @@ pub(crate) enum Turn {
     Disks,
     Policies,
     Room,
+    Store,
+    Volumes,
+    StagingCrash,
+    EndpointEnds,
+    Quotas,
+    CustomResources,
+    /// One more process is replaced by one of this version.
+    Upgrade,
 }
 
 /// How far each stream that a step may draw from had been drawn when it began.
-pub(crate) type Positions = [u64; 8];
+pub(crate) type Positions = [u64; 14];
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {

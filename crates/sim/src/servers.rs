@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::observer::Observer;
 use crate::random::{SeededEntropy, stream};
 use crate::store::{ObservedStore, StoreLink};
+use crate::upgrade::Version;
 
 /// Histories in which components' writes say who set which field, in thousandths. No rule asks for that, and it is a fifth of
 /// what a history costs.
@@ -23,6 +24,7 @@ const FIELDS_TRACKED_PER_MILLE: u32 = 125;
 /// One server, over its incarnations.
 pub(crate) struct ApiServer {
     pub name: String,
+    pub version: Arc<Version>,
     pub link: Arc<StoreLink>,
     clock: Arc<dyn Clock>,
     entropy: Arc<SeededEntropy>,
@@ -55,8 +57,14 @@ impl ApiServer {
             1 => SeededEntropy::new(seed, "apiserver"),
             _ => SeededEntropy::new(seed, &name),
         };
+        let version: Arc<Version> = Arc::default();
         let server = Arc::new(ApiServer {
-            link: StoreLink::new(store.clone(), stream(seed, &format!("store/{name}"))),
+            link: StoreLink::new(
+                store.clone(),
+                stream(seed, &format!("store/{name}")),
+                version.clone(),
+            ),
+            version,
             clock,
             entropy: Arc::new(entropy),
             observer: store.observer.clone(),

@@ -10,19 +10,22 @@ use knarr_control::nodeipam;
 use knarr_kubelet::self_fencing::SelfFencing;
 use tokio::time::{Instant, sleep};
 
+use crate::attacher::Attacher;
 use crate::components::{Control, Ground, Node};
 use crate::coverage::Coverage;
 use crate::faults::{Faults, Lengths};
 use crate::fence_agents::{self, Agents};
 use crate::observer::{Observer, Violation};
 use crate::random::{Stream, stream};
-use crate::rules::{n3_at_rest, n6_policy};
+use crate::readers::Reader;
+use crate::rules::{custom, n3_at_rest, n5_names, n6_policy, quota};
 use crate::script::{Reduction, Script};
 use crate::servers::ApiServer;
 use crate::store::ObservedStore;
 use crate::switches::{FIRST_SWARMED, Plan, Swarm, Switch, Switches};
 use crate::trouble::{Menu, Streams, TICK, Trouble, denied, pass_until};
 use crate::users::Users;
+use crate::users::staging::stray_volume;
 use crate::{Mutation, world};
 
 /// Histories of [`Pace::Slow`] among those whose pace is the seed's.
@@ -268,6 +271,12 @@ impl Simulation {
             storing: stream(self.seed, "disks"),
             policing: stream(self.seed, "policies"),
             crowding: stream(self.seed, "crowding"),
+            compacting: stream(self.seed, "store faults"),
+            staging: stream(self.seed, "staged volumes"),
+            ending: stream(self.seed, "endpoint ends"),
+            quotas: stream(self.seed, "quotas"),
+            custom: stream(self.seed, "custom resources"),
+            upgrading: stream(self.seed, "upgrade"),
         };
         let mut caring = stream(self.seed, "at most one");
         // A mistake about disks, fencing or Services shows only where there are some.
@@ -277,7 +286,7 @@ impl Simulation {
         };
         // Each has a stream of its own: what it says shifts nothing else's draws.
         let by_seed = |entity: &str, per_mille| stream(self.seed, entity).per_mille(per_mille);
-        let features = [
+        let mut features = vec![
             (
                 Switch::SelfFencing,
                 plan.has(
@@ -334,13 +343,21 @@ impl Simulation {
                 ),
             ),
         ];
+        for switch in Switch::ALL.iter().filter(|switch| switch.is_later()) {
+            let sought = self.mutation.is_some_and(|m| m.needs() == Some(*switch));
+            let by_seed = switch.is_drawn_later(self.seed, 0);
+            features.push((*switch, has(*switch, by_seed, sought)));
+        }
         let rare = match plan.swarmed() {
             _ if self.rare => true,
             Some(on) => RARE.iter().any(|switch| on.has(*switch)),
             None => shape.rare,
         };
         let fencing = features.contains(&(Switch::Fencing, true));
-        let losses = sought("B4") || plan.swarmed().is_some() && plan.draws(Switch::LostNode) && !fencing;
+        let clocks = [Switch::DriftingClocks, Switch::WrongClocks];
+        let clocks = clocks.iter().any(|switch| features.contains(&(*switch, true)));
+        let drawn = plan.swarmed().is_some() && plan.draws(Switch::LostNode);
+        let losses = sought("B4") || (clocks || drawn) && !fencing;
         let is_on = |switch: Switch| match features.iter().find(|(feature, _)| *feature == switch) {
             Some((_, on)) => *on,
             None if RARE.contains(&switch) && !rare => false,
@@ -349,8 +366,12 @@ impl Simulation {
             None => plan.does(switch),
         };
         let all = || Switch::ALL.iter().copied();
-        let on: Switches = all().filter(|switch| is_on(*switch)).collect();
-        let off: Switches = all().filter(|switch| !is_on(*switch)).collect();
+        let mut on: Switches = all().filter(|switch| is_on(*switch)).collect();
+        let about_services = on.has(Switch::EndpointEnds) || on.has(Switch::Names);
+        if about_services && !plan.suppresses(Switch::Services) {
+            on = on.with(Switch::Services);
+        }
+        let off: Switches = all().filter(|switch| !on.has(*switch)).collect();
         let how = match plan.swarmed() {
             Some(_) => "swarmed",
             None => "not swarmed",
@@ -385,13 +406,29 @@ impl Simulation {
             self_fencing,
             proxied: on.has(Switch::Services),
             networked: on.has(Switch::PodNetwork),
+            staged: on.has(Switch::Staging),
+            named: on.has(Switch::Names),
             node_ipam: node_ipam(if sought("N1") {
                 SHORT_NODE_PREFIX
             } else {
                 NODE_PREFIX
             })?,
+            on,
         };
-        ground.servers = Arc::new(start_servers(&ground, shape.servers).await?);
+        let store = on.has(Switch::Compaction) || on.has(Switch::LostCommits);
+        // The users' own server loses nothing that is theirs: another is needed.
+        let servers = if store {
+            shape.servers.max(2)
+        } else {
+            shape.servers
+        };
+        if store {
+            observer.keep_commits();
+        }
+        if about_services {
+            observer.keep_network_versions();
+        }
+        ground.servers = Arc::new(start_servers(&ground, servers).await?);
         let controls: Vec<_> = shape
             .controls
             .iter()
@@ -399,11 +436,6 @@ impl Simulation {
             .collect();
         let nodes: Vec<_> = (1..=nodes).map(|n| Node::new(&ground, n)).collect();
         agents.wire(&nodes);
-        nodes.iter().for_each(|node| node.start());
-        controls.iter().for_each(|control| control.start());
-        let first = ground.servers.first().and_then(|s| s.admin());
-        let admin = first.ok_or_else(|| std::io::Error::other("no API server runs"))?;
-        let mut users = Users::new(admin, observer.clone(), stream(self.seed, "users"), plan);
         let mut faults = Faults {
             nodes,
             controls,
@@ -412,8 +444,24 @@ impl Simulation {
             chance: stream(self.seed, "faults"),
             lengths: shape.lengths,
             plan,
+            on,
+            attacher: None,
         };
+        if on.has(Switch::Upgrade) {
+            faults.begin_with_former(&mut streams.upgrading);
+        }
+        faults.nodes.iter().for_each(|node| node.start());
+        faults.controls.iter().for_each(|control| control.start());
+        let first = ground.servers.first().and_then(|s| s.admin());
+        let admin = first.ok_or_else(|| std::io::Error::other("no API server runs"))?;
+        let mut users = Users::new(admin, observer.clone(), stream(self.seed, "users"), plan);
         sleep(Duration::from_secs(2)).await;
+        let readers = match store {
+            true => Reader::start_all(&ground.servers, &observer, |server| {
+                stream(self.seed, &format!("reader/{server}"))
+            }),
+            false => Vec::new(),
+        };
         faults.set_weather();
 
         if on.has(Switch::AtMostOne) {
@@ -429,8 +477,19 @@ impl Simulation {
         if on.has(Switch::Disks) {
             users.bring_disks().await.map_err(denied)?;
         }
+        if let (true, Some(first)) = (ground.staged, ground.servers.first()) {
+            let chance = stream(self.seed, "external-attacher");
+            faults.attacher = Some(Attacher::start(first.clone(), observer.clone(), chance));
+            users.create_volumes().await.map_err(denied)?;
+        }
         if on.has(Switch::Crowding) {
             users.create_priorities().await.map_err(denied)?;
+        }
+        if on.has(Switch::Quotas) {
+            users.create_quotas().await.map_err(denied)?;
+        }
+        if on.has(Switch::CustomResources) {
+            users.follow_custom_kinds(ground.follower());
         }
         let mut trouble = Trouble {
             users,
@@ -443,6 +502,13 @@ impl Simulation {
                 disks: on.has(Switch::Disks),
                 policies: ground.networked,
                 crowding: on.has(Switch::Crowding),
+                store,
+                staging: ground.staged,
+                endpoint_ends: ground.proxied && on.has(Switch::EndpointEnds),
+                staging_crashes: ground.staged && on.has(Switch::StagingCrash),
+                quotas: on.has(Switch::Quotas),
+                custom: on.has(Switch::CustomResources),
+                upgrade: on.has(Switch::Upgrade),
                 pause_millis: shape.pause_millis,
             },
             plan,
@@ -463,17 +529,22 @@ impl Simulation {
         faults.heal().await;
         agents.heal();
         let healed = Instant::now();
+        let committed = observer.world(|world| world.commits.newest_of_pods());
         while observer.violation().is_none() {
             pass_until(Instant::now() + TICK, &faults).await;
             users.let_go().await.map_err(denied)?;
             users.make_room().await.map_err(denied)?;
+            users.raise_quotas().await.map_err(denied)?;
             users.give_nodes_back().await.map_err(denied)?;
             users.switch_on(&agents).await.map_err(denied)?;
-            let missing = match users.satisfied().await.map_err(denied)? {
+            let missing = match users.satisfied(&faults.servers).await.map_err(denied)? {
                 Ok(()) => strays(&observer, &faults.nodes),
                 missing => missing,
             };
-            let missing = missing.map_err(|missing| ("S9", missing));
+            let missing = missing
+                .and_then(|()| observer.world(stray_volume))
+                .and_then(|()| readers.iter().try_for_each(|reader| reader.is_behind(committed)))
+                .map_err(|missing| ("S9", missing));
             let missing = missing.and_then(|()| network_differs(&observer));
             let Err((rule, missing)) = missing else { break };
             if healed.elapsed() > CONVERGE_WITHIN {
@@ -555,7 +626,10 @@ fn strays(observer: &Observer, nodes: &[Arc<Node>]) -> Result<(), String> {
 fn network_differs(observer: &Observer) -> Result<(), (&'static str, String)> {
     observer.world(|world| {
         n6_policy::at_rest(world).map_err(|what| ("N6", what))?;
-        n3_at_rest::at_rest(world).map_err(|what| ("N3", what))
+        n3_at_rest::at_rest(world).map_err(|what| ("N3", what))?;
+        n5_names::at_rest(world).map_err(|what| ("N5", what))?;
+        quota::at_rest(world).map_err(|what| ("quota", what))?;
+        custom::at_rest(world).map_err(|what| ("custom", what))
     })
 }
 

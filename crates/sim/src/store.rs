@@ -9,13 +9,15 @@ use knarr_apiserver::cache::Decoded;
 use knarr_client::Term;
 use knarr_store::{Error, KeyRange, Op, Range, RangeResult, Revision, Store, Txn, TxnResult, Watch};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::sleep;
 
 use crate::Mutation;
 use crate::distortion;
 use crate::observer::Observer;
 use crate::random::Stream;
+use crate::store_faults::Damage;
+use crate::upgrade::{self, Version};
 
 /// Items between a store's watch and the server that reads it.
 const WATCH_BUFFER: usize = 1024;
@@ -79,7 +81,7 @@ impl Store for ObservedStore {
     }
 }
 
-fn key_of(op: &Op) -> &[u8] {
+pub(crate) fn key_of(op: &Op) -> &[u8] {
     match op {
         Op::Put { key, .. } | Op::Delete { key } => key,
     }
@@ -92,26 +94,34 @@ struct Link {
     /// How long a request takes at most, where the way is slow.
     slowest_millis: u64,
     chance: Stream,
+    damage: Damage,
 }
 
 /// One server's way to the store. A cut is a partition between server and store.
+#[derive(Clone)]
 pub(crate) struct StoreLink {
-    inner: Arc<ObservedStore>,
+    pub inner: Arc<ObservedStore>,
+    version: Arc<Version>,
     link: Arc<Mutex<Link>>,
     changed: Arc<Notify>,
+    /// Counts the times the server's watches broke.
+    breaks: watch::Sender<u64>,
 }
 
 impl StoreLink {
-    pub fn new(inner: Arc<ObservedStore>, chance: Stream) -> Arc<Self> {
+    pub fn new(inner: Arc<ObservedStore>, chance: Stream, version: Arc<Version>) -> Arc<Self> {
         Arc::new(StoreLink {
             inner,
+            version,
             link: Arc::new(Mutex::new(Link {
                 cut: false,
                 behind: false,
                 slowest_millis: 0,
                 chance,
+                damage: Damage::default(),
             })),
             changed: Arc::default(),
+            breaks: watch::channel(0).0,
         })
     }
 
@@ -127,7 +137,25 @@ impl StoreLink {
 
     pub fn is_well(&self) -> bool {
         let link = self.link.lock();
-        !link.cut && !link.behind
+        !link.cut && !link.behind && !link.damage.is_behind
+    }
+
+    pub fn with_damage<T>(&self, change: impl FnOnce(&mut Damage) -> T) -> T {
+        change(&mut self.link.lock().damage)
+    }
+
+    /// Until [`StoreLink::break_watches`].
+    pub fn set_watches_behind(&self) {
+        self.with_damage(|damage| damage.is_behind = true);
+    }
+
+    pub fn notify_watches(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// Watches end with an error; what they had not reported is lost to them.
+    pub fn break_watches(&self) {
+        self.breaks.send_modify(|breaks| *breaks += 1);
     }
 
     pub fn set_slowest(&self, millis: u64) {
@@ -171,7 +199,14 @@ impl Store for StoreLink {
 
     async fn txn(&self, txn: Txn) -> Result<TxnResult, Error> {
         self.travel().await?;
+        let txn = match self.version.is_former() {
+            true => upgrade::as_former_stores(txn),
+            false => txn,
+        };
         let result = self.inner.txn(txn).await;
+        if let Ok(TxnResult::Committed { revision }) = &result {
+            self.lose_answer(*revision).await?;
+        }
         let slow = self.link.lock().slowest_millis > 0;
         if slow {
             // The answer has its own way: what was committed may never be heard of.
@@ -182,23 +217,39 @@ impl Store for StoreLink {
 
     async fn watch(&self, keys: KeyRange, from: Revision) -> Result<Watch, Error> {
         self.travel().await?;
-        let mut inner = self.inner.watch(keys, from).await?;
-        let (items, heard) = mpsc::channel(WATCH_BUFFER);
+        let (items, received) = mpsc::channel(WATCH_BUFFER);
+        let mut broken = self.breaks.subscribe();
+        let from = match self.inner.mutation {
+            Some(Mutation::ResumeTooLate) if *broken.borrow() > 0 => from + 1,
+            _ => from,
+        };
+        let mut inner = match self.inner.watch(keys.clone(), from).await {
+            Err(Error::Compacted { oldest, .. }) if self.inner.mutation == Some(Mutation::SkipCompacted) => {
+                self.inner.watch(keys, oldest).await?
+            }
+            Err(error @ Error::Compacted { .. }) if self.with_damage(Damage::take_first_item) => {
+                // There is room: it is the first item.
+                let _ = items.try_send(Err(error));
+                return Ok(Watch::relayed(received, from));
+            }
+            other => other?,
+        };
         let (link, changed) = (self.link.clone(), self.changed.clone());
         tokio::spawn(async move {
             loop {
                 let item = tokio::select! {
                     biased;
                     () = items.closed() => return,
+                    _ = broken.changed() => Some(Err(Error::Unavailable("the watch's connection was lost".into()))),
                     item = inner.next() => item,
                 };
-                let Some(item) = item else { return };
+                let Some(mut item) = item else { return };
                 loop {
                     let mut again = std::pin::pin!(changed.notified());
                     again.as_mut().enable();
                     let tells = {
                         let link = link.lock();
-                        !link.cut && !link.behind
+                        !link.cut && !link.behind && !link.damage.is_behind
                     };
                     if tells {
                         break;
@@ -206,6 +257,9 @@ impl Store for StoreLink {
                     tokio::select! {
                         biased;
                         () = items.closed() => return,
+                        _ = broken.changed() => {
+                            item = Err(Error::Unavailable("the watch's connection was lost".into()));
+                        }
                         () = again => {}
                     }
                 }
@@ -215,7 +269,7 @@ impl Store for StoreLink {
                 }
             }
         });
-        Ok(Watch::relayed(heard, from))
+        Ok(Watch::relayed(received, from))
     }
 
     async fn compact(&self, revision: Revision) -> Result<(), Error> {

@@ -36,20 +36,32 @@ pub(crate) fn concerned(seen: Option<&Seen<'_>>, what: &str, world: &World) -> B
             names.insert(by.node.clone());
             uids.insert(by.uid.as_str());
         }
-        Some(Seen::Fenced { node, .. } | Seen::Ranges { node } | Seen::Policed { node }) => {
+        Some(
+            Seen::Fenced { node, .. }
+            | Seen::Ranges { node }
+            | Seen::Policed { node }
+            | Seen::Programmed { node }
+            | Seen::Resolved { node, .. },
+        ) => {
             names.insert((*node).into());
         }
         Some(Seen::Leased { node, sandbox }) => {
             names.insert((*node).into());
             names.insert((*sandbox).into());
         }
-        Some(Seen::Led { key, .. } | Seen::Written { key }) => {
+        Some(
+            Seen::Led { key, .. } | Seen::Written { key } | Seen::Metered { key } | Seen::Defined { key },
+        ) => {
             names.extend(key.rsplit('/').next().map(String::from));
         }
         Some(Seen::DeleteAsked { name, .. }) => {
             names.insert((*name).into());
         }
         Some(Seen::BudgetWritten { after, .. }) => names.extend(after.metadata.name.clone()),
+        Some(Seen::Stored(step)) => {
+            let (volume, node) = step.of();
+            names.extend([volume.to_string(), node.to_string()]);
+        }
         Some(Seen::Tick) | None => {}
     }
     let words: BTreeSet<&str> = words(what).collect();

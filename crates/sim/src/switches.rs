@@ -10,6 +10,10 @@ use crate::random::stream;
 
 /// From this seed on the seed decides whether its history is swarmed; those below stay what they were.
 pub const FIRST_SWARMED: u64 = 100_000_000;
+/// From this seed on histories may have the switches of [`Switch::is_later`]; those below stay what they were.
+pub const FIRST_LATER: u64 = 200_000_000;
+/// How likely each of these is to be on, in thousandths.
+const LATER_PER_MILLE: u32 = 250;
 /// Of these, in thousandths.
 const SWARMED_PER_MILLE: u32 = 500;
 /// How likely each switch is to be on in a swarmed history.
@@ -111,6 +115,72 @@ switches! {
     AskForFencing "ask-for-fencing" Fault,
     /// Priorities, too little room, and PodDisruptionBudgets.
     Crowding "crowding" Feature,
+    /// The store forgets its history while a server's watch of it is behind, and breaks that watch.
+    Compaction "compaction" Fault,
+    /// What a component writes is committed, and its server does not get the store's answer.
+    LostCommits "lost-commits" Fault,
+    /// Volumes that are staged: a CSI driver's, and iSCSI disks.
+    Staging "staging" Feature,
+    /// A kubelet, machine or attacher that dies between two steps of a volume.
+    StagingCrash "staging-crash" Fault,
+    /// Users delete all pods of a Service at once. Brings Services.
+    EndpointEnds "endpoint-ends" Use,
+    /// Names of Services, as DNS answers them. Brings Services.
+    Names "names" Feature,
+    /// A namespace with ResourceQuotas and LimitRanges, in which several servers admit at once.
+    Quotas "quotas" Feature,
+    /// Nodes' and controllers' clocks run fast or slow, within what self-fencing allows for.
+    DriftingClocks "drifting-clocks" Weather,
+    /// Some clocks run faster or slower than self-fencing allows for.
+    WrongClocks "wrong-clocks" Weather,
+    /// CustomResourceDefinitions that change, and are deleted and created again, while their objects are written.
+    CustomResources "custom-resources" Feature,
+    /// Processes of the version before, which are replaced one after the other.
+    Upgrade "upgrade" Fault,
+}
+
+impl Switch {
+    /// Whether only seeds from [`FIRST_LATER`] on may have it, each by a stream of its own.
+    pub fn is_later(self) -> bool {
+        matches!(
+            self,
+            Switch::Compaction
+                | Switch::LostCommits
+                | Switch::Staging
+                | Switch::StagingCrash
+                | Switch::EndpointEnds
+                | Switch::Names
+                | Switch::Quotas
+                | Switch::DriftingClocks
+                | Switch::WrongClocks
+                | Switch::CustomResources
+                | Switch::Upgrade
+        )
+    }
+
+    /// Whether no seed draws it, and only `--only` has it: its rules do not hold in all histories yet, or too few were run.
+    pub(crate) fn is_by_name_only(self) -> bool {
+        matches!(
+            self,
+            Switch::Compaction
+                | Switch::Staging
+                | Switch::StagingCrash
+                | Switch::Quotas
+                | Switch::DriftingClocks
+                | Switch::WrongClocks
+                | Switch::CustomResources
+                | Switch::Upgrade
+        )
+    }
+
+    /// Whether a seed has this later switch, in the `attempt`th set that it draws.
+    pub(crate) fn is_drawn_later(self, seed: u64, attempt: u32) -> bool {
+        if self.is_by_name_only() {
+            return false;
+        }
+        let entity = format!("later/{attempt}/{}", self.name());
+        seed >= FIRST_LATER && stream(seed, &entity).per_mille(LATER_PER_MILLE)
+    }
 }
 
 impl fmt::Display for Switch {
@@ -156,9 +226,11 @@ impl Switches {
     pub fn draw(seed: u64, attempt: u32) -> Self {
         let mut chance = stream(seed, &format!("swarm/{attempt}"));
         let mut drawn = Switches::NONE;
-        for switch in Switch::ALL {
+        let (later, earlier): (Vec<Switch>, Vec<Switch>) =
+            Switch::ALL.iter().copied().partition(|switch| switch.is_later());
+        for switch in earlier {
             if chance.per_mille(ON_PER_MILLE) {
-                drawn = drawn.with(*switch);
+                drawn = drawn.with(switch);
             }
         }
         let pods = [
@@ -172,7 +244,10 @@ impl Switches {
             // A history without pods teaches nothing.
             drawn = drawn.with(*chance.pick(&pods).unwrap_or(&Switch::BarePods));
         }
-        drawn
+        let later = later
+            .into_iter()
+            .filter(|switch| switch.is_drawn_later(seed, attempt));
+        later.fold(drawn, Switches::with)
     }
 }
 
@@ -300,10 +375,22 @@ mod tests {
 
     #[test]
     fn swarmed_histories_differ_have_pods_and_no_switch_is_always_on_or_off() {
-        let drawn: Vec<_> = (0..400).map(|seed| Switches::draw(seed, 0)).collect();
-        for switch in Switch::ALL {
-            let on = drawn.iter().filter(|set| set.has(*switch)).count();
+        let draw =
+            |seeds: std::ops::Range<u64>| seeds.map(|seed| Switches::draw(seed, 0)).collect::<Vec<_>>();
+        let drawn = draw(0..400);
+        let (later, earlier): (Vec<Switch>, Vec<Switch>) =
+            Switch::ALL.iter().copied().partition(|switch| switch.is_later());
+        let count = |drawn: &[Switches], switch| drawn.iter().filter(|set| set.has(switch)).count();
+        for switch in earlier {
+            let on = count(&drawn, switch);
             assert!((120..280).contains(&on), "{switch} in {on} of 400");
+        }
+        let fresh = draw(FIRST_LATER..FIRST_LATER + 400);
+        for switch in later {
+            assert_eq!(count(&drawn, switch), 0, "{switch}");
+            let on = count(&fresh, switch);
+            let expect = if switch.is_by_name_only() { 0..1 } else { 60..150 };
+            assert!(expect.contains(&on), "{switch} in {on} of 400");
         }
         let pods: Switches = "deployments,statefulsets,daemonsets,jobs,bare-pods"
             .parse()

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::faults::Faults;
 use crate::random::Stream;
@@ -21,8 +21,26 @@ const WITH_FENCING_PER_MILLE: u32 = 150;
 const WITH_POLICIES_PER_MILLE: u32 = 250;
 /// The same of histories with too little room.
 const WITH_CROWDING_PER_MILLE: u32 = 300;
+/// The same of histories whose store compacts or loses answers.
+const WITH_STORE_PER_MILLE: u32 = 250;
+/// The same of histories with volumes that are staged …
+const WITH_STAGING_PER_MILLE: u32 = 300;
+/// … and of those in which something dies between their steps.
+const STAGING_CRASHES_PER_MILLE: u32 = 150;
+/// The same of histories in which all pods of a Service are deleted at once.
+const WITH_ENDS_PER_MILLE: u32 = 150;
+/// The same of histories with quotas.
+const WITH_QUOTAS_PER_MILLE: u32 = 350;
+/// The same of histories with custom resources.
+const WITH_CUSTOM_PER_MILLE: u32 = 400;
+/// Steps of histories with an upgrade in which one more process is replaced.
+const WITH_UPGRADE_PER_MILLE: u32 = 100;
 /// Steps that are a user's and not a fault's.
 const USERS_PER_MILLE: u32 = 700;
+/// How often names are asked for.
+const ASK_NAMES_EVERY_SECONDS: i64 = 10;
+/// How long what users do may take: some wait for a name to be free, or for an API server whose watch of the store is behind.
+const USERS_WAIT: Duration = Duration::from_secs(120);
 /// How often time itself is judged.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 
@@ -36,6 +54,13 @@ pub(crate) struct Menu {
     pub disks: bool,
     pub policies: bool,
     pub crowding: bool,
+    pub store: bool,
+    pub staging: bool,
+    pub staging_crashes: bool,
+    pub endpoint_ends: bool,
+    pub quotas: bool,
+    pub custom: bool,
+    pub upgrade: bool,
     /// Between two turns, at most.
     pub pause_millis: u64,
 }
@@ -47,6 +72,12 @@ pub(crate) struct Streams {
     pub storing: Stream,
     pub policing: Stream,
     pub crowding: Stream,
+    pub compacting: Stream,
+    pub staging: Stream,
+    pub ending: Stream,
+    pub quotas: Stream,
+    pub custom: Stream,
+    pub upgrading: Stream,
 }
 
 /// See the module.
@@ -109,6 +140,27 @@ impl Trouble {
             if menu.crowding && self.streams.crowding.per_mille(WITH_CROWDING_PER_MILLE) {
                 self.record(Turn::Room).await?;
             }
+            if menu.store && self.streams.compacting.per_mille(WITH_STORE_PER_MILLE) {
+                self.record(Turn::Store).await?;
+            }
+            if menu.staging && self.streams.staging.per_mille(WITH_STAGING_PER_MILLE) {
+                self.record(Turn::Volumes).await?;
+            }
+            if menu.staging_crashes && self.streams.staging.per_mille(STAGING_CRASHES_PER_MILLE) {
+                self.record(Turn::StagingCrash).await?;
+            }
+            if menu.endpoint_ends && self.streams.ending.per_mille(WITH_ENDS_PER_MILLE) {
+                self.record(Turn::EndpointEnds).await?;
+            }
+            if menu.quotas && self.streams.quotas.per_mille(WITH_QUOTAS_PER_MILLE) {
+                self.record(Turn::Quotas).await?;
+            }
+            if menu.custom && self.streams.custom.per_mille(WITH_CUSTOM_PER_MILLE) {
+                self.record(Turn::CustomResources).await?;
+            }
+            if menu.upgrade && self.streams.upgrading.per_mille(WITH_UPGRADE_PER_MILLE) {
+                self.record(Turn::Upgrade).await?;
+            }
             let turn = match chance.per_mille(USERS_PER_MILLE) {
                 true => Turn::Users,
                 false => Turn::Fault,
@@ -134,7 +186,7 @@ impl Trouble {
             self.faults
                 .observer
                 .remark(&format!("step {number}: {:?}", step.turn));
-            self.take(step.turn).await?;
+            self.take_in_time(step.turn).await?;
         }
         self.pass(script.ended.min(until)).await;
         self.script = script.clone();
@@ -157,7 +209,20 @@ impl Trouble {
         });
         let number = self.script.len();
         self.faults.observer.remark(&format!("step {number}: {turn:?}"));
-        self.take(turn).await
+        self.take_in_time(turn).await
+    }
+
+    /// A user who is not answered is a broken history.
+    async fn take_in_time(&mut self, turn: Turn) -> io::Result<()> {
+        let observer = self.faults.observer.clone();
+        match timeout(USERS_WAIT, self.take(turn)).await {
+            Ok(taken) => taken,
+            Err(_) => {
+                let what = format!("a user is not answered for {} s ({turn:?})", USERS_WAIT.as_secs());
+                observer.violate("S9", what);
+                Ok(())
+            }
+        }
     }
 
     async fn take(&mut self, turn: Turn) -> io::Result<()> {
@@ -179,6 +244,20 @@ impl Trouble {
             Turn::Disks if self.plan.suppresses(Switch::Disks) => Ok(()),
             Turn::Policies if self.plan.suppresses(Switch::PodNetwork) => Ok(()),
             Turn::Room if self.plan.suppresses(Switch::Crowding) => Ok(()),
+            Turn::Store => {
+                faults.strike_store(&mut streams.compacting);
+                Ok(())
+            }
+            Turn::Volumes | Turn::StagingCrash if self.plan.suppresses(Switch::Staging) => Ok(()),
+            Turn::Volumes => users.act_with_volumes(&mut streams.staging).await,
+            Turn::StagingCrash => {
+                faults.crash_between_steps(&mut streams.staging);
+                Ok(())
+            }
+            Turn::EndpointEnds if self.plan.suppresses(Switch::EndpointEnds) => Ok(()),
+            Turn::EndpointEnds => users.delete_endpoints(&mut streams.ending).await,
+            Turn::CustomResources if self.plan.suppresses(Switch::CustomResources) => Ok(()),
+            Turn::Quotas if self.plan.suppresses(Switch::Quotas) => Ok(()),
             Turn::FencingPolicy => {
                 let written = users.bring_policy(&mut streams.guarding).await;
                 written.map(|written| self.has_policy = written)
@@ -187,6 +266,16 @@ impl Trouble {
             Turn::Disks => users.act_with_disks(&mut streams.storing).await,
             Turn::Policies => users.act_with_policies(&mut streams.policing).await,
             Turn::Room => users.act_with_room(&mut streams.crowding).await,
+            Turn::Upgrade => {
+                faults.upgrade_next(&mut streams.upgrading);
+                Ok(())
+            }
+            Turn::Quotas => users.act_with_quotas(&mut streams.quotas, &faults.servers).await,
+            Turn::CustomResources => {
+                users
+                    .act_with_custom_resources(&mut streams.custom, &faults.servers)
+                    .await
+            }
         };
         done.map_err(denied)
     }
@@ -200,6 +289,12 @@ impl Trouble {
             streams.storing.position(),
             streams.policing.position(),
             streams.crowding.position(),
+            streams.compacting.position(),
+            streams.staging.position(),
+            streams.ending.position(),
+            streams.quotas.position(),
+            streams.custom.position(),
+            streams.upgrading.position(),
             self.faults.chance.position(),
             users,
             careful,
@@ -213,6 +308,12 @@ impl Trouble {
             storing,
             policing,
             crowding,
+            compacting,
+            staging,
+            ending,
+            quotas,
+            custom,
+            upgrading,
             faults,
             users,
             careful,
@@ -222,6 +323,12 @@ impl Trouble {
         self.streams.storing.go_to(storing);
         self.streams.policing.go_to(policing);
         self.streams.crowding.go_to(crowding);
+        self.streams.compacting.go_to(compacting);
+        self.streams.staging.go_to(staging);
+        self.streams.ending.go_to(ending);
+        self.streams.quotas.go_to(quotas);
+        self.streams.custom.go_to(custom);
+        self.streams.upgrading.go_to(upgrading);
         self.faults.chance.go_to(faults);
         self.users.go_to([users, careful]);
     }
@@ -232,7 +339,11 @@ pub(crate) async fn pass_until(end: Instant, faults: &Faults) {
     loop {
         let tick = Instant::now() + TICK;
         sleep_until(tick.min(end)).await;
-        faults.tell_who_is_well();
+        faults.report_health();
+        let second = faults.observer.world(|world| world.now.as_second());
+        if second % ASK_NAMES_EVERY_SECONDS == 0 {
+            faults.nodes.iter().for_each(|node| node.ask_names());
+        }
         faults.observer.tick();
         faults.servers.iter().for_each(|server| server.check_denied());
         if tick >= end || faults.observer.violation().is_some() {

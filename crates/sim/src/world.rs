@@ -13,12 +13,19 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_client::{DeleteOptions, Term};
-use knarr_kubelet::self_fencing::SelfFencing;
+use knarr_kubelet::self_fencing::{BEGIN, SelfFencing};
 use knarr_network::nft::Table;
 use knarr_node::runtime::fake::End;
 
+use crate::clocks::Rate;
+use crate::commits::Commits;
+use crate::definitions::Definitions;
 use crate::disks::Holder;
+use crate::metering::Metering;
 use crate::policy_table::Tables;
+use crate::rules::n5_names::Answered;
+use crate::rules::s7_staging::{Step, Storage};
+use crate::versions::NetworkVersions;
 
 /// The taint by which an administrator says that a node is down.
 pub(crate) const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -63,6 +70,8 @@ pub(crate) struct Life {
     pub asked_to_go: bool,
     /// Containers that ended with 0 by themselves, each with the sandbox it ran in.
     pub completed: BTreeSet<(String, String)>,
+    /// The node whose kubelet wrote last that it starts it, and when that was.
+    pub announced: Option<(String, Timestamp)>,
     /// Uids of the policies that isolate it from strangers since it was created.
     pub isolated_by: BTreeSet<String>,
 }
@@ -83,6 +92,14 @@ impl Life {
     pub fn node(&self) -> &str {
         node_of(&self.pod)
     }
+}
+
+/// One incarnation of a node's kubelet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kubelet {
+    pub began: Timestamp,
+    /// It is of the version before.
+    pub is_former: bool,
 }
 
 /// A machine's power.
@@ -136,6 +153,14 @@ pub(crate) struct World {
     pub switches: BTreeMap<String, Switch>,
     /// Since when agents have been at work at a node, by the NodeFencing's name.
     pub fencings: BTreeMap<String, Timestamp>,
+    /// By their nodes, those that were started last.
+    pub kubelets: BTreeMap<String, Kubelet>,
+    /// Containers that a kubelet of the version before made, by node and id.
+    pub made_by_former: BTreeSet<(String, String)>,
+    /// How fast nodes' clocks count, in histories in which they do not all count as fast as time passes.
+    pub rates: BTreeMap<String, Rate>,
+    /// How long a call of each node's runtime takes at most.
+    pub slowest: BTreeMap<String, SignedDuration>,
     /// Which pods nodes end by themselves.
     pub self_fencing: SelfFencing,
     /// The addresses that each node's kernel sends new connections to.
@@ -148,6 +173,10 @@ pub(crate) struct World {
     pub policies: BTreeMap<String, NetworkPolicy>,
     /// By their keys in the store, with when each was first seen.
     pub budgets: BTreeMap<String, (PodDisruptionBudget, Timestamp)>,
+    /// What the namespace with quotas has.
+    pub metering: Metering,
+    /// Definitions that users created, their objects, and what belongs to these.
+    pub definitions: Definitions,
     /// Their labels.
     pub namespaces: BTreeMap<String, BTreeMap<String, String>>,
     /// By their keys in the store.
@@ -156,6 +185,18 @@ pub(crate) struct World {
     /// What the kernels have of policies, and of Services.
     pub policy_tables: Tables,
     pub proxy_tables: BTreeMap<String, Table>,
+    /// What the store committed, where readers follow it.
+    pub commits: Commits,
+    /// Services and EndpointSlices of all revisions, where they are kept.
+    pub versions: NetworkVersions,
+    /// The revisions of Services and EndpointSlices that each node's kernel follows.
+    pub reached: BTreeMap<String, (u64, u64)>,
+    /// What DNS on each node answered last, by node and name.
+    pub answers: BTreeMap<(String, String), Answered>,
+    /// Nodes whose DNS has answered since their agent was started.
+    pub has_answered: BTreeSet<String>,
+    /// What nodes have of volumes that are staged.
+    pub storage: Storage,
     /// By node and container id.
     pub processes: BTreeMap<(String, String), Process>,
 }
@@ -168,11 +209,22 @@ pub(crate) struct Heard {
     pub silent_until: Option<Timestamp>,
 }
 
-/// Of the 25 s after which a node ends pods ([`knarr_kubelet::self_fencing::BEGIN`]) what is left when its clock is fast and
-/// a try to renew took ten.
-pub(crate) const MAY_FENCE_ITSELF: SignedDuration = SignedDuration::from_secs(14);
+/// What a try to renew the lease takes at most, and a second.
+const TRIED_FOR: SignedDuration = SignedDuration::from_secs(11);
 
 impl World {
+    /// How fast this node's clock counts.
+    pub fn rate(&self, node: &str) -> Rate {
+        self.rates.get(node).copied().unwrap_or(Rate::EVEN)
+    }
+
+    /// After which silence this node may have begun to end pods: of the 25 s that its clock counts ([`BEGIN`]), what is left
+    /// when a try to renew was answered late.
+    pub fn may_fence_itself_after(&self, node: &str) -> SignedDuration {
+        let begin = SignedDuration::try_from(self.rate(node).passes(BEGIN));
+        begin.unwrap_or_default() - TRIED_FOR
+    }
+
     /// Whether a node that is cut off must end this pod (SPEC B4).
     pub fn is_fenced_by_its_node(&self, uid: &str, pod: &Pod) -> bool {
         let of_pod = |holder: &Holder| holder.uid == uid;
@@ -269,6 +321,26 @@ pub(crate) enum Seen<'a> {
     BudgetWritten {
         before: Option<&'a PodDisruptionBudget>,
         after: &'a PodDisruptionBudget,
+    },
+    /// A node's kernel has what its agent has made of the revisions that it has reached.
+    Programmed {
+        node: &'a str,
+    },
+    /// DNS on a node has answered.
+    Resolved {
+        node: &'a str,
+        question: &'a str,
+        answer: &'a Answered,
+    },
+    /// A volume's step on its way to or from a node.
+    Stored(&'a Step),
+    /// An object or a quota of the namespace with quotas is written, or deleted.
+    Metered {
+        key: &'a str,
+    },
+    /// A definition of users, one of its objects, or what belongs to one is written, or deleted.
+    Defined {
+        key: &'a str,
     },
     /// A second has passed.
     Tick,

@@ -180,7 +180,7 @@ fn s9_every_rule_holds_in_every_history() {
 /// A rule that no longer sees its mistake is no rule.
 #[test]
 fn s9_mistakes_made_on_purpose_are_seen() {
-    for mutation in Mutation::ALL {
+    for mutation in Mutation::ALL.into_iter().filter(|m| !m.is_by_name_only()) {
         // One mistake may break several rules, and which is seen first is the history's.
         let mut found = Vec::new();
         for seed in 0..MUTATED_SEEDS {

@@ -8,7 +8,7 @@ pub mod addresses;
 mod cache;
 mod exchange;
 mod forwarder;
-mod knowledge;
+pub mod knowledge;
 mod metrics;
 mod responder;
 mod tcp;

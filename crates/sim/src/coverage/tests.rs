@@ -32,6 +32,7 @@ fn pod(value: serde_json::Value) -> Life {
         given_up: false,
         vouched: false,
         asked_to_go: false,
+        announced: None,
         completed: BTreeSet::new(),
         isolated_by: BTreeSet::new(),
     }

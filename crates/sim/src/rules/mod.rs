@@ -1,15 +1,20 @@
 //! What must hold after every step, one file a SPEC number. A rule sees what has happened and the world as it is
 //! then, and says in words what is broken.
 
+mod announced;
 pub(crate) mod b4_self_fencing;
 pub(crate) mod b7_endpoints;
+pub(crate) mod custom;
 mod l1_phases;
 mod l2_one_life;
 pub(crate) mod n1_addresses;
 pub(crate) mod n3_at_rest;
+mod n4_ends;
+pub(crate) mod n5_names;
 pub(crate) mod n6_policy;
 mod p4_preemption;
 mod p5_budgets;
+pub(crate) mod quota;
 mod s1_at_most_one;
 mod s1_leaders_term;
 mod s2_who_may_remove;
@@ -17,8 +22,10 @@ mod s3_order;
 mod s5_released;
 mod s6_fenced;
 mod s7_one_holder;
+pub(crate) mod s7_staging;
 mod s8_one_a_node;
 mod s9_at_rest;
+pub(crate) mod s9_watches;
 mod t1_deletion;
 mod t2_ending;
 mod t3_grace;
@@ -31,7 +38,7 @@ use crate::world::{Seen, World};
 pub(crate) type Rule = fn(&Seen<'_>, &World) -> Result<(), String>;
 
 /// With their SPEC numbers.
-pub(crate) const ALL: [(&str, Rule); 21] = [
+pub(crate) const ALL: [(&str, Rule); 27] = [
     ("L1", l1_phases::check),
     ("L2", l2_one_life::check),
     ("T1", t1_deletion::check),
@@ -45,12 +52,18 @@ pub(crate) const ALL: [(&str, Rule); 21] = [
     ("S5", s5_released::check),
     ("S6", s6_fenced::check),
     ("S7", s7_one_holder::check),
+    ("S7", s7_staging::check),
     ("S8", s8_one_a_node::check),
     ("S9", s9_at_rest::check),
     ("B4", b4_self_fencing::check),
     ("B7", b7_endpoints::check),
     ("N1", n1_addresses::check),
+    ("N4", n4_ends::check),
+    ("N5", n5_names::check),
     ("N6", n6_policy::check),
     ("P4", p4_preemption::check),
     ("P5", p5_budgets::check),
+    ("quota", quota::check),
+    ("custom", custom::check),
+    ("announced", announced::check),
 ];

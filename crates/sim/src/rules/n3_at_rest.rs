@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use knarr_api::k8s_openapi;
 use knarr_network::catalog::Protocol;
-use knarr_network::nft::Data;
+use knarr_network::nft::{Data, Table};
 use knarr_network::proxy::packet::{Outcome, Packet, Tables};
 use knarr_network::proxy::{Config, layout};
 
@@ -17,10 +18,10 @@ use crate::world::World;
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 244, 255, 254));
 
 /// Ready ones, or else those that still serve while they terminate (KEP-1669).
-fn endpoints(world: &World, service: &Service) -> BTreeSet<(IpAddr, u16)> {
+fn endpoints(slices: &[&EndpointSlice], service: &Service) -> BTreeSet<(IpAddr, u16)> {
     let (mut ready, mut fallback) = (BTreeSet::new(), BTreeSet::new());
     let meta = &service.metadata;
-    for slice in world.slices.values() {
+    for slice in slices {
         let labels = slice.metadata.labels.as_ref();
         let of = labels.and_then(|labels| labels.get("kubernetes.io/service-name"));
         if of != meta.name.as_ref() || slice.metadata.namespace != meta.namespace {
@@ -57,51 +58,66 @@ fn cluster_ip(service: &Service) -> Option<IpAddr> {
 
 /// Whether every kernel is as the API's objects say, when nothing is under way.
 pub(crate) fn at_rest(world: &World) -> Result<(), String> {
+    let services: Vec<&Service> = world.services.values().collect();
+    let slices: Vec<&EndpointSlice> = world.slices.values().collect();
+    let mut tables = world.proxy_tables.iter();
+    tables.try_for_each(|(node, table)| differs(node, table, &services, std::slice::from_ref(&slices)))
+}
+
+/// Whether one node's kernel is as these objects say: each Service as one of these sets of slices has it.
+pub(crate) fn differs(
+    node: &str,
+    table: &Table,
+    services: &[&Service],
+    candidates: &[Vec<&EndpointSlice>],
+) -> Result<(), String> {
     let config = Config::default();
-    for (node, table) in &world.proxy_tables {
-        let tables = Tables {
-            config: &config,
-            local_addresses: &[],
-            elements: table,
+    let tables = Tables {
+        config: &config,
+        local_addresses: &[],
+        elements: table,
+    };
+    let mut wanted_of_all = BTreeSet::new();
+    for service in services {
+        let Some(destination) = cluster_ip(service) else {
+            continue;
         };
-        let mut wanted_of_all = BTreeSet::new();
-        for service in world.services.values() {
-            let Some(destination) = cluster_ip(service) else {
-                continue;
+        let name = service.metadata.name.as_deref().unwrap_or_default();
+        for port in service.spec.iter().flat_map(|s| s.ports.iter().flatten()) {
+            let packet = Packet {
+                source: CLIENT,
+                destination,
+                protocol: Protocol::Tcp,
+                port: u16::try_from(port.port).unwrap_or_default(),
+                learned: None,
             };
-            let name = service.metadata.name.as_deref().unwrap_or_default();
-            for port in service.spec.iter().flat_map(|s| s.ports.iter().flatten()) {
-                let wanted = endpoints(world, service);
-                let packet = Packet {
-                    source: CLIENT,
-                    destination,
-                    protocol: Protocol::Tcp,
-                    port: u16::try_from(port.port).unwrap_or_default(),
-                    learned: None,
-                };
-                let found = tables.route(&packet);
-                let is_right = match &found {
-                    Outcome::Sent(hops) => {
-                        hops.iter().map(|h| (h.address, h.port)).collect::<BTreeSet<_>>() == wanted
-                    }
-                    Outcome::Rejected => wanted.is_empty(),
-                    _ => false,
-                };
-                if !is_right {
+            let found = tables.route(&packet);
+            let is_right = |wanted: &BTreeSet<(IpAddr, u16)>| match &found {
+                Outcome::Sent(hops) => {
+                    hops.iter().map(|h| (h.address, h.port)).collect::<BTreeSet<_>>() == *wanted
+                }
+                Outcome::Rejected => wanted.is_empty(),
+                _ => false,
+            };
+            let mut wanted = candidates.iter().map(|slices| endpoints(slices, service));
+            match wanted.find(is_right) {
+                Some(wanted) => wanted_of_all.extend(wanted),
+                None => {
+                    let wanted = candidates.first().map(|slices| endpoints(slices, service));
                     return Err(format!(
-                        "{name}: the API's slices say {wanted:?}, the kernel of {node} {found:?}"
+                        "{name}: the API's slices say {:?}, the kernel of {node} {found:?}",
+                        wanted.unwrap_or_default()
                     ));
                 }
-                wanted_of_all.extend(wanted);
             }
         }
-        let programmed = table.get(layout::ENDPOINTS).into_iter().flatten();
-        let mut backends = programmed.filter_map(|(_, data)| backend(data.as_ref()?));
-        if let Some(left) = backends.find(|backend| !wanted_of_all.contains(backend)) {
-            return Err(format!(
-                "the kernel of {node} has {left:?}, which is no endpoint of any Service"
-            ));
-        }
     }
-    Ok(())
+    let programmed = table.get(layout::ENDPOINTS).into_iter().flatten();
+    let mut backends = programmed.filter_map(|(_, data)| backend(data.as_ref()?));
+    match backends.find(|backend| !wanted_of_all.contains(backend)) {
+        Some(left) => Err(format!(
+            "the kernel of {node} has {left:?}, which is no endpoint of any Service"
+        )),
+        None => Ok(()),
+    }
 }

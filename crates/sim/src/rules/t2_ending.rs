@@ -27,7 +27,9 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
             continue;
         };
         let asked = (deadline.0 - grace).max(well);
-        let had = world.now.duration_since(asked);
+        // By the clock of its node, and by any other's.
+        let passed = world.now.duration_since(asked);
+        let had = world.rate(&process.node).counted_signed(passed).min(passed);
         if had > grace * GRACES + SLACK {
             return Err(format!(
                 "container {} of {} still runs on {}, {had:#} after it was to end within {grace:#}",

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_node::runtime::fake::End;
 
-use crate::world::{MAY_FENCE_ITSELF, Process, Seen, World};
+use crate::world::{Process, Seen, World};
 
 /// Deadlines are kept in whole seconds, and TERM may be underway for as long as a runtime is slow
 /// (3 s, see `faults`): that is taken from the process, not by the kubelet.
@@ -24,7 +24,7 @@ fn may_fence_itself(process: &Process, pod: &Pod, world: &World) -> bool {
         return concerned;
     };
     let asked = process.asked.unwrap_or(world.now);
-    let silent = world.now.duration_since(heard.sent) >= MAY_FENCE_ITSELF;
+    let silent = world.now.duration_since(heard.sent) >= world.may_fence_itself_after(&process.node);
     let was = |until: Timestamp| asked.duration_since(until) <= HEARD_AGAIN;
     concerned && (silent || heard.silent_until.is_some_and(was))
 }
@@ -58,7 +58,10 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
             process.container
         ));
     };
-    let had = world.now.duration_since(asked);
+    // By the clock of its node.
+    let had = world
+        .rate(&process.node)
+        .counted_signed(world.now.duration_since(asked));
     if had + SLACK < SignedDuration::from_secs(grace) {
         return Err(format!(
             "container {} was killed {had:#} after TERM, it has {grace} s",

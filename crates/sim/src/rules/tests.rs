@@ -44,6 +44,7 @@ fn life(pod: Pod) -> Life {
         given_up: false,
         vouched: false,
         asked_to_go: false,
+        announced: None,
         completed: BTreeSet::new(),
         isolated_by: BTreeSet::new(),
     }

@@ -3,10 +3,14 @@
 //!
 //! They talk to the first server, which never fails: what they were told is so, and is what has to come about in the end.
 
+mod at_once;
 mod crowding;
+mod custom;
 mod fencing;
 mod nodes;
 mod policies;
+mod quotas;
+pub(crate) mod staging;
 mod storage;
 mod wanted;
 mod workloads;
@@ -64,6 +68,10 @@ pub(crate) struct Users {
     careful: Option<Stream>,
     /// What they create says how much it needs, for there is not room for everything.
     crowded: bool,
+    /// The namespace with quotas, where there is one.
+    metered: Option<quotas::Metered>,
+    /// Where there are custom resources.
+    following: Option<custom::Following>,
 }
 
 impl Users {
@@ -76,6 +84,8 @@ impl Users {
             wanted: BTreeMap::new(),
             careful: None,
             crowded: false,
+            metered: None,
+            following: None,
         }
     }
 
@@ -117,6 +127,21 @@ impl Users {
                 });
                 self.create(&registry::SERVICE, service).await?;
             }
+        }
+        Ok(())
+    }
+
+    /// Deletes all pods of a Service at once: what terminates is all there is for a while.
+    pub async fn delete_endpoints(&mut self, chance: &mut Stream) -> Result<(), Error> {
+        let app = format!("web{}", chance.between(1, workloads::NAMES));
+        let options = ListOptions {
+            namespace: NAMESPACE.into(),
+            label_selector: format!("app={app}"),
+            ..ListOptions::default()
+        };
+        let grace = chance.per_mille(300).then_some(5);
+        for pod in self.api.list(&registry::POD, options).await?.items {
+            unless_late(self.delete(&pod, grace).await)?;
         }
         Ok(())
     }
@@ -248,6 +273,7 @@ impl Users {
         let held = self.chance.per_mille(200).then_some(FINALIZER);
         let (mut pod, summary) = workloads::pod(&mut self.chance, &name, held);
         storage::give_disk(&name, &mut pod["spec"]);
+        staging::give_volume(&name, &mut pod["spec"]);
         self.annotate(&mut pod);
         self.request_little(&mut pod["spec"]);
         self.note(format!("create {name}, which {summary}"));

@@ -54,7 +54,7 @@ fn claim(name: &str, one_pod: bool) -> Value {
 }
 
 /// All containers of a pod see the volume.
-fn mount(spec: &mut Value) {
+pub(super) fn mount(spec: &mut Value) {
     for containers in ["containers", "initContainers"] {
         for container in spec[containers].as_array_mut().into_iter().flatten() {
             container["volumeMounts"] = json!([{"name": "disk", "mountPath": "/disk"}]);
@@ -148,7 +148,7 @@ impl Users {
             _ => self.move_away(chance, Some(0)).await,
         };
         match done {
-            // Somebody was faster, or it is there.
+            // Another request was faster, or it exists.
             Err(e) if e.is_not_found() || e.is_conflict() || e.is_already_exists() => Ok(()),
             other => other,
         }

@@ -1,5 +1,7 @@
 //! Whether what users want has come about, as the API says it.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
@@ -7,11 +9,12 @@ use knarr_api::{Object, k8s_openapi};
 use knarr_client::Error;
 
 use super::{NAMESPACE, Users, Workload};
+use crate::servers::ApiServer;
 use crate::world;
 
 impl Users {
     /// What is missing, if something is.
-    pub async fn satisfied(&self) -> Result<Result<(), String>, Error> {
+    pub async fn satisfied(&self, servers: &[Arc<ApiServer>]) -> Result<Result<(), String>, Error> {
         for ((workload, name), pods) in &self.wanted {
             let object = match self.api.get(workload.kind(), NAMESPACE, name).await {
                 Ok(object) => object,
@@ -38,11 +41,17 @@ impl Users {
         if left.is_none() {
             left = self.unfinished_fencing().await?;
         }
+        if left.is_none() {
+            left = self.missing_of_metered().await?;
+        }
+        if left.is_none() {
+            left = self.missing_of_custom_resources(servers).await?;
+        }
         Ok(left.map_or(Ok(()), Err))
     }
 }
 
-fn of_workload(workload: Workload, object: &Object, pods: i32) -> Result<(), String> {
+pub(super) fn of_workload(workload: Workload, object: &Object, pods: i32) -> Result<(), String> {
     let current = |observed: Option<i64>| observed == object.metadata().generation;
     let counts = |found: &[Option<i32>], of: i32, current: bool| {
         let found: Vec<i32> = found.iter().map(|n| n.unwrap_or_default()).collect();
@@ -110,7 +119,7 @@ fn of_workload(workload: Workload, object: &Object, pods: i32) -> Result<(), Str
     }
 }
 
-fn of_pod(pod: &Object) -> Result<(), String> {
+pub(super) fn of_pod(pod: &Object) -> Result<(), String> {
     if pod.metadata().deletion_timestamp.is_some() {
         return Err("does not end".into());
     }

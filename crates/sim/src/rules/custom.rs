@@ -1,0 +1,157 @@
+//! Custom resources live no longer than their CustomResourceDefinition: when one leaves the store it has no objects, none is
+//! created without it, and none of a former life is there in the next. What belongs to a custom resource is collected after
+//! it, and not before; informers end up with what is stored.
+
+use crate::definitions::Last;
+use crate::world::{Seen, World};
+
+fn first_object(plural: &str, world: &World) -> Option<String> {
+    let mut objects = world.definitions.objects_of(plural);
+    objects.next().map(|(key, _)| key.to_string())
+}
+
+pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+    let Seen::Defined { key } = seen else {
+        return Ok(());
+    };
+    let known = &world.definitions;
+    match &known.last {
+        Last::Created { plural } if !known.definitions.contains_key(plural) => Err(format!(
+            "{key} is created, and there is no definition of {plural}"
+        )),
+        Last::Undefined { plural } | Last::Defined { plural } => match first_object(plural, world) {
+            Some(left) => Err(format!(
+                "{key} is written or deleted as a whole, and {left} is there"
+            )),
+            None => Ok(()),
+        },
+        Last::Collected { owner } => match known.object_with(owner) {
+            Some(kept) if !kept.is_deleted => Err(format!("{key} is deleted, and its owner is there")),
+            _ => Ok(()),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// Whether all is collected, when nothing is under way.
+pub(crate) fn at_rest(world: &World) -> Result<(), String> {
+    let known = &world.definitions;
+    for (plural, kept) in &known.definitions {
+        if kept.is_deleted {
+            return Err(format!("the definition of {plural} is being deleted"));
+        }
+    }
+    for ((plural, key), kept) in &known.objects {
+        if kept.is_deleted || !known.definitions.contains_key(plural) {
+            return Err(format!("{key} is there, deleted: {}", kept.is_deleted));
+        }
+    }
+    for (key, owner) in &known.dependents {
+        if known.object_with(owner).is_none() {
+            return Err(format!("{key} is there, and its owner is not"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const DEFINITION: &str = "apiextensions.k8s.io/customresourcedefinitions/widgets.sim.knarr.dev";
+    const WIDGET: &str = "sim.knarr.dev/widgets/default/w1";
+    const PART: &str = "core/configmaps/default/part-1";
+
+    fn object(uid: &str) -> Option<Value> {
+        Some(json!({"metadata": {"uid": uid}}))
+    }
+
+    fn deleted(uid: &str) -> Option<Value> {
+        Some(json!({"metadata": {"uid": uid, "deletionTimestamp": "2026-01-01T00:00:00Z"}}))
+    }
+
+    fn part_of(owner: &str) -> Option<Value> {
+        let owner = json!({"apiVersion": "sim.knarr.dev/v1", "kind": "Widget", "name": "w1", "uid": owner});
+        Some(json!({"metadata": {"uid": "p", "ownerReferences": [owner]}}))
+    }
+
+    /// Whether the last of these writes is seen to be wrong, and whether what is there at rest is.
+    fn is_broken(written: &[(&str, Option<Value>)]) -> (bool, bool) {
+        let mut world = World::default();
+        for (path, value) in written {
+            let value = value.as_ref().map(Value::to_string);
+            let bytes = value.as_deref().map(str::as_bytes);
+            assert!(world.definitions.take_in(path, bytes), "{path}");
+        }
+        let seen = Seen::Defined { key: "key" };
+        (check(&seen, &world).is_err(), at_rest(&world).is_err())
+    }
+
+    #[test]
+    fn objects_without_their_definition_and_of_a_former_life_are_seen() {
+        let (crd, widget) = ((DEFINITION, object("d")), (WIDGET, object("w")));
+        let deletion = |path| (path, None);
+        for (written, at_once, at_rest) in [
+            (vec![crd.clone(), widget.clone()], false, false),
+            (vec![widget.clone()], true, true),
+            (
+                vec![crd.clone(), widget.clone(), deletion(DEFINITION)],
+                true,
+                true,
+            ),
+            (
+                vec![
+                    crd.clone(),
+                    widget.clone(),
+                    deletion(WIDGET),
+                    deletion(DEFINITION),
+                ],
+                false,
+                false,
+            ),
+            (
+                vec![crd.clone(), deletion(DEFINITION), widget.clone()],
+                true,
+                true,
+            ),
+            (vec![widget, (DEFINITION, object("e"))], true, false),
+            (vec![crd.clone(), (DEFINITION, deleted("d"))], false, true),
+            (vec![crd, (WIDGET, deleted("w"))], false, true),
+        ] {
+            assert_eq!(is_broken(&written), (at_once, at_rest), "{written:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_collected_before_its_owner_or_never_is_seen() {
+        let crd = (DEFINITION, object("d"));
+        let (widget, part) = ((WIDGET, object("w")), (PART, part_of("w")));
+        let deletion = |path| (path, None);
+        for (written, at_once, at_rest) in [
+            (vec![crd.clone(), widget.clone(), part.clone()], false, false),
+            (
+                vec![crd.clone(), widget.clone(), part.clone(), deletion(PART)],
+                true,
+                false,
+            ),
+            (
+                vec![
+                    crd.clone(),
+                    widget.clone(),
+                    part.clone(),
+                    (WIDGET, deleted("w")),
+                    deletion(PART),
+                ],
+                false,
+                true,
+            ),
+            (vec![crd, widget, part, deletion(WIDGET)], false, true),
+        ] {
+            assert_eq!(is_broken(&written), (at_once, at_rest), "{written:?}");
+        }
+    }
+}

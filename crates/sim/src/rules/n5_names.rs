@@ -1,0 +1,258 @@
+//! N5: DNS on each node answers for a Service's name with its cluster IP, for a headless one's with the addresses of its ready
+//! endpoints, each once. It continues when its node is cut off from the API. In the end its answers are as the API's objects say;
+//! before, no address is answered for long that no pod has any more, where the node gets the change.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::k8s_openapi;
+
+use crate::world::{Seen, World};
+
+/// From a pod's end to its leaving the answers, where all concerned have been well for as long (see `n4_ends`): once for the controllers,
+/// once for the agent.
+const FOLLOWS_WITHIN: SignedDuration = SignedDuration::from_secs(120);
+/// Of no Service.
+const UNKNOWN: &str = "unknown.default.svc.cluster.local";
+
+/// What came of a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answered {
+    /// None, where the name exists without.
+    Addresses(BTreeSet<IpAddr>),
+    NoName,
+    /// SERVFAIL.
+    NotReady,
+}
+
+fn name_of(service: &Service) -> String {
+    let meta = &service.metadata;
+    let (name, namespace) = (meta.name.as_deref(), meta.namespace.as_deref());
+    format!(
+        "{}.{}.svc.cluster.local",
+        name.unwrap_or_default(),
+        namespace.unwrap_or_default()
+    )
+}
+
+/// The names that are asked for.
+pub(crate) fn questions(world: &World) -> Vec<String> {
+    let names = world.services.values().map(name_of);
+    names.chain(std::iter::once(UNKNOWN.to_string())).collect()
+}
+
+fn cluster_ip(service: &Service) -> Option<IpAddr> {
+    service.spec.as_ref()?.cluster_ip.as_ref()?.parse().ok()
+}
+
+/// What the API's objects say of a Service's name.
+fn expected(world: &World, service: &Service) -> Answered {
+    if let Some(address) = cluster_ip(service) {
+        return Answered::Addresses([address].into());
+    }
+    let meta = &service.metadata;
+    let mut addresses = BTreeSet::new();
+    for slice in world.slices.values() {
+        let labels = slice.metadata.labels.as_ref();
+        let of = labels.and_then(|labels| labels.get("kubernetes.io/service-name"));
+        if of != meta.name.as_ref() || slice.metadata.namespace != meta.namespace {
+            continue;
+        }
+        let endpoints = slice.endpoints.iter().flatten();
+        let ready = endpoints.filter(|endpoint| {
+            let conditions = endpoint.conditions.as_ref();
+            conditions.and_then(|conditions| conditions.ready) != Some(false)
+        });
+        let first = ready.filter_map(|endpoint| endpoint.addresses.first());
+        addresses.extend(first.filter_map(|address| address.parse::<IpAddr>().ok()));
+    }
+    match addresses.is_empty() {
+        // As CoreDNS: a headless Service's name exists with its first ready endpoint.
+        true => Answered::NoName,
+        false => Answered::Addresses(addresses),
+    }
+}
+
+/// Whether every node's answers are as the API's objects say, when nothing is under way.
+pub(crate) fn at_rest(world: &World) -> Result<(), String> {
+    for ((node, question), answer) in &world.answers {
+        let mut services = world.services.values();
+        let service = services.find(|service| name_of(service) == *question);
+        let expected = service.map_or(Answered::NoName, |service| expected(world, service));
+        if *answer != expected {
+            return Err(format!(
+                "{node} answers {question} with {answer:?}, expected {expected:?}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// When the last pod that had an address ended; none if one has it, or none ever had.
+fn left_at(world: &World, address: IpAddr) -> Option<Timestamp> {
+    let mut last = None;
+    for life in world.pods.values() {
+        let ips = life.pod.status.iter().flat_map(|s| s.pod_ips.iter().flatten());
+        if !ips.into_iter().any(|ip| ip.ip.parse() == Ok(address)) {
+            continue;
+        }
+        last = last.max(Some(life.removed_at?));
+    }
+    last
+}
+
+pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+    let Seen::Resolved {
+        node,
+        question,
+        answer,
+    } = seen
+    else {
+        return Ok(());
+    };
+    let addresses = match answer {
+        Answered::NoName => return Ok(()),
+        Answered::NotReady if world.has_answered.contains(*node) => {
+            return Err(format!("{node} does not answer {question} any more"));
+        }
+        Answered::NotReady => return Ok(()),
+        Answered::Addresses(addresses) => addresses,
+    };
+    let agent = format!("node/{node}");
+    let well = world.all_well_since(|name| name == agent || name.starts_with("control"));
+    let Some(well) = well else { return Ok(()) };
+    for address in addresses {
+        let Some(left) = left_at(world, *address) else {
+            continue;
+        };
+        let since = world.now.duration_since(left.max(well));
+        if since > FOLLOWS_WITHIN {
+            return Err(format!(
+                "{node} answers {question} with {address}, which no pod has had for {since:#}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::world::Life;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn addresses(all: &[&str]) -> Answered {
+        Answered::Addresses(all.iter().map(|text| text.parse().unwrap()).collect())
+    }
+
+    fn world() -> World {
+        let mut world = World {
+            now: at(1_000),
+            ..World::default()
+        };
+        for (name, cluster_ip) in [("web", "10.96.0.7"), ("db", "None")] {
+            let service = json!({
+                "metadata": {"name": name, "namespace": "default"}, "spec": {"clusterIP": cluster_ip},
+            });
+            world
+                .services
+                .insert(name.into(), serde_json::from_value(service).unwrap());
+        }
+        let slice = json!({
+            "metadata": {
+                "name": "db-1", "namespace": "default", "labels": {"kubernetes.io/service-name": "db"},
+            },
+            "addressType": "IPv4",
+            "endpoints": [
+                {"addresses": ["10.0.0.1"], "conditions": {"ready": true}},
+                {"addresses": ["10.0.0.2"], "conditions": {"ready": false}},
+            ],
+        });
+        world
+            .slices
+            .insert("db-1".into(), serde_json::from_value(slice).unwrap());
+        for name in ["control-a", "node/n1"] {
+            world.well_since.insert(name.into(), Some(at(0)));
+        }
+        world
+    }
+
+    #[test]
+    fn n5_answers_that_are_not_what_the_objects_say_are_seen_at_rest() {
+        for (question, answer, is_right) in [
+            ("web.default.svc.cluster.local", addresses(&["10.96.0.7"]), true),
+            ("db.default.svc.cluster.local", addresses(&["10.0.0.1"]), true),
+            (UNKNOWN, Answered::NoName, true),
+            ("web.default.svc.cluster.local", Answered::NoName, false),
+            (
+                "db.default.svc.cluster.local",
+                addresses(&["10.0.0.1", "10.0.0.2"]),
+                false,
+            ),
+            ("db.default.svc.cluster.local", Answered::NotReady, false),
+            (UNKNOWN, addresses(&[]), false),
+        ] {
+            let mut world = world();
+            world
+                .answers
+                .insert(("n1".into(), question.into()), answer.clone());
+            assert_eq!(at_rest(&world).is_ok(), is_right, "{question} {answer:?}");
+        }
+    }
+
+    #[test]
+    fn n5_silence_after_an_answer_and_addresses_of_the_long_gone_are_seen() {
+        for (answer, has_answered, removed_at, well_since, is_right) in [
+            (addresses(&["10.0.0.1"]), true, None, 0, true),
+            (addresses(&["10.0.0.1"]), true, Some(950), 0, true),
+            (addresses(&["10.0.0.1"]), true, Some(500), 950, true),
+            (addresses(&["10.0.0.1"]), true, Some(500), 0, false),
+            (Answered::NotReady, false, None, 0, true),
+            (Answered::NotReady, true, None, 0, false),
+        ] {
+            let mut world = world();
+            let pod = json!({"metadata": {"name": "a"}, "status": {"podIPs": [{"ip": "10.0.0.1"}]}});
+            let life = Life {
+                pod: Arc::new(serde_json::from_value(pod).unwrap()),
+                first_seen: at(0),
+                bound_at: None,
+                deleted_at: None,
+                removed_at: removed_at.map(at),
+                released: false,
+                given_up: false,
+                vouched: false,
+                asked_to_go: false,
+                completed: BTreeSet::new(),
+                announced: None,
+                isolated_by: BTreeSet::new(),
+            };
+            world.pods.insert("u".into(), life);
+            world.well_since.insert("node/n1".into(), Some(at(well_since)));
+            if has_answered {
+                world.has_answered.insert("n1".into());
+            }
+            let seen = Seen::Resolved {
+                node: "n1",
+                question: "db.default.svc.cluster.local",
+                answer: &answer,
+            };
+            let found = check(&seen, &world);
+            assert_eq!(
+                found.is_ok(),
+                is_right,
+                "{answer:?} {removed_at:?} {well_since}: {found:?}"
+            );
+        }
+    }
+}

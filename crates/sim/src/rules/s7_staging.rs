@@ -1,0 +1,236 @@
+//! S7, of volumes that are staged: one is attached to one node at a time, staged on a node only while it is attached to it (or while the
+//! node is logged in at its target), and neither unstaged, logged out of nor detached while a pod of the node has it.
+//!
+//! What a node had when a user or a fence agent said that it is gone for good neither excuses nor prevents another node's next step.
+
+use std::collections::BTreeMap;
+
+use crate::world::{Seen, World, is_out_of_service};
+
+/// A step of a volume (first) on a node (second).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// ControllerPublish and ControllerUnpublish.
+    Attached(String, String),
+    Detached(String, String),
+    /// NodeStage and NodeUnstage; an iSCSI disk's mount and unmount.
+    Staged(String, String),
+    Unstaged(String, String),
+    /// An iSCSI session begins and ends.
+    LoggedIn(String, String),
+    LoggedOut(String, String),
+}
+
+impl Step {
+    pub fn of(&self) -> (&str, &str) {
+        let (Step::Attached(volume, node)
+        | Step::Detached(volume, node)
+        | Step::Staged(volume, node)
+        | Step::Unstaged(volume, node)
+        | Step::LoggedIn(volume, node)
+        | Step::LoggedOut(volume, node)) = self;
+        (volume, node)
+    }
+}
+
+/// By volume and node: whether it has been said since that the node is gone for good.
+type Ties = BTreeMap<(String, String), bool>;
+
+/// What nodes have of volumes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Storage {
+    pub attached: Ties,
+    pub staged: Ties,
+    pub sessions: Ties,
+}
+
+impl Storage {
+    pub fn take(&mut self, step: &Step) {
+        let (volume, node) = step.of();
+        let (ties, begins) = match step {
+            Step::Attached(..) => (&mut self.attached, true),
+            Step::Detached(..) => (&mut self.attached, false),
+            Step::Staged(..) => (&mut self.staged, true),
+            Step::Unstaged(..) => (&mut self.staged, false),
+            Step::LoggedIn(..) => (&mut self.sessions, true),
+            Step::LoggedOut(..) => (&mut self.sessions, false),
+        };
+        let key = (volume.to_string(), node.to_string());
+        match begins {
+            true => ties.insert(key, false),
+            false => ties.remove(&key),
+        };
+    }
+
+    /// A user or a fence agent says that the node is gone for good.
+    pub fn give_up(&mut self, node: &str) {
+        for ties in [&mut self.attached, &mut self.staged, &mut self.sessions] {
+            let of_node = ties.iter_mut().filter(|((_, of), _)| of == node);
+            of_node.for_each(|(_, given_up)| *given_up = true);
+        }
+    }
+}
+
+/// Another node that has the volume.
+fn other<'a>(ties: &'a Ties, volume: &str, node: &str) -> Option<&'a str> {
+    let mut of_volume = ties
+        .iter()
+        .filter(|((of, _), given_up)| of == volume && !**given_up);
+    let found = of_volume.find(|((_, on), _)| on != node);
+    found.map(|((_, on), _)| on.as_str())
+}
+
+/// Who on the node has the volume: its mount for a pod, or a process.
+fn user(world: &World, volume: &str, node: &str) -> Option<String> {
+    let disk = world.disks.get(volume)?;
+    let given_up = |uid: &str| world.pods.get(uid).is_some_and(|life| life.given_up);
+    let mut of_node = disk
+        .open
+        .keys()
+        .filter(|holder| holder.node == node && !given_up(&holder.uid));
+    of_node.next().map(|holder| format!("pod {} has it", holder.uid))
+}
+
+pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+    let Seen::Stored(step) = seen else { return Ok(()) };
+    let (volume, node) = step.of();
+    let key = (volume.to_string(), node.to_string());
+    let storage = &world.storage;
+    // An order may have been under way when its node was given up.
+    let is_gone = world.nodes.get(node).is_none_or(is_out_of_service);
+    let broken = match step {
+        Step::Attached(..) => {
+            let other = other(&storage.attached, volume, node);
+            other.map(|other| format!("is attached to {node} while it is to {other}"))
+        }
+        _ if is_gone => None,
+        Step::Staged(..) => match other(&storage.staged, volume, node) {
+            Some(other) => Some(format!("is staged on {node} while it is on {other}")),
+            None if !storage.attached.contains_key(&key) && !storage.sessions.contains_key(&key) => {
+                Some(format!("is staged on {node}, to which it is not attached"))
+            }
+            None => None,
+        },
+        Step::Unstaged(..) => {
+            let user = user(world, volume, node);
+            user.map(|user| format!("is unstaged on {node}, where {user}"))
+        }
+        Step::Detached(..) | Step::LoggedOut(..) => match storage.staged.get(&key) {
+            Some(false) => Some(format!("is detached from {node}, where it is staged")),
+            _ => user(world, volume, node).map(|user| format!("is detached from {node}, where {user}")),
+        },
+        Step::LoggedIn(..) => None,
+    };
+    broken.map_or(Ok(()), |what| Err(format!("volume {volume} {what}")))
+}
+
+/// What a node has of a volume that no pod of it uses, when nothing is under way.
+pub(crate) fn at_rest(world: &World, is_used: impl Fn(&str, &str) -> bool) -> Result<(), String> {
+    let Storage {
+        attached,
+        staged,
+        sessions,
+    } = &world.storage;
+    for (ties, what) in [
+        (attached, "attached to"),
+        (staged, "staged on"),
+        (sessions, "logged in at from"),
+    ] {
+        if let Some((volume, node)) = ties.keys().find(|(volume, node)| !is_used(volume, node)) {
+            return Err(format!("volume {volume} is still {what} {node}, for no pod"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use k8s_openapi::api::core::v1::Node;
+    use k8s_openapi::jiff::Timestamp;
+    use knarr_api::k8s_openapi;
+
+    use super::*;
+    use crate::disks::{By, Holder};
+    use crate::world::Disk;
+
+    fn world(steps: &[Step]) -> World {
+        let mut world = World::default();
+        for node in ["n1", "n2"] {
+            world.nodes.insert(node.into(), Node::default());
+        }
+        steps.iter().for_each(|step| world.storage.take(step));
+        world
+    }
+
+    fn with_user(mut world: World) -> World {
+        let holder = Holder {
+            node: "n1".into(),
+            uid: "u".into(),
+            by: By::Process("c1".into()),
+        };
+        let mut disk = Disk::default();
+        disk.open.insert(holder, Timestamp::UNIX_EPOCH);
+        world.disks.insert("v".into(), disk);
+        world
+    }
+
+    fn of(step: fn(String, String) -> Step, node: &str) -> Step {
+        step("v".into(), node.into())
+    }
+
+    #[test]
+    fn s7_a_volume_on_two_nodes_or_taken_from_its_users_is_seen() {
+        use Step::{Attached, Detached, LoggedIn, LoggedOut, Staged, Unstaged};
+        let one = [of(Attached, "n1"), of(Staged, "n1")];
+        for (before, step, is_used, is_right) in [
+            (vec![], of(Attached, "n1"), false, true),
+            (vec![of(Attached, "n1")], of(Staged, "n1"), false, true),
+            (vec![of(LoggedIn, "n1")], of(Staged, "n1"), false, true),
+            (one.to_vec(), of(Unstaged, "n1"), false, true),
+            (vec![of(Attached, "n1")], of(Detached, "n1"), false, true),
+            (vec![of(Attached, "n1")], of(Attached, "n2"), false, false),
+            (vec![], of(Staged, "n1"), false, false),
+            (one.to_vec(), of(Unstaged, "n1"), true, false),
+            (one.to_vec(), of(Detached, "n1"), false, false),
+            (vec![of(Attached, "n1")], of(Detached, "n1"), true, false),
+            (
+                vec![of(LoggedIn, "n1"), of(Staged, "n1")],
+                of(LoggedOut, "n1"),
+                false,
+                false,
+            ),
+            (
+                vec![of(LoggedIn, "n1"), of(Staged, "n1"), of(LoggedIn, "n2")],
+                of(Staged, "n2"),
+                false,
+                false,
+            ),
+        ] {
+            let mut world = world(&before);
+            world = if is_used { with_user(world) } else { world };
+            world.storage.take(&step);
+            let found = check(&Seen::Stored(&step), &world);
+            assert_eq!(found.is_ok(), is_right, "{before:?} {step:?}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn s7_a_node_that_is_gone_for_good_keeps_no_volume_from_another() {
+        let mut world = world(&[of(Step::Attached, "n1"), of(Step::Staged, "n1")]);
+        world.storage.give_up("n1");
+        for step in [of(Step::Attached, "n2"), of(Step::Staged, "n2")] {
+            world.storage.take(&step);
+            assert_eq!(check(&Seen::Stored(&step), &world), Ok(()));
+        }
+    }
+
+    #[test]
+    fn s7_what_no_pod_uses_is_seen_at_rest() {
+        let world = world(&[of(Step::Attached, "n1"), of(Step::Staged, "n1")]);
+        assert_eq!(at_rest(&world, |_, _| true), Ok(()));
+        let found = at_rest(&world, |volume, node| (volume, node) == ("v", "n2"));
+        assert!(found.unwrap_err().contains("attached to n1"));
+    }
+}
