@@ -94,6 +94,11 @@ async fn l4_a_container_reads_the_device_that_its_plugin_gave_it() {
         options: None,
     };
     let kubelet = directory.join("kubelet.sock");
+    let begin = Instant::now();
+    while !kubelet.exists() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "no {kubelet:?}");
+        sleep(Duration::from_millis(10)).await;
+    }
     call(&kubelet, request, Duration::from_secs(10)).await.unwrap();
     let has = async || {
         let node = machine.api.get_as::<Node>("", "n1").await.unwrap();
