@@ -1,4 +1,4 @@
-//! libFuzzer over one of knarr-fuzz's targets: the one that `KNARR_FUZZ_TARGET` names.
+//! Runs libFuzzer on the target of knarr-fuzz that `KNARR_FUZZ_TARGET` names.
 #![no_main]
 
 use std::sync::OnceLock;
@@ -8,10 +8,10 @@ use knarr_fuzz::{TARGETS, Target, target};
 static CHOSEN: OnceLock<&'static Target> = OnceLock::new();
 
 libfuzzer_sys::fuzz_target!(init: {
-    let wanted = std::env::var("KNARR_FUZZ_TARGET").unwrap_or_default();
-    let Some(found) = target(&wanted) else {
+    let name = std::env::var("KNARR_FUZZ_TARGET").unwrap_or_default();
+    let Some(found) = target(&name) else {
         let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
-        eprintln!("KNARR_FUZZ_TARGET is {wanted:?}, expected one of {}", names.join(", "));
+        eprintln!("KNARR_FUZZ_TARGET is {name:?}, expected one of {}", names.join(", "));
         std::process::exit(2);
     };
     CHOSEN.get_or_init(|| found);

@@ -1,4 +1,4 @@
-//! One build with all mutants in it: a copy of the tree, the switches written, and those left out that do not compile.
+//! Builds a copy of the tree with all mutants behind switches, leaving out the mutants that do not compile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,17 +12,17 @@ use syn::visit::{self, Visit};
 use crate::listing::Mutant;
 use crate::schemata;
 
-/// How often the build is tried again without the mutants that did not compile. Types first, then borrows: a few times.
+/// How often the build is repeated without the mutants that did not compile. rustc reports type errors before borrow errors.
 const ATTEMPTS: usize = 12;
 
-/// What was built: the mutants that are in it, those that rustc rejects, those that have no switch, and the test programs.
+/// The result of the build: the mutants in it, those that rustc rejects, and the test programs.
 pub struct Built {
     pub placed: BTreeSet<u32>,
     pub unviable: BTreeSet<u32>,
     pub tests: Vec<TestProgram>,
 }
 
-/// A test program, and the directory its tests expect.
+/// A test program, and the working directory of its tests.
 #[derive(Debug, Clone)]
 pub struct TestProgram {
     pub package: String,
@@ -34,7 +34,7 @@ pub struct Builder<'a> {
     pub tree: &'a Path,
     pub copy: PathBuf,
     pub mutants: &'a [Mutant],
-    /// Those that are known not to compile.
+    /// Mutants that did not compile in an earlier run.
     pub unviable: BTreeSet<u32>,
     pub packages: &'a [String],
     pub integration: bool,
@@ -94,7 +94,7 @@ impl Builder<'_> {
             let root = self.mutants.iter().find(|mutant| &mutant.package == package);
             let root = root.and_then(|mutant| mutant.file.split_once("/src/"));
             if let Some((directory, _)) = root {
-                // The switch is in the root, whether or not it has mutants.
+                // The switch is defined in the crate's root, whether or not the root has mutants.
                 let root = format!("{directory}/src/lib.rs");
                 let text =
                     fs::read_to_string(self.tree.join(&root)).map_err(|error| format!("{root}: {error}"))?;
@@ -184,12 +184,12 @@ impl Builder<'_> {
             }
         }
         if errors.is_empty() && !output.status.success() {
-            return Err("cargo test --no-run failed without an error of rustc".to_owned());
+            return Err("cargo test --no-run failed without a compiler error".to_owned());
         }
         Ok((errors, tests))
     }
 
-    /// The mutants at which the errors are: of each error, those of the innermost switch around it.
+    /// The mutants that cause the errors: for each error, those of the innermost switch around it.
     fn rejected(&self, errors: &[CompileError]) -> Result<BTreeSet<u32>, String> {
         let mut rejected = BTreeSet::new();
         let mut files: BTreeMap<&str, Vec<&CompileError>> = BTreeMap::new();
@@ -247,7 +247,7 @@ impl CompileError {
     }
 }
 
-/// Finds the smallest piece of a file that has an error's place and a switch, and the outermost switches in it.
+/// Finds the smallest expression that contains an error's position and a switch, and the outermost switches in it.
 struct Finder {
     line: usize,
     column: usize,
@@ -262,7 +262,7 @@ impl Finder {
     }
 }
 
-/// The switches of a piece, each with how deep it is.
+/// The switches of an expression, each with its depth.
 #[derive(Default)]
 struct Switches {
     depth: usize,

@@ -1,11 +1,11 @@
-//! The mutants that `cargo mutants --list --json` names. cargo-mutants alone decides what is a mutant.
+//! The mutants of `cargo mutants --list --json`: cargo-mutants alone decides what is a mutant.
 
 use std::path::Path;
 use std::process::Command;
 
 use serde::Deserialize;
 
-/// A position in a file: both count from 1, as cargo-mutants does.
+/// A position in a file; line and column count from 1, as in cargo-mutants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 pub struct Position {
     pub line: usize,
@@ -27,7 +27,7 @@ pub enum Genre {
     StructField,
 }
 
-/// One change of the source. Its number is its place in the list.
+/// One change of the source. Its id is its index in the list.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Mutant {
     #[serde(skip)]
@@ -40,7 +40,7 @@ pub struct Mutant {
     pub span: Span,
 }
 
-/// Lists the mutants of the packages, in the order of their files; `.cargo/mutants.toml` of the tree leaves some out.
+/// Lists the mutants of the packages, in the order of their files, without those that `.cargo/mutants.toml` excludes.
 ///
 /// # Errors
 /// cargo-mutants is not installed, or fails.
@@ -52,7 +52,7 @@ pub fn list(tree: &Path, packages: &[String]) -> Result<Vec<Mutant>, String> {
     }
     let output = command
         .output()
-        .map_err(|error| format!("cargo mutants does not start: {error}"))?;
+        .map_err(|error| format!("cannot run cargo mutants: {error}"))?;
     if !output.status.success() {
         return Err(format!(
             "cargo mutants --list: {}",
@@ -60,7 +60,7 @@ pub fn list(tree: &Path, packages: &[String]) -> Result<Vec<Mutant>, String> {
         ));
     }
     let mut mutants: Vec<Mutant> = serde_json::from_slice(&output.stdout)
-        .map_err(|error| format!("cargo mutants --list --json has another form than 27.1's: {error}"))?;
+        .map_err(|error| format!("cargo mutants --list --json: expected the format of version 27.1: {error}"))?;
     for (id, mutant) in mutants.iter_mut().enumerate() {
         mutant.id = u32::try_from(id).map_err(|_| "more than 2^32 mutants")?;
     }

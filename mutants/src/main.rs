@@ -1,9 +1,9 @@
-//! Runs cargo-mutants' mutants from one build.
+//! Runs the mutants of cargo-mutants from one build.
 //!
-//! `cargo mutants` builds once per mutant, which for the deciding crates (12 000 mutants) is days. Here the same list
-//! (`cargo mutants --list`) is compiled in at once, each mutant behind a switch that an environment variable turns on, and per
-//! mutant only the tests run that reach it: minutes. What has no switch (constants, conditions with `let`) is listed as
-//! "unplaced" and is left to `cargo mutants` itself.
+//! `cargo mutants` builds once per mutant, which takes days for the deciding crates (12 000 mutants). Here the same list
+//! (`cargo mutants --list`) is compiled into one build, each mutant behind a switch that an environment variable turns on, and
+//! for each mutant only the tests that reach it run, which takes minutes. Mutants that cannot have a switch (in constants, in
+//! conditions with `let`) are listed as "unplaced"; `cargo mutants` itself can run them.
 
 mod build;
 mod listing;
@@ -20,14 +20,14 @@ use listing::Mutant;
 use run::Outcome;
 
 const HELP: &str = "\
-usage: mutants [--integration] [--only TEXT]... [--list] PACKAGE...
+usage: mutants [--integration] [--only TEXT]... [--resume] [--list] PACKAGE...
 
-  --integration  with the packages' integration tests, not only those of the library
-  --only TEXT    only mutants whose name (crates/…/file.rs:line:column: replace … in function) has the text
-  --resume       run again only what the last run did not catch, or did not have
-  --list         only count the mutants of each file
+  --integration  run the packages' integration tests, too, not only those of the library
+  --only TEXT    only mutants whose name (crates/…/file.rs:line:column: replace … in function) contains TEXT
+  --resume       run only mutants that are new or survived the last run
+  --list         run nothing; print the number of mutants of each file
 
-Outcomes are in target/mutants/outcomes.jsonl.";
+The outcomes are written to target/mutants/outcomes.jsonl, the names of the survivors to target/mutants/survivors.txt.";
 
 #[derive(Default)]
 struct Arguments {
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the mutants; whether none survived.
+/// Runs the mutants; true if none survived.
 fn mutants(arguments: &Arguments) -> Result<bool, String> {
     let tree = std::env::current_dir().map_err(|error| format!("current directory: {error}"))?;
     let mutants = listing::list(&tree, &arguments.packages)?;
@@ -77,11 +77,11 @@ fn mutants(arguments: &Arguments) -> Result<bool, String> {
     let scratch = tree.join("target/mutants");
     fs::create_dir_all(&scratch).map_err(|error| format!("{}: {error}", scratch.display()))?;
     let path = scratch.join("outcomes.jsonl");
-    let mut remembered = remembered(&path);
+    let mut earlier = read_outcomes(&path);
     let mut outcomes: BTreeMap<u32, Outcome> = BTreeMap::new();
     if arguments.resume {
         for mutant in &chosen {
-            let outcome = remembered.get(&mutant.name);
+            let outcome = earlier.get(&mutant.name);
             let outcome = outcome.filter(|o| !matches!(o, Outcome::Missed(_) | Outcome::Uncovered));
             outcomes.extend(outcome.map(|outcome| (mutant.id, outcome.clone())));
         }
@@ -115,15 +115,15 @@ fn mutants(arguments: &Arguments) -> Result<bool, String> {
             run_all(program, &chosen, &mut outcomes, &scratch)?;
             for mutant in &chosen {
                 let outcome = outcomes.get(&mutant.id);
-                remembered.extend(outcome.map(|outcome| (mutant.name.clone(), outcome.clone())));
+                earlier.extend(outcome.map(|outcome| (mutant.name.clone(), outcome.clone())));
             }
-            remember(&path, &remembered)?;
+            write_outcomes(&path, &earlier)?;
         }
     }
     Ok(report(&chosen, &outcomes, &scratch.join("survivors.txt")))
 }
 
-/// Runs the mutants of the program's package that nothing has caught yet.
+/// Runs the mutants of the program's package that no test has caught yet.
 fn run_all(
     program: &build::TestProgram,
     mutants: &[Mutant],
@@ -147,7 +147,7 @@ fn run_all(
             continue;
         }
         let now = run::run(program, &coverage, mutant.id)?;
-        // A program whose tests do not reach it shows nothing.
+        // A program whose tests do not reach the mutant does not change an earlier outcome.
         if before.is_none() || now != Outcome::Uncovered {
             outcomes.insert(mutant.id, now);
         }
@@ -155,15 +155,15 @@ fn run_all(
     Ok(())
 }
 
-/// The outcomes of earlier runs, by the mutants' names. What cannot be read is run again.
-fn remembered(path: &Path) -> BTreeMap<String, Outcome> {
+/// The outcomes of earlier runs, by the mutants' names. Lines that cannot be read are skipped, and their mutants run again.
+fn read_outcomes(path: &Path) -> BTreeMap<String, Outcome> {
     let text = fs::read_to_string(path).unwrap_or_default();
     text.lines()
         .filter_map(|line| serde_json::from_str(line).ok())
         .collect()
 }
 
-fn remember(path: &Path, outcomes: &BTreeMap<String, Outcome>) -> Result<(), String> {
+fn write_outcomes(path: &Path, outcomes: &BTreeMap<String, Outcome>) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
     let mut file = BufWriter::new(File::create(path).map_err(failed)?);
     for entry in outcomes {
@@ -173,7 +173,7 @@ fn remember(path: &Path, outcomes: &BTreeMap<String, Outcome>) -> Result<(), Str
     file.flush().map_err(failed)
 }
 
-/// Prints the table of files and writes the survivors' names into the file; whether none survived.
+/// Prints the table of files and writes the survivors' names into the file; true if none survived.
 fn report(mutants: &[Mutant], outcomes: &BTreeMap<u32, Outcome>, path: &Path) -> bool {
     let mut files: BTreeMap<&str, [usize; 6]> = BTreeMap::new();
     let mut survivors = String::new();

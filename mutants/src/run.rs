@@ -2,7 +2,7 @@
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "a tool in real time, which no simulation hosts"
+    reason = "a tool that runs in real time, never in the simulation"
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,9 +21,9 @@ use crate::build::TestProgram;
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// How much slower than all tests, run two at a time, the tests of one mutant may be that are run one at a time.
 const SLOWER: u32 = 3;
-/// What a mutant's tests may allocate, in KiB: a loop that never ends must not take the machine's memory.
+/// What a mutant's tests may allocate, in KiB: a loop that never ends must not use up the host's memory.
 const MEMORY_KIB: u64 = 6 << 20;
-/// Tests of another thread than a test's own have no name: what they reach is run with all tests.
+/// The name of a thread that a test started: mutants that such a thread reaches are run with all tests.
 const UNNAMED: &str = "?";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,7 +85,7 @@ fn passes(mut tests: Command) -> Result<(), String> {
         .args(["--test-threads", "2"])
         .stderr(Stdio::null())
         .output()
-        .map_err(|error| format!("a test program does not start: {error}"))?;
+        .map_err(|error| format!("the test program does not start: {error}"))?;
     if output.status.success() {
         return Ok(());
     }
@@ -106,7 +106,7 @@ fn command(program: &TestProgram) -> Command {
         .env("CARGO_MANIFEST_DIR", &program.directory)
         .env("INSTA_UPDATE", "no")
         .env("RUST_BACKTRACE", "0");
-    // A failure that is kept would be another mutant's test.
+    // A persisted failure of one mutant would be run for the next one.
     command
         .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1")
         .stdin(Stdio::null());
@@ -126,7 +126,7 @@ pub fn run(program: &TestProgram, coverage: &Coverage, id: u32) -> Result<Outcom
     if tests.contains(UNNAMED) {
         command.args(["--test-threads", "2"]);
     } else {
-        // The tests that reach the fewest mutants are the most about this one.
+        // A test that reaches few mutants is the most specific to this one: it runs first.
         let mut tests: Vec<&String> = tests.iter().collect();
         tests.sort_by_key(|test| coverage.popularity.get(*test));
         command.args(["--exact", "--test-threads", "1"]).args(tests);

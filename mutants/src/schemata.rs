@@ -1,7 +1,7 @@
 //! Writes all mutants of a file into it at once, each behind a switch: `a == b` becomes `(a == b) ^ crate::mutant_switch::on(7)`.
 //!
-//! Off, a switch changes nothing: operands are evaluated once, in their order, and moved as before. A switch
-//! cannot be in a constant expression; mutants of those are left out and are cargo-mutants' own.
+//! A switch that is off changes nothing: operands are evaluated once, in their order, and moved as before. A switch cannot be in
+//! a constant expression; mutants of constant expressions are left out.
 
 use std::collections::HashMap;
 
@@ -12,8 +12,8 @@ use syn::{Arm, BinOp, Block, Expr, FieldValue, ItemFn, Pat, Signature, Stmt, Tok
 
 use crate::listing::{Genre, Mutant, Position};
 
-/// What a crate's root is given: the switch, which reads the active mutant's number from `MUTANT`, and notes in the file
-/// `MUTANT_RECORD` which test (its thread has its name) reached which mutant.
+/// Added to a crate's root: the switch, which reads the active mutant's id from `MUTANT` and records in the file `MUTANT_RECORD`
+/// which test (by the name of its thread) reached which mutant.
 pub const SWITCH: &str = r#"
 #[doc(hidden)]
 pub mod mutant_switch {
@@ -39,7 +39,7 @@ pub mod mutant_switch {
 }
 "#;
 
-/// A file with its mutants in it, and which of them are.
+/// A file with mutants, and the ids of those that are in it.
 pub struct Written {
     pub text: String,
     pub placed: Vec<u32>,
@@ -106,9 +106,9 @@ impl<'a> Writer<'a> {
         block.stmts.splice(0..0, switches);
     }
 
-    /// The mutants of a function's body, which is still as it was read.
+    /// The mutants of a function's body, which must not have been changed yet.
     fn of_body(&self, signature: &Signature, block: &Block) -> Vec<&'a Mutant> {
-        // All that a function with such a type returns is of one type.
+        // A function that returns `impl Trait` returns one type: a replacement would be another.
         if signature.output.to_token_stream().to_string().contains("impl ") {
             return Vec::new();
         }

@@ -1,8 +1,7 @@
-//! What knarr may be built from: the sections bans, licenses and sources of `deny.toml`, as cargo-deny reads them.
+//! The dependencies that are allowed: the sections bans, licenses and sources of `deny.toml`, as cargo-deny reads them.
 //!
-//! cargo-deny itself takes minutes to build, more than the rest of the checks together. What we use of its file is little and
-//! is read strictly: a key that is not understood here is an error, so that nothing in the file is without effect. Advisories
-//! need its database and are not checked here.
+//! Building cargo-deny takes minutes, more than all other checks together. We use few keys of its file; any other key is an
+//! error here, so that every line of the file has an effect. Advisories need cargo-deny's database and are not checked here.
 
 use std::path::Path;
 
@@ -27,11 +26,11 @@ struct Licenses {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Bans {
-    /// Two versions of one crate; only `allow` is understood.
+    /// Two versions of one crate; only `allow` is supported.
     multiple_versions: Allow,
-    /// Dependencies of ours that ask for any version.
+    /// Dependencies of our crates on any version (`*`).
     wildcards: Deny,
-    /// Other crates of the workspace have no version.
+    /// Crates of the workspace depend on each other without a version.
     allow_wildcard_paths: bool,
     deny: Vec<Banned>,
 }
@@ -64,7 +63,7 @@ enum Deny {
 
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Everything of the lock file that the policy forbids, whatever platform or feature it is for.
+/// Violations of the policy by any package of the lock file, for all platforms and features.
 pub fn check(metadata: &Metadata, file: &Path) -> Vec<String> {
     let policy = std::fs::read_to_string(file)
         .map_err(|e| e.to_string())
@@ -91,41 +90,41 @@ pub fn check(metadata: &Metadata, file: &Path) -> Vec<String> {
     let allowed: Result<Vec<Licensee>, String> = licenses
         .allow
         .iter()
-        .map(|id| Licensee::parse(id).map_err(|e| format!("deny.toml: {id:?} is no license: {e}")))
+        .map(|id| Licensee::parse(id).map_err(|e| format!("deny.toml: {id:?} is not a license: {e}")))
         .collect();
     let allowed = match allowed {
         Ok(allowed) => allowed,
         Err(e) => return vec![e],
     };
-    let mut faults = Vec::new();
+    let mut violations = Vec::new();
     for package in &metadata.packages {
         let name = format!("{} {}", package.name, package.version);
         if let Some(source) = &package.source
             && source.repr != CRATES_IO
         {
-            faults.push(format!("{name} comes from {source}, not from crates.io"));
+            violations.push(format!("{name} is from {source}, expected crates.io"));
         }
         if deny.iter().any(|banned| banned.name == package.name.as_str()) {
-            faults.push(format!("{name} is banned by deny.toml"));
+            violations.push(format!("{name} is banned by deny.toml"));
         }
         if let Err(why) = license(package.license.as_deref(), &allowed) {
-            faults.push(format!("{name}: {why}"));
+            violations.push(format!("{name}: {why}"));
         }
     }
     for package in metadata.workspace_packages() {
-        faults.extend(wildcards(package, allow_wildcard_paths));
+        violations.extend(wildcards(package, allow_wildcard_paths));
     }
-    faults
+    violations
 }
 
-fn license(said: Option<&str>, allowed: &[Licensee]) -> Result<(), String> {
-    let said = said.ok_or("it says no license")?;
+fn license(declared: Option<&str>, allowed: &[Licensee]) -> Result<(), String> {
+    let declared = declared.ok_or("it declares no license")?;
     // Old crates write `MIT/Apache-2.0`.
     let expression =
-        Expression::parse_mode(said, ParseMode::LAX).map_err(|e| format!("license {said:?}: {e}"))?;
-    match expression.evaluate(|asked| allowed.iter().any(|licensee| licensee.satisfies(asked))) {
+        Expression::parse_mode(declared, ParseMode::LAX).map_err(|e| format!("license {declared:?}: {e}"))?;
+    match expression.evaluate(|required| allowed.iter().any(|licensee| licensee.satisfies(required))) {
         true => Ok(()),
-        false => Err(format!("its license {said:?} is not allowed by deny.toml")),
+        false => Err(format!("its license {declared:?} is not allowed by deny.toml")),
     }
 }
 
@@ -140,7 +139,10 @@ fn wildcards(package: &Package, allow_paths: bool) -> Vec<String> {
                 DependencyKind::Development => "dev-dependency",
                 _ => "dependency",
             };
-            format!("{} asks for any version of its {kind} {}", package.name, d.name)
+            format!(
+                "{}: its {kind} {} has no version requirement",
+                package.name, d.name
+            )
         })
         .collect()
 }
@@ -150,10 +152,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_license_is_allowed_when_a_choice_of_it_is() {
+    fn a_license_is_allowed_when_one_alternative_is() {
         let allowed = ["MIT", "Apache-2.0 WITH LLVM-exception", "ISC"];
         let allowed = allowed.map(|id| Licensee::parse(id).unwrap());
-        for (said, good) in [
+        for (declared, good) in [
             ("MIT", true),
             ("MIT OR GPL-3.0-only", true),
             ("MIT/GPL-3.0", true),
@@ -164,14 +166,14 @@ mod tests {
             ("GPL-3.0-only", false),
             ("mine", false),
         ] {
-            let found = license(Some(said), &allowed);
-            assert_eq!(found.is_ok(), good, "{said}: {found:?}");
+            let found = license(Some(declared), &allowed);
+            assert_eq!(found.is_ok(), good, "{declared}: {found:?}");
         }
         assert!(license(None, &allowed).is_err());
     }
 
     #[test]
-    fn a_policy_with_a_key_that_is_not_understood_is_an_error() {
+    fn a_policy_with_an_unsupported_key_is_an_error() {
         let text = include_str!("../../deny.toml");
         assert!(toml::from_str::<Policy>(text).is_ok());
         for change in [

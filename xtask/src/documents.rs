@@ -1,5 +1,5 @@
-//! Documents: every page of the book is in its summary, every relative link leads to a file and a heading, and every path of the tree
-//! that a code span names is there.
+//! Documents: every page of the book is in its summary, the file and heading of every relative link exist, and every path in a code
+//! span exists in the tree.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -11,7 +11,7 @@ const SUMMARY: &str = "docs/SUMMARY.md";
 /// A code span that begins with one of these names a path of the tree.
 const TREE: &[&str] = &["crates/", "docs/", "examples/", "fuzz/", "packaging/", "xtask/"];
 
-/// A document that tells the past, whose paths need not be there any more.
+/// A document about earlier releases, whose paths need not exist any more.
 const HISTORY: &str = "CHANGELOG.md";
 
 /// The documents: those at the root and those of the book, by their paths below the root.
@@ -36,10 +36,10 @@ pub fn all(root: &Path) -> Vec<String> {
 pub fn check(root: &Path, shown: &str, text: &str) -> Vec<String> {
     let mut violations = Vec::new();
     for (number, line) in prose(text) {
-        let place = format!("{shown}:{number}");
+        let location = format!("{shown}:{number}");
         for target in links(line) {
             if let Err(why) = link(root, shown, target) {
-                violations.push(format!("{place}: link to {target}: {why}"));
+                violations.push(format!("{location}: link to {target}: {why}"));
             }
         }
         if shown == HISTORY {
@@ -47,14 +47,14 @@ pub fn check(root: &Path, shown: &str, text: &str) -> Vec<String> {
         }
         for path in code_spans(line).flat_map(tree_paths) {
             if !root.join(&path).exists() {
-                violations.push(format!("{place}: `{path}` is not in the tree"));
+                violations.push(format!("{location}: `{path}` is not in the tree"));
             }
         }
     }
     violations
 }
 
-/// Pages of the book that its table of contents does not have.
+/// Pages of the book that are not in its table of contents.
 pub fn check_summary(root: &Path, documents: &[String]) -> Vec<String> {
     let text = match std::fs::read_to_string(root.join(SUMMARY)) {
         Ok(text) => text,
@@ -68,7 +68,7 @@ pub fn check_summary(root: &Path, documents: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// The lines outside of code blocks, numbered from 1.
+/// The lines outside code blocks, numbered from 1.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut block = false;
     text.lines().enumerate().filter_map(move |(number, line)| {
@@ -88,8 +88,8 @@ fn code_spans(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
 
-/// Whether a relative link leads to a file and, if it names one, a heading. Pages of the book may not leave it: there is nothing around
-/// it when it is published.
+/// Checks that the file and the heading of a relative link exist. Pages of the book link to pages of the book only: it is published
+/// without the tree.
 fn link(root: &Path, from: &str, target: &str) -> Result<(), String> {
     if target.contains("://") || target.starts_with("mailto:") {
         return Ok(());
@@ -98,7 +98,8 @@ fn link(root: &Path, from: &str, target: &str) -> Result<(), String> {
     let file = if path.is_empty() {
         PathBuf::from(from)
     } else {
-        normal(&Path::new(from).parent().unwrap_or(Path::new("")).join(path)).ok_or("it leaves the tree")?
+        normal(&Path::new(from).parent().unwrap_or(Path::new("")).join(path))
+            .ok_or("it leads out of the tree")?
     };
     if from.starts_with("docs/") && !file.starts_with(BOOK) {
         return Err("a page of the book links to pages of the book and to URLs only".into());
@@ -118,7 +119,7 @@ fn link(root: &Path, from: &str, target: &str) -> Result<(), String> {
     }
 }
 
-/// A path without `..`, or none if it leads out of where it begins.
+/// The path without `..`, or `None` if it leads out of its first directory.
 fn normal(path: &Path) -> Option<PathBuf> {
     let mut normal = PathBuf::new();
     for component in path.components() {

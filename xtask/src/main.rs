@@ -1,19 +1,21 @@
-//! Checks of what we say we do, run by `./dev check` and `./dev test`: `cargo run -p xtask -- tidy`, and `-- deny` for what we build
-//! from. `-- words` lowers the counts of `xtask/words.toml` to what there is.
+//! Checks of the tree, run by `./dev check` and `./dev test`: `cargo run -p xtask -- tidy`, and `-- deny` for dependencies and their
+//! licenses. `-- words` lowers the counts in `xtask/words.toml` to the present ones, and `-- circles` the circles in `xtask/circles.toml`.
+//! `-- kinds DIR` writes the descriptors of Kubernetes' types from its sources.
 
+mod circles;
 mod deny;
 mod documents;
+mod kinds;
 mod spec;
 mod words;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::ExitCode;
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 
-/// Which crates of the workspace each crate may name among its dependencies (ARCHITECTURE.md).
-/// Development dependencies are free.
+/// The crates of the workspace that each crate may depend on (ARCHITECTURE.md). Development dependencies are not restricted.
 const LAYERS: &[(&str, &[&str])] = &[
     ("knarr-api", &[]),
     ("knarr-store", &[]),
@@ -64,7 +66,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Deciding crates: no IO, no clock, no async runtime anywhere below them.
+/// Deciding crates: no IO, clock or async runtime among their dependencies, direct or indirect.
 const PURE: &[&str] = &[
     "knarr-api",
     "knarr-scheduler",
@@ -86,8 +88,7 @@ const IMPURE: &[&str] = &[
     "smol",
 ];
 
-/// Whose sources ask the API as one of the components that `knarr_client::Component` names, none of which is a member of
-/// `system:masters`.
+/// Sources that call the API as one of the components of `knarr_client::Component`, none of which is a member of `system:masters`.
 const ACT_AS_COMPONENTS: &[&str] = &[
     "crates/apiserver/src",
     "crates/client/src",
@@ -97,26 +98,27 @@ const ACT_AS_COMPONENTS: &[&str] = &[
     "crates/node-network/src",
 ];
 
-/// Nothing but their own tests may depend on these.
+/// Crates that no other crate may depend on.
 const TOPS: &[&str] = &["knarr-sim", "knarr-bench", "knarr-nemesis", "xtask"];
 
-/// What a task found.
+/// The result of a task.
 #[derive(Default)]
 struct Report {
     /// Each fails the task.
     violations: Vec<String>,
-    /// What is worth knowing and fails nothing.
+    /// Printed; they do not fail the task.
     notes: Vec<String>,
-    /// What was checked, with its number.
+    /// What was checked and how much, for the last line.
     checked: String,
 }
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let task = match args.as_slice() {
-        [task] if ["tidy", "deny", "words"].contains(&task.as_str()) => task.as_str(),
+    let (task, source) = match args.as_slice() {
+        [task] if ["tidy", "deny", "words", "circles"].contains(&task.as_str()) => (task.as_str(), ""),
+        [task, source] if task == "kinds" => ("kinds", source.as_str()),
         _ => {
-            eprintln!("usage: cargo run -p xtask -- tidy|deny|words");
+            eprintln!("usage: cargo run -p xtask -- tidy|deny|words|circles|kinds DIR");
             return ExitCode::from(2);
         }
     };
@@ -135,6 +137,8 @@ fn main() -> ExitCode {
             ..Report::default()
         },
         "words" => lower_words(root),
+        "kinds" => kinds::write(root, Path::new(source)),
+        "circles" => lower_circles(root),
         _ => tidy(&metadata, root),
     };
     for violation in &report.violations {
@@ -191,6 +195,14 @@ fn tidy(metadata: &Metadata, root: &Path) -> Report {
         }
         Err(e) => violations.push(e),
     }
+    match find_circles(root) {
+        Ok((allowed, found)) => {
+            let (more, fewer) = allowed.compare(&found);
+            violations.extend(more);
+            notes.extend(fewer);
+        }
+        Err(e) => violations.push(e),
+    }
     let untested = spec.untested();
     if !untested.is_empty() {
         notes.push(format!(
@@ -211,7 +223,8 @@ fn tidy(metadata: &Metadata, root: &Path) -> Report {
     }
 }
 
-/// The list of words, and how often each crate and the documents have them. What explains the words and the past are not counted.
+/// The list of words, and how often they are in each crate and in the documents. Files that explain the words and the changelog are
+/// not counted.
 fn count_words(root: &Path) -> Result<(words::Words, words::Counts), String> {
     const NOT_COUNTED: &[&str] = &[
         "CHANGELOG.md",
@@ -249,6 +262,47 @@ fn lower_words(root: &Path) -> Report {
     }
 }
 
+/// The list of circles among modules, and those that there are.
+fn find_circles(root: &Path) -> Result<(circles::Allowed, circles::Circles), String> {
+    let allowed = circles::Allowed::read(root)?;
+    let files = rust_files(root);
+    let mut crates: BTreeMap<&str, Vec<(&str, String)>> = BTreeMap::new();
+    for file in &files {
+        let path = file
+            .strip_prefix("crates/")
+            .and_then(|path| path.split_once("/src/"));
+        if let Some((krate, path)) = path {
+            let text = std::fs::read_to_string(root.join(file)).map_err(|e| format!("{file}: {e}"))?;
+            crates.entry(krate).or_default().push((path, text));
+        }
+    }
+    let found = crates
+        .iter()
+        .map(|(krate, files)| ((*krate).to_owned(), circles::find(files)))
+        .filter(|(_, circles)| !circles.is_empty())
+        .collect();
+    Ok((allowed, found))
+}
+
+fn lower_circles(root: &Path) -> Report {
+    let (violations, lowered) = match find_circles(root).map(|(allowed, found)| allowed.lowered(&found)) {
+        Ok(Ok(text)) => (Vec::new(), text),
+        Ok(Err(violations)) => (violations, String::new()),
+        Err(e) => (vec![e], String::new()),
+    };
+    let written = match violations.is_empty() {
+        true => {
+            std::fs::write(root.join(circles::LIST), lowered).map_err(|e| format!("{}: {e}", circles::LIST))
+        }
+        false => Ok(()),
+    };
+    Report {
+        violations: violations.into_iter().chain(written.err()).collect(),
+        checked: circles::LIST.to_owned(),
+        ..Report::default()
+    }
+}
+
 fn layers(metadata: &Metadata) -> Vec<String> {
     let mut violations = Vec::new();
     for package in metadata.workspace_packages() {
@@ -256,7 +310,7 @@ fn layers(metadata: &Metadata) -> Vec<String> {
         let allowed = LAYERS.iter().find(|(n, _)| *n == name).map(|(_, a)| *a);
         if allowed.is_none() && !TOPS.contains(&name) {
             violations.push(format!(
-                "{name}: a crate without a layer; put it into xtask's LAYERS and ARCHITECTURE.md"
+                "{name}: the crate has no layer; add it to LAYERS in xtask/src/main.rs and to ARCHITECTURE.md"
             ));
         }
         for dependency in &package.dependencies {
@@ -286,7 +340,7 @@ fn layers(metadata: &Metadata) -> Vec<String> {
 fn purity(metadata: &Metadata) -> Vec<String> {
     let mut violations = Vec::new();
     let Some(resolve) = &metadata.resolve else {
-        return vec!["cargo metadata has no resolution".into()];
+        return vec!["cargo metadata has no dependency graph (resolve)".into()];
     };
     for pure in PURE {
         let mut seen = BTreeSet::new();
@@ -302,7 +356,7 @@ fn purity(metadata: &Metadata) -> Vec<String> {
             }
             let name = &metadata[&id].name;
             if IMPURE.contains(&name.as_str()) {
-                violations.push(format!("{pure} is a deciding crate, but {name} is below it"));
+                violations.push(format!("{pure} is a deciding crate, but depends on {name}"));
             }
             let node = resolve.nodes.iter().find(|n| n.id == id);
             let normal = node
@@ -315,28 +369,26 @@ fn purity(metadata: &Metadata) -> Vec<String> {
     violations
 }
 
-/// Every direct dependency comes from `[workspace.dependencies]`, so there is one version of each.
+/// Every direct dependency is declared in `[workspace.dependencies]`, so all crates require the same version.
 fn single_versions(metadata: &Metadata) -> Vec<String> {
     let mut violations = Vec::new();
-    let mut wanted: Vec<(String, String, String)> = Vec::new();
+    let mut requirements: Vec<(String, String, String)> = Vec::new();
     for package in metadata.workspace_packages() {
         for dependency in &package.dependencies {
-            wanted.push((
+            requirements.push((
                 dependency.name.clone(),
                 dependency.req.to_string(),
                 package.name.to_string(),
             ));
         }
     }
-    wanted.sort();
-    for pair in wanted.windows(2) {
+    requirements.sort();
+    for pair in requirements.windows(2) {
         if let [(a, req_a, by_a), (b, req_b, by_b)] = pair
             && a == b
             && req_a != req_b
         {
-            violations.push(format!(
-                "{a} is asked for as {req_a} by {by_a} and as {req_b} by {by_b}"
-            ));
+            violations.push(format!("{a}: {by_a} requires {req_a}, {by_b} requires {req_b}"));
         }
     }
     violations
@@ -375,7 +427,7 @@ fn source_violations(shown: &str, text: &str) -> Vec<String> {
         .and_then(|s| s.to_str())
         .unwrap_or("");
     if ["utils", "util", "helpers", "common", "misc"].contains(&stem) {
-        violations.push(format!("{shown}: name the file for what it is about"));
+        violations.push(format!("{shown}: name the file after its subject"));
     }
     if ACT_AS_COMPONENTS
         .iter()
@@ -385,7 +437,7 @@ fn source_violations(shown: &str, text: &str) -> Vec<String> {
         for (number, line) in production.lines().enumerate() {
             if line.contains(".api_as(") {
                 violations.push(format!(
-                    "{shown}:{}: the API as any user is for tests; name a component (SPEC A4)",
+                    "{shown}:{}: `api_as` is for tests; act as a component (SPEC A4)",
                     number + 1
                 ));
             }

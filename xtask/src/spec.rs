@@ -1,6 +1,6 @@
-//! The numbered behaviours of `docs/spec.md`, and who cites them: names of tests, files of the simulation's rules, comments.
+//! The numbered behaviours of `docs/spec.md`, and their citations: names of tests, files of the simulation's rules, comments.
 //!
-//! A citation of a number that is not on the page is a violation. A number that neither a test nor a rule carries is a note.
+//! A citation of a number that is not on the page is a violation. A number in the name of no test and no rule is a note.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,10 +8,10 @@ use std::path::Path;
 /// Where the specification is, below the root.
 pub const PAGE: &str = "docs/spec.md";
 
-/// Files here are rules that the simulation checks, each named for its number: `t3_grace.rs`.
+/// The simulation's rules, one a file, each named after its number: `t3_grace.rs`.
 const RULES: &str = "crates/sim/src/rules";
 
-/// The numbers of the specification, as `L8`, and those that a test or a rule carries.
+/// The numbers of the specification, as `L8`, and those in the names of tests and rules.
 #[derive(Debug, Default)]
 pub struct Spec {
     numbers: BTreeSet<String>,
@@ -27,15 +27,15 @@ impl Spec {
         let mut chapter = None;
         let mut last = 0;
         for (number, line) in page.lines().enumerate() {
-            let place = format!("{PAGE}:{}", number + 1);
+            let location = format!("{PAGE}:{}", number + 1);
             if let Some(title) = line.strip_prefix("## ") {
                 last = 0;
                 chapter = title.split_once(". ").and_then(|(letter, _)| single_char(letter));
                 match chapter {
                     Some(letter) if spec.chapters.insert(letter) => {}
-                    Some(letter) => violations.push(format!("{place}: chapter {letter} is there twice")),
+                    Some(letter) => violations.push(format!("{location}: chapter {letter} is a duplicate")),
                     None => violations.push(format!(
-                        "{place}: expected a chapter such as `## L. Title`, found {line:?}"
+                        "{location}: expected a chapter such as `## L. Title`, found {line:?}"
                     )),
                 }
             } else if let Some(item) = line.strip_prefix("- **") {
@@ -45,7 +45,7 @@ impl Spec {
                     last += 1;
                     spec.numbers.insert(expected);
                 } else {
-                    violations.push(format!("{place}: expected {expected}, found {id:?}"));
+                    violations.push(format!("{location}: expected {expected}, found {id:?}"));
                 }
             }
         }
@@ -57,7 +57,7 @@ impl Spec {
         (spec, violations)
     }
 
-    /// What a Rust file cites that is not on the page. Remembers the numbers that its tests carry.
+    /// The numbers that a Rust file cites and that are not on the page. Records the numbers in the names of its tests.
     pub fn check_source(&mut self, shown: &str, text: &str) -> Vec<String> {
         let mut violations = Vec::new();
         if let Some(file) = shown.strip_prefix(RULES).and_then(|f| f.strip_prefix('/'))
@@ -67,19 +67,19 @@ impl Spec {
             self.tested.insert(id);
         }
         for (number, line) in text.lines().enumerate() {
-            let place = format!("{shown}:{}", number + 1);
+            let location = format!("{shown}:{}", number + 1);
             if let Some(id) = function_name(line).and_then(|name| self.leading_number(name)) {
-                self.cite(&id, &place, &mut violations);
+                self.cite(&id, &location, &mut violations);
                 self.tested.insert(id);
             }
             for id in comment(line).map(|c| self.cited(c, true)).unwrap_or_default() {
-                self.cite(&id, &place, &mut violations);
+                self.cite(&id, &location, &mut violations);
             }
         }
         violations
     }
 
-    /// What a document cites that is not on the page. Only numbers after the word SPEC count: a document may have other codes.
+    /// The numbers that a document cites and that are not on the page. Only numbers after the word SPEC count: it may have other codes.
     pub fn check_document(&self, shown: &str, text: &str) -> Vec<String> {
         let mut violations = Vec::new();
         for (number, line) in text.lines().enumerate() {
@@ -90,7 +90,7 @@ impl Spec {
         violations
     }
 
-    /// Numbers that neither a test nor a rule of the simulation carries.
+    /// Numbers in the name of no test and no rule of the simulation.
     pub fn untested(&self) -> Vec<&str> {
         self.numbers
             .difference(&self.tested)
@@ -98,9 +98,9 @@ impl Spec {
             .collect()
     }
 
-    fn cite(&self, id: &str, place: &str, violations: &mut Vec<String>) {
+    fn cite(&self, id: &str, location: &str, violations: &mut Vec<String>) {
         if !self.numbers.contains(id) {
-            violations.push(format!("{place}: cites {id}, which is not in {PAGE}"));
+            violations.push(format!("{location}: cites {id}, which is not in {PAGE}"));
         }
     }
 

@@ -1,7 +1,7 @@
 //! Words that are not Kubernetes' own, and how often each crate still has them (`xtask/words.toml`, explained in `docs/glossary.md`).
 //!
-//! The counts may only shrink. More than allowed is a violation; fewer is a note that asks to lower the number, which
-//! `cargo run -p xtask -- words` does.
+//! The counts may only decrease. More than allowed is a violation. Fewer is a note to run `cargo run -p xtask -- words`, which lowers
+//! the counts.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,10 +12,10 @@ use serde::Deserialize;
 /// Where the list is, below the root.
 pub const LIST: &str = "xtask/words.toml";
 
-/// The name under which documents are counted, beside the crates.
+/// The name under which documents are counted, as if they were a crate.
 pub const DOCUMENTS: &str = "docs";
 
-/// What the list is headed with when it is written.
+/// The first lines of the list.
 const HEADING: &str = "\
 # Words that we replace, what we write instead, and how often each crate still has them. The counts may only shrink:
 # `cargo run -p xtask -- words` lowers them. Whole words count, in comments, strings and the parts of identifiers alike.
@@ -32,7 +32,7 @@ pub struct Words {
 struct Word {
     /// One word, or several that follow each other (`give back`).
     forms: Vec<String>,
-    /// What is written instead.
+    /// The replacement.
     instead: String,
     /// Phrases in which a form is right: `connection refused`.
     #[serde(default)]
@@ -55,24 +55,24 @@ impl Words {
         toml::from_str(text).map_err(|e| format!("{LIST}: {e}"))
     }
 
-    /// Adds what a text of a crate has.
+    /// Adds the words of a text of the crate.
     pub fn count(&self, krate: &str, text: &str, counts: &mut Counts) {
         let tokens = tokens(text);
         for (position, word) in self.word.iter().enumerate() {
             let all: usize = word.forms.iter().map(|form| occurrences(&tokens, form)).sum();
-            let right: usize = word
+            let excepted: usize = word
                 .except
                 .iter()
                 .map(|phrase| occurrences(&tokens, phrase))
                 .sum();
-            let found = all.saturating_sub(right);
+            let found = all.saturating_sub(excepted);
             if found > 0 {
                 *counts.entry((position, krate.to_owned())).or_default() += found;
             }
         }
     }
 
-    /// Violations, and notes where the list allows more than there is.
+    /// Violations, and a note if the list allows more words than there are.
     pub fn compare(&self, counts: &Counts) -> (Vec<String>, Vec<String>) {
         let mut violations = Vec::new();
         let mut surplus = 0;
@@ -107,7 +107,7 @@ impl Words {
         (violations, notes)
     }
 
-    /// The list with each count lowered to what there is. No count is raised, and no crate is added.
+    /// The list with each count lowered to the present one. No count is raised, and no crate is added.
     pub fn lowered(&self, counts: &Counts) -> String {
         self.written(|position, krate, allowed| {
             counts

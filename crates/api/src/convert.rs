@@ -13,15 +13,15 @@ use crate::registry::{EVENT, EVENTS_EVENT, HORIZONTAL_POD_AUTOSCALER, HORIZONTAL
 
 pub mod autoscaler;
 
-/// A value of `from` as `to` has it. The same value where the two are one kind.
+/// Converts an object of `from` to `to`. The same object where the two are one kind.
 pub fn typed(from: &Kind, to: &Kind, object: Box<dyn AnyObject>) -> Result<Box<dyn AnyObject>, Error> {
     if from == to {
         return Ok(object);
     }
     if to.is_converted_by_webhook() {
-        // Only the API server can: it has to be asked.
+        // Only the API server can convert by webhook.
         return Err(Error::internal(format!(
-            "{from:?} becomes {to:?} by a webhook only"
+            "only a webhook can convert {from:?} to {to:?}"
         )));
     }
     if let Some(custom) = to.ops.custom() {
@@ -42,7 +42,7 @@ pub fn typed(from: &Kind, to: &Kind, object: Box<dyn AnyObject>) -> Result<Box<d
     })
 }
 
-/// JSON of `from` as `to` has it; `None` where it is none.
+/// Converts the JSON of a `from` to a `to`; `None` where it does not parse.
 pub fn json(from: &Kind, to: &Kind, value: &serde_json::Value) -> Option<serde_json::Value> {
     if from == to {
         return Some(value.clone());
@@ -110,13 +110,13 @@ pub fn event_from_core(event: core::Event) -> events::Event {
         reason: event.reason,
         regarding: Some(event.involved_object),
         related: event.related,
-        // Always there in the older form, if only empty; not so here.
+        // Always present in the older form, even empty; here only if it is set.
         reporting_controller: event.reporting_component.filter(|name| !name.is_empty()),
         reporting_instance: event.reporting_instance.filter(|name| !name.is_empty()),
         series: event.series.and_then(|s| {
             Some(events::EventSeries {
                 count: s.count.unwrap_or(0),
-                // Required in this form; a series that lacks it is none.
+                // Required in this form; a series without it is dropped.
                 last_observed_time: s.last_observed_time?,
             })
         }),

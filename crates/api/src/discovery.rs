@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::kind::{Kind, Subresource};
-use crate::registry::Served;
+use crate::registry::ServedKinds;
 
 /// `GET /api` (meta/v1 APIVersions). `server_address` is `host:port` as clients reach this server.
 pub fn api_versions(server_address: &str) -> Value {
@@ -20,7 +20,7 @@ pub fn api_versions(server_address: &str) -> Value {
 }
 
 /// `GET /apis` (APIGroupList).
-pub fn group_list(served: &Served) -> Value {
+pub fn group_list(served: &ServedKinds) -> Value {
     let groups: Vec<Value> = named_groups(served)
         .map(|(name, versions)| group_of(name, &versions))
         .collect();
@@ -28,7 +28,7 @@ pub fn group_list(served: &Served) -> Value {
 }
 
 /// `GET /apis/{group}` (APIGroup); `None` for an unknown group.
-pub fn group(served: &Served, group: &str) -> Option<Value> {
+pub fn group(served: &ServedKinds, group: &str) -> Option<Value> {
     let (name, versions) = named_groups(served).find(|(name, _)| *name == group)?;
     let Value::Object(mut body) = group_of(name, &versions) else {
         return None;
@@ -39,7 +39,7 @@ pub fn group(served: &Served, group: &str) -> Option<Value> {
 }
 
 /// `GET /api/v1`, `GET /apis/{group}/{version}` (APIResourceList); `None` for an unknown one.
-pub fn resource_list(served: &Served, group: &str, version: &str) -> Option<Value> {
+pub fn resource_list(served: &ServedKinds, group: &str, version: &str) -> Option<Value> {
     let mut resources = Vec::new();
     for kind in served.of(group, version) {
         resources.push(resource(kind));
@@ -53,7 +53,7 @@ pub fn resource_list(served: &Served, group: &str, version: &str) -> Option<Valu
         "groupVersion": group_version(group, version),
         "resources": resources,
     });
-    // The oldest group's document says nothing of its own version: clients of release 1.1 expect that.
+    // The core group's document has no apiVersion: clients of release 1.1 expect that.
     if !group.is_empty() {
         list["apiVersion"] = "v1".into();
     }
@@ -61,7 +61,7 @@ pub fn resource_list(served: &Served, group: &str, version: &str) -> Option<Valu
 }
 
 /// The aggregated document (APIGroupDiscoveryList) for `/api` (`core`) or `/apis`.
-pub fn aggregated(served: &Served, core: bool) -> Value {
+pub fn aggregated(served: &ServedKinds, core: bool) -> Value {
     let items: Vec<Value> = served
         .groups()
         .into_iter()
@@ -91,7 +91,7 @@ pub fn aggregated(served: &Served, core: bool) -> Value {
 }
 
 /// All groups but the core one, which `/apis` does not list.
-fn named_groups(served: &Served) -> impl Iterator<Item = (&str, Vec<&str>)> {
+fn named_groups(served: &ServedKinds) -> impl Iterator<Item = (&str, Vec<&str>)> {
     served.groups().into_iter().filter(|(name, _)| !name.is_empty())
 }
 
@@ -111,12 +111,12 @@ fn group_of(name: &str, versions: &[&str]) -> Value {
     json!({"name": name, "preferredVersion": entries.first(), "versions": entries})
 }
 
-/// Tells clients whether two resources are one in the store: the first 8 bytes of the SHA-256 of
+/// The hash that shows clients whether two resources are stored as one kind: the first 8 bytes of the SHA-256 of
 /// `group/version/Kind` as v1.36 stores it.
 fn storage_version_hash(kind: &Kind) -> String {
     let stored = kind.stored();
     let version = match (stored.group(), stored.kind()) {
-        // Kubernetes still keeps these as their betas.
+        // Kubernetes still stores these in their beta versions.
         ("admissionregistration.k8s.io", "MutatingAdmissionPolicy" | "MutatingAdmissionPolicyBinding")
         | ("apiextensions.k8s.io", "CustomResourceDefinition") => "v1beta1",
         _ => stored.version(),
@@ -125,7 +125,7 @@ fn storage_version_hash(kind: &Kind) -> String {
     STANDARD.encode(&digest[..8])
 }
 
-/// Whether the kind has objects in the store. ComponentStatuses can be read and are made up.
+/// Whether the kind has objects in the store. ComponentStatuses can be read but are not stored.
 fn is_stored(kind: &Kind) -> bool {
     kind.is_stored() && kind.verbs.contains(&"create")
 }
@@ -165,7 +165,7 @@ fn subresource(kind: &Kind, sub: &Subresource) -> Value {
     Value::Object(body)
 }
 
-/// What a resource answers with. Custom kinds name their group and version, built-in ones only where it is another's.
+/// The `responseKind` of a resource. Custom kinds name their group and version, built-in ones only where it is another's.
 fn response_kind(kind: &Kind, (group, version, name): (&str, &str, &str)) -> Value {
     match kind.ops.custom() {
         Some(_) if group.is_empty() => {

@@ -1,5 +1,5 @@
-//! Takes fields out of a configuration document, strictly: what has the wrong type and what nobody asked for is
-//! reported with its path, and reading goes on. For the configuration files of every component.
+//! Reads the fields of a configuration document, strictly: fields of a wrong type and unknown fields are
+//! reported with their paths, and reading continues. For the configuration files of every component.
 
 use std::collections::BTreeMap;
 
@@ -7,24 +7,24 @@ use k8s_openapi::jiff::SignedDuration;
 use serde_json::{Map, Value};
 
 use crate::duration;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 
-/// What reading a file brings to light.
+/// The errors and notes from reading a file.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// For which the file is refused.
-    pub errors: Errors,
-    /// `path: words`, on what is accepted and has no effect here.
+    /// Errors that make the file invalid.
+    pub errors: ErrorList,
+    /// `path: message`, on fields that are accepted and have no effect here.
     pub notes: Vec<String>,
 }
 
 impl Report {
-    pub fn note(&mut self, path: &Path, words: &str) {
-        self.notes.push(format!("{path}: {words}"));
+    pub fn note(&mut self, path: &Path, message: &str) {
+        self.notes.push(format!("{path}: {message}"));
     }
 }
 
-/// The fields of one object. Those not taken when [`Fields::finish`] is called are mistakes.
+/// The fields of one object. Those not taken when [`Fields::finish`] is called are errors.
 pub struct Fields<'a> {
     pub path: Path,
     map: Option<&'a Map<String, Value>>,
@@ -48,7 +48,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// `null` is as good as not there.
+    /// `null` counts as absent.
     pub fn take(&mut self, name: &'static str) -> Option<&'a Value> {
         self.known.push(name);
         self.map?.get(name).filter(|value| !value.is_null())
@@ -97,7 +97,7 @@ impl<'a> Fields<'a> {
         self.typed(name, report, "a string", Value::as_str)
     }
 
-    /// As Go writes them: `15s`, `1m30s`, `500ms`.
+    /// A duration as Go writes it: `15s`, `1m30s`, `500ms`.
     pub fn duration(&mut self, name: &'static str, report: &mut Report) -> Option<SignedDuration> {
         self.typed(name, report, "a duration such as 15s or 1m30s", |v| {
             duration::parse(v.as_str()?)
@@ -144,7 +144,7 @@ impl<'a> Fields<'a> {
         Some(Fields::new(value, self.at(name), report))
     }
 
-    /// Reports every field that was not asked for.
+    /// Reports every field that was not taken.
     pub fn finish(mut self, report: &mut Report) {
         self.known.sort_unstable();
         self.known.dedup();

@@ -2,7 +2,7 @@
 
 use k8s_openapi::jiff::SignedDuration;
 
-/// A duration in Go's notation. `None` if it is none, or too long for 64 bits of nanoseconds.
+/// Parses a duration in Go's notation. `None` if it is invalid, or too long for 64 bits of nanoseconds.
 pub fn parse(text: &str) -> Option<SignedDuration> {
     let (negative, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -25,7 +25,7 @@ pub fn parse(text: &str) -> Option<SignedDuration> {
         ("m", 60_000_000_000),
         ("h", 3_600_000_000_000),
     ];
-    /// Go's: the smallest duration is one nanosecond longer than the largest.
+    /// As in Go: the smallest negative duration is one nanosecond longer than the largest positive one.
     const MOST: u64 = 1 << 63;
     let mut nanoseconds: u64 = 0;
     while !rest.is_empty() {

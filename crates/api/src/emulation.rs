@@ -2,7 +2,7 @@
 //!
 //! The kinds that are served by default are all stable, and no stable kind has ever been removed. So the emulation of a
 //! version is a table of the kinds that became stable after it, taken from the prerelease lifecycle of `k8s.io/api`
-//! (`APILifecycleIntroduced`). Emulated is what clients are served: discovery, OpenAPI and requests. Fields of kinds that
+//! (`APILifecycleIntroduced`). The emulation covers discovery, OpenAPI and requests. Fields of kinds that
 //! are served do not change, and the components of a cluster keep working as those of v1.36.
 
 use std::fmt;
@@ -85,7 +85,7 @@ impl Default for MinorVersion {
 }
 
 impl Default for Emulation {
-    /// None: v1.36, next to servers of v1.35 at the oldest.
+    /// No emulation: v1.36, next to servers of v1.35 at the oldest.
     fn default() -> Self {
         Emulation {
             minor: MINOR,
@@ -99,7 +99,7 @@ impl Emulation {
     ///
     /// # Errors
     ///
-    /// Where a version is none that can be emulated, or the other is newer than the emulated one.
+    /// If a version cannot be emulated, or `min_compatibility` is newer than the emulated one.
     pub fn new(
         emulated: Option<MinorVersion>,
         min_compatibility: Option<MinorVersion>,
@@ -143,7 +143,7 @@ impl Emulation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::{self, Served};
+    use crate::registry::{self, ServedKinds};
 
     fn emulation(minor: u16) -> Emulation {
         Emulation::new(Some(MinorVersion(minor)), None).unwrap()
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn kinds_that_became_stable_later_are_not_served() {
         let missing = |minor: u16| {
-            let served = Served::emulating(emulation(minor), []);
+            let served = ServedKinds::emulating(emulation(minor), []);
             let mut missing: Vec<&str> = registry::ALL
                 .iter()
                 .filter(|kind| served.by_kind(&kind.api_version(), kind.kind()).is_none())
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_group_all_kinds_of_which_came_later_is_not_served() {
-        let served = Served::emulating(emulation(33), []);
+        let served = ServedKinds::emulating(emulation(33), []);
         let has = |group: &str| served.groups().iter().any(|(name, _)| *name == group);
         assert!(!has("resource.k8s.io") && has("storage.k8s.io"));
         assert!(served.of("resource.k8s.io", "v1").is_empty());

@@ -1,28 +1,28 @@
-//! Errors as users of the API see them: a `Status` with code, reason, message and details.
+//! Errors of the API: a `Status` with code, reason, message and details.
 //!
-//! One constructor for each of Kubernetes' reasons, with Kubernetes' words (apimachinery `api/errors`).
+//! One constructor for each of Kubernetes' reasons, with Kubernetes' messages (apimachinery `api/errors`).
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, StatusCause, StatusDetails};
 
 use crate::field;
 
-/// The result of anything that may be refused with a [`Status`].
+/// The result of an operation that can fail with a [`Status`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A refusal. Never carries internals: only what the client may see.
+/// An API error. It contains only what the client may see, no internals.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Error(Box<Status>);
 
-/// What an error is about: the plural resource (or kind for `Invalid`), its group and the object's name.
+/// The object that an error is about: the plural resource (or kind for `Invalid`), its group and the object's name.
 #[derive(Clone, Copy, Debug)]
-pub struct About<'a> {
+pub struct ResourceRef<'a> {
     pub group: &'a str,
     /// Plural resource name, such as `pods`.
     pub resource: &'a str,
     pub name: &'a str,
 }
 
-impl About<'_> {
+impl ResourceRef<'_> {
     /// `pods "web-0"` or `deployments.apps "web"`.
     fn quoted(&self) -> String {
         format!("{} {:?}", qualified(self.group, self.resource), self.name)
@@ -53,7 +53,7 @@ impl Error {
         }))
     }
 
-    fn about(mut self, about: About<'_>) -> Self {
+    fn with_details(mut self, about: ResourceRef<'_>) -> Self {
         let details = self.0.details.get_or_insert_with(StatusDetails::default);
         details.name = non_empty(about.name);
         details.group = non_empty(about.group);
@@ -69,49 +69,49 @@ impl Error {
         Self::new(401, "Unauthorized", "Unauthorized")
     }
 
-    pub fn forbidden(about: About<'_>, why: &str) -> Self {
+    pub fn forbidden(about: ResourceRef<'_>, why: &str) -> Self {
         let message = match (about.resource, about.name) {
             ("", _) => format!("forbidden: {why}"),
             (_, "") => format!("{} is forbidden: {why}", qualified(about.group, about.resource)),
             _ => format!("{} is forbidden: {why}", about.quoted()),
         };
-        Self::new(403, "Forbidden", message).about(about)
+        Self::new(403, "Forbidden", message).with_details(about)
     }
 
-    pub fn not_found(about: About<'_>) -> Self {
-        Self::new(404, "NotFound", format!("{} not found", about.quoted())).about(about)
+    pub fn not_found(about: ResourceRef<'_>) -> Self {
+        Self::new(404, "NotFound", format!("{} not found", about.quoted())).with_details(about)
     }
 
-    pub fn already_exists(about: About<'_>) -> Self {
-        Self::new(409, "AlreadyExists", format!("{} already exists", about.quoted())).about(about)
+    pub fn already_exists(about: ResourceRef<'_>) -> Self {
+        Self::new(409, "AlreadyExists", format!("{} already exists", about.quoted())).with_details(about)
     }
 
     /// As [`Error::already_exists`], of a name that the server has generated.
-    pub fn generated_name_exists(about: About<'_>) -> Self {
+    pub fn generated_name_exists(about: ResourceRef<'_>) -> Self {
         let message = format!(
             "{} already exists, the server was not able to generate a unique name for the object",
             about.quoted()
         );
-        let mut error = Self::new(409, "AlreadyExists", message).about(about);
+        let mut error = Self::new(409, "AlreadyExists", message).with_details(about);
         if let Some(details) = &mut error.0.details {
             details.retry_after_seconds = Some(1);
         }
         error
     }
 
-    pub fn conflict(about: About<'_>, why: &str) -> Self {
+    pub fn conflict(about: ResourceRef<'_>, why: &str) -> Self {
         let message = format!("Operation cannot be fulfilled on {}: {why}", about.quoted());
-        Self::new(409, "Conflict", message).about(about)
+        Self::new(409, "Conflict", message).with_details(about)
     }
 
-    /// 422 with one cause a mistake. `about.resource` is the *kind* here, as in Kubernetes.
-    pub fn invalid(about: About<'_>, mistakes: &field::Errors) -> Self {
-        let message = format!("{} is invalid: {}", about.quoted(), mistakes);
-        let mut error = Self::new(422, "Invalid", message).about(about);
+    /// 422 with one cause for each error. `about.resource` is the *kind* here, as in Kubernetes.
+    pub fn invalid(about: ResourceRef<'_>, errors: &field::ErrorList) -> Self {
+        let message = format!("{} is invalid: {}", about.quoted(), errors);
+        let mut error = Self::new(422, "Invalid", message).with_details(about);
         if let Some(details) = &mut error.0.details {
-            let causes = mistakes.iter().map(|e| StatusCause {
+            let causes = errors.iter().map(|e| StatusCause {
                 reason: Some(e.cause.reason().into()),
-                message: Some(e.detail_message()),
+                message: Some(e.error_body()),
                 field: Some(e.field.clone()),
             });
             details.causes = Some(causes.collect());
@@ -123,7 +123,7 @@ impl Error {
         Self::new(410, "Gone", message)
     }
 
-    /// 410 as a client's list or watch must see it to start over.
+    /// 410 that makes a client's list or watch start again.
     pub fn expired(message: impl Into<String>) -> Self {
         Self::new(410, "Expired", message)
     }
@@ -137,14 +137,14 @@ impl Error {
         error
     }
 
-    pub fn method_not_supported(about: About<'_>, verb: &str) -> Self {
+    pub fn method_not_supported(about: ResourceRef<'_>, verb: &str) -> Self {
         let what = qualified(about.group, about.resource);
         Self::new(
             405,
             "MethodNotAllowed",
             format!("{verb} is not supported on resources of kind \"{what}\""),
         )
-        .about(About { name: "", ..about })
+        .with_details(ResourceRef { name: "", ..about })
     }
 
     pub fn internal(message: impl std::fmt::Display) -> Self {
@@ -168,7 +168,7 @@ impl Error {
         Self::new(504, "Timeout", message)
     }
 
-    /// The status as it goes over the wire.
+    /// The status of the response.
     pub fn status(&self) -> &Status {
         &self.0
     }
@@ -203,7 +203,7 @@ impl Error {
         self.reason() == "Forbidden"
     }
 
-    /// What was sent can never be taken as it is.
+    /// The object is invalid: a retry without changes cannot succeed.
     pub fn is_invalid(&self) -> bool {
         self.reason() == "Invalid"
     }
@@ -216,7 +216,7 @@ impl Error {
         self.reason() == "AlreadyExists"
     }
 
-    /// The history asked for is gone: list again.
+    /// The requested revision is compacted: list again.
     pub fn is_expired(&self) -> bool {
         matches!(self.reason(), "Expired" | "Gone")
     }

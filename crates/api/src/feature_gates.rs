@@ -9,14 +9,14 @@ use std::sync::OnceLock;
 
 use thiserror::Error;
 
-/// Which features that v1.36 has off are on.
+/// Features that are off by default in v1.36, and whether they are on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FeatureGates {
     /// HorizontalPodAutoscalers with an Object or External metric may have minReplicas 0 (alpha).
     pub hpa_scale_to_zero: bool,
 }
 
-/// Why a `--feature-gates` is rejected.
+/// Why a value of `--feature-gates` is rejected.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Error {
     #[error("{0:?}: expected NAME=true or NAME=false")]
@@ -28,7 +28,7 @@ pub enum Error {
 impl FromStr for FeatureGates {
     type Err = Error;
 
-    /// Reads `NAME=true,NAME=false`; the last of equal names counts, and nothing at all is no gate.
+    /// Reads `NAME=true,NAME=false`; the last of equal names counts, and an empty text sets no gate.
     fn from_str(text: &str) -> Result<Self, Error> {
         let mut gates = FeatureGates::default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {

@@ -1,4 +1,4 @@
-//! Field paths and the mistakes found at them, with the words of apimachinery `util/validation/field`.
+//! Field paths and validation errors, with the messages of apimachinery `util/validation/field`.
 
 use std::fmt::{self, Display, Write};
 
@@ -37,7 +37,7 @@ impl Display for Path {
     }
 }
 
-/// Why a field is refused.
+/// The type of a field error (`field.ErrorType`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     NotFound,
@@ -53,7 +53,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// The reason as it stands in `details.causes[].reason`.
+    /// The reason for `details.causes[].reason`.
     pub fn reason(self) -> &'static str {
         match self {
             Cause::NotFound => "FieldValueNotFound",
@@ -69,7 +69,7 @@ impl Cause {
         }
     }
 
-    fn words(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         match self {
             Cause::NotFound => "Not found",
             Cause::Required => "Required value",
@@ -85,7 +85,7 @@ impl Cause {
     }
 }
 
-/// One mistake at one field.
+/// One error at one field (`field.Error`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldError {
     pub cause: Cause,
@@ -96,9 +96,9 @@ pub struct FieldError {
 }
 
 impl FieldError {
-    /// What stands in a cause's message: everything but the field.
-    pub fn detail_message(&self) -> String {
-        let mut s = self.cause.words().to_string();
+    /// The message of a cause: everything but the field (`ErrorBody`).
+    pub fn error_body(&self) -> String {
+        let mut s = self.cause.as_str().to_string();
         if let Some(v) = &self.value {
             let _ = write!(s, ": {v}");
         }
@@ -111,11 +111,11 @@ impl FieldError {
 
 impl Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.field, self.detail_message())
+        write!(f, "{}: {}", self.field, self.error_body())
     }
 }
 
-/// A value rendered the way a mistake shows it.
+/// A value as an error shows it.
 pub trait Shown {
     fn shown(&self) -> String;
 }
@@ -174,11 +174,11 @@ impl Shown for serde_json::Value {
     }
 }
 
-/// All mistakes found in one object; validation never stops at the first.
+/// All errors found in one object (`field.ErrorList`); validation does not stop at the first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Errors(Vec<FieldError>);
+pub struct ErrorList(Vec<FieldError>);
 
-impl Errors {
+impl ErrorList {
     pub fn new() -> Self {
         Self::default()
     }
@@ -187,7 +187,7 @@ impl Errors {
         self.0.push(error);
     }
 
-    pub fn extend(&mut self, other: Errors) {
+    pub fn extend(&mut self, other: ErrorList) {
         self.0.extend(other.0);
     }
 
@@ -259,7 +259,7 @@ impl Errors {
         );
     }
 
-    /// A value that was looked for elsewhere; `detail` says where.
+    /// A value that does not exist elsewhere; `detail` says where.
     pub fn not_found_because(&mut self, field: &Path, value: impl Shown, detail: impl Into<String>) {
         self.add(Cause::NotFound, field, Some(value.shown()), detail);
     }
@@ -288,7 +288,7 @@ impl Errors {
     }
 }
 
-impl IntoIterator for Errors {
+impl IntoIterator for ErrorList {
     type Item = FieldError;
     type IntoIter = std::vec::IntoIter<FieldError>;
     fn into_iter(self) -> Self::IntoIter {
@@ -296,8 +296,8 @@ impl IntoIterator for Errors {
     }
 }
 
-/// As in an `Invalid` status' message: one bare, several in brackets, repeated ones once.
-impl Display for Errors {
+/// As in the message of an `Invalid` status: one error alone, several in brackets, equal ones once.
+impl Display for ErrorList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut seen: Vec<String> = Vec::new();
         for e in &self.0 {

@@ -1,4 +1,4 @@
-//! Where an object stands: its namespace and name, which are what queues and caches are keyed by.
+//! The key of an object in queues and caches: its namespace and name.
 
 use std::fmt;
 

@@ -1,9 +1,9 @@
-//! What is known of a kind: its names, scope, verbs and subresources, and its rules (erased [`Ops`]).
+//! A kind: its names, scope, verbs and subresources, and its rules (erased [`Ops`]).
 //!
 //! [`Kind`] is a handle. A built-in kind is a `static` of the [registry](crate::registry); a kind that a
 //! CustomResourceDefinition defines is reference-counted, together with the other versions of that definition, and its
 //! memory is freed when the definition has been replaced or deleted and the last request, object or watch that uses it
-//! has ended. Functions take `&Kind`; whoever keeps a kind clones the handle, which costs nothing for a built-in one.
+//! is done. Functions take `&Kind`; code that keeps a kind clones the handle, which costs nothing for a built-in one.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -21,10 +21,10 @@ pub enum Scope {
     Cluster,
 }
 
-/// The verbs a resource answers, in discovery's (alphabetical) order.
+/// The verbs that a resource supports, in discovery's (alphabetical) order.
 pub type Verbs = &'static [&'static str];
 
-/// What almost every stored kind answers.
+/// The verbs of almost every stored kind.
 pub const ALL_VERBS: Verbs = &[
     "create",
     "delete",
@@ -35,7 +35,7 @@ pub const ALL_VERBS: Verbs = &[
     "update",
     "watch",
 ];
-/// Kinds that are asked, not stored (reviews, bindings).
+/// The verbs of kinds that are not stored (reviews, bindings).
 pub const CREATE_ONLY: Verbs = &["create"];
 
 /// A subresource as discovery shows it.
@@ -43,7 +43,7 @@ pub const CREATE_ONLY: Verbs = &["create"];
 pub struct Subresource {
     /// The path segment: `status`, `scale`, `exec` …
     pub name: &'static str,
-    /// Group, version and kind of what it speaks; each empty where it is the parent's.
+    /// Group, version and kind of its objects; each empty where it is the parent's.
     pub group: &'static str,
     pub version: &'static str,
     kind: &'static str,
@@ -65,7 +65,7 @@ impl Subresource {
         }
     }
 
-    /// The kind it speaks, as a subresource of `parent`.
+    /// The kind of its objects, as a subresource of `parent`.
     pub fn kind<'a>(&self, parent: &'a Kind) -> &'a str {
         match self.kind {
             "" => parent.kind(),
@@ -115,7 +115,7 @@ pub(crate) struct KindNames {
     pub(crate) singular: Cow<'static, str>,
 }
 
-/// What a [`Kind`] stands for: one kind at one group and version, as it is served.
+/// The data of a [`Kind`]: one kind at one group and version, as it is served.
 pub struct KindInfo {
     pub(crate) names: KindNames,
     pub scope: Scope,
@@ -134,14 +134,14 @@ pub struct KindInfo {
 pub(crate) struct Versions {
     /// The version that is stored is the first.
     pub(crate) kinds: Vec<KindInfo>,
-    /// The places in `kinds` of those that are served, in the definition's order.
+    /// The indices in `kinds` of the served versions, in the definition's order.
     pub(crate) served: Vec<usize>,
 }
 
-/// The place of the stored version in [`Versions::kinds`].
+/// The index of the stored version in [`Versions::kinds`].
 const STORED: usize = 0;
 
-/// See the module. Two handles are equal if they stand for the same kind of the same definition; a definition that
+/// See the module. Two handles are equal if they refer to the same kind of the same definition; a definition that
 /// has been changed has other kinds than before.
 #[derive(Clone)]
 pub struct Kind(Handle);
@@ -149,7 +149,7 @@ pub struct Kind(Handle);
 #[derive(Clone)]
 enum Handle {
     BuiltIn(&'static KindInfo),
-    /// A version by its place.
+    /// A version by its index.
     Custom(Arc<Versions>, usize),
 }
 
@@ -223,16 +223,16 @@ impl Kind {
     }
 
     /// The served versions of the definition of a custom kind, this one included; empty for built-in kinds.
-    pub fn siblings(&self) -> Vec<Kind> {
+    pub fn served_versions(&self) -> Vec<Kind> {
         match &self.0 {
             Handle::BuiltIn(_) => Vec::new(),
             Handle::Custom(versions, _) => Self::served_of(versions),
         }
     }
 
-    /// The kind of this apiVersion among [`Kind::siblings`].
-    pub fn sibling(&self, api_version: &str) -> Option<Kind> {
-        let mut versions = self.siblings().into_iter();
+    /// The kind of this apiVersion among [`Kind::served_versions`].
+    pub fn served_version(&self, api_version: &str) -> Option<Kind> {
+        let mut versions = self.served_versions().into_iter();
         versions.find(|kind| kind.api_version() == api_version)
     }
 
@@ -262,14 +262,14 @@ impl Kind {
         self.subresources.iter().find(|s| s.name == name)
     }
 
-    /// For `Invalid` errors, which speak of the kind, as it is stored.
-    pub fn about_kind<'a>(&'a self, name: &'a str) -> crate::error::About<'a> {
+    /// The reference for `Invalid` errors, which name the kind as it is stored.
+    pub fn kind_ref<'a>(&'a self, name: &'a str) -> crate::error::ResourceRef<'a> {
         let stored = match &self.0 {
             Handle::BuiltIn(info) => info.stored_as.map_or(*info, |kind| &**kind),
             // All versions of a definition are of one group and one kind.
             Handle::Custom(..) => self,
         };
-        crate::error::About {
+        crate::error::ResourceRef {
             group: stored.group(),
             resource: stored.kind(),
             name,
@@ -312,7 +312,7 @@ impl KindInfo {
         self.scope == Scope::Namespaced
     }
 
-    /// What converts between the versions of this kind, where they are not all the same.
+    /// The conversion webhook of this kind's definition, with the conversion strategy Webhook.
     pub fn webhook(&self) -> Option<&Arc<Webhook>> {
         match &self.ops {
             KindOps::BuiltIn(_) => None,
@@ -329,7 +329,7 @@ impl KindInfo {
         self.verbs.contains(&"get")
     }
 
-    /// For the `Warning` header of every request to a kind that is on its way out.
+    /// The `Warning` header of every request to a deprecated kind.
     pub fn deprecation(&self) -> Option<&'static str> {
         match (self.group(), self.version(), self.kind()) {
             ("", "v1", "ComponentStatus") => Some("v1 ComponentStatus is deprecated in v1.19+"),
@@ -349,9 +349,9 @@ impl KindInfo {
         }
     }
 
-    /// For errors that speak of this resource.
-    pub fn about<'a>(&'a self, name: &'a str) -> crate::error::About<'a> {
-        crate::error::About {
+    /// The reference for errors about an object of this resource.
+    pub fn resource_ref<'a>(&'a self, name: &'a str) -> crate::error::ResourceRef<'a> {
+        crate::error::ResourceRef {
             group: self.group(),
             resource: self.plural(),
             name,

@@ -1,31 +1,34 @@
-//! The object model of Kubernetes v1.36 as knarr holds it: kinds, objects, defaults, validation,
+//! The object model of Kubernetes v1.36: kinds, objects, defaults, validation,
 //! selectors, quantities, patches and printing.
 //!
-//! This crate is pure: no IO, no clock, no randomness. Time and names that need chance are handed in.
-//! What belongs to one kind stands in one file under [`kinds`]; [`registry`] lists them all.
+//! This crate is pure: no IO, no clock, no randomness. Times and generated names are passed in.
+//! Each kind has one file under [`kinds`]; [`registry`] lists them all.
 //!
 //! # Where things are
 //!
 //! | | |
 //! |---|---|
 //! | a kind's rules (defaults, validation, status, columns) | `kinds/<kind>.rs`; names, verbs and subresources: one line in [`registry`] |
-//! | custom resources: schema, rules, conversion, conditions of definitions | `custom/`; all that is served: `registry::Served` |
+//! | custom resources: schema, rules, conversion, conditions of definitions | `custom/`; all that is served: `registry::ServedKinds` |
+//! | what Kubernetes' definitions say about each type and field, generated | `descriptors/`; JSON, protobuf, merging, OpenAPI and messages read it |
 //! | JSON and its Go behaviour, protobuf | `codec/`, `protobuf/`. Typed objects have `fieldsV1` as text: encode through `codec`, not with plain serde |
 //! | CEL: environment, Kubernetes' libraries; types and estimated costs; costs at run time | `cel/`, `cel/check/`, `cel/meter/` |
-//! | policies and webhooks: what a request matches, what expressions result in | `admission/` |
-//! | who set which field | `managed_fields/` |
-//! | what quotas count, Pod Security Standards | `quota/`, `pod_security/` |
+//! | admission policies and webhooks: matching of requests, evaluation of expressions | `admission/` |
+//! | field ownership (server-side apply) | `managed_fields/` |
+//! | usage of ResourceQuotas, Pod Security Standards | `quota/`, `pod_security/` |
 //! | certificate requests, parsed once (SPEC A1) | `certificates/` |
 //! | discovery, OpenAPI, tables | `discovery.rs`, `openapi/`, `table/` |
 //!
-//! A [`Kind`] is a handle: static for built-in kinds, reference-counted for custom ones. Functions take `&Kind`; what keeps one clones it.
+//! A [`Kind`] is a handle: static for built-in kinds, reference-counted for custom ones. Functions take `&Kind`; code that keeps one clones it.
 
 pub mod admission;
 pub mod cel;
 pub mod certificates;
+pub mod cidr;
 pub mod codec;
 pub mod convert;
 pub mod custom;
+pub mod descriptors;
 pub mod discovery;
 pub mod document;
 pub mod duration;

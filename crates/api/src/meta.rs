@@ -1,11 +1,11 @@
 //! Rules of `metadata` that hold for every kind (apimachinery `api/validation/objectmeta.go`), and of labels and
-//! label selectors wherever they stand.
+//! label selectors in any field.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference, Time};
 
-use crate::field::{Cause, Errors, FieldError, Path, Shown};
+use crate::field::{Cause, ErrorList, FieldError, Path, Shown};
 use crate::kind::Kind;
 use crate::kinds::checks;
 use crate::names;
@@ -23,8 +23,8 @@ const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 
 type Labels = BTreeMap<String, String>;
 
-/// Drops maps and lists that are empty, as reading a document does: a typed object of a caller in the same process has
-/// been through no reader.
+/// Drops maps and lists that are empty, as decoding does: a typed object of a caller in the same process was
+/// not decoded.
 pub fn drop_empty(meta: &mut ObjectMeta) {
     checks::drop_empty(&mut meta.annotations);
     checks::drop_empty(&mut meta.labels);
@@ -32,9 +32,9 @@ pub fn drop_empty(meta: &mut ObjectMeta) {
     checks::drop_empty(&mut meta.owner_references);
 }
 
-/// Mistakes in a new object's metadata that the kind's own rules find (name, namespace, labels, annotations, finalizers,
+/// Validates a new object's metadata by the kind's own rules (name, namespace, labels, annotations, finalizers,
 /// ownerReferences).
-pub fn validate(kind: &Kind, meta: &ObjectMeta) -> Errors {
+pub fn validate(kind: &Kind, meta: &ObjectMeta) -> ErrorList {
     let rule = |name: &str| kind.ops.validate_name(name);
     let mut errors = whole(kind, meta, rule, |prefix| names::generated(prefix, rule));
     if kind.ops.standard_finalizers() {
@@ -43,24 +43,24 @@ pub fn validate(kind: &Kind, meta: &ObjectMeta) -> Errors {
     errors
 }
 
-/// Mistakes in a new object's metadata by the rules of every kind. They are asked when the kind's own found nothing.
-pub fn validate_common(kind: &Kind, meta: &ObjectMeta) -> Errors {
+/// Validates a new object's metadata by the rules for every kind. They apply when the kind's own found no error.
+pub fn validate_common(kind: &Kind, meta: &ObjectMeta) -> ErrorList {
     whole(kind, meta, names::path_segment, names::path_segment_prefix)
 }
 
-/// Mistakes in an update: what may not change, and what [`validate`] would say of labels and the like.
+/// Validates the metadata of an update: immutable fields, and the rules of [`validate`] for labels, annotations and the like.
 ///
-/// A mistake stands in `details.causes` once for each check that finds it: Kubernetes makes both checks for every kind, and
-/// again those that the kind's own rules ask for (`rest.BeforeUpdate`).
-pub fn validate_update(kind: &Kind, part: Part, meta: &ObjectMeta, old: &ObjectMeta) -> Errors {
+/// An error is in `details.causes` once for each check that finds it: Kubernetes makes both checks for every kind, and
+/// again those of the kind's own rules (`rest.BeforeUpdate`).
+pub fn validate_update(kind: &Kind, part: Part, meta: &ObjectMeta, old: &ObjectMeta) -> ErrorList {
     let mut errors = validate_common(kind, meta);
     let changes = changes(meta, old);
     errors.extend(changes.clone());
     let own = kind.ops.metadata_checks(part);
-    for _ in 0..own.whole {
+    for _ in 0..own.full {
         errors.extend(validate(kind, meta));
     }
-    for _ in 0..own.changes {
+    for _ in 0..own.update {
         errors.extend(changes.clone());
         if kind.ops.standard_finalizers() {
             errors.extend(standard_finalizers(meta));
@@ -70,9 +70,9 @@ pub fn validate_update(kind: &Kind, part: Part, meta: &ObjectMeta, old: &ObjectM
 }
 
 /// Finalizers without a domain are Kubernetes' own.
-fn standard_finalizers(meta: &ObjectMeta) -> Errors {
+fn standard_finalizers(meta: &ObjectMeta) -> ErrorList {
     let path = Path::new("metadata").child("finalizers");
-    let mut errors = Errors::new();
+    let mut errors = ErrorList::new();
     for (i, finalizer) in meta.finalizers.iter().flatten().enumerate() {
         checks::standard_finalizer(&mut errors, &path.index(i), finalizer);
     }
@@ -84,20 +84,20 @@ fn whole(
     meta: &ObjectMeta,
     name_rule: impl Fn(&str) -> Vec<String>,
     prefix_rule: impl Fn(&str) -> Vec<String>,
-) -> Errors {
+) -> ErrorList {
     let path = Path::new("metadata");
-    let mut errors = Errors::new();
+    let mut errors = ErrorList::new();
     let generate_name = meta.generate_name.as_deref().unwrap_or("");
     if !generate_name.is_empty() {
-        for words in prefix_rule(generate_name) {
-            errors.invalid(&path.child("generateName"), generate_name, words);
+        for detail in prefix_rule(generate_name) {
+            errors.invalid(&path.child("generateName"), generate_name, detail);
         }
     }
     match meta.name.as_deref().unwrap_or("") {
         "" => errors.required(&path.child("name"), "name or generateName is required"),
         name => {
-            for words in name_rule(name) {
-                errors.invalid(&path.child("name"), name, words);
+            for detail in name_rule(name) {
+                errors.invalid(&path.child("name"), name, detail);
             }
         }
     }
@@ -106,8 +106,8 @@ fn whole(
     match (kind.namespaced(), namespace) {
         (true, "") => errors.required(&at, ""),
         (true, namespace) => {
-            for words in names::dns1123_label(namespace) {
-                errors.invalid(&at, namespace, words);
+            for detail in names::dns1123_label(namespace) {
+                errors.invalid(&at, namespace, detail);
             }
         }
         (false, "") => {}
@@ -117,9 +117,9 @@ fn whole(
     errors
 }
 
-fn changes(meta: &ObjectMeta, old: &ObjectMeta) -> Errors {
+fn changes(meta: &ObjectMeta, old: &ObjectMeta) -> ErrorList {
     let path = Path::new("metadata");
-    let mut errors = Errors::new();
+    let mut errors = ErrorList::new();
     if old.deletion_timestamp.is_some() {
         let had = old.finalizers.as_deref().unwrap_or_default();
         let mut added: Vec<&String> = meta
@@ -195,9 +195,9 @@ fn changes(meta: &ObjectMeta, old: &ObjectMeta) -> Errors {
     errors
 }
 
-/// What does not depend on the kind.
-fn common(meta: &ObjectMeta, path: &Path) -> Errors {
-    let mut errors = Errors::new();
+/// The rules that do not depend on the kind.
+fn common(meta: &ObjectMeta, path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     let generation = meta.generation.unwrap_or(0);
     if generation < 0 {
         errors.invalid(&path.child("generation"), generation, NOT_NEGATIVE);
@@ -210,35 +210,35 @@ fn common(meta: &ObjectMeta, path: &Path) -> Errors {
     errors
 }
 
-/// Mistakes in a label's key.
-pub fn label_name(name: &str, path: &Path) -> Errors {
-    let mut errors = Errors::new();
-    for words in names::qualified_name(name) {
-        errors.invalid(path, name, words);
+/// Validates a label's key.
+pub fn label_name(name: &str, path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
+    for detail in names::qualified_name(name) {
+        errors.invalid(path, name, detail);
     }
     errors
 }
 
-/// Mistakes in labels, node selectors and the like.
-pub fn labels(labels: Option<&Labels>, path: &Path) -> Errors {
-    let mut errors = Errors::new();
+/// Validates labels, node selectors and the like.
+pub fn labels(labels: Option<&Labels>, path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     for (key, value) in labels.into_iter().flatten() {
         errors.extend(label_name(key, path));
-        for words in names::label_value(value) {
-            errors.invalid(path, value, words);
+        for detail in names::label_value(value) {
+            errors.invalid(path, value, detail);
         }
     }
     errors
 }
 
-/// Mistakes in annotations: keys like labels' in any case, and the size of them all.
-pub fn annotations(annotations: Option<&Labels>, path: &Path) -> Errors {
-    let mut errors = Errors::new();
+/// Validates annotations: keys like labels' in any case, and their total size.
+pub fn annotations(annotations: Option<&Labels>, path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     let mut bytes = 0;
     for (key, value) in annotations.into_iter().flatten() {
         bytes += key.len() + value.len();
-        for words in names::qualified_name(&key.to_lowercase()) {
-            errors.invalid(path, key, words);
+        for detail in names::qualified_name(&key.to_lowercase()) {
+            errors.invalid(path, key, detail);
         }
     }
     if bytes > ANNOTATIONS_MAX_BYTES {
@@ -247,9 +247,9 @@ pub fn annotations(annotations: Option<&Labels>, path: &Path) -> Errors {
     errors
 }
 
-/// Mistakes in a label selector; an absent one has none.
-pub fn label_selector(selector: Option<&LabelSelector>, path: &Path) -> Errors {
-    let mut errors = Errors::new();
+/// Validates a label selector; an absent one is valid.
+pub fn label_selector(selector: Option<&LabelSelector>, path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     let Some(selector) = selector else {
         return errors;
     };
@@ -276,8 +276,8 @@ pub fn label_selector(selector: Option<&LabelSelector>, path: &Path) -> Errors {
         }
         errors.extend(label_name(&requirement.key, &at.child("key")));
         for (j, value) in values.iter().enumerate() {
-            for words in names::label_value(value) {
-                errors.invalid(&values_at.index(j), value, words);
+            for detail in names::label_value(value) {
+                errors.invalid(&values_at.index(j), value, detail);
             }
         }
     }
@@ -301,8 +301,8 @@ fn shown_owner(owner: &OwnerReference) -> String {
     format!("{{{}}}", fields.join(","))
 }
 
-fn owner_references(meta: &ObjectMeta, path: &Path) -> Errors {
-    let mut errors = Errors::new();
+fn owner_references(meta: &ObjectMeta, path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     let owners = meta.owner_references.as_deref().unwrap_or_default();
     let mut controller: Option<String> = None;
     for owner in owners {
@@ -354,8 +354,8 @@ fn owner_references(meta: &ObjectMeta, path: &Path) -> Errors {
     errors
 }
 
-fn finalizers(meta: &ObjectMeta, path: &Path) -> Errors {
-    let mut errors = Errors::new();
+fn finalizers(meta: &ObjectMeta, path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     let finalizers = meta.finalizers.as_deref().unwrap_or_default();
     for finalizer in finalizers {
         errors.extend(label_name(finalizer, path));
@@ -371,8 +371,8 @@ fn finalizers(meta: &ObjectMeta, path: &Path) -> Errors {
     errors
 }
 
-fn managed_fields(meta: &ObjectMeta, path: &Path) -> Errors {
-    let mut errors = Errors::new();
+fn managed_fields(meta: &ObjectMeta, path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     for (i, entry) in meta.managed_fields.iter().flatten().enumerate() {
         let at = path.index(i);
         let operation = entry.operation.as_deref().unwrap_or("");

@@ -1,7 +1,7 @@
-//! How names may look, with Kubernetes' words for what is wrong (apimachinery `util/validation` and
+//! The formats of names, with Kubernetes' error messages (apimachinery `util/validation` and
 //! `api/validate/content`).
 //!
-//! Every function answers with the mistakes' words, none if the value is fine. Nothing here knows of fields.
+//! Every function returns the error messages, none if the value is valid. They do not contain the field.
 
 /// Longest DNS-1123 subdomain (RFC 1123), in bytes.
 pub const DNS1123_SUBDOMAIN_MAX: usize = 253;
@@ -20,14 +20,14 @@ const SUBDOMAIN_1123_UNDERSCORE: &str =
     "_?[a-z0-9]([-_a-z0-9]*[a-z0-9])?(\\._?[a-z0-9]([-_a-z0-9]*[a-z0-9])?)*";
 const LABEL_KEY: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
 
-/// What is wrong with a value that does not match: the rule in words, examples, and the expression.
-fn must_match(words: &str, expression: &str, examples: &[&str]) -> String {
+/// The message for a value that does not match (`RegexError`): the rule, examples, and the expression.
+fn must_match(message: &str, expression: &str, examples: &[&str]) -> String {
     if examples.is_empty() {
-        return format!("{words} (regex used for validation is '{expression}')");
+        return format!("{message} (regex used for validation is '{expression}')");
     }
     let examples: Vec<String> = examples.iter().map(|e| format!("'{e}', ")).collect();
     format!(
-        "{words} (e.g. {}regex used for validation is '{expression}')",
+        "{message} (e.g. {}regex used for validation is '{expression}')",
         examples.join(" or ")
     )
 }
@@ -41,7 +41,7 @@ fn too_many_bytes(max: usize) -> String {
 }
 
 /// `must be between 1 and 65535, inclusive`.
-pub fn range_words(low: i64, high: i64) -> String {
+pub fn inclusive_range_error(low: i64, high: i64) -> String {
     format!("must be between {low} and {high}, inclusive")
 }
 
@@ -80,7 +80,7 @@ fn is_label_key_name(s: &str) -> bool {
     )
 }
 
-fn subdomain_words() -> String {
+fn subdomain_error() -> String {
     must_match(
         "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', \
          and must start and end with an alphanumeric character",
@@ -89,43 +89,43 @@ fn subdomain_words() -> String {
     )
 }
 
-/// A DNS-1123 subdomain: what most objects are called.
+/// A DNS-1123 subdomain: the name of most objects.
 pub fn dns1123_subdomain(name: &str) -> Vec<String> {
-    let mut mistakes = Vec::new();
+    let mut errors = Vec::new();
     if name.len() > DNS1123_SUBDOMAIN_MAX {
-        mistakes.push(too_many_characters(DNS1123_SUBDOMAIN_MAX));
+        errors.push(too_many_characters(DNS1123_SUBDOMAIN_MAX));
     }
     if !is_subdomain(name) {
-        mistakes.push(subdomain_words());
+        errors.push(subdomain_error());
     }
-    mistakes
+    errors
 }
 
 /// A DNS-1123 subdomain whose labels may begin with or contain underscores (DNS search domains).
 pub fn dns1123_subdomain_with_underscore(name: &str) -> Vec<String> {
-    let mut mistakes = Vec::new();
+    let mut errors = Vec::new();
     if name.len() > DNS1123_SUBDOMAIN_MAX {
-        mistakes.push(too_many_characters(DNS1123_SUBDOMAIN_MAX));
+        errors.push(too_many_characters(DNS1123_SUBDOMAIN_MAX));
     }
     if !name.split('.').all(is_label_with_underscore) {
-        mistakes.push(must_match(
+        errors.push(must_match(
             "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', '-' or \
              '.', and must start and end with an alphanumeric character",
             SUBDOMAIN_1123_UNDERSCORE,
             &["example.com"],
         ));
     }
-    mistakes
+    errors
 }
 
 /// A DNS-1123 label: namespaces, containers, volumes.
 pub fn dns1123_label(name: &str) -> Vec<String> {
-    let mut mistakes = Vec::new();
+    let mut errors = Vec::new();
     if name.len() > DNS_LABEL_MAX {
-        mistakes.push(too_many_characters(DNS_LABEL_MAX));
+        errors.push(too_many_characters(DNS_LABEL_MAX));
     }
     if !is_label(name) {
-        mistakes.push(if is_subdomain(name) {
+        errors.push(if is_subdomain(name) {
             "must not contain dots".to_string()
         } else {
             must_match(
@@ -136,24 +136,24 @@ pub fn dns1123_label(name: &str) -> Vec<String> {
             )
         });
     }
-    mistakes
+    errors
 }
 
 /// A DNS-1035 label: services.
 pub fn dns1035_label(name: &str) -> Vec<String> {
-    let mut mistakes = Vec::new();
+    let mut errors = Vec::new();
     if name.len() > DNS_LABEL_MAX {
-        mistakes.push(too_many_characters(DNS_LABEL_MAX));
+        errors.push(too_many_characters(DNS_LABEL_MAX));
     }
     if !(is_label(name) && name.starts_with(|c: char| c.is_ascii_lowercase())) {
-        mistakes.push(must_match(
+        errors.push(must_match(
             "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an \
              alphabetic character, and end with an alphanumeric character",
             "[a-z]([-a-z0-9]*[a-z0-9])?",
             &["my-name", "abc-123"],
         ));
     }
-    mistakes
+    errors
 }
 
 /// The reason of a condition.
@@ -186,12 +186,12 @@ pub fn condition_reason(reason: &str) -> Option<String> {
 
 /// `*.` and a DNS-1123 subdomain (RFC 1034 4.3.3): hosts of ingresses.
 pub fn wildcard_dns1123_subdomain(name: &str) -> Vec<String> {
-    let mut mistakes = Vec::new();
+    let mut errors = Vec::new();
     if name.len() > DNS1123_SUBDOMAIN_MAX {
-        mistakes.push(too_many_characters(DNS1123_SUBDOMAIN_MAX));
+        errors.push(too_many_characters(DNS1123_SUBDOMAIN_MAX));
     }
     if !name.strip_prefix("*.").is_some_and(is_subdomain) {
-        mistakes.push(must_match(
+        errors.push(must_match(
             "a wildcard DNS-1123 subdomain must start with '*.', followed by a valid DNS subdomain, which \
              must consist of lower case alphanumeric characters, '-' or '.' and end with an alphanumeric \
              character",
@@ -199,10 +199,10 @@ pub fn wildcard_dns1123_subdomain(name: &str) -> Vec<String> {
             &["*.example.com"],
         ));
     }
-    mistakes
+    errors
 }
 
-/// The name a client may give to be completed by the server: a trailing dash counts as part of a longer name.
+/// Validates a `generateName` that the server completes: a trailing dash counts as part of a longer name.
 pub fn generated(prefix: &str, rule: impl Fn(&str) -> Vec<String>) -> Vec<String> {
     match prefix.strip_suffix('-') {
         Some(rest) if !rest.is_empty() => {
@@ -217,7 +217,7 @@ pub fn generated(prefix: &str, rule: impl Fn(&str) -> Vec<String>) -> Vec<String
 }
 
 /// A label key: an optional DNS-1123 subdomain and `/`, then a name. Annotations (in lower case), finalizers,
-/// conditions, resources and taints look the same.
+/// conditions, resources and taints have the same form.
 pub fn qualified_name(value: &str) -> Vec<String> {
     let rule = |before: &str| {
         format!(
@@ -230,7 +230,7 @@ pub fn qualified_name(value: &str) -> Vec<String> {
             )
         )
     };
-    let mut mistakes = Vec::new();
+    let mut errors = Vec::new();
     let name = match value.split_once('/') {
         None => value,
         Some((_, rest)) if rest.contains('/') => {
@@ -241,47 +241,47 @@ pub fn qualified_name(value: &str) -> Vec<String> {
         }
         Some((prefix, name)) => {
             if prefix.is_empty() {
-                mistakes.push("prefix part must be non-empty".to_string());
+                errors.push("prefix part must be non-empty".to_string());
             } else {
                 if prefix.len() > DNS1123_SUBDOMAIN_MAX {
-                    mistakes.push(format!("prefix part {}", too_many_bytes(DNS1123_SUBDOMAIN_MAX)));
+                    errors.push(format!("prefix part {}", too_many_bytes(DNS1123_SUBDOMAIN_MAX)));
                 }
                 if !is_subdomain(prefix) {
-                    mistakes.push(format!("prefix part {}", subdomain_words()));
+                    errors.push(format!("prefix part {}", subdomain_error()));
                 }
             }
             name
         }
     };
     if name.is_empty() {
-        mistakes.push("name part must be non-empty".to_string());
+        errors.push("name part must be non-empty".to_string());
     } else if name.len() > LABEL_MAX {
-        mistakes.push(format!("name part {}", too_many_bytes(LABEL_MAX)));
+        errors.push(format!("name part {}", too_many_bytes(LABEL_MAX)));
     }
     if !is_label_key_name(name) {
-        mistakes.push(rule("name part "));
+        errors.push(rule("name part "));
     }
-    mistakes
+    errors
 }
 
 /// A label's value; may be empty.
 pub fn label_value(value: &str) -> Vec<String> {
-    let mut mistakes = Vec::new();
+    let mut errors = Vec::new();
     if value.len() > LABEL_MAX {
-        mistakes.push(too_many_bytes(LABEL_MAX));
+        errors.push(too_many_bytes(LABEL_MAX));
     }
     if !value.is_empty() && !is_label_key_name(value) {
-        mistakes.push(must_match(
+        errors.push(must_match(
             "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', \
              and must start and end with an alphanumeric character",
             &format!("({LABEL_KEY})?"),
             &["MyValue", "my_value", "12345"],
         ));
     }
-    mistakes
+    errors
 }
 
-/// A whole number as people write it: no plus sign, no leading zeros.
+/// A decimal integer: no plus sign, no leading zeros.
 pub fn decimal_integer(value: &str) -> Vec<String> {
     let digits = value.strip_prefix('-').unwrap_or(value);
     let canonical = value == "0"
@@ -326,25 +326,25 @@ pub fn env_var_name(value: &str) -> Vec<String> {
 
 /// A key of a ConfigMap or Secret.
 pub fn config_map_key(value: &str) -> Vec<String> {
-    let mut mistakes = Vec::new();
+    let mut errors = Vec::new();
     if value.len() > DNS1123_SUBDOMAIN_MAX {
-        mistakes.push(too_many_characters(DNS1123_SUBDOMAIN_MAX));
+        errors.push(too_many_characters(DNS1123_SUBDOMAIN_MAX));
     }
     let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
     if value.is_empty() || !value.bytes().all(allowed) {
-        mistakes.push(must_match(
+        errors.push(must_match(
             "a valid config key must consist of alphanumeric characters, '-', '_' or '.'",
             "[-._a-zA-Z0-9]+",
             &["key.name", "KEY_NAME", "key-name"],
         ));
     }
     match value {
-        "." => mistakes.push("must not be '.'".into()),
-        ".." => mistakes.push("must not be '..'".into()),
-        v if v.starts_with("..") => mistakes.push("must not start with '..'".into()),
+        "." => errors.push("must not be '.'".into()),
+        ".." => errors.push("must not be '..'".into()),
+        v if v.starts_with("..") => errors.push("must not start with '..'".into()),
         _ => {}
     }
-    mistakes
+    errors
 }
 
 /// A port's number, 1 to 65535.
@@ -352,12 +352,12 @@ pub fn port_number(port: i64) -> Vec<String> {
     in_range(port, 1, 65535)
 }
 
-/// A number between two others, both included.
+/// A number between two limits, both included.
 pub fn in_range(value: i64, low: i64, high: i64) -> Vec<String> {
     if (low..=high).contains(&value) {
         Vec::new()
     } else {
-        vec![range_words(low, high)]
+        vec![inclusive_range_error(low, high)]
     }
 }
 
@@ -368,23 +368,23 @@ pub fn user_or_group_id(id: i64) -> Vec<String> {
 
 /// A port's name (RFC 6335, lower case only).
 pub fn port_name(name: &str) -> Vec<String> {
-    let mut mistakes = Vec::new();
+    let mut errors = Vec::new();
     if name.len() > PORT_NAME_MAX {
-        mistakes.push(too_many_characters(PORT_NAME_MAX));
+        errors.push(too_many_characters(PORT_NAME_MAX));
     }
     if name.is_empty() || !name.bytes().all(|c| lower_alnum(c) || c == b'-') {
-        mistakes.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".into());
+        errors.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".into());
     }
     if !name.bytes().any(|c| c.is_ascii_lowercase()) {
-        mistakes.push("must contain at least one letter (a-z)".into());
+        errors.push("must contain at least one letter (a-z)".into());
     }
     if name.contains("--") {
-        mistakes.push("must not contain consecutive hyphens".into());
+        errors.push("must not contain consecutive hyphens".into());
     }
     if name.starts_with('-') || name.ends_with('-') {
-        mistakes.push("must not begin or end with a hyphen".into());
+        errors.push("must not begin or end with a hyphen".into());
     }
-    mistakes
+    errors
 }
 
 /// A percentage such as `25%`.
@@ -414,7 +414,7 @@ pub fn http_header_name(value: &str) -> Vec<String> {
     )]
 }
 
-/// What may stand between two slashes of a URL's path: any object's name.
+/// A segment of a URL's path: any object's name.
 pub fn path_segment(name: &str) -> Vec<String> {
     match name {
         "." => vec!["may not be '.'".into()],
@@ -423,7 +423,7 @@ pub fn path_segment(name: &str) -> Vec<String> {
     }
 }
 
-/// What a path segment may begin with: any object's `generateName`.
+/// The beginning of a path segment: any object's `generateName`.
 pub fn path_segment_prefix(prefix: &str) -> Vec<String> {
     ['/', '%']
         .iter()
@@ -441,7 +441,7 @@ pub fn ip_address(value: &str) -> Vec<String> {
         }
         Ok(_) => Vec::new(),
         Err(_) => {
-            // Leading zeros used to be ignored, and get their own words.
+            // Leading zeros used to be ignored, and have their own message.
             let trimmed: Vec<&str> = value
                 .split('.')
                 .map(|part| match part.trim_start_matches('0') {

@@ -1,8 +1,8 @@
-//! An object as it lives in one process: parsed once, encoded once, shared by everybody.
+//! An object in one process: parsed once, encoded once, shared by all readers.
 //!
 //! A typed value takes several times the memory of its encoding (a `Volume` alone has 3 KB, whatever is in it). Caches
-//! hold what nobody looks at any more as a [slim](Object::slim) object: its encoding, its names and what field selectors
-//! ask for; its metadata, and the typed value, are read from the encoding again when somebody does ask.
+//! keep objects that are no longer read as [slim](Object::slim) objects: the encoding, the names and the selectable
+//! fields; the metadata and the typed value are decoded again when they are needed.
 
 use std::any::{Any, TypeId};
 use std::borrow::Cow;
@@ -18,11 +18,12 @@ use serde::de::value::MapDeserializer;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::codec::WithNulls;
 use crate::error::Error;
 use crate::kind::Kind;
-use crate::managed_fields::{Found, Walk};
+use crate::managed_fields::{FieldSetSerializer, Ownership};
 
-/// A typed value whose type is not known here. Implemented for every `k8s-openapi` kind.
+/// A typed value without its static type. Implemented for every `k8s-openapi` kind.
 pub trait AnyObject: Any + Send + Sync + fmt::Debug {
     fn metadata(&self) -> &ObjectMeta;
     fn metadata_mut(&mut self) -> &mut ObjectMeta;
@@ -32,12 +33,12 @@ pub trait AnyObject: Any + Send + Sync + fmt::Debug {
     fn clone_box(&self) -> Box<dyn AnyObject>;
     /// Appends the JSON encoding: apiVersion and kind, then the fields in alphabetical order.
     fn encode_into(&self, out: &mut Vec<u8>);
-    /// Writes down which fields the object has, as [`AnyObject::encode_into`] would write them.
+    /// Writes the set of the fields that the object has, as [`AnyObject::encode_into`] would write them.
     ///
     /// # Errors
     ///
-    /// Where its type does not serialize as Kubernetes' types do.
-    fn walk(&self, walk: Walk<'_, '_>) -> serde_json::Result<Found>;
+    /// If its type does not serialize as Kubernetes' types do.
+    fn serialize_fields(&self, serializer: FieldSetSerializer<'_, '_>) -> serde_json::Result<Ownership>;
 }
 
 impl<T> AnyObject for T
@@ -64,16 +65,20 @@ where
     }
     fn encode_into(&self, out: &mut Vec<u8>) {
         // Writing to a Vec cannot fail, and k8s-openapi's types have no map with keys other than strings.
-        if let Err(e) = serde_json::to_writer(out, &crate::codec::WithNulls(self)) {
+        if let Err(e) = serde_json::to_writer(out, &with_nulls(self)) {
             unreachable!("a typed object always encodes: {e}");
         }
     }
-    fn walk(&self, walk: Walk<'_, '_>) -> serde_json::Result<Found> {
-        crate::codec::WithNulls(self).serialize(walk)
+    fn serialize_fields(&self, serializer: FieldSetSerializer<'_, '_>) -> serde_json::Result<Ownership> {
+        with_nulls(self).serialize(serializer)
     }
 }
 
-/// How an encoded object of most kinds begins. Kinds with a field that sorts before `metadata` (`data`, `endpoints`,
+fn with_nulls<T: k8s_openapi::Resource>(object: &T) -> WithNulls<'_, T> {
+    WithNulls::of_kind(object, T::API_VERSION, T::KIND)
+}
+
+/// The beginning of an encoded object of most kinds. Kinds with a field that sorts before `metadata` (`data`, `endpoints`,
 /// `action` …) have that first: see [`metadata_start`].
 pub fn json_prefix(kind: &Kind) -> String {
     format!(
@@ -83,8 +88,8 @@ pub fn json_prefix(kind: &Kind) -> String {
     )
 }
 
-/// Where the members of `metadata` begin in an encoded object: right behind its opening brace. The
-/// resourceVersion is put in there, because it is known only after the store has committed the rest.
+/// The offset of the members of `metadata` in an encoded object: after its opening brace. The
+/// resourceVersion is inserted there, because it is known only after the store has committed the rest.
 /// `None` if there is no such member at the top.
 fn metadata_start(kind: &Kind, json: &[u8]) -> Option<usize> {
     const MEMBER: &[u8] = br#""metadata":{"#;
@@ -114,11 +119,11 @@ fn metadata_start(kind: &Kind, json: &[u8]) -> Option<usize> {
     None
 }
 
-/// The most that a resourceVersion's member takes.
+/// The longest resourceVersion member, in bytes.
 const VERSION_MEMBER_BYTES: usize = br#""resourceVersion":"18446744073709551615","#.len();
 
-/// Writes `json` with a resourceVersion in the place of `member`, the first of metadata's members, and says where it
-/// stands now.
+/// Writes `json` with a resourceVersion in place of `member`, the first of metadata's members, and returns the
+/// range of the new member.
 fn splice_version(
     out: &mut Vec<u8>,
     json: &[u8],
@@ -140,35 +145,35 @@ pub struct Object {
     kind: Kind,
     revision: u64,
     json: Bytes,
-    /// Where the resourceVersion member stands in `json`, with its comma; empty if it was not put in here.
+    /// The range of the resourceVersion member in `json`, with its comma; empty if it was not inserted here.
     version: std::ops::Range<usize>,
     /// At first unset in a slim object.
     typed: OnceLock<Box<dyn AnyObject>>,
-    /// Of a slim object only.
-    brief: Option<Box<Brief>>,
+    /// For a slim object only.
+    summary: Option<Box<Summary>>,
     /// This object as a slim one, made at most once, so that all caches hold the same.
     slim: OnceLock<Arc<Object>>,
 }
 
-/// What is asked of objects all the time, without the typed value.
-struct Brief {
-    /// Namespace, name, uid, and the kind's selectable fields in their order, one behind the other: many objects are slim.
+/// The parts of an object that are read often, without the typed value.
+struct Summary {
+    /// Namespace, name, uid, and the kind's selectable fields in their order, in one string to save memory.
     text: Box<str>,
-    /// Where each of them ends.
+    /// The offset of the end of each of them.
     ends: Box<[u32]>,
-    /// Without managedFields. Read from the encoding when somebody asks.
+    /// Without managedFields. Decoded when it is needed.
     metadata: OnceLock<Box<ObjectMeta>>,
 }
 
-/// The place of the first selectable field in a [`Brief`].
+/// The index of the first selectable field in a [`Summary`].
 const FIRST_FIELD: usize = 3;
 
-impl Brief {
+impl Summary {
     fn of(kind: &Kind, typed: &dyn AnyObject) -> Self {
         let meta = typed.metadata();
         let names = [&meta.namespace, &meta.name, &meta.uid];
         let names = names.map(|name| Cow::Borrowed(name.as_deref().unwrap_or_default()));
-        // An object of another type than its kind's has none; what cannot be asked for is not missed.
+        // An object of another type than its kind's has no selectable fields.
         let paths = kind.ops.selectable_fields();
         let fields = paths
             .iter()
@@ -180,16 +185,16 @@ impl Brief {
             u32::try_from(text.len()).unwrap_or(u32::MAX)
         });
         let ends = ends.collect();
-        Brief {
+        Summary {
             text: text.into(),
             ends,
             metadata: OnceLock::new(),
         }
     }
 
-    /// The same without what was read again.
-    fn briefer(&self) -> Self {
-        Brief {
+    /// The same without what was decoded again.
+    fn without_decoded(&self) -> Self {
+        Summary {
             text: self.text.clone(),
             ends: self.ends.clone(),
             metadata: OnceLock::new(),
@@ -220,7 +225,7 @@ impl Object {
             json,
             version,
             typed: typed.into(),
-            brief: None,
+            summary: None,
             slim: OnceLock::new(),
         }
     }
@@ -231,32 +236,32 @@ impl Object {
             return self.clone();
         }
         let made = self.slim.get_or_init(|| {
-            let brief = self.brief.as_ref().map(|brief| brief.briefer());
-            let brief = Box::new(brief.unwrap_or_else(|| Brief::of(&self.kind, self.typed())));
+            let summary = self.summary.as_ref().map(|summary| summary.without_decoded());
+            let summary = Box::new(summary.unwrap_or_else(|| Summary::of(&self.kind, self.typed())));
             Arc::new(Object {
                 kind: self.kind.clone(),
                 revision: self.revision,
                 json: self.json.clone(),
                 version: self.version.clone(),
                 typed: OnceLock::new(),
-                brief: Some(brief),
+                summary: Some(summary),
                 slim: OnceLock::new(),
             })
         });
         made.clone()
     }
 
-    /// Whether it takes more memory than it would [slim](Object::slim).
+    /// Whether [`Object::slim`] would save no memory: the object is small, or slim with nothing decoded.
     pub fn is_slim(&self) -> bool {
         let has_metadata = self
-            .brief
+            .summary
             .as_ref()
-            .is_some_and(|brief| brief.metadata.get().is_some());
+            .is_some_and(|summary| summary.metadata.get().is_some());
         self.json.len() < SLIM_FROM_BYTES || (self.typed.get().is_none() && !has_metadata)
     }
 
-    /// From a typed value and what the store holds of it (JSON without resourceVersion) at `revision`.
-    /// The bytes are copied once, to put the resourceVersion in.
+    /// An object from its typed value and its stored JSON (without resourceVersion) at `revision`.
+    /// The bytes are copied once, to insert the resourceVersion.
     pub fn from_stored(kind: &Kind, mut typed: Box<dyn AnyObject>, stored: &[u8], revision: u64) -> Self {
         let mut json = Vec::with_capacity(stored.len() + VERSION_MEMBER_BYTES);
         let mut member = 0..0;
@@ -265,13 +270,13 @@ impl Object {
         }
         typed.metadata_mut().resource_version = Some(revision.to_string());
         if json.is_empty() {
-            // Not as this version writes it: encoded anew, which is always right.
+            // Not as this version writes it: it is encoded again.
             typed.encode_into(&mut json);
         }
         Object::new(kind, revision, json.into(), member, typed)
     }
 
-    /// What the store keeps of a typed value: its JSON without resourceVersion.
+    /// The stored form of a typed value: its JSON without resourceVersion.
     pub fn encode_for_store(typed: &mut dyn AnyObject) -> Vec<u8> {
         typed.metadata_mut().resource_version = None;
         let mut out = Vec::with_capacity(4096);
@@ -279,7 +284,7 @@ impl Object {
         out
     }
 
-    /// An object that did not come out of the store (a dry run, an answer made up on the spot, a remote read).
+    /// An object that is not from the store (a dry run, a response that is computed, a remote read).
     pub fn from_typed(kind: &Kind, typed: Box<dyn AnyObject>) -> Self {
         let mut json = Vec::with_capacity(1024);
         typed.encode_into(&mut json);
@@ -292,16 +297,16 @@ impl Object {
         Object::new(kind, revision, json.into(), 0..0, typed)
     }
 
-    /// Whether `stored` ([`Object::encode_for_store`]) is what this object was made of.
-    pub fn is_of(&self, stored: &[u8]) -> bool {
+    /// Whether `stored` ([`Object::encode_for_store`]) is the encoding of this object.
+    pub fn has_encoding(&self, stored: &[u8]) -> bool {
         let (head, tail) = (&self.json[..self.version.start], &self.json[self.version.end..]);
         !self.version.is_empty() && stored.strip_prefix(head) == Some(tail)
     }
 
     /// The same object at another revision; slim if this one is.
     pub fn at_revision(&self, revision: u64) -> Object {
-        if let (None, Some(brief), false) = (self.typed.get(), &self.brief, self.version.is_empty()) {
-            return self.slim_at_revision(brief, revision);
+        if let (None, Some(summary), false) = (self.typed.get(), &self.summary, self.version.is_empty()) {
+            return self.slim_at_revision(summary, revision);
         }
         let mut typed = self.typed().clone_box();
         let stored = if self.version.is_empty() {
@@ -312,7 +317,7 @@ impl Object {
         Object::from_stored(&self.kind, typed, &stored, revision)
     }
 
-    fn slim_at_revision(&self, brief: &Brief, revision: u64) -> Object {
+    fn slim_at_revision(&self, summary: &Summary, revision: u64) -> Object {
         let mut json = Vec::with_capacity(self.json.len() + 1);
         let version = splice_version(&mut json, &self.json, &self.version, revision);
         Object {
@@ -321,12 +326,12 @@ impl Object {
             json: json.into(),
             version,
             typed: OnceLock::new(),
-            brief: Some(Box::new(brief.briefer())),
+            summary: Some(Box::new(summary.without_decoded())),
             slim: OnceLock::new(),
         }
     }
 
-    /// The encoding behind apiVersion and kind, as items of a typed list have it: put `{` before it.
+    /// The encoding without apiVersion and kind, as items of a typed list have it: put `{` before it.
     pub fn json_without_type(&self) -> &[u8] {
         let type_meta = json_prefix(&self.kind).len() - br#""metadata":{"#.len();
         &self.json[type_meta..]
@@ -341,10 +346,10 @@ impl Object {
         self.revision
     }
 
-    /// Without managedFields where the object is slim: those are the typed value's.
+    /// Without managedFields if the object is slim: those are in the typed value.
     pub fn metadata(&self) -> &ObjectMeta {
-        match (self.typed.get(), &self.brief) {
-            (None, Some(brief)) => brief.metadata.get_or_init(|| {
+        match (self.typed.get(), &self.summary) {
+            (None, Some(summary)) => summary.metadata.get_or_init(|| {
                 let read = metadata_in(&self.kind, &self.json);
                 Box::new(read.unwrap_or_else(|| without_managers(self.typed().metadata())))
             }),
@@ -354,19 +359,19 @@ impl Object {
 
     /// One of the names; of a slim object without reading its metadata.
     fn name_at(&self, at: usize, of: impl Fn(&ObjectMeta) -> &Option<String>) -> &str {
-        match (self.typed.get(), &self.brief) {
-            (None, Some(brief)) => brief.part(at).unwrap_or_default(),
+        match (self.typed.get(), &self.summary) {
+            (None, Some(summary)) => summary.part(at).unwrap_or_default(),
             _ => of(self.typed().metadata()).as_deref().unwrap_or_default(),
         }
     }
 
-    /// A field that its kind can be selected by; empty where it is not set. Fails (500) only where
+    /// A selectable field of its kind; empty where it is not set. Fails (500) only where
     /// the object is of another type than its kind's.
     pub fn field(&self, path: &str) -> Result<String, Error> {
-        if let (None, Some(brief)) = (self.typed.get(), &self.brief) {
+        if let (None, Some(summary)) = (self.typed.get(), &self.summary) {
             let selectable = self.kind.ops.selectable_fields();
             let known = selectable.iter().position(|p| *p == path);
-            if let Some(found) = known.and_then(|at| brief.part(FIRST_FIELD + at)) {
+            if let Some(found) = known.and_then(|at| summary.part(FIRST_FIELD + at)) {
                 return Ok(found.to_string());
             }
         }
@@ -391,12 +396,12 @@ impl Object {
         &self.json
     }
 
-    /// Of a slim object it is read from the encoding, once.
+    /// For a slim object it is decoded, once.
     pub fn typed(&self) -> &dyn AnyObject {
         &**self.typed.get_or_init(|| match self.kind.ops.decode(&self.json) {
             Ok(decoded) => decoded.object,
             // The very bytes were decoded, or encoded by this process, before the object became slim.
-            Err(e) => unreachable!("{self:?} cannot be read any more: {e}"),
+            Err(e) => unreachable!("{self:?} cannot be decoded any more: {e}"),
         })
     }
 
@@ -410,8 +415,8 @@ impl Object {
     }
 }
 
-/// The metadata in an encoded object, without managedFields: neither these nor what is beside the metadata is understood
-/// on the way.
+/// The metadata in an encoded object, without managedFields: neither these nor the other fields are decoded
+/// for it.
 fn metadata_in(kind: &Kind, json: &[u8]) -> Option<ObjectMeta> {
     let begin = metadata_start(kind, json)?.checked_sub(1)?;
     let mut from = serde_json::Deserializer::from_slice(json.get(begin..)?);
@@ -420,7 +425,7 @@ fn metadata_in(kind: &Kind, json: &[u8]) -> Option<ObjectMeta> {
     ObjectMeta::deserialize(MapDeserializer::new(members.into_iter())).ok()
 }
 
-/// A copy of all but the largest part.
+/// A copy without managedFields, the largest part.
 fn without_managers(meta: &ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         annotations: meta.annotations.clone(),
@@ -454,7 +459,7 @@ impl fmt::Debug for Object {
     }
 }
 
-/// A shared object that is known to be a `T`; dereferences to it. A slim object is read only when it is looked at.
+/// A shared object that is known to be a `T`; dereferences to it. A slim object is decoded only when it is accessed.
 pub struct Shared<T> {
     object: Arc<Object>,
     of: PhantomData<fn() -> T>,
@@ -463,7 +468,7 @@ pub struct Shared<T> {
 impl<T: 'static> Shared<T> {
     /// Fails (500) only where the caller's kind and `T` disagree.
     pub fn new(object: Arc<Object>) -> Result<Self, Error> {
-        // What is not read yet will be what its kind is.
+        // A slim object will decode to the type of its kind.
         let of = match object.typed.get() {
             Some(typed) => typed.as_any().type_id(),
             None => object.kind.ops.type_of_objects(),
@@ -524,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn the_resource_version_goes_into_the_metadata_of_every_kind() {
+    fn the_resource_version_is_inserted_into_the_metadata_of_every_kind() {
         for kind in registry::ALL.iter().filter(|k| k.is_stored()) {
             for metadata in [r#"{}"#, r#"{"name":"a","labels":{"metadata":"\"}"}}"#] {
                 let json = stored(kind, &format!(r#"{{"metadata":{metadata}}}"#));
@@ -552,7 +557,7 @@ mod tests {
         assert!(slim.is_slim() && !full.is_slim());
         assert!(Arc::ptr_eq(&slim, &full.slim()) && Arc::ptr_eq(&slim, &slim.slim()));
         assert_eq!(slim.json(), full.json());
-        assert!(slim.is_of(&stored));
+        assert!(slim.has_encoding(&stored));
         for path in kind.ops.selectable_fields().iter() {
             assert_eq!(slim.field(path).unwrap(), full.field(path).unwrap(), "{path}");
         }
@@ -569,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_looks_like_metadata_is_left_alone() {
+    fn data_with_a_key_named_metadata_is_not_changed() {
         let json = stored(
             &registry::CONFIG_MAP,
             r#"{"metadata":{"name":"a"},"data":{"metadata":"{\"metadata\":{","x":"\\"}}"#,

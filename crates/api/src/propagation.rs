@@ -1,4 +1,4 @@
-//! How far changes of EndpointSlices have come to the kernels of nodes (SPEC B7): the names and fields by which network
+//! How far changes of EndpointSlices have been applied in the kernels of nodes (SPEC B7): the names and fields with which network
 //! agents report it, the control plane sums it up, and kubelets read it.
 
 use std::collections::BTreeMap;
@@ -10,19 +10,19 @@ pub const REVISION: &str = "knarr.io/endpoint-slices-revision";
 /// The ConfigMap in `knarr-network` that sums the Leases up.
 pub const CONFIG_MAP: &str = "endpoint-propagation";
 
-/// What that ConfigMap says.
+/// The data of that ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Propagation {
-    /// The kernels of all nodes with a proxy that are heard, Ready or not, have all EndpointSlices up to this resourceVersion.
+    /// The kernels of all nodes with a proxy that renew their Lease, Ready or not, have all EndpointSlices up to this resourceVersion.
     pub revision: u64,
-    /// How many these nodes are.
+    /// The number of these nodes.
     pub nodes: usize,
-    /// One of those that have come no further, for people.
+    /// One of the nodes with the lowest revision, for display.
     pub slowest: String,
 }
 
 impl Propagation {
-    /// `None` where it says nothing that can be read.
+    /// `None` where it does not parse.
     pub fn of(map: &ConfigMap) -> Option<Self> {
         let data = map.data.as_ref()?;
         Some(Propagation {
@@ -32,7 +32,7 @@ impl Propagation {
         })
     }
 
-    /// As it stands in the ConfigMap.
+    /// The data for the ConfigMap.
     pub fn to_data(&self) -> BTreeMap<String, String> {
         [
             ("revision".to_string(), self.revision.to_string()),

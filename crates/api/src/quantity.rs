@@ -1,6 +1,6 @@
 //! Resource quantities: `100m`, `1Gi`, `2e3`, with exact arithmetic and Kubernetes' canonical form.
 //!
-//! A quantity is a whole number of nanos and the notation it was written in. Kubernetes rounds away from zero to
+//! A quantity is an integral number of nanos and the notation it was written in. Kubernetes rounds away from zero to
 //! nanos too, so nothing is lost, up to ±1.7e29; beyond that values are held at that bound.
 
 use std::cmp::Ordering;
@@ -8,9 +8,21 @@ use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 
-const FORMAT_WRONG: &str =
-    "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
-const SUFFIX_WRONG: &str = "unable to parse quantity's suffix";
+/// Why a text is no quantity, worded as apimachinery's errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QuantityError {
+    #[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")]
+    Format,
+    #[error("unable to parse quantity's suffix")]
+    Suffix,
+}
+
+impl From<QuantityError> for String {
+    /// Its text, where the message of a field's error is expected.
+    fn from(error: QuantityError) -> Self {
+        error.to_string()
+    }
+}
 
 /// Nanos in one.
 const ONE: i128 = 1_000_000_000;
@@ -41,26 +53,26 @@ pub struct Quantity {
     notation: Notation,
 }
 
-/// A quantity's text taken apart.
+/// The parts of a quantity's text.
 struct Parts<'a> {
     negative: bool,
     /// Digits before the point, without leading zeros, at least one.
-    whole: &'a str,
-    /// Digits behind the point.
+    integer: &'a str,
+    /// Digits after the point.
     fraction: &'a str,
     suffix: &'a str,
 }
 
 impl<'a> Parts<'a> {
-    fn split(text: &'a str) -> Result<Self, String> {
+    fn split(text: &'a str) -> Result<Self, QuantityError> {
         if text.is_empty() {
-            return Err(FORMAT_WRONG.into());
+            return Err(QuantityError::Format);
         }
         let negative = text.starts_with('-');
         let rest = text.strip_prefix(['-', '+']).unwrap_or(text);
         let digits = |s: &str| s.bytes().take_while(u8::is_ascii_digit).count();
-        let (whole, rest) = rest.split_at(digits(rest));
-        let whole = match whole.trim_start_matches('0') {
+        let (integer, rest) = rest.split_at(digits(rest));
+        let integer = match integer.trim_start_matches('0') {
             "" => "0",
             significant => significant,
         };
@@ -73,11 +85,11 @@ impl<'a> Parts<'a> {
             .strip_prefix(['-', '+'])
             .unwrap_or(&suffix[letters..]);
         if exponent.bytes().any(|c| !c.is_ascii_digit()) {
-            return Err(FORMAT_WRONG.into());
+            return Err(QuantityError::Format);
         }
         Ok(Parts {
             negative,
-            whole,
+            integer,
             fraction,
             suffix,
         })
@@ -87,7 +99,7 @@ impl<'a> Parts<'a> {
 impl Parts<'_> {
     /// All digits as one number, where it is an `i64`.
     fn number(&self) -> Option<i64> {
-        let digits = self.whole.bytes().chain(self.fraction.bytes());
+        let digits = self.integer.bytes().chain(self.fraction.bytes());
         digits
             .map(|c| i64::from(c - b'0'))
             .try_fold(0_i64, |n, digit| n.checked_mul(10)?.checked_add(digit))
@@ -95,7 +107,7 @@ impl Parts<'_> {
 
     /// Nanos, rounded up and capped, however many digits there are.
     fn scaled(&self, base: u32, exponent: i64) -> i128 {
-        let digits = [self.whole, self.fraction].concat();
+        let digits = [self.integer, self.fraction].concat();
         let fraction = self.fraction.len() as i64;
         if base == 10 {
             return scaled(&digits, exponent.saturating_add(9).saturating_sub(fraction));
@@ -127,7 +139,7 @@ fn scaled_few(number: i64, base: u32, exponent: i64, fraction: i64) -> Option<i1
 }
 
 /// A suffix's base (2 or 10), exponent and notation.
-fn suffix(suffix: &str) -> Result<(u32, i64, Notation), String> {
+fn suffix(suffix: &str) -> Result<(u32, i64, Notation), QuantityError> {
     if let Some(i) = DECIMAL.iter().position(|s| *s == suffix) {
         return Ok((10, i as i64 * 3 - 9, Notation::DecimalSi));
     }
@@ -137,28 +149,28 @@ fn suffix(suffix: &str) -> Result<(u32, i64, Notation), String> {
     match suffix.strip_prefix(['e', 'E']) {
         Some(exponent) if !exponent.is_empty() => match exponent.parse() {
             Ok(exponent) => Ok((10, exponent, Notation::DecimalExponent)),
-            Err(_) => Err(SUFFIX_WRONG.into()),
+            Err(_) => Err(QuantityError::Suffix),
         },
-        _ => Err(SUFFIX_WRONG.into()),
+        _ => Err(QuantityError::Suffix),
     }
 }
 
-/// `digits` × 10^`exponent` rounded up to a whole number, capped.
+/// `digits` × 10^`exponent` rounded up to an integer, capped.
 fn scaled(digits: &str, exponent: i64) -> i128 {
     let digits = digits.trim_start_matches('0');
     if digits.is_empty() {
         return 0;
     }
-    // All of i128 has 39 digits: what stands further left is past the cap, further right is only "a bit more".
-    let whole_digits = exponent.saturating_add(digits.len() as i64);
-    if whole_digits > 39 {
+    // An i128 has at most 39 digits: digits further left exceed the cap, digits further right only round up.
+    let integer_digits = exponent.saturating_add(digits.len() as i64);
+    if integer_digits > 39 {
         return i128::MAX;
     }
-    if whole_digits <= 0 {
+    if integer_digits <= 0 {
         return 1;
     }
-    let kept = digits.len().min(whole_digits as usize);
-    let zeros = whole_digits as usize - kept;
+    let kept = digits.len().min(integer_digits as usize);
+    let zeros = integer_digits as usize - kept;
     let number = [&digits[..kept], &"0".repeat(zeros)].concat();
     let more = digits[kept..].bytes().any(|c| c != b'0');
     number
@@ -167,16 +179,16 @@ fn scaled(digits: &str, exponent: i64) -> i128 {
 }
 
 impl Quantity {
-    /// The error in apimachinery's words.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    /// Parses a quantity.
+    pub fn parse(text: &str) -> Result<Self, QuantityError> {
         Ok(Self::parse_parts(text)?.0)
     }
 
     /// The quantity, and whether Kubernetes keeps its text as it was given.
-    fn parse_parts(text: &str) -> Result<(Self, bool), String> {
+    fn parse_parts(text: &str) -> Result<(Self, bool), QuantityError> {
         let parts = Parts::split(text)?;
         let (base, exponent, notation) = suffix(parts.suffix)?;
-        let digits = parts.whole.len() as i64 + parts.fraction.len() as i64;
+        let digits = parts.integer.len() as i64 + parts.fraction.len() as i64;
         let fraction = parts.fraction.len() as i64;
         let number = parts.number();
         let few = number.and_then(|n| scaled_few(n, base, exponent, fraction));
@@ -184,7 +196,7 @@ impl Quantity {
         if notation == Notation::BinarySi {
             nanos = nanos.min(BINARY_MAX);
         }
-        // Texts that are short and look canonical are kept as they are; this decides what "1.500" is shown as.
+        // Short texts that are nearly canonical are kept; this decides how "1.500" is shown.
         let scale = exponent.saturating_sub(fraction);
         let kept = match (notation, number) {
             (_, None) => false,
@@ -198,7 +210,7 @@ impl Quantity {
                     && scale >= -9
                     && scale % 3 == 0
                     && !thousands
-                    && !parts.whole.starts_with('0')
+                    && !parts.integer.starts_with('0')
             }
         };
         let nanos = if parts.negative { -nanos } else { nanos };
@@ -212,11 +224,11 @@ impl Quantity {
     }
 
     /// The quantity of a typed object's field.
-    pub fn of(wire: &Wire) -> Result<Self, String> {
+    pub fn of(wire: &Wire) -> Result<Self, QuantityError> {
         Self::parse(wire.0.trim())
     }
 
-    /// A whole number.
+    /// The quantity of an integer.
     pub fn from_value(value: i64, notation: Notation) -> Self {
         Quantity {
             nanos: i128::from(value) * ONE,
@@ -269,7 +281,7 @@ impl Quantity {
         self.nanos < 0
     }
 
-    /// How it is written.
+    /// The notation it is written in.
     pub fn notation(&self) -> Notation {
         self.notation
     }
@@ -379,8 +391,8 @@ impl fmt::Display for Quantity {
     }
 }
 
-/// A quantity's text as Kubernetes gives it back: canonical, unless it was short and near enough to it.
-pub fn canonical_text(text: &str) -> Result<String, String> {
+/// A quantity's text as Kubernetes returns it: canonical, unless it was short and nearly canonical.
+pub fn canonical_text(text: &str) -> Result<String, QuantityError> {
     let (quantity, kept) = Quantity::parse_parts(text)?;
     Ok(if kept {
         text.to_string()

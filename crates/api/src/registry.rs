@@ -1,6 +1,6 @@
 //! Every built-in kind of Kubernetes v1.36 that is served by default: one line each, in discovery's order.
 //!
-//! Names, scopes, verbs and subresources are v1.36's discovery documents. A kind's rules stand in its own
+//! Names, scopes, verbs and subresources are those of v1.36's discovery documents. A kind's rules are in its own
 //! file under [`crate::kinds`].
 
 use std::borrow::Cow;
@@ -15,7 +15,7 @@ use crate::emulation::Emulation;
 use crate::kind::{
     ALL_VERBS, CREATE_ONLY, Kind, KindInfo, KindNames, KindOps, NameList, Scope, Subresource, Verbs,
 };
-use crate::strategy::Of;
+use crate::strategy::TypedOps;
 
 const STATUS_VERBS: Verbs = &["get", "patch", "update"];
 const SCALE: Subresource = sub("scale", ("autoscaling", "v1", "Scale"), STATUS_VERBS);
@@ -54,7 +54,7 @@ macro_rules! kinds {
                     verbs: $verbs,
                     subresources: $subs,
                     stored_as: kinds!(@stored $($stored)?),
-                    ops: KindOps::BuiltIn(&Of::<$t>::new()),
+                    ops: KindOps::BuiltIn(&TypedOps::<$t>::new()),
                 };
                 Kind::built_in(&INFO)
             };
@@ -192,23 +192,23 @@ kinds! {
 
 /// The kinds that a server serves: the built-in ones of the version that it emulates, and custom ones.
 #[derive(Clone, Debug, Default)]
-pub struct Served {
+pub struct ServedKinds {
     custom: Arc<[Kind]>,
     emulation: Emulation,
 }
 
-impl Served {
+impl ServedKinds {
     /// `custom`: one kind for each version, the preferred version of a kind first.
     pub fn with(custom: impl IntoIterator<Item = Kind>) -> Self {
         Self::emulating(Emulation::default(), custom)
     }
 
-    /// As [`Served::with`], by a server that emulates an older version.
+    /// As [`ServedKinds::with`], by a server that emulates an older version.
     pub fn emulating(emulation: Emulation, custom: impl IntoIterator<Item = Kind>) -> Self {
         let mut custom: Vec<Kind> = custom.into_iter().collect();
         // Stable: versions stay in their order.
         custom.sort_by(|a, b| (a.group(), a.plural()).cmp(&(b.group(), b.plural())));
-        Served {
+        ServedKinds {
             custom: custom.into(),
             emulation,
         }
@@ -263,7 +263,7 @@ impl Served {
         kinds
     }
 
-    /// As [`groups`], of the kinds that are served, with those of custom kinds behind, ordered by name.
+    /// As [`groups`], for the kinds that are served; groups of custom kinds follow, ordered by name.
     pub fn groups(&self) -> Vec<(&str, Vec<&str>)> {
         let mut groups: Vec<(&str, Vec<&str>)> = groups_of(|kind| self.emulation.serves(kind));
         let built_in = groups.len();

@@ -10,12 +10,12 @@ use k8s_openapi::api::core::v1::ReplicationController;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
 use crate::custom::CustomObject;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::kind::{Kind, KindInfo, KindNames, KindOps, NameList, Scope};
 use crate::object::{AnyObject, Object};
-use crate::strategy::{Of, Strategy};
+use crate::strategy::{Strategy, TypedOps};
 
-/// The kind that scales are of. No objects of it are kept, so it is none of the registry's.
+/// The kind Scale. It is not stored, so it is not in the registry.
 pub static SCALE: Kind = {
     static INFO: KindInfo = KindInfo {
         names: KindNames {
@@ -31,7 +31,7 @@ pub static SCALE: Kind = {
         verbs: &[],
         subresources: &[],
         stored_as: None,
-        ops: KindOps::BuiltIn(&Of::<Scale>::new()),
+        ops: KindOps::BuiltIn(&TypedOps::<Scale>::new()),
     };
     Kind::built_in(&INFO)
 };
@@ -77,11 +77,11 @@ pub fn get(kind: &Kind, object: &Object) -> Option<Scale> {
     } else {
         return None;
     };
-    Some(made(object.metadata(), replicas, current, &selector))
+    Some(new_scale(object.metadata(), replicas, current, &selector))
 }
 
-/// The scale of the object with this metadata: how many replicas are wanted, how many there are, and their selector.
-pub fn made(meta: &ObjectMeta, wanted: Option<i32>, current: Option<i32>, selector: &str) -> Scale {
+/// The scale of the object with this metadata: the desired and current replicas, and their selector.
+pub fn new_scale(meta: &ObjectMeta, desired: Option<i32>, current: Option<i32>, selector: &str) -> Scale {
     Scale {
         metadata: ObjectMeta {
             name: meta.name.clone(),
@@ -92,8 +92,8 @@ pub fn made(meta: &ObjectMeta, wanted: Option<i32>, current: Option<i32>, select
             ..ObjectMeta::default()
         },
         spec: Some(ScaleSpec {
-            // Go leaves a zero out.
-            replicas: wanted.filter(|n| *n != 0),
+            // Go omits a zero.
+            replicas: desired.filter(|n| *n != 0),
         }),
         status: Some(ScaleStatus {
             replicas: current.unwrap_or(0),
@@ -134,7 +134,7 @@ pub fn text(selector: &LabelSelector) -> String {
     terms.into_iter().map(|(_, t)| t).collect::<Vec<_>>().join(",")
 }
 
-/// Writes the number of replicas; false for kinds that have no scale. What follows is an update of the object
+/// Writes the number of replicas; false for kinds that have no scale. The write is then an update of the object
 /// itself: generation counts up, status stays.
 pub fn set(kind: &Kind, object: &mut dyn AnyObject, replicas: i32) -> bool {
     if kind.subresource("scale").is_none() {
@@ -159,9 +159,9 @@ pub fn set(kind: &Kind, object: &mut dyn AnyObject, replicas: i32) -> bool {
     true
 }
 
-/// Mistakes in a Scale that a client sends.
-pub fn validate(scale: &Scale) -> Errors {
-    let mut errors = Errors::new();
+/// Validates a Scale from a client.
+pub fn validate(scale: &Scale) -> ErrorList {
+    let mut errors = ErrorList::new();
     let replicas = scale.spec.as_ref().and_then(|s| s.replicas).unwrap_or(0);
     if replicas < 0 {
         errors.invalid(

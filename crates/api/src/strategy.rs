@@ -1,8 +1,10 @@
-//! The rules of one kind, in Kubernetes' word for them: a strategy says how an object is defaulted,
-//! made ready to be written, validated, selected and shown.
+//! The strategy of a kind (`rest.RESTCreateStrategy` and the like): how its objects are defaulted,
+//! prepared for a write, validated, selected and printed.
 //!
 //! [`Strategy`] is implemented once for each kind, in the kind's own file; [`Ops`] is the same without the
-//! Rust type, for the request pipeline. Every method has the answer that fits most kinds.
+//! Rust type, for the request pipeline. Every method has a default that fits most kinds.
+
+pub(crate) mod deletion;
 
 use std::any::{Any, TypeId};
 use std::borrow::Cow;
@@ -18,7 +20,9 @@ use crate::field;
 use crate::object::AnyObject;
 use crate::table::{Cell, Column, ColumnOf};
 
-/// What an update is aimed at.
+pub use deletion::{DeletionPlan, DeletionRequest, Propagation};
+
+/// The part of an object that a request updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// The object itself: status is kept as it was (for kinds with a status subresource).
@@ -29,34 +33,25 @@ pub enum Part {
     Other(&'static str),
 }
 
-/// How an object asks to be deleted (SPEC T1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deletion {
-    /// At once, unless finalizers hold it.
-    Immediate,
-    /// It stays, marked, for this many seconds (more than 0) or until its owner says it has ended.
-    Graceful { grace_seconds: i64 },
-}
-
-/// How often a kind's own rules check `metadata` in an update, beside what is checked for every kind (`rest.BeforeUpdate`).
+/// How often a kind's own rules check `metadata` in an update, in addition to the checks for every kind (`rest.BeforeUpdate`).
 ///
-/// The same mistake stands once in `details.causes` for each check that finds it.
+/// An error is in `details.causes` once for each check that finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetadataChecks {
-    /// All that a new object's metadata must be (`ValidateObjectMeta`).
-    pub whole: usize,
-    /// What may not change, and what labels, annotations and the like must look like (`ValidateObjectMetaUpdate`).
-    pub changes: usize,
+    /// Checks of all rules for a new object's metadata (`ValidateObjectMeta`).
+    pub full: usize,
+    /// Checks of immutable fields, and of labels, annotations and the like (`ValidateObjectMetaUpdate`).
+    pub update: usize,
 }
 
 impl MetadataChecks {
-    pub const NONE: Self = MetadataChecks { whole: 0, changes: 0 };
-    pub const WHOLE: Self = MetadataChecks { whole: 1, changes: 0 };
-    pub const CHANGES: Self = MetadataChecks { whole: 0, changes: 1 };
-    pub const BOTH: Self = MetadataChecks { whole: 1, changes: 1 };
+    pub const NONE: Self = MetadataChecks { full: 0, update: 0 };
+    pub const FULL: Self = MetadataChecks { full: 1, update: 0 };
+    pub const UPDATE: Self = MetadataChecks { full: 0, update: 1 };
+    pub const BOTH: Self = MetadataChecks { full: 1, update: 1 };
 }
 
-/// Puts back what a writer of status may not change; who manages which field has been worked out before, and stays.
+/// Restores the metadata that a status update may not change; managedFields were computed before, and stay.
 pub(crate) fn keep_metadata(new: &mut ObjectMeta, old: &ObjectMeta) {
     let kept = old.clone();
     new.deletion_timestamp = kept.deletion_timestamp;
@@ -79,25 +74,25 @@ pub trait Strategy:
     + Default
     + schemars::JsonSchema
 {
-    /// Fills in what the user left out, as v1.36 does (`zz_generated.defaults.go` and its callees). Idempotent.
+    /// Sets the defaults of absent fields, as v1.36 does (`zz_generated.defaults.go` and its callees). Idempotent.
     fn set_defaults(&mut self) {}
 
-    /// Marks in a value just decoded what its type cannot tell: what was given although it is empty.
+    /// Marks in a decoded value what its type does not represent: fields that are present although empty.
     fn after_decode(&mut self, _json: &[u8]) {}
 
-    /// Before a create: drop what users may not set (status), set `metadata.generation` where the kind counts it.
+    /// Before a create: drops fields that users may not set (status), sets `metadata.generation` where the kind has it.
     fn prepare_for_create(&mut self) {}
 
-    /// Before an update of `part`: keep what this part may not change, count up generation on a change of spec.
+    /// Before an update of `part`: keeps the fields that this part may not change, increments generation on a change of spec.
     fn prepare_for_update(&mut self, _old: &Self, _part: Part) {}
 
-    /// Mistakes in a new object (its metadata has been checked by the pipeline).
-    fn validate(&self) -> field::Errors {
-        field::Errors::new()
+    /// Validates a new object (the pipeline has validated its metadata).
+    fn validate(&self) -> field::ErrorList {
+        field::ErrorList::new()
     }
 
-    /// Mistakes in an update of `part`: immutable fields, and whatever [`Strategy::validate`] would say.
-    fn validate_update(&self, _old: &Self, _part: Part) -> field::Errors {
+    /// Validates an update of `part`: immutable fields, and the rules of [`Strategy::validate`].
+    fn validate_update(&self, _old: &Self, _part: Part) -> field::ErrorList {
         self.validate()
     }
 
@@ -111,12 +106,12 @@ pub trait Strategy:
         self.warnings()
     }
 
-    /// Warnings about a new object that are told even if it is then refused.
+    /// Warnings about a new object that are sent even if it is then rejected.
     fn early_warnings(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// How a name of this kind must look; the mistakes' words, none if fine.
+    /// Validates a name of this kind; the error messages, none if it is valid.
     fn validate_name(name: &str) -> Vec<String> {
         crate::names::dns1123_subdomain(name)
     }
@@ -127,28 +122,46 @@ pub trait Strategy:
     /// Whether an update without resourceVersion is unconditional.
     const UNCONDITIONAL_UPDATE: bool = true;
 
+    /// Whether a new object without a name gets a UUID as its name.
+    const GENERATES_NAME: bool = false;
+
+    /// Whether objects are validated in the version in which they were sent, so that errors have its field names.
+    const VALIDATED_AS_SENT: bool = false;
+
     /// Whether dependents are orphaned when a client names no propagation policy.
     const ORPHANS_BY_DEFAULT: bool = false;
 
-    /// Whether the object's metadata, too, stay as they were when its status is written.
+    /// Whether an update of the status leaves the object's metadata unchanged, too.
     const STATUS_KEEPS_METADATA: bool = false;
 
-    /// Whether the kind's own rules check a new object's metadata. Where they do not, only what holds for every kind is
+    /// Whether the kind's own rules check a new object's metadata. Where they do not, only the rules for every kind are
     /// checked, and only if they found nothing else.
     const CHECKS_METADATA: bool = true;
 
-    /// What the kind's own rules check of metadata in an update of `part`.
+    /// The checks of metadata by the kind's own rules in an update of `part`.
     fn metadata_checks(_part: Part) -> MetadataChecks {
-        MetadataChecks::CHANGES
+        MetadataChecks::UPDATE
     }
 
     /// Whether a finalizer without a domain must be one of Kubernetes' own (the kinds whose rules are those of
     /// `core/validation`).
     const STANDARD_FINALIZERS: bool = true;
 
-    /// The deletion that `requested_grace_seconds` comes to.
-    fn deletion(&self, _requested_grace_seconds: Option<i64>) -> Deletion {
-        Deletion::Immediate
+    /// How long the object stays, with a deletionTimestamp, after the first request to delete it, unless its owner deletes it earlier; 0: it
+    /// is deleted at once. `None`: the kind has no graceful deletion.
+    fn deletion_grace_seconds(&self, _requested: Option<i64>) -> Option<i64> {
+        None
+    }
+
+    /// Plans the deletion of this object. `marked` is a copy of it, and gets the marks.
+    fn plan_deletion(&self, marked: &mut Self, request: &DeletionRequest) -> DeletionPlan {
+        deletion::plan(self, marked, request)
+    }
+
+    /// Whether an update to this object completes the deletion of `old`: nothing holds it any more.
+    fn completes_deletion(&self, old: &Self) -> bool {
+        let metadata = k8s_openapi::Metadata::metadata;
+        deletion::removes_last_finalizer(metadata(self), metadata(old))
     }
 
     /// Field selectors beyond `metadata.name` and `metadata.namespace`: label and value here.
@@ -183,47 +196,61 @@ pub trait Ops: Send + Sync {
         old: &dyn AnyObject,
         part: Part,
     ) -> Result<(), Error>;
-    fn validate(&self, obj: &dyn AnyObject) -> Result<field::Errors, Error>;
+    fn validate(&self, obj: &dyn AnyObject) -> Result<field::ErrorList, Error>;
     fn validate_update(
         &self,
         obj: &dyn AnyObject,
         old: &dyn AnyObject,
         part: Part,
-    ) -> Result<field::Errors, Error>;
+    ) -> Result<field::ErrorList, Error>;
     fn warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error>;
     fn warnings_on_update(&self, obj: &dyn AnyObject, old: &dyn AnyObject) -> Result<Vec<String>, Error>;
     fn early_warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error>;
     fn validate_name(&self, name: &str) -> Vec<String>;
     fn create_on_update(&self) -> bool;
     fn unconditional_update(&self) -> bool;
-    fn orphans_by_default(&self) -> bool;
+    fn generates_name(&self) -> bool {
+        false
+    }
+    fn validated_as_sent(&self) -> bool {
+        false
+    }
     fn status_keeps_metadata(&self) -> bool;
     fn checks_metadata(&self) -> bool;
     fn metadata_checks(&self, part: Part) -> MetadataChecks;
     fn standard_finalizers(&self) -> bool;
-    fn deletion(&self, obj: &dyn AnyObject, requested_grace_seconds: Option<i64>) -> Result<Deletion, Error>;
+    fn deletion_grace_seconds(&self, _: &dyn AnyObject, _: Option<i64>) -> Result<Option<i64>, Error> {
+        Ok(None)
+    }
+    fn plan_deletion(
+        &self,
+        obj: &dyn AnyObject,
+        marked: &mut dyn AnyObject,
+        request: &DeletionRequest,
+    ) -> Result<DeletionPlan, Error>;
+    fn completes_deletion(&self, obj: &dyn AnyObject, old: &dyn AnyObject) -> Result<bool, Error>;
     fn selectable_fields(&self) -> Cow<'_, [&str]>;
     fn field(&self, obj: &dyn AnyObject, path: &str) -> Result<String, Error>;
     fn columns(&self) -> Cow<'_, [ColumnOf<'_>]>;
     fn row(&self, obj: &dyn AnyObject, now: Timestamp) -> Result<Vec<Cell>, Error>;
     /// Adds the kind's published schema, and all it refers to, to the generator's definitions.
     fn schema(&self, generator: &mut schemars::SchemaGenerator) -> schemars::Schema;
-    /// The rules of a kind that users brought; `None` for the built-in ones.
+    /// The rules of a custom kind; `None` for built-in ones.
     fn custom(&self) -> Option<&crate::custom::CustomOps> {
         None
     }
 }
 
 /// The [`Ops`] of `T`.
-pub struct Of<T>(PhantomData<fn() -> T>);
+pub struct TypedOps<T>(PhantomData<fn() -> T>);
 
-impl<T> Of<T> {
+impl<T> TypedOps<T> {
     pub const fn new() -> Self {
-        Of(PhantomData)
+        TypedOps(PhantomData)
     }
 }
 
-impl<T> Default for Of<T> {
+impl<T> Default for TypedOps<T> {
     fn default() -> Self {
         Self::new()
     }
@@ -241,7 +268,7 @@ fn cast_mut<T: Any>(obj: &mut dyn AnyObject) -> Result<&mut T, Error> {
         .ok_or_else(|| Error::internal(format!("expected a {}", std::any::type_name::<T>())))
 }
 
-impl<T: Strategy + 'static> Ops for Of<T> {
+impl<T: Strategy + 'static> Ops for TypedOps<T> {
     fn type_of_objects(&self) -> TypeId {
         TypeId::of::<T>()
     }
@@ -269,7 +296,7 @@ impl<T: Strategy + 'static> Ops for Of<T> {
         }
         Ok(())
     }
-    fn validate(&self, obj: &dyn AnyObject) -> Result<field::Errors, Error> {
+    fn validate(&self, obj: &dyn AnyObject) -> Result<field::ErrorList, Error> {
         Ok(cast::<T>(obj)?.validate())
     }
     fn validate_update(
@@ -277,7 +304,7 @@ impl<T: Strategy + 'static> Ops for Of<T> {
         obj: &dyn AnyObject,
         old: &dyn AnyObject,
         part: Part,
-    ) -> Result<field::Errors, Error> {
+    ) -> Result<field::ErrorList, Error> {
         Ok(cast::<T>(obj)?.validate_update(cast(old)?, part))
     }
     fn warnings(&self, obj: &dyn AnyObject) -> Result<Vec<String>, Error> {
@@ -298,8 +325,11 @@ impl<T: Strategy + 'static> Ops for Of<T> {
     fn unconditional_update(&self) -> bool {
         T::UNCONDITIONAL_UPDATE
     }
-    fn orphans_by_default(&self) -> bool {
-        T::ORPHANS_BY_DEFAULT
+    fn generates_name(&self) -> bool {
+        T::GENERATES_NAME
+    }
+    fn validated_as_sent(&self) -> bool {
+        T::VALIDATED_AS_SENT
     }
     fn status_keeps_metadata(&self) -> bool {
         T::STATUS_KEEPS_METADATA
@@ -313,8 +343,23 @@ impl<T: Strategy + 'static> Ops for Of<T> {
     fn standard_finalizers(&self) -> bool {
         T::STANDARD_FINALIZERS
     }
-    fn deletion(&self, obj: &dyn AnyObject, requested_grace_seconds: Option<i64>) -> Result<Deletion, Error> {
-        Ok(cast::<T>(obj)?.deletion(requested_grace_seconds))
+    fn deletion_grace_seconds(
+        &self,
+        obj: &dyn AnyObject,
+        requested: Option<i64>,
+    ) -> Result<Option<i64>, Error> {
+        Ok(cast::<T>(obj)?.deletion_grace_seconds(requested))
+    }
+    fn plan_deletion(
+        &self,
+        obj: &dyn AnyObject,
+        marked: &mut dyn AnyObject,
+        request: &DeletionRequest,
+    ) -> Result<DeletionPlan, Error> {
+        Ok(cast::<T>(obj)?.plan_deletion(cast_mut(marked)?, request))
+    }
+    fn completes_deletion(&self, obj: &dyn AnyObject, old: &dyn AnyObject) -> Result<bool, Error> {
+        Ok(cast::<T>(obj)?.completes_deletion(cast(old)?))
     }
     fn selectable_fields(&self) -> Cow<'_, [&str]> {
         Cow::Borrowed(T::SELECTABLE_FIELDS)

@@ -1,6 +1,6 @@
 //! Rows and columns of `kubectl get` (meta/v1 Table).
 //!
-//! A kind says its [`Column`]s and its row ([`crate::Strategy`]); this room has the words cells share
+//! A kind defines its [`Column`]s and its row ([`crate::Strategy`]); this module has the texts that cells share
 //! (ages, lists cut short) and the Table itself. Wide columns are always sent: the client leaves them out.
 
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl Column {
         Self::of("boolean", name)
     }
 
-    /// A time as it stands; the client turns it into an age.
+    /// A timestamp; the client turns it into an age.
     pub const fn date(name: &'static str) -> Self {
         Self::of("date", name)
     }
@@ -83,7 +83,7 @@ pub const SELECTOR: Column = Column::string("Selector").wide();
 /// One cell: a JSON string, number, boolean or null.
 pub type Cell = serde_json::Value;
 
-/// What a kind without columns of its own shows.
+/// The columns of a kind without columns of its own.
 pub const NAME_AND_CREATED_AT: &[Column] = &[NAME, Column::date("Created At")];
 
 /// The row for [`NAME_AND_CREATED_AT`].
@@ -97,7 +97,7 @@ pub fn name_and_created_at(meta: &ObjectMeta) -> Vec<Cell> {
     ]
 }
 
-/// Columns of some kinds that have nothing more to tell.
+/// The columns of some kinds without further ones.
 pub const NAME_AND_AGE: &[Column] = &[NAME, AGE];
 
 /// The row for [`NAME_AND_AGE`].
@@ -176,7 +176,7 @@ pub fn yes_or_no(value: Option<bool>) -> &'static str {
     }
 }
 
-/// How long ago, in the words of `kubectl get`; `<unknown>` for no time.
+/// How long ago, as `kubectl get` shows it; `<unknown>` for no time.
 pub fn age(since: Option<&Time>, now: Timestamp) -> String {
     age_of(since.map(|t| t.0), now)
 }
@@ -231,7 +231,7 @@ pub enum Include {
     None,
 }
 
-/// What a Table says beside its rows, as a list's metadata does.
+/// The metadata and options of a Table.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Head<'a> {
     /// Empty: left out.
@@ -241,7 +241,7 @@ pub struct Head<'a> {
     pub remaining_item_count: Option<i64>,
     /// Later events of one watch come without column definitions.
     pub no_headers: bool,
-    /// Speaks `meta.k8s.io/v1beta1`, which older clients ask for, instead of v1.
+    /// Uses `meta.k8s.io/v1beta1`, which older clients request, instead of v1.
     pub beta: bool,
 }
 
@@ -263,7 +263,7 @@ pub fn render(
     render_with(kind, objects, include, now, &head)
 }
 
-/// The version of the group `meta.k8s.io` in which a client is answered.
+/// The version of the group `meta.k8s.io` in the response.
 pub fn meta_version(beta: bool) -> &'static str {
     match beta {
         true => "meta.k8s.io/v1beta1",
@@ -271,7 +271,7 @@ pub fn meta_version(beta: bool) -> &'static str {
     }
 }
 
-/// [`render`] with all that a Table's head can say.
+/// [`render`] with all options.
 pub fn render_with(
     kind: &crate::Kind,
     objects: &[Arc<crate::Object>],
@@ -293,11 +293,11 @@ pub fn render_with(
                 Include::Metadata => RowObject::Metadata(PartialObjectMetadata {
                     kind: "PartialObjectMetadata",
                     api_version,
-                    metadata: WithNulls(object.metadata()),
+                    metadata: WithNulls::new(object.metadata()),
                 }),
-                // The bytes every other reader gets: an object is encoded once.
+                // The bytes that every other client gets: an object is encoded once.
                 Include::Object => {
-                    RowObject::Whole(serde_json::from_slice(object.json()).map_err(crate::Error::internal)?)
+                    RowObject::Full(serde_json::from_slice(object.json()).map_err(crate::Error::internal)?)
                 }
             },
         });
@@ -363,7 +363,7 @@ struct Row<'a> {
     object: RowObject<'a>,
 }
 
-/// A mark on a row that clients may hide or show apart.
+/// A condition of a row, by which clients may hide it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct RowCondition {
     #[serde(rename = "type")]
@@ -378,7 +378,7 @@ pub struct RowCondition {
 enum RowObject<'a> {
     None,
     Metadata(PartialObjectMetadata<'a>),
-    Whole(&'a RawValue),
+    Full(&'a RawValue),
 }
 
 #[derive(Serialize)]

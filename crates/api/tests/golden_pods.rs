@@ -1,10 +1,10 @@
-//! Pods against what kube-apiserver v1.36.2 answered: every recorded request that creates or changes a pod is
-//! decoded, defaulted, prepared and validated, and the object or refusal compared with the recording
-//! (`golden-api/`: one scenario a line, requests and answers, names and times replaced by placeholders).
+//! Compares pods with the recorded responses of kube-apiserver v1.36.2: every recorded request that creates or changes a pod is
+//! decoded, defaulted, prepared and validated, and the object or error compared with the recording
+//! (`golden-api/`: one scenario per line, requests and responses, names and times replaced by placeholders).
 //!
-//! What the server adds around that (admission, identity) is put in by this file, as little as the answers show.
+//! What the server adds (admission, metadata) is imitated here as far as the responses show it.
 
-// Functions around the tests unwrap as the tests do.
+// The helper functions unwrap as the tests do.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use std::io::Read;
 use flate2::read::GzDecoder;
 use k8s_openapi::api::core::v1::{Pod, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use knarr_api::field::Errors;
+use knarr_api::field::ErrorList;
 use knarr_api::registry::POD;
 use knarr_api::strategy::{Part, Strategy};
 use knarr_api::{AnyObject, Error, codec, k8s_openapi, meta, patch};
@@ -22,15 +22,15 @@ use serde_json::{Value, json};
 const NAMESPACE: &str = "gold";
 const NOW: &str = "2020-02-02T02:02:02Z";
 
-/// Scenarios that show something else than the rules of pods, with what that is.
-const ELSEWHERE: &[(&str, &str)] = &[
+/// Skipped scenarios, which test something else than the rules of pods, and what.
+const SKIPPED: &[(&str, &str)] = &[
     ("pod-validation-0368", "bindings"),
     ("defaulting-0067", "RuntimeClass admission"),
     ("defaulting-0069", "ServiceAccount admission copies secrets"),
     ("defaulting-0071", "LimitRanger admission"),
     (
         "pod-validation-0031",
-        "the request pipeline refuses a resourceVersion",
+        "the request pipeline rejects a resourceVersion",
     ),
     ("pod-validation-0237", "Priority admission"),
     ("pod-validation-0239", "Priority admission"),
@@ -58,50 +58,50 @@ fn scenarios(name: &str) -> Vec<Value> {
         .collect()
 }
 
-/// An answer: status code, body, warnings.
-struct Answer {
+/// A response: status code, body, warnings.
+struct Response {
     status: u64,
     body: Value,
     warnings: Vec<String>,
 }
 
-fn refused(error: &Error, warnings: Vec<String>) -> Answer {
+fn rejected(error: &Error, warnings: Vec<String>) -> Response {
     let mut body = serde_json::to_value(error.status()).unwrap();
     body["metadata"] = json!({});
-    Answer {
+    Response {
         status: error.code().into(),
         body,
         warnings,
     }
 }
 
-fn invalid(pod: &Pod, errors: &Errors, warnings: Vec<String>) -> Answer {
+fn invalid(pod: &Pod, errors: &ErrorList, warnings: Vec<String>) -> Response {
     let name = pod.metadata.name.as_deref().unwrap_or("");
-    refused(&Error::invalid(POD.about_kind(name), errors), warnings)
+    rejected(&Error::invalid(POD.kind_ref(name), errors), warnings)
 }
 
-fn decode(body: &Value) -> Result<(Pod, Vec<String>), Answer> {
+fn decode(body: &Value) -> Result<(Pod, Vec<String>), Response> {
     let text = match body {
         Value::String(text) => text.clone(),
         body => body.to_string(),
     };
     match codec::read::<Pod>(text.as_bytes()) {
-        Ok((pod, mistakes)) => Ok((pod, mistakes.iter().map(ToString::to_string).collect())),
+        Ok((pod, strict_errors)) => Ok((pod, strict_errors.iter().map(ToString::to_string).collect())),
         Err(e) => {
             let message = format!("Pod in version \"v1\" cannot be handled as a Pod: {}", e.message);
-            Err(refused(&Error::bad_request(message), Vec::new()))
+            Err(rejected(&Error::bad_request(message), Vec::new()))
         }
     }
 }
 
-/// A pod as clients see it.
+/// A pod as the server sends it.
 fn encoded(pod: &Pod) -> Value {
     let mut json = Vec::new();
     AnyObject::encode_into(pod, &mut json);
     serde_json::from_slice(&json).unwrap()
 }
 
-/// What admission puts into pods: service account, priority, two tolerations.
+/// Sets what admission plugins set in pods: service account, priority, two tolerations.
 fn admit(pod: &mut Pod) {
     let spec = pod.spec.as_mut().unwrap();
     if spec.service_account_name.is_none() {
@@ -130,7 +130,7 @@ fn admit(pod: &mut Pod) {
     }
 }
 
-fn create(body: &Value) -> (Answer, Option<Pod>) {
+fn create(body: &Value) -> (Response, Option<Pod>) {
     let (mut pod, mut warnings) = match decode(body) {
         Ok(decoded) => decoded,
         Err(answer) => return (answer, None),
@@ -155,7 +155,7 @@ fn create(body: &Value) -> (Answer, Option<Pod>) {
         return (invalid(&pod, &errors, warnings), None);
     }
     warnings.extend(pod.warnings());
-    let answer = Answer {
+    let answer = Response {
         status: 201,
         body: encoded(&pod),
         warnings,
@@ -163,7 +163,7 @@ fn create(body: &Value) -> (Answer, Option<Pod>) {
     (answer, Some(pod))
 }
 
-fn change(old: &Pod, part: Part, content_type: &str, change: &Value) -> (Answer, Option<Pod>) {
+fn change(old: &Pod, part: Part, content_type: &str, change: &Value) -> (Response, Option<Pod>) {
     let mut body = serde_json::to_value(old).unwrap();
     match content_type {
         "application/json-patch+json" => patch::json::apply(&mut body, change).unwrap(),
@@ -186,7 +186,7 @@ fn change(old: &Pod, part: Part, content_type: &str, change: &Value) -> (Answer,
     if !errors.is_empty() {
         return (invalid(&pod, &errors, warnings), None);
     }
-    let answer = Answer {
+    let answer = Response {
         status: 200,
         body: encoded(&pod),
         warnings,
@@ -194,14 +194,14 @@ fn change(old: &Pod, part: Part, content_type: &str, change: &Value) -> (Answer,
     (answer, Some(pod))
 }
 
-/// Plays the steps of a scenario; None if it has none about pods.
+/// Plays the steps of a scenario; `None` if they are not all about pods.
 fn play(scenario: &Value) -> Option<Result<(), String>> {
     let steps = scenario["steps"].as_array().unwrap();
-    let about_pods = |step: &Value| {
+    let is_of_pods = |step: &Value| {
         let path = step["request"]["path"].as_str().unwrap();
         path.starts_with(&format!("/api/v1/namespaces/{NAMESPACE}/pods"))
     };
-    if !steps.iter().all(about_pods) {
+    if !steps.iter().all(is_of_pods) {
         return None;
     }
     let mut stored: Option<Pod> = None;
@@ -222,15 +222,15 @@ fn play(scenario: &Value) -> Option<Result<(), String>> {
             }
             _ => return None,
         };
-        if let Err(why) = compare(&answer, &step["response"]) {
-            return Some(Err(format!("step {i}: {why}")));
+        if let Err(error) = compare(&answer, &step["response"]) {
+            return Some(Err(format!("step {i}: {error}")));
         }
         stored = pod.or(stored);
     }
     Some(Ok(()))
 }
 
-/// What is not ours to compare: where it is stored, and the token's volume.
+/// The value without what is not compared: fields that storage sets, and the volume of the token.
 fn normalized(value: &Value) -> Value {
     let is_token = |v: &Value| {
         v["name"]
@@ -258,7 +258,7 @@ fn normalized(value: &Value) -> Value {
                 }
                 out.insert(key.clone(), value);
             }
-            // The order of several causes is not a promise.
+            // The order of several causes is not specified.
             let causes = out
                 .get("details")
                 .and_then(|d| d["causes"].as_array())
@@ -303,13 +303,13 @@ fn differences(path: &str, want: &Value, got: &Value, out: &mut Vec<String>) {
     }
 }
 
-fn compare(got: &Answer, want: &Value) -> Result<(), String> {
+fn compare(got: &Response, want: &Value) -> Result<(), String> {
     let mut found = Vec::new();
     if want["status"] != got.status {
         found.push(format!("status: want {}, got {}", want["status"], got.status));
     }
     differences("", &normalized(&want["body"]), &normalized(&got.body), &mut found);
-    let told: Vec<String> = want["headers"]["Warning"]
+    let expected: Vec<String> = want["headers"]["Warning"]
         .as_array()
         .into_iter()
         .flatten()
@@ -320,8 +320,8 @@ fn compare(got: &Answer, want: &Value) -> Result<(), String> {
         .iter()
         .map(|w| format!("299 - \"{}\"", w.replace('\\', "\\\\").replace('"', "\\\"")))
         .collect();
-    if told != ours {
-        found.push(format!("warnings: want {told:?}, got {ours:?}"));
+    if expected != ours {
+        found.push(format!("warnings: want {expected:?}, got {ours:?}"));
     }
     if found.is_empty() {
         Ok(())
@@ -330,19 +330,19 @@ fn compare(got: &Answer, want: &Value) -> Result<(), String> {
     }
 }
 
-/// At least `least` scenarios are played, and all of them come out as recorded.
+/// Plays all scenarios of a file, at least `least`, and asserts that the results are as recorded.
 fn check(file: &str, least: usize) {
     let mut played = 0;
     let mut failures = Vec::new();
     for scenario in scenarios(file) {
         let id = scenario["id"].as_str().unwrap();
-        if ELSEWHERE.iter().any(|(other, _)| *other == id) {
+        if SKIPPED.iter().any(|(other, _)| *other == id) {
             continue;
         }
         match play(&scenario) {
             None => {}
             Some(Ok(())) => played += 1,
-            Some(Err(why)) => failures.push(format!("{id} {}\n    {why}", scenario["title"])),
+            Some(Err(error)) => failures.push(format!("{id} {}\n    {error}", scenario["title"])),
         }
     }
     assert!(

@@ -1,6 +1,6 @@
-//! The rules of kinds that recordings speak of little, mistake by mistake, in v1.36's words.
+//! The validation rules of kinds that the recordings hardly cover, error by error, with v1.36's messages.
 
-// Functions around the tests unwrap as the tests do.
+// The helper functions unwrap as the tests do.
 #![allow(clippy::unwrap_used)]
 
 use knarr_api::strategy::Part;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 fn object(kind: &Kind, body: &Value) -> Box<dyn AnyObject> {
     let bytes = serde_json::to_vec(body).unwrap();
     let decoded = kind.ops.decode(&bytes).unwrap();
-    assert!(decoded.mistakes.is_empty(), "{:?}", decoded.mistakes);
+    assert!(decoded.strict_errors.is_empty(), "{:?}", decoded.strict_errors);
     let mut object = decoded.object;
     let metadata = object.metadata_mut();
     metadata.name.get_or_insert_with(|| "x".into());
@@ -21,11 +21,11 @@ fn object(kind: &Kind, body: &Value) -> Box<dyn AnyObject> {
     object
 }
 
-/// What is wrong with a new object, as its answer says it.
+/// The errors of a new object as the response shows them.
 fn created(kind: &Kind, body: &Value) -> Vec<String> {
     let mut object = object(kind, body);
     kind.ops.prepare_for_create(&mut *object).unwrap();
-    let mut errors = knarr_api::field::Errors::new();
+    let mut errors = knarr_api::field::ErrorList::new();
     if kind.ops.checks_metadata() {
         errors.extend(meta::validate(kind, object.metadata()));
     }
@@ -36,7 +36,7 @@ fn created(kind: &Kind, body: &Value) -> Vec<String> {
     errors.iter().map(ToString::to_string).collect()
 }
 
-/// What is wrong with an update.
+/// The errors of an update.
 fn updated(kind: &Kind, part: Part, old: &Value, new: &Value) -> Vec<String> {
     let (mut old, mut new) = (object(kind, old), object(kind, new));
     for object in [&mut old, &mut new] {
@@ -48,7 +48,7 @@ fn updated(kind: &Kind, part: Part, old: &Value, new: &Value) -> Vec<String> {
     errors.iter().map(ToString::to_string).collect()
 }
 
-/// A document with another value at a pointer.
+/// A document with the value at a JSON pointer replaced.
 fn with(body: &Value, pointer: &str, value: Value) -> Value {
     let mut body = body.clone();
     let (at, last) = pointer.rsplit_once('/').unwrap();
@@ -57,7 +57,7 @@ fn with(body: &Value, pointer: &str, value: Value) -> Value {
 }
 
 #[test]
-fn each_check_of_metadata_tells_its_mistakes() {
+fn each_metadata_check_reports_its_errors() {
     let metadata = json!({"annotations": {"a~b": "c"}, "finalizers": ["foo"]});
     let count = |kind: &Kind, part| {
         let mut body = json!({"metadata": metadata});
@@ -68,7 +68,7 @@ fn each_check_of_metadata_tells_its_mistakes() {
         let of = |field: &str| found.iter().filter(|e| e.starts_with(field)).count();
         (of("metadata.annotations:"), of("metadata.finalizers[0]:"))
     };
-    // Two for every kind, and what the kind's own rules repeat.
+    // Two for every kind, and those that the kind's own rules repeat.
     for (kind, part, expected) in [
         (&registry::CONFIG_MAP, Part::Main, (4, 2)),
         (&registry::LIMIT_RANGE, Part::Main, (3, 1)),
@@ -84,7 +84,7 @@ fn each_check_of_metadata_tells_its_mistakes() {
 }
 
 #[test]
-fn finalizers_without_a_domain_are_kubernetes_own() {
+fn finalizers_without_a_domain_must_be_standard() {
     let body = json!({"metadata": {"finalizers": ["kubernetes", "orphan", "foo", "a.b/c"]}});
     assert_eq!(
         created(&registry::CONFIG_MAP, &body),
@@ -97,7 +97,7 @@ fn finalizers_without_a_domain_are_kubernetes_own() {
 }
 
 #[test]
-fn volumes_say_where_they_are() {
+fn volume_sources_are_validated() {
     let volume = json!({"spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"]}});
     let cases: &[(Value, &[&str])] = &[
         (
@@ -151,7 +151,7 @@ fn volumes_say_where_they_are() {
 }
 
 #[test]
-fn a_volume_stays_where_it_is() {
+fn a_volume_source_is_immutable() {
     let affinity = |label: &str| {
         json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
             {"key": label, "operator": "In", "values": ["a"]}]}]}})
@@ -212,7 +212,7 @@ fn drivers_and_attachments_are_checked() {
 }
 
 #[test]
-fn flows_are_described_whole() {
+fn flow_schemas_and_priority_levels_are_validated() {
     let schema = json!({"spec": {"priorityLevelConfiguration": {"name": "p"}, "rules": [
         {"subjects": [{"kind": "User", "group": {"name": "g"}}]},
         {"subjects": [], "resourceRules": [
@@ -250,7 +250,7 @@ fn flows_are_described_whole() {
 }
 
 #[test]
-fn addresses_are_written_in_one_way() {
+fn addresses_must_be_canonical() {
     let slice = |of: &str, address: &str| json!({"addressType": of, "endpoints": [{"addresses": [address]}], "ports": []});
     for (of, address, expected) in [
         ("IPv4", "010.0.0.1", Some("must not have leading 0s")),
@@ -272,26 +272,26 @@ fn addresses_are_written_in_one_way() {
         ("IPv6", "2001:db8::1", None),
     ] {
         let expected: Vec<String> = expected
-            .map(|words| format!("endpoints[0].addresses[0]: Invalid value: \"{address}\": {words}"))
+            .map(|detail| format!("endpoints[0].addresses[0]: Invalid value: \"{address}\": {detail}"))
             .into_iter()
             .collect();
         assert_eq!(created(&registry::ENDPOINT_SLICE, &slice(of, address)), expected);
     }
     let cidr = |text: &str| created(&registry::SERVICE_CIDR, &json!({"spec": {"cidrs": [text]}}));
-    for (text, words) in [
+    for (text, detail) in [
         ("10.0.0.1/24", "must not have bits set beyond the prefix length"),
         ("010.0.0.0/24", "must not have leading 0s in IP or prefix length"),
         ("2001:DB8::/64", "must be in canonical form (\"2001:db8::/64\")"),
     ] {
         assert_eq!(
             cidr(text),
-            [format!("spec.cidrs[0]: Invalid value: \"{text}\": {words}")]
+            [format!("spec.cidrs[0]: Invalid value: \"{text}\": {detail}")]
         );
     }
 }
 
 #[test]
-fn an_approval_is_not_the_signers() {
+fn approval_conditions_change_only_through_approval() {
     let condition = |of: &str| json!({"type": of, "status": "True"});
     let csr = |conditions: &[Value]| {
         json!({"spec": {"request": "", "signerName": "a.b/c", "usages": ["client auth"]},
@@ -323,7 +323,7 @@ fn an_approval_is_not_the_signers() {
 }
 
 #[test]
-fn time_zones_are_those_of_the_database() {
+fn time_zones_must_be_in_the_database() {
     let job = |zone: &str| {
         json!({"spec": {"schedule": "* * * * *", "timeZone": zone, "jobTemplate": {"spec": {"template": {"spec": {
             "restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}}}})
@@ -336,13 +336,13 @@ fn time_zones_are_those_of_the_database() {
         );
     }
     for zone in ["Mars/X", "europe/berlin", "CEST"] {
-        let words = format!("spec.timeZone: Invalid value: {zone:?}: unknown time zone {zone}");
-        assert_eq!(created(&registry::CRON_JOB, &job(zone)), [words]);
+        let detail = format!("spec.timeZone: Invalid value: {zone:?}: unknown time zone {zone}");
+        assert_eq!(created(&registry::CRON_JOB, &job(zone)), [detail]);
     }
 }
 
 #[test]
-fn each_workload_reads_its_selector_in_its_own_way() {
+fn each_workload_kind_has_its_own_selector_errors() {
     let spec = |selector: Value| {
         let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
         json!({"spec": {"selector": selector, "template": template}})

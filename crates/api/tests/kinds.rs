@@ -1,15 +1,15 @@
-//! The recorded answers of kube-apiserver v1.36.2 against the rules of the kinds, without a server: a request goes
-//! through decode, defaults, preparation and validation, and into a map that stands for the store.
+//! Compares the strategies of all kinds with the recorded responses of kube-apiserver v1.36.2, without a server: a request is
+//! decoded, defaulted, prepared and validated, and the object kept in a map in place of the store.
 //!
-//! Scenarios that need what is not in this crate (admission, controllers, authorization) are left out by name.
+//! Scenarios that need what is not in this crate (admission, controllers, authorization) are skipped by name.
 
 mod recorded;
 
 use recorded::{Outcome, run};
 
-/// Left out, and why. Everything else must pass.
-const NOT_HERE: &[(&str, &str)] = &[
-    // Admission's, not a kind's.
+/// Skipped scenarios with the reason. All others must pass.
+const SKIPPED: &[(&str, &str)] = &[
+    // Decided by admission, not by the kind.
     ("other-validation-0147", "PodSecurity admission"),
     ("other-validation-0197", "quota admission and controller"),
     ("other-validation-0199", "quota admission and controller"),
@@ -19,13 +19,13 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("other-validation-0215", "LimitRanger admission"),
     ("other-validation-0217", "LimitRanger admission"),
     ("other-validation-0219", "LimitRanger admission"),
-    // The request's, not the table's.
+    // Decided by the request pipeline, not by the table.
     ("tables-0043", "includeObject is parsed by the request pipeline"),
     (
         "tables-0047",
-        "v1beta1 tables are refused by the request pipeline",
+        "v1beta1 tables are rejected by the request pipeline",
     ),
-    // A controller had written the status before it was read.
+    // A controller had written the status before the object was read.
     ("tables-0059", "needs a controller"),
     ("tables-0081", "needs a controller"),
 ];
@@ -39,7 +39,7 @@ fn report(file: &str, skipped: &[(&str, &str)], accept: impl Fn(&str) -> bool, l
         }
         match outcome {
             Outcome::Passed => passed += 1,
-            Outcome::Failed(why) => failed.push(format!("{id}: {why}")),
+            Outcome::Failed(error) => failed.push(format!("{id}: {error}")),
         }
     }
     let all = passed + failed.len();
@@ -55,15 +55,15 @@ fn report(file: &str, skipped: &[(&str, &str)], accept: impl Fn(&str) -> bool, l
 
 #[test]
 fn defaults_are_as_recorded() {
-    report("defaulting", NOT_HERE, |id| id > "defaulting-0072", 100);
+    report("defaulting", SKIPPED, |id| id > "defaulting-0072", 100);
 }
 
 #[test]
-fn mistakes_are_told_as_recorded() {
-    report("other-validation", NOT_HERE, |_| true, 100);
+fn validation_errors_are_as_recorded() {
+    report("other-validation", SKIPPED, |_| true, 100);
 }
 
 #[test]
 fn l13_tables_are_as_recorded() {
-    report("tables", NOT_HERE, |_| true, 100);
+    report("tables", SKIPPED, |_| true, 100);
 }

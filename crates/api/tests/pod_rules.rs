@@ -1,11 +1,11 @@
-//! Rules of pods that the recordings (`golden_pods.rs`) do not show, as tables of what is given and what is told.
+//! Rules of pods that the recordings (`golden_pods.rs`) do not cover, as tables of specs and their errors.
 
-// Functions around the tests unwrap as the tests do.
+// The helper functions unwrap as the tests do.
 #![allow(clippy::unwrap_used)]
 
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::kinds::pod;
-use knarr_api::strategy::{Deletion, Part, Strategy};
+use knarr_api::strategy::{Part, Strategy};
 use knarr_api::{codec, k8s_openapi};
 use proptest::prelude::*;
 use proptest::strategy::Strategy as _;
@@ -26,7 +26,7 @@ fn overlay(base: &mut Value, with: &Value) {
     }
 }
 
-/// A pod as it is stored: the simplest one with `spec` laid over it.
+/// A prepared pod: a minimal one merged with `spec`.
 fn pod(spec: Value) -> Pod {
     let mut body = json!({
         "metadata": {"name": "p", "namespace": "ns", "labels": {"app": "web"}},
@@ -39,67 +39,65 @@ fn pod(spec: Value) -> Pod {
     pod
 }
 
-/// One container with more in it.
+/// A spec with one minimal container merged with `more`.
 fn container(more: Value) -> Value {
     let mut c = json!({"name": "c", "image": "i:1"});
     overlay(&mut c, &more);
     json!({"containers": [c]})
 }
 
-fn told(pod: &Pod) -> Vec<String> {
+fn errors_of(pod: &Pod) -> Vec<String> {
     pod.validate().iter().map(ToString::to_string).collect()
 }
 
-fn refused(cases: &[(Value, &[&str])]) {
+fn assert_rejected(cases: &[(Value, &[&str])]) {
     for (spec, want) in cases {
-        assert_eq!(told(&pod(spec.clone())), *want, "{spec}");
+        assert_eq!(errors_of(&pod(spec.clone())), *want, "{spec}");
     }
 }
 
-fn accepted(cases: &[Value]) {
+fn assert_accepted(cases: &[Value]) {
     for spec in cases {
-        assert_eq!(told(&pod(spec.clone())), Vec::<String>::new(), "{spec}");
+        assert_eq!(errors_of(&pod(spec.clone())), Vec::<String>::new(), "{spec}");
     }
 }
 
 #[test]
 fn t1_deletion_is_graceful_only_for_what_runs() {
-    let graceful = |grace_seconds| Deletion::Graceful { grace_seconds };
-    for (spec, phase, asked, want) in [
-        (json!({}), "Pending", None, Deletion::Immediate),
-        (json!({"nodeName": "n"}), "Running", None, graceful(30)),
-        (json!({"nodeName": "n"}), "Pending", Some(5), graceful(5)),
-        (json!({"nodeName": "n"}), "Running", Some(60), graceful(60)),
-        (json!({"nodeName": "n"}), "Running", Some(0), Deletion::Immediate),
-        (json!({"nodeName": "n"}), "Running", Some(-7), graceful(1)),
-        (
-            json!({"nodeName": "n"}),
-            "Succeeded",
-            Some(5),
-            Deletion::Immediate,
-        ),
-        (json!({"nodeName": "n"}), "Failed", None, Deletion::Immediate),
+    for (spec, phase, requested, want) in [
+        (json!({}), "Pending", None, 0),
+        (json!({"nodeName": "n"}), "Running", None, 30),
+        (json!({"nodeName": "n"}), "Pending", Some(5), 5),
+        (json!({"nodeName": "n"}), "Running", Some(60), 60),
+        (json!({"nodeName": "n"}), "Running", Some(0), 0),
+        (json!({"nodeName": "n"}), "Running", Some(-7), 1),
+        (json!({"nodeName": "n"}), "Succeeded", Some(5), 0),
+        (json!({"nodeName": "n"}), "Failed", None, 0),
         (
             json!({"nodeName": "n", "terminationGracePeriodSeconds": 7}),
             "Running",
             None,
-            graceful(7),
+            7,
         ),
         (
             json!({"nodeName": "n", "terminationGracePeriodSeconds": -7}),
             "Running",
             None,
-            graceful(1),
+            1,
         ),
     ] {
         let mut pod = pod(spec.clone());
         pod.status.as_mut().unwrap().phase = Some(phase.into());
-        assert_eq!(pod.deletion(asked), want, "{spec} {phase} {asked:?}");
+        assert_eq!(
+            pod.deletion_grace_seconds(requested),
+            Some(want),
+            "{spec} {phase} {requested:?}"
+        );
     }
 }
 
 #[test]
-fn field_selectors_see_what_v1_36_lets_them_see() {
+fn field_selectors_support_the_fields_of_v1_36() {
     let mut pod = pod(json!({"nodeName": "n", "hostNetwork": true}));
     let status = pod.status.as_mut().unwrap();
     status.pod_ip = Some("10.0.0.1".into());
@@ -132,7 +130,7 @@ fn d1_spread_constraints_are_checked_field_by_field() {
         c
     };
     let one = |more: Value| json!({"topologySpreadConstraints": [constraint(more)]});
-    refused(&[
+    assert_rejected(&[
         (
             one(json!({"maxSkew": 0})),
             &["spec.topologySpreadConstraints[0].maxSkew: Invalid value: 0: must be greater than zero"],
@@ -167,7 +165,7 @@ fn d1_spread_constraints_are_checked_field_by_field() {
             ],
         ),
     ]);
-    accepted(&[
+    assert_accepted(&[
         one(json!({"minDomains": 2, "nodeTaintsPolicy": "Honor", "nodeAffinityPolicy": "Ignore"})),
         one(json!({"matchLabelKeys": ["rev"]})),
     ]);
@@ -188,7 +186,7 @@ fn d1_match_label_keys_become_requirements_of_the_selector() {
 
 #[test]
 fn l5_restart_rules_are_bounded() {
-    refused(&[
+    assert_rejected(&[
         (
             container(json!({"restartPolicy": "Sometimes"})),
             &[
@@ -209,7 +207,7 @@ fn l5_restart_rules_are_bounded() {
 
 #[test]
 fn l8_a_probe_has_one_handler_and_sane_numbers() {
-    refused(&[
+    assert_rejected(&[
         (
             container(json!({"livenessProbe": {"tcpSocket": {"port": 80}, "exec": {"command": ["a"]}}})),
             &[
@@ -256,7 +254,7 @@ fn l8_probes_have_the_five_numbers_of_kubernetes() {
 
 #[test]
 fn l9_hooks_sleep_within_the_grace_and_signals_are_dropped() {
-    refused(&[
+    assert_rejected(&[
         (
             container(json!({"lifecycle": {"postStart": {}}})),
             &["spec.containers[0].lifecycle.postStart: Required value: must specify a handler type"],
@@ -272,9 +270,9 @@ fn l9_hooks_sleep_within_the_grace_and_signals_are_dropped() {
     let mut with_os =
         container(json!({"lifecycle": {"stopSignal": "SIGUSR1", "preStop": {"sleep": {"seconds": 30}}}}));
     with_os["os"] = json!({"name": "linux"});
-    accepted(&[with_os]);
-    // ContainerStopSignals is off by default: a signal is dropped, and with it a lifecycle of nothing else.
-    accepted(&[container(json!({"lifecycle": {"stopSignal": "SIGUSR1"}}))]);
+    assert_accepted(&[with_os]);
+    // ContainerStopSignals is disabled by default: a signal is dropped, and so is a lifecycle that has nothing else.
+    assert_accepted(&[container(json!({"lifecycle": {"stopSignal": "SIGUSR1"}}))]);
 }
 
 #[test]
@@ -287,15 +285,15 @@ fn l10_init_containers_are_not_probed_unless_they_stay() {
     let ready = json!({"readinessProbe": {"exec": {"command": ["a"]}}});
     let mut sidecar = ready.clone();
     sidecar["restartPolicy"] = json!("Always");
-    refused(&[(
+    assert_rejected(&[(
         init(ready),
         &[
             "spec.initContainers[0].readinessProbe: Forbidden: may not be set for init containers without \
            restartPolicy=Always",
         ],
     )]);
-    accepted(&[init(sidecar)]);
-    refused(&[(
+    assert_accepted(&[init(sidecar)]);
+    assert_rejected(&[(
         json!({"ephemeralContainers": [{"name": "e", "image": "i:1"}]}),
         &["spec.ephemeralContainers: Forbidden: cannot be set on create"],
     )]);
@@ -308,7 +306,7 @@ fn volumes_have_one_source_each() {
         overlay(&mut v, &more);
         json!({"volumes": [v]})
     };
-    refused(&[
+    assert_rejected(&[
         (
             volume(json!({"emptyDir": {}, "hostPath": {"path": "/a"}})),
             &["spec.volumes[0].hostPath: Forbidden: may not specify more than 1 volume type"],
@@ -366,7 +364,7 @@ fn volumes_have_one_source_each() {
             ],
         ),
     ]);
-    accepted(&[
+    assert_accepted(&[
         volume(json!({"iscsi": {"targetPortal": "p", "iqn": "iqn.2001-04.com.example:storage", "lun": 0}})),
         volume(json!({})),
         volume(
@@ -382,7 +380,7 @@ fn l4_huge_pages_come_whole_and_are_not_overcommitted() {
         |requests: Value, limits: Value| json!({"resources": {"requests": requests, "limits": limits}});
     let at = "spec.containers[0].resources";
     let huge = |amount: &str| json!({"cpu": "1", "hugepages-2Mi": amount});
-    refused(&[
+    assert_rejected(&[
         (
             container(resources(json!({}), json!({"hugepages-2Mi": "4Mi"}))),
             &[&format!("{at}: Forbidden: HugePages require cpu or memory")],
@@ -425,10 +423,10 @@ fn l4_huge_pages_come_whole_and_are_not_overcommitted() {
             ],
         ),
     ]);
-    accepted(&[
+    assert_accepted(&[
         container(resources(json!({}), huge("4Mi"))),
         json!({"resources": {"requests": huge("4Mi"), "limits": huge("4Mi")}}),
-        // The API knows no media; the node says what it does not know.
+        // The API does not validate the medium; the node reports an unsupported one.
         json!({"volumes": [{"name": "v", "emptyDir": {"medium": "HugePages-2Mi"}}, {"name": "w", "emptyDir": {"medium": "Tape"}}]}),
     ]);
 }
@@ -436,7 +434,7 @@ fn l4_huge_pages_come_whole_and_are_not_overcommitted() {
 #[test]
 fn environment_refers_to_what_exists() {
     let env = |from: Value| container(json!({"env": [{"name": "A", "valueFrom": from}]}));
-    refused(&[
+    assert_rejected(&[
         (
             env(json!({"fieldRef": {"fieldPath": "metadata.labels['a b']"}})),
             &[
@@ -465,7 +463,7 @@ fn environment_refers_to_what_exists() {
             &["spec.containers[0].env[0].valueFrom.fileKeyRef.volumeName: Not found: \"v\""],
         ),
     ]);
-    accepted(&[env(
+    assert_accepted(&[env(
         json!({"fieldRef": {"fieldPath": "metadata.annotations['Example.com/A']"}}),
     )]);
 }
@@ -498,7 +496,7 @@ fn quality_of_service_follows_requests_and_limits() {
 }
 
 #[test]
-fn each_part_of_an_update_keeps_to_itself() {
+fn an_update_of_a_subresource_leaves_the_other_parts_unchanged() {
     let old = pod(json!({}));
     let mut changed = old.clone();
     changed.spec.as_mut().unwrap().containers[0].image = Some("i:2".into());
@@ -548,40 +546,40 @@ fn a_terminated_container_that_is_not_restarted_stays_terminated() {
         .unwrap();
         pod
     };
-    let ended = |code: i32| json!({"terminated": {"exitCode": code}});
+    let terminated = |code: i32| json!({"terminated": {"exitCode": code}});
     let running = json!({"running": {}});
-    for (policy, code, fine) in [
+    for (policy, code, restarted) in [
         ("Always", 0, true),
         ("OnFailure", 1, true),
         ("OnFailure", 0, false),
         ("Never", 1, false),
     ] {
         let spec = json!({"restartPolicy": policy});
-        let old = with_state(spec.clone(), ended(code));
+        let old = with_state(spec.clone(), terminated(code));
         let new = with_state(spec, running.clone());
-        let told: Vec<String> = new
+        let errors_of: Vec<String> = new
             .validate_update(&old, Part::Status)
             .iter()
             .map(ToString::to_string)
             .collect();
-        let want: &[&str] = if fine {
+        let want: &[&str] = if restarted {
             &[]
         } else {
             &["status.containerStatuses[0].state: Forbidden: may not be transitioned to non-terminated state"]
         };
-        assert_eq!(told, want, "{policy} {code}");
+        assert_eq!(errors_of, want, "{policy} {code}");
     }
 }
 
 #[test]
-fn gated_pods_may_narrow_where_they_go() {
+fn gated_pods_may_narrow_node_selector_and_affinity() {
     let gated = |more: Value| {
         let mut spec = json!({"schedulingGates": [{"name": "g"}], "nodeSelector": {"a": "b"}});
         overlay(&mut spec, &more);
         pod(spec)
     };
     let old = gated(json!({}));
-    let told = |new: &Pod| -> Vec<String> {
+    let errors_of = |new: &Pod| -> Vec<String> {
         let mut new = new.clone();
         new.prepare_for_update(&old, Part::Main);
         new.validate_update(&old, Part::Main)
@@ -590,11 +588,11 @@ fn gated_pods_may_narrow_where_they_go() {
             .collect()
     };
     assert_eq!(
-        told(&gated(json!({"nodeSelector": {"c": "d"}}))),
+        errors_of(&gated(json!({"nodeSelector": {"c": "d"}}))),
         Vec::<String>::new()
     );
     assert_eq!(
-        told(&gated(json!({"nodeSelector": {"a": "x"}}))),
+        errors_of(&gated(json!({"nodeSelector": {"a": "x"}}))),
         [
             "spec.nodeSelector: Invalid value: {\"a\":\"x\"}: only additions to spec.nodeSelector are allowed (no \
           mutations or deletions)"
@@ -602,11 +600,11 @@ fn gated_pods_may_narrow_where_they_go() {
     );
     let affinity = json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
         {"nodeSelectorTerms": [{"matchExpressions": [{"key": "k", "operator": "Exists"}]}]}}}});
-    assert_eq!(told(&gated(affinity)), Vec::<String>::new());
+    assert_eq!(errors_of(&gated(affinity)), Vec::<String>::new());
 }
 
 #[test]
-fn templates_are_told_what_pods_are_told() {
+fn templates_are_validated_as_pods_are() {
     let template = serde_json::from_value(json!({
         "metadata": {"labels": {"a b": "c"}},
         "spec": {"containers": [{"name": "c", "image": " i ", "ports": [{"containerPort": 80, "hostPort": 81}]}],
@@ -657,12 +655,12 @@ fn warnings_name_the_field() {
     ] {
         assert_eq!(pod(spec.clone()).warnings(), [want], "{spec}");
     }
-    let fine = container(json!({"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "$(A)2"}]}));
-    assert_eq!(pod(fine).warnings(), Vec::<String>::new());
+    let container = container(json!({"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "$(A)2"}]}));
+    assert_eq!(pod(container).warnings(), Vec::<String>::new());
 }
 
-/// Any JSON, rather small.
-fn anything() -> impl proptest::strategy::Strategy<Value = Value> {
+/// Arbitrary small JSON values.
+fn any_json() -> impl proptest::strategy::Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
@@ -679,24 +677,24 @@ fn anything() -> impl proptest::strategy::Strategy<Value = Value> {
     })
 }
 
-/// Puts `value` at the `at`-th place of a document, counted in depth.
-fn put(doc: &mut Value, at: &mut usize, value: &Value) -> bool {
+/// Replaces the `at`-th value of a document, in depth-first order, by `value`.
+fn replace_nth(doc: &mut Value, at: &mut usize, value: &Value) -> bool {
     if *at == 0 {
         *doc = value.clone();
         return true;
     }
     *at -= 1;
     match doc {
-        Value::Array(items) => items.iter_mut().any(|item| put(item, at, value)),
-        Value::Object(map) => map.values_mut().any(|item| put(item, at, value)),
+        Value::Array(items) => items.iter_mut().any(|item| replace_nth(item, at, value)),
+        Value::Object(map) => map.values_mut().any(|item| replace_nth(item, at, value)),
         _ => false,
     }
 }
 
 proptest! {
-    /// Whatever a client sends, the answer is an object or a mistake.
+    /// For every input the result is an object or an error, never a panic.
     #[test]
-    fn no_damaged_pod_makes_it_panic(at in 1usize..120, value in anything()) {
+    fn no_damaged_pod_makes_it_panic(at in 1usize..120, value in any_json()) {
         let mut doc = json!({
             "metadata": {"name": "p", "generateName": "p-", "labels": {"a": "b"}, "annotations": {"x": "y"},
                 "ownerReferences": [{"apiVersion": "v1", "kind": "K", "name": "n", "uid": "u"}]},
@@ -723,14 +721,14 @@ proptest! {
             "status": {"podIPs": [{"ip": "1.1.1.1"}], "conditions": [{"type": "Ready", "status": "True"}]},
         });
         let base = decoded(&doc);
-        put(&mut doc, &mut at.clone(), &value);
+        replace_nth(&mut doc, &mut at.clone(), &value);
         if let Ok((mut pod, ..)) = codec::read::<Pod>(doc.to_string().as_bytes()) {
             let mut old = base;
             old.set_defaults();
             pod.set_defaults();
             let mut created = pod.clone();
             created.prepare_for_create();
-            let _ = (created.validate(), created.warnings(), created.deletion(None));
+            let _ = (created.validate(), created.warnings(), created.deletion_grace_seconds(None));
             for part in [Part::Main, Part::Status, Part::Other("resize"), Part::Other("ephemeralcontainers")] {
                 let mut updated = pod.clone();
                 updated.prepare_for_update(&old, part);

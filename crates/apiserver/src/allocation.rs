@@ -1,10 +1,9 @@
-//! Service addresses: cluster IPs and node ports, as the rules of Services give them out
-//! (`knarr_api::kinds::service_ips`).
+//! Allocates cluster IPs and node ports to Services, by the rules of `knarr_api::kinds::service_ips`.
 //!
-//! What is taken is what the cached Services hold, plus what requests on their way have reserved, plus IPAddresses that
-//! something else than a Service has.
+//! Taken are the values of the cached Services, those that requests in flight have reserved, and IPAddresses that
+//! something other than a Service owns.
 
-mod holdings;
+mod allocated;
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -12,14 +11,15 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
+use knarr_api::cidr::Cidr;
 use knarr_api::kinds::service_ips::{
-    Cidr, IP_ADDRESS_MANAGER, LABEL_MANAGED_BY, NodePorts, Pool, allocate, held,
+    Allocators, IP_ADDRESS_MANAGER, LABEL_MANAGED_BY, NodePorts, allocate, allocated_to,
 };
 use knarr_api::strategy::Part;
 use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi, registry};
 use parking_lot::Mutex;
 
-use self::holdings::Holdings;
+use self::allocated::AllocatedValues;
 use crate::cache::Cache;
 use crate::cache::change::Filter;
 use crate::seams::Entropy;
@@ -38,7 +38,7 @@ impl ServiceRange {
         for part in text.split(',') {
             let range = Cidr::parse(part).filter(|r| r.next_free(|_| false, 0).is_some());
             ranges.push(range.map(|r| r.masked()).ok_or_else(|| {
-                format!("{part:?} is no address range with room for services, such as \"10.96.0.0/12\"")
+                format!("{part:?} is not a CIDR with room for cluster IPs, such as \"10.96.0.0/12\"")
             })?);
         }
         match ranges.as_slice() {
@@ -50,7 +50,7 @@ impl ServiceRange {
                 primary: *primary,
                 secondary: Some(*secondary),
             }),
-            _ => Err(format!("{text:?}: expected one range, or one of each IP family")),
+            _ => Err(format!("{text:?}: expected one CIDR, or one of each IP family")),
         }
     }
 
@@ -81,37 +81,37 @@ impl std::fmt::Display for ServiceRange {
     }
 }
 
-/// See the module.
+/// Allocates cluster IPs and node ports. See the module.
 pub struct Allocations {
     range: ServiceRange,
     entropy: Arc<dyn Entropy>,
-    holdings: Mutex<Holdings>,
-    on_their_way: Arc<Mutex<Taken>>,
+    allocated: Mutex<AllocatedValues>,
+    reserved: Arc<Mutex<ReservedValues>>,
 }
 
 #[derive(Default)]
-struct Taken {
+struct ReservedValues {
     addresses: HashSet<IpAddr>,
     ports: HashSet<i32>,
 }
 
-impl Taken {
-    fn take(&mut self, service: &Service) {
-        let (addresses, ports) = held(service);
+impl ReservedValues {
+    fn add(&mut self, service: &Service) {
+        let (addresses, ports) = allocated_to(service);
         self.addresses.extend(addresses);
         self.ports.extend(ports);
     }
 }
 
-/// What a request holds until its write is in the cache.
+/// What a request has reserved until its write is in the cache.
 #[derive(Default)]
-pub struct Reserved(Option<(Service, Arc<Mutex<Taken>>)>);
+pub struct Reserved(Option<(Service, Arc<Mutex<ReservedValues>>)>);
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        if let Some((service, on_their_way)) = &self.0 {
-            let mut taken = on_their_way.lock();
-            let (addresses, ports) = held(service);
+        if let Some((service, reserved)) = &self.0 {
+            let mut taken = reserved.lock();
+            let (addresses, ports) = allocated_to(service);
             for address in &addresses {
                 taken.addresses.remove(address);
             }
@@ -127,13 +127,9 @@ impl Allocations {
         Allocations {
             range,
             entropy,
-            holdings: Mutex::default(),
-            on_their_way: Arc::default(),
+            allocated: Mutex::default(),
+            reserved: Arc::default(),
         }
-    }
-
-    pub(crate) fn range(&self) -> ServiceRange {
-        self.range
     }
 
     pub(crate) fn for_create(
@@ -161,7 +157,7 @@ impl Allocations {
         }
         match (old.get::<Service>(), new.as_any_mut().downcast_mut::<Service>()) {
             (Some(old), Some(service)) => self.allocate(service, Some(old), cache),
-            _ => Err(Error::internal("a Service that is none")),
+            _ => Err(Error::internal("a Service could not be decoded")),
         }
     }
 
@@ -171,38 +167,38 @@ impl Allocations {
         old: Option<&Service>,
         cache: &Cache,
     ) -> Result<Reserved, Error> {
-        // Held until what is chosen is entered, so that no two requests choose the same.
-        let mut on_their_way = self.on_their_way.lock();
-        let mut holdings = self.holdings.lock();
-        holdings.follow(&*cache.of(&registry::SERVICE)?);
-        let of_others = holdings.of_others(old.and_then(|o| o.metadata.uid.as_deref()));
+        // Held until the chosen values are recorded, so that no two requests choose the same.
+        let mut reserved = self.reserved.lock();
+        let mut allocated = self.allocated.lock();
+        allocated.follow(&*cache.of(&registry::SERVICE)?);
+        let of_others = allocated.of_others(old.and_then(|o| o.metadata.uid.as_deref()));
         let mut chance = [0; 8];
         self.entropy.fill(&mut chance);
         let ranges = self.range.ranges();
         let ip_addresses = cache.of(&registry::IP_ADDRESS)?;
         let is_reserved = |ip: IpAddr| ip_addresses.get(&ip.to_string()).is_some_and(|o| is_reserved(&o));
-        let pool = Pool {
+        let pool = Allocators {
             ranges: &ranges,
-            further: &further_ranges(cache, &ranges)?,
+            additional_ranges: &additional_ranges(cache, &ranges)?,
             node_ports: NodePorts::default(),
             ip_is_used: &|ip| {
-                on_their_way.addresses.contains(&ip) || of_others.has_address(ip) || is_reserved(ip)
+                reserved.addresses.contains(&ip) || of_others.has_address(ip) || is_reserved(ip)
             },
-            port_is_used: &|port| on_their_way.ports.contains(&port) || of_others.has_port(port),
-            chance: u64::from_le_bytes(chance),
+            port_is_used: &|port| reserved.ports.contains(&port) || of_others.has_port(port),
+            random: u64::from_le_bytes(chance),
         };
-        let mistakes = allocate(service, old, &pool);
-        if !mistakes.is_empty() {
+        let errors = allocate(service, old, &pool);
+        if !errors.is_empty() {
             let name = service.metadata.name.as_deref().unwrap_or("");
-            return Err(Error::invalid(registry::SERVICE.about_kind(name), &mistakes));
+            return Err(Error::invalid(registry::SERVICE.kind_ref(name), &errors));
         }
-        on_their_way.take(service);
-        drop(on_their_way);
-        Ok(Reserved(Some((service.clone(), self.on_their_way.clone()))))
+        reserved.add(service);
+        drop(reserved);
+        Ok(Reserved(Some((service.clone(), self.reserved.clone()))))
     }
 }
 
-/// Whether an IPAddress keeps its address from Services: those that follow Services do not, the Services themselves count.
+/// Whether an IPAddress keeps its address from Services: one that a Service owns does not, because the Service itself counts.
 fn is_reserved(address: &Object) -> bool {
     let labels = address.metadata().labels.as_ref();
     labels
@@ -210,9 +206,9 @@ fn is_reserved(address: &Object) -> bool {
         .is_none_or(|m| m != IP_ADDRESS_MANAGER)
 }
 
-/// The ranges of ServiceCIDRs that are ready and not on their way out, beside those of the configuration. One that overlaps
-/// another is as good as its part: an address is given once, whatever range it comes from.
-fn further_ranges(cache: &Cache, configured: &[Cidr]) -> Result<Vec<Cidr>, Error> {
+/// The CIDRs of ServiceCIDRs that are Ready and not being deleted, in addition to the configured ones. Overlapping
+/// CIDRs do no harm: an address is allocated once, whichever of them it comes from.
+fn additional_ranges(cache: &Cache, configured: &[Cidr]) -> Result<Vec<Cidr>, Error> {
     let kind = &registry::SERVICE_CIDR;
     let mut further = Vec::new();
     for object in cache.of(kind)?.list(&Filter::everything(kind, "")) {

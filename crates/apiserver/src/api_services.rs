@@ -1,5 +1,6 @@
-//! The APIServices of what this server itself serves, built-in groups and those that users bring: there while they are
-//! served, marked as managed, and available. One that somebody else made is left as it is.
+//! The APIServices of the groups that this server itself serves, built-in ones and those of custom resources: they
+//! exist while the group is served, are marked as managed, and are Available. An APIService that a user created is left
+//! as it is.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +11,20 @@ use knarr_api::{Error, Object, k8s_openapi};
 use serde_json::json;
 
 use crate::cache::change::Filter;
+use crate::loopback::LoopbackClient;
 use crate::pipeline::Target;
-use crate::pipeline::delete::DeleteRequest;
-use crate::server::Server;
 
-/// How an APIService says that it comes and goes by itself.
+/// The label of an APIService that the server manages (kube-aggregator `AutoRegisterManagedLabel`).
 const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
-/// Its values: of built-in groups, and of those that users bring.
+/// Its values: for built-in groups, and for groups of custom resources.
 const ON_START: &str = "onstart";
 const CONTINUOUSLY: &str = "true";
-/// Who serves APIServices, which have none of their own.
+/// The group of APIServices, for which there is no APIService.
 pub(crate) const OWN_GROUP: &str = "apiregistration.k8s.io";
-/// Of groups that users bring.
+/// Of groups of custom resources.
 const CUSTOM_PRIORITIES: (u32, u32) = (1000, 100);
 
-/// Where a built-in group stands among groups, and a version among those of its group.
+/// `groupPriorityMinimum` and `versionPriority` of a built-in group version.
 fn priorities(group: &str, version: &str) -> Option<(u32, u32)> {
     let of_group = match group {
         "" => 18_000,
@@ -56,42 +56,46 @@ fn priorities(group: &str, version: &str) -> Option<(u32, u32)> {
     Some((of_group, of_version))
 }
 
-/// Where a group version of this server stands, one that users bring among them.
-pub(crate) fn place(group: &str, version: &str) -> (u32, u32) {
+/// `groupPriorityMinimum` and `versionPriority` of a group version of this server, custom resources included.
+pub(crate) fn priorities_of(group: &str, version: &str) -> (u32, u32) {
     match group {
         OWN_GROUP => (20_000, 1000),
         _ => priorities(group, version).unwrap_or(CUSTOM_PRIORITIES),
     }
 }
 
-impl Server {
-    /// Makes those that are missing, and deletes those of what is served no more.
-    pub(crate) async fn settle_api_services(&self) -> Result<(), Error> {
-        let mut wanted = BTreeMap::new();
-        let served = self.served();
+/// Registers the groups that this server serves, as kube-aggregator's autoregister controller does. See the module.
+#[derive(Clone)]
+pub(crate) struct ApiServiceRegistration {
+    client: LoopbackClient,
+}
+
+impl ApiServiceRegistration {
+    pub fn new(client: LoopbackClient) -> Self {
+        ApiServiceRegistration { client }
+    }
+
+    /// Creates those that are missing, and deletes those of groups that are no longer served.
+    pub async fn reconcile(&self) -> Result<(), Error> {
+        let mut missing = BTreeMap::new();
+        let served = self.client.cache().served();
         for (group, versions) in served.groups() {
             for version in versions.into_iter().filter(|_| group != OWN_GROUP) {
-                wanted.insert(format!("{version}.{group}"), (group, version));
+                missing.insert(format!("{version}.{group}"), (group, version));
             }
         }
         let everything = Filter::everything(&API_SERVICE, "");
-        let there = self.cache.of(&API_SERVICE)?.list(&everything);
-        for object in &there {
+        let existing = self.client.cache().of(&API_SERVICE)?.list(&everything);
+        for object in &existing {
             let labels = object.metadata().labels.as_ref();
             let managed = labels.and_then(|l| l.get(MANAGED));
-            if wanted.remove(object.name()).is_some() || !is_managed(object, managed) {
+            if missing.remove(object.name()).is_some() || !is_managed(object, managed) {
                 continue;
             }
             let target = Target::main(&API_SERVICE, "", object.name());
-            match self
-                .delete(&mut self.myself(), &target, &DeleteRequest::default())
-                .await
-            {
-                Err(e) if !e.is_not_found() => return Err(e),
-                _ => {}
-            }
+            self.client.delete_if_exists(&target).await?;
         }
-        let made = wanted.into_iter().map(|(name, (group, version))| {
+        let created = missing.into_iter().map(|(name, (group, version))| {
             let (how, priorities) = match priorities(group, version) {
                 Some(priorities) => (ON_START, priorities),
                 None => (CONTINUOUSLY, CUSTOM_PRIORITIES),
@@ -101,14 +105,14 @@ impl Server {
                 "spec": {"group": group, "version": version,
                     "groupPriorityMinimum": priorities.0, "versionPriority": priorities.1},
             });
-            self.ensure(&API_SERVICE, document)
+            self.client.ensure(&API_SERVICE, document)
         });
         // All at once, so that they share the store's commits.
-        join_all(made).await.into_iter().collect()
+        join_all(created).await.into_iter().collect()
     }
 }
 
-/// Whether an APIService is the server's own to delete: that of a custom kind, or of a built-in version that an emulated
+/// Whether the server may delete an APIService: one of custom resources, or of a built-in version that an emulated
 /// version does not serve.
 fn is_managed(object: &Object, how: Option<&String>) -> bool {
     let spec = object
@@ -130,11 +134,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_built_in_group_has_its_place() {
+    fn every_built_in_group_has_priorities() {
         for (group, versions) in knarr_api::registry::groups() {
             for version in versions {
-                let place = priorities(group, version);
-                assert_eq!(place.is_some(), group != OWN_GROUP, "{group}/{version}");
+                let priorities_of = priorities(group, version);
+                assert_eq!(priorities_of.is_some(), group != OWN_GROUP, "{group}/{version}");
             }
         }
     }

@@ -1,56 +1,55 @@
-//! Who speaks to kubelets and extension API servers, and by which CAs they know it: the ConfigMap
-//! `kube-system/extension-apiserver-authentication`, as kube-apiserver publishes it, and what the API server may do at
+//! How extension API servers and kubelets authenticate clients: the ConfigMap
+//! `kube-system/extension-apiserver-authentication`, as kube-apiserver publishes it, and the API server's permissions at
 //! kubelets. Written at every start.
 //!
-//! Nodes read the ConfigMap too: the CA of clients is not the CA that they know the API server by, and they learn it there.
+//! Nodes read the ConfigMap too: it has the CA of client certificates, which is not the CA of the API server's own.
 
 use knarr_api::{Error, registry};
 use serde_json::{Value, json};
 
+use crate::loopback::LoopbackClient;
 use crate::pki::{FRONT_PROXY_CLIENT, KUBELET_CLIENT_USER};
-use crate::server::Server;
 
-/// Where the ConfigMap is.
+/// The namespace of the ConfigMap.
 pub const NAMESPACE: &str = "kube-system";
-/// What it is called.
+/// The name of the ConfigMap.
 pub const NAME: &str = "extension-apiserver-authentication";
-/// Under which key it has the CAs of clients, in PEM.
+/// The key with the CAs of client certificates, in PEM.
 pub const CLIENT_CA: &str = "client-ca-file";
 
 const RBAC: &str = "rbac.authorization.k8s.io";
-/// The default Role of those who may read the ConfigMap.
+/// The default Role that may read the ConfigMap.
 const READER: &str = "extension-apiserver-authentication-reader";
 
-impl Server {
-    /// From now on kubelets know clients of this CA, and extension API servers the front proxy by the other.
-    pub async fn publish_client_authorities(
-        &self,
-        client_ca_pem: &str,
-        front_proxy_ca_pem: &str,
-    ) -> Result<(), Error> {
-        self.replace(
+/// Publishes the CA of client certificates for kubelets, and the CA of the front proxy for extension API servers.
+pub(crate) async fn publish_client_authorities(
+    client: &LoopbackClient,
+    client_ca_pem: &str,
+    front_proxy_ca_pem: &str,
+) -> Result<(), Error> {
+    client
+        .replace(
             &registry::CONFIG_MAP,
             config_map(client_ca_pem, front_proxy_ca_pem),
         )
         .await?;
-        let mut readers = binding(
-            "knarr:nodes-read-client-ca",
-            "Role",
-            READER,
-            "Group",
-            "system:nodes",
-        );
-        readers["metadata"]["namespace"] = NAMESPACE.into();
-        self.ensure(&registry::ROLE_BINDING, readers).await?;
-        let kubelets = binding(
-            "kube-apiserver-kubelet-admin",
-            "ClusterRole",
-            "system:kubelet-api-admin",
-            "User",
-            KUBELET_CLIENT_USER,
-        );
-        self.ensure(&registry::CLUSTER_ROLE_BINDING, kubelets).await
-    }
+    let mut readers = binding(
+        "knarr:nodes-read-client-ca",
+        "Role",
+        READER,
+        "Group",
+        "system:nodes",
+    );
+    readers["metadata"]["namespace"] = NAMESPACE.into();
+    client.ensure(&registry::ROLE_BINDING, readers).await?;
+    let kubelets = binding(
+        "kube-apiserver-kubelet-admin",
+        "ClusterRole",
+        "system:kubelet-api-admin",
+        "User",
+        KUBELET_CLIENT_USER,
+    );
+    client.ensure(&registry::CLUSTER_ROLE_BINDING, kubelets).await
 }
 
 fn config_map(client_ca_pem: &str, front_proxy_ca_pem: &str) -> Value {

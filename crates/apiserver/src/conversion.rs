@@ -1,8 +1,8 @@
-//! Conversion of custom resources by their definitions' webhooks: who has to see an object in another version asks here.
+//! Conversion of custom resources by the webhooks of their definitions.
 //!
-//! Kinds without a webhook are converted at once. Reads of one object call the webhook each time, so that they say when it
-//! does not work; what lists and watches show is remembered for the same revision, so that a webhook is not called for every
-//! watcher. All objects of one list go in one request.
+//! Kinds without a webhook are converted at once. Reads of one object call the webhook each time, so that a client sees
+//! when the webhook fails; the results for lists and watches are cached by revision, so that a webhook is not called
+//! for every watcher. All objects of one list are converted in one request.
 
 mod memory;
 mod metrics;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
-use knarr_api::custom::conversion::{self, Asked, Failure, Webhook};
+use knarr_api::custom::conversion::{self, ConversionRequest, Failure, Webhook};
 use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi};
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -20,19 +20,19 @@ use tokio::time::Instant;
 
 use self::memory::Memory;
 pub(crate) use self::metrics::ConversionMetrics;
-use crate::admission::extension::{WebhookClient, call_webhook};
+use crate::admission::extension::{ClientError, WebhookClient, call_webhook};
 use crate::cache::Cache;
 use crate::seams::{self, Entropy};
 
-/// How long a webhook may take.
+/// The timeout of a webhook call.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How many definitions' clients are kept. One more makes the server drop those of definitions that do not exist any more;
-/// where there are still too many, calls make connections of their own.
+/// How many definitions' clients are kept. Beyond that the server drops those of definitions that do not exist any more;
+/// if there are still too many, a call makes a connection of its own.
 const CLIENTS_MAX: usize = 256;
 
-type MaybeClient = Result<WebhookClient, String>;
+type MaybeClient = Result<WebhookClient, ClientError>;
 
-/// See the module.
+/// Converts custom resources. See the module.
 pub(crate) struct Converter {
     cache: Arc<Cache>,
     entropy: Arc<dyn Entropy>,
@@ -57,7 +57,7 @@ impl Converter {
         })
     }
 
-    /// An object as `to` shows it.
+    /// Converts an object to `to`.
     pub(crate) async fn object(&self, object: &Arc<Object>, to: &Kind) -> Result<Arc<Object>, Error> {
         let Some(webhook) = webhook_between(object.kind(), to) else {
             return convert::object(object, to);
@@ -70,7 +70,7 @@ impl Converter {
         Ok(Arc::new(shown(to, converted, object.revision())?))
     }
 
-    /// A value of `from` as `to` has it.
+    /// Converts a value of `from` to `to`.
     pub(crate) async fn typed(
         &self,
         from: &Kind,
@@ -90,7 +90,7 @@ impl Converter {
         conversion::object(to, converted)
     }
 
-    /// JSON of `from` as `to` has it.
+    /// Converts JSON of `from` to `to`.
     pub(crate) async fn json(&self, from: &Kind, to: &Kind, value: &Value) -> Result<Value, Error> {
         let Some(webhook) = webhook_between(from, to) else {
             return convert::json(from, to, value)
@@ -102,7 +102,7 @@ impl Converter {
             .ok_or_else(|| Error::internal("no object was converted"))
     }
 
-    /// Objects of a list as `to` shows them, converted by one request.
+    /// Converts the objects of a list to `to`, in one request.
     pub(crate) async fn all(&self, objects: &mut [Arc<Object>], to: &Kind) -> Result<(), Error> {
         let Some(webhook) = to.webhook().cloned() else {
             for object in objects.iter_mut().filter(|o| o.kind() != to) {
@@ -111,8 +111,8 @@ impl Converter {
             return Ok(());
         };
         let mut given = Vec::new();
-        let mut places = Vec::new();
-        for (place, object) in objects.iter_mut().enumerate() {
+        let mut indexes = Vec::new();
+        for (index, object) in objects.iter_mut().enumerate() {
             if object.kind().version() == to.version() {
                 continue;
             }
@@ -121,7 +121,7 @@ impl Converter {
                 Some(known) => *object = known,
                 None => {
                     given.push(value_of(object)?);
-                    places.push(place);
+                    indexes.push(index);
                 }
             }
         }
@@ -129,8 +129,8 @@ impl Converter {
             return Ok(());
         }
         let made = self.call(&webhook, to, to, &given, true).await?;
-        for (place, converted) in places.into_iter().zip(made) {
-            if let Some(object) = objects.get_mut(place) {
+        for (index, converted) in indexes.into_iter().zip(made) {
+            if let Some(object) = objects.get_mut(index) {
                 let made = Arc::new(shown(to, converted, object.revision())?);
                 self.memory.lock().put(object, made.clone());
                 *object = made;
@@ -139,7 +139,7 @@ impl Converter {
         Ok(())
     }
 
-    /// One object of a watch, as `to` shows it.
+    /// Converts one object of a watch to `to`.
     pub(crate) async fn watched(&self, object: &Arc<Object>, to: &Kind) -> Result<Arc<Object>, Error> {
         if webhook_between(object.kind(), to).is_none() {
             return convert::object(object, to);
@@ -165,7 +165,7 @@ impl Converter {
         };
         let begun = Instant::now();
         let uid = seams::uid(&*self.entropy);
-        let asked = Asked {
+        let request = ConversionRequest {
             of_list,
             from,
             to,
@@ -173,7 +173,7 @@ impl Converter {
             uid: &uid,
             objects,
         };
-        let made = self.ask(webhook, &asked).await;
+        let made = self.send_review(webhook, &request).await;
         let failure = made.as_ref().err().map(|f: &Failure| f.failure_type);
         let versions = (from.version(), to.version());
         self.metrics
@@ -181,11 +181,15 @@ impl Converter {
         made.map_err(Error::from)
     }
 
-    async fn ask(&self, webhook: &Arc<Webhook>, asked: &Asked<'_>) -> Result<Vec<Value>, Failure> {
+    async fn send_review(
+        &self,
+        webhook: &Arc<Webhook>,
+        request: &ConversionRequest<'_>,
+    ) -> Result<Vec<Value>, Failure> {
         let config = config_of(webhook);
         let client = self.client_of(webhook, &config);
-        let answer = call_webhook(&self.cache, &config, client, (TIMEOUT, None), &asked.review()).await;
-        asked.read(answer.map_err(|why| Failure::call(asked, &why))?)
+        let response = call_webhook(&self.cache, &config, client, (TIMEOUT, None), &request.review()).await;
+        request.read(response.map_err(|why| Failure::call(request, &why.to_string()))?)
     }
 
     fn client_of(&self, webhook: &Arc<Webhook>, config: &WebhookClientConfig) -> MaybeClient {
@@ -209,7 +213,7 @@ impl Converter {
     }
 }
 
-/// The webhook that has to be called, if one has to.
+/// The webhook that converts between the two kinds; `None` if no webhook is needed.
 fn webhook_between(from: &Kind, to: &Kind) -> Option<Arc<Webhook>> {
     let webhook = to.webhook()?;
     (from.version() != to.version()).then(|| webhook.clone())
@@ -225,7 +229,7 @@ fn shown(to: &Kind, converted: Value, revision: u64) -> Result<Object, Error> {
     Ok(Object::from_stored(to, typed, &encoded, revision))
 }
 
-/// How the webhook is reached, as admission webhooks have it.
+/// The client configuration of the webhook, in the form of admission webhooks.
 fn config_of(webhook: &Webhook) -> WebhookClientConfig {
     let given = &webhook.client;
     let holds_something = |bundle: &&k8s_openapi::ByteString| !bundle.0.iter().all(u8::is_ascii_whitespace);

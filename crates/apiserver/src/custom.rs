@@ -1,48 +1,50 @@
-//! Looks after CustomResourceDefinitions: accepts names, establishes kinds, and empties a kind before its definition goes.
+//! The CustomResourceDefinition controller: accepts names, establishes kinds, and deletes the custom resources of a definition
+//! before the definition itself is deleted.
 //!
-//! One task a server; the state decides, events only wake it. What becomes of a definition is
-//! [`knarr_api::custom::conditions`]' to say, and every write goes through the pipeline like everybody's.
+//! One task per server, level-triggered. The conditions are decided by [`knarr_api::custom::conditions`], and writes use the
+//! pipeline like other requests.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use k8s_openapi::jiff::Timestamp;
 use knarr_api::custom::conditions::{self, FINALIZER, TERMINATING};
 use knarr_api::registry::CUSTOM_RESOURCE_DEFINITION as CRD;
 use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi};
-use knarr_client::Preconditions;
 
+use crate::api_services::ApiServiceRegistration;
 use crate::cache::change::Filter;
-use crate::pipeline::Target;
-use crate::pipeline::delete::DeleteRequest;
-use crate::server::Server;
+use crate::loopback::LoopbackClient;
+use crate::pipeline::{Ctx, Target};
 
-/// How soon something that failed, or is waited for, is looked at again.
-const AGAIN: Duration = Duration::from_millis(200);
+/// The delay until the next sync after an error, or while a definition is being deleted.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// Runs until the server goes.
-pub(crate) async fn look_after_definitions(server: Weak<Server>) {
+/// Runs until the server is dropped.
+pub(crate) async fn run_definition_controller(controller: Weak<DefinitionController>) {
     loop {
-        let Some(strong) = server.upgrade() else { return };
+        let Some(strong) = controller.upgrade() else {
+            return;
+        };
         let subscription = strong
-            .cache
+            .client
+            .cache()
             .of(&CRD)
             .and_then(|cache| cache.subscribe(&Filter::everything(&CRD, ""), None));
         let mut changes = match subscription {
             Ok(subscription) => subscription.changes,
             Err(e) => {
-                tracing::error!("cannot watch definitions: {e}");
+                tracing::error!("cannot watch CustomResourceDefinitions: {e}");
                 return;
             }
         };
-        let mut unsettled = strong.settle_all().await;
+        let mut requeue = strong.sync_all().await;
         drop(strong);
         loop {
-            let woken = match unsettled {
+            let woken = match requeue {
                 true => {
-                    tokio::time::timeout(AGAIN, changes.recv())
+                    tokio::time::timeout(RETRY_DELAY, changes.recv())
                         .await
                         .unwrap_or(None)
                         .is_some()
@@ -53,72 +55,69 @@ pub(crate) async fn look_after_definitions(server: Weak<Server>) {
             if !woken {
                 break;
             }
-            // All that has come in between is one look.
+            // All events until now are handled by one sync.
             while changes.try_recv().is_ok() {}
-            let Some(strong) = server.upgrade() else { return };
-            unsettled = strong.settle_all().await;
+            let Some(strong) = controller.upgrade() else {
+                return;
+            };
+            requeue = strong.sync_all().await;
         }
     }
 }
 
-impl Server {
-    /// Definitions, and the APIServices of what they make be served.
-    async fn settle_all(&self) -> bool {
-        let mut again = self.settle_definitions().await;
-        if let Err(e) = self.settle_api_services().await {
-            tracing::error!("APIServices cannot be looked after: {e}");
-            again = true;
+/// Syncs the definitions. See the module.
+pub(crate) struct DefinitionController {
+    pub client: LoopbackClient,
+    pub api_services: ApiServiceRegistration,
+}
+
+impl DefinitionController {
+    /// Syncs the definitions, and the APIServices of their group versions. True if another sync is needed.
+    async fn sync_all(&self) -> bool {
+        let mut requeue = self.sync_definitions().await;
+        if let Err(e) = self.api_services.reconcile().await {
+            tracing::error!("cannot sync APIServices: {e}");
+            requeue = true;
         }
-        again
+        requeue
     }
 
-    /// Brings every definition one step on. True if some are to be looked at again without a change of theirs.
-    async fn settle_definitions(&self) -> bool {
-        let mut again = false;
+    /// Syncs every definition. True if some need another sync without an event.
+    async fn sync_definitions(&self) -> bool {
+        let mut requeue = false;
         let mut names = BTreeSet::new();
-        for definition in self.definitions() {
+        for definition in self.client.list(&CRD) {
             names.insert(definition.name().to_string());
         }
         for name in names {
-            match self.settle_definition(&name).await {
-                Ok(done) => again |= !done,
-                // Somebody else wrote in between; the change wakes us.
+            match self.sync_definition(&name).await {
+                Ok(done) => requeue |= !done,
+                // A concurrent write; its event triggers the next sync.
                 Err(e) if e.is_conflict() || e.is_not_found() => {}
                 Err(e) => {
-                    tracing::error!(
-                        definition = name,
-                        "a CustomResourceDefinition cannot be looked after: {e}"
-                    );
-                    again = true;
+                    tracing::error!(definition = name, "cannot sync a CustomResourceDefinition: {e}");
+                    requeue = true;
                 }
             }
         }
-        again
+        requeue
     }
 
-    fn definitions(&self) -> Vec<Arc<Object>> {
-        let everything = Filter::everything(&CRD, "");
-        self.cache
-            .of(&CRD)
-            .map(|cache| cache.list(&everything))
-            .unwrap_or_default()
-    }
-
-    /// False if it is to be looked at again.
-    async fn settle_definition(&self, name: &str) -> Result<bool, Error> {
-        let Some(object) = self.cache.get(&CRD, "", name) else {
+    /// False if it needs another sync without an event.
+    async fn sync_definition(&self, name: &str) -> Result<bool, Error> {
+        let Some(object) = self.client.get(&CRD, "", name) else {
             return Ok(true);
         };
         let Some(crd) = object.get::<CustomResourceDefinition>() else {
             return Ok(true);
         };
         if crd.metadata.deletion_timestamp.is_some() {
-            return self.finish_definition(&object, crd).await;
+            return self.finalize_definition(&object, crd).await;
         }
-        let others = self.definitions();
+        let others = self.client.list(&CRD);
         let others = others.iter().filter_map(|o| o.get::<CustomResourceDefinition>());
-        let now = self.clock.now();
-        if let Some(status) = conditions::settle(crd, others, now) {
+        let now = self.client.now();
+        if let Some(status) = conditions::names_and_conditions(crd, others, now) {
             let mut next = crd.clone();
             next.status = Some(status);
             self.write_definition(next, "status").await?;
@@ -136,15 +135,12 @@ impl Server {
             subresource,
             ..Target::main(&CRD, "", &name)
         };
-        let none = Preconditions::default();
-        self.update(&mut self.myself(), &target, &none, &mut |_, _| {
-            Ok(Box::new(crd.clone()) as Box<dyn AnyObject>)
-        })
-        .await
+        let mut replace = |_: &mut Ctx, _: &Arc<Object>| Ok(Box::new(crd.clone()) as Box<dyn AnyObject>);
+        self.client.update(&target, &mut replace).await
     }
 
-    /// All objects of a definition that is being deleted go first; then its finalizer does.
-    async fn finish_definition(
+    /// Deletes all custom resources of a terminating definition, then removes its finalizer.
+    async fn finalize_definition(
         &self,
         object: &Object,
         crd: &CustomResourceDefinition,
@@ -153,21 +149,21 @@ impl Server {
         if !held {
             return Ok(true);
         }
-        let served = self.cache.served();
+        let served = self.client.cache().served();
         let kind = served
             .custom()
             .iter()
             .find(|kind| knarr_api::custom::definition_name(kind) == object.name())
-            // In the version in which they are stored: a conversion webhook that does not work must not hold the definition.
+            // In the stored version: a conversion webhook that does not work must not block the deletion.
             .map(Kind::stored);
         let mut next = crd.clone();
-        let mut told = |is: &str, reason: &str, message: &str| {
+        let mut set_terminating = |is: &str, reason: &str, message: &str| {
             let status = next.status.get_or_insert_default();
-            conditions::set(status, TERMINATING, is, reason, message, self.clock.now());
+            conditions::set(status, TERMINATING, is, reason, message, self.client.now());
         };
         match kind {
-            Some(kind) if self.empty(&kind).await? > 0 => {
-                told(
+            Some(kind) if self.delete_instances(&kind).await? > 0 => {
+                set_terminating(
                     "True",
                     "InstanceDeletionInProgress",
                     "CustomResource deletion is in progress",
@@ -177,24 +173,24 @@ impl Server {
                 }
                 return Ok(false);
             }
-            Some(_) => told("False", "InstanceDeletionCompleted", "removed all instances"),
-            None => told("False", "NeverEstablished", "resource was never established"),
+            Some(_) => set_terminating("False", "InstanceDeletionCompleted", "removed all instances"),
+            None => set_terminating("False", "NeverEstablished", "resource was never established"),
         }
         let mut last = match next.status != crd.status {
             true => self.write_definition(next, "status").await?,
-            false => return self.release(object).await,
+            false => return self.remove_finalizer(object).await,
         };
-        if let Some(newer) = self.cache.get(&CRD, "", object.name()) {
+        if let Some(newer) = self.client.get(&CRD, "", object.name()) {
             last = newer;
         }
-        self.release(&last).await
+        self.remove_finalizer(&last).await
     }
 
-    /// Takes the finalizer away.
-    async fn release(&self, object: &Object) -> Result<bool, Error> {
-        let mut crd = object
-            .to_typed::<CustomResourceDefinition>()
-            .ok_or_else(|| Error::internal("a CustomResourceDefinition that is none"))?;
+    /// Removes the finalizer.
+    async fn remove_finalizer(&self, object: &Object) -> Result<bool, Error> {
+        let mut crd = object.to_typed::<CustomResourceDefinition>().ok_or_else(|| {
+            Error::internal("an object stored as a CustomResourceDefinition does not decode as one")
+        })?;
         if let Some(finalizers) = &mut crd.metadata.finalizers {
             finalizers.retain(|f| f != FINALIZER);
         }
@@ -202,56 +198,16 @@ impl Server {
         Ok(true)
     }
 
-    /// Asks every object of the kind to go; how many are left.
-    async fn empty(&self, kind: &Kind) -> Result<usize, Error> {
+    /// Deletes every object of the kind. Returns how many remain.
+    async fn delete_instances(&self, kind: &Kind) -> Result<usize, Error> {
         let everything = Filter::everything(kind, "");
-        for object in self.cache.of(kind)?.list(&everything) {
+        for object in self.client.cache().of(kind)?.list(&everything) {
             if object.metadata().deletion_timestamp.is_some() {
                 continue;
             }
             let target = Target::main(kind, object.namespace(), object.name());
-            match self
-                .delete(&mut self.myself(), &target, &DeleteRequest::default())
-                .await
-            {
-                Err(e) if !e.is_not_found() => return Err(e),
-                _ => {}
-            }
+            self.client.delete_if_exists(&target).await?;
         }
-        Ok(self.cache.of(kind)?.count())
+        Ok(self.client.cache().of(kind)?.count())
     }
-
-    /// Refuses new objects of a kind whose definition is being deleted.
-    pub(crate) fn check_definition(&self, kind: &Kind) -> Result<(), Error> {
-        if kind.ops.custom().is_none() {
-            return Ok(());
-        }
-        let found = self
-            .cache
-            .get(&CRD, "", &knarr_api::custom::definition_name(kind));
-        let ending = found.is_some_and(|crd| crd.metadata().deletion_timestamp.is_some());
-        match ending {
-            true => Err(Error::method_not_supported(kind.about(""), "create")),
-            false => Ok(()),
-        }
-    }
-}
-
-/// A definition that is marked for deletion: held until its objects are gone.
-pub(crate) fn mark(marked: &mut dyn AnyObject, now: Timestamp) {
-    let Some(crd) = marked.as_any_mut().downcast_mut::<CustomResourceDefinition>() else {
-        return;
-    };
-    let finalizers = crd.metadata.finalizers.get_or_insert_default();
-    if !finalizers.iter().any(|f| f == FINALIZER) {
-        finalizers.push(FINALIZER.into());
-    }
-    conditions::set(
-        crd.status.get_or_insert_default(),
-        TERMINATING,
-        "True",
-        "InstanceDeletionPending",
-        "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon",
-        now,
-    );
 }

@@ -1,13 +1,13 @@
-//! This machine's own address on its default route. Nothing is sent: a UDP socket only chooses its route.
+//! This host's own address on its default route. No packet is sent: a UDP socket only chooses its route.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
-/// Documentation addresses (RFC 5737, RFC 3849): routed like any other that is far away.
+/// Documentation addresses (RFC 5737, RFC 3849), which take the default route.
 const FAR_AWAY_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
 const FAR_AWAY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 const DISCARD: u16 = 9;
 
-/// The address of one family from which this machine sends to others; `None` where it has no such route.
+/// The source address of this host for one IP family; `None` if it has no default route of that family.
 pub fn source(is_ipv6: bool) -> Option<IpAddr> {
     let (any, destination): (IpAddr, IpAddr) = match is_ipv6 {
         false => (Ipv4Addr::UNSPECIFIED.into(), FAR_AWAY_V4.into()),

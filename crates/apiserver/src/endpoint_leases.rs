@@ -1,13 +1,13 @@
-//! Where the Service `kubernetes` leads to: the API servers that run now, as Endpoints and as an EndpointSlice.
+//! The endpoints of the Service `kubernetes`: the API servers that run now, as Endpoints and as an EndpointSlice.
 //!
-//! Servers of one cluster find each other in the store (kube-apiserver's lease endpoint reconciler): each writes a key of
-//! its own every [`RENEW`], and a key that has not moved for [`TTL`] is removed by whoever sees that. Stores know no time of
-//! their own, so what counts is how long a server itself has seen a key stand still; clocks are not compared. A server
-//! that stops removes its key, unless it is the last. A store that belongs to one process holds no such keys.
+//! Servers of one cluster find each other in the store, like kube-apiserver's lease endpoint reconciler: each renews a key
+//! of its own every [`RENEW`], and a key that was not renewed for [`TTL`] is removed by any server that sees it. A store
+//! has no clock, so what counts is how long a server itself has seen a key unchanged; clocks are not compared. A server
+//! that stops removes its key, unless it is the last. A store that belongs to one process has no such keys.
 //!
-//! In-cluster clients reach a server by the address that it advertises: [`Options::advertise`], else where it listens,
-//! else, if it listens everywhere, the address of the machine's default route. A loopback address is never advertised:
-//! in a pod it is the pod itself.
+//! In-cluster clients reach a server at its advertised address: [`Options::advertise`], else the address on which it
+//! listens, else, if it listens on all addresses, the host's address on its default route. A loopback address is never
+//! advertised: in a pod it is the pod itself.
 //!
 //! [`Options::advertise`]: crate::server::Options::advertise
 
@@ -27,45 +27,53 @@ use tokio::time::Instant;
 use crate::cache::store_error;
 use crate::default_route;
 use crate::keys::MASTER_LEASES;
+use crate::loopback::LoopbackClient;
 use crate::pipeline::Target;
-use crate::pipeline::delete::DeleteRequest;
-use crate::server::Server;
 
 /// From one renewal to the next (kube-apiserver's endpoint reconcile interval).
 pub(crate) const RENEW: Duration = Duration::from_secs(10);
-/// How long a key that stands still counts (kube-apiserver's master lease).
+/// How long a key counts that is not renewed (kube-apiserver's master lease).
 const TTL: Duration = Duration::from_secs(15);
 /// How long a server that stops waits for the store.
 const WITHDRAW: Duration = Duration::from_secs(2);
 const NAME: &str = "kubernetes";
 const NAMESPACE: &str = "default";
 
-/// What this server has seen of the others.
+/// Renews this server's key, and keeps the endpoints of the Service. See the module.
+pub(crate) struct EndpointReconciler {
+    client: LoopbackClient,
+    /// The address on which this server listens.
+    listen: SocketAddr,
+    advertise: Option<SocketAddr>,
+    leases: Leases,
+}
+
+/// What this server knows of the other API servers.
 #[derive(Default)]
-pub(crate) struct Leases {
-    /// One at a time: a renewal must not follow the withdrawal.
+struct Leases {
+    /// Held while writing: a renewal must not follow the withdrawal.
     state: Mutex<State>,
     reported: SyncMutex<bool>,
-    /// Objects that said what they are to say when they were looked at last, and that.
-    in_order: SyncMutex<Vec<(Arc<Object>, Value)>>,
+    /// Objects that had the desired contents when they were last read, and these contents.
+    unchanged: SyncMutex<Vec<(Arc<Object>, Value)>>,
 }
 
 #[derive(Default)]
 struct State {
     withdrawn: bool,
-    /// By key: the revision, and since when it is that.
-    seen: BTreeMap<Bytes, (Revision, Instant)>,
+    /// By key: its revision, and since when it has that revision.
+    last_seen: BTreeMap<Bytes, (Revision, Instant)>,
 }
 
 impl Leases {
-    /// Whether this very object said so when it was looked at last; forgets what that was if not.
-    fn was_in_order(&self, object: &Arc<Object>, document: &Value) -> bool {
-        let mut in_order = self.in_order.lock();
-        let is_known = in_order
+    /// Whether exactly this object had the desired contents when it was last read; otherwise forgets the kind's entry.
+    fn is_unchanged(&self, object: &Arc<Object>, document: &Value) -> bool {
+        let mut unchanged = self.unchanged.lock();
+        let is_known = unchanged
             .iter()
-            .any(|(known, said)| Arc::ptr_eq(known, object) && said == document);
+            .any(|(known, desired)| Arc::ptr_eq(known, object) && desired == document);
         if !is_known {
-            in_order.retain(|(known, _)| known.kind() != object.kind());
+            unchanged.retain(|(known, _)| known.kind() != object.kind());
         }
         is_known
     }
@@ -83,7 +91,7 @@ fn address_of(key: &[u8]) -> Option<IpAddr> {
         .ok()
 }
 
-/// The address by which others reach a server that listens on `listen`; `None` if they cannot.
+/// The address by which other hosts reach a server that listens on `listen`; `None` if they cannot.
 pub fn advertised(listen: SocketAddr, advertise: Option<SocketAddr>) -> Option<SocketAddr> {
     let mut address = advertise.unwrap_or(listen);
     address.set_ip(address.ip().to_canonical());
@@ -91,7 +99,7 @@ pub fn advertised(listen: SocketAddr, advertise: Option<SocketAddr>) -> Option<S
         address.set_port(listen.port());
     }
     if address.ip().is_unspecified() {
-        // One that listens on all IPv6 addresses is reached by IPv4, too.
+        // A server that listens on all IPv6 addresses can be reached by IPv4, too.
         let families = [false].into_iter().chain(address.is_ipv6().then_some(true));
         let mut own = families.filter_map(default_route::source);
         address.set_ip(own.find(|ip| !ip.is_loopback())?);
@@ -99,19 +107,29 @@ pub fn advertised(listen: SocketAddr, advertise: Option<SocketAddr>) -> Option<S
     (!address.ip().is_loopback()).then_some(address)
 }
 
-impl Server {
-    fn advertised_address(&self) -> Option<SocketAddr> {
-        let listen = SocketAddr::new(self.config.address, self.config.port);
-        advertised(listen, self.config.options.advertise)
+impl EndpointReconciler {
+    pub fn new(client: LoopbackClient, listen: SocketAddr, advertise: Option<SocketAddr>) -> Self {
+        EndpointReconciler {
+            client,
+            listen,
+            advertise,
+            leases: Leases::default(),
+        }
     }
 
-    /// Renews this server's key and makes the Service lead to all servers that run.
-    pub(crate) async fn reconcile_endpoints(&self) -> Result<(), Error> {
+    fn advertised_address(&self) -> Option<SocketAddr> {
+        advertised(self.listen, self.advertise)
+    }
+
+    /// Renews this server's key and reconciles the endpoints of the Service with all servers that run.
+    pub async fn reconcile(&self) -> Result<(), Error> {
         let Some(own) = self.advertised_address() else {
             let mut reported = self.leases.reported.lock();
             if !std::mem::replace(&mut *reported, true) {
-                let address = self.config.address;
-                tracing::info!("pods cannot reach this server: it is on the loopback address {address}");
+                let address = self.listen.ip();
+                tracing::info!(
+                    "pods cannot reach this API server: it listens on the loopback address {address}, which is not advertised"
+                );
             }
             return Ok(());
         };
@@ -120,46 +138,46 @@ impl Server {
             return Ok(());
         }
         let mut addresses = Vec::new();
-        if self.cache.store().is_shared() {
+        if self.client.cache().store().is_shared() {
             self.renew(own.ip()).await?;
-            addresses = self.live(&mut state).await?;
+            addresses = self.live_servers(&mut state).await?;
         }
         if !addresses.contains(&own.ip()) {
             addresses.push(own.ip());
         }
-        self.lead_to(own, &mut addresses).await
+        self.reconcile_service(own, &mut addresses).await
     }
 
-    /// Before this server stops: new connections go to the others, if there are any.
-    pub async fn withdraw_endpoints(&self) {
+    /// Removes this server's endpoint before it stops: new connections go to the other servers, if there are any.
+    pub async fn withdraw(&self) {
         let Some(own) = self
             .advertised_address()
-            .filter(|_| self.cache.store().is_shared())
+            .filter(|_| self.client.cache().store().is_shared())
         else {
             return;
         };
         let withdraw = async {
             let mut state = self.leases.state.lock().await;
             state.withdrawn = true;
-            let mut others = self.live(&mut state).await?;
+            let mut others = self.live_servers(&mut state).await?;
             others.retain(|address| *address != own.ip());
             if others.is_empty() {
                 return Ok(());
             }
             let key = key_of(own.ip());
             self.write(Vec::new(), Op::Delete { key }).await?;
-            self.lead_to(own, &mut others).await
+            self.reconcile_service(own, &mut others).await
         };
         match tokio::time::timeout(WITHDRAW, withdraw).await {
             Ok(Ok(())) => {}
-            Ok(Err(e)) => tracing::debug!("this server's endpoint was not removed: {e}"),
-            Err(_) => tracing::debug!("this server's endpoint was not removed in time"),
+            Ok(Err(e)) => tracing::debug!("this API server's endpoint was not removed: {e}"),
+            Err(_) => tracing::debug!("this API server's endpoint was not removed in time"),
         }
     }
 
     async fn renew(&self, own: IpAddr) -> Result<(), Error> {
-        let now = self.clock.now().as_second();
-        // In the form in which kube-apiserver keeps it.
+        let now = self.client.now().as_second();
+        // In kube-apiserver's format.
         let value = json!({
             "kind": "Endpoints", "apiVersion": "v1", "metadata": {"generation": now},
             "subsets": [{"addresses": [{"ip": own.to_string()}]}],
@@ -176,47 +194,62 @@ impl Server {
             compares,
             ops: vec![op],
         };
-        self.cache.store().txn(txn).await.map(drop).map_err(store_error)
+        self.client
+            .cache()
+            .store()
+            .txn(txn)
+            .await
+            .map(drop)
+            .map_err(store_error)
     }
 
-    /// The servers whose keys move. Keys that stand still are removed.
-    async fn live(&self, state: &mut State) -> Result<Vec<IpAddr>, Error> {
+    /// The addresses whose keys are renewed. Keys that are no longer renewed are removed.
+    async fn live_servers(&self, state: &mut State) -> Result<Vec<IpAddr>, Error> {
         let range = Range {
             keys: KeyRange::prefix(MASTER_LEASES),
             ..Range::default()
         };
-        let found = self.cache.store().range(range).await.map_err(store_error)?;
+        let found = self
+            .client
+            .cache()
+            .store()
+            .range(range)
+            .await
+            .map_err(store_error)?;
         let now = Instant::now();
         state
-            .seen
+            .last_seen
             .retain(|key, _| found.kvs.iter().any(|kv| kv.key == *key));
-        let mut live = Vec::new();
+        let mut live_servers = Vec::new();
         for kv in found.kvs {
             let Some(address) = address_of(&kv.key) else {
                 continue;
             };
-            let seen = state.seen.entry(kv.key.clone()).or_insert((kv.mod_revision, now));
-            if seen.0 != kv.mod_revision {
-                *seen = (kv.mod_revision, now);
+            let last_seen = state
+                .last_seen
+                .entry(kv.key.clone())
+                .or_insert((kv.mod_revision, now));
+            if last_seen.0 != kv.mod_revision {
+                *last_seen = (kv.mod_revision, now);
             }
-            if now.duration_since(seen.1) <= TTL {
-                live.push(address);
+            if now.duration_since(last_seen.1) <= TTL {
+                live_servers.push(address);
                 continue;
             }
-            let unmoved = Compare::ModRevision {
+            let not_renewed = Compare::ModRevision {
                 key: kv.key.clone(),
                 is: kv.mod_revision,
             };
-            self.write(vec![unmoved], Op::Delete { key: kv.key }).await?;
+            self.write(vec![not_renewed], Op::Delete { key: kv.key }).await?;
         }
-        Ok(live)
+        Ok(live_servers)
     }
 
-    async fn lead_to(&self, own: SocketAddr, addresses: &mut [IpAddr]) -> Result<(), Error> {
+    async fn reconcile_service(&self, own: SocketAddr, addresses: &mut [IpAddr]) -> Result<(), Error> {
         addresses.sort();
         for (kind, document) in documents(own, addresses) {
-            match self.make_so(kind, document).await {
-                // Another server of the same cluster was faster; the next renewal sees what it wrote.
+            match self.reconcile_object(kind, document).await {
+                // Another server of the cluster wrote first; the next renewal sees its write.
                 Err(e) if e.is_conflict() || e.is_not_found() => {}
                 other => other?,
             }
@@ -224,31 +257,30 @@ impl Server {
         Ok(())
     }
 
-    /// Writes the object where it says something else.
-    async fn make_so(&self, kind: &Kind, document: Value) -> Result<(), Error> {
-        if let Some(object) = self.cache.get(kind, NAMESPACE, NAME) {
-            if self.leases.was_in_order(&object, &document) {
+    /// Writes the object unless it has these contents already.
+    async fn reconcile_object(&self, kind: &Kind, document: Value) -> Result<(), Error> {
+        if let Some(object) = self.client.get(kind, NAMESPACE, NAME) {
+            if self.leases.is_unchanged(&object, &document) {
                 return Ok(());
             }
-            let there: Value = serde_json::from_slice(object.json()).map_err(Error::internal)?;
-            let same = |path| there.pointer(path) == document.pointer(path);
+            let current: Value = serde_json::from_slice(object.json()).map_err(Error::internal)?;
+            let same = |path| current.pointer(path) == document.pointer(path);
             let (labels, contents) = ("/metadata/labels", ["/subsets", "/endpoints", "/ports"]);
             if same(labels) && contents.into_iter().all(same) {
-                self.leases.in_order.lock().push((object, document));
+                self.leases.unchanged.lock().push((object, document));
                 return Ok(());
             }
-            // Of another family: that cannot be changed.
-            if there["addressType"] != document["addressType"] {
+            // The address family is immutable: the object is deleted and created again.
+            if current["addressType"] != document["addressType"] {
                 let target = Target::main(kind, NAMESPACE, NAME);
-                let request = DeleteRequest::default();
-                self.delete(&mut self.myself(), &target, &request).await?;
+                self.client.delete(&target).await?;
             }
         }
-        self.replace(kind, document).await
+        self.client.replace(kind, document).await
     }
 }
 
-/// Both forms; the slice has the addresses of this server's family.
+/// Endpoints and EndpointSlice; the slice has the addresses of this server's family.
 fn documents(own: SocketAddr, addresses: &[IpAddr]) -> Vec<(&'static Kind, Value)> {
     let ports = json!([{"name": "https", "port": own.port(), "protocol": "TCP"}]);
     let all: Vec<Value> = addresses.iter().map(|a| json!({"ip": a.to_string()})).collect();
@@ -291,7 +323,7 @@ mod tests {
             let found = advertised(parse(listen), advertise.map(parse));
             assert_eq!(found, expected.map(parse), "{listen} {advertise:?}");
         }
-        // Where there is a default route it is an address of this machine, else there is none.
+        // On a host with a default route it is an address of this host, else there is none.
         if let Some(found) = advertised("0.0.0.0:6443".parse().unwrap(), None) {
             assert!(UdpSocket::bind((found.ip(), 0)).is_ok());
         }

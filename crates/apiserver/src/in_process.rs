@@ -13,30 +13,45 @@ use knarr_client::{
     Api, Component, DeleteOptions, Identities, List, ListOptions, Patch, Term, WatchEvent, WatchOptions,
     WatchStream,
 };
+use tracing::instrument;
 
+use crate::aggregation::ExtensionServers;
 use crate::authz::{Attributes, Selectors, forbidden};
-use crate::cache::change::Told;
+use crate::cache::change::EventType;
+use crate::controllers::Controllers;
 use crate::pipeline::decode::FieldValidation;
-use crate::pipeline::delete::DeleteRequest;
 use crate::pipeline::patch::PatchBody;
 use crate::pipeline::read::ListQuery;
-use crate::pipeline::{Ctx, Origin, Target, not_served};
-use crate::server::Server;
+use crate::pipeline::write::DeleteRequest;
+use crate::pipeline::{Ctx, Origin, Pipeline, Target, not_served};
+use crate::resource_metrics::ResourceMetrics;
+use crate::subresource::Subresources;
 use crate::subresource::scale::scale_of;
 use crate::user::User;
 use crate::watch::Item;
 
+/// What the components of this process use of the server.
+pub(crate) struct InProcessServer {
+    pub pipeline: Arc<Pipeline>,
+    pub subresources: Arc<Subresources>,
+    pub extension_servers: Arc<ExtensionServers>,
+    pub resource_metrics: Arc<ResourceMetrics>,
+    /// Whether writes update `managedFields`.
+    pub tracks_fields: bool,
+    pub _controllers: Arc<Controllers>,
+}
+
 #[derive(Clone)]
 pub(crate) struct InProcess {
-    server: Arc<Server>,
+    server: Arc<InProcessServer>,
     user: User,
-    /// Where the user is one of knarr's own.
+    /// Set if the user is one of knarr's own components.
     component: Option<Component>,
     term: Option<Term>,
 }
 
 impl InProcess {
-    pub fn of_user(server: Arc<Server>, user: User) -> Self {
+    pub fn of_user(server: Arc<InProcessServer>, user: User) -> Self {
         InProcess {
             server,
             user,
@@ -45,7 +60,7 @@ impl InProcess {
         }
     }
 
-    pub fn of_component(server: Arc<Server>, component: Component) -> Self {
+    pub fn of_component(server: Arc<InProcessServer>, component: Component) -> Self {
         let user = User::new(component.user(), component.groups()).authenticated();
         InProcess {
             component: Some(component),
@@ -54,31 +69,32 @@ impl InProcess {
     }
 
     fn ctx(&self, verb: &'static str) -> Ctx {
-        let mut ctx = Ctx::new(self.user.clone(), self.server.clock.now());
+        let mut ctx = Ctx::new(self.user.clone(), self.server.pipeline.clock.now());
         ctx.verb = verb;
         ctx.origin = Origin::InProcess;
         ctx.term.clone_from(&self.term);
         if let Some(manager) = self.component.as_ref().and_then(Component::field_manager) {
             ctx.manager = Some(manager.to_string());
         }
-        if !self.server.config.options.tracks_fields_in_process {
+        if !self.server.tracks_fields {
             ctx.manager = None;
         }
         ctx
     }
 
-    /// Components know the kinds that users brought by name only; this is the one that is served.
-    fn served(&self, kind: &Kind) -> Result<Kind> {
+    /// The served kind: components know kinds of custom resources by name only.
+    async fn served(&self, kind: &Kind) -> Result<Kind> {
         if kind.ops.custom().is_none() {
             return Ok(kind.clone());
         }
-        let served = self.server.cache.served();
-        served
-            .by_resource(kind.group(), kind.version(), kind.plural())
+        self.server
+            .pipeline
+            .kind_of_resource(kind.group(), kind.version(), kind.plural())
+            .await?
             .ok_or_else(not_served)
     }
 
-    /// The target of a request whose sender may do this to it.
+    /// The target of a request, if its user is authorized for it.
     fn allowed<'a>(
         &self,
         verb: &'a str,
@@ -97,19 +113,22 @@ impl InProcess {
         (namespace, name, subresource): (&'a str, &'a str, &'a str),
         selectors: Selectors<'a>,
     ) -> Result<Target<'a>> {
-        self.server.metrics.count_in_process();
+        self.server.pipeline.metrics.count_in_process();
         let target = Target::checked(kind, verb, namespace, name, subresource)?;
         let attributes = Attributes::of_target(verb, &target, selectors);
-        if self.server.authorizer.allows(&self.user, &attributes) {
+        if self.server.pipeline.authorizer.allows(&self.user, &attributes) {
             return Ok(target);
         }
         let denied = forbidden(&self.user, &attributes);
         match &self.component {
-            // What a kubelet may read depends on its pods, which come and go.
+            // What a kubelet may read depends on its pods, which are created and deleted.
             None | Some(Component::Node(_)) => {}
             Some(_) => {
-                tracing::error!("a component's role does not allow what it does: {denied}");
-                self.server.metrics.component_denied(&self.user.name, &attributes);
+                tracing::error!("a request of a component was denied: its role does not allow it: {denied}");
+                self.server
+                    .pipeline
+                    .metrics
+                    .component_denied(&self.user.name, &attributes);
             }
         }
         Err(denied)
@@ -118,12 +137,12 @@ impl InProcess {
 
 /// The API of one server for all components of its process.
 pub(crate) struct Components {
-    server: Arc<Server>,
+    server: Arc<InProcessServer>,
     term: Option<Term>,
 }
 
 impl Components {
-    pub fn new(server: Arc<Server>) -> Self {
+    pub fn new(server: Arc<InProcessServer>) -> Self {
         Components { server, term: None }
     }
 }
@@ -136,7 +155,7 @@ impl Identities for Components {
         })
     }
 
-    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Identities> {
+    fn with_term(self: Arc<Self>, term: Term) -> Arc<dyn Identities> {
         Arc::new(Components {
             server: self.server.clone(),
             term: Some(term),
@@ -146,21 +165,23 @@ impl Identities for Components {
 
 #[async_trait]
 impl Api for InProcess {
-    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Api> {
+    fn with_term(self: Arc<Self>, term: Term) -> Arc<dyn Api> {
         Arc::new(InProcess {
             term: Some(term),
             ..(*self).clone()
         })
     }
 
+    #[instrument(name = "request", level = "debug", skip_all, fields(verb = "get", resource = kind.plural(), namespace = namespace, name = name, user = self.user.name))]
     async fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
-        let kind = &self.served(kind)?;
+        let kind = &self.served(kind).await?;
         let target = self.allowed("get", kind, namespace, name, "")?;
-        self.server.get_now(&mut self.ctx("get"), &target).await
+        self.server.pipeline.get_now(&mut self.ctx("get"), &target).await
     }
 
+    #[instrument(name = "request", level = "debug", skip_all, fields(verb = "list", resource = kind.plural(), namespace = options.namespace, user = self.user.name))]
     async fn list(&self, kind: &Kind, options: ListOptions) -> Result<List> {
-        let kind = &self.served(kind)?;
+        let kind = &self.served(kind).await?;
         let selectors = Selectors {
             fields: &options.field_selector,
             labels: &options.label_selector,
@@ -173,7 +194,11 @@ impl Api for InProcess {
             continue_token: options.continue_token,
             ..ListQuery::default()
         };
-        let listed = self.server.list(kind, &options.namespace, &query).await?;
+        let listed = self
+            .server
+            .pipeline
+            .list(kind, &options.namespace, &query)
+            .await?;
         Ok(List {
             resource_version: listed.revision,
             items: listed.items,
@@ -181,8 +206,9 @@ impl Api for InProcess {
         })
     }
 
+    #[instrument(name = "request", level = "debug", skip_all, fields(verb = "watch", resource = kind.plural(), namespace = options.namespace, user = self.user.name))]
     async fn watch(&self, kind: &Kind, options: WatchOptions) -> Result<WatchStream> {
-        let kind = self.served(kind)?;
+        let kind = self.served(kind).await?;
         let selectors = Selectors {
             fields: &options.field_selector,
             labels: &options.label_selector,
@@ -193,12 +219,12 @@ impl Api for InProcess {
             field_selector: options.field_selector,
             ..ListQuery::default()
         };
-        let filter = self.server.filter(&kind, &options.namespace, &query)?;
+        let filter = self.server.pipeline.filter(&kind, &options.namespace, &query)?;
         if options.after.is_none() {
-            self.server.hear_all().await?;
+            self.server.pipeline.wait_until_caught_up().await?;
         }
-        let watcher = self.server.follow(filter, options.after).await?;
-        // The state there was is closed by a bookmark.
+        let watcher = self.server.pipeline.follow(filter, options.after).await?;
+        // The initial state ends with a bookmark.
         let bookmark = options.after.is_none().then(|| watcher.revision());
         let initial = watcher.initial_len();
         let state = (Some((watcher, kind)), initial, bookmark);
@@ -210,16 +236,18 @@ impl Api for InProcess {
                     (Some((watcher, kind)), 0, None),
                 ));
             }
-            // It ends where it fell behind or the cache starts over. Whoever takes it up again where he stood is
-            // told what he missed, or that it is too much.
+            // It ends when it falls behind or the cache starts over. A client that watches again from its last revision gets the changes it
+            // missed, or 410.
             let event = match watcher.next().await? {
                 Item::Bookmark { revision, .. } => Ok(WatchEvent::Bookmark(revision)),
                 Item::Failed(error) => Err(error),
-                Item::Event(told, object, _) => convert::object(&object, &kind).map(|object| match told {
-                    Told::Added => WatchEvent::Added(object),
-                    Told::Modified => WatchEvent::Modified(object),
-                    Told::Deleted => WatchEvent::Deleted(object),
-                }),
+                Item::Event(event_type, object, _) => {
+                    convert::object(&object, &kind).map(|object| match event_type {
+                        EventType::Added => WatchEvent::Added(object),
+                        EventType::Modified => WatchEvent::Modified(object),
+                        EventType::Deleted => WatchEvent::Deleted(object),
+                    })
+                }
             };
             Some((
                 event,
@@ -229,43 +257,51 @@ impl Api for InProcess {
         .boxed())
     }
 
+    #[instrument(name = "request", level = "debug", skip_all, fields(verb = "create", resource = kind.plural(), namespace = object.metadata().namespace, name = object.metadata().name, user = self.user.name))]
     async fn create(&self, kind: &Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
-        let kind = &self.served(kind)?;
+        let kind = &self.served(kind).await?;
         let namespace = object.metadata().namespace.clone().unwrap_or_default();
         let target = self.allowed("create", kind, &namespace, "", "")?;
         if !kind.is_stored() {
             let mut body = Vec::new();
             object.encode_into(&mut body);
             let body = serde_json::from_slice(&body).map_err(Error::internal)?;
-            let answer = self
+            let response = self
                 .server
+                .subresources
                 .review(&mut self.ctx("create"), &target, body, object)
                 .await?;
-            let decoded = kind.ops.decode(answer.to_string().as_bytes());
+            let decoded = kind.ops.decode(response.to_string().as_bytes());
             let object = decoded.map_err(|e| Error::internal(e.message))?.object;
             return Ok(Arc::new(Object::from_typed(kind, object)));
         }
-        self.server.create(&mut self.ctx("create"), &target, object).await
+        self.server
+            .pipeline
+            .create(&mut self.ctx("create"), &target, object)
+            .await
     }
 
+    #[instrument(name = "request", level = "debug", skip_all, fields(verb = "update", resource = kind.plural(), namespace = object.metadata().namespace, name = object.metadata().name, user = self.user.name))]
     async fn update(
         &self,
         kind: &Kind,
         object: Box<dyn AnyObject>,
         subresource: &str,
     ) -> Result<Arc<Object>> {
-        let kind = &self.served(kind)?;
+        let kind = &self.served(kind).await?;
         let meta = object.metadata();
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
         let target = self.allowed("update", kind, &namespace, &name, subresource)?;
         Ok(self
             .server
+            .pipeline
             .put(&mut self.ctx("update"), &target, object)
             .await?
             .object)
     }
 
+    #[instrument(name = "request", level = "debug", skip_all, fields(verb = "patch", resource = kind.plural(), namespace = namespace, name = name, user = self.user.name))]
     async fn patch(
         &self,
         kind: &Kind,
@@ -274,14 +310,16 @@ impl Api for InProcess {
         subresource: &str,
         patch: Patch,
     ) -> Result<Arc<Object>> {
-        let kind = &self.served(kind)?;
+        let kind = &self.served(kind).await?;
         let target = self.allowed("patch", kind, namespace, name, subresource)?;
         let body = PatchBody::from(patch);
         self.server
+            .pipeline
             .patch(&mut self.ctx("patch"), &target, &body, FieldValidation::Warn)
             .await
     }
 
+    #[instrument(name = "request", level = "debug", skip_all, fields(verb = "delete", resource = kind.plural(), namespace = namespace, name = name, user = self.user.name))]
     async fn delete(
         &self,
         kind: &Kind,
@@ -289,7 +327,7 @@ impl Api for InProcess {
         name: &str,
         options: DeleteOptions,
     ) -> Result<Arc<Object>> {
-        let kind = &self.served(kind)?;
+        let kind = &self.served(kind).await?;
         let target = self.allowed("delete", kind, namespace, name, "")?;
         let request = DeleteRequest {
             options,
@@ -297,6 +335,7 @@ impl Api for InProcess {
         };
         Ok(self
             .server
+            .pipeline
             .delete(&mut self.ctx("delete"), &target, &request)
             .await?
             .object)
@@ -306,32 +345,33 @@ impl Api for InProcess {
         &self,
         namespace: &str,
         name: &str,
-        why: PodCondition,
+        condition: PodCondition,
         options: DeleteOptions,
     ) -> Result<Arc<Object>> {
         self.allowed("patch", &registry::POD, namespace, name, "status")?;
         let target = self.allowed("delete", &registry::POD, namespace, name, "")?;
         let request = DeleteRequest {
             options,
-            why: Some(why),
+            pod_condition: Some(condition),
             ..DeleteRequest::default()
         };
         Ok(self
             .server
+            .pipeline
             .delete(&mut self.ctx("delete"), &target, &request)
             .await?
             .object)
     }
 
     async fn scale(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Scale> {
-        let kind = &self.served(kind)?;
+        let kind = &self.served(kind).await?;
         self.allowed("get", kind, namespace, name, "scale")?;
         let main = Target::main(kind, namespace, name);
-        scale_of(&*self.server.get_now(&mut self.ctx("get"), &main).await?)
+        scale_of(&*self.server.pipeline.get_now(&mut self.ctx("get"), &main).await?)
     }
 
     async fn update_scale(&self, kind: &Kind, scale: Scale) -> Result<Scale> {
-        let kind = &self.served(kind)?;
+        let kind = &self.served(kind).await?;
         let meta = scale.metadata.clone();
         let (namespace, name) = (
             meta.namespace.as_deref().unwrap_or_default(),
@@ -340,22 +380,29 @@ impl Api for InProcess {
         self.allowed("update", kind, namespace, name, "scale")?;
         let main = Target::main(kind, namespace, name);
         self.server
+            .pipeline
             .replace_scale(&mut self.ctx("update"), &main, scale)
             .await
     }
 
     async fn get_raw(&self, path: &str) -> Result<serde_json::Value> {
-        self.server.metrics.count_in_process();
-        if let Some(answer) = self.server.resource_metrics_at(&self.user, path).await {
-            return answer;
+        self.server.pipeline.metrics.count_in_process();
+        if let Some(response) = self.server.resource_metrics.get(&self.user, path).await {
+            return response;
         }
-        let answer = self.server.ask_extension_server(&self.user, Method::GET, path);
-        answer.await?.ok_or_else(not_served)
+        let response = self
+            .server
+            .extension_servers
+            .request_extension_server(&self.user, Method::GET, path);
+        response.await?.ok_or_else(not_served)
     }
 
     async fn delete_extension_contents(&self, namespace: &str) -> Result<()> {
-        self.server.metrics.count_in_process();
-        self.server.empty_extension_servers(&self.user, namespace).await
+        self.server.pipeline.metrics.count_in_process();
+        self.server
+            .extension_servers
+            .delete_extension_content(&self.user, namespace)
+            .await
     }
 
     async fn create_subresource(
@@ -366,9 +413,10 @@ impl Api for InProcess {
         subresource: &str,
         body: serde_json::Value,
     ) -> Result<serde_json::Value> {
-        let kind = &self.served(kind)?;
+        let kind = &self.served(kind).await?;
         let target = self.allowed("create", kind, namespace, name, subresource)?;
         self.server
+            .subresources
             .create_subresource(&mut self.ctx("create"), &target, body)
             .await
     }

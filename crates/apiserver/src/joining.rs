@@ -1,12 +1,11 @@
-//! What nodes need to join, under the names that kubeadm gives it: `kube-public/cluster-info` (where the API is and which
-//! CA vouches for it; a controller signs it with each token), and who may ask for a node's certificate. Made where
-//! missing, at every start.
+//! What nodes need to join, under kubeadm's names: `kube-public/cluster-info` (the API server's address and CA, which a controller signs with each
+//! token), and the bindings for who may request a node's certificate. Missing objects are created at every start.
 //!
-//! `kube-system/knarr-config` has the settings that all nodes share, such as the ranges of addresses, as kubeadm's
-//! `kubeadm-config` has; nodes read it when they join.
+//! `kube-system/knarr-config` has the settings that all nodes share, such as address ranges, like kubeadm's `kubeadm-config`; nodes read it when
+//! they join.
 //!
-//! kubeadm lets anonymous users read `cluster-info`. Here nothing is open to them: holders of a bootstrap token may, and
-//! who has but a pin takes the CA from the TLS handshake, in which the server sends it along.
+//! kubeadm lets anonymous users read `cluster-info`. knarr does not: holders of a bootstrap token may read it, and a node that has only a pin
+//! takes the CA from the TLS handshake, in which the server sends it.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +15,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use knarr_api::{Error, k8s_openapi, registry};
 use serde_json::{Value, json};
 
-use crate::server::Server;
+use crate::loopback::LoopbackClient;
 
 const PUBLIC: &str = "kube-public";
 const CLUSTER_INFO: &str = "cluster-info";
@@ -25,79 +24,76 @@ const KUBECONFIG: &str = "kubeconfig";
 pub const SHARED_SETTINGS: (&str, &str) = ("kube-system", "knarr-config");
 const RBAC: &str = "rbac.authorization.k8s.io";
 
-/// The group of those who join with a token that is made for it.
+/// The group of the bootstrap tokens with which nodes join.
 pub const JOINERS: &str = "system:bootstrappers:kubeadm:default-node-token";
 /// The group of all holders of bootstrap tokens.
 const BOOTSTRAPPERS: &str = "system:bootstrappers";
 const NODES: &str = "system:nodes";
-/// The role of those who may read the settings that all nodes share.
+/// The role that may read the settings that all nodes share.
 const SETTINGS_READER: &str = "knarr:config-reader";
-/// Who may read where the cluster is.
+/// The role that may read `cluster-info`.
 const INFO_READER: &str = "kubeadm:bootstrap-signer-clusterinfo";
 
-impl Server {
-    /// From now on nodes can join at `server` (an URL), which this CA vouches for, and take over these settings.
-    pub async fn let_nodes_join(
-        &self,
-        server: &str,
-        ca_pem: &str,
-        settings: BTreeMap<String, String>,
-    ) -> Result<(), Error> {
-        let info = BTreeMap::from([(KUBECONFIG.to_string(), cluster_info(server, ca_pem))]);
-        self.publish((PUBLIC, CLUSTER_INFO), info, INFO_READER, BOOTSTRAPPERS)
-            .await?;
-        self.publish(SHARED_SETTINGS, settings, SETTINGS_READER, NODES)
-            .await?;
-        let requests = "system:certificates.k8s.io:certificatesigningrequests";
-        for (name, role, group) in [
-            ("kubeadm:kubelet-bootstrap", "system:node-bootstrapper", JOINERS),
-            (
-                "kubeadm:node-autoapprove-bootstrap",
-                &format!("{requests}:nodeclient"),
-                JOINERS,
-            ),
-            (
-                "kubeadm:node-autoapprove-certificate-rotation",
-                &format!("{requests}:selfnodeclient"),
-                NODES,
-            ),
-        ] {
-            self.ensure(
+/// Lets nodes join at `server` (a URL) with this CA and these settings.
+pub(crate) async fn let_nodes_join(
+    client: &LoopbackClient,
+    server: &str,
+    ca_pem: &str,
+    settings: BTreeMap<String, String>,
+) -> Result<(), Error> {
+    let info = BTreeMap::from([(KUBECONFIG.to_string(), cluster_info(server, ca_pem))]);
+    publish(client, (PUBLIC, CLUSTER_INFO), info, INFO_READER, BOOTSTRAPPERS).await?;
+    publish(client, SHARED_SETTINGS, settings, SETTINGS_READER, NODES).await?;
+    let requests = "system:certificates.k8s.io:certificatesigningrequests";
+    for (name, role, group) in [
+        ("kubeadm:kubelet-bootstrap", "system:node-bootstrapper", JOINERS),
+        (
+            "kubeadm:node-autoapprove-bootstrap",
+            &format!("{requests}:nodeclient"),
+            JOINERS,
+        ),
+        (
+            "kubeadm:node-autoapprove-certificate-rotation",
+            &format!("{requests}:selfnodeclient"),
+            NODES,
+        ),
+    ] {
+        client
+            .ensure(
                 &registry::CLUSTER_ROLE_BINDING,
                 binding(name, "ClusterRole", role, group),
             )
             .await?;
-        }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// A ConfigMap with this data, which this group may read by a role of this name.
-    async fn publish(
-        &self,
-        (namespace, name): (&str, &str),
-        data: BTreeMap<String, String>,
-        role: &str,
-        group: &str,
-    ) -> Result<(), Error> {
-        let published = self.cache.get(&registry::CONFIG_MAP, namespace, name);
-        let published = published
-            .as_ref()
-            .and_then(|o| o.get::<ConfigMap>()?.data.as_ref());
-        if published != Some(&data) {
-            let config_map = json!({"metadata": {"name": name, "namespace": namespace}, "data": data});
-            self.replace(&registry::CONFIG_MAP, config_map).await?;
-        }
-        let reader = json!({
-            "metadata": {"name": role, "namespace": namespace},
-            "rules": [{
-                "apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["get"],
-            }],
-        });
-        self.ensure(&registry::ROLE, reader).await?;
-        let mut readers = binding(role, "Role", role, group);
-        readers["metadata"]["namespace"] = namespace.into();
-        self.ensure(&registry::ROLE_BINDING, readers).await
+/// Publishes a ConfigMap with this data, which the group may read by a role of this name.
+async fn publish(
+    client: &LoopbackClient,
+    (namespace, name): (&str, &str),
+    data: BTreeMap<String, String>,
+    role: &str,
+    group: &str,
+) -> Result<(), Error> {
+    let published = client.get(&registry::CONFIG_MAP, namespace, name);
+    let published = published
+        .as_ref()
+        .and_then(|o| o.get::<ConfigMap>()?.data.as_ref());
+    if published != Some(&data) {
+        let config_map = json!({"metadata": {"name": name, "namespace": namespace}, "data": data});
+        client.replace(&registry::CONFIG_MAP, config_map).await?;
     }
+    let reader = json!({
+        "metadata": {"name": role, "namespace": namespace},
+        "rules": [{
+            "apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["get"],
+        }],
+    });
+    client.ensure(&registry::ROLE, reader).await?;
+    let mut readers = binding(role, "Role", role, group);
+    readers["metadata"]["namespace"] = namespace.into();
+    client.ensure(&registry::ROLE_BINDING, readers).await
 }
 
 fn binding(name: &str, kind: &str, role: &str, group: &str) -> Value {
@@ -108,7 +104,7 @@ fn binding(name: &str, kind: &str, role: &str, group: &str) -> Value {
     })
 }
 
-/// A kubeconfig with a cluster and nobody in it.
+/// A kubeconfig with a cluster and no user.
 fn cluster_info(server: &str, ca_pem: &str) -> String {
     format!(
         "apiVersion: v1

@@ -9,8 +9,8 @@ use knarr_api::Kind;
 /// The prefix of every object's key.
 pub const ROOT: &str = "/registry/";
 
-/// The prefix of the API servers' leases ([`crate::endpoint_leases`]). They are no objects, but stand under [`ROOT`]: whoever
-/// follows the objects then sees their revisions too, and reads that wait for the store's revision do not wait in vain.
+/// The prefix of the API servers' leases ([`crate::endpoint_leases`]). They are not objects, but are under [`ROOT`]: a watch of
+/// the objects then gets their revisions too, and reads that wait for the store's revision do not wait in vain.
 pub const MASTER_LEASES: &str = "/registry/masterleases/";
 
 /// `/registry/apps/deployments/`.
@@ -24,7 +24,7 @@ pub fn prefix(kind: &Kind) -> String {
     format!("{ROOT}{group}/{}/", kind.plural())
 }
 
-/// What follows the prefix: `<namespace>/<name>` or `<name>`. Also the cache's key, so both order alike.
+/// The rest of the key: `<namespace>/<name>` or `<name>`. Also the cache's key, so that both have the same order.
 pub fn local(namespace: &str, name: &str) -> String {
     if namespace.is_empty() {
         name.to_string()
@@ -39,7 +39,7 @@ pub fn key(kind: &Kind, namespace: &str, name: &str) -> Bytes {
     key.into()
 }
 
-/// The key under which kube-apiserver keeps the object in its store. Some of its answers show it.
+/// The key under which kube-apiserver stores the object. Some of its responses show it.
 pub fn upstream_key(kind: &Kind, namespace: &str, name: &str) -> String {
     let stored = kind.stored();
     let prefix = match (stored.group(), stored.plural()) {
@@ -48,7 +48,7 @@ pub fn upstream_key(kind: &Kind, namespace: &str, name: &str) -> String {
         ("", "nodes") => "minions".to_string(),
         ("", "services") => "services/specs".to_string(),
         ("networking.k8s.io", "ingresses") => "ingress".to_string(),
-        // The groups of API servers of their own, built in or not.
+        // The groups of the API servers that kube-apiserver delegates to, and custom resources.
         (group @ ("apiextensions.k8s.io" | "apiregistration.k8s.io"), plural) => format!("{group}/{plural}"),
         (group, plural) if kind.ops.custom().is_some() => format!("{group}/{plural}"),
         (_, plural) => plural.to_string(),
@@ -56,7 +56,7 @@ pub fn upstream_key(kind: &Kind, namespace: &str, name: &str) -> String {
     format!("{ROOT}{prefix}/{}", local(namespace, name))
 }
 
-/// Splits a key into `<group>/<plural>` and what follows.
+/// Splits a key into `<group>/<plural>` and the rest.
 pub fn split(key: &[u8]) -> Option<(&str, &str)> {
     let rest = std::str::from_utf8(key).ok()?.strip_prefix(ROOT)?;
     let slash = rest.find('/')?;

@@ -1,9 +1,9 @@
 //! The API server as a library: everything between a client's request and the store.
 //!
-//! Clock, randomness and the store come in through [`Server::new`]; a simulation hosts the server as it is.
-//! In-process components speak to it through [`Server::api`], which shares the cache's objects with them;
-//! everybody else through HTTPS ([`Server::serve`]). Both take the same path: authorization, admission,
-//! validation, one encoding, one commit.
+//! Clock, randomness and the store are arguments of [`Server::new`]; a simulation runs the server unchanged.
+//! In-process components call it through [`Server::api`], which shares the cache's objects with them;
+//! all other clients use HTTPS ([`Server::serve`]). Both take the same path: authorization, mutating admission, validating
+//! admission and validation, one encoding, one commit.
 //!
 //! What is not here: the rules of kinds (`knarr-api`), durability (`knarr-store`), controllers.
 //!
@@ -11,23 +11,26 @@
 //!
 //! | | |
 //! |---|---|
+//! | the composition of the parts | `server.rs` |
 //! | connections, limits, timeouts; parsing of headers and query | `http/` |
-//! | what a request asks for | `request.rs`, held against the kind's scope in `pipeline/target.rs` |
+//! | the layers of a request: authentication, audit, flow control, authorization, routing | `http/chain.rs` |
+//! | a request's URL | `request.rs`, checked against the kind's scope in `pipeline/target.rs` |
 //! | authentication, impersonation; kubelets' port | `authn/`, `authn/delegated.rs` |
 //! | RBAC, Node authorizer, default roles | `authz/` (`default_roles.txt`) |
-//! | priority and fairness | `flow_control/`, borrowing in `lending.rs` |
-//! | reads and writes | `pipeline/`; managed fields and apply: `managed_fields.rs`, `apply.rs` |
+//! | priority and fairness | `flow_control/`, borrowing of seats in `lending.rs` |
+//! | reads and writes; the stages of a write in their order | `pipeline/`; `pipeline/stages.rs` |
 //! | admission plugins, one file each; policies and webhooks | `admission/`, `admission/extension/` |
+//! | the server's own controllers and writes | `controllers.rs`, `bootstrap.rs`, `loopback.rs` |
 //! | the watch cache; leaders' terms; custom resources | `cache/`, `cache/term.rs`, `cache/custom.rs` |
 //! | conditions and names of CustomResourceDefinitions, conversion | `custom.rs`, `conversion.rs` |
 //! | APIServices that name a Service | `aggregation/`; the local ones: `api_services.rs` |
 //! | subresources; streams to pods and nodes, and their admission | `subresource/`, `node_stream.rs`, `proxy/`, `connect.rs` there |
 //! | encryption at rest, audit log, metrics.k8s.io | `encryption/`, `audit/`, `resource_metrics.rs` |
-//! | certificate authorities, signing, what joining needs | `pki/`, `signing/`, `joining.rs` |
-//! | what the Service `kubernetes` leads to | `endpoint_leases.rs` |
+//! | certificate authorities, signing, the objects that nodes need to join | `pki/`, `signing/`, `joining.rs` |
+//! | the endpoints of the Service `kubernetes` | `endpoint_leases.rs` |
 //!
-//! Tests: every kind's life over HTTPS and the requests of well-known clients, `tests/access`; recorded requests and answers of kube-apiserver,
-//! `tests/replay` (`not_yet.txt`: what differs, and why).
+//! Tests: the lifecycle of every kind over HTTPS and the requests of well-known clients, `tests/access`; recorded requests and responses of
+//! kube-apiserver, `tests/replay` (`not_yet.txt`: the differences, and the reasons).
 
 pub mod admission;
 mod aggregation;
@@ -39,6 +42,7 @@ pub mod authz;
 mod bootstrap;
 pub mod cache;
 pub mod cluster_authentication;
+mod controllers;
 mod conversion;
 mod custom;
 pub mod default_route;
@@ -49,6 +53,7 @@ pub mod http;
 mod in_process;
 pub mod joining;
 mod keys;
+mod loopback;
 mod metrics;
 pub mod pipeline;
 pub mod pki;

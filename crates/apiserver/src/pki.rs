@@ -1,21 +1,23 @@
 //! The cluster's keys and certificates, in one directory: the CAs, the server's certificate, client certificates, and the
 //! key that signs service-account tokens.
 //!
-//! Each CA is for one thing, and trusted only for that by those who need it (SPEC A4):
+//! Each CA has one purpose, and is trusted only for that (SPEC A4):
 //!
 //! | file | signs | trusted by |
 //! |---|---|---|
-//! | `ca` | the API server's certificate | everybody who speaks to the API |
+//! | `ca` | the API server's certificate | all clients of the API server |
 //! | `client-ca` | clients of the API server and of kubelets | the API server, kubelets |
 //! | `kubelet-serving-ca` | kubelets' serving certificates | the API server |
-//! | `front-proxy-ca` | proxies that say for whom they ask | extension API servers |
+//! | `front-proxy-ca` | the front proxy, which passes on the user of a request | extension API servers |
 //!
-//! A directory of an earlier version has `ca` alone, which signed everything. It goes on as the CA of the API server, so that
-//! pins and kubeconfigs stay right, and is kept as `client-ca-previous.crt` too: client certificates that it signed before
-//! the other CAs were made count until they end. Who removes that file ends them at the next start.
+//! A directory of an earlier version has `ca` alone, which signed everything. It stays the CA of the API server, so that pins and kubeconfigs remain
+//! valid, and is kept as `client-ca-previous.crt` too: client certificates that it signed before the other CAs were created are accepted until
+//! they expire. Removing that file makes the next start reject them.
 //!
-//! What is missing is made, what nears its end is renewed when the server starts; keys are readable by their
-//! owner only, and a file is either whole or not there.
+//! Missing files are created, certificates that expire soon are renewed when the server starts; keys are readable by their
+//! owner only, and a file is written completely or not at all.
+
+mod identity;
 
 use std::fs;
 use std::io::{self, Write};
@@ -34,21 +36,20 @@ use sha2::{Digest, Sha256};
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+pub use self::identity::{Identity, pem};
 use crate::authn::token_key::KeyFiles;
 use crate::signing::Authority;
 
-/// How long the CA lives.
+/// Validity of a CA.
 const CA_LIFE: SignedDuration = SignedDuration::from_hours(10 * 365 * 24);
-/// How long other certificates live.
+/// Validity of other certificates.
 const LEAF_LIFE: SignedDuration = SignedDuration::from_hours(365 * 24);
-/// A certificate with less than this left is renewed at start.
+/// A certificate with less validity left is renewed at start.
 const RENEW_WITHIN: SignedDuration = SignedDuration::from_hours(30 * 24);
-/// Characters in a line of PEM.
-const PEM_LINE: usize = 64;
 /// Clocks may differ by this much.
 const SKEW: SignedDuration = SignedDuration::from_mins(5);
 
-/// Why the keys cannot be had.
+/// Why keys or certificates cannot be loaded or created.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     #[error("cannot {doing} {path}: {source}")]
@@ -57,27 +58,14 @@ pub enum PkiError {
         path: PathBuf,
         source: io::Error,
     },
-    #[error("{path} holds no usable {what}: {why}")]
+    #[error("{path} has no valid {what}: {why}")]
     Unusable {
         path: PathBuf,
         what: &'static str,
         why: String,
     },
-    #[error("cannot make {what}: {source}")]
+    #[error("cannot create {what}: {source}")]
     Make { what: String, source: rcgen::Error },
-}
-
-/// A certificate and its key, both PEM.
-#[derive(Clone)]
-pub struct Identity {
-    pub certificate_pem: String,
-    pub key_pem: String,
-}
-
-impl std::fmt::Debug for Identity {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Identity(…)")
-    }
 }
 
 /// The cluster's keys. See the module.
@@ -91,16 +79,16 @@ pub struct Pki {
     now: Timestamp,
 }
 
-/// The one CA of an earlier version, of whose client certificates some still count.
+/// The only CA of an earlier version, some of whose client certificates are still accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PreviousClients {
     pub ca_pem: String,
-    /// Those count that begin by then: afterwards it signs no clients.
+    /// Certificates that begin after this time are not accepted: since then it has signed no clients.
     pub before: Timestamp,
 }
 
-/// Whom a certificate is for.
-enum For<'a> {
+/// The subject and usage of a certificate.
+enum CertificateProfile<'a> {
     Server { names: &'a [String] },
     Client { user: &'a str, groups: &'a [&'a str] },
 }
@@ -110,13 +98,13 @@ const CLIENT_CA: &str = "client-ca";
 const KUBELET_SERVING_CA: &str = "kubelet-serving-ca";
 const FRONT_PROXY_CA: &str = "front-proxy-ca";
 const PREVIOUS_CLIENT_CA: &str = "client-ca-previous.crt";
-/// The user of the API server's certificate towards kubelets, as kubeadm calls it.
+/// The user of the API server's certificate at kubelets, as in kubeadm.
 pub const KUBELET_CLIENT_USER: &str = "kube-apiserver-kubelet-client";
-/// The user of the front proxy's certificate, as kubeadm calls it.
+/// The user of the front proxy's certificate, as in kubeadm.
 pub const FRONT_PROXY_CLIENT: &str = "front-proxy-client";
 
 impl Pki {
-    /// Opens the directory; makes it and the CA where they are missing.
+    /// Opens the directory; creates it and the CAs if they are missing.
     pub fn open(directory: &Path, now: Timestamp) -> Result<Self, PkiError> {
         fs::create_dir_all(directory).map_err(|source| PkiError::Io {
             doing: "create",
@@ -124,8 +112,8 @@ impl Pki {
             source,
         })?;
         let ca = load(directory, CA)?;
-        // Of an earlier version, whose one CA signed clients too. Before the new CAs are made, so that a start that is
-        // interrupted between the two is made up for by the next.
+        // Of an earlier version, whose only CA signed clients too. Before the new CAs are created, so that a start that is
+        // interrupted between the two is completed by the next.
         if let Some(ca) = &ca
             && load(directory, CLIENT_CA)?.is_none()
         {
@@ -143,7 +131,7 @@ impl Pki {
         let previous = match read(&directory.join(PREVIOUS_CLIENT_CA))? {
             Some(ca_pem) => Some(PreviousClients {
                 ca_pem,
-                before: begins(directory, &client_ca)?,
+                before: not_before(directory, &client_ca)?,
             }),
             None => None,
         };
@@ -158,32 +146,32 @@ impl Pki {
         })
     }
 
-    /// Where the files are.
+    /// The directory of the files.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Signs the client certificates that are requested.
+    /// The signer of client certificates (CertificateSigningRequests).
     pub fn client_authority(&self) -> Authority {
         Authority::new(self.client_ca.clone())
     }
 
-    /// Signs the serving certificates that kubelets request.
+    /// The signer of kubelets' serving certificates.
     pub fn kubelet_serving_authority(&self) -> Authority {
         Authority::new(self.kubelet_serving_ca.clone())
     }
 
-    /// The CA of the API server's certificate, for those who speak to the API.
+    /// The CA of the API server's certificate, for its clients.
     pub fn ca_pem(&self) -> &str {
         &self.ca.certificate_pem
     }
 
-    /// The CA of clients of the API server and of kubelets.
+    /// The CA of client certificates, for the API server and kubelets.
     pub fn client_ca_pem(&self) -> &str {
         &self.client_ca.certificate_pem
     }
 
-    /// The CA of kubelets' ports, for the API server.
+    /// The CA of kubelets' serving certificates, for the API server.
     pub fn kubelet_serving_ca_pem(&self) -> &str {
         &self.kubelet_serving_ca.certificate_pem
     }
@@ -193,37 +181,41 @@ impl Pki {
         &self.front_proxy_ca.certificate_pem
     }
 
-    /// What remains of an earlier version.
+    /// The CA of an earlier version, if there is one.
     pub fn previous_clients(&self) -> Option<&PreviousClients> {
         self.previous.as_ref()
     }
 
     /// The server's certificate for these names and addresses.
     pub fn server(&self, names: &[String]) -> Result<Identity, PkiError> {
-        self.identity(&self.ca, "apiserver", &For::Server { names })
+        self.identity(&self.ca, "apiserver", &CertificateProfile::Server { names })
     }
 
-    /// A client certificate, kept under `file`.
+    /// A client certificate, saved under `file`.
     pub fn client(&self, file: &str, user: &str, groups: &[&str]) -> Result<Identity, PkiError> {
-        self.identity(&self.client_ca, file, &For::Client { user, groups })
+        self.identity(
+            &self.client_ca,
+            file,
+            &CertificateProfile::Client { user, groups },
+        )
     }
 
-    /// What the API server shows to extension API servers, that they believe for whom it asks. To the API server it is
-    /// nobody's.
+    /// The front proxy's certificate, with which the API server authenticates at extension API servers. The API server itself does not
+    /// accept it.
     pub fn front_proxy_client(&self) -> Result<Identity, PkiError> {
-        let whom = For::Client {
+        let profile = CertificateProfile::Client {
             user: FRONT_PROXY_CLIENT,
             groups: &[],
         };
-        self.identity(&self.front_proxy_ca, FRONT_PROXY_CLIENT, &whom)
+        self.identity(&self.front_proxy_ca, FRONT_PROXY_CLIENT, &profile)
     }
 
-    /// The certificate of whoever administers the cluster.
+    /// The administrator's certificate.
     pub fn admin(&self) -> Result<Identity, PkiError> {
         self.client("admin", "kubernetes-admin", &["system:masters"])
     }
 
-    /// What the API server shows to kubelets. What it may do there a binding says, no group does.
+    /// The API server's client certificate for kubelets. A ClusterRoleBinding grants its permissions, no group does.
     pub fn kubelet_client(&self) -> Result<Identity, PkiError> {
         self.client("kubelet-client", KUBELET_CLIENT_USER, &[])
     }
@@ -254,19 +246,24 @@ impl Pki {
         })
     }
 
-    fn identity(&self, ca: &Identity, file: &str, whom: &For<'_>) -> Result<Identity, PkiError> {
+    fn identity(
+        &self,
+        ca: &Identity,
+        file: &str,
+        profile: &CertificateProfile<'_>,
+    ) -> Result<Identity, PkiError> {
         if let Some(kept) = load(&self.directory, file)?
-            && self.still_good(ca, &kept, whom)
+            && self.is_valid(ca, &kept, profile)
         {
             return Ok(kept);
         }
-        let made = self.issue(ca, file, whom)?;
-        save(&self.directory, file, &made)?;
-        Ok(made)
+        let issued = self.issue(ca, file, profile)?;
+        save(&self.directory, file, &issued)?;
+        Ok(issued)
     }
 
-    /// Of this CA, not about to end, and for all that is asked for.
-    fn still_good(&self, ca: &Identity, kept: &Identity, whom: &For<'_>) -> bool {
+    /// Whether the certificate is signed by this CA, does not expire soon, and has all names and groups.
+    fn is_valid(&self, ca: &Identity, kept: &Identity, profile: &CertificateProfile<'_>) -> bool {
         let Ok((_, pem)) = parse_x509_pem(kept.certificate_pem.as_bytes()) else {
             return false;
         };
@@ -280,8 +277,8 @@ impl Pki {
         if certificate.verify_signature(Some(ca.public_key())).is_err() || left < RENEW_WITHIN.as_secs() {
             return false;
         }
-        match whom {
-            For::Client { user, groups } => {
+        match profile {
+            CertificateProfile::Client { user, groups } => {
                 let subject = certificate.subject();
                 let organizations: Vec<&str> = subject
                     .iter_organization()
@@ -290,7 +287,7 @@ impl Pki {
                 subject.iter_common_name().next().and_then(|n| n.as_str().ok()) == Some(*user)
                     && organizations == *groups
             }
-            For::Server { names } => {
+            CertificateProfile::Server { names } => {
                 let Ok(Some(extension)) = certificate.subject_alternative_name() else {
                     return false;
                 };
@@ -311,7 +308,12 @@ impl Pki {
         }
     }
 
-    fn issue(&self, ca: &Identity, file: &str, whom: &For<'_>) -> Result<Identity, PkiError> {
+    fn issue(
+        &self,
+        ca: &Identity,
+        file: &str,
+        profile: &CertificateProfile<'_>,
+    ) -> Result<Identity, PkiError> {
         let make = |source| PkiError::Make {
             what: format!("the certificate {file}"),
             source,
@@ -320,8 +322,8 @@ impl Pki {
         let issuer = Issuer::from_ca_cert_pem(&ca.certificate_pem, ca_key).map_err(make)?;
         let mut params = CertificateParams::default();
         let mut subject = DistinguishedName::new();
-        match whom {
-            For::Server { names } => {
+        match profile {
+            CertificateProfile::Server { names } => {
                 subject.push(DnType::CommonName, "kube-apiserver");
                 for name in *names {
                     params.subject_alt_names.push(match name.parse::<IpAddr>() {
@@ -331,7 +333,7 @@ impl Pki {
                 }
                 params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
             }
-            For::Client { user, groups } => {
+            CertificateProfile::Client { user, groups } => {
                 for group in *groups {
                     subject.push(DnType::OrganizationName, *group);
                 }
@@ -355,16 +357,16 @@ impl Pki {
     }
 }
 
-/// A server's certificate that vouches for itself, kept nowhere.
+/// A self-signed server certificate, which is not saved.
 pub fn self_signed(name: &str) -> Result<Identity, PkiError> {
-    let made =
+    let issued =
         rcgen::generate_simple_self_signed(vec![name.to_string()]).map_err(|source| PkiError::Make {
             what: format!("the certificate of {name}"),
             source,
         })?;
     Ok(Identity {
-        certificate_pem: made.cert.pem(),
-        key_pem: made.signing_key.serialize_pem(),
+        certificate_pem: issued.cert.pem(),
+        key_pem: issued.signing_key.serialize_pem(),
     })
 }
 
@@ -388,23 +390,7 @@ pub fn is_signed_by(certificate_pem: &str, ca_der: &[u8]) -> bool {
         .is_ok_and(|certificate| certificate.verify_signature(Some(ca.public_key())).is_ok())
 }
 
-/// A certificate's DER as PEM.
-pub fn pem(certificate_der: &[u8]) -> String {
-    use base64::Engine;
-    let text = base64::engine::general_purpose::STANDARD.encode(certificate_der);
-    let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
-    let mut rest = text.as_str();
-    while !rest.is_empty() {
-        let (line, more) = rest.split_at(rest.len().min(PEM_LINE));
-        pem.push_str(line);
-        pem.push('\n');
-        rest = more;
-    }
-    pem.push_str("-----END CERTIFICATE-----\n");
-    pem
-}
-
-/// A kubeconfig with everything in it.
+/// A kubeconfig with embedded certificates and key.
 pub fn kubeconfig(server: &str, ca_pem: &str, user: &str, identity: &Identity) -> String {
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD;
@@ -466,16 +452,16 @@ fn key(what: &str) -> Result<KeyPair, PkiError> {
     })
 }
 
-fn lifetime(params: &mut CertificateParams, now: Timestamp, life: SignedDuration) {
-    // rcgen's times are of the `time` crate, which is reached through the default it carries.
+fn lifetime(params: &mut CertificateParams, now: Timestamp, validity: SignedDuration) {
+    // rcgen's times are of the `time` crate, which is used through the value it has by default.
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     let at = |t: Timestamp| epoch + Duration::from_secs(u64::try_from(t.as_second()).unwrap_or(0));
     params.not_before = at(now - SKEW);
-    params.not_after = at(now + life);
+    params.not_after = at(now + validity);
 }
 
-/// When a CA was made.
-fn begins(directory: &Path, ca: &Identity) -> Result<Timestamp, PkiError> {
+/// When a CA was created.
+fn not_before(directory: &Path, ca: &Identity) -> Result<Timestamp, PkiError> {
     let unusable = |why: String| PkiError::Unusable {
         path: directory.join(format!("{CLIENT_CA}.crt")),
         what: "certificate",
@@ -515,7 +501,7 @@ fn read(path: &Path) -> Result<Option<String>, PkiError> {
     }
 }
 
-/// Whole or not at all, and for its owner only.
+/// Writes a file completely or not at all, readable by its owner only.
 fn write(path: &Path, text: &str) -> Result<(), PkiError> {
     let temporary = path.with_extension("tmp");
     let attempt = || -> io::Result<()> {

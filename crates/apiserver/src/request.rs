@@ -1,9 +1,9 @@
-//! What a URL asks for (apiserver `endpoints/request.RequestInfo`): group, version, resource, namespace, name,
+//! Parses URLs (apiserver `endpoints/request.RequestInfo`): group, version, resource, namespace, name,
 //! subresource and verb.
 
 use http::Method;
 
-/// A request's target. `resource` is empty for paths that are no resource's.
+/// The target of a request. `resource` is empty for non-resource paths.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestInfo {
     pub path: String,
@@ -18,21 +18,21 @@ pub struct RequestInfo {
     pub name: String,
     /// What follows the subresource (`proxy/some/path`).
     pub rest: String,
-    /// The legacy `/watch/` prefix was there.
+    /// The path has the legacy prefix `/watch/`.
     pub legacy_watch: bool,
-    /// `namespaces/<namespace>/` stood before the resource.
+    /// The path has `namespaces/<namespace>/` before the resource.
     pub in_namespace: bool,
-    /// More path segments than any resource has, or one that is no resource's or object's name.
+    /// More path segments than a resource has, or one that is not a valid name.
     pub malformed: bool,
-    /// A path segment that another server could read as several, as another one or as none.
+    /// A path segment that another server could parse as several, as another one or as none.
     pub unreadable: bool,
 }
 
-/// Subresources of namespaces; anything else behind a namespace's name is a resource in it.
+/// Subresources of namespaces; any other segment after a namespace's name is a resource in it.
 const NAMESPACE_SUBRESOURCES: [&str; 2] = ["status", "finalize"];
 
 impl RequestInfo {
-    /// `watch`: whether the query asks for a watch.
+    /// `watch`: whether the query requests a watch.
     pub fn parse(method: &Method, path: &str, watch: bool) -> Self {
         let mut info = RequestInfo {
             path: path.to_string(),
@@ -94,7 +94,7 @@ impl RequestInfo {
         info.malformed = !named.into_iter().all(|part| is_readable(part));
         if rest.len() > 3 {
             info.malformed |= info.subresource != "proxy";
-            // As it was sent: the far side decodes it.
+            // As it was sent: the proxied server decodes it.
             let skip = path.split('/').filter(|s| !s.is_empty()).count() - (rest.len() - 3);
             info.rest = path
                 .split('/')
@@ -121,7 +121,7 @@ impl RequestInfo {
         info
     }
 
-    /// Whether it goes on for as long as its client likes: a watch or a stream.
+    /// Whether it runs as long as its client likes: a watch or a stream.
     pub fn is_long_running(&self) -> bool {
         self.verb == "watch"
             || matches!(
@@ -130,7 +130,7 @@ impl RequestInfo {
             )
     }
 
-    /// Whether it may change something.
+    /// Whether it may change objects.
     pub fn is_mutating(&self) -> bool {
         !matches!(self.verb, "get" | "list" | "watch" | "head" | "options")
     }
@@ -145,8 +145,8 @@ impl RequestInfo {
     }
 }
 
-/// Whether a decoded segment can be a name. A slash that was encoded would be read as two segments elsewhere, and what is
-/// no UTF-8 is no name at all.
+/// Whether a decoded segment can be a name. An encoded slash would be parsed as two segments elsewhere, and bytes that are
+/// not UTF-8 are no name.
 fn is_readable(segment: &str) -> bool {
     !matches!(segment, "." | "..") && !segment.contains(['/', '%', char::REPLACEMENT_CHARACTER])
 }

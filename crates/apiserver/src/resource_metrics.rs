@@ -1,8 +1,8 @@
-//! metrics.k8s.io: what nodes and pods use now, for `kubectl top` and autoscalers, from the kubelets' own figures.
+//! metrics.k8s.io: the current usage of nodes and pods, for `kubectl top` and autoscalers, from the kubelets' stats.
 //!
-//! Nothing is stored: each request asks the nodes' kubelets (`/stats/summary`), all at once, each for a bounded time. A
-//! node that does not answer is left out, as metrics-server leaves it out. The group is served while there is a node
-//! whose kubelet is knarr's own: others have a metrics-server of their own to serve it.
+//! Nothing is stored: each request gets `/stats/summary` of the nodes' kubelets, all at once, each with a timeout. A node that does not answer is
+//! left out, as in metrics-server. The group is served while there is a node with knarr's own kubelet: other clusters have a metrics-server to
+//! serve it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,48 +19,56 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::selector::field;
 use knarr_api::{Error, Object, k8s_openapi, registry};
+use knarr_client::NodeDialer;
 use serde_json::{Value, json};
 use tracing::debug;
 
+use crate::aggregation::Aggregation;
 use crate::authz::{Attributes, Selectors, forbidden};
 use crate::http::Http;
-use crate::http::answer::Answer;
 use crate::http::body::Body;
 use crate::http::query::Query;
+use crate::http::response::HandlerResponse;
 use crate::pipeline::read::ListQuery;
-use crate::pipeline::{Target, not_allowed, not_served};
+use crate::pipeline::{Pipeline, Target, not_allowed, not_served};
 use crate::request::RequestInfo;
-use crate::server::Server;
 use crate::user::User;
 
 pub(crate) const GROUP: &str = "metrics.k8s.io";
 const VERSION: &str = "v1beta1";
 const GROUP_VERSION: &str = "metrics.k8s.io/v1beta1";
-/// What a kubelet has to answer in.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Kubelets asked at a time.
-const AT_ONCE: usize = 64;
+/// The timeout for a kubelet's response.
+const KUBELET_TIMEOUT: Duration = Duration::from_secs(5);
+/// How many kubelets are requested at a time.
+const CONCURRENT_REQUESTS: usize = 64;
 /// A summary of a node with a thousand busy pods is a few megabytes.
 const SUMMARY_BYTES_MAX: usize = 32 << 20;
-/// Over what time processor use is told: about as often as kubelets measure.
+/// The window of the CPU usage: about the interval in which kubelets measure.
 const WINDOW: &str = "10s";
-/// What tells knarr's kubelets apart.
+/// The part of a kubelet's version that identifies knarr's.
 const OWN_KUBELET: &str = "+knarr";
 
-/// One request, over HTTP or in this process.
-struct Asked<'a> {
+/// One request for metrics, over HTTP or in this process.
+struct MetricsRequest<'a> {
     info: &'a RequestInfo,
     query: &'a Query,
     now: Timestamp,
 }
 
-impl Server {
-    /// Whether there is anybody to ask, and no extension API server that has the group.
-    pub(crate) fn serves_resource_metrics(&self) -> bool {
+/// Serves the group. See the module.
+pub(crate) struct ResourceMetrics {
+    pub pipeline: Arc<Pipeline>,
+    pub aggregation: Arc<Aggregation>,
+    pub nodes: Arc<dyn NodeDialer>,
+}
+
+impl ResourceMetrics {
+    /// Whether there is a kubelet to request, and no extension API server that serves the group.
+    pub fn is_served(&self) -> bool {
         if self.aggregation.has_group(GROUP) {
             return false;
         }
-        let Ok(nodes) = self.cache.of(&registry::NODE) else {
+        let Ok(nodes) = self.pipeline.cache.of(&registry::NODE) else {
             return false;
         };
         let mut found = false;
@@ -71,25 +79,21 @@ impl Server {
         found
     }
 
-    pub(crate) async fn resource_metrics(self: &Arc<Self>, http: &Http) -> Result<Response<Body>, Error> {
-        let asked = Asked {
+    pub async fn serve(&self, http: &Http) -> Result<Response<Body>, Error> {
+        let request = MetricsRequest {
             info: &http.info,
             query: &http.query,
-            now: http.wants.now,
+            now: http.format.now,
         };
-        let value = self.usage_of(&asked).await?;
-        Answer::Document(StatusCode::OK, value).render(http.wants)
+        let value = self.usage_of(&request).await?;
+        HandlerResponse::Document(StatusCode::OK, value).render(http.format)
     }
 
-    /// The answer to a GET of a component in this process; `None` if the path is of another API.
-    pub(crate) async fn resource_metrics_at(
-        self: &Arc<Self>,
-        user: &User,
-        path: &str,
-    ) -> Option<Result<Value, Error>> {
+    /// Answers a GET of a component in this process; `None` if the path is of another API.
+    pub async fn get(&self, user: &User, path: &str) -> Option<Result<Value, Error>> {
         let uri: http::Uri = path.parse().ok()?;
         let info = RequestInfo::parse(&Method::GET, uri.path(), false);
-        if info.group != GROUP || !self.serves_resource_metrics() {
+        if info.group != GROUP || !self.is_served() {
             return None;
         }
         let query = Query::parse(uri.query().unwrap_or(""));
@@ -98,20 +102,20 @@ impl Server {
             labels: query.get("labelSelector"),
         };
         let attributes = Attributes::of(&info, selectors);
-        if !self.authorizer.allows(user, &attributes) {
+        if !self.pipeline.authorizer.allows(user, &attributes) {
             return Some(Err(forbidden(user, &attributes)));
         }
-        let asked = Asked {
+        let request = MetricsRequest {
             info: &info,
             query: &query,
-            now: self.clock.now(),
+            now: self.pipeline.clock.now(),
         };
-        Some(self.usage_of(&asked).await)
+        Some(self.usage_of(&request).await)
     }
 
-    async fn usage_of(self: &Arc<Self>, asked: &Asked<'_>) -> Result<Value, Error> {
-        let info = asked.info;
-        if !self.serves_resource_metrics() || info.version != VERSION || !info.subresource.is_empty() {
+    async fn usage_of(&self, request: &MetricsRequest<'_>) -> Result<Value, Error> {
+        let info = request.info;
+        if !self.is_served() || info.version != VERSION || !info.subresource.is_empty() {
             return Err(not_served());
         }
         let kind = match info.resource.as_str() {
@@ -123,17 +127,17 @@ impl Server {
         if !matches!(info.verb, "get" | "list") {
             return Err(not_allowed());
         }
-        let objects = self.chosen(&target, asked).await?;
+        let objects = self.chosen(&target, request).await?;
         match *kind == registry::NODE {
-            true => self.node_metrics(objects, asked).await,
-            false => self.pod_metrics(objects, asked).await,
+            true => self.node_metrics(objects, request).await,
+            false => self.pod_metrics(objects, request).await,
         }
     }
 
     async fn node_metrics(
-        self: &Arc<Self>,
+        &self,
         nodes: Vec<Arc<Object>>,
-        asked: &Asked<'_>,
+        request: &MetricsRequest<'_>,
     ) -> Result<Value, Error> {
         let names: Vec<String> = nodes.iter().map(|n| n.name().to_string()).collect();
         let mut summaries = self.summaries(names).await;
@@ -141,29 +145,29 @@ impl Server {
             let summary = summaries.remove(node.name())?;
             let (usage, at) = usage(&summary["node"])?;
             Some(json!({
-                "metadata": metadata(node, asked),
+                "metadata": metadata(node, request),
                 "timestamp": at,
                 "window": WINDOW,
                 "usage": usage,
             }))
         });
         let items: Vec<Value> = items.collect();
-        answer(asked, "NodeMetrics", items)
+        response(request, "NodeMetrics", items)
     }
 
     async fn pod_metrics(
-        self: &Arc<Self>,
+        &self,
         pods: Vec<Arc<Object>>,
-        asked: &Asked<'_>,
+        request: &MetricsRequest<'_>,
     ) -> Result<Value, Error> {
         let node_of = |pod: &Arc<Object>| -> Option<String> {
             let typed = pod.to_typed::<Pod>()?;
             let running = typed.status?.phase.as_deref() == Some("Running");
             typed.spec?.node_name.filter(|_| running)
         };
-        let placed: Vec<(&Arc<Object>, String)> =
+        let assigned: Vec<(&Arc<Object>, String)> =
             pods.iter().filter_map(|pod| Some((pod, node_of(pod)?))).collect();
-        let mut names: Vec<String> = placed.iter().map(|(_, node)| node.clone()).collect();
+        let mut names: Vec<String> = assigned.iter().map(|(_, node)| node.clone()).collect();
         names.sort();
         names.dedup();
         let summaries = self.summaries(names).await;
@@ -172,19 +176,19 @@ impl Server {
             .flat_map(|s| s["pods"].as_array().into_iter().flatten())
             .filter_map(|pod| Some((pod["podRef"]["uid"].as_str()?, pod)))
             .collect();
-        let items = placed.iter().filter_map(|(pod, _)| {
+        let items = assigned.iter().filter_map(|(pod, _)| {
             let stats = by_uid.get(pod.uid())?;
             let mut at = Value::Null;
             let mut containers = Vec::new();
             for container in stats["containers"].as_array().into_iter().flatten() {
-                // A container that has run for a moment only has no rate yet.
+                // A container that was just started has no CPU rate yet.
                 let (usage, measured) = usage(container)?;
                 at = measured;
                 containers.push(json!({"name": container["name"], "usage": usage}));
             }
             (!containers.is_empty()).then(|| {
                 json!({
-                    "metadata": metadata(pod, asked),
+                    "metadata": metadata(pod, request),
                     "timestamp": at,
                     "window": WINDOW,
                     "containers": containers,
@@ -192,43 +196,49 @@ impl Server {
             })
         });
         let items: Vec<Value> = items.collect();
-        answer(asked, "PodMetrics", items)
+        response(request, "PodMetrics", items)
     }
 
-    /// The objects that are asked about.
-    async fn chosen(&self, target: &Target<'_>, asked: &Asked<'_>) -> Result<Vec<Arc<Object>>, Error> {
-        let asked = asked.query.list()?;
+    /// The objects whose metrics are requested.
+    async fn chosen(
+        &self,
+        target: &Target<'_>,
+        request: &MetricsRequest<'_>,
+    ) -> Result<Vec<Arc<Object>>, Error> {
+        let request = request.query.list()?;
         let query = ListQuery {
-            label_selector: asked.label_selector,
+            label_selector: request.label_selector,
             field_selector: match target.name {
-                "" => asked.field_selector,
-                // The name is data here, and no more of the selector.
+                "" => request.field_selector,
+                // The name is a value here, and must not be parsed as part of the selector.
                 name => format!("metadata.name={}", field::escape(name)),
             },
             ..ListQuery::default()
         };
-        let listed = self.list(target.kind, target.namespace, &query).await?;
+        let listed = self.pipeline.list(target.kind, target.namespace, &query).await?;
         Ok(listed.items)
     }
 
-    /// By node; without those that do not answer.
-    async fn summaries(self: &Arc<Self>, nodes: Vec<String>) -> BTreeMap<String, Value> {
-        let ask = |node: String| async move {
-            let answer = tokio::time::timeout(PATIENCE, self.summary(&node)).await;
-            match answer {
+    /// The summaries by node; without the nodes that do not answer.
+    async fn summaries(&self, nodes: Vec<String>) -> BTreeMap<String, Value> {
+        let get_summary = |node: String| async move {
+            let response = tokio::time::timeout(KUBELET_TIMEOUT, self.summary(&node)).await;
+            match response {
                 Ok(Ok(summary)) => Some((node, summary)),
                 Ok(Err(why)) => {
-                    debug!(node, why, "a kubelet tells no figures");
+                    debug!(node, why, "a kubelet returns no stats");
                     None
                 }
                 Err(_) => {
-                    debug!(node, "a kubelet takes too long to tell its figures");
+                    debug!(node, "a kubelet does not return its stats in time");
                     None
                 }
             }
         };
-        let asked = stream::iter(nodes).map(ask).buffer_unordered(AT_ONCE);
-        asked.filter_map(std::future::ready).collect().await
+        let summaries = stream::iter(nodes)
+            .map(get_summary)
+            .buffer_unordered(CONCURRENT_REQUESTS);
+        summaries.filter_map(std::future::ready).collect().await
     }
 
     async fn summary(&self, node: &str) -> Result<Value, String> {
@@ -238,16 +248,16 @@ impl Server {
         let (mut sender, connection) = handshake.map_err(|e| text(&e))?;
         tokio::spawn(async move {
             if let Err(e) = connection.await {
-                debug!("a connection to a node ended: {e}");
+                debug!("a connection to a kubelet failed: {e}");
             }
         });
         let request = Request::get("/stats/summary").header(HOST, node);
         let request = request.body(Full::new(Bytes::new())).map_err(|e| text(&e))?;
-        let answer = sender.send_request(request).await.map_err(|e| text(&e))?;
-        if answer.status() != StatusCode::OK {
-            return Err(answer.status().to_string());
+        let response = sender.send_request(request).await.map_err(|e| text(&e))?;
+        if response.status() != StatusCode::OK {
+            return Err(response.status().to_string());
         }
-        let body = Limited::new(answer.into_body(), SUMMARY_BYTES_MAX)
+        let body = Limited::new(response.into_body(), SUMMARY_BYTES_MAX)
             .collect()
             .await;
         let body = body.map_err(|e| text(&e))?;
@@ -262,8 +272,8 @@ fn has_own_kubelet(node: &Object) -> bool {
 }
 
 /// One object, or a list of them.
-fn answer(asked: &Asked<'_>, kind: &str, mut items: Vec<Value>) -> Result<Value, Error> {
-    let info = asked.info;
+fn response(request: &MetricsRequest<'_>, kind: &str, mut items: Vec<Value>) -> Result<Value, Error> {
+    let info = request.info;
     if info.verb == "list" {
         for item in &mut items {
             item["kind"] = kind.into();
@@ -277,7 +287,7 @@ fn answer(asked: &Asked<'_>, kind: &str, mut items: Vec<Value>) -> Result<Value,
         }));
     }
     let Some(mut item) = items.into_iter().next() else {
-        return Err(Error::not_found(knarr_api::error::About {
+        return Err(Error::not_found(knarr_api::error::ResourceRef {
             group: GROUP,
             resource: &info.resource,
             name: &info.name,
@@ -288,8 +298,8 @@ fn answer(asked: &Asked<'_>, kind: &str, mut items: Vec<Value>) -> Result<Value,
     Ok(item)
 }
 
-fn metadata(object: &Object, asked: &Asked<'_>) -> Value {
-    let now = asked.now;
+fn metadata(object: &Object, request: &MetricsRequest<'_>) -> Value {
+    let now = request.now;
     let now = k8s_openapi::jiff::Timestamp::from_second(now.as_second()).unwrap_or(now);
     let mut metadata = json!({"name": object.name(), "creationTimestamp": now});
     if !object.namespace().is_empty() {
@@ -301,7 +311,7 @@ fn metadata(object: &Object, asked: &Asked<'_>) -> Value {
     metadata
 }
 
-/// Processor and memory of a node or container, and when they were measured; none before there is a rate.
+/// CPU and memory usage of a node or container, and when they were measured; `None` before there is a rate.
 fn usage(stats: &Value) -> Option<(Value, Value)> {
     let cores = stats["cpu"]["usageNanoCores"].as_u64()?;
     let bytes = stats["memory"]["workingSetBytes"].as_u64()?;
@@ -309,7 +319,7 @@ fn usage(stats: &Value) -> Option<(Value, Value)> {
         0 => "0".to_string(),
         cores => format!("{cores}n"),
     };
-    // Whole Ki, as everybody shows memory.
+    // In Ki, the unit in which memory is shown.
     let memory = match bytes.div_ceil(1024) {
         0 => "0".to_string(),
         kib => format!("{kib}Ki"),
@@ -320,7 +330,7 @@ fn usage(stats: &Value) -> Option<(Value, Value)> {
     ))
 }
 
-/// `GET /apis`: the group beside the others.
+/// `GET /apis`: the entry of the group.
 pub(crate) fn group() -> Value {
     let version = json!({"groupVersion": GROUP_VERSION, "version": VERSION});
     json!({"name": GROUP, "versions": [version], "preferredVersion": version})
@@ -368,7 +378,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn l13_usage_is_told_in_nanocores_and_whole_ki_once_there_is_a_rate() {
+    fn l13_usage_is_reported_in_nanocores_and_whole_ki_once_there_is_a_rate() {
         let stats = |cpu: Value, memory: Value| json!({"cpu": {"usageNanoCores": cpu, "time": "t"}, "memory": {"workingSetBytes": memory}});
         for (cpu, memory, want) in [
             (

@@ -1,7 +1,6 @@
-//! The outside world as the server sees it: wall clock and chance, handed in through its constructor.
+//! The outside world of the server: wall clock and randomness, passed to its constructor.
 //!
-//! A simulation gives its own; everything else about the server is then a function of its requests.
-//! Timers are `tokio::time`'s and need no seam.
+//! A simulation passes its own; the server is then a function of its requests. Timers are `tokio::time`'s and need no seam.
 
 use rand::TryRng;
 
@@ -19,7 +18,7 @@ pub struct SystemEntropy;
 impl Entropy for SystemEntropy {
     fn fill(&self, bytes: &mut [u8]) {
         if let Err(e) = rand::rngs::SysRng.try_fill_bytes(bytes) {
-            // Without it uids would repeat; Linux never lets it come to this after boot.
+            // Without it uids would repeat; on Linux it never fails after boot.
             unreachable!("the system's random generator failed: {e}");
         }
     }
@@ -34,7 +33,7 @@ pub(crate) fn uid(entropy: &dyn Entropy) -> String {
 
 /// Longest prefix of a generated name: 63 less the suffix, as names may become labels.
 const GENERATED_PREFIX_MAX: usize = 58;
-/// No vowels and no look-alikes, so that no words come about.
+/// No vowels and no characters that are easily confused, so that no words result.
 const SUFFIX_ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// A name from `generateName`: the prefix and five random characters.

@@ -1,87 +1,78 @@
-//! The server put together: what it is made of and how it starts.
+//! The composition of the API server: its configuration, and the one place where its parts are constructed and started.
+//!
+//! No part has the whole server: each names in its fields the parts that it uses.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use knarr_api::Error;
 use knarr_api::emulation::Emulation;
-use knarr_api::registry::Served;
+use knarr_api::registry::ServedKinds;
 use knarr_client::{Component, Identities, NodeDialer};
 use knarr_store::Store;
 use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
-use crate::admission::Ledger;
-use crate::aggregation::{Aggregation, look_after_extension_servers};
+use crate::admission::Admission;
+use crate::aggregation::{Aggregation, ApiServiceController, ExtensionServers};
 use crate::allocation::{Allocations, ServiceRange};
+use crate::api_services::ApiServiceRegistration;
 use crate::audit::Audit;
-use crate::authn::StaticTokens;
+use crate::authn::certificate::PeerCertificate;
 use crate::authn::service_account::Tokens;
 use crate::authn::token_key::KeyFiles;
-use crate::authz::{Authorizer, Standard};
-use crate::bootstrap::look_after_basics;
+use crate::authn::{Authenticator, StaticTokens};
+use crate::authz::{Authorizer, StandardAuthorizer};
+use crate::bootstrap::BootstrapController;
+use crate::cache::maintenance::CacheMaintenance;
 use crate::cache::{Cache, Decoded};
+use crate::controllers::Controllers;
 use crate::conversion::{ConversionMetrics, Converter};
-use crate::custom::look_after_definitions;
+use crate::custom::DefinitionController;
 use crate::encryption::{AtRest, Encryption};
-use crate::endpoint_leases::Leases;
-use crate::flow_control::{self, FlowControl, look_after_flows};
+use crate::endpoint_leases::EndpointReconciler;
+use crate::flow_control::{self, FlowControl, FlowControlController};
+use crate::http::chain::HandlerChain;
 use crate::http::connections::{Connections, Limits};
-use crate::http::{Document, Patience};
-use crate::in_process::{Components, InProcess};
+use crate::http::frontend::Frontend;
+use crate::http::raw::NonResources;
+use crate::http::resource::Resources;
+use crate::http::{Protocol, Timeouts};
+use crate::in_process::{Components, InProcess, InProcessServer};
+use crate::loopback::LoopbackClient;
 use crate::metrics::Metrics;
+use crate::pipeline::Pipeline;
 use crate::pki::Identity;
+use crate::resource_metrics::ResourceMetrics;
 use crate::seams::{Clock, Entropy};
+use crate::subresource::Subresources;
+use crate::subresource::node_stream::Connector;
+use crate::tls::Tls;
 use crate::user::User;
+use crate::{cluster_authentication, joining};
 
-/// Who issues service-account tokens, by default.
+/// The default issuer of service-account tokens.
 pub const ISSUER: &str = "https://kubernetes.default.svc";
 
 /// The revision of a store that was never written.
 const EMPTY_STORE: u64 = 1;
-/// How long the store keeps history, for lists that go on; Kubernetes' etcd compaction interval.
-const COMPACT_EVERY: Duration = Duration::from_secs(5 * 60);
-
-/// Lets the store forget what is older than one to two intervals.
-async fn compact(server: Weak<Server>) {
-    let mut before = 0;
-    loop {
-        tokio::time::sleep(COMPACT_EVERY).await;
-        let Some(server) = server.upgrade() else { return };
-        if before > 0
-            && let Err(e) = server.cache.store().compact(before).await
-        {
-            // Another server of the same cluster may have been further.
-            tracing::debug!("compaction to {before}: {e}");
-        }
-        before = server.cache.revision();
-    }
-}
-
-/// How often typed values that somebody asked for, and most likely nobody needs any more, are let go.
-const SLIM_EVERY: Duration = Duration::from_secs(30);
-
-async fn slim(server: Weak<Server>) {
-    loop {
-        tokio::time::sleep(SLIM_EVERY).await;
-        let Some(server) = server.upgrade() else { return };
-        server.cache.slim();
-    }
-}
-
-/// What the server is told when it starts.
+/// The configuration of an API server.
 pub struct Config {
-    /// Where clients reach it: `host:port`.
+    /// The address that clients use: `host:port`.
     pub advertised: String,
-    /// Where it listens; see [`Options::advertise`] for what the `kubernetes` Service leads to.
+    /// The address on which it listens; see [`Options::advertise`] for the endpoints of the Service `kubernetes`.
     pub address: std::net::IpAddr,
     pub port: u16,
     pub service_range: ServiceRange,
     pub static_tokens: StaticTokens,
     /// Issuer of service-account tokens, see [`ISSUER`].
     pub issuer: String,
-    /// Their keys, see [`crate::pki::Pki::service_account_key`].
+    /// The keys that sign and verify them, see [`crate::pki::Pki::service_account_key`].
     pub service_account_key: KeyFiles,
     pub options: Options,
 }
@@ -89,43 +80,42 @@ pub struct Config {
 /// As kube-apiserver's `--request-timeout`.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What has a default.
+/// Configuration with defaults.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Whether who shows no credential is `system:anonymous`; else he is refused.
+    /// Whether a request without credentials is `system:anonymous`'s (kube-apiserver's `--anonymous-auth`); otherwise it is rejected with 401.
     pub anonymous: bool,
     /// Where in-cluster clients and other servers reach it (kube-apiserver's `--advertise-address`), for the endpoints
-    /// of the Service `kubernetes`; `None`: where it listens, or the address of the machine's default route if it listens
-    /// everywhere. Port 0 is the one it listens on.
+    /// of the Service `kubernetes`; `None`: the address on which it listens, or the address of the host's default route if it listens
+    /// on all. Port 0 is the port on which it listens.
     pub advertise: Option<std::net::SocketAddr>,
-    /// Further issuers whose tokens are taken.
+    /// Further issuers whose tokens are accepted.
     pub other_issuers: Vec<String>,
-    /// What service-account tokens are good for; empty: the issuer.
+    /// Audiences of service-account tokens; empty: the issuer.
     pub audiences: Vec<String>,
     /// Where the keys of service-account tokens are published, if not at this server.
     pub jwks_uri: Option<String>,
-    /// How values are encrypted in the store.
+    /// Encryption at rest.
     pub encryption: Option<Arc<Encryption>>,
-    /// What it shares with other servers of this process over the same store, if there are any.
+    /// Decoded objects that it shares with other servers of this process over the same store, if there are any.
     pub decoded: Option<Arc<Decoded>>,
-    /// Whether what components of this process write says who set which field (`managedFields`). Only a process that plays a
-    /// cluster for its own sake goes without: nobody reads it there, and it is half of most objects.
+    /// Whether writes of components in this process update `managedFields`. Only a process that simulates a cluster does without: nothing reads
+    /// them there, and they are half of most objects.
     pub tracks_fields_in_process: bool,
-    /// Says who may do what, instead of [`Standard`] (kube-apiserver's `--authorization-config`).
+    /// Authorizes requests, instead of [`Standard`] (kube-apiserver's `--authorization-config`).
     pub authorizer: Option<Arc<dyn Authorizer>>,
-    /// What is written down of requests, and where.
+    /// The audit policy and log.
     pub audit: Option<Audit>,
-    /// How many requests that only read, and how many others, are worked on at once: together the seats of all priority
-    /// levels.
+    /// How many read-only and how many mutating requests are in flight at once: together the seats of all priority levels.
     pub max_in_flight: (usize, usize),
-    /// How long a request may take that is no watch or stream.
+    /// The timeout of requests that are not watches or streams.
     pub request_timeout: Duration,
-    /// How long one client is waited for.
-    pub patience: Patience,
+    /// The timeouts of a connection.
+    pub timeouts: Timeouts,
     /// How many connections are served at once.
     pub connections: Limits,
-    /// What it shows to extension API servers, that they believe for whom it asks (kube-apiserver's
-    /// `--proxy-client-cert-file`). Without it they take its requests for anonymous ones.
+    /// The client certificate with which it authenticates at extension API servers as front proxy (kube-apiserver's
+    /// `--proxy-client-cert-file`). Without it they treat its requests as anonymous.
     pub front_proxy: Option<Identity>,
     /// The version whose API is served (kube-apiserver's `--emulated-version`).
     pub emulation: Emulation,
@@ -146,7 +136,7 @@ impl Default for Options {
             audit: None,
             max_in_flight: (flow_control::READ_ONLY, flow_control::MUTATING),
             request_timeout: REQUEST_TIMEOUT,
-            patience: Patience::default(),
+            timeouts: Timeouts::default(),
             connections: Limits::default(),
             front_proxy: None,
             emulation: Emulation::default(),
@@ -168,148 +158,298 @@ pub enum StartError {
     Store(#[from] knarr_store::Error),
     #[error("the service-account key cannot be used: {0}")]
     Key(String),
-    #[error("the objects every cluster has cannot be made: {0}")]
+    #[error("the bootstrap objects of the cluster cannot be created: {0}")]
     Bootstrap(Error),
 }
 
-/// The API server. See the crate.
+/// The API server: composes its parts, and starts them. See the crate.
 pub struct Server {
-    pub(crate) config: Config,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) entropy: Arc<dyn Entropy>,
-    pub(crate) nodes: Arc<dyn NodeDialer>,
-    pub(crate) cache: Arc<Cache>,
-    pub(crate) authorizer: Arc<dyn Authorizer>,
-    pub(crate) allocations: Allocations,
-    /// Charges to quotas.
-    pub(crate) ledger: Ledger,
-    pub(crate) tokens: Tokens,
-    pub(crate) static_tokens: StaticTokens,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) flows: FlowControl,
-    pub(crate) leases: Leases,
-    /// Those of all its ports together.
-    pub(crate) connections: Arc<Connections>,
-    /// Between the versions of custom resources.
-    pub(crate) converter: Arc<Converter>,
-    pub(crate) policies: crate::admission::extension::Policies,
-    pub(crate) aggregation: Aggregation,
-    /// Kept as long as what is served does not change, which the number counts.
-    pub(crate) documents: Mutex<(u64, HashMap<String, Arc<Document>>)>,
-    /// Ends the cache's feed when the server goes.
-    _feed: oneshot::Sender<()>,
+    pub(crate) pipeline: Arc<Pipeline>,
+    client: LoopbackClient,
+    frontend: Arc<Frontend>,
+    in_process: Arc<InProcessServer>,
 }
 
 impl Server {
-    /// Puts what another component of the process counts on the page `/metrics`, too.
-    pub fn show_metrics(&self, source: impl Fn() -> String + Send + Sync + 'static) {
-        self.metrics.show(Box::new(source));
-    }
-
-    /// Fills the cache, makes what every cluster has, and is ready to serve.
-    pub async fn new(
-        mut config: Config,
-        seams: Seams,
-        store: Arc<dyn Store>,
-    ) -> Result<Arc<Self>, StartError> {
-        let options = &config.options;
-        let issuers = [std::slice::from_ref(&config.issuer), &options.other_issuers[..]].concat();
-        let tokens = Tokens::new(&issuers, &options.audiences, &config.service_account_key)
+    /// Fills the cache, creates the bootstrap objects, and is ready to serve.
+    pub async fn new(config: Config, seams: Seams, store: Arc<dyn Store>) -> Result<Arc<Self>, StartError> {
+        let Config {
+            advertised,
+            address,
+            port,
+            service_range,
+            static_tokens,
+            issuer,
+            service_account_key,
+            options,
+        } = config;
+        let Seams {
+            clock,
+            entropy,
+            nodes,
+        } = seams;
+        let issuers = [std::slice::from_ref(&issuer), &options.other_issuers[..]].concat();
+        let tokens = Tokens::new(&issuers, &options.audiences, &service_account_key)
             .map_err(StartError::Key)?
-            .with_jwks_uri(options.jwks_uri.clone());
-        let at_rest = options.encryption.clone().map(|encryption| AtRest {
+            .with_jwks_uri(options.jwks_uri);
+        let at_rest = options.encryption.map(|encryption| AtRest {
             encryption,
-            entropy: seams.entropy.clone(),
+            entropy: entropy.clone(),
         });
-        let (read_only, mutating) = options.max_in_flight;
-        let limits = options.connections;
-        let flows = FlowControl::new(read_only.saturating_add(mutating));
         let metrics = Arc::<Metrics>::default();
-        let cache = Cache::with(store, at_rest, metrics.clone(), options.decoded.clone());
+
+        let cache = Cache::with(store, at_rest, metrics.clone(), options.decoded);
         cache.emulate(options.emulation);
         let (feed, stop) = oneshot::channel();
         cache.start(stop).await?;
         let fresh = cache.revision() <= EMPTY_STORE;
-        let static_tokens = std::mem::take(&mut config.static_tokens);
-        let standard = || -> Arc<dyn Authorizer> { Arc::new(Standard::new(cache.clone())) };
-        let authorizer = config.options.authorizer.clone().unwrap_or_else(standard);
-        let aggregation = Aggregation::new(config.options.front_proxy.take());
-        let conversions = Arc::<ConversionMetrics>::default();
-        let converter = Converter::new(cache.clone(), seams.entropy.clone(), conversions.clone());
-        metrics.show(Box::new(move || conversions.text()));
-        let server = Arc::new(Server {
-            converter,
-            allocations: Allocations::new(config.service_range, seams.entropy.clone()),
-            ledger: Ledger::default(),
-            config,
-            clock: seams.clock,
-            entropy: seams.entropy,
-            nodes: seams.nodes,
-            authorizer,
-            cache,
-            tokens,
+
+        let standard = || -> Arc<dyn Authorizer> { Arc::new(StandardAuthorizer::new(cache.clone())) };
+        let authorizer = options.authorizer.unwrap_or_else(standard);
+        let authenticator = Arc::new(Authenticator {
             static_tokens,
-            metrics,
-            flows,
-            leases: Leases::default(),
-            connections: Connections::new(limits),
-            policies: Default::default(),
-            aggregation,
-            documents: Mutex::default(),
+            tokens,
+            anonymous: options.anonymous,
+            cache: cache.clone(),
+            authorizer: authorizer.clone(),
+        });
+
+        let conversions = Arc::new(ConversionMetrics::new(metrics.registry()));
+        let converter = Converter::new(cache.clone(), entropy.clone(), conversions);
+        let admission = Admission::new(
+            cache.clone(),
+            authorizer.clone(),
+            converter.clone(),
+            entropy.clone(),
+            metrics.clone(),
+        );
+        let pipeline = Arc::new(Pipeline {
+            cache: cache.clone(),
+            converter,
+            admission,
+            allocations: Allocations::new(service_range, entropy.clone()),
+            authorizer: authorizer.clone(),
+            clock: clock.clone(),
+            entropy: entropy.clone(),
+            metrics: metrics.clone(),
             _feed: feed,
         });
-        server.bootstrap().await.map_err(StartError::Bootstrap)?;
-        server.settle_flows();
-        server.follow_api_services();
+        let client = LoopbackClient::new(pipeline.clone());
+
+        let (read_only, mutating) = options.max_in_flight;
+        let flow_control = Arc::new(FlowControl::new(read_only.saturating_add(mutating)));
+        let aggregation = Arc::new(Aggregation::new(options.front_proxy));
+        let extension_servers = Arc::new(ExtensionServers {
+            aggregation: aggregation.clone(),
+            cache: cache.clone(),
+            nodes: nodes.clone(),
+            entropy: entropy.clone(),
+            authorizer: authorizer.clone(),
+            request_timeout: options.request_timeout,
+        });
+        let listen = SocketAddr::new(address, port);
+        let endpoints = Arc::new(EndpointReconciler::new(client.clone(), listen, options.advertise));
+        let api_services = ApiServiceRegistration::new(client.clone());
+        let controllers = Arc::new(Controllers {
+            maintenance: Arc::new(CacheMaintenance { cache: cache.clone() }),
+            bootstrap: Arc::new(BootstrapController {
+                client: client.clone(),
+                endpoints: endpoints.clone(),
+                api_services: api_services.clone(),
+                service_range,
+                port,
+            }),
+            definitions: Arc::new(DefinitionController {
+                client: client.clone(),
+                api_services,
+            }),
+            api_services: Arc::new(ApiServiceController {
+                servers: extension_servers.clone(),
+                client: client.clone(),
+            }),
+            flow_control: Arc::new(FlowControlController {
+                client: client.clone(),
+                flow_control: flow_control.clone(),
+            }),
+        });
+
+        let subresources = Arc::new(Subresources {
+            pipeline: pipeline.clone(),
+            authenticator: authenticator.clone(),
+            connector: Connector {
+                pipeline: pipeline.clone(),
+                nodes: nodes.clone(),
+            },
+        });
+        let resource_metrics = Arc::new(ResourceMetrics {
+            pipeline: pipeline.clone(),
+            aggregation: aggregation.clone(),
+            nodes,
+        });
+        let resources = Resources {
+            pipeline: pipeline.clone(),
+            subresources: subresources.clone(),
+            metrics: metrics.clone(),
+        };
+        let non_resources = NonResources {
+            cache: cache.clone(),
+            metrics: metrics.clone(),
+            authenticator: authenticator.clone(),
+            aggregation,
+            resource_metrics: resource_metrics.clone(),
+            flow_control: flow_control.clone(),
+            audit: options.audit.clone(),
+            advertised,
+            documents: Mutex::default(),
+        };
+        let chain = Arc::new(HandlerChain {
+            clock: clock.clone(),
+            entropy,
+            cache: cache.clone(),
+            metrics,
+            timeouts: options.timeouts,
+            authenticator,
+            audit: options.audit,
+            flow_control,
+            request_timeout: options.request_timeout,
+            authorizer,
+            extension_servers: extension_servers.clone(),
+            resource_metrics: resource_metrics.clone(),
+            resources,
+            non_resources,
+        });
+        let frontend = Arc::new(Frontend {
+            chain,
+            connections: Connections::new(options.connections),
+            timeouts: options.timeouts,
+            clock,
+            endpoints,
+            _controllers: controllers.clone(),
+        });
+        let in_process = Arc::new(InProcessServer {
+            pipeline: pipeline.clone(),
+            subresources,
+            extension_servers,
+            resource_metrics,
+            tracks_fields: options.tracks_fields_in_process,
+            _controllers: controllers.clone(),
+        });
+
+        let bootstrapped = controllers.bootstrap.bootstrap().await;
+        bootstrapped.map_err(StartError::Bootstrap)?;
+        controllers.flow_control.reload();
+        controllers.api_services.sync_backends();
         if fresh {
-            // Nobody saw the cluster before it had what every cluster has.
-            server.cache.forget_history().await?;
+            // No client may see the revisions from before the bootstrap objects existed.
+            cache.forget_history().await?;
         }
-        tokio::spawn(compact(Arc::downgrade(&server)));
-        tokio::spawn(slim(Arc::downgrade(&server)));
-        tokio::spawn(look_after_basics(Arc::downgrade(&server)));
-        tokio::spawn(look_after_definitions(Arc::downgrade(&server)));
-        tokio::spawn(look_after_extension_servers(Arc::downgrade(&server)));
-        tokio::spawn(look_after_flows(Arc::downgrade(&server)));
-        tokio::spawn(flow_control::lend(Arc::downgrade(&server)));
-        Ok(server)
+        controllers.start();
+        Ok(Arc::new(Server {
+            pipeline,
+            client,
+            frontend,
+            in_process,
+        }))
     }
 
-    /// The kinds that are served now, those that users brought among them.
-    pub fn served(&self) -> Served {
-        self.cache.served()
+    /// Serves TLS connections until `stop`, then gives requests in flight some time to finish.
+    pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: Tls, stop: CancellationToken) {
+        self.serve_some(listener, tls, |_| true, stop).await;
     }
 
-    /// Of the last write this server has heard of.
+    /// Like [`Server::serve`], only for clients from addresses that `admits` accepts; other connections are closed at once.
+    pub async fn serve_some(
+        self: Arc<Self>,
+        listener: TcpListener,
+        tls: Tls,
+        admits: impl Fn(IpAddr) -> bool,
+        stop: CancellationToken,
+    ) {
+        self.frontend.clone().serve(listener, tls, admits, stop).await;
+    }
+
+    /// Serves HTTP over a stream whose client has the certificate of `client`.
+    pub async fn serve_connection(
+        self: Arc<Self>,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        protocol: Protocol,
+        client: Arc<PeerCertificate>,
+        stop: CancellationToken,
+    ) {
+        let frontend = self.frontend.clone();
+        frontend
+            .serve_connection(stream, protocol, client, None, stop)
+            .await;
+    }
+
+    /// Lets nodes join at `server` (a URL) with this CA and these settings.
+    pub async fn let_nodes_join(
+        &self,
+        server: &str,
+        ca_pem: &str,
+        settings: BTreeMap<String, String>,
+    ) -> Result<(), Error> {
+        joining::let_nodes_join(&self.client, server, ca_pem, settings).await
+    }
+
+    /// Publishes the CA of client certificates for kubelets, and the CA of the front proxy for extension API servers.
+    pub async fn publish_client_authorities(
+        &self,
+        client_ca_pem: &str,
+        front_proxy_ca_pem: &str,
+    ) -> Result<(), Error> {
+        let client = &self.client;
+        cluster_authentication::publish_client_authorities(client, client_ca_pem, front_proxy_ca_pem).await
+    }
+
+    /// Removes this server's endpoint before it stops: new connections go to the other servers, if there are any.
+    pub async fn withdraw_endpoints(&self) {
+        self.frontend.endpoints.withdraw().await;
+    }
+
+    /// Adds another component's metrics to `/metrics`.
+    pub fn show_metrics(&self, source: impl Fn() -> String + Send + Sync + 'static) {
+        self.pipeline.metrics.show(Box::new(source));
+    }
+
+    /// The kinds that are served now, with those of custom resources.
+    pub fn served(&self) -> ServedKinds {
+        self.pipeline.cache.served()
+    }
+
+    /// The revision of the last write that this server's cache has.
     pub fn revision(&self) -> u64 {
-        self.cache.revision()
+        self.pipeline.cache.revision()
     }
 
     /// The API as one of knarr's own components, without HTTP in between.
-    pub fn api(self: &Arc<Self>, component: &Component) -> Arc<dyn knarr_client::Api> {
-        Arc::new(InProcess::of_component(self.clone(), component.clone()))
+    pub fn api(&self, component: &Component) -> Arc<dyn knarr_client::Api> {
+        Arc::new(InProcess::of_component(
+            self.in_process.clone(),
+            component.clone(),
+        ))
     }
 
     /// The API for all components of this process, each as its own user.
-    pub fn identities(self: &Arc<Self>) -> Arc<dyn Identities> {
-        Arc::new(Components::new(self.clone()))
+    pub fn identities(&self) -> Arc<dyn Identities> {
+        Arc::new(Components::new(self.in_process.clone()))
     }
 
-    /// The API as any user: for tests and load generators. What runs a cluster takes [`Server::api`], which
-    /// knows no member of `system:masters`.
+    /// The API as any user: for tests and load generators. A cluster's components use [`Server::api`], which
+    /// has no member of `system:masters`.
     pub fn api_as(
-        self: &Arc<Self>,
+        &self,
         user: &str,
         groups: impl IntoIterator<Item = impl Into<String>>,
     ) -> Arc<dyn knarr_client::Api> {
         Arc::new(InProcess::of_user(
-            self.clone(),
+            self.in_process.clone(),
             User::new(user, groups).authenticated(),
         ))
     }
 
-    /// What components were denied so far: requests that their roles do not allow. None is expected, kubelets' aside.
+    /// The denied requests of components so far: requests that their roles do not allow. None is expected, except of kubelets.
     pub fn denied_components(&self) -> Vec<String> {
-        self.metrics.denied_components()
+        self.pipeline.metrics.denied_components()
     }
 }

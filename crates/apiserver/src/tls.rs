@@ -1,12 +1,11 @@
-//! TLS as the server and the kubelet's port speak it: their own certificate, which can be exchanged while they
-//! serve, and whatever certificate a client shows.
+//! TLS of the API server and of the kubelet's port: the serving certificate, which can be replaced while they serve, and
+//! client certificates.
 //!
-//! A client's certificate is not judged in the handshake but by [`Tls::peer`], so that a stranger is told 401 by the
-//! protocol he understands and not by an alert that he does not. That the client holds the certificate's key is proven
-//! in the handshake as always.
+//! A client certificate is not verified in the handshake but by [`Tls::peer`], so that a client with an invalid certificate
+//! gets 401 over HTTP instead of a TLS alert. That the client has the certificate's key is verified in the handshake.
 
-pub(crate) mod link;
-pub(crate) mod outgoing;
+pub(crate) mod client;
+pub(crate) mod pool;
 
 use std::sync::Arc;
 
@@ -25,40 +24,40 @@ use rustls::{
     SignatureScheme,
 };
 
-pub use self::outgoing::connector;
-use crate::authn::certificate::Peer;
+pub use self::client::connector;
+use crate::authn::certificate::PeerCertificate;
 use crate::pki::{Identity, PreviousClients};
 
-/// What a listener needs: see the module.
+/// The TLS configuration of a listener.
 #[derive(Clone)]
 pub struct Tls {
     pub config: Arc<ServerConfig>,
-    clients: Arc<RwLock<Clients>>,
-    serving: Arc<Serving>,
+    clients: Arc<RwLock<ClientAuthorities>>,
+    serving: Arc<ServingCertificate>,
 }
 
-/// Whose client certificates count.
+/// The CAs whose client certificates are accepted.
 #[derive(Debug, Default)]
-struct Clients {
-    /// None where no CA is known yet.
+struct ClientAuthorities {
+    /// `None` if no CA is known yet.
     verifier: Option<Arc<dyn ClientCertVerifier>>,
-    /// The CA of an earlier version, and the moment since which it signs no clients.
+    /// The CA of an earlier version, and the time since when it signs no client certificates.
     previous: Option<(Arc<dyn ClientCertVerifier>, Timestamp)>,
 }
 
 impl Tls {
-    /// Serves with `identity` and knows clients by the CAs in `client_ca_pem`; the error says what is wrong with what.
+    /// Serves with `identity` and accepts client certificates of the CAs in `client_ca_pem`.
     pub fn new(identity: &Identity, client_ca_pem: &str) -> Result<Self, String> {
-        Self::accepting_previous(identity, client_ca_pem, None)
+        Self::with_previous_client_ca(identity, client_ca_pem, None)
     }
 
-    /// The same without a CA yet: no certificate of a client counts.
-    pub fn without_clients(identity: &Identity) -> Result<Self, String> {
-        Self::build(identity, Clients::default())
+    /// Like [`Tls::new`] without a client CA yet: no client certificate is accepted.
+    pub fn without_client_ca(identity: &Identity) -> Result<Self, String> {
+        Self::build(identity, ClientAuthorities::default())
     }
 
-    /// The same with the one CA of an earlier version: what it signed for clients counts too.
-    pub fn accepting_previous(
+    /// Like [`Tls::new`], with the CA of an earlier version: client certificates that it signed before are accepted too.
+    pub fn with_previous_client_ca(
         identity: &Identity,
         client_ca_pem: &str,
         previous: Option<&PreviousClients>,
@@ -71,26 +70,26 @@ impl Tls {
                 client_verifier(authorities)?.map(|verifier| (verifier, previous.before))
             }
         };
-        Self::build(identity, Clients { verifier, previous })
+        Self::build(identity, ClientAuthorities { verifier, previous })
     }
 
-    fn build(identity: &Identity, clients: Clients) -> Result<Self, String> {
+    fn build(identity: &Identity, clients: ClientAuthorities) -> Result<Self, String> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        // Clients choose among their certificates by what the server names here.
+        // Clients select their certificate by the CA names that the server sends.
         let previous = clients.previous.iter().map(|(verifier, _)| verifier);
         let verifiers = clients.verifier.iter().chain(previous);
-        let anybody = Anybody {
+        let unverified = UnverifiedClientCertificates {
             hints: verifiers.flat_map(|v| v.root_hint_subjects()).cloned().collect(),
             provider: provider.clone(),
         };
-        let serving = Arc::new(Serving {
-            key: RwLock::new(certified(identity, &provider)?),
+        let serving = Arc::new(ServingCertificate {
+            key: RwLock::new(certified_key(identity, &provider)?),
             provider: provider.clone(),
         });
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|e| e.to_string())?
-            .with_client_cert_verifier(Arc::new(anybody))
+            .with_client_cert_verifier(Arc::new(unverified))
             .with_cert_resolver(serving.clone());
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Tls {
@@ -100,14 +99,14 @@ impl Tls {
         })
     }
 
-    /// From now on clients are known by these CAs, in PEM, and no others.
-    pub fn trust_clients_of(&self, client_ca_pem: &str) -> Result<(), String> {
+    /// From now on only client certificates of these CAs, in PEM, are accepted.
+    pub fn set_client_ca(&self, client_ca_pem: &str) -> Result<(), String> {
         let verifier = client_verifier(certificates(client_ca_pem, "the client CA")?)?;
         self.clients.write().verifier = verifier;
         Ok(())
     }
 
-    /// The same without HTTP/2, for servers that speak only HTTP/1.1.
+    /// Without HTTP/2, for servers that support only HTTP/1.1.
     pub fn http1(mut self) -> Self {
         let mut config = (*self.config).clone();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -115,26 +114,30 @@ impl Tls {
         self
     }
 
-    /// From now on handshakes are made with this identity.
+    /// From now on handshakes use this serving certificate.
     pub fn renew(&self, identity: &Identity) -> Result<(), String> {
-        let key = certified(identity, &self.serving.provider)?;
+        let key = certified_key(identity, &self.serving.provider)?;
         *self.serving.key.write() = key;
         Ok(())
     }
 
-    /// Who is at the other end of a connection whose handshake is made.
+    /// The client certificate of a connection after its handshake.
     ///
-    /// A certificate is verified at a time of its own: whether it is valid now is asked for each request
-    /// ([`Peer::user`]), as kube-apiserver does. With a wrong clock it would else be rejected for as long as the connection
-    /// lasts, also after the clock is right again.
-    pub fn peer(&self, connection: &rustls::ServerConnection, now: Timestamp) -> Peer {
+    /// The chain is verified at a time at which the certificate is valid: whether it is valid now is checked for each request
+    /// ([`PeerCertificate::user`]), as in kube-apiserver. Otherwise, after a handshake with a wrong clock, the certificate would
+    /// be rejected as long as the connection lasts, also once the clock is right.
+    pub fn peer(&self, connection: &rustls::ServerConnection, now: Timestamp) -> PeerCertificate {
         let Some((leaf, intermediates)) = connection.peer_certificates().and_then(<[_]>::split_first) else {
-            return Peer::Nobody;
+            return PeerCertificate::None;
         };
-        let known = Peer::of_verified(leaf);
+        let known = PeerCertificate::of_verified(leaf);
         let at = match &known {
-            Peer::Known { from, until, .. } => now.max(*from).min(*until),
-            Peer::Nobody | Peer::Stranger => now,
+            PeerCertificate::Verified {
+                not_before,
+                not_after,
+                ..
+            } => now.max(*not_before).min(*not_after),
+            PeerCertificate::None | PeerCertificate::Rejected => now,
         };
         let seconds = u64::try_from(at.as_second()).unwrap_or(0);
         let at = UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds));
@@ -142,27 +145,27 @@ impl Tls {
         let verified = |verifier: &Arc<dyn ClientCertVerifier>| {
             verifier.verify_client_cert(leaf, intermediates, at).map(drop)
         };
-        let counts = match &clients.verifier {
+        let verification = match &clients.verifier {
             Some(verifier) => verified(verifier),
             None => Err(rustls::CertificateError::UnknownIssuer.into()),
         };
-        let error = match counts {
+        let error = match verification {
             Ok(()) => return known,
             Err(error) => error,
         };
         if let Some((verifier, before)) = &clients.previous
             && verified(verifier).is_ok()
-            && let Peer::Known { from, .. } = &known
-            && from <= before
+            && let PeerCertificate::Verified { not_before, .. } = &known
+            && not_before <= before
         {
             return known;
         }
-        tracing::debug!("a client's certificate is rejected: {error}");
-        Peer::Stranger
+        tracing::debug!("rejected a client certificate: {error}");
+        PeerCertificate::Rejected
     }
 }
 
-/// Verifies what these CAs signed for clients; none without a CA.
+/// A verifier for client certificates of these CAs; `None` without a CA.
 fn client_verifier(
     authorities: impl IntoIterator<Item = CertificateDer<'static>>,
 ) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
@@ -182,27 +185,27 @@ fn client_verifier(
         .map_err(|e| format!("the client CA: {e}"))
 }
 
-/// The server's certificate of the moment.
+/// The current serving certificate.
 #[derive(Debug)]
-struct Serving {
+struct ServingCertificate {
     key: RwLock<Arc<CertifiedKey>>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ResolvesServerCert for Serving {
+impl ResolvesServerCert for ServingCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.key.read().clone())
     }
 }
 
-/// Asks for a certificate and takes any, or none.
+/// Requests a client certificate and accepts any, or none: [`Tls::peer`] verifies it.
 #[derive(Debug)]
-struct Anybody {
+struct UnverifiedClientCertificates {
     hints: Vec<DistinguishedName>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ClientCertVerifier for Anybody {
+impl ClientCertVerifier for UnverifiedClientCertificates {
     fn client_auth_mandatory(&self) -> bool {
         false
     }
@@ -247,7 +250,7 @@ impl ClientCertVerifier for Anybody {
     }
 }
 
-fn certified(identity: &Identity, provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, String> {
+fn certified_key(identity: &Identity, provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, String> {
     let (chain, key) = chain_and_key(identity)?;
     CertifiedKey::from_der(chain, key, provider)
         .map(Arc::new)
@@ -268,8 +271,8 @@ fn certificates(pem: &str, what: &str) -> Result<Vec<CertificateDer<'static>>, S
         .map_err(|e| format!("{what}: {e}"))
 }
 
-/// Whether a handshake failed since the client sent a server name (SNI) that is no host name, such as an address with a port.
-/// rustls cannot be told to ignore it.
+/// Whether a handshake failed because the client sent a server name (SNI) that is not a host name, such as an address with a
+/// port. rustls has no option to ignore it.
 pub fn is_invalid_server_name(error: &std::io::Error) -> bool {
     let source = error.get_ref().and_then(|e| e.downcast_ref::<Error>());
     let expected = PeerMisbehaved::ServerNameMustContainOneHostName;

@@ -1,4 +1,4 @@
-//! Who asks.
+//! The user of a request.
 
 use knarr_client::identity::{NETWORK_AGENT_PREFIX, NETWORK_AGENTS};
 
@@ -8,14 +8,14 @@ pub struct User {
     pub name: String,
     pub uid: String,
     pub groups: Vec<String>,
-    /// More about it, such as the pod a service-account token is bound to.
+    /// Further attributes, such as the pod that a service-account token is bound to.
     pub extra: std::collections::BTreeMap<String, Vec<String>>,
 }
 
 pub const MASTERS: &str = "system:masters";
 pub const AUTHENTICATED: &str = "system:authenticated";
 pub const UNAUTHENTICATED: &str = "system:unauthenticated";
-/// Who shows nothing.
+/// The user of requests without credentials.
 pub const ANONYMOUS: &str = "system:anonymous";
 pub const NODES: &str = "system:nodes";
 pub const SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
@@ -33,7 +33,7 @@ impl User {
         User::new(ANONYMOUS, [UNAUTHENTICATED])
     }
 
-    /// Adds the group that everybody who is known has.
+    /// Adds the group of all authenticated users.
     pub fn authenticated(mut self) -> Self {
         if !self.is_in(AUTHENTICATED) {
             self.groups.push(AUTHENTICATED.into());
@@ -45,21 +45,21 @@ impl User {
         self.groups.iter().any(|g| g == group)
     }
 
-    /// The node it is, for `system:node:<name>` in group `system:nodes`.
+    /// The node's name, for `system:node:<name>` in group `system:nodes`.
     pub fn node(&self) -> Option<&str> {
         self.name
             .strip_prefix("system:node:")
             .filter(|_| self.is_in(NODES))
     }
 
-    /// The node whose network agent it is, for `system:knarr:network-agent:<node>` in the group of these.
+    /// The node's name, for `system:knarr:network-agent:<node>` in the group of network agents.
     pub fn network_agent(&self) -> Option<&str> {
         self.name
             .strip_prefix(NETWORK_AGENT_PREFIX)
             .filter(|_| self.is_in(NETWORK_AGENTS))
     }
 
-    /// The account it is: namespace and name.
+    /// The namespace and name of the service account.
     pub fn as_service_account(&self) -> Option<(&str, &str)> {
         self.name.strip_prefix("system:serviceaccount:")?.split_once(':')
     }

@@ -1,29 +1,29 @@
-//! Watches: the state there was, what happened since, what happens now, and bookmarks in between.
+//! Watches: the initial objects, the changes since a revision, the changes as they happen, and bookmarks.
 //!
-//! Everybody shares the encoding of an event. A watcher that cannot keep up is dropped and resumes from where
-//! it was; its connection never holds up a write.
+//! All watchers share the encoding of an event. A watcher that falls behind is dropped and its client watches again from its
+//! last revision; its connection never delays a write.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use knarr_api::field::{Errors, Path};
+use knarr_api::field::{ErrorList, Path};
 use knarr_api::{Error, Kind, Object};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use crate::cache::Cache;
-use crate::cache::change::{Change, Filter, Told};
+use crate::cache::change::{Change, EventType, Filter};
 use crate::conversion::Converter;
+use crate::pipeline::Pipeline;
 use crate::pipeline::read::{ListQuery, bad_revision, invalid_options};
-use crate::server::Server;
 
-/// How often a watcher that asked for bookmarks gets one.
+/// The interval of bookmarks.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
-/// A watch without a timeout of its own ends between this and twice this, so that connections spread.
+/// A watch without a timeout ends between this time and twice this time, so that reconnections spread.
 const DEFAULT_TIMEOUT_SECONDS: u64 = 1800;
 
-/// What a watch asks for.
+/// The options of a watch.
 #[derive(Clone, Debug, Default)]
 pub struct WatchQuery {
     pub list: ListQuery,
@@ -32,21 +32,21 @@ pub struct WatchQuery {
     pub send_initial_events: Option<bool>,
 }
 
-/// What a watcher is given.
+/// An item of a watch.
 #[derive(Debug)]
 pub enum Item {
-    /// The object as it is told; with the change it came of, unless it was there at the beginning or a webhook converted it.
-    Event(Told, Arc<Object>, Option<Arc<Change>>),
-    /// The watch cannot go on: an object could not be converted. Nothing comes after it.
+    /// The object of the event; with the change it comes from, unless it is an initial object or a webhook converted it.
+    Event(EventType, Arc<Object>, Option<Arc<Change>>),
+    /// An object could not be converted. The watch ends.
     Failed(Error),
-    /// All up to this revision has been told.
+    /// All changes up to this revision have been sent.
     Bookmark { revision: u64, initial_events_end: bool },
 }
 
 /// A running watch. Dropping it ends it.
 pub struct Watcher {
     cache: Arc<Cache>,
-    /// Where a webhook converts the objects; they are filtered after that.
+    /// Set if a webhook converts the objects; they are filtered after that.
     converter: Option<Arc<Converter>>,
     failed: bool,
     pub filter: Filter,
@@ -58,7 +58,7 @@ pub struct Watcher {
     deadline: Option<Instant>,
 }
 
-impl Server {
+impl Pipeline {
     /// Begins a watch.
     pub(crate) async fn watch(
         &self,
@@ -82,7 +82,7 @@ impl Server {
         };
         let initial = query.send_initial_events == Some(true);
         if list.resource_version.is_empty() {
-            self.hear_all().await?;
+            self.wait_until_caught_up().await?;
         }
         if initial {
             self.wait_for_revision(version).await?;
@@ -114,9 +114,9 @@ impl Server {
         Ok(watcher)
     }
 
-    /// A watch without end or bookmarks: of the state there is and what follows (`None`), or of what follows `after`.
+    /// A watch without timeout or bookmarks: of the current objects and the changes that follow (`None`), or of the changes after `after`.
     pub(crate) async fn follow(&self, filter: Filter, after: Option<u64>) -> Result<Watcher, Error> {
-        // Read first: all kinds are at least here, and this one at its own last change.
+        // Read first: all kinds are at least at this revision, and this one at its own last change.
         let revision = self.cache.revision();
         let by_webhook = filter.kind.is_converted_by_webhook();
         let subscription = match by_webhook {
@@ -133,7 +133,7 @@ impl Server {
         }
         let mut pending = VecDeque::with_capacity(initial.len());
         for object in initial {
-            pending.push_back(Item::Event(Told::Added, object, None));
+            pending.push_back(Item::Event(EventType::Added, object, None));
         }
         Ok(Watcher {
             cache: self.cache.clone(),
@@ -151,22 +151,22 @@ impl Server {
 }
 
 impl Watcher {
-    /// How much of the state at the beginning is still to be told.
+    /// How many initial objects are still to be sent.
     pub fn initial_len(&self) -> usize {
         self.pending.len()
     }
 
-    /// The revision that the state at the beginning had.
+    /// The revision of the initial objects.
     pub fn revision(&self) -> u64 {
         self.after
     }
 
-    /// So many events went out.
+    /// Counts events that were sent.
     pub(crate) fn sent(&self, events: usize) {
         self.cache.count_watched(&self.filter.kind, events);
     }
 
-    /// The next item; `None` at the end, be it because time is up or because it fell behind.
+    /// The next item; `None` at the end, on timeout or because it fell behind.
     pub async fn next(&mut self) -> Option<Item> {
         loop {
             if let Some(item) = self.pending.pop_front() {
@@ -176,8 +176,8 @@ impl Watcher {
                 return None;
             }
             if let Some(change) = self.missed.front().cloned() {
-                // Whoever stops waiting while a webhook is asked finds the change again.
-                let item = self.told_now(&change).await;
+                // If the caller stops waiting while a webhook is called, the change is still there.
+                let item = self.converted_event(&change).await;
                 self.missed.pop_front();
                 if item.is_some() {
                     return item;
@@ -206,9 +206,9 @@ impl Watcher {
                 }
                 () = end => return None,
                 () = tick => {
-                    // A server that lags behind the one that was asked before takes nobody back.
+                    // A server that is behind the one that the client used before must not send an older revision.
                     let revision = self.cache.revision().max(self.after);
-                    // The cache hands out changes before it advances: with none waiting, all up to here were told.
+                    // The cache sends changes before it advances: if none is waiting, all up to this revision were sent.
                     match self.changes.try_recv() {
                         Ok(change) => self.missed.push_back(change),
                         Err(_) => return Some(Item::Bookmark { revision, initial_events_end: false }),
@@ -218,8 +218,8 @@ impl Watcher {
         }
     }
 
-    /// The next item, if it is there already.
-    pub fn waiting(&mut self) -> Option<Item> {
+    /// The next item, if it is ready.
+    pub fn try_next(&mut self) -> Option<Item> {
         if let Some(item) = self.pending.pop_front() {
             return Some(item);
         }
@@ -231,22 +231,22 @@ impl Watcher {
                 Some(change) => change,
                 None => self.changes.try_recv().ok()?,
             };
-            if let Some(item) = self.told(change) {
+            if let Some(item) = self.event(change) {
                 return Some(item);
             }
         }
     }
 
-    /// The same as [`Watcher::told`], with objects that a webhook converts.
-    async fn told_now(&mut self, change: &Arc<Change>) -> Option<Item> {
+    /// Like [`Watcher::event`], for objects that a webhook converts.
+    async fn converted_event(&mut self, change: &Arc<Change>) -> Option<Item> {
         let Some(converter) = self.converter.clone() else {
-            return self.told(change.clone());
+            return self.event(change.clone());
         };
         if change.revision <= self.after && self.after > 0 {
             return None;
         }
-        match seen_converted(&converter, change, &self.filter).await {
-            Ok(seen) => seen.map(|(told, object)| Item::Event(told, object, None)),
+        match converted_event_for(&converter, change, &self.filter).await {
+            Ok(seen) => seen.map(|(event_type, object)| Item::Event(event_type, object, None)),
             Err(error) => {
                 self.failed = true;
                 Some(Item::Failed(error))
@@ -254,21 +254,21 @@ impl Watcher {
         }
     }
 
-    fn told(&self, change: Arc<Change>) -> Option<Item> {
+    fn event(&self, change: Arc<Change>) -> Option<Item> {
         if change.revision <= self.after && self.after > 0 {
             return None;
         }
-        let (told, object) = change.seen(&self.filter)?;
-        Some(Item::Event(told, object.clone(), Some(change)))
+        let (event_type, object) = change.event_for(&self.filter)?;
+        Some(Item::Event(event_type, object.clone(), Some(change)))
     }
 }
 
-/// How `filter` sees a change whose objects a webhook converts.
-async fn seen_converted(
+/// The event that `filter` gets for a change whose objects a webhook converts.
+async fn converted_event_for(
     converter: &Converter,
     change: &Change,
     filter: &Filter,
-) -> Result<Option<(Told, Arc<Object>)>, Error> {
+) -> Result<Option<(EventType, Arc<Object>)>, Error> {
     if !filter.namespace.is_empty() && filter.namespace != change.object.namespace() {
         return Ok(None);
     }
@@ -277,26 +277,28 @@ async fn seen_converted(
         None => None,
     };
     if change.deleted {
-        // Its last state, at the revision of the deletion.
+        // The last state, at the revision of the deletion.
         let last = before.filter(|before| filter.matches(before));
-        return Ok(last.map(|last| (Told::Deleted, Arc::new(last.at_revision(change.revision)))));
+        return Ok(last.map(|last| (EventType::Deleted, Arc::new(last.at_revision(change.revision)))));
     }
     let after = converter.watched(&change.object, &filter.kind).await?;
     let was_seen = before.as_ref().is_some_and(|before| filter.matches(before));
     Ok(match (was_seen, filter.matches(&after)) {
         (false, false) => None,
-        (false, true) => Some((Told::Added, after)),
-        (true, true) => Some((Told::Modified, after)),
-        (true, false) => before.map(|before| (Told::Deleted, Arc::new(before.at_revision(change.revision)))),
+        (false, true) => Some((EventType::Added, after)),
+        (true, true) => Some((EventType::Modified, after)),
+        (true, false) => {
+            before.map(|before| (EventType::Deleted, Arc::new(before.at_revision(change.revision))))
+        }
     })
 }
 
 fn validate(query: &WatchQuery) -> Result<(), Error> {
-    let mut errors = Errors::new();
+    let mut errors = ErrorList::new();
     let list = &query.list;
     let path = Path::new("resourceVersionMatch");
     let m = list.resource_version_match.as_str();
-    // A watch from the beginning or from anything asks for initial events, unless it says otherwise.
+    // A watch from the beginning or from any revision sends initial events, unless it sets `sendInitialEvents`.
     let is_legacy = query.send_initial_events.is_none() && m.is_empty();
     let is_legacy = is_legacy && matches!(list.resource_version.as_str(), "" | "0");
     if query.send_initial_events.is_some() && m != "NotOlderThan" {

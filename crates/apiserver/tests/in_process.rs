@@ -1,4 +1,4 @@
-//! The server as components in its process see it: one server over the memory store, its own clock.
+//! The server as components in its process use it: one server over the memory store, with its own clock.
 
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
@@ -46,7 +46,7 @@ use knarr_client::{
 use knarr_store::Store;
 use serde_json::{Value, json};
 
-/// Noon of some day; moved by hand.
+/// A clock that tests advance.
 struct TestClock(AtomicI64);
 
 impl Clock for TestClock {
@@ -55,7 +55,7 @@ impl Clock for TestClock {
     }
 }
 
-/// Counts instead of drawing lots.
+/// Counts instead of random bytes.
 struct Counter(AtomicU8);
 
 impl Entropy for Counter {
@@ -182,7 +182,7 @@ async fn t1_a_repeated_delete_shortens_and_never_lengthens() {
         (Some(20), Some(start + 20))
     );
     c.clock.0.fetch_add(25, Ordering::Relaxed);
-    // Too late for 10 s: what is left is the least there is.
+    // Too late for 10 s: the remaining grace is the minimum.
     assert_eq!(
         of_pod(&delete(grace(10)).await.unwrap()),
         (Some(1), Some(start + 30))
@@ -192,7 +192,7 @@ async fn t1_a_repeated_delete_shortens_and_never_lengthens() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn t1_an_unscheduled_pod_goes_at_once_and_a_negative_grace_is_one() {
+async fn t1_an_unscheduled_pod_is_deleted_at_once_and_a_negative_grace_is_one() {
     let c = cluster().await;
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": "q", "namespace": "default"},
@@ -265,7 +265,7 @@ async fn t1_finalizers_hold_an_object_until_the_last_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_writers_who_saw_the_same_only_one_wins() {
+async fn of_two_writers_with_the_same_resource_version_one_gets_a_conflict() {
     let c = cluster().await;
     let seen = c.api.create_as(config_map("a", "1")).await.unwrap();
     let change = |value: &str| {
@@ -280,7 +280,7 @@ async fn of_two_writers_who_saw_the_same_only_one_wins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn writers_who_saw_nothing_all_get_their_turn() {
+async fn unconditional_writes_all_succeed() {
     let c = cluster().await;
     c.api.create_as(config_map("a", "1")).await.unwrap();
     let patches = (0..20).map(|i| {
@@ -293,7 +293,7 @@ async fn writers_who_saw_nothing_all_get_their_turn() {
     let map = c.api.get_as::<ConfigMap>("default", "a").await.unwrap();
     assert_eq!(map.data.as_ref().unwrap().len(), 21);
 
-    // Nor is anybody sent away whose kind is never updated without a version: a patch asks for none.
+    // Neither does a patch of a kind without unconditional update: it sets no resourceVersion.
     let budget: PodDisruptionBudget = serde_json::from_value(json!({
         "metadata": {"name": "b", "namespace": "default"}, "spec": {"minAvailable": 1},
     }))
@@ -314,7 +314,7 @@ async fn writers_who_saw_nothing_all_get_their_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn times_that_are_shown_alike_are_alike() {
+async fn times_with_the_same_encoding_are_equal() {
     let c = cluster().await;
     let job = json!({
         "metadata": {"name": "j", "namespace": "default"},
@@ -322,7 +322,7 @@ async fn times_that_are_shown_alike_are_alike() {
     });
     let mut job: Job = serde_json::from_value(job).unwrap();
     job = (*c.api.create_as(job).await.unwrap()).clone();
-    // A controller has the time to the nanosecond; what is shown of it has seconds.
+    // A controller has the time to the nanosecond; the encoding has seconds.
     let start = Timestamp::new(1_700_000_000, 5_000_000).unwrap();
     job.status.get_or_insert_default().start_time = Some(Time(start));
     c.api.update_status_as(job).await.unwrap();
@@ -339,7 +339,7 @@ async fn an_update_that_changes_nothing_writes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_tells_the_state_then_a_bookmark_then_what_happens() {
+async fn a_watch_sends_initial_events_then_a_bookmark_then_changes() {
     let c = cluster().await;
     c.api.create_as(config_map("a", "1")).await.unwrap();
     let options = WatchOptions {
@@ -351,7 +351,7 @@ async fn a_watch_tells_the_state_then_a_bookmark_then_what_happens() {
     labelled.metadata.labels = Some([("app".to_string(), "x".to_string())].into());
     c.api.create_as(labelled).await.unwrap();
     let mut watch = c.api.watch(&CONFIG_MAP, options).await.unwrap();
-    let mut told = Vec::new();
+    let mut received = Vec::new();
     let relabel = |value: &str| Patch::Merge(json!({"metadata": {"labels": {"app": value}}}));
     c.api
         .patch(&CONFIG_MAP, "default", "b", "", relabel("y"))
@@ -365,15 +365,18 @@ async fn a_watch_tells_the_state_then_a_bookmark_then_what_happens() {
         .delete(&CONFIG_MAP, "default", "a", DeleteOptions::default())
         .await
         .unwrap();
-    while told.len() < 5 {
-        told.push(match watch.next().await.unwrap().unwrap() {
+    while received.len() < 5 {
+        received.push(match watch.next().await.unwrap().unwrap() {
             WatchEvent::Added(o) => format!("added {}", o.name()),
             WatchEvent::Modified(o) => format!("modified {}", o.name()),
             WatchEvent::Deleted(o) => format!("deleted {}", o.name()),
             WatchEvent::Bookmark(_) => "bookmark".to_string(),
         });
     }
-    assert_eq!(told, ["added b", "bookmark", "deleted b", "added a", "deleted a"]);
+    assert_eq!(
+        received,
+        ["added b", "bookmark", "deleted b", "added a", "deleted a"]
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -402,7 +405,7 @@ async fn a_watch_resumes_where_it_was_and_not_before_history() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_falls_behind_ends_and_is_taken_up_where_it_stood() {
+async fn a_watch_that_falls_behind_ends_and_resumes_from_its_revision() {
     const WRITES: u64 = 3000;
     let c = cluster().await;
     let first = c.api.create_as(config_map("a", "0")).await.unwrap();
@@ -415,12 +418,12 @@ async fn a_watch_that_falls_behind_ends_and_is_taken_up_where_it_stood() {
     for n in 1..=WRITES {
         c.api.update_as(config_map("a", &n.to_string())).await.unwrap();
     }
-    let (mut told, mut watches) = (0, 1);
-    while told < WRITES {
+    let (mut received, mut watches) = (0, 1);
+    while received < WRITES {
         match watch.next().await {
             Some(Ok(WatchEvent::Modified(object))) => {
                 after = object.revision();
-                told += 1;
+                received += 1;
             }
             Some(other) => panic!("{other:?}"),
             None => {
@@ -487,7 +490,7 @@ async fn pages_of_a_list_are_of_one_revision() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_whose_revision_is_forgotten_goes_on_as_things_are_now() {
+async fn a_list_whose_revision_is_compacted_continues_at_the_current_one() {
     let c = cluster().await;
     for name in ["a", "b", "c", "d", "e"] {
         c.api.create_as(config_map(name, "1")).await.unwrap();
@@ -528,7 +531,7 @@ async fn a_list_whose_revision_is_forgotten_goes_on_as_things_are_now() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_ending_namespace_takes_nothing_new() {
+async fn a_terminating_namespace_rejects_new_objects() {
     let c = cluster().await;
     let namespace = NAMESPACE.ops.decode(br#"{"metadata":{"name":"old"}}"#).unwrap();
     c.api.create(&NAMESPACE, namespace.object).await.unwrap();
@@ -589,7 +592,7 @@ async fn p2_a_pods_priority_comes_from_its_class() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kubelet_touches_its_own_pods_and_nobody_elses() {
+async fn a_kubelet_writes_its_own_pods_and_no_others() {
     let c = cluster().await;
     bound_pod(&*c.api).await;
     let node = |name: &str| c.server.api_as(&format!("system:node:{name}"), ["system:nodes"]);

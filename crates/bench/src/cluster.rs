@@ -31,7 +31,7 @@ async fn ready(cluster: &mut Knarr, since: Instant) -> Result<(f64, f64)> {
         if listed.items.iter().any(|n| is_ready_since(n, begun)) {
             return Ok((api_ready, ms(since)));
         }
-        cluster.alive(since)?;
+        cluster.check_running(since)?;
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -78,7 +78,7 @@ impl Cluster {
         self.caches.store(T::kind_of())
     }
 
-    /// Waits until so many objects are as wanted.
+    /// Waits until so many objects satisfy the condition.
     async fn wait_for<T: Registered>(&self, count: usize, is: impl Fn(&T) -> bool) -> Result<()> {
         let store = self.store::<T>();
         let enough = |store: &Store| {
@@ -101,7 +101,7 @@ impl Cluster {
 
 fn kubelets(api: &Arc<dyn Api>, pods: &Arc<Store>) -> JoinSet<()> {
     let (bound, to_run) = mpsc::unbounded_channel::<(String, String)>();
-    pods.subscribe(move |change| {
+    pods.add_event_handler(move |change| {
         let on_node =
             |o: &Arc<knarr_api::Object>| o.field("spec.nodeName").is_ok_and(|node| !node.is_empty());
         let was = change.before().is_some_and(on_node);
@@ -208,8 +208,8 @@ async fn many() -> Result<Report> {
     cluster.wait_for::<Node>(NODES, untainted).await?;
     let (begin, cpu) = (Instant::now(), cpu_seconds(std::process::id())?);
     create::<StatefulSet>(&cluster.api, (0..SETS).map(set).collect()).await?;
-    let wanted = i32::try_from(REPLICAS)?;
-    let up = |set: &StatefulSet| set.status.as_ref().and_then(|s| s.ready_replicas) == Some(wanted);
+    let replicas = i32::try_from(REPLICAS)?;
+    let up = |set: &StatefulSet| set.status.as_ref().and_then(|s| s.ready_replicas) == Some(replicas);
     cluster.wait_for::<StatefulSet>(SETS, up).await?;
     let spent = cpu_seconds(std::process::id())? - cpu;
     report
@@ -287,7 +287,7 @@ async fn lost() -> Result<Report> {
 
     let marked = Arc::new(Marked::default());
     let seen = marked.clone();
-    cluster.store::<Pod>().subscribe(move |change| {
+    cluster.store::<Pod>().add_event_handler(move |change| {
         let ready = |o: Option<&Arc<knarr_api::Object>>| o.and_then(|o| o.get::<Pod>()).and_then(is_ready);
         if ready(change.before()) == Some(true) && ready(change.after()) == Some(false) {
             seen.pods.lock().push(Instant::now());
@@ -295,7 +295,7 @@ async fn lost() -> Result<Report> {
         }
     });
     let seen = marked.clone();
-    cluster.store::<Node>().subscribe(move |change| {
+    cluster.store::<Node>().add_event_handler(move |change| {
         let node = change.after().and_then(|o| o.get::<Node>());
         let mut conditions = node
             .iter()

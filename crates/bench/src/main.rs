@@ -1,4 +1,4 @@
-//! `./dev bench`: measures knarr on this machine, and compares with Kubernetes v1.36.2 on a similar one.
+//! `./dev bench`: measures knarr on this host, and compares with Kubernetes v1.36.2 on a similar one.
 
 mod api;
 mod cluster;
@@ -24,14 +24,14 @@ struct Cli {
     /// Which benchmark; all of them if none is named.
     #[arg(value_enum)]
     name: Option<Name>,
-    /// Writes the measurements here too.
+    /// Write the measurements to this file, too.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Of the API server only this part (small, pods, watches, leases); of the scheduler only workloads whose title
-    /// has this in it, `large` is run when asked for only.
+    /// Run only this part of the API server's benchmark (small, pods, watches, leases), or only the scheduler's workloads
+    /// whose title contains TEXT; the workload `large` runs only when it is named.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Runs one workload through the API in this process and prints what it came to: each is measured alone.
+    /// Runs one workload through the API in this process and prints its result: each is measured alone.
     #[arg(long, hide = true, value_name = "NUMBER")]
     workload: Option<usize>,
 }
@@ -82,17 +82,17 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
         println!("{}", serde_json::to_string(&found)?);
         return Ok(());
     }
-    let wanted = |name| cli.name.is_none_or(|only| only == name);
+    let selected = |name| cli.name.is_none_or(|only| only == name);
     let mut reports: Vec<Report> = Vec::new();
-    if wanted(Name::Store) {
+    if selected(Name::Store) {
         eprintln!("measuring the store …");
         reports.push(store_report().await?);
     }
-    if wanted(Name::Start) {
+    if selected(Name::Start) {
         eprintln!("measuring starts …");
         reports.extend(cluster::start().await?);
     }
-    if wanted(Name::Pods) {
+    if selected(Name::Pods) {
         eprintln!("measuring pods …");
         if !only_node(&cli) {
             reports.extend(cluster::pods().await?);
@@ -101,21 +101,21 @@ async fn run(cli: Cli) -> Result<(), Box<dyn std::error::Error>> {
         reports.push(node::full().await?);
     }
     let only = cli.only.as_deref().unwrap_or("");
-    if wanted(Name::Api) {
+    if selected(Name::Api) {
         eprintln!("measuring the API server (about a minute) …");
         reports.extend(api::all(only).await?);
     }
-    if wanted(Name::Controllers) {
+    if selected(Name::Controllers) {
         eprintln!("measuring the controllers (about two minutes) …");
         reports.extend(controllers::all().await?);
     }
-    if wanted(Name::Scheduler) {
+    if selected(Name::Scheduler) {
         eprintln!("measuring the scheduler through the API …");
         reports.extend(scheduler_reports(only)?);
         eprintln!("measuring the scheduler's core …");
         reports.push(core_report(only)?);
     }
-    if wanted(Name::Network) {
+    if selected(Name::Network) {
         eprintln!("measuring the service proxy (some minutes) …");
         reports.extend(network::all(only).await?);
     }

@@ -37,12 +37,12 @@ async fn listen(listener: TcpListener, probe_times: ProbeTimes) {
         let (at, probe_times) = (Instant::now(), probe_times.clone());
         tokio::spawn(async move {
             // A broken connection is not counted, and shows as a period too long.
-            let _ = answer(stream, at, &probe_times).await;
+            let _ = respond(stream, at, &probe_times).await;
         });
     }
 }
 
-async fn answer(mut stream: TcpStream, at: Instant, probe_times: &ProbeTimes) -> Result<()> {
+async fn respond(mut stream: TcpStream, at: Instant, probe_times: &ProbeTimes) -> Result<()> {
     let mut request = Vec::new();
     while !request.ends_with(b"\r\n\r\n") {
         let mut part = [0; 1024];
@@ -133,7 +133,7 @@ pub async fn full() -> Result<Report> {
     let pods: Api<Pod> = Api::namespaced(kube_client(&server.kubeconfig()).await?, "default");
     let begin = Instant::now();
     until("a node that is ready", async || {
-        agent.alive(begin)?;
+        agent.check_running(begin)?;
         let listed = nodes.list(&ListParams::default()).await?;
         let conditions = listed.items.iter().flat_map(|n| n.status.iter());
         let mut conditions = conditions.flat_map(|s| s.conditions.iter().flatten());

@@ -8,7 +8,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-/// How long anything may take before a benchmark gives up.
+/// How long each step may take before a benchmark fails.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 pub type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
@@ -62,7 +62,7 @@ impl Knarr {
             "10.198.0.0/24",
             "--node-name",
             "bench",
-            // The disk usage of this machine must not affect it.
+            // The disk usage of this host must not affect it.
             "--kubelet-config",
             &path("kubelet.yaml"),
         ]
@@ -112,10 +112,10 @@ impl Knarr {
         Ok(())
     }
 
-    /// Until the API answers its port and is ready: a client for it.
+    /// Waits until the API server is ready; returns a client for it.
     pub async fn ready(&mut self, since: Instant) -> Result<kube::Client> {
         while TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
-            self.alive(since)?;
+            self.check_running(since)?;
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         loop {
@@ -127,15 +127,15 @@ impl Knarr {
             {
                 return Ok(client);
             }
-            self.alive(since)?;
+            self.check_running(since)?;
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
-    /// An error if it ended or took too long.
-    pub fn alive(&mut self, since: Instant) -> Result<()> {
+    /// An error if the process exited or `since` is too long ago.
+    pub fn check_running(&mut self, since: Instant) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            return Err(format!("knarr ended ({status}):\n{}", self.log()).into());
+            return Err(format!("knarr exited ({status}):\n{}", self.log()).into());
         }
         if since.elapsed() > LIMIT {
             return Err(format!("not ready within {} s:\n{}", LIMIT.as_secs(), self.log()).into());
@@ -170,13 +170,13 @@ impl Knarr {
 
 impl Drop for Knarr {
     fn drop(&mut self) {
-        let ended = Command::new(&self.knarr)
+        let down = Command::new(&self.knarr)
             .arg("down")
             .args(&self.args)
             .arg("--wipe")
             .output();
-        if !ended.is_ok_and(|out| out.status.success()) {
-            eprintln!("the benchmark's cluster did not end cleanly");
+        if !down.is_ok_and(|out| out.status.success()) {
+            eprintln!("the benchmark's cluster did not stop cleanly");
         }
         // It may have exited already.
         let _ = self.child.kill();

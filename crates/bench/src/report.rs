@@ -10,9 +10,9 @@ pub struct Measurement {
     pub value: f64,
     /// `ms`, `MB`, `/s`, `%`.
     pub unit: &'static str,
-    /// What knarr must reach, if anything was promised.
+    /// The value that knarr must reach, if there is a target.
     pub target: Option<Target>,
-    /// The value of Kubernetes v1.36.2 on such a machine.
+    /// The value of Kubernetes v1.36.2 on such a host.
     pub kubernetes: Option<f64>,
 }
 
@@ -143,7 +143,7 @@ pub fn table(reports: &[Report]) -> String {
     out
 }
 
-/// More than three significant digits are not reproducible on a shared machine.
+/// More than three significant digits are not reproducible on a shared host.
 fn number(v: f64) -> String {
     match v.abs() {
         a if a >= 100.0 => {

@@ -66,7 +66,7 @@ pub enum Failure {
     Store(#[from] Error),
     #[error("a write without conditions was not committed: {0:?}")]
     NotCommitted(TxnResult),
-    #[error("a writer ended early")]
+    #[error("a writer stopped early")]
     Writer(#[from] tokio::task::JoinError),
     #[error("after opening there are {found} keys, {written} were written")]
     Lost { found: usize, written: u64 },

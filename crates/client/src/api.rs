@@ -1,5 +1,5 @@
-//! The requests a component makes, with the API's own semantics: every write may say what it saw (uid,
-//! resourceVersion), every refusal is a Kubernetes `Status`.
+//! The requests that components make, with the API's own semantics: a write may carry preconditions (uid,
+//! resourceVersion), and every error is a Kubernetes `Status`.
 
 use std::sync::Arc;
 
@@ -9,23 +9,16 @@ use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodCondition};
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
+use knarr_api::strategy::Propagation;
 use knarr_api::{AnyObject, Error, Kind, Object, Result, Shared};
 
 use crate::term::Term;
 
-/// What a delete or an update must find (409 otherwise).
+/// The preconditions of a delete or an update; where they do not hold the response is 409 Conflict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Preconditions {
     pub uid: Option<String>,
     pub resource_version: Option<String>,
-}
-
-/// What becomes of the dependents of a deleted object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Propagation {
-    Orphan,
-    Background,
-    Foreground,
 }
 
 /// As meta/v1 DeleteOptions.
@@ -37,7 +30,7 @@ pub struct DeleteOptions {
     pub propagation: Option<Propagation>,
 }
 
-/// Which objects, from where. An empty namespace is all of them.
+/// Which objects are listed. An empty namespace means all namespaces.
 #[derive(Clone, Debug, Default)]
 pub struct ListOptions {
     pub namespace: String,
@@ -50,41 +43,41 @@ pub struct ListOptions {
     pub continue_token: String,
 }
 
-/// A list as of one revision.
+/// A list of objects as of one resourceVersion.
 #[derive(Clone, Debug, Default)]
 pub struct List {
     pub resource_version: u64,
     pub items: Vec<Arc<Object>>,
-    /// Where to go on; empty at the end.
+    /// The token for the next page; empty on the last one.
     pub continue_token: String,
 }
 
-/// From where a watch begins.
+/// Which objects are watched, and from which resourceVersion.
 #[derive(Clone, Debug, Default)]
 pub struct WatchOptions {
     pub namespace: String,
     pub label_selector: String,
     pub field_selector: String,
-    /// Everything after this revision; `None` begins with the state there is, as `Added` events, then a
-    /// `Bookmark`, then what follows.
+    /// Changes after this resourceVersion. `None` begins with the initial state as `Added` events and a `Bookmark`
+    /// (`sendInitialEvents`, KEP-3157); changes follow.
     pub after: Option<u64>,
 }
 
-/// What a watch yields.
+/// An event of a watch (meta/v1 WatchEvent). An ERROR event is the error of the stream.
 #[derive(Clone, Debug)]
 pub enum WatchEvent {
     Added(Arc<Object>),
     Modified(Arc<Object>),
     Deleted(Arc<Object>),
-    /// All up to this revision has been told.
+    /// All changes up to this resourceVersion have been sent.
     Bookmark(u64),
 }
 
-/// Ends with an error (`Expired` where history is gone: list again), or when the server goes or whoever reads is too far
-/// behind: then it is taken up again after the last revision that was told.
+/// The events of a watch. It ends with an error (`Expired`: the resourceVersion is too old, list again), or when the
+/// server closes it or the client reads too slowly: then the client resumes after the last resourceVersion that it received.
 pub type WatchStream = BoxStream<'static, Result<WatchEvent>>;
 
-/// A patch's body in one of the API's forms.
+/// A patch's body, by its content type.
 #[derive(Clone, Debug)]
 pub enum Patch {
     Json(serde_json::Value),
@@ -99,7 +92,7 @@ pub enum Patch {
 ///
 /// # Examples
 ///
-/// A deletion names the object that it was decided on, so that a namesake is not deleted (SPEC S2).
+/// A delete carries the uid of the object that it was decided on, so that another object of the same name is not deleted (SPEC S2).
 ///
 /// ```no_run
 /// use knarr_client::{Api, DeleteOptions, Object, Preconditions, Result};
@@ -118,13 +111,13 @@ pub enum Patch {
 /// ```
 #[async_trait]
 pub trait Api: Send + Sync + 'static {
-    /// The same API, every write of which is made only while `term` lasts; after it the answer is 409.
-    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Api>;
+    /// The same API for a leader: writes are made only while `term` lasts; after it the response is 409 Conflict.
+    fn with_term(self: Arc<Self>, term: Term) -> Arc<dyn Api>;
     async fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Arc<Object>>;
     async fn list(&self, kind: &Kind, options: ListOptions) -> Result<List>;
     async fn watch(&self, kind: &Kind, options: WatchOptions) -> Result<WatchStream>;
     async fn create(&self, kind: &Kind, object: Box<dyn AnyObject>) -> Result<Arc<Object>>;
-    /// With the object's resourceVersion as precondition, if it carries one. `subresource` is empty or `status`, …
+    /// Updates the object, with its resourceVersion as precondition if it has one. `subresource` is empty, or `status`, …
     async fn update(&self, kind: &Kind, object: Box<dyn AnyObject>, subresource: &str)
     -> Result<Arc<Object>>;
     async fn patch(
@@ -135,7 +128,7 @@ pub trait Api: Send + Sync + 'static {
         subresource: &str,
         patch: Patch,
     ) -> Result<Arc<Object>>;
-    /// The object as it was left: marked for deletion, or as it was when it went.
+    /// Deletes an object and returns its last state: with a deletionTimestamp, or as it was when it was removed.
     async fn delete(
         &self,
         kind: &Kind,
@@ -143,8 +136,8 @@ pub trait Api: Send + Sync + 'static {
         name: &str,
         options: DeleteOptions,
     ) -> Result<Arc<Object>>;
-    /// Deletes a pod and says in its status why it goes. One change where the server can make it one; else what is said
-    /// comes first.
+    /// Deletes a pod and sets its DisruptionTarget condition: in one write where the server can do so; otherwise the
+    /// condition is written first.
     async fn disrupt(
         &self,
         namespace: &str,
@@ -161,10 +154,10 @@ pub trait Api: Send + Sync + 'static {
             .await?;
         self.delete(kind, namespace, name, options).await
     }
-    /// The object's `scale`; 404 for kinds without one.
+    /// The object's `scale` subresource; 404 for kinds without one.
     async fn scale(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Scale> {
         let object = self.get(kind, namespace, name).await?;
-        knarr_api::scale::get(kind, &object).ok_or_else(|| Error::not_found(kind.about(name)))
+        knarr_api::scale::get(kind, &object).ok_or_else(|| Error::not_found(kind.resource_ref(name)))
     }
     /// Sets the replicas of the object that the scale names, with its resourceVersion as precondition, if it has one.
     async fn update_scale(&self, kind: &Kind, scale: Scale) -> Result<Scale> {
@@ -177,16 +170,16 @@ pub trait Api: Send + Sync + 'static {
         let mut object = old.typed().clone_box();
         let replicas = scale.spec.as_ref().and_then(|s| s.replicas).unwrap_or(0);
         if !knarr_api::scale::set(kind, &mut *object, replicas) {
-            return Err(Error::not_found(kind.about(name)));
+            return Err(Error::not_found(kind.resource_ref(name)));
         }
         object
             .metadata_mut()
             .resource_version
             .clone_from(&meta.resource_version);
         let new = self.update(kind, object, "").await?;
-        knarr_api::scale::get(kind, &new).ok_or_else(|| Error::not_found(kind.about(name)))
+        knarr_api::scale::get(kind, &new).ok_or_else(|| Error::not_found(kind.resource_ref(name)))
     }
-    /// The JSON at a path of an API that is not of stored objects: resource metrics, or what an extension API server serves,
+    /// The JSON at a path of an API without stored objects: resource metrics, or what an extension API server serves,
     /// such as `/apis/custom.metrics.k8s.io/v1beta1/namespaces/a/pods/*/requests`; 404 if there is none.
     async fn get_raw(&self, path: &str) -> Result<serde_json::Value> {
         Err(Error::new(
@@ -195,12 +188,12 @@ pub trait Api: Send + Sync + 'static {
             format!("no API server serves {path}"),
         ))
     }
-    /// Deletes all objects in a namespace that extension API servers have; an error as long as one of them is left, or a
-    /// server cannot say what it has.
+    /// Deletes all objects in a namespace that extension API servers serve; an error while one of them is left or an
+    /// extension API server is not available.
     async fn delete_extension_contents(&self, _namespace: &str) -> Result<()> {
         Ok(())
     }
-    /// A `create` on a subresource whose body and answer are JSON of kinds that are not stored
+    /// A `create` on a subresource whose body and response are JSON of kinds that are not stored
     /// (`binding`, `eviction`, `token`).
     async fn create_subresource(
         &self,
@@ -212,14 +205,14 @@ pub trait Api: Send + Sync + 'static {
     ) -> Result<serde_json::Value>;
 }
 
-/// [`Api`] with Rust types. Blanket-implemented.
+/// [`Api`] with Rust types. Implemented for every [`Api`].
 #[async_trait]
 pub trait TypedApi {
     async fn get_as<T: Registered>(&self, namespace: &str, name: &str) -> Result<Shared<T>>;
     async fn create_as<T: Registered>(&self, object: T) -> Result<Shared<T>>;
     async fn update_as<T: Registered>(&self, object: T) -> Result<Shared<T>>;
     async fn update_status_as<T: Registered>(&self, object: T) -> Result<Shared<T>>;
-    /// Binds a pod to a node, if it is still the pod of this uid.
+    /// Binds a pod to a node (the `binding` subresource), with the pod's uid as precondition.
     async fn bind(&self, pod: &Pod, node: &str) -> Result<()>;
 }
 

@@ -1,8 +1,8 @@
-//! What a component reads from: the objects of one kind as of some revision, shared by everybody in the process.
+//! The caches that components read from: the objects of one kind as of some resourceVersion, shared in the process (client-go's Indexer).
 //!
-//! A [`Store`] is written by one informer only. Whoever subscribes is told of every change after the store shows it;
-//! a change is an edge ("look again"), what is then done follows from what the store holds. When
-//! [`Store::reached`] says a revision, its changes have been shown *and* told.
+//! A [`Store`] is written by one informer only. Event handlers are called for every change after the store contains it; a handler
+//! only enqueues a key, and what is then done follows from the state in the store. Once [`Store::last_sync_revision`] returns a
+//! revision, the store contains the changes up to it *and* the handlers have been called for them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::marker::PhantomData;
@@ -13,7 +13,9 @@ use knarr_api::{Kind, Object, ObjectKey, Shared};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
-/// One change of one object.
+use crate::notified_until;
+
+/// A change of one object, as event handlers get it (client-go's OnAdd, OnUpdate and OnDelete).
 #[derive(Clone, Debug)]
 pub enum Change {
     Added(Arc<Object>),
@@ -22,6 +24,7 @@ pub enum Change {
 }
 
 impl Change {
+    /// The state before the change; `None` if the object was added.
     pub fn before(&self) -> Option<&Arc<Object>> {
         match self {
             Change::Added(_) => None,
@@ -29,6 +32,7 @@ impl Change {
         }
     }
 
+    /// The state after the change; `None` if the object was deleted.
     pub fn after(&self) -> Option<&Arc<Object>> {
         match self {
             Change::Added(new) | Change::Modified { new, .. } => Some(new),
@@ -36,7 +40,7 @@ impl Change {
         }
     }
 
-    /// The object as it is, or as it was when it went.
+    /// The object's new state, or its last one if it was deleted.
     pub fn object(&self) -> &Arc<Object> {
         match self {
             Change::Added(object) | Change::Modified { new: object, .. } | Change::Deleted(object) => object,
@@ -44,15 +48,15 @@ impl Change {
     }
 }
 
-/// Under which values an object is found besides its key.
+/// A secondary index of a store (client-go's IndexFunc): objects are found by `value`.
 #[derive(Clone, Copy)]
 pub struct Index {
     pub name: &'static str,
     pub value: fn(&Object) -> Option<String>,
 }
 
-/// By the uid of the owner that controls it; what nobody controls is found under [`orphans_of`] its namespace.
-/// Every store has it.
+/// By the uid of the controller (`ownerReferences[].controller`); objects without one are found under [`orphans_of`] their
+/// namespace. Every store has this index.
 pub const CONTROLLER: Index = Index {
     name: "controller",
     value: |object| {
@@ -62,16 +66,16 @@ pub const CONTROLLER: Index = Index {
     },
 };
 
-/// The value of [`CONTROLLER`] for the objects of a namespace that nobody controls. No uid holds a slash.
+/// The value of [`CONTROLLER`] for the objects of a namespace without a controller. No uid contains a slash.
 pub fn orphans_of(namespace: &str) -> String {
     format!("/{namespace}")
 }
 
-/// Pods by the node they are bound to; those that are not bound are found under `""`.
+/// Pods by the node that they are bound to; pods without a node are found under `""`.
 pub const NODE_NAME: Index = Index {
     name: "spec.nodeName",
     value: |object| {
-        // An error where it is no pod.
+        // An error if the object is not a Pod.
         object.field("spec.nodeName").ok()
     },
 };
@@ -80,23 +84,22 @@ type Handler = Box<dyn Fn(&Change) + Send + Sync>;
 type Buckets = BTreeMap<String, BTreeSet<Arc<ObjectKey>>>;
 
 #[derive(Default)]
-struct Content {
+struct Objects {
     /// The indexes share the keys.
     objects: BTreeMap<Arc<ObjectKey>, Arc<Object>>,
     /// In the order of [`Store::indexes`].
     indexes: Vec<Buckets>,
-    /// The last changes; the objects of older ones are kept slim.
+    /// The last changes; objects that changed earlier are kept without their decoded form.
     fresh: VecDeque<(Arc<ObjectKey>, u64)>,
 }
 
-/// How many of the last changes keep their typed values: what comes of a change comes soon after it.
+/// How many of the last changed objects keep their decoded form: most reads of an object come soon after its change.
 const FRESH_CHANGES: usize = 128;
-/// A store of at most so many objects keeps all typed values: they take little memory, and what is made slim is mostly read
-/// again soon.
+/// A store of at most this many objects keeps all decoded forms: they take little memory, and most would be decoded again soon.
 const FEW_OBJECTS: usize = 256;
 
-impl Content {
-    /// Notes a change, and makes slim what no longer is one of the last.
+impl Objects {
+    /// Records a change, and drops the decoded form of the object that is no longer among the last.
     fn age(&mut self, key: Arc<ObjectKey>, revision: u64) {
         self.fresh.push_back((key, revision));
         if self.fresh.len() > FRESH_CHANGES
@@ -114,14 +117,14 @@ impl Content {
 pub struct Store {
     kind: Kind,
     indexes: Vec<Index>,
-    content: RwLock<Content>,
-    /// Held over a change and its telling, so that a new subscriber misses nothing and hears nothing twice.
+    content: RwLock<Objects>,
+    /// Locked during a change and the calls of the handlers, so that a new handler misses no change and gets none twice.
     handlers: Mutex<Vec<Handler>>,
-    /// Revision up to which everything was shown; `None` until the first full picture is there.
-    reached: Mutex<Option<u64>>,
-    /// Rings when `reached` moves. Those who wait are woken in the order they came (`tokio::sync::watch` would wake
-    /// them in a random one, and no history could be replayed).
-    moved: Notify,
+    /// The revision up to which the store is complete; `None` until the initial list is complete.
+    last_sync_revision: Mutex<Option<u64>>,
+    /// Notified when `last_sync_revision` advances. Waiting tasks are woken in the order in which they began to wait (`tokio::sync::watch`
+    /// wakes them in random order, and a simulation could not be replayed).
+    advanced: Notify,
 }
 
 impl Store {
@@ -130,15 +133,15 @@ impl Store {
         indexes.extend_from_slice(more_indexes);
         Store {
             kind: kind.clone(),
-            content: RwLock::new(Content {
+            content: RwLock::new(Objects {
                 objects: BTreeMap::new(),
                 indexes: vec![Buckets::new(); indexes.len()],
                 fresh: VecDeque::new(),
             }),
             indexes,
             handlers: Mutex::new(Vec::new()),
-            reached: Mutex::new(None),
-            moved: Notify::new(),
+            last_sync_revision: Mutex::new(None),
+            advanced: Notify::new(),
         }
     }
 
@@ -187,9 +190,9 @@ impl Store {
         self.len() == 0
     }
 
-    /// Calls `handler` for every object there is, as `Added`, and then for every change, one at a time, in order.
+    /// Calls `handler` for every object in the store, as `Added`, and then for every change, one at a time, in order.
     /// It runs on the informer's task and must not block.
-    pub fn subscribe(&self, handler: impl Fn(&Change) + Send + Sync + 'static) {
+    pub fn add_event_handler(&self, handler: impl Fn(&Change) + Send + Sync + 'static) {
         let mut handlers = self.handlers.lock();
         for object in self.list("") {
             handler(&Change::Added(object));
@@ -197,41 +200,34 @@ impl Store {
         handlers.push(Box::new(handler));
     }
 
-    /// Forgets every subscriber (they often hold what holds this store).
-    pub fn unsubscribe_all(&self) {
+    /// Removes all event handlers (which often hold references to what holds this store).
+    pub fn remove_event_handlers(&self) {
         self.handlers.lock().clear();
     }
 
-    /// The revision up to which everything was shown; `None` until the first full picture is there.
-    pub fn reached(&self) -> Option<u64> {
-        *self.reached.lock()
+    /// The revision up to which the store is complete (client-go's LastSyncResourceVersion); `None` until the initial list is complete.
+    pub fn last_sync_revision(&self) -> Option<u64> {
+        *self.last_sync_revision.lock()
     }
 
-    /// Waits for the first full picture.
+    /// Waits until the initial list is complete (client-go's HasSynced).
     pub async fn synced(&self) {
-        self.wait_until(|store| store.reached().is_some()).await;
-    }
-
-    /// Waits until everything up to `revision` was shown and told.
-    pub async fn wait_for(&self, revision: u64) {
-        self.wait_until(|store| store.reached().is_some_and(|r| r >= revision))
+        self.wait_until(|store| store.last_sync_revision().is_some())
             .await;
     }
 
-    /// Waits until the store shows something; asks again after each change.
-    pub async fn wait_until(&self, shows: impl Fn(&Store) -> bool) {
-        loop {
-            let mut moved = std::pin::pin!(self.moved.notified());
-            // In the line before the look, so that no ring is missed between the two.
-            moved.as_mut().enable();
-            if shows(self) {
-                return;
-            }
-            moved.await;
-        }
+    /// Waits until the store contains everything up to `revision` and the handlers have been called for it.
+    pub async fn wait_for(&self, revision: u64) {
+        self.wait_until(|store| store.last_sync_revision().is_some_and(|r| r >= revision))
+            .await;
     }
 
-    /// Takes in an object as it now is.
+    /// Waits until a condition on the store holds, which is checked after each change.
+    pub async fn wait_until(&self, shows: impl Fn(&Store) -> bool) {
+        notified_until(&self.advanced, || shows(self).then_some(())).await;
+    }
+
+    /// Adds or updates an object.
     pub(crate) fn apply(&self, new: &Arc<Object>) {
         let key = Arc::new(ObjectKey::of(new));
         let handlers = self.handlers.lock();
@@ -242,23 +238,23 @@ impl Store {
             content.age(key, new.revision());
             old
         };
-        let tell = |change: Change| handlers.iter().for_each(|handler| handler(&change));
+        let notify = |change: Change| handlers.iter().for_each(|handler| handler(&change));
         match old {
-            None => tell(Change::Added(new.clone())),
+            None => notify(Change::Added(new.clone())),
             Some(old) if old.revision() == new.revision() && old.uid() == new.uid() => {}
-            // The end of the first one was missed.
+            // The deletion of the first one was missed.
             Some(old) if old.uid() != new.uid() => {
-                tell(Change::Deleted(old));
-                tell(Change::Added(new.clone()));
+                notify(Change::Deleted(old));
+                notify(Change::Added(new.clone()));
             }
-            Some(old) => tell(Change::Modified {
+            Some(old) => notify(Change::Modified {
                 old,
                 new: new.clone(),
             }),
         }
     }
 
-    /// Takes in that an object has gone; `last` is what it was then, where that is known.
+    /// Removes an object that was deleted; `last` is its last state, where that is known.
     pub(crate) fn remove(&self, key: &ObjectKey, last: Option<&Arc<Object>>) {
         let handlers = self.handlers.lock();
         let old = {
@@ -273,8 +269,7 @@ impl Store {
         }
     }
 
-    /// Makes all but the last changes' objects slim again: somebody asked for their typed values a while ago. A store of
-    /// [few](FEW_OBJECTS) is left as it is.
+    /// Drops the decoded forms of all objects but the last changed ones. A store of [few objects](FEW_OBJECTS) is left as it is.
     pub(crate) fn slim(&self) {
         if self.len() <= FEW_OBJECTS {
             return;
@@ -288,9 +283,9 @@ impl Store {
         }
     }
 
-    /// Removes what is not among `keys`.
+    /// Removes the objects whose keys are not among `keys`, after a relist.
     pub(crate) fn retain(&self, keys: &BTreeSet<ObjectKey>) {
-        let gone: Vec<ObjectKey> = {
+        let deleted: Vec<ObjectKey> = {
             let content = self.content.read();
             content
                 .objects
@@ -299,21 +294,21 @@ impl Store {
                 .map(|k| ObjectKey::clone(k))
                 .collect()
         };
-        for key in gone {
+        for key in deleted {
             self.remove(&key, None);
         }
     }
 
     pub(crate) fn advance(&self, revision: u64) {
-        let mut reached = self.reached.lock();
-        if reached.is_none_or(|r| r < revision) {
-            *reached = Some(revision);
-            drop(reached);
-            self.moved.notify_waiters();
+        let mut last_sync_revision = self.last_sync_revision.lock();
+        if last_sync_revision.is_none_or(|r| r < revision) {
+            *last_sync_revision = Some(revision);
+            drop(last_sync_revision);
+            self.advanced.notify_waiters();
         }
     }
 
-    fn reindex(&self, content: &mut Content, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {
+    fn reindex(&self, content: &mut Objects, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {
         for (index, buckets) in self.indexes.iter().zip(&mut content.indexes) {
             let was = old.and_then(index.value);
             let is = new.and_then(index.value);
@@ -353,7 +348,7 @@ impl<T> Clone for Cache<T> {
 }
 
 impl<T: Registered> Cache<T> {
-    /// `None` if the store is another kind's.
+    /// `None` if the store has another kind.
     pub fn new(store: Arc<Store>) -> Option<Self> {
         (store.kind() == T::kind_of()).then_some(Cache {
             store,

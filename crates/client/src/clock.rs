@@ -1,11 +1,11 @@
-//! The wall clock, handed in: nothing else in a component knows what time it is.
+//! The wall clock, which is passed to components: they read the time nowhere else.
 
 use std::sync::Arc;
 
 use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
 use tokio::time::{Instant, sleep};
 
-/// Tells the time of day.
+/// A wall clock.
 pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> Timestamp;
 }
@@ -16,7 +16,7 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
     }
 }
 
-/// The machine's clock.
+/// The node's clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -26,7 +26,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// Starts at a given time and goes on with tokio's clock, which a test can pause and a simulation drives.
+/// Starts at a given time and advances with tokio's clock, which tests pause and the simulation drives.
 #[derive(Clone, Copy, Debug)]
 pub struct TokioClock {
     epoch: Timestamp,
@@ -34,7 +34,7 @@ pub struct TokioClock {
 }
 
 impl TokioClock {
-    /// It is `epoch` now.
+    /// A clock that shows `epoch` now.
     pub fn new(epoch: Timestamp) -> Self {
         TokioClock {
             epoch,
@@ -52,13 +52,13 @@ impl Clock for TokioClock {
     }
 }
 
-/// How much a clock is to be set by to count as set.
-const STEP: SignedDuration = SignedDuration::from_secs(2);
-/// How often that is looked for.
-const LOOKS_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
+/// A smaller difference is not a clock step.
+const MIN_STEP: SignedDuration = SignedDuration::from_secs(2);
+/// How often the clocks are compared.
+const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Goes evenly from what another clock shows when it is made, however that one is set afterwards: what waits by it for
-/// forty seconds waits for forty seconds.
+/// Begins at the time of another clock and then advances monotonically, whatever the other one is set to: a grace period
+/// of forty seconds lasts forty seconds.
 #[derive(Clone)]
 pub struct SteadyClock {
     of: Arc<dyn Clock>,
@@ -71,11 +71,10 @@ impl SteadyClock {
         SteadyClock { of, even }
     }
 
-    /// Returns once the other clock has been set (or the machine was asleep): what was measured by this one is to begin
-    /// anew, by a new one.
-    pub async fn set(&self) {
-        while self.of.now().duration_since(self.even.now()).abs() <= STEP {
-            sleep(LOOKS_EVERY).await;
+    /// Returns once the other clock was stepped (or the node was suspended): measurements by this one have to start again, with a new one.
+    pub async fn stepped(&self) {
+        while self.of.now().duration_since(self.even.now()).abs() <= MIN_STEP {
+            sleep(POLL_INTERVAL).await;
         }
     }
 }
@@ -110,7 +109,9 @@ mod tests {
             let wall = Arc::new(Settable(TokioClock::new(epoch), Mutex::default()));
             let steady = SteadyClock::new(wall.clone());
             assert!(
-                timeout(Duration::from_secs(3600), steady.set()).await.is_err(),
+                timeout(Duration::from_secs(3600), steady.stepped())
+                    .await
+                    .is_err(),
                 "it was not set"
             );
             *wall.1.lock() = SignedDuration::from_secs(by);
@@ -119,7 +120,7 @@ mod tests {
                 epoch + SignedDuration::from_secs(3600),
                 "set by {by} s"
             );
-            steady.set().await;
+            steady.stepped().await;
             assert_eq!(SteadyClock::new(wall.clone()).now(), wall.now());
         }
     }

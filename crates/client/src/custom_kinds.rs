@@ -1,8 +1,7 @@
-//! Kinds that users bring, as components in front of the API know them: by their names only.
+//! Custom resources as clients of the API know them: by the names of their kinds only.
 //!
-//! A component looks at the metadata of such objects, so a kind here has no schema, and there is one for each set of
-//! names, however often its definition changes, for as long as somebody uses it. [`Caches::follow_custom_kinds`] tells
-//! which are there now.
+//! Components read only the metadata of custom resources, so a kind here has no schema. There is one for each set of names, however
+//! often its CustomResourceDefinition changes, as long as it is in use. [`Caches::add_custom_kind_handler`] reports which are served.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +16,7 @@ use parking_lot::Mutex;
 use crate::cache::Store;
 use crate::informer::Caches;
 
-/// The kind a definition brings, in the version its users prefer; `None` while it is not established.
+/// The kind that a CustomResourceDefinition defines, in its preferred version; `None` while it is not established.
 pub fn kind_of(definition: &Object) -> Option<Kind> {
     static KINDS: Mutex<BTreeMap<Names, WeakKind>> = Mutex::new(BTreeMap::new());
     let names = Names::of(definition.get::<CustomResourceDefinition>()?)?;
@@ -25,31 +24,31 @@ pub fn kind_of(definition: &Object) -> Option<Kind> {
     if let Some(kind) = kinds.get(&names).and_then(WeakKind::upgrade) {
         return Some(kind);
     }
-    // Names come seldom: whenever some do, those that nobody uses any more go.
+    // New names are rare: when there are some, the kinds that are no longer in use are removed.
     kinds.retain(|_, kind| kind.upgrade().is_some());
     let kind = names.kind();
     kinds.insert(names, kind.downgrade());
     Some(kind)
 }
 
-/// A kind that has come, with its objects' store, or gone.
+/// A custom kind that is now served, with the store of its objects, or is no longer.
 pub enum KindChange<'a> {
-    Came(&'a Arc<Store>),
-    /// Its store ends. If its definition has gone, the store has told the end of all objects; if the definition names
-    /// it otherwise now, the objects are still there under the other name, which comes next.
-    Gone(&'a Kind),
+    Added(&'a Arc<Store>),
+    /// Its store is stopped. If its definition was deleted, the store's handlers have been called for the deletion of all objects; if
+    /// the definition now has other names, the objects still exist under these, and `Added` for them follows.
+    Removed(&'a Kind),
 }
 
 type Handler = Arc<dyn Fn(&KindChange<'_>) + Send + Sync>;
 
-/// The custom kinds that caches hold. See the module.
+/// The custom kinds of the caches. See the module.
 #[derive(Default)]
-pub(crate) struct CustomKinds(Mutex<Known>);
+pub(crate) struct CustomKinds(Mutex<State>);
 
 #[derive(Default)]
-struct Known {
+struct State {
     followed: bool,
-    /// By their definitions' names.
+    /// By the names of their definitions.
     kinds: BTreeMap<String, Kind>,
     handlers: Vec<Handler>,
 }
@@ -65,55 +64,59 @@ impl CustomKinds {
 }
 
 impl Caches {
-    /// Tells of every custom kind there is and of each that comes and goes, from now on. Runs on the informer's task
-    /// and must not block.
-    pub fn follow_custom_kinds(self: &Arc<Self>, handler: impl Fn(&KindChange<'_>) + Send + Sync + 'static) {
+    /// Calls `handler` for every custom kind that is served, and then for each that is added or removed. It runs on the
+    /// informer's task and must not block.
+    pub fn add_custom_kind_handler(
+        self: &Arc<Self>,
+        handler: impl Fn(&KindChange<'_>) + Send + Sync + 'static,
+    ) {
         let handler: Handler = Arc::new(handler);
         let (there, first) = {
-            let mut known = self.custom.0.lock();
-            known.handlers.push(handler.clone());
-            let there: Vec<Kind> = known.kinds.values().cloned().collect();
-            (there, !std::mem::replace(&mut known.followed, true))
+            let mut state = self.custom.0.lock();
+            state.handlers.push(handler.clone());
+            let there: Vec<Kind> = state.kinds.values().cloned().collect();
+            (there, !std::mem::replace(&mut state.followed, true))
         };
         for kind in there {
-            handler(&KindChange::Came(&self.store(&kind)));
+            handler(&KindChange::Added(&self.store(&kind)));
         }
         if first {
-            // The store holds the handler and these caches the store.
+            // The store holds the handler, and these caches hold the store.
             let caches = Arc::downgrade(self);
-            self.store(&CUSTOM_RESOURCE_DEFINITION).subscribe(move |change| {
-                if let Some(caches) = caches.upgrade() {
-                    let kind = change.after().and_then(|o| kind_of(o));
-                    caches.define(change.object().name(), kind, change.after().is_none());
-                }
-            });
+            self.store(&CUSTOM_RESOURCE_DEFINITION)
+                .add_event_handler(move |change| {
+                    if let Some(caches) = caches.upgrade() {
+                        let kind = change.after().and_then(|o| kind_of(o));
+                        caches.update_definition(change.object().name(), kind, change.after().is_none());
+                    }
+                });
         }
     }
 
-    /// What a definition brings now; nothing for ever if it has `ended`.
-    fn define(&self, definition: &str, kind: Option<Kind>, ended: bool) {
+    /// Sets the kind that a definition defines now; `deleted`: the definition itself was deleted.
+    fn update_definition(&self, definition: &str, kind: Option<Kind>, deleted: bool) {
         let (before, handlers) = {
-            let mut known = self.custom.0.lock();
+            let mut state = self.custom.0.lock();
             let before = match &kind {
-                Some(kind) => known.kinds.insert(definition.to_string(), kind.clone()),
-                None => known.kinds.remove(definition),
+                Some(kind) => state.kinds.insert(definition.to_string(), kind.clone()),
+                None => state.kinds.remove(definition),
             };
-            (before, known.handlers.clone())
+            (before, state.handlers.clone())
         };
         if before == kind {
             return;
         }
-        if let Some(gone) = before {
-            self.forget(&gone, ended);
-            handlers.iter().for_each(|h| h(&KindChange::Gone(&gone)));
+        if let Some(removed) = before {
+            self.forget(&removed, deleted);
+            handlers.iter().for_each(|h| h(&KindChange::Removed(&removed)));
         }
         if let Some(kind) = kind {
             let store = self.store(&kind);
-            handlers.iter().for_each(|h| h(&KindChange::Came(&store)));
+            handlers.iter().for_each(|h| h(&KindChange::Added(&store)));
         }
     }
 
-    /// The custom kinds that are there now, as far as [`Caches::follow_custom_kinds`] is in use.
+    /// The custom kinds that are served now; empty before the first call of [`Caches::add_custom_kind_handler`].
     pub fn custom_kinds(&self) -> Vec<Kind> {
         self.custom.all()
     }
@@ -140,23 +143,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn kinds_come_and_go_with_their_definitions_and_their_objects_with_them() {
+    async fn kinds_are_added_and_removed_with_their_definitions_and_so_are_their_objects() {
         let api = Arc::new(FakeApi::new(Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH))));
         let caches = Arc::new(Caches::new(api.clone()));
         let log = Arc::new(Mutex::new(Vec::new()));
         let to = log.clone();
-        caches.follow_custom_kinds(move |change| match change {
-            KindChange::Came(store) => {
+        caches.add_custom_kind_handler(move |change| match change {
+            KindChange::Added(store) => {
                 let version = store.kind().version().to_string();
                 to.lock().push(format!("+{version}"));
                 let to = to.clone();
-                store.subscribe(move |change| {
+                store.add_event_handler(move |change| {
                     let sign = if change.after().is_some() { '+' } else { '-' };
                     to.lock()
                         .push(format!("{sign}{version}/{}", change.object().name()));
                 });
             }
-            KindChange::Gone(kind) => to.lock().push(format!("-{}", kind.version())),
+            KindChange::Removed(kind) => to.lock().push(format!("-{}", kind.version())),
         });
         let crd = &CUSTOM_RESOURCE_DEFINITION;
         api.create(crd, definition("v1")).await.unwrap();
@@ -176,15 +179,15 @@ mod tests {
             .and_then(|o| o.metadata().resource_version.clone());
         let changed = api.update(crd, next, "").await.unwrap();
         definitions.wait_for(changed.revision()).await;
-        let gone = api
+        let removed = api
             .delete(crd, "", "widgets.example.com", DeleteOptions::default())
             .await
             .unwrap();
-        definitions.wait_for(gone.revision()).await;
+        definitions.wait_for(removed.revision()).await;
         assert_eq!(
             *log.lock(),
             ["+v1", "+v1/w", "-v1", "+v2", "-v2"],
-            "an object whose kind is called otherwise now has not gone"
+            "an object is not deleted when its kind is renamed"
         );
         assert!(caches.custom_kinds().is_empty());
     }

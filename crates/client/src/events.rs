@@ -1,9 +1,9 @@
-//! Recording what happened to an object: core/v1 Events, repeated ones counted, floods cut off.
+//! Records core/v1 Events about objects: repeated events are counted, too many are dropped.
 //!
-//! [`Correlator`] decides (as client-go's: the same event again raises `count`; more than ten different messages of one
-//! reason within ten minutes become one "(combined from similar events)"; an object may have 25 events at once and
-//! then one every five minutes). [`EventRecorder`] writes, in the background: recording never waits and never fails its
-//! caller. An event that cannot be written is lost, with a line in the log.
+//! [`EventCorrelator`] decides as client-go's EventCorrelator: a repeated event raises `count`; more than ten different messages of
+//! one reason within ten minutes become one "(combined from similar events)"; an object may have a burst of 25 events and then one
+//! every five minutes. [`EventRecorder`] writes in the background: recording never blocks and never fails. An event that cannot be
+//! written is lost, with a line in the log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,20 +22,20 @@ use tracing::{debug, warn};
 use crate::api::{Api, Patch};
 use crate::clock::Clock;
 
-/// Events that wait to be written; what comes on top is dropped (client-go's broadcaster keeps 1000).
+/// Events that wait to be written; further ones are dropped (client-go's broadcaster keeps 1000).
 const QUEUE: usize = 1000;
-/// Correlation entries kept, the least recently used go first (client-go: 4096).
-const ENTRIES: usize = 4096;
-/// Different messages of one kind of event before they are combined, and within which time.
-const COMBINE_AFTER: usize = 10;
-const COMBINE_WITHIN_SECONDS: f64 = 600.0;
+/// Entries of each LRU cache of the correlator (client-go: 4096).
+const LRU_ENTRIES: usize = 4096;
+/// Different messages of similar events before they are combined, and within which time.
+const AGGREGATE_MAX_MESSAGES: usize = 10;
+const AGGREGATE_INTERVAL_SECONDS: f64 = 600.0;
 /// The token bucket of each source and object.
 const BURST: f64 = 25.0;
 const REFILL_PER_SECOND: f64 = 1.0 / 300.0;
-/// Where events about cluster-scoped objects stand.
+/// The namespace of events about cluster-scoped objects.
 const CLUSTER_NAMESPACE: &str = "default";
 
-/// Whether an event tells of something ordinary.
+/// The type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventType {
     Normal,
@@ -51,7 +51,7 @@ impl EventType {
     }
 }
 
-/// What refers to `object`, for an event about it.
+/// The ObjectReference for an event about `object`.
 pub fn reference(object: &Object) -> ObjectReference {
     reference_to(object.kind(), object.typed())
 }
@@ -70,16 +70,16 @@ pub fn reference_to(kind: &Kind, object: &dyn AnyObject) -> ObjectReference {
     }
 }
 
-/// What is to be written.
+/// A write of an event.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Write {
+pub enum EventWrite {
     Create(Event),
-    /// The event was written before; raise its count (if it has gone meanwhile: create it).
-    Count(Event),
+    /// The event exists: its count is raised. If it was deleted meanwhile it is created again.
+    Patch(Event),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Similar {
+struct AggregationKey {
     component: String,
     instance: String,
     about: [String; 5],
@@ -88,31 +88,31 @@ struct Similar {
     reason: String,
 }
 
-struct Combining {
+struct AggregateRecord {
     messages: BTreeSet<String>,
     last: Timestamp,
     used: u64,
 }
 
-struct Written {
+struct LoggedEvent {
     name: String,
     count: i32,
     first: Timestamp,
     used: u64,
 }
 
-struct Bucket {
+struct SpamRecord {
     tokens: f64,
     filled: Timestamp,
     used: u64,
 }
 
-/// Decides what becomes of an event. See the module.
+/// Decides how an event is written, or that it is dropped. See the module.
 #[derive(Default)]
-pub struct Correlator {
-    combining: BTreeMap<Similar, Combining>,
-    written: BTreeMap<(Similar, String), Written>,
-    buckets: BTreeMap<(String, [String; 5]), Bucket>,
+pub struct EventCorrelator {
+    aggregates: BTreeMap<AggregationKey, AggregateRecord>,
+    written: BTreeMap<(AggregationKey, String), LoggedEvent>,
+    spam_records: BTreeMap<(String, [String; 5]), SpamRecord>,
     used: u64,
     last_nanos: i128,
 }
@@ -122,7 +122,7 @@ fn seconds_between(earlier: Timestamp, later: Timestamp) -> f64 {
 }
 
 fn bound<K: Ord + Clone, V>(map: &mut BTreeMap<K, V>, used: fn(&V) -> u64) {
-    if map.len() > ENTRIES {
+    if map.len() > LRU_ENTRIES {
         let oldest = map.iter().min_by_key(|(_, v)| used(v)).map(|(k, _)| k.clone());
         if let Some(oldest) = oldest {
             map.remove(&oldest);
@@ -130,42 +130,42 @@ fn bound<K: Ord + Clone, V>(map: &mut BTreeMap<K, V>, used: fn(&V) -> u64) {
     }
 }
 
-impl Correlator {
-    /// `event` has everything but name, count and times. `None`: too many of this object, drop it.
-    pub fn correlate(&mut self, mut event: Event, now: Timestamp) -> Option<Write> {
+impl EventCorrelator {
+    /// `event` has everything but name, count and times. `None`: the object has too many events, and this one is dropped.
+    pub fn correlate(&mut self, mut event: Event, now: Timestamp) -> Option<EventWrite> {
         self.used += 1;
         let used = self.used;
-        let similar = similar(&event);
+        let aggregation_key = aggregation_key(&event);
         let message = event.message.clone().unwrap_or_default();
 
-        let combining = self
-            .combining
-            .entry(similar.clone())
-            .or_insert_with(|| Combining {
+        let aggregates = self
+            .aggregates
+            .entry(aggregation_key.clone())
+            .or_insert_with(|| AggregateRecord {
                 messages: BTreeSet::new(),
                 last: now,
                 used,
             });
-        if seconds_between(combining.last, now) > COMBINE_WITHIN_SECONDS {
-            combining.messages.clear();
+        if seconds_between(aggregates.last, now) > AGGREGATE_INTERVAL_SECONDS {
+            aggregates.messages.clear();
         }
-        combining.last = now;
-        combining.used = used;
-        combining.messages.insert(message.clone());
-        let combined = combining.messages.len() >= COMBINE_AFTER;
+        aggregates.last = now;
+        aggregates.used = used;
+        aggregates.messages.insert(message.clone());
+        let combined = aggregates.messages.len() >= AGGREGATE_MAX_MESSAGES;
         if combined {
-            // It need not remember more than that there were many.
-            combining.messages.pop_last();
+            // That there were many is all that has to be remembered.
+            aggregates.messages.pop_last();
             event.message = Some(format!("(combined from similar events): {message}"));
         }
-        bound(&mut self.combining, |c| c.used);
+        bound(&mut self.aggregates, |c| c.used);
 
-        if !self.take_token(&similar, now) {
+        if !self.take_token(&aggregation_key, now) {
             return None;
         }
 
-        // All combined ones are one event, whatever their messages.
-        let key = (similar, if combined { String::new() } else { message });
+        // All combined events are one event, whatever their messages.
+        let key = (aggregation_key, if combined { String::new() } else { message });
         let known = self.written.get_mut(&key);
         let again = known.is_some();
         let (name, count, first) = match known {
@@ -175,8 +175,8 @@ impl Correlator {
                 (written.name.clone(), written.count, written.first)
             }
             None => {
-                let name = self.fresh_name(event.involved_object.name.as_deref().unwrap_or(""), now);
-                let written = Written {
+                let name = self.new_name(event.involved_object.name.as_deref().unwrap_or(""), now);
+                let written = LoggedEvent {
                     name: name.clone(),
                     count: 1,
                     first: now,
@@ -192,25 +192,25 @@ impl Correlator {
         event.first_timestamp = Some(seconds(first));
         event.last_timestamp = Some(seconds(now));
         Some(if again {
-            Write::Count(event)
+            EventWrite::Patch(event)
         } else {
-            Write::Create(event)
+            EventWrite::Create(event)
         })
     }
 
-    /// `name.` and the time in hexadecimal nanoseconds, never the same twice.
-    fn fresh_name(&mut self, name: &str, now: Timestamp) -> String {
+    /// A unique event name: `name.` and the time in hexadecimal nanoseconds.
+    fn new_name(&mut self, name: &str, now: Timestamp) -> String {
         self.last_nanos = now.as_nanosecond().max(self.last_nanos + 1);
         format!("{name}.{:x}", self.last_nanos)
     }
 
-    fn take_token(&mut self, similar: &Similar, now: Timestamp) -> bool {
+    fn take_token(&mut self, aggregation_key: &AggregationKey, now: Timestamp) -> bool {
         let used = self.used;
         let key = (
-            format!("{}/{}", similar.component, similar.instance),
-            similar.about.clone(),
+            format!("{}/{}", aggregation_key.component, aggregation_key.instance),
+            aggregation_key.about.clone(),
         );
-        let bucket = self.buckets.entry(key).or_insert(Bucket {
+        let bucket = self.spam_records.entry(key).or_insert(SpamRecord {
             tokens: BURST,
             filled: now,
             used,
@@ -223,16 +223,16 @@ impl Correlator {
         if granted {
             bucket.tokens -= 1.0;
         }
-        bound(&mut self.buckets, |b| b.used);
+        bound(&mut self.spam_records, |b| b.used);
         granted
     }
 }
 
-fn similar(event: &Event) -> Similar {
+fn aggregation_key(event: &Event) -> AggregationKey {
     let text = |s: &Option<String>| s.clone().unwrap_or_default();
     let about = &event.involved_object;
     let source = event.source.clone().unwrap_or_default();
-    Similar {
+    AggregationKey {
         component: text(&source.component),
         instance: text(&source.host),
         about: [
@@ -248,7 +248,7 @@ fn similar(event: &Event) -> Similar {
     }
 }
 
-struct Recorded {
+struct PendingEvent {
     component: String,
     about: ObjectReference,
     annotations: BTreeMap<String, String>,
@@ -262,7 +262,7 @@ struct Recorded {
 pub struct EventRecorder {
     api: Arc<dyn Api>,
     component: String,
-    queue: mpsc::Sender<(Arc<dyn Api>, Recorded)>,
+    queue: mpsc::Sender<(Arc<dyn Api>, PendingEvent)>,
 }
 
 impl EventRecorder {
@@ -292,6 +292,7 @@ impl EventRecorder {
         }
     }
 
+    /// Records an event.
     pub fn event(&self, about: &ObjectReference, type_: EventType, reason: &str, message: impl Into<String>) {
         self.annotated_event(about, BTreeMap::new(), type_, reason, message);
     }
@@ -305,7 +306,7 @@ impl EventRecorder {
         reason: &str,
         message: impl Into<String>,
     ) {
-        let recorded = Recorded {
+        let recorded = PendingEvent {
             component: self.component.clone(),
             about: about.clone(),
             annotations,
@@ -319,14 +320,18 @@ impl EventRecorder {
     }
 }
 
-async fn write_all(host: String, clock: Arc<dyn Clock>, mut queue: mpsc::Receiver<(Arc<dyn Api>, Recorded)>) {
-    let mut correlator = Correlator::default();
+async fn write_all(
+    host: String,
+    clock: Arc<dyn Clock>,
+    mut queue: mpsc::Receiver<(Arc<dyn Api>, PendingEvent)>,
+) {
+    let mut correlator = EventCorrelator::default();
     while let Some((api, recorded)) = queue.recv().await {
         let event = new_event(recorded, &host);
         if let Some(write) = correlator.correlate(event, clock.now())
             && let Err(error) = write_one(&*api, write).await
         {
-            // A namespace that is going refuses them; that is no news.
+            // A terminating namespace rejects new events (403).
             if error.code() == 403 {
                 debug!(%error, "event not recorded");
             } else {
@@ -336,8 +341,8 @@ async fn write_all(host: String, clock: Arc<dyn Clock>, mut queue: mpsc::Receive
     }
 }
 
-fn new_event(recorded: Recorded, host: &str) -> Event {
-    let Recorded {
+fn new_event(recorded: PendingEvent, host: &str) -> Event {
+    let PendingEvent {
         component,
         about,
         annotations,
@@ -367,10 +372,10 @@ fn new_event(recorded: Recorded, host: &str) -> Event {
     }
 }
 
-async fn write_one(api: &dyn Api, write: Write) -> knarr_api::Result<()> {
+async fn write_one(api: &dyn Api, write: EventWrite) -> knarr_api::Result<()> {
     let event = match write {
-        Write::Create(event) => event,
-        Write::Count(mut event) => {
+        EventWrite::Create(event) => event,
+        EventWrite::Patch(mut event) => {
             let patch = json!({
                 "count": event.count,
                 "message": event.message,
@@ -399,7 +404,7 @@ mod tests {
 
     fn event(message: &str) -> Event {
         new_event(
-            Recorded {
+            PendingEvent {
                 component: "test".into(),
                 annotations: BTreeMap::new(),
                 about: ObjectReference {
@@ -423,11 +428,11 @@ mod tests {
 
     #[test]
     fn the_same_event_again_raises_the_count_of_the_first() {
-        let mut correlator = Correlator::default();
-        let Some(Write::Create(first)) = correlator.correlate(event("a"), at(0)) else {
+        let mut correlator = EventCorrelator::default();
+        let Some(EventWrite::Create(first)) = correlator.correlate(event("a"), at(0)) else {
             panic!("the first is created");
         };
-        let Some(Write::Count(second)) = correlator.correlate(event("a"), at(5)) else {
+        let Some(EventWrite::Patch(second)) = correlator.correlate(event("a"), at(5)) else {
             panic!("the second is counted");
         };
         assert_eq!(first.metadata.name, second.metadata.name);
@@ -439,12 +444,12 @@ mod tests {
 
     #[test]
     fn different_events_at_the_same_moment_get_different_names() {
-        let mut correlator = Correlator::default();
+        let mut correlator = EventCorrelator::default();
         let names: BTreeSet<_> = ["a", "b", "c"]
             .into_iter()
             .filter_map(|m| correlator.correlate(event(m), at(0)))
             .map(|w| match w {
-                Write::Create(e) | Write::Count(e) => e.metadata.name,
+                EventWrite::Create(e) | EventWrite::Patch(e) => e.metadata.name,
             })
             .collect();
         assert_eq!(names.len(), 3);
@@ -452,31 +457,34 @@ mod tests {
 
     #[test]
     fn many_messages_of_one_reason_become_one_event() {
-        let mut correlator = Correlator::default();
+        let mut correlator = EventCorrelator::default();
         for n in 0..9 {
             let write = correlator.correlate(event(&format!("message {n}")), at(n));
-            assert!(matches!(write, Some(Write::Create(_))), "message {n}: {write:?}");
+            assert!(
+                matches!(write, Some(EventWrite::Create(_))),
+                "message {n}: {write:?}"
+            );
         }
-        let Some(Write::Create(combined)) = correlator.correlate(event("message 9"), at(9)) else {
+        let Some(EventWrite::Create(combined)) = correlator.correlate(event("message 9"), at(9)) else {
             panic!("the combined event is new");
         };
         assert_eq!(
             combined.message.as_deref(),
             Some("(combined from similar events): message 9")
         );
-        let Some(Write::Count(again)) = correlator.correlate(event("message 10"), at(10)) else {
+        let Some(EventWrite::Patch(again)) = correlator.correlate(event("message 10"), at(10)) else {
             panic!("the next one counts");
         };
         assert_eq!(again.metadata.name, combined.metadata.name);
         // Quiet for ten minutes: single again.
         let write = correlator.correlate(event("message 11"), at(700));
-        assert!(matches!(write, Some(Write::Create(e)) if e.message.as_deref() == Some("message 11")));
+        assert!(matches!(write, Some(EventWrite::Create(e)) if e.message.as_deref() == Some("message 11")));
     }
 
     #[test]
     fn an_object_has_25_events_and_then_one_every_five_minutes() {
-        let mut correlator = Correlator::default();
-        let written = |c: &mut Correlator, second| c.correlate(event("a"), at(second)).is_some();
+        let mut correlator = EventCorrelator::default();
+        let written = |c: &mut EventCorrelator, second| c.correlate(event("a"), at(second)).is_some();
         assert_eq!((0..40).filter(|_| written(&mut correlator, 0)).count(), 25);
         assert!(!written(&mut correlator, 290));
         assert!(written(&mut correlator, 301));
@@ -484,7 +492,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_repeated_event_is_one_object_whose_count_goes_up_and_comes_back_if_it_was_removed() {
+    async fn a_repeated_event_is_one_object_whose_count_is_raised_and_is_created_again_if_it_was_deleted() {
         use crate::api::{DeleteOptions, ListOptions};
         use crate::{clock::TokioClock, fake::FakeApi};
 

@@ -15,20 +15,18 @@ use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::selector;
-use knarr_api::strategy::{Deletion, Part};
+use knarr_api::strategy::{Part, Propagation};
 use knarr_api::time::seconds;
 use knarr_api::{AnyObject, Error, Kind, Object, ObjectKey, Result};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-use crate::api::{
-    Api, DeleteOptions, List, ListOptions, Patch, Propagation, WatchEvent, WatchOptions, WatchStream,
-};
+use crate::api::{Api, DeleteOptions, List, ListOptions, Patch, WatchEvent, WatchOptions, WatchStream};
 use crate::clock::Clock;
 use crate::term::Term;
 
-/// What is asked, as an interceptor sees it.
+/// A request, as interceptors get it.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// `create`, `update`, `patch`, `delete`, `get`, `list`, `watch`.
@@ -42,9 +40,9 @@ pub struct Request {
 
 type Interceptor = Box<dyn FnMut(&Request) -> Option<Error> + Send>;
 type Delays = Arc<dyn Fn(&Request) -> Duration + Send + Sync>;
-type Answers = Arc<dyn Fn(&str) -> serde_json::Value + Send + Sync>;
+type RawResponses = Arc<dyn Fn(&str) -> serde_json::Value + Send + Sync>;
 /// Group and plural, then namespace and name.
-type Place = (String, String, ObjectKey);
+type StoreKey = (String, String, ObjectKey);
 
 struct Watcher {
     kind: Kind,
@@ -56,18 +54,18 @@ struct Watcher {
 struct State {
     revision: u64,
     names: u64,
-    objects: BTreeMap<Place, Arc<Object>>,
-    /// Every change with its revision; the object before and after.
-    history: Vec<Told>,
+    objects: BTreeMap<StoreKey, Arc<Object>>,
+    /// All changes, in the order of their revisions.
+    history: Vec<ObjectChange>,
     watchers: Vec<Watcher>,
     interceptors: Vec<Interceptor>,
     requests: Vec<Request>,
-    answers: Option<Answers>,
+    raw_responses: Option<RawResponses>,
     delays: Option<Delays>,
 }
 
 #[derive(Clone)]
-struct Told {
+struct ObjectChange {
     revision: u64,
     old: Option<Arc<Object>>,
     new: Arc<Object>,
@@ -78,7 +76,7 @@ struct Told {
 pub struct FakeApi {
     clock: Arc<dyn Clock>,
     state: Arc<Mutex<State>>,
-    /// Whose writes these are.
+    /// The term that writes are made in.
     term: Option<Term>,
 }
 
@@ -104,26 +102,26 @@ impl Filter {
             && self.fields.matches(object)
     }
 
-    /// What a watcher with this filter hears.
-    fn event(&self, told: &Told) -> Option<WatchEvent> {
-        let was = told.old.as_ref().is_some_and(|o| self.matches(o));
-        let is = !told.deleted && self.matches(&told.new);
+    /// The watch event that a watch with this filter gets for a change.
+    fn event(&self, change: &ObjectChange) -> Option<WatchEvent> {
+        let was = change.old.as_ref().is_some_and(|o| self.matches(o));
+        let is = !change.deleted && self.matches(&change.new);
         match (was, is) {
-            (false, true) => Some(WatchEvent::Added(told.new.clone())),
-            (true, true) => Some(WatchEvent::Modified(told.new.clone())),
-            (true, false) => Some(WatchEvent::Deleted(told.new.clone())),
+            (false, true) => Some(WatchEvent::Added(change.new.clone())),
+            (true, true) => Some(WatchEvent::Modified(change.new.clone())),
+            (true, false) => Some(WatchEvent::Deleted(change.new.clone())),
             (false, false) => None,
         }
     }
 }
 
-fn place(kind: &Kind, namespace: &str, name: &str) -> Place {
+fn store_key(kind: &Kind, namespace: &str, name: &str) -> StoreKey {
     let key = ObjectKey::new(namespace, name);
     (kind.group().to_string(), kind.plural().to_string(), key)
 }
 
 impl State {
-    fn ask(&mut self, request: Request) -> Result<()> {
+    fn record_request(&mut self, request: Request) -> Result<()> {
         self.requests.push(request.clone());
         for interceptor in &mut self.interceptors {
             if let Some(error) = interceptor(&request) {
@@ -134,22 +132,22 @@ impl State {
     }
 
     fn find(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
-        let object = self.objects.get(&place(kind, namespace, name)).cloned();
-        object.ok_or_else(|| Error::not_found(kind.about(name)))
+        let object = self.objects.get(&store_key(kind, namespace, name)).cloned();
+        object.ok_or_else(|| Error::not_found(kind.resource_ref(name)))
     }
 
-    fn tell(&mut self, told: Told) {
-        let kind = told.new.kind();
+    fn record_change(&mut self, change: ObjectChange) {
+        let kind = change.new.kind();
         self.watchers.retain(|watcher| {
             if watcher.kind != *kind {
                 return !watcher.events.is_closed();
             }
-            match watcher.filter.event(&told) {
+            match watcher.filter.event(&change) {
                 Some(event) => watcher.events.send(Ok(event)).is_ok(),
                 None => !watcher.events.is_closed(),
             }
         });
-        self.history.push(told);
+        self.history.push(change);
     }
 
     fn write(&mut self, kind: &Kind, mut typed: Box<dyn AnyObject>) -> Arc<Object> {
@@ -158,8 +156,8 @@ impl State {
         let object = Arc::new(Object::from_stored(kind, typed, &stored, self.revision));
         let old = self
             .objects
-            .insert(place(kind, object.namespace(), object.name()), object.clone());
-        self.tell(Told {
+            .insert(store_key(kind, object.namespace(), object.name()), object.clone());
+        self.record_change(ObjectChange {
             revision: self.revision,
             old,
             new: object.clone(),
@@ -168,14 +166,14 @@ impl State {
         object
     }
 
-    fn erase(&mut self, kind: &Kind, mut typed: Box<dyn AnyObject>) -> Arc<Object> {
+    fn remove(&mut self, kind: &Kind, mut typed: Box<dyn AnyObject>) -> Arc<Object> {
         self.revision += 1;
         let stored = Object::encode_for_store(&mut *typed);
         let object = Arc::new(Object::from_stored(kind, typed, &stored, self.revision));
         let old = self
             .objects
-            .remove(&place(kind, object.namespace(), object.name()));
-        self.tell(Told {
+            .remove(&store_key(kind, object.namespace(), object.name()));
+        self.record_change(ObjectChange {
             revision: self.revision,
             old,
             new: object.clone(),
@@ -194,19 +192,19 @@ impl FakeApi {
         }
     }
 
-    /// Asked before every request from now on; an error it gives is the request's answer.
+    /// Calls the interceptor before every request from now on; an error that it returns is the response.
     pub fn intercept(&self, interceptor: impl FnMut(&Request) -> Option<Error> + Send + 'static) {
         self.state.lock().interceptors.push(Box::new(interceptor));
     }
 
-    /// Updates are carried out at once and answered so much later from now on.
-    pub fn answer_updates_late(&self, delay: impl Fn(&Request) -> Duration + Send + Sync + 'static) {
+    /// Updates are made at once, and their responses are delayed from now on.
+    pub fn delay_update_responses(&self, delay: impl Fn(&Request) -> Duration + Send + Sync + 'static) {
         self.state.lock().delays = Some(Arc::new(delay));
     }
 
-    /// Answers [`Api::get_raw`] from now on.
-    pub fn answer_raw(&self, answer: impl Fn(&str) -> serde_json::Value + Send + Sync + 'static) {
-        self.state.lock().answers = Some(Arc::new(answer));
+    /// Responds to [`Api::get_raw`] from now on.
+    pub fn respond_raw(&self, response: impl Fn(&str) -> serde_json::Value + Send + Sync + 'static) {
+        self.state.lock().raw_responses = Some(Arc::new(response));
     }
 
     /// The names of all objects of a kind.
@@ -219,7 +217,7 @@ impl FakeApi {
         of_kind.map(|(_, _, key)| key.name.clone()).collect()
     }
 
-    /// Everything that was asked so far, refused or not.
+    /// All requests so far, rejected ones included.
     pub fn requests(&self) -> Vec<Request> {
         self.state.lock().requests.clone()
     }
@@ -234,14 +232,14 @@ impl FakeApi {
         let meta = object.metadata();
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
-        state.ask(request("update", kind, &namespace, &name, subresource))?;
+        state.record_request(request("update", kind, &namespace, &name, subresource))?;
         self.check_term(&state)?;
         let old = state.find(kind, &namespace, &name)?;
         let seen = meta.resource_version.as_deref().filter(|v| !v.is_empty());
         let other_uid = meta.uid.as_deref().is_some_and(|uid| uid != old.uid());
         if other_uid || seen.is_some_and(|v| v != old.revision().to_string()) {
             return Err(Error::conflict(
-                kind.about(&name),
+                kind.resource_ref(&name),
                 "the object has been modified; please apply your changes to the latest version and try again",
             ));
         }
@@ -256,11 +254,11 @@ impl FakeApi {
             "" => Part::Main,
             "status" => Part::Status,
             "finalize" => Part::Other("finalize"),
-            _ => return Err(Error::not_found(kind.about(&name))),
+            _ => return Err(Error::not_found(kind.resource_ref(&name))),
         };
         kind.ops.prepare_for_update(&mut *object, old.typed(), part)?;
-        if ready_to_go(&*object) {
-            return Ok(state.erase(kind, object));
+        if can_be_removed(&*object) {
+            return Ok(state.remove(kind, object));
         }
         Ok(state.write(kind, object))
     }
@@ -271,7 +269,7 @@ impl FakeApi {
         term.check(lease.as_ref().and_then(|l| l.get::<Lease>()))
     }
 
-    /// Ends every watch there is. With `forget`, history goes too: taking a watch up again answers `Expired`.
+    /// Closes all watches. With `forget`, the history is dropped as well: resuming a watch fails with `Expired`.
     pub fn break_watches(&self, forget: bool) {
         let mut state = self.state.lock();
         state.watchers.clear();
@@ -280,7 +278,7 @@ impl FakeApi {
         }
     }
 
-    /// Changes a stored object behind every component's back, as a user or another component would.
+    /// Changes a stored object as another client would.
     pub async fn edit<T: knarr_api::registry::Registered>(
         &self,
         namespace: &str,
@@ -309,7 +307,7 @@ fn request(verb: &'static str, kind: &Kind, namespace: &str, name: &str, subreso
     }
 }
 
-fn ready_to_go(object: &dyn AnyObject) -> bool {
+fn can_be_removed(object: &dyn AnyObject) -> bool {
     let meta = object.metadata();
     meta.deletion_timestamp.is_some()
         && meta.deletion_grace_period_seconds.unwrap_or(0) == 0
@@ -318,7 +316,7 @@ fn ready_to_go(object: &dyn AnyObject) -> bool {
 
 #[async_trait]
 impl Api for FakeApi {
-    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Api> {
+    fn with_term(self: Arc<Self>, term: Term) -> Arc<dyn Api> {
         Arc::new(FakeApi {
             clock: self.clock.clone(),
             state: self.state.clone(),
@@ -328,13 +326,13 @@ impl Api for FakeApi {
 
     async fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Arc<Object>> {
         let mut state = self.state.lock();
-        state.ask(request("get", kind, namespace, name, ""))?;
+        state.record_request(request("get", kind, namespace, name, ""))?;
         state.find(kind, namespace, name)
     }
 
     async fn list(&self, kind: &Kind, options: ListOptions) -> Result<List> {
         let mut state = self.state.lock();
-        state.ask(request("list", kind, &options.namespace, "", ""))?;
+        state.record_request(request("list", kind, &options.namespace, "", ""))?;
         let filter = Filter::new(
             kind,
             &options.namespace,
@@ -359,7 +357,7 @@ impl Api for FakeApi {
 
     async fn watch(&self, kind: &Kind, options: WatchOptions) -> Result<WatchStream> {
         let mut state = self.state.lock();
-        state.ask(request("watch", kind, &options.namespace, "", ""))?;
+        state.record_request(request("watch", kind, &options.namespace, "", ""))?;
         let filter = Filter::new(
             kind,
             &options.namespace,
@@ -367,7 +365,7 @@ impl Api for FakeApi {
             &options.field_selector,
         )?;
         let (events, stream) = mpsc::unbounded_channel();
-        // The receiver is right here: sending cannot fail.
+        // The receiver is in this function: sending cannot fail.
         let send = |event| {
             let _ = events.send(Ok(event));
         };
@@ -390,7 +388,7 @@ impl Api for FakeApi {
                     .history
                     .iter()
                     .filter(|t| t.revision > after && t.new.kind() == kind);
-                missed.filter_map(|told| filter.event(told)).for_each(send);
+                missed.filter_map(|change| filter.event(change)).for_each(send);
             }
         }
         state.watchers.push(Watcher {
@@ -404,13 +402,13 @@ impl Api for FakeApi {
     async fn create(&self, kind: &Kind, mut object: Box<dyn AnyObject>) -> Result<Arc<Object>> {
         let mut state = self.state.lock();
         let meta = object.metadata_mut();
-        let asked = meta.name.clone().or_else(|| meta.generate_name.clone());
+        let requested_name = meta.name.clone().or_else(|| meta.generate_name.clone());
         let namespace = meta.namespace.clone().unwrap_or_default();
-        state.ask(request(
+        state.record_request(request(
             "create",
             kind,
             &namespace,
-            &asked.unwrap_or_default(),
+            &requested_name.unwrap_or_default(),
             "",
         ))?;
         self.check_term(&state)?;
@@ -427,8 +425,8 @@ impl Api for FakeApi {
             ));
         }
         let name = meta.name.clone().unwrap_or_default();
-        if state.objects.contains_key(&place(kind, &namespace, &name)) {
-            return Err(Error::already_exists(kind.about(&name)));
+        if state.objects.contains_key(&store_key(kind, &namespace, &name)) {
+            return Err(Error::already_exists(kind.resource_ref(&name)));
         }
         meta.uid = Some(format!("uid-{}", state.revision + 1));
         meta.creation_timestamp = Some(seconds(self.clock.now()));
@@ -451,11 +449,11 @@ impl Api for FakeApi {
             let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
             delay(&request("update", kind, namespace, name, subresource))
         });
-        let answer = self.update_now(kind, object, subresource);
+        let response = self.update_now(kind, object, subresource);
         if let Some(delay) = delay.filter(|delay| !delay.is_zero()) {
             tokio::time::sleep(delay).await;
         }
-        answer
+        response
     }
 
     async fn patch(
@@ -468,7 +466,7 @@ impl Api for FakeApi {
     ) -> Result<Arc<Object>> {
         let object = {
             let mut state = self.state.lock();
-            state.ask(request("patch", kind, namespace, name, subresource))?;
+            state.record_request(request("patch", kind, namespace, name, subresource))?;
             let old = state.find(kind, namespace, name)?;
             let mut document: serde_json::Value =
                 serde_json::from_slice(old.json()).map_err(Error::internal)?;
@@ -492,30 +490,30 @@ impl Api for FakeApi {
         options: DeleteOptions,
     ) -> Result<Arc<Object>> {
         let mut state = self.state.lock();
-        state.ask(request("delete", kind, namespace, name, ""))?;
+        state.record_request(request("delete", kind, namespace, name, ""))?;
         self.check_term(&state)?;
         let old = state.find(kind, namespace, name)?;
-        let wanted = options.preconditions;
-        if wanted.uid.is_some_and(|uid| uid != old.uid()) {
+        let preconditions = options.preconditions;
+        if preconditions.uid.is_some_and(|uid| uid != old.uid()) {
             return Err(Error::conflict(
-                kind.about(name),
+                kind.resource_ref(name),
                 "the UID in the precondition is another",
             ));
         }
-        if wanted
+        if preconditions
             .resource_version
             .is_some_and(|v| v != old.revision().to_string())
         {
             return Err(Error::conflict(
-                kind.about(name),
+                kind.resource_ref(name),
                 "the ResourceVersion in the precondition is another",
             ));
         }
         let mut object = old.typed().clone_box();
-        let grace_seconds = match kind.ops.deletion(&*object, options.grace_period_seconds)? {
-            Deletion::Immediate => 0,
-            Deletion::Graceful { grace_seconds } => grace_seconds,
-        };
+        let grace_seconds = kind
+            .ops
+            .deletion_grace_seconds(&*object, options.grace_period_seconds)?;
+        let grace_seconds = grace_seconds.unwrap_or(0);
         let meta = object.metadata_mut();
         let finalizer = match options.propagation {
             Some(Propagation::Foreground) => Some("foregroundDeletion"),
@@ -536,7 +534,7 @@ impl Api for FakeApi {
         let shorter = meta
             .deletion_grace_period_seconds
             .is_none_or(|had| grace_seconds < had);
-        if meta.deletion_timestamp.is_some() && !shorter && !ready_to_go(&*object) {
+        if meta.deletion_timestamp.is_some() && !shorter && !can_be_removed(&*object) {
             return Ok(old);
         }
         let meta = object.metadata_mut();
@@ -544,17 +542,17 @@ impl Api for FakeApi {
             meta.deletion_timestamp = Some(seconds(at));
             meta.deletion_grace_period_seconds = Some(grace_seconds);
         }
-        if ready_to_go(&*object) {
-            return Ok(state.erase(kind, object));
+        if can_be_removed(&*object) {
+            return Ok(state.remove(kind, object));
         }
         Ok(state.write(kind, object))
     }
 
     async fn get_raw(&self, path: &str) -> Result<serde_json::Value> {
-        let answers = self.state.lock().answers.clone();
-        let answers =
-            answers.ok_or_else(|| Error::new(404, "NotFound", format!("no API server serves {path}")))?;
-        Ok(answers(path))
+        let raw_responses = self.state.lock().raw_responses.clone();
+        let raw_responses = raw_responses
+            .ok_or_else(|| Error::new(404, "NotFound", format!("no API server serves {path}")))?;
+        Ok(raw_responses(path))
     }
 
     async fn create_subresource(
@@ -566,22 +564,25 @@ impl Api for FakeApi {
         body: serde_json::Value,
     ) -> Result<serde_json::Value> {
         let mut state = self.state.lock();
-        state.ask(request("create", kind, namespace, name, subresource))?;
+        state.record_request(request("create", kind, namespace, name, subresource))?;
         self.check_term(&state)?;
         let old = state.find(kind, namespace, name)?;
         let (Some(mut pod), "binding") = (old.to_typed::<Pod>(), subresource) else {
-            return Err(Error::not_found(kind.about(name)));
+            return Err(Error::not_found(kind.resource_ref(name)));
         };
         let uid = body.pointer("/metadata/uid").and_then(|u| u.as_str());
         if uid.is_some_and(|uid| uid != old.uid()) {
-            return Err(Error::conflict(kind.about(name), "the pod is another"));
+            return Err(Error::conflict(kind.resource_ref(name), "the pod is another"));
         }
         let Some(node) = body.pointer("/target/name").and_then(|n| n.as_str()) else {
             return Err(Error::bad_request("target.name is required"));
         };
         let spec = pod.spec.get_or_insert_default();
         if spec.node_name.is_some() {
-            return Err(Error::conflict(kind.about(name), "the pod is bound already"));
+            return Err(Error::conflict(
+                kind.resource_ref(name),
+                "the pod is bound already",
+            ));
         }
         spec.node_name = Some(node.to_string());
         state.write(kind, Box::new(pod));

@@ -1,4 +1,4 @@
-//! Who each component of the cluster is to the API: a user of its own, with the bootstrap role that Kubernetes gives it.
+//! The users of the cluster's components: each has one of its own, with the role that Kubernetes' bootstrap policy gives it.
 //!
 //! As kube-controller-manager with `--use-service-account-credentials`: caches are filled by
 //! `system:kube-controller-manager`, each controller reads live objects and writes as its service account in
@@ -26,14 +26,14 @@ pub enum Component {
     Controller(&'static str),
     /// `system:node:<name>`: a kubelet.
     Node(String),
-    /// `system:knarr:network-agent:<node>`: the service proxy, DNS server and policy enforcement of a node. They read what
-    /// no kubelet may: all Services, policies and the addresses of all pods.
+    /// `system:knarr:network-agent:<node>`: the service proxy, DNS server and policy enforcement of a node. They read what a kubelet
+    /// may not: all Services, policies and the addresses of all pods.
     NetworkAgent(String),
 }
 
 /// The group of all network agents.
 pub const NETWORK_AGENTS: &str = "system:knarr:network-agents";
-/// What their names begin with; the node's name follows.
+/// The prefix of their user names; the node's name follows.
 pub const NETWORK_AGENT_PREFIX: &str = "system:knarr:network-agent:";
 /// Where each network agent keeps a Lease of its node's name, in which it reports the endpoints its kernel has.
 pub const NETWORK_NAMESPACE: &str = "knarr-network";
@@ -51,7 +51,7 @@ impl Component {
         }
     }
 
-    /// The groups of the user besides `system:authenticated`.
+    /// The groups of the user, without `system:authenticated`.
     pub fn groups(&self) -> Vec<String> {
         match self {
             Component::ApiServer | Component::ControllerManager | Component::Scheduler => Vec::new(),
@@ -64,7 +64,7 @@ impl Component {
         }
     }
 
-    /// The manager of the fields it writes: the program's name, as in Kubernetes. `None` for the user's own.
+    /// The field manager of its writes: the name of the Kubernetes program. `None`: the default for the user.
     pub fn field_manager(&self) -> Option<&'static str> {
         match self {
             Component::ControllerManager | Component::Controller(_) => Some("kube-controller-manager"),
@@ -74,25 +74,25 @@ impl Component {
     }
 }
 
-/// Gives each component the API as its own user.
+/// Gives each component a client that acts as its own user.
 pub trait Identities: Send + Sync + 'static {
-    /// The API as this component's user.
+    /// The client of this component.
     fn of(&self, component: &Component) -> Arc<dyn Api>;
 
-    /// The same identities, with every write made only while `term` lasts, see [`Api::during`].
-    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Identities>;
+    /// The same identities, with every write made only while `term` lasts, see [`Api::with_term`].
+    fn with_term(self: Arc<Self>, term: Term) -> Arc<dyn Identities>;
 }
 
-/// One API for all components: for tests, and load generators that measure something else.
-pub struct OneUser(pub Arc<dyn Api>);
+/// One client for all components: for tests, and for benchmarks that measure something else.
+pub struct SingleUser(pub Arc<dyn Api>);
 
-impl Identities for OneUser {
+impl Identities for SingleUser {
     fn of(&self, _: &Component) -> Arc<dyn Api> {
         self.0.clone()
     }
 
-    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Identities> {
-        Arc::new(OneUser(self.0.clone().during(term)))
+    fn with_term(self: Arc<Self>, term: Term) -> Arc<dyn Identities> {
+        Arc::new(SingleUser(self.0.clone().with_term(term)))
     }
 }
 

@@ -1,10 +1,10 @@
 //! Leader election on a coordination.k8s.io Lease: of several servers that share a store, one runs the controllers.
 //!
-//! Whoever holds the lease renews it; whoever has seen it unchanged for its whole duration, by its own clock, may take
-//! it. A holder that cannot renew stops its work before anybody else may begin ([`Terms::renew_deadline`] is shorter
-//! than [`Terms::lease_duration`]). Every write carries the resourceVersion it was decided on, so that of two
-//! that try at once one fails. What a leader has sent and what comes late (a paused machine, a slow link) is not the
-//! lease's to stop: it carries its [`Term`] and is refused after that.
+//! The leader renews the lease; a candidate that has observed it unchanged for its whole duration, by its own clock, may acquire it
+//! (client-go's leaderelection). A leader that cannot renew stops before another may start ([`LeaderElectionConfig::renew_deadline`] is
+//! shorter than [`LeaderElectionConfig::lease_duration`]). Every write has the resourceVersion that it was decided on as precondition,
+//! so that of two concurrent writes one fails. A lease cannot stop requests of a leader that arrive late (a paused node, a slow
+//! network): these carry the leader's [`Term`] and are rejected after its end.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -20,26 +20,26 @@ use tracing::{debug, info, warn};
 
 use crate::api::{Api, TypedApi};
 use crate::clock::Clock;
+use crate::metrics::leader_election::LeaderElectionMetrics;
 use crate::term::Term;
 
-/// How long things take in an election. By default kube-controller-manager's numbers, but that a holder to whom all goes well
-/// renews every 5 s, where that does so every 2 s: each renewal is a write to a disk, of a cluster where nothing happens nearly
-/// all there are. After a failure both try every 2 s.
+/// The durations of leader election. The defaults are kube-controller-manager's, but that a leader renews every 5 s and not every
+/// 2 s: each renewal is a write to disk, and in an idle cluster nearly all writes are renewals. After a failure both retry every 2 s.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
-    /// Nobody takes a lease that has changed within this time.
+pub struct LeaderElectionConfig {
+    /// Candidates do not acquire a lease that has changed within this time.
     pub lease_duration: Duration,
-    /// A holder that has not renewed for this long gives up.
+    /// A leader that could not renew for this long stops leading.
     pub renew_deadline: Duration,
-    /// Between two renewals.
+    /// The time between two renewals.
     pub renew_period: Duration,
-    /// Between two attempts to take it, or to renew it where that has failed.
+    /// The time between two attempts to acquire the lease, or to renew it after a failure.
     pub retry_period: Duration,
 }
 
-impl Default for Terms {
+impl Default for LeaderElectionConfig {
     fn default() -> Self {
-        Terms {
+        LeaderElectionConfig {
             lease_duration: Duration::from_secs(15),
             renew_deadline: Duration::from_secs(10),
             renew_period: Duration::from_secs(5),
@@ -48,112 +48,131 @@ impl Default for Terms {
     }
 }
 
-/// One candidate for one lease.
-pub struct Election {
+/// A candidate for a lease (client-go's LeaderElector).
+pub struct LeaderElector {
     api: Arc<dyn Api>,
     clock: Arc<dyn Clock>,
     namespace: String,
     name: String,
-    /// Another for each process, after a restart too.
+    /// Unique for each process, a restarted one included.
     identity: String,
-    terms: Terms,
-    seen: Mutex<Option<Seen>>,
+    config: LeaderElectionConfig,
+    observed: Mutex<Option<ObservedRecord>>,
+    metrics: Option<LeaderElectionMetrics>,
 }
 
-/// The lease as it was last seen to change, and when that was by this machine's clock.
-struct Seen {
+/// The last change of the lease that was observed, and when that was by this node's clock.
+struct ObservedRecord {
     resource_version: String,
     at: Instant,
 }
 
-impl Election {
+impl LeaderElector {
     pub fn new(
         api: Arc<dyn Api>,
         clock: Arc<dyn Clock>,
         (namespace, name): (&str, &str),
         identity: &str,
-        terms: Terms,
+        config: LeaderElectionConfig,
     ) -> Self {
-        Election {
+        LeaderElector {
             api,
             clock,
             namespace: namespace.to_string(),
             name: name.to_string(),
             identity: identity.to_string(),
-            terms,
-            seen: Mutex::new(None),
+            config,
+            observed: Mutex::new(None),
+            metrics: None,
         }
     }
 
-    /// Runs `work` whenever, and only while, this candidate leads; it is told in which term. Ends when `work` ends by
-    /// itself.
-    pub async fn run_while_leading<F, W>(&self, work: F)
+    #[must_use]
+    pub fn with_metrics(self, metrics: LeaderElectionMetrics) -> Self {
+        metrics.set_leading(&self.name, false);
+        LeaderElector {
+            metrics: Some(metrics),
+            ..self
+        }
+    }
+
+    fn set_leading(&self, is_leading: bool) {
+        if let Some(metrics) = &self.metrics {
+            metrics.set_leading(&self.name, is_leading);
+        }
+    }
+
+    /// Runs `work` while this candidate leads, with the term, and again for each later term. Returns when `work` returns.
+    pub async fn run<F, W>(&self, work: F)
     where
         F: Fn(Term) -> W,
         W: Future<Output = ()>,
     {
         loop {
-            let lease = self.take().await;
+            let lease = self.acquire_lease().await;
             let term = Term::of(&lease);
             info!(lease = self.name, identity = self.identity, "became leader");
+            self.set_leading(true);
             tokio::select! {
                 biased;
                 () = work(term.clone()) => return,
-                () = self.keep(&term, lease) => warn!(lease = self.name, identity = self.identity, "lost the lease"),
+                () = self.renew_until_lost(&term, lease) => warn!(lease = self.name, identity = self.identity, "lost the lease"),
             }
+            self.set_leading(false);
         }
     }
 
-    /// Waits until this candidate holds the lease.
+    /// Waits until this candidate has acquired the lease.
     pub async fn acquire(&self) -> Term {
-        let lease = self.take().await;
+        let lease = self.acquire_lease().await;
         Term::of(&lease)
     }
 
-    async fn take(&self) -> Shared<Lease> {
+    async fn acquire_lease(&self) -> Shared<Lease> {
         loop {
-            match self.attempt().await {
+            match self.try_acquire_or_renew().await {
                 Ok(Some(lease)) => return lease,
                 Ok(None) => {}
-                Err(error) => debug!(lease = self.name, %error, "lease not taken"),
+                Err(error) => debug!(lease = self.name, %error, "lease not acquired"),
             }
-            sleep(self.terms.retry_period).await;
+            sleep(self.config.retry_period).await;
         }
     }
 
-    /// Renews the lease, which was written so; returns when the term is over.
-    async fn keep(&self, term: &Term, written: Shared<Lease>) {
+    /// Renews the lease, last `written` by this candidate; returns when the term is over.
+    async fn renew_until_lost(&self, term: &Term, written: Shared<Lease>) {
         let mut renewed = Instant::now();
         let mut written = Some(written);
-        let mut pause = self.terms.renew_period;
+        let mut pause = self.config.renew_period;
         loop {
-            let rest = || self.terms.renew_deadline.saturating_sub(renewed.elapsed());
+            let rest = || self.config.renew_deadline.saturating_sub(renewed.elapsed());
             sleep(pause.min(rest())).await;
             let rest = rest();
             let began = Instant::now();
-            // An attempt that hangs is as good as one that fails.
+            // An attempt that hangs counts as failed.
             match timeout(rest, self.renew(&mut written)).await {
                 Ok(Ok(Some(now))) if now == *term => {
                     renewed = began;
-                    pause = self.terms.renew_period;
+                    pause = self.config.renew_period;
                 }
-                // It was somebody else's in between, or is.
+                // Another candidate holds it, or held it in between.
                 Ok(Ok(_)) => return,
                 Ok(Err(error)) => {
                     debug!(lease = self.name, %error, "lease not renewed");
-                    pause = self.terms.retry_period;
+                    pause = self.config.retry_period;
                 }
                 Err(_) => return,
             }
-            if renewed.elapsed() >= self.terms.renew_deadline {
+            if renewed.elapsed() >= self.config.renew_deadline {
                 return;
             }
         }
     }
 
-    /// Gives the lease back, so that the next leader need not wait. Call it when the work has ended.
+    /// Releases the lease, so that the next leader need not wait. Call it when the work has stopped.
     pub async fn release(&self) -> Result<()> {
         let lease: Shared<Lease> = self.api.get_as(&self.namespace, &self.name).await?;
+        self.set_leading(false);
         if holder(&lease) != self.identity {
             return Ok(());
         }
@@ -164,8 +183,8 @@ impl Election {
         self.api.update_as(free).await.map(drop)
     }
 
-    /// Renews the lease as it was last `written`, in one request: nobody else should have touched it. Where that does not
-    /// go through, it is looked at first.
+    /// Renews the lease as it was last `written`, in one request: no other client should have changed it. If that fails, the
+    /// lease is read first.
     async fn renew(&self, written: &mut Option<Shared<Lease>>) -> Result<Option<Term>> {
         let last = written.take();
         if let Some(last) = last {
@@ -175,15 +194,18 @@ impl Election {
                     *written = Some(lease);
                     return Ok(Some(term));
                 }
-                Err(error) => debug!(lease = self.name, %error, "the lease is not as it was written"),
+                Err(error) => debug!(lease = self.name, %error, "the lease has changed since it was written"),
+            }
+            if let Some(metrics) = &self.metrics {
+                metrics.slowpath(&self.name);
             }
         }
-        *written = self.attempt().await?;
+        *written = self.try_acquire_or_renew().await?;
         Ok(written.as_deref().map(Term::of))
     }
 
-    /// Takes or renews the lease: as it is then, if it is this candidate's.
-    async fn attempt(&self) -> Result<Option<Shared<Lease>>> {
+    /// Acquires or renews the lease; returns it if this candidate holds it.
+    async fn try_acquire_or_renew(&self) -> Result<Option<Shared<Lease>>> {
         let lease: Shared<Lease> = match self.api.get_as(&self.namespace, &self.name).await {
             Ok(lease) => lease,
             Err(error) if error.is_not_found() => {
@@ -193,13 +215,13 @@ impl Election {
                         name: Some(self.name.clone()),
                         ..ObjectMeta::default()
                     },
-                    spec: Some(self.spec(None)),
+                    spec: Some(self.lease_spec(None)),
                 };
                 return self.api.create_as(lease).await.map(Some);
             }
             Err(error) => return Err(error),
         };
-        let expired = self.watch_for_expiry(&lease);
+        let expired = self.observe_expired(&lease);
         let mine = holder(&lease) == self.identity;
         if !mine && !holder(&lease).is_empty() && !expired {
             return Ok(None);
@@ -207,27 +229,27 @@ impl Election {
         self.write(&lease).await.map(Some)
     }
 
-    /// Writes it as this candidate's, if nobody has written it since it was `seen`.
-    async fn write(&self, seen: &Lease) -> Result<Shared<Lease>> {
-        let mut next = seen.clone();
-        next.spec = Some(self.spec(seen.spec.as_ref()));
+    /// Writes the lease with this candidate as holder, if it has not changed since it was `read`.
+    async fn write(&self, read: &Lease) -> Result<Shared<Lease>> {
+        let mut next = read.clone();
+        next.spec = Some(self.lease_spec(read.spec.as_ref()));
         self.api.update_as(next).await
     }
 
-    /// Whether the lease has not changed for its whole duration.
-    fn watch_for_expiry(&self, lease: &Lease) -> bool {
+    /// Observes the lease; whether it has not changed for its whole duration.
+    fn observe_expired(&self, lease: &Lease) -> bool {
         let version = lease.metadata.resource_version.clone().unwrap_or_default();
-        let mut seen = self.seen.lock();
-        match &*seen {
-            Some(seen) if seen.resource_version == version => {
+        let mut observed = self.observed.lock();
+        match &*observed {
+            Some(last) if last.resource_version == version => {
                 let duration = lease.spec.as_ref().and_then(|s| s.lease_duration_seconds);
                 let duration = duration
                     .and_then(|s| u64::try_from(s).ok())
                     .map(Duration::from_secs);
-                seen.at.elapsed() >= duration.unwrap_or(self.terms.lease_duration)
+                last.at.elapsed() >= duration.unwrap_or(self.config.lease_duration)
             }
             _ => {
-                *seen = Some(Seen {
+                *observed = Some(ObservedRecord {
                     resource_version: version,
                     at: Instant::now(),
                 });
@@ -236,11 +258,11 @@ impl Election {
         }
     }
 
-    fn spec(&self, old: Option<&LeaseSpec>) -> LeaseSpec {
+    fn lease_spec(&self, old: Option<&LeaseSpec>) -> LeaseSpec {
         let now = self.clock.now();
         let mine = old.is_some_and(|old| old.holder_identity.as_deref() == Some(&self.identity));
         let old = old.cloned().unwrap_or_default();
-        let seconds = i32::try_from(self.terms.lease_duration.as_secs()).unwrap_or(i32::MAX);
+        let seconds = i32::try_from(self.config.lease_duration.as_secs()).unwrap_or(i32::MAX);
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: Some(seconds),
@@ -292,18 +314,18 @@ mod tests {
             }
         }
 
-        fn election(&self, identity: &str) -> Election {
+        fn election(&self, identity: &str) -> LeaderElector {
             let lease = ("kube-system", "controllers");
-            Election::new(
+            LeaderElector::new(
                 self.api.clone(),
                 self.clock.clone(),
                 lease,
                 identity,
-                Terms::default(),
+                LeaderElectionConfig::default(),
             )
         }
 
-        /// Counts those that work at one time.
+        /// Counts the candidates that lead at one time.
         fn spawn(&self, identity: &str) -> tokio::task::JoinHandle<()> {
             struct Leading(Arc<AtomicUsize>);
             impl Drop for Leading {
@@ -323,7 +345,7 @@ mod tests {
                         std::future::pending::<()>().await;
                     }
                 };
-                election.run_while_leading(work).await;
+                election.run(work).await;
             })
         }
 
@@ -339,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_leads_and_another_follows_only_when_its_lease_has_run_out() {
+    async fn one_candidate_leads_and_another_only_after_the_lease_has_expired() {
         let candidates = Candidates::new();
         let a = candidates.spawn("a");
         sleep(Duration::from_secs(1)).await;
@@ -377,41 +399,58 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_is_one_request_and_looks_first_only_where_that_did_not_go_through() {
+    async fn a_renewal_is_one_request_and_reads_the_lease_first_only_after_a_failure() {
         let candidates = Candidates::new();
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let refuse = Arc::new(AtomicBool::new(false));
-        let (heard, refused) = (asked.clone(), refuse.clone());
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let reject = Arc::new(AtomicBool::new(false));
+        let (log, rejected) = (requests.clone(), reject.clone());
         candidates.api.intercept(move |request| {
-            heard.lock().push(request.verb);
-            let lost = request.verb == "update" && refused.swap(false, Ordering::SeqCst);
+            log.lock().push(request.verb);
+            let lost = request.verb == "update" && rejected.swap(false, Ordering::SeqCst);
             lost.then(|| Error::timeout("no answer"))
         });
         let _a = candidates.spawn("a");
         sleep(Duration::from_secs(1)).await;
-        asked.lock().clear();
+        requests.lock().clear();
         sleep(Duration::from_secs(15)).await;
-        assert_eq!(*asked.lock(), ["update"; 3]);
-        asked.lock().clear();
-        refuse.store(true, Ordering::SeqCst);
+        assert_eq!(*requests.lock(), ["update"; 3]);
+        requests.lock().clear();
+        reject.store(true, Ordering::SeqCst);
         sleep(Duration::from_secs(10)).await;
-        assert_eq!(*asked.lock(), ["update", "get", "update", "update"]);
-        // Somebody touches it: found out, and the term goes on.
-        asked.lock().clear();
+        assert_eq!(*requests.lock(), ["update", "get", "update", "update"]);
+        // Another client changes its metadata: that is noticed, and the term continues.
+        requests.lock().clear();
         let touched = candidates
             .api
             .edit::<Lease>("kube-system", "controllers", "", |lease| {
                 lease.metadata.labels = Some([("seen".to_string(), "true".to_string())].into());
             });
         touched.await.unwrap();
-        asked.lock().clear();
+        requests.lock().clear();
         sleep(Duration::from_secs(5)).await;
-        assert_eq!(*asked.lock(), ["update", "get", "update"]);
+        assert_eq!(*requests.lock(), ["update", "get", "update"]);
         assert_eq!(candidates.holder().await, ("a".into(), 0));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_released_lease_is_taken_at_once() {
+    async fn the_metrics_show_whether_a_candidate_leads() {
+        let registry = crate::metrics::Registry::default();
+        let metrics = LeaderElectionMetrics::new(&registry);
+        let election = Candidates::new().election("a").with_metrics(metrics);
+        let shows = |status: u8| {
+            let line = format!("leader_election_master_status{{name=\"controllers\"}} {status}\n");
+            registry.text().contains(&line)
+        };
+        assert!(shows(0));
+        let leads = election.run(|_| std::future::pending::<()>());
+        assert!(timeout(Duration::from_secs(1), leads).await.is_err());
+        assert!(shows(1));
+        election.release().await.unwrap();
+        assert!(shows(0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_released_lease_is_acquired_at_once() {
         let candidates = Candidates::new();
         let a = candidates.election("a");
         a.acquire().await;

@@ -1,12 +1,13 @@
-//! What a component may ask of the cluster ([`Api`]), and the caches it reads from.
+//! The client of the API ([`Api`]), and the caches that components read from.
 //!
-//! Components know nothing but this: whether the API server is in the same process or across the network
+//! Components use nothing else: whether the API server runs in the same process or is reached over the network
 //! makes no difference to them.
 //!
 //! # Where things are
 //!
-//! What may be asked: [`Api`]; across machines: `remote.rs`. Caches: `informer.rs`, `cache.rs`. Who knarr's own components are: `identity.rs`. What a
-//! leader may still write: `term.rs`, checked in the API server's cache. Custom resources that components follow: `custom_kinds.rs`.
+//! Requests: [`Api`]; over the network: `remote.rs`. Metrics: `metrics/`; traces across requests: `trace_context.rs`. Caches: `informer.rs`, `cache.rs`. The users of knarr's own components: `identity.rs`. Leader
+//! election: `leader.rs`; the fencing of a former leader's writes: `term.rs`, checked in the API server's cache. The kinds of custom
+//! resources: `custom_kinds.rs`.
 
 pub mod api;
 pub mod cache;
@@ -18,20 +19,25 @@ pub mod fake;
 pub mod identity;
 pub mod informer;
 pub mod leader;
+pub mod metrics;
 pub mod node;
+mod notified;
 pub mod remote;
 pub mod term;
+pub mod trace_context;
 pub mod workqueue;
 
 pub use api::{
-    Api, DeleteOptions, List, ListOptions, Patch, Preconditions, Propagation, TypedApi, WatchEvent,
-    WatchOptions, WatchStream,
+    Api, DeleteOptions, List, ListOptions, Patch, Preconditions, TypedApi, WatchEvent, WatchOptions,
+    WatchStream,
 };
 pub use cache::{Cache, Change, Store};
 pub use clock::{Clock, SteadyClock, SystemClock, TokioClock};
 pub use events::{EventRecorder, EventType};
 pub use identity::{Component, Identities, NETWORK_NAMESPACE};
 pub use informer::Caches;
+pub use knarr_api::strategy::Propagation;
 pub use knarr_api::{Error, Kind, Object, ObjectKey, Result, Shared};
 pub use node::{Conn, NodeDialer};
+pub use notified::notified_until;
 pub use term::Term;

@@ -9,17 +9,17 @@ use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-/// A two-way byte stream.
+/// A bidirectional byte stream.
 pub trait Conn: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Conn for T {}
 
 /// Opens streams to nodes.
 #[async_trait]
 pub trait NodeDialer: Send + Sync + 'static {
-    /// A fresh stream to the kubelet of this node. `NotFound` if no such node is known.
+    /// A new stream to the kubelet of this node. `NotFound` if there is no such node.
     async fn dial(&self, node: &str) -> std::io::Result<Box<dyn Conn>>;
 
-    /// A fresh stream to a pod, or to another port of a node, by address: what proxies reach.
+    /// A new stream to a pod, or to another port of a node, by address, for the proxy subresources.
     async fn dial_address(&self, address: SocketAddr) -> std::io::Result<Box<dyn Conn>> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;

@@ -1,8 +1,8 @@
-//! [`Api`] over HTTPS, for components on other machines, with kube-rs' client and a kubeconfig or a credential, which can
-//! be exchanged for its successor while requests go on.
+//! [`Api`] over HTTPS, for components on other nodes, with kube-rs' client and a kubeconfig or a credential, which can
+//! be rotated while requests are in flight.
 //!
-//! Requests and answers are JSON; objects are decoded once, by their kind. Nothing is retried here: informers
-//! list and watch again by themselves, writers know what they saw.
+//! Requests and responses are JSON; objects are decoded once, by their kind. Nothing is retried here: informers
+//! list and watch again, and writers decide again from the state that they then read.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use http_body_util::BodyExt;
 use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use knarr_api::codec::DecodeError;
+use knarr_api::strategy::Propagation;
 use knarr_api::{AnyObject, Error, Kind, Object, Result, k8s_openapi};
 use kube::client::Body;
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
@@ -25,33 +26,35 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
-use crate::api::{
-    Api, DeleteOptions, List, ListOptions, Patch, Propagation, WatchEvent, WatchOptions, WatchStream,
-};
+use crate::api::{Api, DeleteOptions, List, ListOptions, Patch, WatchEvent, WatchOptions, WatchStream};
+use crate::metrics::rest_client::RestClientMetrics;
 use crate::term::{self, Term};
+use crate::trace_context;
 
-/// Objects asked for at a time when listing without a limit.
+/// Objects a page when a list has no limit.
 const PAGE: usize = 500;
-/// Longest line of a watch: no object is larger, as no request body is.
+/// The longest line of a watch: no object is larger, as no request body is.
 const LINE_MAX_BYTES: usize = 8 * 1024 * 1024;
 
 /// A cluster that is reached over the network.
-pub struct Remote {
-    link: Arc<Link>,
-    /// The term that its writes are part of, as it is sent.
+pub struct RemoteApi {
+    connection: Arc<Connection>,
+    /// The term of its writes, as the value of the header.
     term: Option<HeaderValue>,
 }
 
-/// How it is reached, and as whom.
-struct Link {
-    /// Asked anew when a credential is exchanged.
+/// The server, and the credential for it.
+struct Connection {
+    /// A new client is made of it when the credential is rotated.
     config: kube::Config,
     client: RwLock<kube::Client>,
     server: String,
+    metrics: Option<RestClientMetrics>,
 }
 
-/// What is shown to the API server.
+/// The credential by which the API server authenticates the client.
 #[derive(Clone)]
 pub enum Credential {
     Token(String),
@@ -89,19 +92,19 @@ impl Credential {
     }
 }
 
-impl Remote {
-    /// As the kubeconfig's current context says. The error names what is wrong with the file.
+impl RemoteApi {
+    /// The cluster and user of the kubeconfig's current context. The error names what is wrong with the file.
     pub async fn from_kubeconfig(path: &Path) -> std::result::Result<Self, kube::Error> {
         let read = async {
             let file = Kubeconfig::read_from(path)?;
             kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await
         };
         let config = read.await.map_err(|e| kube::Error::Service(Box::new(e)))?;
-        Self::new(config)
+        Self::from_config(config)
     }
 
-    /// The cluster at this URL, which these CAs (DER) vouch for, as who holds the credential.
-    pub fn at(
+    /// The cluster at this URL, verified with these CAs (DER), with this credential.
+    pub fn new(
         server: http::Uri,
         authorities: Vec<Vec<u8>>,
         credential: &Credential,
@@ -109,40 +112,55 @@ impl Remote {
         let mut config = kube::Config::new(server);
         config.root_cert = Some(authorities);
         config.auth_info = credential.auth_info();
-        Self::new(config)
+        Self::from_config(config)
     }
 
-    fn new(mut config: kube::Config) -> std::result::Result<Self, kube::Error> {
-        // Watches are silent for long; whoever waits for an answer sets its own limit.
+    fn from_config(mut config: kube::Config) -> std::result::Result<Self, kube::Error> {
+        // A watch may have no events for a long time; callers that wait for a response have a timeout of their own.
         config.read_timeout = None;
-        let link = Link {
+        let connection = Connection {
             server: config.cluster_url.to_string().trim_end_matches('/').to_string(),
             client: RwLock::new(kube::Client::try_from(config.clone())?),
             config,
+            metrics: None,
         };
-        Ok(Remote {
-            link: Arc::new(link),
+        Ok(RemoteApi {
+            connection: Arc::new(connection),
             term: None,
         })
     }
 
-    /// From now on requests are made with this credential. Those under way, such as watches, go on with the old one.
-    pub fn show(&self, credential: &Credential) -> std::result::Result<(), kube::Error> {
-        let mut config = self.link.config.clone();
+    /// Counts the requests. To be called before the first.
+    #[must_use]
+    pub fn with_metrics(mut self, metrics: RestClientMetrics) -> Self {
+        if let Some(connection) = Arc::get_mut(&mut self.connection) {
+            connection.metrics = Some(metrics);
+        }
+        self
+    }
+
+    /// What counts the requests, for another client of the same process.
+    pub fn metrics(&self) -> Option<&RestClientMetrics> {
+        self.connection.metrics.as_ref()
+    }
+
+    /// Makes requests with this credential from now on. Those in flight, such as watches, keep the former one.
+    pub fn set_credential(&self, credential: &Credential) -> std::result::Result<(), kube::Error> {
+        let mut config = self.connection.config.clone();
         config.auth_info = credential.auth_info();
         let client = kube::Client::try_from(config)?;
-        *self.link.client.write() = client;
+        *self.connection.client.write() = client;
         Ok(())
     }
 
-    /// The API's address.
+    /// The URL of the API server.
     pub fn server(&self) -> &str {
-        &self.link.server
+        &self.connection.server
     }
 
-    /// The CAs that vouch for the API server, DER.
-    pub fn authorities(&self) -> &[Vec<u8>] {
-        self.link.config.root_cert.as_deref().unwrap_or_default()
+    /// The CAs (DER) that the API server's certificate is verified with.
+    pub fn certificate_authorities(&self) -> &[Vec<u8>] {
+        self.connection.config.root_cert.as_deref().unwrap_or_default()
     }
 
     async fn send(
@@ -152,6 +170,8 @@ impl Remote {
         content_type: &str,
         body: Vec<u8>,
     ) -> Result<http::Response<Body>> {
+        let begun = Instant::now();
+        let verb = method.clone();
         let mut request = Request::builder().method(method).uri(path);
         if let Some(term) = &self.term {
             request = request.header(term::HEADER, term);
@@ -161,12 +181,18 @@ impl Remote {
         } else {
             request.header(http::header::CONTENT_TYPE, content_type)
         };
-        let request = request.body(Body::from(body)).map_err(Error::internal)?;
-        let client = self.link.client.read().clone();
-        let response = client
-            .send(request)
-            .await
-            .map_err(|e| Error::unavailable(format!("{} cannot be reached: {e}", self.link.server)))?;
+        let mut request = request.body(Body::from(body)).map_err(Error::internal)?;
+        trace_context::inject(request.headers_mut());
+        let client = self.connection.client.read().clone();
+        let response = client.send(request).await;
+        if let Some(metrics) = &self.connection.metrics {
+            let host = self.connection.config.cluster_url.authority();
+            let host = host.map_or("", |authority| authority.as_str());
+            let code = response.as_ref().ok().map(|response| response.status().as_u16());
+            metrics.count(host, verb.as_str(), code, begun.elapsed());
+        }
+        let response = response
+            .map_err(|e| Error::unavailable(format!("{} cannot be reached: {e}", self.connection.server)))?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -181,7 +207,7 @@ impl Remote {
     async fn json<T: DeserializeOwned>(&self, method: Method, path: &str, body: Vec<u8>) -> Result<T> {
         let response = self.send(method, path, "application/json", body).await?;
         serde_json::from_slice(&collect(response).await?)
-            .map_err(|e| Error::internal(format!("an answer that cannot be read: {e}")))
+            .map_err(|e| Error::internal(format!("the response cannot be read: {e}")))
     }
 
     async fn object(
@@ -200,7 +226,7 @@ impl Remote {
 async fn collect(response: http::Response<Body>) -> Result<Bytes> {
     let body = response.into_body().collect().await;
     body.map(|b| b.to_bytes())
-        .map_err(|e| Error::unavailable(format!("the answer broke off: {e}")))
+        .map_err(|e| Error::unavailable(format!("the response broke off: {e}")))
 }
 
 fn undecodable(kind: &Kind, e: &DecodeError) -> Error {
@@ -215,7 +241,7 @@ fn decode(kind: &Kind, json: &[u8]) -> Result<Arc<Object>> {
     Ok(Arc::new(Object::from_typed(kind, decoded.object)))
 }
 
-/// `/api/v1/namespaces/ns/pods/name/sub`; what is empty is left out.
+/// `/api/v1/namespaces/ns/pods/name/sub`; empty parts are left out.
 fn path(kind: &Kind, namespace: &str, name: &str, subresource: &str) -> String {
     let mut path = match kind.group() {
         "" => format!("/api/{}", kind.version()),
@@ -253,7 +279,7 @@ fn encode(object: &dyn AnyObject) -> Vec<u8> {
     body
 }
 
-/// A list as it goes over the wire; items are decoded by their kind.
+/// A list in its wire form; items are decoded by their kind.
 #[derive(Deserialize)]
 struct WireList<'a> {
     #[serde(default)]
@@ -309,7 +335,7 @@ fn event(kind: &Kind, line: &[u8]) -> Result<WatchEvent> {
     }
 }
 
-/// Cuts chunks into lines.
+/// Splits chunks into lines.
 fn lines(chunks: impl Stream<Item = Result<Bytes>> + Send) -> impl Stream<Item = Result<Bytes>> + Send {
     stream::try_unfold(
         (Box::pin(chunks), BytesMut::new()),
@@ -337,10 +363,10 @@ fn lines(chunks: impl Stream<Item = Result<Bytes>> + Send) -> impl Stream<Item =
 }
 
 #[async_trait]
-impl Api for Remote {
-    fn during(self: Arc<Self>, term: Term) -> Arc<dyn Api> {
-        Arc::new(Remote {
-            link: self.link.clone(),
+impl Api for RemoteApi {
+    fn with_term(self: Arc<Self>, term: Term) -> Arc<dyn Api> {
+        Arc::new(RemoteApi {
+            connection: self.connection.clone(),
             term: Some(term.to_header()),
         })
     }
@@ -468,7 +494,7 @@ impl Api for Remote {
             "propagationPolicy": propagation,
             "preconditions": { "uid": seen.uid, "resourceVersion": seen.resource_version },
         });
-        // The answer is the object where it stays, a Status where it is gone.
+        // The response is the object if it still exists, or a Status if it was removed.
         let path = path(kind, namespace, name, "");
         let before = self.get(kind, namespace, name).await?;
         let response = self

@@ -1,9 +1,9 @@
-//! A leader's term, and writes that are made only while it lasts.
+//! A leader's term, and writes that are made only while it lasts (fencing of a former leader).
 //!
-//! A lease says who may begin; it cannot end what a leader has already sent. A machine that was paused, a request that
-//! a switch kept for a minute: both arrive after somebody else has taken over. So each write of a leader carries the
-//! term it was decided in ([`crate::Api::during`]), and the API server commits it in one transaction of the store with the
-//! comparison that the lease is still as that term has it. What comes late is refused with 409 and changes nothing.
+//! A lease decides who leads; it cannot stop requests that a leader has already sent. The requests of a node that was paused, or a
+//! request that the network delayed for a minute, arrive when another leader has taken over. So each write of a leader carries the
+//! term it was decided in ([`crate::Api::with_term`]), and the API server commits it in one transaction of the store with the
+//! comparison that the lease is still in that term. A late write is rejected with 409 Conflict and changes nothing.
 
 use http::HeaderValue;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 /// The HTTP header that carries a [`Term`], as JSON.
 pub const HEADER: &str = "knarr-term";
 
-/// One holder's uninterrupted holding of one lease. Renewals go on in the same term; a lease that somebody else had in
-/// between, was released or was deleted begins another.
+/// The time for which one holder holds a lease without interruption. Renewals do not end it; a lease that another holder had in
+/// between, that was released or that was deleted starts a new term.
 ///
 /// # Examples
 ///
@@ -43,7 +43,7 @@ pub const HEADER: &str = "knarr-term";
 pub struct Term {
     pub namespace: String,
     pub name: String,
-    /// The lease's.
+    /// The lease's uid.
     pub uid: String,
     pub holder: String,
     /// The lease's `leaseTransitions`.
@@ -51,7 +51,7 @@ pub struct Term {
 }
 
 impl Term {
-    /// The one that the lease is in.
+    /// The current term of the lease.
     pub fn of(lease: &Lease) -> Self {
         let meta = &lease.metadata;
         let spec = lease.spec.as_ref();
@@ -66,7 +66,7 @@ impl Term {
 
     pub fn to_header(&self) -> HeaderValue {
         let text = serde_json::to_vec(self).unwrap_or_default();
-        // A term that cannot be sent must not be forgotten: this is none, and the server says so.
+        // A write must not be sent without its term: the server rejects this value.
         HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static("unreadable"))
     }
 
@@ -76,19 +76,24 @@ impl Term {
         })
     }
 
-    /// Whether the lease, as it is now, is still in this term; else the answer to a write of it.
+    /// Whether the current lease is still in this term; otherwise the error for a write of this term.
     pub fn check(&self, lease: Option<&Lease>) -> Result<(), Error> {
         let found = match lease.map(Term::of) {
             Some(now) if now == *self => return Ok(()),
-            Some(now) if now.holder.is_empty() => "nobody holds it".to_string(),
-            Some(now) => format!("{:?} holds it (transition {})", now.holder, now.transitions),
-            None => "it is not there".to_string(),
+            Some(now) if now.holder.is_empty() => "the lease has no holder".to_string(),
+            Some(now) => format!(
+                "the lease is held by {:?} (transition {})",
+                now.holder, now.transitions
+            ),
+            None => "the lease does not exist".to_string(),
         };
         let Term {
             holder, transitions, ..
         } = self;
-        let why = format!("a write of {holder:?} (transition {transitions}) came after its term: {found}");
-        Err(Error::conflict(registry::LEASE.about(&self.name), &why))
+        let why = format!(
+            "the write of leader {holder:?} (transition {transitions}) arrived after its term: {found}"
+        );
+        Err(Error::conflict(registry::LEASE.resource_ref(&self.name), &why))
     }
 }
 
@@ -108,28 +113,37 @@ mod tests {
     }
 
     #[test]
-    fn a_term_survives_its_header_and_what_is_none_is_refused() {
+    fn a_term_survives_its_header_and_an_invalid_header_is_rejected() {
         let term = Term::of(&lease("u1", "n\u{f8}de \"a\"\n", Some(7)));
         assert_eq!(Term::from_header(&term.to_header()), Ok(term));
         for bad in ["", "unreadable", "{}", r#"{"name":"control"}"#] {
-            let refused = Term::from_header(&HeaderValue::from_static(bad)).unwrap_err();
-            assert_eq!(refused.code(), 400, "{refused}");
+            let error = Term::from_header(&HeaderValue::from_static(bad)).unwrap_err();
+            assert_eq!(error.code(), 400, "{error}");
         }
     }
 
     #[test]
     fn a_term_ends_with_another_holder_another_transition_or_another_lease() {
         let term = Term::of(&lease("u1", "a", None));
-        let refused = |now: Option<&Lease>| term.check(now).map_err(|e| (e.code(), e.to_string()));
-        assert_eq!(refused(Some(&lease("u1", "a", Some(0)))), Ok(()));
+        let check = |now: Option<&Lease>| term.check(now).map_err(|e| (e.code(), e.to_string()));
+        assert_eq!(check(Some(&lease("u1", "a", Some(0)))), Ok(()));
         for (now, found) in [
-            (Some(lease("u1", "b", Some(1))), "\"b\" holds it (transition 1)"),
-            (Some(lease("u1", "a", Some(2))), "\"a\" holds it (transition 2)"),
-            (Some(lease("u1", "", Some(0))), "nobody holds it"),
-            (Some(lease("u2", "a", Some(0))), "\"a\" holds it (transition 0)"),
-            (None, "it is not there"),
+            (
+                Some(lease("u1", "b", Some(1))),
+                "the lease is held by \"b\" (transition 1)",
+            ),
+            (
+                Some(lease("u1", "a", Some(2))),
+                "the lease is held by \"a\" (transition 2)",
+            ),
+            (Some(lease("u1", "", Some(0))), "the lease has no holder"),
+            (
+                Some(lease("u2", "a", Some(0))),
+                "the lease is held by \"a\" (transition 0)",
+            ),
+            (None, "the lease does not exist"),
         ] {
-            let (code, message) = refused(now.as_ref()).unwrap_err();
+            let (code, message) = check(now.as_ref()).unwrap_err();
             assert_eq!(code, 409);
             assert!(message.ends_with(found), "{message}");
         }

@@ -1,16 +1,18 @@
-//! The queue of keys to look at: each key at most once, never handed to two workers at a time, failed ones
-//! after an exponential back-off.
+//! The work queue of a controller (client-go's workqueue): each key at most once, never processed by two workers at a time, failed
+//! keys requeued with exponential back-off.
 //!
-//! Promises, as client-go's workqueue: a key added while a worker holds it is handed out again after
-//! [`Queue::done`]; a key added many times while it waits is handed out once. Time is tokio's; the order is that
-//! of the additions, so the same additions at the same times give the same order.
+//! It guarantees what client-go's does: a key that is added while it is processed is processed again after [`Queue::done`]; a key that
+//! is added many times while it waits is processed once. Time is tokio's; the order is that of the additions, so the same additions
+//! at the same times give the same order.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
+
+use crate::metrics::workqueue::{QueueMetrics, WorkqueueMetrics};
 
 /// How long a key waits after its nth failure: `base * 2^n`, at most `max`.
 #[derive(Clone, Copy, Debug)]
@@ -40,24 +42,42 @@ impl Backoff {
 
 struct Inner<K> {
     ready: VecDeque<K>,
-    /// What waits in `ready` or must be looked at again after `done`.
-    dirty: BTreeSet<K>,
-    processing: BTreeSet<K>,
-    /// By time, then in the order they were added.
+    /// Keys that wait in `ready` or have to be processed again after `done`, and when they were added.
+    dirty: BTreeMap<K, Instant>,
+    /// When the work on each key began.
+    processing: BTreeMap<K, Instant>,
+    /// By time, then in the order in which they were added.
     delayed: BTreeMap<(Instant, u64), K>,
     due: BTreeMap<K, (Instant, u64)>,
     failures: BTreeMap<K, u32>,
     sequence: u64,
     shut_down: bool,
+    /// A queue without a name has none.
+    metrics: Option<QueueMetrics>,
 }
 
 impl<K: Ord + Clone> Inner<K> {
     fn add(&mut self, key: K) -> bool {
-        if self.shut_down || !self.dirty.insert(key.clone()) || self.processing.contains(&key) {
+        if self.shut_down || self.dirty.contains_key(&key) {
+            return false;
+        }
+        self.dirty.insert(key.clone(), Instant::now());
+        let is_processed = self.processing.contains_key(&key);
+        if let Some(metrics) = &self.metrics {
+            metrics.added();
+        }
+        if is_processed {
             return false;
         }
         self.ready.push_back(key);
+        self.count_ready();
         true
+    }
+
+    fn count_ready(&self) {
+        if let Some(metrics) = &self.metrics {
+            metrics.set_depth(self.ready.len());
+        }
     }
 
     fn promote(&mut self, now: Instant) {
@@ -102,36 +122,42 @@ pub struct Queue<K> {
 
 impl<K: Ord + Clone> Default for Queue<K> {
     fn default() -> Self {
-        Self::new(Backoff::default())
+        Self::with(Backoff::default(), None)
     }
 }
 
 impl<K: Ord + Clone> Queue<K> {
-    pub fn new(backoff: Backoff) -> Self {
+    /// A queue whose metrics have this name.
+    pub fn named(name: &str, metrics: &WorkqueueMetrics) -> Self {
+        Self::with(Backoff::default(), Some(metrics.of(name)))
+    }
+
+    fn with(backoff: Backoff, metrics: Option<QueueMetrics>) -> Self {
         Queue {
             inner: Mutex::new(Inner {
                 ready: VecDeque::new(),
-                dirty: BTreeSet::new(),
-                processing: BTreeSet::new(),
+                dirty: BTreeMap::new(),
+                processing: BTreeMap::new(),
                 delayed: BTreeMap::new(),
                 due: BTreeMap::new(),
                 failures: BTreeMap::new(),
                 sequence: 0,
                 shut_down: false,
+                metrics,
             }),
             wake: Notify::new(),
             backoff,
         }
     }
 
-    /// Have this key looked at.
+    /// Adds a key.
     pub fn add(&self, key: K) {
         if self.inner.lock().add(key) {
             self.wake.notify_one();
         }
     }
 
-    /// Have it looked at after `wait`. Of several delays for one key the earliest counts.
+    /// Adds a key after `wait`. Of several delays for one key the earliest counts.
     pub fn add_after(&self, key: K, wait: Duration) {
         if wait.is_zero() {
             return self.add(key);
@@ -141,7 +167,7 @@ impl<K: Ord + Clone> Queue<K> {
             if inner.shut_down {
                 return;
             }
-            // A wait past the clock's range is a wait for ever; a year is as good and can be added.
+            // A wait beyond the clock's range means for ever; a year has the same effect and does not overflow.
             const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
             let at = Instant::now() + wait.min(FOREVER);
             match inner.due.get(&key) {
@@ -160,29 +186,32 @@ impl<K: Ord + Clone> Queue<K> {
         self.wake.notify_one();
     }
 
-    /// Have it looked at after its back-off, which doubles until [`Queue::forget`].
+    /// Adds a key after its back-off, which doubles until [`Queue::forget`].
     pub fn add_rate_limited(&self, key: K) {
         let wait = {
             let mut inner = self.inner.lock();
             let failures = inner.failures.entry(key.clone()).or_default();
             let wait = self.backoff.after(*failures);
             *failures = failures.saturating_add(1);
+            if let Some(metrics) = &inner.metrics {
+                metrics.retried();
+            }
             wait
         };
         self.add_after(key, wait);
     }
 
-    /// It went well: the next back-off is the first again.
+    /// Resets the back-off of a key that was processed successfully.
     pub fn forget(&self, key: &K) {
         self.inner.lock().failures.remove(key);
     }
 
-    /// How often it was added rate-limited since it was last forgotten.
-    pub fn failures(&self, key: &K) -> u32 {
+    /// How often the key was added rate-limited since [`Queue::forget`].
+    pub fn num_requeues(&self, key: &K) -> u32 {
         self.inner.lock().failures.get(key).copied().unwrap_or(0)
     }
 
-    /// The next key; it is this caller's until [`Queue::done`]. `None` once the queue is shut down.
+    /// The next key, which no other worker gets until [`Queue::done`]. `None` once the queue is shut down.
     pub async fn get(&self) -> Option<K> {
         loop {
             let woken = self.wake.notified();
@@ -193,9 +222,14 @@ impl<K: Ord + Clone> Queue<K> {
                 }
                 inner.promote(Instant::now());
                 if let Some(key) = inner.ready.pop_front() {
-                    inner.dirty.remove(&key);
-                    inner.processing.insert(key.clone());
-                    // One wake-up may have stood for several keys.
+                    let begun = Instant::now();
+                    let added = inner.dirty.remove(&key).unwrap_or(begun);
+                    inner.processing.insert(key.clone(), begun);
+                    inner.count_ready();
+                    if let Some(metrics) = &inner.metrics {
+                        metrics.begun(added, begun);
+                    }
+                    // One notification may be for several keys.
                     if !inner.ready.is_empty() || !inner.delayed.is_empty() {
                         self.wake.notify_one();
                     }
@@ -214,18 +248,22 @@ impl<K: Ord + Clone> Queue<K> {
         }
     }
 
-    /// The caller of [`Queue::get`] has finished with the key.
+    /// Marks the key as processed.
     pub fn done(&self, key: &K) {
         let mut inner = self.inner.lock();
-        inner.processing.remove(key);
-        if inner.dirty.contains(key) && !inner.shut_down {
+        let begun = inner.processing.remove(key);
+        if let (Some(begun), Some(metrics)) = (begun, &inner.metrics) {
+            metrics.done(begun);
+        }
+        if inner.dirty.contains_key(key) && !inner.shut_down {
             inner.ready.push_back(key.clone());
+            inner.count_ready();
             drop(inner);
             self.wake.notify_one();
         }
     }
 
-    /// Keys that wait to be handed out now.
+    /// Keys that are ready to be processed.
     pub fn len(&self) -> usize {
         self.inner.lock().ready.len()
     }
@@ -234,7 +272,7 @@ impl<K: Ord + Clone> Queue<K> {
         self.len() == 0
     }
 
-    /// Every [`Queue::get`] answers `None` from now on.
+    /// Makes every [`Queue::get`] return `None` from now on.
     pub fn shut_down(&self) {
         self.inner.lock().shut_down = true;
         self.wake.notify_waiters();
@@ -302,11 +340,50 @@ mod tests {
         assert_eq!(waits[..4], [5, 10, 20, 40]);
         assert_eq!(waits[19], 1_000_000);
         queue.forget(&"a");
-        assert_eq!(queue.failures(&"a"), 0);
+        assert_eq!(queue.num_requeues(&"a"), 0);
         let start = Instant::now();
         queue.add_rate_limited("a");
         queue.get().await;
         assert_eq!(start.elapsed().as_millis(), 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_named_queue_counts_under_client_gos_names() {
+        let registry = crate::metrics::Registry::default();
+        let queue = Queue::named("job", &WorkqueueMetrics::new(&registry));
+        queue.add("a");
+        queue.add("a");
+        queue.add("b");
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert_eq!(queue.get().await, Some("a"));
+        tokio::time::advance(Duration::from_secs(3)).await;
+        queue.add("a");
+        let has = |lines: &[&str]| {
+            let text = registry.text();
+            for line in lines {
+                assert!(text.lines().any(|found| found == *line), "{line} in\n{text}");
+            }
+        };
+        has(&[
+            "# HELP workqueue_adds_total [BETA] Total number of adds handled by workqueue",
+            "workqueue_adds_total{name=\"job\"} 3",
+            "workqueue_depth{name=\"job\"} 1",
+            "workqueue_queue_duration_seconds_sum{name=\"job\"} 2",
+            "workqueue_unfinished_work_seconds{name=\"job\"} 3",
+            "workqueue_longest_running_processor_seconds{name=\"job\"} 3",
+        ]);
+        queue.done(&"a");
+        queue.add_rate_limited("c");
+        has(&[
+            "workqueue_depth{name=\"job\"} 2",
+            "workqueue_retries_total{name=\"job\"} 1",
+            "workqueue_work_duration_seconds_bucket{name=\"job\",le=\"1\"} 0",
+            "workqueue_work_duration_seconds_bucket{name=\"job\",le=\"10\"} 1",
+            "workqueue_unfinished_work_seconds{name=\"job\"} 0",
+        ]);
+        let text = registry.text();
+        let buckets = text.matches("workqueue_work_duration_seconds_bucket{").count();
+        assert_eq!(buckets, 11, "component-base has ten, and +Inf");
     }
 
     #[tokio::test(start_paused = true)]

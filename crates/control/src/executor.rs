@@ -12,7 +12,9 @@ use knarr_client::{
     Api, DeleteOptions, Error, EventRecorder, EventType, Kind, ListOptions, ObjectKey, Preconditions,
     Propagation, Result,
 };
-use knarr_controllers::action::{Action, Create, Delete, Dependents, Fact, Failure, Release, Report, Verb};
+use knarr_controllers::action::{
+    Action, Create, Delete, Dependents, Failure, LiveCheck, Release, Report, Verb,
+};
 use knarr_controllers::podgc::is_out_of_service;
 use knarr_controllers::protection;
 use tracing::debug;
@@ -20,7 +22,7 @@ use tracing::debug;
 /// The first batch of many creations; each next one is twice as large.
 const FIRST_BATCH: usize = 1;
 
-/// What a cache will show once it has caught up with what was done.
+/// A write that the caches have to show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Written {
     Revision(Kind, u64),
@@ -48,6 +50,7 @@ impl Executor {
         Executor { api, events }
     }
 
+    /// Carries the actions out in order, until one fails.
     pub async fn run(&self, actions: Vec<Action>) -> Outcome {
         let mut outcome = Outcome::default();
         for action in actions {
@@ -134,7 +137,7 @@ impl Executor {
         let Create {
             kind,
             object,
-            or_exists,
+            ignore_already_exists,
             report,
         } = create;
         let meta = object.metadata();
@@ -148,9 +151,9 @@ impl Executor {
                 self.done(report, created.name());
                 Ok(Some(Written::Revision(kind, created.revision())))
             }
-            Err(error) if or_exists && error.is_already_exists() => Ok(None),
+            Err(error) if ignore_already_exists && error.is_already_exists() => Ok(None),
             Err(error) => {
-                // A namespace on its way out takes nothing in: not worth an event.
+                // A terminating namespace rejects new objects: that is not worth an event.
                 if !is_namespace_terminating(&error) {
                     self.failed(report, &error);
                 }
@@ -207,7 +210,7 @@ impl Executor {
         }
     }
 
-    /// The only request of a controller that completes a pod's deletion; what it takes is PodGC's to give.
+    /// The only request of a controller that completes a pod's deletion; only PodGC can create its argument.
     async fn release(&self, release: Release) -> Result<Option<Written>, Box<Failure>> {
         let (key, uid) = (release.key().clone(), release.uid().to_string());
         let kind = &registry::POD;
@@ -230,41 +233,47 @@ impl Executor {
         }
     }
 
-    async fn require(&self, fact: Fact) -> Result<(), Box<Failure>> {
+    async fn require(&self, fact: LiveCheck) -> Result<(), Box<Failure>> {
         match fact {
-            Fact::Alive { kind, key, uid } => {
+            LiveCheck::Exists { kind, key, uid } => {
                 let failure = failure(Verb::Require, &kind, &key.name);
                 match self.api.get(&kind, &key.namespace, &key.name).await {
                     Err(error) => Err(failure(error)),
                     Ok(live) if live.uid() != uid => {
                         let why = format!("its uid is {} and not {uid}", live.uid());
-                        Err(failure(Error::conflict(kind.about(&key.name), &why)))
+                        Err(failure(Error::conflict(kind.resource_ref(&key.name), &why)))
                     }
                     Ok(live) if live.metadata().deletion_timestamp.is_some() => {
                         let why = "it is being deleted";
-                        Err(failure(Error::conflict(kind.about(&key.name), why)))
+                        Err(failure(Error::conflict(kind.resource_ref(&key.name), why)))
                     }
                     Ok(_) => Ok(()),
                 }
             }
-            Fact::Absent { kind, key } => {
+            LiveCheck::Absent { kind, key } => {
                 let failure = failure(Verb::Require, &kind, &key.name);
                 match self.api.get(&kind, &key.namespace, &key.name).await {
                     Err(error) if error.is_not_found() => Ok(()),
                     Err(error) => Err(failure(error)),
-                    Ok(_) => Err(failure(Error::conflict(kind.about(&key.name), "it is there"))),
+                    Ok(_) => Err(failure(Error::conflict(
+                        kind.resource_ref(&key.name),
+                        "it is there",
+                    ))),
                 }
             }
-            Fact::Gone { kind, key, uid } => {
+            LiveCheck::AbsentUid { kind, key, uid } => {
                 let failure = failure(Verb::Require, &kind, &key.name);
                 match self.api.get(&kind, &key.namespace, &key.name).await {
                     Err(error) if error.is_not_found() => Ok(()),
                     Err(error) => Err(failure(error)),
                     Ok(live) if live.uid() != uid => Ok(()),
-                    Ok(_) => Err(failure(Error::conflict(kind.about(&key.name), "it is there"))),
+                    Ok(_) => Err(failure(Error::conflict(
+                        kind.resource_ref(&key.name),
+                        "it is there",
+                    ))),
                 }
             }
-            Fact::OutOfService { node } => {
+            LiveCheck::OutOfService { node } => {
                 let kind = &registry::NODE;
                 let failure = failure(Verb::Require, kind, &node);
                 let live = self.api.get(kind, "", &node).await.map_err(&failure)?;
@@ -272,9 +281,9 @@ impl Executor {
                     return Ok(());
                 }
                 let why = "it is not out of service";
-                Err(failure(Error::conflict(kind.about(&node), why)))
+                Err(failure(Error::conflict(kind.resource_ref(&node), why)))
             }
-            Fact::Allowed { about, any_of } => {
+            LiveCheck::Allowed { about, any_of } => {
                 let kind = &registry::SUBJECT_ACCESS_REVIEW;
                 let failure = failure(Verb::Require, kind, &about.name);
                 for spec in any_of {
@@ -282,18 +291,21 @@ impl Executor {
                         spec,
                         ..SubjectAccessReview::default()
                     };
-                    let answer = self.api.create(kind, Box::new(review)).await.map_err(&failure)?;
-                    let status = answer
+                    let response = self.api.create(kind, Box::new(review)).await.map_err(&failure)?;
+                    let status = response
                         .get::<SubjectAccessReview>()
                         .and_then(|r| r.status.as_ref());
                     if status.is_some_and(|s| s.allowed) {
                         return Ok(());
                     }
                 }
-                let about = registry::CERTIFICATE_SIGNING_REQUEST.about(&about.name);
-                Err(failure(Error::forbidden(about, "who asks may not have it")))
+                let about = registry::CERTIFICATE_SIGNING_REQUEST.resource_ref(&about.name);
+                Err(failure(Error::forbidden(
+                    about,
+                    "the requester is not allowed to have it",
+                )))
             }
-            Fact::Unused { claim } => {
+            LiveCheck::ClaimUnused { claim } => {
                 let kind = &registry::POD;
                 let failure = failure(Verb::Require, kind, "");
                 let options = ListOptions {
@@ -308,13 +320,13 @@ impl Executor {
                 match user {
                     None => Ok(()),
                     Some(pod) => Err(failure(Error::conflict(
-                        registry::PERSISTENT_VOLUME_CLAIM.about(&claim.name),
+                        registry::PERSISTENT_VOLUME_CLAIM.resource_ref(&claim.name),
                         &format!("pod {} uses it", pod.name()),
                     ))),
                 }
             }
-            Fact::NoneLeft { kind, namespace } => self.require_none_left(&kind, namespace).await,
-            Fact::NoCustomLeft { namespace } => {
+            LiveCheck::NoneInNamespace { kind, namespace } => self.require_none_left(&kind, namespace).await,
+            LiveCheck::NoCustomResources { namespace } => {
                 let definitions = &registry::CUSTOM_RESOURCE_DEFINITION;
                 let all = self.api.list(definitions, ListOptions::default()).await;
                 let all = all.map_err(failure(Verb::Require, definitions, ""))?;
@@ -344,7 +356,7 @@ impl Executor {
         match list.items.first() {
             None => Ok(()),
             Some(left) => Err(failure(Error::conflict(
-                kind.about(left.name()),
+                kind.resource_ref(left.name()),
                 "it is still there",
             ))),
         }
@@ -380,7 +392,7 @@ impl Executor {
     }
 }
 
-/// Takes what was written, and answers the first failure.
+/// Collects the writes, and returns the first failure.
 fn all_of<W: IntoIterator<Item = Written>>(
     results: Vec<Result<W, Box<Failure>>>,
     outcome: &mut Outcome,

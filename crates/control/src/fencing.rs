@@ -24,7 +24,7 @@ use knarr_controllers::fencing::kinds::definitions;
 pub use knarr_controllers::fencing::parameters::Allowed;
 use knarr_controllers::fencing::parameters::VALUE_MAX;
 use knarr_controllers::fencing::{self, Fencing};
-pub use knarr_controllers::fencing::{Answer, Run};
+pub use knarr_controllers::fencing::{AgentResult, Run};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -35,7 +35,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use crate::executor::Executor;
-use crate::runner::{Base, shown};
+use crate::runner::{Base, contain_writes};
 use crate::view::CacheView;
 pub use parameters::Parameters;
 
@@ -44,39 +44,39 @@ pub const ACCOUNT: &str = "knarr-fencing-controller";
 /// The resync period: deadlines pass without any change.
 const PERIOD: Duration = Duration::from_secs(5);
 /// Changes within this time are handled by one sync.
-const GATHER: Duration = Duration::from_millis(50);
-/// Between two tries to make the kinds.
-const AGAIN: Duration = Duration::from_secs(1);
+const DEBOUNCE: Duration = Duration::from_millis(50);
+/// The time between two attempts to create the CustomResourceDefinitions.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How many bytes of an agent's output are kept.
 const OUTPUT_MAX: usize = 2048;
 /// The same of its metadata: Debian's agents print up to 30 kB.
 const METADATA_MAX: usize = 256 * 1024;
 
-/// Who runs fence agents. One that has not answered in time is dropped, and is to do nothing more.
+/// Runs fence agents. A run that times out is dropped, and must have no further effect.
 #[async_trait]
 pub trait FenceAgents: std::fmt::Debug + Send + Sync {
     /// Runs one, once.
-    async fn run(&self, run: &Run, parameters: &Parameters) -> Answer;
+    async fn run(&self, run: &Run, parameters: &Parameters) -> AgentResult;
 }
 
 /// The programs of one directory.
 #[derive(Debug)]
-pub struct Programs(pub PathBuf);
+pub struct AgentDirectory(pub PathBuf);
 
 /// Runs until dropped; running agents are killed then.
 pub async fn run(base: Base, agents: Arc<dyn FenceAgents>, allowed: Allowed) {
     let (api, events) = base.acting_as(&Component::Controller(ACCOUNT), "fencing-controller");
     while let Err(error) = define(&*api).await {
-        debug!(%error, "the kinds of fencing are not there yet");
-        sleep(AGAIN).await;
+        debug!(%error, "the CustomResourceDefinitions of fencing are not established yet");
+        sleep(RETRY_INTERVAL).await;
     }
     let wake = Arc::new(Notify::new());
     for kind in fencing::watches() {
         let store = base.caches.store(kind);
         let changed = wake.clone();
-        store.subscribe(move |change| {
+        store.add_event_handler(move |change| {
             let (old, new) = (change.before(), change.after());
-            if fencing::matters(old.map(|o| &**o), new.map(|o| &**o)) {
+            if fencing::is_relevant(old.map(|o| &**o), new.map(|o| &**o)) {
                 changed.notify_one();
             }
         });
@@ -85,13 +85,13 @@ pub async fn run(base: Base, agents: Arc<dyn FenceAgents>, allowed: Allowed) {
     let executor = Executor::new(api.clone(), events);
     let view = CacheView(base.caches);
     let mut fencing = Fencing::new(allowed.clone());
-    let mut runs: JoinSet<(Run, Answer)> = JoinSet::new();
+    let mut runs: JoinSet<(Run, AgentResult)> = JoinSet::new();
     loop {
-        let plan = fencing.look(&view, base.clock.now());
+        let plan = fencing.sync(&view, base.clock.now());
         for actions in plan.actions {
             let outcome = executor.run(actions).await;
             // The next sync decides on the state of that time.
-            if !shown(&view, &fencing::watches(), &outcome.written).await {
+            if !contain_writes(&view, &fencing::watches(), &outcome.written).await {
                 warn!("the caches do not show what fencing wrote");
             }
             if let Some(failure) = outcome.failure {
@@ -102,38 +102,38 @@ pub async fn run(base: Base, agents: Arc<dyn FenceAgents>, allowed: Allowed) {
         for run in plan.runs {
             let (api, agents, allowed) = (api.clone(), agents.clone(), allowed.clone());
             runs.spawn(async move {
-                let answer = ask(&*api, &*agents, &allowed, &run).await;
-                (run, answer)
+                let result = run_agent(&*api, &*agents, &allowed, &run).await;
+                (run, result)
             });
         }
         tokio::select! {
             biased;
-            Some(ended) = runs.join_next() => match ended {
-                Ok((run, answer)) => {
+            Some(result) = runs.join_next() => match result {
+                Ok((run, result)) => {
                     if run.action != METADATA {
-                        info!(agent = run.agent, action = run.action, fencing = run.fencing, ?answer, "a fence agent answered");
+                        info!(agent = run.agent, action = run.action, fencing = run.fencing, ?result, "a fence agent has finished");
                     }
-                    fencing.answered(&run, answer, base.clock.now());
+                    fencing.record_result(&run, result, base.clock.now());
                 }
-                Err(error) => warn!(%error, "what runs a fence agent died"),
+                Err(error) => warn!(%error, "the task of a fence agent panicked"),
             },
-            () = async { wake.notified().await; sleep(GATHER).await } => {}
+            () = async { wake.notified().await; sleep(DEBOUNCE).await } => {}
             () = sleep(PERIOD) => {}
         }
     }
 }
 
-/// Makes the kinds, or brings them up to date. `Ok` once they are served.
+/// Creates or updates the CustomResourceDefinitions. `Ok` once they are established.
 async fn define(api: &dyn Api) -> Result<(), Error> {
-    for wanted in definitions() {
-        let name = wanted.metadata.name.clone().unwrap_or_default();
+    for definition in definitions() {
+        let name = definition.metadata.name.clone().unwrap_or_default();
         let there = match api.get_as::<CustomResourceDefinition>("", &name).await {
-            Err(error) if error.is_not_found() => api.create_as(wanted).await?,
+            Err(error) if error.is_not_found() => api.create_as(definition).await?,
             Err(error) => return Err(error),
-            Ok(there) if there.spec.versions == wanted.spec.versions => there,
+            Ok(there) if there.spec.versions == definition.spec.versions => there,
             Ok(there) => {
                 let mut changed = (*there).clone();
-                changed.spec.versions = wanted.spec.versions;
+                changed.spec.versions = definition.spec.versions;
                 if changed == *there {
                     there
                 } else {
@@ -143,7 +143,7 @@ async fn define(api: &dyn Api) -> Result<(), Error> {
         };
         if !is_established(&there) {
             return Err(Error::conflict(
-                there.object().kind().about(&name),
+                there.object().kind().resource_ref(&name),
                 "it is not established",
             ));
         }
@@ -152,18 +152,18 @@ async fn define(api: &dyn Api) -> Result<(), Error> {
 }
 
 /// Runs an agent once.
-async fn ask(api: &dyn Api, agents: &dyn FenceAgents, allowed: &Allowed, run: &Run) -> Answer {
+async fn run_agent(api: &dyn Api, agents: &dyn FenceAgents, allowed: &Allowed, run: &Run) -> AgentResult {
     match Parameters::of(api, allowed, run).await {
         Ok(parameters) => run_in_time(agents, run, &parameters).await,
-        Err(error) => Answer::Broken {
+        Err(error) => AgentResult::Broken {
             why: error.to_string(),
         },
     }
 }
 
-async fn run_in_time(agents: &dyn FenceAgents, run: &Run, parameters: &Parameters) -> Answer {
-    let answer = timeout(run.timeout, agents.run(run, parameters)).await;
-    answer.unwrap_or(Answer::TimedOut)
+async fn run_in_time(agents: &dyn FenceAgents, run: &Run, parameters: &Parameters) -> AgentResult {
+    let result = timeout(run.timeout, agents.run(run, parameters)).await;
+    result.unwrap_or(AgentResult::TimedOut)
 }
 
 /// Kills an agent's whole process group when dropped.
@@ -172,17 +172,17 @@ struct Group(Option<Pid>);
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(group) = self.0 {
-            // Nothing left to end is as good.
+            // It is no error if no process is left.
             let _ = killpg(group, Signal::SIGKILL);
         }
     }
 }
 
 #[async_trait]
-impl FenceAgents for Programs {
-    async fn run(&self, run: &Run, parameters: &Parameters) -> Answer {
-        let broken = |why: String| Answer::Broken { why };
-        // The definition rejects such names; if one was stored all the same it must not select what runs here.
+impl FenceAgents for AgentDirectory {
+    async fn run(&self, run: &Run, parameters: &Parameters) -> AgentResult {
+        let broken = |why: String| AgentResult::Broken { why };
+        // The CustomResourceDefinition rejects such names; if one was stored nevertheless, it must not select the program.
         let plain = run.agent.starts_with("fence_") && !run.agent.contains(['/', '\0']);
         if !plain {
             return broken(format!("{:?} is not the name of a fence agent", run.agent));
@@ -208,7 +208,7 @@ impl FenceAgents for Programs {
         let _group = Group(group);
         let mut input = format!("action={}\n", run.action);
         for (key, value) in parameters.iter() {
-            // Checked before; one line is one parameter all the same.
+            // Checked before; checked again, as each line is one parameter.
             if key.contains('=') || key.chars().chain(value.chars()).any(char::is_control) {
                 return broken(format!(
                     "parameter {key:?} has a control character or an equals sign"
@@ -220,12 +220,12 @@ impl FenceAgents for Programs {
             METADATA => METADATA_MAX,
             _ => OUTPUT_MAX,
         };
-        match talk(&mut child, input, parameters, most).await {
-            Err(e) => broken(format!("cannot talk to {}: {e}", run.agent)),
+        match communicate(&mut child, input, parameters, most).await {
+            Err(e) => broken(format!("cannot write to or read from {}: {e}", run.agent)),
             Ok((status, output)) => match status.code() {
-                Some(code) => Answer::Exited { code, output },
+                Some(code) => AgentResult::Exited { code, output },
                 None => broken(format!(
-                    "{} was ended by signal {}",
+                    "{} was terminated by signal {}",
                     run.agent,
                     status.signal().unwrap_or(0)
                 )),
@@ -234,7 +234,7 @@ impl FenceAgents for Programs {
     }
 }
 
-async fn talk(
+async fn communicate(
     child: &mut Child,
     input: String,
     parameters: &Parameters,
@@ -243,7 +243,7 @@ async fn talk(
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let write_input = async {
         if let Some(mut stdin) = stdin {
-            // One that does not listen may still act; it is its end that counts.
+            // An agent that does not read its input may still act; its exit code counts.
             if let Err(error) = stdin.write_all(input.as_bytes()).await {
                 debug!(%error, "a fence agent does not read its parameters");
             }
@@ -251,13 +251,13 @@ async fn talk(
     };
     let output_read = async {
         match stdout {
-            Some(out) => keep(out, parameters, most).await,
+            Some(out) => read_output(out, parameters, most).await,
             None => Ok(String::new()),
         }
     };
     let errors_read = async {
         match stderr {
-            Some(err) => keep(err, parameters, most).await,
+            Some(err) => read_output(err, parameters, most).await,
             None => Ok(String::new()),
         }
     };
@@ -269,7 +269,7 @@ async fn talk(
 }
 
 /// Reads to the end, so that no writer blocks, and keeps the beginning, without secret values.
-async fn keep(
+async fn read_output(
     mut from: impl tokio::io::AsyncRead + Unpin,
     parameters: &Parameters,
     most: usize,
@@ -300,7 +300,7 @@ mod tests {
             Agents(dir)
         }
 
-        async fn run(&self, agent: &str, timeout: Duration) -> Answer {
+        async fn run(&self, agent: &str, timeout: Duration) -> AgentResult {
             let run = Run {
                 fencing: "f".into(),
                 attempt: 1,
@@ -313,12 +313,12 @@ mod tests {
             let parameters = Parameters::for_tests(&[("plug", "n1")], &[("password", "pw-1")]);
             // A program that was written a moment ago may still be open for writing in a process that another test forks.
             for _ in 0..100 {
-                let programs = Programs(self.0.path().into());
+                let programs = AgentDirectory(self.0.path().into());
                 match run_in_time(&programs, &run, &parameters).await {
-                    Answer::Broken { why } if why.contains("Text file busy") => {
+                    AgentResult::Broken { why } if why.contains("Text file busy") => {
                         sleep(Duration::from_millis(20)).await;
                     }
-                    answer => return answer,
+                    result => return result,
                 }
             }
             panic!("the program stays busy");
@@ -328,23 +328,23 @@ mod tests {
     const LONG: Duration = Duration::from_secs(120);
 
     #[tokio::test]
-    async fn s6_an_agent_reads_its_task_from_standard_input_and_answers_by_its_code() {
+    async fn s6_an_agent_reads_its_parameters_from_standard_input_and_its_exit_code_is_the_result() {
         let agents = Agents::with("fence_t", "cat; echo oops >&2; env | grep -c HOME; exit 2");
-        let answer = agents.run("fence_t", LONG).await;
+        let result = agents.run("fence_t", LONG).await;
         let output = "action=off\npassword=[redacted]\nplug=n1\n0\noops\n".to_string();
-        assert_eq!(answer, Answer::Exited { code: 2, output });
+        assert_eq!(result, AgentResult::Exited { code: 2, output });
     }
 
     #[tokio::test]
-    async fn s6_an_agent_that_hangs_is_ended_with_all_its_children() {
+    async fn s6_an_agent_that_hangs_is_killed_with_all_its_children() {
         let agents = Agents::with(
             "fence_t",
             "sleep 1000 & echo $! > \"$(dirname \"$0\")/child\"; wait",
         );
         let file = agents.0.path().join("child");
         let hung = agents.run("fence_t", Duration::from_secs(3)).await;
-        assert_eq!(hung, Answer::TimedOut);
-        // Written in time unless the machine was stalled for all the three seconds.
+        assert_eq!(hung, AgentResult::TimedOut);
+        // Written in time unless the host was stalled for all the three seconds.
         let Ok(pid) = std::fs::read_to_string(&file) else {
             return;
         };
@@ -356,20 +356,20 @@ mod tests {
             }
             sleep(Duration::from_millis(20)).await;
         }
-        panic!("the child of an agent lives on");
+        panic!("the child of an agent still runs");
     }
 
     #[tokio::test]
-    async fn s6_what_is_no_agent_is_not_run() {
+    async fn s6_programs_that_are_not_agents_are_not_run() {
         let agents = Agents::with("fence_t", "kill -9 $$");
         for (name, word) in [
             ("fence_none", "cannot run"),
             ("../fence_t", "not the name of a fence agent"),
             ("sh", "not the name of a fence agent"),
-            ("fence_t", "ended by signal 9"),
+            ("fence_t", "terminated by signal 9"),
         ] {
             match agents.run(name, LONG).await {
-                Answer::Broken { why } => assert!(why.contains(word), "{why}"),
+                AgentResult::Broken { why } => assert!(why.contains(word), "{why}"),
                 other => panic!("{name}: {other:?}"),
             }
         }
@@ -379,7 +379,7 @@ mod tests {
     async fn s6_an_agents_long_output_is_read_to_its_end() {
         let agents = Agents::with("fence_t", "head -c 1000000 /dev/zero | tr '\\0' x; exit 0");
         match agents.run("fence_t", LONG).await {
-            Answer::Exited { code: 0, output } => assert_eq!(output.len(), OUTPUT_MAX),
+            AgentResult::Exited { code: 0, output } => assert_eq!(output.len(), OUTPUT_MAX),
             other => panic!("{other:?}"),
         }
     }
@@ -387,7 +387,7 @@ mod tests {
     /// The attack by which a policy could fence with `action=metadata`: an agent that repeats its input, run for its
     /// metadata.
     #[tokio::test]
-    async fn a4_no_policy_turns_off_into_a_question_or_shows_a_secret() {
+    async fn a4_no_policy_can_replace_the_action_or_reveal_a_secret() {
         use k8s_openapi::jiff::Timestamp;
         use knarr_client::TokioClock;
         use knarr_client::fake::FakeApi;
@@ -413,7 +413,7 @@ mod tests {
             }),
             timeout: LONG,
         };
-        let programs = Programs(agents.0.path().into());
+        let programs = AgentDirectory(agents.0.path().into());
         let added = Allowed::parse("fence_x:password").unwrap();
         for (allowed, namespace, key, word) in [
             (
@@ -436,19 +436,19 @@ mod tests {
                 "\"ssh-options\" is not allowed",
             ),
         ] {
-            match ask(&api, &programs, &allowed, &run(namespace, key)).await {
-                Answer::Broken { why } => assert!(why.contains(word), "{why}"),
+            match run_agent(&api, &programs, &allowed, &run(namespace, key)).await {
+                AgentResult::Broken { why } => assert!(why.contains(word), "{why}"),
                 other => panic!("{key}: {other:?}"),
             }
         }
         for _ in 0..100 {
-            match ask(&api, &programs, &added, &run("knarr-fencing", "plug")).await {
-                Answer::Broken { why } if why.contains("Text file busy") => {
+            match run_agent(&api, &programs, &added, &run("knarr-fencing", "plug")).await {
+                AgentResult::Broken { why } if why.contains("Text file busy") => {
                     sleep(Duration::from_millis(20)).await;
                 }
-                answer => {
+                result => {
                     let output = "action=off\npassword=[redacted]\nplug=status\n".to_string();
-                    assert_eq!(answer, Answer::Exited { code: 0, output });
+                    assert_eq!(result, AgentResult::Exited { code: 0, output });
                     return;
                 }
             }

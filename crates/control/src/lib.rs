@@ -1,6 +1,6 @@
-//! The doing half of the controllers and the scheduler: caches in, actions out.
+//! The driving half of the controllers and the scheduler: caches, queues and the execution of actions.
 //!
-//! What is decided is decided in `knarr-controllers` and `knarr-scheduler`; here are loops, queues and requests only.
+//! Decisions are made in `knarr-controllers` and `knarr-scheduler`; here are loops, queues and requests only.
 //!
 //! **Identities.** The shared caches and the leader's lease are `system:kube-controller-manager`'s; the scheduler
 //! writes as `system:kube-scheduler`, each controller as its own service account ([`Controller::account`]) with the
@@ -11,12 +11,14 @@
 //!
 //! Any controller: `runner.rs` (keys), `executor.rs` (actions), `view.rs` (what it reads). The scheduler: `scheduler.rs`. Fence agents: `fencing.rs`.
 //! Scales and metrics of HorizontalPodAutoscalers: `podautoscaling.rs`. The garbage collector: `garbage_collector.rs`.
+//! Metrics of all of them: `metrics/`.
 //!
 //! [`Controller::account`]: knarr_controllers::Controller::account
 
 pub mod executor;
 pub mod fencing;
 pub mod garbage_collector;
+mod metrics;
 pub mod podautoscaling;
 pub mod runner;
 pub mod scheduler;
@@ -27,7 +29,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use knarr_client::leader::{Election, Terms};
+use knarr_client::leader::{LeaderElectionConfig, LeaderElector};
 use knarr_client::{Api, Caches, Clock, Component, EventRecorder, Identities, SteadyClock, TypedApi};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -42,23 +44,24 @@ pub use knarr_controllers::{nodeipam, service_account_tokens, servicelb};
 pub mod pod_autoscaling {
     pub use knarr_controllers::podautoscaling::Settings;
 }
-/// When a node is lost, and what follows how fast.
+/// When a node is lost, and how fast pods are evicted then.
 pub mod node_lifecycle {
     pub use knarr_controllers::node::health::{LEASE_SECONDS, Lifecycle};
     pub use knarr_controllers::node::zones::EvictionRates;
 }
 pub use knarr_scheduler::config as scheduler_config;
+pub use metrics::{ControllerMetrics, Metrics};
 pub use runner::Base;
 
 /// The lease for which several servers of one cluster compete: namespace and name.
 pub const LEASE: (&str, &str) = ("kube-system", "knarr-control");
-/// Where packages put fence agents.
+/// The directory of fence agents.
 pub const FENCE_AGENTS: &str = "/usr/sbin";
-/// The service account that makes the default storage class.
+/// The service account that creates the default StorageClass.
 const DEFAULT_STORAGE_ACCOUNT: &str = "knarr-default-storage-class";
-/// Between two tries to make what a cluster has from the start.
-const AGAIN: Duration = Duration::from_secs(5);
-/// How long giving the lease back may take on the way out; after it, it runs out by itself.
+/// The time between two attempts to create the objects that every cluster has.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// The timeout of releasing the lease at shutdown; otherwise the lease expires.
 const RELEASE: Duration = Duration::from_secs(2);
 
 /// The configuration of the control loops.
@@ -70,12 +73,10 @@ pub struct Config {
     pub fence_agents: Option<Arc<dyn fencing::FenceAgents>>,
     /// The agents and parameters that FencingPolicies may name in addition to the lists.
     pub fence_agents_allowed: fencing::Allowed,
-    /// What the scheduler counts.
-    pub metrics: scheduler::Metrics,
-    /// What the controller of HorizontalPodAutoscalers counts.
-    pub autoscaling_metrics: podautoscaling::Metrics,
-    /// This process's name, another after each start, where several servers share one store: one of them leads.
-    /// `None` for the only server there is.
+    /// Shared by all clones of this configuration.
+    pub metrics: Metrics,
+    /// The identity of this process in leader election, unique for each start, if several servers share one store.
+    /// `None` for a single server.
     pub identity: Option<String>,
 }
 
@@ -95,13 +96,20 @@ pub async fn run(
         return;
     };
     let api = identities.of(&Component::ControllerManager);
-    let election = Election::new(api, clock.clone(), LEASE, identity, Terms::default());
+    let elector = LeaderElector::new(
+        api,
+        clock.clone(),
+        LEASE,
+        identity,
+        LeaderElectionConfig::default(),
+    )
+    .with_metrics(config.metrics.leader_election.clone());
     tokio::select! {
         biased;
         () = cancel.cancelled() => {}
-        () = election.run_while_leading(|term| work(identities.clone().during(term), &config, clock.clone())) => {}
+        () = elector.run(|term| work(identities.clone().with_term(term), &config, clock.clone())) => {}
     }
-    match timeout(RELEASE, election.release()).await {
+    match timeout(RELEASE, elector.release()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) if error.is_not_found() => {}
         Ok(Err(error)) => debug!(%error, "the lease was not released"),
@@ -122,43 +130,45 @@ pub fn accounts(config: &knarr_controllers::Config) -> BTreeSet<&'static str> {
     controllers.chain(sweeps).chain(others).collect()
 }
 
-/// Sees to it that claims get storage out of the box: the class of nodes' own directories is there. Its user may change it.
+/// Creates the default StorageClass, of local volumes, if it does not exist. Users may change it.
 async fn default_storage(api: Arc<dyn Api>) {
     let class = knarr_controllers::persistentvolume::local::default_class();
     loop {
         match api.create_as(class.clone()).await {
             Err(error) if !error.is_already_exists() => {
-                warn!(%error, "cannot make the storage class yet");
-                tokio::time::sleep(AGAIN).await;
+                warn!(%error, "cannot create the default StorageClass yet");
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
             _ => return,
         }
     }
 }
 
-/// All loops, restarted when the clock is set: how long a node has been silent or missing is measured by it, and no
-/// node may be given up because it was set forward.
+/// Runs all loops, and restarts them when the clock is set: grace periods of nodes are measured by it, and no node may
+/// count as lost because the clock was set forward.
 async fn work(identities: Arc<dyn Identities>, config: &Config, clock: Arc<dyn Clock>) {
     loop {
         let steady = SteadyClock::new(clock.clone());
         tokio::select! {
             biased;
-            () = steady.set() => info!("the clock was set: all controllers are restarted"),
+            () = steady.stepped() => info!("the clock was set: all controllers are restarted"),
             () = loops(identities.clone(), config, Arc::new(steady.clone())) => return,
         }
     }
 }
 
-/// Dropped, it takes them along.
+/// All loops; dropping the future stops them.
 async fn loops(identities: Arc<dyn Identities>, config: &Config, clock: Arc<dyn Clock>) {
     let api = identities.of(&Component::ControllerManager);
-    let caches = Arc::new(Caches::new(api.clone()));
+    let metrics = &config.metrics;
+    let caches = Arc::new(Caches::new(api.clone()).with_metrics(metrics.reflectors.clone()));
     let events = EventRecorder::new(api, "controller-manager", "", clock.clone());
     let base = Base {
         identities,
         caches,
         events,
         clock,
+        metrics: metrics.controllers.clone(),
     };
     let mut running = JoinSet::new();
     let controllers = knarr_controllers::Config {
@@ -176,7 +186,7 @@ async fn loops(identities: Arc<dyn Identities>, config: &Config, clock: Arc<dyn 
             .of(&Component::Controller(DEFAULT_STORAGE_ACCOUNT)),
     ));
     let agents = config.fence_agents.clone();
-    let agents = agents.unwrap_or_else(|| Arc::new(fencing::Programs(FENCE_AGENTS.into())));
+    let agents = agents.unwrap_or_else(|| Arc::new(fencing::AgentDirectory(FENCE_AGENTS.into())));
     running.spawn(fencing::run(
         base.clone(),
         agents,
@@ -186,14 +196,14 @@ async fn loops(identities: Arc<dyn Identities>, config: &Config, clock: Arc<dyn 
     running.spawn(podautoscaling::run(
         base.clone(),
         controllers.pod_autoscaling,
-        config.autoscaling_metrics.clone(),
+        metrics.autoscaling.clone(),
     ));
-    let metrics = config.metrics.clone();
+    let metrics = metrics.scheduler.clone();
     running.spawn(scheduler::run(base, config.scheduler.scheduler(), metrics));
-    while let Some(ended) = running.join_next().await {
-        if let Err(error) = ended {
-            // A panic is a bug in one loop; the others go on.
-            warn!(%error, "a control loop ended");
+    while let Some(result) = running.join_next().await {
+        if let Err(error) = result {
+            // A panic is a bug in one loop; the others continue.
+            warn!(%error, "a control loop panicked");
         }
     }
 }

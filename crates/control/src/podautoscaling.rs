@@ -1,6 +1,6 @@
-//! The doing half of HorizontalPodAutoscalers: reads scales and metrics, writes scales, statuses and events.
+//! Runs the HorizontalPodAutoscaler controller: reads scales and metrics, writes scales, statuses and events.
 //!
-//! What is decided is decided in [`knarr_controllers::podautoscaling`]. An autoscaler is reconciled when it comes or its spec
+//! Decisions are made in [`knarr_controllers::podautoscaling`]. An autoscaler is reconciled when it is created or its spec
 //! changes, and then every sync period, as by kube-controller-manager's horizontal-pod-autoscaler-controller.
 
 mod metrics;
@@ -24,7 +24,7 @@ use knarr_controllers::podautoscaling::{
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::{Instrument, debug, debug_span, warn};
 
 pub use self::metrics::Metrics;
 use self::readings::Readings;
@@ -63,9 +63,10 @@ struct Autoscaling {
 /// Runs until dropped.
 pub async fn run(base: Base, settings: Settings, metrics: Metrics) {
     let autoscalers = base.caches.store(&registry::HORIZONTAL_POD_AUTOSCALER);
-    let queue = Arc::new(Queue::default());
+    let queue = Arc::new(Queue::named("horizontalpodautoscaler", &base.metrics.queues));
+    let _running = base.metrics.running(NAME, WORKERS);
     let added = queue.clone();
-    autoscalers.subscribe(move |change| {
+    autoscalers.add_event_handler(move |change| {
         let spec = |o: Option<&Arc<Object>>| {
             o.and_then(|o| o.to_typed::<HorizontalPodAutoscaler>())
                 .map(|h| h.spec)
@@ -100,7 +101,8 @@ pub async fn run(base: Base, settings: Settings, metrics: Metrics) {
         let autoscaling = autoscaling.clone();
         workers.spawn(async move {
             while let Some(key) = autoscaling.queue.get().await {
-                let wait = autoscaling.sync(&key).await;
+                let span = debug_span!("reconcile", controller = NAME, %key);
+                let wait = autoscaling.sync(&key).instrument(span).await;
                 autoscaling.queue.done(&key);
                 if let Some(wait) = wait {
                     autoscaling.queue.add_after(key, wait);
@@ -108,10 +110,10 @@ pub async fn run(base: Base, settings: Settings, metrics: Metrics) {
             }
         });
     }
-    while let Some(ended) = workers.join_next().await {
-        if let Err(error) = ended {
-            // A panic is a bug; the other workers go on.
-            warn!(controller = NAME, %error, "a worker ended");
+    while let Some(result) = workers.join_next().await {
+        if let Err(error) = result {
+            // A panic is a bug; the other workers continue.
+            warn!(controller = NAME, %error, "a worker panicked");
         }
     }
 }
@@ -284,7 +286,7 @@ impl Autoscaling {
             Ok(_) => Some(self.settings.sync_period),
             Err(error) if error.is_not_found() => None,
             Err(error) => {
-                // The next reconciliation writes what holds then.
+                // The next reconciliation writes the status of that time.
                 let (namespace, name) = (hpa.object().namespace(), hpa.object().name());
                 match error.is_conflict() {
                     true => debug!(namespace, name, %error, "the autoscaler has changed"),

@@ -1,7 +1,8 @@
-//! Runs one [`Controller`]: changes become keys, keys are decided on, the actions carried out.
+//! Runs one [`Controller`]: changes enqueue keys, workers reconcile keys and carry the actions out.
 //!
 //! A key is done only when the caches contain what was written for it, so that a controller never decides twice on the
-//! same outdated snapshot: no pod is created twice because the first was not seen yet.
+//! same outdated state: no pod is created twice because the first was not in the cache yet. This takes the place of
+//! client-go's ControllerExpectations.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -11,28 +12,30 @@ use knarr_client::custom_kinds::KindChange;
 use knarr_client::workqueue::Queue;
 use knarr_client::{Api, Caches, Clock, Component, EventRecorder, Identities, Kind, ObjectKey, Store};
 use knarr_controllers::action::{Failure, Verb};
-use knarr_controllers::{Changed, Context, Controller};
+use knarr_controllers::{Context, Controller, ObjectChange};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
-use tracing::{debug, warn};
+use tokio::time::{Instant, timeout};
+use tracing::{Instrument, debug, debug_span, warn};
 
 use crate::executor::{Executor, Outcome, Written, is_namespace_terminating};
+use crate::metrics::{ControllerMetrics, Reconciled, SyncAction, job_of, queue_name};
 use crate::view::CacheView;
 
-/// How long a key waits for the caches to show its own writes, as long as client-go's expectations.
-const CATCH_UP: Duration = Duration::from_secs(300);
-/// After an answer that leaves open whether the write was made: until then the caches know.
-const UNSURE: Duration = Duration::from_secs(1);
-/// Keys of one controller worked on at the same time (kube-controller-manager's usual number).
+/// How long a key waits for the caches to contain its own writes (ExpectationsTimeout of ControllerExpectations).
+const EXPECTATIONS_TIMEOUT: Duration = Duration::from_secs(300);
+/// The requeue time after an error that leaves open whether the write was made: by then the caches show it.
+const UNKNOWN_RESULT_REQUEUE: Duration = Duration::from_secs(1);
+/// Concurrent workers of one controller (kube-controller-manager's usual number).
 const WORKERS: usize = 5;
 
-/// What all drivers share.
+/// What all controllers share.
 #[derive(Clone)]
 pub struct Base {
     pub identities: Arc<dyn Identities>,
     pub caches: Arc<Caches>,
     pub events: EventRecorder,
     pub clock: Arc<dyn Clock>,
+    pub metrics: ControllerMetrics,
 }
 
 impl Base {
@@ -50,25 +53,30 @@ struct Runner {
     view: CacheView,
     executor: Executor,
     clock: Arc<dyn Clock>,
+    metrics: ControllerMetrics,
 }
 
-/// Makes keys of the store's changes. The store holds the handler and the caches hold the store: a strong reference
-/// back would keep all alive.
-fn feed(
+/// Enqueues keys for the store's changes. The store holds the handler and the caches hold the store: a strong reference
+/// back would be a cycle.
+fn enqueue_changes(
     store: &Arc<Store>,
     caches: &Weak<Caches>,
     controller: &Arc<dyn Controller>,
     queue: &Arc<Queue<ObjectKey>>,
+    metrics: &ControllerMetrics,
+    started: Timestamp,
 ) {
     let kind = store.kind().clone();
     let (caches, controller, queue) = (caches.clone(), controller.clone(), queue.clone());
-    store.subscribe(move |change| {
+    let metrics = metrics.workloads.clone();
+    store.add_event_handler(move |change| {
         let Some(caches) = caches.upgrade() else { return };
-        let changed = Changed {
+        let changed = ObjectChange {
             kind: &kind,
             old: change.before().map(|o| &**o),
             new: change.after().map(|o| &**o),
         };
+        metrics.observe(controller.name(), &changed, started);
         for key in controller.keys(&CacheView(caches), changed) {
             queue.add(key);
         }
@@ -78,27 +86,33 @@ fn feed(
 /// Runs the controller until dropped.
 pub async fn run(base: Base, controller: Box<dyn Controller>) {
     let controller: Arc<dyn Controller> = controller.into();
-    let queue = Arc::new(Queue::default());
+    let name = controller.name();
+    let queue = Arc::new(Queue::named(queue_name(controller.queue()), &base.metrics.queues));
+    let (metrics, started) = (base.metrics.clone(), base.clock.now());
     for kind in controller.watches() {
-        feed(
+        enqueue_changes(
             &base.caches.store(kind),
             &Arc::downgrade(&base.caches),
             &controller,
             &queue,
+            &metrics,
+            started,
         );
     }
     if controller.watches_custom_kinds() {
         let (caches, controller, queue) = (Arc::downgrade(&base.caches), controller.clone(), queue.clone());
-        base.caches.follow_custom_kinds(move |change| {
-            if let KindChange::Came(store) = change {
-                feed(store, &caches, &controller, &queue);
+        let metrics = metrics.clone();
+        base.caches.add_custom_kind_handler(move |change| {
+            if let KindChange::Added(store) = change {
+                enqueue_changes(store, &caches, &controller, &queue, &metrics, started);
             }
         });
     }
     for kind in controller.watches() {
         base.caches.store(kind).synced().await;
     }
-    debug!(controller = controller.name(), "started");
+    debug!(controller = name, "started");
+    let _running = metrics.running(name, WORKERS);
     let account = Component::Controller(controller.account());
     let (api, events) = base.acting_as(&account, controller.name());
     let runner = Arc::new(Runner {
@@ -107,27 +121,29 @@ pub async fn run(base: Base, controller: Box<dyn Controller>) {
         view: CacheView(base.caches),
         executor: Executor::new(api, events),
         clock: base.clock,
+        metrics,
     });
     let mut workers = JoinSet::new();
     for _ in 0..WORKERS {
         let runner = runner.clone();
         workers.spawn(async move {
             while let Some(key) = runner.queue.get().await {
-                runner.process(&key).await;
+                let span = debug_span!("reconcile", controller = name, %key);
+                runner.process(&key).instrument(span).await;
                 runner.queue.done(&key);
             }
         });
     }
-    while let Some(ended) = workers.join_next().await {
-        if let Err(error) = ended {
-            // A panic is a bug in one controller; the others and its other workers go on.
-            warn!(controller = runner.controller.name(), %error, "a worker died");
+    while let Some(result) = workers.join_next().await {
+        if let Err(error) = result {
+            // A panic is a bug in one controller; the others and its other workers continue.
+            warn!(controller = runner.controller.name(), %error, "a worker panicked");
         }
     }
 }
 
-/// Waits until the caches of the kinds that are watched show what was written. False if they do not in time.
-pub(crate) async fn shown(view: &CacheView, watched: &[&'static Kind], written: &[Written]) -> bool {
+/// Waits until the caches of the watched kinds contain what was written. False if they do not in time.
+pub(crate) async fn contain_writes(view: &CacheView, watched: &[&'static Kind], written: &[Written]) -> bool {
     let all_shown = async {
         for written in written {
             match written {
@@ -148,12 +164,21 @@ pub(crate) async fn shown(view: &CacheView, watched: &[&'static Kind], written: 
             }
         }
     };
-    timeout(CATCH_UP, all_shown).await.is_ok()
+    timeout(EXPECTATIONS_TIMEOUT, all_shown).await.is_ok()
 }
 
 impl Runner {
     async fn process(&self, key: &ObjectKey) {
+        let controller = self.controller.name();
+        let _busy = self.metrics.busy(controller);
+        let begun = Instant::now();
         let outcome = self.decide_and_do(key, None).await;
+        let result = match (&outcome.failure, outcome.requeue_after) {
+            (Some(_), _) => Reconciled::Error,
+            (None, Some(_)) => Reconciled::RequeueAfter,
+            (None, None) => Reconciled::Success,
+        };
+        self.metrics.reconciled(controller, result, begun.elapsed());
         let Some(failure) = outcome.failure else {
             self.queue.forget(key);
             if let Some(wait) = outcome.requeue_after {
@@ -172,7 +197,7 @@ impl Runner {
             self.report(key, &again);
         }
         if failure.verb == Verb::Create && failure.error.code() >= 500 {
-            self.queue.add_after(key.clone(), UNSURE);
+            self.queue.add_after(key.clone(), UNKNOWN_RESULT_REQUEUE);
         } else {
             self.queue.add_rate_limited(key.clone());
         }
@@ -180,19 +205,34 @@ impl Runner {
 
     async fn decide_and_do(&self, key: &ObjectKey, failure: Option<&Failure>) -> Outcome {
         let now: Timestamp = self.clock.now();
+        let begun = Instant::now();
+        // What is done after a failure belongs to the sync that failed.
+        let job = failure
+            .is_none()
+            .then(|| job_of(self.controller.name(), &self.view, &key.namespace, &key.name))
+            .flatten();
         let actions = self.controller.reconcile(&Context {
             view: &self.view,
             key,
             now,
             failure,
         });
+        let synced = job.map(|job| {
+            let action = SyncAction::of(&job, &actions);
+            (job, action)
+        });
         let outcome = self.executor.run(actions).await;
+        if let Some((job, action)) = synced {
+            let failed = outcome.failure.is_some();
+            let workloads = &self.metrics.workloads;
+            workloads.synced(&job, action, failed, begun.elapsed());
+        }
         self.catch_up(key, &outcome.written).await;
         outcome
     }
 
     async fn catch_up(&self, key: &ObjectKey, written: &[Written]) {
-        if !shown(&self.view, &self.controller.watches(), written).await {
+        if !contain_writes(&self.view, &self.controller.watches(), written).await {
             warn!(controller = self.controller.name(), %key, "the caches do not show what was written");
         }
     }
@@ -205,7 +245,7 @@ impl Runner {
             error,
         } = failure;
         let controller = self.controller.name();
-        // Another client was faster: the caches will have it in a moment.
+        // Another client was faster: the caches show it soon.
         if error.is_conflict() || error.is_not_found() {
             debug!(controller, %key, ?verb, kind = kind.plural(), name, %error, "again");
         } else {

@@ -1,4 +1,4 @@
-//! Runs the scheduler: changes of pods and nodes go in, bindings and reports go out.
+//! Runs the scheduler: feeds it changes of pods and nodes, and writes bindings and statuses.
 //!
 //! Deciding is done by one task, one pod after the other, each seeing the reservations of those before; requests are
 //! sent concurrently, so that a slow API does not hold back decisions.
@@ -22,8 +22,9 @@ use knarr_client::{
     TypedApi,
 };
 use knarr_scheduler::plugins::default_preemption::REASON;
+use knarr_scheduler::plugins::dynamic_resources;
 use knarr_scheduler::profile::DEFAULT_SCHEDULER_NAME;
-use knarr_scheduler::{Cluster, Nomination, Scheduler, Step};
+use knarr_scheduler::{Action, Cluster, Nomination, Scheduler};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::Notify;
@@ -38,10 +39,10 @@ pub use metrics::Metrics;
 
 /// The scheduler's name in events.
 const COMPONENT: &str = "default-scheduler";
-/// Requests under way at one time; more decisions wait for them.
+/// In-flight requests at one time; further decisions wait for them.
 const IN_FLIGHT: usize = 256;
-/// Decisions in a row before other tasks get their turn.
-const TURN: usize = 32;
+/// Decisions in a row before the task yields to others.
+const DECISIONS_PER_TURN: usize = 32;
 /// How often unschedulable pods that no event moved are retried (they wait for minutes).
 const FLUSH_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -53,7 +54,7 @@ struct Driver {
     scheduler: Arc<Mutex<Scheduler>>,
     metrics: Metrics,
     wake: Arc<Notify>,
-    /// Something of storage or of dynamic resource allocation has changed, or a pod was deleted.
+    /// Notified when an object of storage or dynamic resource allocation has changed, or a pod was deleted.
     storage_changed: Arc<Notify>,
 }
 
@@ -77,7 +78,7 @@ pub async fn run(base: Base, scheduler: Scheduler, metrics: Metrics) {
     let nodes = base.caches.store(&registry::NODE);
     let pods = base.caches.store(&registry::POD);
     let d = driver.clone();
-    nodes.subscribe(move |change| {
+    nodes.add_event_handler(move |change| {
         let node = change.after().and_then(|n| Shared::<Node>::new(n.clone()).ok());
         let now = d.clock.now();
         d.scheduler.lock().node_changed(change.object().name(), node, now);
@@ -85,7 +86,7 @@ pub async fn run(base: Base, scheduler: Scheduler, metrics: Metrics) {
     });
     nodes.synced().await;
     let d = driver.clone();
-    pods.subscribe(move |change| {
+    pods.add_event_handler(move |change| {
         let typed = |pod: Option<&Arc<_>>| pod.and_then(|p| Shared::<Pod>::new(Arc::clone(p)).ok());
         let (old, new) = (typed(change.before()), typed(change.after()));
         let now = d.clock.now();
@@ -103,18 +104,18 @@ pub async fn run(base: Base, scheduler: Scheduler, metrics: Metrics) {
     let mut volumes = JoinSet::new();
     loop {
         let mut decided = 0;
-        while requests.len() < IN_FLIGHT && decided < TURN {
+        while requests.len() < IN_FLIGHT && decided < DECISIONS_PER_TURN {
             let begun = Instant::now();
-            let step = driver.scheduler.lock().step(driver.clock.now());
-            let Some(step) = step else { break };
+            let action = driver.scheduler.lock().schedule_one(driver.clock.now());
+            let Some(action) = action else { break };
             driver.metrics.decided(begun.elapsed().as_secs_f64());
             decided += 1;
-            let waits = matches!(step, Step::Bind { volumes: Some(_), .. })
-                || matches!(step, Step::Bind { claims: Some(_), .. });
+            let waits = matches!(action, Action::Bind { volumes: Some(_), .. })
+                || matches!(action, Action::Bind { claims: Some(_), .. });
             let of = if waits { &mut volumes } else { &mut requests };
-            of.spawn(driver.clone().carry_out(step, begun));
+            of.spawn(driver.clone().carry_out(action, begun));
         }
-        if decided == TURN {
+        if decided == DECISIONS_PER_TURN {
             tokio::task::yield_now().await;
             while requests.try_join_next().is_some() {}
             continue;
@@ -122,14 +123,14 @@ pub async fn run(base: Base, scheduler: Scheduler, metrics: Metrics) {
         let wait = driver.time_to_next();
         tokio::select! {
             biased;
-            ended = requests.join_next(), if !requests.is_empty() => {
-                if let Some(Err(error)) = ended {
-                    warn!(%error, "a scheduling request died");
+            result = requests.join_next(), if !requests.is_empty() => {
+                if let Some(Err(error)) = result {
+                    warn!(%error, "the task of a scheduling request panicked");
                 }
             }
-            ended = volumes.join_next(), if !volumes.is_empty() => {
-                if let Some(Err(error)) = ended {
-                    warn!(%error, "binding the volumes of a pod died");
+            result = volumes.join_next(), if !volumes.is_empty() => {
+                if let Some(Err(error)) = result {
+                    warn!(%error, "the task that binds the volumes of a pod panicked");
                 }
             }
             _ = timeout(wait, driver.wake.notified()) => {}
@@ -146,43 +147,57 @@ impl Driver {
         Duration::try_from(rest).unwrap_or_default().min(FLUSH_INTERVAL)
     }
 
-    async fn carry_out(self, step: Step, begun: Instant) {
+    async fn carry_out(self, action: Action, begun: Instant) {
         let attempted = |what, pod: &Shared<Pod>| {
             let seconds = begun.elapsed().as_secs_f64();
             self.metrics.attempted(what, profile_name(pod), seconds);
         };
-        match step {
-            Step::Bind {
+        match action {
+            Action::Bind {
                 pod,
                 node,
                 volumes,
                 claims,
-                waited,
+                queueing,
             } => {
+                let profile = profile_name(&pod);
+                let extension_point = |name, succeeded, begun: Instant| {
+                    let seconds = begun.elapsed().as_secs_f64();
+                    self.metrics.extension_point(name, succeeded, profile, seconds);
+                };
+                let pre_bind = Instant::now();
                 if let Some(volumes) = volumes
                     && let Err(why) = self.bind_volumes(&pod, &node, &volumes).await
                 {
+                    extension_point("PreBind", false, pre_bind);
                     attempted(Attempt::Error, &pod);
-                    return self.not_bound(&pod, why).await;
+                    return self.binding_failed(&pod, why.to_string()).await;
                 }
                 if let Some(claims) = &claims
                     && let Err(why) = self.bind_claims(&pod, &node, claims).await
                 {
+                    extension_point("PreBind", false, pre_bind);
                     attempted(Attempt::Error, &pod);
                     self.unreserve_claims(&pod, claims).await;
-                    return self.not_bound(&pod, why).await;
+                    let plugin = dynamic_resources::NAME;
+                    let message = format!("running PreBind plugin {plugin:?}: {why}");
+                    return self.binding_failed(&pod, message).await;
                 }
-                if !self.bind(&pod, node).await {
+                extension_point("PreBind", true, pre_bind);
+                let bind = Instant::now();
+                let bound = self.bind(&pod, node).await;
+                extension_point("Bind", bound, bind);
+                if !bound {
                     if let Some(claims) = &claims {
                         self.unreserve_claims(&pod, claims).await;
                     }
                     return attempted(Attempt::Error, &pod);
                 }
                 attempted(Attempt::Scheduled, &pod);
-                let took = self.clock.now().duration_since(waited.since);
-                self.metrics.placed(waited.attempts, took.as_secs_f64());
+                let took = self.clock.now().duration_since(queueing.since);
+                self.metrics.placed(queueing.attempts, took.as_secs_f64());
             }
-            Step::Report {
+            Action::Report {
                 pod,
                 message,
                 nomination,
@@ -200,7 +215,7 @@ impl Driver {
                 }
                 self.report(&pod, reason, message, nomination).await;
             }
-            Step::Preempt {
+            Action::Preempt {
                 pod,
                 message,
                 node,
@@ -234,25 +249,26 @@ impl Driver {
             }
             Err(error) => {
                 debug!(pod = ?pod.object(), node, %error, "not bound");
-                // It was deleted, or another scheduler has bound it: nothing to report on it.
+                // It was deleted, or another scheduler has bound it: there is nothing to report.
                 if error.is_not_found() || error.is_conflict() {
-                    self.give_back(pod);
+                    self.unreserve(pod);
                 } else {
-                    self.not_bound(pod, format!("binding rejected: {error}")).await;
+                    self.binding_failed(pod, format!("binding rejected: {error}"))
+                        .await;
                 }
                 false
             }
         }
     }
 
-    /// Its room is free again, and the pod is tried again later.
-    fn give_back(&self, pod: &Shared<Pod>) {
-        self.scheduler.lock().not_bound(pod, self.clock.now());
+    /// The node's resources are unreserved, and the pod is scheduled again later.
+    fn unreserve(&self, pod: &Shared<Pod>) {
+        self.scheduler.lock().binding_failed(pod, self.clock.now());
         self.wake.notify_one();
     }
 
-    async fn not_bound(&self, pod: &Shared<Pod>, why: String) {
-        self.give_back(pod);
+    async fn binding_failed(&self, pod: &Shared<Pod>, why: String) {
+        self.unreserve(pod);
         self.report(pod, "SchedulerError", why, Nomination::Keep).await;
     }
 
@@ -292,8 +308,8 @@ impl Driver {
         }
     }
 
-    /// Changes the status of a pod that is as it was when it was decided on: that costs less than a patch. Whether it
-    /// was.
+    /// Updates the status of a pod if it has not changed since the decision, which costs less than a patch; whether it was
+    /// updated.
     async fn update_status(
         &self,
         pod: &Shared<Pod>,
@@ -319,7 +335,7 @@ impl Driver {
         self.api.update_status_as(new).await.is_ok()
     }
 
-    /// Whether it is done (or the pod was deleted).
+    /// Whether it succeeded (or the pod was deleted).
     async fn patch_status(&self, pod: &Shared<Pod>, status: serde_json::Value, otherwise: &str) -> bool {
         let patch = json!({"metadata": {"uid": pod.object().uid()}, "status": status});
         let (namespace, name) = (pod.object().namespace(), pod.object().name());
@@ -383,7 +399,7 @@ impl Driver {
                 self.event(victim, EventType::Normal, "Preempted", message);
                 true
             }
-            // It was deleted by itself.
+            // It is deleted already.
             Err(error) if error.is_not_found() || error.is_conflict() => true,
             Err(error) => {
                 warn!(victim = ?victim.object(), %error, "a victim of preemption cannot be deleted");
@@ -392,7 +408,7 @@ impl Driver {
         }
     }
 
-    /// Watches what plugins read besides nodes and pods.
+    /// Watches the other kinds that plugins read.
     async fn follow_surroundings(&self, caches: &Arc<Caches>) {
         self.follow(caches, |cluster, _, name, new| {
             cluster.set_namespace(name, new.as_deref());
@@ -427,7 +443,7 @@ impl Driver {
     ) {
         let store = caches.store(T::kind_of());
         let scheduler = self.scheduler.clone();
-        store.subscribe(move |change| {
+        store.add_event_handler(move |change| {
             let object = change.object();
             let new = change.after().and_then(|o| Shared::<T>::new(o.clone()).ok());
             set(
@@ -449,10 +465,10 @@ fn profile_name(pod: &Pod) -> &str {
         .unwrap_or(DEFAULT_SCHEDULER_NAME)
 }
 
-/// Events hold so much of a message.
+/// The longest message of an event.
 const EVENT_MESSAGE_BYTES: usize = 1024;
 
-/// The message as an event can hold it.
+/// The message, truncated for an event.
 fn shortened(message: &str) -> String {
     const MORE: &str = " ...";
     if message.len() <= EVENT_MESSAGE_BYTES {

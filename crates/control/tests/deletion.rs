@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
-use knarr_client::identity::OneUser;
+use knarr_client::identity::SingleUser;
 use knarr_client::{Api, Clock, DeleteOptions, Kind, ListOptions, Propagation, TokioClock, TypedApi};
 use knarr_control::Config;
 use serde_json::json;
@@ -25,7 +25,7 @@ fn cluster() -> (Arc<FakeApi>, DropGuard) {
     let mut config = Config::default();
     config.controllers.root_ca = Some("PEM".into());
     tokio::spawn(knarr_control::run(
-        Arc::new(OneUser(api.clone())),
+        Arc::new(SingleUser(api.clone())),
         config,
         clock,
         cancel.clone(),

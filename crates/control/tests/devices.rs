@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{self, Registered};
 use knarr_client::fake::FakeApi;
-use knarr_client::identity::OneUser;
+use knarr_client::identity::SingleUser;
 use knarr_client::{Api, Clock, Patch, Shared, TokioClock, TypedApi};
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -28,7 +28,7 @@ async fn cluster(with: Value) -> (Arc<FakeApi>, DropGuard) {
     let api = Arc::new(FakeApi::new(clock.clone()));
     let cancel = CancellationToken::new();
     let config = knarr_control::Config::default();
-    let identities = Arc::new(OneUser(api.clone()));
+    let identities = Arc::new(SingleUser(api.clone()));
     tokio::spawn(knarr_control::run(identities, config, clock, cancel.clone()));
     create::<Node>(
         &api,

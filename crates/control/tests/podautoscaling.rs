@@ -13,7 +13,7 @@ use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{EVENT, HORIZONTAL_POD_AUTOSCALER, POD, Registered};
 use knarr_client::fake::FakeApi;
-use knarr_client::identity::OneUser;
+use knarr_client::identity::SingleUser;
 use knarr_client::{Api, Clock, ListOptions, TokioClock, TypedApi};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
@@ -39,7 +39,7 @@ async fn cluster(replicas: i32, target: Value) -> Cluster {
     let usage = Arc::new(AtomicI64::new(50));
     let (answered, now) = (usage.clone(), clock.clone());
     let pods = api.clone();
-    api.answer_raw(move |path| {
+    api.respond_raw(move |path| {
         assert!(
             path.starts_with("/apis/metrics.k8s.io/v1beta1/namespaces/default/pods?labelSelector=app%3Dweb"),
             "{path}"
@@ -56,7 +56,7 @@ async fn cluster(replicas: i32, target: Value) -> Cluster {
     let mut config = knarr_control::Config::default();
     // The node's lease is not renewed.
     config.controllers.node_lifecycle.grace = SignedDuration::from_hours(24);
-    let identities = Arc::new(OneUser(api.clone()));
+    let identities = Arc::new(SingleUser(api.clone()));
     tokio::spawn(knarr_control::run(
         identities,
         config,

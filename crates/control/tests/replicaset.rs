@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
-use knarr_client::identity::OneUser;
+use knarr_client::identity::SingleUser;
 use knarr_client::{Api, Clock, Error, ListOptions, TokioClock, TypedApi};
 use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -22,7 +22,7 @@ fn cluster() -> (Arc<FakeApi>, DropGuard) {
     let api = Arc::new(FakeApi::new(clock.clone()));
     let cancel = CancellationToken::new();
     tokio::spawn(knarr_control::run(
-        Arc::new(OneUser(api.clone())),
+        Arc::new(SingleUser(api.clone())),
         Default::default(),
         clock,
         cancel.clone(),
@@ -109,7 +109,7 @@ async fn a_rejected_pod_shows_in_status_and_events_and_is_retried_one_at_a_time(
     api.intercept(move |request| {
         let closed = !gate.load(std::sync::atomic::Ordering::Relaxed);
         (closed && request.verb == "create" && request.kind == registry::POD)
-            .then(|| Error::forbidden(registry::POD.about("web-x"), "exceeded quota"))
+            .then(|| Error::forbidden(registry::POD.resource_ref("web-x"), "exceeded quota"))
     });
     api.create_as(set(100)).await.unwrap();
     sleep(Duration::from_secs(2)).await;

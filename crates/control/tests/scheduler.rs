@@ -11,7 +11,8 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
-use knarr_client::identity::OneUser;
+use knarr_client::identity::SingleUser;
+use knarr_client::metrics::Registry;
 use knarr_client::{
     Api, Caches, Clock, DeleteOptions, Error, EventRecorder, ListOptions, Patch, TokioClock, TypedApi,
 };
@@ -29,12 +30,13 @@ fn cluster() -> (Arc<FakeApi>, DropGuard) {
     let base = Base {
         caches: Arc::new(Caches::new(api.clone())),
         events: EventRecorder::new(api.clone(), "test", "", clock.clone()),
-        identities: Arc::new(OneUser(api)),
+        identities: Arc::new(SingleUser(api)),
         clock,
+        metrics: Default::default(),
     };
     let scheduler = KubeSchedulerConfiguration::default().scheduler();
     let cancel = CancellationToken::new();
-    let running = scheduler::run(base, scheduler, scheduler::Metrics::default());
+    let running = scheduler::run(base, scheduler, scheduler::Metrics::new(&Registry::default()));
     tokio::spawn(cancel.clone().run_until_cancelled_owned(running));
     (fake, cancel.drop_guard())
 }
@@ -220,7 +222,7 @@ fn volume() -> PersistentVolume {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_volume_is_given_to_the_claim_before_the_pod_is_bound() {
+async fn a_volume_is_bound_to_the_claim_before_the_pod_is_bound() {
     let (api, _running) = cluster();
     api.create_as(volume()).await.unwrap();
     with_claim(&api, "kubernetes.io/no-provisioner").await;
@@ -250,7 +252,7 @@ async fn a_volume_is_given_to_the_claim_before_the_pod_is_bound() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_volume_is_asked_for_on_the_node_and_a_failure_to_make_it_is_said_and_tried_again() {
+async fn a_volume_is_requested_on_the_node_and_a_failure_to_provision_it_is_reported_and_retried() {
     let (api, _running) = cluster();
     with_claim(&api, "disks.example.com").await;
     sleep(Duration::from_secs(1)).await;
@@ -272,10 +274,10 @@ async fn a_volume_is_asked_for_on_the_node_and_a_failure_to_make_it_is_said_and_
         .await
         .unwrap();
     sleep(Duration::from_millis(500)).await;
-    let said = events(&api).await;
+    let recorded = events(&api).await;
     let failed = "Warning FailedScheduling: running PreBind plugin \"VolumeBinding\": binding volumes: \
                   provisioning failed for PVC \"data\"";
-    assert!(said.contains(&failed.to_string()), "{said:?}");
+    assert!(recorded.contains(&failed.to_string()), "{recorded:?}");
     sleep(Duration::from_secs(20)).await;
     assert_eq!(selected().await.as_deref(), Some("n1"), "it is tried again");
     api.create_as(volume()).await.unwrap();
@@ -289,10 +291,10 @@ async fn a_pod_whose_volume_is_not_bound_in_time_is_unreserved() {
     let (api, _running) = cluster();
     with_claim(&api, "disks.example.com").await;
     sleep(Duration::from_secs(601)).await;
-    let said = events(&api).await;
+    let recorded = events(&api).await;
     let failed = "Warning FailedScheduling: running PreBind plugin \"VolumeBinding\": binding volumes: \
                   context deadline exceeded";
-    assert!(said.contains(&failed.to_string()), "{said:?}");
+    assert!(recorded.contains(&failed.to_string()), "{recorded:?}");
     let now = DeleteOptions {
         grace_period_seconds: Some(0),
         ..DeleteOptions::default()
@@ -301,14 +303,14 @@ async fn a_pod_whose_volume_is_not_bound_in_time_is_unreserved() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_done_is_counted_under_kube_schedulers_names() {
+async fn metrics_have_kube_schedulers_names() {
     let clock: Arc<dyn Clock> = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
     let api = Arc::new(FakeApi::new(clock.clone()));
     let config = knarr_control::Config::default();
     let metrics = config.metrics.clone();
     let cancel = CancellationToken::new();
     tokio::spawn(knarr_control::run(
-        Arc::new(OneUser(api.clone())),
+        Arc::new(SingleUser(api.clone())),
         config,
         clock,
         cancel.clone(),
@@ -338,6 +340,8 @@ async fn what_is_done_is_counted_under_kube_schedulers_names() {
         r#"scheduler_preemption_attempts_total 1"#,
         r#"scheduler_pod_scheduling_attempts_count 2"#,
         r#"scheduler_cache_size{type="nodes"} 1"#,
+        r#"scheduler_queue_incoming_pods_total{event="UnschedulablePodAdd",queue="active"} 4"#,
+        r#"scheduler_framework_extension_point_duration_seconds_count{extension_point="Bind",profile="default-scheduler",status="Success"} 2"#,
         "# TYPE scheduler_scheduling_algorithm_duration_seconds histogram",
     ] {
         assert!(page.lines().any(|l| l == line), "{line} is not in:\n{page}");

@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::fake::FakeApi;
-use knarr_client::identity::OneUser;
+use knarr_client::identity::SingleUser;
 use knarr_client::{Api, Clock, ListOptions, TokioClock, TypedApi};
 use serde_json::json;
 use tokio::time::sleep;
@@ -23,7 +23,7 @@ fn cluster() -> (Arc<FakeApi>, DropGuard) {
     let api = Arc::new(FakeApi::new(clock.clone()));
     let cancel = CancellationToken::new();
     tokio::spawn(knarr_control::run(
-        Arc::new(OneUser(api.clone())),
+        Arc::new(SingleUser(api.clone())),
         Default::default(),
         clock,
         cancel.clone(),

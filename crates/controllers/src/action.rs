@@ -1,4 +1,4 @@
-//! What a controller wants done, as data: the executor carries actions out in order, has no choices of its own, and
+//! The actions that a controller returns, as data: the executor carries them out in order, makes no decisions, and
 //! stops at the first that fails.
 
 use std::fmt;
@@ -12,36 +12,37 @@ use knarr_api::{AnyObject, Error, Kind, Object, ObjectKey};
 
 pub use crate::podgc::Release;
 
-/// One thing to do.
+/// A write, a check or an event that a controller has decided on.
 #[derive(Debug)]
 pub enum Action {
     Create(Create),
-    /// In growing batches (1, 2, 4, …): what refuses one pod will refuse a thousand, so find out with one.
+    /// Creates in growing batches (1, 2, 4, …), as kube-controller-manager's slowStartBatch: what rejects one pod rejects a
+    /// thousand, and one request is enough to find out.
     CreateMany(Vec<Create>),
-    /// Of the whole object, with its resourceVersion as precondition. `subresource` is empty, `status`, `finalize`.
+    /// Updates the whole object, with its resourceVersion as precondition. `subresource` is empty, `status`, `finalize`.
     Update {
         kind: Kind,
         object: Box<dyn AnyObject>,
         subresource: &'static str,
     },
-    /// All at once, each as [`Action::Update`] does; one that fails does not keep the others.
+    /// Updates concurrently, each as [`Action::Update`]; a failed one does not stop the others.
     UpdateMany {
         kind: Kind,
         objects: Vec<Box<dyn AnyObject>>,
         subresource: &'static str,
     },
     Delete(Delete),
-    /// Removes a pod at once, without its node's word: only PodGC can make one (SPEC S2).
+    /// Completes a pod's deletion without its kubelet: only PodGC can make one (SPEC S2).
     Release(Release),
-    /// All at once; one that fails does not keep the others.
+    /// Deletes concurrently; a failed one does not stop the others.
     DeleteMany(Vec<Delete>),
-    /// Everything that extension API servers have in this namespace is deleted; fails as long as something is left.
+    /// Deletes everything that extension API servers have in this namespace; fails while something is left.
     DeleteExtensionContents {
         namespace: String,
     },
-    /// Goes on only if this holds at the API now, whatever the caches say.
-    Require(Fact),
-    /// Look at the same key again after this time.
+    /// Continues only if this holds at the API, read live and not from a cache.
+    Require(LiveCheck),
+    /// Requeues the key after this time.
     RequeueAfter(Duration),
     Event {
         about: ObjectReference,
@@ -51,76 +52,75 @@ pub enum Action {
     },
 }
 
-/// What is checked at the API itself before going on.
+/// A condition that is checked by a live read from the API before the actions that follow.
 #[derive(Clone, Debug)]
-pub enum Fact {
-    /// This object is there, with this uid, and is not being deleted.
-    Alive { kind: Kind, key: ObjectKey, uid: String },
+pub enum LiveCheck {
+    /// This object exists, with this uid, and is not being deleted.
+    Exists { kind: Kind, key: ObjectKey, uid: String },
     /// There is no object of this name.
     Absent { kind: Kind, key: ObjectKey },
     /// There is no object of this name with this uid.
-    Gone { kind: Kind, key: ObjectKey, uid: String },
-    /// The node is not ready, and somebody vouches for it that nothing of it runs any more.
+    AbsentUid { kind: Kind, key: ObjectKey, uid: String },
+    /// The node is not ready and has the out-of-service taint: nothing of it runs any more.
     OutOfService { node: String },
-    /// No object of the kind is left in the namespace.
-    NoneLeft { kind: Kind, namespace: String },
-    /// The namespace holds no object of any kind that users brought.
-    NoCustomLeft { namespace: String },
-    /// One of these may be done, as the API server judges it.
+    /// The namespace has no object of the kind.
+    NoneInNamespace { kind: Kind, namespace: String },
+    /// The namespace has no custom resources.
+    NoCustomResources { namespace: String },
+    /// A SubjectAccessReview allows one of these.
     Allowed {
-        /// The CertificateSigningRequest that hangs on it.
+        /// The CertificateSigningRequest that waits for it.
         about: ObjectKey,
         any_of: Vec<SubjectAccessReviewSpec>,
     },
-    /// No pod that was scheduled uses this claim: [`uses`](crate::protection::uses).
-    Unused { claim: ObjectKey },
+    /// No scheduled pod uses this claim: [`uses`](crate::protection::uses).
+    ClaimUnused { claim: ObjectKey },
 }
 
-/// An object to be created.
+/// A create of an object.
 #[derive(Debug)]
 pub struct Create {
     pub kind: Kind,
     pub object: Box<dyn AnyObject>,
-    /// One that is there already is as good.
-    pub or_exists: bool,
+    /// AlreadyExists is no failure.
+    pub ignore_already_exists: bool,
     pub report: Option<Report>,
 }
 
-/// An object to be asked to go, if it is still the one that was seen.
+/// A delete of an object, with the uid that the decision was made on as precondition.
 ///
-/// There is no grace to be set: a component asks, with the object's own grace, and somebody else completes the deletion
-/// (SPEC S2).
+/// It sets no grace period: controllers delete with the object's own, and the kubelet completes the deletion (SPEC S2).
 #[derive(Debug)]
 pub struct Delete {
     pub kind: Kind,
     pub key: ObjectKey,
     pub uid: String,
-    /// Also only in this state.
+    /// A further precondition.
     pub resource_version: Option<String>,
     pub dependents: Dependents,
     pub report: Option<Report>,
 }
 
-/// What becomes of the dependents of what is deleted.
+/// The propagationPolicy of a delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dependents {
-    /// What the kind does by default.
+    /// The default of the kind.
     Default,
     Background,
     Foreground,
     Orphan,
 }
 
-/// The events that tell of a create or delete: with the name in the end, or with the error.
+/// The events about the result of a create or delete: the message is completed with the object's name or the error.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub about: ObjectReference,
-    /// Reason and the message's beginning.
+    /// Reason, and the beginning of the message.
     pub done: Option<(&'static str, String)>,
     pub failed: (&'static str, String),
 }
 
-/// An action that did not go well, told to the controller at once.
+/// An action that failed. The controller is called with it, so that it can report it in the status.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub verb: Verb,
@@ -129,7 +129,7 @@ pub struct Failure {
     pub error: Error,
 }
 
-/// What was tried.
+/// The verb of the request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     Create,
@@ -144,14 +144,14 @@ impl Action {
     }
 
     pub fn update<T: Registered>(object: T) -> Self {
-        Self::update_part(object, "")
+        Self::update_subresource(object, "")
     }
 
     pub fn update_status<T: Registered>(object: T) -> Self {
-        Self::update_part(object, "status")
+        Self::update_subresource(object, "status")
     }
 
-    pub fn update_part<T: Registered>(object: T, subresource: &'static str) -> Self {
+    pub fn update_subresource<T: Registered>(object: T, subresource: &'static str) -> Self {
         Action::Update {
             kind: T::kind_of().clone(),
             object: Box::new(object),
@@ -167,6 +167,7 @@ impl Action {
         }
     }
 
+    /// An event of type Normal.
     pub fn event(about: &ObjectReference, reason: &'static str, message: impl Into<String>) -> Self {
         Action::Event {
             about: about.clone(),
@@ -176,6 +177,7 @@ impl Action {
         }
     }
 
+    /// An event of type Warning.
     pub fn warning(about: &ObjectReference, reason: &'static str, message: impl Into<String>) -> Self {
         Action::Event {
             about: about.clone(),
@@ -191,14 +193,14 @@ impl Create {
         Create {
             kind: T::kind_of().clone(),
             object: Box::new(object),
-            or_exists: false,
+            ignore_already_exists: false,
             report: None,
         }
     }
 }
 
 impl Delete {
-    /// With the uid as precondition and its kind's default for dependents.
+    /// Deletes the object with its uid as precondition and its kind's default propagation.
     pub fn of(object: &Object) -> Self {
         Delete {
             kind: object.kind().clone(),
@@ -211,7 +213,7 @@ impl Delete {
     }
 }
 
-/// What refers to `object` in an event.
+/// The ObjectReference for an event about `object`.
 pub fn reference(object: &Object) -> ObjectReference {
     let meta = object.metadata();
     ObjectReference {
@@ -268,24 +270,30 @@ impl fmt::Display for Action {
             Action::DeleteExtensionContents { namespace } => {
                 write!(f, "delete contents of extension API servers in {namespace}")
             }
-            Action::Require(Fact::Alive { kind, key, .. }) => write!(f, "require {} {key}", kind.plural()),
-            Action::Require(Fact::Absent { kind, key }) => write!(f, "require no {} {key}", kind.plural()),
-            Action::Require(Fact::Allowed { about, any_of }) => {
-                let asked = any_of.first().and_then(|s| s.resource_attributes.as_ref());
+            Action::Require(LiveCheck::Exists { kind, key, .. }) => {
+                write!(f, "require {} {key}", kind.plural())
+            }
+            Action::Require(LiveCheck::Absent { kind, key }) => {
+                write!(f, "require no {} {key}", kind.plural())
+            }
+            Action::Require(LiveCheck::Allowed { about, any_of }) => {
+                let attributes = any_of.first().and_then(|s| s.resource_attributes.as_ref());
                 let text = |field: Option<&String>| field.cloned().unwrap_or_default();
-                let verb = text(asked.and_then(|r| r.verb.as_ref()));
-                let resource = text(asked.and_then(|r| r.resource.as_ref()));
+                let verb = text(attributes.and_then(|r| r.verb.as_ref()));
+                let resource = text(attributes.and_then(|r| r.resource.as_ref()));
                 write!(f, "require {about} may {verb} {resource}")
             }
-            Action::Require(Fact::Gone { kind, key, .. }) => {
+            Action::Require(LiveCheck::AbsentUid { kind, key, .. }) => {
                 write!(f, "require {} {key} gone", kind.plural())
             }
-            Action::Require(Fact::OutOfService { node }) => write!(f, "require node {node} out of service"),
-            Action::Require(Fact::Unused { claim }) => write!(f, "require {claim} unused"),
-            Action::Require(Fact::NoCustomLeft { namespace }) => {
+            Action::Require(LiveCheck::OutOfService { node }) => {
+                write!(f, "require node {node} out of service")
+            }
+            Action::Require(LiveCheck::ClaimUnused { claim }) => write!(f, "require {claim} unused"),
+            Action::Require(LiveCheck::NoCustomResources { namespace }) => {
                 write!(f, "require no custom objects in {namespace}")
             }
-            Action::Require(Fact::NoneLeft { kind, namespace }) => {
+            Action::Require(LiveCheck::NoneInNamespace { kind, namespace }) => {
                 write!(f, "require no {} in {namespace}", kind.plural())
             }
             Action::RequeueAfter(wait) => write!(f, "requeue after {wait:?}"),

@@ -1,8 +1,8 @@
 //! The Service of the cluster's DNS server, `kube-system/kube-dns`, by the name and with the labels that clients and
 //! manifests know.
 //!
-//! It has no selector: DNS is answered by the agent of each node. The Service is made where it is missing, and what its
-//! user changes stays, so that somebody who runs a DNS server of their own can give it a selector.
+//! It has no selector: the network agent of each node answers DNS queries. The Service is created where it is missing, and changes
+//! by users are kept, so that a user who runs another DNS server can give it a selector.
 
 use std::net::IpAddr;
 
@@ -14,13 +14,13 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
 use crate::action::{Action, Create};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::namespace::is_terminating;
 use crate::serviceaccount::in_namespace;
 
 pub const NAMESPACE: &str = "kube-system";
 pub const NAME: &str = "kube-dns";
-/// CoreDNS' port of metrics.
+/// CoreDNS' metrics port.
 const METRICS: i32 = 9153;
 
 /// See the module. Its key is the namespace.
@@ -42,7 +42,7 @@ impl Controller for ClusterDns {
         vec![&registry::NAMESPACE, &registry::SERVICE]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         let mut keys = in_namespace(changed, NAME);
         keys.retain(|key| key.name == NAMESPACE);
         keys
@@ -57,7 +57,7 @@ impl Controller for ClusterDns {
             return Vec::new();
         }
         vec![Action::Create(Create {
-            or_exists: true,
+            ignore_already_exists: true,
             ..Create::new(self.service())
         })]
     }
@@ -141,7 +141,7 @@ mod tests {
         let actions = run(&world);
         assert_eq!(lines(&actions), ["create services kube-system/kube-dns"]);
         let Action::Create(create) = &actions[0] else {
-            panic!("it is made")
+            panic!("it is created")
         };
         let service: &Service = create.object.as_any().downcast_ref().unwrap();
         let spec = serde_json::to_value(&service.spec).unwrap();

@@ -1,4 +1,4 @@
-//! A ClusterRole with an aggregation rule has the rules of all roles that its selectors choose.
+//! ClusterRole aggregation: a ClusterRole with an aggregationRule gets the rules of all ClusterRoles that its selectors select.
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use knarr_api::k8s_openapi;
@@ -7,9 +7,9 @@ use knarr_api::selector::label::Selector;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use crate::action::Action;
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
-/// See the module. Its keys are the roles that are made of others.
+/// See the module. Its keys are the aggregated ClusterRoles.
 pub struct ClusterRoleAggregation;
 
 impl Controller for ClusterRoleAggregation {
@@ -25,7 +25,7 @@ impl Controller for ClusterRoleAggregation {
         vec![&registry::CLUSTER_ROLE]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         let concerned = |role: &ClusterRole| {
             role.aggregation_rule.is_some()
                 && (changed
@@ -65,7 +65,7 @@ type Labels = std::collections::BTreeMap<String, String>;
 fn selectors(role: &ClusterRole) -> impl Iterator<Item = Selector> {
     let rule = role.aggregation_rule.iter();
     rule.flat_map(|r| r.cluster_role_selectors.iter().flatten())
-        // Validation lets none in that cannot be read.
+        // Validation rejects selectors that do not parse.
         .filter_map(|s| Selector::from_label_selector(s).ok())
 }
 
@@ -73,7 +73,7 @@ fn selects(role: &ClusterRole, labels: Option<&Labels>) -> bool {
     selectors(role).any(|s| s.matches(labels))
 }
 
-/// Selector by selector, role by role in the order of names, each rule once.
+/// The aggregated rules: selector by selector, role by role in the order of names, each rule once.
 fn gathered(role: &ClusterRole, all: &[Shared<ClusterRole>]) -> Vec<PolicyRule> {
     let mut rules: Vec<PolicyRule> = Vec::new();
     for selector in selectors(role) {
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_is_made_of_those_it_selects() {
+    fn a_role_has_the_rules_of_those_it_selects() {
         let mut world = World::default();
         world.put(role("edit", &["to-admin"], &[], &["to-edit"]));
         world.put(role("admin", &[], &["stale"], &["to-admin"]));
@@ -130,7 +130,7 @@ mod tests {
         let edited = run(&world, "edit");
         assert_eq!(verbs(&updated(&edited, "").unwrap()), ["get", "list", "update"]);
         world.take(&edited);
-        // What is made of others counts for what is made of it.
+        // An aggregated role can be selected by another one.
         let admin = run(&world, "admin");
         assert_eq!(verbs(&updated(&admin, "").unwrap()), ["get", "list", "update"]);
         world.take(&admin);
@@ -146,7 +146,7 @@ mod tests {
         world.put(role("edit", &[], &[], &["to-edit"]));
         let old = world.put(role("a", &["to-edit"], &["get"], &[]));
         let new = world.put(role("a", &["to-admin"], &["get"], &[]));
-        let changed = Changed {
+        let changed = ObjectChange {
             kind: &registry::CLUSTER_ROLE,
             old: Some(&old),
             new: Some(&new),

@@ -1,4 +1,4 @@
-//! What every controller is: the kinds it watches, the keys a change concerns, and what it wants done for a key.
+//! The trait of a controller: the kinds it watches, the keys that a change enqueues, and the reconciliation of a key.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use knarr_api::{Kind, Object, ObjectKey, Shared};
 
 use crate::action::{Action, Failure};
 
-/// What is known of the cluster: the caches, which may lag behind the API.
+/// The caches (client-go's listers), which may lag behind the API.
 pub trait View {
     fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Object>>;
-    /// In the order of namespace and name; everything if `namespace` is empty.
+    /// Objects in the order of namespace and name; of all namespaces if `namespace` is empty.
     fn list(&self, kind: &Kind, namespace: &str) -> Vec<Arc<Object>>;
-    /// What the owner with this uid controls.
+    /// The objects whose controller has this uid.
     fn controlled_by(&self, kind: &Kind, uid: &str) -> Vec<Arc<Object>>;
-    /// What nobody controls in this namespace.
+    /// The objects without a controller in this namespace.
     fn orphans(&self, kind: &Kind, namespace: &str) -> Vec<Arc<Object>>;
-    /// Pods bound to this node.
+    /// The pods that are bound to this node.
     fn pods_on(&self, node: &str) -> Vec<Arc<Object>>;
-    /// The kinds that users brought and whose objects are in the view.
+    /// The kinds of custom resources whose objects are in the view.
     fn custom_kinds(&self) -> Vec<Kind> {
         Vec::new()
     }
@@ -49,26 +49,26 @@ impl dyn View + '_ {
     }
 }
 
-/// An object as it was and as it is; at least one of the two is there.
+/// A change of an object: its old and new state, at least one of which is set (client-go's OnAdd, OnUpdate, OnDelete).
 #[derive(Clone, Copy)]
-pub struct Changed<'a> {
+pub struct ObjectChange<'a> {
     pub kind: &'a Kind,
     pub old: Option<&'a Object>,
     pub new: Option<&'a Object>,
 }
 
-impl<'a> Changed<'a> {
-    /// As it is, or as it was when it went.
+impl<'a> ObjectChange<'a> {
+    /// The new state, or the last one if the object was deleted.
     pub fn object(&self) -> Option<&'a Object> {
         self.new.or(self.old)
     }
 
-    /// Both of its states, as far as there are.
+    /// The old and the new state, where set.
     pub fn states(&self) -> impl Iterator<Item = &'a Object> {
         self.old.into_iter().chain(self.new)
     }
 
-    /// The object's own key, if it is of this kind.
+    /// The object's own key, if it has this kind.
     pub fn key_of(&self, kind: &Kind) -> Option<ObjectKey> {
         (self.kind == kind)
             .then(|| self.object().map(ObjectKey::of))
@@ -76,35 +76,41 @@ impl<'a> Changed<'a> {
     }
 }
 
-/// What a controller decides from.
+/// The input of a reconciliation.
 pub struct Context<'a> {
     pub view: &'a dyn View,
     pub key: &'a ObjectKey,
     pub now: Timestamp,
-    /// The first of the actions decided a moment ago that failed: say so in the status and do nothing else.
+    /// The action of the reconciliation just before that failed: the controller reports it in the status and does nothing else.
     pub failure: Option<&'a Failure>,
 }
 
-/// A controller. It keeps nothing between two calls: what it knows stands in the [`View`].
+/// A controller. It has no state between two calls: it decides from the [`View`] only. It needs no expectations as client-go's
+/// ControllerExpectations: the driver reconciles a key again only once the caches show what was written for it.
 pub trait Controller: Send + Sync + 'static {
-    /// As it stands in events: `replicaset-controller`.
+    /// Its name in events: `replicaset-controller`.
     fn name(&self) -> &'static str;
+
+    /// What its work queue is called in metrics: its name, unless another controller has the same.
+    fn queue(&self) -> &'static str {
+        self.name()
+    }
 
     /// The service account in `kube-system` that it acts as: kube-controller-manager's for this controller, or one of
     /// knarr's own (`knarr-…`). ClusterRole `system:controller:<account>` says what it may do.
     fn account(&self) -> &'static str;
 
-    /// The kinds whose changes can concern it. The view holds these.
+    /// The kinds that it watches. The view has their objects.
     fn watches(&self) -> Vec<&'static Kind>;
 
-    /// Whether changes of every kind that users brought concern it, too.
+    /// Whether it watches all custom resources as well.
     fn watches_custom_kinds(&self) -> bool {
         false
     }
 
-    /// The keys to look at because of a change. Naming too many costs time, too few costs correctness.
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey>;
+    /// The keys to enqueue for a change. A key too many costs time, a missing one correctness.
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey>;
 
-    /// What is to be done for this key, in order.
+    /// Compares the desired with the current state of the key's object, and returns the actions in their order.
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action>;
 }

@@ -1,9 +1,9 @@
-//! Volumes that CSI drivers attach: the VolumeAttachments by which a driver's external-attacher is asked.
+//! Attaches volumes of CSI drivers: creates and deletes the VolumeAttachments that a driver's external-attacher acts on.
 //!
-//! One a node, while a pod there needs the volume. The kubelet puts its finalizer on an attachment before it uses it, and
-//! while that is there nothing asks for the volume to be detached: **no timer ever does** (SPEC S7). As for
-//! [`attachdetach`](crate::attachdetach), only a node that is gone or out of service has its word taken off.
-//! A volume for a single node is attached to another only when the first attachment has gone.
+//! There is one for each node, while a pod there needs the volume. The kubelet puts its finalizer on an attachment before it uses the
+//! volume, and while that is set the attachment is not deleted: **no timer ever does so** (SPEC S7). As in
+//! [`attachdetach`](crate::attachdetach), the finalizer is removed only for a node that was deleted or is out of service.
+//! A volume of a single node is attached to another one only when the first attachment has been removed.
 
 use std::collections::BTreeSet;
 
@@ -18,8 +18,8 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use crate::action::{Action, Create, Delete, reference};
-use crate::attachdetach::{AttachDetach, broken, users, volume_of};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::attachdetach::{AttachDetach, force_detach, users, volume_of};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::pod;
 use knarr_api::finalizer;
 
@@ -36,6 +36,10 @@ impl Controller for CsiAttach {
         "attachdetach-controller"
     }
 
+    fn queue(&self) -> &'static str {
+        "attachdetach_csi"
+    }
+
     fn account(&self) -> &'static str {
         "attachdetach-controller"
     }
@@ -46,7 +50,7 @@ impl Controller for CsiAttach {
         all
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if changed.kind != &registry::CSI_DRIVER {
             return AttachDetach.keys(view, changed);
         }
@@ -60,7 +64,7 @@ impl Controller for CsiAttach {
 
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
         if context.failure.is_some() {
-            // Somebody was faster, or the API says otherwise than the cache: look again when it shows.
+            // Another client was faster, or the cache is behind: the change that follows enqueues the key again.
             return Vec::new();
         }
         let (view, name) = (context.view, &context.key.name);
@@ -74,7 +78,7 @@ impl Controller for CsiAttach {
         };
         let mut actions = Vec::new();
         for attachment in &attachments {
-            actions.extend(kept(view, name, attachment, &users));
+            actions.extend(sync_attachment(view, name, attachment, &users));
         }
         if let (Some(volume), Some((driver, handle))) = (&volume, driver)
             && is_attached(view, driver)
@@ -86,7 +90,7 @@ impl Controller for CsiAttach {
     }
 }
 
-/// Whether an attachment has a name such as [`csi_attachment`] gives. One that somebody made by hand is his to delete.
+/// Whether an attachment has a name such as [`csi_attachment`] generates. One that a user created is for that user to delete.
 fn is_generated(attachment: &VolumeAttachment) -> bool {
     let name = attachment.metadata.name.as_deref().unwrap_or("");
     let digest = name.strip_prefix("csi-").unwrap_or("");
@@ -99,22 +103,22 @@ fn driver_of(volume: &PersistentVolume) -> Option<(&str, &str)> {
     Some((&csi.driver, &csi.volume_handle))
 }
 
-/// Whether the driver's volumes are attached: so, unless its object says otherwise.
+/// Whether the driver needs attachments: it does, unless its CSIDriver says otherwise.
 fn is_attached(view: &dyn View, driver: &str) -> bool {
     let driver = view.get_as::<CSIDriver>("", driver);
     driver.is_none_or(|d| d.spec.attach_required != Some(false))
 }
 
-/// The attachment's deletion, for its driver's attacher detaches as soon as it is being deleted, whatever finalizers it has: only at the
-/// version that says that the node does not use the volume, which the node changes before it does.
-fn unused(attachment: &Shared<VolumeAttachment>) -> Delete {
+/// The deletion of an attachment. The external-attacher detaches as soon as the attachment has a deletionTimestamp, whatever finalizers it
+/// has: so the precondition is the resourceVersion at which the node does not use the volume, which the node changes before it does.
+fn deletion_when_unused(attachment: &Shared<VolumeAttachment>) -> Delete {
     Delete {
         resource_version: attachment.metadata.resource_version.clone(),
         ..Delete::of(attachment.object())
     }
 }
 
-fn kept(
+fn sync_attachment(
     view: &dyn View,
     name: &str,
     attachment: &Shared<VolumeAttachment>,
@@ -122,11 +126,11 @@ fn kept(
 ) -> Vec<Action> {
     let node = attachment.spec.node_name.as_str();
     let here: Vec<_> = users.iter().filter(|p| pod::node_name(p) == node).collect();
-    let in_use = finalizer::is_held(&attachment.metadata, IN_USE);
+    let in_use = finalizer::contains(&attachment.metadata, IN_USE);
     if here.is_empty() {
         return match (in_use, attachment.metadata.deletion_timestamp.is_some()) {
-            (true, _) => broken(view, attachment),
-            (false, false) => vec![Action::Delete(unused(attachment))],
+            (true, _) => force_detach(view, attachment),
+            (false, false) => vec![Action::Delete(deletion_when_unused(attachment))],
             (false, true) => Vec::new(),
         };
     }
@@ -136,10 +140,10 @@ fn kept(
         return Vec::new();
     };
     let message = format!("AttachVolume.Attach failed for volume {name:?} : {why}");
-    let told = here
+    let events = here
         .iter()
         .map(|pod| Action::warning(&reference(pod.object()), FAILED, message.clone()));
-    told.collect()
+    events.collect()
 }
 
 fn attach(
@@ -233,7 +237,7 @@ mod tests {
         })));
     }
 
-    /// With names of attachments as their nodes'.
+    /// Names attachments after their nodes.
     fn decided(world: &World) -> Vec<String> {
         let key = ObjectKey::new("", "v");
         let actions = CsiAttach.reconcile(&Context {
@@ -254,9 +258,9 @@ mod tests {
     #[test]
     fn s7_a_volume_for_one_node_is_attached_to_the_oldest_users_node_only() {
         let two = [("p1", "n1"), ("p2", "n2")];
-        let told = decided(&world("ReadWriteOnce", &two));
-        assert_eq!(told[0], "create volumeattachments n1");
-        assert!(told[1].contains("Multi-Attach error"), "{told:?}");
+        let events = decided(&world("ReadWriteOnce", &two));
+        assert_eq!(events[0], "create volumeattachments n1");
+        assert!(events[1].contains("Multi-Attach error"), "{events:?}");
         let both = decided(&world("ReadWriteMany", &two));
         assert_eq!(
             both,
@@ -274,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn s7_a_volume_is_detached_when_its_node_has_let_go_and_not_before() {
+    fn s7_a_volume_is_detached_when_its_node_does_not_use_it_and_not_before() {
         let mut world = world("ReadWriteOnce", &[("p2", "n2")]);
         attachment(
             &mut world,
@@ -293,11 +297,11 @@ mod tests {
             &["external-attacher/d"],
             json!({"attached": true}),
         );
-        let told = decided(&world);
-        assert!(told[0].starts_with("delete volumeattachments n1"), "{told:?}");
+        let events = decided(&world);
+        assert!(events[0].starts_with("delete volumeattachments n1"), "{events:?}");
         assert!(
-            told[1].contains("Multi-Attach error"),
-            "it is still there: {told:?}"
+            events[1].contains("Multi-Attach error"),
+            "it still exists: {events:?}"
         );
     }
 
@@ -323,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn s7_only_a_node_that_is_out_of_service_has_its_word_taken_off() {
+    fn s7_only_a_node_that_is_out_of_service_has_its_finalizer_removed() {
         let mut world = world("ReadWriteOnce", &[]);
         attachment(&mut world, "n1", &[IN_USE], json!({"attached": true}));
         assert_eq!(decided(&world), [""; 0]);
@@ -331,15 +335,15 @@ mod tests {
             {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]},
             "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
         world.put::<Node>(from(out));
-        let told = decided(&world);
+        let events = decided(&world);
         assert!(
-            told.len() == 2 && told[1].starts_with("update volumeattachments n1"),
-            "{told:?}"
+            events.len() == 2 && events[1].starts_with("update volumeattachments n1"),
+            "{events:?}"
         );
     }
 
     #[test]
-    fn an_attachment_made_by_hand_is_left_alone() {
+    fn an_attachment_that_a_user_created_is_not_changed() {
         let mut world = world("ReadWriteOnce", &[]);
         attachment(&mut world, "n1", &[], json!({"attached": true}));
         for (name, volume) in [("va-1", "v"), ("csi-1", "v"), ("va-2", "gone")] {
@@ -352,14 +356,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_attacher_says_reaches_the_pods_that_wait() {
+    fn an_error_of_the_attacher_is_reported_to_the_pods_that_wait() {
         let mut world = world("ReadWriteOnce", &[("p1", "n1")]);
         let status = json!({"attached": false, "attachError": {"message": "no such disk"}});
         attachment(&mut world, "n1", &[], status);
-        let told = decided(&world);
+        let events = decided(&world);
         assert!(
-            told[0].contains("AttachVolume.Attach failed for volume \"v\" : no such disk"),
-            "{told:?}"
+            events[0].contains("AttachVolume.Attach failed for volume \"v\" : no such disk"),
+            "{events:?}"
         );
     }
 
@@ -375,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn s7_the_attachments_of_other_volumes_and_attachers_are_left_alone() {
+    fn s7_the_attachments_of_other_volumes_and_attachers_are_not_changed() {
         let mut world = world("ReadWriteOnce", &[]);
         for (handle, attacher, volume) in [("other", "d", "w"), ("h", ATTACHER, "v")] {
             let name = csi_attachment(handle, "d", "n1");

@@ -1,10 +1,10 @@
-//! Up to which revision of EndpointSlices the kernels of all nodes have them (SPEC B7).
+//! The revision of EndpointSlices that the kernels of all nodes have at least (the endpoint barrier, SPEC B7).
 //!
-//! The network agent of each node reports what its kernel has in a Lease in `knarr-network`. Here the reports of all nodes
-//! that are heard come to one ConfigMap, `knarr-network/endpoint-propagation`, which is all that a kubelet must watch
-//! before it terminates a pod's processes: N reports are read once, not by every node. A node without a Lease runs no
-//! service proxy of knarr's and is not waited for. One that says that it is not Ready still forwards what its kernel has; one
-//! that was not heard for so long that its Ready condition is Unknown is not waited for.
+//! The network agent of each node reports the revision that its kernel has in a Lease in `knarr-network`. This controller
+//! aggregates the reports of all reporting nodes in one ConfigMap, `knarr-network/endpoint-propagation`, which is all that a
+//! kubelet has to watch before it terminates a pod's processes: N reports are read once, not by every node. A node without a
+//! Lease runs no service proxy of knarr's and is not waited for. A node whose Ready condition is False still forwards what its
+//! kernel has; one whose Ready condition is Unknown has not reported for the grace period and is not waited for.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
@@ -15,7 +15,7 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
 use crate::action::{Action, Create};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
 /// The namespace of the Leases and of the ConfigMap.
 const NAMESPACE: &str = "knarr-network";
@@ -27,24 +27,24 @@ fn key() -> ObjectKey {
     ObjectKey::new(NAMESPACE, CONFIG_MAP)
 }
 
-/// Whether the node says itself how it is: a node lifecycle controller that misses it writes Unknown.
-fn is_heard(node: &Node) -> bool {
+/// Whether the node reports its status: the node lifecycle controller sets Ready to Unknown when it does not.
+fn is_reporting(node: &Node) -> bool {
     let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
     conditions
         .into_iter()
         .any(|c| c.type_ == "Ready" && matches!(c.status.as_str(), "True" | "False"))
 }
 
-/// What is read of a node; everything else changes far more often.
-fn node_concerns(changed: &Changed<'_>) -> bool {
-    let heard = |object: Option<&knarr_api::Object>| object.map(|o| o.get().is_some_and(is_heard));
-    heard(changed.old) != heard(changed.new)
+/// Whether a change of a node matters here; everything else changes far more often.
+fn node_concerns(changed: &ObjectChange<'_>) -> bool {
+    let reporting = |object: Option<&knarr_api::Object>| object.map(|o| o.get().is_some_and(is_reporting));
+    reporting(changed.old) != reporting(changed.new)
 }
 
-/// The revision that a Lease reports.
+/// The revision in a Lease.
 fn revision(lease: &Lease) -> u64 {
     let reported = lease.metadata.annotations.as_ref().and_then(|a| a.get(REVISION));
-    // What cannot be read is no evidence.
+    // A value that does not parse is no evidence.
     reported.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
@@ -53,7 +53,7 @@ fn propagation(view: &dyn View) -> Propagation {
     let counted = leases.iter().filter_map(|lease| {
         let name = lease.object().name();
         let node = view.get_as::<Node>("", name)?;
-        is_heard(&node).then(|| (revision(lease), name))
+        is_reporting(&node).then(|| (revision(lease), name))
     });
     let mut all = Propagation::default();
     let mut slowest: Option<(u64, &str)> = None;
@@ -83,7 +83,7 @@ impl Controller for EndpointPropagation {
         vec![&registry::LEASE, &registry::NODE, &registry::CONFIG_MAP]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         let Some(object) = changed.object() else {
             return Vec::new();
         };
@@ -98,30 +98,30 @@ impl Controller for EndpointPropagation {
     }
 
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
-        let wanted = propagation(context.view).to_data();
+        let desired = propagation(context.view).to_data();
         let Some(old) = context.view.get_as::<ConfigMap>(NAMESPACE, CONFIG_MAP) else {
-            // Without a namespace there are no reports either.
+            // Without the namespace there are no reports.
             if context.view.get(&registry::NAMESPACE, "", NAMESPACE).is_none() || context.failure.is_some() {
                 return Vec::new();
             }
             return vec![Action::Create(Create {
-                or_exists: true,
+                ignore_already_exists: true,
                 ..Create::new(ConfigMap {
                     metadata: ObjectMeta {
                         namespace: Some(NAMESPACE.into()),
                         name: Some(CONFIG_MAP.into()),
                         ..ObjectMeta::default()
                     },
-                    data: Some(wanted),
+                    data: Some(desired),
                     ..ConfigMap::default()
                 })
             })];
         };
-        if old.data.as_ref() == Some(&wanted) {
+        if old.data.as_ref() == Some(&desired) {
             return Vec::new();
         }
         let mut new = (*old).clone();
-        new.data = Some(wanted);
+        new.data = Some(desired);
         vec![Action::update(new)]
     }
 }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn b7_the_slowest_of_the_nodes_that_are_heard_counts() {
+    fn b7_the_slowest_of_the_reporting_nodes_counts() {
         for (what, reports, nodes, revision, slowest) in [
             ("no node", vec![], 0, 0, ""),
             ("one", vec![("a", "True", "7")], 1, 7, "a"),
@@ -172,7 +172,7 @@ mod tests {
                 "a",
             ),
             (
-                "one that says it is not ready, whose kernel forwards still",
+                "one that is not ready, whose kernel still forwards",
                 vec![("a", "True", "9"), ("b", "False", "1")],
                 2,
                 1,
@@ -186,7 +186,7 @@ mod tests {
                 "a",
             ),
             (
-                "what cannot be read",
+                "a value that does not parse",
                 vec![("a", "True", "9"), ("b", "True", "x")],
                 2,
                 0,
@@ -199,7 +199,7 @@ mod tests {
                 put_node(&mut world, name, ready);
                 put_report(&mut world, name, revision);
             }
-            // Another proxy's node, and a report whose node is gone.
+            // The node of another proxy, and a report whose node was deleted.
             put_node(&mut world, "foreign", "True");
             put_report(&mut world, "gone", "1");
             let actions = world.run(&EndpointPropagation, (NAMESPACE, CONFIG_MAP), at(0));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn b7_of_nodes_that_are_equally_slow_the_first_is_named() {
+    fn b7_of_nodes_with_the_same_revision_the_first_is_named() {
         let mut world = World::default();
         put_map(&mut world);
         for name in ["a", "b"] {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn b7_the_config_map_is_created_where_its_namespace_is_and_no_write_was_rejected() {
+    fn b7_the_config_map_is_created_if_its_namespace_exists_and_no_write_was_rejected() {
         let key = (NAMESPACE, CONFIG_MAP);
         let mut world = World::default();
         assert_eq!(lines(&world.run(&EndpointPropagation, key, at(0))), [""; 0]);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn b7_reports_and_nodes_that_are_lost_or_back_wake_it() {
+    fn b7_reports_and_nodes_that_are_lost_or_ready_again_enqueue_it() {
         let world = World::default();
         let meta = |namespace: &str, name: &str| json!({"metadata": {"namespace": namespace, "name": name}});
         let own = vec!["knarr-network/endpoint-propagation"];

@@ -1,8 +1,8 @@
-//! Claims of generic ephemeral volumes: made from the template in the pod, named after pod and volume, and the pod's own,
-//! so that they go with it.
+//! Claims of generic ephemeral volumes: created from the template in the pod, named after pod and volume, and owned by the
+//! pod, so that they are deleted with it.
 //!
-//! A claim of that name that is not the pod's is never touched, nor used (scheduler and kubelet look for themselves); the
-//! pod's events say so.
+//! A claim of that name that is not owned by the pod is neither changed nor used (scheduler and kubelet check it as well); an
+//! event on the pod reports it.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -11,7 +11,7 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
 use crate::action::{Action, Create, Report, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::owner::{controller_of, controller_reference};
 use crate::{pod, protection};
 
@@ -20,7 +20,7 @@ const FAILED: &str = "FailedBinding";
 /// See the module. Its keys are pods.
 pub struct EphemeralVolumes;
 
-/// Whether the claim was made for this pod.
+/// Whether the claim was created for this pod.
 pub fn is_for(claim: &PersistentVolumeClaim, pod_uid: &str) -> bool {
     controller_of(&claim.metadata).is_some_and(|owner| owner.uid == pod_uid)
 }
@@ -38,8 +38,8 @@ impl Controller for EphemeralVolumes {
         vec![&registry::POD, &registry::PERSISTENT_VOLUME_CLAIM]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
-        // A pod's volumes never change, and garbage collection takes the claims: only what is new matters.
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
+        // A pod's volumes never change, and its claims are garbage-collected: only new pods matter.
         if let (None, Some(object)) = (changed.old, changed.new)
             && let Some(pod) = object.get::<Pod>()
         {
@@ -47,7 +47,7 @@ impl Controller for EphemeralVolumes {
             let any = volumes.any(|v| v.ephemeral.is_some());
             return any.then(|| ObjectKey::of(object)).into_iter().collect();
         }
-        // A claim that somebody deleted is made again.
+        // A claim that a user deleted is created again.
         let (Some(claim), None) = (changed.old, changed.new) else {
             return Vec::new();
         };
@@ -67,7 +67,7 @@ impl Controller for EphemeralVolumes {
         let Some(pod) = context.view.get_as::<Pod>(&key.namespace, &key.name) else {
             return Vec::new();
         };
-        // What failed is tried again later.
+        // After a failure the key is retried later.
         if pod::is_deleting(&pod) || context.failure.is_some() {
             return Vec::new();
         }
@@ -82,7 +82,7 @@ impl Controller for EphemeralVolumes {
             };
             let name = format!("{}-{}", key.name, volume.name);
             let about = reference(pod.object());
-            let told = format!("ephemeral volume {}: ", volume.name);
+            let prefix = format!("ephemeral volume {}: ", volume.name);
             match context
                 .view
                 .get_as::<PersistentVolumeClaim>(&key.namespace, &name)
@@ -91,7 +91,7 @@ impl Controller for EphemeralVolumes {
                 Some(_) => {
                     let namespace = &key.namespace;
                     let why = format!(
-                        "{told}PVC {namespace}/{name} was not created for pod {namespace}/{} (pod is not owner)",
+                        "{prefix}PVC {namespace}/{name} was not created for pod {namespace}/{} (pod is not owner)",
                         key.name
                     );
                     actions.push(Action::warning(&about, FAILED, why));
@@ -115,7 +115,7 @@ impl Controller for EphemeralVolumes {
                         report: Some(Report {
                             about,
                             done: None,
-                            failed: (FAILED, format!("{told}create PVC {name}: ")),
+                            failed: (FAILED, format!("{prefix}create PVC {name}: ")),
                         }),
                         ..Create::new(claim)
                     }));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_ephemeral_claim_is_made_once_and_is_the_pods_own() {
+    fn a_pods_ephemeral_claim_is_created_once_and_is_owned_by_the_pod() {
         let mut world = World::default();
         world.put(pod(json!({})));
         assert_eq!(decided(&world), ["create persistentvolumeclaims a/p-d"]);
@@ -194,20 +194,21 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_is_not_the_pods_is_left_alone_and_told() {
+    fn a_claim_that_the_pod_does_not_own_is_not_changed_and_is_reported() {
         let mut world = World::default();
         world.put(pod(json!({})));
         world.put(claim("another"));
-        let told = decided(&world);
-        assert_eq!(told.len(), 1);
+        let decided = decided(&world);
+        assert_eq!(decided.len(), 1);
         assert!(
-            told[0].contains("ephemeral volume d: PVC a/p-d was not created for pod a/p (pod is not owner)"),
-            "{told:?}"
+            decided[0]
+                .contains("ephemeral volume d: PVC a/p-d was not created for pod a/p (pod is not owner)"),
+            "{decided:?}"
         );
     }
 
     #[test]
-    fn a_pod_that_is_ending_gets_no_claim() {
+    fn a_terminating_pod_gets_no_claim() {
         let mut world = World::default();
         world.put(pod(
             json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn only_new_pods_and_deleted_claims_are_looked_at() {
+    fn only_new_pods_and_deleted_claims_enqueue_a_pod() {
         let mut world = World::default();
         world.put(pod(json!({})));
         world.put(claim("u"));
@@ -224,7 +225,9 @@ mod tests {
         let pod = view.get_as::<Pod>("a", "p").unwrap();
         let claim = view.get_as::<PersistentVolumeClaim>("a", "p-d").unwrap();
         let keys = |kind, old: Option<&knarr_api::Object>, new: Option<&knarr_api::Object>| {
-            EphemeralVolumes.keys(&world, Changed { kind, old, new }).len()
+            EphemeralVolumes
+                .keys(&world, ObjectChange { kind, old, new })
+                .len()
         };
         let (pods, claims) = (&registry::POD, &registry::PERSISTENT_VOLUME_CLAIM);
         assert_eq!(keys(pods, None, Some(pod.object())), 1);

@@ -1,28 +1,31 @@
-//! The garbage collector: who owns whom, and what follows from an owner's end.
+//! The garbage collector: the graph of owner references, and the deletion of dependents whose owners are deleted.
 //!
-//! Unlike the other controllers it keeps a picture of its own, [`Graph`], of all objects by uid. A dependent is deleted
-//! only when none of its owners is left, and what the caches do not know is asked for at the API first ([`Work::Ask`]):
-//! a cache that lags never costs an object. Foreground deletion waits for the dependents that block it; orphaning takes
-//! the owner off its dependents before it goes.
+//! Unlike the other controllers it has a state of its own, [`Graph`], of all objects by uid. A dependent is deleted only when none
+//! of its owners exists, and an owner that is not in the caches is read live first ([`Work::GetOwner`]), so that a lagging cache
+//! never deletes an object. Foreground deletion waits for the blocking dependents; orphaning removes the owner reference from the
+//! dependents before the owner is removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use knarr_api::k8s_openapi;
-use knarr_api::registry;
-use knarr_api::{AnyObject, Kind, Object, ObjectKey};
+use knarr_api::{AnyObject, Error, Kind, Object, ObjectKey};
+use knarr_api::{custom, registry};
 
 use crate::action::{Action, Delete, Dependents};
 use knarr_api::finalizer;
 
+/// The finalizer of foreground deletion.
 pub const FOREGROUND: &str = "foregroundDeletion";
+/// The finalizer of orphaning.
 pub const ORPHAN: &str = "orphan";
 
-/// uids known to be gone for good that are kept, so that a thousand dependents ask for one owner once. uids do not come
-/// back; the oldest are forgotten.
-const GONE_KEPT: usize = 4096;
+/// The size of the cache of owners' uids that do not exist (upstream: absentOwnerCache), so that an owner of a thousand dependents is
+/// read once. uids are never reused; the oldest are dropped.
+const ABSENT_OWNER_CACHE_SIZE: usize = 4096;
 
-/// Every built-in kind that can own or be owned; those that users brought come and go ([`Graph::know`]). Events are left out: they come and go in numbers and own nothing.
+/// The built-in kinds that are collected; kinds of custom resources are added by [`Graph::add_kind`]. Events are left out: they are many,
+/// short-lived and own nothing.
 pub fn kinds() -> impl Iterator<Item = &'static Kind> {
     registry::ALL.iter().copied().filter(|kind| {
         kind.stored_as().is_none()
@@ -41,42 +44,71 @@ struct Node {
 }
 
 impl Node {
-    /// It waits for its dependents to go first.
+    /// Whether it waits for the deletion of its dependents.
     fn waits_for_dependents(&self) -> bool {
         self.deleting && self.foreground
     }
 }
 
-/// What is to be done about one object.
+/// The decision about one object.
 #[derive(Debug)]
 pub enum Work {
     Nothing,
-    /// Ask the API whether this object is there, tell [`Graph::answered`], and look again.
-    Ask(Asked),
-    /// Read the object from the API, and change it as each [`Todo`] says.
-    Do(Vec<Todo>),
+    /// Read this owner live, pass the result to [`Graph::record_owner`], and decide again.
+    GetOwner(OwnerKey),
+    /// The kind of this owner is not served any more. Read its definition live: without one the owner does not exist. Pass the result to
+    /// [`Graph::record_owner`], and decide again.
+    GetDefinition {
+        name: String,
+        owner: String,
+    },
+    /// Read each object live, and write it.
+    Write(Vec<ObjectWrite>),
+    /// An owner exists and is not in the graph. If it was created and is deleted while the watch of its kind is re-established, no event
+    /// reports that: decide again, rate-limited, until it is in the graph (upstream: attemptToDeleteWorker on a node that is not observed,
+    /// kubernetes issue 56121).
+    Requeue,
 }
 
-/// An object that is named as owner but not in the picture.
+/// An owner that is not in the graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct OwnerKey {
     pub kind: Kind,
     pub key: ObjectKey,
     pub uid: String,
 }
 
-/// One change of one object, which is to be read first.
+impl OwnerKey {
+    /// Whether this owner exists, by the response to a live read. The error is one that does not answer that.
+    pub fn exists(&self, response: Result<&Object, Error>) -> Result<bool, Error> {
+        match response {
+            Ok(live) => Ok(live.uid() == self.uid),
+            Err(error) if is_absent(&error, &self.key.name) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Whether the error says that the object of this name does not exist. Another 404 says that the server does not serve the kind, or not
+/// this version of it any more, whose objects may exist: kube-controller-manager would delete their dependents
+/// (`isDangling` in garbagecollector.go).
+pub fn is_absent(error: &Error, name: &str) -> bool {
+    let details = error.status().details.as_ref();
+    error.is_not_found() && details.is_some_and(|details| details.name.as_deref() == Some(name))
+}
+
+/// A write of an object, which has to be read live first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Todo {
+pub struct ObjectWrite {
     pub kind: Kind,
     pub key: ObjectKey,
     pub uid: String,
-    pub change: TodoChange,
+    pub change: WriteKind,
 }
 
-/// See [`Todo`].
+/// See [`ObjectWrite`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TodoChange {
+pub enum WriteKind {
     Delete(Dependents),
     RemoveOwners(BTreeSet<String>),
     RemoveFinalizer(&'static str),
@@ -86,29 +118,39 @@ pub enum TodoChange {
 #[derive(Default)]
 pub struct Graph {
     nodes: BTreeMap<String, Node>,
-    /// By owner's uid, whether the owner is known or not.
+    /// By the owner's uid, whether the owner is in the graph or not.
     dependents: BTreeMap<String, BTreeSet<String>>,
-    /// Kinds that users brought, by group and kind.
+    /// The kinds of custom resources, by group and kind.
     custom: BTreeMap<(String, String), Kind>,
-    gone: BTreeSet<String>,
-    gone_order: std::collections::VecDeque<String>,
+    /// The kinds of custom resources that were removed and not added again.
+    removed_kinds: BTreeMap<(String, String), Kind>,
+    absent_owners: BTreeSet<String>,
+    absent_order: std::collections::VecDeque<String>,
 }
 
 impl Graph {
-    /// A kind that users brought is served: the uids of those whose owners are of it, and may be asked for now.
-    pub fn know(&mut self, kind: &Kind) -> Vec<String> {
-        self.custom
-            .insert((kind.group().to_string(), kind.kind().to_string()), kind.clone());
-        let of_it = |owner: &OwnerReference| owner.kind == kind.kind() && group(owner) == kind.group();
-        let nodes = self.nodes.iter();
-        let waiting = nodes.filter(|(_, node)| node.owners.iter().any(of_it));
-        waiting.map(|(uid, _)| uid.clone()).collect()
+    /// Adds a kind of custom resources; returns the uids of the objects with owners of this kind, which can be read now.
+    pub fn add_kind(&mut self, kind: &Kind) -> Vec<String> {
+        let name = (kind.group().to_string(), kind.kind().to_string());
+        self.removed_kinds.remove(&name);
+        self.custom.insert(name, kind.clone());
+        self.with_owners_of(kind)
     }
 
-    /// It is served no more, or under other names: nobody can say here of its objects whether they are there.
-    pub fn forget(&mut self, kind: &Kind) {
-        self.custom
-            .remove(&(kind.group().to_string(), kind.kind().to_string()));
+    /// The uids of the objects with owners of this kind.
+    fn with_owners_of(&self, kind: &Kind) -> Vec<String> {
+        let of_it = |owner: &OwnerReference| owner.kind == kind.kind() && group(owner) == kind.group();
+        let nodes = self.nodes.iter();
+        let owned = nodes.filter(|(_, node)| node.owners.iter().any(of_it));
+        owned.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Removes a kind that is no longer served, or has other names: whether its objects exist cannot be known here. Returns the uids of the
+    /// objects with owners of this kind: if its definition was deleted, these owners do not exist.
+    pub fn remove_kind(&mut self, kind: &Kind) -> Vec<String> {
+        let name = (kind.group().to_string(), kind.kind().to_string());
+        self.custom.remove(&name);
+        self.removed_kinds.insert(name, kind.clone());
         let of_it = |node: &Node| node.kind.group() == kind.group() && node.kind.kind() == kind.kind();
         let lost: Vec<String> = self
             .nodes
@@ -121,14 +163,15 @@ impl Graph {
                 self.unlink(&owner.uid, &uid);
             }
         }
+        self.with_owners_of(kind)
     }
 
-    /// Takes in an object as it is; the uids to look at because of it.
+    /// Adds or updates an object; returns the uids to enqueue.
     pub fn put(&mut self, object: &Object) -> Vec<String> {
         let meta = object.metadata();
-        let has = |finalizer: &str| finalizer::is_held(meta, finalizer);
-        // Most updates (heartbeats, statuses) say nothing new about owners or endings: as in Kubernetes nobody looks again.
-        // But for those whose owner has not been seen yet, which may have gone while nobody was told.
+        let has = |finalizer: &str| finalizer::contains(meta, finalizer);
+        // Most updates (heartbeats, statuses) change neither owners nor the deletion: as in Kubernetes they enqueue nothing.
+        // Except objects whose owner has not been seen yet: it may have been deleted without an event.
         if let Some(known) = self.nodes.get(object.uid())
             && known.kind == *object.kind()
             && (known.key.namespace.as_str(), known.key.name.as_str()) == (object.namespace(), object.name())
@@ -152,7 +195,7 @@ impl Graph {
             orphaning: has(ORPHAN),
         };
         let begins_to_wait = node.deleting && (node.foreground || node.orphaning);
-        let mut look = Vec::new();
+        let mut to_process = Vec::new();
         let old = self.nodes.remove(&uid);
         let had: Vec<String> = old
             .iter()
@@ -168,40 +211,45 @@ impl Graph {
                 .or_default()
                 .insert(uid.clone());
         }
-        // An owner that waits for this one may wait no longer.
-        look.extend(
+        // An owner that waits for this object may no longer have to.
+        to_process.extend(
             had.into_iter()
                 .filter(|owner| self.nodes.get(owner).is_some_and(Node::waits_for_dependents)),
         );
         if !node.owners.is_empty() || begins_to_wait {
-            look.push(uid.clone());
+            to_process.push(uid.clone());
         }
         if node.waits_for_dependents() {
-            look.extend(self.dependents.get(&uid).into_iter().flatten().cloned());
+            to_process.extend(self.dependents.get(&uid).into_iter().flatten().cloned());
         }
         self.nodes.insert(uid, node);
-        look
+        to_process
     }
 
-    /// An object has gone for good; the uids to look at because of it.
+    /// Removes an object that was deleted; returns the uids to enqueue.
+    ///
+    /// A custom resource is read live before its dependents are deleted: when a definition is deleted, all objects of its kind are
+    /// reported as deleted, among them those that the informer has already received of the next definition of its name. Once the kind is
+    /// not served any more, its definition is read instead.
     pub fn remove(&mut self, uid: &str) -> Vec<String> {
-        let mut look: Vec<String> = self.dependents.get(uid).into_iter().flatten().cloned().collect();
-        if let Some(node) = self.nodes.remove(uid) {
-            for owner in &node.owners {
-                self.unlink(&owner.uid, uid);
-                if self.nodes.get(&owner.uid).is_some_and(Node::waits_for_dependents) {
-                    look.push(owner.uid.clone());
-                }
+        let mut to_process: Vec<String> = self.dependents.get(uid).into_iter().flatten().cloned().collect();
+        let node = self.nodes.remove(uid);
+        for owner in node.iter().flat_map(|node| &node.owners) {
+            self.unlink(&owner.uid, uid);
+            if self.nodes.get(&owner.uid).is_some_and(Node::waits_for_dependents) {
+                to_process.push(owner.uid.clone());
             }
         }
-        self.remember_gone(uid);
-        look
+        if node.is_none_or(|node| node.kind.ops.custom().is_none()) {
+            self.add_absent_owner(uid);
+        }
+        to_process
     }
 
-    /// The API's answer about an owner that was asked for.
-    pub fn answered(&mut self, uid: &str, there: bool) {
+    /// Records whether an owner that was read exists.
+    pub fn record_owner(&mut self, uid: &str, there: bool) {
         if !there {
-            self.remember_gone(uid);
+            self.add_absent_owner(uid);
         }
     }
 
@@ -214,19 +262,19 @@ impl Graph {
         }
     }
 
-    fn remember_gone(&mut self, uid: &str) {
-        if self.gone.insert(uid.to_string()) {
-            self.gone_order.push_back(uid.to_string());
+    fn add_absent_owner(&mut self, uid: &str) {
+        if self.absent_owners.insert(uid.to_string()) {
+            self.absent_order.push_back(uid.to_string());
         }
-        while self.gone_order.len() > GONE_KEPT {
-            if let Some(oldest) = self.gone_order.pop_front() {
-                self.gone.remove(&oldest);
+        while self.absent_order.len() > ABSENT_OWNER_CACHE_SIZE {
+            if let Some(oldest) = self.absent_order.pop_front() {
+                self.absent_owners.remove(&oldest);
             }
         }
     }
 
-    /// What is to be done about this object. `there` are owners that the API has just said are there.
-    pub fn look(&self, uid: &str, there: &BTreeSet<String>) -> Work {
+    /// Decides about this object (upstream: attemptToDeleteItem). `there` are the owners that a live read has just found.
+    pub fn decide(&self, uid: &str, there: &BTreeSet<String>) -> Work {
         let Some(node) = self.nodes.get(uid) else {
             return Work::Nothing;
         };
@@ -240,7 +288,8 @@ impl Graph {
             return Work::Nothing;
         }
         let mut solid = false;
-        let mut gone = BTreeSet::new();
+        let mut unobserved = false;
+        let mut absent = BTreeSet::new();
         let mut waiting = BTreeSet::new();
         for owner in &node.owners {
             match self.nodes.get(&owner.uid) {
@@ -251,19 +300,33 @@ impl Graph {
                         solid = true;
                     }
                 }
-                _ if there.contains(&owner.uid) => solid = true,
-                _ if self.gone.contains(&owner.uid) => {
-                    gone.insert(owner.uid.clone());
+                _ if there.contains(&owner.uid) => {
+                    solid = true;
+                    unobserved = true;
                 }
-                _ => match self.asked(owner, node) {
-                    Some(asked) => return Work::Ask(asked),
-                    // A kind that is not served here: nobody can say that it is gone.
-                    None => solid = true,
+                _ if self.absent_owners.contains(&owner.uid) => {
+                    absent.insert(owner.uid.clone());
+                }
+                _ => match self.owner_key(owner, node) {
+                    Some(key) => return Work::GetOwner(key),
+                    None => match self
+                        .removed_kinds
+                        .get(&(group(owner).to_string(), owner.kind.clone()))
+                    {
+                        Some(kind) => {
+                            return Work::GetDefinition {
+                                name: custom::definition_name(kind),
+                                owner: owner.uid.clone(),
+                            };
+                        }
+                        // Its kind is not known here: the owner counts as existing.
+                        None => solid = true,
+                    },
                 },
             }
         }
-        let todo = |change| {
-            Work::Do(vec![Todo {
+        let write = |change| {
+            Work::Write(vec![ObjectWrite {
                 kind: node.kind.clone(),
                 key: node.key.clone(),
                 uid: uid.to_string(),
@@ -271,16 +334,17 @@ impl Graph {
             }])
         };
         if solid {
-            gone.extend(waiting);
-            if gone.is_empty() {
-                return Work::Nothing;
+            absent.extend(waiting);
+            if absent.is_empty() {
+                return if unobserved { Work::Requeue } else { Work::Nothing };
             }
-            return todo(TodoChange::RemoveOwners(gone));
+            // The update enqueues the object again.
+            return write(WriteKind::RemoveOwners(absent));
         }
         let has_dependents = self.dependents.contains_key(uid);
-        // An owner waits for this one, and this one has dependents that must not be overtaken.
+        // An owner waits for this object, whose own dependents have to be deleted before it.
         if !waiting.is_empty() && has_dependents {
-            return todo(TodoChange::Delete(Dependents::Foreground));
+            return write(WriteKind::Delete(Dependents::Foreground));
         }
         let dependents = if node.orphaning {
             Dependents::Orphan
@@ -289,10 +353,10 @@ impl Graph {
         } else {
             Dependents::Background
         };
-        todo(TodoChange::Delete(dependents))
+        write(WriteKind::Delete(dependents))
     }
 
-    fn asked(&self, owner: &OwnerReference, dependent: &Node) -> Option<Asked> {
+    fn owner_key(&self, owner: &OwnerReference, dependent: &Node) -> Option<OwnerKey> {
         let built_in = registry::by_kind(&owner.api_version, &owner.kind);
         let custom = || self.custom.get(&(group(owner).to_string(), owner.kind.clone()));
         let kind = built_in.or_else(custom)?;
@@ -301,16 +365,16 @@ impl Graph {
         } else {
             String::new()
         };
-        Some(Asked {
+        Some(OwnerKey {
             kind: kind.clone(),
             key: ObjectKey::new(namespace, &owner.name),
             uid: owner.uid.clone(),
         })
     }
 
-    fn todo(&self, uid: &str, change: TodoChange) -> Option<Todo> {
+    fn write(&self, uid: &str, change: WriteKind) -> Option<ObjectWrite> {
         let node = self.nodes.get(uid)?;
-        Some(Todo {
+        Some(ObjectWrite {
             kind: node.kind.clone(),
             key: node.key.clone(),
             uid: uid.to_string(),
@@ -318,29 +382,29 @@ impl Graph {
         })
     }
 
-    /// Takes the owner off all its dependents, then its finalizer.
+    /// Removes the owner reference from all dependents, then the finalizer `orphan`.
     fn orphan(&self, uid: &str, _node: &Node) -> Work {
         let dependents = self.dependents.get(uid).into_iter().flatten();
         let owner = BTreeSet::from([uid.to_string()]);
-        let mut todo: Vec<Todo> = dependents
-            .filter_map(|d| self.todo(d, TodoChange::RemoveOwners(owner.clone())))
+        let mut write: Vec<ObjectWrite> = dependents
+            .filter_map(|d| self.write(d, WriteKind::RemoveOwners(owner.clone())))
             .collect();
-        todo.extend(self.todo(uid, TodoChange::RemoveFinalizer(ORPHAN)));
-        Work::Do(todo)
+        write.extend(self.write(uid, WriteKind::RemoveFinalizer(ORPHAN)));
+        Work::Write(write)
     }
 
-    /// Takes the finalizer off when no dependent that blocks is left. (The dependents themselves are looked at on their
-    /// own.) Those that wait, in the end, for this very object do not count: somebody in a circle has to go first.
+    /// Removes the finalizer `foregroundDeletion` when no blocking dependent is left. (The dependents are processed on their own.)
+    /// Dependents that wait, directly or indirectly, for this object do not count: in a circle one object has to be deleted first.
     fn foreground(&self, uid: &str, _node: &Node) -> Work {
         let mut blocking = self.blocking(uid);
         if blocking.any(|dependent| !self.waits_for(dependent, uid)) {
             return Work::Nothing;
         }
-        let todo = self.todo(uid, TodoChange::RemoveFinalizer(FOREGROUND));
-        todo.map_or(Work::Nothing, |t| Work::Do(vec![t]))
+        let write = self.write(uid, WriteKind::RemoveFinalizer(FOREGROUND));
+        write.map_or(Work::Nothing, |t| Work::Write(vec![t]))
     }
 
-    /// The dependents that have to be gone before `owner` goes.
+    /// The dependents that block the deletion of `owner`.
     fn blocking<'a>(&'a self, owner: &'a str) -> impl Iterator<Item = &'a str> {
         let dependents = self.dependents.get(owner).into_iter().flatten();
         dependents.map(String::as_str).filter(move |dependent| {
@@ -351,11 +415,11 @@ impl Graph {
         })
     }
 
-    /// Whether `uid` waits for `other`, itself or through those it waits for.
+    /// Whether `uid` waits for `other`, directly or indirectly.
     fn waits_for(&self, uid: &str, other: &str) -> bool {
         let mut seen = BTreeSet::new();
-        let mut look = vec![uid];
-        while let Some(uid) = look.pop() {
+        let mut to_process = vec![uid];
+        while let Some(uid) = to_process.pop() {
             if !self.nodes.get(uid).is_some_and(Node::waits_for_dependents) || !seen.insert(uid) {
                 continue;
             }
@@ -363,14 +427,14 @@ impl Graph {
                 if next == other {
                     return true;
                 }
-                look.push(next);
+                to_process.push(next);
             }
         }
         false
     }
 }
 
-/// Whether the reference is to this object: the uid alone can be made up.
+/// Whether the reference is to this object: the uid alone could be forged.
 fn names(owner: &OwnerReference, dependent: &Node, known: &Node) -> bool {
     owner.kind == known.kind.kind()
         && group(owner) == known.kind.group()
@@ -382,15 +446,15 @@ fn group(owner: &OwnerReference) -> &str {
     owner.api_version.split_once('/').map_or("", |(group, _)| group)
 }
 
-/// The action that carries a [`Todo`] out on the object as the API has it; `None` if there is nothing to be done any
-/// more. Its resourceVersion is the precondition: what changes meanwhile is looked at again.
-pub fn action(todo: &Todo, live: &Object) -> Option<Action> {
-    if live.uid() != todo.uid {
+/// The action for an [`ObjectWrite`] on the live object; `None` if it is no longer needed. The resourceVersion is the
+/// precondition: after a change in between the object is processed again.
+pub fn action(write: &ObjectWrite, live: &Object) -> Option<Action> {
+    if live.uid() != write.uid {
         return None;
     }
     let meta = live.metadata();
-    match &todo.change {
-        TodoChange::Delete(dependents) => {
+    match &write.change {
+        WriteKind::Delete(dependents) => {
             if meta.deletion_timestamp.is_some() {
                 return None;
             }
@@ -400,7 +464,7 @@ pub fn action(todo: &Todo, live: &Object) -> Option<Action> {
                 ..Delete::of(live)
             }))
         }
-        TodoChange::RemoveOwners(uids) => {
+        WriteKind::RemoveOwners(uids) => {
             let owned = |meta: &ObjectMeta| {
                 meta.owner_references
                     .iter()
@@ -415,8 +479,8 @@ pub fn action(todo: &Todo, live: &Object) -> Option<Action> {
                 })
             })
         }
-        TodoChange::RemoveFinalizer(finalizer) => finalizer::is_held(meta, finalizer)
-            .then(|| edit(live, |meta| finalizer::release(meta, finalizer))),
+        WriteKind::RemoveFinalizer(finalizer) => finalizer::contains(meta, finalizer)
+            .then(|| edit(live, |meta| finalizer::remove(meta, finalizer))),
     }
 }
 

@@ -1,7 +1,6 @@
-//! Revisions of a pod template as ControllerRevisions: what `kubectl rollout undo` goes back to for StatefulSets and
-//! DaemonSets.
+//! Revisions of a pod template as ControllerRevisions, for `kubectl rollout undo` of StatefulSets and DaemonSets.
 //!
-//! A revision's data is a patch that puts the template back; its name is the owner's and a hash of that data, so that
+//! A revision's data is a patch that restores the template; its name is the owner's name and a hash of the data, so that
 //! the same template is the same revision after a restart.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,12 +20,12 @@ use crate::controller::View;
 use crate::deployment::template::encode_safely;
 use crate::owner::{Claimed, claim_if, controller_of, controller_reference};
 
-/// The label by which a pod and a revision name the template they are of.
+/// The label of pods and revisions with the hash of their template.
 pub const REVISION_HASH: &str = "controller-revision-hash";
-/// Longest beginning of a revision's name, so that name and hash stay under 253 bytes.
+/// The length of the owner's name in a revision's name, so that name and hash stay under 253 bytes.
 const NAME_BYTES: usize = 223;
 
-/// The template as it stands in a revision.
+/// The data of a revision: the patch for the template.
 pub fn data(template: &PodTemplateSpec) -> Value {
     let mut template = match serde_json::to_value(template) {
         Ok(value) => value,
@@ -38,7 +37,7 @@ pub fn data(template: &PodTemplateSpec) -> Value {
     json!({"spec": {"template": template}})
 }
 
-/// The template that a revision puts back; `None` if its data is not that of a template.
+/// The template of a revision; `None` if its data is not that of a template.
 pub fn template_of(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
     let mut template = revision.data.as_ref()?.0.pointer("/spec/template")?.clone();
     if let Value::Object(map) = &mut template {
@@ -47,7 +46,7 @@ pub fn template_of(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
     serde_json::from_value(template).ok()
 }
 
-/// FNV-1, 32 bits, of the data and the number of collisions, in letters that form no words.
+/// FNV-1, 32 bits, of the data and the number of collisions, in letters that form no words (SafeEncodeString).
 fn hash(data: &Value, collisions: i32) -> String {
     let text = data.to_string();
     let mut hash: u32 = 0x811c_9dc5;
@@ -58,12 +57,12 @@ fn hash(data: &Value, collisions: i32) -> String {
 }
 
 fn name(owner: &str, hash: &str) -> String {
-    // Names are ASCII; what is not is left whole, and refused by the API.
+    // Names are ASCII; another one is left whole, and the API server rejects it.
     let prefix = owner.get(..NAME_BYTES).unwrap_or(owner);
     format!("{prefix}-{hash}")
 }
 
-/// The history of an owner: what it controls and what it may take up, oldest first.
+/// The history of an owner: the revisions that it controls and those that it adopts, oldest first.
 pub fn list(view: &dyn View, owner: &Object, selector: &Selector) -> Claimed<ControllerRevision> {
     let mut known: Vec<Shared<ControllerRevision>> = view.controlled_by_as(owner.uid());
     known.extend(view.orphans_as(owner.namespace()));
@@ -82,14 +81,14 @@ pub fn list(view: &dyn View, owner: &Object, selector: &Selector) -> Claimed<Con
     claimed
 }
 
-/// Which revision the owner's template is, and what has to be written for that.
+/// The revision of the owner's template, and the write that it needs.
 pub struct Update {
     pub revision: ControllerRevision,
     pub collisions: i32,
     pub action: Option<Action>,
 }
 
-/// Finds the template among the revisions, oldest first, or makes a new one. One that is there but not the newest gets the next
+/// Finds the template among the revisions, oldest first, or creates a new one. An existing one that is not the newest gets the next
 /// number: that is a rollback.
 pub fn update(
     view: &dyn View,
@@ -124,7 +123,7 @@ pub fn update(
         if let Some(taken) = view.get(&registry::CONTROLLER_REVISION, owner.namespace(), &name)
             && controller_of(taken.metadata()).is_none_or(|c| c.uid != owner.uid())
         {
-            // Somebody else's, or an old owner's of this name that is still to be collected.
+            // It belongs to another owner, or to a former one of this name and is not garbage-collected yet.
             collisions = collisions.saturating_add(1);
             continue;
         }
@@ -155,7 +154,7 @@ pub fn update(
     }
 }
 
-/// The oldest revisions beyond the limit that no pod and no status names.
+/// Deletes the oldest revisions beyond the limit that are not live: that no pod and no status names.
 pub fn truncate(
     revisions: &[Shared<ControllerRevision>],
     live: &BTreeSet<String>,
@@ -169,11 +168,13 @@ pub fn truncate(
         .filter(|r| !live.contains(r.object().name()))
         .collect();
     let surplus = old.len().saturating_sub(limit);
-    let gone = old.into_iter().take(surplus);
-    gone.map(|r| Action::Delete(Delete::of(r.object()))).collect()
+    let surplus_revisions = old.into_iter().take(surplus);
+    surplus_revisions
+        .map(|r| Action::Delete(Delete::of(r.object())))
+        .collect()
 }
 
-/// The value of a label, or nothing.
+/// The value of a label, or `""`.
 pub fn label<'a>(labels: Option<&'a BTreeMap<String, String>>, key: &str) -> &'a str {
     labels.and_then(|l| l.get(key)).map_or("", String::as_str)
 }
@@ -183,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_revision_puts_back_the_template_it_was_made_of() {
+    fn a_revision_restores_the_template_that_it_was_created_from() {
         let template: PodTemplateSpec = serde_json::from_value(json!({
             "metadata": {"labels": {"app": "db"}}, "spec": {"containers": [{"name": "c", "image": "i"}]},
         }))

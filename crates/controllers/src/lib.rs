@@ -1,14 +1,14 @@
-//! The deciding half of the controllers: plain functions from what is known to what is to be done.
+//! The deciding half of the controllers: plain functions from a snapshot of the caches to actions.
 //!
-//! No IO, no clock, no randomness: a controller reads a [`View`], is told the time, and answers [`Action`]s that carry
-//! what they were decided on (uid, resourceVersion). The driver in `control` carries them out.
-//! To add a controller: one file (or folder), one line in [`all`].
+//! No IO, no clock, no randomness: a controller reads a [`View`], gets the time as an argument, and returns [`Action`]s with the
+//! preconditions that they were decided on (uid, resourceVersion). The driver in `control` carries them out.
+//! To add a controller: one file (or directory), one line in [`all`].
 //!
 //! # Where things are
 //!
-//! Each controller is a module named for it. Besides: lost nodes are `node/` and `fencing/`; who has a volume: `attachdetach.rs`,
-//! `csi_attach.rs`; nodes' address ranges and load balancers: `nodeipam/`, `servicelb/`; when TERM may be sent: `endpoint_propagation.rs`
-//! (SPEC B7); claims of devices: `resourceclaim/`; only [`podgc`] can make a `Release`, the action that completes a pod's deletion (SPEC S2).
+//! Each controller is a module named for it. Lost nodes: `node/` and `fencing/`; attachment of volumes: `attachdetach.rs`,
+//! `csi_attach.rs`; podCIDRs and load balancers: `nodeipam/`, `servicelb/`; the endpoint barrier: `endpoint_propagation.rs` (SPEC B7);
+//! ResourceClaims: `resourceclaim/`; only [`podgc`] can create a `Release`, the action that completes a pod's deletion (SPEC S2).
 //! Fence agents are run in `knarr-control`. `docs/controllers.md` lists which of v1.36's controllers there are.
 
 pub mod action;
@@ -26,6 +26,8 @@ pub mod disruption;
 pub mod endpoint_propagation;
 pub mod endpoints;
 pub mod ephemeral_volume;
+#[cfg(feature = "fake")]
+pub mod fake;
 pub mod fencing;
 pub mod garbagecollector;
 pub mod history;
@@ -65,32 +67,32 @@ use k8s_openapi::jiff::tz::TimeZone;
 use knarr_api::k8s_openapi;
 
 pub use action::{Action, Failure};
-pub use controller::{Changed, Context, Controller, View};
+pub use controller::{Context, Controller, ObjectChange, View};
 
-/// What the controllers must be told.
+/// The configuration of the controllers.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The certificates by which pods know the API server, in PEM; without them no namespace gets any.
+    /// The CA bundle of the API server for pods, in PEM; without it namespaces get no `kube-root-ca.crt`.
     pub root_ca: Option<String>,
-    /// How many finished pods may lie about before the oldest are removed; 0 is any number (SPEC L12).
+    /// How many finished pods may exist before the oldest are deleted; 0 means no limit (SPEC L12).
     pub terminated_pod_gc_threshold: usize,
-    /// When a node counts as lost, and how fast its pods are evicted then.
+    /// When a node is lost, and how fast pods are evicted then.
     pub node_lifecycle: node::health::Lifecycle,
-    /// Allocates nodes' ranges of pod addresses; without it nodes bring their own, or another allocates them.
+    /// The allocation of nodes' podCIDRs; without it nodes register with theirs, or another component allocates them.
     pub node_ipam: Option<nodeipam::Config>,
-    /// Gives Services of type LoadBalancer the nodes' addresses; without it another load balancer has to see to them.
+    /// The load balancer that gives Services of type LoadBalancer the nodes' addresses; without it another one has to serve them.
     pub service_load_balancer: Option<servicelb::Config>,
     /// The addresses of the Service `kube-system/kube-dns`, the primary first; none where DNS is disabled.
     pub cluster_dns: Vec<std::net::IpAddr>,
     /// How HorizontalPodAutoscalers are reconciled.
     pub pod_autoscaling: podautoscaling::Settings,
-    /// Looks a time zone up by its IANA name, for CronJobs; the database is the driver's.
+    /// Finds a time zone by its IANA name, for CronJobs; the driver has the database.
     pub time_zone: fn(&str) -> Option<TimeZone>,
-    /// Signs certificates; without it no CertificateSigningRequest is looked at.
+    /// Signs certificates; without it CertificateSigningRequests are neither approved nor signed.
     pub authority: Option<Arc<dyn certificates::Authority>>,
-    /// Signs the tokens of Secrets; without it they get none.
+    /// Signs the tokens of service account token Secrets; without it they get none.
     pub token_signer: Option<Arc<dyn service_account_tokens::TokenSigner>>,
-    /// What no kubelet's serving certificate may name.
+    /// The names and addresses that no kubelet's serving certificate may have.
     pub reserved: certificates::serving_approver::Reserved,
 }
 
@@ -112,7 +114,7 @@ impl Default for Config {
     }
 }
 
-/// Every controller that works on keys.
+/// All controllers that reconcile keys.
 pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     let mut all: Vec<Box<dyn Controller>> = vec![
         Box::new(attachdetach::AttachDetach),
@@ -138,7 +140,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
         Box::new(node::taints::NodeTaints),
         Box::new(persistentvolume::claims::ClaimBinder),
         Box::new(persistentvolume::expansion::VolumeExpansion),
-        Box::new(persistentvolume::local::LocalLeftovers),
+        Box::new(persistentvolume::local::LocalVolumeCleanup),
         Box::new(persistentvolume::local::LocalProvisioner),
         Box::new(persistentvolume::volumes::VolumePhases),
         Box::new(protection::ClaimProtection),
@@ -190,7 +192,7 @@ pub fn all(config: &Config) -> Vec<Box<dyn Controller>> {
     all
 }
 
-/// Every controller that looks at everything now and then.
+/// All controllers that evaluate all objects periodically.
 pub fn sweeps(config: &Config) -> Vec<Box<dyn sweep::Sweep>> {
     let mut all: Vec<Box<dyn sweep::Sweep>> = vec![
         Box::new(node::health::NodeHealth::new(config.node_lifecycle)),

@@ -1,8 +1,8 @@
-//! Namespace: on its deletion, everything in it goes first.
+//! Namespace deletion: first all its content is deleted.
 //!
-//! Pods first, and gone, before anything else: what protects them (network policies above all) outlives them. The
-//! finalizer `kubernetes` is taken off only when the API itself, not a cache, says that nothing is left. What extension
-//! API servers have goes last. While one of them is not available nobody knows what it has, and the namespace stays.
+//! Pods are removed before anything else is deleted: what protects them (network policies above all) outlives them (KEP-5080). The
+//! finalizer `kubernetes` is removed only when a live read, not a cache, shows that nothing is left. The content of extension API
+//! servers is deleted last. While one of them is not available its content is not known, and the namespace stays.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,23 +15,23 @@ use knarr_api::registry;
 use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey, Shared};
 
-use crate::action::{Action, Delete, Dependents, Fact, Failure, Verb};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::action::{Action, Delete, Dependents, Failure, LiveCheck, Verb};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
 const FINALIZER: &str = "kubernetes";
-/// Objects of one kind deleted in one go; the rest follows.
+/// Objects of one kind that are deleted in one sync; the rest follows.
 const DELETE_AT_ONCE: usize = 500;
 
 /// See the module.
 pub struct Namespaces;
 
-/// Whether a namespace is on its way out and takes nothing new.
+/// Whether a namespace is terminating and rejects new objects.
 pub fn is_terminating(namespace: &Namespace) -> bool {
     let phase = namespace.status.as_ref().and_then(|s| s.phase.as_deref());
     namespace.metadata.deletion_timestamp.is_some() || phase == Some("Terminating")
 }
 
-/// Every kind whose objects live, and are deleted, in a namespace.
+/// Every namespaced kind whose objects are stored and can be deleted.
 pub fn contents<'k>() -> impl Iterator<Item = &'k Kind> {
     registry::ALL.iter().copied().filter(|kind| {
         kind.namespaced()
@@ -58,7 +58,7 @@ impl Controller for Namespaces {
         true
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::NAMESPACE) {
             return vec![key];
         }
@@ -100,9 +100,9 @@ impl Controller for Namespaces {
             .filter(|(_, objects)| !objects.is_empty())
             .collect();
 
-        let extensions = Extensions::of(context.view);
+        let extensions = AggregatedApis::of(context.view);
         let mut actions = Vec::new();
-        // Before the status: it says that this failed as long as it does.
+        // Before the status, which reports the failure while it lasts.
         if left.is_empty() && context.failure.is_none() && extensions.are_all_known() {
             actions.push(Action::DeleteExtensionContents {
                 namespace: name.clone(),
@@ -110,32 +110,32 @@ impl Controller for Namespaces {
         }
         let remaining = Remaining::of(&left);
         let status = with_conditions(&namespace, &remaining, &extensions, context.failure, context.now);
-        let is_told = *namespace == status;
-        if !is_told {
+        let is_written = *namespace == status;
+        if !is_written {
             actions.push(Action::update_status(status));
         }
         if context.failure.is_some() {
             return actions;
         }
         if left.is_empty() {
-            if !is_told || !extensions.unavailable.is_empty() {
-                // The status that was just decided on comes back as a change; then it is finished.
+            if !is_written || !extensions.unavailable.is_empty() {
+                // The status that is written here enqueues the key again; then the namespace is finalized.
                 return actions;
             }
             let mut done = (*namespace).clone();
             let spec = done.spec.get_or_insert_default();
             spec.finalizers.get_or_insert_default().retain(|f| f != FINALIZER);
             let none_left = |kind: &Kind| {
-                Action::Require(Fact::NoneLeft {
+                Action::Require(LiveCheck::NoneInNamespace {
                     kind: kind.clone(),
                     namespace: name.clone(),
                 })
             };
             actions.extend(contents().map(none_left));
-            actions.push(Action::Require(Fact::NoCustomLeft {
+            actions.push(Action::Require(LiveCheck::NoCustomResources {
                 namespace: name.clone(),
             }));
-            actions.push(Action::update_part(done, "finalize"));
+            actions.push(Action::update_subresource(done, "finalize"));
             return actions;
         }
         if left.iter().any(|(kind, _)| *kind == &registry::POD) {
@@ -160,16 +160,16 @@ impl Controller for Namespaces {
     }
 }
 
-/// The APIs that extension API servers serve.
-struct Extensions {
+/// The group versions of extension API servers (APIServices).
+struct AggregatedApis {
     any: bool,
-    /// Group versions that nobody can say anything of.
+    /// Group versions whose API server is not available.
     unavailable: Vec<String>,
 }
 
-impl Extensions {
+impl AggregatedApis {
     fn of(view: &dyn View) -> Self {
-        let mut extensions = Extensions {
+        let mut extensions = AggregatedApis {
             any: false,
             unavailable: Vec::new(),
         };
@@ -193,12 +193,12 @@ impl Extensions {
         extensions
     }
 
-    /// There are some, and all of them can be asked.
+    /// Whether there are some, and all of them are available.
     fn are_all_known(&self) -> bool {
         self.any && self.unavailable.is_empty()
     }
 
-    /// Which are not found out, in client-go's words.
+    /// The message about those that are not available, as client-go's ErrGroupDiscoveryFailed.
     fn failure(&self) -> Option<String> {
         let stale = |gv: &String| format!("{gv}: stale GroupVersion discovery: {gv}");
         let all: Vec<String> = self.unavailable.iter().map(stale).collect();
@@ -212,7 +212,7 @@ impl Extensions {
     }
 }
 
-/// What is still there, in words.
+/// The content that is left, as text.
 struct Remaining {
     resources: String,
     finalizers: String,
@@ -249,8 +249,8 @@ impl Remaining {
     }
 }
 
-/// A condition: its type, reason and message when all is well, and what is wrong otherwise.
-type Said = (
+/// A condition: its type, reason and message if there is no error, and the reason and message otherwise.
+type ConditionCase = (
     &'static str,
     (&'static str, &'static str),
     Option<(&'static str, String)>,
@@ -259,12 +259,12 @@ type Said = (
 fn with_conditions(
     namespace: &Shared<Namespace>,
     remaining: &Remaining,
-    extensions: &Extensions,
+    extensions: &AggregatedApis,
     failure: Option<&Failure>,
     now: Timestamp,
 ) -> Namespace {
     let failed = failure.filter(|f| f.verb == Verb::Delete);
-    let all: [Said; 5] = [
+    let all: [ConditionCase; 5] = [
         (
             "NamespaceDeletionDiscoveryFailure",
             ("ResourcesDiscovered", "All resources successfully discovered"),
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_of_kinds_that_users_brought_go_too() {
+    fn custom_resources_are_deleted_too() {
         let mut world = World::default();
         world.put(ending());
         let json = r#"{"metadata": {"name": "w", "namespace": "a", "uid": "u", "resourceVersion": "1"}}"#;
@@ -430,7 +430,7 @@ example.com/v1: stale GroupVersion discovery: example.com/v1"
     }
 
     #[test]
-    fn a_living_namespace_is_left_alone() {
+    fn an_active_namespace_is_not_changed() {
         let mut world = World::default();
         let mut namespace = ending();
         namespace.metadata.deletion_timestamp = None;
@@ -439,7 +439,7 @@ example.com/v1: stale GroupVersion discovery: example.com/v1"
     }
 
     #[test]
-    fn s2_pods_go_first_each_asked_to_end_then_the_rest_then_the_finalizer() {
+    fn s2_pods_are_deleted_first_then_the_rest_then_the_finalizer_is_removed() {
         let mut world = World::default();
         world.put(ending());
         let mut pod = Pod::default();
@@ -478,7 +478,7 @@ example.com/v1: stale GroupVersion discovery: example.com/v1"
 
         pod.metadata.deletion_timestamp = Some(seconds(at(1)));
         world.put(pod);
-        assert_eq!(lines(&run(&mut world)), [""; 0], "the pod is ending: wait");
+        assert_eq!(lines(&run(&mut world)), [""; 0], "the pod is terminating: wait");
 
         world.remove(&registry::POD, "a", "p");
         assert_eq!(

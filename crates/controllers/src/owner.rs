@@ -1,4 +1,4 @@
-//! Who controls what: controller references, and taking up or letting go of objects by a selector.
+//! Controller references, and adopting or releasing objects by a selector (upstream: ControllerRefManager).
 
 use std::collections::BTreeMap;
 
@@ -8,16 +8,16 @@ use knarr_api::registry::Registered;
 use knarr_api::selector::label::Selector;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
-use crate::action::{Action, Fact};
-use crate::controller::{Changed, View};
+use crate::action::{Action, LiveCheck};
+use crate::controller::{ObjectChange, View};
 
-/// The owner that controls an object.
+/// The controller reference of an object (upstream: GetControllerOf).
 pub fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
     let owners = meta.owner_references.as_deref().unwrap_or_default();
     owners.iter().find(|owner| owner.controller == Some(true))
 }
 
-/// A reference that makes `owner` the controller and holds back its foreground deletion.
+/// A controller reference to `owner`, with blockOwnerDeletion.
 pub fn controller_reference(owner: &Object) -> OwnerReference {
     OwnerReference {
         api_version: owner.kind().api_version(),
@@ -29,8 +29,8 @@ pub fn controller_reference(owner: &Object) -> OwnerReference {
     }
 }
 
-/// A selector that selects something: an empty one, or one that does not parse, controls nothing.
-pub fn selecting(selector: &LabelSelector) -> Option<Selector> {
+/// A selector that is not empty and parses; others select nothing.
+pub fn non_empty_selector(selector: &LabelSelector) -> Option<Selector> {
     let labels = selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty);
     let expressions = selector.match_expressions.as_ref().is_none_or(Vec::is_empty);
     if labels && expressions {
@@ -39,22 +39,22 @@ pub fn selecting(selector: &LabelSelector) -> Option<Selector> {
     Selector::from_label_selector(selector).ok()
 }
 
-/// What an owner controls, and what must be written so that it is so.
+/// The objects that an owner controls, and the writes that adopt or release objects.
 pub struct Claimed<T> {
     pub objects: Vec<Shared<T>>,
     pub actions: Vec<Action>,
 }
 
-/// Takes up the orphans that match `selector` and lets go of what no longer does. `candidates` are the owner's objects
-/// and the orphans of its namespace. Taken up are only objects that live, by an owner that is asked for once more at
-/// the API, for its cache may not know yet that it is being deleted.
+/// Adopts the orphans that match `selector` and releases objects that no longer match. `candidates` are the owner's objects and the
+/// orphans of its namespace. Only objects that are not terminating are adopted, by an owner that is read live before, as the cache
+/// may not show yet that it is being deleted.
 pub fn claim<T: Registered>(owner: &Object, selector: &Selector, candidates: Vec<Shared<T>>) -> Claimed<T> {
     claim_if(owner, candidates, |object| {
         selector.matches(object.object().metadata().labels.as_ref())
     })
 }
 
-/// The same by any rule, for owners that look at more than labels.
+/// The same with any predicate, for owners that select by more than labels.
 pub fn claim_if<T: Registered>(
     owner: &Object,
     candidates: Vec<Shared<T>>,
@@ -83,7 +83,7 @@ pub fn claim_if<T: Registered>(
             Some(_) => {}
             None if matches && lives && owner_lives => {
                 if claimed.actions.is_empty() {
-                    claimed.actions.push(Action::Require(Fact::Alive {
+                    claimed.actions.push(Action::Require(LiveCheck::Exists {
                         kind: owner.kind().clone(),
                         key: ObjectKey::of(owner),
                         uid: owner.uid().to_string(),
@@ -101,11 +101,11 @@ pub fn claim_if<T: Registered>(
     claimed
 }
 
-/// The keys of the owners of kind `owner` that a change of one of their objects concerns: those that control or
-/// controlled it, and for an orphan all that could take it up.
+/// The keys of the owners of a kind to enqueue for a change of an object: those that control or controlled it,
+/// and for an orphan all that could adopt it.
 pub fn owners_of<T: Registered>(
     view: &dyn View,
-    changed: Changed<'_>,
+    changed: ObjectChange<'_>,
     selector_of: fn(&T) -> Option<&LabelSelector>,
 ) -> Vec<ObjectKey> {
     let owner: &'static Kind = T::kind_of();
@@ -123,7 +123,7 @@ pub fn owners_of<T: Registered>(
     {
         let labels = new.metadata().labels.as_ref();
         for candidate in view.list_as::<T>(new.namespace()) {
-            let selector = selector_of(&candidate).and_then(selecting);
+            let selector = selector_of(&candidate).and_then(non_empty_selector);
             if selector.is_some_and(|s| s.matches(labels)) {
                 keys.push(ObjectKey::of(candidate.object()));
             }

@@ -1,4 +1,4 @@
-//! What controllers ask of a pod: is it ready, available, active, ending; and a new one from a template.
+//! Predicates on pods: ready, available, active, terminating; and the creation of a pod from a template.
 
 use std::time::Duration;
 
@@ -7,10 +7,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::Object;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 
 use crate::owner::controller_reference;
 
-/// `Pending`, `Running`, `Succeeded`, `Failed`, `Unknown`, or nothing yet.
+/// `Pending`, `Running`, `Succeeded`, `Failed`, `Unknown`, or `""`.
 pub fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or("")
 }
@@ -20,23 +21,18 @@ pub fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
     conditions.iter().find(|c| c.type_ == type_)
 }
 
-/// Whether all its containers have ended for good.
-pub fn is_finished(pod: &Pod) -> bool {
-    matches!(phase(pod), "Succeeded" | "Failed")
-}
-
 pub fn is_deleting(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
-/// Counts as a replica: neither finished nor ending (SPEC T7).
+/// Whether it counts as a replica: neither terminal nor terminating (SPEC T7).
 pub fn is_active(pod: &Pod) -> bool {
-    !is_finished(pod) && !is_deleting(pod)
+    !is_terminal(pod) && !is_deleting(pod)
 }
 
-/// Being deleted, its containers not yet all ended.
+/// Whether it is being deleted and not finished.
 pub fn is_terminating(pod: &Pod) -> bool {
-    !is_finished(pod) && is_deleting(pod)
+    !is_terminal(pod) && is_deleting(pod)
 }
 
 pub fn is_ready(pod: &Pod) -> bool {
@@ -53,7 +49,7 @@ pub fn ready_since(pod: &Pod) -> Option<Timestamp> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Availability {
     Available,
-    /// If it stays ready.
+    /// After this time, if it stays ready.
     In(Duration),
     NotReady,
 }
@@ -83,7 +79,7 @@ pub fn node_name(pod: &Pod) -> &str {
         .unwrap_or("")
 }
 
-/// A pod as `owner` makes it from a template, with a name the API will generate.
+/// A pod of `owner` from a template, with generateName.
 pub fn from_template(owner: &Object, template: &PodTemplateSpec) -> Pod {
     let meta = template.metadata.clone().unwrap_or_default();
     Pod {

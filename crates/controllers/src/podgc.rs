@@ -1,8 +1,8 @@
-//! Pod garbage collection: the only component that removes pods by force, and only where nobody else can (SPEC S2):
-//! pods whose node object no longer exists, pods that were never scheduled and are ending, pods that are ending on a node
-//! with the out-of-service taint. And when too many finished pods lie about, the oldest go (SPEC L12).
+//! Pod garbage collection: the only component that force-deletes pods, and only where no other component completes their deletion
+//! (SPEC S2): pods whose Node does not exist, terminating pods that were never scheduled, and terminating pods on a node with
+//! the out-of-service taint (KEP-2268). And of too many finished pods the oldest are deleted (SPEC L12).
 //!
-//! It looks over all pods again and again, so it looks only at what caches know of each without reading it
+//! It checks all pods periodically, so it reads only fields that the caches have without decoding the object
 //! ([`Object::slim`](knarr_api::Object::slim)).
 
 use std::collections::BTreeMap;
@@ -12,22 +12,21 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::node::OUT_OF_SERVICE;
+use knarr_api::kinds::node::{has_out_of_service_taint, is_ready};
+use knarr_api::kinds::pod::{is_terminal, is_terminal_phase};
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey};
 
-use crate::action::{Action, Fact};
+use crate::action::{Action, LiveCheck};
 use crate::controller::View;
-use crate::node::condition;
-use crate::node::eviction::disrupted;
-use crate::pod;
+use crate::node::eviction::with_disruption_target;
 use crate::sweep::Sweep;
 
-/// How long a node must have been missing before its pods are released.
+/// How long a node must not have existed before its pods are released.
 pub const QUARANTINE: SignedDuration = SignedDuration::from_secs(40);
 const REASON: &str = "DeletionByPodGC";
 
-/// The right to remove one pod by force. Its fields are this room's own, so nobody else can make one:
+/// The permission to force-delete one pod. Its fields are private, so only this module can create one:
 ///
 /// ```compile_fail
 /// use knarr_controllers::action::Release;
@@ -44,7 +43,7 @@ impl Release {
         &self.key
     }
 
-    /// Of the pod that was decided on.
+    /// The uid of the pod that was decided on.
     pub fn uid(&self) -> &str {
         &self.uid
     }
@@ -52,7 +51,7 @@ impl Release {
 
 /// See the module.
 pub struct PodGc {
-    /// Finished pods that may lie about (kube-controller-manager's terminated-pod-gc-threshold).
+    /// How many finished pods may exist (kube-controller-manager's terminated-pod-gc-threshold).
     pub threshold: usize,
     missing_since: BTreeMap<String, Timestamp>,
 }
@@ -84,19 +83,25 @@ impl Sweep for PodGc {
     }
 
     fn sweep(&mut self, view: &dyn View, now: Timestamp) -> Vec<Vec<Action>> {
-        let pods: Vec<Seen> = view.list(&registry::POD, "").into_iter().map(Seen::of).collect();
-        let mut lists = too_many(&pods, self.threshold);
+        let pods: Vec<PodSummary> = view
+            .list(&registry::POD, "")
+            .into_iter()
+            .map(PodSummary::of)
+            .collect();
+        let mut lists = excess_finished(&pods, self.threshold);
         lists.extend(self.orphaned(view, &pods, now));
         for pod in pods.iter().filter(|p| p.deleting) {
             if pod.node.is_empty() {
-                // Nothing of it runs anywhere: nobody else would complete this deletion.
+                // It runs on no node: no other component would complete this deletion.
                 lists.extend(pod.remove(failed));
             } else if let Some(node) = view.get_as::<Node>("", &pod.node)
                 && is_out_of_service(&node)
             {
-                let lost = |p: &Pod| disrupted(&failed(p), REASON, "PodGC: node is out-of-service", now);
-                // Its taint may be off again, and the node back, for all that a cache knows.
-                let sure = Action::Require(Fact::OutOfService {
+                let lost = |p: &Pod| {
+                    with_disruption_target(&failed(p), REASON, "PodGC: node is out-of-service", now)
+                };
+                // The cache may lag: the taint may have been removed and the node be Ready again.
+                let sure = Action::Require(LiveCheck::OutOfService {
                     node: pod.node.clone(),
                 });
                 lists.extend(pod.remove(lost).map(|mut actions| {
@@ -110,7 +115,7 @@ impl Sweep for PodGc {
 }
 
 impl PodGc {
-    fn orphaned(&mut self, view: &dyn View, pods: &[Seen], now: Timestamp) -> Vec<Vec<Action>> {
+    fn orphaned(&mut self, view: &dyn View, pods: &[PodSummary], now: Timestamp) -> Vec<Vec<Action>> {
         let mut missing = BTreeMap::new();
         let mut lists = Vec::new();
         for pod in pods {
@@ -123,12 +128,13 @@ impl PodGc {
             if now.duration_since(since) < QUARANTINE {
                 continue;
             }
-            // The cache may lag: the API itself has to say that there is no such node.
-            let absent = Action::Require(Fact::Absent {
+            // The cache may lag: a live read has to confirm that the node does not exist.
+            let absent = Action::Require(LiveCheck::Absent {
                 kind: registry::NODE.clone(),
                 key: ObjectKey::new("", node),
             });
-            let lost = |p: &Pod| disrupted(&failed(p), REASON, "PodGC: node no longer exists", now);
+            let lost =
+                |p: &Pod| with_disruption_target(&failed(p), REASON, "PodGC: node no longer exists", now);
             lists.extend(pod.remove(lost).map(|mut actions| {
                 actions.insert(0, absent);
                 actions
@@ -139,34 +145,32 @@ impl PodGc {
     }
 }
 
-/// Whether somebody vouches for it that nothing of this node runs any more.
+/// Whether the node has the out-of-service taint: nothing of it runs any more.
 pub fn is_out_of_service(node: &Node) -> bool {
-    let ready = condition(node, "Ready").is_some_and(|c| c.status == "True");
-    let mut taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
-    !ready && taints.any(|t| t.key == OUT_OF_SERVICE)
+    !is_ready(node) && has_out_of_service_taint(node)
 }
 
-/// A pod as far as it is looked at.
-struct Seen {
+/// The fields of a pod that are read.
+struct PodSummary {
     object: Arc<Object>,
     node: String,
     deleting: bool,
     finished: bool,
 }
 
-impl Seen {
+impl PodSummary {
     fn of(object: Arc<Object>) -> Self {
-        // An object that is no pod has neither and is left alone.
+        // An object that is no pod has neither and is skipped.
         let field = |path| object.field(path).unwrap_or_default();
-        Seen {
+        PodSummary {
             node: field("spec.nodeName"),
             deleting: object.metadata().deletion_timestamp.is_some(),
-            finished: matches!(&*field("status.phase"), "Succeeded" | "Failed"),
+            finished: is_terminal_phase(&field("status.phase")),
             object,
         }
     }
 
-    /// Its end by force, with the status that `last` makes of it unless it has ended already.
+    /// Force-deletes the pod, with the status that `last` sets unless it is finished already.
     fn remove(&self, last: impl Fn(&Pod) -> Pod) -> Option<Vec<Action>> {
         let pod: &Pod = self.object.get()?;
         let mut actions = Vec::new();
@@ -186,20 +190,20 @@ impl Seen {
     }
 }
 
-/// The pod with phase Failed, unless it has ended already.
+/// The pod with phase Failed, unless it is finished already.
 fn failed(pod: &Pod) -> Pod {
     let mut changed = pod.clone();
-    if !pod::is_finished(pod) {
+    if !is_terminal(pod) {
         changed.status.get_or_insert_default().phase = Some("Failed".into());
     }
     changed
 }
 
-fn too_many(pods: &[Seen], threshold: usize) -> Vec<Vec<Action>> {
+fn excess_finished(pods: &[PodSummary], threshold: usize) -> Vec<Vec<Action>> {
     if threshold == 0 {
         return Vec::new();
     }
-    let mut finished: Vec<&Seen> = pods.iter().filter(|p| p.finished && !p.deleting).collect();
+    let mut finished: Vec<&PodSummary> = pods.iter().filter(|p| p.finished && !p.deleting).collect();
     let surplus = finished.len().saturating_sub(threshold);
     finished.sort_by_key(|p| {
         let created = p.object.metadata().creation_timestamp.clone();
@@ -211,6 +215,7 @@ fn too_many(pods: &[Seen], threshold: usize) -> Vec<Vec<Action>> {
 
 #[cfg(test)]
 mod tests {
+    use knarr_api::kinds::node::OUT_OF_SERVICE;
     use serde_json::{Value, json};
 
     use super::*;
@@ -236,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn s2_a_pod_whose_node_has_gone_is_released_after_a_quarantine_and_a_live_check() {
+    fn s2_a_pod_whose_node_was_deleted_is_released_after_a_quarantine_and_a_live_read() {
         let mut world = World::default();
         world.put(pod("p", "gone", json!({"phase": "Running"}), false));
         let mut gc = PodGc::new(0);
@@ -250,7 +255,7 @@ mod tests {
                 "release pods a/p"
             ]]
         );
-        // A node that comes back starts the quarantine over.
+        // A node that is created again restarts the quarantine.
         world.put::<Node>(serde_json::from_value(json!({"metadata": {"name": "gone"}})).unwrap());
         assert_eq!(sweep(&mut gc, &world, 60), [[""; 0]; 0]);
         world.remove(&registry::NODE, "", "gone");
@@ -258,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn s2_force_is_for_pods_that_nobody_else_can_end() {
+    fn s2_only_pods_whose_deletion_no_other_component_completes_are_force_deleted() {
         let node = |taint: &str, ready: &str| -> Node {
             serde_json::from_value(json!({
                 "metadata": {"name": "n"},
@@ -298,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn l12_of_too_many_finished_pods_the_oldest_go() {
+    fn l12_of_too_many_finished_pods_the_oldest_are_deleted() {
         let mut world = World::default();
         for n in 0..5 {
             let mut finished = pod(&format!("p{n}"), "", json!({"phase": "Succeeded"}), false);
@@ -315,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn s2_the_last_status_is_failed_and_a_pod_that_has_ended_keeps_its_own() {
+    fn s2_the_last_status_is_failed_and_a_finished_pod_keeps_its_own() {
         for (phase, lines_) in [
             (
                 "Running",

@@ -1,28 +1,28 @@
-//! Storage that is in use stays: a claim until no scheduled pod names it, a volume until it is bound no longer.
+//! Storage object in use protection: a deleted claim is kept until no scheduled pod uses it, a deleted volume while it is bound.
 //!
-//! A finalizer holds both, which admission puts on (StorageObjectInUseProtection) and these two controllers take off.
-//! That no pod uses a claim is checked at the API itself before it is let go: the cache may lag.
+//! A finalizer keeps both, which admission adds (StorageObjectInUseProtection) and these two controllers remove.
+//! That no pod uses a claim is checked by a live read before the finalizer is removed: the cache may lag.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{self, Registered};
 use knarr_api::{Kind, ObjectKey, Shared};
 
-use crate::action::{Action, Fact};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::action::{Action, LiveCheck};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use knarr_api::finalizer;
 
 pub const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
 pub const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";
 
-/// Whether a pod that was scheduled names this claim of its namespace. A kubelet starts no pod whose claim is being
-/// deleted, so pods that are not scheduled do not count.
+/// Whether a scheduled pod uses this claim of its namespace. A kubelet starts no pod whose claim is being deleted, so pods
+/// that are not scheduled do not count.
 pub fn uses(pod: &Pod, claim: &str) -> bool {
     let scheduled = !crate::pod::node_name(pod).is_empty();
     scheduled && claims(pod).any(|name| name == claim)
 }
 
-/// The claims that a pod's volumes are of; generic ephemeral ones are named after pod and volume.
+/// The claims of a pod's volumes; those of generic ephemeral volumes are named after pod and volume.
 pub(crate) fn claims(pod: &Pod) -> impl Iterator<Item = String> {
     let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
     volumes.filter_map(|v| match (&v.persistent_volume_claim, &v.ephemeral) {
@@ -36,9 +36,9 @@ pub(crate) fn claims(pod: &Pod) -> impl Iterator<Item = String> {
     })
 }
 
-/// The steps of every finalizer that guards what is in use: put on while the object lives, taken off once it is being
-/// deleted and `free`, which answers what must hold at the API before (`None`: it is in use).
-pub(crate) fn guard<T: Registered>(
+/// Syncs a protection finalizer: added while the object is not being deleted, removed once it is being deleted and `free`
+/// returns the checks that have to hold before (`None`: it is in use).
+pub(crate) fn sync_finalizer<T: Registered>(
     object: &Shared<T>,
     finalizer: &str,
     free: impl FnOnce() -> Option<Vec<Action>>,
@@ -46,16 +46,16 @@ pub(crate) fn guard<T: Registered>(
     let mut changed = (**object).clone();
     let meta = changed.metadata_mut();
     let deleting = meta.deletion_timestamp.is_some();
-    let mut actions = match (deleting, finalizer::is_held(meta, finalizer)) {
+    let mut actions = match (deleting, finalizer::contains(meta, finalizer)) {
         (true, true) => {
             let Some(sure) = free() else {
                 return Vec::new();
             };
-            finalizer::release(meta, finalizer);
+            finalizer::remove(meta, finalizer);
             sure
         }
         (false, false) => {
-            finalizer::hold(meta, finalizer);
+            finalizer::add(meta, finalizer);
             Vec::new()
         }
         _ => return Vec::new(),
@@ -80,13 +80,13 @@ impl Controller for ClaimProtection {
         vec![&registry::PERSISTENT_VOLUME_CLAIM, &registry::POD]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::PERSISTENT_VOLUME_CLAIM) {
             return vec![key];
         }
-        // Only a pod that goes lets go of its claims.
-        let gone = changed.old.filter(|_| changed.new.is_none());
-        let pod = gone.and_then(|object| object.get::<Pod>());
+        // Only a deleted pod stops using its claims.
+        let deleted = changed.old.filter(|_| changed.new.is_none());
+        let pod = deleted.and_then(|object| object.get::<Pod>());
         pod.into_iter()
             .flat_map(|pod| {
                 let namespace = pod.metadata.namespace.clone().unwrap_or_default();
@@ -100,10 +100,10 @@ impl Controller for ClaimProtection {
         let Some(claim) = context.view.get_as::<PersistentVolumeClaim>(namespace, name) else {
             return Vec::new();
         };
-        guard(&claim, CLAIM_FINALIZER, || {
+        sync_finalizer(&claim, CLAIM_FINALIZER, || {
             let pods = context.view.list_as::<Pod>(namespace);
             let used = pods.iter().any(|pod| uses(pod, name));
-            let unused = Fact::Unused {
+            let unused = LiveCheck::ClaimUnused {
                 claim: context.key.clone(),
             };
             (!used).then(|| vec![Action::Require(unused)])
@@ -127,7 +127,7 @@ impl Controller for VolumeProtection {
         vec![&registry::PERSISTENT_VOLUME]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         changed.key_of(&registry::PERSISTENT_VOLUME).into_iter().collect()
     }
 
@@ -136,7 +136,7 @@ impl Controller for VolumeProtection {
             return Vec::new();
         };
         let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
-        guard(&volume, VOLUME_FINALIZER, || {
+        sync_finalizer(&volume, VOLUME_FINALIZER, || {
             (phase != Some("Bound")).then(Vec::new)
         })
     }

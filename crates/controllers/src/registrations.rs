@@ -1,11 +1,11 @@
-//! Under which names and accounts controllers act, and which kinds wake them.
+//! The names and service accounts of the controllers, and the kinds that they watch.
 //!
-//! Names are in the events that users see, accounts have the ClusterRoles `system:controller:…`, and of a kind that is not watched
-//! nothing is known: `registrations.txt` has a line for each, `name as account: kinds`.
+//! Names are in events that users see, service accounts have the ClusterRoles `system:controller:…`, and the caches have only
+//! watched kinds: `registrations.txt` has a line for each controller, `name as account: kinds`.
 
 use crate::{Config, all, sweeps};
 
-/// More kinds than this are watched by controllers of whole namespaces only.
+/// Only controllers of whole namespaces watch more kinds than this.
 const FEW: usize = 10;
 
 fn line(name: &str, account: &str, watches: &[&'static knarr_api::Kind]) -> String {

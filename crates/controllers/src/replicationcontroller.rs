@@ -1,4 +1,4 @@
-//! ReplicationController: what ReplicaSet is, with a selector of labels only. It prefers availability as that does (SPEC S8).
+//! ReplicationController: as ReplicaSet, with a map of labels as selector. It prefers availability as well (SPEC S8).
 
 use k8s_openapi::api::core::v1::{
     Pod, ReplicationController, ReplicationControllerCondition, ReplicationControllerStatus,
@@ -11,8 +11,8 @@ use knarr_api::time;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use crate::action::Action;
-use crate::controller::{Changed, Context, Controller, View};
-use crate::owner::{claim, controller_of, selecting};
+use crate::controller::{Context, Controller, ObjectChange, View};
+use crate::owner::{claim, controller_of, non_empty_selector};
 use crate::pod::{self, Availability};
 use crate::replicaset::{count, failed, manage};
 
@@ -24,7 +24,7 @@ fn selector_of(controller: &ReplicationController) -> Option<Selector> {
         match_labels: controller.spec.as_ref()?.selector.clone(),
         match_expressions: None,
     };
-    selecting(&selector)
+    non_empty_selector(&selector)
 }
 
 impl Controller for ReplicationControllers {
@@ -40,7 +40,7 @@ impl Controller for ReplicationControllers {
         vec![&registry::REPLICATION_CONTROLLER, &registry::POD]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::REPLICATION_CONTROLLER) {
             return vec![key];
         }
@@ -80,8 +80,8 @@ impl Controller for ReplicationControllers {
         let mut actions = Vec::new();
         if context.failure.is_none() && set.metadata.deletion_timestamp.is_none() {
             actions = claimed.actions;
-            let wanted = spec.replicas.unwrap_or(1);
-            actions.extend(manage(context, owner, wanted, spec.template.as_ref(), &pods));
+            let desired = spec.replicas.unwrap_or(1);
+            actions.extend(manage(context, owner, desired, spec.template.as_ref(), &pods));
         }
         let status = status(&set, &pods, context);
         if set.status.as_ref() != Some(&status) {
@@ -125,7 +125,7 @@ fn status(
     let (failures, mut conditions): (Vec<_>, Vec<_>) =
         old.into_iter().partition(|c| c.type_ == "ReplicaFailure");
     if let Some((reason, failure)) = context.failure.and_then(failed) {
-        // The first failure stays until it is over.
+        // The first failure is kept while it lasts.
         conditions.push(
             failures
                 .into_iter()
@@ -162,7 +162,7 @@ mod tests {
     use crate::world::{World, at, lines, updated};
 
     #[test]
-    fn s8_a_pod_that_ends_is_replaced_while_it_still_runs() {
+    fn s8_a_terminating_pod_is_replaced_while_it_still_runs() {
         let mut world = World::default();
         let set: ReplicationController = serde_json::from_value(json!({
             "metadata": {"namespace": "a", "name": "rc", "generation": 1},
@@ -170,7 +170,7 @@ mod tests {
         }))
         .unwrap();
         world.put(set);
-        let look = |world: &mut World| {
+        let sync = |world: &mut World| {
             let actions = world.run(&ReplicationControllers, ("a", "rc"), at(0));
             world.take(&actions);
             (
@@ -178,8 +178,8 @@ mod tests {
                 lines(&actions),
             )
         };
-        assert_eq!(look(&mut world).1[0], "create 2 pods a/rc-*");
-        let (status, done) = look(&mut world);
+        assert_eq!(sync(&mut world).1[0], "create 2 pods a/rc-*");
+        let (status, done) = sync(&mut world);
         assert_eq!(done, ["update replicationcontrollers/status a/rc"]);
         let status = status.unwrap().status.unwrap();
         assert_eq!(
@@ -194,6 +194,6 @@ mod tests {
         let mut ending = (*view.list_as::<Pod>("a")[0]).clone();
         ending.metadata.deletion_timestamp = Some(time::seconds(at(30)));
         world.put(ending);
-        assert_eq!(look(&mut world).1[0], "create 1 pods a/rc-*");
+        assert_eq!(sync(&mut world).1[0], "create 1 pods a/rc-*");
     }
 }

@@ -1,7 +1,7 @@
-//! ResourceQuotas say what their namespaces may hold and hold: `status.hard` follows the spec, `status.used` is counted.
+//! ResourceQuota: `status.hard` follows the spec, `status.used` is recalculated.
 //!
-//! Admission charges for what is added; here is counted what is left when objects go, end or change of themselves, and
-//! everything anew now and then. How objects are counted stands in [`knarr_api::quota`].
+//! Admission charges quotas for created objects; here usage is recalculated when objects are deleted, finish or change otherwise,
+//! and periodically. [`knarr_api::quota`] counts the objects.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use knarr_api::registry::{DEVICE_CLASS, RESOURCE_QUOTA};
 use knarr_api::{Kind, ObjectKey, k8s_openapi};
 
 use crate::action::Action;
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
-/// How often everything is counted anew (kube-controller-manager: `--resource-quota-sync-period`).
+/// How often usage is recalculated (kube-controller-manager: `--resource-quota-sync-period`).
 const RESYNC: Duration = Duration::from_secs(5 * 60);
 
-/// How soon a quota is looked at again that limits a kind which is not served: its users may be about to bring it.
+/// When a quota is requeued that limits a resource that is not served: a CustomResourceDefinition for it may follow.
 const UNKNOWN: Duration = Duration::from_secs(10);
 
 /// See the module.
@@ -42,7 +42,7 @@ impl Controller for ResourceQuotas {
         true
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         let mut keys = Vec::new();
         if let (Some(key), Some(new)) = (changed.key_of(&RESOURCE_QUOTA), changed.new)
             && changed.old.is_none_or(|old| limits_changed(old.get(), new.get()))
@@ -52,7 +52,7 @@ impl Controller for ResourceQuotas {
         let Some(object) = changed.object() else {
             return keys;
         };
-        // What is added has been charged for.
+        // Admission has charged for created objects.
         if changed.old.is_none() {
             return keys;
         }
@@ -63,11 +63,13 @@ impl Controller for ResourceQuotas {
         let Some(evaluator) = Evaluator::of(changed.kind) else {
             return keys;
         };
-        let frees = match (changed.old, changed.new) {
-            (Some(old), Some(new)) => old.uid() != new.uid() || evaluator.frees(old.typed(), new.typed()),
+        let reduces_usage = match (changed.old, changed.new) {
+            (Some(old), Some(new)) => {
+                old.uid() != new.uid() || evaluator.reduces_usage(old.typed(), new.typed())
+            }
             _ => true,
         };
-        if frees {
+        if reduces_usage {
             let counted =
                 |quota: &ResourceQuota| quota::hard(quota).keys().any(|name| evaluator.counts(name));
             let all = quotas.iter().filter(|quota| counted(quota));
@@ -97,7 +99,7 @@ impl Controller for ResourceQuotas {
         let unknown = |name: &String| name.starts_with("count/") && !counted.contains_key(name);
         let wait = if hard.keys().any(unknown) { UNKNOWN } else { RESYNC };
         let resync = Action::RequeueAfter(wait);
-        // What nobody here can count stays as it is.
+        // Usage of resources that are not served is not changed.
         let kept = before.iter().filter(|(name, _)| hard.contains_key(*name));
         let mut used: Amounts = kept.map(|(name, amount)| (name.clone(), *amount)).collect();
         used.extend(counted);
@@ -105,11 +107,11 @@ impl Controller for ResourceQuotas {
         if current && amounts(status.hard.as_ref()) == hard && before == used {
             return vec![resync];
         }
-        let mut told = (*quota).clone();
-        let status = told.status.get_or_insert_default();
+        let mut updated = (*quota).clone();
+        let status = updated.status.get_or_insert_default();
         status.hard = Some(wire(hard));
         status.used = Some(wire(used));
-        vec![Action::update_status(told), resync]
+        vec![Action::update_status(updated), resync]
     }
 }
 
@@ -120,8 +122,7 @@ fn wire(amounts: Amounts) -> BTreeMap<String, Wire> {
         .collect()
 }
 
-/// Whether the status does not speak of the limits any more. Other changes of a status are admission's or this
-/// controller's own.
+/// Whether `status.hard` differs from the spec. Other changes of the status are made by admission or this controller.
 fn limits_changed(old: Option<&ResourceQuota>, new: Option<&ResourceQuota>) -> bool {
     let (Some(old), Some(new)) = (old, new) else {
         return true;
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_says_what_is_allowed_and_what_is_there() {
+    fn the_status_has_the_limits_and_the_usage() {
         let mut world = World::default();
         world.put(pod("a", "Running"));
         world.put(pod("b", "Succeeded"));
@@ -172,11 +173,11 @@ mod tests {
             lines(&actions),
             ["update resourcequotas/status ns/q", "requeue after 10s"]
         );
-        let told: ResourceQuota = updated(&actions, "status").unwrap();
+        let written: ResourceQuota = updated(&actions, "status").unwrap();
         let expected = json!({"hard": hard, "used": {
             "pods": "1", "requests.cpu": "500m", "count/pods": "2", "count/widgets.example.com": "2",
         }});
-        assert_eq!(serde_json::to_value(told.status).unwrap(), expected);
+        assert_eq!(serde_json::to_value(written.status).unwrap(), expected);
         world.take_updates(&actions);
         let again = world.run(&ResourceQuotas, ("ns", "q"), at(1));
         assert_eq!(lines(&again), ["requeue after 10s"]);
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_and_what_ends_is_counted_again() {
+    fn deleted_and_finished_objects_lead_to_recalculation() {
         let mut world = World::default();
         world.put(quota("pods", json!({"pods": "1"}), json!({})));
         world.put(quota("secrets", json!({"secrets": "1"}), json!({})));
@@ -197,7 +198,7 @@ mod tests {
             serde_json::from_value(json!({"metadata": {"name": "m", "namespace": "ns"}})).unwrap();
         let map = world.put(map);
         let keys = |kind: &Kind, old: Option<&Object>, new: Option<&Object>| -> Vec<String> {
-            let changed = Changed { kind, old, new };
+            let changed = ObjectChange { kind, old, new };
             ResourceQuotas
                 .keys(&world, changed)
                 .iter()
@@ -213,17 +214,17 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_is_looked_at_when_its_limits_change_and_not_for_every_charge() {
+    fn a_quota_is_enqueued_when_its_limits_change_and_not_for_every_charge() {
         let mut world = World::default();
         let first = world.put(quota("q", json!({"pods": "1"}), json!({"used": {"pods": "0"}})));
         let charged = world.put(quota("q", json!({"pods": "1"}), json!({"used": {"pods": "1"}})));
         let raised = world.put(quota("q", json!({"pods": "2"}), json!({"used": {"pods": "1"}})));
-        let looks = |old: Option<&Object>, new: Option<&Object>| {
+        let keys = |old: Option<&Object>, new: Option<&Object>| {
             let kind = &RESOURCE_QUOTA;
-            ResourceQuotas.keys(&world, Changed { kind, old, new }).len()
+            ResourceQuotas.keys(&world, ObjectChange { kind, old, new }).len()
         };
-        assert_eq!(looks(None, Some(&first)), 1);
-        assert_eq!(looks(Some(&first), Some(&charged)), 0);
-        assert_eq!(looks(Some(&charged), Some(&raised)), 1);
+        assert_eq!(keys(None, Some(&first)), 1);
+        assert_eq!(keys(Some(&first), Some(&charged)), 0);
+        assert_eq!(keys(Some(&charged), Some(&raised)), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! Every namespace has a ConfigMap `kube-root-ca.crt` with the certificates by which pods know the API server.
+//! Every namespace has a ConfigMap `kube-root-ca.crt` with the CA bundle by which pods verify the API server.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -7,7 +7,7 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
 use crate::action::{Action, Create};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::namespace::is_terminating;
 use crate::serviceaccount::in_namespace;
 
@@ -39,7 +39,7 @@ impl Controller for RootCa {
         vec![&registry::NAMESPACE, &registry::CONFIG_MAP]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         in_namespace(changed, NAME)
     }
 
@@ -54,7 +54,7 @@ impl Controller for RootCa {
         let data = Some([(FILE.to_string(), self.bundle.clone())].into());
         let Some(old) = context.view.get_as::<ConfigMap>(name, NAME) else {
             return vec![Action::Create(Create {
-                or_exists: true,
+                ignore_already_exists: true,
                 ..Create::new(ConfigMap {
                     metadata: ObjectMeta {
                         namespace: Some(name.clone()),

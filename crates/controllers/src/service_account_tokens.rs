@@ -1,9 +1,10 @@
 //! Secrets of type `kubernetes.io/service-account-token`: each gets a token of its account, the CA bundle and its namespace, and is
 //! deleted with the account.
 //!
-//! Facts from kube-controller-manager's serviceaccount-token-controller. Nothing creates such Secrets by itself; users do who need a
-//! token without an end. The token is signed by what is handed in, and is good as long as the Secret holds it.
+//! It follows kube-controller-manager's serviceaccount-token-controller. Only users create such Secrets, if they need a token that does
+//! not expire. The [`TokenSigner`] of the configuration signs the token, which is valid as long as the Secret has it.
 
+use std::error::Error;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -13,8 +14,8 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
-use crate::action::{Action, Delete, Fact, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::action::{Action, Delete, LiveCheck, reference};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
 const TYPE: &str = "kubernetes.io/service-account-token";
 const ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
@@ -23,11 +24,19 @@ const CA: &str = "ca.crt";
 const NAMESPACE: &str = "namespace";
 const TOKEN: &str = "token";
 
+/// Why a [`TokenSigner`] did not sign.
+pub type SignError = Box<dyn Error + Send + Sync>;
+
 /// Signs tokens.
 pub trait TokenSigner: Debug + Send + Sync {
-    /// A token for the account, good as long as this Secret holds it.
-    fn sign(&self, namespace: &str, account: &str, account_uid: &str, secret: &str)
-    -> Result<String, String>;
+    /// A token for the account, valid as long as this Secret has it.
+    fn sign(
+        &self,
+        namespace: &str,
+        account: &str,
+        account_uid: &str,
+        secret: &str,
+    ) -> Result<String, SignError>;
 }
 
 /// See the module. Its keys are Secrets.
@@ -51,12 +60,12 @@ impl Controller for ServiceAccountTokens {
         vec![&registry::SECRET, &registry::SERVICE_ACCOUNT]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::SECRET) {
             let is_token = changed.states().any(|o| o.get::<Secret>().is_some_and(is_token));
             return is_token.then_some(key).into_iter().collect();
         }
-        // An account that comes gives its tokens what they lack, one that goes takes them along.
+        // A created account completes its Secrets, a deleted one deletes them.
         if changed.old.is_some() && changed.new.is_some() {
             return Vec::new();
         }
@@ -98,8 +107,8 @@ impl Controller for ServiceAccountTokens {
 }
 
 impl ServiceAccountTokens {
-    /// The Secret with what it lacks; `None` if that is nothing.
-    fn completed(&self, secret: &Shared<Secret>, account: &Object) -> Result<Option<Secret>, String> {
+    /// The completed Secret; `None` if it is complete.
+    fn completed(&self, secret: &Shared<Secret>, account: &Object) -> Result<Option<Secret>, SignError> {
         let mut new = (**secret).clone();
         let data = new.data.get_or_insert_default();
         if let Some(ca) = &self.root_ca {
@@ -141,21 +150,21 @@ fn account_of(secret: &Secret) -> Option<&str> {
     annotation(secret, ACCOUNT_NAME)
 }
 
-/// Whether the Secret is this account's and not that of one of the same name before it.
+/// Whether the Secret belongs to this account and not to a former one of the same name.
 fn is_of(secret: &Secret, account: &Object) -> bool {
     annotation(secret, ACCOUNT_UID).is_none_or(|uid| uid == account.uid())
 }
 
-/// A token whose account does not exist is deleted, once the API server says the same.
+/// A Secret whose account does not exist is deleted, once a live read confirms that.
 fn orphaned(secret: &Shared<Secret>, account: &ObjectKey) -> Vec<Action> {
     let (kind, key) = (registry::SERVICE_ACCOUNT.clone(), account.clone());
     let fact = match annotation(secret, ACCOUNT_UID) {
-        Some(uid) => Fact::Gone {
+        Some(uid) => LiveCheck::AbsentUid {
             kind,
             key,
             uid: uid.to_string(),
         },
-        None => Fact::Absent { kind, key },
+        None => LiveCheck::Absent { kind, key },
     };
     vec![Action::Require(fact), Action::Delete(Delete::of(secret.object()))]
 }
@@ -171,7 +180,7 @@ mod tests {
     struct Plain;
 
     impl TokenSigner for Plain {
-        fn sign(&self, namespace: &str, account: &str, uid: &str, secret: &str) -> Result<String, String> {
+        fn sign(&self, namespace: &str, account: &str, uid: &str, secret: &str) -> Result<String, SignError> {
             Ok(format!("{namespace}/{account}/{uid}/{secret}"))
         }
     }
@@ -219,7 +228,7 @@ mod tests {
         assert_eq!(new.metadata.annotations.unwrap()[ACCOUNT_UID], "uid-robot");
         world.take(&actions);
         assert_eq!(lines(&run(&world)), [""; 0]);
-        // Other Secrets are left alone.
+        // Other Secrets are not changed.
         world.put(secret("Opaque", None));
         assert_eq!(lines(&run(&world)), [""; 0]);
     }
@@ -242,11 +251,11 @@ mod tests {
     }
 
     #[test]
-    fn a1_an_account_that_comes_or_goes_concerns_its_tokens() {
+    fn a1_a_created_or_deleted_account_enqueues_its_secrets() {
         let mut world = World::default();
         world.put(secret(TYPE, None));
         let account = world.put(account());
-        let changed = |old, new| Changed {
+        let changed = |old, new| ObjectChange {
             kind: &registry::SERVICE_ACCOUNT,
             old,
             new,

@@ -1,23 +1,24 @@
 //! IPAddress objects of Services: each cluster IP has one whose `parentRef` is the Service, and one of a Service that does not
 //! have the address (any more) is deleted.
 //!
-//! Facts from Kubernetes' KEP-1880 and kube-apiserver's ipallocator-repair-controller. There the API server creates the
-//! object before the Service and this loop repairs what a crash left; here the Services are the record of what is
-//! allocated, and IPAddress objects always follow them. An IPAddress that was not created by this controller (another value of
-//! the label `ipaddress.kubernetes.io/managed-by`) keeps the API server from allocating the address, and is not touched
-//! as long as no Service has it.
+//! It follows KEP-1880 and kube-apiserver's ipallocator-repair-controller. There the API server creates the
+//! object before the Service and this loop repairs inconsistencies after a crash; here the Services are the record of
+//! allocations, and IPAddress objects always follow them. An IPAddress that was not created by this controller (another value of
+//! the label `ipaddress.kubernetes.io/managed-by`) keeps the API server from allocating the address, and is not changed
+//! as long as no Service has the address.
 
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::{IPAddress, IPAddressSpec, ParentReference, ServiceCIDR};
+use knarr_api::cidr::Cidr;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::service_ips::{Cidr, IP_ADDRESS_MANAGER, LABEL_MANAGED_BY, held};
+use knarr_api::kinds::service_ips::{IP_ADDRESS_MANAGER, LABEL_MANAGED_BY, allocated_to};
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
 use crate::action::{Action, Create, Delete, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
 const LABEL_FAMILY: &str = "ipaddress.kubernetes.io/ip-family";
 
@@ -37,7 +38,7 @@ impl Controller for ServiceIpAddresses {
         vec![&registry::SERVICE, &registry::IP_ADDRESS, &registry::SERVICE_CIDR]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::SERVICE) {
             let before = changed.old.map(addresses).unwrap_or_default();
             let after = changed.new.map(addresses).unwrap_or_default();
@@ -52,7 +53,7 @@ impl Controller for ServiceIpAddresses {
             let parents = changed.states().filter_map(parent_of);
             return parents.chain([key]).collect();
         }
-        // Services that were out of every range may be in the new one.
+        // Services whose addresses were in no range may be in the new one.
         let Some(cidr) = changed.new.and_then(|o| o.get::<ServiceCIDR>()) else {
             return Vec::new();
         };
@@ -62,7 +63,7 @@ impl Controller for ServiceIpAddresses {
         let ranges = ranges(cidr);
         let is_inside = |ip: &IpAddr| ranges.iter().any(|range| range.contains(*ip));
         let services = view.list_as::<Service>("").into_iter();
-        let services = services.filter(|s| held(s).0.iter().any(is_inside));
+        let services = services.filter(|s| allocated_to(s).0.iter().any(is_inside));
         services.map(|s| ObjectKey::of(s.object())).collect()
     }
 
@@ -86,7 +87,7 @@ impl Controller for ServiceIpAddresses {
         if ranges.is_empty() {
             return Vec::new(); // The API server has not created the default one yet.
         }
-        let addresses = held(&service).0.into_iter();
+        let addresses = allocated_to(&service).0.into_iter();
         addresses
             .flat_map(|ip| allocate(context.view, &service, ip, &ranges))
             .collect()
@@ -95,7 +96,10 @@ impl Controller for ServiceIpAddresses {
 
 /// The addresses of a Service.
 fn addresses(object: &Object) -> Vec<IpAddr> {
-    object.get::<Service>().map(|s| held(s).0).unwrap_or_default()
+    object
+        .get::<Service>()
+        .map(|s| allocated_to(s).0)
+        .unwrap_or_default()
 }
 
 fn ranges(cidr: &ServiceCIDR) -> Vec<Cidr> {
@@ -120,7 +124,7 @@ fn is_managed(address: &Object) -> bool {
         .is_some_and(|m| m == IP_ADDRESS_MANAGER)
 }
 
-/// The IPAddress of one of a Service's cluster IPs: created, or created anew where it does not refer to the Service.
+/// The IPAddress of a cluster IP of a Service: created, or created again if it does not refer to the Service.
 fn allocate(view: &dyn View, service: &Shared<Service>, ip: IpAddr, ranges: &[Cidr]) -> Vec<Action> {
     let about = reference(service.object());
     let family = family(ip);
@@ -151,7 +155,7 @@ fn allocate(view: &dyn View, service: &Shared<Service>, ip: IpAddr, ranges: &[Ci
     if parent.as_ref() == Some(&key) && is_managed(&existing) && has_family {
         return Vec::new();
     }
-    // What it refers to cannot be changed.
+    // parentRef is immutable.
     vec![
         Action::Delete(Delete::of(&existing)),
         Action::Create(Create::new(address(&key, ip))),
@@ -183,7 +187,7 @@ fn address(service: &ObjectKey, ip: IpAddr) -> IPAddress {
     let mut address = IPAddress {
         spec: IPAddressSpec {
             parent_ref: ParentReference {
-                // The core group's name is empty, and empty names are left out of what is stored.
+                // The core group's name is empty, and empty strings are not stored.
                 group: None,
                 resource: "services".into(),
                 namespace: Some(service.namespace.clone()),
@@ -259,20 +263,20 @@ mod tests {
     }
 
     #[test]
-    fn n2_an_ip_address_with_a_wrong_reference_or_labels_is_created_anew() {
+    fn n2_an_ip_address_with_a_wrong_reference_or_labels_is_created_again() {
         let mut world = world();
         world.put(service("web", &["10.96.0.7"]));
-        let anew = ["delete ipaddresses 10.96.0.7", "create ipaddresses 10.96.0.7"];
+        let again = ["delete ipaddresses 10.96.0.7", "create ipaddresses 10.96.0.7"];
         world.put(of("gone", "10.96.0.7"));
-        assert_eq!(run(&world, "d", "web"), anew);
+        assert_eq!(run(&world, "d", "web"), again);
         let mut bare = of("web", "10.96.0.7");
         bare.metadata.labels = None;
         world.put(bare);
-        assert_eq!(run(&world, "d", "web"), anew);
+        assert_eq!(run(&world, "d", "web"), again);
         let mut gateway = of("web", "10.96.0.7");
         gateway.spec.parent_ref.group = Some("gateway.networking.k8s.io".into());
         world.put(gateway);
-        assert_eq!(run(&world, "d", "web"), anew);
+        assert_eq!(run(&world, "d", "web"), again);
     }
 
     #[test]
@@ -312,11 +316,11 @@ mod tests {
     }
 
     #[test]
-    fn n2_a_services_change_concerns_its_addresses_of_before() {
+    fn n2_a_services_change_enqueues_its_former_addresses() {
         let mut world = world();
         let old = world.put(service("web", &["10.96.0.7"]));
         let new = world.put(service("web", &["10.96.0.8"]));
-        let changed = |old, new| Changed {
+        let changed = |old, new| ObjectChange {
             kind: &registry::SERVICE,
             old,
             new,

@@ -1,4 +1,4 @@
-//! Every namespace has a ServiceAccount called `default`, which pods run under that name no other.
+//! Every namespace has a ServiceAccount `default`, for pods that name no other.
 
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -7,7 +7,7 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
 use crate::action::{Action, Create};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::namespace::is_terminating;
 
 const NAME: &str = "default";
@@ -28,7 +28,7 @@ impl Controller for ServiceAccounts {
         vec![&registry::NAMESPACE, &registry::SERVICE_ACCOUNT]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         in_namespace(changed, NAME)
     }
 
@@ -42,7 +42,7 @@ impl Controller for ServiceAccounts {
             return Vec::new();
         }
         vec![Action::Create(Create {
-            or_exists: true,
+            ignore_already_exists: true,
             ..Create::new(ServiceAccount {
                 metadata: ObjectMeta {
                     namespace: Some(name.clone()),
@@ -55,8 +55,8 @@ impl Controller for ServiceAccounts {
     }
 }
 
-/// The namespace a change is about: its own, or that of the object of this name in it.
-pub(crate) fn in_namespace(changed: Changed<'_>, name: &str) -> Vec<ObjectKey> {
+/// The key of the namespace to enqueue for a change of the namespace, or of the object of this name in it.
+pub(crate) fn in_namespace(changed: ObjectChange<'_>, name: &str) -> Vec<ObjectKey> {
     if let Some(key) = changed.key_of(&registry::NAMESPACE) {
         return vec![key];
     }

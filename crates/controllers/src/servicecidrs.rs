@@ -1,7 +1,7 @@
-//! ServiceCIDRs: each is ready as soon as it is there, and is not gone while a Service has an address that is in no other.
+//! ServiceCIDRs: each is ready once it is created, and is kept while a Service has an address that is in no other one.
 //!
-//! kube-controller-manager's service-cidrs-controller (KEP-1880) goes by IPAddress objects; here the addresses that
-//! Services hold are the record, so that is what is asked.
+//! kube-controller-manager's service-cidrs-controller (KEP-1880) checks IPAddress objects; here the addresses of Services are
+//! the record, and these are checked.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,18 +10,19 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_api::cidr::Cidr;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::service_ips::{Cidr, held};
+use knarr_api::kinds::service_ips::allocated_to;
 use knarr_api::registry;
 use knarr_api::time::seconds;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
 use crate::action::Action;
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
 const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
 const READY: &str = "Ready";
-/// How long servers may not know yet that a ServiceCIDR is being deleted, and give addresses out of it.
+/// How long API servers may still allocate addresses of a ServiceCIDR that is being deleted, until their caches show it.
 const GRACE: SignedDuration = SignedDuration::from_secs(10);
 
 /// See the module. Its keys are ServiceCIDRs.
@@ -40,21 +41,21 @@ impl Controller for ServiceCidrs {
         vec![&registry::SERVICE_CIDR, &registry::SERVICE]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         let mut keys: Vec<ObjectKey> = changed.key_of(&registry::SERVICE_CIDR).into_iter().collect();
         let addresses = |o: Option<&Object>| {
             let service = o.and_then(|o| o.get::<Service>());
-            service.map(|s| held(s).0).unwrap_or_default()
+            service.map(|s| allocated_to(s).0).unwrap_or_default()
         };
         let concerns = match changed.kind {
             kind if kind == &registry::SERVICE => addresses(changed.old) != addresses(changed.new),
-            // One that comes may hold the addresses of one that goes, and the other way round.
+            // A created range may contain the addresses of a deleted one, and the other way round.
             _ => changed.old.is_none() || changed.new.is_none(),
         };
         if concerns {
             let all = view.list_as::<ServiceCIDR>("").into_iter();
-            let going = all.filter(|c| c.metadata.deletion_timestamp.is_some());
-            keys.extend(going.map(|c| ObjectKey::of(c.object())));
+            let terminating = all.filter(|c| c.metadata.deletion_timestamp.is_some());
+            keys.extend(terminating.map(|c| ObjectKey::of(c.object())));
         }
         keys.sort();
         keys.dedup();
@@ -71,7 +72,7 @@ impl Controller for ServiceCidrs {
         let finalizers = cidr.metadata.finalizers.clone().unwrap_or_default();
         let has_finalizer = finalizers.iter().any(|f| f == FINALIZER);
         let Some(deleted) = &cidr.metadata.deletion_timestamp else {
-            // One after the other: the second comes with the change of the first.
+            // One after the other: the second update follows from the change of the first.
             if !has_finalizer {
                 let mut changed = (*cidr).clone();
                 let finalizers = changed.metadata.finalizers.get_or_insert_default();
@@ -111,7 +112,7 @@ fn ranges(cidr: &ServiceCIDR) -> Vec<Cidr> {
         .collect()
 }
 
-/// Whether a Service has an address that is in this ServiceCIDR and in no other.
+/// Whether a Service has an address that is in this ServiceCIDR and in no other one.
 fn is_needed(view: &dyn View, cidr: &Shared<ServiceCIDR>) -> bool {
     let own = ranges(cidr);
     let others = view.list_as::<ServiceCIDR>("").into_iter();
@@ -119,10 +120,12 @@ fn is_needed(view: &dyn View, cidr: &Shared<ServiceCIDR>) -> bool {
     let others: Vec<Cidr> = others.flat_map(|o| ranges(&o)).collect();
     let is_only_here = |a: IpAddr| own.iter().any(|r| r.contains(a)) && !others.iter().any(|r| r.contains(a));
     let services = view.list_as::<Service>("");
-    services.iter().any(|s| held(s).0.into_iter().any(is_only_here))
+    services
+        .iter()
+        .any(|s| allocated_to(s).0.into_iter().any(is_only_here))
 }
 
-/// The ServiceCIDR with this condition, if it has another.
+/// The ServiceCIDR with this condition, if it differs.
 fn with_condition(
     cidr: &Shared<ServiceCIDR>,
     status: &str,
@@ -133,7 +136,7 @@ fn with_condition(
     let conditions = cidr.status.as_ref().and_then(|s| s.conditions.clone());
     let mut conditions = conditions.unwrap_or_default();
     let known = conditions.iter().find(|c| c.type_ == READY);
-    // The API server has said it of the default one, in its own words.
+    // The API server has set the condition of the default one, with its own message.
     let same = |c: &Condition| {
         c.status == status && c.reason == reason && (c.message == message || status == "True")
     };
@@ -215,7 +218,7 @@ mod tests {
         world.take(&actions);
         assert_eq!(lines(&run(&world, 60)), [""; 0]);
 
-        // A larger range holds the address, too.
+        // A larger range contains the address, too.
         world.put(cidr("large", "10.8.0.0/14", None));
         let actions = run(&world, 60);
         assert_eq!(
@@ -224,7 +227,7 @@ mod tests {
         );
         world.remove(&registry::SERVICE_CIDR, "", "large");
 
-        // The Service goes: not before every server knows.
+        // The Service is deleted: the finalizer is kept until every API server has seen the deletion of the ServiceCIDR.
         world.remove(&registry::SERVICE, "d", "s");
         assert_eq!(lines(&run(&world, 4)), ["requeue after 6s"]);
         let actions = run(&world, 10);
@@ -232,18 +235,18 @@ mod tests {
     }
 
     #[test]
-    fn a_services_change_concerns_ranges_that_go() {
+    fn a_services_change_enqueues_ranges_that_are_being_deleted() {
         let mut world = World::default();
         world.put(cidr("stays", "10.8.0.0/24", None));
-        world.put(cidr("goes", "10.9.0.0/24", Some(0)));
+        world.put(cidr("deleted", "10.9.0.0/24", Some(0)));
         let object = world.put(service("10.9.0.7"));
-        let changed = |old, new| Changed {
+        let changed = |old, new| ObjectChange {
             kind: &registry::SERVICE,
             old,
             new,
         };
         let gone = ServiceCidrs.keys(&world, changed(Some(&object), None));
-        assert_eq!(gone, [ObjectKey::new("", "goes")]);
+        assert_eq!(gone, [ObjectKey::new("", "deleted")]);
         let same = ServiceCidrs.keys(&world, changed(Some(&object), Some(&object)));
         assert_eq!(same, []);
     }

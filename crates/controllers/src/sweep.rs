@@ -1,4 +1,5 @@
-//! What cannot be decided key by key: looking at everything now and then, with a memory of when what was first seen.
+//! Controllers that cannot reconcile key by key: they evaluate all objects periodically, and remember when they first observed
+//! something (as the loops of kube-controller-manager's node lifecycle controller and PodGC).
 
 use std::time::Duration;
 
@@ -9,9 +10,9 @@ use knarr_api::k8s_openapi;
 use crate::action::Action;
 use crate::controller::View;
 
-/// A controller that looks at everything in turns.
+/// A controller that evaluates all objects periodically.
 pub trait Sweep: Send + 'static {
-    /// As it stands in events.
+    /// Its name in events.
     fn name(&self) -> &'static str;
 
     /// As [`Controller::account`](crate::Controller::account).
@@ -19,9 +20,9 @@ pub trait Sweep: Send + 'static {
 
     fn watches(&self) -> Vec<&'static Kind>;
 
-    /// From one look to the next.
+    /// The time until the next sweep.
     fn period(&self) -> Duration;
 
-    /// Lists of actions, each in order; one list that fails does not keep the others.
+    /// Evaluates all objects. Returns lists of actions, each carried out in order; a list that fails does not stop the others.
     fn sweep(&mut self, view: &dyn View, now: Timestamp) -> Vec<Vec<Action>>;
 }

@@ -1,5 +1,4 @@
-//! Finished Jobs that say how long they are to be kept (`ttlSecondsAfterFinished`) go when that time is over, their pods
-//! before them.
+//! Deletes finished Jobs when their `ttlSecondsAfterFinished` is over, their pods first (foreground).
 
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
 use crate::action::{Action, Delete, Dependents};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::job::finished;
 
 /// See the module.
@@ -29,7 +28,7 @@ impl Controller for TtlAfterFinished {
         vec![&registry::JOB]
     }
 
-    fn keys(&self, _: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         changed.key_of(&registry::JOB).into_iter().collect()
     }
 
@@ -39,17 +38,17 @@ impl Controller for TtlAfterFinished {
             return Vec::new();
         };
         let ttl = job.spec.as_ref().and_then(|s| s.ttl_seconds_after_finished);
-        let ended = finished(&job).and_then(|c| c.last_transition_time.as_ref());
-        let (Some(ttl), Some(ended)) = (ttl, ended) else {
+        let finish_time = finished(&job).and_then(|c| c.last_transition_time.as_ref());
+        let (Some(ttl), Some(finish_time)) = (ttl, finish_time) else {
             return Vec::new();
         };
         if job.metadata.deletion_timestamp.is_some() || context.failure.is_some() {
             return Vec::new();
         }
-        let left = SignedDuration::from_secs(i64::from(ttl)) - context.now.duration_since(ended.0);
+        let left = SignedDuration::from_secs(i64::from(ttl)) - context.now.duration_since(finish_time.0);
         match Duration::try_from(left) {
             Ok(left) if !left.is_zero() => vec![Action::RequeueAfter(left)],
-            // Only as it was seen: its time may have been changed.
+            // Only at the observed resourceVersion: its TTL may have been changed.
             _ => vec![Action::Delete(Delete {
                 resource_version: job.metadata.resource_version.clone(),
                 dependents: Dependents::Foreground,
@@ -67,8 +66,8 @@ mod tests {
     use crate::world::{World, at, lines};
 
     #[test]
-    fn a_job_goes_when_its_time_after_the_end_is_over() {
-        // ttl, ended, second -> what is done
+    fn a_finished_job_is_deleted_after_its_ttl() {
+        // ttl, is_finished, second -> what is done
         let table = [
             (Some(100), true, 99, vec!["requeue after 1s"]),
             (Some(100), true, 100, vec!["delete jobs a/j"]),
@@ -76,9 +75,9 @@ mod tests {
             (None, true, 1000, vec![]),
             (Some(0), false, 1000, vec![]),
         ];
-        for (ttl, ended, second, wanted) in table {
+        for (ttl, is_finished, second, expected) in table {
             let mut world = World::default();
-            let status = if ended { "True" } else { "False" };
+            let status = if is_finished { "True" } else { "False" };
             let job: Job = serde_json::from_value(json!({
                 "metadata": {"namespace": "a", "name": "j"},
                 "spec": {"ttlSecondsAfterFinished": ttl, "template": {}},
@@ -88,7 +87,7 @@ mod tests {
             .unwrap();
             world.put(job);
             let actions = world.run(&TtlAfterFinished, ("a", "j"), at(second));
-            assert_eq!(lines(&actions), wanted, "{ttl:?} {ended} {second}");
+            assert_eq!(lines(&actions), expected, "{ttl:?} {is_finished} {second}");
             if let Some(Action::Delete(delete)) = actions.first() {
                 assert_eq!(
                     (delete.uid.as_str(), delete.dependents),

@@ -1,7 +1,7 @@
-//! A volume attributes class outlives the claims and volumes that name it.
+//! VolumeAttributesClass protection: a class is kept while claims or volumes name it.
 //!
-//! A finalizer holds it, which admission puts on (StorageObjectInUseProtection); this controller adds it where it is
-//! missing and takes it off a class that is being deleted as soon as nothing names it any more.
+//! A finalizer keeps it, which admission adds (StorageObjectInUseProtection); this controller adds it where it is
+//! missing, and removes it from a class that is being deleted when nothing names it any more.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
@@ -10,8 +10,8 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
 use crate::action::Action;
-use crate::controller::{Changed, Context, Controller, View};
-use crate::protection::guard;
+use crate::controller::{Context, Controller, ObjectChange, View};
+use crate::protection::sync_finalizer;
 
 const FINALIZER: &str = "kubernetes.io/vac-protection";
 
@@ -35,7 +35,7 @@ impl Controller for VacProtection {
         ]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::VOLUME_ATTRIBUTES_CLASS) {
             return vec![key];
         }
@@ -56,7 +56,7 @@ impl Controller for VacProtection {
         let Some(class) = context.view.get_as::<VolumeAttributesClass>("", name) else {
             return Vec::new();
         };
-        guard(&class, FINALIZER, || {
+        sync_finalizer(&class, FINALIZER, || {
             (!is_named(context.view, name)).then(Vec::new)
         })
     }
@@ -71,9 +71,9 @@ fn is_named(view: &dyn View, class: &String) -> bool {
             .any(|volume| class_of_volume(volume).as_ref() == Some(class))
 }
 
-/// The class that a claim wants, has, or is on its way to.
+/// The classes of a claim: the requested, the current and the target one.
 fn classes_of_claim(claim: &PersistentVolumeClaim) -> Vec<String> {
-    let wanted = claim
+    let requested = claim
         .spec
         .as_ref()
         .and_then(|s| s.volume_attributes_class_name.clone());
@@ -82,7 +82,7 @@ fn classes_of_claim(claim: &PersistentVolumeClaim) -> Vec<String> {
     let target = status
         .and_then(|s| s.modify_volume_status.as_ref())
         .and_then(|m| m.target_volume_attributes_class_name.clone());
-    let named = [wanted, has, target].into_iter().flatten();
+    let named = [requested, has, target].into_iter().flatten();
     named.filter(|name| !name.is_empty()).collect()
 }
 
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_stays_as_long_as_a_claim_or_volume_names_it() {
+    fn a_class_is_kept_while_a_claim_or_volume_names_it() {
         for (name, deleted, finalizers, expected) in [
             ("gold", true, vec![FINALIZER], None),
             ("iron", true, vec![FINALIZER], None),

@@ -1,6 +1,6 @@
-//! Tells authors of ValidatingAdmissionPolicies which of their expressions cannot work for the kinds they are about:
-//! in the policy's status. Kinds that users brought are known by their definitions; when one changes, policies are
-//! looked at again.
+//! Type checking of ValidatingAdmissionPolicies (KEP-3488): the status has a warning for each expression that does not fit the
+//! matched kinds. The types of custom resources come from their CustomResourceDefinitions; when one changes, all policies are checked
+//! again.
 
 use k8s_openapi::api::admissionregistration::v1::{TypeChecking, ValidatingAdmissionPolicy};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -11,7 +11,7 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use crate::action::Action;
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
 /// See the module. Its keys are the policies.
 pub struct PolicyStatus;
@@ -32,7 +32,7 @@ impl Controller for PolicyStatus {
         ]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::VALIDATING_ADMISSION_POLICY) {
             return vec![key];
         }
@@ -62,8 +62,8 @@ impl Controller for PolicyStatus {
         };
         let mut new = (*policy).clone();
         let status = new.status.get_or_insert_default();
-        let told = status.type_checking.as_ref() == Some(&checked);
-        if told && status.observed_generation == policy.metadata.generation {
+        let unchanged = status.type_checking.as_ref() == Some(&checked);
+        if unchanged && status.observed_generation == policy.metadata.generation {
             return Vec::new();
         }
         status.type_checking = Some(checked);
@@ -72,7 +72,7 @@ impl Controller for PolicyStatus {
     }
 }
 
-/// The built-in kinds, and those of the definitions.
+/// The types of built-in kinds, and those of CustomResourceDefinitions.
 struct Known<'v>(&'v [Shared<CustomResourceDefinition>]);
 
 impl Kinds for Known<'_> {

@@ -1,4 +1,4 @@
-//! A [`View`] made of a list of objects, and a controller run on it, for tables.
+//! A [`View`] of a list of objects, on which a controller is run, for table tests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use knarr_api::registry::Registered;
 use knarr_api::{Kind, Object, ObjectKey};
 
 use crate::action::{Action, Create, Delete, Failure, Verb};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::fencing::kinds::Custom;
 use crate::owner::controller_of;
 
-/// What is known in a test.
+/// The objects of a test.
 #[derive(Default)]
 pub struct World {
     objects: BTreeMap<(String, ObjectKey), Arc<Object>>,
-    /// How many were created, for the names of the next.
+    /// The number of created objects, for generated names.
     created: usize,
 }
 
@@ -36,12 +36,12 @@ pub fn custom_kind(group: &str, plural: &str, kind: &str) -> Kind {
     knarr_api::custom::Names::of(&definition).unwrap().kind()
 }
 
-/// The test's second `n`.
+/// Second `n` of the test.
 pub fn at(n: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + n).unwrap()
 }
 
-/// An object that is in no world, with uid and resourceVersion as [`World::put`] gives them.
+/// An object that is in no world, with uid and resourceVersion as [`World::put`] sets them.
 pub fn object<T: Registered>(value: serde_json::Value) -> Arc<Object> {
     World::default().put(serde_json::from_value::<T>(value).unwrap())
 }
@@ -52,12 +52,12 @@ pub fn failure(kind: &Kind) -> Failure {
         verb: Verb::Create,
         kind: kind.clone(),
         name: "rejected".into(),
-        error: knarr_api::Error::conflict(kind.about("rejected"), "another client was faster"),
+        error: knarr_api::Error::conflict(kind.resource_ref("rejected"), "another client was faster"),
     }
 }
 
 impl World {
-    /// Puts an object in, with a uid from its name and resourceVersion 1 unless it has its own.
+    /// Adds or updates an object, with a uid from its name and resourceVersion 1 unless it has its own.
     pub fn put<T: Registered>(&mut self, mut object: T) -> Arc<Object> {
         let kind = T::kind_of();
         let meta = object.metadata_mut();
@@ -72,7 +72,7 @@ impl World {
         object
     }
 
-    /// Puts in an object of a kind that users brought.
+    /// Adds or updates a custom resource.
     pub fn put_json(&mut self, kind: &Kind, json: &str) -> Arc<Object> {
         let object = kind.ops.decode(json.as_bytes()).unwrap().object;
         let object = Arc::new(Object::from_typed(kind, object));
@@ -83,7 +83,7 @@ impl World {
         object
     }
 
-    /// The same for a kind of knarr's own.
+    /// The same for knarr's own custom resources.
     pub fn put_custom<T: Custom>(&mut self, value: &T) {
         let mut object = value.to_object().unwrap();
         let meta = object.metadata_mut();
@@ -94,7 +94,7 @@ impl World {
             .insert((T::kind().plural().to_string(), ObjectKey::of(&object)), object);
     }
 
-    /// Puts in what the updates among these actions say.
+    /// Applies the updates among these actions.
     pub fn take_updates(&mut self, actions: &[Action]) {
         for action in actions {
             let (kind, objects) = match action {
@@ -110,8 +110,8 @@ impl World {
         }
     }
 
-    /// Carries the actions out as an API would: what is created and updated is there, what is deleted has been asked to end
-    /// (pods) or is gone.
+    /// Carries the actions out as the API server: creates and updates are applied, deletes set the deletionTimestamp of pods and remove
+    /// other objects.
     pub fn take(&mut self, actions: &[Action]) {
         for action in actions {
             match action {
@@ -174,14 +174,14 @@ impl World {
             .remove(&(kind.plural().to_string(), ObjectKey::new(namespace, name)));
     }
 
-    /// The keys that a controller names for the change of an object from `old` to `new`.
+    /// The keys that a controller enqueues for the change of an object from `old` to `new`.
     pub fn keys(
         &self,
         controller: &dyn Controller,
         old: Option<&Arc<Object>>,
         new: Option<&Arc<Object>>,
     ) -> Vec<String> {
-        let changed = Changed {
+        let changed = ObjectChange {
             kind: new.or(old).unwrap().kind(),
             old: old.map(|o| &**o),
             new: new.map(|o| &**o),

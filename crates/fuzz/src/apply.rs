@@ -1,13 +1,13 @@
-//! Server-side apply: kind, live object and configuration; and the sets of fields that managers hold.
+//! Server-side apply (the input: kind, live object, applied configuration), and the sets of fields in managedFields.
 //!
-//! An applied configuration that is applied again changes nothing, neither the object nor who holds what. The entries
+//! Applying the same configuration again changes neither the object nor managedFields. The entries
 //! of managedFields read back as they were written, and sets of fields obey the laws of sets.
 
 use jiff::Timestamp;
-use knarr_api::managed_fields::{FieldSet, Managed, ManagerId, Operation, Refused, blank};
+use knarr_api::managed_fields::{ApplyError, FieldSet, Managed, ManagerId, Operation, blank};
 use serde_json::Value;
 
-use crate::{PART, Target, byte_of, encoded, object_and_more, seeds};
+use crate::{PART, Target, byte_of, encoded, object_and_change, seeds};
 
 pub const TARGET: Target = Target {
     name: "apply",
@@ -30,7 +30,7 @@ pub const TARGET: Target = Target {
 };
 
 fn check(data: &[u8]) {
-    let Some((kind, force, live, config)) = object_and_more(data) else {
+    let Some((kind, force, live, config)) = object_and_change(data) else {
         return;
     };
     let (Ok(decoded), Ok(config)) = (kind.ops.decode(live), serde_json::from_slice::<Value>(config)) else {
@@ -42,34 +42,38 @@ fn check(data: &[u8]) {
     let now = Timestamp::UNIX_EPOCH;
     let managed = Managed::create(kind, &*decoded.object, by("creator", Operation::Update), now);
     let managed = managed.expect("what decodes serializes");
-    let long = Managed::default().update(kind, blank(kind), &live, by("creator", Operation::Update), now);
+    let updated = Managed::default().update(kind, blank(kind), &live, by("creator", Operation::Update), now);
     assert_eq!(
         managed,
-        long.encode(),
-        "the quick way and the long one for {live}"
+        updated.encode(),
+        "managedFields from create and from update of an empty object differ for {live}"
     );
     let managed = Managed::decode(&managed.unwrap_or_default()).expect("entries that were written are read");
     let me = by("applier", Operation::Apply);
     let first = match managed.apply(kind, &live, &config, me.clone(), force % 2 == 1, now) {
         Ok(first) => first,
-        Err(Refused::Conflicts(conflicts)) => {
-            assert!(!conflicts.0.is_empty(), "refused for conflicts that are none");
+        Err(ApplyError::Conflicts(conflicts)) => {
+            assert!(!conflicts.0.is_empty(), "a conflict error without conflicts");
             return;
         }
         Err(_) => return,
     };
     let new = first.object.unwrap_or(live);
-    let held = first.managed.clone().encode();
+    let managed_fields = first.managed.clone().encode();
     let again = reread(first.managed).apply(kind, &new, &config, me, false, now);
-    let again = again.unwrap_or_else(|e| panic!("what was applied is refused: {e:?}"));
+    let again = again.unwrap_or_else(|e| panic!("the same configuration is rejected the second time: {e:?}"));
     assert_eq!(
         again.object, None,
-        "applied twice is not as once, the first made {new}"
+        "the second apply changed the object; the first made {new}"
     );
-    assert_eq!(again.managed.encode(), held, "who holds what is not the same");
+    assert_eq!(
+        again.managed.encode(),
+        managed_fields,
+        "the second apply changed managedFields"
+    );
 }
 
-/// As it comes back out of an object.
+/// `managed`, encoded and decoded again.
 fn reread(managed: Managed) -> Managed {
     let Some(entries) = managed.clone().encode() else {
         return managed;
@@ -94,18 +98,25 @@ pub const FIELDS: Target = Target {
             "a set does not read back"
         );
         let _ = a.paths();
-        // A field without any below it is written in two ways; sets that were put together have one of them.
+        // A field without children can be written in two ways; a union has the same one of them.
         let (a, b) = (a.clone().union(a), b.clone().union(b));
-        assert_eq!(a.clone().union(a.clone()), a, "a set and itself");
+        assert_eq!(a.clone().union(a.clone()), a, "the union of a set with itself");
         assert_eq!(
             a.clone().union(b.clone()),
             b.clone().union(a.clone()),
-            "either order"
+            "the union depends on the order"
         );
-        assert!(a.clone().difference(&a).is_empty(), "a set less itself");
-        assert_eq!(a.intersection(&a), a, "what a set has in common with itself");
-        let (only, both) = (a.clone().difference(&b), a.intersection(&b));
-        assert_eq!(only.union(both), a, "what is not in the other and what is");
+        assert!(
+            a.clone().difference(&a).is_empty(),
+            "the difference of a set and itself"
+        );
+        assert_eq!(a.intersection(&a), a, "the intersection of a set with itself");
+        let (difference, intersection) = (a.clone().difference(&b), a.intersection(&b));
+        assert_eq!(
+            difference.union(intersection),
+            a,
+            "the union of difference and intersection"
+        );
         let _ = a.recursive_difference(&b);
     },
     seeds: || {

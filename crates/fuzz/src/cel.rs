@@ -1,6 +1,6 @@
-//! Expressions in CEL: whatever their text, they are refused or come to a value, in bounded time, depth and memory.
+//! CEL expressions: any text either fails to compile or is evaluated, in bounded time, depth and memory.
 //!
-//! The input is an expression and, after a separator, the JSON that `self` is.
+//! The input is an expression and, after a separator, the value of `self` as JSON.
 
 use knarr_api::cel;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Requests for certificates: what is validated is what the certificate says.
+//! Certificate signing requests: the certificate contains what was validated in the request.
 
 use std::sync::OnceLock;
 
@@ -17,8 +17,8 @@ use x509_parser::prelude::FromDer;
 
 use crate::Target;
 
-/// The same bytes as a whole request, and as subject (so long as the first byte says) and attributes of a request that is
-/// signed by its key: no signature keeps them from the reader. What it reads, another reader finds in the
+/// The input is used twice: as a complete request, and as subject (the first byte is its length) and attributes of a request
+/// that is signed here, so that the signature check does not stop it. What our decoder reads, x509-parser finds in the
 /// request, and the certificate names that user and those groups.
 pub const TARGET: Target = Target {
     name: "certificate-requests",
@@ -35,17 +35,19 @@ pub const TARGET: Target = Target {
         let Ok(request) = CertificateRequest::decode(pem.as_bytes()) else {
             return;
         };
-        agrees_with_another_reader(&request, &der);
+        compare_with_x509_parser(&request, &der);
         let usages = ["digital signature".to_string(), "client auth".to_string()];
         let certificate = authority().sign(&request, &usages, None, Timestamp::UNIX_EPOCH + HOUR * 500_000);
-        let certificate = certificate.unwrap_or_else(|e| panic!("read, but not signed: {e}"));
-        let (_, block) = parse_x509_pem(certificate.as_bytes()).unwrap_or_else(|e| panic!("no PEM: {e}"));
+        let certificate =
+            certificate.unwrap_or_else(|e| panic!("the request decodes but is not signed: {e}"));
+        let (_, block) = parse_x509_pem(certificate.as_bytes())
+            .unwrap_or_else(|e| panic!("the certificate is not PEM: {e}"));
         let user = certificate_user(&block.contents);
         let name = user.as_ref().map_or("", |user| user.name.as_str());
         assert_eq!(name, request.common_name());
         if let Some(user) = &user {
             let groups = request.organizations().chain(["system:authenticated"]);
-            // A group that everybody has is not added again.
+            // `system:authenticated` is not added when the request has it already.
             let once = request.organizations().any(|o| o == "system:authenticated");
             assert!(
                 once || user.groups.iter().map(String::as_str).eq(groups),
@@ -100,7 +102,7 @@ fn input(subject: &[(&str, &str)], names: &[AltName]) -> Result<Vec<u8>, der::Er
     Ok([&[length][..], &subject, &attributes].concat())
 }
 
-/// A request with these, signed.
+/// A signed request with this subject and these attributes, as DER.
 fn signed(subject: &[u8], attributes: &[u8]) -> Result<Vec<u8>, der::Error> {
     static KEY: OnceLock<KeyPair> = OnceLock::new();
     let key = KEY.get_or_init(|| KeyPair::generate().unwrap_or_else(|e| panic!("a key: {e}")));
@@ -128,9 +130,9 @@ fn authority() -> &'static Authority {
     })
 }
 
-fn agrees_with_another_reader(request: &CertificateRequest, der: &[u8]) {
-    let (rest, other) =
-        X509CertificationRequest::from_der(der).unwrap_or_else(|e| panic!("read by one reader only: {e}"));
+fn compare_with_x509_parser(request: &CertificateRequest, der: &[u8]) {
+    let (rest, other) = X509CertificationRequest::from_der(der)
+        .unwrap_or_else(|e| panic!("our decoder accepts the request, x509-parser does not: {e}"));
     assert!(rest.is_empty());
     let subject = &other.certification_request_info.subject;
     let names: Vec<_> = subject.iter_common_name().map(|a| a.as_str().ok()).collect();

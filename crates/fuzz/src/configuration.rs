@@ -1,5 +1,5 @@
-//! Files that operators write: the scheduler's configuration, the audit policy, encryption at rest. Each is taken or
-//! refused with words.
+//! Configuration files: KubeSchedulerConfiguration, audit Policy, EncryptionConfiguration. Each either parses or gives at
+//! least one error.
 
 use knarr_apiserver::audit::policy::Policy;
 use knarr_apiserver::encryption::Encryption;
@@ -14,11 +14,11 @@ pub const TARGET: Target = Target {
             return;
         };
         let _ = config::parse(text);
-        if let Err(mistakes) = Policy::parse(text) {
-            assert!(!mistakes.is_empty(), "refused for no reason");
+        if let Err(errors) = Policy::parse(text) {
+            assert!(!errors.is_empty(), "rejected without an error");
         }
-        if let Err(mistakes) = Encryption::parse(text) {
-            assert!(!mistakes.is_empty(), "refused for no reason");
+        if let Err(errors) = Encryption::parse(text) {
+            assert!(!errors.is_empty(), "rejected without an error");
         }
     },
     seeds: || {

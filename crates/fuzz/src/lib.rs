@@ -1,9 +1,9 @@
-//! What must hold of every byte that comes from outside: the checks that the fuzzers drive.
+//! Fuzz targets: the checks that hold for any bytes from outside the process.
 //!
-//! A [`Target`] is a function that takes any bytes and panics if a promise is broken, with inputs to start from. The
-//! same targets run under libFuzzer (`fuzz/` beside `crates/`, see its README) and, with inputs that `mutation.rs` makes of
-//! the seeds, always the same ones, in this crate's test. No target may panic, hang or grow without bound; what more each
-//! promises stands in its file.
+//! A [`Target`] is a function that takes any bytes and panics if a property does not hold, with inputs to start from. The
+//! same targets run under libFuzzer (the directory `fuzz/`, see its README) and in this crate's test, with inputs that
+//! `mutation.rs` makes of the seeds and that are the same in every run. No target may panic, hang or use unbounded memory;
+//! the further properties of each are documented in its module.
 
 mod apply;
 mod cel;
@@ -25,17 +25,17 @@ use knarr_api::{AnyObject, Kind, registry};
 /// Separates the parts of inputs that have several: a byte that JSON and YAML never hold.
 const PART: u8 = 0x1e;
 
-/// One room that takes bytes from outside.
+/// A function under test, and its seeds.
 pub struct Target {
-    /// What `KNARR_FUZZ_TARGET` calls it.
+    /// The name, as in `KNARR_FUZZ_TARGET`.
     pub name: &'static str,
-    /// Panics if a promise is broken by this input.
+    /// Panics if a property does not hold for this input.
     pub check: fn(&[u8]),
-    /// Inputs that are worth changing.
+    /// Inputs to mutate.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     objects::TARGET,
     objects::PROTOBUF,
@@ -67,25 +67,25 @@ pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
-/// The kind that an input's first byte means, and the rest.
+/// The kind that the input's first byte selects, and the rest of the input.
 fn kind(data: &[u8]) -> Option<(&'static Kind, &[u8])> {
     let (first, rest) = data.split_first()?;
     let kind = registry::ALL.get(usize::from(*first) % registry::ALL.len())?;
     Some((kind, rest))
 }
 
-/// An input's kind, its second byte, and the two texts that [`PART`] separates: an object, and what is done to it.
-fn object_and_more(data: &[u8]) -> Option<(&'static Kind, u8, &[u8], &[u8])> {
+/// The input's kind, its second byte, and the two texts that [`PART`] separates: an object, and a patch or configuration.
+fn object_and_change(data: &[u8]) -> Option<(&'static Kind, u8, &[u8], &[u8])> {
     let (kind, rest) = kind(data)?;
-    let (how, rest) = rest.split_first()?;
+    let (option, rest) = rest.split_first()?;
     let mut parts = rest.splitn(2, |byte| *byte == PART);
-    Some((kind, *how, parts.next()?, parts.next()?))
+    Some((kind, *option, parts.next()?, parts.next()?))
 }
 
-/// The first byte of inputs that are about this kind.
+/// The first byte of an input for this kind.
 fn byte_of(kind: &Kind) -> u8 {
-    let place = registry::ALL.iter().position(|k| *k == kind);
-    place.and_then(|place| u8::try_from(place).ok()).unwrap_or(0)
+    let index = registry::ALL.iter().position(|k| *k == kind);
+    index.and_then(|index| u8::try_from(index).ok()).unwrap_or(0)
 }
 
 fn encoded(object: &dyn AnyObject) -> Vec<u8> {
@@ -94,8 +94,8 @@ fn encoded(object: &dyn AnyObject) -> Vec<u8> {
     out
 }
 
-/// Bytes as a person can read them, for messages.
-fn shown(bytes: &[u8]) -> String {
+/// The bytes as printable ASCII with escapes, for messages.
+fn escaped(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
 }
 

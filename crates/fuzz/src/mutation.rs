@@ -1,7 +1,7 @@
-//! Inputs made of seeds, always the same ones for the same number: what the test runs where libFuzzer is not at hand.
+//! Mutates seeds, deterministically for a random seed: the inputs of the test, which runs without libFuzzer.
 
-/// Texts that mean something somewhere.
-const WORDS: &[&str] = &[
+/// Texts that have a meaning in one of the formats.
+const TOKENS: &[&str] = &[
     "null",
     "{}",
     "[]",
@@ -70,34 +70,34 @@ const WORDS: &[&str] = &[
     "\\",
 ];
 
-/// xorshift64*: nothing more is needed.
-pub struct Dice(u64);
+/// The random number generator xorshift64*.
+pub struct Random(u64);
 
-impl Dice {
+impl Random {
     pub fn new(seed: u64) -> Self {
-        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    fn roll(&mut self) -> u64 {
+    fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11
     }
 
-    /// Less than `bound`; 0 for 0.
+    /// A number less than `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
-        (self.roll() % bound.max(1) as u64) as usize
+        (self.next() % bound.max(1) as u64) as usize
     }
 }
 
-/// `seed` changed in a few places, perhaps with parts of `other`.
-pub fn mutated(dice: &mut Dice, seed: &[u8], other: &[u8]) -> Vec<u8> {
+/// `seed` with one to four changes; some copy a part of `other`.
+pub fn mutated(random: &mut Random, seed: &[u8], other: &[u8]) -> Vec<u8> {
     let mut input = seed.to_vec();
-    for _ in 0..=dice.below(4) {
-        let at = dice.below(input.len() + 1);
-        let end = at + dice.below((input.len() - at).min(40) + 1);
-        match dice.below(8) {
+    for _ in 0..=random.below(4) {
+        let at = random.below(input.len() + 1);
+        let end = at + random.below((input.len() - at).min(40) + 1);
+        match random.below(8) {
             0 => input.truncate(at),
             1 => drop(input.drain(at..end)),
             2 => {
@@ -106,17 +106,17 @@ pub fn mutated(dice: &mut Dice, seed: &[u8], other: &[u8]) -> Vec<u8> {
             }
             3 => {
                 if let Some(byte) = input.get_mut(at) {
-                    *byte ^= 1 << dice.below(8);
+                    *byte ^= 1 << random.below(8);
                 }
             }
             4 => {
-                let from = dice.below(other.len() + 1);
-                let to = from + dice.below((other.len() - from).min(60) + 1);
+                let from = random.below(other.len() + 1);
+                let to = from + random.below((other.len() - from).min(60) + 1);
                 drop(input.splice(at..end, other[from..to].iter().copied()));
             }
             5 => {
-                // One value for another, where it looks like JSON.
-                let word = WORDS[dice.below(WORDS.len())];
+                // Replaces the value behind a colon, as in JSON.
+                let token = TOKENS[random.below(TOKENS.len())];
                 let start = input
                     .iter()
                     .skip(at)
@@ -127,11 +127,11 @@ pub fn mutated(dice: &mut Dice, seed: &[u8], other: &[u8]) -> Vec<u8> {
                     .skip(start)
                     .position(|b| b",}]".contains(b))
                     .map_or(input.len(), |more| start + more);
-                drop(input.splice(start..stop, word.bytes()));
+                drop(input.splice(start..stop, token.bytes()));
             }
             _ => {
-                let word = WORDS[dice.below(WORDS.len())];
-                drop(input.splice(at..at, word.bytes()));
+                let token = TOKENS[random.below(TOKENS.len())];
+                drop(input.splice(at..at, token.bytes()));
             }
         }
     }

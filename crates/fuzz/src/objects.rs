@@ -1,15 +1,15 @@
 //! Objects of every built-in kind, as JSON and as protobuf.
 //!
-//! What is decoded encodes to something that decodes to the same; defaults fill in once; whatever decodes can be
-//! defaulted, prepared, judged, stored, listed and updated without a panic, and what is found valid is valid again
-//! after it has been stored.
+//! An object that decodes can be encoded and decoded again without a change; defaulting twice equals defaulting once; an
+//! object that decodes can be defaulted, prepared, validated, stored, listed and updated without a panic, and a valid object
+//! is still valid after it was stored.
 
 use jiff::Timestamp;
 use knarr_api::selector::field;
-use knarr_api::strategy::Part;
+use knarr_api::strategy::{DeletionRequest, Part};
 use knarr_api::{AnyObject, Kind, Object, protobuf, registry};
 
-use crate::{Target, byte_of, encoded, kind, seeds, shown};
+use crate::{Target, byte_of, encoded, escaped, kind, seeds};
 
 pub const TARGET: Target = Target {
     name: "objects",
@@ -18,7 +18,7 @@ pub const TARGET: Target = Target {
         let Ok(decoded) = kind.ops.decode(json) else {
             return;
         };
-        live(kind, decoded.object);
+        check_lifecycle(kind, decoded.object);
     },
     seeds: || {
         seeds::OBJECTS
@@ -32,63 +32,76 @@ pub const TARGET: Target = Target {
     },
 };
 
-/// A whole life of an object that was decoded.
-pub fn live(kind: &Kind, sent: Box<dyn AnyObject>) {
+/// Runs everything on a decoded object that a request may run: encode, default, validate, update, store, select.
+pub fn check_lifecycle(kind: &Kind, sent: Box<dyn AnyObject>) {
     let once = encoded(&*sent);
     let again = kind.ops.decode(&once);
     let again =
-        again.unwrap_or_else(|e| panic!("{} does not decode again: {e}: {}", kind.kind(), shown(&once)));
+        again.unwrap_or_else(|e| panic!("{} does not decode again: {e}: {}", kind.kind(), escaped(&once)));
     let twice = encoded(&*again.object);
     let settled = kind.ops.decode(&twice).expect("what decoded once");
     assert_eq!(
-        shown(&twice),
-        shown(&encoded(&*settled.object)),
-        "{} changes with every round",
+        escaped(&twice),
+        escaped(&encoded(&*settled.object)),
+        "{} changes each time it is decoded and encoded",
         kind.kind()
     );
     assert!(
-        again.mistakes.is_empty(),
-        "{} writes what it does not know: {:?}",
+        again.strict_errors.is_empty(),
+        "{} encodes fields that its decoder does not know: {:?}",
         kind.kind(),
-        again.mistakes
+        again.strict_errors
     );
     let mut object = sent;
-    let ours = "an object of its own kind is taken";
-    kind.ops.set_defaults(&mut *object).expect(ours);
+    let of_kind = "the object is of this kind";
+    kind.ops.set_defaults(&mut *object).expect(of_kind);
     let defaulted = encoded(&*object);
-    kind.ops.set_defaults(&mut *object).expect(ours);
+    kind.ops.set_defaults(&mut *object).expect(of_kind);
     assert_eq!(
-        shown(&defaulted),
-        shown(&encoded(&*object)),
-        "defaults of {} fill in twice",
+        escaped(&defaulted),
+        escaped(&encoded(&*object)),
+        "defaulting {} twice differs from once",
         kind.kind()
     );
-    kind.ops.prepare_for_create(&mut *object).expect(ours);
-    let errors = kind.ops.validate(&*object).expect(ours);
+    kind.ops.prepare_for_create(&mut *object).expect(of_kind);
+    let errors = kind.ops.validate(&*object).expect(of_kind);
     let _ = kind
         .ops
         .validate_name(object.metadata().name.as_deref().unwrap_or_default());
-    kind.ops.warnings(&*object).expect(ours);
-    kind.ops.early_warnings(&*object).expect(ours);
-    kind.ops.deletion(&*object, Some(-1)).expect(ours);
-    kind.ops.deletion(&*object, Some(i64::MAX)).expect(ours);
-    for path in kind.ops.selectable_fields().iter() {
-        kind.ops.field(&*object, path).expect(ours);
+    kind.ops.warnings(&*object).expect(of_kind);
+    kind.ops.early_warnings(&*object).expect(of_kind);
+    for grace_period_seconds in [None, Some(-1), Some(i64::MAX)] {
+        let request = DeletionRequest {
+            now: Timestamp::UNIX_EPOCH,
+            grace_period_seconds,
+            orphan_dependents: None,
+            propagation: None,
+        };
+        let mut marked = object.clone_box();
+        kind.ops
+            .plan_deletion(&*object, &mut *marked, &request)
+            .expect(of_kind);
+        kind.ops
+            .plan_deletion(&*marked, &mut *marked.clone_box(), &request)
+            .expect(of_kind);
     }
-    kind.ops.row(&*object, Timestamp::UNIX_EPOCH).expect(ours);
+    for path in kind.ops.selectable_fields().iter() {
+        kind.ops.field(&*object, path).expect(of_kind);
+    }
+    kind.ops.row(&*object, Timestamp::UNIX_EPOCH).expect(of_kind);
     for part in [Part::Main, Part::Status] {
         let mut new = object.clone_box();
         kind.ops
             .prepare_for_update(&mut *new, &*object, part)
-            .expect(ours);
-        let _ = kind.ops.validate_update(&*new, &*object, part).expect(ours);
+            .expect(of_kind);
+        let _ = kind.ops.validate_update(&*new, &*object, part).expect(of_kind);
     }
     let mut stored = object.clone_box();
     let json = Object::encode_for_store(&mut *stored);
     let whole = Object::from_stored(kind, stored, &json, 7);
     let read = kind.ops.decode(whole.json());
     let read = read
-        .unwrap_or_else(|e| panic!("a stored {} is not read: {e}", kind.kind()))
+        .unwrap_or_else(|e| panic!("a stored {} does not decode: {e}", kind.kind()))
         .object;
     assert_eq!(
         read.metadata().resource_version.as_deref(),
@@ -97,14 +110,14 @@ pub fn live(kind: &Kind, sent: Box<dyn AnyObject>) {
         kind.kind()
     );
     if errors.is_empty() {
-        // One that is not valid may say by an empty field that it was given; it goes nowhere.
+        // An invalid object may lose an empty field; it is never stored.
         assert_eq!(
-            shown(&once),
-            shown(&twice),
-            "{} is not the same after a round",
+            escaped(&once),
+            escaped(&twice),
+            "{} is not the same after it was encoded and decoded",
             kind.kind()
         );
-        let errors = kind.ops.validate(&*read).expect(ours);
+        let errors = kind.ops.validate(&*read).expect(of_kind);
         assert!(
             errors.is_empty(),
             "a stored {} is no longer valid: {errors:?}",
@@ -124,7 +137,7 @@ pub const PROTOBUF: Target = Target {
         if let Some(kind) = registry::by_kind(&body.api_version, &body.kind)
             && let Ok(decoded) = kind.ops.decode(&json)
         {
-            live(kind, decoded.object);
+            check_lifecycle(kind, decoded.object);
         }
     },
     seeds: || {
@@ -141,7 +154,7 @@ pub const PROTOBUF: Target = Target {
             }
             out
         };
-        // metadata{name, namespace, labels{a: b}}, then each kind's own beginning.
+        // metadata{name, namespace, labels{a: b}}, then the first fields of each kind.
         let named = b"\x0a\x10\x0a\x01n\x1a\x02ns\x5a\x06\x0a\x01a\x12\x01b\x28\x01";
         let pod = [
             &named[..],

@@ -1,12 +1,12 @@
-//! Patches of the three kinds, applied to objects: kind, sort of patch, object, patch.
+//! Patches of the three types, applied to objects (the input: kind, patch type, object, patch).
 //!
-//! A patch makes something that decodes or is refused; it makes it no larger than what was sent and what copies may
-//! add; a merge patch applied twice is as applied once.
+//! A patch fails, or makes a document whose object, if it decodes, passes [`objects::check_lifecycle`]. The document is no
+//! larger than object, patch and the limit of copied bytes together. Applying a merge patch twice equals applying it once.
 
 use knarr_api::patch::{json, merge, strategic};
 use serde_json::Value;
 
-use crate::{PART, Target, byte_of, encoded, object_and_more, objects, seeds};
+use crate::{PART, Target, byte_of, encoded, object_and_change, objects, seeds};
 
 pub const TARGET: Target = Target {
     name: "patches",
@@ -17,7 +17,7 @@ pub const TARGET: Target = Target {
             let Some(kind) = seeds::kind_of(object) else {
                 continue;
             };
-            for (sort, patches) in [
+            for (patch_type, patches) in [
                 seeds::JSON_PATCHES,
                 seeds::MERGE_PATCHES,
                 seeds::STRATEGIC_PATCHES,
@@ -26,7 +26,7 @@ pub const TARGET: Target = Target {
             .enumerate()
             {
                 for patch in *patches {
-                    let head = [byte_of(kind), u8::try_from(sort).unwrap_or(0)];
+                    let head = [byte_of(kind), u8::try_from(patch_type).unwrap_or(0)];
                     all.push([&head, object.as_bytes(), &[PART], patch.as_bytes()].concat());
                 }
             }
@@ -36,7 +36,7 @@ pub const TARGET: Target = Target {
 };
 
 fn check(data: &[u8]) {
-    let Some((kind, sort, object, patch_bytes)) = object_and_more(data) else {
+    let Some((kind, patch_type, object, patch_bytes)) = object_and_change(data) else {
         return;
     };
     let (Ok(decoded), Ok(patch)) = (
@@ -47,7 +47,7 @@ fn check(data: &[u8]) {
     };
     let before = encoded(&*decoded.object);
     let mut doc: Value = serde_json::from_slice(&before).expect("what is encoded is JSON");
-    let applied = match sort % 3 {
+    let applied = match patch_type % 3 {
         0 => json::apply(&mut doc, &patch),
         1 => merge::check(&patch).map(|()| merge::apply(&mut doc, &patch)),
         _ => strategic::apply(kind, &mut doc, &patch),
@@ -64,12 +64,12 @@ fn check(data: &[u8]) {
         before.len(),
         patch_bytes.len()
     );
-    if sort % 3 == 1 {
+    if patch_type % 3 == 1 {
         let mut twice = doc.clone();
         merge::apply(&mut twice, &patch);
-        assert_eq!(twice, doc, "a merge patch twice is not as once");
+        assert_eq!(twice, doc, "applying the merge patch twice differs from once");
     }
     if let Ok(new) = kind.ops.decode(&after) {
-        objects::live(kind, new.object);
+        objects::check_lifecycle(kind, new.object);
     }
 }

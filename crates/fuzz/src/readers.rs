@@ -1,4 +1,4 @@
-//! Pairs of readers of the same bytes (SPEC A1): what one of them finds, which decides, the other must find, which acts.
+//! Pairs of parsers of the same bytes (SPEC A1): the one that authorization uses and the one that the request uses must agree.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ fn inputs(texts: &[&str]) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }
 
-/// Whether an escape stands for half of a surrogate pair (U+D800 to U+DFFF).
+/// Whether an escape is half of a surrogate pair (U+D800 to U+DFFF).
 fn has_surrogate(json: &[u8]) -> bool {
     let is_half = |w: &[u8]| {
         w[0] == b'u' && w[1].eq_ignore_ascii_case(&b'd') && w[2].is_ascii_hexdigit() && w[2] > b'7'
@@ -27,24 +27,23 @@ fn has_surrogate(json: &[u8]) -> bool {
     json.windows(3).any(is_half)
 }
 
-/// JSON that the strict reader takes is JSON to serde_json, with the same value unless a key is given twice, and the other
-/// way around. As YAML it has the same value, too.
+/// The strict decoder accepts the JSON that serde_json accepts and no other, with the same value unless a key is given twice.
 pub const JSON: Target = Target {
     name: "json-readers",
     check: |data| {
         let plain = serde_json::from_slice::<Value>(data);
         let strict = codec::read::<Value>(data);
         match (&plain, &strict) {
-            (Ok(plain), Ok((value, mistakes))) => {
-                if !mistakes.iter().any(|m| matches!(m, StrictError::Twice(_))) {
+            (Ok(plain), Ok((value, errors))) => {
+                if !errors.iter().any(|m| matches!(m, StrictError::DuplicateField(_))) {
                     assert_eq!(plain, value, "of {:?}", data.escape_ascii().to_string());
                 }
             }
             (Err(_), Err(_)) => {}
-            // Half of a surrogate pair is U+FFFD to Go and so to the strict reader, and an error to serde_json.
+            // Half of a surrogate pair is U+FFFD in Go and so in the strict decoder, and an error in serde_json.
             (Err(_), Ok(_)) if has_surrogate(data) => {}
             _ => panic!(
-                "{:?} is {plain:?} to one reader and {:?} to the other",
+                "{:?} is {plain:?} for serde_json and {:?} for the strict decoder",
                 data.escape_ascii().to_string(),
                 strict.as_ref().map(|(value, _)| value)
             ),
@@ -64,7 +63,7 @@ pub const JSON: Target = Target {
     },
 };
 
-/// A field that a selector requires for authorization is one that every object of the list has.
+/// A field value that authorization takes from a field selector is one that every listed object must have.
 pub const REQUIRED_FIELDS: Target = Target {
     name: "required-fields",
     check: |data| {
@@ -83,7 +82,7 @@ pub const REQUIRED_FIELDS: Target = Target {
             let Some(value) = attributes.required_field(name) else {
                 continue;
             };
-            // Of several requirements for one field each holds, and each reader may take any.
+            // Several requirements for one field all hold, and either parser may return any of them.
             let several = text.matches(name).count() > 1;
             let required = selector.required(name);
             assert!(
@@ -112,7 +111,7 @@ pub const REQUIRED_FIELDS: Target = Target {
     },
 };
 
-/// A query that is taken has, for every option, the first value that the plain rules of URLs give it.
+/// In a valid query, every parameter has its first value by the rules of `application/x-www-form-urlencoded`.
 pub const QUERIES: Target = Target {
     name: "queries",
     check: |data| {
@@ -145,7 +144,7 @@ pub const QUERIES: Target = Target {
     },
 };
 
-/// A token that was read stands in the header, word for word; one that is there is never passed over.
+/// A token that was read is a part of the header, unchanged; a bearer token in the header is never ignored.
 pub const BEARER: Target = Target {
     name: "bearer-tokens",
     check: |data| {
@@ -156,15 +155,18 @@ pub const BEARER: Target = Target {
             };
             headers.append(http::header::AUTHORIZATION, value);
         }
-        let shown = String::from_utf8_lossy(data);
-        let begins = shown.trim_start().to_ascii_lowercase().starts_with("bearer ");
+        let lines = String::from_utf8_lossy(data);
+        let has_scheme = lines.trim_start().to_ascii_lowercase().starts_with("bearer ");
         match bearer::token(&headers) {
             Ok(Some(token)) => {
-                assert!(!token.is_empty() && shown.contains(&*token), "{shown:?}");
-                assert!(!token.contains(char::is_whitespace), "{shown:?}");
-                assert_eq!(headers.len(), 1, "{shown:?}");
+                assert!(!token.is_empty() && lines.contains(&*token), "{lines:?}");
+                assert!(!token.contains(char::is_whitespace), "{lines:?}");
+                assert_eq!(headers.len(), 1, "{lines:?}");
             }
-            Ok(None) => assert!(!begins && headers.len() == 1, "{shown:?} is no token"),
+            Ok(None) => assert!(
+                !has_scheme && headers.len() == 1,
+                "{lines:?} is not read as a token"
+            ),
             Err(e) => assert_eq!(e.code(), 401),
         }
         let _ = (header::check(&headers), header::user_agent(&headers));
@@ -181,7 +183,7 @@ pub const BEARER: Target = Target {
     },
 };
 
-/// JSON is YAML for the same, where both take it.
+/// JSON that the YAML parser accepts has the same value as YAML.
 pub const YAML: Target = Target {
     name: "yaml-readers",
     check: |data| {
@@ -191,7 +193,7 @@ pub const YAML: Target = Target {
         let Ok(Value::Object(json)) = serde_json::from_str::<Value>(text) else {
             return;
         };
-        // Keys of YAML end after 1024 characters, and fractions beyond 64 bits have other forms.
+        // A key in YAML has at most 1024 characters, and fractions beyond 64 bits are written differently.
         if text.len() > 1024 || text.contains(['.', 'e', 'E', '\t']) || !text.is_ascii() {
             return;
         }

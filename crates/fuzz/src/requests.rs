@@ -1,10 +1,10 @@
-//! What comes with a request: bodies in YAML, paths, queries, media types, continue tokens, files of tokens.
+//! Parts of a request: bodies in YAML, paths, queries, media types, continue tokens; and the token file.
 
 use http::Method;
 use knarr_apiserver::authn;
 use knarr_apiserver::http::accept;
 use knarr_apiserver::http::query::Query;
-use knarr_apiserver::pipeline::read::Continue;
+use knarr_apiserver::pipeline::read::ContinueToken;
 use knarr_apiserver::pipeline::yaml;
 use knarr_apiserver::request::RequestInfo;
 use serde_json::Value;
@@ -15,7 +15,7 @@ fn inputs(texts: &[&str]) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }
 
-/// JSON that a YAML document came to is YAML for the same, and an object of its kind can live by it.
+/// The JSON of a YAML document has the same value when it is read as YAML, and its object passes [`objects::check_lifecycle`].
 pub const YAML: Target = Target {
     name: "yaml",
     check: |data| {
@@ -25,14 +25,14 @@ pub const YAML: Target = Target {
         let Ok(value) = yaml::to_value(text) else { return };
         let json = value.to_string();
         let again = yaml::to_value(&json);
-        // Numbers beyond 64 bits have one form in JSON and another in YAML, whose keys end after 1024 characters.
+        // Numbers beyond 64 bits are written differently in JSON and YAML, and a key in YAML has at most 1024 characters.
         if !has_fractions(&value) && json.len() < 1024 {
             assert_eq!(again.as_ref(), Ok(&value), "{text:?} is {json}");
         }
         if let Some(kind) = seeds::kind_of(&json)
             && let Ok(decoded) = kind.ops.decode(json.as_bytes())
         {
-            objects::live(kind, decoded.object);
+            objects::check_lifecycle(kind, decoded.object);
         }
     },
     seeds: || {
@@ -87,9 +87,9 @@ pub const REQUESTS: Target = Target {
             let _ = accept::negotiate(media, query.get("includeObject"), offered);
         }
         let _ = accept::openapi_v2(media);
-        if let Ok(read) = Continue::parse(query.get("continue")) {
+        if let Ok(read) = ContinueToken::parse(query.get("continue")) {
             let printed = read.render();
-            let again = Continue::parse(&printed).expect("a token that was given out is taken");
+            let again = ContinueToken::parse(&printed).expect("a continue token that the server made parses");
             assert_eq!(again.render(), printed);
         }
     },
@@ -105,7 +105,7 @@ pub const REQUESTS: Target = Target {
     },
 };
 
-/// The file of tokens.
+/// The static token file (`--token-auth-file` of kube-apiserver).
 pub const TOKENS: Target = Target {
     name: "tokens",
     check: |data| {

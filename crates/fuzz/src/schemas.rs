@@ -1,9 +1,9 @@
-//! Schemas that users bring with their kinds, and the objects that are judged by them: a schema and, after a
-//! separator, an object.
+//! Schemas of CustomResourceDefinitions, and custom resources that they validate (the input: a schema and, after a separator,
+//! an object).
 
 use knarr_api::custom::schema::Schema;
-use knarr_api::custom::{cel, definition, judge, shape};
-use knarr_api::field::{Errors, Path};
+use knarr_api::custom::{cel, definition, shape, validation};
+use knarr_api::field::{ErrorList, Path};
 use knarr_api::registry;
 use serde_json::{Value, json};
 
@@ -16,26 +16,26 @@ pub const TARGET: Target = Target {
         let Some(Ok(schema)) = parts.next().map(serde_json::from_slice::<Value>) else {
             return;
         };
-        let mut errors = Errors::new();
+        let mut errors = ErrorList::new();
         definition::check_schema(&schema, &Path::new("spec"), true, &mut errors);
-        // Also what a definition should not have been let in with, from an older server, poisons nothing.
+        // A definition that another version stored may have a schema that this one rejects; it must not cause a panic.
         let read = Schema::read(&schema);
         if let Some(Ok(mut value)) = parts.next().map(serde_json::from_slice::<Value>) {
             shape::prune(&mut value, &read, true, "", &mut Vec::new());
             let once = value.clone();
             shape::prune(&mut value, &read, true, "", &mut Vec::new());
-            assert_eq!(value, once, "pruned twice is not as once");
+            assert_eq!(value, once, "pruning twice differs from once");
             shape::default(&mut value, &read);
             let once = value.clone();
             shape::default(&mut value, &read);
-            assert_eq!(value, once, "defaults fill in twice");
-            let mut errors = Errors::new();
-            judge::judge(&value, &read, "", &mut errors);
-            judge::check_lists(&value, &read, "", &mut errors);
-            cel::judge(&value, None, &read, "", &mut errors);
-            cel::judge(&value, Some(&value), &read, "", &mut errors);
+            assert_eq!(value, once, "defaulting twice differs from once");
+            let mut errors = ErrorList::new();
+            validation::validate(&value, &read, "", &mut errors);
+            validation::check_lists(&value, &read, "", &mut errors);
+            cel::validate(&value, None, &read, "", &mut errors);
+            cel::validate(&value, Some(&value), &read, "", &mut errors);
         }
-        definition_of(&schema);
+        check_definition(&schema);
     },
     seeds: || {
         [
@@ -54,8 +54,8 @@ pub const TARGET: Target = Target {
     },
 };
 
-/// The definition with this schema, as it would be sent.
-fn definition_of(schema: &Value) {
+/// Runs [`objects::check_lifecycle`] on a CustomResourceDefinition with this schema.
+fn check_definition(schema: &Value) {
     let crd = json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": "widgets.example.com"},
@@ -69,6 +69,6 @@ fn definition_of(schema: &Value) {
     let kind =
         registry::by_kind("apiextensions.k8s.io/v1", "CustomResourceDefinition").expect("it is built in");
     if let Ok(decoded) = kind.ops.decode(&json) {
-        objects::live(kind, decoded.object);
+        objects::check_lifecycle(kind, decoded.object);
     }
 }

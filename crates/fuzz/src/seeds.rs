@@ -1,9 +1,9 @@
-//! Inputs to start from: objects that use much of their kinds, and patches of the three sorts.
+//! Inputs to start from: objects that set many fields of their kinds, and patches of the three types.
 
 use knarr_api::{Kind, registry};
 use serde_json::Value;
 
-/// The built-in kind that a document says it is.
+/// The built-in kind of the document's apiVersion and kind.
 pub fn kind_of(json: &str) -> Option<&'static Kind> {
     let value: Value = serde_json::from_str(json).ok()?;
     registry::by_kind(value.get("apiVersion")?.as_str()?, value.get("kind")?.as_str()?)

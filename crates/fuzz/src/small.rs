@@ -1,6 +1,6 @@
 //! The small languages inside objects and requests: selectors, quantities, durations, schedules.
 //!
-//! What parses prints as something that parses to the same, and printing is settled after one round.
+//! The printed form of a parsed value parses to the same value, and printing that gives the same form.
 
 use std::collections::BTreeMap;
 
@@ -82,12 +82,14 @@ pub const QUANTITIES: Target = Target {
         let Ok(quantity) = Quantity::parse(text) else {
             return;
         };
-        let printed = canonical_text(text).unwrap_or_else(|e| panic!("{text:?} parses and has no form: {e}"));
+        let printed =
+            canonical_text(text).unwrap_or_else(|e| panic!("{text:?} parses but has no canonical form: {e}"));
         let again =
             Quantity::parse(&printed).unwrap_or_else(|e| panic!("{text:?} prints as {printed:?}: {e}"));
         assert!(again == quantity, "{text:?} prints as {printed:?}");
-        // 62.5Ki is printed as 64000, as Kubernetes does, and that as 64k; then it stays.
-        let settled = canonical_text(&printed).unwrap_or_else(|e| panic!("{printed:?} has no form: {e}"));
+        // 62.5Ki is printed as 64000, as in Kubernetes, and 64000 as 64k, which does not change.
+        let settled =
+            canonical_text(&printed).unwrap_or_else(|e| panic!("{printed:?} has no canonical form: {e}"));
         assert_eq!(
             canonical_text(&settled).as_deref(),
             Ok(settled.as_str()),
@@ -99,7 +101,7 @@ pub const QUANTITIES: Target = Target {
         );
         assert_eq!(quantity.is_negative(), again.is_negative());
         let up = quantity.round_up_to_milli();
-        // Away from zero, as Go has it.
+        // Negative quantities are rounded away from zero, as by resource.Quantity in Go.
         assert!(
             up >= quantity || quantity.is_negative(),
             "{text:?} rounded up is less"
@@ -150,8 +152,8 @@ pub const DURATIONS: Target = Target {
     },
 };
 
-/// Whether the API server takes the schedule. Zones in it are refused by another rule, and so are endless ones by none.
-fn taken(schedule: &str) -> bool {
+/// Whether validation accepts the schedule.
+fn is_accepted(schedule: &str) -> bool {
     let mut job = CronJob::default();
     job.spec.schedule = schedule.into();
     !job.validate().iter().any(|error| error.field == "spec.schedule")
@@ -169,13 +171,13 @@ pub const SCHEDULES: Target = Target {
                     let mut time = start;
                     for _ in 0..3 {
                         let Some(next) = schedule.next(time) else { break };
-                        assert!(next > time, "{text:?} comes at {next}, after {time}");
+                        assert!(next > time, "the run of {text:?} after {time} is at {next}");
                         time = next;
                     }
                 }
                 Err(why) => assert!(
-                    !taken(text),
-                    "the API server takes {text:?}, the controller does not: {why}"
+                    !is_accepted(text),
+                    "validation accepts {text:?}, the CronJob controller does not: {why}"
                 ),
             }
         }

@@ -1,8 +1,8 @@
-//! The store's files after they were damaged: a log of five transactions, and the bytes to change.
+//! The store's files after damage: a log of five transactions is written and then changed by the input.
 //!
-//! The first byte says how: some of the file's bytes are changed, the file is cut, or a frame with a right checksum and
-//! the input as its payload is put behind it (what a store of another version could have left). Whatever is opened is
-//! what was there after some number of its transactions, in their order, and can be written to; or it is refused.
+//! The first byte selects the damage: some bytes are changed, the file is truncated, or a frame with a correct checksum and
+//! the input as its payload is appended (as by a store of another version). Then the store either does not open, or has the
+//! state after the first n of its transactions and can be written to.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::Target;
 
-/// What stands before the frames of a log, and before a frame's payload (`store/src/embedded/format.rs`).
+/// The size of a log's header (`store/src/embedded/format.rs`).
 const HEADER_BYTES: usize = 44;
 const WRITES: u8 = 5;
 
@@ -26,14 +26,14 @@ pub const TARGET: Target = Target {
         vec![
             [&[0u8][..], &[60, 1, 0xff]].concat(),
             [&[1u8][..], &[100]].concat(),
-            // A transaction that puts "k" to "v", after revision 7.
+            // A transaction that puts "v" under "k", after revision 7.
             [
                 &[2u8][..],
                 &7u64.to_le_bytes(),
                 &[1, 1, 0, 0, 0, 1, 1, 0, 0, 0, b'k', 1, 0, 0, 0, b'v'],
             ]
             .concat(),
-            // A compaction to 3.
+            // A compaction at revision 3.
             [&[2u8][..], &7u64.to_le_bytes(), &[2], &3u64.to_le_bytes()].concat(),
         ]
     },
@@ -58,7 +58,7 @@ async fn put(store: &dyn Store, n: u8) {
     store
         .txn(txn)
         .await
-        .expect("a store that was opened is written to");
+        .expect("a store that opened can be written to");
 }
 
 async fn pairs(store: &dyn Store) -> Result<Vec<(Bytes, Bytes)>, knarr_store::Error> {
@@ -71,10 +71,10 @@ async fn pairs(store: &dyn Store) -> Result<Vec<(Bytes, Bytes)>, knarr_store::Er
 }
 
 async fn damaged(data: &[u8]) {
-    let Some((how, data)) = data.split_first() else {
+    let Some((damage, data)) = data.split_first() else {
         return;
     };
-    let dir = TempDir::new().expect("a folder");
+    let dir = TempDir::new().expect("a directory");
     let store = open(dir.path()).await.expect("a new store opens");
     for n in 0..WRITES {
         put(&*store, n).await;
@@ -82,29 +82,29 @@ async fn damaged(data: &[u8]) {
     drop(store);
     let path = dir.path().join("0000000001.log");
     let mut log = std::fs::read(&path).expect("its log");
-    let foreign = how % 3 == 2;
-    match how % 3 {
+    let foreign = damage % 3 == 2;
+    match damage % 3 {
         0 => {
             for change in data.chunks_exact(3) {
-                let place = usize::from(u16::from_le_bytes([change[0], change[1]])) % log.len();
-                log[place] ^= change[2];
+                let offset = usize::from(u16::from_le_bytes([change[0], change[1]])) % log.len();
+                log[offset] ^= change[2];
             }
         }
         1 => log.truncate(data.first().map_or(0, |len| usize::from(*len) % log.len())),
         _ => {
-            let (salt, place) = (log[16..24].to_vec(), (log.len() as u64).to_le_bytes());
+            let (salt, offset) = (log[16..24].to_vec(), (log.len() as u64).to_le_bytes());
             let mut head = (data.len() as u32).to_le_bytes().to_vec();
             head.extend(crc32fast::hash(data).to_le_bytes());
-            let crc = crc32fast::hash(&[&salt[..], &place, &head].concat());
+            let crc = crc32fast::hash(&[&salt[..], &offset, &head].concat());
             log.extend(head);
             log.extend(crc.to_le_bytes());
             log.extend_from_slice(data);
         }
     }
-    let whole = log.len() >= HEADER_BYTES;
+    let has_header = log.len() >= HEADER_BYTES;
     std::fs::write(&path, &log).expect("the log is written");
     let Ok(store) = open(dir.path()).await else { return };
-    assert!(whole || how % 3 == 1, "a log without its header was taken");
+    assert!(has_header || damage % 3 == 1, "a log without a header was opened");
     let Ok(found) = pairs(&*store).await else { return };
     if !foreign {
         let expected: Vec<(Bytes, Bytes)> = (0..found.len() as u8)
@@ -115,7 +115,7 @@ async fn damaged(data: &[u8]) {
                 )
             })
             .collect();
-        assert_eq!(found, expected, "not what was there after {} writes", found.len());
+        assert_eq!(found, expected, "not the state after {} writes", found.len());
     }
     let before = store.revision().await.expect("its revision");
     put(&*store, WRITES).await;
@@ -123,6 +123,6 @@ async fn damaged(data: &[u8]) {
     drop(store);
     let again = open(dir.path())
         .await
-        .expect("what was opened and written opens again");
+        .expect("a store that was opened and written opens again");
     assert_eq!(again.revision().await.expect("its revision"), before + 1);
 }

@@ -1,12 +1,12 @@
-//! Every target on its seeds and on inputs made of them. `KNARR_FUZZ_RUNS` (per target) and `KNARR_FUZZ_SEED` make more,
-//! `KNARR_FUZZ_TARGET` chooses one, `KNARR_FUZZ_SHOW` prints them.
+//! Runs every target on its seeds and on mutations of them. `KNARR_FUZZ_RUNS` sets the number of inputs per target,
+//! `KNARR_FUZZ_SEED` the random seed, `KNARR_FUZZ_TARGET` selects one target, `KNARR_FUZZ_SHOW` prints the inputs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::mutation::{Dice, mutated};
-use crate::{TARGETS, shown};
+use crate::mutation::{Random, mutated};
+use crate::{TARGETS, escaped};
 
-/// A second or two for all targets, unoptimized.
+/// One or two seconds for all targets in a debug build.
 const RUNS: u64 = 200;
 
 fn number(variable: &str, otherwise: u64) -> u64 {
@@ -19,32 +19,35 @@ fn number(variable: &str, otherwise: u64) -> u64 {
 }
 
 #[test]
-fn no_input_breaks_a_promise() {
+fn no_input_breaks_a_property() {
     let (runs, seed) = (number("KNARR_FUZZ_RUNS", RUNS), number("KNARR_FUZZ_SEED", 1));
-    let wanted = std::env::var("KNARR_FUZZ_TARGET").ok();
+    let selected = std::env::var("KNARR_FUZZ_TARGET").ok();
     let shows = std::env::var_os("KNARR_FUZZ_SHOW").is_some();
     let mut broken = Vec::new();
     for target in TARGETS
         .iter()
-        .filter(|t| wanted.as_deref().is_none_or(|wanted| wanted == t.name))
+        .filter(|t| selected.as_deref().is_none_or(|name| name == t.name))
     {
         let seeds = (target.seeds)();
-        assert!(!seeds.is_empty(), "{} has nothing to start from", target.name);
-        let mut dice = Dice::new(seed);
-        // Files are slow to make.
+        assert!(!seeds.is_empty(), "{} has no seeds", target.name);
+        let mut random = Random::new(seed);
+        // This target writes files and is slow.
         let runs = if target.name == "storage" { runs / 10 } else { runs };
         let made = (0..runs).map(|_| {
-            let (seed, other) = (&seeds[dice.below(seeds.len())], &seeds[dice.below(seeds.len())]);
-            mutated(&mut dice, seed, other)
+            let (seed, other) = (
+                &seeds[random.below(seeds.len())],
+                &seeds[random.below(seeds.len())],
+            );
+            mutated(&mut random, seed, other)
         });
         let made: Vec<Vec<u8>> = made.collect();
         for input in seeds.iter().chain(&made) {
-            // What aborts leaves no message: then the last input shown is the one.
+            // An abort (stack overflow) leaves no message: the last printed input caused it.
             if shows {
-                eprintln!("{}: {}", target.name, shown(input));
+                eprintln!("{}: {}", target.name, escaped(input));
             }
             if catch_unwind(AssertUnwindSafe(|| (target.check)(input))).is_err() {
-                broken.push(format!("{}: {}", target.name, shown(input)));
+                broken.push(format!("{}: {}", target.name, escaped(input)));
                 break;
             }
         }
@@ -53,11 +56,11 @@ fn no_input_breaks_a_promise() {
 }
 
 #[test]
-fn the_same_number_makes_the_same_inputs() {
+fn the_same_seed_makes_the_same_inputs() {
     let make = || {
-        let mut dice = Dice::new(7);
+        let mut random = Random::new(7);
         (0..50)
-            .map(|_| mutated(&mut dice, b"{\"a\":1}", b"[2]"))
+            .map(|_| mutated(&mut random, b"{\"a\":1}", b"[2]"))
             .collect::<Vec<_>>()
     };
     assert_eq!(make(), make());

@@ -1,6 +1,6 @@
-//! Configuration: one typed struct, from defaults, a file, the environment and flags, in that order of weight.
+//! Configuration: one typed struct, from defaults, a file, the environment and flags; later ones take precedence.
 //!
-//! Everything is parsed before anything is started, and every mistake is reported at once, with its place.
+//! Everything is parsed before anything is started, and all errors are reported at once, each with its flag or file and key.
 
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -24,6 +24,7 @@ pub mod heading;
 mod network;
 mod reader;
 mod shared;
+mod traces;
 
 pub use access::{Access, AccessFlags};
 pub use autoscaling::AutoscalingFlags;
@@ -31,34 +32,35 @@ pub use cidr::Cidrs;
 pub use etcd::{Etcd, EtcdFlags};
 pub use network::{Network, NetworkFlags, Part};
 use reader::{Reader, absolute, list, socket};
+pub use traces::TracingConfiguration;
 
-/// What can be set by flag or environment. The same names stand in the file, in camelCase.
+/// The settings that flags and environment variables set. The file has the same names, in camelCase.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Flags {
     /// Configuration file (YAML); its keys are this page's flags in camelCase, such as `dataDir`.
     #[arg(long, env = "KNARR_CONFIG", value_name = "FILE", global = true, help_heading = heading::CONFIGURATION)]
     pub config: Option<PathBuf>,
-    /// Where all state lives [default: /var/lib/knarr].
+    /// Directory of all state [default: /var/lib/knarr].
     #[arg(long, env = "KNARR_DATA_DIR", value_name = "DIR", global = true, help_heading = heading::CONFIGURATION)]
     pub data_dir: Option<String>,
-    /// Where the admin's kubeconfig is written [default: /etc/knarr/kubeconfig].
+    /// The admin's kubeconfig, which `up` and `server` write [default: /etc/knarr/kubeconfig].
     #[arg(long, env = "KNARR_KUBECONFIG", value_name = "FILE", global = true, help_heading = heading::CONFIGURATION)]
     pub kubeconfig: Option<String>,
-    /// Address of the API [default: 127.0.0.1:6443].
+    /// Address that the API server listens on [default: 127.0.0.1:6443].
     #[arg(long, env = "KNARR_LISTEN", value_name = "IP:PORT", global = true, help_heading = heading::API_SERVER)]
     pub listen: Option<String>,
-    /// Further names or addresses the API's certificate is good for, separated by commas.
+    /// Additional names or addresses (SANs) of the API server's certificate, separated by commas.
     #[arg(long, env = "KNARR_TLS_SANS", value_name = "NAMES", global = true, help_heading = heading::API_SERVER)]
     pub tls_sans: Option<String>,
-    /// Where objects are kept: `embedded`, `memory` (forgets at the end) or `etcd` [default: embedded].
+    /// The store of objects: `embedded`, `memory` (lost when knarr exits) or `etcd` [default: embedded].
     #[arg(long, env = "KNARR_STORE", value_name = "ENGINE", global = true, help_heading = heading::STORAGE)]
     pub store: Option<String>,
     #[command(flatten)]
     pub etcd: EtcdFlags,
-    /// The scheduler's settings: a KubeSchedulerConfiguration as kube-scheduler takes it.
+    /// The scheduler's configuration: a KubeSchedulerConfiguration (v1).
     #[arg(long, env = "KNARR_SCHEDULER_CONFIG", value_name = "FILE", global = true, help_heading = heading::SCHEDULER)]
     pub scheduler_config: Option<String>,
-    /// Silence after which a node is lost, in seconds [default: 40].
+    /// Seconds without a heartbeat of a node after which it is lost (its status is Unknown) [default: 40].
     #[arg(
         long,
         env = "KNARR_NODE_MONITOR_GRACE_PERIOD",
@@ -67,7 +69,7 @@ pub struct Flags {
         help_heading = heading::CONTROLLERS
     )]
     pub node_monitor_grace_period: Option<String>,
-    /// Lost nodes a second and zone whose pods are asked to end, while most of the zone is well [default: 0.1].
+    /// Nodes per second and zone from which pods are evicted, while the zone is healthy [default: 0.1].
     #[arg(
         long,
         env = "KNARR_NODE_EVICTION_RATE",
@@ -76,7 +78,7 @@ pub struct Flags {
         help_heading = heading::CONTROLLERS
     )]
     pub node_eviction_rate: Option<String>,
-    /// The same while much of a large zone is lost; in a small one nobody is asked then [default: 0.01].
+    /// The same while a large zone is unhealthy; from a small unhealthy zone no pods are evicted [default: 0.01].
     #[arg(
         long,
         env = "KNARR_SECONDARY_NODE_EVICTION_RATE",
@@ -85,7 +87,7 @@ pub struct Flags {
         help_heading = heading::CONTROLLERS
     )]
     pub secondary_node_eviction_rate: Option<String>,
-    /// A zone with more nodes is large [default: 50].
+    /// Number of nodes above which a zone is large [default: 50].
     #[arg(
         long,
         env = "KNARR_LARGE_CLUSTER_SIZE_THRESHOLD",
@@ -94,7 +96,7 @@ pub struct Flags {
         help_heading = heading::CONTROLLERS
     )]
     pub large_cluster_size_threshold: Option<String>,
-    /// The part of a zone's nodes whose loss is much [default: 0.55].
+    /// Fraction of a zone's nodes that have to be not Ready for the zone to be unhealthy [default: 0.55].
     #[arg(
         long,
         env = "KNARR_UNHEALTHY_ZONE_THRESHOLD",
@@ -103,8 +105,8 @@ pub struct Flags {
         help_heading = heading::CONTROLLERS
     )]
     pub unhealthy_zone_threshold: Option<String>,
-    /// The longest that certificates are signed for which nodes and users ask for, such as 8760h, and how long those
-    /// last that say nothing of it [default: 8760h].
+    /// The maximum, and the default, lifetime of the certificates that CertificateSigningRequests get, such as 8760h
+    /// [default: 8760h].
     #[arg(
         long,
         env = "KNARR_CLUSTER_SIGNING_DURATION",
@@ -113,10 +115,10 @@ pub struct Flags {
         help_heading = heading::CONTROLLERS
     )]
     pub cluster_signing_duration: Option<String>,
-    /// Folder of the fence agents that FencingPolicies name [default: /usr/sbin].
+    /// Directory of the fence agents that FencingPolicies name [default: /usr/sbin].
     #[arg(long, env = "KNARR_FENCE_AGENTS_DIR", value_name = "DIR", global = true, help_heading = heading::CONTROLLERS)]
     pub fence_agents_dir: Option<String>,
-    /// Fence agents and parameters that FencingPolicies may name besides those knarr knows, such as
+    /// Fence agents and parameters that FencingPolicies may use in addition to those that knarr knows, such as
     /// `fence_own:ip,zone fence_other` [default: none].
     #[arg(
         long,
@@ -132,8 +134,8 @@ pub struct Flags {
     /// Labels of this node, such as `disk=ssd,example.com/rack=7`.
     #[arg(long, env = "KNARR_NODE_LABELS", value_name = "KEY=VALUE,…", global = true, help_heading = heading::NODE)]
     pub node_labels: Option<String>,
-    /// Taints that this node is registered with, such as `dedicated=db:NoSchedule`; outweigh the file's
-    /// registerWithTaints.
+    /// Taints that this node is registered with, such as `dedicated=db:NoSchedule`; they take precedence over
+    /// registerWithTaints of the KubeletConfiguration.
     #[arg(
         long,
         env = "KNARR_REGISTER_WITH_TAINTS",
@@ -142,59 +144,62 @@ pub struct Flags {
         help_heading = heading::NODE
     )]
     pub register_with_taints: Option<String>,
-    /// The kubelet's settings: a KubeletConfiguration (v1beta1) as kubelets take it.
+    /// The kubelet's configuration: a KubeletConfiguration (v1beta1).
     #[arg(long, env = "KNARR_KUBELET_CONFIG", value_name = "FILE", global = true, help_heading = heading::NODE)]
     pub kubelet_config: Option<String>,
-    /// Address of the kubelet's port [default: port 10250 of the node's address; with `up`, 127.0.0.1:10250].
+    /// Address that the kubelet listens on [default: port 10250 of the node's address; with `up`, 127.0.0.1:10250].
     #[arg(long, env = "KNARR_KUBELET_LISTEN", value_name = "IP:PORT", global = true, help_heading = heading::NODE)]
     pub kubelet_listen: Option<String>,
-    /// Folder of manifests of pods that this node runs by itself; outweighs the file's staticPodPath.
+    /// Directory of the manifests of static pods; takes precedence over staticPodPath of the KubeletConfiguration.
     #[arg(long, env = "KNARR_POD_MANIFEST_PATH", value_name = "DIR", global = true, help_heading = heading::NODE)]
     pub pod_manifest_path: Option<String>,
-    /// The containerd program knarr starts and watches [default: containerd].
+    /// The containerd program that knarr starts and restarts [default: containerd].
     #[arg(long, env = "KNARR_CONTAINERD", value_name = "PROGRAM", global = true, help_heading = heading::NODE)]
     pub containerd: Option<String>,
-    /// Sandbox image; knarr makes its own unless another is named.
+    /// Sandbox (pause) image [default: one that knarr builds].
     #[arg(long, env = "KNARR_SANDBOX_IMAGE", value_name = "IMAGE", global = true, help_heading = heading::NODE)]
     pub sandbox_image: Option<String>,
-    /// Folder of the CNI plugins [default: /usr/lib/cni, else /opt/cni/bin].
+    /// Directory of the CNI plugins [default: /usr/lib/cni, else /opt/cni/bin].
     #[arg(long, env = "KNARR_CNI_BIN_DIR", value_name = "DIR", global = true, help_heading = heading::NODE)]
     pub cni_bin_dir: Option<String>,
-    /// What pods get that were ending while the kubelet was away: `Full` (their whole grace again) or `Deadline`
-    /// (what is left until the deadline first set, without a second preStop) [default: Full].
+    /// Grace period of pods that were terminating when the kubelet stopped: `Full` (the full period again) or `Deadline`
+    /// (the time until their first deadline, without a second preStop hook) [default: Full].
     #[arg(long, env = "KNARR_TERMINATION_RESUME", value_name = "MODE", global = true, help_heading = heading::NODE)]
     pub termination_resume: Option<String>,
-    /// Milliseconds that a process's TERM waits, at the most, for the proxies to send its pod no more new
-    /// connections; 0 sends it at once [default: 1000].
+    /// How long SIGTERM to a pod's containers is delayed, in milliseconds, until the proxies send the pod no new
+    /// connections; 0 means no delay [default: 1000].
     #[arg(long, env = "KNARR_ENDPOINT_BARRIER_MILLIS", value_name = "N", global = true, help_heading = heading::NODE)]
     pub endpoint_barrier_millis: Option<String>,
-    /// Which pods this node ends by itself when it cannot renew its lease: `Annotated` (those with the annotation
-    /// knarr.io/at-most-one=true) or `AtMostOne` (those of StatefulSets and users of volumes for one node, too)
-    /// [default: Annotated].
+    /// Which pods this node terminates when it cannot renew its Lease: `Annotated` (those with the annotation
+    /// knarr.io/at-most-one=true) or `AtMostOne` (also pods of StatefulSets, and those with ReadWriteOnce or
+    /// ReadWriteOncePod volumes) [default: Annotated].
     #[arg(long, env = "KNARR_SELF_FENCING", value_name = "MODE", global = true, help_heading = heading::NODE)]
     pub self_fencing: Option<String>,
-    /// A watchdog of the machine's, such as /dev/watchdog0, that resets it when pods that must not run twice have not ended
-    /// by themselves, or the kubelet has died; it must wait 10 s at the most [default: none].
+    /// Watchdog device of the host, such as /dev/watchdog0, that resets it when at-most-one pods did not terminate in time, or
+    /// when the kubelet has died; its timeout must be 10 s or less [default: none].
     #[arg(long, env = "KNARR_WATCHDOG_DEVICE", value_name = "FILE", global = true, help_heading = heading::NODE)]
     pub watchdog_device: Option<String>,
     #[command(flatten)]
     pub network: NetworkFlags,
     #[command(flatten)]
     pub autoscaling: AutoscalingFlags,
-    /// Features that v1.36 has off: `HPAScaleToZero=true` [default: none].
+    /// Feature gates that are off by default in v1.36: `HPAScaleToZero=true` [default: none].
     #[arg(long, env = "KNARR_FEATURE_GATES", value_name = "NAME=BOOL,…", global = true, help_heading = heading::API_SERVER)]
     pub feature_gates: Option<String>,
     #[command(flatten)]
     pub access: AccessFlags,
-    /// What is logged, such as `info` or `warn,knarr_node=debug` [default: info].
+    /// Log filter, such as `info` or `warn,knarr_node=debug` [default: info].
     #[arg(long, env = "KNARR_LOG", value_name = "FILTER", global = true, help_heading = heading::LOGGING)]
     pub log: Option<String>,
-    /// How it is logged: `human` or `json` [default: human].
+    /// Log format: `human` or `json` [default: human].
     #[arg(long, env = "KNARR_LOG_FORMAT", value_name = "FORMAT", global = true, help_heading = heading::LOGGING)]
     pub log_format: Option<String>,
+    /// Where traces are exported to, and how many: a TracingConfiguration (v1) [default: no traces].
+    #[arg(long, env = "KNARR_TRACING_CONFIG_FILE", value_name = "FILE", global = true, help_heading = heading::LOGGING)]
+    pub tracing_config_file: Option<String>,
 }
 
-/// Where objects are kept.
+/// The store of objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreEngine {
     Embedded,
@@ -208,7 +213,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Everything a role needs to know, checked.
+/// The validated configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub data_dir: PathBuf,
@@ -240,38 +245,40 @@ pub struct Config {
     pub access: Access,
     pub log: String,
     pub log_format: LogFormat,
+    /// `None`: no traces are exported.
+    pub tracing: Option<TracingConfiguration>,
 }
 
-/// All mistakes of a configuration, one a line.
+/// All errors of a configuration, one a line.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Mistakes(Vec<String>);
+pub struct ConfigErrors(Vec<String>);
 
-impl Display for Mistakes {
+impl Display for ConfigErrors {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let n = self.0.len();
         write!(
             f,
-            "the configuration has {n} mistake{}:",
+            "the configuration has {n} error{}:",
             if n == 1 { "" } else { "s" }
         )?;
         self.0.iter().try_for_each(|m| write!(f, "\n  {m}"))
     }
 }
 
-impl std::error::Error for Mistakes {}
+impl std::error::Error for ConfigErrors {}
 
 impl Config {
     /// From the flags (which clap has filled from the environment too) and the file they name.
-    pub fn load(flags: &Flags) -> Result<Config, Mistakes> {
+    pub fn load(flags: &Flags) -> Result<Config, ConfigErrors> {
         let file = match &flags.config {
             None => String::new(),
             Some(path) => std::fs::read_to_string(path)
-                .map_err(|e| Mistakes(vec![format!("{}: cannot be read: {e}", path.display())]))?,
+                .map_err(|e| ConfigErrors(vec![format!("{}: cannot be read: {e}", path.display())]))?,
         };
         Self::parse(flags, &file)
     }
 
-    fn parse(flags: &Flags, file: &str) -> Result<Config, Mistakes> {
+    fn parse(flags: &Flags, file: &str) -> Result<Config, ConfigErrors> {
         let mut reader = Reader::new(flags, file);
         let default_cni = if Path::new("/usr/lib/cni").exists() {
             "/usr/lib/cni"
@@ -310,7 +317,7 @@ impl Config {
             node_name: reader.get("nodeName", "--node-name", &flags.node_name, &host_name(), |s| {
                 match knarr_api::names::dns1123_subdomain(s).first() {
                     None => Ok(s.to_string()),
-                    Some(words) => Err(words.clone()),
+                    Some(error) => Err(error.clone()),
                 }
             }),
             kubelet_listen: reader.get(
@@ -406,7 +413,7 @@ impl Config {
                 "8760h",
                 |s| {
                     let duration = knarr_api::duration::parse(s).filter(|d| d.is_positive());
-                    duration.ok_or_else(|| "expected a duration longer than none, such as 8760h".to_string())
+                    duration.ok_or_else(|| "expected a positive duration, such as 8760h".to_string())
                 },
             ),
             log: reader.get("log", "--log", &flags.log, "info", |s| {
@@ -425,22 +432,23 @@ impl Config {
                     _ => Err("expected human or json".into()),
                 },
             ),
+            tracing: reader.tracing(&flags.tracing_config_file),
             data_dir,
         };
-        let mut mistakes = reader.finish();
-        // What could not be read has been named; it is not compared.
-        if mistakes.is_empty() {
-            mistakes.extend(config.network.check());
+        let mut errors = reader.finish();
+        // Settings are compared with each other only if all could be parsed.
+        if errors.is_empty() {
+            errors.extend(config.network.check());
         }
-        if mistakes.is_empty() {
+        if errors.is_empty() {
             Ok(config)
         } else {
-            Err(Mistakes(mistakes))
+            Err(ConfigErrors(errors))
         }
     }
 }
 
-/// The longest that TERM may be held back: more would eat up a pod's grace without need.
+/// The longest that SIGTERM may be delayed; a longer delay would use up the pod's grace period.
 const BARRIER_MAX_MILLIS: u64 = 5000;
 
 fn barrier(s: &str) -> Result<std::time::Duration, String> {
@@ -466,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_outweigh_the_file_and_the_file_the_defaults() {
+    fn flags_take_precedence_over_the_file_and_the_file_over_defaults() {
         let file = "listen: 127.0.0.1:7000\ncontainerd: c9\n";
         let set = Flags {
             listen: Some("127.0.0.1:8000".into()),
@@ -495,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_reported_with_its_place() {
+    fn every_error_is_reported_with_its_flag_or_key() {
         let file = "listen: here\nstore: floppy\ncolour: red\nserviceCidr: 10.96.0.1/16\n";
         let set = Flags {
             network: NetworkFlags {
@@ -506,11 +514,11 @@ mod tests {
         };
         let text = Config::parse(&set, file).unwrap_err().to_string();
         for part in [
-            "5 mistakes",
+            "5 errors",
             "k.yaml: listen: \"here\": expected an address with a port",
             "k.yaml: store: \"floppy\": expected embedded",
-            "k.yaml: colour: there is no such setting",
-            "host bits are set; the network is 10.96.0.0/16",
+            "k.yaml: colour: unknown setting",
+            "expected a CIDR without host bits, such as 10.96.0.0/16",
             "--pod-cidr: \"10.244/24\": \"10.244\" is not an IP address",
         ] {
             assert!(text.contains(part), "{part:?} is missing in:\n{text}");
@@ -518,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn p6_a_bad_scheduler_file_is_reported_whole_and_a_good_one_is_in_force() {
+    fn p6_all_errors_of_a_scheduler_configuration_are_reported_and_a_valid_one_is_used() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().display().to_string();
         let load = |text: &str| {
@@ -531,7 +539,7 @@ mod tests {
         ));
         let text = bad.unwrap_err().to_string();
         for part in [
-            "2 mistakes".to_string(),
+            "2 errors".to_string(),
             format!("{path}: podInitialBackoffSeconds: Invalid value: 0: must be greater than 0"),
             format!("{path}: profiles[1].schedulerName: Duplicate value: \"a\""),
         ] {
@@ -542,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn t8_a_bad_kubelet_file_is_reported_whole_and_a_good_one_is_in_force() {
+    fn t8_all_errors_of_a_kubelet_configuration_are_reported_and_a_valid_one_is_used() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().display().to_string();
         let load = |text: &str| {
@@ -554,7 +562,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         for part in [
-            "2 mistakes".to_string(),
+            "2 errors".to_string(),
             format!("{path}: maxPods: Invalid value: \"many\": must be a 32-bit integer"),
             format!("{path}: maxPodz: Forbidden: unknown field"),
         ] {
@@ -566,23 +574,23 @@ mod tests {
             pod_manifest_path: Some("/b".into()),
             ..flags()
         };
-        let said = format!(
+        let settings = format!(
             "kubeletConfig: {path}\nnodeLabels: [disk=ssd, rack=7]\nregisterWithTaints: a=b:NoExecute\n"
         );
-        let outweighed = Config::parse(&set, &said).unwrap();
-        assert_eq!(outweighed.kubelet.node_labels["rack"], "7");
-        assert_eq!(outweighed.kubelet.register_with_taints[0].effect, "NoExecute");
+        let overridden = Config::parse(&set, &settings).unwrap();
+        assert_eq!(overridden.kubelet.node_labels["rack"], "7");
+        assert_eq!(overridden.kubelet.register_with_taints[0].effect, "NoExecute");
         let text = Config::parse(&flags(), "nodeLabels: disk\nregisterWithTaints: a\n")
             .unwrap_err()
             .to_string();
-        for part in ["2 mistakes", "nodeLabels: \"disk\"", "expected key=value:effect"] {
+        for part in ["2 errors", "nodeLabels: \"disk\"", "expected key=value:effect"] {
             assert!(text.contains(part), "{part:?} is missing in:\n{text}");
         }
-        assert_eq!(outweighed.kubelet.static_pod_path.as_deref(), Some("/b"));
+        assert_eq!(overridden.kubelet.static_pod_path.as_deref(), Some("/b"));
     }
 
     #[test]
-    fn files_of_encryption_and_audit_are_read_and_their_mistakes_told() {
+    fn files_of_encryption_and_audit_are_read_and_their_errors_reported() {
         use knarr_apiserver::audit::Destination;
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().display().to_string();

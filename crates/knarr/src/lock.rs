@@ -1,5 +1,5 @@
-//! One knarr for one data directory: a lock that the kernel drops with the process, however that ends. Who takes it makes
-//! the directory, and closes it to other users ([`crate::private`]).
+//! One knarr process for one data directory: a lock that the kernel releases when the process exits. The process that takes
+//! it creates the directory, and closes it to other users ([`crate::private`]).
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -11,12 +11,12 @@ use nix::fcntl::{Flock, FlockArg};
 use crate::command::Failure;
 use crate::private;
 
-/// The held lock; the file carries the holder's process id.
+/// The lock, while it is held; its file has the process id of the holder.
 pub struct DataDir {
     _lock: Flock<File>,
 }
 
-/// The lock's file, by which a data directory is known.
+/// The lock's file; a directory that has it is a data directory.
 pub const FILE: &str = "knarr.pid";
 
 fn file(data_dir: &Path) -> PathBuf {
@@ -24,7 +24,7 @@ fn file(data_dir: &Path) -> PathBuf {
 }
 
 impl DataDir {
-    /// Takes the lock, or says who holds it.
+    /// Takes the lock; the error names the process that holds it.
     pub fn lock(data_dir: &Path) -> Result<DataDir, Failure> {
         private::make_data_dir(data_dir)?;
         let path = file(data_dir);
@@ -41,17 +41,19 @@ impl DataDir {
         let mut lock = match Flock::lock(open, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => lock,
             Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
-                let holder = holder(data_dir)
-                    .map_or_else(|| "another knarr".into(), |pid| format!("knarr process {pid}"));
+                let holder = holder(data_dir).map_or_else(
+                    || "another knarr process".into(),
+                    |pid| format!("knarr process {pid}"),
+                );
                 return Err(Failure::new(format!(
-                    "the data directory {} is held by {holder}: end it with `knarr down --data-dir {}`, or choose another directory",
+                    "the data directory {} is in use by {holder}: stop it with `knarr down --data-dir {}`, or choose another directory with --data-dir",
                     data_dir.display(),
                     data_dir.display(),
                 )));
             }
             Err((_, e)) => return Err(failed(e.into())),
         };
-        // Only now: nobody else makes anything in it.
+        // Only with the lock: no other process changes the directory now.
         private::repair(data_dir)?;
         lock.set_len(0).and_then(|()| lock.rewind()).map_err(failed)?;
         writeln!(lock, "{}", std::process::id()).map_err(failed)?;
@@ -59,7 +61,7 @@ impl DataDir {
     }
 }
 
-/// The process that holds the data directory; `None` if nobody does.
+/// The process that holds the data directory's lock.
 pub fn holder(data_dir: &Path) -> Option<i32> {
     let mut open = File::options().read(true).write(true).open(file(data_dir)).ok()?;
     let mut text = String::new();
@@ -75,15 +77,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_held_directory_names_its_holder_and_a_dropped_lock_frees_it() {
+    fn the_error_for_a_locked_directory_names_the_holder_and_dropping_the_lock_releases_it() {
         let dir = tempfile::tempdir().unwrap();
         let held = DataDir::lock(dir.path()).unwrap();
         let me = i32::try_from(std::process::id()).unwrap();
         assert_eq!(holder(dir.path()), Some(me));
-        let refused = DataDir::lock(dir.path()).err().unwrap().to_string();
+        let error = DataDir::lock(dir.path()).err().unwrap().to_string();
         assert!(
-            refused.contains(&format!("held by knarr process {me}")),
-            "{refused}"
+            error.contains(&format!("in use by knarr process {me}")),
+            "{error}"
         );
         drop(held);
         assert_eq!(holder(dir.path()), None);

@@ -1,9 +1,9 @@
-//! The command: flags, configuration and wiring. What it wires is in the other crates.
+//! The `knarr` command: flags, configuration, and the start of the components, which are in the other crates.
 //!
-//! How a node joins: `command/token.rs`, `command/join.rs`. Wiring of the network: `command/network.rs`; what explains it (`knarr net`):
-//! `command/net/`. `knarr why` and `knarr whatif` read a copy of the cluster: `command/snapshot.rs`. Modes of knarr's own files: `private.rs`.
-//! `knarr node shutdown` reaches the node through `node_socket.rs`. End-to-end tests: `tests/e2e` (machines of their own with links that can be
-//! cut: `fleet.rs`; hostile pods, nodes and tenants: `security/`); recorded lives of pods on a real node: `tests/golden-life`.
+//! How a node joins: `command/token.rs`, `command/join.rs`. The node's network components: `command/network.rs`; `knarr net`:
+//! `command/net/`. The objects that `knarr why` and `knarr whatif` read: `command/snapshot.rs`. Permissions of knarr's own files:
+//! `private.rs`. The socket of `knarr node shutdown`: `node_socket.rs`. End-to-end tests: `tests/e2e` (hosts of their own with links that
+//! can be cut: `fleet.rs`; hostile pods, nodes and tenants: `security/`); recorded pod lifecycles on a real node: `tests/golden-life`.
 
 mod command;
 mod config;
@@ -11,7 +11,6 @@ mod lock;
 mod logging;
 mod node_socket;
 mod private;
-mod program_pages;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -20,21 +19,21 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use config::{Config, Flags, heading};
 
-/// Many objects of many sizes come and go on all threads: this one is quick at that and gives memory back.
+/// Many objects of many sizes are allocated and freed on all threads: jemalloc is fast at that and returns memory to the kernel.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// A Kubernetes-compatible cluster in one process.
 ///
-/// `knarr up` starts everything on this machine: API server, scheduler, controllers and one node that runs
-/// containers through a containerd of its own. Use it with unmodified kubectl:
+/// `knarr up` starts everything on this host: API server, scheduler, controllers and one node that runs
+/// containers with a containerd of its own. Use it with unmodified kubectl:
 ///
 ///     knarr up &
 ///     export KUBECONFIG=/etc/knarr/kubeconfig
 ///     kubectl get nodes
 ///
-/// `server` and `agent` run one half each, on machines of their own. `knarr COMMAND --help` shows a command's flags, which
-/// can be set by environment variables and by a file (`--config`), too.
+/// `server` runs the control plane only, and `agent` a node only. `knarr COMMAND --help` shows a command's flags, which
+/// can also be set by environment variables and by a file (`--config`).
 #[derive(Parser)]
 #[command(name = "knarr", version = command::VERSION, max_term_width = 110, verbatim_doc_comment)]
 struct Cli {
@@ -46,31 +45,33 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a whole cluster in this process, until TERM or Ctrl-C. Pods go on running when it ends.
-    #[command(after_help = "Pods, images and objects survive an end; `knarr down` ends the pods too.")]
+    /// Run a whole cluster in this process, until SIGTERM or Ctrl-C. Pods continue to run when it exits.
+    #[command(
+        after_help = "Pods, images and objects are kept when knarr exits; `knarr down` terminates the pods."
+    )]
     Up,
     /// Run the API server, scheduler and controllers, without a node.
     Server,
-    /// Run a node that joins a cluster elsewhere.
+    /// Run a node that joins the cluster of a `knarr server`.
     #[command(after_help = command::agent::AFTER_HELP)]
     Agent(command::agent::AgentArgs),
-    /// End the cluster of this data directory: its pods, its containerd, its network.
+    /// Stop the cluster of this data directory: its pods, its containerd, its network.
     Down(command::down::DownArgs),
-    /// Have a lost node fenced by the agents of its FencingPolicy, and tell what comes of it.
+    /// Fence a node with the agents of its FencingPolicy, and report the outcome.
     #[command(after_help = command::fence::AFTER_HELP)]
     Fence(command::fence::FenceArgs),
-    /// Tell whether the cluster of this data directory runs, and how it is.
+    /// Show whether the cluster of this data directory is running, and whether its nodes are Ready.
     Status(command::status::StatusArgs),
-    /// Tell the node of this machine what becomes of the machine.
+    /// Manage the node of this host: graceful node shutdown.
     Node(command::node::NodeArgs),
-    /// Say why a pod is on no node: the rule that refuses each node, and the smallest change that would help.
+    /// Explain why a pod is not scheduled: the plugin that rejects each node, and the smallest change that would help.
     Why(command::why::WhyArgs),
-    /// Say what a change would do to the pods: a drain, a scale, a lost zone, another priority. Nothing is done.
+    /// Show what a change would do to the pods: a drain, a scale, a lost zone, another priority. Nothing is changed.
     #[command(name = "whatif")]
     WhatIf(command::whatif::WhatIfArgs),
-    /// Say what a Service leads to, whether a connection arrives, and how nodes reach each other's pods.
+    /// Show what a Service resolves to, whether a connection is allowed, and how nodes reach each other's pods.
     Net(command::net::NetArgs),
-    /// Make, list and delete the tokens by which nodes join.
+    /// Create, list and delete bootstrap tokens, with which nodes join.
     Token(command::token::TokenArgs),
     /// Print the version.
     Version(command::version::VersionArgs),
@@ -79,15 +80,15 @@ enum Command {
 /// Exit code for a configuration or command line that cannot be used.
 const EXIT_USAGE: u8 = 2;
 
-/// Reads the command line, and prints the help that was asked for.
-fn command_line(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
-    let mut command = heading::shaped(Cli::command());
-    let matches = command.try_get_matches_from_mut(words)?;
+/// Parses the command line; help is returned as an error, as clap does.
+fn command_line(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let mut command = heading::hide_unused(Cli::command());
+    let matches = command.try_get_matches_from_mut(args)?;
     Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut command))
 }
 
 fn main() -> ExitCode {
-    // containerd runs this program for every pod, under the name of a CNI plugin.
+    // containerd runs this program for every pod, as the CNI plugin.
     if let Some(code) = knarr_node_network::pods::cni::run_if_called() {
         return code;
     }
@@ -97,8 +98,8 @@ fn main() -> ExitCode {
     }
     let config = match Config::load(&cli.flags) {
         Ok(config) => config,
-        Err(mistakes) => {
-            eprintln!("knarr: {mistakes}");
+        Err(errors) => {
+            eprintln!("knarr: {errors}");
             return ExitCode::from(EXIT_USAGE);
         }
     };
@@ -107,12 +108,11 @@ fn main() -> ExitCode {
         Command::Server => private::Role::Server,
         _ => private::Role::Client,
     };
-    // Before there are threads, which share it.
-    if let Err(failure) = private::close_process(role) {
+    // Before the first thread is started: the umask is the process's.
+    if let Err(failure) = private::restrict_process(role) {
         return finish(Err(failure));
     }
     let kubeconfig_named = cli.flags.kubeconfig.is_some();
-    logging::start(&config);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => {
@@ -121,10 +121,15 @@ fn main() -> ExitCode {
             ));
         }
     };
+    let traces = {
+        let _entered = runtime.enter();
+        logging::start(&config)
+    };
+    let _traces = match traces {
+        Ok(traces) => traces,
+        Err(e) => return finish(Err(command::Failure::new("cannot export traces").because(e))),
+    };
     runtime.block_on(async move {
-        if matches!(cli.command, Command::Up | Command::Server | Command::Agent(_)) {
-            tokio::spawn(program_pages::give_back_what_is_not_used());
-        }
         let done = match cli.command {
             Command::Up => command::up::run(config).await,
             Command::Server => command::server::run(config).await,
@@ -136,15 +141,17 @@ fn main() -> ExitCode {
             Command::Token(args) => command::token::run(config, args).await,
             Command::Why(args) => command::why::run(config, args, kubeconfig_named).await,
             Command::WhatIf(args) => command::whatif::run(config, args, kubeconfig_named).await,
-            Command::Net(args) => return answered(command::net::run(config, args, kubeconfig_named).await),
+            Command::Net(args) => {
+                return exit_with_verdict(command::net::run(config, args, kubeconfig_named).await);
+            }
             Command::Version(args) => command::version::run(&args),
         };
         finish(done)
     })
 }
 
-/// Of a command that answers yes or no: no answer is neither.
-fn answered(result: Result<bool, command::Failure>) -> ExitCode {
+/// The exit code of a command with a yes-or-no result; an error has a code of its own.
+fn exit_with_verdict(result: Result<bool, command::Failure>) -> ExitCode {
     match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -170,9 +177,9 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    fn help(words: &[&str]) -> String {
-        let words = ["knarr"].iter().chain(words).map(OsString::from);
-        match command_line(words) {
+    fn help(args: &[&str]) -> String {
+        let args = ["knarr"].iter().chain(args).map(OsString::from);
+        match command_line(args) {
             Ok(_) => panic!("this is not help"),
             Err(help) => help.to_string(),
         }
@@ -222,12 +229,9 @@ mod tests {
 
     #[test]
     fn a5_flags_are_read_before_and_after_the_command() {
-        for words in [["--node-name", "n1", "up"], ["up", "--node-name", "n1"]] {
-            let words = ["knarr"].iter().chain(&words).map(OsString::from);
-            assert_eq!(
-                command_line(words).unwrap().flags.node_name.as_deref(),
-                Some("n1")
-            );
+        for args in [["--node-name", "n1", "up"], ["up", "--node-name", "n1"]] {
+            let args = ["knarr"].iter().chain(&args).map(OsString::from);
+            assert_eq!(command_line(args).unwrap().flags.node_name.as_deref(), Some("n1"));
         }
     }
 
@@ -243,18 +247,18 @@ mod tests {
         assert!(without.is_empty(), "{without:?}");
     }
 
-    /// What the units start, for systemd's unit files have no other test of their flags.
+    /// The command lines of the systemd units, whose flags no other test checks.
     #[test]
-    fn a5_the_units_start_commands_that_there_are() {
+    fn a5_the_units_start_existing_commands_with_existing_flags() {
         let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");
         let mut found = 0;
         for entry in std::fs::read_dir(units).unwrap() {
             let path = entry.unwrap().path();
             let unit = std::fs::read_to_string(&path).unwrap();
             for line in unit.lines().filter_map(|l| l.strip_prefix("ExecStart=")) {
-                let words: Vec<&str> = line.split_whitespace().collect();
-                assert_eq!(words.first(), Some(&"/usr/bin/knarr"), "{}", path.display());
-                let cli = Cli::try_parse_from(&words).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+                let args: Vec<&str> = line.split_whitespace().collect();
+                assert_eq!(args.first(), Some(&"/usr/bin/knarr"), "{}", path.display());
+                let cli = Cli::try_parse_from(&args).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
                 Config::load(&cli.flags).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
                 found += 1;
             }

@@ -1,7 +1,7 @@
-//! The node's own socket, below its data directory: what only who is root on the machine may ask of it.
+//! The node's own socket, below its data directory, for requests that only root on the host may make.
 //!
-//! A request is one line of JSON, its answers are such lines, and the end of the answers is the end of the
-//! connection. A request goes on when whoever asked hangs up.
+//! A request is one line of JSON, its responses are lines of JSON, and the connection is closed after the last. A request
+//! continues when its client disconnects.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -13,18 +13,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::command::Failure;
 
-/// A request is far shorter.
+/// The limit of a request line; requests are far shorter.
 const REQUEST_BYTES_MAX: u64 = 4096;
 
 fn path(data_dir: &Path) -> PathBuf {
     data_dir.join("run/node.sock")
 }
 
-/// Answers until `cancel`.
+/// Serves until `cancel`.
 pub fn serve(data_dir: &Path, requests: Requests, cancel: CancellationToken) -> Result<(), Failure> {
     let path = path(data_dir);
     let failed = |e| Failure::new(format!("cannot listen on {}", path.display())).because(e);
-    // Nobody but its owner may connect, from the first moment on.
+    // Only its owner may connect, from the moment it exists.
     let part = path.with_extension("part");
     for stale in [&part, &path] {
         if let Err(e) = std::fs::remove_file(stale)
@@ -42,13 +42,13 @@ pub fn serve(data_dir: &Path, requests: Requests, cancel: CancellationToken) -> 
                 Ok((stream, _)) => {
                     let requests = requests.clone();
                     tokio::spawn(async move {
-                        if let Err(error) = answer(stream, &requests).await {
-                            tracing::debug!(%error, "a request on the node's socket broke off");
+                        if let Err(error) = handle(stream, &requests).await {
+                            tracing::debug!(%error, "a connection on the node's socket failed");
                         }
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot take a connection on the node's socket");
+                    tracing::warn!(%error, "cannot accept a connection on the node's socket");
                     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
                 }
             }
@@ -58,7 +58,7 @@ pub fn serve(data_dir: &Path, requests: Requests, cancel: CancellationToken) -> 
     Ok(())
 }
 
-async fn answer(stream: UnixStream, requests: &Requests) -> std::io::Result<()> {
+async fn handle(stream: UnixStream, requests: &Requests) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut line = String::new();
     BufReader::new(read.take(REQUEST_BYTES_MAX))
@@ -67,49 +67,54 @@ async fn answer(stream: UnixStream, requests: &Requests) -> std::io::Result<()> 
     let request: Request = match serde_json::from_str(&line) {
         Ok(request) => request,
         Err(e) => {
-            let why = format!("{:?} is no request: {e}", line.trim());
-            return say(&mut write, &Progress::Rejected { why }).await;
+            let why = format!("{:?} is not a valid request: {e}", line.trim());
+            return write_line(&mut write, &Progress::Rejected { why }).await;
         }
     };
     let mut progress = requests.ask(request);
-    while let Some(said) = progress.recv().await {
-        say(&mut write, &said).await?;
-        if said.is_last() {
+    while let Some(response) = progress.recv().await {
+        write_line(&mut write, &response).await?;
+        if response.is_last() {
             break;
         }
     }
     Ok(())
 }
 
-async fn say(write: &mut (impl AsyncWriteExt + Unpin), progress: &Progress) -> std::io::Result<()> {
+async fn write_line(write: &mut (impl AsyncWriteExt + Unpin), progress: &Progress) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(progress)?;
     line.push(b'\n');
     write.write_all(&line).await
 }
 
-/// Asks the node of this data directory; `told` hears each answer. The last one is returned.
-pub async fn ask(
+/// Sends a request to the node of this data directory; `on_progress` is called with each response. Returns the last one.
+pub async fn send(
     data_dir: &Path,
     request: Request,
-    mut told: impl FnMut(&Progress),
+    mut on_progress: impl FnMut(&Progress),
 ) -> Result<Progress, Failure> {
     let path = path(data_dir);
     let stream = UnixStream::connect(&path).await.map_err(|e| {
-        let what = format!("no node runs here: cannot connect to {}", path.display());
+        let what = format!(
+            "no node runs with this data directory: cannot connect to {}",
+            path.display()
+        );
         Failure::new(what).because(e)
     })?;
-    let broken = |e: std::io::Error| Failure::new("the node broke off").because(e);
+    let broken = |e: std::io::Error| Failure::new("the connection to the node failed").because(e);
     let (read, mut write) = stream.into_split();
     let mut line = serde_json::to_vec(&request).map_err(|e| broken(e.into()))?;
     line.push(b'\n');
     write.write_all(&line).await.map_err(broken)?;
     let mut lines = BufReader::new(read).lines();
     while let Some(line) = lines.next_line().await.map_err(broken)? {
-        let said: Progress = serde_json::from_str(&line).map_err(|e| broken(e.into()))?;
-        told(&said);
-        if said.is_last() {
-            return Ok(said);
+        let response: Progress = serde_json::from_str(&line).map_err(|e| broken(e.into()))?;
+        on_progress(&response);
+        if response.is_last() {
+            return Ok(response);
         }
     }
-    Err(Failure::new("the node ended before it had an answer"))
+    Err(Failure::new(
+        "the node closed the connection before its last response",
+    ))
 }

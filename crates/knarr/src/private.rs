@@ -1,15 +1,15 @@
-//! What knarr keeps on a machine is closed to that machine's other users: keys, tokens, Secrets in pods' volumes, the
-//! store, logs and sockets.
+//! File permissions: everything that knarr stores on a host is closed to the host's other users: keys, tokens, Secrets in
+//! pods' volumes, the store, logs and sockets.
 //!
-//! Everything lies below the data directory, which only its owner enters (0700), and so do the directories in it that
-//! hold the most. Directories and files that an earlier version made wider are closed again at every start, before
-//! anything is served. Nothing is followed on the way: a symbolic link in place of a directory is an error. The data
-//! directory itself may be reached through links, because its path is the administrator's.
+//! Everything is below the data directory, which only its owner can enter (0700), like the directories in it. Directories
+//! and files that an earlier version created with wider permissions are closed at every start, before anything is served.
+//! Symbolic links below the data directory are not followed: one in place of a directory is an error. The path of the data
+//! directory itself may contain links, because the administrator chooses it.
 //!
-//! A process that runs no containers makes everything with umask 077. One that does has umask 022, whatever it was
-//! started with, because containerd, runc and the CNI plugins inherit it, and containers need what they make (a
-//! `resolv.conf`, a `hostPath` of type DirectoryOrCreate) with the modes that Kubernetes documents; there the data
-//! directory closes what is below it, and files of keys are made with mode 0600 by name.
+//! A process that runs no containers has umask 077. One that runs containers has umask 022, even if it was started with
+//! another one, because containerd, runc and the CNI plugins inherit it, and containers need the files that these create (a
+//! `resolv.conf`, a `hostPath` of type DirectoryOrCreate) with the modes that Kubernetes documents. There the mode of the data
+//! directory protects what is below it, and files of keys are created with mode 0600.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -24,18 +24,18 @@ use nix::sys::stat::{Mode, fchmod, fstat, umask};
 use crate::command::Failure;
 use crate::lock;
 
-/// What the process is to do.
+/// What the process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// It runs containers.
     Node,
-    /// It holds the cluster's keys and Secrets.
+    /// It has the cluster's keys and Secrets.
     Server,
-    /// It asks a cluster for something.
+    /// It is only a client of a cluster.
     Client,
 }
 
-/// Directories of the data directory that hold what others must not read, and are closed with what lies in them.
+/// Directories of the data directory that other users must not enter.
 const DIRECTORIES: [&str; 8] = [
     "cni",
     "containerd",
@@ -46,7 +46,7 @@ const DIRECTORIES: [&str; 8] = [
     "run",
     "store",
 ];
-/// Those of them whose files are knarr's alone, and secret.
+/// Those of them whose files are closed, too: only knarr uses them.
 const SECRET_FILES: [&str; 2] = ["pki", "store"];
 /// Files of the data directory itself.
 const FILES: [&str; 3] = [lock::FILE, "audit.log", "kubelet.kubeconfig"];
@@ -54,9 +54,9 @@ const FILES: [&str; 3] = [lock::FILE, "audit.log", "kubelet.kubeconfig"];
 const OTHERS: u32 = 0o077;
 const DIRECTORY: Mode = Mode::S_IRWXU;
 
-/// Sets the umask, and keeps the memory of a process that holds keys out of core dumps and from other processes of its
-/// user. Call it while there is one thread.
-pub fn close_process(role: Role) -> Result<(), Failure> {
+/// Sets the umask, and keeps the memory of a process that has keys out of core dumps and from other processes of its
+/// user. To be called while the process has one thread.
+pub fn restrict_process(role: Role) -> Result<(), Failure> {
     umask(Mode::from_bits_truncate(match role {
         Role::Node => 0o022,
         Role::Server | Role::Client => 0o077,
@@ -65,11 +65,11 @@ pub fn close_process(role: Role) -> Result<(), Failure> {
         return Ok(());
     }
     nix::sys::prctl::set_dumpable(false)
-        .map_err(|e| Failure::new("cannot keep keys out of core dumps").because(e))
+        .map_err(|e| Failure::new("cannot disable core dumps, which would contain keys").because(e))
 }
 
-/// Makes the data directory, or closes the one that is there. One that is open to others, not empty, and was never a data
-/// directory is left alone: it is somebody's by mistake.
+/// Creates the data directory, or closes an existing one. A directory that is open to other users, is not empty, and was
+/// never a data directory is an error and is not changed: it was probably named by accident.
 pub fn make_data_dir(path: &Path) -> Result<(), Failure> {
     let failed = |what: &str, e: io::Error| {
         Failure::new(format!("cannot {what} the data directory {}", path.display())).because(e)
@@ -86,16 +86,16 @@ pub fn make_data_dir(path: &Path) -> Result<(), Failure> {
         .custom_flags(libc::O_DIRECTORY)
         .open(path)
         .map_err(|e| failed("open", e))?;
-    let about = directory.metadata().map_err(|e| failed("open", e))?;
+    let metadata = directory.metadata().map_err(|e| failed("open", e))?;
     let own = nix::unistd::geteuid();
-    if about.uid() != own.as_raw() {
+    if metadata.uid() != own.as_raw() {
         return Err(Failure::new(format!(
-            "the data directory {} belongs to user {}, but knarr runs as user {own}: give it to that user, or choose another with --data-dir",
+            "the owner of the data directory {} is user {}, but knarr runs as user {own}: change its owner, or choose another directory with --data-dir",
             path.display(),
-            about.uid(),
+            metadata.uid(),
         )));
     }
-    if about.mode() & OTHERS == 0 {
+    if metadata.mode() & OTHERS == 0 {
         return Ok(());
     }
     let is_ours = path.join(lock::FILE).symlink_metadata().is_ok();
@@ -103,15 +103,15 @@ pub fn make_data_dir(path: &Path) -> Result<(), Failure> {
     let is_foreign = |entry: io::Result<std::fs::DirEntry>| {
         entry.map_or(true, |e| {
             let name = e.file_name();
-            // A disk that was just formatted has one directory; servers of one etcd are given each other's keys.
+            // A new file system has lost+found; the administrator copies the keys to further servers of one etcd.
             name != "lost+found" && !DIRECTORIES.iter().chain(&FILES).any(|own| name == *own)
         })
     };
     if !is_ours && entries.any(is_foreign) {
         return Err(Failure::new(format!(
-            "the directory {} is open to other users (mode {:04o}), is not empty and was never a data directory: choose another with --data-dir, or close it (chmod 0700)",
+            "the directory {} is open to other users (mode {:04o}), is not empty and was never a data directory: choose another with --data-dir, or close it with chmod 0700",
             path.display(),
-            about.mode() & 0o7777,
+            metadata.mode() & 0o7777,
         )));
     }
     directory
@@ -119,7 +119,7 @@ pub fn make_data_dir(path: &Path) -> Result<(), Failure> {
         .map_err(|e| failed("close", e))
 }
 
-/// Makes directories of the data directory that are missing, closed.
+/// Creates missing directories of the data directory, closed to other users.
 pub fn make(data_dir: &Path, names: &[&str]) -> Result<(), Failure> {
     for name in names {
         let path = data_dir.join(name);
@@ -133,7 +133,7 @@ pub fn make(data_dir: &Path, names: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Closes what an earlier version left open in the data directory, without following links.
+/// Closes the directories and files that an earlier version created with wider permissions, without following links.
 pub fn repair(data_dir: &Path) -> Result<(), Failure> {
     let failed = |name: &str, e: io::Error| {
         let path = data_dir.join(name);
@@ -157,7 +157,7 @@ pub fn repair(data_dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `None` if there is none. A link is an error; a FIFO is not waited for.
+/// `None` if it does not exist. A link is an error; opening a FIFO does not block.
 fn open(below: &impl AsFd, name: &str, kind: OFlag) -> io::Result<Option<File>> {
     let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC | kind;
     match openat(below, name, flags, Mode::empty()) {
@@ -167,7 +167,7 @@ fn open(below: &impl AsFd, name: &str, kind: OFlag) -> io::Result<Option<File>> 
     }
 }
 
-/// Takes the permissions of others from what is open, and nothing from its owner.
+/// Removes the permissions of group and others, and leaves those of the owner.
 fn close(open: &File, at_most: Mode) -> io::Result<()> {
     let mode = Mode::from_bits_truncate(fstat(open)?.st_mode);
     if mode.bits() & OTHERS != 0 {
@@ -176,7 +176,7 @@ fn close(open: &File, at_most: Mode) -> io::Result<()> {
     Ok(())
 }
 
-/// The plain files in a directory, not those in directories below it.
+/// Closes the regular files in a directory, not those in directories below it.
 fn close_files(directory: File) -> io::Result<()> {
     let below = directory.try_clone()?;
     let mut entries = Dir::from_fd(directory.into())?;
@@ -193,18 +193,20 @@ fn close_files(directory: File) -> io::Result<()> {
     Ok(())
 }
 
-/// A file that only its owner reads, written whole or not at all. What stands at the path is replaced, whatever its mode,
-/// and not followed if it is a link; the new file is never open to others, because it is made anew under another name.
+/// Writes a file that only its owner can read, atomically. An existing file is replaced, independent of its mode, and a
+/// link is replaced, not followed; the new file is never open to others, because it is created under another name.
 pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
     let attempt = || -> io::Result<()> {
-        let folder = path.parent().unwrap_or(Path::new("/"));
-        std::fs::create_dir_all(folder)?;
-        // Made with O_EXCL and mode 0600.
-        let mut part = tempfile::Builder::new().prefix(".knarr-").tempfile_in(folder)?;
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        std::fs::create_dir_all(directory)?;
+        // Created with O_EXCL and mode 0600.
+        let mut part = tempfile::Builder::new()
+            .prefix(".knarr-")
+            .tempfile_in(directory)?;
         part.write_all(text.as_bytes())?;
         part.as_file().sync_all()?;
         part.persist(path)?;
-        File::open(folder)?.sync_all()
+        File::open(directory)?.sync_all()
     };
     attempt().map_err(|e| Failure::new(format!("cannot write {}", path.display())).because(e))
 }

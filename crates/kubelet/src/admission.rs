@@ -1,21 +1,20 @@
-//! Whether a node takes a pod that was bound to it, by v1.36's rules: what the scheduler could not know, or was never
-//! asked (SPEC L1, S3). A pod that is refused ends as Failed and runs nothing.
+//! Whether a node admits a pod that is bound to it, by v1.36's rules: checks that the scheduler could not do, or was not
+//! involved in (SPEC L1, S3). The phase of a rejected pod becomes Failed, and nothing of it runs.
 
 use std::borrow::Cow;
 
-use k8s_openapi::api::core::v1::{
-    Container, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration,
-};
+use k8s_openapi::api::core::v1::{Container, Node, Pod, Taint, Toleration};
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::{is_dra_extended, is_extended};
 
+use crate::node_affinity::matches_affinity;
 use crate::preemption;
 use crate::resources::{self, Amounts};
 
 const NODE_AFFINITY: &str = "NodeAffinity";
 const TAINT_TOLERATION: &str = "TaintToleration";
 
-/// Why a pod is refused: `status.reason`, and what follows `Pod was rejected: ` in `status.message`.
+/// Why a pod is rejected: `status.reason`, and the part of `status.message` after `Pod was rejected: `.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
     pub reason: String,
@@ -30,8 +29,8 @@ impl Rejection {
         }
     }
 
-    /// Whether it is for what others write at the node's object.
-    pub fn is_of_labels_or_taints(&self) -> bool {
+    /// Whether the reason is a label or a taint of the Node object, which other components write.
+    pub fn is_for_labels_or_taints(&self) -> bool {
         matches!(self.reason.as_str(), NODE_AFFINITY | TAINT_TOLERATION)
     }
 
@@ -40,26 +39,26 @@ impl Rejection {
     }
 }
 
-/// A resource of which the node has too little left.
+/// A resource of which the node has too little left (upstream: `InsufficientResourceError`).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shortage {
+pub struct InsufficientResource {
     pub resource: String,
     pub requested: i64,
     pub used: i64,
     pub capacity: i64,
 }
 
-impl Shortage {
-    /// How much has to become free.
+impl InsufficientResource {
+    /// The amount that has to be released.
     pub fn missing(&self) -> i64 {
         self.requested
             .saturating_sub(self.capacity.saturating_sub(self.used))
     }
 }
 
-impl From<Shortage> for Rejection {
-    fn from(short: Shortage) -> Self {
-        let Shortage {
+impl From<InsufficientResource> for Rejection {
+    fn from(short: InsufficientResource) -> Self {
+        let InsufficientResource {
             resource,
             requested,
             used,
@@ -74,13 +73,13 @@ impl From<Shortage> for Rejection {
     }
 }
 
-/// Every pod takes one of them.
+/// The resource of which every pod takes one.
 pub const PODS: &str = "pods";
 
-/// From this priority on a pod belongs to the system.
+/// Pods with this priority or a higher one are system pods (upstream: `SystemCriticalPriority`).
 pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
-/// A pod that the node itself needs: static, a mirror, or of a system priority.
+/// Whether the pod is critical: static, a mirror pod, or of a system priority (upstream: `IsCriticalPod`).
 pub fn is_critical(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     let has = |key: &str| annotations.is_some_and(|a| a.contains_key(key));
@@ -90,39 +89,43 @@ pub fn is_critical(pod: &Pod) -> bool {
         || priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
 }
 
-/// A pod of the node's own files.
+/// Whether the pod is a static pod.
 pub fn is_static(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     let source = annotations.and_then(|a| a.get("kubernetes.io/config.source"));
     source.is_some_and(|source| source != "api")
 }
 
-/// Whether the node takes the pod beside the others, which are those that still run or will.
+/// Whether the node admits the pod in addition to the others, which are those that run or will run.
 pub fn admit(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
-    is_for(pod, node)?;
+    check_node_properties(pod, node)?;
     match shortages(pod, node, others).into_iter().next() {
         Some(short) => Err(short.into()),
-        None => belongs(pod, node, others),
+        None => matches_node(pod, node, others),
     }
 }
 
-/// Likewise, but that a critical pod is not refused for want of room: the answer are those that are to end before it
-/// is taken, if any.
-pub fn admit_before<'a>(pod: &Pod, node: &Node, others: &[&'a Pod]) -> Result<Vec<&'a Pod>, Rejection> {
-    is_for(pod, node)?;
+/// The same, but a critical pod is not rejected for insufficient resources: the result are the pods to preempt before it
+/// is admitted.
+pub fn admit_with_preemption<'a>(
+    pod: &Pod,
+    node: &Node,
+    others: &[&'a Pod],
+) -> Result<Vec<&'a Pod>, Rejection> {
+    check_node_properties(pod, node)?;
     let short = shortages(pod, node, others);
     match short.first() {
         Some(first) if !is_critical(pod) => Err(first.clone().into()),
-        None => belongs(pod, node, others).map(|()| Vec::new()),
+        None => matches_node(pod, node, others).map(|()| Vec::new()),
         Some(_) => {
-            belongs(pod, node, others)?;
+            matches_node(pod, node, others)?;
             preemption::victims(pod, others, &short)
         }
     }
 }
 
-/// What no other pod's end would change.
-fn is_for(pod: &Pod, node: &Node) -> Result<(), Rejection> {
+/// Checks that do not depend on other pods.
+fn check_node_properties(pod: &Pod, node: &Node) -> Result<(), Rejection> {
     let os_label = pod
         .metadata
         .labels
@@ -157,10 +160,10 @@ fn is_for(pod: &Pod, node: &Node) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// Whether the pod may be on this node, room or not.
-fn belongs(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
+/// Whether the pod matches the node, resources apart.
+fn matches_node(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
     let spec = pod.spec.clone().unwrap_or_default();
-    if !node_matches(pod, node) {
+    if !matches_affinity(pod, node) {
         let why = "node(s) didn't match Pod's node affinity/selector";
         return Err(Rejection::predicate(NODE_AFFINITY, why));
     }
@@ -184,8 +187,8 @@ fn belongs(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// The pod without the resources for which it has devices of a claim (KEP-5004).
-fn without_claimed(pod: &Pod) -> Cow<'_, Pod> {
+/// The pod without the extended resources that a ResourceClaim provides (KEP 5004).
+fn without_claimed_resources(pod: &Pod) -> Cow<'_, Pod> {
     let status = pod.status.as_ref();
     let Some(claim) = status.and_then(|s| s.extended_resource_claim_status.as_ref()) else {
         return Cow::Borrowed(pod);
@@ -210,28 +213,28 @@ fn without_claimed(pod: &Pod) -> Cow<'_, Pod> {
     Cow::Owned(rest)
 }
 
-/// What is short, if there is no room.
-fn shortages(pod: &Pod, node: &Node, others: &[&Pod]) -> Vec<Shortage> {
+/// The resources of which the node has too little.
+fn shortages(pod: &Pod, node: &Node, others: &[&Pod]) -> Vec<InsufficientResource> {
     let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
     let allocatable = resources::amounts(allocatable);
-    let mut wanted = resources::requests(&without_claimed(pod));
+    let mut requests = resources::requests(&without_claimed_resources(pod));
     let mut used = Amounts::new();
     for other in others {
         resources::add(&mut used, &resources::requests(other));
     }
-    wanted.insert(PODS.into(), 1);
+    requests.insert(PODS.into(), 1);
     used.insert(PODS.into(), i64::try_from(others.len()).unwrap_or(i64::MAX));
     let first = [PODS, "cpu", "memory", "ephemeral-storage"];
-    let extended = wanted.keys().map(String::as_str).filter(|n| !first.contains(n));
-    // Extended resources that the node does not know of are somebody else's to count.
+    let extended = requests.keys().map(String::as_str).filter(|n| !first.contains(n));
+    // Extended resources that the node does not have are counted by another component.
     let extended = extended.filter(|name| !is_extended(name) || allocatable.contains_key(*name));
     let amount = |of: &Amounts, name: &str| of.get(name).copied().unwrap_or(0);
     first
         .into_iter()
         .chain(extended)
-        .map(|name| Shortage {
+        .map(|name| InsufficientResource {
             resource: name.into(),
-            requested: amount(&wanted, name),
+            requested: amount(&requests, name),
             used: amount(&used, name),
             capacity: amount(&allocatable, name),
         })
@@ -239,60 +242,7 @@ fn shortages(pod: &Pod, node: &Node, others: &[&Pod]) -> Vec<Shortage> {
         .collect()
 }
 
-/// Whether the node carries what the pod's selector and its required affinity ask for.
-fn node_matches(pod: &Pod, node: &Node) -> bool {
-    let Some(spec) = &pod.spec else { return true };
-    let labels = node.metadata.labels.clone().unwrap_or_default();
-    let selected = spec
-        .node_selector
-        .iter()
-        .flatten()
-        .all(|(key, value)| labels.get(key) == Some(value));
-    let affinity = spec.affinity.as_ref().and_then(|a| a.node_affinity.as_ref());
-    let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
-    selected && required.is_none_or(|selector| any_term(selector, node))
-}
-
-fn any_term(selector: &NodeSelector, node: &Node) -> bool {
-    selector.node_selector_terms.iter().any(|t| term(t, node))
-}
-
-fn term(term: &NodeSelectorTerm, node: &Node) -> bool {
-    let expressions = term.match_expressions.as_deref().unwrap_or_default();
-    let fields = term.match_fields.as_deref().unwrap_or_default();
-    // A term without anything in it matches nothing.
-    if expressions.is_empty() && fields.is_empty() {
-        return false;
-    }
-    let label = |key: &str| node.metadata.labels.as_ref()?.get(key).cloned();
-    let field = |key: &str| match key {
-        "metadata.name" => node.metadata.name.clone(),
-        _ => None,
-    };
-    expressions.iter().all(|e| requirement(e, label(&e.key)))
-        && fields.iter().all(|e| requirement(e, field(&e.key)))
-}
-
-fn requirement(requirement: &NodeSelectorRequirement, value: Option<String>) -> bool {
-    let values = requirement.values.as_deref().unwrap_or_default();
-    let listed = |value: &String| values.contains(value);
-    let than = || {
-        let number: i64 = value.as_ref()?.parse().ok()?;
-        let bound: i64 = values.first()?.parse().ok()?;
-        Some(number.cmp(&bound))
-    };
-    match requirement.operator.as_str() {
-        "In" => value.as_ref().is_some_and(listed),
-        "NotIn" => !value.as_ref().is_some_and(listed),
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        "Gt" => than() == Some(std::cmp::Ordering::Greater),
-        "Lt" => than() == Some(std::cmp::Ordering::Less),
-        _ => false,
-    }
-}
-
-/// Address, protocol and number of each port taken on the node itself.
+/// Address, protocol and number of each host port.
 fn host_ports(pod: &Pod) -> Vec<(String, String, i32)> {
     let Some(spec) = &pod.spec else {
         return Vec::new();
@@ -321,7 +271,7 @@ fn ports_clash(one: &Pod, other: &Pod) -> bool {
     })
 }
 
-/// Whether a toleration is for this taint. No effect is every effect; no key with Exists is every key.
+/// Whether a toleration matches this taint. An empty effect matches every effect; an empty key with Exists every key.
 pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let text = |t: &Option<String>| t.clone().unwrap_or_default();
     let (effect, key) = (text(&toleration.effect), text(&toleration.key));
@@ -357,43 +307,43 @@ mod tests {
         serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap()
     }
 
-    fn asks(name: &str, amount: &str) -> Pod {
+    fn requesting(name: &str, amount: &str) -> Pod {
         pod(json!({"containers": [{"name": "c", "resources": {"requests": {name: amount}}}]}))
     }
 
     #[test]
     fn l1_a_node_rejects_what_it_has_no_room_for() {
-        let busy = asks("cpu", "1500m");
+        let busy = requesting("cpu", "1500m");
         let message = |name: &str, requested: i64, used: i64, capacity: i64| {
             format!(
                 "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
             )
         };
         for (pod, others, want) in [
-            (asks("cpu", "500m"), vec![&busy], None),
+            (requesting("cpu", "500m"), vec![&busy], None),
             (
-                asks("cpu", "501m"),
+                requesting("cpu", "501m"),
                 vec![&busy],
                 Some(("OutOfcpu", message("cpu", 501, 1500, 2000))),
             ),
             (
-                asks("memory", "2Gi"),
+                requesting("memory", "2Gi"),
                 vec![],
                 Some(("OutOfmemory", message("memory", 2 << 30, 0, 1 << 30))),
             ),
             (
-                asks("cpu", "1m"),
+                requesting("cpu", "1m"),
                 vec![&busy, &busy, &busy],
                 Some(("OutOfpods", message("pods", 1, 3, 3))),
             ),
-            (asks("example.com/gpu", "1"), vec![], None),
+            (requesting("example.com/gpu", "1"), vec![], None),
             (
-                asks("example.com/gpu", "2"),
+                requesting("example.com/gpu", "2"),
                 vec![],
                 Some(("OutOfexample.com/gpu", message("example.com/gpu", 2, 0, 1))),
             ),
-            // Nobody here counts these.
-            (asks("example.com/licence", "5"), vec![], None),
+            // The node does not have this resource, so it is not counted.
+            (requesting("example.com/licence", "5"), vec![], None),
         ] {
             let got = admit(&pod, &node(), &others).err();
             assert_eq!(got, want.map(|(reason, message)| Rejection::new(reason, message)));
@@ -404,7 +354,7 @@ mod tests {
     fn l1_resources_of_a_claim_need_not_be_the_nodes() {
         let implicit = "deviceclass.resource.kubernetes.io/gpu";
         for (resource, amount) in [(implicit, "1"), ("example.com/gpu", "2")] {
-            let mut pod = asks(resource, amount);
+            let mut pod = requesting(resource, amount);
             let reason = admit(&pod, &node(), &[]).err().map(|r| r.reason);
             assert_eq!(reason, Some(format!("OutOf{resource}")));
             let status = |container: &str| {
@@ -421,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn l1_a_node_refuses_what_does_not_belong_on_it() {
+    fn l1_a_node_rejects_pods_that_do_not_match_it() {
         let affinity = |expression: Value| {
             pod(
                 json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
@@ -529,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn l1_a_host_port_is_taken_by_address_protocol_and_number_of_what_keeps_running() {
+    fn l1_host_ports_conflict_by_address_protocol_and_number_of_containers_that_keep_running() {
         let ports = |port: Value| json!({"name": "c", "ports": [port]});
         let http = json!({"containerPort": 1, "hostPort": 80});
         let there = pod(json!({"containers": [ports(http.clone())]}));
@@ -566,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn l1_what_the_node_cannot_do_is_rejected_by_its_own_reason() {
+    fn l1_what_the_node_does_not_support_is_rejected_with_its_own_reason() {
         let mut labelled = pod(json!({}));
         let strict = pod(json!({"securityContext": {"supplementalGroupsPolicy": "Strict"}}));
         for (os, reason) in [
@@ -587,20 +537,20 @@ mod tests {
 
     #[test]
     fn l1_a_pod_is_not_rejected_for_a_resource_that_it_does_not_request() {
-        // Its allocatable CPU has shrunk below what is requested already.
-        let busy = asks("cpu", "3");
-        assert_eq!(admit(&asks("memory", "1Mi"), &node(), &[&busy]), Ok(()));
+        // The allocatable CPU has shrunk below the sum of requests.
+        let busy = requesting("cpu", "3");
+        assert_eq!(admit(&requesting("memory", "1Mi"), &node(), &[&busy]), Ok(()));
     }
 
     #[test]
     fn l1_only_labels_and_taints_of_the_node_object_may_change_a_rejection() {
         for (pod, may_change) in [
             (pod(json!({"nodeSelector": {"disk": "hdd"}})), true),
-            (asks("cpu", "9"), false),
+            (requesting("cpu", "9"), false),
         ] {
             let rejection = admit(&pod, &node(), &[]).unwrap_err();
             assert_eq!(
-                rejection.is_of_labels_or_taints(),
+                rejection.is_for_labels_or_taints(),
                 may_change,
                 "{}",
                 rejection.reason

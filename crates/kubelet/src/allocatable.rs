@@ -1,5 +1,4 @@
-//! What a node gives to pods: what it has, without what is reserved and what eviction keeps free. Huge pages are no
-//! memory for anything else.
+//! Node Allocatable: capacity without reservations and hard eviction thresholds. Huge pages are subtracted from memory.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +10,7 @@ use crate::configuration::KubeletConfiguration;
 use crate::eviction::Signal;
 use crate::huge_pages;
 
-/// `status.allocatable` for a node of this capacity. Never under zero.
+/// `status.allocatable` of a node with this capacity. Never below zero.
 pub fn allocatable(
     capacity: &BTreeMap<String, Wire>,
     configuration: &KubeletConfiguration,
@@ -25,7 +24,7 @@ pub fn allocatable(
                 rest -= *reserved;
             }
         }
-        if let Some(kept) = kept_free(name, has, configuration) {
+        if let Some(kept) = hard_threshold(name, has, configuration) {
             rest -= kept;
         }
         if rest.is_negative() {
@@ -45,7 +44,7 @@ pub fn allocatable(
     left
 }
 
-/// How many bytes of memory are kept from pods, which `reservedMemory` says by NUMA node.
+/// The bytes of memory that are not allocatable; `reservedMemory` has to distribute them over the NUMA nodes.
 pub fn withheld_memory(
     capacity: &BTreeMap<String, Wire>,
     configuration: &KubeletConfiguration,
@@ -56,15 +55,15 @@ pub fn withheld_memory(
         .and_then(|q| Quantity::of(q).ok())
         .unwrap_or_default();
     let reserved = [&configuration.system_reserved, &configuration.kube_reserved];
-    let mut sum = kept_free(MEMORY, has, configuration).map_or(0, |q| q.value());
+    let mut sum = hard_threshold(MEMORY, has, configuration).map_or(0, |q| q.value());
     for reserved in reserved.into_iter().filter_map(|of| of.get(MEMORY)) {
         sum = sum.saturating_add(reserved.value());
     }
     BTreeMap::from([(MEMORY.to_string(), u64::try_from(sum).unwrap_or(0))])
 }
 
-/// Below this, pods would be evicted.
-fn kept_free(name: &str, has: Quantity, configuration: &KubeletConfiguration) -> Option<Quantity> {
+/// The hard eviction threshold of a resource.
+fn hard_threshold(name: &str, has: Quantity, configuration: &KubeletConfiguration) -> Option<Quantity> {
     let signal = match name {
         "memory" => Signal::MemoryAvailable,
         "ephemeral-storage" => Signal::NodeFsAvailable,
@@ -76,7 +75,7 @@ fn kept_free(name: &str, has: Quantity, configuration: &KubeletConfiguration) ->
     Some(Quantity::from_value(amount.value(), Notation::BinarySi))
 }
 
-/// The most pods a node of so many cores takes.
+/// The number of pods that a node with this many cores admits.
 pub fn max_pods(configuration: &KubeletConfiguration, cpus: usize) -> u32 {
     let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
     match configuration.pods_per_core {
@@ -91,7 +90,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn t8_pods_get_what_is_neither_reserved_nor_kept_free() {
+    fn t8_allocatable_is_capacity_without_reservations_and_thresholds() {
         let configuration = crate::configuration::read(&json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
             "systemReserved": {"cpu": "100m", "memory": "100Mi"}, "kubeReserved": {"cpu": "400m"},
@@ -107,7 +106,7 @@ mod tests {
         let left = allocatable(&capacity, &configuration);
         let text = |name: &str| left[name].0.as_str();
         assert_eq!(text("cpu"), "1500m");
-        assert_eq!(text("memory"), "824Mi", "and 100Mi for memory.available");
+        assert_eq!(text("memory"), "824Mi", "less 100Mi for memory.available");
         assert_eq!(text("ephemeral-storage"), "900Ki", "and 10% for nodefs.available");
         assert_eq!(text("pods"), "20");
         let mut capacity = capacity;

@@ -1,5 +1,5 @@
-//! AppArmor: which profile a container asks for, and which pods a node without AppArmor refuses: they would run with
-//! more rights than they asked for.
+//! AppArmor: the profile of a container, and the pods that a node without AppArmor rejects because they would run
+//! unconfined.
 
 use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod};
 use knarr_api::k8s_openapi;
@@ -7,7 +7,7 @@ use knarr_api::kinds::pod::{APP_ARMOR_ANNOTATION, app_armor_profile};
 
 use crate::admission::Rejection;
 
-/// The container's own profile, then the old annotation (a node's own pods may have no more), then the pod's.
+/// The container's own profile, else the deprecated annotation (static pods may have only that), else the pod's.
 pub fn profile(pod: &Pod, container: &Container) -> Option<AppArmorProfile> {
     let own = container.security_context.as_ref();
     let of_pod = pod.spec.as_ref().and_then(|s| s.security_context.as_ref());
@@ -20,18 +20,18 @@ pub fn profile(pod: &Pod, container: &Container) -> Option<AppArmorProfile> {
         .or_else(|| of_pod.and_then(|c| c.app_armor_profile.clone()))
 }
 
-/// Those that a pod comes with.
+/// Init and app containers.
 fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     let spec = pod.spec.iter();
     spec.flat_map(|s| s.init_containers.iter().flatten().chain(&s.containers))
 }
 
-/// Whether the pod is to be confined.
-fn is_asked_for(pod: &Pod) -> bool {
+/// Whether the pod requests an AppArmor profile.
+fn is_requested(pod: &Pod) -> bool {
     let confines = |profile: &AppArmorProfile| profile.type_ != "Unconfined";
     let of_pod = pod.spec.as_ref().and_then(|s| s.security_context.as_ref());
     let of_pod = of_pod.and_then(|c| c.app_armor_profile.as_ref());
-    // Whatever an annotation says that is not a plain no.
+    // An annotation with any value but `unconfined` counts.
     let annotations = pod.metadata.annotations.iter().flatten();
     let mut old = annotations.filter(|(key, _)| key.starts_with(APP_ARMOR_ANNOTATION));
     of_pod.is_some_and(confines)
@@ -39,21 +39,21 @@ fn is_asked_for(pod: &Pod) -> bool {
         || old.any(|(_, value)| value != "unconfined")
 }
 
-/// Whether a node takes the pod; whether AppArmor is enabled there is asked for pods that want it only.
+/// Whether a node admits the pod; `is_enabled` is called only for pods that request AppArmor.
 pub fn admit(pod: &Pod, is_enabled: impl FnOnce() -> bool) -> Result<(), Rejection> {
-    if !is_asked_for(pod) {
+    if !is_requested(pod) {
         return Ok(());
     }
-    let refused = |why: &str| Rejection::new("AppArmor", format!("Cannot enforce AppArmor: {why}"));
+    let rejection = |why: &str| Rejection::new("AppArmor", format!("Cannot enforce AppArmor: {why}"));
     if !is_enabled() {
-        return Err(refused("AppArmor is not enabled on the host"));
+        return Err(rejection("AppArmor is not enabled on the host"));
     }
     let nameless = |profile: AppArmorProfile| {
         let name = profile.localhost_profile.unwrap_or_default();
         profile.type_ == "Localhost" && name.trim().is_empty()
     };
     match containers(pod).any(|c| profile(pod, c).is_some_and(nameless)) {
-        true => Err(refused("invalid empty AppArmor profile name")),
+        true => Err(rejection("invalid empty AppArmor profile name")),
         false => Ok(()),
     }
 }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn l1_a_node_without_app_armor_takes_only_who_does_not_ask_for_it() {
+    fn l1_a_node_without_app_armor_admits_only_pods_that_do_not_request_it() {
         let none = || json!({});
         let disabled = Some("AppArmor is not enabled on the host");
         for (pod, without, with) in [
@@ -104,24 +104,24 @@ mod tests {
     }
 
     #[test]
-    fn l1_a_containers_own_profile_goes_before_the_annotation_and_that_before_the_pods() {
-        let asked = |pod: &Pod| {
+    fn l1_a_containers_own_profile_overrides_the_annotation_and_that_the_pods() {
+        let requested = |pod: &Pod| {
             let container = containers(pod).next().unwrap();
             profile(pod, container).map(|p| (p.type_, p.localhost_profile.unwrap_or_default()))
         };
         let runtimes = || of("RuntimeDefault", None);
         let want = |type_: &str, name: &str| Some((type_.to_string(), name.to_string()));
-        assert_eq!(asked(&pod(json!({}), json!({}), None)), None);
+        assert_eq!(requested(&pod(json!({}), json!({}), None)), None);
         assert_eq!(
-            asked(&pod(runtimes(), json!({}), None)),
+            requested(&pod(runtimes(), json!({}), None)),
             want("RuntimeDefault", "")
         );
         assert_eq!(
-            asked(&pod(runtimes(), json!({}), Some("localhost/x"))),
+            requested(&pod(runtimes(), json!({}), Some("localhost/x"))),
             want("Localhost", "x")
         );
         assert_eq!(
-            asked(&pod(runtimes(), of("Unconfined", None), Some("localhost/x"))),
+            requested(&pod(runtimes(), of("Unconfined", None), Some("localhost/x"))),
             want("Unconfined", "")
         );
     }

@@ -1,4 +1,4 @@
-//! Waiting longer after each failure: 10 s, 20 s, 40 s … 300 s, and from the start again after a long good run (SPEC L5).
+//! Exponential back-off: 10 s, 20 s, 40 s … 300 s, reset after a long run without failure (SPEC L5).
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
@@ -9,10 +9,10 @@ use crate::pod::clock_jump::move_by;
 pub const BASE: SignedDuration = SignedDuration::from_secs(10);
 /// The longest wait.
 pub const MAX: SignedDuration = SignedDuration::from_secs(300);
-/// A run this much longer than the last failure starts over: twice [`MAX`], as Kubernetes has it.
+/// The back-off is reset if the last failure is this long ago: twice [`MAX`], as in client-go's `flowcontrol.Backoff`.
 pub const RESET_AFTER: SignedDuration = SignedDuration::from_secs(600);
 
-/// The waits of one container (or one image).
+/// The back-off of one container or one image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackOff {
     entry: Option<(SignedDuration, Timestamp)>,
@@ -26,7 +26,7 @@ impl BackOff {
         }
     }
 
-    /// Until when to wait after a failure at `failed_at`; none if the next attempt may begin at once.
+    /// The end of the wait after a failure at `failed_at`; `None` if the next attempt may begin at once.
     pub fn until(&self, failed_at: Timestamp) -> Option<Timestamp> {
         let (delay, updated) = self.entry?;
         (failed_at.duration_since(updated) <= RESET_AFTER).then(|| failed_at + delay)
@@ -43,7 +43,7 @@ impl BackOff {
         self.entry = Some((delay, now));
     }
 
-    /// The wait in force.
+    /// The current wait.
     pub fn delay(&self) -> SignedDuration {
         self.entry.map_or(SignedDuration::ZERO, |(delay, _)| delay)
     }
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(waits, [0, 10, 20, 40, 80, 160, 300, 300]);
         let short = SignedDuration::from_secs(3);
         b.next(at(now), at(now), short);
-        assert_eq!(b.delay(), short, "as the administrator says");
+        assert_eq!(b.delay(), short, "as configured");
     }
 
     #[test]

@@ -1,31 +1,32 @@
-//! A node's two certificates: what it asks for, and when it asks again.
+//! A node's certificates: their contents, and when they are rotated.
 //!
-//! One names the node to the API server (`kubernetes.io/kube-apiserver-client-kubelet`), the other its port to the
-//! API server and users (`kubernetes.io/kubelet-serving`). Both are asked for anew when 70 to 90 % of their time is over,
-//! each node at another moment, and at once when the node is called otherwise or the certificate has ended.
+//! The client certificate authenticates the node to the API server (`kubernetes.io/kube-apiserver-client-kubelet`), the
+//! serving certificate authenticates the kubelet's port (`kubernetes.io/kubelet-serving`). Both are rotated when 70 to
+//! 90 % of their lifetime has passed, each node at another moment, and at once when the node's name or addresses change or
+//! the certificate has expired.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
-/// Signer of clients of the API server that are kubelets.
+/// Signer of kubelets' client certificates.
 pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
-/// Signer of all other clients of the API server.
+/// Signer of the API server's other client certificates.
 pub const API_CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
-/// Signer of kubelets' ports.
+/// Signer of kubelets' serving certificates.
 pub const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 
-/// The part of a certificate's time after which it may be renewed …
+/// The part of a certificate's lifetime after which it may be rotated …
 const EARLIEST: f64 = 0.7;
-/// … and how much later it may be.
+/// … and the width of the interval in which it is.
 const SPREAD: f64 = 0.2;
-/// The pause after a first failure; it doubles with each further one.
+/// The wait after a first failed request; it doubles with each further one.
 const PAUSE: SignedDuration = SignedDuration::from_secs(1);
-/// The longest pause: a server that comes back is found within it.
+/// The longest wait: a server that is available again gets a request within it.
 const PAUSE_MAX: SignedDuration = SignedDuration::from_secs(60);
 
-/// What a node asks to be signed.
+/// The contents of a certificate signing request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct CertificateTemplate {
     pub signer: &'static str,
     pub usages: [&'static str; 2],
     pub common_name: String,
@@ -34,9 +35,9 @@ pub struct Wanted {
     pub ip_addresses: Vec<String>,
 }
 
-/// By which the API server knows the node.
-pub fn client(node: &str) -> Wanted {
-    Wanted {
+/// The kubelet's client certificate.
+pub fn client(node: &str) -> CertificateTemplate {
+    CertificateTemplate {
         signer: CLIENT_SIGNER,
         usages: ["digital signature", "client auth"],
         common_name: format!("system:node:{node}"),
@@ -46,9 +47,9 @@ pub fn client(node: &str) -> Wanted {
     }
 }
 
-/// By which the API server knows the node's network agent, which reads what no kubelet may.
-pub fn network_agent(node: &str) -> Wanted {
-    Wanted {
+/// The client certificate of the node's network agent, which has rights that a kubelet does not have.
+pub fn network_agent(node: &str) -> CertificateTemplate {
+    CertificateTemplate {
         signer: API_CLIENT_SIGNER,
         usages: ["digital signature", "client auth"],
         common_name: format!("system:knarr:network-agent:{node}"),
@@ -58,12 +59,12 @@ pub fn network_agent(node: &str) -> Wanted {
     }
 }
 
-/// By which the node's port is known, under the node's name and these addresses.
-pub fn serving(node: &str, addresses: &[String]) -> Wanted {
+/// The kubelet's serving certificate, for the node's name and these addresses.
+pub fn serving(node: &str, addresses: &[String]) -> CertificateTemplate {
     let mut ip_addresses = addresses.to_vec();
     ip_addresses.sort();
     ip_addresses.dedup();
-    Wanted {
+    CertificateTemplate {
         signer: SERVING_SIGNER,
         usages: ["digital signature", "server auth"],
         dns_names: vec![node.to_string()],
@@ -72,34 +73,35 @@ pub fn serving(node: &str, addresses: &[String]) -> Wanted {
     }
 }
 
-/// A certificate that a node has, as far as it matters when to ask again.
+/// The properties of a node's certificate that its rotation depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct CurrentCertificate {
     pub common_name: String,
     pub dns_names: Vec<String>,
     pub ip_addresses: Vec<String>,
     pub from: Timestamp,
     pub until: Timestamp,
-    /// When the node got it. Signers date certificates back a little, by which one that lasts but minutes would be old
-    /// at its birth: its time begins here.
+    /// When the node received it. Signers backdate certificates a little, so that one with a lifetime of minutes would be
+    /// old when it is issued: its lifetime counts from here.
     pub obtained: Timestamp,
 }
 
-impl Held {
-    /// Whether it counts at this moment.
-    pub fn counts(&self, now: Timestamp) -> bool {
+impl CurrentCertificate {
+    /// Whether it is valid now.
+    pub fn is_valid(&self, now: Timestamp) -> bool {
         self.from <= now && now <= self.until
     }
 
-    /// Whether it is for all that is wanted.
-    pub fn is_for(&self, wanted: &Wanted) -> bool {
-        let all = |wanted: &[String], held: &[String]| wanted.iter().all(|name| held.contains(name));
-        self.common_name == wanted.common_name
-            && all(&wanted.dns_names, &self.dns_names)
-            && all(&wanted.ip_addresses, &self.ip_addresses)
+    /// Whether it has the template's name and all its addresses.
+    pub fn matches(&self, template: &CertificateTemplate) -> bool {
+        let all =
+            |template: &[String], current: &[String]| template.iter().all(|name| current.contains(name));
+        self.common_name == template.common_name
+            && all(&template.dns_names, &self.dns_names)
+            && all(&template.ip_addresses, &self.ip_addresses)
     }
 
-    /// When to ask for the next one. `chance` is from 0 to 1 and drawn once a certificate.
+    /// When to request the next one. `chance` is from 0 to 1 and drawn once for each certificate.
     fn renewal(&self, chance: f64) -> Timestamp {
         let begins = self.from.max(self.obtained).min(self.until);
         let life = self.until.duration_since(begins).as_secs_f64();
@@ -108,32 +110,32 @@ impl Held {
     }
 }
 
-/// What to do about a certificate.
+/// Whether to request a certificate now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    Ask,
-    /// Look again after this time.
+pub enum RotationDecision {
+    Request,
+    /// Decide again after this time.
     Wait(SignedDuration),
 }
 
-/// Whether to ask now. `failed` is how often in a row asking has failed, and when it last did.
-pub fn next(
-    held: Option<&Held>,
-    wanted: &Wanted,
+/// Whether to request a certificate now. `failed` is the number of consecutive failed requests, and the time of the last.
+pub fn decide_rotation(
+    current: Option<&CurrentCertificate>,
+    template: &CertificateTemplate,
     chance: f64,
     failed: Option<(u32, Timestamp)>,
     now: Timestamp,
-) -> Next {
-    let fits = held.filter(|h| h.is_for(wanted) && h.counts(now));
+) -> RotationDecision {
+    let fits = current.filter(|h| h.matches(template) && h.is_valid(now));
     let due = fits.map_or(now, |h| h.renewal(chance));
     let may = failed.map_or(now, |(times, at)| at + pause(times));
     match due.max(may).duration_since(now) {
-        left if left.is_positive() => Next::Wait(left),
-        _ => Next::Ask,
+        left if left.is_positive() => RotationDecision::Wait(left),
+        _ => RotationDecision::Request,
     }
 }
 
-/// How long to pause after so many failures.
+/// The wait after this many failures.
 fn pause(times: u32) -> SignedDuration {
     let factor = 2_i32.checked_pow(times.saturating_sub(1)).unwrap_or(i32::MAX);
     PAUSE.checked_mul(factor).unwrap_or(PAUSE_MAX).min(PAUSE_MAX)
@@ -147,11 +149,11 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn held(wanted: &Wanted, from: i64, obtained: i64, until: i64) -> Held {
-        Held {
-            common_name: wanted.common_name.clone(),
-            dns_names: wanted.dns_names.clone(),
-            ip_addresses: wanted.ip_addresses.clone(),
+    fn current(template: &CertificateTemplate, from: i64, obtained: i64, until: i64) -> CurrentCertificate {
+        CurrentCertificate {
+            common_name: template.common_name.clone(),
+            dns_names: template.dns_names.clone(),
+            ip_addresses: template.ip_addresses.clone(),
             from: at(from),
             until: at(until),
             obtained: at(obtained),
@@ -160,20 +162,27 @@ mod tests {
 
     #[test]
     fn a_certificate_is_renewed_between_70_and_90_percent_of_its_time() {
-        let wanted = client("n");
-        let wait = |s| Next::Wait(SignedDuration::from_secs(s));
-        let year = || Some(held(&wanted, 0, 0, 1000));
-        let dated_back = || Some(held(&wanted, -300, 0, 60));
-        for (what, held, chance, failed, now, expected) in [
-            ("none", None, 0.0, None, 0, Next::Ask),
+        let template = client("n");
+        let wait = |s| RotationDecision::Wait(SignedDuration::from_secs(s));
+        let year = || Some(current(&template, 0, 0, 1000));
+        let dated_back = || Some(current(&template, -300, 0, 60));
+        for (what, current, chance, failed, now, expected) in [
+            ("none", None, 0.0, None, 0, RotationDecision::Request),
             ("fresh", year(), 0.0, None, 0, wait(700)),
             ("fresh, late", year(), 1.0, None, 0, wait(900)),
             ("a moment before", year(), 0.5, None, 799, wait(1)),
-            ("its moment", year(), 0.5, None, 800, Next::Ask),
-            ("ended", year(), 1.0, None, 1001, Next::Ask),
-            ("not yet begun", year(), 1.0, None, -1, Next::Ask),
+            ("its moment", year(), 0.5, None, 800, RotationDecision::Request),
+            ("expired", year(), 1.0, None, 1001, RotationDecision::Request),
+            ("not yet begun", year(), 1.0, None, -1, RotationDecision::Request),
             ("dated back", dated_back(), 0.0, None, 0, wait(42)),
-            ("dated back, late", dated_back(), 1.0, None, 54, Next::Ask),
+            (
+                "dated back, late",
+                dated_back(),
+                1.0,
+                None,
+                54,
+                RotationDecision::Request,
+            ),
             ("failed once", year(), 0.0, Some((1, at(700))), 700, wait(1)),
             (
                 "failed once, later",
@@ -181,24 +190,31 @@ mod tests {
                 0.0,
                 Some((1, at(700))),
                 701,
-                Next::Ask,
+                RotationDecision::Request,
             ),
             ("failed thrice", None, 0.0, Some((3, at(10))), 10, wait(4)),
             ("failed often", None, 0.0, Some((99, at(10))), 10, wait(60)),
             ("failed, not due", year(), 0.0, Some((1, at(0))), 600, wait(100)),
-            ("a chance that is none", year(), f64::NAN, None, 0, Next::Ask),
+            (
+                "a chance that is none",
+                year(),
+                f64::NAN,
+                None,
+                0,
+                RotationDecision::Request,
+            ),
         ] {
-            let found = next(held.as_ref(), &wanted, chance, failed, at(now));
+            let found = decide_rotation(current.as_ref(), &template, chance, failed, at(now));
             assert_eq!(found, expected, "{what}");
         }
     }
 
     #[test]
-    fn another_name_or_address_is_asked_for_at_once() {
+    fn another_name_or_address_is_requested_at_once() {
         let addresses = |a: &[&str]| a.iter().map(|s| (*s).to_string()).collect::<Vec<_>>();
         let had = serving("n", &addresses(&["10.0.0.1", "10.0.0.2"]));
-        let held = held(&had, 0, 0, 1000);
-        for (wanted, asks) in [
+        let current = current(&had, 0, 0, 1000);
+        for (template, asks) in [
             (
                 serving("n", &addresses(&["10.0.0.2", "10.0.0.1", "10.0.0.1"])),
                 false,
@@ -207,8 +223,8 @@ mod tests {
             (serving("n", &addresses(&["10.0.0.3"])), true),
             (serving("m", &addresses(&["10.0.0.1"])), true),
         ] {
-            let found = next(Some(&held), &wanted, 0.0, None, at(1));
-            assert_eq!(found == Next::Ask, asks, "{wanted:?}");
+            let found = decide_rotation(Some(&current), &template, 0.0, None, at(1));
+            assert_eq!(found == RotationDecision::Request, asks, "{template:?}");
         }
     }
 }

@@ -1,39 +1,39 @@
-//! Where pods' control groups are, by the driver that makes them: directories of the same names, or systemd's slices.
+//! The names of pods' cgroups for each cgroup driver: directories, or systemd slices.
 //!
-//! Names only. A systemd slice's name says its whole way (`a-b-c.slice` lies in `a-b.slice` in `a.slice`), so dashes
-//! within a part become underscores.
+//! Names only. A systemd slice's name contains its path (`a-b-c.slice` is in `a-b.slice` in `a.slice`), so dashes within a
+//! part become underscores.
 
 pub use crate::configuration::CgroupDriver;
 
-/// What all pods' groups are below.
+/// The cgroup of all pods.
 pub const ROOT: &str = "kubepods";
 
-/// A group of the kubelet's, below the root of the hierarchy.
+/// The name of a cgroup, relative to the root of the hierarchy (upstream: `CgroupName`).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Group(Vec<String>);
+pub struct CgroupName(Vec<String>);
 
-impl Group {
-    /// Of all pods.
+impl CgroupName {
+    /// The cgroup of all pods.
     pub fn root() -> Self {
-        Group(vec![ROOT.into()])
+        CgroupName(vec![ROOT.into()])
     }
 
-    /// Of the pods of a class of service: `burstable` or `besteffort`.
-    pub fn of_class(class: &str) -> Self {
-        let mut parts = Group::root().0;
+    /// The cgroup of a QoS class: `burstable` or `besteffort`.
+    pub fn of_qos_class(class: &str) -> Self {
+        let mut parts = CgroupName::root().0;
         parts.push(class.into());
-        Group(parts)
+        CgroupName(parts)
     }
 
-    /// Of one pod. `class` is its class of service as a group, none for guaranteed pods.
+    /// The cgroup of a pod. `class` is its QoS class's cgroup, `None` for Guaranteed pods.
     pub fn of_pod(class: Option<&str>, uid: &str) -> Self {
-        let mut parts = Group::root().0;
+        let mut parts = CgroupName::root().0;
         parts.extend(class.map(str::to_string));
         parts.push(format!("pod{uid}"));
-        Group(parts)
+        CgroupName(parts)
     }
 
-    /// The slices on the way to it, the outermost first.
+    /// The slices of its path, the outermost first.
     fn slices(&self) -> Vec<String> {
         let parts: Vec<String> = self.0.iter().map(|part| part.replace('-', "_")).collect();
         (1..=parts.len())
@@ -41,7 +41,7 @@ impl Group {
             .collect()
     }
 
-    /// Its directory below the root of the hierarchy, which is also what the runtime is told.
+    /// Its path below the root of the hierarchy, as CRI's `cgroup_parent` has it too.
     pub fn path(&self, driver: CgroupDriver) -> String {
         match driver {
             CgroupDriver::Cgroupfs => format!("/{}", self.0.join("/")),
@@ -49,12 +49,12 @@ impl Group {
         }
     }
 
-    /// Its unit's name.
+    /// The name of its systemd unit.
     pub fn slice(&self) -> String {
         self.slices().pop().unwrap_or_default()
     }
 
-    /// The group that containerd makes in it for a container.
+    /// The cgroup that containerd creates in it for a container.
     pub fn path_of_container(&self, driver: CgroupDriver, id: &str) -> String {
         match driver {
             CgroupDriver::Cgroupfs => format!("{}/{id}", self.path(driver)),
@@ -63,27 +63,27 @@ impl Group {
     }
 }
 
-/// A pod's limits as a slice's properties; the kernel's shares of CPU and microseconds are handed in, where 0 is none.
+/// A pod's limits as properties of a slice; CPU is given in the kernel's shares and microseconds, 0 means no limit.
 pub fn properties(shares: i64, quota: i64, period: i64, memory_bytes: i64, pids: Option<u64>) -> Vec<String> {
-    let mut said = Vec::new();
+    let mut properties = Vec::new();
     if shares > 0 {
-        said.push(format!("CPUWeight={}", weight(shares)));
+        properties.push(format!("CPUWeight={}", weight(shares)));
     }
     if quota > 0 && period > 0 {
-        // systemd counts microseconds of a second, in whole percent of a hundredth.
+        // systemd takes microseconds per second, in whole percent.
         let per_second = quota.saturating_mul(1_000_000) / period;
         let rounded = per_second.saturating_add(9_999) / 10_000 * 10_000;
-        said.push(format!("CPUQuota={}%", rounded / 10_000));
-        said.push(format!("CPUQuotaPeriodSec={period}us"));
+        properties.push(format!("CPUQuota={}%", rounded / 10_000));
+        properties.push(format!("CPUQuotaPeriodSec={period}us"));
     }
     if memory_bytes > 0 {
-        said.push(format!("MemoryMax={memory_bytes}"));
+        properties.push(format!("MemoryMax={memory_bytes}"));
     }
-    said.extend(pids.map(|pids| format!("TasksMax={pids}")));
-    said
+    properties.extend(pids.map(|pids| format!("TasksMax={pids}")));
+    properties
 }
 
-/// Version 2 counts weights from 1 to 10000 where version 1 counted shares from 2 to 262144.
+/// Converts shares of cgroup v1 (2 to 262144) to weights of cgroup v2 (1 to 10000).
 pub fn weight(shares: i64) -> i64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
 }
@@ -93,27 +93,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_drivers_name_a_pods_group_as_kubelets_do() {
+    fn both_drivers_name_a_pods_cgroup_as_upstream_does() {
         let uid = "1234-abcd-5678";
         for (group, directory, slice) in [
-            (Group::root(), "/kubepods", "/kubepods.slice"),
+            (CgroupName::root(), "/kubepods", "/kubepods.slice"),
             (
-                Group::of_class("burstable"),
+                CgroupName::of_qos_class("burstable"),
                 "/kubepods/burstable",
                 "/kubepods.slice/kubepods-burstable.slice",
             ),
             (
-                Group::of_pod(None, uid),
+                CgroupName::of_pod(None, uid),
                 "/kubepods/pod1234-abcd-5678",
                 "/kubepods.slice/kubepods-pod1234_abcd_5678.slice",
             ),
             (
-                Group::of_pod(Some("burstable"), uid),
+                CgroupName::of_pod(Some("burstable"), uid),
                 "/kubepods/burstable/pod1234-abcd-5678",
                 "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1234_abcd_5678.slice",
             ),
             (
-                Group::of_pod(Some("besteffort"), "f00"),
+                CgroupName::of_pod(Some("besteffort"), "f00"),
                 "/kubepods/besteffort/podf00",
                 "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podf00.slice",
             ),
@@ -125,8 +125,8 @@ mod tests {
     }
 
     #[test]
-    fn a_containers_group_is_where_containerd_makes_it() {
-        let group = Group::of_pod(Some("burstable"), "u-1");
+    fn a_containers_cgroup_is_where_containerd_creates_it() {
+        let group = CgroupName::of_pod(Some("burstable"), "u-1");
         assert_eq!(
             group.path_of_container(CgroupDriver::Cgroupfs, "c0"),
             "/kubepods/burstable/podu-1/c0"
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(
             properties(2, 1234, 100_000, 0, None),
             ["CPUWeight=1", "CPUQuota=2%", "CPUQuotaPeriodSec=100000us"],
-            "never less than was asked for"
+            "never less than the limit"
         );
         assert_eq!(properties(0, 0, 0, 0, None), [""; 0]);
     }

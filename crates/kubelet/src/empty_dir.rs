@@ -1,16 +1,16 @@
-//! What an emptyDir is made of: the node's disk, its memory, or huge pages.
+//! The medium of an emptyDir: the node's disk, its memory, or huge pages.
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
 use knarr_api::k8s_openapi;
 use knarr_api::quantity::Quantity;
 
-use crate::huge_pages;
+use crate::huge_pages::{self, PageSizeError};
 use crate::resources::limit_of_all;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     Disk,
-    /// Of at most this many bytes; none where nothing is known that would bound it.
+    /// At most this many bytes; `None` if there is no known limit.
     Memory {
         size_bytes: Option<i64>,
     },
@@ -19,12 +19,21 @@ pub enum Medium {
     },
 }
 
-/// The medium of a pod's volume. The error is shown to the user: the API takes any name.
+/// Why a volume has no medium.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MediumError {
+    #[error("unknown storage medium {0:?}")]
+    Unknown(String),
+    #[error(transparent)]
+    HugePages(#[from] PageSizeError),
+}
+
+/// The medium of a pod's volume. The error is reported to the user: the API accepts any name.
 pub fn medium(
     source: &EmptyDirVolumeSource,
     pod: &Pod,
     allocatable_memory_bytes: i64,
-) -> Result<Medium, String> {
+) -> Result<Medium, MediumError> {
     match source.medium.as_deref().unwrap_or("") {
         "" => Ok(Medium::Disk),
         "Memory" => Ok(Medium::Memory {
@@ -33,11 +42,11 @@ pub fn medium(
         medium if huge_pages::is_medium(medium) => Ok(Medium::HugePages {
             page_bytes: huge_pages::of_volume(medium, pod)?,
         }),
-        other => Err(format!("unknown storage medium {other:?}")),
+        other => Err(MediumError::Unknown(other.into())),
     }
 }
 
-/// The least of what all pods may have, what this one may have, and what the volume says.
+/// The minimum of Node Allocatable, the pod's memory limit and the volume's sizeLimit.
 fn memory_size(source: &EmptyDirVolumeSource, pod: &Pod, allocatable_memory_bytes: i64) -> Option<i64> {
     let of_pod = limit_of_all(pod, "memory");
     let own = source.size_limit.as_ref().and_then(|q| Quantity::of(q).ok());
@@ -54,7 +63,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn l2_a_volume_is_made_of_what_it_says_and_no_larger_than_its_pod_may_be() {
+    fn l2_a_volume_has_its_medium_and_is_limited_by_its_pod() {
         const MIB: i64 = 1 << 20;
         let huge = json!({"memory": "8Mi", "hugepages-2Mi": "2Mi"});
         let huge = json!({"requests": huge, "limits": huge});
@@ -117,7 +126,11 @@ mod tests {
             .unwrap();
             let parsed: EmptyDirVolumeSource = serde_json::from_value(Value::clone(&source)).unwrap();
             let got = medium(&parsed, &pod, 64 * MIB);
-            assert_eq!(got, want.map_err(String::from), "{source}");
+            assert_eq!(
+                got.map_err(|e| e.to_string()),
+                want.map_err(String::from),
+                "{source}"
+            );
         }
     }
 

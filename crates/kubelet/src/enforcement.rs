@@ -1,8 +1,8 @@
-//! What all pods together may use, and how classes of service share it.
+//! The resources of the cgroups above the pods': of all pods (Node Allocatable) and of the QoS classes.
 //!
-//! Guaranteed pods stand directly below the group of all pods; the others below one group a class. A class weighs what its
-//! pods ask for: without that, a class of pods that ask for nothing would weigh as much as a whole core that is
-//! guaranteed to somebody.
+//! The cgroups of Guaranteed pods are directly below the cgroup of all pods; the others are below the cgroup of their QoS
+//! class. The CPU weight of a QoS class is the sum of its pods' requests: without that, a class of pods without requests
+//! would have the weight of a full core that is guaranteed to another pod.
 
 use std::collections::BTreeMap;
 
@@ -12,24 +12,28 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::qos_class;
 use knarr_api::quantity::Quantity;
 
-use crate::cgroup::Group;
+use crate::cgroup::CgroupName;
 use crate::configuration::KubeletConfiguration;
 use crate::huge_pages::{self, PageSizes};
+use crate::pod::is_terminal;
 use crate::resources;
 
-/// What a group may use. 0 bytes is no limit.
+/// The resources of a cgroup (upstream: `ResourceConfig`). 0 bytes means no limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Portion {
-    pub group: Group,
+pub struct ResourceConfig {
+    pub group: CgroupName,
     pub milli_cpu: i64,
     pub memory_bytes: i64,
     /// Bytes by page size.
     pub huge_pages: huge_pages::Amounts,
 }
 
-/// Of all pods: what the machine has, without what is reserved if that is enforced. What eviction keeps free is not taken
-/// off: eviction comes before the kernel's limit.
-pub fn of_all_pods(capacity: &BTreeMap<String, Wire>, configuration: &KubeletConfiguration) -> Portion {
+/// The cgroup of all pods: the node's capacity, without reservations if they are enforced. Eviction thresholds are not
+/// subtracted: eviction happens before the kernel's limit is reached.
+pub fn of_node_allocatable(
+    capacity: &BTreeMap<String, Wire>,
+    configuration: &KubeletConfiguration,
+) -> ResourceConfig {
     let left = |name: &str| -> Quantity {
         let has = capacity.get(name).and_then(|wire| Quantity::of(wire).ok());
         let mut left = has.unwrap_or_default();
@@ -40,8 +44,8 @@ pub fn of_all_pods(capacity: &BTreeMap<String, Wire>, configuration: &KubeletCon
         }
         left.max(Quantity::default())
     };
-    Portion {
-        group: Group::root(),
+    ResourceConfig {
+        group: CgroupName::root(),
         milli_cpu: left("cpu").milli_value(),
         memory_bytes: left("memory").value(),
         huge_pages: huge_pages::of_list(capacity)
@@ -51,29 +55,24 @@ pub fn of_all_pods(capacity: &BTreeMap<String, Wire>, configuration: &KubeletCon
     }
 }
 
-/// Of the two classes that have groups.
-pub fn of_classes<'a>(pods: impl Iterator<Item = &'a Pod>, pages: &PageSizes) -> [Portion; 2] {
+/// The cgroups of the QoS classes Burstable and BestEffort.
+pub fn of_qos_classes<'a>(pods: impl Iterator<Item = &'a Pod>, pages: &PageSizes) -> [ResourceConfig; 2] {
     let mut burstable = 0_i64;
-    for pod in pods.filter(|pod| !has_ended(pod) && class(pod) == "Burstable") {
-        let asked = resources::requests(pod).get("cpu").copied().unwrap_or(0);
-        burstable = burstable.saturating_add(asked);
+    for pod in pods.filter(|pod| !pod.status.as_ref().is_some_and(is_terminal) && class(pod) == "Burstable") {
+        let request = resources::requests(pod).get("cpu").copied().unwrap_or(0);
+        burstable = burstable.saturating_add(request);
     }
-    [("burstable", burstable), ("besteffort", 0)].map(|(class, milli_cpu)| Portion {
-        group: Group::of_class(class),
+    [("burstable", burstable), ("besteffort", 0)].map(|(class, milli_cpu)| ResourceConfig {
+        group: CgroupName::of_qos_class(class),
         milli_cpu,
         memory_bytes: 0,
         huge_pages: pages.unlimited(),
     })
 }
 
-fn has_ended(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
-}
-
 fn class(pod: &Pod) -> &str {
-    let told = pod.status.as_ref().and_then(|s| s.qos_class.as_deref());
-    told.unwrap_or_else(|| pod.spec.as_ref().map_or("BestEffort", qos_class))
+    let reported = pod.status.as_ref().and_then(|s| s.qos_class.as_deref());
+    reported.unwrap_or_else(|| pod.spec.as_ref().map_or("BestEffort", qos_class))
 }
 
 #[cfg(test)]
@@ -82,13 +81,13 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn t8_all_pods_have_what_is_not_reserved() {
+    fn t8_the_cgroup_of_all_pods_has_what_is_not_reserved() {
         let capacity = BTreeMap::from([
             ("cpu".to_string(), Wire("4".into())),
             ("memory".to_string(), Wire("1Gi".into())),
             ("hugepages-2Mi".to_string(), Wire("8Mi".into())),
         ]);
-        for (said, milli_cpu, mebibytes, huge) in [
+        for (fields, milli_cpu, mebibytes, huge) in [
             (json!({}), 4000, 1024, 8),
             (
                 json!({"evictionHard": {"memory.available": "100Mi"}}),
@@ -110,23 +109,23 @@ mod tests {
                 8,
             ),
         ] {
-            let mut document = said.clone();
+            let mut document = fields.clone();
             document["apiVersion"] = json!("kubelet.config.k8s.io/v1beta1");
             document["kind"] = json!("KubeletConfiguration");
             let configuration = crate::configuration::read(&document).unwrap();
-            let got = of_all_pods(&capacity, &configuration);
-            let want = Portion {
-                group: Group::root(),
+            let got = of_node_allocatable(&capacity, &configuration);
+            let want = ResourceConfig {
+                group: CgroupName::root(),
                 milli_cpu,
                 memory_bytes: mebibytes << 20,
                 huge_pages: [(2 << 20, huge << 20)].into(),
             };
-            assert_eq!(got, want, "{said}");
+            assert_eq!(got, want, "{fields}");
         }
     }
 
     #[test]
-    fn t8_a_class_weighs_what_its_living_pods_ask_for() {
+    fn t8_the_weight_of_a_qos_class_is_the_sum_of_its_pods_requests() {
         let pod = |phase: &str, requests: Value, limits: Value| -> Pod {
             let resources = json!({"requests": requests, "limits": limits});
             serde_json::from_value(json!({
@@ -144,7 +143,7 @@ mod tests {
             pod("Running", json!({}), json!({})),
         ];
         let pages = PageSizes::of_capacity(&[("hugepages-2Mi".to_string(), Wire("0".into()))].into());
-        let classes = of_classes(pods.iter(), &pages);
+        let classes = of_qos_classes(pods.iter(), &pages);
         assert!(classes.iter().all(|class| class.huge_pages == pages.unlimited()));
         let got = classes.map(|p| (p.group.path(crate::cgroup::CgroupDriver::Cgroupfs), p.milli_cpu));
         let want = [

@@ -1,19 +1,20 @@
-//! Files of variables that one container of a pod writes and another's environment is read from (`fileKeyRef`, KEP-3721).
+//! Environment files: one container of a pod writes them, another one's environment is read from them (`fileKeyRef`,
+//! KEP 3721).
 //!
-//! A strict part of what a shell reads: `NAME='value'`, the value between single quotes as it stands, over several lines
-//! too; blank lines and `#` comments. Whatever else is a mistake, named with its line. Never more is looked at than up to
-//! the key: what stands behind it cannot spoil it.
+//! The format is a strict subset of a shell's: `NAME='value'`, the value literally between single quotes, also over several
+//! lines; blank lines and `#` comments. Anything else is an error with its line. The file is read only up to the key: an
+//! error after it has no effect.
 
-/// Most bytes of one line, its end not counted.
+/// The most bytes of a line without its end.
 pub const LINE_BYTES: usize = 64 * 1024 - 1;
 
-/// Most bytes of a file that are looked at. A program takes 128 KiB for one variable and a few MiB for all of them; a
-/// container must not fill the node's memory with what it wrote.
+/// The most bytes of a file that are read. A program takes 128 KiB for one variable and a few MiB for all of them; a
+/// container must not fill the node's memory through its file.
 pub const FILE_BYTES: usize = 4 << 20;
 
-/// What is wrong with a file of variables.
+/// Why an environment file is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Mistake {
+pub enum FormatError {
     #[error("invalid environment variable format at line {0}: missing '='")]
     NoEquals(usize),
     #[error("invalid environment variable format at line {0}: empty variable name")]
@@ -32,45 +33,45 @@ pub enum Mistake {
     LongFile,
 }
 
-/// The value of `key`. Empty where the file has no such key, as where its value is empty: nobody tells them apart.
-/// `file` is at most its first [`FILE_BYTES`]; `cut` says that there is more.
-pub fn value(file: &[u8], cut: bool, key: &str) -> Result<Vec<u8>, Mistake> {
+/// The value of `key`; empty if the file does not have the key: the two cases are not distinguished.
+/// `file` has at most the first [`FILE_BYTES`] of the file; `cut` says that the file is longer.
+pub fn value(file: &[u8], cut: bool, key: &str) -> Result<Vec<u8>, FormatError> {
     let file = file.get(..FILE_BYTES).unwrap_or(file);
-    // Where the file was cut, whatever its end looks like says nothing.
-    let at_end = |mistake| if cut { Mistake::LongFile } else { mistake };
+    // If the file was cut, an error at its end is not an error of the file.
+    let at_end = |error| if cut { FormatError::LongFile } else { error };
     let mut lines = Lines {
         rest: file,
         number: 0,
     };
     while let Some(line) = lines.next()? {
         let number = lines.number;
-        let last = |mistake| {
+        let last = |error| {
             if lines.rest.is_empty() {
-                at_end(mistake)
+                at_end(error)
             } else {
-                mistake
+                error
             }
         };
         let line = without_blanks(line);
         if line.is_empty() || line.starts_with(b"#") {
             continue;
         }
-        let (name, assigned) = split_at(line, b'=').ok_or(last(Mistake::NoEquals(number)))?;
+        let (name, assigned) = split_at(line, b'=').ok_or(last(FormatError::NoEquals(number)))?;
         match name {
-            _ if name.iter().all(|b| is_blank(*b)) => return Err(Mistake::NoName(number)),
-            [.., end] if is_blank(*end) => return Err(Mistake::BlankBeforeEquals(number)),
+            _ if name.iter().all(|b| is_blank(*b)) => return Err(FormatError::NoName(number)),
+            [.., end] if is_blank(*end) => return Err(FormatError::BlankBeforeEquals(number)),
             _ => {}
         }
-        let wanted = name == key.as_bytes();
+        let is_key = name == key.as_bytes();
         if assigned.first().copied().is_some_and(is_blank) {
-            // To a shell this is an empty value, and what follows something else.
-            if wanted {
+            // A shell would read this as an empty value followed by another word.
+            if is_key {
                 return Ok(Vec::new());
             }
             continue;
         }
         let Some(mut quoted) = assigned.strip_prefix(b"'") else {
-            return Err(last(Mistake::Unquoted(number)));
+            return Err(last(FormatError::Unquoted(number)));
         };
         let mut value = Vec::new();
         let after = loop {
@@ -80,17 +81,17 @@ pub fn value(file: &[u8], cut: bool, key: &str) -> Result<Vec<u8>, Mistake> {
             }
             value.extend_from_slice(quoted);
             value.push(b'\n');
-            quoted = lines.next()?.ok_or(at_end(Mistake::Unclosed(number)))?;
+            quoted = lines.next()?.ok_or(at_end(FormatError::Unclosed(number)))?;
         };
         if !after.is_empty() && !after.starts_with(b"#") {
-            return Err(Mistake::AfterQuote(lines.number));
+            return Err(FormatError::AfterQuote(lines.number));
         }
-        if wanted {
+        if is_key {
             return Ok(value);
         }
     }
     if cut {
-        Err(Mistake::LongFile)
+        Err(FormatError::LongFile)
     } else {
         Ok(Vec::new())
     }
@@ -98,20 +99,20 @@ pub fn value(file: &[u8], cut: bool, key: &str) -> Result<Vec<u8>, Mistake> {
 
 struct Lines<'a> {
     rest: &'a [u8],
-    /// Of the line last given, from 1.
+    /// The number of the last returned line, from 1.
     number: usize,
 }
 
 impl<'a> Lines<'a> {
     /// The next line, without its end (a carriage return before it belongs to that).
-    fn next(&mut self) -> Result<Option<&'a [u8]>, Mistake> {
+    fn next(&mut self) -> Result<Option<&'a [u8]>, FormatError> {
         if self.rest.is_empty() {
             return Ok(None);
         }
         self.number += 1;
         let (line, rest) = split_at(self.rest, b'\n').unwrap_or((self.rest, &[]));
         if line.len() > LINE_BYTES {
-            return Err(Mistake::LongLine(self.number));
+            return Err(FormatError::LongLine(self.number));
         }
         self.rest = rest;
         Ok(Some(line.strip_suffix(b"\r").unwrap_or(line)))
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn l4_a_file_of_variables_is_read_as_a_strict_shell_reads_it() {
+    fn l4_an_environment_file_is_read_as_a_strict_shell_does() {
         for (file, want) in [
             ("K='v'", Ok("v")),
             ("  \tA='1'\n\n # no\n\tK='v' \t# said\nrubbish", Ok("v")),
@@ -152,18 +153,18 @@ mod tests {
             ("A='\nK=1'\nK='v'", Ok("v")),
             ("K='a=b'#x", Ok("a=b")),
             ("export K='v'\nK='w'", Ok("w")),
-            ("A B", Err(Mistake::NoEquals(1))),
-            ("A='1'\n='v'", Err(Mistake::NoName(2))),
-            (" ='v'", Err(Mistake::NoName(1))),
-            ("K ='v'", Err(Mistake::BlankBeforeEquals(1))),
-            ("A\t='v'\nK='v'", Err(Mistake::BlankBeforeEquals(1))),
-            ("K=v", Err(Mistake::Unquoted(1))),
-            ("K=\"v\"", Err(Mistake::Unquoted(1))),
-            ("K=", Err(Mistake::Unquoted(1))),
-            ("K='v' w", Err(Mistake::AfterQuote(1))),
-            ("K='v''w'", Err(Mistake::AfterQuote(1))),
-            ("A='1\n2'x\nK='v'", Err(Mistake::AfterQuote(2))),
-            ("#\nK='v\nA=", Err(Mistake::Unclosed(2))),
+            ("A B", Err(FormatError::NoEquals(1))),
+            ("A='1'\n='v'", Err(FormatError::NoName(2))),
+            (" ='v'", Err(FormatError::NoName(1))),
+            ("K ='v'", Err(FormatError::BlankBeforeEquals(1))),
+            ("A\t='v'\nK='v'", Err(FormatError::BlankBeforeEquals(1))),
+            ("K=v", Err(FormatError::Unquoted(1))),
+            ("K=\"v\"", Err(FormatError::Unquoted(1))),
+            ("K=", Err(FormatError::Unquoted(1))),
+            ("K='v' w", Err(FormatError::AfterQuote(1))),
+            ("K='v''w'", Err(FormatError::AfterQuote(1))),
+            ("A='1\n2'x\nK='v'", Err(FormatError::AfterQuote(2))),
+            ("#\nK='v\nA=", Err(FormatError::Unclosed(2))),
         ] {
             let got = value(file.as_bytes(), false, "K");
             assert_eq!(got, want.map(|v: &str| v.as_bytes().to_vec()), "{file:?}");
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn l4_what_is_too_long_is_said_and_what_was_cut_off_is_not_blamed() {
+    fn l4_too_long_lines_and_files_are_reported_and_a_cut_is_no_format_error() {
         let line = |bytes: usize| format!("K='{}'\n", "x".repeat(bytes - 4)).into_bytes();
         assert_eq!(
             value(&line(LINE_BYTES), false, "K").map(|v| v.len()),
@@ -179,15 +180,15 @@ mod tests {
         );
         assert_eq!(
             value(&line(LINE_BYTES + 1), false, "K"),
-            Err(Mistake::LongLine(1))
+            Err(FormatError::LongLine(1))
         );
         for (start, want) in [
             ("K='v'\nA", Ok(b"v".to_vec())),
-            ("A='1'\n", Err(Mistake::LongFile)),
-            ("A", Err(Mistake::LongFile)),
-            ("A=", Err(Mistake::LongFile)),
-            ("A='x", Err(Mistake::LongFile)),
-            ("A\nK='v'", Err(Mistake::NoEquals(1))),
+            ("A='1'\n", Err(FormatError::LongFile)),
+            ("A", Err(FormatError::LongFile)),
+            ("A=", Err(FormatError::LongFile)),
+            ("A='x", Err(FormatError::LongFile)),
+            ("A\nK='v'", Err(FormatError::NoEquals(1))),
         ] {
             assert_eq!(value(start.as_bytes(), true, "K"), want, "{start}");
         }

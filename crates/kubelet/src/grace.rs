@@ -1,33 +1,33 @@
-//! How long a container has to end (SPEC T2, T3). Whole seconds, as the API and the runtime count.
+//! The grace period of a pod and of a container (SPEC T2, T3), in whole seconds as in the API and CRI.
 
-/// What every process is left with, whatever its hook used up.
+/// The time that every process has after TERM, however long its preStop hook took (upstream: `minimumGracePeriodInSeconds`).
 pub const MINIMUM_SECONDS: i64 = 2;
 
-/// Everything that has a say in a pod's grace.
+/// The grace periods that may apply to a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Graces {
-    /// What is in force already, while the pod is ending.
+pub struct GracePeriods {
+    /// The one in force, of a pod that is terminating.
     pub in_force: Option<i64>,
     /// `metadata.deletionGracePeriodSeconds`.
     pub deletion: Option<i64>,
-    /// An eviction's, or a node shutdown's.
-    pub given: Option<i64>,
+    /// The upper bound of an eviction or a node shutdown.
+    pub eviction: Option<i64>,
     /// `spec.terminationGracePeriodSeconds`.
     pub pod: Option<i64>,
 }
 
-/// The smallest of what is said, else the pod's own; never under one second (T3).
-pub fn effective_seconds(graces: Graces) -> i64 {
-    [graces.in_force, graces.deletion, graces.given]
+/// The smallest of those in force, of the deletion and of the eviction, else the pod's own; at least one second (T3).
+pub fn effective_seconds(periods: GracePeriods) -> i64 {
+    [periods.in_force, periods.deletion, periods.eviction]
         .into_iter()
         .flatten()
         .min()
-        .or(graces.pod)
+        .or(periods.pod)
         .unwrap_or(0)
         .max(1)
 }
 
-/// One container's grace when it alone is ended: the probe's own, if a probe is the reason and has one (T2).
+/// The grace period of one container that is stopped alone: the probe's own, if a probe is the reason and has one (T2).
 pub fn container_seconds(deletion: Option<i64>, pod: Option<i64>, probe: Option<i64>) -> i64 {
     deletion.or(probe).or(pod).unwrap_or(MINIMUM_SECONDS)
 }
@@ -38,11 +38,11 @@ mod tests {
 
     #[test]
     fn t3_the_smallest_grace_counts_and_never_less_than_a_second() {
-        let g = |in_force, deletion, given, pod| {
-            effective_seconds(Graces {
+        let g = |in_force, deletion, eviction, pod| {
+            effective_seconds(GracePeriods {
                 in_force,
                 deletion,
-                given,
+                eviction,
                 pod,
             })
         };
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn t2_the_deletion_goes_before_the_probe_and_the_probe_before_the_pod() {
+    fn t2_the_deletions_grace_period_overrides_the_probes_and_that_the_pods() {
         assert_eq!(container_seconds(Some(7), Some(30), Some(3)), 7);
         assert_eq!(container_seconds(None, Some(30), Some(3)), 3);
         assert_eq!(container_seconds(None, Some(30), None), 30);

@@ -1,23 +1,25 @@
-//! Which containers may have CPUs and memory of their own: those of Guaranteed pods without resources of the pod as a
-//! whole (the feature gate PodLevelResourceManagers is off by default).
+//! Which containers may have exclusive CPUs and memory: those of Guaranteed pods without pod-level resources (the feature
+//! gate PodLevelResourceManagers is off by default).
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::pod::resources::{Side, has_pod_level, is_hugepages, is_sidecar, qos_class};
+use knarr_api::kinds::pod::resources::{
+    RequirementKind, has_pod_level_resources, is_hugepages, is_sidecar, qos_class,
+};
 use knarr_api::quantity::Quantity;
 
-/// What a container asks for of memory and huge pages, in bytes by resource.
+/// A container's requests of memory and huge pages, in bytes by resource.
 pub type MemoryRequests = BTreeMap<String, u64>;
 
-/// Init containers first, in their order.
+/// Init and app containers, in this order.
 pub fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     let spec = pod.spec.iter();
     spec.flat_map(|s| s.init_containers.iter().flatten().chain(&s.containers))
 }
 
-/// The containers before one of them, and whether they have ended when it starts.
+/// The containers before the given one, and whether they have finished when it starts.
 pub fn before<'a>(pod: &'a Pod, container: &str) -> impl Iterator<Item = (&'a Container, bool)> {
     let spec = pod.spec.iter();
     let all = spec.flat_map(|s| {
@@ -33,9 +35,13 @@ pub fn uid(pod: &Pod) -> &str {
     pod.metadata.uid.as_deref().unwrap_or("")
 }
 
-/// Whether the pod's containers may have anything of their own.
+/// Whether the pod's containers may have exclusive resources.
 pub fn qualifies(pod: &Pod) -> bool {
-    is_guaranteed(pod) && pod.spec.as_ref().is_some_and(|spec| !has_pod_level(spec))
+    is_guaranteed(pod)
+        && pod
+            .spec
+            .as_ref()
+            .is_some_and(|spec| !has_pod_level_resources(spec))
 }
 
 pub fn is_guaranteed(pod: &Pod) -> bool {
@@ -44,16 +50,16 @@ pub fn is_guaranteed(pod: &Pod) -> bool {
     class == Some("Guaranteed")
 }
 
-/// How many CPUs a container of a qualified pod has to itself: what it requests, if that is whole CPUs.
+/// The number of exclusive CPUs of a container of a qualified pod: its request, if that is an integer.
 pub fn cpus(container: &Container) -> usize {
-    let requests = Side::Requests.of(container.resources.as_ref());
+    let requests = RequirementKind::Requests.of(container.resources.as_ref());
     let request = requests.and_then(|r| Quantity::of(r.get("cpu")?).ok());
     let whole = request.filter(|q| q.value().checked_mul(1000) == Some(q.milli_value()));
     whole.and_then(|q| usize::try_from(q.value()).ok()).unwrap_or(0)
 }
 
 pub fn memory(container: &Container) -> MemoryRequests {
-    let requests = Side::Requests
+    let requests = RequirementKind::Requests
         .of(container.resources.as_ref())
         .into_iter()
         .flatten();
@@ -65,8 +71,8 @@ pub fn memory(container: &Container) -> MemoryRequests {
     bytes.collect()
 }
 
-/// The most that a pod's containers need at a time: those that run side by side, or an init container with the sidecars
-/// before it.
+/// The most that a pod's containers need at a time: those that run at the same time, or an init container with the
+/// sidecars before it.
 pub fn most_at_a_time(pod: &Pod, of: impl Fn(&Container) -> u64) -> u64 {
     let Some(spec) = &pod.spec else { return 0 };
     let (mut sidecars, mut starting) = (0_u64, 0_u64);

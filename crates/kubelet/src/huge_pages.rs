@@ -1,8 +1,8 @@
-//! Huge pages: memory that a node sets aside in pages of a size, given to pods by resources named for that size
+//! Huge pages: memory that a node reserves in pages of a size, which pods request as resources with the size in their name
 //! (`hugepages-2Mi`).
 //!
-//! They are never overcommitted: what a container asks for is its limit, and who asks for none gets none. Page sizes
-//! are counted in bytes here, and have two more names: the resource's (`2Mi`) and the kernel's (`2MB`).
+//! They are not overcommitted: a container's request is its limit, and a container without a request gets none. Page sizes
+//! are in bytes here, and have two more names: the resource's (`2Mi`) and the kernel's (`2MB`).
 
 use std::collections::BTreeMap;
 
@@ -17,19 +17,19 @@ const RESOURCE: &str = "hugepages-";
 /// The medium of an emptyDir, alone or before a size.
 const MEDIUM: &str = "HugePages";
 const UNITS: [&str; 7] = ["B", "KB", "MB", "GB", "TB", "PB", "EB"];
-/// What stands for no limit: more than there can be, and a whole number of pages of any size.
+/// No limit: more than any node has, and a whole number of pages of any size.
 const UNLIMITED: i64 = 1 << 62;
 
 /// Bytes by page size.
 pub type Amounts = BTreeMap<i64, i64>;
 
-/// The name of the resource that pages of this size are.
+/// The name of the resource for pages of this size.
 pub fn resource(page_bytes: i64) -> String {
     let size = Quantity::from_value(page_bytes, Notation::BinarySi);
     format!("{RESOURCE}{}", size.to_wire().0)
 }
 
-/// The size of the pages that a resource is, if it is one of them.
+/// The page size of a resource, if it is a huge page resource.
 pub fn page_bytes(resource: &str) -> Option<i64> {
     let size = Quantity::parse(resource.strip_prefix(RESOURCE)?).ok()?;
     Some(size.value()).filter(|bytes| *bytes > 0)
@@ -45,7 +45,7 @@ pub fn kernel_name(page_bytes: i64) -> String {
     format!("{size}{}", UNITS[unit])
 }
 
-/// What a node has: a resource for each size, also for one of which no page was set aside.
+/// A node's capacity: a resource for each page size, also for those without reserved pages.
 pub fn capacity(pages: &BTreeMap<i64, i64>) -> impl Iterator<Item = (String, Wire)> {
     pages.iter().map(|(page_bytes, count)| {
         let bytes = page_bytes.saturating_mul(*count);
@@ -54,7 +54,7 @@ pub fn capacity(pages: &BTreeMap<i64, i64>) -> impl Iterator<Item = (String, Wir
     })
 }
 
-/// What of a list of resources are huge pages.
+/// The huge pages in a resource list.
 pub fn of_list(list: &BTreeMap<String, Wire>) -> Amounts {
     let mut found = Amounts::new();
     for (name, amount) in list {
@@ -77,25 +77,25 @@ impl PageSizes {
         PageSizes(of_list(capacity).into_keys().collect())
     }
 
-    /// For every size there is: what is asked for, else nothing.
-    fn all(&self, asked: &Amounts) -> Amounts {
-        let amount = |page: &i64| asked.get(page).copied().unwrap_or(0);
+    /// For each page size of the node: the requested bytes, else 0.
+    fn all(&self, requested: &Amounts) -> Amounts {
+        let amount = |page: &i64| requested.get(page).copied().unwrap_or(0);
         self.0.iter().map(|page| (*page, amount(page))).collect()
     }
 
-    /// What a pod as a whole may have.
+    /// The limits of a pod's cgroup.
     pub fn of_pod(&self, pod: &Pod) -> Amounts {
-        let mut asked = Amounts::new();
+        let mut requested = Amounts::new();
         for (name, amount) in requests(pod) {
             if let Some(page) = page_bytes(&name) {
-                let sum = asked.entry(page).or_default();
+                let sum = requested.entry(page).or_default();
                 *sum = sum.saturating_add(amount);
             }
         }
-        self.all(&asked)
+        self.all(&requested)
     }
 
-    /// What a container may have: its own limits, and where it has none the pod's.
+    /// The limits of a container: its own, else the pod's.
     pub fn of_container(&self, pod: &Pod, container: &Container) -> Amounts {
         let of_pod = pod.spec.as_ref().and_then(|s| s.resources.as_ref());
         let mut limits = Amounts::new();
@@ -105,13 +105,13 @@ impl PageSizes {
         self.all(&limits)
     }
 
-    /// Of a group that only sums up what others have.
+    /// The limits of a cgroup that does not limit huge pages itself.
     pub fn unlimited(&self) -> Amounts {
         self.0.iter().map(|page| (*page, UNLIMITED)).collect()
     }
 }
 
-/// Whether an emptyDir of this medium is made of huge pages.
+/// Whether this medium of an emptyDir is huge pages.
 pub fn is_medium(medium: &str) -> bool {
     medium == MEDIUM || page_size_of_medium(medium).is_some()
 }
@@ -120,37 +120,51 @@ fn page_size_of_medium(medium: &str) -> Option<&str> {
     medium.strip_prefix(MEDIUM)?.strip_prefix('-')
 }
 
-/// The size of the pages of a volume: the one that its medium says and the pod asks for, or where the medium says none,
-/// the only one that the pod asks for.
-pub fn of_volume(medium: &str, pod: &Pod) -> Result<i64, String> {
-    let wanted = match page_size_of_medium(medium) {
+/// Why a volume gets no huge pages.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PageSizeError {
+    #[error("medium {medium}: {why}")]
+    InvalidSize { medium: String, why: String },
+    #[error("medium: {medium} can't be used if container requests multiple huge page sizes")]
+    SeveralSizes { medium: String },
+    #[error("medium {medium}: hugePages storage requested, but there is no resource request for huge pages")]
+    NotRequested { medium: String },
+}
+
+/// The page size of a volume: the one that its medium names, which the pod must request, or else the only one that the pod
+/// requests.
+pub fn of_volume(medium: &str, pod: &Pod) -> Result<i64, PageSizeError> {
+    let named = match page_size_of_medium(medium) {
         None => None,
         Some(size) => match Quantity::parse(size) {
             Ok(size) => Some(size.value()),
-            Err(why) => return Err(format!("medium {medium}: {why}")),
+            Err(why) => {
+                return Err(PageSizeError::InvalidSize {
+                    medium: medium.into(),
+                    why: why.to_string(),
+                });
+            }
         },
     };
     let mut found = None;
-    for page in asked_sizes(pod) {
-        if wanted.is_some_and(|wanted| wanted != page) {
+    for page in requested_sizes(pod) {
+        if named.is_some_and(|named| named != page) {
             continue;
         }
         if found.is_some_and(|found| found != page) {
-            return Err(format!(
-                "medium: {medium} can't be used if container requests multiple huge page sizes"
-            ));
+            return Err(PageSizeError::SeveralSizes {
+                medium: medium.into(),
+            });
         }
         found = Some(page);
     }
-    found.ok_or_else(|| {
-        format!(
-            "medium {medium}: hugePages storage requested, but there is no resource request for huge pages"
-        )
+    found.ok_or_else(|| PageSizeError::NotRequested {
+        medium: medium.into(),
     })
 }
 
-/// The sizes that the pod or one of its containers asks for.
-fn asked_sizes(pod: &Pod) -> impl Iterator<Item = i64> {
+/// The page sizes that the pod or one of its containers requests.
+fn requested_sizes(pod: &Pod) -> impl Iterator<Item = i64> {
     let spec = pod.spec.iter();
     let lists = spec.flat_map(|spec| {
         let containers = spec
@@ -173,7 +187,7 @@ mod tests {
     const MIB: i64 = 1 << 20;
     const GIB: i64 = 1 << 30;
 
-    fn asks(amounts: Value) -> Value {
+    fn requesting(amounts: Value) -> Value {
         json!({"requests": amounts, "limits": amounts})
     }
 
@@ -216,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn l4_who_asks_for_no_huge_pages_gets_none() {
+    fn l4_a_container_without_a_request_gets_no_huge_pages() {
         let sizes = PageSizes(vec![2 * MIB, GIB]);
         let of = |small: i64, large: i64| Amounts::from([(2 * MIB, small), (GIB, large)]);
         for (what, spec, whole, first) in [
@@ -228,15 +242,15 @@ mod tests {
             ),
             (
                 "two containers, of which one asks",
-                json!({"containers": [{"name": "a"}, {"name": "b", "resources": asks(json!({"hugepages-2Mi": "4Mi"}))}]}),
+                json!({"containers": [{"name": "a"}, {"name": "b", "resources": requesting(json!({"hugepages-2Mi": "4Mi"}))}]}),
                 of(4 * MIB, 0),
                 of(0, 0),
             ),
             (
                 "the larger of what begins and what runs",
                 json!({
-                    "initContainers": [{"name": "i", "resources": asks(json!({"hugepages-2Mi": "8Mi"}))}],
-                    "containers": [{"name": "a", "resources": asks(json!({"hugepages-2Mi": "2Mi", "hugepages-1Gi": "1Gi"}))}],
+                    "initContainers": [{"name": "i", "resources": requesting(json!({"hugepages-2Mi": "8Mi"}))}],
+                    "containers": [{"name": "a", "resources": requesting(json!({"hugepages-2Mi": "2Mi", "hugepages-1Gi": "1Gi"}))}],
                 }),
                 of(8 * MIB, GIB),
                 of(2 * MIB, GIB),
@@ -244,15 +258,15 @@ mod tests {
             (
                 "the pod, and of one size the container itself",
                 json!({
-                    "resources": asks(json!({"hugepages-2Mi": "8Mi", "hugepages-1Gi": "2Gi"})),
-                    "containers": [{"name": "a", "resources": asks(json!({"hugepages-2Mi": "2Mi"}))}],
+                    "resources": requesting(json!({"hugepages-2Mi": "8Mi", "hugepages-1Gi": "2Gi"})),
+                    "containers": [{"name": "a", "resources": requesting(json!({"hugepages-2Mi": "2Mi"}))}],
                 }),
                 of(8 * MIB, 2 * GIB),
                 of(2 * MIB, 2 * GIB),
             ),
             (
                 "pages that the node does not have",
-                json!({"containers": [{"name": "a", "resources": asks(json!({"hugepages-64Ki": "64Ki"}))}]}),
+                json!({"containers": [{"name": "a", "resources": requesting(json!({"hugepages-64Ki": "64Ki"}))}]}),
                 of(0, 0),
                 of(0, 0),
             ),
@@ -265,36 +279,39 @@ mod tests {
     }
 
     #[test]
-    fn l2_a_volume_has_pages_that_its_pod_asks_for() {
-        let one = json!({"containers": [{"name": "a", "resources": asks(json!({"hugepages-2Mi": "4Mi"}))}]});
+    fn l2_a_volume_has_the_page_size_that_its_pod_requests() {
+        let one =
+            json!({"containers": [{"name": "a", "resources": requesting(json!({"hugepages-2Mi": "4Mi"}))}]});
         let two = json!({"containers": [
-            {"name": "a", "resources": asks(json!({"hugepages-2Mi": "4Mi"}))},
-            {"name": "b", "resources": asks(json!({"hugepages-1Gi": "1Gi"}))},
+            {"name": "a", "resources": requesting(json!({"hugepages-2Mi": "4Mi"}))},
+            {"name": "b", "resources": requesting(json!({"hugepages-1Gi": "1Gi"}))},
         ]});
-        let none = json!({"containers": [{"name": "a", "resources": asks(json!({"memory": "4Mi"}))}]});
+        let none = json!({"containers": [{"name": "a", "resources": requesting(json!({"memory": "4Mi"}))}]});
         let whole =
-            json!({"resources": asks(json!({"hugepages-1Gi": "1Gi"})), "containers": [{"name": "a"}]});
+            json!({"resources": requesting(json!({"hugepages-1Gi": "1Gi"})), "containers": [{"name": "a"}]});
         let first = json!({
-            "initContainers": [{"name": "i", "resources": asks(json!({"hugepages-2Mi": "4Mi"}))}],
+            "initContainers": [{"name": "i", "resources": requesting(json!({"hugepages-2Mi": "4Mi"}))}],
             "containers": [{"name": "a"}],
         });
-        let unasked = |medium: &str| {
-            Err(format!(
-                "medium {medium}: hugePages storage requested, but there is no resource request for huge pages"
-            ))
+        let not_requested = |medium: &str| {
+            Err(PageSizeError::NotRequested {
+                medium: medium.into(),
+            })
         };
         for (spec, medium, want) in [
             (&one, "HugePages", Ok(2 * MIB)),
             (&one, "HugePages-2Mi", Ok(2 * MIB)),
             (&one, "HugePages-2048Ki", Ok(2 * MIB)),
-            (&one, "HugePages-1Gi", unasked("HugePages-1Gi")),
+            (&one, "HugePages-1Gi", not_requested("HugePages-1Gi")),
             (
                 &two,
                 "HugePages",
-                Err("medium: HugePages can't be used if container requests multiple huge page sizes".into()),
+                Err(PageSizeError::SeveralSizes {
+                    medium: "HugePages".into(),
+                }),
             ),
             (&two, "HugePages-1Gi", Ok(GIB)),
-            (&none, "HugePages", unasked("HugePages")),
+            (&none, "HugePages", not_requested("HugePages")),
             (&whole, "HugePages", Ok(GIB)),
             (&first, "HugePages", Ok(2 * MIB)),
         ] {

@@ -1,8 +1,19 @@
 //! Image references as users write them: `nginx`, `registry:5000/team/app:1.2@sha256:…`.
 
-/// The reference with what is implied written out (registry, `library/`, `:latest`); the error in the words users know.
-pub fn normalize(reference: &str) -> Result<String, String> {
-    let fail = |why: &str| Err(format!("couldn't parse image name {reference:?}: {why}"));
+/// Why a text is no reference, in upstream's words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidReference {
+    #[error("couldn't parse image name {reference:?}: invalid reference format")]
+    Format { reference: String },
+    #[error(
+        "couldn't parse image name {reference:?}: invalid reference format: repository name ({repository}) must be \
+         lowercase"
+    )]
+    Uppercase { reference: String, repository: String },
+}
+
+/// The reference with its defaults written out (registry, `library/`, `:latest`).
+pub fn normalize(reference: &str) -> Result<String, InvalidReference> {
     let (domain, rest) = match reference.split_once('/') {
         Some((first, rest))
             if first.contains(['.', ':']) || first == "localhost" || first.to_lowercase() != first =>
@@ -21,15 +32,18 @@ pub fn normalize(reference: &str) -> Result<String, String> {
         None => (named, None),
     };
     if path.to_lowercase() != path {
-        return fail(&format!(
-            "invalid reference format: repository name ({path}) must be lowercase"
-        ));
+        return Err(InvalidReference::Uppercase {
+            reference: reference.into(),
+            repository: path.into(),
+        });
     }
     let bad_path = path.split('/').any(|part| !is_path_component(part));
     let bad_tag = tag.is_some_and(|tag| !is_tag(tag));
     let bad_digest = digest.is_some_and(|digest| !is_digest(digest));
     if bad_path || bad_tag || bad_digest || !is_domain(&domain) || path.len() + domain.len() > 255 {
-        return fail("invalid reference format");
+        return Err(InvalidReference::Format {
+            reference: reference.into(),
+        });
     }
     Ok(match (tag, digest) {
         (None, None) => format!("{domain}/{path}:latest"),
@@ -82,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_implied_is_written_out() {
+    fn defaults_are_written_out() {
         let digest = format!("sha256:{}", "a".repeat(64));
         for (given, want) in [
             ("busybox", "docker.io/library/busybox:latest".to_string()),
@@ -97,14 +111,14 @@ mod tests {
     }
 
     #[test]
-    fn l4_a_bad_name_is_refused_in_the_words_users_know() {
+    fn l4_an_invalid_name_is_rejected_with_upstreams_message() {
         assert_eq!(
-            normalize("UPPER:bad:name").unwrap_err(),
+            normalize("UPPER:bad:name").unwrap_err().to_string(),
             "couldn't parse image name \"UPPER:bad:name\": invalid reference format: repository name (library/UPPER) must be lowercase"
         );
         for bad in ["", "a..b", "a:", "x@sha256:1", "a//b", "host:port/x", "a/-b"] {
             assert!(
-                normalize(bad).is_err_and(|e| e.contains("invalid reference format")),
+                matches!(normalize(bad), Err(InvalidReference::Format { .. })),
                 "{bad}"
             );
         }

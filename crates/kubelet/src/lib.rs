@@ -1,19 +1,20 @@
-//! The deciding half of the kubelet: what becomes of a pod on its node, from what is known.
+//! The deciding half of the kubelet: pure functions from the known state to actions.
 //!
-//! Pure: no IO, no clock, no randomness, no tasks. [`pod::Pod::step`] takes an event and the time and answers
-//! with actions; the doing half is `knarr-node`.
+//! No IO, no clock, no randomness, no tasks. [`pod::Pod::step`] takes an event and the time and returns actions;
+//! `knarr-node` carries them out.
 //!
 //! # Where things are
 //!
 //! | | |
 //! |---|---|
-//! | whether a node takes a pod; who is preempted for a critical one | [`admission`], `preemption.rs` |
+//! | whether a node admits a pod; which pods are preempted for a critical one | [`admission`], `preemption.rs` |
 //! | the pod's state machine | [`pod`] |
+//! | ids of pods, sandboxes and containers | [`ids`] |
 //! | eviction, garbage collection, shutdown (SPEC T8, T9) | `eviction/`, `garbage/`, `shutdown.rs` |
-//! | self-fencing and its arithmetic (SPEC B4) | `self_fencing.rs` |
-//! | allocated resources; all pods and QoS classes together | `pod/allocation.rs`, `enforcement.rs` |
-//! | CPUs, memory, NUMA nodes | `cpumanager/`, `memorymanager/`, `topologymanager/` |
-//! | devices, claims | `devicemanager/`, `dra/` |
+//! | self-fencing and its deadlines (SPEC B4) | `self_fencing.rs` |
+//! | allocated resources; cgroups of all pods and of the QoS classes | `pod/allocation.rs`, `enforcement.rs` |
+//! | CPU, memory and topology manager | `cpumanager/`, `memorymanager/`, `topologymanager/` |
+//! | devices, ResourceClaims | `devicemanager/`, `dra/` |
 //! | KubeletConfiguration | `configuration/` |
 //! | when to request which certificate | `certificates.rs` |
 
@@ -36,8 +37,10 @@ pub mod garbage;
 pub mod grace;
 pub mod guaranteed;
 pub mod huge_pages;
+pub mod ids;
 pub mod image;
 pub mod memorymanager;
+mod node_affinity;
 pub mod pod;
 pub mod preemption;
 pub mod probe;

@@ -1,19 +1,19 @@
-//! Who makes room on a node for a pod that it cannot do without: by what pods were promised, not by what they use, and
-//! as few as will do. Pods that were promised nothing go first, those that were promised all they may use go last.
+//! Preemption on a node for a critical pod: which pods are evicted, by their requests and not their usage, and as few as
+//! possible. BestEffort pods are first, Guaranteed pods last.
 
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::qos_class;
 
-use crate::admission::{self, PODS, Rejection, Shortage};
+use crate::admission::{self, InsufficientResource, PODS, Rejection};
 use crate::pod::Eviction;
 use crate::resources;
 
-/// `status.reason` of who had to go, and the reason of the event.
+/// `status.reason` of a preempted pod, and the reason of the event.
 pub const REASON: &str = "Preempting";
 pub const MESSAGE: &str = "Preempted in order to admit critical pod";
 
-/// How a victim ends: in its own time.
+/// The eviction of a victim, with its own grace period.
 pub fn eviction() -> Eviction {
     Eviction {
         reason: REASON.into(),
@@ -23,14 +23,14 @@ pub fn eviction() -> Eviction {
     }
 }
 
-/// What is still missing, by resource.
+/// The missing amounts, by resource.
 type Needs = Vec<(String, i64)>;
 
-/// Those that are to end so that the pod has what is short.
+/// The pods to evict so that the critical pod has the missing resources.
 pub(crate) fn victims<'a>(
     pod: &Pod,
     others: &[&'a Pod],
-    short: &[Shortage],
+    short: &[InsufficientResource],
 ) -> Result<Vec<&'a Pod>, Rejection> {
     let needs: Needs = short.iter().map(|s| (s.resource.clone(), s.missing())).collect();
     let of = |class: &str| -> Vec<&'a Pod> {
@@ -41,14 +41,17 @@ pub(crate) fn victims<'a>(
     };
     let (best_effort, burstable, guaranteed) = (of("BestEffort"), of("Burstable"), of("Guaranteed"));
     let found = || {
-        let left = less(&less(&less(&needs, &best_effort), &burstable), &guaranteed);
+        let left = subtract(
+            &subtract(&subtract(&needs, &best_effort), &burstable),
+            &guaranteed,
+        );
         if !left.is_empty() {
             return Err(left);
         }
-        // Of those that are to go last only what all the others together cannot give.
-        let last = nearest(guaranteed, less(&less(&needs, &best_effort), &burstable))?;
-        let then = nearest(burstable, less(&less(&needs, &best_effort), &last))?;
-        let first = nearest(best_effort, less(&less(&needs, &then), &last))?;
+        // Of Guaranteed pods only what all the others together do not release.
+        let last = nearest(guaranteed, subtract(&subtract(&needs, &best_effort), &burstable))?;
+        let then = nearest(burstable, subtract(&subtract(&needs, &best_effort), &last))?;
+        let first = nearest(best_effort, subtract(&subtract(&needs, &then), &last))?;
         Ok([first, then, last].concat())
     };
     found().map_err(|left: Needs| {
@@ -78,17 +81,17 @@ fn request(pod: &Pod, resource: &str) -> i64 {
     }
 }
 
-/// What is still missing once these are gone.
-fn less(needs: &Needs, gone: &[&Pod]) -> Needs {
+/// The amounts that are missing after these pods are evicted.
+fn subtract(needs: &Needs, evicted: &[&Pod]) -> Needs {
     let left = needs.iter().map(|(name, amount)| {
-        let freed = gone.iter().map(|pod| request(pod, name));
+        let freed = evicted.iter().map(|pod| request(pod, name));
         (name.clone(), freed.fold(*amount, i64::saturating_sub))
     });
     left.filter(|(_, amount)| *amount > 0).collect()
 }
 
-/// Those that come nearest to what is missing, one after the other, until nothing is; what is missing if all of them
-/// are too few.
+/// Chooses the pods that come nearest to the missing amounts, one after the other, until none is missing. The error is what
+/// is missing if all of them are not enough.
 fn nearest(mut pods: Vec<&Pod>, mut needs: Needs) -> Result<Vec<&Pod>, Needs> {
     let mut chosen = Vec::new();
     while !needs.is_empty() {
@@ -106,13 +109,13 @@ fn nearest(mut pods: Vec<&Pod>, mut needs: Needs) -> Result<Vec<&Pod>, Needs> {
             return Err(needs);
         };
         let pod = pods.swap_remove(at);
-        needs = less(&needs, &[pod]);
+        needs = subtract(&needs, &[pod]);
         chosen.push(pod);
     }
     Ok(chosen)
 }
 
-/// How far a pod is from giving all that is missing: each resource counts alike, whatever its unit.
+/// How far a pod is from releasing all missing amounts: each resource has the same weight, whatever its unit.
 #[allow(clippy::cast_precision_loss, reason = "only compared")]
 fn distance(needs: &Needs, pod: &Pod) -> f64 {
     let parts = needs.iter().map(|(name, amount)| {
@@ -122,7 +125,7 @@ fn distance(needs: &Needs, pod: &Pod) -> f64 {
     parts.sum()
 }
 
-/// Whether one asks for no more than the other: memory first, then CPU.
+/// Whether one requests no more than the other: memory first, then CPU.
 fn is_smaller(one: &Pod, other: &Pod) -> bool {
     let asks = |pod: &Pod| ["memory", "cpu"].map(|name| request(pod, name));
     asks(one) <= asks(other)
@@ -152,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn t8_a_critical_pod_is_made_room_for_by_as_few_and_as_unimportant_as_will_do() {
+    fn t8_a_critical_pod_preempts_as_few_and_as_unimportant_pods_as_possible() {
         let cpu = |amount: &str| json!({"cpu": amount});
         let burstable = |name: &str, amount: &str| pod(name, 0, cpu(amount), json!({}));
         let full = |name: &str, amount: &str| {
@@ -161,9 +164,9 @@ mod tests {
         };
         let nothing = |name: &str| pod(name, 0, json!({}), json!({}));
         let critical = |amount: &str| pod("critical", admission::CRITICAL_PRIORITY, cpu(amount), json!({}));
-        for (wanted, others, want) in [
+        for (request, others, want) in [
             ("200m", vec![burstable("a", "300m")], Ok(vec![])),
-            // The one that comes nearest, of equals the smaller.
+            // The pod that comes nearest, of equals the smaller.
             (
                 "200m",
                 vec![
@@ -182,7 +185,7 @@ mod tests {
                 ],
                 Ok(vec!["a"]),
             ),
-            // Who was promised all it may use goes only where the others are not enough.
+            // A Guaranteed pod is evicted only if the others are not enough.
             (
                 "300m",
                 vec![full("f", "500m"), burstable("b", "500m")],
@@ -193,7 +196,7 @@ mod tests {
                 vec![full("f", "500m"), burstable("b", "500m")],
                 Ok(vec!["b", "f"]),
             ),
-            // Places for pods are freed by whoever asks for nothing.
+            // A BestEffort pod releases the resource `pods`.
             (
                 "100m",
                 vec![
@@ -210,7 +213,7 @@ mod tests {
                 vec![burstable("b", "500m")],
                 Err("no set of running pods found to reclaim resources: [(res: cpu, q: 1000), ]"),
             ),
-            // The system's own pods stay.
+            // Critical pods stay.
             (
                 "500m",
                 vec![pod("s", admission::CRITICAL_PRIORITY, cpu("800m"), json!({}))],
@@ -218,27 +221,27 @@ mod tests {
             ),
         ] {
             let others: Vec<&Pod> = others.iter().collect();
-            let got = admission::admit_before(&critical(wanted), &node(), &others);
+            let got = admission::admit_with_preemption(&critical(request), &node(), &others);
             let names = |pods: Vec<&Pod>| -> Vec<String> {
                 pods.iter().filter_map(|p| p.metadata.name.clone()).collect()
             };
             match (got.map(names), want) {
-                (Ok(got), Ok(want)) => assert_eq!(got, want, "{wanted}"),
+                (Ok(got), Ok(want)) => assert_eq!(got, want, "{request}"),
                 (Err(got), Err(want)) => {
                     assert_eq!(got.reason, "UnexpectedAdmissionError");
                     assert!(got.message.ends_with(want), "{}", got.message);
                 }
-                (got, want) => panic!("{wanted}: {got:?}, wanted {want:?}"),
+                (got, want) => panic!("{request}: {got:?}, wanted {want:?}"),
             }
         }
     }
 
     #[test]
-    fn t8_nobody_goes_for_a_pod_that_is_not_critical_or_does_not_belong_here() {
+    fn t8_no_pod_is_evicted_for_one_that_is_not_critical_or_does_not_match_the_node() {
         let other = pod("a", 0, json!({"cpu": "1"}), json!({}));
         let ordinary = pod("p", 1000, json!({"cpu": "500m"}), json!({}));
-        let refused = admission::admit_before(&ordinary, &node(), &[&other]);
-        assert_eq!(refused.unwrap_err().reason, "OutOfcpu");
+        let rejection = admission::admit_with_preemption(&ordinary, &node(), &[&other]);
+        assert_eq!(rejection.unwrap_err().reason, "OutOfcpu");
         let mut elsewhere = pod(
             "p",
             admission::CRITICAL_PRIORITY,
@@ -246,8 +249,8 @@ mod tests {
             json!({}),
         );
         elsewhere.spec.as_mut().unwrap().node_selector = Some([("disk".into(), "ssd".into())].into());
-        let refused = admission::admit_before(&elsewhere, &node(), &[&other]);
-        assert_eq!(refused.unwrap_err().reason, "NodeAffinity");
+        let rejection = admission::admit_with_preemption(&elsewhere, &node(), &[&other]);
+        assert_eq!(rejection.unwrap_err().reason, "NodeAffinity");
     }
 
     #[test]
@@ -286,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn t8_a_pod_that_is_preempted_ends_in_its_own_time_as_a_disruption() {
+    fn t8_a_preempted_pod_has_its_own_grace_period_and_a_disruption_target() {
         let eviction = eviction();
         assert_eq!(
             (eviction.reason.as_str(), eviction.grace_seconds),

@@ -1,8 +1,10 @@
-//! A probe as a state machine: when to ask, and what the answers come to (SPEC L8).
+//! A probe as a state machine: when it is due, and what its results add up to (SPEC L8).
 
 use k8s_openapi::api::core::v1::Probe as Spec;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+
+use crate::pod::clock_jump::move_by;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
@@ -12,7 +14,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As events begin.
+    /// The first word of events.
     pub fn title(self) -> &'static str {
         match self {
             Kind::Startup => "Startup",
@@ -22,48 +24,47 @@ impl Kind {
     }
 }
 
-/// One answer.
+/// The result of one attempt of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum ProbeResult {
     Success,
-    /// Good, but with something to tell (event `ProbeWarning`).
+    /// A success with a warning (event `ProbeWarning`).
     Warning(String),
-    /// With what was heard.
+    /// A failure, with the output.
     Failure(String),
-    /// It could not be asked: no action.
+    /// The probe could not be carried out: no action.
     Unknown(String),
 }
 
 /// One probe of one run of a container.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
-    pub kind: Kind,
-    pub spec: Spec,
-    /// When it is due; none while it is being asked, or has nothing more to ask.
-    pub next_at: Option<Timestamp>,
-    pub asking: bool,
+    kind: Kind,
+    spec: Spec,
+    /// When it is due next; `None` once a startup probe has succeeded.
+    next_at: Option<Timestamp>,
+    in_flight: bool,
     is_held: bool,
-    /// What the answers have come to: none before the first result.
-    pub result: Option<bool>,
-    run_of: Option<bool>,
-    run_length: i32,
+    state: Option<bool>,
+    last_result: Option<bool>,
+    result_run: i32,
 }
 
 impl Probe {
-    /// Of a container that started at `started_at`, in a pod whose ticks began at `since` (kubelet's prober: when the pod's
-    /// sandbox was about to be created). Readiness is asked as soon as its delay is over; liveness and startup wait for the
-    /// first tick then, whatever run of the container it is.
+    /// A probe of a container that started at `started_at`, in a pod whose probe ticks began at `since` (kubelet's prober:
+    /// when the pod's sandbox was about to be created). Readiness is probed as soon as its delay is over; liveness and startup
+    /// at the first tick after it, in every run of the container.
     pub fn new(kind: Kind, spec: &Spec, started_at: Timestamp, since: Timestamp) -> Self {
         let delay = SignedDuration::from_secs(i64::from(spec.initial_delay_seconds.unwrap_or(0)));
         let mut probe = Probe {
             kind,
             spec: spec.clone(),
             next_at: None,
-            asking: false,
+            in_flight: false,
             is_held: false,
-            result: None,
-            run_of: None,
-            run_length: 0,
+            state: None,
+            last_result: None,
+            result_run: 0,
         };
         let first = started_at + delay;
         probe.next_at = Some(match kind {
@@ -73,7 +74,28 @@ impl Probe {
         probe
     }
 
-    /// The first tick at or after `not_before`, when there is one at `tick` and none before that.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The state by the thresholds: `None` before one is reached.
+    pub fn state(&self) -> Option<bool> {
+        self.state
+    }
+
+    /// When it is due next, unless it is in flight.
+    pub fn due_at(&self) -> Option<Timestamp> {
+        self.next_at.filter(|_| !self.in_flight)
+    }
+
+    /// The wall clock was set this much forward.
+    pub fn clock_jumped(&mut self, by: SignedDuration) {
+        if let Some(at) = &mut self.next_at {
+            move_by(at, by);
+        }
+    }
+
+    /// The first tick at or after `not_before`; `tick` is the earliest.
     fn tick(&self, tick: Timestamp, not_before: Timestamp) -> Timestamp {
         let wait = not_before.duration_since(tick);
         let period = self.period().as_secs();
@@ -82,8 +104,8 @@ impl Probe {
         tick + SignedDuration::from_secs(periods.saturating_mul(period))
     }
 
-    /// Whether another probe or the container's end keeps it from being asked. Ticks meanwhile are not made up for; readiness
-    /// is asked at once when it may be.
+    /// Suspends the probe while another probe has to succeed first or the container is being stopped. Missed ticks are
+    /// skipped; readiness is probed at once when it is resumed.
     pub fn hold(&mut self, is_held: bool, now: Timestamp) {
         if self.is_held && !is_held && self.kind != Kind::Readiness {
             self.next_at = self.next_at.map(|at| match at <= now {
@@ -102,48 +124,48 @@ impl Probe {
         i64::from(self.spec.timeout_seconds.unwrap_or(1).max(1))
     }
 
-    /// Whether it is to be asked now. The one who gets `true` asks.
+    /// Whether the probe is due; if so, it counts as in flight from now on.
     pub fn due(&mut self, now: Timestamp) -> bool {
-        let due = !self.asking && self.next_at.is_some_and(|at| at <= now);
+        let due = !self.in_flight && self.next_at.is_some_and(|at| at <= now);
         if due {
-            self.asking = true;
-            // The next one counts from this one's turn; a slow answer does not shift the ticks.
+            self.in_flight = true;
+            // The next tick counts from this one; a slow probe does not shift the ticks.
             self.next_at = self.next_at.map(|at| self.tick(at + self.period(), now));
         }
         due
     }
 
-    /// Takes an answer. `Some` when the result changed by it.
-    pub fn answer(&mut self, answer: &Answer) -> Option<bool> {
-        self.asking = false;
-        let good = match answer {
-            Answer::Unknown(_) => return None,
-            Answer::Success | Answer::Warning(_) => true,
-            Answer::Failure(_) => false,
+    /// Applies a result. Returns the new state if it changed.
+    pub fn record_result(&mut self, result: &ProbeResult) -> Option<bool> {
+        self.in_flight = false;
+        let good = match result {
+            ProbeResult::Unknown(_) => return None,
+            ProbeResult::Success | ProbeResult::Warning(_) => true,
+            ProbeResult::Failure(_) => false,
         };
-        if self.run_of == Some(good) {
-            self.run_length = self.run_length.saturating_add(1);
+        if self.last_result == Some(good) {
+            self.result_run = self.result_run.saturating_add(1);
         } else {
-            (self.run_of, self.run_length) = (Some(good), 1);
+            (self.last_result, self.result_run) = (Some(good), 1);
         }
         let threshold = if good {
             self.spec.success_threshold.unwrap_or(1)
         } else {
             self.spec.failure_threshold.unwrap_or(3)
         };
-        if self.run_length < threshold || self.result == Some(good) {
+        if self.result_run < threshold || self.state == Some(good) {
             return None;
         }
-        self.result = Some(good);
+        self.state = Some(good);
         if self.kind == Kind::Startup && good {
             self.next_at = None;
         }
         Some(good)
     }
 
-    /// A result known from before (the kubelet's restart does not flap readiness).
+    /// Sets the state from the reported status (a restart of the kubelet does not change readiness).
     pub fn remember(&mut self, result: bool) {
-        self.result = Some(result);
+        self.state = Some(result);
         if self.kind == Kind::Startup && result {
             self.next_at = None;
         }
@@ -202,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn l8_ticks_of_a_probe_that_is_held_back_are_not_made_up_for() {
+    fn l8_missed_ticks_of_a_suspended_probe_are_skipped() {
         let mut liveness = Probe::new(Kind::Liveness, &Spec::default(), at(0), at(0));
         let mut readiness = Probe::new(Kind::Readiness, &Spec::default(), at(0), at(0));
         for probe in [&mut liveness, &mut readiness] {
@@ -217,42 +239,42 @@ mod tests {
     }
 
     #[test]
-    fn l8_the_first_ask_waits_for_the_delay_and_the_next_for_the_period() {
+    fn l8_the_first_probe_waits_for_the_delay_and_the_next_for_the_period() {
         let mut p = probe(Kind::Readiness, 1, 3);
         assert!(!p.due(at(2)));
         assert!(p.due(at(3)));
         assert!(!p.due(at(9)), "one at a time");
-        p.answer(&Answer::Success);
+        p.record_result(&ProbeResult::Success);
         assert!(p.due(at(9)));
     }
 
     #[test]
-    fn l8_thresholds_count_answers_in_a_row_and_unknown_counts_nothing() {
+    fn l8_thresholds_count_consecutive_results_and_unknown_does_not_count() {
         let mut p = probe(Kind::Readiness, 2, 3);
-        let fail = Answer::Failure(String::new());
-        let unknown = Answer::Unknown(String::new());
+        let fail = ProbeResult::Failure(String::new());
+        let unknown = ProbeResult::Unknown(String::new());
         let script = [
-            (&Answer::Success, None),
+            (&ProbeResult::Success, None),
             (&fail, None),
-            (&Answer::Success, None),
+            (&ProbeResult::Success, None),
             (&unknown, None),
-            (&Answer::Success, Some(true)),
+            (&ProbeResult::Success, Some(true)),
             (&fail, None),
             (&fail, None),
             (&unknown, None),
             (&fail, Some(false)),
             (&fail, None),
         ];
-        for (i, (answer, want)) in script.into_iter().enumerate() {
-            assert_eq!(p.answer(answer), want, "answer {i}");
+        for (i, (result, want)) in script.into_iter().enumerate() {
+            assert_eq!(p.record_result(result), want, "result {i}");
         }
     }
 
     #[test]
-    fn l8_a_startup_probe_that_succeeded_asks_no_more() {
+    fn l8_a_startup_probe_that_succeeded_is_not_due_any_more() {
         let mut p = probe(Kind::Startup, 1, 3);
         assert!(p.due(at(3)));
-        assert_eq!(p.answer(&Answer::Success), Some(true));
+        assert_eq!(p.record_result(&ProbeResult::Success), Some(true));
         assert!(!p.due(at(1000)));
     }
 }

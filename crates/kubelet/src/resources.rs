@@ -1,19 +1,19 @@
-//! What a pod asks for and may use, summed over its containers as Kubernetes sums them: the most it needs at any time.
+//! A pod's requests and limits, summed over its containers as Kubernetes does: the most that it needs at any time.
 //!
-//! CPU counts in thousandths of a core, everything else in whole units.
+//! CPU is in millicores, everything else in whole units.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::pod::resources::{Side, asked};
+use knarr_api::kinds::pod::resources::{RequirementKind, pod_resources};
 use knarr_api::quantity::Quantity;
 
 /// Amounts by resource name.
 pub type Amounts = BTreeMap<String, i64>;
 
-/// An amount in the unit of its resource. What does not parse has been refused by the API, and counts nothing.
+/// An amount in the unit of its resource; 0 if it does not parse, which the API rejects.
 pub fn amount(name: &str, quantity: &Wire) -> i64 {
     match (Quantity::of(quantity), name) {
         (Ok(q), "cpu") => q.milli_value(),
@@ -45,8 +45,8 @@ fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
-/// The most that all containers together need at a time: those that run side by side, or one init container with
-/// the sidecars started before it.
+/// The most that all containers need at a time: those that run at the same time, or one init container with the sidecars
+/// before it.
 fn most(pod: &Pod, of: impl Fn(&Container) -> Amounts) -> Amounts {
     let Some(spec) = &pod.spec else {
         return Amounts::new();
@@ -71,7 +71,7 @@ fn most(pod: &Pod, of: impl Fn(&Container) -> Amounts) -> Amounts {
     running
 }
 
-/// What a pod is promised, its runtime's overhead included.
+/// A pod's requests, with its overhead.
 pub fn requests(pod: &Pod) -> Amounts {
     let mut sum = most(pod, |c| {
         amounts(c.resources.as_ref().and_then(|r| r.requests.as_ref()))
@@ -82,7 +82,7 @@ pub fn requests(pod: &Pod) -> Amounts {
     sum
 }
 
-/// What a pod may use at most, where its containers say so.
+/// A pod's limits, as far as its containers have them.
 pub fn limits(pod: &Pod) -> Amounts {
     let mut sum = most(pod, |c| {
         amounts(c.resources.as_ref().and_then(|r| r.limits.as_ref()))
@@ -92,20 +92,22 @@ pub fn limits(pod: &Pod) -> Amounts {
     sum
 }
 
-/// An amount that is set and not zero. What does not parse has been refused by the API.
-pub fn set(resources: Option<&ResourceRequirements>, side: Side, name: &str) -> Option<Quantity> {
-    let quantity = Quantity::of(side.of(resources)?.get(name)?).ok()?;
+/// An amount that is set and not zero. What does not parse counts as not set.
+pub fn set(resources: Option<&ResourceRequirements>, kind: RequirementKind, name: &str) -> Option<Quantity> {
+    let quantity = Quantity::of(kind.of(resources)?.get(name)?).ok()?;
     (quantity > Quantity::default()).then_some(quantity)
 }
 
-/// What holds for a container: where it has no limit of its own, the pod's as a whole.
+/// A container's resources with the pod-level limits where it has none of its own.
 pub fn with_limits_of_pod(
     own: &ResourceRequirements,
     of_pod: Option<&ResourceRequirements>,
 ) -> ResourceRequirements {
     let mut held = own.clone();
     for name in ["cpu", "memory"] {
-        if set(Some(own), Side::Limits, name).is_some() || set(of_pod, Side::Limits, name).is_none() {
+        if set(Some(own), RequirementKind::Limits, name).is_some()
+            || set(of_pod, RequirementKind::Limits, name).is_none()
+        {
             continue;
         }
         let limit = of_pod.and_then(|r| r.limits.as_ref()?.get(name)).cloned();
@@ -115,41 +117,52 @@ pub fn with_limits_of_pod(
     held
 }
 
-/// The limit that holds for a pod as a whole: its own, else what its containers' come to where each has one.
+/// The limit of a pod's cgroup: the pod-level one, else the sum of its containers' if each has one.
 pub fn limit_of_all(pod: &Pod, name: &str) -> Option<Quantity> {
     let spec = pod.spec.as_ref()?;
-    let own = set(spec.resources.as_ref(), Side::Limits, name).is_some();
+    let own = set(spec.resources.as_ref(), RequirementKind::Limits, name).is_some();
     let mut containers = spec
         .containers
         .iter()
         .chain(spec.init_containers.iter().flatten());
-    if !own && !containers.all(|c| set(c.resources.as_ref(), Side::Limits, name).is_some()) {
+    if !own && !containers.all(|c| set(c.resources.as_ref(), RequirementKind::Limits, name).is_some()) {
         return None;
     }
-    asked(spec, Side::Limits).get(name).copied()
+    pod_resources(spec, RequirementKind::Limits).get(name).copied()
 }
 
-/// Whether memory limits may shrink: not below what is in use. Given are the new limit and the use, where it is
-/// known, of the pod and of each container whose limit shrinks.
-pub fn refuse_decrease<'a>(
+/// Memory limits that may not be decreased, in upstream's words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot decrease memory limits: {}", list(.0))]
+pub struct MemoryDecreaseError(Vec<String>);
+
+fn list(errors: &[String]) -> String {
+    match errors {
+        [one] => one.clone(),
+        many => format!("[{}]", many.join(", ")),
+    }
+}
+
+/// Whether memory limits may be decreased: not below the current usage. The arguments are the new limit and the usage, if
+/// known, of the pod and of each container whose limit decreases.
+pub fn check_memory_decrease<'a>(
     pod: Option<(i64, Option<i64>)>,
     containers: impl Iterator<Item = (&'a str, i64, Option<i64>)>,
-) -> Result<(), String> {
-    let judge = |whose: &str, limit: i64, used: Option<i64>| match used {
+) -> Result<(), MemoryDecreaseError> {
+    let check = |whose: &str, limit: i64, used: Option<i64>| match used {
         None => Some(format!("missing {whose} memory usage")),
         Some(used) if used >= limit => Some(format!(
             "attempting to set {whose} memory limit ({limit}) below current usage ({used})"
         )),
         Some(_) => None,
     };
-    let of_pod = pod.and_then(|(limit, used)| judge("pod", limit, used));
+    let of_pod = pod.and_then(|(limit, used)| check("pod", limit, used));
     let of_containers =
-        containers.filter_map(|(name, limit, used)| judge(&format!("container {name:?}"), limit, used));
+        containers.filter_map(|(name, limit, used)| check(&format!("container {name:?}"), limit, used));
     let wrong: Vec<String> = of_pod.into_iter().chain(of_containers).collect();
-    match wrong.as_slice() {
-        [] => Ok(()),
-        [one] => Err(format!("cannot decrease memory limits: {one}")),
-        many => Err(format!("cannot decrease memory limits: [{}]", many.join(", "))),
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => Err(MemoryDecreaseError(wrong)),
     }
 }
 
@@ -171,12 +184,12 @@ mod tests {
             "overhead": {"cpu": "10m"},
         }}))
         .unwrap();
-        // The second init container beside the sidecar needs more than what runs later.
+        // The second init container with the sidecar needs more than what runs later.
         assert_eq!(requests(&pod)["cpu"], 460);
     }
 
     #[test]
-    fn l4_no_memory_is_taken_from_those_who_use_it() {
+    fn l4_a_memory_limit_is_not_decreased_below_the_usage() {
         for (pod, container, want) in [
             (None, None, ""),
             (Some((10, Some(9))), None, ""),
@@ -193,9 +206,9 @@ mod tests {
                  attempting to set container \"c\" memory limit (5) below current usage (6)]",
             ),
         ] {
-            let got = refuse_decrease(pod, container.into_iter())
+            let got = check_memory_decrease(pod, container.into_iter())
                 .err()
-                .unwrap_or_default();
+                .map_or_else(String::new, |error| error.to_string());
             let want = if want.is_empty() {
                 String::new()
             } else {

@@ -1,16 +1,17 @@
-//! What the container runtime is seen to hold, in the few words that decisions need.
+//! The sandboxes and containers that the container runtime lists, with the fields that decisions need.
 //!
-//! These are observations: nothing here can make anything happen. Ids are the runtime's own.
+//! Observations only, without operations. Ids are the runtime's.
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-use crate::self_fencing::Ending;
+use crate::ids::{ContainerId, PodUid, SandboxId};
+use crate::self_fencing::TerminationMode;
 
-/// Whose a sandbox or a container is.
+/// The pod of a sandbox or a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PodRef {
-    pub uid: String,
+    pub uid: PodUid,
     pub namespace: String,
     pub name: String,
 }
@@ -18,31 +19,30 @@ pub struct PodRef {
 /// A pod sandbox: the namespaces and the address that a pod's containers share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sandbox {
-    pub id: String,
+    pub id: SandboxId,
     pub pod: PodRef,
-    /// Counts up with each new sandbox of one pod.
+    /// Incremented with each new sandbox of a pod.
     pub attempt: u32,
-    /// Its processes are there and its network is set up.
+    /// Its processes run and its network is set up (`SANDBOX_READY`).
     pub ready: bool,
     pub created_at: Timestamp,
     /// Empty for pods in the host's network, and for sandboxes that are not ready.
     pub ips: Vec<String>,
 }
 
-/// A container as listed.
+/// A container as the runtime lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
-    pub id: String,
-    pub sandbox_id: String,
+    pub id: ContainerId,
+    pub sandbox_id: SandboxId,
     pub pod: PodRef,
     pub name: String,
-    /// The restart count it was made with.
+    /// The restart count that it was created with.
     pub attempt: u32,
-    /// What identifies the definition it was made from.
+    /// The hash of the definition that it was created from.
     pub hash: String,
-    /// How its node ends it when it is cut off ([`crate::self_fencing`]), as was known when it was made; `None`: it does
-    /// not.
-    pub self_fenced: Option<Ending>,
+    /// How its node terminates it when it fences itself ([`crate::self_fencing`]), by its annotation; `None`: not at all.
+    pub self_fenced: Option<TerminationMode>,
     pub state: ContainerState,
     pub created_at: Timestamp,
     pub image: String,
@@ -57,13 +57,13 @@ pub enum ContainerState {
     Unknown,
 }
 
-/// How a container ended.
+/// How a container exited.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exit {
     pub code: i32,
     /// `Completed`, `Error`, `OOMKilled`, `StartError`, … as the runtime says.
     pub reason: String,
-    /// What the termination message path or the log held, or the runtime's own words.
+    /// The termination message, from its file or the log, or the runtime's message.
     pub message: String,
     pub started_at: Option<Timestamp>,
     pub finished_at: Option<Timestamp>,

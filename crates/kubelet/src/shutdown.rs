@@ -1,8 +1,9 @@
-//! The machine goes down: pods end by priority, the lowest first, each group within its own budget (SPEC T9).
+//! Graceful node shutdown: pods are terminated by priority, the lowest first, each group within its own budget (SPEC T9;
+//! KEP 2000, KEP 2712).
 //!
-//! A group ends when all of its pods have ended or its budget is used up, whichever is sooner; then comes the next.
-//! A group without pods takes no time. Which pods there are is settled when the shutdown begins: none are taken on
-//! after that. The answers of [`Shutdown::step`] are the whole of it; whoever asks hands in the time.
+//! A group is done when all of its pods have terminated or its budget is used up, whichever is sooner; then the next one
+//! follows. A group without pods takes no time. The pods are those at the beginning of the shutdown: none is admitted
+//! after that. [`Shutdown::step`] returns what to do at the given time.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -12,29 +13,29 @@ use crate::admission::{CRITICAL_PRIORITY, Rejection};
 use crate::configuration;
 use crate::pod::Eviction;
 
-/// `status.reason` of a pod that was ended for it.
+/// `status.reason` of a pod that the shutdown terminated.
 pub const REASON: &str = "Terminated";
 pub const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
-/// What the node says of itself meanwhile.
+/// The message of the node's Ready condition during the shutdown.
 pub const NOT_READY: &str = "node is shutting down";
-/// Of the events about the node.
+/// The reason of events about the node.
 pub const EVENT: &str = "NodeShutdown";
 pub const DETECTED: &str = "Shutdown manager detected shutdown event";
 pub const CANCELLED: &str = "Shutdown manager detected shutdown cancellation";
 
-/// What pods hear that come meanwhile.
+/// The rejection of pods that are bound to the node during the shutdown.
 pub fn rejection() -> Rejection {
     Rejection::new("NodeShutdown", "Pod was rejected as the node is shutting down.")
 }
 
-/// Pods from this priority on, up to the next group's, and what they are given.
+/// The grace period of pods with this priority or a higher one, up to the next group's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     pub priority: i32,
     pub seconds: i64,
 }
 
-/// Lowest priority first. Empty: the administrator gave pods no time.
+/// The budgets, the lowest priority first. Empty: graceful node shutdown is not configured.
 pub fn budgets(of: &configuration::Shutdown) -> Vec<Budget> {
     let mut budgets: Vec<Budget> = of
         .by_priority
@@ -61,7 +62,7 @@ pub fn budgets(of: &configuration::Shutdown) -> Vec<Budget> {
     budgets
 }
 
-/// The group a pod of this priority belongs to: the highest that is not above it, else the lowest.
+/// The group of a pod with this priority: the highest one that is not above it, else the lowest.
 fn group_of(priority: i32, budgets: &[Budget]) -> usize {
     budgets
         .partition_point(|b| b.priority <= priority)
@@ -71,30 +72,30 @@ fn group_of(priority: i32, budgets: &[Budget]) -> usize {
 #[derive(Clone, Debug)]
 struct Group {
     budget: Budget,
-    /// Uids, and the grace of each.
+    /// The pods' UIDs, and the grace period of each.
     pods: Vec<(String, i64)>,
 }
 
-/// What is to be done now.
+/// What to do now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// The turn of these has come: pods' uids, and why and how each ends.
-    End {
+pub enum ShutdownAction {
+    /// Terminate the pods of the next group: their UIDs, and the eviction of each.
+    Terminate {
         budget: Budget,
         pods: Vec<(String, Eviction)>,
     },
-    /// Sync again then, or when a pod has ended.
+    /// Call again at this time, or when a pod has terminated.
     WaitUntil(Timestamp),
-    /// Every group has had its time.
+    /// All groups are done.
     Done,
 }
 
-/// A shutdown under way.
+/// A shutdown in progress.
 #[derive(Clone, Debug)]
 pub struct Shutdown {
-    /// Those whose turn is still to come, the next one last.
+    /// The groups that follow, the next one last.
     waiting: Vec<Group>,
-    /// The one whose turn it is, and until when.
+    /// The group that is being terminated, and the end of its budget.
     current: Option<(Group, Timestamp)>,
 }
 
@@ -126,38 +127,38 @@ impl Shutdown {
         }
     }
 
-    /// How many seconds it may take at the most.
-    pub fn longest_seconds(&self) -> i64 {
+    /// The most seconds that the shutdown may take.
+    pub fn max_seconds(&self) -> i64 {
         self.waiting.iter().map(|g| g.budget.seconds).sum()
     }
 
-    /// What is next. `has_ended` says of a uid whether nothing is left of that pod: no process, no volume.
-    pub fn step(&mut self, has_ended: impl Fn(&str) -> bool, now: Timestamp) -> Step {
+    /// The next action. `has_terminated` says of a uid whether nothing is left of that pod: no process, no volume.
+    pub fn step(&mut self, has_terminated: impl Fn(&str) -> bool, now: Timestamp) -> ShutdownAction {
         if let Some((group, until)) = &self.current {
-            let ended = group.pods.iter().all(|(uid, _)| has_ended(uid));
-            if !ended && now < *until {
-                return Step::WaitUntil(*until);
+            let terminated = group.pods.iter().all(|(uid, _)| has_terminated(uid));
+            if !terminated && now < *until {
+                return ShutdownAction::WaitUntil(*until);
             }
             self.current = None;
         }
         let Some(group) = self.waiting.pop() else {
-            return Step::Done;
+            return ShutdownAction::Done;
         };
         let pods = group
             .pods
             .iter()
-            .map(|(uid, seconds)| (uid.clone(), ends(*seconds)))
+            .map(|(uid, seconds)| (uid.clone(), eviction(*seconds)))
             .collect();
         let budget = group.budget;
         let until = now
             .checked_add(SignedDuration::from_secs(budget.seconds))
             .unwrap_or(Timestamp::MAX);
         self.current = Some((group, until));
-        Step::End { budget, pods }
+        ShutdownAction::Terminate { budget, pods }
     }
 }
 
-fn ends(grace_seconds: i64) -> Eviction {
+fn eviction(grace_seconds: i64) -> Eviction {
     Eviction {
         reason: REASON.into(),
         message: MESSAGE.into(),
@@ -226,29 +227,29 @@ mod tests {
         }
     }
 
-    /// Plays a shutdown whose pods end at the given seconds; what happened when.
+    /// Runs a shutdown whose pods terminate at the given seconds; the log of what happened when.
     fn play(settings: &configuration::Shutdown, pods: &[(Pod, Option<i64>)]) -> Vec<String> {
         let listed: Vec<&Pod> = pods.iter().map(|(pod, _)| pod).collect();
         let mut shutdown = Shutdown::new(&budgets(settings), &listed);
         let mut log = Vec::new();
         let mut second = 0;
         loop {
-            let gone = |uid: &str| {
-                let ends = pods.iter().find(|(p, _)| p.metadata.uid.as_deref() == Some(uid));
-                ends.and_then(|(_, at)| *at).is_some_and(|at| at <= second)
+            let has_terminated = |uid: &str| {
+                let eviction = pods.iter().find(|(p, _)| p.metadata.uid.as_deref() == Some(uid));
+                eviction.and_then(|(_, at)| *at).is_some_and(|at| at <= second)
             };
-            match shutdown.step(gone, at(second)) {
-                Step::End { pods, .. } => {
+            match shutdown.step(has_terminated, at(second)) {
+                ShutdownAction::Terminate { pods, .. } => {
                     let named = pods
                         .iter()
                         .map(|(uid, e)| format!("{uid}:{}", e.grace_seconds.unwrap_or(-1)));
                     log.push(format!("{second} {}", named.collect::<Vec<_>>().join(" ")));
                 }
-                Step::WaitUntil(_) => second += 1,
-                Step::Done => {
+                ShutdownAction::WaitUntil(_) => second += 1,
+                ShutdownAction::Done => {
                     let left = listed
                         .iter()
-                        .filter(|p| !gone(p.metadata.uid.as_deref().unwrap_or("")));
+                        .filter(|p| !has_terminated(p.metadata.uid.as_deref().unwrap_or("")));
                     log.push(format!("{second} done, {} left", left.count()));
                     return log;
                 }
@@ -257,10 +258,10 @@ mod tests {
     }
 
     #[test]
-    fn t9_groups_go_one_after_the_other_each_within_its_budget() {
+    fn t9_groups_terminate_one_after_the_other_each_within_its_budget() {
         let plain = settings(30, 10, &[]);
         for (settings, pods, want) in [
-            // A group that has ended makes room for the next at once; own graces are capped.
+            // The next group follows at once when one is done; the pods' own grace periods are capped.
             (
                 &plain,
                 vec![
@@ -270,7 +271,7 @@ mod tests {
                 ],
                 vec!["0 a:20 b:2", "3 c:10", "4 done, 0 left"],
             ),
-            // One that does not end costs its group's budget, and no more.
+            // A pod that does not terminate takes its group's budget and no more.
             (
                 &plain,
                 vec![
@@ -286,7 +287,7 @@ mod tests {
                 vec!["0 c:10", "6 done, 0 left"],
             ),
             (&plain, vec![], vec!["0 done, 0 left"]),
-            // No budget for a group: its pods are told, and not waited for.
+            // A group without budget: its pods are terminated and not waited for.
             (
                 &settings(10, 10, &[]),
                 vec![(pod("a", 0, 30), None), (pod("c", CRITICAL_PRIORITY, 3), Some(3))],
@@ -298,10 +299,10 @@ mod tests {
     }
 
     #[test]
-    fn t9_without_any_budget_nobody_is_ended() {
+    fn t9_without_any_budget_no_pod_is_terminated() {
         let a = pod("a", 0, 30);
         let mut shutdown = Shutdown::new(&[], &[&a]);
-        assert_eq!(shutdown.step(|_| false, at(0)), Step::Done);
+        assert_eq!(shutdown.step(|_| false, at(0)), ShutdownAction::Done);
     }
 
     #[test]
@@ -314,7 +315,7 @@ mod tests {
             (vec![&critical], 10),
             (vec![&ordinary, &critical], 30),
         ] {
-            assert_eq!(Shutdown::new(&budgets, &pods).longest_seconds(), seconds);
+            assert_eq!(Shutdown::new(&budgets, &pods).max_seconds(), seconds);
         }
     }
 }

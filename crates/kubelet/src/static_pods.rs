@@ -1,15 +1,14 @@
-//! Static pods: pods that a node runs by itself, from files in a folder of its own; and their mirrors, by which the
-//! API shows them.
+//! Static pods, which a node runs from files in a directory, and their mirror pods in the API.
 //!
-//! A static pod's uid is made from what its file says: another content is another pod. Its mirror has a uid of the
-//! API's and names the pod by its hash. Whatever is done to a mirror, the file alone decides what runs.
+//! A static pod's UID is a hash of its file's content: a changed file is another pod. The mirror pod has a UID from the API
+//! server and names the static pod by that hash. Changes of a mirror pod have no effect: only the file decides what runs.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::codec::{self, StrictError};
+use knarr_api::codec::{self, DecodeError, StrictError};
 use knarr_api::k8s_openapi;
 use knarr_api::strategy::Strategy;
 use serde_json::Value;
@@ -19,26 +18,52 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 const SEEN: &str = "kubernetes.io/config.seen";
 const SOURCE: &str = "kubernetes.io/config.source";
 
-/// The pod that a file describes. The error says what is wrong with it.
-pub fn read(document: &Value, file: &str, node_name: &str, now: Timestamp) -> Result<Pod, String> {
-    for (name, wanted) in [("apiVersion", "v1"), ("kind", "Pod")] {
-        let found = document.get(name).and_then(Value::as_str).unwrap_or("");
-        if found != wanted {
-            return Err(format!("{name}: {found:?}: expected {wanted}"));
+/// Why a file defines no pod.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ManifestError {
+    #[error("{field}: {found:?}: expected {expected}")]
+    Unexpected {
+        field: &'static str,
+        found: String,
+        expected: &'static str,
+    },
+    #[error("{0}")]
+    Encode(String),
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    #[error("{0}: unknown field")]
+    UnknownField(String),
+    #[error("metadata.name: Required value: name is needed for the pod")]
+    NameRequired,
+    /// The errors of the fields.
+    #[error("{}", .0.join(", "))]
+    Invalid(Vec<String>),
+}
+
+/// The pod that a file defines.
+pub fn read(document: &Value, file: &str, node_name: &str, now: Timestamp) -> Result<Pod, ManifestError> {
+    for (field, expected) in [("apiVersion", "v1"), ("kind", "Pod")] {
+        let found = document.get(field).and_then(Value::as_str).unwrap_or("");
+        if found != expected {
+            return Err(ManifestError::Unexpected {
+                field,
+                found: found.into(),
+                expected,
+            });
         }
     }
-    let json = serde_json::to_vec(document).map_err(|e| e.to_string())?;
-    let (mut pod, mistakes) = codec::read::<Pod>(&json).map_err(|e| e.message)?;
-    let mut unknown = mistakes.iter().filter_map(|mistake| match mistake {
-        StrictError::Unknown(field) => Some(field),
-        StrictError::Twice(_) => None,
+    let json = serde_json::to_vec(document).map_err(|e| ManifestError::Encode(e.to_string()))?;
+    let (mut pod, strict_errors) = codec::read::<Pod>(&json)?;
+    let mut unknown = strict_errors.iter().filter_map(|error| match error {
+        StrictError::UnknownField(field) => Some(field),
+        StrictError::DuplicateField(_) => None,
     });
     if let Some(field) = unknown.next() {
-        return Err(format!("{field}: unknown field"));
+        return Err(ManifestError::UnknownField(field.clone()));
     }
     let meta = &mut pod.metadata;
     let name = meta.name.clone().filter(|name| !name.is_empty());
-    let name = name.ok_or("metadata.name: Required value: name is needed for the pod")?;
+    let name = name.ok_or(ManifestError::NameRequired)?;
     if meta.uid.as_deref().is_none_or(str::is_empty) {
         meta.uid = Some(hash(&[
             &json,
@@ -52,7 +77,7 @@ pub fn read(document: &Value, file: &str, node_name: &str, now: Timestamp) -> Re
     if meta.namespace.as_deref().is_none_or(str::is_empty) {
         meta.namespace = Some("default".into());
     }
-    // The API counts those of the mirror, whose spec never changes; no status of a static pod has observed one.
+    // Only the mirror pod has a generation, and its spec never changes; a static pod's status has no observedGeneration.
     meta.generation = None;
     let uid = meta.uid.clone().unwrap_or_default();
     let annotations = meta.annotations.get_or_insert_default();
@@ -75,7 +100,7 @@ pub fn read(document: &Value, file: &str, node_name: &str, now: Timestamp) -> Re
     let errors = pod.validate();
     if !errors.is_empty() {
         let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        return Err(texts.join(", "));
+        return Err(ManifestError::Invalid(texts));
     }
     pod.status = Some(PodStatus {
         phase: Some("Pending".into()),
@@ -85,9 +110,9 @@ pub fn read(document: &Value, file: &str, node_name: &str, now: Timestamp) -> Re
     Ok(pod)
 }
 
-/// The pod as it begins again: with what its containers came to before, by its last status, or else how often they have
-/// run. Their counts go on from there, as for Kubernetes' kubelet, which finds the ended containers.
-pub fn continued(pod: &Pod, last: Option<&PodStatus>, runs: &BTreeMap<String, i32>) -> Pod {
+/// The pod with its previous status when it starts again: its containers' last states, or else their numbers of runs. The
+/// restart counts continue from there, as in upstream's kubelet, which finds the exited containers.
+pub fn with_previous_status(pod: &Pod, last: Option<&PodStatus>, runs: &BTreeMap<String, i32>) -> Pod {
     let counted = |containers: &[Container]| {
         let ran = containers.iter().filter_map(|c| {
             let restart_count = runs.get(&c.name).copied().filter(|count| *count > 0)?;
@@ -139,7 +164,7 @@ fn qos(pod: &Pod) -> &'static str {
     }
 }
 
-/// FNV-1a, 128 bits: the same everywhere.
+/// FNV-1a, 128 bits: the same on every platform.
 fn hash(parts: &[&[u8]]) -> String {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
@@ -148,7 +173,7 @@ fn hash(parts: &[&[u8]]) -> String {
     format!("{hash:032x}")
 }
 
-/// What the API is to show of a static pod. It belongs to its node, and goes with it.
+/// The mirror pod of a static pod. Its owner is the node, with which it is deleted.
 pub fn mirror(pod: &Pod, node_uid: Option<&str>) -> Pod {
     let mut annotations = pod.metadata.annotations.clone().unwrap_or_default();
     let hash = annotations.get(HASH).cloned().unwrap_or_default();
@@ -177,8 +202,8 @@ pub fn mirror(pod: &Pod, node_uid: Option<&str>) -> Pod {
     }
 }
 
-/// The hash of the pod that a mirror stands for; none for pods that are no mirrors.
-pub fn mirrored(pod: &Pod) -> Option<&str> {
+/// The hash of a mirror pod's static pod; `None` for other pods.
+pub fn mirrored_hash(pod: &Pod) -> Option<&str> {
     annotation(pod.metadata.annotations.as_ref(), MIRROR)
 }
 
@@ -201,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn l1_a_file_makes_the_same_pod_until_it_says_something_else() {
+    fn l1_a_file_is_the_same_pod_until_its_content_changes() {
         let pod = read(&file(), "/a/web.yaml", "n1", now()).unwrap();
         let meta = &pod.metadata;
         assert_eq!(meta.name.as_deref(), Some("web-n1"));
@@ -222,11 +247,11 @@ mod tests {
     }
 
     #[test]
-    fn l1_what_is_wrong_with_a_file_is_named() {
+    fn l1_errors_of_a_file_are_named() {
         let with = |path: &str, value: Value| {
             let mut document = file();
             *document.pointer_mut(path).unwrap() = value;
-            read(&document, "f", "n1", now()).unwrap_err()
+            read(&document, "f", "n1", now()).unwrap_err().to_string()
         };
         for (path, value, want) in [
             ("/kind", json!("Job"), "kind: \"Job\": expected Pod"),
@@ -245,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn l4_a_pod_begins_again_with_what_is_known_of_its_runs() {
+    fn l4_a_static_pod_starts_again_with_its_previous_status() {
         let mut document = file();
         document["spec"]["initContainers"] = json!([{"name": "i", "image": "app"}]);
         let pod = read(&document, "f", "n1", now()).unwrap();
@@ -257,21 +282,21 @@ mod tests {
                 of(&status.container_statuses),
             )
         };
-        assert_eq!(continued(&pod, None, &BTreeMap::new()), pod);
+        assert_eq!(with_previous_status(&pod, None, &BTreeMap::new()), pod);
         let runs = [
             ("c".to_string(), 3),
             ("i".to_string(), 0),
             ("gone".to_string(), 9),
         ]
         .into();
-        assert_eq!(counts(&continued(&pod, None, &runs)), (None, Some(3)));
+        assert_eq!(counts(&with_previous_status(&pod, None, &runs)), (None, Some(3)));
         let last: PodStatus = serde_json::from_value(json!({
             "phase": "Failed", "reason": "Evicted",
             "containerStatuses": [{"name": "c", "restartCount": 1}],
             "initContainerStatuses": [{"name": "i", "restartCount": 2}],
         }))
         .unwrap();
-        let again = continued(&pod, Some(&last), &runs);
+        let again = with_previous_status(&pod, Some(&last), &runs);
         assert_eq!(counts(&again), (Some(2), Some(1)));
         let status = again.status.unwrap();
         assert_eq!((status.phase.as_deref(), status.reason), (Some("Pending"), None));
@@ -281,9 +306,9 @@ mod tests {
     fn l13_a_mirror_names_its_pod_and_belongs_to_its_node() {
         let pod = read(&file(), "f", "n1", now()).unwrap();
         let mirror = mirror(&pod, Some("node-uid"));
-        assert_eq!(mirrored(&mirror), pod.metadata.uid.as_deref());
-        assert_eq!(mirrored(&pod), None);
-        assert_eq!(mirror.metadata.uid, None, "that is the API's");
+        assert_eq!(mirrored_hash(&mirror), pod.metadata.uid.as_deref());
+        assert_eq!(mirrored_hash(&pod), None);
+        assert_eq!(mirror.metadata.uid, None, "the API server sets it");
         assert_eq!(mirror.metadata.owner_references.unwrap()[0].uid, "node-uid");
         assert_eq!(mirror.spec, pod.spec);
     }

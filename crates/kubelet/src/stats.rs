@@ -1,7 +1,6 @@
-//! What a node and its pods use, in the shape of the kubelet's Summary API (`/stats/summary`, v1alpha1).
+//! The stats of a node and its pods, as in the kubelet's Summary API (`/stats/summary`, v1alpha1).
 //!
-//! Evictions are decided on these figures, and clients read them; whoever measures fills them in. What is not known
-//! is left out.
+//! Evictions are decided on these stats, and clients read them; `knarr-node` measures them. Unknown values are left out.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::k8s_openapi;
@@ -35,7 +34,7 @@ pub struct NodeStats {
     pub io: Option<IoStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkStats>,
-    /// Of pods' files and logs.
+    /// The filesystem of pods' volumes and logs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fs: Option<FsStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -58,10 +57,10 @@ pub struct RlimitStats {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RuntimeStats {
-    /// Of images.
+    /// The filesystem of images.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_fs: Option<FsStats>,
-    /// Of containers' writable layers.
+    /// The filesystem of containers' writable layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container_fs: Option<FsStats>,
 }
@@ -122,7 +121,7 @@ pub struct ContainerStats {
 #[serde(rename_all = "camelCase")]
 pub struct CpuStats {
     pub time: Option<Time>,
-    /// Over the time since the look before.
+    /// Averaged over the time since the measurement before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_nano_cores: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,12 +134,12 @@ pub struct CpuStats {
 #[serde(rename_all = "camelCase")]
 pub struct MemoryStats {
     pub time: Option<Time>,
-    /// Where there is a limit.
+    /// Only if there is a limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_bytes: Option<u64>,
-    /// What cannot be taken back at once: usage without inactive file pages.
+    /// Memory that cannot be reclaimed at once: usage without inactive file pages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub working_set_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -160,12 +159,12 @@ pub struct IoStats {
     pub psi: Option<PsiStats>,
 }
 
-/// How long processes of a group waited. Only version 2 of cgroups counts it.
+/// Pressure stall information: how long processes of a cgroup waited. Only cgroup v2 has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PsiStats {
-    /// All at a time.
+    /// All processes waited at the same time.
     pub full: PsiData,
-    /// Some of them.
+    /// Some processes waited.
     pub some: PsiData,
 }
 
@@ -206,7 +205,7 @@ pub struct InterfaceStats {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct NetworkStats {
     pub time: Option<Time>,
-    /// The default one, without a name where there is none.
+    /// The default interface; without a name if there is none.
     #[serde(flatten)]
     pub default: InterfaceStats,
     #[serde(skip_serializing_if = "Vec::is_empty")]

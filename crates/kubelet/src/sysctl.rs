@@ -1,5 +1,5 @@
-//! Which sysctls a pod may set: those that are its own namespace's and disturb nobody else, and what the
-//! administrator allows beside them.
+//! The sysctls that a pod may set: the safe ones, which are namespaced and do not affect other pods, and those that the
+//! administrator allows in addition.
 
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
@@ -21,7 +21,7 @@ const SAFE: [&str; 12] = [
     "net.ipv4.tcp_wmem",
 ];
 
-/// Whose a sysctl is, as Kubernetes names it in messages; none where the kernel has one for all.
+/// The namespace of a sysctl, as messages name it; `None` for sysctls that are not namespaced.
 pub fn namespace(name: &str) -> Option<&'static str> {
     let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."];
     if name == "kernel.sem" || ipc.iter().any(|prefix| name.starts_with(prefix)) {
@@ -30,7 +30,7 @@ pub fn namespace(name: &str) -> Option<&'static str> {
     name.starts_with("net.").then_some("Net")
 }
 
-/// The form with dots, which also has slashes where the other has dots.
+/// The name with dots as separators; dots within a part become slashes.
 pub fn normalized(name: &str) -> String {
     let first = name.find(['.', '/']).and_then(|at| name.as_bytes().get(at));
     if first != Some(&b'/') {
@@ -55,7 +55,7 @@ fn is_allowed(name: &str, allowed: &[String]) -> bool {
     SAFE.contains(&name) || allowed.iter().any(matches)
 }
 
-/// Whether a node that allows these takes the pod.
+/// Whether a node that allows these unsafe sysctls admits the pod.
 pub fn admit(pod: &Pod, allowed: &[String]) -> Result<(), Rejection> {
     let Some(spec) = &pod.spec else { return Ok(()) };
     let context = spec.security_context.as_ref();
@@ -86,7 +86,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn l1_a_pod_sets_what_is_safe_or_allowed_and_its_own() {
+    fn l1_a_pod_may_set_safe_or_allowed_sysctls_of_its_own_namespaces() {
         let pod = |name: &str, host: bool| -> Pod {
             serde_json::from_value(json!({"spec": {
                 "hostNetwork": host, "hostIPC": host, "containers": [],

@@ -1,8 +1,8 @@
-//! Expansion of a claimed volume on its node: whether the driver is asked to grow what a pod uses, and what the claim's status
-//! says then.
+//! Expansion of a claimed volume on its node: whether the driver's NodeExpandVolume is called, and the claim's status after
+//! that.
 //!
-//! A resizer in the cluster has grown the volume before, and said so in the PersistentVolume and in the claim's status
-//! (KEP-284, KEP-1790). Resizers older than `allocatedResourceStatuses` say it by the PersistentVolume's capacity alone.
+//! The external resizer has expanded the volume before, and recorded that in the PersistentVolume and in the claim's status
+//! (KEP 284, KEP 1790). Resizers older than `allocatedResourceStatuses` record it in the PersistentVolume's capacity alone.
 
 use k8s_openapi::api::core::v1::{
     PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition, PersistentVolumeClaimStatus,
@@ -14,13 +14,13 @@ use knarr_api::k8s_openapi;
 use knarr_api::quantity::Quantity;
 
 const STORAGE: &str = "storage";
-/// The resizer sets it on claims whose volumes need nothing on nodes.
+/// The resizer sets this annotation on claims whose volumes need no expansion on nodes.
 const NOT_REQUIRED: &str = "volume.kubernetes.io/node-expansion-not-required";
 const PENDING: &str = "NodeResizePending";
 const IN_PROGRESS: &str = "NodeResizeInProgress";
 const INFEASIBLE: &str = "NodeResizeInfeasible";
 const ERROR_CONDITION: &str = "NodeResizeError";
-/// Conditions that speak of an expansion.
+/// The conditions of an expansion.
 const CONDITIONS: [&str; 4] = [
     "FileSystemResizePending",
     "Resizing",
@@ -28,28 +28,28 @@ const CONDITIONS: [&str; 4] = [
     ERROR_CONDITION,
 ];
 
-/// What this node knows of a volume that a pod uses.
+/// The state of a volume on this node.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Known {
-    /// The size that it has here.
+pub struct NodeVolume {
+    /// Its size on this node.
     pub size: Quantity,
-    /// The driver has failed with an error after which nothing is under way.
+    /// The driver has failed with a final error: no expansion is in progress.
     pub has_failed: bool,
-    /// The driver does not expand what is in use: it is not asked again.
-    pub is_left: bool,
+    /// The driver does not expand volumes in use: it is not called again.
+    pub is_skipped: bool,
 }
 
-impl Known {
-    /// A volume that has just been set up has the size that its claim's status says.
+impl NodeVolume {
+    /// A volume that was just set up has the size of its claim's status.
     pub fn new(claim: &PersistentVolumeClaim) -> Self {
-        Known {
+        NodeVolume {
             size: capacity(claim),
             has_failed: false,
-            is_left: false,
+            is_skipped: false,
         }
     }
 
-    /// Whether the volume is larger than what this node has of it.
+    /// Whether the PersistentVolume is larger than the volume on this node.
     pub fn is_behind(&self, volume: &PersistentVolume) -> bool {
         volume_size(volume) > self.size
     }
@@ -59,19 +59,19 @@ impl Known {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub to: Quantity,
-    /// The claim's status says nothing of this expansion any more: it was finished on another node, or by the resizer.
-    is_known: bool,
-    /// The resizer writes the steps of an expansion to the claim's status, and so does the node.
+    /// The claim's status has the new size already: the expansion was finished on another node, or by the resizer.
+    is_recorded: bool,
+    /// The resizer records the steps of an expansion in the claim's status, and so does the node.
     has_steps: bool,
-    /// The user has asked for another size since an attempt failed: a failure is left to the resizer.
-    gives_up: bool,
+    /// The user has requested another size since an attempt failed: the resizer handles a failure.
+    is_superseded: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    /// Nothing is to be done now.
+    /// No call now.
     Wait,
-    /// Nothing is to be done on this node to have the size.
+    /// The volume has this size without a call on this node.
     Done(Quantity),
     Expand(Plan),
 }
@@ -79,15 +79,15 @@ pub enum Decision {
 /// Why the driver has not expanded a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// It cannot expand volumes on nodes.
+    /// It does not expand volumes on nodes.
     NotSupported(String),
-    /// Not while it is in use.
+    /// It does not expand volumes in use.
     InUse(String),
-    /// Never to this size.
+    /// It cannot expand the volume to this size.
     Infeasible(String),
-    /// Nothing is under way.
+    /// No expansion is in progress.
     Final(String),
-    /// It may be under way.
+    /// An expansion may be in progress.
     Uncertain(String),
 }
 
@@ -103,24 +103,24 @@ impl Failure {
     }
 }
 
-/// What a failure means.
+/// The consequence of a failure.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// There was nothing to be done on the node.
+    /// No expansion is needed on nodes.
     Done,
-    /// It is not tried again as long as the volume is used.
-    Left,
-    /// It is tried again, unless the claim's status, which is to be written if it is here, says otherwise.
+    /// It is not retried as long as the volume is in use.
+    Skipped,
+    /// It is retried, unless the claim's status says otherwise; that is to be written if it is `Some`.
     Failed(Option<PersistentVolumeClaimStatus>),
 }
 
 fn amount(of: Option<&Wire>) -> Quantity {
-    // What the API holds has been validated.
+    // The API server has validated it.
     of.and_then(|size| Quantity::of(size).ok())
         .unwrap_or_else(|| Quantity::from_value(0, knarr_api::quantity::Notation::BinarySi))
 }
 
-/// The size that the claim's status says.
+/// The size in the claim's status.
 fn capacity(claim: &PersistentVolumeClaim) -> Quantity {
     let capacity = claim.status.as_ref().and_then(|s| s.capacity.as_ref());
     amount(capacity.and_then(|c| c.get(STORAGE)))
@@ -142,15 +142,16 @@ fn step(claim: &PersistentVolumeClaim) -> Option<&str> {
     steps.get(STORAGE).map(String::as_str).filter(|s| !s.is_empty())
 }
 
-/// Whether a claim's status alone makes it worth a look at its volume.
-pub fn may_concern(claim: &PersistentVolumeClaim, known: &Known) -> bool {
-    !known.is_left && (step(claim).is_some() || requested(claim) > known.size || capacity(claim) > known.size)
+/// Whether the claim's status alone could require an expansion.
+pub fn may_concern(claim: &PersistentVolumeClaim, known: &NodeVolume) -> bool {
+    !known.is_skipped
+        && (step(claim).is_some() || requested(claim) > known.size || capacity(claim) > known.size)
 }
 
-/// Whether a volume that a pod of this node uses, and may write to, is expanded now.
-pub fn decide(claim: &PersistentVolumeClaim, volume: &PersistentVolume, known: &Known) -> Decision {
+/// Whether a volume that a pod of this node uses, and has mounted writable, is expanded now.
+pub fn decide(claim: &PersistentVolumeClaim, volume: &PersistentVolume, known: &NodeVolume) -> Decision {
     let volume_size = volume_size(volume);
-    if known.is_left || !known.is_behind(volume) {
+    if known.is_skipped || !known.is_behind(volume) {
         return Decision::Wait;
     }
     let status = claim.status.as_ref();
@@ -159,25 +160,25 @@ pub fn decide(claim: &PersistentVolumeClaim, volume: &PersistentVolume, known: &
     if !has_steps {
         return Decision::Expand(Plan {
             to: volume_size,
-            is_known: capacity(claim) >= volume_size,
+            is_recorded: capacity(claim) >= volume_size,
             has_steps,
-            gives_up: false,
+            is_superseded: false,
         });
     }
     let to = amount(allocated.and_then(|a| a.get(STORAGE)));
-    let is_known = step(claim).is_none() && capacity(claim) >= to;
+    let is_recorded = step(claim).is_none() && capacity(claim) >= to;
     let plan = Plan {
         to,
-        is_known,
+        is_recorded,
         has_steps,
-        gives_up: known.has_failed && requested(claim) != to,
+        is_superseded: known.has_failed && requested(claim) != to,
     };
-    if is_known {
+    if is_recorded {
         let modes = claim.spec.as_ref().and_then(|s| s.access_modes.as_ref());
         let is_shared = modes.is_some_and(|m| m.iter().any(|mode| mode == "ReadWriteMany"));
         let annotations = claim.metadata.annotations.as_ref();
         let is_required = !annotations.is_some_and(|a| a.contains_key(NOT_REQUIRED));
-        // Each node that has it mounted has to know.
+        // Every node that has it mounted has to expand it.
         return match is_shared && is_required {
             true => Decision::Expand(plan),
             false => Decision::Done(to),
@@ -192,7 +193,7 @@ pub fn decide(claim: &PersistentVolumeClaim, volume: &PersistentVolume, known: &
 impl Plan {
     /// The claim's status before the driver is called; `None`: as it is.
     pub fn begun(&self, claim: &PersistentVolumeClaim) -> Option<PersistentVolumeClaimStatus> {
-        if !self.has_steps || self.is_known || step(claim) == Some(IN_PROGRESS) {
+        if !self.has_steps || self.is_recorded || step(claim) == Some(IN_PROGRESS) {
             return None;
         }
         let mut status = claim.status.clone().unwrap_or_default();
@@ -203,7 +204,7 @@ impl Plan {
 
     /// The claim's status after the driver has expanded the volume; `None`: as it is.
     pub fn finished(&self, claim: &PersistentVolumeClaim) -> Option<PersistentVolumeClaimStatus> {
-        if self.is_known {
+        if self.is_recorded {
             return None;
         }
         let mut status = claim.status.clone().unwrap_or_default();
@@ -222,22 +223,22 @@ impl Plan {
         Some(status)
     }
 
-    /// What the driver's failure means for what is known of the volume, and for its claim.
+    /// Applies a failure of the driver to the volume's state, and returns its consequence for the claim.
     pub fn failed(
         &self,
         claim: &PersistentVolumeClaim,
-        known: &mut Known,
+        known: &mut NodeVolume,
         failure: &Failure,
         now: Timestamp,
     ) -> Outcome {
         match failure {
-            Failure::NotSupported(_) if self.is_known || !self.has_steps => {
+            Failure::NotSupported(_) if self.is_recorded || !self.has_steps => {
                 known.size = self.to;
                 return Outcome::Done;
             }
             Failure::InUse(_) => {
-                known.is_left = true;
-                return Outcome::Left;
+                known.is_skipped = true;
+                return Outcome::Skipped;
             }
             Failure::Uncertain(_) => return Outcome::Failed(None),
             Failure::NotSupported(_) | Failure::Infeasible(_) | Failure::Final(_) => {}
@@ -247,12 +248,12 @@ impl Plan {
             return Outcome::Failed(None);
         }
         let mut status = claim.status.clone().unwrap_or_default();
-        if self.gives_up || matches!(failure, Failure::Infeasible(_)) {
+        if self.is_superseded || matches!(failure, Failure::Infeasible(_)) {
             let steps = status.allocated_resource_statuses.get_or_insert_default();
             steps.insert(STORAGE.into(), INFEASIBLE.into());
         }
         let conditions = status.conditions.get_or_insert_default();
-        // One that is there already stays as it is.
+        // An existing condition stays as it is.
         if !conditions
             .iter()
             .any(|c| c.type_ == ERROR_CONDITION && c.status == "True")
@@ -293,11 +294,11 @@ mod tests {
         Quantity::parse(text).unwrap()
     }
 
-    fn known(text: &str) -> Known {
-        Known {
+    fn known(text: &str) -> NodeVolume {
+        NodeVolume {
             size: size(text),
             has_failed: false,
-            is_left: false,
+            is_skipped: false,
         }
     }
 
@@ -308,7 +309,7 @@ mod tests {
         }))
     }
 
-    fn plan(claim: &PersistentVolumeClaim, known: &Known) -> Plan {
+    fn plan(claim: &PersistentVolumeClaim, known: &NodeVolume) -> Plan {
         match decide(claim, &volume("2Gi"), known) {
             Decision::Expand(plan) => plan,
             other => panic!("{other:?}"),
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn the_driver_is_asked_when_the_resizer_has_left_it_to_the_node() {
+    fn the_driver_is_called_when_the_resizer_has_left_it_to_the_node() {
         let finished =
             || claim(json!({"capacity": {"storage": "2Gi"}, "allocatedResources": {"storage": "2Gi"}}));
         let shared = |annotations: Value| {
@@ -325,12 +326,12 @@ mod tests {
             shared.metadata.annotations = serde_json::from_value(annotations).unwrap();
             shared
         };
-        let left = Known {
-            is_left: true,
+        let left = NodeVolume {
+            is_skipped: true,
             ..known("1Gi")
         };
         for (why, claim, volume_size, known, expected) in [
-            ("nothing has grown", stepped(PENDING), "1Gi", known("1Gi"), "wait"),
+            ("not expanded", stepped(PENDING), "1Gi", known("1Gi"), "wait"),
             (
                 "the resizer works",
                 stepped("ControllerResizeInProgress"),
@@ -414,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_in_the_claims_status_and_says_whether_it_is_tried_again() {
+    fn a_failure_is_in_the_claims_status_and_decides_whether_it_is_retried() {
         let text = || "no".to_string();
         let now = Timestamp::UNIX_EPOCH;
         let mut of = known("1Gi");
@@ -427,7 +428,7 @@ mod tests {
         assert!(!of.has_failed);
         let Outcome::Failed(Some(status)) = plan_of.failed(&claim, &mut of, &Failure::Final(text()), now)
         else {
-            panic!("the status says nothing");
+            panic!("the failure does not change the status");
         };
         assert!(of.has_failed);
         assert_eq!(
@@ -437,7 +438,7 @@ mod tests {
         let condition = &status.conditions.as_ref().unwrap()[0];
         assert_eq!(condition.type_, "NodeResizeError");
         assert_eq!(condition.message.as_deref(), Some("failed to expand pvc with no"));
-        // The user asks for less: the resizer may begin anew.
+        // The user requests less: the resizer may begin again.
         let mut smaller = claim.clone();
         let resources = smaller.spec.as_mut().unwrap().resources.as_mut().unwrap();
         let requests = resources.requests.as_mut().unwrap();
@@ -448,7 +449,7 @@ mod tests {
         ] {
             let plan = plan(claim, &of);
             let Outcome::Failed(Some(status)) = plan.failed(claim, &mut of, &failure, now) else {
-                panic!("the status says nothing");
+                panic!("the failure does not change the status");
             };
             assert_eq!(
                 status.allocated_resource_statuses.as_ref().unwrap()[STORAGE],
@@ -458,13 +459,13 @@ mod tests {
         let mut of = known("1Gi");
         assert_eq!(
             plan_of.failed(&claim, &mut of, &Failure::InUse(text()), now),
-            Outcome::Left
+            Outcome::Skipped
         );
         assert_eq!(decide(&claim, &volume("2Gi"), &of), Decision::Wait);
     }
 
     #[test]
-    fn a_driver_that_expands_nothing_on_nodes_is_none_where_nothing_asks_for_it() {
+    fn a_driver_without_node_expansion_does_not_fail_if_no_status_requires_it() {
         let old = claim(json!({"capacity": {"storage": "1Gi"}}));
         let mut of = known("1Gi");
         let plan = plan(&old, &of);

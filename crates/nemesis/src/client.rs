@@ -1,4 +1,4 @@
-//! Requests to one API server over HTTPS, and what their answers say: done, certainly without effect, or unknown.
+//! Requests to one API server over HTTPS, and their results: done, certainly without effect, or unknown.
 
 use std::error::Error;
 use std::time::Duration;
@@ -9,42 +9,32 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use libtest_mimic::Failed;
 use serde_json::Value;
 
-use crate::fleet::Machine;
+use crate::fleet::Host;
 
-/// How long an answer is waited for. A server gives etcd up after 10 s.
+/// The timeout of a response. A server gives up on etcd after 10 s.
 const TIMEOUT: Duration = Duration::from_secs(12);
-/// How long a connection may take: what was not connected was not sent.
+/// How long a connection may take: without a connection no request was sent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a request resulted in.
-#[derive(Debug)]
-pub enum Reply {
-    Ok(Value),
+/// The object of a response, or why there is none.
+pub type Reply = Result<Value, RequestError>;
+
+/// Why a request did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
     /// A `Status` below 500: the request had no effect.
+    #[error("{code} {reason}: {message}")]
     Status {
         code: u16,
         reason: String,
         message: String,
     },
     /// It was never sent.
+    #[error("{0}")]
     NotSent(String),
-    /// No answer, or a server's error: it may have had an effect.
+    /// No response, or a server error: it may have had an effect.
+    #[error("{0}")]
     Unknown(String),
-}
-
-impl Reply {
-    /// The object, or what was answered instead.
-    pub fn ok(self) -> Result<Value, String> {
-        match self {
-            Reply::Ok(value) => Ok(value),
-            Reply::Status {
-                code,
-                reason,
-                message,
-            } => Err(format!("{code} {reason}: {message}")),
-            Reply::NotSent(text) | Reply::Unknown(text) => Err(text),
-        }
-    }
 }
 
 /// A client of one server.
@@ -55,8 +45,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// By the administrator's kubeconfig that the server has written. Nothing is retried: each request is sent once.
-    pub async fn of(server: &Machine) -> Result<Client, Failed> {
+    /// With the administrator's kubeconfig that the server has written. Nothing is retried: each request is sent once.
+    pub async fn of(server: &Host) -> Result<Client, Failed> {
         let kubeconfig = Kubeconfig::read_from(server.kubeconfig())?;
         let mut config =
             kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
@@ -78,12 +68,12 @@ impl Client {
         }
         let request = match request.body(body) {
             Ok(request) => request,
-            Err(e) => return Reply::NotSent(e.to_string()),
+            Err(e) => return Err(RequestError::NotSent(e.to_string())),
         };
         match tokio::time::timeout(TIMEOUT, self.inner.request::<Value>(request)).await {
-            Ok(Ok(value)) => Reply::Ok(value),
-            Ok(Err(e)) => reply_of(e),
-            Err(_) => Reply::Unknown(format!("no answer within {} s", TIMEOUT.as_secs())),
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(e)) => Err(request_error(e)),
+            Err(_) => Err(no_response()),
         }
     }
 
@@ -92,28 +82,29 @@ impl Client {
     }
 
     /// Opens a stream of lines.
-    pub async fn lines(&self, path: &str) -> Result<impl AsyncBufRead + use<>, Reply> {
+    pub async fn lines(&self, path: &str) -> Result<impl AsyncBufRead + use<>, RequestError> {
         let request = Request::get(path).body(Vec::new());
-        let request = request.map_err(|e| Reply::NotSent(e.to_string()))?;
+        let request = request.map_err(|e| RequestError::NotSent(e.to_string()))?;
         match tokio::time::timeout(TIMEOUT, self.inner.request_stream(request)).await {
-            Ok(opened) => opened.map_err(reply_of),
-            Err(_) => Err(Reply::Unknown(format!(
-                "no answer within {} s",
-                TIMEOUT.as_secs()
-            ))),
+            Ok(opened) => opened.map_err(request_error),
+            Err(_) => Err(no_response()),
         }
     }
 }
 
-fn reply_of(error: kube::Error) -> Reply {
+fn no_response() -> RequestError {
+    RequestError::Unknown(format!("no response within {} s", TIMEOUT.as_secs()))
+}
+
+fn request_error(error: kube::Error) -> RequestError {
     match error {
-        kube::Error::Api(status) if (400..500).contains(&status.code) => Reply::Status {
+        kube::Error::Api(status) if (400..500).contains(&status.code) => RequestError::Status {
             code: status.code,
             reason: status.reason.clone(),
             message: status.message.clone(),
         },
-        kube::Error::Api(status) => Reply::Unknown(format!("{} {}", status.code, status.message)),
-        other if is_not_connected(&other) => Reply::NotSent(other.to_string()),
+        kube::Error::Api(status) => RequestError::Unknown(format!("{} {}", status.code, status.message)),
+        other if is_not_connected(&other) => RequestError::NotSent(other.to_string()),
         other => {
             let mut text = other.to_string();
             let mut source = other.source();
@@ -121,7 +112,7 @@ fn reply_of(error: kube::Error) -> Reply {
                 text.push_str(&format!(": {cause}"));
                 source = cause.source();
             }
-            Reply::Unknown(text)
+            RequestError::Unknown(text)
         }
     }
 }

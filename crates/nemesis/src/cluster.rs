@@ -1,5 +1,5 @@
-//! The cluster that faults are done to, and how each is done and undone. What exits by itself is started again after a
-//! second, as an init system does.
+//! The cluster in which faults are injected, and how each fault begins and ends. A process that exits by itself is started
+//! again after a second, as an init system does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -10,50 +10,50 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Failed;
 
 use crate::etcd;
-use crate::fleet::{Fleet, Machine, Outcome, system};
+use crate::fleet::{Fleet, Host, Outcome, system};
 use crate::schedule::{Fault, Size, Target};
 
-/// A machine's disk, in MiB. etcd allocates two segments of its log of 64 MiB each.
+/// The size of a host's disk, in MiB. etcd allocates two segments of its log of 64 MiB each.
 const DISK_MIB: u32 = 256;
-/// What fills a disk.
+/// The file that fills a disk.
 const BALLAST: &str = "ballast";
 /// Between the exit of a process and its next start.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
-/// Where Debian's package `faketime` has its library, below the directory of the machine's architecture.
+/// The path of the library of Debian's package `faketime`, below the library directory of the host's architecture.
 const FAKETIME: &str = "faketime/libfaketimeMT.so.1";
 
-/// See the module.
+/// The hosts, and the state of the processes and faults on them.
 pub struct Cluster {
     pub fleet: Fleet,
     pub size: Size,
     /// The name of the program under test.
     program: OsString,
     server_flags: Vec<String>,
-    /// What each agent is started by, after `knarr agent`.
-    joins: Vec<Vec<String>>,
-    /// The library that steps clocks, if they are stepped.
+    /// The arguments of each agent, after `knarr agent`.
+    join_args: Vec<Vec<String>>,
+    /// The library that changes clocks, if there are clock faults.
     faketime: Option<PathBuf>,
-    /// Killed, and not to be started yet.
+    /// Killed by a fault that has not ended.
     down: BTreeSet<Target>,
-    /// Exited by itself, to be started then.
+    /// Exited by themselves, with the times at which they are started again.
     restarts: BTreeMap<Target, Instant>,
     /// Paused processes, by the number of the fault.
     paused: BTreeMap<usize, Vec<u32>>,
-    /// Declared after the fleet, whose processes end first.
+    /// Declared after the fleet, whose processes are stopped first.
     faketime_files: FaketimeFiles,
-    /// Faults that last.
-    lasting: BTreeMap<usize, Fault>,
+    /// Faults that have begun and not ended.
+    active: BTreeMap<usize, Fault>,
 }
 
 impl Cluster {
-    /// Lays the machines and starts everything; returns when every server is ready. Nodes join meanwhile.
+    /// Creates the hosts and starts everything; returns when every server is ready. Nodes join meanwhile.
     pub fn start(knarr: &Path, size: Size, steps_clocks: bool) -> Result<Cluster, Failed> {
         let mut others: Vec<String> = (2..=size.servers).map(|n| format!("s{n}")).collect();
         others.extend((1..=size.members).map(|n| format!("e{n}")));
         let others: Vec<&str> = others.iter().map(String::as_str).collect();
         let program = knarr.file_name().unwrap_or_default().to_os_string();
-        let knarr = knarr.to_str().ok_or("the path of knarr is no text")?;
-        let fleet = Fleet::lay_with_disks(knarr, u8::try_from(size.agents)?, &others, DISK_MIB)?;
+        let knarr = knarr.to_str().ok_or("the path of knarr is not UTF-8")?;
+        let fleet = Fleet::prepare_with_disks(knarr, u8::try_from(size.agents)?, &others, DISK_MIB)?;
         let faketime = if steps_clocks {
             Some(find_faketime()?)
         } else {
@@ -64,13 +64,13 @@ impl Cluster {
             size,
             program,
             server_flags: Vec::new(),
-            joins: Vec::new(),
+            join_args: Vec::new(),
             faketime,
             down: BTreeSet::new(),
             restarts: BTreeMap::new(),
             paused: BTreeMap::new(),
             faketime_files: FaketimeFiles::default(),
-            lasting: BTreeMap::new(),
+            active: BTreeMap::new(),
         };
         cluster.start_all().map_err(|e| cluster.fleet.with_logs(e))?;
         Ok(cluster)
@@ -84,121 +84,126 @@ impl Cluster {
             }
             let members = self.members();
             self.fleet
-                .waits("a leader of etcd", || etcd::leader(members).is_some())?;
+                .eventually("a leader of etcd", || etcd::leader(members).is_some())?;
         }
         self.launch(Target::Server(0))?;
-        self.fleet.ready(&self.fleet.server)?;
+        self.fleet.wait_ready(&self.fleet.server)?;
         for n in 1..self.size.servers {
-            etcd::share_keys(&self.fleet.server, self.machine(Target::Server(n))?)?;
+            etcd::share_keys(&self.fleet.server, self.host(Target::Server(n))?)?;
             self.launch(Target::Server(n))?;
         }
         for n in 1..self.size.servers {
-            self.fleet.ready(self.machine(Target::Server(n))?)?;
+            self.fleet.wait_ready(self.host(Target::Server(n))?)?;
         }
-        let join = self.fleet.join_words()?;
+        let join = self.fleet.join_args()?;
         for n in 0..self.size.agents {
-            let server = self.machine(Target::Server(self.server_of(n)))?;
+            let server = self.host(Target::Server(self.server_of(n)))?;
             let url = format!("https://{}:6443", server.address);
-            let own = join.iter().map(|word| match word.starts_with("https://") {
-                true => url.clone(),
-                false => word.clone(),
-            });
-            self.joins.push(own.collect());
+            let own = join
+                .iter()
+                .map(|argument| match argument.starts_with("https://") {
+                    true => url.clone(),
+                    false => argument.clone(),
+                });
+            self.join_args.push(own.collect());
             self.launch(Target::Agent(n))?;
         }
         Ok(())
     }
 
-    /// The server that an agent asks.
+    /// The server that an agent is connected to.
     pub fn server_of(&self, agent: usize) -> usize {
         agent % self.size.servers
     }
 
-    fn members(&self) -> &[Machine] {
+    fn members(&self) -> &[Host] {
         &self.fleet.others[self.size.servers - 1..]
     }
 
-    /// The machine that a target is on.
-    pub fn machine(&self, target: Target) -> Result<&Machine, Failed> {
-        let machine = match target {
+    /// The host that a target is on.
+    pub fn host(&self, target: Target) -> Result<&Host, Failed> {
+        let host = match target {
             Target::Server(0) => Some(&self.fleet.server),
             Target::Server(n) => self.fleet.others.get(n - 1),
             Target::Member(n) => self.members().get(n),
             Target::Agent(n) | Target::Containerd(n) => self.fleet.agents.get(n),
             Target::Clients => None,
         };
-        machine.ok_or_else(|| format!("{target} has no machine").into())
+        host.ok_or_else(|| format!("{target} is on no host").into())
     }
 
-    /// Every server's machine.
-    pub fn servers(&self) -> Vec<&Machine> {
-        let all = (0..self.size.servers).map(|n| self.machine(Target::Server(n)));
+    /// Every server's host.
+    pub fn servers(&self) -> Vec<&Host> {
+        let all = (0..self.size.servers).map(|n| self.host(Target::Server(n)));
         all.filter_map(Result::ok).collect()
     }
 
     fn launch(&mut self, target: Target) -> Outcome {
-        let machine = self.machine(target)?;
+        let host = self.host(target)?;
         let command = match target {
             Target::Member(_) => {
-                etcd::start(machine, self.members())?;
+                etcd::start(host, self.members())?;
                 None
             }
             Target::Server(_) => {
                 let flags: Vec<&str> = self.server_flags.iter().map(String::as_str).collect();
-                Some(self.fleet.server_command(machine, &flags))
+                Some(self.fleet.server_command(host, &flags))
             }
             Target::Agent(n) => {
-                let join = self.joins.get(n).ok_or("it has not joined yet")?;
+                let join = self
+                    .join_args
+                    .get(n)
+                    .ok_or("the agent has no join arguments yet")?;
                 let join: Vec<&str> = join.iter().map(String::as_str).collect();
-                Some(self.fleet.agent(machine, &join))
+                Some(self.fleet.agent(host, &join))
             }
             Target::Containerd(_) | Target::Clients => None,
         };
         if let Some(mut command) = command {
             if let Some(library) = &self.faketime {
-                let clock = self.clock_of(machine);
+                let clock = self.clock_of(host);
                 if !clock.exists() {
                     std::fs::write(&clock, "+0\n")?;
                 }
                 with_clock(&mut command, library, &clock, &self.program);
             }
-            machine.launch(command)?;
+            host.launch(command)?;
         }
-        let pid = machine.pid();
+        let pid = host.pid();
         self.faketime_files.0.extend(pid);
         Ok(())
     }
 
-    /// The file that says how wrong a machine's clock is.
-    fn clock_of(&self, machine: &Machine) -> PathBuf {
-        self.fleet.dir().join(format!("{}.clock", machine.name))
+    /// The file with the offset of a host's clock.
+    fn clock_of(&self, host: &Host) -> PathBuf {
+        self.fleet.dir().join(format!("{}.clock", host.name))
     }
 
     fn step_clock(&self, target: Target, seconds: i64) -> Outcome {
-        let clock = self.clock_of(self.machine(target)?);
-        // Renamed into place, so that no half of it is read.
+        let clock = self.clock_of(self.host(target)?);
+        // Renamed into place, so that it is never read in part.
         let new = clock.with_extension("new");
         std::fs::write(&new, format!("{seconds:+}\n"))?;
         Ok(std::fs::rename(&new, &clock)?)
     }
 
-    /// Does a fault; `number` is unique in the run.
+    /// Begins a fault; `number` is unique in the run.
     pub fn begin(&mut self, number: usize, fault: &Fault) -> Outcome {
-        self.lasting.insert(number, fault.clone());
+        self.active.insert(number, fault.clone());
         match fault {
             Fault::Kill {
                 target: target @ Target::Containerd(_),
-            } => self.machine(*target)?.kill_containerd(),
+            } => self.host(*target)?.kill_containerd(),
             Fault::Kill { target } => {
                 self.down.insert(*target);
                 self.restarts.remove(target);
-                self.machine(*target)?.kill()
+                self.host(*target)?.kill()
             }
             Fault::Pause { target } => {
-                let machine = self.machine(*target)?;
+                let host = self.host(*target)?;
                 let pids = match target {
-                    Target::Containerd(_) => machine.containerds()?,
-                    _ => machine.pid().into_iter().collect(),
+                    Target::Containerd(_) => host.containerds()?,
+                    _ => host.pid().into_iter().collect(),
                 };
                 if pids.is_empty() {
                     return Err(format!("{target} does not run").into());
@@ -216,24 +221,24 @@ impl Cluster {
                     .iter()
                     .filter_map(|target| match target {
                         Target::Clients => Some(self.fleet.test_address()),
-                        target => self.machine(*target).ok().map(|m| m.address),
+                        target => self.host(*target).ok().map(|m| m.address),
                     })
                     .collect();
                 let from = if *one_way { &[][..] } else { &addresses };
                 for target in first {
-                    self.machine(*target)?
+                    self.host(*target)?
                         .drop_packets(&table(number), from, &addresses)?;
                 }
                 Ok(())
             }
             Fault::Clock { target, step_seconds } => self.step_clock(*target, *step_seconds),
-            Fault::Disk { target } => fill(&self.machine(*target)?.dir().join(BALLAST)),
+            Fault::Disk { target } => fill(&self.host(*target)?.dir().join(BALLAST)),
         }
     }
 
-    /// Undoes a fault.
+    /// Ends a fault.
     pub fn end(&mut self, number: usize) -> Outcome {
-        let Some(fault) = self.lasting.remove(&number) else {
+        let Some(fault) = self.active.remove(&number) else {
             return Ok(());
         };
         match &fault {
@@ -257,32 +262,32 @@ impl Cluster {
                 }
             }
             Fault::Cut { first, .. } => first.iter().try_for_each(|target| {
-                let machine = self.machine(*target)?;
-                machine.pass_packets(&table(number))
+                let host = self.host(*target)?;
+                host.pass_packets(&table(number))
             }),
             Fault::Clock { target, .. } => self.step_clock(*target, 0),
             Fault::Disk { target } => {
-                let ballast = self.machine(*target)?.dir().join(BALLAST);
+                let ballast = self.host(*target)?.dir().join(BALLAST);
                 Ok(std::fs::remove_file(ballast)?)
             }
         }
     }
 
-    /// Undoes every fault that lasts. The first error is returned when all have been tried.
+    /// Ends every active fault. The first error is returned after all have been attempted.
     pub fn heal(&mut self) -> Outcome {
-        let lasting: Vec<usize> = self.lasting.keys().copied().collect();
-        let outcomes: Vec<Outcome> = lasting.into_iter().map(|n| self.end(n)).collect();
+        let active: Vec<usize> = self.active.keys().copied().collect();
+        let outcomes: Vec<Outcome> = active.into_iter().map(|n| self.end(n)).collect();
         outcomes.into_iter().collect()
     }
 
-    /// Starts what has exited by itself, a second later. Returns what has exited, with its status.
+    /// Starts processes that exited by themselves again, a second later. Returns the processes that have exited, with their status.
     pub fn supervise(&mut self) -> Result<Vec<String>, Failed> {
         let mut exits = Vec::new();
-        for target in self.size.machines() {
+        for target in self.size.hosts() {
             if self.down.contains(&target) {
                 continue;
             }
-            if let Some(status) = self.machine(target)?.exited()? {
+            if let Some(status) = self.host(target)?.exited()? {
                 exits.push(format!("{target} exited by itself: {status}"));
                 self.restarts.insert(target, Instant::now() + RESTART_AFTER);
             }
@@ -301,19 +306,19 @@ impl Cluster {
     }
 
     /// Copies every log to a directory.
-    pub fn keep_logs(&self, to: &Path) -> std::io::Result<()> {
-        for machine in self.fleet.machines() {
-            if machine.log().exists() {
-                std::fs::copy(machine.log(), to.join(format!("{}.log", machine.name)))?;
+    pub fn copy_logs(&self, to: &Path) -> std::io::Result<()> {
+        for host in self.fleet.hosts() {
+            if host.log().exists() {
+                std::fs::copy(host.log(), to.join(format!("{}.log", host.name)))?;
             }
         }
         Ok(())
     }
 
-    /// Stops everything and removes it; an error names what is left behind.
-    pub fn end_all(mut self) -> Outcome {
+    /// Stops everything and removes it; the error names what could not be removed.
+    pub fn tear_down(mut self) -> Outcome {
         let healed = self.heal();
-        healed.and(self.fleet.end())
+        healed.and(self.fleet.tear_down())
     }
 }
 
@@ -323,12 +328,12 @@ fn table(number: usize) -> String {
 
 fn signal(signal: &str, pids: &[u32]) -> Outcome {
     let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
-    let mut words = vec!["kill", signal];
-    words.extend(pids.iter().map(String::as_str));
-    system(&words).map(drop)
+    let mut argv = vec!["kill", signal];
+    argv.extend(pids.iter().map(String::as_str));
+    system(&argv).map(drop)
 }
 
-/// Writes until no byte is free.
+/// Writes until the disk is full.
 fn fill(ballast: &Path) -> Outcome {
     use std::io::Write;
     let mut file = std::fs::File::create(ballast)?;
@@ -352,10 +357,10 @@ fn find_faketime() -> Result<PathBuf, Failed> {
             return Ok(library);
         }
     }
-    Err(format!("/usr/lib/*/{FAKETIME} is missing; clocks are stepped with Debian's package faketime (or leave out `clock` with --only)").into())
+    Err(format!("/usr/lib/*/{FAKETIME} is missing: clock faults need Debian's package faketime (--only without `clock` leaves them out)").into())
 }
 
-/// Has a command read the wall clock through the library, as wrong as the file says; the monotonic clock stays.
+/// Has a command read the wall clock through the library, with the offset of the file; the monotonic clock is not changed.
 fn with_clock(command: &mut Command, library: &Path, clock: &Path, program: &OsStr) {
     command
         .env("LD_PRELOAD", library)
@@ -364,12 +369,11 @@ fn with_clock(command: &mut Command, library: &Path, clock: &Path, program: &OsS
         .env("FAKETIME_CACHE_DURATION", "1")
         .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
         .env("NO_FAKE_STAT", "1")
-        // Not the programs that it calls.
+        // Not in the programs that it runs.
         .env("FAKETIME_ONLY_CMDS", program);
 }
 
-/// Processes that had the library. It shares memory among a process and its children, and leaves it behind when they are
-/// killed.
+/// Processes that loaded the library. It has shared memory for a process and its children, which stays when they are killed.
 #[derive(Default)]
 struct FaketimeFiles(Vec<u32>);
 
@@ -377,7 +381,7 @@ impl Drop for FaketimeFiles {
     fn drop(&mut self) {
         for pid in &self.0 {
             for name in [format!("faketime_shm_{pid}"), format!("sem.faketime_sem_{pid}")] {
-                // Those that exited in order have none.
+                // Processes that were not killed have removed theirs.
                 let _ = std::fs::remove_file(Path::new("/dev/shm").join(name));
             }
         }

@@ -1,4 +1,4 @@
-//! An etcd of three members, each on a machine of its own, and what servers that share it need of each other.
+//! An etcd of three members, each on a host of its own, and the keys that servers of one etcd share.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -6,16 +6,16 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::fleet::{Machine, Outcome};
+use crate::fleet::{Host, Outcome};
 
 /// etcd's client port.
 pub const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
-/// How long a member that does not answer is waited for when it is asked whether it leads.
+/// The timeout when the metrics of a member are read.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The flags of a server whose store is these members.
-pub fn server_flags(members: &[Machine]) -> Vec<String> {
+pub fn server_flags(members: &[Host]) -> Vec<String> {
     let urls: Vec<_> = members.iter().map(client_url).collect();
     let urls = urls.join(",");
     [
@@ -29,21 +29,21 @@ pub fn server_flags(members: &[Machine]) -> Vec<String> {
     .to_vec()
 }
 
-/// Where a member keeps its log and snapshots.
-pub fn data_dir(member: &Machine) -> PathBuf {
+/// The data directory of a member.
+pub fn data_dir(member: &Host) -> PathBuf {
     member.data_dir().with_file_name("etcd")
 }
 
-fn client_url(member: &Machine) -> String {
+fn client_url(member: &Host) -> String {
     format!("http://{}:{CLIENT_PORT}", member.address)
 }
 
-fn peer_url(member: &Machine) -> String {
+fn peer_url(member: &Host) -> String {
     format!("http://{}:{PEER_PORT}", member.address)
 }
 
 /// Starts one of the members, for the first time or with the data that it had.
-pub fn start(member: &Machine, members: &[Machine]) -> Outcome {
+pub fn start(member: &Host, members: &[Host]) -> Outcome {
     let all: Vec<_> = members
         .iter()
         .map(|m| format!("{}={}", m.name, peer_url(m)))
@@ -65,9 +65,9 @@ pub fn start(member: &Machine, members: &[Machine]) -> Outcome {
     member.launch(etcd)
 }
 
-/// The member that leads, of those that answer.
-pub fn leader(members: &[Machine]) -> Option<&Machine> {
-    let leads = |m: &&Machine| metrics(m.address).is_ok_and(|t| t.contains("\netcd_server_is_leader 1\n"));
+/// The leader, among the members that respond.
+pub fn leader(members: &[Host]) -> Option<&Host> {
+    let leads = |m: &&Host| metrics(m.address).is_ok_and(|t| t.contains("\netcd_server_is_leader 1\n"));
     members.iter().find(leads)
 }
 
@@ -80,9 +80,9 @@ fn metrics(address: Ipv4Addr) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Makes two servers' machines one cluster: the CAs and the key of service accounts are the same, certificates are each
-/// server's own. `from` has run before, `to` has not.
-pub fn share_keys(from: &Machine, to: &Machine) -> Outcome {
+/// Makes two servers one cluster: they have the same CAs and service account key, and certificates of their own. `from` has
+/// run before, `to` has not.
+pub fn share_keys(from: &Host, to: &Host) -> Outcome {
     let (from, to) = (from.data_dir().join("pki"), to.data_dir().join("pki"));
     std::fs::create_dir_all(&to)?;
     let cas = ["ca", "client-ca", "kubelet-serving-ca", "front-proxy-ca"];

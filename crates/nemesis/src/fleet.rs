@@ -1,8 +1,8 @@
-//! A server and agents on machines of their own, as far as one machine can be several: each in its own network namespace
-//! ([`crate::wire`]), with its own containerd, data and address; all of it is removed, also when a scenario fails.
+//! A server and agents on hosts of their own, simulated on one host: each in its own network namespace
+//! ([`crate::test_network`]), with its own containerd, data and address; everything is removed, also when a scenario fails.
 //!
-//! Links are cut by nftables in a machine's namespace. Mounts are the test machine's: only the network is several.
-//! The end-to-end tests of `crates/knarr` and the nemesis both run on such machines.
+//! Links are cut by nftables in a host's namespace. The hosts share the mount namespace of the test host: only their networks
+//! are separate. The end-to-end tests of `crates/knarr` and the nemesis both run on such hosts.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -10,22 +10,24 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libtest_mimic::Failed;
 
-use crate::wire::Wire;
+use crate::test_network::TestNetwork;
+use crate::wait::Wait;
 
-/// What a scenario results in; the text says what was expected and what was found.
+/// The result of a scenario; the error has what was expected and what was found.
 pub type Outcome = Result<(), Failed>;
 
-/// The API server's port; every machine has its own addresses.
+/// The API server's port; every host has its own addresses.
 const PORT: u16 = 6443;
 const KUBELET_PORT: u16 = 10250;
-/// How long anything may take before it counts as never: a lost node takes 40 s of it.
-const LIMIT: Duration = Duration::from_secs(180);
-/// Between two polls of a condition.
-const POLL: Duration = Duration::from_millis(100);
+/// How long conditions are waited for: a lost node takes 40 s of it.
+const WAIT: Wait = Wait {
+    limit: Duration::from_secs(180),
+    poll: Duration::from_millis(100),
+};
 
 /// Standard output and error of a command.
 pub fn text(out: &Output) -> String {
@@ -36,7 +38,7 @@ pub fn text(out: &Output) -> String {
     )
 }
 
-/// What a command prints if it succeeds, else all it printed as the error.
+/// The output of a command if it succeeds, else its output as the error.
 pub fn output_of(command: &mut Command) -> Result<String, String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let out = command.output().map_err(|e| format!("{program}: {e}"))?;
@@ -47,28 +49,28 @@ pub fn output_of(command: &mut Command) -> Result<String, String> {
 }
 
 /// Runs a command of the system, which must succeed.
-pub fn system(words: &[&str]) -> Result<String, Failed> {
-    let (program, args) = words.split_first().ok_or("no command")?;
+pub fn system(argv: &[&str]) -> Result<String, Failed> {
+    let (program, args) = argv.split_first().ok_or("no command")?;
     let out = Command::new(program).args(args).stdin(Stdio::null()).output()?;
     if out.status.success() {
         return Ok(text(&out));
     }
-    Err(format!("{} failed:\n{}", words.join(" "), text(&out)).into())
+    Err(format!("{} failed:\n{}", argv.join(" "), text(&out)).into())
 }
 
-/// One machine's knarr.
-pub struct Machine {
+/// A host with a knarr or etcd process.
+pub struct Host {
     pub name: String,
     pub address: Ipv4Addr,
-    /// The program that runs here.
+    /// The knarr program of this host.
     program: PathBuf,
     netns: String,
     dir: PathBuf,
     child: Mutex<Option<Child>>,
 }
 
-impl Machine {
-    /// A command in this machine's network.
+impl Host {
+    /// A command in this host's network.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -86,7 +88,7 @@ impl Machine {
         self.dir.join("kubeconfig")
     }
 
-    /// `knarr` with what all its subcommands need here.
+    /// `knarr` with the flags that all its subcommands need on this host.
     pub fn knarr(&self, subcommand: &str) -> Command {
         let mut knarr = self.command(&self.program);
         knarr.arg(subcommand).arg("--data-dir").arg(self.data_dir());
@@ -94,7 +96,7 @@ impl Machine {
         knarr
     }
 
-    /// Starts it and leaves it running.
+    /// Starts a process in the background.
     pub fn launch(&self, mut knarr: Command) -> Outcome {
         let log = std::fs::File::options()
             .create(true)
@@ -105,13 +107,13 @@ impl Machine {
         Ok(())
     }
 
-    /// The process that was launched here last, unless it was killed or has exited by itself ([`Machine::exited`]).
+    /// The process that was launched here last, unless it was killed or has exited by itself ([`Host::exited`]).
     pub fn pid(&self) -> Option<u32> {
         let child = self.child.lock().ok()?;
         child.as_ref().map(Child::id)
     }
 
-    /// How the process exited, if it has by itself since this was asked last.
+    /// The exit status, if the process has exited by itself since the last call.
     pub fn exited(&self) -> Result<Option<ExitStatus>, Failed> {
         let mut child = self.child.lock().map_err(|e| e.to_string())?;
         let status = match child.as_mut() {
@@ -140,40 +142,40 @@ impl Machine {
         Ok(())
     }
 
-    /// Where its process logs to; not on its disk, which may be full.
+    /// The log of its process; not on its disk, which may be full.
     pub fn log(&self) -> PathBuf {
         self.dir.with_extension("log")
     }
 
-    /// The directory of all that the machine keeps.
+    /// The directory of all files of the host.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What a command prints in this machine's network; it must succeed.
-    pub fn output(&self, words: &[&str]) -> Result<String, Failed> {
-        let (program, args) = words.split_first().ok_or("no command")?;
+    /// The output of a command in this host's network; it must succeed.
+    pub fn output(&self, argv: &[&str]) -> Result<String, Failed> {
+        let (program, args) = argv.split_first().ok_or("no command")?;
         let out = self.command(program).args(args).output()?;
         match out.status.success() {
             true => Ok(text(&out)),
-            false => Err(format!("{} on {}: {}", words.join(" "), self.name, text(&out)).into()),
+            false => Err(format!("{} on {}: {}", argv.join(" "), self.name, text(&out)).into()),
         }
     }
 
-    /// Tables, links, routes and addresses of knarr's that are still there.
-    fn network_left(&self) -> Result<Vec<String>, Failed> {
+    /// Tables, links, routes and addresses of knarr that still exist.
+    fn network_leftovers(&self) -> Result<Vec<String>, Failed> {
         let mut left = Vec::new();
-        for (words, is_ours) in [
+        for (argv, is_ours) in [
             (&["nft", "list", "tables"][..], &["knarr"][..]),
             (&["ip", "-o", "link"], &["knarr"]),
-            // Nothing but the machine's own link has routes or addresses; those of a pod's link are gone with it.
+            // Only the host's own link has routes or addresses; those of a pod's link are removed with it.
             (
                 &["ip", "route", "show", "table", "main"],
                 &["unreachable", "10.244.", "knarr"],
             ),
             (&["ip", "-o", "addr", "show", "dev", "lo"], &["10.96."]),
         ] {
-            let found = self.output(words)?;
+            let found = self.output(argv)?;
             let ours = found
                 .lines()
                 .filter(|l| is_ours.iter().any(|part| l.contains(part)));
@@ -182,12 +184,12 @@ impl Machine {
         Ok(left)
     }
 
-    /// No packet passes between this machine and the others any more, in either direction.
+    /// From now on no packet passes between this host and the others, in either direction.
     pub fn cut(&self, others: &[Ipv4Addr]) -> Outcome {
         self.drop_packets("cut", others, others)
     }
 
-    /// Drops what arrives from and what is sent to these addresses, until [`Machine::pass_packets`] of the same table.
+    /// Drops packets from and to these addresses, until [`Host::pass_packets`] of the same table.
     pub fn drop_packets(&self, table: &str, from: &[Ipv4Addr], to: &[Ipv4Addr]) -> Outcome {
         let mut rules = format!(
             "add table inet {table}
@@ -201,7 +203,7 @@ add chain inet {table} out {{ type filter hook output priority 0; }}
         for other in to {
             rules.push_str(&format!("add rule inet {table} out ip daddr {other} drop\n"));
         }
-        // By standard input: the machine's disk may be full.
+        // On standard input: the host's disk may be full.
         let mut nft = self.command("nft");
         nft.args(["-f", "-"]).stdin(Stdio::piped());
         let mut nft = nft.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
@@ -209,21 +211,21 @@ add chain inet {table} out {{ type filter hook output priority 0; }}
             .take()
             .ok_or("nft has no input")?
             .write_all(rules.as_bytes())?;
-        succeeds(nft.wait_with_output()?)
+        expect_success(nft.wait_with_output()?)
     }
 
-    /// All its links are whole again.
+    /// Ends [`Host::cut`].
     pub fn heal(&self) -> Outcome {
         self.pass_packets("cut")
     }
 
-    /// Undoes [`Machine::drop_packets`].
+    /// Ends [`Host::drop_packets`].
     pub fn pass_packets(&self, table: &str) -> Outcome {
         let mut nft = self.command("nft");
-        succeeds(nft.args(["delete", "table", "inet", table]).output()?)
+        expect_success(nft.args(["delete", "table", "inet", table]).output()?)
     }
 
-    /// The process ids of the machine's containerd, found by its configuration; its containers' shims are not among them.
+    /// The process ids of the host's containerd, found by its configuration; its containers' shims are not among them.
     pub fn containerds(&self) -> Result<Vec<u32>, Failed> {
         let data = self.data_dir().display().to_string();
         let mut found = Vec::new();
@@ -232,17 +234,17 @@ add chain inet {table} out {{ type filter hook output priority 0; }}
                 continue;
             };
             let cmdline = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let mut words = cmdline.split(|b| *b == 0).map(String::from_utf8_lossy);
-            let program = words.next().unwrap_or_default();
+            let mut argv = cmdline.split(|b| *b == 0).map(String::from_utf8_lossy);
+            let program = argv.next().unwrap_or_default();
             let is_containerd = program.rsplit('/').next() == Some("containerd");
-            if is_containerd && words.any(|w| w.starts_with(&data)) {
+            if is_containerd && argv.any(|w| w.starts_with(&data)) {
                 found.push(pid);
             }
         }
         Ok(found)
     }
 
-    /// kill -9 of the machine's containerd; its containers' shims live on.
+    /// kill -9 of the host's containerd; its containers' shims keep running.
     pub fn kill_containerd(&self) -> Outcome {
         let found = self.containerds()?;
         if found.is_empty() {
@@ -255,7 +257,7 @@ add chain inet {table} out {{ type filter hook output priority 0; }}
     }
 }
 
-fn succeeds(out: Output) -> Outcome {
+fn expect_success(out: Output) -> Outcome {
     if out.status.success() {
         Ok(())
     } else {
@@ -263,18 +265,18 @@ fn succeeds(out: Output) -> Outcome {
     }
 }
 
-/// A server, agents, and machines for what else a scenario needs; see the module. Fields are dropped in order: processes
-/// before their network and files.
+/// A server, agents, and other hosts that a scenario needs. Fields are dropped in order: processes before their network and
+/// files.
 pub struct Fleet {
-    pub server: Machine,
-    pub agents: Vec<Machine>,
-    pub others: Vec<Machine>,
+    pub server: Host,
+    pub agents: Vec<Host>,
+    pub others: Vec<Host>,
     disks: Vec<Disk>,
-    wire: Wire,
+    network: TestNetwork,
     dir: tempfile::TempDir,
 }
 
-/// A machine's own file system, in memory.
+/// A host's own file system, in memory.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -301,28 +303,28 @@ impl Drop for Disk {
 }
 
 impl Fleet {
-    /// Starts the server of this `knarr`, with these flags too; agents are started by [`Fleet::agent`].
+    /// Starts the server with this `knarr` program and these additional flags; agents are started with [`Fleet::agent`].
     pub fn start(knarr: &str, agents: u8, flags: &[&str]) -> Result<Fleet, Failed> {
-        Fleet::start_apart(knarr, agents, 0, flags)
+        Fleet::start_on_two_networks(knarr, agents, 0, flags)
     }
 
-    /// The same; so many agents, the last ones, are on another network, behind a router.
-    pub fn start_apart(knarr: &str, agents: u8, far: u8, flags: &[&str]) -> Result<Fleet, Failed> {
-        let fleet = Fleet::lay_apart(knarr, agents, far, &[])?;
+    /// The same; the last `far` agents are on another network, behind a router.
+    pub fn start_on_two_networks(knarr: &str, agents: u8, far: u8, flags: &[&str]) -> Result<Fleet, Failed> {
+        let fleet = Fleet::prepare_on_two_networks(knarr, agents, far, &[])?;
         fleet.launch_server(&fleet.server, flags)?;
-        fleet.ready(&fleet.server).map_err(|e| fleet.with_logs(e))?;
+        fleet.wait_ready(&fleet.server).map_err(|e| fleet.with_logs(e))?;
         Ok(fleet)
     }
 
-    /// The machines, with nothing on them yet.
-    pub fn lay(knarr: &str, agents: u8, others: &[&str]) -> Result<Fleet, Failed> {
-        Fleet::lay_apart(knarr, agents, 0, others)
+    /// Creates the hosts without starting a process.
+    pub fn prepare(knarr: &str, agents: u8, others: &[&str]) -> Result<Fleet, Failed> {
+        Fleet::prepare_on_two_networks(knarr, agents, 0, others)
     }
 
-    /// The same; each machine's directory is a disk of its own, of this size in MiB, that can be filled.
-    pub fn lay_with_disks(knarr: &str, agents: u8, others: &[&str], mib: u32) -> Result<Fleet, Failed> {
-        let mut fleet = Fleet::lay(knarr, agents, others)?;
-        let directories: Vec<PathBuf> = fleet.machines().map(|m| m.dir.clone()).collect();
+    /// The same; each host's directory is a file system of its own, of this size in MiB, that can be filled.
+    pub fn prepare_with_disks(knarr: &str, agents: u8, others: &[&str], mib: u32) -> Result<Fleet, Failed> {
+        let mut fleet = Fleet::prepare(knarr, agents, others)?;
+        let directories: Vec<PathBuf> = fleet.hosts().map(|m| m.dir.clone()).collect();
         for directory in directories {
             fleet.disks.push(Disk::mount(directory, mib)?);
         }
@@ -330,38 +332,38 @@ impl Fleet {
         Ok(fleet)
     }
 
-    fn lay_apart(knarr: &str, agents: u8, far: u8, others: &[&str]) -> Result<Fleet, Failed> {
-        // Short, because sockets live in it.
+    fn prepare_on_two_networks(knarr: &str, agents: u8, far: u8, others: &[&str]) -> Result<Fleet, Failed> {
+        // Short, because paths of sockets are limited.
         let dir = tempfile::Builder::new().prefix("knarr-f-").tempdir_in("/tmp")?;
         let near = agents - far + 1;
-        let machines = agents + 1 + u8::try_from(others.len())?;
-        let wire = Wire::lay(machines, near + 1..=near + far)?;
-        let machine = |n: u8, name: String| -> Result<Machine, Failed> {
+        let hosts = agents + 1 + u8::try_from(others.len())?;
+        let network = TestNetwork::create(hosts, near + 1..=near + far)?;
+        let host = |n: u8, name: String| -> Result<Host, Failed> {
             let own = dir.path().join(&name);
             std::fs::create_dir_all(&own)?;
-            Ok(Machine {
-                address: wire.address(n),
+            Ok(Host {
+                address: network.address(n),
                 program: knarr.into(),
-                netns: wire.netns(n),
+                netns: network.netns(n),
                 dir: own,
                 child: Mutex::new(None),
                 name,
             })
         };
-        let server = machine(1, "s".into())?;
-        let agents = (1..=agents).map(|n| machine(n + 1, format!("node{n}")));
+        let server = host(1, "s".into())?;
+        let agents = (1..=agents).map(|n| host(n + 1, format!("node{n}")));
         let agents = agents.collect::<Result<Vec<_>, _>>()?;
         let from = agents.len() + 2;
         let others = (from..)
             .zip(others)
-            .map(|(n, name)| machine(u8::try_from(n)?, name.to_string()));
+            .map(|(n, name)| host(u8::try_from(n)?, name.to_string()));
         let others = others.collect::<Result<Vec<_>, _>>()?;
         let fleet = Fleet {
             server,
             agents,
             others,
             disks: Vec::new(),
-            wire,
+            network,
             dir,
         };
         fleet.configure_kubelets()?;
@@ -370,7 +372,7 @@ impl Fleet {
 
     fn configure_kubelets(&self) -> Outcome {
         for agent in &self.agents {
-            // How full this machine is must not decide how the tests end.
+            // The free space of the test host must not influence the tests.
             let settings = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
                 evictionHard: {}\nimageGCHighThresholdPercent: 100\n";
             std::fs::write(agent.dir.join("kubelet.yaml"), settings)?;
@@ -378,26 +380,28 @@ impl Fleet {
         Ok(())
     }
 
-    pub fn launch_server(&self, machine: &Machine, flags: &[&str]) -> Outcome {
-        machine.launch(self.server_command(machine, flags))
+    pub fn launch_server(&self, host: &Host, flags: &[&str]) -> Outcome {
+        host.launch(self.server_command(host, flags))
     }
 
-    /// What a server is started by.
-    pub fn server_command(&self, machine: &Machine, flags: &[&str]) -> Command {
-        let mut knarr = machine.knarr("server");
-        knarr.args(["--listen", &format!("{}:{PORT}", machine.address)]);
+    /// The command of a server.
+    pub fn server_command(&self, host: &Host, flags: &[&str]) -> Command {
+        let mut knarr = host.knarr("server");
+        knarr.args(["--listen", &format!("{}:{PORT}", host.address)]);
         knarr.args(flags);
         knarr
     }
 
     /// Waits until a server is ready.
-    pub fn ready(&self, server: &Machine) -> Outcome {
+    pub fn wait_ready(&self, server: &Host) -> Outcome {
         let what = format!("the API server {}", server.name);
-        self.waits(&what, || self.ask(server, &["get", "--raw", "/readyz"]).is_ok())
+        self.eventually(&what, || {
+            self.kubectl_at(server, &["get", "--raw", "/readyz"]).is_ok()
+        })
     }
 
-    /// What an agent is started by, with the join command's words (`--server …`).
-    pub fn agent(&self, agent: &Machine, join: &[&str]) -> Command {
+    /// The command of an agent, with the arguments of a join command (`--server …`).
+    pub fn agent(&self, agent: &Host, join: &[&str]) -> Command {
         let mut knarr = agent.knarr("agent");
         knarr.args(["--node-name", &agent.name]);
         knarr.args(["--kubelet-listen", &format!("{}:{KUBELET_PORT}", agent.address)]);
@@ -406,36 +410,36 @@ impl Fleet {
         knarr
     }
 
-    /// The words after `knarr agent` of a fresh join command.
-    pub fn join_words(&self) -> Result<Vec<String>, Failed> {
+    /// The arguments after `knarr agent` of a new join command.
+    pub fn join_args(&self) -> Result<Vec<String>, Failed> {
         let mut knarr = self.server.knarr("token");
         let out = knarr.args(["create", "--print-join-command"]).output()?;
-        let said = text(&out);
-        let words = said
+        let output = text(&out);
+        let argv = output
             .trim()
             .strip_prefix("knarr agent ")
             .filter(|_| out.status.success());
-        let words = words.ok_or_else(|| format!("knarr token create said:\n{said}"))?;
-        Ok(words.split(' ').map(str::to_string).collect())
+        let argv = argv.ok_or_else(|| format!("knarr token create failed:\n{output}"))?;
+        Ok(argv.split(' ').map(str::to_string).collect())
     }
 
-    /// The directory that the machines' directories and logs are in.
+    /// The directory that the hosts' directories and logs are in.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Where the test itself is in the network.
+    /// The address of the test itself in the network.
     pub fn test_address(&self) -> Ipv4Addr {
-        self.wire.address(0)
+        self.network.address(0)
     }
 
-    /// kubectl from the test's own place in the network.
+    /// kubectl, run from the test host.
     pub fn kubectl(&self, args: &[&str]) -> Result<String, String> {
-        self.ask(&self.server, args)
+        self.kubectl_at(&self.server, args)
     }
 
-    /// kubectl, of one of several servers.
-    pub fn ask(&self, server: &Machine, args: &[&str]) -> Result<String, String> {
+    /// kubectl, with one of several servers.
+    pub fn kubectl_at(&self, server: &Host, args: &[&str]) -> Result<String, String> {
         let mut kubectl = Command::new("kubectl");
         kubectl.arg("--kubeconfig").arg(server.kubeconfig());
         kubectl.arg("--request-timeout=20s").stdin(Stdio::null());
@@ -455,80 +459,76 @@ impl Fleet {
         self.run(&["apply", "-f", &file.display().to_string()])
     }
 
-    /// Waits for a condition, at most [`LIMIT`].
-    pub fn waits(&self, what: &str, mut holds: impl FnMut() -> bool) -> Outcome {
-        let begin = Instant::now();
-        while !holds() {
-            if begin.elapsed() > LIMIT {
-                return Err(format!("waited {} s in vain for {what}", LIMIT.as_secs()).into());
-            }
-            std::thread::sleep(POLL);
-        }
-        Ok(())
+    /// Waits for a condition.
+    pub fn eventually(&self, what: &str, holds: impl FnMut() -> bool) -> Outcome {
+        WAIT.until(what, holds)
     }
 
-    /// Waits until a command's output satisfies, and returns it.
-    pub fn eventually(&self, args: &[&str], holds: impl Fn(&str) -> bool) -> Result<String, Failed> {
-        let mut last = String::new();
-        let reached = self.waits("", || {
-            last = self.kubectl(args).unwrap_or_else(|e| e);
-            holds(&last)
-        });
-        match reached {
-            Ok(()) => Ok(last),
-            Err(_) => Err(format!(
-                "kubectl {} never said what was expected; at last:\n{last}",
-                args.join(" ")
-            )
-            .into()),
-        }
+    /// Waits until the output of kubectl satisfies the condition, and returns it.
+    pub fn eventually_run(&self, args: &[&str], holds: impl Fn(&str) -> bool) -> Result<String, Failed> {
+        self.eventually_run_at(&self.server, args, holds)
     }
 
-    pub fn machines(&self) -> impl Iterator<Item = &Machine> {
+    /// The same, with one of several servers.
+    pub fn eventually_run_at(
+        &self,
+        server: &Host,
+        args: &[&str],
+        holds: impl Fn(&str) -> bool,
+    ) -> Result<String, Failed> {
+        WAIT.until_output(args, |args| self.kubectl_at(server, args), holds)
+    }
+
+    pub fn hosts(&self) -> impl Iterator<Item = &Host> {
         let servers = std::iter::once(&self.server).chain(&self.others);
         servers.chain(&self.agents)
     }
 
-    /// The failure with the ends of all logs.
+    /// The failure with the last lines of all logs.
     pub fn with_logs(&self, failure: Failed) -> Failed {
         let mut text = failure.message().unwrap_or("failed").to_string();
-        for machine in self.machines() {
-            let log = std::fs::read_to_string(machine.log()).unwrap_or_default();
+        for host in self.hosts() {
+            let log = std::fs::read_to_string(host.log()).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
             let end = lines[lines.len().saturating_sub(25)..].join("\n");
-            text.push_str(&format!("\n--- {}'s log ends\n{end}", machine.name));
+            text.push_str(&format!("\n--- {}'s log ends\n{end}", host.name));
         }
         text.into()
     }
 
-    /// Stops everything, and checks that no process, mount or part of the network is left.
-    pub fn end(self) -> Outcome {
-        self.down()?;
+    /// Stops everything, and checks that no process, mount or network device is left.
+    pub fn tear_down(self) -> Outcome {
+        self.stop_all()?;
         let path = self.dir.path().to_path_buf();
         drop(self);
-        let left = left_behind(&path);
+        let left = leftovers(&path);
         if left.is_empty() {
             return Ok(());
         }
-        Err(format!("left behind: {}", left.join(", ")).into())
+        Err(format!("not removed: {}", left.join(", ")).into())
     }
 
-    /// Ends each machine's knarr and takes away what it left; nothing of it may be in the machine's network then.
-    fn down(&self) -> Outcome {
+    /// Stops each host's knarr and runs `knarr down --wipe`; it is an error if it leaves something in the host's network.
+    fn stop_all(&self) -> Outcome {
         // Agents first, while there is a server.
-        let all = self.machines().collect::<Vec<_>>();
-        for machine in all.into_iter().rev() {
-            machine.kill()?;
-            if !machine.data_dir().exists() {
+        let all = self.hosts().collect::<Vec<_>>();
+        for host in all.into_iter().rev() {
+            host.kill()?;
+            if !host.data_dir().exists() {
                 continue;
             }
-            let out = machine.knarr("down").arg("--wipe").output()?;
+            let out = host.knarr("down").arg("--wipe").output()?;
             if !out.status.success() {
-                return Err(format!("{}: {}", machine.name, text(&out)).into());
+                return Err(format!("{}: {}", host.name, text(&out)).into());
             }
-            let left = machine.network_left()?;
+            let left = host.network_leftovers()?;
             if !left.is_empty() {
-                return Err(format!("left in the network of {}: {}", machine.name, left.join(", ")).into());
+                return Err(format!(
+                    "not removed from the network of {}: {}",
+                    host.name,
+                    left.join(", ")
+                )
+                .into());
             }
         }
         Ok(())
@@ -538,15 +538,18 @@ impl Fleet {
 impl Drop for Fleet {
     fn drop(&mut self) {
         if self.dir.path().exists()
-            && let Err(e) = self.down()
+            && let Err(e) = self.stop_all()
         {
-            eprintln!("a test fleet did not end cleanly: {}", e.message().unwrap_or(""));
+            eprintln!(
+                "a test fleet was not stopped cleanly: {}",
+                e.message().unwrap_or("")
+            );
         }
     }
 }
 
 /// Mounts and processes that name the directory.
-fn left_behind(directory: &Path) -> Vec<String> {
+fn leftovers(directory: &Path) -> Vec<String> {
     let name = directory.display().to_string();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mut left: Vec<String> = mounts

@@ -1,5 +1,5 @@
-//! What happened in a run, in the order in which it was recorded: one JSON object a line in `history.jsonl`, so that a run
-//! that was interrupted leaves one too. The checkers read the records themselves, not the file.
+//! The records of a run, in order: one JSON object a line in `history.jsonl`, so that an interrupted run has a history, too.
+//! The checks read the records in memory, not the file.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,17 +11,17 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Microseconds since the machine was started. Pods read the same clock in `/proc/uptime`; no fault steps it.
+/// Microseconds since the host was booted. Pods read the same clock in `/proc/uptime`; no fault changes it.
 pub type Micros = u64;
 
-/// How far the clock is.
+/// The current time of this clock.
 pub fn now() -> Micros {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(std::time::Duration::from);
     let now = now.unwrap_or_default();
     u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A version of a register: the resourceVersion that the server gave it, and which write it is of.
+/// A version of a register: its resourceVersion, and the number of its write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Version {
     pub revision: u64,
@@ -29,19 +29,19 @@ pub struct Version {
     pub write: u64,
 }
 
-/// What a client asks of one register.
+/// An operation on one register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Operation {
     Create {
         write: u64,
     },
-    /// With the resourceVersion that it must have.
+    /// With a resourceVersion as precondition.
     Update {
         write: u64,
         expected: u64,
     },
-    /// Without one.
+    /// Without a precondition.
     Patch {
         write: u64,
     },
@@ -50,7 +50,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The write, if it is one that leaves a version.
+    /// The number of the write, if the operation creates a version.
     pub fn write(self) -> Option<u64> {
         match self {
             Operation::Create { write } | Operation::Update { write, .. } | Operation::Patch { write } => {
@@ -61,10 +61,10 @@ impl Operation {
     }
 }
 
-/// What a client was answered.
+/// The result of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Answer {
+pub enum CallResult {
     /// The version that was written or read; none of a deletion.
     Ok(Option<Version>),
     NotFound,
@@ -72,11 +72,11 @@ pub enum Answer {
     Conflict,
     /// Certainly without effect: it was never sent, or never admitted.
     Rejected(String),
-    /// No answer, or one that does not say whether it has happened.
+    /// No response, or one from which it is not known whether the operation happened.
     Unknown(String),
 }
 
-/// A request for one register, with the times at which it was sent and answered.
+/// A request for one register, with the times of request and response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Call {
     pub client: String,
@@ -85,17 +85,17 @@ pub struct Call {
     pub operation: Operation,
     pub start: Micros,
     pub end: Micros,
-    pub answer: Answer,
+    pub answer: CallResult,
 }
 
-/// Registers by their names, as they are at one revision.
+/// The registers by name, at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
     pub revision: u64,
     pub registers: BTreeMap<String, Version>,
 }
 
-/// An answered list of all registers.
+/// A list of all registers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct List {
     pub client: String,
@@ -119,7 +119,7 @@ pub enum Change {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Received {
-    /// It listed: it has no position that a server still knows.
+    /// It listed, because it has no position from which a server can resume.
     Listed(Snapshot),
     /// A watch from its position was opened at this server.
     Opened {
@@ -143,19 +143,19 @@ pub struct History {
 }
 
 impl History {
-    /// Begins a history in this file.
+    /// Creates the file of a history.
     pub fn create(path: &Path) -> std::io::Result<History> {
         let file = Mutex::new(Some(BufWriter::new(File::create(path)?)));
         Ok(History { file, begin: now() })
     }
 
-    /// Since the run began.
+    /// The time since the run began.
     pub fn elapsed(&self) -> Micros {
         now() - self.begin
     }
 
-    /// Writes one record. A history that cannot be written any more is reported once, and the run continues: the checkers do
-    /// not read it.
+    /// Writes one record. If the history cannot be written, that is reported once, and the run continues: the checks do not
+    /// read it.
     pub fn record(&self, what: &str, record: &impl Serialize) {
         let mut value = json!({ "at": self.elapsed(), "what": what });
         let record = serde_json::to_value(record).unwrap_or(Value::Null);
@@ -167,7 +167,7 @@ impl History {
         let mut file = self.file.lock();
         let Some(writer) = file.as_mut() else { return };
         if let Err(e) = writeln!(writer, "{value}") {
-            eprintln!("nemesis: the history cannot be written any more: {e}");
+            eprintln!("nemesis: cannot write the history: {e}");
             *file = None;
         }
     }
@@ -177,7 +177,7 @@ impl History {
         if let Some(writer) = self.file.lock().as_mut()
             && let Err(e) = writer.flush()
         {
-            eprintln!("nemesis: the history is not whole: {e}");
+            eprintln!("nemesis: the history is incomplete: {e}");
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The real binaries under real faults: servers, etcd members and agents in network namespaces of their own are killed, cut
-//! off, paused, given wrong clocks and full disks, while clients write, read and watch and pods run; then everything heals,
-//! and what was recorded is checked on ground truth. `./dev nemesis`; docs/nemesis.md.
+//! off, paused, given wrong clocks and full disks, while clients write, read and watch and pods run; then all faults end,
+//! and the recorded history is checked against ground truth. `./dev nemesis`; docs/nemesis.md.
 //!
-//! Which fault strikes when follows from the seed ([`schedule`]); the rest is the machine's own timing. What must hold is in
-//! [`check`], pure functions over the history. The machines ([`fleet`], [`wire`], [`etcd`]) are the end-to-end tests' too.
+//! The faults and their times follow from the seed ([`schedule`]); the rest depends on the host's timing. The checks are in
+//! [`check`], pure functions over the history. The end-to-end tests use the hosts ([`fleet`], [`test_network`], [`etcd`]), too.
 
 #![allow(clippy::disallowed_methods, reason = "real processes run on the real clock")]
 
@@ -18,5 +18,6 @@ mod processes;
 mod registers;
 pub mod run;
 pub mod schedule;
+pub mod test_network;
+pub mod wait;
 mod watchers;
-pub mod wire;

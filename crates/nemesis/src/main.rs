@@ -1,6 +1,6 @@
 //! `knarr-nemesis`: the real binaries under real faults, from the command line (`./dev nemesis`).
 //!
-//! Exit codes: 0, every promise held; 1, one was broken, or the run could not be done; 2, the command line is wrong.
+//! Exit codes: 0, no violation; 1, a violation, or the run could not be carried out; 2, a usage error.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,19 +10,20 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use knarr_nemesis::run::{Options, Report, Store, run};
-use knarr_nemesis::schedule::Kind;
+use knarr_nemesis::schedule::FaultKind;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// Runs real clusters under real faults and checks on ground truth whether they keep their promises.
+/// Runs real clusters under real faults and checks their guarantees against ground truth.
 ///
 /// Three servers on an etcd of three members (or one server with the embedded store) and three agents run in network
-/// namespaces of their own, each with a disk of its own. Round after round, processes are killed and paused, links cut,
-/// clocks stepped and disks filled, while clients write, read and watch and pods are created, deleted and rolled out. Then
-/// everything heals, everything wanted has to come back, and what was recorded is checked: linearizable registers, watches
-/// that neither skip nor repeat, at most one process of a pod's name, whole graces, nothing left behind.
+/// namespaces of their own, each with a disk of its own. In each round, processes are killed and paused, links cut, clocks
+/// changed and disks filled, while clients write, read and watch and pods are created, deleted and rolled out. Then all
+/// faults end, the cluster has to converge to the desired state, and the recorded history is checked: linearizable
+/// registers, watches that neither skip nor repeat events, at most one process of a pod's name, full grace periods, and
+/// nothing left on the host.
 ///
-/// The faults follow from the seed; the machine's timing does not, so a seed that broke a promise may need several runs.
+/// The faults follow from the seed; the host's timing does not, so a seed with a violation may need several runs.
 #[derive(Parser)]
 #[command(
     name = "knarr-nemesis",
@@ -31,23 +32,24 @@ Examples:
   knarr-nemesis --minutes 60                     an hour with etcd, every kind of fault
   knarr-nemesis --store embedded --seed 7        the embedded store, the faults of seed 7
   knarr-nemesis --only kill,cut --seed 7         of them only kills and cuts
-  knarr-nemesis --seed 7 --plan                  which faults strike when in the first round; nothing is run
+  knarr-nemesis --seed 7 --plan                  the faults of the first round with their times; nothing is run
 
-A broken promise is printed and ends the run. Its directory then has the history (history.jsonl, a JSON object a line), the
-logs of all processes, and what the API had; docs/nemesis.md says how to read them.
+A violation is printed and ends the run. Its directory then has the history (history.jsonl, a JSON object a line), the
+logs of all processes, and the objects of the API; docs/nemesis.md describes how to read them.
 
-It needs root, containerd, runc, nftables and iproute2, with etcd the program etcd, and for clocks the package faketime.
+It needs root, containerd, runc, nftables and iproute2, for --store etcd the program etcd, and for clock faults Debian's \
+package faketime.
 
-Exit codes: 0 every promise held, 1 one was broken or the run could not be done, 2 wrong usage."
+Exit codes: 0 no violation, 1 a violation or the run could not be carried out, 2 usage error."
 )]
 struct Flags {
-    /// No round begins later than this; the one that has begun is finished
+    /// Minutes after which no further round begins; a round that has begun is finished
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=10_080))]
     minutes: u64,
-    /// Decides about the faults [default: another one each time]
+    /// The seed from which the faults follow [default: a random one]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Where the servers keep objects
+    /// The store of the servers
     #[arg(long, value_enum, default_value = "etcd")]
     store: StoreName,
     /// Only these kinds of fault: kill, cut, pause, clock, disk
@@ -57,11 +59,11 @@ struct Flags {
         value_delimiter = ',',
         default_value = "kill,cut,pause,clock,disk"
     )]
-    only: Vec<Kind>,
-    /// How long faults strike in a round, before everything heals
+    only: Vec<FaultKind>,
+    /// The duration of the faults in a round
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(5..=3_600))]
     round_seconds: u64,
-    /// The result as text or json
+    /// Print the result as text or json
     #[arg(long, short, value_name = "FORMAT", value_parser = ["text", "json"], default_value = "text")]
     output: String,
     /// Print the faults of the first round, and run nothing
@@ -70,7 +72,7 @@ struct Flags {
     /// The program under test [default: `knarr` in the directory of this program]
     #[arg(long, value_name = "FILE")]
     knarr: Option<PathBuf>,
-    /// Where the history and, after a violation, the logs are [default: .knarr/nemesis/STORE-SEED]
+    /// Directory of the history and, after a violation, the logs [default: .knarr/nemesis/STORE-SEED]
     #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
 }
@@ -85,7 +87,7 @@ enum StoreName {
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
-    // Without the machine's randomness each run would have the same faults, which is no reason to end it.
+    // If the system's random generator fails, the run has seed 0.
     let seed = flags.seed.unwrap_or_else(|| {
         let random = StdRng::try_from_rng(&mut rand::rngs::SysRng);
         random.map_or(0, |mut random| random.random_range(0..1_000_000))
@@ -111,7 +113,7 @@ fn main() -> ExitCode {
         Some(own.with_file_name("knarr"))
     });
     let Some(knarr) = knarr.filter(|k| k.is_file()) else {
-        eprintln!("knarr-nemesis: the program under test is not there; build it, or name it with --knarr");
+        eprintln!("knarr-nemesis: the program under test does not exist: build it, or name it with --knarr");
         return ExitCode::FAILURE;
     };
     let options = Options {
@@ -129,7 +131,7 @@ fn main() -> ExitCode {
     eprintln!("store {name}, seed {seed}");
     let stop = Arc::new(AtomicBool::new(false));
     if let Err(e) = stop_on_signals(&stop) {
-        eprintln!("knarr-nemesis: signals cannot be handled: {e}");
+        eprintln!("knarr-nemesis: cannot install a signal handler: {e}");
         return ExitCode::FAILURE;
     }
     match run(&options, &stop) {
@@ -147,7 +149,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// SIGINT and SIGTERM end the run in order: what was started is stopped and removed.
+/// After SIGINT or SIGTERM the run stops and removes everything that it has started.
 fn stop_on_signals(stop: &Arc<AtomicBool>) -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -186,7 +188,7 @@ fn print(report: &Report, format: &str) {
         .map(|(kind, n)| format!("{n} {kind}"))
         .collect();
     println!(
-        "{} rounds in {} s: {} calls ({} without an answer), {} watch events over {} watches ({} expired), {} processes of pods; faults: {}",
+        "{} rounds in {} s: {} calls ({} without a response), {} watch events over {} watches ({} expired), {} processes of pods; faults: {}",
         report.rounds,
         report.seconds,
         report.calls,
@@ -199,7 +201,7 @@ fn print(report: &Report, format: &str) {
     );
     if report.undecided > 0 {
         println!(
-            "{} registers had too many unanswered writes to be decided",
+            "{} registers had too many writes without a response to be decided",
             report.undecided
         );
     }
@@ -207,8 +209,8 @@ fn print(report: &Report, format: &str) {
         println!("VIOLATION {violation}");
     }
     match &report.directory {
-        Some(directory) => println!("kept: {}", directory.display()),
-        None if report.is_interrupted => println!("interrupted; nothing was violated until then"),
-        None => println!("every promise held"),
+        Some(directory) => println!("history and logs: {}", directory.display()),
+        None if report.is_interrupted => println!("interrupted, no violation until then"),
+        None => println!("no violation"),
     }
 }

@@ -1,5 +1,5 @@
 //! The pods of a run and the users that delete, scale and roll them out: StatefulSets, a Deployment and bare pods, whose
-//! commands carry their identity for [`crate::processes`] and write down when they receive TERM.
+//! commands have their identity as arguments for [`crate::processes`] and record when they receive SIGTERM.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,22 +15,22 @@ use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
 use crate::check::grace::Deletions;
-use crate::client::Client;
+use crate::client::{Client, Reply, RequestError};
 use crate::history::{Micros, now};
 use crate::registers::Recorder;
 
 /// The namespace of all pods of a run.
 pub const NAMESPACE: &str = "pods";
-/// Of the pods that fence themselves (SPEC B4).
+/// The name of the StatefulSet and of the container of the self-fenced pods (SPEC B4).
 pub const FENCED: &str = "fenced";
-/// Between two things that users do, in milliseconds.
+/// Between two actions of the users, in milliseconds.
 const PAUSE_MILLIS: std::ops::Range<u64> = 1_500..6_000;
-/// Graces that users give deletions, in seconds; the pods' own are from 2 to 8.
+/// Grace periods of the users' deletions, in seconds; the pods' own are from 2 to 8.
 const GRACES_SECONDS: std::ops::RangeInclusive<u64> = 3..=12;
-/// Names of bare pods; each is used again and again.
+/// Number of names of bare pods; each is used repeatedly.
 const BARE: usize = 3;
 
-/// A container that exits on TERM, or one that only writes it down.
+/// A container that exits on SIGTERM, or one that ignores it; both record it.
 fn pod_spec(marker: &str, record: &Path, container: &str, grace_seconds: u64, exits: bool) -> Value {
     let exit = if exits { "; exit 0" } else { "" };
     let script = format!(
@@ -90,23 +90,23 @@ fn workload(kind: &str, name: &str, replicas: u64, annotations: &Value, spec: &V
     object
 }
 
-/// What is wanted, with the paths that it is created at.
+/// The workloads of a run, with the paths at which they are created.
 pub fn workloads(marker: &str, record: &Path) -> Vec<(String, Value)> {
     let spec = |name, grace, exits| pod_spec(marker, record, name, grace, exits);
     let none = json!({});
-    let fences_itself = json!({ "knarr.io/at-most-one": "true" });
+    let self_fenced = json!({ "knarr.io/at-most-one": "true" });
     let path = |plural: &str| format!("/apis/apps/v1/namespaces/{NAMESPACE}/{plural}");
     let sets = [
         workload("StatefulSet", "db", 3, &none, &spec("db", 4, true)),
         workload("StatefulSet", "slow", 1, &none, &spec("slow", 6, false)),
-        workload("StatefulSet", FENCED, 1, &fences_itself, &spec(FENCED, 2, true)),
+        workload("StatefulSet", FENCED, 1, &self_fenced, &spec(FENCED, 2, true)),
     ];
     let web = workload("Deployment", "web", 2, &none, &spec("web", 2, true));
     let sets = sets.into_iter().map(|set| (path("statefulsets"), set));
     sets.chain([(path("deployments"), web)]).collect()
 }
 
-/// The users of the pods; see the module.
+/// The users of the pods.
 pub struct Users {
     pub clients: Vec<Client>,
     pub recorder: Arc<Recorder>,
@@ -116,7 +116,7 @@ pub struct Users {
 }
 
 impl Users {
-    /// Does one thing after the other until it is stopped.
+    /// Performs one action after the other until it is stopped.
     pub async fn run(self, seed: u64, stop: Arc<AtomicBool>) {
         let mut random = StdRng::seed_from_u64(seed);
         while !stop.load(Ordering::Relaxed) {
@@ -131,7 +131,7 @@ impl Users {
             };
             let outcome = match outcome {
                 Ok(_) => "ok".to_string(),
-                Err(e) => e,
+                Err(e) => e.to_string(),
             };
             let record = json!({ "at_server": client.server, "does": what, "outcome": outcome });
             self.recorder.history.record("user", &record);
@@ -139,18 +139,17 @@ impl Users {
         }
     }
 
-    async fn delete_one(&self, client: &Client, random: &mut StdRng) -> (String, Result<Value, String>) {
-        let pods = match client
-            .get(&format!("/api/v1/namespaces/{NAMESPACE}/pods"))
-            .await
-            .ok()
-        {
+    async fn delete_one(&self, client: &Client, random: &mut StdRng) -> (String, Reply) {
+        let pods = match client.get(&format!("/api/v1/namespaces/{NAMESPACE}/pods")).await {
             Ok(pods) => pods,
             Err(e) => return ("list pods".into(), Err(e)),
         };
         let items = pods["items"].as_array().map(Vec::as_slice).unwrap_or_default();
         let Some(pod) = items.choose(random) else {
-            return ("delete a pod".into(), Err("there is none".into()));
+            return (
+                "delete a pod".into(),
+                Err(RequestError::NotSent("there are no pods".into())),
+            );
         };
         let (name, uid) = (&pod["metadata"]["name"], &pod["metadata"]["uid"]);
         let (name, uid) = (
@@ -165,7 +164,7 @@ impl Users {
         });
         if let Some(grace) = grace {
             options["gracePeriodSeconds"] = json!(grace);
-            // Before it is sent: it may take effect before it is answered.
+            // Recorded before it is sent: it may take effect before its response.
             let mut deletions = self.deletions.lock();
             deletions.entry(uid.to_string()).or_default().push((now(), grace));
         }
@@ -173,10 +172,10 @@ impl Users {
         let reply = client
             .send(Method::DELETE, &path, Some(("application/json", &options)))
             .await;
-        (format!("delete pod {name} ({uid}), grace {grace:?}"), reply.ok())
+        (format!("delete pod {name} ({uid}), grace {grace:?}"), reply)
     }
 
-    async fn create_bare(&self, client: &Client, random: &mut StdRng) -> (String, Result<Value, String>) {
+    async fn create_bare(&self, client: &Client, random: &mut StdRng) -> (String, Reply) {
         let name = format!("bare-{}", random.random_range(0..BARE));
         let grace = random.random_range(5..=8);
         let pod = json!({
@@ -189,16 +188,16 @@ impl Users {
         let reply = client
             .send(Method::POST, &path, Some(("application/json", &pod)))
             .await;
-        (format!("create pod {name}, grace {grace}"), reply.ok())
+        (format!("create pod {name}, grace {grace}"), reply)
     }
 
-    async fn scale(&self, client: &Client, replicas: u64) -> (String, Result<Value, String>) {
+    async fn scale(&self, client: &Client, replicas: u64) -> (String, Reply) {
         let patch = json!({ "spec": { "replicas": replicas } });
         let outcome = self.patch(client, "deployments/web", &patch).await;
         (format!("scale web to {replicas}"), outcome)
     }
 
-    async fn roll_out(&self, client: &Client, random: &mut StdRng) -> (String, Result<Value, String>) {
+    async fn roll_out(&self, client: &Client, random: &mut StdRng) -> (String, Reply) {
         let targets = ["statefulsets/db", "statefulsets/slow", "deployments/web"];
         let target = targets.choose(random).copied().unwrap_or(targets[0]);
         let annotations = json!({ "rolled-out": random.random_range(0..u32::MAX).to_string() });
@@ -207,14 +206,14 @@ impl Users {
         (format!("roll out {target}"), outcome)
     }
 
-    async fn patch(&self, client: &Client, target: &str, patch: &Value) -> Result<Value, String> {
+    async fn patch(&self, client: &Client, target: &str, patch: &Value) -> Reply {
         let path = format!("/apis/apps/v1/namespaces/{NAMESPACE}/{target}");
         let content = ("application/merge-patch+json", patch);
-        client.send(Method::PATCH, &path, Some(content)).await.ok()
+        client.send(Method::PATCH, &path, Some(content)).await
     }
 }
 
-/// When the processes of each pod, by uid, received TERM, from what they wrote down.
+/// When the processes of each pod, by UID, received SIGTERM, from their records.
 pub fn terms(record: &str) -> BTreeMap<String, Vec<Micros>> {
     let mut terms: BTreeMap<String, Vec<Micros>> = BTreeMap::new();
     for line in record.lines() {
@@ -229,9 +228,9 @@ pub fn terms(record: &str) -> BTreeMap<String, Vec<Micros>> {
     terms
 }
 
-/// Whether everything wanted is there: every node ready, every replica of the newest template ready, no pod that ends. The
-/// error names the first that is not.
-pub async fn is_well(client: &Client, agents: usize) -> Result<(), String> {
+/// Whether the cluster has converged: every node Ready, every replica of the newest template ready, no pod terminating. The
+/// error names the first object that is not in the desired state.
+pub async fn is_converged(client: &Client, agents: usize) -> Result<(), String> {
     let items = |list: &Value| list["items"].as_array().cloned().unwrap_or_default();
     let name = |object: &Value| {
         object["metadata"]["name"]
@@ -244,16 +243,16 @@ pub async fn is_well(client: &Client, agents: usize) -> Result<(), String> {
         let mut conditions = conditions.into_iter().flatten();
         conditions.any(|c| c["type"] == "Ready" && c["status"] == "True")
     };
-    let nodes = items(&client.get("/api/v1/nodes").await.ok()?);
+    let nodes = items(&client.get("/api/v1/nodes").await.map_err(|e| e.to_string())?);
     if nodes.len() != agents {
         return Err(format!("{} nodes, expected {agents}", nodes.len()));
     }
     if let Some(node) = nodes.iter().find(|node| !is_ready(node)) {
-        return Err(format!("node {} is not ready", name(node)));
+        return Err(format!("node {} is not Ready", name(node)));
     }
     for plural in ["statefulsets", "deployments"] {
         let path = format!("/apis/apps/v1/namespaces/{NAMESPACE}/{plural}");
-        for object in items(&client.get(&path).await.ok()?) {
+        for object in items(&client.get(&path).await.map_err(|e| e.to_string())?) {
             let status = |field: &str| object["status"][field].as_u64().unwrap_or_default();
             let replicas = object["spec"]["replicas"].as_u64().unwrap_or_default();
             let generation = object["metadata"]["generation"].as_u64().unwrap_or_default();
@@ -264,11 +263,11 @@ pub async fn is_well(client: &Client, agents: usize) -> Result<(), String> {
         }
     }
     let path = format!("/api/v1/namespaces/{NAMESPACE}/pods");
-    for pod in items(&client.get(&path).await.ok()?) {
-        let is_over = ["Succeeded", "Failed"]
+    for pod in items(&client.get(&path).await.map_err(|e| e.to_string())?) {
+        let is_terminal = ["Succeeded", "Failed"]
             .iter()
             .any(|phase| pod["status"]["phase"] == *phase);
-        if !pod["metadata"]["deletionTimestamp"].is_null() || !(is_ready(&pod) || is_over) {
+        if !pod["metadata"]["deletionTimestamp"].is_null() || !(is_ready(&pod) || is_terminal) {
             return Err(format!(
                 "pod {} ({}) on {}: deleted {}, status {}",
                 name(&pod),
@@ -287,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_pods_wrote_down_is_read_by_uid_and_a_torn_line_is_passed_over() {
+    fn records_of_pods_are_read_by_uid_and_an_incomplete_line_is_skipped() {
         let record = "u1 100.25\nu2 7.00\nu1 103.5\nu1 no\nu3 12";
         let terms = terms(record);
         assert_eq!(terms.len(), 2);
@@ -296,12 +295,12 @@ mod tests {
     }
 
     #[test]
-    fn pods_carry_what_the_sampler_reads() {
+    fn the_commands_of_pods_have_the_arguments_that_the_sampler_reads() {
         let spec = pod_spec("knarr-nemesis-7", Path::new("/r"), "slow", 6, false);
         let command = spec["containers"][0]["command"].as_array().unwrap();
-        let words: Vec<&str> = command.iter().filter_map(Value::as_str).collect();
+        let args: Vec<&str> = command.iter().filter_map(Value::as_str).collect();
         assert_eq!(
-            words[3..],
+            args[3..],
             [
                 "knarr-nemesis-7",
                 "pods/$(POD_NAME)",

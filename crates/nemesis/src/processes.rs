@@ -1,8 +1,8 @@
-//! The processes of pods as the kernel has them, sampled from `/proc`: when each container's first process was started, on
-//! which node, and until when it ran. No API is asked.
+//! The processes of pods, sampled from `/proc`: when each container's first process was started, on which node, and until when
+//! it ran. No API is read.
 //!
-//! A pod's command carries its identity as arguments after [`marker`]: pod, uid, node, container, and the grace if it does not
-//! exit on TERM.
+//! A pod's command has its identity as arguments after [`marker`]: pod, UID, node, container, and the grace period if it
+//! ignores SIGTERM.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::check::at_most_one::Life;
+use crate::check::at_most_one::ContainerProcess;
 use crate::history::{Micros, now};
 
-/// Between two samples. Two processes of one name that overlap for less may be missed: who releases a name wrongly does it
-/// seconds too early.
+/// Between two samples. Two processes of one name that overlap for a shorter time may be missed, but a name that is released
+/// wrongly is released seconds too early.
 const PERIOD: Duration = Duration::from_millis(100);
 /// Ticks of a process's start in a second (`USER_HZ`, the same on all of Linux's platforms).
 const TICKS_PER_SECOND: u64 = 100;
@@ -26,18 +26,18 @@ pub fn marker(run: &str) -> String {
     format!("knarr-nemesis-{run}")
 }
 
-/// Samples until it is dropped.
+/// Samples `/proc` in a thread until it is dropped.
 pub struct Sampler {
-    lives: Arc<Mutex<Vec<Life>>>,
+    processes: Arc<Mutex<Vec<ContainerProcess>>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Sampler {
     pub fn start(marker: String) -> Sampler {
-        let lives: Arc<Mutex<Vec<Life>>> = Arc::default();
+        let processes: Arc<Mutex<Vec<ContainerProcess>>> = Arc::default();
         let stop: Arc<AtomicBool> = Arc::default();
-        let (to, until) = (lives.clone(), stop.clone());
+        let (to, until) = (processes.clone(), stop.clone());
         let thread = std::thread::spawn(move || {
             let mut running = HashMap::new();
             while !until.load(Ordering::Relaxed) {
@@ -46,23 +46,23 @@ impl Sampler {
             }
         });
         Sampler {
-            lives,
+            processes,
             stop,
             thread: Some(thread),
         }
     }
 
-    /// All lives so far.
-    pub fn lives(&self) -> Vec<Life> {
-        self.lives.lock().clone()
+    /// All processes seen so far.
+    pub fn processes(&self) -> Vec<ContainerProcess> {
+        self.processes.lock().clone()
     }
 
-    /// How many run now.
+    /// How many are running.
     pub fn running(&self) -> usize {
-        self.lives
+        self.processes
             .lock()
             .iter()
-            .filter(|life| life.gone.is_none())
+            .filter(|process| process.gone.is_none())
             .count()
     }
 }
@@ -78,16 +78,16 @@ impl Drop for Sampler {
     }
 }
 
-/// One pass over `/proc`. `running` has the lives that were there in the last one, by pid and start.
-fn sample(marker: &str, running: &mut HashMap<(u32, u64), usize>, lives: &Mutex<Vec<Life>>) {
-    let mut met = HashMap::new();
+/// One pass over `/proc`. `running` has the processes of the last pass, by pid and start.
+fn sample(marker: &str, running: &mut HashMap<(u32, u64), usize>, processes: &Mutex<Vec<ContainerProcess>>) {
+    let mut seen = HashMap::new();
     let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
     for pid in pids {
         let at = now();
         let file = |name: &str| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
         let cmdline = file("cmdline");
-        let Some(mut life) = parse(&cmdline, marker) else {
+        let Some(mut process) = parse(&cmdline, marker) else {
             continue;
         };
         let status = String::from_utf8_lossy(&file("status")).into_owned();
@@ -96,37 +96,37 @@ fn sample(marker: &str, running: &mut HashMap<(u32, u64), usize>, lives: &Mutex<
             continue;
         }
         let Some(ticks) = start_ticks(&stat) else { continue };
-        let mut all = lives.lock();
+        let mut all = processes.lock();
         let index = match running.get(&(pid, ticks)) {
             Some(index) => *index,
             None => {
-                life.pid = pid;
-                life.started = ticks * (1_000_000 / TICKS_PER_SECOND);
-                all.push(life);
+                process.pid = pid;
+                process.started = ticks * (1_000_000 / TICKS_PER_SECOND);
+                all.push(process);
                 all.len() - 1
             }
         };
         all[index].last_seen = at;
-        met.insert((pid, ticks), index);
+        seen.insert((pid, ticks), index);
     }
     let at = now();
-    let mut all = lives.lock();
+    let mut all = processes.lock();
     for (id, index) in running.iter() {
-        if !met.contains_key(id) {
+        if !seen.contains_key(id) {
             all[*index].gone = Some(at);
         }
     }
-    *running = met;
+    *running = seen;
 }
 
-/// The life that a command line says it is, without pid and times.
-fn parse(cmdline: &[u8], marker: &str) -> Option<Life> {
-    let words: Vec<&str> = std::str::from_utf8(cmdline).ok()?.split('\0').collect();
-    let at = words.iter().position(|w| *w == marker)?;
-    let [pod, uid, node, container, grace, ..] = words.get(at + 1..)? else {
+/// The process of a command line, without pid and times.
+fn parse(cmdline: &[u8], marker: &str) -> Option<ContainerProcess> {
+    let args: Vec<&str> = std::str::from_utf8(cmdline).ok()?.split('\0').collect();
+    let at = args.iter().position(|arg| *arg == marker)?;
+    let [pod, uid, node, container, grace, ..] = args.get(at + 1..)? else {
         return None;
     };
-    Some(Life {
+    Some(ContainerProcess {
         pod: pod.to_string(),
         uid: uid.to_string(),
         container: container.to_string(),
@@ -160,12 +160,12 @@ mod tests {
     #[test]
     fn only_command_lines_with_the_runs_marker_are_pods() {
         let cmdline = b"sh\0-c\0script\0knarr-nemesis-7\0p/db-0\0uid\0node1\0db\0-\0";
-        let life = parse(cmdline, &marker("7")).unwrap();
+        let process = parse(cmdline, &marker("7")).unwrap();
         assert_eq!(
-            (&*life.pod, &*life.uid, &*life.node, &*life.container),
+            (&*process.pod, &*process.uid, &*process.node, &*process.container),
             ("p/db-0", "uid", "node1", "db")
         );
-        assert_eq!(life.stubborn_grace_seconds, None);
+        assert_eq!(process.stubborn_grace_seconds, None);
         assert_eq!(parse(cmdline, &marker("8")), None);
         assert_eq!(parse(b"sh\0-c\0knarr-nemesis-7\0p/db-0\0", &marker("7")), None);
         let stubborn = b"sh\0knarr-nemesis-7\0p/a\0u\0n\0c\x006\0";

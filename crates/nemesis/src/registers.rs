@@ -1,4 +1,4 @@
-//! Clients that write, read and list registers: ConfigMaps whose only datum is the number of the write that they are of.
+//! Clients that write, read and list registers: ConfigMaps whose only data is the number of their last write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,16 +11,16 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
-use crate::client::{Client, Reply};
-use crate::history::{Answer, Call, History, List, Operation, Snapshot, Version, now};
+use crate::client::{Client, Reply, RequestError};
+use crate::history::{Call, CallResult, History, List, Operation, Snapshot, Version, now};
 
-/// The namespace of the registers; nothing else is in it but what knarr puts into every namespace.
+/// The namespace of the registers; it has no other objects, except those of every namespace.
 pub const NAMESPACE: &str = "registers";
 /// Between two requests of a client, in milliseconds: some thousand requests a round, spread over the time of the faults.
 const PAUSE_MILLIS: std::ops::Range<u64> = 5..120;
-/// After one without a clear answer: a server that is down is not asked a thousand times.
+/// After a call without a definite result: a server that is down does not get a thousand requests.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(400);
-/// What is listed is labelled so, which knarr's own ConfigMaps are not.
+/// The label of registers, which other ConfigMaps do not have.
 pub const SELECTOR: &str = "labelSelector=register";
 
 /// What the clients of a run record.
@@ -51,7 +51,7 @@ impl Recorder {
     }
 }
 
-/// The path of a register, or of all.
+/// The path of a register.
 pub fn path(key: &str) -> String {
     format!("/api/v1/namespaces/{NAMESPACE}/configmaps/{key}")
 }
@@ -60,7 +60,7 @@ pub fn list_path() -> String {
     format!("/api/v1/namespaces/{NAMESPACE}/configmaps?{SELECTOR}")
 }
 
-/// The version that an object is, if it is a register.
+/// The name and version of an object, if it is a register.
 pub fn version_of(object: &Value) -> Option<(String, Version)> {
     let meta = &object["metadata"];
     let version = Version {
@@ -70,15 +70,16 @@ pub fn version_of(object: &Value) -> Option<(String, Version)> {
     Some((meta["name"].as_str()?.to_string(), version))
 }
 
-/// The snapshot that a list is; an error if anything in it is no register.
+/// The snapshot of a list; an error if an item is not a register.
 pub fn snapshot_of(list: &Value) -> Result<Snapshot, String> {
     let revision = list["metadata"]["resourceVersion"].as_str();
     let revision = revision.and_then(|r| r.parse().ok());
-    let revision = revision.ok_or_else(|| format!("a list of no revision: {}", list["metadata"]))?;
+    let revision =
+        revision.ok_or_else(|| format!("a list without a resourceVersion: {}", list["metadata"]))?;
     let items = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
     let registers = items
         .iter()
-        .map(|item| version_of(item).ok_or_else(|| format!("an item that is no register: {item}")));
+        .map(|item| version_of(item).ok_or_else(|| format!("an item that is not a register: {item}")));
     Ok(Snapshot {
         revision,
         registers: registers.collect::<Result<_, _>>()?,
@@ -106,7 +107,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Works on these registers until it is stopped; what it does next follows from the seed and the answers.
+    /// Calls these registers until it is stopped; its operations follow from the seed and the results.
     pub async fn run(self, keys: Vec<String>, seed: u64, stop: Arc<AtomicBool>) {
         let mut random = StdRng::seed_from_u64(seed);
         let mut known: std::collections::BTreeMap<String, u64> = std::collections::BTreeMap::new();
@@ -115,7 +116,7 @@ impl Worker {
                 return;
             };
             let draw = random.random_range(0..100);
-            let is_clear = if draw < 10 {
+            let is_definite = if draw < 10 {
                 self.list().await
             } else {
                 let operation = match draw {
@@ -137,31 +138,31 @@ impl Worker {
                 };
                 let answer = self.call(key, operation).await;
                 match &answer {
-                    Answer::Ok(Some(version)) => {
+                    CallResult::Ok(Some(version)) => {
                         known.insert(key.clone(), version.revision);
                     }
-                    Answer::Ok(None) | Answer::NotFound => {
+                    CallResult::Ok(None) | CallResult::NotFound => {
                         known.remove(key);
                     }
-                    Answer::Conflict => {
-                        // Reads before it writes again, as controllers do.
+                    CallResult::Conflict => {
+                        // It reads before it writes again, as controllers do.
                         known.remove(key);
                     }
-                    Answer::AlreadyExists | Answer::Rejected(_) | Answer::Unknown(_) => {}
+                    CallResult::AlreadyExists | CallResult::Rejected(_) | CallResult::Unknown(_) => {}
                 }
-                !matches!(answer, Answer::Rejected(_) | Answer::Unknown(_))
+                !matches!(answer, CallResult::Rejected(_) | CallResult::Unknown(_))
             };
             let pause = Duration::from_millis(random.random_range(PAUSE_MILLIS));
-            tokio::time::sleep(if is_clear { pause } else { PAUSE_AFTER_ERROR }).await;
+            tokio::time::sleep(if is_definite { pause } else { PAUSE_AFTER_ERROR }).await;
         }
     }
 
     /// One request for a register, recorded.
-    pub async fn call(&self, key: &str, operation: Operation) -> Answer {
+    pub async fn call(&self, key: &str, operation: Operation) -> CallResult {
         let start = now();
-        let reply = self.ask(key, operation).await;
+        let reply = self.send(key, operation).await;
         let end = now();
-        let answer = answer_of(operation, reply);
+        let answer = result_of(operation, reply);
         self.recorder.call(Call {
             client: self.name.clone(),
             server: self.client.server.clone(),
@@ -174,7 +175,7 @@ impl Worker {
         answer
     }
 
-    async fn ask(&self, key: &str, operation: Operation) -> Reply {
+    async fn send(&self, key: &str, operation: Operation) -> Reply {
         let (json, merge) = ("application/json", "application/merge-patch+json");
         match operation {
             Operation::Create { write } => {
@@ -199,12 +200,12 @@ impl Worker {
         }
     }
 
-    /// A list of all registers, recorded. Whether it was answered.
+    /// A list of all registers, recorded. Returns whether it succeeded.
     pub async fn list(&self) -> bool {
         let start = now();
         let reply = self.client.get(&list_path()).await;
         let end = now();
-        let Reply::Ok(value) = reply else { return false };
+        let Ok(value) = reply else { return false };
         match snapshot_of(&value) {
             Ok(snapshot) => {
                 let list = List {
@@ -226,23 +227,20 @@ impl Worker {
     }
 }
 
-fn answer_of(operation: Operation, reply: Reply) -> Answer {
+fn result_of(operation: Operation, reply: Reply) -> CallResult {
     match reply {
-        Reply::Ok(_) if operation == Operation::Delete => Answer::Ok(None),
-        Reply::Ok(object) => match version_of(&object) {
-            Some((_, version)) => Answer::Ok(Some(version)),
-            None => Answer::Unknown(format!("an answer that is no register: {object}")),
+        Ok(_) if operation == Operation::Delete => CallResult::Ok(None),
+        Ok(object) => match version_of(&object) {
+            Some((_, version)) => CallResult::Ok(Some(version)),
+            None => CallResult::Unknown(format!("a response that is not a register: {object}")),
         },
-        Reply::Status { reason, .. } if reason == "NotFound" => Answer::NotFound,
-        Reply::Status { reason, .. } if reason == "AlreadyExists" => Answer::AlreadyExists,
-        Reply::Status { reason, .. } if reason == "Conflict" => Answer::Conflict,
-        Reply::Status {
-            code,
-            reason,
-            message,
-        } => Answer::Rejected(format!("{code} {reason}: {message}")),
-        Reply::NotSent(text) => Answer::Rejected(text),
-        Reply::Unknown(text) => Answer::Unknown(text),
+        Err(RequestError::Status { reason, .. }) if reason == "NotFound" => CallResult::NotFound,
+        Err(RequestError::Status { reason, .. }) if reason == "AlreadyExists" => CallResult::AlreadyExists,
+        Err(RequestError::Status { reason, .. }) if reason == "Conflict" => CallResult::Conflict,
+        Err(error @ (RequestError::Status { .. } | RequestError::NotSent(_))) => {
+            CallResult::Rejected(error.to_string())
+        }
+        Err(RequestError::Unknown(text)) => CallResult::Unknown(text),
     }
 }
 
@@ -251,12 +249,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_without_effect_is_not_taken_for_an_unknown_one_nor_the_other_way_round() {
+    fn replies_without_effect_and_unknown_ones_are_distinguished() {
         let create = Operation::Create { write: 7 };
-        let status = |code, reason: &str| Reply::Status {
-            code,
-            reason: reason.into(),
-            message: "m".into(),
+        let status = |code, reason: &str| {
+            Err(RequestError::Status {
+                code,
+                reason: reason.into(),
+                message: "m".into(),
+            })
         };
         let written =
             json!({ "metadata": { "name": "k", "resourceVersion": "12" }, "data": { "write": "7" } });
@@ -265,30 +265,30 @@ mod tests {
             write: 7,
         };
         for (operation, reply, expected) in [
-            (create, Reply::Ok(written), Answer::Ok(Some(version))),
-            (create, status(409, "AlreadyExists"), Answer::AlreadyExists),
-            (create, status(409, "Conflict"), Answer::Conflict),
-            (Operation::Get, status(404, "NotFound"), Answer::NotFound),
+            (create, Ok(written), CallResult::Ok(Some(version))),
+            (create, status(409, "AlreadyExists"), CallResult::AlreadyExists),
+            (create, status(409, "Conflict"), CallResult::Conflict),
+            (Operation::Get, status(404, "NotFound"), CallResult::NotFound),
             (
                 create,
                 status(429, "TooManyRequests"),
-                Answer::Rejected("429 TooManyRequests: m".into()),
+                CallResult::Rejected("429 TooManyRequests: m".into()),
             ),
             (
                 create,
-                Reply::NotSent("no route".into()),
-                Answer::Rejected("no route".into()),
+                Err(RequestError::NotSent("no route".into())),
+                CallResult::Rejected("no route".into()),
             ),
             (
                 create,
-                Reply::Unknown("504".into()),
-                Answer::Unknown("504".into()),
+                Err(RequestError::Unknown("504".into())),
+                CallResult::Unknown("504".into()),
             ),
-            (Operation::Delete, Reply::Ok(json!({})), Answer::Ok(None)),
+            (Operation::Delete, Ok(json!({})), CallResult::Ok(None)),
         ] {
-            assert_eq!(answer_of(operation, reply), expected);
+            assert_eq!(result_of(operation, reply), expected);
         }
-        let odd = answer_of(create, Reply::Ok(json!({})));
-        assert!(matches!(odd, Answer::Unknown(_)), "{odd:?}");
+        let odd = result_of(create, Ok(json!({})));
+        assert!(matches!(odd, CallResult::Unknown(_)), "{odd:?}");
     }
 }

@@ -1,7 +1,7 @@
-//! Which fault strikes whom, when and for how long: a function of the seed, the round and the cluster, and of nothing else.
+//! The faults of a round, with their targets, times and durations: a function of the seed, the round and the cluster only.
 //!
-//! A process is subject to one fault at a time (killed, paused, with a stepped clock or a full disk); cuts overlap with
-//! everything. Nothing here knows how a fault is carried out; that is [`crate::faults`].
+//! A process has one fault at a time (killed, paused, with a wrong clock or a full disk); cuts overlap with all faults. How
+//! faults are injected is in [`crate::cluster`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,22 +13,22 @@ use serde::Serialize;
 
 /// Between the beginnings of two faults, in milliseconds: about fifteen faults a minute, some of them at once.
 const GAP_MILLIS: std::ops::Range<u64> = 500..7_000;
-/// How long a killed process stays down. Short ones are restarts by an init system, long ones a broken machine.
+/// How long a killed process is down. Short times are restarts by an init system, long ones a failed host.
 const DOWN_MILLIS: std::ops::Range<u64> = 200..15_000;
-/// How long a process is stopped. Leases of leaders last 15 s: some pauses are longer.
+/// How long a process is paused. Leases of leaders last 15 s: some pauses are longer.
 const PAUSE_MILLIS: std::ops::Range<u64> = 1_000..25_000;
 const CUT_MILLIS: std::ops::Range<u64> = 2_000..30_000;
 /// A node is lost after 40 s: some cuts of agents last longer.
 const LONG_CUT_MILLIS: std::ops::Range<u64> = 48_000..58_000;
 const CLOCK_MILLIS: std::ops::Range<u64> = 10_000..40_000;
-/// Steps in seconds, in either direction: seconds, minutes, more than the pods' graces and the leases' durations.
+/// Offsets in seconds, in either direction: some are longer than the pods' grace periods and the leases' durations.
 const CLOCK_STEPS: [i64; 5] = [7, 20, 65, 300, 900];
 const FULL_MILLIS: std::ops::Range<u64> = 3_000..20_000;
 
 /// A kind of fault, as `--only` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum FaultKind {
     Kill,
     Cut,
     Pause,
@@ -36,32 +36,38 @@ pub enum Kind {
     Disk,
 }
 
-impl Kind {
-    pub const ALL: [Kind; 5] = [Kind::Kill, Kind::Cut, Kind::Pause, Kind::Clock, Kind::Disk];
+impl FaultKind {
+    pub const ALL: [FaultKind; 5] = [
+        FaultKind::Kill,
+        FaultKind::Cut,
+        FaultKind::Pause,
+        FaultKind::Clock,
+        FaultKind::Disk,
+    ];
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FaultKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Kind::Kill => "kill",
-            Kind::Cut => "cut",
-            Kind::Pause => "pause",
-            Kind::Clock => "clock",
-            Kind::Disk => "disk",
+            FaultKind::Kill => "kill",
+            FaultKind::Cut => "cut",
+            FaultKind::Pause => "pause",
+            FaultKind::Clock => "clock",
+            FaultKind::Disk => "disk",
         })
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for FaultKind {
     type Err = String;
 
-    fn from_str(name: &str) -> Result<Kind, String> {
-        let found = Kind::ALL.into_iter().find(|kind| kind.to_string() == name);
-        found.ok_or_else(|| format!("{name:?}: expected some of kill, cut, pause, clock, disk"))
+    fn from_str(name: &str) -> Result<FaultKind, String> {
+        let found = FaultKind::ALL.into_iter().find(|kind| kind.to_string() == name);
+        found.ok_or_else(|| format!("{name:?}: expected one of kill, cut, pause, clock, disk"))
     }
 }
 
-/// A process, or for cuts and disks the machine that it is on. Numbered from 0.
+/// A process, or for cuts and disks its host. Numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Target {
@@ -87,7 +93,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// What the cluster consists of.
+/// The number of processes of the cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
     pub servers: usize,
@@ -113,30 +119,30 @@ impl Size {
         (0..self.members).map(Target::Member)
     }
 
-    /// Every machine.
-    pub fn machines(self) -> Vec<Target> {
+    /// Every host.
+    pub fn hosts(self) -> Vec<Target> {
         self.servers()
             .chain(self.agents())
             .chain(self.members())
             .collect()
     }
 
-    /// What this kind of fault can strike. etcd's clock is not stepped: it is a Go program and reads the clock without libc.
-    fn targets(self, kind: Kind) -> Vec<Target> {
+    /// The targets of this kind of fault. etcd's clock is not changed: it is a Go program and reads the clock without libc.
+    fn targets(self, kind: FaultKind) -> Vec<Target> {
         match kind {
-            Kind::Kill | Kind::Pause => self
+            FaultKind::Kill | FaultKind::Pause => self
                 .servers()
                 .chain(self.agents())
                 .chain(self.containerds())
                 .chain(self.members())
                 .collect(),
-            Kind::Clock => self.servers().chain(self.agents()).collect(),
-            Kind::Cut | Kind::Disk => self.machines(),
+            FaultKind::Clock => self.servers().chain(self.agents()).collect(),
+            FaultKind::Cut | FaultKind::Disk => self.hosts(),
         }
     }
 }
 
-/// What strikes.
+/// A fault.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase", tag = "fault")]
 pub enum Fault {
@@ -150,24 +156,24 @@ pub enum Fault {
         second: Vec<Target>,
         one_way: bool,
     },
-    /// Its wall clock is wrong by so much; the monotonic clock is not.
+    /// Its wall clock has this offset; the monotonic clock has not.
     Clock { target: Target, step_seconds: i64 },
-    /// No byte is free on the disk of its data directory.
+    /// The disk of its data directory is full.
     Disk { target: Target },
 }
 
 impl Fault {
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> FaultKind {
         match self {
-            Fault::Kill { .. } => Kind::Kill,
-            Fault::Pause { .. } => Kind::Pause,
-            Fault::Cut { .. } => Kind::Cut,
-            Fault::Clock { .. } => Kind::Clock,
-            Fault::Disk { .. } => Kind::Disk,
+            Fault::Kill { .. } => FaultKind::Kill,
+            Fault::Pause { .. } => FaultKind::Pause,
+            Fault::Cut { .. } => FaultKind::Cut,
+            Fault::Clock { .. } => FaultKind::Clock,
+            Fault::Disk { .. } => FaultKind::Disk,
         }
     }
 
-    /// The process that it is done to; a cut is done to links.
+    /// The process that it affects; a cut affects links.
     pub fn target(&self) -> Option<Target> {
         match self {
             Fault::Kill { target }
@@ -178,7 +184,7 @@ impl Fault {
         }
     }
 
-    /// Whether packets between this target's machine and `other` are dropped in at least one direction.
+    /// Whether packets between this target's host and `other` are dropped in at least one direction.
     pub fn separates(&self, one: Target, other: Target) -> bool {
         let Fault::Cut { first, second, .. } = self else {
             return false;
@@ -214,30 +220,36 @@ impl fmt::Display for Fault {
 
 /// A fault with its times, in milliseconds since the round began.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Planned {
+pub struct PlannedFault {
     pub at_millis: u64,
     pub lasts_millis: u64,
     #[serde(flatten)]
     pub fault: Fault,
 }
 
-impl Planned {
+impl PlannedFault {
     pub fn ends_millis(&self) -> u64 {
         self.at_millis + self.lasts_millis
     }
 
-    fn overlaps(&self, other: &Planned) -> bool {
+    fn overlaps(&self, other: &PlannedFault) -> bool {
         self.at_millis < other.ends_millis() && other.at_millis < self.ends_millis()
     }
 }
 
 /// The faults of one round of `round_millis`, in the order of their beginnings; all end within the round.
-pub fn schedule(seed: u64, round: u64, size: Size, kinds: &[Kind], round_millis: u64) -> Vec<Planned> {
+pub fn schedule(
+    seed: u64,
+    round: u64,
+    size: Size,
+    kinds: &[FaultKind],
+    round_millis: u64,
+) -> Vec<PlannedFault> {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
     key[8..16].copy_from_slice(&round.to_le_bytes());
     let mut random = StdRng::from_seed(key);
-    let mut planned: Vec<Planned> = Vec::new();
+    let mut planned: Vec<PlannedFault> = Vec::new();
     let mut at_millis = 0;
     loop {
         at_millis += random.random_range(GAP_MILLIS);
@@ -250,16 +262,14 @@ pub fn schedule(seed: u64, round: u64, size: Size, kinds: &[Kind], round_millis:
         let Some((fault, lasts)) = draw(&mut random, *kind, size) else {
             continue;
         };
-        let next = Planned {
+        let next = PlannedFault {
             at_millis,
             lasts_millis: lasts.min(round_millis - at_millis),
             fault,
         };
-        let machine = |fault: &Fault| fault.target().map(machine_of);
+        let host = |fault: &Fault| fault.target().map(host_of);
         let is_busy = planned.iter().any(|other| {
-            machine(&other.fault).is_some()
-                && machine(&other.fault) == machine(&next.fault)
-                && other.overlaps(&next)
+            host(&other.fault).is_some() && host(&other.fault) == host(&next.fault) && other.overlaps(&next)
         });
         if !is_busy {
             planned.push(next);
@@ -267,8 +277,8 @@ pub fn schedule(seed: u64, round: u64, size: Size, kinds: &[Kind], round_millis:
     }
 }
 
-/// An agent and its containerd share a machine and a disk.
-fn machine_of(target: Target) -> Target {
+/// An agent and its containerd share a host and a disk.
+fn host_of(target: Target) -> Target {
     match target {
         Target::Containerd(n) => Target::Agent(n),
         other => other,
@@ -276,12 +286,12 @@ fn machine_of(target: Target) -> Target {
 }
 
 /// A fault of this kind and how long it lasts, in milliseconds.
-fn draw(random: &mut StdRng, kind: Kind, size: Size) -> Option<(Fault, u64)> {
+fn draw(random: &mut StdRng, kind: FaultKind, size: Size) -> Option<(Fault, u64)> {
     let target = *size.targets(kind).choose(random)?;
     Some(match kind {
-        Kind::Kill => (Fault::Kill { target }, random.random_range(DOWN_MILLIS)),
-        Kind::Pause => (Fault::Pause { target }, random.random_range(PAUSE_MILLIS)),
-        Kind::Clock => {
+        FaultKind::Kill => (Fault::Kill { target }, random.random_range(DOWN_MILLIS)),
+        FaultKind::Pause => (Fault::Pause { target }, random.random_range(PAUSE_MILLIS)),
+        FaultKind::Clock => {
             let step = CLOCK_STEPS.choose(random)?;
             let sign = if random.random_bool(0.5) { 1 } else { -1 };
             let fault = Fault::Clock {
@@ -290,12 +300,12 @@ fn draw(random: &mut StdRng, kind: Kind, size: Size) -> Option<(Fault, u64)> {
             };
             (fault, random.random_range(CLOCK_MILLIS))
         }
-        Kind::Disk => (Fault::Disk { target }, random.random_range(FULL_MILLIS)),
-        Kind::Cut => {
-            let others: Vec<_> = size.machines().into_iter().filter(|m| *m != target).collect();
+        FaultKind::Disk => (Fault::Disk { target }, random.random_range(FULL_MILLIS)),
+        FaultKind::Cut => {
+            let others: Vec<_> = size.hosts().into_iter().filter(|m| *m != target).collect();
             let one_way = random.random_bool(0.3);
             let (first, second) = match random.random_range(0..4) {
-                // One machine from all others, and perhaps from the clients.
+                // One host from all others, and perhaps from the clients.
                 0 | 1 => {
                     let clients = random.random_bool(0.5).then_some(Target::Clients);
                     (vec![target], others.into_iter().chain(clients).collect())
@@ -305,13 +315,13 @@ fn draw(random: &mut StdRng, kind: Kind, size: Size) -> Option<(Fault, u64)> {
                 // Two groups.
                 _ => {
                     let (mut first, mut second) = (vec![target], Vec::new());
-                    for machine in others {
+                    for host in others {
                         let group = if random.random_bool(0.5) {
                             &mut first
                         } else {
                             &mut second
                         };
-                        group.push(machine);
+                        group.push(host);
                     }
                     (first, second)
                 }
@@ -352,37 +362,40 @@ mod tests {
 
     #[test]
     fn a_schedule_follows_from_seed_and_round() {
-        let of = |seed, round| schedule(seed, round, ETCD, &Kind::ALL, ROUND);
+        let of = |seed, round| schedule(seed, round, ETCD, &FaultKind::ALL, ROUND);
         assert_eq!(of(7, 2), of(7, 2));
         assert_ne!(of(7, 2), of(7, 3));
         assert_ne!(of(7, 2), of(8, 2));
     }
 
     #[test]
-    fn only_the_kinds_that_were_asked_for_strike_and_each_of_them_does() {
-        for kinds in [&Kind::ALL[..], &[Kind::Kill], &[Kind::Cut, Kind::Disk], &[]] {
-            let mut met: Vec<Kind> = (0..20)
+    fn only_the_given_kinds_of_faults_are_planned_and_each_of_them_is() {
+        for kinds in [
+            &FaultKind::ALL[..],
+            &[FaultKind::Kill],
+            &[FaultKind::Cut, FaultKind::Disk],
+            &[],
+        ] {
+            let mut found: Vec<FaultKind> = (0..20)
                 .flat_map(|round| schedule(1, round, ETCD, kinds, ROUND))
                 .map(|p| p.fault.kind())
                 .collect();
-            met.sort();
-            met.dedup();
-            assert_eq!(met, kinds);
+            found.sort();
+            found.dedup();
+            assert_eq!(found, kinds);
         }
     }
 
     #[test]
-    fn faults_end_within_the_round_and_a_machine_has_one_at_a_time_but_for_cuts() {
+    fn faults_end_within_the_round_and_a_host_has_one_at_a_time_but_for_cuts() {
         for seed in 0..200 {
-            let planned = schedule(seed, 0, ETCD, &Kind::ALL, ROUND);
+            let planned = schedule(seed, 0, ETCD, &FaultKind::ALL, ROUND);
             assert!(planned.len() > 3, "{planned:?}");
             for (n, one) in planned.iter().enumerate() {
                 assert!(one.ends_millis() <= ROUND && one.lasts_millis > 0, "{one:?}");
-                let machine = one.fault.target().map(machine_of);
+                let host = one.fault.target().map(host_of);
                 let clash = planned[..n].iter().find(|other| {
-                    machine.is_some()
-                        && other.fault.target().map(machine_of) == machine
-                        && other.overlaps(one)
+                    host.is_some() && other.fault.target().map(host_of) == host && other.overlaps(one)
                 });
                 assert_eq!(clash, None, "{one:?}");
             }
@@ -390,22 +403,22 @@ mod tests {
     }
 
     #[test]
-    fn every_machine_is_struck_and_none_that_is_not_there() {
+    fn every_target_has_faults_and_none_that_does_not_exist() {
         for size in [ETCD, EMBEDDED] {
             let all: Vec<_> = (0..100)
-                .flat_map(|round| schedule(3, round, size, &Kind::ALL, ROUND))
+                .flat_map(|round| schedule(3, round, size, &FaultKind::ALL, ROUND))
                 .collect();
-            for kind in Kind::ALL.into_iter().filter(|k| *k != Kind::Cut) {
-                let mut met: Vec<_> = all
+            for kind in FaultKind::ALL.into_iter().filter(|k| *k != FaultKind::Cut) {
+                let mut found: Vec<_> = all
                     .iter()
                     .filter(|p| p.fault.kind() == kind)
                     .filter_map(|p| p.fault.target())
                     .collect();
-                met.sort();
-                met.dedup();
+                found.sort();
+                found.dedup();
                 let mut expected = size.targets(kind);
                 expected.sort();
-                assert_eq!(met, expected, "{kind}");
+                assert_eq!(found, expected, "{kind}");
             }
         }
     }
@@ -413,10 +426,10 @@ mod tests {
     #[test]
     fn some_cuts_last_until_a_node_is_lost_and_some_are_one_way() {
         let cuts: Vec<_> = (0..50)
-            .flat_map(|round| schedule(5, round, EMBEDDED, &[Kind::Cut], 2 * ROUND))
+            .flat_map(|round| schedule(5, round, EMBEDDED, &[FaultKind::Cut], 2 * ROUND))
             .collect();
         assert!(cuts.iter().any(|p| p.lasts_millis > 45_000));
-        let one_way = |p: &&Planned| matches!(p.fault, Fault::Cut { one_way: true, .. });
+        let one_way = |p: &&PlannedFault| matches!(p.fault, Fault::Cut { one_way: true, .. });
         assert!(cuts.iter().any(|p| one_way(&p)) && !cuts.iter().all(|p| one_way(&p)));
     }
 }

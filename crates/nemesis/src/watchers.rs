@@ -1,5 +1,5 @@
-//! Clients that watch the registers: each lists once, then resumes from where it is after every break, at the same server or
-//! at the next.
+//! Clients that watch the registers: each lists once, then resumes from its resourceVersion after every interruption, at the
+//! same server or at the next.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use futures::{AsyncBufReadExt, StreamExt};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::client::{Client, Reply};
+use crate::client::{Client, RequestError};
 use crate::history::{Change, Received, Snapshot, Version};
 use crate::registers::{Recorder, list_path, snapshot_of, version_of};
 
-/// A watch on which nothing arrives is given up: its connection may be cut off without an end.
+/// A watch without events is closed after this time: its connection may be cut off without a notice.
 const SILENCE: Duration = Duration::from_secs(6);
-/// Why a watch ended whose position is no longer known.
+/// The reason of a watch that ended because its resourceVersion is too old.
 pub const EXPIRED: &str = "410 Expired";
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(300);
 
-/// One watcher; see the module.
+/// One watcher.
 pub struct Watcher {
     pub name: String,
-    /// Asked in turn, a break each.
+    /// Used in turn, the next one after each interruption.
     clients: Vec<Client>,
     recorder: Arc<Recorder>,
     received: Mutex<Vec<Received>>,
@@ -46,12 +46,12 @@ impl Watcher {
         self.position.load(Ordering::Relaxed)
     }
 
-    /// What it received since it was asked last.
+    /// What it received since the last call.
     pub fn take(&self) -> Vec<Received> {
         std::mem::take(&mut *self.received.lock())
     }
 
-    /// What a later [`Watcher::take`] has to begin with, so that it can be checked alone.
+    /// The snapshot with which the next [`Watcher::take`] begins, so that it can be checked on its own.
     pub fn restart_from(&self, snapshot: Snapshot) {
         self.received.lock().insert(0, Received::Listed(snapshot));
     }
@@ -67,7 +67,7 @@ impl Watcher {
         self.recorder
             .history
             .record("watch", &BTreeMap::from([(name, &received)]));
-        // The position under the lock, so that it is the one of what is taken.
+        // The position is set under the lock, so that it matches `received`.
         let mut all = self.received.lock();
         all.push(received);
         if let Some(position) = position {
@@ -90,11 +90,11 @@ impl Watcher {
                     end = self.watch(client) => end,
                     () = stopped(&stop) => return,
                 };
-                let is_expired = end.as_ref().is_err_and(|e| *e == Broken::Expired);
+                let is_expired = end.as_ref().is_err_and(|e| *e == WatchEnd::Expired);
                 self.record(Received::Ended(match end {
                     Ok(()) => "the server ended it".into(),
-                    Err(Broken::Expired) => EXPIRED.into(),
-                    Err(Broken::Because(text)) => text,
+                    Err(WatchEnd::Expired) => EXPIRED.into(),
+                    Err(WatchEnd::Failed(text)) => text,
                 }));
                 has_listed = !is_expired;
             }
@@ -103,7 +103,7 @@ impl Watcher {
     }
 
     async fn list(&self, client: &Client) -> bool {
-        let Reply::Ok(value) = client.get(&list_path()).await else {
+        let Ok(value) = client.get(&list_path()).await else {
             return false;
         };
         match snapshot_of(&value) {
@@ -118,15 +118,15 @@ impl Watcher {
         }
     }
 
-    async fn watch(&self, client: &Client) -> Result<(), Broken> {
+    async fn watch(&self, client: &Client) -> Result<(), WatchEnd> {
         let from = self.position();
         let path = format!(
             "{}&watch=1&allowWatchBookmarks=true&resourceVersion={from}&timeoutSeconds=120",
             list_path()
         );
-        let stream = client.lines(&path).await.map_err(|reply| match reply {
-            Reply::Status { code: 410, .. } => Broken::Expired,
-            other => Broken::Because(other.ok().err().unwrap_or_default()),
+        let stream = client.lines(&path).await.map_err(|error| match error {
+            RequestError::Status { code: 410, .. } => WatchEnd::Expired,
+            other => WatchEnd::Failed(other.to_string()),
         })?;
         self.record(Received::Opened {
             server: client.server.clone(),
@@ -135,9 +135,9 @@ impl Watcher {
         let mut lines = Box::pin(stream).lines();
         loop {
             let line = match tokio::time::timeout(SILENCE, lines.next()).await {
-                Err(_) => return Err(Broken::Because("silence".into())),
+                Err(_) => return Err(WatchEnd::Failed("silence".into())),
                 Ok(None) => return Ok(()),
-                Ok(Some(line)) => line.map_err(|e| Broken::Because(e.to_string()))?,
+                Ok(Some(line)) => line.map_err(|e| WatchEnd::Failed(e.to_string()))?,
             };
             self.record(received_of(&line)?);
         }
@@ -146,16 +146,16 @@ impl Watcher {
 
 /// Why a watch ended.
 #[derive(Debug, PartialEq, Eq)]
-enum Broken {
-    /// Its position is no longer known: it has to list again.
+enum WatchEnd {
+    /// Its resourceVersion is too old: it has to list again.
     Expired,
-    Because(String),
+    Failed(String),
 }
 
-/// What a line of a watch says.
-fn received_of(line: &str) -> Result<Received, Broken> {
-    // The last line of a stream that was cut in the middle is none.
-    let event: Value = serde_json::from_str(line).map_err(|e| Broken::Because(format!("{e}: {line}")))?;
+/// The event of a line of a watch.
+fn received_of(line: &str) -> Result<Received, WatchEnd> {
+    // The last line of an interrupted stream is incomplete.
+    let event: Value = serde_json::from_str(line).map_err(|e| WatchEnd::Failed(format!("{e}: {line}")))?;
     let object = &event["object"];
     let change = match event["type"].as_str() {
         Some("ADDED") => Change::Added,
@@ -166,13 +166,13 @@ fn received_of(line: &str) -> Result<Received, Broken> {
             let revision = revision.and_then(|r| r.parse().ok());
             return revision
                 .map(Received::Bookmark)
-                .ok_or_else(|| Broken::Because(format!("a bookmark of no revision: {line}")));
+                .ok_or_else(|| WatchEnd::Failed(format!("a bookmark without a resourceVersion: {line}")));
         }
-        Some("ERROR") if object["code"] == 410 => return Err(Broken::Expired),
-        _ => return Err(Broken::Because(line.to_string())),
+        Some("ERROR") if object["code"] == 410 => return Err(WatchEnd::Expired),
+        _ => return Err(WatchEnd::Failed(line.to_string())),
     };
     let (key, version): (String, Version) =
-        version_of(object).ok_or_else(|| Broken::Because(format!("no register: {line}")))?;
+        version_of(object).ok_or_else(|| WatchEnd::Failed(format!("not a register: {line}")))?;
     Ok(Received::Event { change, key, version })
 }
 
@@ -205,13 +205,16 @@ mod tests {
         let bookmark = r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"15"}}}"#;
         assert_eq!(received_of(bookmark), Ok(Received::Bookmark(15)));
         let expired = r#"{"type":"ERROR","object":{"code":410}}"#;
-        assert_eq!(received_of(expired), Err(Broken::Expired));
+        assert_eq!(received_of(expired), Err(WatchEnd::Expired));
         for broken in [
             r#"{"type":"ADD"#,
             r#"{"type":"ERROR","object":{"code":500}}"#,
             r#"{"type":"ADDED","object":{}}"#,
         ] {
-            assert!(matches!(received_of(broken), Err(Broken::Because(_))), "{broken}");
+            assert!(
+                matches!(received_of(broken), Err(WatchEnd::Failed(_))),
+                "{broken}"
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Services and their endpoints, reduced to what proxy and DNS need of them: some hundred bytes a Service and some
-//! tens an endpoint, however large the objects are.
+//! Services and their endpoints, reduced to the fields that proxy and DNS need: some hundred bytes for a Service and some
+//! tens for an endpoint, however large the objects are.
 
 mod endpoints;
 mod service;
@@ -26,7 +26,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// As in `protocol` of ports; absent is TCP, what is unknown is `None`.
+    /// Parses `protocol` of a port; absent is TCP, unknown protocols are `None`.
     pub fn parse(text: Option<&str>) -> Option<Self> {
         match text {
             None | Some("TCP") => Some(Protocol::Tcp),
@@ -36,7 +36,7 @@ impl Protocol {
         }
     }
 
-    /// IANA's number, as it stands in IP headers.
+    /// IANA's number, as in IP headers.
     pub fn number(self) -> u8 {
         match self {
             Protocol::Tcp => 6,
@@ -45,7 +45,7 @@ impl Protocol {
         }
     }
 
-    /// As it stands in the API.
+    /// The name in the API.
     pub fn name(self) -> &'static str {
         match self {
             Protocol::Tcp => "TCP",
@@ -104,18 +104,18 @@ pub struct Catalog {
     slices: BTreeMap<ServiceKey, BTreeMap<Box<str>, Slice>>,
     /// Which Service a slice belongs to, by the slice's namespace and name.
     owners: BTreeMap<(Arc<str>, Box<str>), ServiceKey>,
-    /// Services by their cluster IPs, for reverse look-ups.
+    /// Services by their cluster IPs, for reverse DNS queries.
     by_cluster_ip: BTreeMap<IpAddr, ServiceKey>,
     interner: Interner,
     withdrawn: Vec<IpAddr>,
     removals: usize,
 }
 
-/// After so many removals strings that nothing uses any more are let go.
+/// After this many removals unused strings are dropped.
 const SHRINK_AFTER_REMOVALS: usize = 1024;
 
 impl Catalog {
-    /// Takes a Service in. Its key, unless nothing that is kept of it has changed.
+    /// Adds or updates a Service. Returns its key, unless none of the kept fields changed.
     pub fn apply_service(&mut self, service: &core::Service) -> Option<ServiceKey> {
         let key = self.key(
             service.metadata.namespace.as_deref()?,
@@ -133,7 +133,7 @@ impl Catalog {
         Some(key)
     }
 
-    /// The Service is gone. Its key, if it was known.
+    /// Removes a deleted Service. Returns its key, if it was known.
     pub fn remove_service(&mut self, namespace: &str, name: &str) -> Option<ServiceKey> {
         let key = self.key(namespace, name);
         self.forget_addresses(&key);
@@ -142,7 +142,8 @@ impl Catalog {
         Some(key)
     }
 
-    /// Takes an EndpointSlice in. The Services it changes: usually one, two if its label names another one than before.
+    /// Adds or updates an EndpointSlice. Returns the Services that it changes: usually one, two if its label names another
+    /// one than before.
     pub fn apply_slice(&mut self, slice: &EndpointSlice) -> Vec<ServiceKey> {
         let (Some(namespace), Some(name)) = (
             slice.metadata.namespace.as_deref(),
@@ -172,7 +173,7 @@ impl Catalog {
         changed
     }
 
-    /// The EndpointSlice is gone. The Service it belonged to, if it was known.
+    /// Removes a deleted EndpointSlice. Returns the Service that it belonged to, if it was known.
     pub fn remove_slice(&mut self, namespace: &str, name: &str) -> Option<ServiceKey> {
         let owner = (self.interner.get(namespace), Box::from(name));
         let key = self.owners.remove(&owner)?;
@@ -192,7 +193,7 @@ impl Catalog {
         self.services.get(key)
     }
 
-    /// By namespace and name, without a key at hand.
+    /// A Service by namespace and name.
     pub fn service_named(&self, namespace: &str, name: &str) -> Option<(&ServiceKey, &Service)> {
         self.services.get_key_value(&ServiceKey::new(namespace, name))
     }
@@ -207,7 +208,7 @@ impl Catalog {
         self.slices.get(key).into_iter().flat_map(BTreeMap::values)
     }
 
-    /// Those of them that service proxies serve.
+    /// The slices of a Service that service proxies serve.
     pub fn proxied_slices(&self, key: &ServiceKey) -> impl Iterator<Item = &Slice> {
         self.slices(key).filter(|slice| !slice.foreign_proxy)
     }
@@ -217,7 +218,7 @@ impl Catalog {
         self.by_cluster_ip.get(&ip)
     }
 
-    /// The addresses that changes of slices have taken from new connections since this was last called.
+    /// The addresses that stopped to get new connections by changes of slices since the last call.
     pub fn take_withdrawn(&mut self) -> Vec<IpAddr> {
         std::mem::take(&mut self.withdrawn)
     }
@@ -236,7 +237,7 @@ impl Catalog {
     }
 
     /// Whether EndpointSlices may offer a pod with these labels: a Service of the namespace selects it, and it is ready or
-    /// that Service offers pods that are not.
+    /// the Service has publishNotReadyAddresses.
     pub fn may_offer(&self, namespace: &str, labels: &BTreeMap<String, String>, is_ready: bool) -> bool {
         let first = ServiceKey::new(namespace, "");
         self.services

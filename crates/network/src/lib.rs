@@ -1,7 +1,7 @@
-//! The deciding half of the network of a node: which endpoints a Service leads to, what DNS answers, which connections
-//! NetworkPolicies allow, and how other nodes' pods are reached.
+//! The deciding half of a node's network: the endpoints of Services, the answers of DNS, the connections that
+//! NetworkPolicies allow, and the routes to other nodes' pods.
 //!
-//! Pure: no IO, no clock, no randomness, no tasks. What is decided here is carried out by `knarr-node-network`.
+//! Pure: no IO, no clock, no randomness, no tasks. `knarr-node-network` carries the decisions out.
 //!
 //! # Where things are
 //!

@@ -1,4 +1,4 @@
-//! Elements of nftables sets and maps, as the kernel has them: what decisions come to.
+//! Elements of nftables sets and maps as the kernel has them: the result of decisions.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub enum Verdict {
     Goto(Box<str>),
 }
 
-/// What a map has for a key.
+/// The value of a key in a map.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Data {
     /// A value in the kernel's layout: each field of a concatenation padded to 4 bytes, numbers in network byte order.

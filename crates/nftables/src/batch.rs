@@ -1,4 +1,4 @@
-//! A batch: what one commit does, all of it or nothing.
+//! A batch: the changes of one commit, which are made all or not at all.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ impl Batch {
         self.element(Operation::CreateElements, set, element)
     }
 
-    /// Deletes an element, which must be there (ENOENT); its data is not looked at. Of a range both ends are needed.
+    /// Deletes an element, which must exist (ENOENT); its data is not compared. A range needs both ends.
     pub fn delete(&mut self, set: &Arc<Set>, element: Element<'_>) -> Result<(), Error> {
         self.element(Operation::DeleteElements, set, element)
     }
@@ -114,13 +114,13 @@ impl Batch {
     fn element(&mut self, operation: Operation, set: &Arc<Set>, element: Element<'_>) -> Result<(), Error> {
         let is_addition = operation != Operation::DeleteElements;
         element.check(set, is_addition)?;
-        let goes_on = self.parts.last().is_some_and(|part| {
+        let continues = self.parts.last().is_some_and(|part| {
             let same_set = matches!(&part.target, Target::Set(of) if Arc::ptr_eq(of, set));
             same_set && part.operation == operation
         });
         let growing = match self.growing {
             Some(growing)
-                if goes_on
+                if continues
                     && self.writer.length_of(growing.list) + element.encoded_length(set) <= MAX_ATTRIBUTE =>
             {
                 growing
@@ -195,7 +195,7 @@ impl Batch {
         writer.buffer
     }
 
-    /// What an error says about a message of this batch, sent from `sequence` on.
+    /// The rejected message of an error about this batch, which was sent from `sequence` on.
     pub(crate) fn rejection(&self, sequence: u32, answer: &Answer) -> Option<Rejection> {
         let errno = answer.result.err()?;
         let index = answer.sequence.wrapping_sub(sequence).checked_sub(1);

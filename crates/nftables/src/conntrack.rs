@@ -1,7 +1,7 @@
-//! Connection tracking entries, deleted by what they lead from and to (ctnetlink).
+//! Connection tracking entries, deleted by their source and destination (ctnetlink).
 //!
-//! A UDP flow keeps the endpoint it was given for as long as packets come. When that endpoint is gone its entry must go,
-//! so that the next packet is given another one.
+//! A UDP flow keeps its endpoint for as long as packets arrive. When that endpoint is removed, the flow's entry must be
+//! deleted, so that the next packet gets another endpoint.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -16,7 +16,7 @@ use crate::wire::{Attributes, Malformed, Writer, be16, be32};
 const MAX_COLLECTED: usize = 64 << 10;
 /// Deletions of one message to the kernel.
 const DELETIONS_AT_ONCE: usize = 512;
-/// How often entries are collected in one call: that many new ones could appear only if somebody makes them all the time.
+/// How often entries are collected in one call: more rounds are needed only if new entries are created all the time.
 const MAX_ROUNDS: usize = 64;
 
 /// One direction of a flow.
@@ -52,8 +52,8 @@ impl Conntrack {
         })
     }
 
-    /// Deletes the entries of a family (IPv4 or IPv6) and protocol that `is_stale` names, and gives their number. It is
-    /// asked about every entry of that protocol; entries without ports are passed over.
+    /// Deletes the entries of a family (IPv4 or IPv6) and protocol that `is_stale` names, and returns their number. It is
+    /// called for every entry of that protocol; entries without ports are skipped.
     pub fn delete(
         &mut self,
         family: Family,
@@ -127,7 +127,7 @@ impl Conntrack {
         for answer in self.socket.exchange(&writer.buffer, &about)? {
             match answer.result {
                 Ok(()) => deleted += 1,
-                // It has ended meanwhile.
+                // The entry has expired meanwhile.
                 Err(Errno::ENOENT) => (),
                 Err(source) => {
                     return Err(Error::Request {

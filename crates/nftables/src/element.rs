@@ -121,7 +121,7 @@ impl<'a> Element<'a> {
         2 * (4 + 8 + set.padded_key_length() + 8) + 12 + data
     }
 
-    /// It is as [`Element::check`] wants it.
+    /// [`Element::check`] has accepted it.
     pub(crate) fn write(&self, set: &Set, writer: &mut Writer, is_addition: bool) {
         let cut = |key: &'a [u8]| key.get(..set.key_length).unwrap_or(key);
         let element = writer.nested(attribute::LIST_ELEMENT);

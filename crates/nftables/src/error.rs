@@ -1,4 +1,4 @@
-//! What can go wrong, and which element was the reason.
+//! Errors, and the element that caused them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub struct Rejection {
     pub operation: Operation,
     /// Set or table: `ip knarr-proxy class`.
     pub target: Arc<str>,
-    /// The key of the element that was the reason, where the kernel says so.
+    /// The key of the element that was the reason, if the kernel names it.
     pub key: Option<Box<[u8]>>,
     pub errno: Errno,
 }

@@ -31,7 +31,7 @@ impl Nftables {
         })
     }
 
-    /// The number of the last commit in this network namespace, whoever made it.
+    /// The number of the last commit in this network namespace, by any process.
     pub fn generation(&mut self) -> Result<u32, Error> {
         let about = About::new(Operation::Generation, "of the ruleset");
         let generation = self.socket.request(
@@ -137,9 +137,9 @@ impl Nftables {
 
     /// All elements of a set at one moment. Those of a catch-all (`*`) are left out.
     ///
-    /// The kernel resizes a hash set some time after the commit that let it grow or shrink. A dump goes on by the number of
-    /// elements shown so far, so one that a resize falls into shows some elements twice and others not at all, and says
-    /// nothing of it: what is there twice is what tells.
+    /// The kernel resizes a hash set some time after the commit that let it grow or shrink. A dump continues at the number of
+    /// elements that it has returned, so a dump during a resize returns some elements twice and others not at all, without an
+    /// error: repeated elements are the sign of it.
     pub fn elements(&mut self, set: &Set) -> Result<Elements, Error> {
         let about = About::new(Operation::DumpElements, set.describe());
         for _ in 0..RESIZED_TRIES {

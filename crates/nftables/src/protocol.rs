@@ -95,7 +95,7 @@ pub(crate) mod message {
     pub const DELETE_FLOW: u16 = CTNETLINK | 2;
 }
 
-/// Attributes; the prefix says of what.
+/// Attributes; the prefix names the object.
 pub(crate) mod attribute {
     /// Extended acknowledgements: where in the request the fault is.
     pub const ACK_OFFSET: u16 = 2;

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::error::Error;
 
-/// Of nft's words that an error shows.
+/// The longest part of nft's output in an error.
 const MAX_MESSAGE_BYTES: usize = 4 << 10;
 
 /// Has nft carry out a script, all of it or nothing (`nft -f -`), in the network namespace of the calling thread.
@@ -16,7 +16,7 @@ pub fn run(script: &str) -> Result<(), Error> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
     let mut child = nft.spawn().map_err(Error::Nft)?;
-    // nft reads all of its input before it says anything.
+    // nft reads all of its input before it writes output.
     let written = match child.stdin.take() {
         Some(mut stdin) => stdin.write_all(script.as_bytes()),
         None => Ok(()),

@@ -224,7 +224,7 @@ impl Socket {
                         return Ok(Dump::of(is_interrupted));
                     }
                     message::DONE => {
-                        // A dump that ended early says why.
+                        // A dump that ended early has an error code.
                         let code = u32_at(message.body, 0).unwrap_or(0).cast_signed();
                         match Errno::from_raw(code.saturating_neg()) {
                             _ if code >= 0 => (),

@@ -160,7 +160,7 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// A number in the machine's byte order.
+/// A number in the host's byte order.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..at.checked_add(4)?)?;
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))

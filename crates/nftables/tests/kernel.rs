@@ -1,6 +1,6 @@
 //! Sets of all shapes in the kernel, each test in a network namespace of its own; `nft` is the other reader.
 
-#![allow(clippy::unwrap_used)] // a test may stop where it stands; clippy knows that only inside test functions
+#![allow(clippy::unwrap_used)] // a test may panic; clippy knows that only inside test functions
 
 use std::collections::BTreeSet;
 use std::net::UdpSocket;
@@ -232,7 +232,7 @@ fn n3_interval_sets_are_what_nft_lists() {
 }
 
 #[test]
-fn n3_an_element_goes_after_its_timeout() {
+fn n3_an_element_is_removed_after_its_timeout() {
     in_namespace(|| {
         script::run("add table ip t\nadd set ip t s { type ipv4_addr; flags timeout; }").unwrap();
         let mut nftables = Nftables::open().unwrap();

@@ -11,7 +11,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry::{ENDPOINT_SLICE, SERVICE};
 use knarr_api::{Kind, Object, ObjectKey};
 use knarr_client::Api;
-use knarr_client::informer::{self, Scope, Sink};
+use knarr_client::informer::{self, ReflectorStore, Scope};
 use knarr_network::catalog::{Catalog, ServiceKey};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::sync::watch;
@@ -235,7 +235,7 @@ impl Feed {
         changed
     }
 
-    /// Noted while the catalog is locked: who sees that an address is not offered any more sees this, too.
+    /// Recorded while the catalog is locked: a reader that sees that an address is not offered any more sees this, too.
     fn note_withdrawals(&self, addresses: Vec<IpAddr>, revision: u64) {
         if addresses.is_empty() {
             return;
@@ -264,7 +264,7 @@ impl Feed {
     }
 }
 
-impl Sink for Feed {
+impl ReflectorStore for Feed {
     fn apply(&self, object: &Arc<Object>) {
         let changed = self.keep(object);
         if !changed.is_empty() {
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn n3_changes_gather_until_they_are_taken_and_a_relist_removes_what_is_gone() {
+    async fn n3_changes_accumulate_until_they_are_taken_and_a_relist_removes_deleted_objects() {
         let api = Arc::new(FakeApi::new(Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH))));
         for name in ["a", "b"] {
             api.create_as(service(name)).await.unwrap();

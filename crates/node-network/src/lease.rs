@@ -23,7 +23,7 @@ async fn new(api: &dyn Api, node_name: &str) -> Result<Lease, Error> {
     };
     let nodes = api.list(&registry::NODE, scope).await?;
     let node = nodes.items.iter().find(|node| node.name() == node_name);
-    let node = node.ok_or_else(|| Error::not_found(registry::NODE.about(node_name)))?;
+    let node = node.ok_or_else(|| Error::not_found(registry::NODE.resource_ref(node_name)))?;
     let mut lease = Lease {
         metadata: ObjectMeta {
             namespace: Some(NETWORK_NAMESPACE.into()),

@@ -8,7 +8,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Object, ObjectKey};
 use knarr_client::Api;
-use knarr_client::informer::{self, Scope, Sink};
+use knarr_client::informer::{self, ReflectorStore, Scope};
 use knarr_network::routes::Node;
 use tokio::task::JoinSet;
 
@@ -46,7 +46,7 @@ impl OwnNodeWatch {
 
 struct Feed(Arc<Signal<Node>>);
 
-impl Sink for Feed {
+impl ReflectorStore for Feed {
     fn apply(&self, object: &Arc<Object>) {
         if let Some(node) = object.to_typed::<core::Node>() {
             let new = reduced(&node);

@@ -17,7 +17,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::propagation::{CONFIG_MAP, Propagation, REVISION};
 use knarr_api::registry;
 use knarr_api::{Error, Object, ObjectKey};
-use knarr_client::informer::{self, Scope, Sink};
+use knarr_client::informer::{self, ReflectorStore, Scope};
 use knarr_client::{Api, Clock, NETWORK_NAMESPACE};
 use knarr_network::catalog::Catalog;
 use tokio::task::JoinSet;
@@ -163,7 +163,7 @@ fn marked_at(pod: &core::Pod) -> Option<u64> {
 /// Forwards the ConfigMap's content.
 struct PropagationConfig(Arc<Signal<Propagation>>);
 
-impl Sink for PropagationConfig {
+impl ReflectorStore for PropagationConfig {
     fn apply(&self, object: &Arc<Object>) {
         let map = object.to_typed::<ConfigMap>();
         if let Some(propagation) = map.and_then(|map| Propagation::of(&map)) {
@@ -182,7 +182,7 @@ impl Sink for PropagationConfig {
 /// registers again.
 struct NodeUid(Arc<Signal<String>>);
 
-impl Sink for NodeUid {
+impl ReflectorStore for NodeUid {
     fn apply(&self, object: &Arc<Object>) {
         // Heartbeats change nothing here.
         if self.0.get() != object.uid() {
@@ -324,7 +324,7 @@ mod tests {
         serde_json::from_value(pod).unwrap()
     }
 
-    /// A cluster with one offered pod on node `n`, and who waits for its withdrawal.
+    /// A cluster with one offered pod on node `n`, and a waiter for its withdrawal.
     struct Cluster {
         api: Arc<FakeApi>,
         kernel: Arc<Signal<SyncedRevisions>>,

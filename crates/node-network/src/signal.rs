@@ -25,13 +25,13 @@ impl<T: Clone> Signal<T> {
         self.value.lock().clone()
     }
 
-    /// Wakes all who wait.
+    /// Wakes all waiters.
     pub fn set(&self, value: T) {
         *self.value.lock() = value;
         self.changed.notify_waiters();
     }
 
-    /// Changes the value in place and wakes all who wait.
+    /// Changes the value in place and wakes all waiters.
     pub fn update(&self, change: impl FnOnce(&mut T)) {
         change(&mut self.value.lock());
         self.changed.notify_waiters();
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn those_who_wait_hear_of_every_change_in_the_order_they_came() {
+    async fn waiters_are_notified_of_every_change_in_their_order() {
         let signal = Arc::new(Signal::new(0));
         let received = Arc::new(Mutex::new(Vec::new()));
         let mut waiting = tokio::task::JoinSet::new();

@@ -134,7 +134,7 @@ struct Dump {
     /// Indexes of elements.
     order: Vec<u32>,
     /// In this order, too.
-    is_wanted: Vec<bool>,
+    is_desired: Vec<bool>,
 }
 
 fn ends<'a>(element: &Element<'a>) -> (&'a [u8], &'a [u8]) {
@@ -148,20 +148,20 @@ impl Dump {
         order.sort_unstable_by_key(|index| elements.get(*index as usize).as_ref().map(ends));
         Ok(Dump {
             set: set.clone(),
-            is_wanted: vec![false; order.len()],
+            is_desired: vec![false; order.len()],
             elements,
             order,
         })
     }
 
     fn find(&self, element: &Element<'_>) -> Option<usize> {
-        let wanted = Some(ends(element));
+        let desired = Some(ends(element));
         let key = |index: &u32| self.elements.get(*index as usize).as_ref().map(ends);
-        self.order.binary_search_by_key(&wanted, key).ok()
+        self.order.binary_search_by_key(&desired, key).ok()
     }
 }
 
-/// The changes from the kernel's sets to the wanted ones.
+/// The changes from the kernel's sets to the desired ones.
 pub struct Comparison {
     sets: BTreeMap<Arc<str>, Dump>,
     removals: Batch,
@@ -198,35 +198,35 @@ impl Comparison {
         elements.map(|e| (key_of(&e), e.data.map(data_of))).collect()
     }
 
-    /// Adds a wanted element. Elements of sets that were not read are ignored.
+    /// Adds a desired element. Elements of sets that were not read are ignored.
     pub fn want(&mut self, set: &str, key: &nft::Key, data: Option<&nft::Data>) -> Result<()> {
         let Some(dump) = self.sets.get_mut(set) else {
             return Ok(());
         };
-        let wanted = element(key, data);
-        if let Some(place) = dump.find(&wanted) {
-            if let Some(is_wanted) = dump.is_wanted.get_mut(place) {
-                *is_wanted = true;
+        let desired = element(key, data);
+        if let Some(place) = dump.find(&desired) {
+            if let Some(is_desired) = dump.is_desired.get_mut(place) {
+                *is_desired = true;
             }
             let index = dump.order.get(place).map_or(0, |index| *index as usize);
-            if dump.elements.get(index).is_some_and(|e| e.data == wanted.data) {
+            if dump.elements.get(index).is_some_and(|e| e.data == desired.data) {
                 return Ok(());
             }
-            self.removals.delete(&dump.set, wanted)?;
+            self.removals.delete(&dump.set, desired)?;
         }
-        self.additions.add(&dump.set, wanted)?;
+        self.additions.add(&dump.set, desired)?;
         Ok(())
     }
 
     /// One batch that does it all; empty if there is nothing to do.
     pub fn batch(mut self) -> Result<Batch> {
         for dump in self.sets.values() {
-            let unwanted = dump
+            let undesired = dump
                 .order
                 .iter()
-                .zip(&dump.is_wanted)
-                .filter(|(_, is_wanted)| !**is_wanted);
-            for element in unwanted.filter_map(|(index, _)| dump.elements.get(*index as usize)) {
+                .zip(&dump.is_desired)
+                .filter(|(_, is_desired)| !**is_desired);
+            for element in undesired.filter_map(|(index, _)| dump.elements.get(*index as usize)) {
                 self.removals.delete(&dump.set, element)?;
             }
         }

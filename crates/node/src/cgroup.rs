@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::host_fs;
-use knarr_kubelet::cgroup::{CgroupDriver, Group, properties, weight};
+use knarr_kubelet::cgroup::{CgroupDriver, CgroupName, properties, weight};
 use knarr_kubelet::huge_pages::{self, kernel_name};
 use tokio::process::Command;
 
@@ -113,7 +113,7 @@ fn set(path: PathBuf, value: String) -> io::Result<()> {
 }
 
 /// Makes the group and sets its limits.
-pub async fn ensure(driver: CgroupDriver, group: &Group, limits: &Limits) -> io::Result<()> {
+pub async fn ensure(driver: CgroupDriver, group: &CgroupName, limits: &Limits) -> io::Result<()> {
     match driver {
         CgroupDriver::Cgroupfs => ensure_in(Path::new(ROOT), &group.path(driver), limits),
         CgroupDriver::Systemd => {
@@ -215,8 +215,8 @@ fn pids(limits: &Limits) -> i64 {
 
 fn ensure_unified(root: &Path, group: &str, limits: &Limits) -> io::Result<()> {
     let controllers = host_fs::read_to_string(root.join("cgroup.controllers"))?;
-    let wanted = ["cpu", "memory", "pids", "io", "cpuset", HUGETLB];
-    let enable: Vec<String> = wanted
+    let desired = ["cpu", "memory", "pids", "io", "cpuset", HUGETLB];
+    let enable: Vec<String> = desired
         .iter()
         .filter(|w| controllers.split_whitespace().any(|c| c == **w))
         .map(|w| format!("+{w}"))
@@ -247,7 +247,7 @@ fn ensure_unified(root: &Path, group: &str, limits: &Limits) -> io::Result<()> {
 }
 
 /// Removes the cgroup once it is empty. One that is not empty stays, and is removed when the next pod is.
-pub async fn remove(driver: CgroupDriver, group: &Group) {
+pub async fn remove(driver: CgroupDriver, group: &CgroupName) {
     if driver == CgroupDriver::Systemd {
         let slice = group.slice();
         for args in [["stop", &slice], ["revert", &slice]] {

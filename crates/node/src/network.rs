@@ -321,12 +321,12 @@ mod tests {
             leaked_rule_removals(MASQUERADES, "10.1.0.0/24", &holders)
         };
         assert!(removals(&["s1", "s2"]).is_empty());
-        let gone = removals(&["s2"]);
+        let removed = removals(&["s2"]);
         assert_eq!(
-            gone[0].join("|"),
+            removed[0].join("|"),
             r#"-D|POSTROUTING|-s|10.1.0.7/32|-m|comment|--comment|name: "knarr" id: "s1"|-j|CNI-aa"#
         );
-        assert_eq!(gone[1..], [["-F", "CNI-aa"], ["-X", "CNI-aa"]]);
+        assert_eq!(removed[1..], [["-F", "CNI-aa"], ["-X", "CNI-aa"]]);
         assert_eq!(removals(&[]).len(), 6);
     }
 }

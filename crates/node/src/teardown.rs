@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures::future::join_all;
-use knarr_kubelet::cgroup::{CgroupDriver, Group};
+use knarr_kubelet::cgroup::{CgroupDriver, CgroupName};
+use knarr_kubelet::ids::SandboxId;
 use knarr_kubelet::runtime::ContainerState;
 use nix::mount::{MntFlags, umount2};
 use tokio::time::sleep;
@@ -77,7 +78,7 @@ pub async fn stop_pods(runtime: &dyn Runtime) -> Teardown {
 }
 
 /// Stops a sandbox, which also gives its network back, and removes it.
-pub(crate) async fn remove_sandbox(runtime: &dyn Runtime, id: &str) -> RuntimeResult<()> {
+pub(crate) async fn remove_sandbox(runtime: &dyn Runtime, id: &SandboxId) -> RuntimeResult<()> {
     runtime.stop_sandbox(id).await?;
     runtime.remove_sandbox(id).await
 }
@@ -100,7 +101,7 @@ pub async fn clean_host(data_dir: &Path) -> Vec<String> {
     }
     for root in cgroup_roots() {
         for driver in [CgroupDriver::Cgroupfs, CgroupDriver::Systemd] {
-            let path = Group::root().path(driver);
+            let path = CgroupName::root().path(driver);
             remove_empty_cgroups(&root.join(path.trim_start_matches('/')));
         }
     }

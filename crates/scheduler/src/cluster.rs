@@ -1,5 +1,6 @@
-//! The dense picture of the cluster: nodes by place, the values of topology keys as columns of small numbers, and a log
-//! of the places that changed, so that what is worked out from a node is worked out again only when it changed.
+//! The scheduler's snapshot of the cluster, kept dense: nodes by index, the values of topology keys as columns of
+//! small numbers, and a log of the nodes that changed, so that what is computed from a node is computed again only
+//! when the node changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,16 +14,16 @@ use knarr_api::selector::label::{Requirement, Selector};
 
 use crate::dynamic_resources::{self, claims::Devices};
 use crate::node_info::NodeInfo;
-use crate::pod_info::{Labels, PodClass, PodInfo, Selects};
+use crate::pod_info::{Labels, OptionalSelector, PodClass, PodInfo};
 use crate::volumes::Volumes;
 
-/// Where a node is in every column.
-pub type Place = u32;
+/// The index of a node in every column.
+pub type NodeIndex = u32;
 
-/// A node without the label.
+/// The value number of a node without the label.
 pub const NO_VALUE: u32 = u32::MAX;
 
-/// The values of one topology key, numbered.
+/// The values of one topology key (node label), numbered.
 #[derive(Debug, Default)]
 pub struct Column {
     pub key: String,
@@ -32,21 +33,21 @@ pub struct Column {
 
 impl Column {
     /// The number of the node's value, or [`NO_VALUE`].
-    pub fn at(&self, place: Place) -> u32 {
-        self.at.get(place as usize).copied().unwrap_or(NO_VALUE)
+    pub fn at(&self, index: NodeIndex) -> u32 {
+        self.at.get(index as usize).copied().unwrap_or(NO_VALUE)
     }
 
-    /// The numbers of all nodes' values, by place.
+    /// The numbers of all nodes' values, by node index.
     pub fn all(&self) -> &[u32] {
         &self.at
     }
 
-    /// How many values were ever seen.
+    /// How many different values there have been.
     pub fn values(&self) -> usize {
         self.numbers.len()
     }
 
-    fn set(&mut self, place: Place, node: &NodeInfo) {
+    fn set(&mut self, index: NodeIndex, node: &NodeInfo) {
         let next = u32::try_from(self.numbers.len()).unwrap_or(NO_VALUE);
         let number = match node.label(&self.key) {
             Some(value) => match self.numbers.get(value) {
@@ -58,23 +59,23 @@ impl Column {
             },
             None => NO_VALUE,
         };
-        let place = place as usize;
-        if self.at.len() <= place {
-            self.at.resize(place + 1, NO_VALUE);
+        let index = index as usize;
+        if self.at.len() <= index {
+            self.at.resize(index + 1, NO_VALUE);
         }
-        self.at[place] = number;
+        self.at[index] = number;
     }
 }
 
 /// Number of a [`Column`].
 pub type ColumnId = usize;
 
-/// What is known of one image.
+/// One image and the nodes that have it.
 #[derive(Clone, Debug, Default)]
 pub struct Image {
-    /// As the first node said that had it.
+    /// As reported by the first node that had it.
     pub size_bytes: i64,
-    nodes: BTreeSet<Place>,
+    nodes: BTreeSet<NodeIndex>,
 }
 
 impl Image {
@@ -83,33 +84,34 @@ impl Image {
     }
 }
 
-/// The places that changed, in order. Who has read it up to some point reads on from there.
+/// The nodes that changed, in order. A reader remembers up to where it has read.
 #[derive(Debug, Default)]
 struct Log {
     dropped: u64,
-    places: Vec<Place>,
+    indices: Vec<NodeIndex>,
 }
 
-/// The log is cut when it is longer than this and twice the nodes: reading all nodes is cheaper then.
+/// The log is cleared when it is longer than this and than twice the number of nodes: reading all nodes is cheaper
+/// then.
 const SHORT_LOG: usize = 4096;
 
-/// A disruption budget as preemption reads it.
+/// A PodDisruptionBudget as preemption reads it.
 #[derive(Clone, Debug)]
 pub struct Budget {
     pub namespace: String,
     pub selector: Selector,
     pub disruptions_allowed: i32,
-    /// Pods that are counted as disrupted already.
+    /// Pods in `status.disruptedPods`: they count as disrupted already.
     pub disrupted: BTreeSet<String>,
 }
 
-/// What owns pods, for the default spread constraints.
+/// An owner of pods, for the default topology spread constraints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// Of a Service or ReplicationController.
+    /// The selector of a Service or ReplicationController.
     Labels(Labels),
-    /// Of a ReplicaSet or StatefulSet.
-    Selector(Selects),
+    /// The selector of a ReplicaSet or StatefulSet.
+    Selector(OptionalSelector),
 }
 
 type Name = (String, String);
@@ -118,26 +120,27 @@ type Name = (String, String);
 #[derive(Debug, Default)]
 pub struct Cluster {
     infos: Vec<NodeInfo>,
-    places: BTreeMap<String, Place>,
-    free: Vec<Place>,
+    indices: BTreeMap<String, NodeIndex>,
+    free: Vec<NodeIndex>,
     count: usize,
     columns: Vec<Column>,
     log: Log,
     images: BTreeMap<String, Image>,
-    /// Grows whenever the spread of an image over the nodes changes.
+    /// Incremented when a node gains or loses an image.
     pub images_version: u64,
     namespaces: BTreeMap<String, Labels>,
     services: BTreeMap<String, BTreeMap<String, Labels>>,
     owners: BTreeMap<(&'static str, Name), Workload>,
-    /// Grows whenever something changes that rules look at besides nodes and pods.
-    pub surroundings_version: u64,
+    /// Incremented when an object other than a node or a pod changes that plugins read: a Namespace or an owner of
+    /// pods.
+    pub related_objects_version: u64,
     budgets: BTreeMap<Name, Budget>,
-    /// Grows with every change of a budget.
+    /// Incremented when a PodDisruptionBudget changes.
     pub budgets_version: u64,
     devices: Devices,
     volumes: Volumes,
-    /// Nodes that carry nominations.
-    nominations: BTreeSet<Place>,
+    /// Nodes with nominated pods.
+    nominations: BTreeSet<NodeIndex>,
 }
 
 impl Cluster {
@@ -150,27 +153,27 @@ impl Cluster {
         self.count == 0
     }
 
-    /// One more than the last place in use.
-    pub fn places(&self) -> usize {
+    /// One more than the highest node index in use.
+    pub fn slots(&self) -> usize {
         self.infos.len()
     }
 
-    /// All nodes that there are.
-    pub fn iter(&self) -> impl Iterator<Item = (Place, &NodeInfo)> {
+    /// All nodes that exist.
+    pub fn iter(&self) -> impl Iterator<Item = (NodeIndex, &NodeInfo)> {
         let all = (0..).zip(&self.infos);
         all.filter(|(_, info)| info.node.is_some())
     }
 
-    pub fn at(&self, place: Place) -> &NodeInfo {
-        &self.infos[place as usize]
+    pub fn at(&self, index: NodeIndex) -> &NodeInfo {
+        &self.infos[index as usize]
     }
 
-    pub fn place(&self, name: &str) -> Option<Place> {
-        self.places.get(name).copied()
+    pub fn index_of(&self, name: &str) -> Option<NodeIndex> {
+        self.indices.get(name).copied()
     }
 
     pub fn get(&self, name: &str) -> Option<&NodeInfo> {
-        self.place(name).map(|place| self.at(place))
+        self.index_of(name).map(|index| self.at(index))
     }
 
     pub fn column(&self, id: ColumnId) -> &Column {
@@ -181,7 +184,7 @@ impl Cluster {
         self.columns.len()
     }
 
-    /// The column of a topology key, made if nobody asked for it before.
+    /// The column of a topology key; it is made at the first use.
     pub fn column_of(&mut self, key: &str) -> ColumnId {
         if let Some(id) = self.columns.iter().position(|c| c.key == key) {
             return id;
@@ -190,57 +193,57 @@ impl Cluster {
             key: key.to_string(),
             ..Column::default()
         };
-        for (place, info) in (0..).zip(&self.infos) {
-            column.set(place, info);
+        for (index, info) in (0..).zip(&self.infos) {
+            column.set(index, info);
         }
         self.columns.push(column);
         self.columns.len() - 1
     }
 
-    fn entry(&mut self, name: &str) -> Place {
-        if let Some(place) = self.places.get(name) {
-            return *place;
+    fn entry(&mut self, name: &str) -> NodeIndex {
+        if let Some(index) = self.indices.get(name) {
+            return *index;
         }
         let mut info = NodeInfo::new(name);
         info.device_class_resources = self.devices.inventory.class_resources().clone();
-        let place = match self.free.pop() {
-            Some(place) => {
-                self.infos[place as usize] = info;
-                place
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.infos[index as usize] = info;
+                index
             }
             None => {
                 self.infos.push(info);
-                Place::try_from(self.infos.len() - 1).unwrap_or(Place::MAX)
+                NodeIndex::try_from(self.infos.len() - 1).unwrap_or(NodeIndex::MAX)
             }
         };
-        self.places.insert(name.to_string(), place);
-        place
+        self.indices.insert(name.to_string(), index);
+        index
     }
 
-    fn changed(&mut self, place: Place) {
+    fn changed(&mut self, index: NodeIndex) {
         let log = &mut self.log;
-        if log.places.len() > SHORT_LOG.max(2 * self.infos.len()) {
-            log.dropped += log.places.len() as u64;
-            log.places.clear();
+        if log.indices.len() > SHORT_LOG.max(2 * self.infos.len()) {
+            log.dropped += log.indices.len() as u64;
+            log.indices.clear();
         }
-        log.places.push(place);
+        log.indices.push(index);
     }
 
-    /// Where the log ends now.
+    /// The position after the last entry of the log.
     pub fn now(&self) -> u64 {
-        self.log.dropped + self.log.places.len() as u64
+        self.log.dropped + self.log.indices.len() as u64
     }
 
-    /// The places that changed since; `None`: too long ago to say.
-    pub fn changes_since(&self, then: u64) -> Option<&[Place]> {
+    /// The nodes that changed since a position of the log; `None`: the log does not reach back that far.
+    pub fn changes_since(&self, then: u64) -> Option<&[NodeIndex]> {
         let from = usize::try_from(then.checked_sub(self.log.dropped)?).ok()?;
-        self.log.places.get(from..)
+        self.log.indices.get(from..)
     }
 
     pub fn set_node(&mut self, name: &str, node: Option<Shared<Node>>) {
         let there = node.is_some();
-        let place = self.entry(name);
-        let info = &mut self.infos[place as usize];
+        let index = self.entry(name);
+        let info = &mut self.infos[index as usize];
         let was = info.node.take();
         let images = |node: &Option<Shared<Node>>| -> BTreeMap<String, i64> {
             let status = node.as_ref().and_then(|n| n.status.as_ref());
@@ -257,7 +260,7 @@ impl Cluster {
             self.images_version += 1;
             for name in had.keys() {
                 if let Some(image) = self.images.get_mut(name) {
-                    image.nodes.remove(&place);
+                    image.nodes.remove(&index);
                     if image.nodes.is_empty() {
                         self.images.remove(name);
                     }
@@ -268,87 +271,87 @@ impl Cluster {
                     size_bytes,
                     nodes: BTreeSet::new(),
                 });
-                image.nodes.insert(place);
+                image.nodes.insert(index);
             }
         }
-        let info = &mut self.infos[place as usize];
+        let info = &mut self.infos[index as usize];
         info.set_node(node);
         for column in &mut self.columns {
-            column.set(place, info);
+            column.set(index, info);
         }
-        self.changed(place);
-        self.tidy(place);
+        self.changed(index);
+        self.tidy(index);
     }
 
     pub fn image(&self, name: &str) -> Option<&Image> {
         self.images.get(name)
     }
 
-    /// Whether that node has the image.
-    pub fn image_on(&self, name: &str, place: Place) -> Option<&Image> {
-        self.images.get(name).filter(|image| image.nodes.contains(&place))
+    /// The image, if that node has it.
+    pub fn image_on(&self, name: &str, index: NodeIndex) -> Option<&Image> {
+        self.images.get(name).filter(|image| image.nodes.contains(&index))
     }
 
     pub fn add_pod(&mut self, node: &str, pod: &Arc<PodInfo>) {
-        let place = self.entry(node);
-        if self.infos[place as usize].renew_pod(pod) {
+        let index = self.entry(node);
+        if self.infos[index as usize].refresh_pod(pod) {
             return;
         }
-        if let Some(was) = self.infos[place as usize].add_pod(pod) {
+        if let Some(was) = self.infos[index as usize].add_pod(pod) {
             self.volumes.count_users(&was.class, false);
         }
         self.volumes.count_users(&pod.class, true);
-        self.changed(place);
+        self.changed(index);
     }
 
-    /// The pod that stood there.
+    /// The pod that was assigned to the node.
     pub fn remove_pod(&mut self, node: &str, uid: &str) -> Option<Arc<PodInfo>> {
-        let place = self.place(node)?;
-        let was = self.infos[place as usize].remove_pod(uid);
+        let index = self.index_of(node)?;
+        let was = self.infos[index as usize].remove_pod(uid);
         if let Some(was) = &was {
             self.volumes.count_users(&was.class, false);
         }
-        self.changed(place);
-        self.tidy(place);
+        self.changed(index);
+        self.tidy(index);
         was
     }
 
-    /// Keeps room on a node for a pod that waits for its victims to go.
+    /// Adds a nominated pod to a node: it waits until its victims have terminated.
     pub fn nominate(&mut self, node: &str, pod: &Arc<PodInfo>) {
-        let place = self.entry(node);
-        self.infos[place as usize].nominated.push(pod.clone());
-        self.nominations.insert(place);
-        self.changed(place);
+        let index = self.entry(node);
+        self.infos[index as usize].nominated.push(pod.clone());
+        self.nominations.insert(index);
+        self.changed(index);
     }
 
-    /// The pod for which room was kept.
+    /// Removes a nominated pod from a node and returns it.
     pub fn end_nomination(&mut self, node: &str, uid: &str) -> Option<Arc<PodInfo>> {
-        let place = self.place(node)?;
-        let info = &mut self.infos[place as usize];
+        let index = self.index_of(node)?;
+        let info = &mut self.infos[index as usize];
         let at = info.nominated.iter().position(|p| p.uid() == uid)?;
         let was = info.nominated.remove(at);
         if info.nominated.is_empty() {
-            self.nominations.remove(&place);
+            self.nominations.remove(&index);
         }
-        self.changed(place);
-        self.tidy(place);
+        self.changed(index);
+        self.tidy(index);
         Some(was)
     }
 
     /// Nodes to which pods are nominated.
-    pub fn nominations(&self) -> &BTreeSet<Place> {
+    pub fn nominations(&self) -> &BTreeSet<NodeIndex> {
         &self.nominations
     }
 
-    fn tidy(&mut self, place: Place) {
-        let info = &mut self.infos[place as usize];
+    fn tidy(&mut self, index: NodeIndex) {
+        let info = &mut self.infos[index as usize];
         if info.is_unused() {
-            self.places.remove(&info.name);
+            self.indices.remove(&info.name);
             *info = NodeInfo::default();
             for column in &mut self.columns {
-                column.set(place, info);
+                column.set(index, info);
             }
-            self.free.push(place);
+            self.free.push(index);
         }
     }
 
@@ -359,7 +362,7 @@ impl Cluster {
             None => self.namespaces.remove(name),
         };
         if was != labels {
-            self.surroundings_version += 1;
+            self.related_objects_version += 1;
         }
     }
 
@@ -367,7 +370,7 @@ impl Cluster {
         self.namespaces.get(name)
     }
 
-    /// The namespaces that exist and whose labels are selected.
+    /// The namespaces whose labels the selector matches.
     pub fn namespaces<'a>(&'a self, selector: &'a Selector) -> impl Iterator<Item = &'a String> {
         let all = self.namespaces.iter();
         all.filter(|(_, labels)| selector.matches(Some(labels)))
@@ -384,7 +387,7 @@ impl Cluster {
             None => all.remove(name),
         };
         if was != selector {
-            self.surroundings_version += 1;
+            self.related_objects_version += 1;
         }
     }
 
@@ -395,7 +398,7 @@ impl Cluster {
             None => self.owners.remove(&key),
         };
         if was != workload {
-            self.surroundings_version += 1;
+            self.related_objects_version += 1;
         }
     }
 
@@ -441,8 +444,8 @@ impl Cluster {
         );
     }
 
-    /// What the default spread constraints select for a pod: the selectors of the Services that select it and of what
-    /// controls it, together. `None` where that is nothing in particular.
+    /// The selector of the default topology spread constraints for a pod: the selectors of the Services that match it
+    /// and of its owner, combined. `None` if that is empty.
     pub fn default_selector(&self, pod: &PodClass) -> Option<Selector> {
         let namespace = pod.namespace();
         let mut labels = Labels::new();
@@ -502,8 +505,8 @@ impl Cluster {
         self.budgets_version += 1;
     }
 
-    /// Whether a budget allows no eviction of the pod at this moment. Other than in preemption, a budget with an empty
-    /// selector is for all pods of its namespace.
+    /// Whether a PodDisruptionBudget allows no eviction of the pod now. Unlike in preemption, a budget with an empty
+    /// selector matches all pods of its namespace.
     pub fn forbids_eviction(&self, pod: &Shared<Pod>) -> bool {
         let (namespace, name) = (pod.object().namespace(), pod.object().name());
         self.budgets.values().any(|budget| {
@@ -518,7 +521,7 @@ impl Cluster {
         &self.devices
     }
 
-    /// Something of dynamic resource allocation is new, has changed or has gone.
+    /// An object of dynamic resource allocation was added, updated or deleted.
     pub fn devices_changed(&mut self, change: &dynamic_resources::claims::Change) {
         let before = self.devices.inventory.class_resources().clone();
         self.devices.apply(change);
@@ -526,10 +529,10 @@ impl Cluster {
         if before == now {
             return;
         }
-        let places: Vec<Place> = self.places.values().copied().collect();
-        for place in places {
-            self.infos[place as usize].device_class_resources = now.clone();
-            self.changed(place);
+        let indices: Vec<NodeIndex> = self.indices.values().copied().collect();
+        for index in indices {
+            self.infos[index as usize].device_class_resources = now.clone();
+            self.changed(index);
         }
     }
 

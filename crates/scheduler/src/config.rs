@@ -1,8 +1,9 @@
-//! KubeSchedulerConfiguration (SPEC P6): what an administrator says of the scheduler, in the files kube-scheduler takes.
+//! KubeSchedulerConfiguration (SPEC P6): the configuration files of kube-scheduler.
 //!
-//! v1 is read whole; v1beta3 and v1alpha1 as well, for their documents are still followed. A file is read to its end
-//! and every mistake is reported with its path. What is accepted and changes nothing here (such as how many threads to
-//! use) is kept as a note, so that nobody wonders. What would change placement and cannot be done is a mistake.
+//! v1 is supported in full; v1beta3 and v1alpha1 as well, because Kubernetes' documentation still shows them. A file
+//! is parsed to its end and every error is reported with its path. A field that is accepted and has no effect here
+//! (such as the number of threads) becomes a note. A field that would change placement and is not supported is an
+//! error.
 
 mod args;
 mod plugins;
@@ -11,7 +12,7 @@ mod v1alpha1;
 mod version;
 
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::field::{Errors, Path};
+use knarr_api::field::{ErrorList, Path};
 use knarr_api::k8s_openapi;
 use serde_json::Value;
 
@@ -26,10 +27,10 @@ use knarr_api::document::{Fields, Report};
 
 /// What every version's `kind` must be.
 const KIND: &str = "KubeSchedulerConfiguration";
-/// The profile of pods that name no scheduler.
+/// The profile of pods without `spec.schedulerName`.
 const DEFAULT_SCHEDULER_NAME: &str = "default-scheduler";
 
-/// How schedulers agree on which of them works.
+/// Leader election of the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderElection {
     pub leader_elect: bool,
@@ -53,11 +54,11 @@ impl Default for LeaderElection {
     }
 }
 
-/// How the pods that name one scheduler are placed.
+/// The settings for pods that name one scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KubeSchedulerProfile {
     pub scheduler_name: String,
-    /// Read; all nodes are considered whatever it says.
+    /// Parsed only; all nodes are filtered and scored whatever it says.
     pub percentage_of_nodes_to_score: Option<i32>,
     pub plugins: Plugins,
     pub args: PluginArgs,
@@ -74,19 +75,19 @@ impl Default for KubeSchedulerProfile {
     }
 }
 
-/// See the module. [`Default`] is what kube-scheduler does without a file.
+/// See the module. [`Default`] is the behaviour of kube-scheduler without a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KubeSchedulerConfiguration {
     pub leader_election: LeaderElection,
-    /// Read; all nodes are considered whatever it says.
+    /// Parsed only; all nodes are filtered and scored whatever it says.
     pub percentage_of_nodes_to_score: Option<i32>,
-    /// Wait after a pod's first failed attempt.
+    /// Backoff after a pod's first failed attempt.
     pub pod_initial_backoff: SignedDuration,
-    /// The longest such wait.
+    /// The longest backoff.
     pub pod_max_backoff: SignedDuration,
-    /// At least one; no two of one name.
+    /// At least one; names are unique.
     pub profiles: Vec<KubeSchedulerProfile>,
-    /// `path: words`, on what was accepted and has no effect.
+    /// `path: detail` of what was accepted and has no effect.
     pub notes: Vec<String>,
 }
 
@@ -103,7 +104,7 @@ impl Default for KubeSchedulerConfiguration {
     }
 }
 
-/// Reads a file (YAML or JSON).
+/// Parses a file (YAML or JSON).
 ///
 /// # Examples
 ///
@@ -119,7 +120,7 @@ impl Default for KubeSchedulerConfiguration {
 /// let text = errors.to_string();
 /// assert!(text.contains("podInitialBackoffSeconds") && text.contains("nonsense"), "{text}");
 /// ```
-pub fn parse(text: &str) -> Result<KubeSchedulerConfiguration, Errors> {
+pub fn parse(text: &str) -> Result<KubeSchedulerConfiguration, ErrorList> {
     let mut report = Report::default();
     let mut configuration = KubeSchedulerConfiguration::default();
     if let Some(document) = document(text, &mut report) {
@@ -132,15 +133,15 @@ pub fn parse(text: &str) -> Result<KubeSchedulerConfiguration, Errors> {
     Ok(configuration)
 }
 
-/// The one object of a file. The v1alpha1 documents show lines left out as `...`, which ends a YAML document: what
-/// follows without an apiVersion and kind of its own belongs to it.
+/// The object of a file. The v1alpha1 documents show omitted lines as `...`, which ends a YAML document: what follows
+/// without an apiVersion and a kind of its own belongs to the same object.
 fn document(text: &str, report: &mut Report) -> Option<Value> {
     let root = Path::default();
     let mut documents = match serde_saphyr::from_multiple::<Value>(text) {
         Ok(documents) => documents,
         Err(error) => {
-            let words = format!("cannot be read as YAML: {error}");
-            report.errors.type_invalid(&root, "", words);
+            let detail = format!("invalid YAML: {error}");
+            report.errors.type_invalid(&root, "", detail);
             return None;
         }
     };
@@ -189,14 +190,14 @@ impl KubeSchedulerConfiguration {
         if let Some(parallelism) = fields.integer("parallelism", report) {
             let at = fields.at("parallelism");
             if parallelism <= 0 {
-                let words = "should be an integer value greater than zero";
-                report.errors.invalid(&at, parallelism, words);
+                let detail = "should be an integer value greater than zero";
+                report.errors.invalid(&at, parallelism, detail);
             }
-            report.note(&at, "has no effect: decisions are made one after the other");
+            report.note(&at, "has no effect: pods are scheduled one after the other");
         }
         if fields.boolean("delayCacheUntilActive", report) == Some(true) {
-            let words = "has no effect: the caches are shared with the other components";
-            report.note(&fields.at("delayCacheUntilActive"), words);
+            let detail = "has no effect: the caches are shared with the other components";
+            report.note(&fields.at("delayCacheUntilActive"), detail);
         }
         if let Some(profiles) = fields.list("profiles", report)
             && !profiles.is_empty()
@@ -216,13 +217,13 @@ impl KubeSchedulerConfiguration {
         }
         let extenders = fields.list("extenders", report).unwrap_or_default();
         if !extenders.is_empty() {
-            let words = "extenders are not called by this scheduler";
-            report.errors.forbidden(&fields.at("extenders"), words);
+            let detail = "extenders are not supported";
+            report.errors.forbidden(&fields.at("extenders"), detail);
         }
         fields.finish(report);
     }
 
-    /// What all versions have at the top.
+    /// The fields that all versions have at the top level.
     fn read_shared(&mut self, fields: &mut Fields, report: &mut Report) {
         if let Some(election) = fields.object("leaderElection", report) {
             self.leader_election.read(election, report);
@@ -246,9 +247,9 @@ impl KubeSchedulerConfiguration {
             report.errors.invalid(&at, initial, "must be greater than 0");
         }
         if max < initial {
-            let words = "must be greater than or equal to PodInitialBackoffSeconds";
+            let detail = "must be greater than or equal to PodInitialBackoffSeconds";
             let at = fields.at("podMaxBackoffSeconds");
-            report.errors.invalid(&at, max, words);
+            report.errors.invalid(&at, max, detail);
         }
         self.pod_initial_backoff = SignedDuration::from_secs(initial);
         self.pod_max_backoff = SignedDuration::from_secs(max);
@@ -269,8 +270,8 @@ fn read_version(fields: &mut Fields, document: &Value, report: &mut Report) -> O
     }
     let Some(api_version) = api_version else {
         if fields.take("apiVersion").is_none() {
-            let words = format!("one of {}", Version::ALL.join(", "));
-            report.errors.required(&fields.at("apiVersion"), words);
+            let detail = format!("one of {}", Version::ALL.join(", "));
+            report.errors.required(&fields.at("apiVersion"), detail);
         }
         return None;
     };
@@ -344,7 +345,7 @@ impl LeaderElection {
         set(&mut self.lease_duration, fields.duration("leaseDuration", report));
         set(&mut self.renew_deadline, fields.duration("renewDeadline", report));
         set(&mut self.retry_period, fields.duration("retryPeriod", report));
-        // Their names in v1alpha1 beside those since.
+        // Their names in v1alpha1, in addition to the later ones.
         let name = fields.text("lockObjectName", report);
         let name = fields.text("resourceName", report).or(name);
         let namespace = fields.text("lockObjectNamespace", report);
@@ -358,8 +359,8 @@ impl LeaderElection {
         let lock = fields.text("resourceLock", report).unwrap_or_default();
         if self.leader_elect {
             if !matches!(lock, "" | "leases") {
-                let words = "resourceLock value must be \"leases\"";
-                report.errors.invalid(&fields.at("resourceLock"), lock, words);
+                let detail = "resourceLock value must be \"leases\"";
+                report.errors.invalid(&fields.at("resourceLock"), lock, detail);
             }
             let spans = [
                 ("leaseDuration", self.lease_duration),
@@ -404,8 +405,8 @@ fn read_client_connection(mut fields: Fields, report: &mut Report) {
         given.push("burst");
     }
     for name in given {
-        let words = "has no effect: the scheduler reaches the API as all components of this program do";
-        report.note(&fields.at(name), words);
+        let detail = "has no effect: the scheduler uses the API client of this process";
+        report.note(&fields.at(name), detail);
     }
     fields.finish(report);
 }

@@ -1,9 +1,9 @@
-//! The deciding half of the scheduler: which node for which pod, and which pod next.
+//! The deciding part of the scheduler: which pod next, and which node for it.
 //!
-//! [`Scheduler`] keeps its own dense picture of the cluster ([`cluster`]), fed with one change at a time, and for each
-//! class of pods what the rules say of every node ([`evaluation`]), brought up to date with what changed: no decision
-//! walks over pods. [`Scheduler::step`] takes the next pod of the queue and says what is to be done with it. No IO, no
-//! clock, no randomness: among nodes that are equally good the choice goes round.
+//! [`Scheduler`] keeps its own dense snapshot of the cluster ([`cluster`]), updated with each watch event, and for
+//! each class of pods the results of the plugins on every node ([`evaluation`]), updated for the nodes that changed:
+//! no decision iterates over pods. [`Scheduler::schedule_one`] takes the next pod of the queue and returns the action
+//! for it. No IO, no clock, no randomness: among equally good nodes the choice rotates.
 //! To add a plugin: one file under [`plugins`], one line in its list.
 //!
 //! # Where things are
@@ -11,9 +11,10 @@
 //! | | |
 //! |---|---|
 //! | one plugin | one file in [`plugins`] |
-//! | one attempt; what changes mean for the snapshot | `scheduler/attempt.rs`, `scheduler/changes.rs` |
+//! | one scheduling attempt; what changes of objects mean for the snapshot | `scheduler/attempt.rs`,
+//! `scheduler/changes.rs` |
 //! | results per class of pods, in columns, updated from the log of changed nodes | [`evaluation`], [`cluster`] |
-//! | the queue and which events help | `queue.rs`, `queueing_hints.rs` |
+//! | the scheduling queue, its queueing hints, the names of its events | `queue.rs`, `queueing_hints.rs`, `event.rs` |
 //! | claims and volumes, and the four plugins on them | `volumes.rs`, `storage.rs` |
 //! | dynamic resource allocation: devices, classes and claims; the allocator; what an attempt reserves | `dynamic_resources/`, `scheduler/claims.rs` |
 //! | KubeSchedulerConfiguration | `config/` |
@@ -24,10 +25,12 @@ pub mod config;
 pub mod diagnosis;
 pub mod dynamic_resources;
 pub mod evaluation;
+pub mod event;
 pub mod node_info;
 pub mod plugins;
 pub mod pod_info;
 pub mod pod_volumes;
+pub mod pre_bind;
 pub mod profile;
 pub mod queue;
 pub mod queueing_hints;
@@ -41,7 +44,7 @@ pub mod why;
 pub use cluster::Cluster;
 pub use diagnosis::Diagnosis;
 pub use node_info::NodeInfo;
-pub use plugins::Refusal;
+pub use plugins::UnschedulableStatus;
 pub use pod_info::PodInfo;
 pub use profile::Profile;
-pub use scheduler::{Decision, Nomination, Scheduler, Step};
+pub use scheduler::{Action, Decision, Nomination, Scheduler};

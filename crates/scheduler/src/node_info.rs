@@ -1,4 +1,4 @@
-//! One node as the scheduler sees it: what it has, and what stands on it, kept up with every change.
+//! NodeInfo: one node with the pods that are assigned to it, updated with every change.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 
 use crate::pod_info::{HostPort, Labels, PodClass, PodInfo};
-use crate::resources::{Compared, Resources};
+use crate::resources::{NonZeroRequests, Resources};
 
 /// Pods of one class on one node.
 #[derive(Clone, Debug)]
 pub struct Group {
     pub class: Arc<PodClass>,
     pub count: u32,
-    /// Of which are being deleted.
+    /// How many of them are terminating.
     pub terminating: u32,
 }
 
@@ -23,17 +23,17 @@ pub struct Group {
 #[derive(Clone, Debug, Default)]
 pub struct NodeInfo {
     pub name: String,
-    /// `None`: pods are bound to a name that no node has (any more).
+    /// `None`: pods are assigned to a node name that has no Node object (any more).
     pub node: Option<Shared<Node>>,
     pub allocatable: Resources,
-    /// Extended resources that a DeviceClass stands for, of the whole cluster (KEP-5004).
+    /// The extended resources that DeviceClasses provide, in the whole cluster (KEP-5004).
     pub device_class_resources: Arc<BTreeSet<String>>,
     pub requested: Resources,
-    /// With something for what asks for nothing, for comparing nodes.
-    pub requested_filled_in: Compared,
-    /// Those that are to come here once their victims have gone.
+    /// Like `requested`, with a default for containers without requests; used for scoring.
+    pub non_zero_requested: NonZeroRequests,
+    /// Nominated pods, which come here once their victims have terminated.
     pub nominated: Vec<Arc<PodInfo>>,
-    /// In the order in which they came.
+    /// In the order in which they were added.
     pods: Vec<Arc<PodInfo>>,
     groups: Vec<Group>,
     /// One entry for each pod with host ports and port.
@@ -62,8 +62,8 @@ impl NodeInfo {
         info
     }
 
-    /// Whether pods get this resource here as devices of a DeviceClass: one stands for it, and no device plugin of the
-    /// node provides it.
+    /// Whether pods get this resource here as devices of a DeviceClass: a class provides it, and no device plugin of
+    /// the node does.
     pub fn allocates_devices_for(&self, resource: &str) -> bool {
         self.allocatable.get(resource) == 0 && self.device_class_resources.contains(resource)
     }
@@ -102,12 +102,12 @@ impl NodeInfo {
         self.node.is_none() && self.pods.is_empty() && self.nominated.is_empty()
     }
 
-    /// Puts a pod on it; one that stands there already is taken as it is now. As what it stood there.
+    /// Adds a pod; one that is assigned already is replaced, and returned as it was.
     pub fn add_pod(&mut self, pod: &Arc<PodInfo>) -> Option<Arc<PodInfo>> {
         let was = self.remove_pod(pod.uid());
         let requests = pod.requests();
-        self.requested.add(&requests.room);
-        self.requested_filled_in.add(requests.standing);
+        self.requested.add(&requests.resources);
+        self.non_zero_requested.add(requests.assigned);
         self.host_ports.extend(pod.class.host_ports.iter().cloned());
         let terminating = u32::from(pod.is_terminating());
         match self.groups.iter_mut().find(|g| g.class.id == pod.class.id) {
@@ -125,37 +125,37 @@ impl NodeInfo {
         was
     }
 
-    /// Takes a pod that stands here as it is now, where that is no news to any rule: nothing else of the node changes.
-    pub fn renew_pod(&mut self, pod: &Arc<PodInfo>) -> bool {
+    /// Replaces an assigned pod where no plugin sees a difference: nothing else of the node changes.
+    pub fn refresh_pod(&mut self, pod: &Arc<PodInfo>) -> bool {
         let known = self.pods.iter_mut().find(|p| p.uid() == pod.uid());
-        let Some(known) = known.filter(|known| known.is_alike(pod)) else {
+        let Some(known) = known.filter(|known| known.is_equivalent(pod)) else {
             return false;
         };
         *known = pod.clone();
         true
     }
 
-    /// The sums from the beginning.
+    /// Computes the sums from the beginning.
     fn add_up(&mut self) {
         self.requested = Resources::default();
-        self.requested_filled_in = Compared::default();
+        self.non_zero_requested = NonZeroRequests::default();
         for pod in &self.pods {
             let requests = pod.requests();
-            self.requested.add(&requests.room);
-            self.requested_filled_in.add(requests.standing);
+            self.requested.add(&requests.resources);
+            self.non_zero_requested.add(requests.assigned);
         }
     }
 
-    /// Takes a pod off it, if it is there.
+    /// Removes a pod, if it is assigned here.
     pub fn remove_pod(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
         let at = self.pods.iter().position(|p| p.uid() == uid)?;
         let pod = self.pods.remove(at);
-        if self.requested.is_saturated() || self.requested_filled_in.is_saturated() {
+        if self.requested.is_saturated() || self.non_zero_requested.is_saturated() {
             self.add_up();
         } else {
             let requests = pod.requests();
-            self.requested.subtract(&requests.room);
-            self.requested_filled_in.subtract(requests.standing);
+            self.requested.subtract(&requests.resources);
+            self.non_zero_requested.subtract(requests.assigned);
         }
         for port in &pod.class.host_ports {
             if let Some(at) = self.host_ports.iter().position(|p| p == port) {

@@ -1,5 +1,5 @@
-//! A pod as the scheduler looks at it. What pods of one template share is worked out once ([`PodClass`]); everything
-//! that is kept per class instead of per pod makes deciding fast and a large cluster small.
+//! PodInfo: a pod as the scheduler uses it. What pods of one template share is computed once ([`PodClass`]); keeping
+//! results per class instead of per pod makes decisions fast and the memory small.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -20,7 +20,7 @@ use crate::resources::Requests;
 /// An object's labels.
 pub type Labels = BTreeMap<String, String>;
 
-/// A port on the node itself.
+/// A host port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostPort {
     pub protocol: String,
@@ -30,7 +30,7 @@ pub struct HostPort {
 }
 
 impl HostPort {
-    /// Whether both cannot be had on one node.
+    /// Whether both cannot be used on one node.
     pub fn conflicts(&self, other: &HostPort) -> bool {
         const ANY: &str = "0.0.0.0";
         self.port == other.port
@@ -39,26 +39,26 @@ impl HostPort {
     }
 }
 
-/// A label selector as the API means it where it may be left out: `None` selects nothing, an empty one everything.
-pub type Selects = Option<Selector>;
+/// An optional label selector of the API: `None` matches nothing, an empty one everything.
+pub type OptionalSelector = Option<Selector>;
 
-/// Whether labels are selected.
-pub fn selects(selector: &Selects, labels: Option<&Labels>) -> bool {
+/// Whether the selector matches the labels.
+pub fn selects(selector: &OptionalSelector, labels: Option<&Labels>) -> bool {
     selector.as_ref().is_some_and(|s| s.matches(labels))
 }
 
-fn selector(of: Option<&LabelSelector>) -> Result<Selects, String> {
+fn selector(of: Option<&LabelSelector>) -> Result<OptionalSelector, String> {
     of.map(Selector::from_label_selector).transpose()
 }
 
-/// One topology spread constraint, read.
+/// One topology spread constraint, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpreadConstraint {
     pub hard: bool,
     pub max_skew: i64,
     pub min_domains: usize,
     pub topology_key: String,
-    pub selector: Selects,
+    pub selector: OptionalSelector,
     pub honor_node_affinity: bool,
     pub honor_node_taints: bool,
 }
@@ -92,14 +92,14 @@ impl SpreadConstraint {
     }
 }
 
-/// One term of pod (anti-)affinity, read.
+/// One term of pod (anti-)affinity, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AffinityTerm {
     pub namespaces: BTreeSet<String>,
-    pub namespace_selector: Selects,
-    pub selector: Selects,
+    pub namespace_selector: OptionalSelector,
+    pub selector: OptionalSelector,
     pub topology_key: String,
-    /// Of a preferred term; 0 in a required one.
+    /// Of a preferred term; 0 of a required one.
     pub weight: i64,
 }
 
@@ -119,7 +119,7 @@ impl AffinityTerm {
         })
     }
 
-    /// Whether it means a pod of this namespace (with these labels of its own) and these labels.
+    /// Whether it matches a pod in this namespace (which has these labels) with these labels.
     pub fn matches(
         &self,
         namespace: &str,
@@ -131,7 +131,7 @@ impl AffinityTerm {
     }
 }
 
-/// All terms of a pod.
+/// All affinity and anti-affinity terms of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AffinityTerms {
     pub required: Vec<AffinityTerm>,
@@ -172,10 +172,10 @@ impl AffinityTerms {
     }
 }
 
-/// Number of a class, used again after all knowledge of the class has gone.
+/// Number of a class; a number is used again after the class is dropped.
 pub type ClassId = u32;
 
-/// All that scheduling looks at of a pod's metadata and spec, shared by the pods that are equal in it.
+/// All fields of a pod's metadata and spec that scheduling depends on, shared by the pods in which they are equal.
 #[derive(Debug)]
 pub struct PodClass {
     pub id: ClassId,
@@ -184,13 +184,13 @@ pub struct PodClass {
     pub requests: Requests,
     pub host_ports: Vec<HostPort>,
     pub priority: i32,
-    /// Its own constraints; the error is of a selector that does not parse.
+    /// Its own constraints; the error is a selector that does not parse.
     pub spread: Result<Vec<SpreadConstraint>, String>,
     pub affinity: Result<AffinityTerms, String>,
-    /// Names of the images of all containers, with their tag.
+    /// Images of all containers, with their tag.
     pub images: Vec<String>,
     pub image_volumes: Vec<String>,
-    /// `None`: it has none that any rule looks at.
+    /// `None`: it has no volumes that a plugin reads.
     pub volumes: Option<Box<PodVolumes>>,
 }
 
@@ -247,7 +247,7 @@ impl PodClass {
         self.spec()?.affinity.as_ref()?.node_affinity.as_ref()
     }
 
-    /// The node affinity a node must meet.
+    /// The required node affinity.
     pub fn required_node_affinity(&self) -> Option<&NodeSelector> {
         let affinity = self.node_affinity()?;
         affinity
@@ -255,7 +255,7 @@ impl PodClass {
             .as_ref()
     }
 
-    /// How many containers its images are of.
+    /// The number of containers, init containers included.
     pub fn containers(&self) -> usize {
         let spec = self.spec();
         spec.map_or(0, |s| {
@@ -287,7 +287,7 @@ fn with_tag(image: &str) -> String {
 pub struct PodInfo {
     pub pod: Shared<Pod>,
     pub class: Arc<PodClass>,
-    /// Where the kubelet's report makes its requests other than its class'.
+    /// Set where the kubelet's status makes its requests differ from its class'.
     requests: Option<Arc<Requests>>,
 }
 
@@ -321,21 +321,22 @@ impl PodInfo {
         self.pod.metadata.deletion_timestamp.is_some()
     }
 
-    /// `None`: not yet, which counts as now.
+    /// `None`: not started yet, which counts as now.
     pub fn start_time(&self) -> Option<Timestamp> {
         let status = self.pod.status.as_ref();
         status.and_then(|s| s.start_time.as_ref()).map(|t| t.0)
     }
 
-    /// Whether no rule tells it from the same pod at another time: heartbeats and reports of a kubelet are no news.
-    pub fn is_alike(&self, other: &PodInfo) -> bool {
+    /// Whether all plugins treat it the same as the earlier version of the pod: a kubelet's status updates mostly
+    /// change nothing.
+    pub fn is_equivalent(&self, other: &PodInfo) -> bool {
         Arc::ptr_eq(&self.class, &other.class)
             && self.requests == other.requests
             && self.is_terminating() == other.is_terminating()
             && self.start_time() == other.start_time()
     }
 
-    /// For sorting victims: the more important one first.
+    /// The sort key of victims: the more important one first.
     pub fn importance(&self) -> (std::cmp::Reverse<i32>, Timestamp) {
         (
             std::cmp::Reverse(self.priority()),
@@ -354,12 +355,6 @@ pub fn nominated_node_name(pod: &Pod) -> &str {
     status
         .and_then(|s| s.nominated_node_name.as_deref())
         .unwrap_or("")
-}
-
-/// Whether its containers have ended, so that it takes no room.
-pub fn is_finished(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 fn host_ports(pod: &Pod) -> Vec<HostPort> {
@@ -387,7 +382,7 @@ fn host_ports(pod: &Pod) -> Vec<HostPort> {
     ports.filter_map(host_port).collect()
 }
 
-/// All classes there are pods of.
+/// All classes that have pods.
 #[derive(Debug, Default)]
 pub struct Classes {
     by_key: BTreeMap<Vec<u8>, (ClassId, Weak<PodClass>)>,
@@ -395,12 +390,12 @@ pub struct Classes {
     next: ClassId,
 }
 
-/// Dead classes are looked for when there are this many, and then at each doubling.
+/// Dropped classes are collected when there are this many, and then at each doubling.
 const FEW_CLASSES: usize = 4096;
 
 impl Classes {
-    /// The pod with its class. `known` is the same pod as it was: a class costs more to find than to see that it is
-    /// the same still.
+    /// The pod with its class. `known` is the earlier version of the pod: comparing with it costs less than
+    /// finding a class.
     pub fn info_after(&mut self, known: Option<&PodInfo>, pod: &Shared<Pod>) -> PodInfo {
         match known.filter(|known| known.uid() == pod.object().uid() && is_same_spec(&known.pod, pod)) {
             Some(known) => with_requests(pod, known.class.clone()),
@@ -413,7 +408,7 @@ impl Classes {
         let key = class_key(pod);
         let known = self.by_key.get(&key).and_then(|(_, class)| class.upgrade());
         let class = known.unwrap_or_else(|| {
-            // The number of a dead class goes on being that of its key.
+            // A dropped class that comes back has the number of its key again.
             let id = match self.by_key.get(&key) {
                 Some((id, _)) => *id,
                 None => self.free.pop().unwrap_or_else(|| {
@@ -436,13 +431,13 @@ impl Classes {
         self.by_key.is_empty()
     }
 
-    /// Whether so many classes have been seen that [`Classes::forget_dead`] may be worth its while.
+    /// Whether there have been so many classes that [`Classes::forget_dead`] is worth its cost.
     pub fn are_many(&self, live_at_least: usize) -> bool {
         self.by_key.len() > FEW_CLASSES.max(2 * live_at_least)
     }
 
-    /// Frees the numbers of classes without pods: whoever remembers something by number must forget it now.
-    /// How many there are now.
+    /// Frees the numbers of classes without pods: the caller must drop what it keeps by these numbers. Returns how
+    /// many classes are left.
     pub fn forget_dead(&mut self) -> usize {
         let free = &mut self.free;
         self.by_key.retain(|_, (id, class)| {
@@ -466,8 +461,8 @@ fn with_requests(pod: &Shared<Pod>, class: Arc<PodClass>) -> PodInfo {
     }
 }
 
-/// Whether all that makes a pod's class is as it was, told without reading the pod: every change of a spec but being
-/// bound raises the generation. `false` where that is not known.
+/// Whether the fields that make a pod's class are unchanged, without comparing them: every change of a spec except
+/// binding increments the generation. `false` if that is not known.
 pub fn is_same_spec(old: &Shared<Pod>, new: &Shared<Pod>) -> bool {
     let (old, new) = (old.object().metadata(), new.object().metadata());
     new.generation.is_some_and(|generation| generation > 0)
@@ -477,7 +472,8 @@ pub fn is_same_spec(old: &Shared<Pod>, new: &Shared<Pod>) -> bool {
         && old.owner_references == new.owner_references
 }
 
-/// Equal for pods that no rule tells apart. What a rule looks at must be in here (names of pods and nodes are not).
+/// Equal for pods that all plugins treat the same. Every field that a plugin reads must be in here (names of pods and
+/// nodes are not).
 fn class_key(pod: &Pod) -> Vec<u8> {
     let mut key = Vec::with_capacity(512);
     let mut put = |part: &dyn erased::Part| part.write(&mut key);
@@ -511,7 +507,7 @@ fn class_key(pod: &Pod) -> Vec<u8> {
             put(&volume.image);
             put(&claim.map(|c| &c.claim_name));
             put(&volume.ephemeral);
-            // Its claim is the pod's own, and must be.
+            // The claim of an ephemeral volume is the pod's own, and must be owned by it.
             put(&volume
                 .ephemeral
                 .as_ref()
@@ -531,7 +527,7 @@ fn class_key(pod: &Pod) -> Vec<u8> {
     key
 }
 
-/// Parts of a key, written so that no two lists of parts look alike.
+/// The parts of a key, encoded so that different lists of parts have different encodings.
 mod erased {
     use serde::Serialize;
 
@@ -541,8 +537,8 @@ mod erased {
 
     impl<T: Serialize> Part for T {
         fn write(&self, to: &mut Vec<u8>) {
-            // These types are plain data: there is no way for them not to be JSON. If there were, the pods would
-            // only share less.
+            // These types are plain data and always serialize to JSON. If one did not, the pods would only share
+            // less.
             if let Err(error) = serde_json::to_writer(&mut *to, self) {
                 to.extend_from_slice(error.to_string().as_bytes());
             }

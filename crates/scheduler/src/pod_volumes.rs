@@ -1,5 +1,5 @@
-//! What a pod's volumes are to the scheduler: claims, disks that two pods cannot have at once, and what an in-tree
-//! volume is called by the driver that has taken its place.
+//! The volumes of a pod for the scheduler: claims, disks that two pods cannot use at once, and the ids that CSI
+//! drivers give to in-tree volumes.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod, Volume};
 use knarr_api::k8s_openapi;
@@ -9,11 +9,11 @@ use knarr_api::k8s_openapi;
 pub struct ClaimUse {
     /// In the pod's namespace.
     pub claim: String,
-    /// It is made for the pod and must be its own.
+    /// It is created for the pod (ephemeral volume) and must be owned by it.
     pub ephemeral: bool,
 }
 
-/// A disk named in the pod itself of which there is one in the world.
+/// A disk named in the pod spec itself, which exists once in the world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disk {
     Gce {
@@ -65,7 +65,7 @@ impl Disk {
         disks
     }
 
-    /// Whether two pods of one node cannot have both.
+    /// Whether two pods of one node cannot both use them.
     pub fn conflicts(&self, other: &Disk) -> bool {
         match (self, other) {
             (
@@ -123,7 +123,7 @@ impl Attachable {
     }
 }
 
-/// In-tree plugins and the drivers in whose hands their volumes are now.
+/// In-tree plugins and the CSI drivers that replace them (CSI migration).
 const MIGRATED: &[(&str, &str)] = &[
     ("kubernetes.io/aws-ebs", "ebs.csi.aws.com"),
     ("kubernetes.io/gce-pd", "pd.csi.storage.gke.io"),
@@ -132,7 +132,7 @@ const MIGRATED: &[(&str, &str)] = &[
     ("kubernetes.io/portworx-volume", "pxd.portworx.com"),
 ];
 
-/// The driver that has taken an in-tree plugin's place.
+/// The CSI driver that replaces an in-tree plugin.
 pub fn migrated(plugin: &str) -> Option<&'static str> {
     MIGRATED
         .iter()
@@ -147,7 +147,7 @@ fn ebs_id(id: &str) -> &str {
         .unwrap_or(id)
 }
 
-/// What a driver counts a volume as. `None`: nobody counts it.
+/// The driver and id of a volume for the attach limit. `None`: no limit counts it.
 pub fn attachable(volume: &PersistentVolume) -> Option<Attachable> {
     let spec = volume.spec.as_ref()?;
     if let Some(csi) = &spec.csi {
@@ -189,10 +189,10 @@ fn inline(volume: &Volume) -> Option<Attachable> {
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodVolumes {
-    /// In the order of the pod's volumes; one that two volumes are of is there twice.
+    /// In the order of the pod's volumes; a claim of two volumes is there twice.
     pub claims: Vec<ClaimUse>,
     pub disks: Vec<Disk>,
-    /// In-tree volumes that the pod names itself.
+    /// In-tree volumes in the pod spec.
     pub inline: Vec<Attachable>,
 }
 
@@ -223,7 +223,7 @@ impl PodVolumes {
         self.claims.is_empty() && self.disks.is_empty() && self.inline.is_empty()
     }
 
-    /// Names of the claims that its volumes name.
+    /// The claims that its volumes name.
     pub fn named(&self) -> impl Iterator<Item = &str> {
         self.claims
             .iter()
@@ -231,7 +231,7 @@ impl PodVolumes {
             .map(|c| c.claim.as_str())
     }
 
-    /// Whether any of its volumes are of that claim.
+    /// Whether any of its volumes uses that claim.
     pub fn uses(&self, claim: &str) -> bool {
         self.claims.iter().any(|c| c.claim == claim)
     }

@@ -1,5 +1,5 @@
-//! What one scheduler profile consists of: which plugins filter and score, with which weights and arguments. The default
-//! is that of v1.36.
+//! A scheduler profile: which plugins filter and score, with which weights and arguments. The default is that of
+//! v1.36.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,17 +10,17 @@ use knarr_api::k8s_openapi;
 use crate::plugins::volume_binding::BIND_TIMEOUT;
 use crate::pod_info::SpreadConstraint;
 
-/// The scheduler pods mean when they name none.
+/// The scheduler of pods without `spec.schedulerName`.
 pub const DEFAULT_SCHEDULER_NAME: &str = "default-scheduler";
 
-/// A resource and how much it counts in a score.
+/// A resource and its weight in a score.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourceWeight {
     pub name: String,
     pub weight: i64,
 }
 
-/// A point of the broken line of RequestedToCapacityRatio.
+/// A point of the shape of RequestedToCapacityRatio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShapePoint {
     /// Percent.
@@ -29,7 +29,7 @@ pub struct ShapePoint {
     pub score: i64,
 }
 
-/// How NodeResourcesFit compares nodes.
+/// The scoring strategy of NodeResourcesFit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Strategy {
     LeastAllocated,
@@ -49,9 +49,9 @@ pub struct FitArgs {
 /// PodTopologySpreadArgs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpreadArgs {
-    /// Without selectors: those are worked out for each pod.
+    /// Without selectors: those are computed for each pod.
     pub default_constraints: Vec<SpreadConstraint>,
-    /// Whether those are the built-in ones, which do not ask for all their keys.
+    /// Whether those are the system defaults, which do not require all their topology keys.
     pub system: bool,
 }
 
@@ -62,7 +62,7 @@ pub struct InterPodAffinityArgs {
     pub ignore_preferred_terms_of_existing_pods: bool,
 }
 
-/// NodeAffinityArgs: what is put over every pod's own.
+/// NodeAffinityArgs: `addedAffinity`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeAffinityArgs {
     pub required: Option<NodeSelector>,
@@ -77,18 +77,18 @@ pub struct Profile {
     pub filters_off: BTreeSet<&'static str>,
     /// Those that score, with their weights.
     pub weights: BTreeMap<&'static str, i64>,
-    /// Whether pods make room for themselves.
+    /// Whether DefaultPreemption is enabled.
     pub preemption: bool,
     pub fit: FitArgs,
     pub balanced: Vec<ResourceWeight>,
     pub spread: SpreadArgs,
     pub inter_pod_affinity: InterPodAffinityArgs,
     pub node_affinity: NodeAffinityArgs,
-    /// How long the volumes of a pod may take to be bound.
+    /// `bindTimeoutSeconds` of VolumeBinding.
     pub bind_timeout: SignedDuration,
 }
 
-/// cpu and memory, alike.
+/// cpu and memory, with equal weight.
 pub fn default_resources() -> Vec<ResourceWeight> {
     let resource = |name: &str| ResourceWeight {
         name: name.into(),
@@ -97,7 +97,7 @@ pub fn default_resources() -> Vec<ResourceWeight> {
     vec![resource("cpu"), resource("memory")]
 }
 
-/// The built-in constraints for pods that have none.
+/// The system default constraints for pods that have none.
 pub fn system_default_constraints() -> Vec<SpreadConstraint> {
     let soft = |key: &str, max_skew| SpreadConstraint {
         hard: false,

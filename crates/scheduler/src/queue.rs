@@ -1,9 +1,9 @@
-//! Which pod next (SPEC P3): by priority, then by age; what did not fit waits until something happens that could help
-//! it, and then for its back-off; nothing that does not fit stands in the way of what comes behind.
+//! The scheduling queue (SPEC P3): by priority, then by age. A pod that did not fit waits for an event that may help
+//! it, and then for its backoff; it never blocks the pods behind it.
 //!
-//! A pod that room was made for (it is nominated) sits no back-off out while nobody else is due: what it waits for was
-//! done on its behalf. kube-scheduler v1.36 does so with every pod that could not be placed; with many of them that is
-//! an attempt of each for every pod that goes anywhere, without end.
+//! A nominated pod does not wait for its backoff to end while activeQ is empty: the preemption was done on its
+//! behalf. kube-scheduler v1.36 pops every pod of the backoffQ so; with many unschedulable pods that is an endless
+//! series of attempts, one of each whenever a pod is scheduled.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,86 +13,96 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::ObjectKey;
 use knarr_api::k8s_openapi;
 
+use crate::event;
 use crate::pod_info::PodInfo;
 
-/// Wait after the first failed attempt; doubled with each further one.
+/// Backoff after the first failed attempt; doubled with each further one.
 pub const INITIAL_BACKOFF: SignedDuration = SignedDuration::from_secs(1);
-/// The longest such wait.
+/// The longest backoff.
 pub const MAX_BACKOFF: SignedDuration = SignedDuration::from_secs(10);
-/// After this long a pod is tried again though nothing is known to have helped.
-pub const LONGEST_WAIT: SignedDuration = SignedDuration::from_secs(5 * 60);
+/// After this long an unschedulable pod is tried again without an event (DefaultPodMaxInUnschedulablePodsDuration).
+pub const MAX_IN_UNSCHEDULABLE_PODS: SignedDuration = SignedDuration::from_secs(5 * 60);
 
-/// Where a pod is.
+/// In which part of the queue a pod is.
 #[derive(Debug)]
-enum Place {
-    Active(Turn),
+enum SubQueue {
+    Active(SortKey),
     Backoff {
         until: Timestamp,
-        /// Whether the last attempt told nothing about the pod.
+        /// Whether the last attempt ended with an error, not with a verdict.
         after_error: bool,
     },
-    /// Since then, refused by these plugins (empty: by nothing known, so anything may help).
+    /// Since then, rejected by these plugins (empty: by none that is known, so any event may help).
     Unschedulable {
         since: Timestamp,
-        by: BTreeSet<&'static str>,
+        plugins: BTreeSet<&'static str>,
     },
-    /// Handed out, not yet placed nor given back.
+    /// Popped, and not yet scheduled nor returned to the queue.
     InFlight,
 }
 
-/// Higher priority first, then who has waited longest.
-type Turn = (Reverse<i32>, u64);
+/// Higher priority first, then the longest waiting (QueueSort).
+type SortKey = (Reverse<i32>, u64);
 
 #[derive(Debug)]
-struct Waiting {
+struct QueuedPodInfo {
     pod: Arc<PodInfo>,
-    /// Its number in the order of arrival, which is its age.
+    /// Its number in the order of arrival.
     arrival: u64,
     since: Timestamp,
     attempts: u32,
     nominated: bool,
-    place: Place,
+    sub_queue: SubQueue,
 }
 
-impl Waiting {
-    fn turn(&self) -> Turn {
-        turn(&self.pod, self.arrival)
+impl QueuedPodInfo {
+    fn sort_key(&self) -> SortKey {
+        sort_key(&self.pod, self.arrival)
     }
 
-    /// Its turn while nobody is due, if its back-off is one that ends then.
-    fn early_turn(&self) -> Option<Turn> {
+    /// Its sort key in `nominated_backoff`, if it belongs there.
+    fn nominated_sort_key(&self) -> Option<SortKey> {
         let may = self.nominated
             && matches!(
-                self.place,
-                Place::Backoff {
+                self.sub_queue,
+                SubQueue::Backoff {
                     after_error: false,
                     ..
                 }
             );
-        may.then(|| self.turn())
+        may.then(|| self.sort_key())
     }
 }
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Queue {
-    pods: BTreeMap<ObjectKey, Waiting>,
-    active: BTreeMap<Turn, ObjectKey>,
-    backoff: BTreeSet<(Timestamp, ObjectKey)>,
-    /// Of those, who need not wait for the end of it while nobody is active.
-    early: BTreeMap<Turn, ObjectKey>,
-    /// Unschedulable pods, longest waiting first.
-    parked: BTreeSet<(Timestamp, ObjectKey)>,
-    /// The same by each plugin that was against them; under [`NOBODY`] those that nothing known was against.
-    parked_by: BTreeMap<&'static str, BTreeSet<ObjectKey>>,
+pub struct SchedulingQueue {
+    pods: BTreeMap<ObjectKey, QueuedPodInfo>,
+    active_q: BTreeMap<SortKey, ObjectKey>,
+    backoff_q: BTreeSet<(Timestamp, ObjectKey)>,
+    /// Those of the backoffQ that are popped early while activeQ is empty.
+    nominated_backoff: BTreeMap<SortKey, ObjectKey>,
+    /// Unschedulable pods, the longest waiting first.
+    unschedulable_pods: BTreeSet<(Timestamp, ObjectKey)>,
+    /// The same by each plugin that rejected them; under [`NO_PLUGIN`] those that no known plugin rejected.
+    unschedulable_by_plugin: BTreeMap<&'static str, BTreeSet<ObjectKey>>,
     arrivals: u64,
     backoffs: Backoffs,
+    /// How many pods each event has added to each queue.
+    incoming: BTreeMap<(&'static str, &'static str), u64>,
 }
 
-/// Under this name are pods that any event may help.
-const NOBODY: &str = "";
+/// The queue of pods that are tried next.
+const ACTIVE: &str = "active";
+/// The queue of pods that wait for an event.
+const UNSCHEDULABLE: &str = "unschedulable";
+/// The event of a pod that was popped, which is in no queue.
+const POPPED: &str = "";
 
-/// How long a pod waits after a failed attempt.
+/// The key of pods that any event may help.
+const NO_PLUGIN: &str = "";
+
+/// The backoff after failed attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoffs {
     pub initial: SignedDuration,
@@ -108,15 +118,15 @@ impl Default for Backoffs {
     }
 }
 
-/// How many pods wait where.
+/// How many pods are in each part of the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lengths {
+pub struct QueueLengths {
     pub active: usize,
     pub backoff: usize,
     pub unschedulable: usize,
 }
 
-fn turn(pod: &PodInfo, arrival: u64) -> Turn {
+fn sort_key(pod: &PodInfo, arrival: u64) -> SortKey {
     (Reverse(pod.priority()), arrival)
 }
 
@@ -127,47 +137,61 @@ impl Backoffs {
     }
 }
 
-/// Under which names a pod is parked.
-fn names(by: &BTreeSet<&'static str>) -> impl Iterator<Item = &'static str> {
-    let nobody = by.is_empty().then_some(NOBODY);
-    by.iter().copied().chain(nobody)
+/// The keys of an unschedulable pod in `unschedulable_by_plugin`.
+fn plugins_or_none(plugins: &BTreeSet<&'static str>) -> impl Iterator<Item = &'static str> {
+    let no_plugin = plugins.is_empty().then_some(NO_PLUGIN);
+    plugins.iter().copied().chain(no_plugin)
 }
 
-impl Queue {
+impl SchedulingQueue {
     pub fn with_backoffs(backoffs: Backoffs) -> Self {
-        Queue {
+        SchedulingQueue {
             backoffs,
-            ..Queue::default()
+            ..SchedulingQueue::default()
         }
     }
 
-    pub fn lengths(&self) -> Lengths {
-        Lengths {
-            active: self.active.len(),
-            backoff: self.backoff.len(),
-            unschedulable: self.parked.len(),
+    /// How many pods each event has added to each queue: by event and queue.
+    pub fn incoming(&self) -> &BTreeMap<(&'static str, &'static str), u64> {
+        &self.incoming
+    }
+
+    fn count(&mut self, event: &'static str, queue: &'static str) {
+        *self.incoming.entry((event, queue)).or_default() += 1;
+    }
+
+    /// Counts a pod with scheduling gates, which kube-scheduler adds to unschedulablePods.
+    pub fn count_gated(&mut self) {
+        self.count(event::POD_ADD, UNSCHEDULABLE);
+    }
+
+    pub fn lengths(&self) -> QueueLengths {
+        QueueLengths {
+            active: self.active_q.len(),
+            backoff: self.backoff_q.len(),
+            unschedulable: self.unschedulable_pods.len(),
         }
     }
 
-    /// How often the pod was handed out.
+    /// How often the pod was popped.
     pub fn attempts(&self, key: &ObjectKey) -> u32 {
         self.pods.get(key).map_or(0, |w| w.attempts)
     }
 
-    /// Since when the pod waits.
+    /// When the pod was added.
     pub fn since(&self, key: &ObjectKey) -> Option<Timestamp> {
         self.pods.get(key).map(|w| w.since)
     }
 
-    /// Pods that were refused, with each plugin that was against them.
-    pub fn parked(&self) -> impl Iterator<Item = (&'static str, &Arc<PodInfo>)> {
-        self.parked_by.iter().flat_map(|(plugin, keys)| {
+    /// The unschedulable pods, with each plugin that rejected them.
+    pub fn unschedulable_pods(&self) -> impl Iterator<Item = (&'static str, &Arc<PodInfo>)> {
+        self.unschedulable_by_plugin.iter().flat_map(|(plugin, keys)| {
             let pods = keys.iter().filter_map(|key| self.get(key));
             pods.map(|pod| (*plugin, pod))
         })
     }
 
-    /// Pods that wait in any way.
+    /// All pods of the queue.
     pub fn len(&self) -> usize {
         self.pods.len()
     }
@@ -180,175 +204,193 @@ impl Queue {
         self.pods.get(key).map(|w| &w.pod)
     }
 
-    /// A pod that wants a node, new or changed. A change that could matter makes it be tried again.
-    pub fn put(&mut self, pod: Arc<PodInfo>, changed: bool, now: Timestamp) {
+    /// Adds or updates a pod without a node. An update that may matter has an `event`: it moves an unschedulable pod out
+    /// of unschedulablePods.
+    pub fn put(&mut self, pod: Arc<PodInfo>, event: Option<&'static str>, now: Timestamp) {
         let key = pod.key();
         match self.pods.get_mut(&key) {
             Some(known) if known.pod.uid() == pod.uid() => {
-                let was = known.turn();
-                let was_early = known.early_turn();
+                let was = known.sort_key();
+                let was_nominated = known.nominated_sort_key();
                 known.pod = pod;
-                let turn = known.turn();
-                if let Some(was_early) = was_early {
-                    self.early.remove(&was_early);
-                    self.early.insert(turn, key.clone());
+                let sort_key = known.sort_key();
+                if let Some(was_nominated) = was_nominated {
+                    self.nominated_backoff.remove(&was_nominated);
+                    self.nominated_backoff.insert(sort_key, key.clone());
                 }
-                if let Place::Active(at) = &mut known.place {
-                    *at = turn;
-                    self.active.remove(&was);
-                    self.active.insert(turn, key);
-                } else if changed && matches!(known.place, Place::Unschedulable { .. }) {
-                    self.wake(&key, now);
+                if let SubQueue::Active(at) = &mut known.sub_queue {
+                    *at = sort_key;
+                    self.active_q.remove(&was);
+                    self.active_q.insert(sort_key, key);
+                } else if let Some(event) = event
+                    && matches!(known.sub_queue, SubQueue::Unschedulable { .. })
+                {
+                    self.requeue(&key, event, now);
                 }
             }
             _ => {
                 self.remove(&key);
                 self.arrivals += 1;
                 let arrival = self.arrivals;
-                let turn = turn(&pod, arrival);
-                self.active.insert(turn, key.clone());
-                let waiting = Waiting {
+                let sort_key = sort_key(&pod, arrival);
+                self.active_q.insert(sort_key, key.clone());
+                let waiting = QueuedPodInfo {
                     pod,
                     arrival,
                     since: now,
                     attempts: 0,
                     nominated: false,
-                    place: Place::Active(turn),
+                    sub_queue: SubQueue::Active(sort_key),
                 };
                 self.pods.insert(key, waiting);
+                self.count(event.unwrap_or(event::POD_ADD), ACTIVE);
             }
         }
     }
 
-    /// It wants no node any more.
+    /// Removes a pod: it needs no node any more.
     pub fn remove(&mut self, key: &ObjectKey) {
         if let Some(waiting) = self.pods.remove(key) {
-            if let Some(early) = waiting.early_turn() {
-                self.early.remove(&early);
+            if let Some(sort_key) = waiting.nominated_sort_key() {
+                self.nominated_backoff.remove(&sort_key);
             }
-            self.unlink(key, &waiting.place);
+            self.unlink(key, &waiting.sub_queue);
         }
     }
 
-    /// Whether room was made for the pod.
+    /// Marks whether the pod is nominated to a node.
     pub fn set_nominated(&mut self, key: &ObjectKey, nominated: bool) {
         let Some(waiting) = self.pods.get_mut(key) else {
             return;
         };
-        if let Some(early) = waiting.early_turn() {
-            self.early.remove(&early);
+        if let Some(sort_key) = waiting.nominated_sort_key() {
+            self.nominated_backoff.remove(&sort_key);
         }
         waiting.nominated = nominated;
-        if let Some(early) = waiting.early_turn() {
-            self.early.insert(early, key.clone());
+        if let Some(sort_key) = waiting.nominated_sort_key() {
+            self.nominated_backoff.insert(sort_key, key.clone());
         }
     }
 
-    fn unlink(&mut self, key: &ObjectKey, place: &Place) {
-        match place {
-            Place::Active(turn) => {
-                self.active.remove(turn);
+    fn unlink(&mut self, key: &ObjectKey, sub_queue: &SubQueue) {
+        match sub_queue {
+            SubQueue::Active(sort_key) => {
+                self.active_q.remove(sort_key);
             }
-            Place::Backoff { until, .. } => {
-                self.backoff.remove(&(*until, key.clone()));
+            SubQueue::Backoff { until, .. } => {
+                self.backoff_q.remove(&(*until, key.clone()));
             }
-            Place::Unschedulable { since, by } => {
-                self.parked.remove(&(*since, key.clone()));
-                for plugin in names(by) {
-                    if let Some(parked) = self.parked_by.get_mut(plugin) {
-                        parked.remove(key);
+            SubQueue::Unschedulable { since, plugins } => {
+                self.unschedulable_pods.remove(&(*since, key.clone()));
+                for plugin in plugins_or_none(plugins) {
+                    if let Some(keys) = self.unschedulable_by_plugin.get_mut(plugin) {
+                        keys.remove(key);
                     }
                 }
             }
-            Place::InFlight => {}
+            SubQueue::InFlight => {}
         }
     }
 
-    fn set(&mut self, key: &ObjectKey, place: Place) {
+    /// Moves a pod to a queue, because of an event.
+    fn set(&mut self, key: &ObjectKey, sub_queue: SubQueue, event: &'static str) {
         let Some(waiting) = self.pods.get_mut(key) else {
             return;
         };
-        if let Some(early) = waiting.early_turn() {
-            self.early.remove(&early);
+        if let Some(sort_key) = waiting.nominated_sort_key() {
+            self.nominated_backoff.remove(&sort_key);
         }
-        let old = std::mem::replace(&mut waiting.place, Place::InFlight);
+        let old = std::mem::replace(&mut waiting.sub_queue, SubQueue::InFlight);
         self.unlink(key, &old);
-        match &place {
-            Place::Active(turn) => {
-                self.active.insert(*turn, key.clone());
+        match &sub_queue {
+            SubQueue::Active(sort_key) => {
+                self.count(event, ACTIVE);
+                self.active_q.insert(*sort_key, key.clone());
             }
-            Place::Backoff { until, .. } => {
-                self.backoff.insert((*until, key.clone()));
+            SubQueue::Backoff { until, .. } => {
+                self.count(event, "backoff");
+                self.backoff_q.insert((*until, key.clone()));
             }
-            Place::Unschedulable { since, by } => {
-                self.parked.insert((*since, key.clone()));
-                for plugin in names(by) {
-                    self.parked_by.entry(plugin).or_default().insert(key.clone());
+            SubQueue::Unschedulable { since, plugins } => {
+                self.count(event, UNSCHEDULABLE);
+                self.unschedulable_pods.insert((*since, key.clone()));
+                for plugin in plugins_or_none(plugins) {
+                    self.unschedulable_by_plugin
+                        .entry(plugin)
+                        .or_default()
+                        .insert(key.clone());
                 }
             }
-            Place::InFlight => {}
+            SubQueue::InFlight => {}
         }
         if let Some(waiting) = self.pods.get_mut(key) {
-            waiting.place = place;
-            if let Some(early) = waiting.early_turn() {
-                self.early.insert(early, key.clone());
+            waiting.sub_queue = sub_queue;
+            if let Some(sort_key) = waiting.nominated_sort_key() {
+                self.nominated_backoff.insert(sort_key, key.clone());
             }
         }
     }
 
-    fn activate(&mut self, key: &ObjectKey) {
+    fn activate(&mut self, key: &ObjectKey, event: &'static str) {
         if let Some(waiting) = self.pods.get(key) {
-            let turn = waiting.turn();
-            self.set(key, Place::Active(turn));
+            let sort_key = waiting.sort_key();
+            self.set(key, SubQueue::Active(sort_key), event);
         }
     }
 
-    /// Something may have helped this unschedulable pod: it is tried again, after what is left of its back-off.
-    fn wake(&mut self, key: &ObjectKey, now: Timestamp) {
+    /// Moves an unschedulable pod to activeQ, or to backoffQ for the rest of its backoff.
+    fn requeue(&mut self, key: &ObjectKey, event: &'static str, now: Timestamp) {
         let Some(waiting) = self.pods.get(key) else {
             return;
         };
-        let Place::Unschedulable { since, by } = &waiting.place else {
+        let SubQueue::Unschedulable { since, plugins } = &waiting.sub_queue else {
             return;
         };
-        let after_error = by.is_empty();
+        let after_error = plugins.is_empty();
         match since.checked_add(self.backoffs.after(waiting.attempts)) {
-            Ok(until) if until > now => self.set(key, Place::Backoff { until, after_error }),
-            _ => self.activate(key),
+            Ok(until) if until > now => self.set(key, SubQueue::Backoff { until, after_error }, event),
+            _ => self.activate(key, event),
         }
     }
 
-    /// Hands out the next pod, if one is due.
+    /// Pops the next pod, if one is due.
     pub fn pop(&mut self, now: Timestamp) -> Option<Arc<PodInfo>> {
-        while let Some((until, key)) = self.backoff.first().cloned() {
+        while let Some((until, key)) = self.backoff_q.first().cloned() {
             if until > now {
                 break;
             }
-            self.activate(&key);
+            self.activate(&key, event::BACKOFF_COMPLETE);
         }
-        let next = self.active.first_key_value();
-        let (_, key) = next.or_else(|| self.early.first_key_value())?;
-        let key = key.clone();
-        self.set(&key, Place::InFlight);
+        let key = match self.active_q.first_key_value() {
+            Some((_, key)) => key.clone(),
+            None => {
+                let (_, key) = self.nominated_backoff.first_key_value()?;
+                let key = key.clone();
+                self.count(event::POP_FROM_BACKOFF_Q, ACTIVE);
+                key
+            }
+        };
+        self.set(&key, SubQueue::InFlight, POPPED);
         let waiting = self.pods.get_mut(&key)?;
         waiting.attempts = waiting.attempts.saturating_add(1);
         Some(waiting.pod.clone())
     }
 
-    /// No node would have it; these plugins were against it.
-    pub fn park(&mut self, key: &ObjectKey, by: BTreeSet<&'static str>, now: Timestamp) {
-        self.set(key, Place::Unschedulable { since: now, by });
+    /// No node fits the pod; these plugins rejected nodes.
+    pub fn add_unschedulable(&mut self, key: &ObjectKey, plugins: BTreeSet<&'static str>, now: Timestamp) {
+        let sub_queue = SubQueue::Unschedulable { since: now, plugins };
+        self.set(key, sub_queue, event::ATTEMPT_FAILURE);
     }
 
-    /// It was handed out too early: as [`Queue::park`], and that was no attempt.
-    pub fn not_tried(&mut self, key: &ObjectKey, by: BTreeSet<&'static str>, now: Timestamp) {
+    /// It was popped too early: as [`SchedulingQueue::add_unschedulable`], without counting as an attempt.
+    pub fn return_untried(&mut self, key: &ObjectKey, plugins: BTreeSet<&'static str>, now: Timestamp) {
         if let Some(waiting) = self.pods.get_mut(key) {
             waiting.attempts = waiting.attempts.saturating_sub(1);
         }
-        self.park(key, by, now);
+        self.add_unschedulable(key, plugins, now);
     }
 
-    /// The attempt failed for a reason that has nothing to do with the pod: again after its back-off.
+    /// The attempt failed with an error that does not depend on the pod: it is tried again after its backoff.
     pub fn retry(&mut self, key: &ObjectKey, now: Timestamp) {
         let Some(waiting) = self.pods.get(key) else {
             return;
@@ -357,48 +399,62 @@ impl Queue {
             .checked_add(self.backoffs.after(waiting.attempts))
             .unwrap_or(now);
         let after_error = true;
-        self.set(key, Place::Backoff { until, after_error });
+        let sub_queue = SubQueue::Backoff { until, after_error };
+        self.set(key, sub_queue, event::ATTEMPT_FAILURE);
     }
 
-    /// Whether pods wait that one of these plugins was against (or nothing known).
-    pub fn awaits(&self, plugins: &[&str]) -> bool {
-        let waits = |plugin: &str| self.parked_by.get(plugin).is_some_and(|p| !p.is_empty());
-        waits(NOBODY) || plugins.iter().any(|p| waits(p))
+    /// Whether unschedulable pods are there that one of these plugins (or none that is known) rejected.
+    pub fn any_unschedulable_by(&self, plugins: &[&str]) -> bool {
+        let waits = |plugin: &str| {
+            self.unschedulable_by_plugin
+                .get(plugin)
+                .is_some_and(|p| !p.is_empty())
+        };
+        waits(NO_PLUGIN) || plugins.iter().any(|p| waits(p))
     }
 
-    /// Something happened: `helps` says for a plugin and a parked pod that it was against whether it could.
-    pub fn wake_where(&mut self, now: Timestamp, helps: impl Fn(&'static str, &PodInfo) -> bool) {
-        let mut helped: BTreeSet<ObjectKey> = BTreeSet::new();
-        for (plugin, parked) in &self.parked_by {
-            let waiting = parked.iter().filter_map(|key| Some((key, self.pods.get(key)?)));
+    /// After an event, requeues the unschedulable pods for which `helps` returns true, given a plugin that rejected them.
+    /// `event`: its name for this plugin.
+    pub fn requeue_where(
+        &mut self,
+        event: impl Fn(&'static str) -> &'static str,
+        now: Timestamp,
+        helps: impl Fn(&'static str, &PodInfo) -> bool,
+    ) {
+        let mut helped: BTreeMap<ObjectKey, &'static str> = BTreeMap::new();
+        for (plugin, keys) in &self.unschedulable_by_plugin {
+            let waiting = keys.iter().filter_map(|key| Some((key, self.pods.get(key)?)));
             let of = waiting.filter(|(key, waiting)| {
-                !helped.contains(*key) && (*plugin == NOBODY || helps(plugin, &waiting.pod))
+                !helped.contains_key(*key) && (*plugin == NO_PLUGIN || helps(plugin, &waiting.pod))
             });
             let of: Vec<ObjectKey> = of.map(|(key, _)| key.clone()).collect();
-            helped.extend(of);
+            if !of.is_empty() {
+                let event = event(plugin);
+                helped.extend(of.into_iter().map(|key| (key, event)));
+            }
         }
-        for key in helped {
-            self.wake(&key, now);
+        for (key, event) in helped {
+            self.requeue(&key, event, now);
         }
     }
 
-    /// Tries this pod again, if it waits for something to help it.
-    pub fn wake_pod(&mut self, key: &ObjectKey, now: Timestamp) {
-        self.wake(key, now);
+    /// Requeues this pod, if it is unschedulable.
+    pub fn requeue_pod(&mut self, key: &ObjectKey, event: &'static str, now: Timestamp) {
+        self.requeue(key, event, now);
     }
 
-    /// Tries again what has waited for [`LONGEST_WAIT`].
-    pub fn wake_forgotten(&mut self, now: Timestamp) {
-        while let Some((since, key)) = self.parked.first().cloned() {
-            if now.duration_since(since) < LONGEST_WAIT {
+    /// Requeues pods that have been unschedulable for [`MAX_IN_UNSCHEDULABLE_PODS`].
+    pub fn flush_unschedulable_leftover(&mut self, now: Timestamp) {
+        while let Some((since, key)) = self.unschedulable_pods.first().cloned() {
+            if now.duration_since(since) < MAX_IN_UNSCHEDULABLE_PODS {
                 break;
             }
-            self.wake(&key, now);
+            self.requeue(&key, event::UNSCHEDULABLE_TIMEOUT, now);
         }
     }
 
-    /// When the next back-off ends.
+    /// When the next backoff ends.
     pub fn next_due(&self) -> Option<Timestamp> {
-        self.backoff.first().map(|(until, _)| *until)
+        self.backoff_q.first().map(|(until, _)| *until)
     }
 }

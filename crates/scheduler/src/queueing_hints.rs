@@ -1,5 +1,5 @@
-//! Which events bring back which pods (SPEC P3): each plugin says whether what happened could change its mind about a
-//! pod that it was against. A heartbeat wakes nobody.
+//! Queueing hints (SPEC P3): for each plugin, whether an event may make a pod schedulable that the plugin rejected. A
+//! heartbeat requeues no pod.
 
 use crate::node_info::NodeInfo;
 use crate::plugins::{
@@ -11,8 +11,8 @@ use crate::pod_info::{PodClass, PodInfo, selects};
 use crate::profile::Profile;
 use crate::volumes::{Change, volume_limit, waits_for_consumer};
 
-/// The plugins that look at pods, for whom the coming or going of one may matter.
-pub const LOOK_AT_PODS: &[&str] = &[
+/// The plugins for which adding or deleting a pod may matter.
+pub const POD_EVENT_PLUGINS: &[&str] = &[
     node_resources_fit::NAME,
     node_ports::NAME,
     pod_topology_spread::NAME,
@@ -21,18 +21,19 @@ pub const LOOK_AT_PODS: &[&str] = &[
     node_volume_limits::NAME,
 ];
 
-/// The plugins that look at volumes and claims.
-pub const LOOK_AT_STORAGE: &[&str] = &[
+/// The plugins for which a change of volumes and claims may matter.
+pub const STORAGE_EVENT_PLUGINS: &[&str] = &[
     volume_restrictions::NAME,
     node_volume_limits::NAME,
     volume_binding::NAME,
     volume_zone::NAME,
 ];
 
-/// The plugins that look at claims and devices; resources only at the classes that stand for them.
-pub const LOOK_AT_DEVICES: &[&str] = &[dynamic_resources::NAME, node_resources_fit::NAME];
+/// The plugins for which a change of claims and devices may matter; for NodeResourcesFit only that of DeviceClasses
+/// with extended resources.
+pub const DEVICE_EVENT_PLUGINS: &[&str] = &[dynamic_resources::NAME, node_resources_fit::NAME];
 
-/// A node has come, changed or gone. Both are without their pods.
+/// A node was added, updated or deleted. Both versions are without their pods.
 pub fn node_changed(
     profile: &Profile,
     plugin: &str,
@@ -66,7 +67,7 @@ pub fn node_changed(
     }
 }
 
-/// A pod has come to a node (`came`) or left one, or has ended there.
+/// A pod was assigned to a node (`came`), or was deleted or has terminated there.
 pub fn pod_changed(plugin: &str, pod: &PodInfo, other: &PodClass, came: bool) -> bool {
     let class = &*pod.class;
     match plugin {
@@ -80,7 +81,7 @@ pub fn pod_changed(plugin: &str, pod: &PodInfo, other: &PodClass, came: bool) ->
                 return true;
             };
             class.namespace() == other.namespace()
-                // The default constraints select what belongs together, which is not known here.
+                // The default constraints use the selectors of owners, which are not known here.
                 && (constraints.is_empty()
                     || constraints
                         .iter()
@@ -93,7 +94,7 @@ pub fn pod_changed(plugin: &str, pod: &PodInfo, other: &PodClass, came: bool) ->
     }
 }
 
-/// Something of storage has come, changed or gone.
+/// A storage object was added, updated or deleted.
 pub fn storage_changed(plugin: &str, pod: &PodInfo, change: &Change) -> bool {
     match plugin {
         volume_restrictions::NAME => matches!(change, Change::Claim { before: None, after: Some(claim) }
@@ -163,19 +164,19 @@ pub fn storage_changed(plugin: &str, pod: &PodInfo, change: &Change) -> bool {
     }
 }
 
-/// Whether one of the pod's volumes is of the claim.
+/// Whether one of the pod's volumes uses the claim.
 fn is_claim(pod: &PodInfo, namespace: &str, name: &str) -> bool {
     let volumes = pod.class.volumes.as_ref();
     pod.class.namespace() == namespace && volumes.is_some_and(|v| v.uses(name))
 }
 
-/// The same, and the pod names the claim itself.
+/// The same, and the pod spec names the claim.
 fn is_named_claim(pod: &PodInfo, namespace: &str, name: &str) -> bool {
     let volumes = pod.class.volumes.as_ref();
     pod.class.namespace() == namespace && volumes.is_some_and(|v| v.named().any(|n| n == name))
 }
 
-/// Whether the pod has a volume in itself that is the driver's.
+/// Whether the pod has an inline CSI volume of the driver.
 fn uses_driver(pod: &PodInfo, driver: &str) -> bool {
     let spec = pod.pod.spec.as_ref();
     let mut volumes = spec.and_then(|s| s.volumes.as_ref()).into_iter().flatten();

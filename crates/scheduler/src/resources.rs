@@ -1,4 +1,4 @@
-//! Amounts of resources, as nodes have them and pods ask for them.
+//! Amounts of resources: allocatable on nodes, requested by pods.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use knarr_api::k8s_openapi;
 use knarr_api::quantity::{Notation, Quantity};
 
-/// What a container without a request counts for when nodes are compared (not when room is made).
+/// The request that a container without one counts with in scores (not in filters).
 pub const DEFAULT_MILLI_CPU: i64 = 100;
 pub const DEFAULT_MEMORY_BYTES: i64 = 200 * 1024 * 1024;
 
@@ -16,10 +16,10 @@ const MEMORY: &str = "memory";
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 const PODS: &str = "pods";
 
-/// A list of amounts as it stands in an object.
+/// A list of quantities in an object.
 pub type ResourceList = BTreeMap<String, ApiQuantity>;
 
-/// One amount of each resource. `pods` is only a node's.
+/// One amount of each resource. `pods` is set on nodes only.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     pub milli_cpu: i64,
@@ -31,7 +31,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// Amounts that cannot be read count as none (validation keeps them out).
+    /// Quantities that do not parse count as zero (validation rejects them).
     pub fn from_list(list: &ResourceList) -> Self {
         let mut resources = Resources::default();
         for (name, quantity) in list {
@@ -62,6 +62,17 @@ impl Resources {
         }
     }
 
+    /// Whether it has less of any resource than the other.
+    pub fn less_of_any(&self, other: &Resources) -> bool {
+        self.milli_cpu < other.milli_cpu
+            || self.memory_bytes < other.memory_bytes
+            || self.ephemeral_storage_bytes < other.ephemeral_storage_bytes
+            || other
+                .scalars
+                .iter()
+                .any(|(name, amount)| self.get(name) < *amount)
+    }
+
     pub fn is_nothing(&self) -> bool {
         self.milli_cpu == 0
             && self.memory_bytes == 0
@@ -88,7 +99,7 @@ impl Resources {
         self.combine(other, i64::saturating_sub);
     }
 
-    /// Whether a sum has reached the end of the numbers: what was added cannot be taken off it again.
+    /// Whether a sum has saturated: what was added cannot be subtracted again.
     pub fn is_saturated(&self) -> bool {
         let own = [
             self.milli_cpu,
@@ -102,7 +113,7 @@ impl Resources {
     }
 }
 
-/// Amounts while they are added up: exactly, and rounded up once in the end, as kube-scheduler does.
+/// Quantities while they are summed: exactly, and rounded up once in the end, as in kube-scheduler.
 #[derive(Clone, Debug, Default)]
 struct Amounts(BTreeMap<String, Quantity>);
 
@@ -125,7 +136,7 @@ impl Amounts {
         }
     }
 
-    /// What the pod as a whole asks for replaces what its containers come to.
+    /// The pod-level request replaces the sum of the containers.
     fn replace(&mut self, list: &ResourceList) {
         let given = Amounts::from_list(list).0.into_iter();
         self.0.extend(given.filter(|(name, _)| is_pod_level(name)));
@@ -140,7 +151,7 @@ impl Amounts {
     }
 }
 
-/// Thousandths of a core, bytes, or whole devices.
+/// Millicores, bytes, or whole devices.
 fn in_units(name: &str, amount: Quantity) -> i64 {
     match name {
         CPU => amount.milli_value(),
@@ -148,15 +159,15 @@ fn in_units(name: &str, amount: Quantity) -> i64 {
     }
 }
 
-/// What is read when a pod's requests are added up.
+/// How the requests of a pod are summed (PodResourcesOptions).
 #[derive(Clone, Copy, Debug, Default)]
-struct Reading {
-    /// What a container without a request counts for, as said at [`DEFAULT_MILLI_CPU`].
+struct RequestOptions {
+    /// Whether a container without a request counts with [`DEFAULT_MILLI_CPU`].
     fill_in_cpu: bool,
     fill_in_memory: bool,
-    /// What the kubelet has given its containers already counts where it is more than the spec says.
+    /// Whether the resources in the containers' status count, where they are more than the spec's.
     status: bool,
-    /// The pod's own requests replace its containers'.
+    /// Whether pod-level requests replace those of the containers.
     pod_level: bool,
 }
 
@@ -174,7 +185,8 @@ fn max_of_lists(lists: &[Option<&ResourceList>]) -> ResourceList {
     all
 }
 
-/// Whether the kubelet has refused for good to resize the pod, so that its spec is not what it will get.
+/// Whether the kubelet has rejected the resize of the pod (PodResizePending, Infeasible), so that the pod does not
+/// get what its spec says.
 fn resize_is_infeasible(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
     let mut pending = conditions.filter(|c| c.type_ == "PodResizePending");
@@ -183,23 +195,23 @@ fn resize_is_infeasible(pod: &Pod) -> bool {
         .is_some_and(|c| c.reason.as_deref() == Some("Infeasible"))
 }
 
-fn of_list(list: &ResourceList, reading: Reading) -> Amounts {
+fn of_list(list: &ResourceList, options: RequestOptions) -> Amounts {
     let mut amounts = Amounts::from_list(list);
-    if reading.fill_in_cpu && !list.contains_key(CPU) {
+    if options.fill_in_cpu && !list.contains_key(CPU) {
         let cpu = Quantity::from_milli(DEFAULT_MILLI_CPU, Notation::DecimalSi);
         amounts.0.insert(CPU.into(), cpu);
     }
-    if reading.fill_in_memory && !list.contains_key(MEMORY) {
+    if options.fill_in_memory && !list.contains_key(MEMORY) {
         let memory = Quantity::from_value(DEFAULT_MEMORY_BYTES, Notation::BinarySi);
         amounts.0.insert(MEMORY.into(), memory);
     }
     amounts
 }
 
-fn of_container(pod: &Pod, container: &Container, reading: Reading, from_status: bool) -> Amounts {
+fn of_container(pod: &Pod, container: &Container, options: RequestOptions, from_status: bool) -> Amounts {
     let empty = ResourceList::new();
     let spec = container.resources.as_ref().and_then(|r| r.requests.as_ref());
-    let given = pod.status.as_ref().filter(|_| reading.status && from_status);
+    let given = pod.status.as_ref().filter(|_| options.status && from_status);
     let given = given.and_then(|status| {
         let all = status.container_statuses.iter().flatten();
         let mut all = all.chain(status.init_container_statuses.iter().flatten());
@@ -214,26 +226,26 @@ fn of_container(pod: &Pod, container: &Container, reading: Reading, from_status:
             actuated.requests.as_ref(),
             given.allocated_resources.as_ref(),
         ];
-        return of_list(&max_of_lists(&lists), reading);
+        return of_list(&max_of_lists(&lists), options);
     }
-    of_list(spec.unwrap_or(&empty), reading)
+    of_list(spec.unwrap_or(&empty), options)
 }
 
-/// What a pod needs at the moment it needs most: all containers and sidecars, or an init container with the sidecars
-/// before it; with the pod's own requests in their place, and the overhead of its runtime on top.
-fn requests(pod: &Pod, reading: Reading) -> Resources {
+/// The effective requests of a pod: all containers and sidecars, or an init container with the sidecars before it,
+/// whichever is more; pod-level requests replace them, and the overhead is added.
+fn requests(pod: &Pod, options: RequestOptions) -> Resources {
     let Some(spec) = &pod.spec else {
         return Resources::default();
     };
     let mut running = Amounts::default();
     for container in &spec.containers {
-        running.add(&of_container(pod, container, reading, true));
+        running.add(&of_container(pod, container, options, true));
     }
     let mut sidecars = Amounts::default();
     let mut starting = Amounts::default();
     for container in spec.init_containers.iter().flatten() {
         let is_sidecar = container.restart_policy.as_deref() == Some("Always");
-        let mut needs = of_container(pod, container, reading, is_sidecar);
+        let mut needs = of_container(pod, container, options, is_sidecar);
         if is_sidecar {
             running.add(&needs);
             sidecars.add(&needs);
@@ -244,8 +256,8 @@ fn requests(pod: &Pod, reading: Reading) -> Resources {
         starting.max(&needs);
     }
     running.max(&starting);
-    if let Some(requests) = pod_requests(pod).filter(|_| reading.pod_level) {
-        let status = pod.status.as_ref().filter(|_| reading.status);
+    if let Some(requests) = pod_requests(pod).filter(|_| options.pod_level) {
+        let status = pod.status.as_ref().filter(|_| options.status);
         match status.and_then(|s| s.resources.as_ref().map(|r| (s, r))) {
             Some((status, actuated)) => {
                 let wanted = Some(requests).filter(|_| !resize_is_infeasible(pod));
@@ -269,7 +281,7 @@ fn requests(pod: &Pod, reading: Reading) -> Resources {
     rounded
 }
 
-/// What the pod as a whole asks for.
+/// The pod-level requests.
 fn pod_requests(pod: &Pod) -> Option<&ResourceList> {
     pod.spec.as_ref()?.resources.as_ref()?.requests.as_ref()
 }
@@ -286,20 +298,20 @@ fn names(pod: &Pod, resource: &str) -> bool {
         || spec.overhead.as_ref().is_some_and(|l| l.contains_key(resource))
 }
 
-/// Cpu and memory, for comparing nodes.
+/// CPU and memory, with defaults for containers without requests, for scoring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Compared {
+pub struct NonZeroRequests {
     pub milli_cpu: i64,
     pub memory_bytes: i64,
 }
 
-impl Compared {
-    pub fn add(&mut self, other: Compared) {
+impl NonZeroRequests {
+    pub fn add(&mut self, other: NonZeroRequests) {
         self.milli_cpu = self.milli_cpu.saturating_add(other.milli_cpu);
         self.memory_bytes = self.memory_bytes.saturating_add(other.memory_bytes);
     }
 
-    pub fn subtract(&mut self, other: Compared) {
+    pub fn subtract(&mut self, other: NonZeroRequests) {
         self.milli_cpu = self.milli_cpu.saturating_sub(other.milli_cpu);
         self.memory_bytes = self.memory_bytes.saturating_sub(other.memory_bytes);
     }
@@ -310,58 +322,58 @@ impl Compared {
     }
 
     fn of(resources: &Resources) -> Self {
-        Compared {
+        NonZeroRequests {
             milli_cpu: resources.milli_cpu,
             memory_bytes: resources.memory_bytes,
         }
     }
 }
 
-/// What one pod asks for, in the three ways in which that is counted.
+/// The requests of one pod, in the three ways in which they are counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// What must be free.
-    pub room: Resources,
-    /// What it adds to a node it stands on when nodes are compared.
-    pub standing: Compared,
-    /// What it would add while it is being placed: kube-scheduler leaves the pod's own requests out here.
-    pub placing: Compared,
+    /// What must be free on the node.
+    pub resources: Resources,
+    /// What an assigned pod adds to its node for scoring.
+    pub assigned: NonZeroRequests,
+    /// What the incoming pod adds for scoring: kube-scheduler ignores pod-level requests here.
+    pub incoming: NonZeroRequests,
 }
 
 impl Requests {
-    /// `pod` stands on a node if `standing`: what the kubelet has given it counts then.
-    pub fn of(pod: &Pod, standing: bool) -> Self {
-        let plain = Reading {
-            status: standing,
+    /// `assigned`: the pod is assigned to a node, so the resources in its status count.
+    pub fn of(pod: &Pod, assigned: bool) -> Self {
+        let plain = RequestOptions {
+            status: assigned,
             pod_level: true,
-            ..Reading::default()
+            ..RequestOptions::default()
         };
-        let room = requests(pod, plain);
+        let resources = requests(pod, plain);
         let pod_level = pod_requests(pod).is_some_and(|list| list.keys().any(|name| is_pod_level(name)));
-        let filled = Reading {
+        let defaulted = RequestOptions {
             fill_in_cpu: !(pod_level && names(pod, CPU)),
             fill_in_memory: !(pod_level && names(pod, MEMORY)),
             ..plain
         };
-        let as_standing = requests(pod, filled);
-        let as_placing = Reading {
+        let with_defaults = requests(pod, defaulted);
+        let for_incoming = RequestOptions {
             fill_in_cpu: true,
             fill_in_memory: true,
             pod_level: false,
             ..plain
         };
         Requests {
-            room,
-            standing: Compared::of(&as_standing),
-            placing: if pod_level {
-                Compared::of(&requests(pod, as_placing))
+            resources,
+            assigned: NonZeroRequests::of(&with_defaults),
+            incoming: if pod_level {
+                NonZeroRequests::of(&requests(pod, for_incoming))
             } else {
-                Compared::of(&as_standing)
+                NonZeroRequests::of(&with_defaults)
             },
         }
     }
 
-    /// Whether what the kubelet reports may change what the pod counts for.
+    /// Whether the pod's status may change its requests.
     pub fn depends_on_status(pod: &Pod) -> bool {
         pod.status.as_ref().is_some_and(|s| {
             let mut all = s.container_statuses.iter().flatten();
@@ -371,7 +383,7 @@ impl Requests {
     }
 }
 
-/// Only these can be asked for by the pod as a whole.
+/// The resources that pod-level requests support.
 fn is_pod_level(name: &str) -> bool {
     name == CPU || name == MEMORY || name.starts_with("hugepages-")
 }

@@ -1,5 +1,5 @@
-//! The scheduler's state and its step: take the next pod, find it a node, reserve it there; or find out who would have
-//! to go for it.
+//! The scheduler's state and one scheduling attempt: take the next pod, find a node for it and reserve it there, or
+//! find the victims of a preemption.
 
 mod attempt;
 mod changes;
@@ -15,30 +15,32 @@ use knarr_api::k8s_openapi;
 use knarr_api::{ObjectKey, Shared};
 
 use crate::cluster::Cluster;
-use crate::diagnosis::Diagnosis;
-use crate::evaluation::{ClassState, Scratch};
-use crate::plugins::Refusal;
+use crate::diagnosis::{Diagnosis, PostFilter};
+use crate::evaluation::{ClassState, CycleState};
+use crate::event;
+use crate::plugins::UnschedulableStatus;
 use crate::plugins::default_preemption::Outcome;
 use crate::plugins::dynamic_resources::{self, ClaimsToBind, PodClaims};
 use crate::plugins::volume_binding::VolumesToBind;
 use crate::pod_info::{ClassId, Classes, PodInfo};
+use crate::pre_bind::PreBindError;
 use crate::profile::Profile;
-use crate::queue::{Backoffs, Lengths, Queue};
+use crate::queue::{Backoffs, QueueLengths, SchedulingQueue};
 use crate::queueing_hints as hints;
 use crate::storage::Storage;
 
-/// Where a pod goes, or why nowhere.
+/// The node for a pod, or why there is none.
 #[derive(Clone, Debug)]
 pub enum Decision {
     Node {
         name: String,
-        /// How many nodes would have had it, of those that were looked at.
+        /// How many nodes were feasible, of those that were filtered.
         feasible: usize,
     },
-    Nowhere(Diagnosis),
+    Unschedulable(Diagnosis),
 }
 
-/// What becomes of a pod's status.nominatedNodeName.
+/// The change of a pod's status.nominatedNodeName.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Nomination {
     Keep,
@@ -46,59 +48,59 @@ pub enum Nomination {
     Set(String),
 }
 
-/// What is to be done about a pod.
+/// The result of an attempt, which the caller carries out.
 #[derive(Debug)]
-pub enum Step {
-    /// Bind its volumes, if any are to be bound, and wait until they are ([`Scheduler::volumes_bound`]); bind it; then
-    /// tell [`Scheduler::bound`] or [`Scheduler::not_bound`].
+pub enum Action {
+    /// Bind its volumes, if there are any to bind, and wait until they are bound ([`Scheduler::volumes_bound`]); bind
+    /// the pod; then call [`Scheduler::bound`] or [`Scheduler::binding_failed`].
     Bind {
         pod: Shared<Pod>,
         node: String,
         volumes: Option<Arc<VolumesToBind>>,
-        /// Claims of the pod: to be allocated to it and reserved for it, and to be ready, before it is bound.
+        /// Claims of the pod: to be allocated and reserved for it, and ready, before it is bound.
         claims: Option<Arc<ClaimsToBind>>,
-        waited: Waited,
+        queueing: QueueingStats,
     },
-    /// Say that it could not be placed.
+    /// Report that the pod is unschedulable.
     Report {
         pod: Shared<Pod>,
         message: String,
         nomination: Nomination,
-        /// The pod could not be judged: the fault is not the cluster's.
+        /// The attempt failed with an error, not with a verdict on the nodes.
         is_error: bool,
-        /// The claim is to be deallocated: where it is allocated the pod cannot run. One that was made for the pod's
-        /// extended resources is to be deleted.
+        /// The claim to deallocate, because the pod does not fit where it is allocated. One that was created for the
+        /// pod's extended resources is deleted.
         deallocate: Option<Shared<ResourceClaim>>,
     },
-    /// Say that it could not be placed and is nominated to the node, clear the nominations of `cleared`, make the
-    /// victims go; then tell [`Scheduler::preempted`].
+    /// Report that the pod is unschedulable and nominated to the node, clear the nominations of `cleared`, evict the
+    /// victims; then call [`Scheduler::preempted`].
     Preempt {
         pod: Shared<Pod>,
         message: String,
         node: String,
         victims: Vec<Shared<Pod>>,
-        /// Pods of lower priority that were to go to that node.
+        /// Pods of lower priority that were nominated to the node.
         cleared: Vec<Shared<Pod>>,
     },
 }
 
-/// What it took until a pod was placed.
+/// How long a pod was in the queue, and how often it was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waited {
+pub struct QueueingStats {
     pub attempts: u32,
     pub since: Timestamp,
 }
 
-/// All that the rules say about one pod, for people.
+/// All results of the plugins for one pod, for `knarr why`.
 #[derive(Clone, Debug, Default)]
 pub struct Explanation {
-    /// The pod was refused before any node was looked at.
-    pub rejection: Option<Refusal>,
-    /// The nodes the pod names; `None`: it names none.
+    /// PreFilter rejected the pod, before any node was filtered.
+    pub rejection: Option<UnschedulableStatus>,
+    /// The nodes that the pod's node affinity names; `None`: it names none.
     pub named: Option<BTreeSet<String>>,
-    /// For each node what stands against it.
-    pub nodes: BTreeMap<String, Option<Refusal>>,
-    /// For each plugin that has a say, the scores of the feasible nodes.
+    /// For each node why it was rejected; `None`: it is feasible.
+    pub nodes: BTreeMap<String, Option<UnschedulableStatus>>,
+    /// For each plugin that scores, the scores of the feasible nodes.
     pub scores: BTreeMap<&'static str, BTreeMap<String, i64>>,
     pub totals: BTreeMap<String, i64>,
     pub diagnosis: Diagnosis,
@@ -116,7 +118,7 @@ pub struct Explanation {
 /// use knarr_api::k8s_openapi::jiff::Timestamp;
 /// use knarr_api::registry::Registered;
 /// use knarr_api::{Object, Shared};
-/// use knarr_scheduler::{Scheduler, Step};
+/// use knarr_scheduler::{Scheduler, Action};
 /// use serde_json::{Value, json};
 ///
 /// fn shared<T: Registered + serde::de::DeserializeOwned>(json: Value) -> Shared<T> {
@@ -137,13 +139,13 @@ pub struct Explanation {
 /// }));
 /// scheduler.pod_changed(None, Some(&pod), now);
 ///
-/// let Some(Step::Bind { pod, node, .. }) = scheduler.step(now) else {
+/// let Some(Action::Bind { pod, node, .. }) = scheduler.schedule_one(now) else {
 ///     panic!("the pod fits");
 /// };
 /// assert_eq!(node, "n1");
-/// // The driver reports what became of the binding.
+/// // The caller reports that the binding succeeded.
 /// scheduler.bound(&pod);
-/// assert!(scheduler.step(now).is_none());
+/// assert!(scheduler.schedule_one(now).is_none());
 /// ```
 #[derive(Debug)]
 pub struct Scheduler {
@@ -152,27 +154,27 @@ pub struct Scheduler {
     classes: Classes,
     live_classes: usize,
     states: BTreeMap<(usize, ClassId), Box<ClassState>>,
-    surroundings_version: u64,
-    scratch: Scratch,
+    related_objects_version: u64,
+    cycle: CycleState,
     uses: u64,
-    queue: Queue,
-    /// Pods that wait for somebody to open their gates.
+    queue: SchedulingQueue,
+    /// Pods with scheduling gates.
     gated: BTreeSet<ObjectKey>,
-    /// On which node each pod counts, by uid, whether the API knows it yet or not.
-    standing: BTreeMap<String, String>,
-    /// Of those, the ones whose binding is under way.
+    /// The node of each assigned pod, by UID, assumed ones included.
+    assigned: BTreeMap<String, String>,
+    /// Of those, the ones whose binding is in progress.
     assumed: BTreeSet<String>,
-    /// Volumes that are kept for pods whose binding is under way, by uid.
+    /// Volumes that are reserved for assumed pods, by UID.
     reserved: BTreeMap<String, Arc<VolumesToBind>>,
-    /// Allocations that are kept for pods whose binding is under way, by uid.
+    /// Allocations that are reserved for assumed pods, by UID.
     reserved_claims: BTreeMap<String, Arc<ClaimsToBind>>,
-    /// Where pods are nominated to, by uid.
+    /// The nominated node of pods, by UID.
     nominated: BTreeMap<String, String>,
-    /// Pods whose victims are being told, by uid, and whether something has happened meanwhile that could help them.
+    /// Pods whose victims are being evicted, by UID, and whether an event that may help them has happened since.
     preempting: BTreeMap<String, bool>,
-    /// Where the choice among equals begins.
+    /// Where the choice among equally good nodes begins.
     rotation: usize,
-    /// When it was decided last.
+    /// The time of the last attempt.
     now: Timestamp,
 }
 
@@ -190,12 +192,12 @@ impl Scheduler {
             classes: Classes::default(),
             live_classes: 0,
             states: BTreeMap::new(),
-            surroundings_version: 0,
-            scratch: Scratch::default(),
+            related_objects_version: 0,
+            cycle: CycleState::default(),
             uses: 0,
-            queue: Queue::with_backoffs(backoffs),
+            queue: SchedulingQueue::with_backoffs(backoffs),
             gated: BTreeSet::new(),
-            standing: BTreeMap::new(),
+            assigned: BTreeMap::new(),
             assumed: BTreeSet::new(),
             reserved: BTreeMap::new(),
             reserved_claims: BTreeMap::new(),
@@ -210,18 +212,23 @@ impl Scheduler {
         &self.cluster
     }
 
-    /// For what rules look at besides nodes and pods: namespaces, budgets, workloads.
+    /// For the related objects: namespaces, budgets, workloads.
     pub fn cluster_mut(&mut self) -> &mut Cluster {
         &mut self.cluster
     }
 
-    /// Pods that wait for a node.
+    /// Pods in the scheduling queue.
     pub fn pending(&self) -> usize {
         self.queue.len()
     }
 
-    pub fn queue_lengths(&self) -> Lengths {
+    pub fn queue_lengths(&self) -> QueueLengths {
         self.queue.lengths()
+    }
+
+    /// How many pods each event has added to each queue: by event and queue.
+    pub fn incoming_pods(&self) -> &BTreeMap<(&'static str, &'static str), u64> {
+        self.queue.incoming()
     }
 
     /// Pods with scheduling gates.
@@ -229,25 +236,29 @@ impl Scheduler {
         self.gated.len()
     }
 
-    /// How often a waiting pod was tried.
+    /// How often a pod in the queue was tried.
     pub fn attempts(&self, pod: &Shared<Pod>) -> u32 {
         self.queue.attempts(&ObjectKey::of(pod.object()))
     }
 
-    /// How many pods stand on nodes, those included whose binding is under way.
-    pub fn standing(&self) -> usize {
-        self.standing.len()
+    /// How many pods are assigned to nodes, assumed ones included.
+    pub fn assigned(&self) -> usize {
+        self.assigned.len()
     }
 
-    /// How many pods' binding is under way.
+    /// How many pods are assumed: their binding is in progress.
     pub fn assumed(&self) -> usize {
         self.assumed.len()
     }
 
-    /// How many pods each plugin is against, for each profile.
+    /// How many unschedulable pods each plugin has rejected, for each profile.
     pub fn unschedulable_by(&self) -> BTreeMap<(&'static str, String), usize> {
         let mut all = BTreeMap::new();
-        for (plugin, pod) in self.queue.parked().filter(|(plugin, _)| !plugin.is_empty()) {
+        for (plugin, pod) in self
+            .queue
+            .unschedulable_pods()
+            .filter(|(plugin, _)| !plugin.is_empty())
+        {
             let profile = &profile_for(&self.profiles, &pod.pod).scheduler_name;
             *all.entry((plugin, profile.clone())).or_default() += 1;
         }
@@ -261,81 +272,82 @@ impl Scheduler {
         self.profiles.iter().position(|p| p.scheduler_name == name)
     }
 
-    /// Whether the scheduler that the pod names is this one.
+    /// Whether one of the profiles has the pod's scheduler name.
     pub fn knows_profile(&self, pod: &Pod) -> bool {
         self.profile_of(pod).is_some()
     }
 
-    /// Whether the volumes of a pod whose binding is under way are all bound; the error: they will not be, and the pod
-    /// is to be given back. `volumes` has the objects as the API gave them back when they were written.
+    /// Whether the volumes of an assumed pod are all bound; the error: they will not be, and
+    /// [`Scheduler::binding_failed`] is to be called. `volumes` has the objects that the API returned when they were
+    /// written.
     pub fn volumes_bound(
         &self,
         pod: &Shared<Pod>,
         node: &str,
         volumes: &VolumesToBind,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, PreBindError> {
         if !self.assumed.contains(pod.object().uid()) {
-            return Err("pod does not exist any more".into());
+            return Err(PreBindError::PodGone);
         }
         let info = self.cluster.get(node).filter(|info| info.node.is_some());
-        let info = info.ok_or_else(|| format!("failed to get node {node:?}: node {node:?} not found"))?;
+        let info = info.ok_or_else(|| PreBindError::NodeGone(node.to_string()))?;
         volumes.are_bound(self.cluster.volumes(), info)
     }
 
-    /// Takes the next pod and says what to do with it. `None`: no pod is due.
-    pub fn step(&mut self, now: Timestamp) -> Option<Step> {
+    /// Takes the next pod and decides about it. `None`: no pod is due.
+    pub fn schedule_one(&mut self, now: Timestamp) -> Option<Action> {
         self.now = now;
-        self.queue.wake_forgotten(now);
+        self.queue.flush_unschedulable_leftover(now);
         loop {
             let pod = self.queue.pop(now)?;
-            // Its victims are not told yet: it must not choose others.
-            if let Some(missed) = self.preempting.get_mut(pod.uid()) {
-                *missed = true;
-                let by = hints::LOOK_AT_PODS.iter().copied().collect();
-                self.queue.not_tried(&pod.key(), by, now);
+            // Its victims are not evicted yet: it must not choose others.
+            if let Some(missed_event) = self.preempting.get_mut(pod.uid()) {
+                *missed_event = true;
+                let plugins = hints::POD_EVENT_PLUGINS.iter().copied().collect();
+                self.queue.return_untried(&pod.key(), plugins, now);
                 continue;
             }
-            // Its claims are not made yet (PreEnqueue); what makes them wakes it.
+            // Its claims are not created yet (PreEnqueue); their creation requeues it.
             if self.waits_for_claims(&pod) {
-                let by = [dynamic_resources::NAME].into_iter().collect();
-                self.queue.not_tried(&pod.key(), by, now);
+                let plugins = [dynamic_resources::NAME].into_iter().collect();
+                self.queue.return_untried(&pod.key(), plugins, now);
                 continue;
             }
-            return Some(self.place(pod, now));
+            return Some(self.schedule_pod(pod, now));
         }
     }
 
-    fn place(&mut self, pod: Arc<PodInfo>, now: Timestamp) -> Step {
+    fn schedule_pod(&mut self, pod: Arc<PodInfo>, now: Timestamp) -> Action {
         let profile = self.profile_of(&pod.pod).unwrap_or(0);
         let (diagnosis, candidate) = match self.attempt(profile, &pod) {
             (Decision::Node { name, .. }, _) => {
                 self.move_nomination(pod.uid(), &name, now);
-                self.stand(&name, &pod);
+                self.assign(&name, &pod);
                 self.assumed.insert(pod.uid().to_string());
-                self.pod_came(&pod, now);
+                self.assigned_pod_added(&pod, now);
                 let volumes = self.reserve_volumes(profile, &pod, &name);
                 let claims = self.reserve_claims(&pod, &name);
                 let key = pod.key();
-                let waited = Waited {
+                let queueing = QueueingStats {
                     attempts: self.queue.attempts(&key),
                     since: self.queue.since(&key).unwrap_or(now),
                 };
-                return Step::Bind {
-                    waited,
+                return Action::Bind {
+                    queueing,
                     pod: pod.pod.clone(),
                     node: name,
                     volumes,
                     claims,
                 };
             }
-            (Decision::Nowhere(diagnosis), candidate) => (diagnosis, candidate),
+            (Decision::Unschedulable(diagnosis), candidate) => (diagnosis, candidate),
         };
         let message = diagnosis.message();
-        let node = candidate.as_ref().map(|c| self.cluster.at(c.place).name.clone());
-        let eligible = !diagnosis.preemption.contains("preemption: not eligible");
+        let node = candidate.as_ref().map(|c| self.cluster.at(c.index).name.clone());
+        let eligible = !matches!(diagnosis.post_filter, PostFilter::NotEligible { .. });
         let had = self.nominated.contains_key(pod.uid());
         let clears = node.is_none() && eligible && !diagnosis.is_error && had;
-        // Before it is parked, for what helps others does not help the pod itself.
+        // Before the pod becomes unschedulable: an event that helps others does not help the pod itself.
         match &node {
             Some(node) => self.nominate(&pod, node, now),
             None if clears => self.move_nomination(pod.uid(), "", now),
@@ -347,10 +359,10 @@ impl Scheduler {
         if diagnosis.is_error {
             self.queue.retry(&pod.key(), now);
         } else {
-            self.queue.park(&pod.key(), diagnosis.by, now);
+            self.queue.add_unschedulable(&pod.key(), diagnosis.plugins, now);
         }
         let (Some(candidate), Some(node)) = (candidate, node) else {
-            return Step::Report {
+            return Action::Report {
                 pod: pod.pod.clone(),
                 message,
                 nomination: if clears {
@@ -362,15 +374,15 @@ impl Scheduler {
                 deallocate,
             };
         };
-        let lower = self.cluster.at(candidate.place).nominated.iter();
+        let lower = self.cluster.at(candidate.index).nominated.iter();
         let lower: Vec<Arc<PodInfo>> = lower.filter(|n| n.priority() < pod.priority()).cloned().collect();
         for pod in &lower {
             self.move_nomination(pod.uid(), "", now);
-            // It may look for another place now.
-            self.queue.wake_pod(&pod.key(), now);
+            // It may fit another node now.
+            self.queue.requeue_pod(&pod.key(), event::POD_UPDATE, now);
         }
         self.preempting.insert(pod.uid().to_string(), false);
-        Step::Preempt {
+        Action::Preempt {
             message,
             node,
             victims: candidate.victims.iter().map(|v| v.pod.clone()).collect(),
@@ -379,12 +391,12 @@ impl Scheduler {
         }
     }
 
-    /// Keeps volumes for the pod's claims that wait for it; `None`: none do.
+    /// Reserves volumes for the pod's claims that wait for their first consumer; `None`: there are none.
     fn reserve_volumes(&mut self, profile: usize, pod: &PodInfo, node: &str) -> Option<Arc<VolumesToBind>> {
         pod.class.volumes.as_ref()?;
         let settings = self.profiles.get(profile)?.clone();
         let info = self.cluster.get(node)?;
-        // The node took the pod just now, so it can be said what its claims are bound to there.
+        // The node has just passed the filters, so its bindings can be found again.
         let storage = Storage::new(&settings, self.cluster.volumes(), &pod.class).ok()??;
         let mut to_bind = storage.claims()?.find(self.cluster.volumes(), info).ok()?;
         if to_bind.is_empty() {
@@ -405,9 +417,9 @@ impl Scheduler {
         filters && dynamic_resources::claims_of(self.cluster.devices(), &pod.pod).is_err()
     }
 
-    /// Keeps devices for the pod's claims; `None`: it has none.
+    /// Reserves devices for the pod's claims; `None`: it has none.
     fn reserve_claims(&mut self, pod: &PodInfo, node: &str) -> Option<Arc<ClaimsToBind>> {
-        // The node took the pod just now, so what its claims get there is found again.
+        // The node has just passed the filters, so the allocations are found again.
         let claims = PodClaims::new(self.cluster.devices(), pod).ok()??;
         let info = self.cluster.get(node)?;
         let found = claims.filter(self.cluster.devices(), info, self.now).ok()?;
@@ -418,55 +430,55 @@ impl Scheduler {
         Some(to_bind)
     }
 
-    fn take_back_claims(&mut self, uid: &str) {
-        if let Some(kept) = self.reserved_claims.remove(uid) {
-            kept.take_back(self.cluster.devices_mut());
+    fn unreserve_claims(&mut self, uid: &str) {
+        if let Some(reserved) = self.reserved_claims.remove(uid) {
+            reserved.unreserve(self.cluster.devices_mut());
         }
     }
 
-    /// A claim was written on the way to a pod's binding: this is what the API gave back.
+    /// A claim was written while a pod is bound: this is the object that the API returned.
     pub fn claim_written(&mut self, claim: &Shared<ResourceClaim>) {
         self.cluster.devices_mut().set_claim(claim);
     }
 
-    /// The claim for the extended resources of a pod was made: what was decided for it is this claim's from now on.
-    /// `false`: the pod is not on its way any more.
+    /// The claim for the extended resources of a pod was created: the assumed allocation belongs to it now. `false`:
+    /// the pod is not assumed any more.
     pub fn extended_claim_created(&mut self, pod_uid: &str, claim: &Shared<ResourceClaim>) -> bool {
-        let kept = self.reserved_claims.get_mut(pod_uid);
-        let Some((kept, before)) = kept.and_then(|kept| {
-            let (extended, _) = kept.extended.as_ref()?;
+        let reserved = self.reserved_claims.get_mut(pod_uid);
+        let Some((reserved, before)) = reserved.and_then(|reserved| {
+            let (extended, _) = reserved.extended.as_ref()?;
             let before = extended.claim.metadata.uid.clone()?;
-            Some((kept, before))
+            Some((reserved, before))
         }) else {
             self.cluster.devices_mut().set_claim(claim);
             return false;
         };
-        if let Some((extended, _)) = &mut Arc::make_mut(kept).extended {
+        if let Some((extended, _)) = &mut Arc::make_mut(reserved).extended {
             extended.claim.metadata.uid = Some(claim.object().uid().to_string());
         }
         self.cluster.devices_mut().created(claim, &before);
         true
     }
 
-    /// Whether binding need not wait for the devices of the pod's claims any more; the error: they will not be ready,
-    /// and the pod is to be given back.
+    /// Whether the devices of the pod's claims are ready for binding; the error: they will not be, and
+    /// [`Scheduler::binding_failed`] is to be called.
     pub fn claims_ready(
         &self,
         pod: &Shared<Pod>,
         claims: &ClaimsToBind,
         now: Timestamp,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, PreBindError> {
         if !self.assumed.contains(pod.object().uid()) {
-            return Err("pod does not exist any more".into());
+            return Err(PreBindError::PodGone);
         }
         for (claim, _) in &claims.claims {
             let (namespace, name) = (claim.object().namespace(), claim.object().name());
             let Some(claim) = self.cluster.devices().claim(namespace, name) else {
-                return Err(format!("could not find resource claim \"{namespace}/{name}\""));
+                return Err(PreBindError::ResourceClaimGone(format!("{namespace}/{name}")));
             };
             if !dynamic_resources::is_ready(claim)? {
                 if dynamic_resources::has_timed_out(claim, now) {
-                    return Err(format!("device binding timeout: claim={name}"));
+                    return Err(PreBindError::DeviceTimeout(name.to_string()));
                 }
                 return Ok(false);
             }
@@ -474,32 +486,37 @@ impl Scheduler {
         Ok(true)
     }
 
-    fn take_back_volumes(&mut self, uid: &str) {
-        if let Some(kept) = self.reserved.remove(uid) {
-            kept.take_back(self.cluster.volumes_mut());
+    fn unreserve_volumes(&mut self, uid: &str) {
+        if let Some(reserved) = self.reserved.remove(uid) {
+            reserved.unreserve(self.cluster.volumes_mut());
         }
     }
 
-    /// The victims were told to go, or one could not be (`failed`): the pod is tried again then, and if one has gone
-    /// before this was told.
+    /// The victims were evicted, or an eviction failed (`failed`). In the second case, or if an event that may help
+    /// has happened since, the pod is tried again.
     pub fn preempted(&mut self, pod: &Shared<Pod>, failed: bool, now: Timestamp) {
-        let Some(missed) = self.preempting.remove(pod.object().uid()) else {
+        let Some(missed_event) = self.preempting.remove(pod.object().uid()) else {
             return;
         };
         if failed {
             self.move_nomination(pod.object().uid(), "", now);
         }
-        if failed || missed {
-            self.queue.wake_pod(&ObjectKey::of(pod.object()), now);
+        if failed || missed_event {
+            let event = if failed {
+                event::FORCE_ACTIVATE
+            } else {
+                event::ASSIGNED_POD_DELETE
+            };
+            self.queue.requeue_pod(&ObjectKey::of(pod.object()), event, now);
         }
     }
 
-    /// The API has taken the binding.
+    /// The API server has accepted the binding.
     pub fn bound(&mut self, pod: &Shared<Pod>) {
         self.reserved.remove(pod.object().uid());
         self.reserved_claims.remove(pod.object().uid());
         let key = ObjectKey::of(pod.object());
-        // Another pod may have taken its name meanwhile.
+        // Another pod may have the same name by now.
         if self
             .queue
             .get(&key)
@@ -509,21 +526,21 @@ impl Scheduler {
         }
     }
 
-    /// The API has refused the binding: the room is free again and the pod comes back after its back-off.
-    pub fn not_bound(&mut self, pod: &Shared<Pod>, now: Timestamp) {
+    /// The binding failed: its resources are free again and the pod is retried after its backoff.
+    pub fn binding_failed(&mut self, pod: &Shared<Pod>, now: Timestamp) {
         let uid = pod.object().uid();
-        self.take_back_volumes(uid);
-        self.take_back_claims(uid);
-        // If the cache has shown the pod bound (or gone) meanwhile, that stands.
+        self.unreserve_volumes(uid);
+        self.unreserve_claims(uid);
+        // If a watch has shown the pod bound (or deleted) in between, that is kept.
         if self.assumed.remove(uid) {
-            self.leave(uid);
+            self.unassign(uid);
             self.queue.retry(&ObjectKey::of(pod.object()), now);
             let info = self.classes.info(pod);
-            self.pod_left(&info, now);
+            self.assigned_pod_deleted(&info, now);
         }
     }
 
-    /// When [`Scheduler::step`] may have something to do though nothing changes.
+    /// When [`Scheduler::schedule_one`] may have a pod to try without any event.
     pub fn next_due(&self) -> Option<Timestamp> {
         self.queue.next_due()
     }
@@ -532,7 +549,7 @@ impl Scheduler {
 fn profile_for<'a>(profiles: &'a [Arc<Profile>], pod: &Pod) -> &'a Profile {
     let name = pod.spec.as_ref().and_then(|s| s.scheduler_name.as_deref());
     let found = profiles.iter().find(|p| Some(p.scheduler_name.as_str()) == name);
-    // There is one at least, and pods without a name mean the first.
+    // There is at least one profile; pods without a scheduler name use the first.
     found.unwrap_or(&profiles[0])
 }
 

@@ -1,9 +1,9 @@
-//! The four rules on volumes for pods of one class, in their order. Made anew whenever the picture of storage changes:
-//! few pods have volumes, and those have mostly their own.
+//! The four plugins on volumes for pods of one class, in their order. Made again whenever the snapshot of storage
+//! changes: few pods have volumes, and most of those have their own.
 
-use crate::evaluation::Rejection;
+use crate::evaluation::PreFilterError;
 use crate::node_info::NodeInfo;
-use crate::plugins::Refusal;
+use crate::plugins::UnschedulableStatus;
 use crate::plugins::node_volume_limits::{self, Limits};
 use crate::plugins::volume_binding::{self, Claims};
 use crate::plugins::volume_restrictions::{self, Restrictions};
@@ -12,11 +12,11 @@ use crate::pod_info::{PodClass, PodInfo};
 use crate::profile::Profile;
 use crate::volumes::Volumes;
 
-/// See the module. Each rule is `None` where it has nothing to say.
+/// See the module. Each plugin is `None` where it does not apply.
 #[derive(Debug)]
 pub struct Storage {
     namespace: String,
-    /// Of the picture it was made from.
+    /// The version of the snapshot of storage that it was made from.
     pub version: u64,
     restrictions: Option<Restrictions>,
     limits: Option<Limits>,
@@ -25,8 +25,8 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// `None`: the pods have no volumes that any rule looks at.
-    pub fn new(profile: &Profile, volumes: &Volumes, pod: &PodClass) -> Result<Option<Self>, Rejection> {
+    /// `None`: the pods have no volumes that a plugin reads.
+    pub fn new(profile: &Profile, volumes: &Volumes, pod: &PodClass) -> Result<Option<Self>, PreFilterError> {
         let Some(of) = &pod.volumes else {
             return Ok(None);
         };
@@ -57,15 +57,16 @@ impl Storage {
         Ok(Some(storage))
     }
 
-    /// `pictured`: pods that are imagined to be there (1) or gone (-1) besides what the picture has; `node` has them.
+    /// `pod_changes`: pods that are added (1) or removed (-1) in a simulation, compared with the snapshot; `node`
+    /// includes them.
     pub fn filter(
         &self,
         volumes: &Volumes,
         node: &NodeInfo,
-        pictured: &[(&PodInfo, i64)],
-    ) -> Result<(), Refusal> {
+        pod_changes: &[(&PodInfo, i64)],
+    ) -> Result<(), UnschedulableStatus> {
         if let Some(restrictions) = &self.restrictions {
-            restrictions.filter(&self.namespace, node, pictured)?;
+            restrictions.filter(&self.namespace, node, pod_changes)?;
         }
         if let Some(limits) = &self.limits {
             limits.filter(volumes, node)?;
@@ -79,7 +80,7 @@ impl Storage {
         Ok(())
     }
 
-    /// The claims that pods of the class have, where they matter.
+    /// The claims of pods of the class, where they matter.
     pub fn claims(&self) -> Option<&Claims> {
         self.claims.as_ref()
     }

@@ -1,6 +1,6 @@
-//! The picture of storage: claims, volumes, classes, and what drivers say of nodes. What was decided and is not yet
-//! written (which volume a claim gets, for which node one is to be made) lies over what the API says until it says
-//! something newer.
+//! The snapshot of storage: claims, volumes, classes, and what drivers publish about nodes. What was decided and is
+//! not yet written (the volume of a claim, the node for which one is provisioned) is assumed on top of what the API
+//! shows, until it shows something newer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use knarr_api::{Object, Shared, k8s_openapi};
 
 use crate::pod_info::PodClass;
 
-/// The class of a claim or volume where its annotation says it.
+/// The annotation with the class of a claim or volume.
 const BETA_STORAGE_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
-/// On which node the volume of a claim is to be made.
+/// The annotation with the node for which the volume of a claim is to be provisioned.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-/// On a claim whose volume knows of it.
+/// The annotation of a claim whose binding is complete.
 pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
-/// On what was bound to each other by the control plane and not by its user.
+/// The annotation of what the control plane, not the user, bound to each other.
 pub const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 const STORAGE: &str = "storage";
 const READ_WRITE_ONCE_POD: &str = "ReadWriteOncePod";
@@ -27,12 +27,12 @@ const WAIT_FOR_FIRST_CONSUMER: &str = "WaitForFirstConsumer";
 /// Namespace and name.
 pub type Name = (String, String);
 
-/// The claim that a volume is for.
+/// The claim of a volume (`claimRef`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimRef {
     pub namespace: String,
     pub name: String,
-    /// Empty: whichever claim of that name there is.
+    /// Empty: any claim of that name.
     pub uid: String,
 }
 
@@ -54,7 +54,7 @@ impl ClaimRef {
     }
 }
 
-/// Something of the picture that has come, changed or gone.
+/// A storage object was added, updated or deleted.
 #[derive(Clone, Debug)]
 pub enum Change {
     Claim {
@@ -88,7 +88,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// What a change of an object is to storage; `None`: nothing, for it is of another kind.
+    /// The change of storage that a change of an object is; `None`: the object is of another kind.
     pub fn of(before: Option<&Arc<Object>>, after: Option<&Arc<Object>>) -> Option<Self> {
         let object = after.or(before)?;
         fn typed<T: 'static>(object: Option<&Arc<Object>>) -> Option<Shared<T>> {
@@ -127,17 +127,17 @@ pub struct Volumes {
     capacities: BTreeMap<Name, Shared<CSIStorageCapacity>>,
     /// By node, then by name.
     attachments: BTreeMap<String, BTreeMap<String, Shared<VolumeAttachment>>>,
-    /// On how many pods that stand somewhere each claim is.
+    /// How many assigned pods use each claim.
     users: BTreeMap<Name, usize>,
-    /// Volumes that are given to claims and do not say so yet.
+    /// Volumes with an assumed claimRef.
     given: BTreeMap<String, ClaimRef>,
-    /// Claims for which a node is selected and that do not say so yet.
+    /// Claims with an assumed selected node.
     selected: BTreeMap<Name, String>,
-    /// Grows with whatever changes.
+    /// Incremented by every change.
     pub version: u64,
 }
 
-/// Puts it in or takes it out; what was there.
+/// Inserts or removes the object and returns the previous one.
 fn set<K: Ord, T>(all: &mut BTreeMap<K, T>, key: K, new: Option<T>) -> Option<T> {
     match new {
         Some(new) => all.insert(key, new),
@@ -151,7 +151,7 @@ fn key<T: knarr_api::registry::Registered>(of: &Shared<T>) -> Name {
 }
 
 impl Volumes {
-    /// Takes a change in.
+    /// Applies a change.
     pub fn apply(&mut self, change: &Change) {
         self.version += 1;
         match change {
@@ -234,7 +234,7 @@ impl Volumes {
         self.capacities.values()
     }
 
-    /// What is attached to a node or is to be.
+    /// The attachments to a node, existing or requested.
     pub fn attachments(&self, node: &str) -> impl Iterator<Item = &Shared<VolumeAttachment>> {
         let there = self.attachments.get(node);
         there.into_iter().flat_map(BTreeMap::values)
@@ -246,7 +246,7 @@ impl Volumes {
         names.filter_map(|name| self.volumes.get(name))
     }
 
-    /// Which claim a volume is for, as the API says or as was decided.
+    /// The claim of a volume, from the API or assumed.
     pub fn claim_ref(&self, volume: &Shared<PersistentVolume>) -> Option<ClaimRef> {
         match self.given.get(volume.object().name()) {
             Some(given) => Some(given.clone()),
@@ -254,7 +254,7 @@ impl Volumes {
         }
     }
 
-    /// For which node the volume of a claim is to be made, as the API says or as was decided.
+    /// The selected node of a claim, from the API or assumed.
     pub fn selected_node<'a>(&'a self, claim: &'a Shared<PersistentVolumeClaim>) -> Option<&'a str> {
         match self.selected.get(&key(claim)) {
             Some(node) => Some(node),
@@ -262,32 +262,32 @@ impl Volumes {
         }
     }
 
-    /// The volume is for the claim, and will say so.
-    pub fn give(&mut self, volume: &str, to: ClaimRef) {
+    /// Assumes that the volume has this claimRef.
+    pub fn assume_claim_ref(&mut self, volume: &str, to: ClaimRef) {
         self.given.insert(volume.to_string(), to);
         self.version += 1;
     }
 
-    /// The claim's volume is to be made for the node, and the claim will say so.
-    pub fn select(&mut self, claim: Name, node: &str) {
+    /// Assumes that the claim has this selected node.
+    pub fn assume_selected_node(&mut self, claim: Name, node: &str) {
         self.selected.insert(claim, node.to_string());
         self.version += 1;
     }
 
-    /// What was decided does not come to pass.
-    pub fn take_back(&mut self, volume: &str) {
+    /// Drops the assumed claimRef.
+    pub fn unreserve(&mut self, volume: &str) {
         if self.given.remove(volume).is_some() {
             self.version += 1;
         }
     }
 
-    pub fn unselect(&mut self, claim: &Name) {
+    pub fn restore_selected_node(&mut self, claim: &Name) {
         if self.selected.remove(claim).is_some() {
             self.version += 1;
         }
     }
 
-    /// A pod with claims has come to a node or left it.
+    /// A pod with claims was assigned to a node or removed from it.
     pub fn count_users(&mut self, pod: &PodClass, came: bool) {
         let Some(volumes) = &pod.volumes else { return };
         for name in volumes.named() {
@@ -298,7 +298,7 @@ impl Volumes {
             if *users == 0 {
                 self.users.remove(&claim);
             }
-            // Who uses the others makes no difference to anybody.
+            // The users of other claims do not matter to any plugin.
             if exclusive {
                 self.version += 1;
             }
@@ -325,7 +325,7 @@ fn selected_node(claim: &PersistentVolumeClaim) -> Option<&str> {
     annotations.get(SELECTED_NODE).map(String::as_str)
 }
 
-/// Whether one pod at a time may use it.
+/// Whether its only access mode is ReadWriteOncePod.
 pub fn is_exclusive(claim: &PersistentVolumeClaim) -> bool {
     let modes = claim.spec.as_ref().and_then(|s| s.access_modes.as_ref());
     modes.into_iter().flatten().any(|m| m == READ_WRITE_ONCE_POD)
@@ -353,30 +353,30 @@ pub fn volume_of(claim: &PersistentVolumeClaim) -> &str {
     spec.and_then(|s| s.volume_name.as_deref()).unwrap_or_default()
 }
 
-/// Whether claim and volume both know of each other.
+/// Whether claim and volume are both bound to each other.
 pub fn is_fully_bound(claim: &PersistentVolumeClaim) -> bool {
     let annotations = claim.metadata.annotations.as_ref();
     !volume_of(claim).is_empty() && annotations.is_some_and(|a| a.contains_key(BIND_COMPLETED))
 }
 
-/// How much a claim asks for.
+/// The requested size of a claim.
 pub fn requested(claim: &PersistentVolumeClaim) -> Option<Quantity> {
     let resources = claim.spec.as_ref()?.resources.as_ref()?;
     Quantity::of(resources.requests.as_ref()?.get(STORAGE)?).ok()
 }
 
-/// How much a volume holds.
+/// The capacity of a volume.
 pub fn capacity(volume: &PersistentVolume) -> Option<Quantity> {
     let capacity = volume.spec.as_ref()?.capacity.as_ref()?;
     Quantity::of(capacity.get(STORAGE)?).ok()
 }
 
-/// Whether claims of the class are bound once it is known where they are used.
+/// Whether the class has the binding mode WaitForFirstConsumer.
 pub fn waits_for_consumer(class: &StorageClass) -> bool {
     class.volume_binding_mode.as_deref() == Some(WAIT_FOR_FIRST_CONSUMER)
 }
 
-/// The largest volume that can be made there, in bytes.
+/// The largest volume that can be provisioned there, in bytes.
 pub fn volume_limit(capacity: &CSIStorageCapacity) -> Option<i64> {
     let of = capacity
         .maximum_volume_size

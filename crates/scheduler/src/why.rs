@@ -1,10 +1,12 @@
-//! Why a pod is where it is, or nowhere (SPEC B1): for every node the rule that refuses it, in words, and the smallest
-//! change that would place it. A change is only named after a dry run with it has found the pod a node; nothing is done.
+//! Why a pod is on its node, or unschedulable (SPEC B1): for every node the plugin that rejects it, with its message,
+//! and the smallest change that would make the pod schedulable. A change is only suggested after a dry run with it
+//! has found a node; nothing is written.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared, k8s_openapi};
 use serde::Serialize;
@@ -14,14 +16,14 @@ use crate::node_info::NodeInfo;
 use crate::plugins::default_preemption::Outcome;
 use crate::plugins::taint_toleration::untolerated;
 use crate::plugins::{
-    Refusal, inter_pod_affinity, node_affinity, node_ports, node_resources_fit, node_unschedulable,
-    pod_topology_spread, taint_toleration,
+    UnschedulableStatus, inter_pod_affinity, node_affinity, node_ports, node_resources_fit,
+    node_unschedulable, pod_topology_spread, taint_toleration,
 };
-use crate::pod_info::{PodInfo, is_finished, node_name};
+use crate::pod_info::{PodInfo, node_name};
 use crate::scheduler::{Decision, Explanation};
 
-/// So many changes are shown at most.
-const HELPS: usize = 5;
+/// The most suggestions that are shown.
+const SUGGESTIONS_MAX: usize = 5;
 const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 
 /// See the module.
@@ -32,48 +34,48 @@ pub struct Why {
     pub pod: String,
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// What refuses it, most nodes first.
-    pub refused: Vec<Refused>,
-    /// What making room by preemption comes to.
+    /// The rejections, most nodes first.
+    pub refused: Vec<RejectedNodes>,
+    /// The result of preemption.
     pub preemption: Option<String>,
-    /// Each of these alone would place the pod; none smaller does.
-    pub help: Vec<Help>,
+    /// Each of these alone would make the pod schedulable; none smaller does.
+    pub help: Vec<Suggestion>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "verdict", rename_all_fields = "camelCase")]
 pub enum Verdict {
-    /// Its containers have ended.
+    /// The pod has terminated.
     Finished,
-    /// It stands there.
+    /// It is bound to the node.
     Bound { node: String },
-    /// It waits for these gates to be opened.
+    /// It has these scheduling gates.
     Gated { gates: Vec<String> },
-    /// It names a scheduler that is not this one.
+    /// It names another scheduler.
     NotMine { scheduler_name: String },
-    /// So many nodes take it; it only has to be its turn.
+    /// So many nodes are feasible; it waits for its turn in the queue.
     Fits { nodes: usize },
-    /// No node takes it, in the words of its condition.
+    /// No node is feasible; the message of its condition.
     Waits { message: String },
 }
 
-/// The nodes that one rule refuses with one reason.
+/// The nodes that one plugin rejects with one message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Refused {
+pub struct RejectedNodes {
     pub plugin: &'static str,
     pub words: String,
     /// By name.
     pub nodes: Vec<String>,
 }
 
-/// A change that would place the pod, and where.
+/// A change that would make the pod schedulable, and the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Help {
+pub struct Suggestion {
     pub change: String,
     pub node: String,
 }
 
-/// A change of the pod (or one that comes to the same for it).
+/// A change of the pod (or one that has the same effect for it).
 #[derive(Clone, Debug, PartialEq)]
 enum Change {
     Uncordon,
@@ -87,7 +89,7 @@ enum Change {
     DropPodAntiAffinity,
 }
 
-/// Explains a pod. The picture is the same afterwards.
+/// Explains a pod. The snapshot does not change.
 pub fn why(scheduler: &mut Scheduler, pod: &Shared<Pod>) -> Why {
     let object = pod.object();
     let mut why = Why {
@@ -104,7 +106,7 @@ pub fn why(scheduler: &mut Scheduler, pod: &Shared<Pod>) -> Why {
         .flatten()
         .map(|g| g.name.clone())
         .collect();
-    if is_finished(pod) {
+    if is_terminal(pod) {
         return why;
     }
     if !node_name(pod).is_empty() {
@@ -130,17 +132,19 @@ pub fn why(scheduler: &mut Scheduler, pod: &Shared<Pod>) -> Why {
     } else {
         let message = found.diagnosis.message();
         why.verdict = Verdict::Waits { message };
-        why.preemption = found.preemption.as_ref().map(|o| outcome_in_words(scheduler, o));
+        why.preemption = found.preemption.as_ref().map(|o| describe_outcome(scheduler, o));
         why.help = help(scheduler, pod, &info, &found);
     }
     why.refused = grouped(scheduler, &info, &found);
     why
 }
 
-fn outcome_in_words(scheduler: &Scheduler, outcome: &Outcome) -> String {
+fn describe_outcome(scheduler: &Scheduler, outcome: &Outcome) -> String {
     let best = outcome.best();
     match (outcome, best.first()) {
-        (Outcome::Nothing(why), _) => why.clone(),
+        (Outcome::NoState, _) => "not found".into(),
+        (Outcome::NotEligible(why), _) => (*why).into(),
+        (Outcome::NoCandidates(why), _) => why.clone(),
         (_, None) => String::new(),
         (_, Some(candidate)) => {
             let victims = candidate.victims.iter().map(|v| {
@@ -148,67 +152,67 @@ fn outcome_in_words(scheduler: &Scheduler, outcome: &Outcome) -> String {
                 format!("{}/{}", object.namespace(), object.name())
             });
             let victims: Vec<String> = victims.collect();
-            let node = &scheduler.cluster().at(candidate.place).name;
-            format!("{node} would take it without {}", victims.join(", "))
+            let node = &scheduler.cluster().at(candidate.index).name;
+            format!("{node} would fit after the eviction of {}", victims.join(", "))
         }
     }
 }
 
-fn grouped(scheduler: &Scheduler, pod: &PodInfo, found: &Explanation) -> Vec<Refused> {
+fn grouped(scheduler: &Scheduler, pod: &PodInfo, found: &Explanation) -> Vec<RejectedNodes> {
     let mut groups: BTreeMap<(&'static str, String), Vec<String>> = BTreeMap::new();
-    for (name, refusal) in &found.nodes {
-        let Some(refusal) = refusal else { continue };
+    for (name, rejection) in &found.nodes {
+        let Some(rejection) = rejection else { continue };
         let node = scheduler.cluster().get(name);
-        let words = node.map_or_else(|| refusal.reasons.join(", "), |n| in_words(pod, n, refusal));
+        let words = node.map_or_else(|| rejection.reasons.join(", "), |n| describe(pod, n, rejection));
         groups
-            .entry((refusal.plugin, words))
+            .entry((rejection.plugin, words))
             .or_default()
             .push(name.clone());
     }
-    if let Some(refusal) = &found.rejection {
-        let key = (refusal.plugin, refusal.reasons.join(", "));
+    if let Some(rejection) = &found.rejection {
+        let key = (rejection.plugin, rejection.reasons.join(", "));
         groups.insert(key, Vec::new());
     }
-    let mut groups: Vec<Refused> = groups
+    let mut groups: Vec<RejectedNodes> = groups
         .into_iter()
-        .map(|((plugin, words), nodes)| Refused { plugin, words, nodes })
+        .map(|((plugin, words), nodes)| RejectedNodes { plugin, words, nodes })
         .collect();
     groups.sort_by_key(|g| std::cmp::Reverse(g.nodes.len()));
     groups
 }
 
-/// A refusal with what is behind it on that node.
-fn in_words(pod: &PodInfo, node: &NodeInfo, refusal: &Refusal) -> String {
-    match refusal.plugin {
+/// A rejection with its cause on that node.
+fn describe(pod: &PodInfo, node: &NodeInfo, rejection: &UnschedulableStatus) -> String {
+    match rejection.plugin {
         taint_toleration::NAME => match untolerated(&pod.class, node) {
             Some(taint) => format!(
                 "has the taint {}, which the pod does not tolerate",
                 shown_taint(taint)
             ),
-            None => refusal.reasons.join(", "),
+            None => rejection.reasons.join(", "),
         },
         node_unschedulable::NAME => "is cordoned".into(),
         node_resources_fit::NAME => {
             let mut words = Vec::new();
-            for reason in &refusal.reasons {
+            for reason in &rejection.reasons {
                 let Some(name) = reason.strip_prefix("Insufficient ") else {
-                    words.push(format!("has its {} pods", node.allocatable.pods));
+                    words.push(format!("has {} pods, its maximum", node.allocatable.pods));
                     continue;
                 };
-                let asks = pod.requests().room.get(name);
+                let asks = pod.requests().resources.get(name);
                 let has = node.allocatable.get(name);
                 let free = has.saturating_sub(node.requested.get(name));
                 let why = if asks > has { "has only" } else { "has left only" };
                 let amount = if asks > has { has } else { free.max(0) };
                 words.push(format!(
-                    "{why} {} {name} of the {} asked for",
+                    "{why} {} {name} of the {} requested",
                     shown_amount(name, amount),
                     shown_amount(name, asks)
                 ));
             }
             words.join(", ")
         }
-        _ => refusal.reasons.join(", "),
+        _ => rejection.reasons.join(", "),
     }
 }
 
@@ -219,7 +223,7 @@ fn shown_taint(taint: &Taint) -> String {
     }
 }
 
-/// As a quantity: cpu in thousandths, bytes in the largest unit that divides them.
+/// As a quantity: cpu in millicores, bytes in the largest unit that divides them.
 fn shown_amount(name: &str, amount: i64) -> String {
     if name == "cpu" {
         return if amount % 1000 == 0 {
@@ -239,18 +243,23 @@ fn shown_amount(name: &str, amount: i64) -> String {
     amount.to_string()
 }
 
-/// The single changes that place the pod; if there is none, the pairs.
-fn help(scheduler: &mut Scheduler, pod: &Shared<Pod>, info: &PodInfo, found: &Explanation) -> Vec<Help> {
+/// The single changes that make the pod schedulable; if there is none, the pairs.
+fn help(
+    scheduler: &mut Scheduler,
+    pod: &Shared<Pod>,
+    info: &PodInfo,
+    found: &Explanation,
+) -> Vec<Suggestion> {
     let mut help = Vec::new();
     for change in &changes(scheduler, info, found, false) {
-        if help.len() < HELPS {
+        if help.len() < SUGGESTIONS_MAX {
             help.extend(dry_run(scheduler, pod, &[change]));
         }
     }
     if !help.is_empty() {
         return help;
     }
-    // Only the first rule against a node is known: once that is met, any other may be next.
+    // Only the first plugin that rejects a node is known: once that one accepts it, any other may reject it.
     let changes = changes(scheduler, info, found, true);
     for (i, first) in changes.iter().enumerate() {
         for second in &changes[i + 1..] {
@@ -262,8 +271,8 @@ fn help(scheduler: &mut Scheduler, pod: &Shared<Pod>, info: &PodInfo, found: &Ex
     help
 }
 
-/// Where the pod would go, were it changed so.
-fn dry_run(scheduler: &mut Scheduler, pod: &Shared<Pod>, changes: &[&Change]) -> Option<Help> {
+/// The node for the pod with these changes.
+fn dry_run(scheduler: &mut Scheduler, pod: &Shared<Pod>, changes: &[&Change]) -> Option<Suggestion> {
     let mut changed: Pod = (**pod).clone();
     for change in changes {
         change.apply(&mut changed);
@@ -274,14 +283,14 @@ fn dry_run(scheduler: &mut Scheduler, pod: &Shared<Pod>, changes: &[&Change]) ->
     let Decision::Node { name, .. } = scheduler.schedule(&info) else {
         return None;
     };
-    let words: Vec<String> = changes.iter().map(|c| c.in_words(&name)).collect();
-    Some(Help {
+    let words: Vec<String> = changes.iter().map(|c| c.describe(&name)).collect();
+    Some(Suggestion {
         change: words.join(" and "),
         node: name,
     })
 }
 
-/// What might help, the least first: against the rules that refused, or against every rule (`all`).
+/// Changes that may help, the least first: for the plugins that rejected nodes, or for all plugins (`all`).
 fn changes(scheduler: &Scheduler, pod: &PodInfo, found: &Explanation, all: bool) -> Vec<Change> {
     let mut changes: Vec<Change> = Vec::new();
     let mut add = |change: Change| {
@@ -290,13 +299,13 @@ fn changes(scheduler: &Scheduler, pod: &PodInfo, found: &Explanation, all: bool)
         }
     };
     let mut shrink: BTreeMap<String, i64> = BTreeMap::new();
-    let refused = found.nodes.iter().filter_map(|(name, refusal)| {
+    let rejected = found.nodes.iter().filter_map(|(name, rejection)| {
         let node = scheduler.cluster().get(name)?;
-        Some((node, refusal.as_ref()?))
+        Some((node, rejection.as_ref()?))
     });
-    let mut plugins: Vec<&'static str> = found.diagnosis.by.iter().copied().collect();
-    for (node, refusal) in refused {
-        match refusal.plugin {
+    let mut plugins: Vec<&'static str> = found.diagnosis.plugins.iter().copied().collect();
+    for (node, rejection) in rejected {
+        match rejection.plugin {
             node_unschedulable::NAME => add(Change::Uncordon),
             taint_toleration::NAME => {
                 if let Some(taint) = untolerated(&pod.class, node) {
@@ -304,8 +313,8 @@ fn changes(scheduler: &Scheduler, pod: &PodInfo, found: &Explanation, all: bool)
                 }
             }
             node_resources_fit::NAME => {
-                // One that lacks a single resource, and the least of it.
-                let [only] = refusal.reasons.as_slice() else {
+                // A node where a single resource is insufficient, and the smallest shortage of it.
+                let [only] = rejection.reasons.as_slice() else {
                     continue;
                 };
                 let Some(name) = only.strip_prefix("Insufficient ") else {
@@ -315,7 +324,7 @@ fn changes(scheduler: &Scheduler, pod: &PodInfo, found: &Explanation, all: bool)
                     .allocatable
                     .get(name)
                     .saturating_sub(node.requested.get(name));
-                let lack = pod.requests().room.get(name).saturating_sub(free);
+                let lack = pod.requests().resources.get(name).saturating_sub(free);
                 let least = shrink.entry(name.to_string()).or_insert(lack);
                 *least = lack.min(*least);
             }
@@ -323,13 +332,13 @@ fn changes(scheduler: &Scheduler, pod: &PodInfo, found: &Explanation, all: bool)
         }
     }
     for (resource, by) in shrink {
-        let to = pod.requests().room.get(&resource).saturating_sub(by);
+        let to = pod.requests().resources.get(&resource).saturating_sub(by);
         if to > 0 {
             add(Change::Shrink { resource, by, to });
         }
     }
-    if let Some(refusal) = &found.rejection {
-        plugins.push(refusal.plugin);
+    if let Some(rejection) = &found.rejection {
+        plugins.push(rejection.plugin);
     }
     let spec = pod.class.spec();
     let against = |plugin| all || plugins.contains(&plugin);
@@ -366,17 +375,17 @@ fn changes(scheduler: &Scheduler, pod: &PodInfo, found: &Explanation, all: bool)
 }
 
 impl Change {
-    fn in_words(&self, node: &str) -> String {
+    fn describe(&self, node: &str) -> String {
         match self {
             Change::Uncordon => format!("uncordon {node}"),
             Change::Tolerate(taint) => format!("tolerate the taint {}", shown_taint(taint)),
             Change::DropSelector(key, value) => format!("leave {key}={value} out of the node selector"),
             Change::DropNodeAffinity => "require no node affinity".into(),
             Change::Shrink { resource, to, .. } => {
-                format!("ask for {} {resource} in all", shown_amount(resource, *to))
+                format!("request {} {resource} in all", shown_amount(resource, *to))
             }
             Change::Soften(_, key) => format!("make the spread over {key} ScheduleAnyway"),
-            Change::DropHostPorts => "ask for no host ports".into(),
+            Change::DropHostPorts => "use no host ports".into(),
             Change::DropPodAffinity => "require no pod affinity".into(),
             Change::DropPodAntiAffinity => "require no pod anti-affinity".into(),
         }
@@ -435,8 +444,8 @@ impl Change {
     }
 }
 
-/// Takes so much of a resource off the container that asks for most of it. Where the pod's need has another cause (an
-/// init container, its overhead) the dry run finds that it does not help.
+/// Reduces the largest container's request of a resource by this much. If the pod's request has another cause (an
+/// init container, its overhead), the dry run finds that the change does not help.
 fn shrink(containers: &mut [Container], resource: &str, by: i64) {
     let amount = |container: &Container| {
         let requests = container.resources.as_ref().and_then(|r| r.requests.as_ref());

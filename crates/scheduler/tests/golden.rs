@@ -1,5 +1,5 @@
-//! Placements recorded from the real kube-scheduler v1.36.2 (see `golden/README.md`): every verdict, score, message and
-//! victim must be the same. `GOLDEN_DIR` names another directory of such recordings.
+//! Placements recorded from the real kube-scheduler v1.36.2 (see `golden/README.md`): every verdict, score, message
+//! and victim must be the same. `GOLDEN_DIR` names another directory of such recordings.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ use knarr_scheduler::pod_info::SpreadConstraint;
 use knarr_scheduler::profile::SpreadArgs;
 use knarr_scheduler::queue::Backoffs;
 use knarr_scheduler::scheduler::Explanation;
-use knarr_scheduler::{Profile, Refusal, Scheduler};
+use knarr_scheduler::{Profile, Scheduler, UnschedulableStatus};
 use serde_json::{Map, Value, json};
 
 fn directory() -> PathBuf {
@@ -98,18 +98,18 @@ fn explain(scenario: &Value) -> (Scheduler, Explanation) {
     (scheduler, explanation)
 }
 
-fn refusal(refusal: Option<&Refusal>) -> Value {
-    refusal.map_or(
+fn rejection(rejection: Option<&UnschedulableStatus>) -> Value {
+    rejection.map_or(
         Value::Null,
         |r| json!({"plugin": r.plugin, "code": r.code(), "reasons": r.reasons}),
     )
 }
 
-/// The explanation in the form of the recordings.
+/// The explanation in the format of the recordings.
 fn verdict(scheduler: &Scheduler, found: &Explanation) -> Value {
     let nodes = found.nodes.iter();
     let filter: Map<String, Value> = nodes
-        .map(|(name, r)| (name.clone(), refusal(r.as_ref())))
+        .map(|(name, r)| (name.clone(), rejection(r.as_ref())))
         .collect();
     let best = found.totals.values().max();
     let best = found.totals.iter().filter(|(_, total)| Some(*total) == best);
@@ -126,20 +126,20 @@ fn verdict(scheduler: &Scheduler, found: &Explanation) -> Value {
                         format!("{}/{}", object.namespace(), object.name())
                     });
                     let victims: Vec<String> = victims.collect();
-                    json!({"node": name(c.place), "victims": victims, "pdbViolations": c.violations})
+                    json!({"node": name(c.index), "victims": victims, "pdbViolations": c.violations})
                 })
                 .collect();
             candidates.sort_by_key(|c| c["node"].to_string());
-            let mut best: Vec<String> = outcome.best().iter().map(|c| name(c.place)).collect();
+            let mut best: Vec<String> = outcome.best().iter().map(|c| name(c.index)).collect();
             best.sort();
             json!({"candidates": candidates, "best": best})
         }
-        Outcome::Nothing(_) => {
-            json!({"candidates": [], "best": [], "message": found.diagnosis.preemption})
+        Outcome::NoState | Outcome::NotEligible(_) | Outcome::NoCandidates(_) => {
+            json!({"candidates": [], "best": [], "message": found.diagnosis.post_filter.to_string()})
         }
     });
     json!({
-        "preFilter": refusal(found.rejection.as_ref()),
+        "preFilter": rejection(found.rejection.as_ref()),
         "preFilterNodes": found.named,
         "filter": filter,
         "scores": found.scores,
@@ -150,7 +150,7 @@ fn verdict(scheduler: &Scheduler, found: &Explanation) -> Value {
     })
 }
 
-/// Null, missing and empty are one; what the recordings do not say is not asked for.
+/// Null, missing and empty are equal; fields that the recordings do not have are not compared.
 fn difference(path: &str, expected: &Value, found: &Value, out: &mut Vec<String>) {
     let is_nothing = |v: &Value| match v {
         Value::Null => true,

@@ -1,8 +1,8 @@
-//! Random histories: what is kept and brought up to date must be what is worked out anew, nothing stands on a node that
-//! has no room for it, what a pod requires holds when it is bound, no victim is as important as who comes in its place,
-//! and at last no pod waits that has room.
+//! Random histories: cached results equal results computed from scratch, no node is overcommitted, a pod's
+//! requirements hold when it is bound, no victim is as important as its preemptor, and at the end no pod that fits is
+//! still waiting.
 //!
-//! The histories are the same in every run; `KNARR_HISTORIES=N` plays N others.
+//! The histories are the same in every run; `KNARR_HISTORIES=N` runs N others.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared};
 use knarr_scheduler::plugins::default_preemption::{Candidate, Outcome};
 use knarr_scheduler::scheduler::Explanation;
-use knarr_scheduler::{Nomination, Scheduler, Step};
+use knarr_scheduler::{Action, Nomination, Scheduler};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
@@ -26,23 +26,23 @@ fn shared<T: Registered>(value: &Value) -> Shared<T> {
 }
 
 #[derive(Clone, Debug)]
-enum Happens {
+enum Event {
     Node { n: u8, zone: u8, tainted: bool },
-    NodeGoes(u8),
+    NodeDeleted(u8),
     Pod { kind: u8, priority: u8, cpu: u8 },
-    PodGoes(u8),
+    PodDeleted(u8),
     Decide(u8),
     Time(u8),
 }
 
-fn happens() -> impl Strategy<Value = Happens> {
+fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        2 => (0..6_u8, 0..3_u8, any::<bool>()).prop_map(|(n, zone, tainted)| Happens::Node { n, zone, tainted }),
-        1 => (0..6_u8).prop_map(Happens::NodeGoes),
-        6 => (0..6_u8, 0..3_u8, 1..4_u8).prop_map(|(kind, priority, cpu)| Happens::Pod { kind, priority, cpu }),
-        2 => any::<u8>().prop_map(Happens::PodGoes),
-        6 => (1..4_u8).prop_map(Happens::Decide),
-        1 => (1..20_u8).prop_map(Happens::Time),
+        2 => (0..6_u8, 0..3_u8, any::<bool>()).prop_map(|(n, zone, tainted)| Event::Node { n, zone, tainted }),
+        1 => (0..6_u8).prop_map(Event::NodeDeleted),
+        6 => (0..6_u8, 0..3_u8, 1..4_u8).prop_map(|(kind, priority, cpu)| Event::Pod { kind, priority, cpu }),
+        2 => any::<u8>().prop_map(Event::PodDeleted),
+        6 => (1..4_u8).prop_map(Event::Decide),
+        1 => (1..20_u8).prop_map(Event::Time),
     ]
 }
 
@@ -93,7 +93,7 @@ fn pod(number: usize, kind: u8, priority: u8, cpu: u8) -> Value {
     } else {
         json!({"app": "a"})
     };
-    // Some say by their generation that nothing of their spec has changed, of others it has to be found out.
+    // Some have a generation that says that their spec is unchanged; for others it has to be compared.
     let generation = (number % 2) as i64;
     json!({
         "metadata": {
@@ -104,7 +104,7 @@ fn pod(number: usize, kind: u8, priority: u8, cpu: u8) -> Value {
     })
 }
 
-/// The cluster as the API would have it.
+/// The cluster as the API would show it.
 #[derive(Default)]
 struct World {
     nodes: BTreeMap<String, Value>,
@@ -133,13 +133,13 @@ impl World {
         scheduler.pod_changed(old.as_ref(), new.as_ref(), now);
     }
 
-    /// Whether there was something to do.
+    /// Returns whether there was something to do.
     fn step(&mut self, scheduler: &mut Scheduler, now: Timestamp) -> bool {
-        let Some(step) = scheduler.step(now) else {
+        let Some(step) = scheduler.schedule_one(now) else {
             return false;
         };
         match step {
-            Step::Bind { pod, node, .. } => {
+            Action::Bind { pod, node, .. } => {
                 scheduler.bound(&pod);
                 let name = pod.object().name().to_string();
                 self.check_required(&self.pods[&name], &node);
@@ -147,7 +147,7 @@ impl World {
                 new["spec"]["nodeName"] = node.into();
                 self.change(scheduler, &name, Some(new), now);
             }
-            Step::Report { pod, nomination, .. } => {
+            Action::Report { pod, nomination, .. } => {
                 if nomination == Nomination::Clear {
                     let name = pod.object().name().to_string();
                     let mut new = self.pods[&name].clone();
@@ -155,7 +155,7 @@ impl World {
                     self.change(scheduler, &name, Some(new), now);
                 }
             }
-            Step::Preempt {
+            Action::Preempt {
                 pod,
                 node,
                 victims,
@@ -188,8 +188,8 @@ impl World {
         true
     }
 
-    /// Decides until nothing moves any more, for a minute at most: less than it takes until pods that nothing helped are
-    /// looked at again.
+    /// Schedules until nothing changes any more, for a minute at most: less than the time after which unschedulable
+    /// pods are flushed.
     fn settle(&mut self, scheduler: &mut Scheduler, now: &mut Timestamp) {
         let end = *now + SignedDuration::from_secs(60);
         loop {
@@ -203,21 +203,25 @@ impl World {
         }
     }
 
-    /// What the pod requires of the node and of its neighbours, and they of it, told without the scheduler.
+    /// What the pod requires of the node and of other pods, and they of it, computed without the scheduler.
     fn check_required(&self, pod: &Value, node: &str) {
         let there = &self.nodes[node];
         let taints = there["spec"]["taints"].as_array().unwrap();
-        let refuses = taints.iter().any(|t| t["effect"] == "NoSchedule");
-        assert!(!refuses, "{} stands on tainted {node}", pod["metadata"]["name"]);
+        let repels = taints.iter().any(|t| t["effect"] == "NoSchedule");
+        assert!(
+            !repels,
+            "{} is assigned to tainted {node}",
+            pod["metadata"]["name"]
+        );
         let zone = |node: &str| self.nodes.get(node)?["metadata"]["labels"]["zone"].as_str();
         let is_a = |pod: &Value| pod["metadata"]["labels"]["app"] == "a";
-        let standing = || {
+        let assigned = || {
             self.pods
                 .values()
                 .filter_map(|p| Some((p, zone(p["spec"]["nodeName"].as_str()?)?)))
         };
         let here = zone(node);
-        let neighbours = || standing().filter(|(_, zone)| Some(*zone) == here).map(|(p, _)| p);
+        let neighbours = || assigned().filter(|(_, zone)| Some(*zone) == here).map(|(p, _)| p);
         let required = |pod: &Value, kind: &str| {
             !pod["spec"]["affinity"][kind]["requiredDuringSchedulingIgnoredDuringExecution"].is_null()
         };
@@ -235,8 +239,8 @@ impl World {
             );
         }
         if required(pod, "podAffinity") {
-            // The first of those that want their own kind may go anywhere that has the label.
-            let first = is_a(pod) && !standing().any(|(p, _)| is_a(p));
+            // The first pod with affinity to itself may go to any node with the topology key.
+            let first = is_a(pod) && !assigned().any(|(p, _)| is_a(p));
             let near = here.is_some() && (first || neighbours().any(is_a));
             assert!(near, "{pod} is on {node}, away from those it must be near");
         }
@@ -248,7 +252,7 @@ impl World {
                     zones.entry(zone).or_default();
                 }
             }
-            for (_, zone) in standing().filter(|(p, _)| is_a(p)) {
+            for (_, zone) in assigned().filter(|(p, _)| is_a(p)) {
                 *zones.entry(zone).or_default() += 1;
             }
             let least = zones.values().min().copied().unwrap_or(0);
@@ -261,13 +265,13 @@ impl World {
         }
     }
 
-    /// No pod waits that a scheduler without any memory would place.
-    fn check_none_waits_with_room(&self) {
+    /// No pod waits that a new scheduler without cached state would schedule.
+    fn check_no_feasible_pod_waits(&self) {
         let mut fresh = self.fresh();
         for pod in self.pods.values().filter(|p| p["spec"]["nodeName"].is_null()) {
             let info = fresh.info(&shared::<Pod>(pod));
             let found = fresh.explain(&info);
-            let takes = found.nodes.iter().find(|(_, refusal)| refusal.is_none());
+            let takes = found.nodes.iter().find(|(_, rejection)| rejection.is_none());
             assert!(takes.is_none(), "{pod} waits though {takes:?} takes it");
         }
     }
@@ -293,21 +297,21 @@ impl World {
     }
 }
 
-/// Where making room would do, with who would have to go, and which of these places are the best.
+/// The nodes where preemption would help, with the victims, and which of these nodes are the best.
 fn room(scheduler: &Scheduler, found: &Explanation) -> BTreeMap<String, (Vec<String>, usize, bool)> {
     let Some(outcome @ Outcome::Candidates(all)) = &found.preemption else {
         return BTreeMap::new();
     };
-    let best: Vec<_> = outcome.best().iter().map(|c| c.place).collect();
+    let best: Vec<_> = outcome.best().iter().map(|c| c.index).collect();
     let candidate = |c: &Candidate| {
         let victims = c.victims.iter().map(|v| v.uid().to_string()).collect();
-        let name = scheduler.cluster().at(c.place).name.clone();
-        (name, (victims, c.violations, best.contains(&c.place)))
+        let name = scheduler.cluster().at(c.index).name.clone();
+        (name, (victims, c.violations, best.contains(&c.index)))
     };
     all.iter().map(candidate).collect()
 }
 
-/// The same in every run, unless others are asked for.
+/// The same in every run, unless others are requested.
 fn config() -> ProptestConfig {
     let others = std::env::var("KNARR_HISTORIES").ok().map(|n| n.parse().unwrap());
     ProptestConfig {
@@ -325,21 +329,21 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn d2_p4_p5_what_is_kept_is_what_would_be_worked_out_anew(history in prop::collection::vec(happens(), 1..60)) {
+    fn d2_p4_p5_cached_results_equal_results_computed_from_scratch(history in prop::collection::vec(event(), 1..60)) {
         let mut scheduler = Scheduler::default();
         let mut world = World::default();
         let mut now = Timestamp::UNIX_EPOCH;
         for (number, event) in history.into_iter().enumerate() {
             match event {
-                Happens::Node { n, zone, tainted } => {
+                Event::Node { n, zone, tainted } => {
                     let name = format!("n{n}");
                     let new = node(n, zone, tainted);
                     world.nodes.insert(name.clone(), new.clone());
                     scheduler.node_changed(&name, Some(shared(&new)), now);
                 }
-                Happens::NodeGoes(n) => {
+                Event::NodeDeleted(n) => {
                     let name = format!("n{n}");
-                    // Its pods are collected at once, or they would count on a node of the same name.
+                    // PodGC deletes its pods at once, or they would count on a new node of the same name.
                     let there: Vec<String> = world.pods.iter()
                         .filter(|(_, p)| p["spec"]["nodeName"] == name.as_str())
                         .map(|(name, _)| name.clone()).collect();
@@ -349,35 +353,35 @@ proptest! {
                     world.nodes.remove(&name);
                     scheduler.node_changed(&name, None, now);
                 }
-                Happens::Pod { kind, priority, cpu } => {
+                Event::Pod { kind, priority, cpu } => {
                     let new = pod(number, kind, priority, cpu);
                     world.change(&mut scheduler, &format!("p{number}"), Some(new), now);
                 }
-                Happens::PodGoes(which) => {
+                Event::PodDeleted(which) => {
                     let name = world.pods.keys().nth(usize::from(which) % world.pods.len().max(1)).cloned();
                     if let Some(name) = name {
                         world.change(&mut scheduler, &name, None, now);
                     }
                 }
-                Happens::Decide(times) => for _ in 0..times {
+                Event::Decide(times) => for _ in 0..times {
                     world.step(&mut scheduler, now);
                     world.check();
                 },
-                Happens::Time(seconds) => now += SignedDuration::from_secs(seconds.into()),
+                Event::Time(seconds) => now += SignedDuration::from_secs(seconds.into()),
             }
         }
         let mut fresh = world.fresh();
         for (kind, priority) in (0..6).flat_map(|kind| [(kind, 0), (kind, 2)]) {
             let asked = shared::<Pod>(&pod(1_000, kind, priority, 1));
-            let (kept, anew) = (scheduler.info(&asked), fresh.info(&asked));
-            let (kept, anew) = (scheduler.explain(&kept), fresh.explain(&anew));
-            prop_assert_eq!(&kept.nodes, &anew.nodes, "kind {}", kind);
-            prop_assert_eq!(&kept.scores, &anew.scores, "kind {}", kind);
-            prop_assert_eq!(&kept.totals, &anew.totals, "kind {}", kind);
-            prop_assert_eq!(&kept.diagnosis, &anew.diagnosis, "kind {}", kind);
-            prop_assert_eq!(room(&scheduler, &kept), room(&fresh, &anew), "kind {}", kind);
+            let (kept, computed) = (scheduler.info(&asked), fresh.info(&asked));
+            let (kept, computed) = (scheduler.explain(&kept), fresh.explain(&computed));
+            prop_assert_eq!(&kept.nodes, &computed.nodes, "kind {}", kind);
+            prop_assert_eq!(&kept.scores, &computed.scores, "kind {}", kind);
+            prop_assert_eq!(&kept.totals, &computed.totals, "kind {}", kind);
+            prop_assert_eq!(&kept.diagnosis, &computed.diagnosis, "kind {}", kind);
+            prop_assert_eq!(room(&scheduler, &kept), room(&fresh, &computed), "kind {}", kind);
         }
         world.settle(&mut scheduler, &mut now);
-        world.check_none_waits_with_room();
+        world.check_no_feasible_pod_waits();
     }
 }

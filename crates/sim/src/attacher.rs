@@ -1,8 +1,12 @@
-//! The external-attacher of the CSI driver, played: it attaches a volume that a VolumeAttachment asks for and detaches it when
-//! that is being deleted, as kubernetes-csi/external-attacher does. It answers at once, late, twice, with an error, or not at all for a
-//! while.
+//! A simulated external-attacher of the CSI driver: it attaches a volume for a VolumeAttachment and detaches it when
+//! that is being deleted, as kubernetes-csi/external-attacher does. It answers at once, late, twice, with an error,
+//! or for a while not at all.
+//!
+//! A VolumeAttachment may be created for a second node: its creation timed out for the controller, which decided again
+//! when the pod was deleted, and it is committed only then. Nothing in Kubernetes excludes that; CSI demands that the
+//! driver rejects to publish the volume there, and this one does.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,9 +22,9 @@ use crate::rules::s7_staging::Step;
 use crate::servers::ApiServer;
 use crate::staging::DRIVER;
 
-/// What keeps an attachment until its volume is detached.
+/// The finalizer of an attachment until its volume is detached.
 const FINALIZER: &str = "external-attacher/csi-sim";
-/// Between two lists of the attachments.
+/// The time between two lists of the attachments.
 const POLL: Duration = Duration::from_millis(250);
 /// How long an operation takes: usually, and, in so many of a thousand, late or very late.
 const USUAL_MILLIS: u64 = 200;
@@ -28,9 +32,33 @@ const LATE_PER_MILLE: u32 = 250;
 const LATE_MILLIS: u64 = 5_000;
 const VERY_LATE_PER_MILLE: u32 = 50;
 const VERY_LATE_MILLIS: u64 = 60_000;
-/// Operations that fail, and those that are answered twice, in thousandths.
+/// Operations that fail, and those whose result is written twice, per mille.
 const FAILED_PER_MILLE: u32 = 100;
 const TWICE_PER_MILLE: u32 = 200;
+
+/// The driver's controller service, for volumes without the MULTI_NODE capability.
+#[derive(Default)]
+struct Driver {
+    /// The node that each volume is published to.
+    published: BTreeMap<String, String>,
+}
+
+impl Driver {
+    /// ControllerPublishVolume; FAILED_PRECONDITION while the volume is published to another node.
+    fn publish(&mut self, volume: &str, node: &str) -> Result<(), String> {
+        let at = self.published.entry(volume.into()).or_insert_with(|| node.into());
+        match at == node {
+            true => Ok(()),
+            false => Err(format!("volume {volume} is published to another node: {at}")),
+        }
+    }
+
+    /// ControllerUnpublishVolume, which succeeds also if the volume is not published to the node.
+    fn unpublish(&mut self, volume: &str, node: &str) {
+        self.published
+            .retain(|of, at| (of.as_str(), at.as_str()) != (volume, node));
+    }
+}
 
 /// See the module.
 pub(crate) struct Attacher {
@@ -44,8 +72,9 @@ struct State {
     is_well: bool,
     /// It does nothing until then.
     down_until: Option<Instant>,
-    /// Attachments that it is at work for, by uid.
+    /// Attachments with an operation in progress, by UID.
     busy: BTreeSet<String>,
+    driver: Driver,
 }
 
 impl Attacher {
@@ -58,18 +87,19 @@ impl Attacher {
                 is_well: false,
                 down_until: None,
                 busy: BTreeSet::new(),
+                driver: Driver::default(),
             }),
         });
         tokio::spawn(attacher.clone().run());
         attacher
     }
 
-    /// It is gone for so long.
+    /// Stops it for so long.
     pub fn crash(&self, length: Duration) {
         self.state.lock().down_until = Some(Instant::now() + length);
     }
 
-    /// From now on it does all at once.
+    /// From now on it does everything at once and without faults.
     pub fn heal(&self) {
         let mut state = self.state.lock();
         (state.is_well, state.down_until) = (true, None);
@@ -106,7 +136,7 @@ impl Attacher {
                 }
                 let (attacher, api, attachment) = (self.clone(), api.clone(), attachment.clone());
                 tokio::spawn(async move {
-                    // What failed is found by the next list.
+                    // A failed operation is tried again after the next list.
                     let _ = attacher.work(&*api, attachment).await;
                     attacher.state.lock().busy.remove(&uid);
                 });
@@ -114,7 +144,7 @@ impl Attacher {
         }
     }
 
-    /// How long it takes, whether it fails, and whether it is answered twice.
+    /// How long an operation takes, whether it fails, and whether its result is written twice.
     fn draw(&self) -> (Duration, bool, bool) {
         let mut state = self.state.lock();
         if state.is_well {
@@ -135,7 +165,7 @@ impl Attacher {
         )
     }
 
-    /// Whether it is still what it was asked when it was begun.
+    /// Whether the attachment still needs the operation that was begun for it.
     async fn current(&self, api: &dyn Api, begun: &VolumeAttachment) -> Result<VolumeAttachment, Error> {
         let name = begun.metadata.name.as_deref().unwrap_or_default();
         let now = (*api.get_as::<VolumeAttachment>("", name).await?).clone();
@@ -156,48 +186,57 @@ impl Attacher {
             if fails {
                 return Ok(());
             }
+            self.state.lock().driver.unpublish(&volume, &node);
             self.observer
                 .stored(&Step::Detached(volume.clone(), node.clone()));
-            finalizer::release(&mut attachment.metadata, FINALIZER);
+            finalizer::remove(&mut attachment.metadata, FINALIZER);
             attachment = (*api.update_as(attachment).await?).clone();
             attachment.status.get_or_insert_default().attached = false;
             return api.update_status_as(attachment).await.map(drop);
         }
-        if !finalizer::is_held(&attachment.metadata, FINALIZER) {
-            finalizer::hold(&mut attachment.metadata, FINALIZER);
+        if !finalizer::contains(&attachment.metadata, FINALIZER) {
+            finalizer::add(&mut attachment.metadata, FINALIZER);
             attachment = (*api.update_as(attachment).await?).clone();
         }
+        let published = match fails {
+            true => Err("the storage does not answer".into()),
+            false => self.state.lock().driver.publish(&volume, &node),
+        };
         let status = attachment.status.get_or_insert_default();
-        if fails {
-            status.attach_error = Some(VolumeError {
-                message: Some("the storage does not answer".into()),
-                ..VolumeError::default()
-            });
-        } else {
-            (status.attached, status.attach_error) = (true, None);
-            self.observer.stored(&Step::Attached(volume, node));
+        match published {
+            Ok(()) => {
+                (status.attached, status.attach_error) = (true, None);
+                self.observer.stored(&Step::Attached(volume, node));
+            }
+            Err(why) => {
+                status.attach_error = Some(VolumeError {
+                    message: Some(why),
+                    ..VolumeError::default()
+                });
+            }
         }
         let (takes, ..) = self.draw();
         sleep(takes).await;
         api.update_status_as(attachment.clone()).await?;
         if twice {
             sleep(takes).await;
-            // It is another version by now.
+            // The attachment has another version by now.
             let _ = api.update_status_as(attachment).await;
         }
         Ok(())
     }
 }
 
-/// Whether an attachment asks for something that has not been done.
+/// Whether an attachment needs an operation.
 fn is_to_do(attachment: &VolumeAttachment) -> bool {
     match attachment.metadata.deletion_timestamp.is_some() {
-        true => finalizer::is_held(&attachment.metadata, FINALIZER),
+        true => finalizer::contains(&attachment.metadata, FINALIZER),
         false => attachment.status.as_ref().is_none_or(|status| !status.attached),
     }
 }
 
-/// For [`Mutation::DetachInUse`](crate::Mutation::DetachInUse): asks for each volume to be detached that has been attached for a while.
+/// For [`Mutation::DetachInUse`](crate::Mutation::DetachInUse): deletes each VolumeAttachment that has been attached
+/// for a while.
 pub(crate) async fn detach_in_use(api: Arc<dyn Api>) {
     const LASTS: Duration = Duration::from_secs(20);
     let mut waits: std::collections::BTreeMap<String, Instant> = Default::default();
@@ -220,6 +259,35 @@ pub(crate) async fn detach_in_use(api: Arc<dyn Api>) {
                 );
                 let _ = deleted.await;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s7_a_volume_for_one_node_is_published_to_a_second_one_only_after_the_first() {
+        let mut driver = Driver::default();
+        let to = |node| Some(("v", node));
+        // What is unpublished, then published, and whether that succeeds.
+        for (unpublished, (volume, node), succeeds) in [
+            (None, ("v", "n2"), true),
+            // A request that the network delivered late.
+            (None, ("v", "n1"), false),
+            (None, ("v", "n2"), true),
+            (None, ("w", "n1"), true),
+            // The deletion of what was never attached.
+            (to("n1"), ("v", "n1"), false),
+            (to("n2"), ("v", "n1"), true),
+            (None, ("v", "n2"), false),
+        ] {
+            if let Some((volume, node)) = unpublished {
+                driver.unpublish(volume, node);
+            }
+            let published = driver.publish(volume, node);
+            assert_eq!(published.is_ok(), succeeds, "{volume} {node}: {published:?}");
         }
     }
 }

@@ -1,46 +1,49 @@
-//! Every machine has a clock of its own: off by some, and drifting.
+//! Every host has a clock of its own: off by some time, and drifting.
 //!
-//! Bounded as machines that keep time by NTP are, and a little worse. Elapsed time (tokio's) is the same for all: a
-//! machine's quartz is off by some hundred millionths, which no time-out here notices. A clock may also be set, as
-//! administrators and virtual machines' hosts do.
+//! Bounded as hosts with NTP are, and a little worse. Elapsed time (tokio's) is the same for all: the quartz of a
+//! host is off by some hundred millionths, which no timeout here notices. A clock may also be set, as administrators
+//! and hypervisors do.
 //!
-//! In some histories nodes count elapsed time at a [`Rate`] of their own: what self-fencing counts, and the grace that a
-//! runtime gives a process. Controllers count as it is: only how nodes and controllers differ matters to SPEC B4, and a
-//! rule that asks for the end 5 % sooner is as good as a controller that counts 5 % faster.
+//! In some histories nodes count elapsed time at a [`Rate`] of their own: what self-fencing counts, and the grace
+//! period that a runtime gives to a process. Controllers count correctly: only the difference between nodes and
+//! controllers matters to SPEC B4, and a rule that demands termination 5 % sooner tests the same as a controller that
+//! counts 5 % faster.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
-use knarr_client::{Clock, TokioClock};
+use knarr_client::Clock;
 
 use knarr_kubelet::self_fencing::DRIFT_PERCENT;
 
+use crate::progress::Progress;
 use crate::random::Stream;
 use crate::switches::{Switch, Switches};
 
-/// No clock is off by more than this in the beginning.
+/// The largest offset of a clock at the beginning.
 pub(crate) const OFF_MILLIS: u64 = 2_000;
-/// What two clocks may differ by at any time in a history: both off in the beginning, and what both drift.
+/// The largest difference of two clocks in a history: both offsets at the beginning, and both drifts.
 pub(crate) const APART: SignedDuration = SignedDuration::from_secs(6);
 /// Millionths.
 const DRIFT: u64 = 200;
-/// By so much, until whatever keeps its time holds it: an hour's drift.
+/// The largest drift: an hour's, until time synchronization holds it.
 const DRIFTS_MICROS: i64 = 720_000;
 
 pub(crate) struct DriftingClock {
-    real: TokioClock,
+    real: Arc<Progress>,
     epoch: Timestamp,
     off: SignedDuration,
     /// In millionths of the time that passes.
     drift: i64,
-    /// By how much it has been set, in milliseconds.
+    /// The sum of its changes, in milliseconds.
     set_by: AtomicI64,
 }
 
 impl DriftingClock {
-    pub fn new(real: TokioClock, epoch: Timestamp, chance: &mut Stream) -> Self {
+    pub fn new(real: Arc<Progress>, epoch: Timestamp, chance: &mut Stream) -> Self {
         let around = |chance: &mut Stream, most: u64| {
             let drawn = i64::try_from(chance.between(0, 2 * most)).unwrap_or_default();
             drawn - i64::try_from(most).unwrap_or_default()
@@ -59,7 +62,7 @@ impl DriftingClock {
         }
     }
 
-    /// It shows so much more, or less, from now on.
+    /// Sets the clock forward or back.
     pub fn set(&self, by_millis: i64) {
         self.set_by.store(by_millis, Ordering::Relaxed);
     }
@@ -77,17 +80,17 @@ impl Clock for DriftingClock {
     }
 }
 
-/// How fast a machine's clock counts elapsed time, in thousandths of how fast it passes.
+/// How fast a host's clock counts elapsed time, per mille of its true speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rate(u32);
 
-/// As fast as time passes.
+/// The true speed.
 const EVEN: u32 = 1_000;
-/// Wrong clocks count at a rate between these, in thousandths: a virtual machine that is paused again and again, or one whose
-/// host measured its frequency wrongly.
+/// Wrong clocks have a rate between these, per mille: a virtual machine that is paused again and again, or one whose
+/// host has a wrong clock frequency.
 const SLOWEST: u32 = 500;
 const FASTEST: u32 = 2_000;
-/// Machines whose clock is wrong, in histories with wrong clocks, in thousandths.
+/// Hosts whose clock is wrong, in histories with wrong clocks, per mille.
 const WRONG_PER_MILLE: u32 = 400;
 
 impl Rate {
@@ -98,7 +101,7 @@ impl Rate {
         EVEN * (100 + DRIFT_PERCENT) / 100,
     ];
 
-    /// A machine's, in a history with these switches.
+    /// Draws the rate of a host, in a history with these switches.
     pub fn draw(on: Switches, chance: &mut Stream) -> Self {
         let [slow, fast] = Self::BOUND;
         let mut between = |low: u32, high: u32| {
@@ -127,7 +130,7 @@ impl Rate {
         passed * self.0 / EVEN
     }
 
-    /// The same of a signed time.
+    /// The same for a signed duration.
     pub fn counted_signed(self, passed: SignedDuration) -> SignedDuration {
         let millis = passed.as_millis() * i128::from(self.0) / i128::from(EVEN);
         SignedDuration::from_millis(i64::try_from(millis).unwrap_or(i64::MAX))
@@ -164,7 +167,7 @@ mod tests {
         let wrong = drawn(&[Switch::WrongClocks]);
         let beyond = wrong.iter().filter(|rate| !rate.is_within_bound()).count();
         assert!((100..220).contains(&beyond), "{beyond}");
-        // 40 s by a clock that is as fast as it may be are 38.1 s; 35 s by the slowest are 36.75 s.
+        // 40 s on the fastest clock are 38.1 s; 35 s on the slowest are 36.75 s.
         let [slow, fast] = Rate::BOUND.map(Rate);
         assert_eq!(fast.passes(Duration::from_secs(40)).as_millis(), 38_095);
         assert_eq!(slow.passes(Duration::from_secs(35)).as_millis(), 36_726);

@@ -1,8 +1,8 @@
-//! What the store has committed, for rules about what its servers' clients are shown.
+//! The commits of the store, for rules about what API servers show to their clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where pods are, as [`Commits::add`] is given keys.
+/// The key prefix of pods, as [`Commits::add`] gets keys.
 pub(crate) const PODS: &str = "core/pods/";
 
 /// One change of a pod.
@@ -56,17 +56,17 @@ impl Commits {
         self.pods.keys().next_back().copied().unwrap_or_default()
     }
 
-    /// Whether the key was written at that revision; `true` where nothing is kept.
+    /// Whether the key was written at that revision; `true` if nothing is kept.
     pub fn has(&self, revision: u64, key: &str) -> bool {
         !self.is_kept || self.all.contains(&(revision, key.to_string()))
     }
 
-    /// The first change of a pod behind a revision.
+    /// The first change of a pod after a revision.
     pub fn next_of_pods(&self, after: u64) -> Option<&Commit> {
         self.pods.range(after + 1..).next().map(|(_, commit)| commit)
     }
 
-    /// The pods that there were as of a revision, each with its own.
+    /// The pods as of a revision, each with the revision of its last write.
     pub fn pods_at(&self, revision: u64) -> BTreeMap<&str, u64> {
         let mut there = BTreeMap::new();
         for commit in self.pods.range(..=revision).map(|(_, commit)| commit) {

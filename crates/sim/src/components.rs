@@ -1,5 +1,5 @@
-//! The components, each with its incarnations: started, crashed, started again. The real ones, on a network, a
-//! runtime and a clock of the simulation's.
+//! The components and their incarnations: started, crashed, started again. They are the real ones, on a network, a
+//! runtime and a clock of the simulation.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::registry;
-use knarr_client::{Api, Clock, Component, TokioClock};
+use knarr_client::{Api, Clock, Component};
 use knarr_control::nodeipam;
 use knarr_kubelet::self_fencing::SelfFencing;
 use knarr_node::runtime::fake::{ContainerEvent, FakeRuntime, StopBehavior};
@@ -20,59 +20,61 @@ use tokio_util::sync::CancellationToken;
 use crate::Mutation;
 use crate::attacher;
 use crate::clocks::{DriftingClock, Rate};
+use crate::component_api::{ComponentApi, Identity};
 use crate::disks;
 use crate::fence_agents;
 use crate::names::Names;
-use crate::network::{Identity, Network, Wire};
+use crate::network::Network;
 use crate::network_agent::{self, NetworkAgent, ProxyKernel};
 use crate::observer::Observer;
-use crate::pod_network::MachineNetwork;
+use crate::pod_network::NodePodNetwork;
+use crate::progress::Progress;
 use crate::random::{Stream, stream};
 use crate::rules::{b7_endpoints, n5_names};
-use crate::runtime::{Condition, Line};
+use crate::runtime::{Condition, RuntimeAccess};
 use crate::servers::ApiServer;
 use crate::switches::{Switch, Switches};
 use crate::upgrade::Version;
 
-/// What every container's image is called.
+/// The image of every container.
 pub(crate) const IMAGES: [&str; 3] = ["app:v1", "app:v2", "app:v3"];
 
 /// What all components share.
 #[derive(Clone)]
-pub(crate) struct Ground {
+pub(crate) struct Environment {
     pub seed: u64,
     pub servers: Arc<Vec<Arc<ApiServer>>>,
     pub observer: Arc<Observer>,
-    /// The time as it is; no component knows it.
-    pub clock: TokioClock,
+    /// The true time; no component knows it.
+    pub clock: Arc<Progress>,
     pub epoch: Timestamp,
     pub directory: PathBuf,
     pub mutation: Option<Mutation>,
     pub fence_agents: fence_agents::Handle,
-    /// Which pods nodes end by themselves.
+    /// Which pods self-fencing terminates.
     pub self_fencing: SelfFencing,
-    /// Services are proxied: each node has a network agent.
+    /// Services are enabled: each node has a network agent.
     pub proxied: bool,
-    /// Nodes have ranges of addresses and a pod network that enforces policies.
+    /// Nodes have a podCIDR and a pod network that enforces NetworkPolicies.
     pub networked: bool,
     /// Nodes have a CSI driver.
     pub staged: bool,
-    /// Names of Services are asked for on each node.
+    /// Names of Services are resolved on each node.
     pub named: bool,
     pub node_ipam: nodeipam::Config,
-    /// What is on.
+    /// The switches that are on.
     pub on: Switches,
 }
 
-impl Ground {
-    fn wire(
+impl Environment {
+    fn component_api(
         &self,
         identity: Identity,
         network: &Arc<Network>,
         dead: &CancellationToken,
         version: &Version,
-    ) -> Arc<Wire> {
-        let wire = Wire::new(
+    ) -> Arc<ComponentApi> {
+        let component_api = ComponentApi::new(
             self.servers.clone(),
             identity,
             network.clone(),
@@ -80,19 +82,19 @@ impl Ground {
             dead.clone(),
             self.mutation,
         );
-        Arc::new(wire.former(version.is_former()))
+        Arc::new(component_api.former(version.is_former()))
     }
 
-    /// The clock of the machine that this runs on.
-    pub fn clock_of(&self, machine: &str) -> Arc<DriftingClock> {
-        let mut chance = stream(self.seed, &format!("clock/{machine}"));
-        Arc::new(DriftingClock::new(self.clock, self.epoch, &mut chance))
+    /// The clock of the host that the component runs on.
+    pub fn clock_of(&self, host: &str) -> Arc<DriftingClock> {
+        let mut chance = stream(self.seed, &format!("clock/{host}"));
+        Arc::new(DriftingClock::new(self.clock.clone(), self.epoch, &mut chance))
     }
 
     /// The API for a client that only lists and watches, over a link without faults.
     pub fn follower(&self) -> Arc<dyn Api> {
         let network = Arc::new(Network::new("follower", stream(self.seed, "network/follower")));
-        self.wire(
+        self.component_api(
             Identity::Administrator,
             &network,
             &CancellationToken::new(),
@@ -100,7 +102,7 @@ impl Ground {
         )
     }
 
-    /// How fast this node's machine counts, which the observer knows where it matters.
+    /// The rate of this node's clock; the observer records it where it matters.
     fn rate_of(&self, node: &str) -> Rate {
         if !(self.on.has(Switch::DriftingClocks) || self.on.has(Switch::WrongClocks)) {
             return Rate::EVEN;
@@ -111,67 +113,70 @@ impl Ground {
     }
 }
 
-/// A machine with its runtime, and a kubelet on it that comes and goes.
+/// A host with its container runtime, and a kubelet on it that starts and stops.
 pub(crate) struct Node {
     pub name: String,
     address: String,
     pub network: Arc<Network>,
     pub condition: Arc<Condition>,
     pub runtime: Arc<FakeRuntime>,
-    pub machine: Arc<disks::Machine>,
+    pub host: Arc<disks::NodeHost>,
     proxy_kernel: Arc<ProxyKernel>,
-    /// What answers names, while the agent runs.
+    /// The DNS zone, while the agent runs.
     names: Arc<Mutex<Option<Arc<Names>>>>,
-    /// Where there is one of knarr's.
-    pods: Option<Arc<MachineNetwork>>,
-    ground: Ground,
+    /// The pod network, if it is knarr's own.
+    pods: Option<Arc<NodePodNetwork>>,
+    environment: Environment,
     clock: Arc<dyn Clock>,
     rate: Rate,
     pub version: Arc<Version>,
-    /// Somebody has switched the machine off.
+    /// The host is switched off.
     off: AtomicBool,
-    /// The one that runs: how to end it.
+    /// The running kubelet, with the token that ends it.
     kubelet: Mutex<Option<(CancellationToken, Kubelet)>>,
 }
 
 impl Node {
-    pub fn new(ground: &Ground, number: usize) -> Arc<Self> {
+    pub fn new(environment: &Environment, number: usize) -> Arc<Self> {
         let name = format!("n{number}");
         let images = IMAGES.map(|i| format!("docker.io/library/{i}"));
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
-        let clock = ground.clock_of(&name);
-        let rate = ground.rate_of(&name);
+        let clock = environment.clock_of(&name);
+        let rate = environment.rate_of(&name);
         let runtime = Arc::new(FakeRuntime::new(clock.clone(), &images));
-        if ground.proxied {
+        if environment.proxied {
             runtime.set_subnet(u8::try_from(number).unwrap_or(u8::MAX));
         }
-        let pods = ground.networked.then(|| {
-            let (observer, mutation) = (ground.observer.clone(), ground.mutation);
-            Arc::new(MachineNetwork::new(&name, ground.seed, observer, mutation))
+        let pods = environment.networked.then(|| {
+            let (observer, mutation) = (environment.observer.clone(), environment.mutation);
+            Arc::new(NodePodNetwork::new(&name, environment.seed, observer, mutation))
         });
         if let Some(pods) = &pods {
             runtime.set_network(pods.clone());
         }
-        for (container, manners) in [
+        for (container, exit_behavior) in [
             (
                 "lingers",
                 StopBehavior::Lingers(std::time::Duration::from_secs(3)),
             ),
             ("ignores", StopBehavior::Ignores),
         ] {
-            runtime.set_stop_behavior(container, manners);
+            runtime.set_stop_behavior(container, exit_behavior);
         }
-        let (observer, of) = (ground.observer.clone(), name.clone());
-        let condition = Arc::new(Condition::new(stream(ground.seed, &format!("runtime/{name}"))));
-        let machine = Arc::new(disks::Machine::new(
+        let (observer, of) = (environment.observer.clone(), name.clone());
+        let condition = Arc::new(Condition::new(stream(
+            environment.seed,
+            &format!("runtime/{name}"),
+        )));
+        let host = Arc::new(disks::NodeHost::new(
             &name,
             observer.clone(),
             condition.clone(),
             rate,
-            ground.mutation,
+            environment.mutation,
         ));
-        let disks = machine.clone();
-        let chance = Mutex::new(stream(ground.seed, &format!("processes/{name}")));
+        let disks = host.clone();
+        let chance = Mutex::new(stream(environment.seed, &format!("processes/{name}")));
         let ends = Arc::downgrade(&runtime);
         runtime.observe(move |container, happening| {
             observer.happened(&of, container, happening);
@@ -196,16 +201,16 @@ impl Node {
         Arc::new(Node {
             network: Arc::new(Network::new(
                 &format!("node/{name}"),
-                stream(ground.seed, &format!("network/{name}")),
+                stream(environment.seed, &format!("network/{name}")),
             )),
             condition,
-            machine,
+            host,
             proxy_kernel: Arc::default(),
             names: Arc::default(),
             pods,
             address: format!("192.0.2.{}", 10 + number),
             runtime,
-            ground: ground.clone(),
+            environment: environment.clone(),
             clock,
             rate,
             version: Arc::default(),
@@ -220,18 +225,18 @@ impl Node {
         if running.is_some() || self.is_off() {
             return;
         }
-        self.ground
+        self.environment
             .observer
             .note(&format!("kubelet of {} starts", self.name));
         let is_former = self.version.is_former();
-        self.ground.observer.kubelet_starts(&self.name, is_former);
-        let directory = self.ground.directory.join(&self.name);
+        self.environment.observer.kubelet_starts(&self.name, is_former);
+        let directory = self.environment.directory.join(&self.name);
         let dead = CancellationToken::new();
-        if self.ground.staged
-            && let Err(error) = self.machine.staging.register(&directory.join("kubelet"))
+        if self.environment.staged
+            && let Err(error) = self.host.staging.register(&directory.join("kubelet"))
         {
             let what = format!("the CSI driver of {} has no socket: {error}", self.name);
-            self.ground.observer.violate("S9", what);
+            self.environment.observer.violate("S9", what);
         }
         let mut config = Config {
             node_name: self.name.clone(),
@@ -243,106 +248,113 @@ impl Node {
                 cpus: 8,
                 memory_bytes: 16 << 30,
             },
-            fake_host: Some(self.machine.hands(dead.clone())),
-            self_fencing: self.ground.self_fencing,
+            fake_host: Some(self.host.host_access(dead.clone())),
+            self_fencing: self.environment.self_fencing,
             ..Config::default()
         };
-        if self.ground.proxied {
+        if self.environment.proxied {
             let agent = Identity::Component(Component::NetworkAgent(self.name.clone()));
             config.endpoint_barrier = b7_endpoints::BOUND.unsigned_abs();
-            config.network = Some(NetworkAgent::start(network_agent::Parts {
+            config.network = Some(NetworkAgent::start(network_agent::AgentConfig {
                 node: self.name.clone(),
-                api: self.ground.wire(agent, &self.network, &dead, &self.version),
+                api: self
+                    .environment
+                    .component_api(agent, &self.network, &dead, &self.version),
                 clock: self.clock.clone(),
-                observer: self.ground.observer.clone(),
-                chance: stream(self.ground.seed, &format!("kernel/{}", self.name)),
-                mutation: self.ground.mutation,
+                observer: self.environment.observer.clone(),
+                chance: stream(self.environment.seed, &format!("kernel/{}", self.name)),
+                mutation: self.environment.mutation,
                 kernel: self.proxy_kernel.clone(),
                 dead: dead.clone(),
-                names: self.ground.named.then(|| self.names.clone()),
+                names: self.environment.named.then(|| self.names.clone()),
             }));
         }
         if let Some(pods) = &self.pods {
             let agent = Identity::Component(Component::NetworkAgent(self.name.clone()));
-            let api = self.ground.wire(agent, &self.network, &dead, &self.version);
+            let api = self
+                .environment
+                .component_api(agent, &self.network, &dead, &self.version);
             pods.start(api, self.runtime.clone(), &dead);
         }
         let identity = Identity::Component(Component::Node(self.name.clone()));
-        let line = Line {
+        let runtime_access = RuntimeAccess {
             node: self.name.clone(),
-            observer: self.ground.observer.clone(),
+            observer: self.environment.observer.clone(),
             inner: self.runtime.clone(),
             condition: self.condition.clone(),
-            machine: self.machine.clone(),
+            host: self.host.clone(),
             rate: self.rate,
             is_former,
             dead: dead.clone(),
-            mutation: self.ground.mutation,
+            mutation: self.environment.mutation,
             recipes: Mutex::default(),
             believed_ended: Mutex::default(),
         };
         let kubelet = Kubelet::start(
             config,
-            self.ground.wire(identity, &self.network, &dead, &self.version),
-            Arc::new(line),
+            self.environment
+                .component_api(identity, &self.network, &dead, &self.version),
+            Arc::new(runtime_access),
             self.clock.clone(),
             dead.clone(),
         );
         *running = Some((dead, kubelet));
     }
 
-    /// Whether nothing keeps it from doing its work.
+    /// Whether no fault keeps it from working.
     pub fn is_well(&self) -> bool {
         self.kubelet.lock().is_some() && self.network.is_well() && !self.runtime.is_down()
     }
 
-    /// Whether its kubelet can do what it decides to, heard or not.
+    /// Whether its kubelet can carry out what it decides, whether it reaches the API or not.
     pub fn is_able(&self) -> bool {
         self.kubelet.lock().is_some() && !self.runtime.is_down() && self.condition.is_reliable()
     }
 
-    /// Checks the answers to all names, where DNS runs.
+    /// Checks the answers for all names, if DNS runs.
     pub fn ask_names(&self) {
         let names = self.names.lock().clone();
         let Some(names) = names else { return };
-        let asked = self.ground.observer.world(n5_names::questions);
+        let asked = self.environment.observer.world(n5_names::questions);
         for question in asked {
             let answer = names.ask(&question, self.network.is_cut());
-            self.ground.observer.resolved(&self.name, &question, &answer);
+            self.environment.observer.resolved(&self.name, &question, &answer);
         }
     }
 
-    /// Another machine stands in its place, of the same name and with nothing on it.
+    /// Replaces the host by an empty one of the same name.
     pub fn replace(&self) -> std::io::Result<()> {
         self.crash();
         self.condition.rebooted();
         self.runtime.wipe();
-        self.machine.rebooted();
+        self.host.rebooted();
         self.forget_rules();
         if let Some(pods) = &self.pods {
             pods.wiped();
         }
-        match std::fs::remove_dir_all(self.ground.directory.join(&self.name)) {
+        match std::fs::remove_dir_all(self.environment.directory.join(&self.name)) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
             _ => Ok(()),
         }
     }
 
-    /// Down and up again, its kubelet not yet.
+    /// Reboots the host; its kubelet is not started yet.
     pub fn reboot(&self) {
         self.crash();
         self.condition.rebooted();
         self.runtime.reboot();
-        self.machine.rebooted();
+        self.host.rebooted();
         self.forget_rules();
     }
 
-    /// A kernel that was started anew sends nothing anywhere.
+    /// After a reboot the kernel has no Services.
     fn forget_rules(&self) {
-        if self.ground.proxied {
+        if self.environment.proxied {
             self.proxy_kernel.rebooted();
-            self.ground.observer.proxied(&self.name, Default::default());
-            self.ground.observer.programmed(&self.name, Default::default());
+            self.environment.observer.proxied(&self.name, Default::default());
+            self.environment
+                .observer
+                .programmed(&self.name, Default::default());
         }
         if let Some(pods) = &self.pods {
             pods.rebooted();
@@ -353,28 +365,28 @@ impl Node {
         self.off.load(Ordering::Relaxed)
     }
 
-    /// Nothing runs on it, and its kubelet does not come back, until it is switched on.
+    /// Powers the host off: nothing runs on it, and its kubelet does not start, until it is switched on.
     pub fn switch_off(&self) {
         self.reboot();
         self.off.store(true, Ordering::Relaxed);
-        self.ground.observer.switched(&self.name, true);
+        self.environment.observer.switched(&self.name, true);
     }
 
-    /// Its kubelet may be started.
+    /// Powers the host on: its kubelet may be started.
     pub fn switch_on(&self) {
         self.off.store(false, Ordering::Relaxed);
-        self.ground.observer.switched(&self.name, false);
+        self.environment.observer.switched(&self.name, false);
     }
 
-    /// As `kill -9`: nothing more of it is done, processes go on.
+    /// As `kill -9`: the kubelet stops in the middle of its work, processes continue.
     pub fn crash(&self) {
         if let Some((dead, _)) = self.kubelet.lock().take() {
-            self.ground
+            self.environment
                 .observer
                 .note(&format!("kubelet of {} dies", self.name));
             dead.cancel();
             if self.names.lock().take().is_some() {
-                self.ground.observer.forget_answers(&self.name);
+                self.environment.observer.forget_answers(&self.name);
             }
             if let Some(pods) = &self.pods {
                 pods.crash();
@@ -383,7 +395,7 @@ impl Node {
     }
 }
 
-/// With which code the processes of a container of this name end by themselves.
+/// The exit code of the containers of this name that exit by themselves.
 fn ends_by_itself(container: &str) -> Option<i32> {
     match container {
         "completes" => Some(0),
@@ -392,7 +404,7 @@ fn ends_by_itself(container: &str) -> Option<i32> {
     }
 }
 
-/// How one incarnation is cut off, and its task.
+/// The token that ends an incarnation, and its task.
 type Running = (CancellationToken, JoinHandle<()>);
 
 /// Controllers and scheduler of one server.
@@ -400,21 +412,21 @@ pub(crate) struct Control {
     pub network: Arc<Network>,
     pub clock: Arc<DriftingClock>,
     pub version: Arc<Version>,
-    ground: Ground,
-    /// Whether it competes for the lease, or takes itself for the only one.
+    environment: Environment,
+    /// Whether it takes part in leader election, or acts as the only one.
     elected: bool,
-    /// How many there were, and the one that runs.
+    /// How many incarnations there were, and the one that runs.
     running: Mutex<(u64, Option<Running>)>,
 }
 
 impl Control {
-    pub fn new(ground: &Ground, name: &str, elected: bool) -> Arc<Self> {
-        let chance: Stream = stream(ground.seed, &format!("network/{name}"));
+    pub fn new(environment: &Environment, name: &str, elected: bool) -> Arc<Self> {
+        let chance: Stream = stream(environment.seed, &format!("network/{name}"));
         Arc::new(Control {
-            clock: ground.clock_of(name),
+            clock: environment.clock_of(name),
             version: Arc::default(),
             network: Arc::new(Network::new(name, chance)),
-            ground: ground.clone(),
+            environment: environment.clone(),
             elected,
             running: Mutex::new((0, None)),
         })
@@ -427,23 +439,25 @@ impl Control {
         }
         running.0 += 1;
         let identity = format!("{}-{}", self.network.name, running.0);
-        self.ground.observer.note(&format!("{identity} starts"));
+        self.environment.observer.note(&format!("{identity} starts"));
         let manager = Identity::Component(Component::ControllerManager);
         let dead = CancellationToken::new();
         let mut config = knarr_control::Config::default();
-        if self.ground.networked {
-            config.controllers.node_ipam = Some(self.ground.node_ipam.clone());
+        if self.environment.networked {
+            config.controllers.node_ipam = Some(self.environment.node_ipam.clone());
         }
         config.controllers.root_ca = Some("the simulation's".into());
-        config.fence_agents = Some(Arc::new(self.ground.fence_agents.clone()));
+        config.fence_agents = Some(Arc::new(self.environment.fence_agents.clone()));
         config.fence_agents_allowed = fence_agents::allowed();
         config.identity = self.elected.then_some(identity);
-        let wire = self.ground.wire(manager, &self.network, &dead, &self.version);
-        let api: Arc<dyn Api> = Arc::new(wire.acting_as(Identity::Mistaken));
-        // Its own token is never rung: a crash is no orderly stop.
+        let component_api = self
+            .environment
+            .component_api(manager, &self.network, &dead, &self.version);
+        let api: Arc<dyn Api> = Arc::new(component_api.acting_as(Identity::Mutant));
+        // It gets a token that is never cancelled: a crash is not an orderly stop.
         let clock = self.clock.clone();
-        let run = knarr_control::run(wire, config, clock, CancellationToken::new());
-        let mutation = self.ground.mutation;
+        let run = knarr_control::run(component_api, config, clock, CancellationToken::new());
+        let mutation = self.environment.mutation;
         running.1 = Some((
             dead,
             tokio::spawn(async move {
@@ -465,14 +479,16 @@ impl Control {
 
     pub fn crash(&self) {
         if let Some((dead, task)) = self.running.lock().1.take() {
-            self.ground.observer.note(&format!("{} dies", self.network.name));
+            self.environment
+                .observer
+                .note(&format!("{} dies", self.network.name));
             dead.cancel();
             task.abort();
         }
     }
 }
 
-/// For [`Mutation::GcWithoutQuarantine`]: a PodGC that believes a node's absence at first sight.
+/// For [`Mutation::GcWithoutQuarantine`]: a PodGC that deletes the pods of a missing node at once.
 async fn release_at_once(api: Arc<dyn Api>) {
     use knarr_client::{DeleteOptions, ListOptions};
     loop {

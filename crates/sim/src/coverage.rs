@@ -1,44 +1,45 @@
-//! Which faults have met which states of pods' lives, how often, and which never.
+//! Which faults have hit which states of pods' lives, how often, and which never.
 //!
-//! A fault meets the pods that are on its node when it strikes, or all pods where it befalls what they all depend on (a
-//! replica of the controllers, an API server, several components at once).
+//! A fault hits the pods on its node when it strikes, or all pods if it affects what they all depend on (a replica of
+//! the controllers, an API server, several components at once).
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_node::runtime::fake::End;
 use serde::{Deserialize, Serialize};
 
 use crate::switches::{Class, Switch, Switches};
-use crate::world::{Life, World, is_finished, is_heard};
+use crate::world::{Life, World, is_reporting};
 
-/// Where a pod is in its life. The last three may be true beside one of the others.
+/// A state of a pod's life. The last three may be true in addition to one of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     Unscheduled,
     /// Bound to a node whose kubelet has not reported it yet.
     Unseen,
-    /// Reported by its kubelet, and nothing of it has run.
+    /// Reported by its kubelet, and no container of it has run.
     Starting,
     InitRunning,
     Unready,
     Ready,
-    /// Deleted, and its processes do not know yet.
+    /// Deleted, and its processes have not got TERM yet.
     Deleted,
     TermSent,
     /// Killed, and that is not reported yet.
     KillSent,
-    /// All processes ended by themselves or at TERM, which is not reported yet; or one is to be restarted.
+    /// All processes exited by themselves or at TERM, which is not reported yet; or one is to be restarted.
     Unreported,
     /// Reported as Succeeded or Failed.
     Finished,
     /// It has a claim, and its volume is not mounted yet.
     Attaching,
-    /// Somebody said that its node's word is not waited for, and something of it runs.
+    /// It was released (its node's answer is not waited for), and a process of it still runs.
     Released,
-    /// Its node is taken for lost, or has no object.
+    /// Its node is lost, or has no Node object.
     NodeLost,
 }
 
@@ -60,7 +61,7 @@ impl State {
         State::NodeLost,
     ];
 
-    /// As tables and JSON call it.
+    /// Its name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             State::Unscheduled => "unsched",
@@ -81,14 +82,14 @@ impl State {
     }
 }
 
-/// Whom a fault befalls.
+/// What a fault affects.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Scope<'a> {
     Node(&'a str),
     Cluster,
 }
 
-/// How pods' last processes ended, by uid, while nothing of them runs again.
+/// How pods' last processes exited, by UID, while no process of them runs again.
 pub(crate) type Ends = BTreeMap<String, End>;
 
 fn has_claim(pod: &Pod) -> bool {
@@ -114,7 +115,7 @@ fn states(world: &World, ends: &Ends, uid: &str, life: &Life) -> Vec<State> {
     let seen = pod.status.as_ref().is_some_and(|s| s.start_time.is_some());
     let main = if life.node().is_empty() {
         State::Unscheduled
-    } else if processes.iter().any(|p| p.asked.is_some()) {
+    } else if processes.iter().any(|p| p.stop_requested.is_some()) {
         State::TermSent
     } else if !processes.is_empty() && pod.metadata.deletion_timestamp.is_some() {
         State::Deleted
@@ -126,7 +127,7 @@ fn states(world: &World, ends: &Ends, uid: &str, life: &Life) -> Vec<State> {
         } else {
             State::Unready
         }
-    } else if is_finished(pod) {
+    } else if is_terminal(pod) {
         State::Finished
     } else {
         match ends.get(uid) {
@@ -141,7 +142,12 @@ fn states(world: &World, ends: &Ends, uid: &str, life: &Life) -> Vec<State> {
         all.push(State::Released);
     }
     let bound = main != State::Unscheduled && main != State::Finished;
-    if bound && world.nodes.get(life.node()).is_none_or(|node| !is_heard(node)) {
+    if bound
+        && world
+            .nodes
+            .get(life.node())
+            .is_none_or(|node| !is_reporting(node))
+    {
         all.push(State::NodeLost);
     }
     let open = || {
@@ -158,16 +164,16 @@ fn states(world: &World, ends: &Ends, uid: &str, life: &Life) -> Vec<State> {
 
 type Counts = BTreeMap<String, u64>;
 
-/// What has been met in one history, or in many. Names are those of [`Switch`] and [`State`].
+/// The coverage of one history, or of many. Names are those of [`Switch`] and [`State`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Coverage {
     pub histories: u64,
-    /// How often a fault has met a pod in a state, by both.
+    /// How often a fault has hit a pod in a state, by both.
     pub pairs: BTreeMap<String, Counts>,
     /// In how many histories each switch was on.
     pub switches: Counts,
-    /// In how many of these a fault has met a state, by both.
+    /// In how many of these a fault has hit a state, by both.
     pub states: BTreeMap<String, Counts>,
 }
 
@@ -178,7 +184,7 @@ fn add(all: &mut BTreeMap<String, Counts>, row: &str, column: &str, count: u64) 
 }
 
 impl Coverage {
-    /// A fault strikes.
+    /// Counts a fault.
     pub(crate) fn struck(&mut self, fault: Switch, scope: Scope<'_>, world: &World, ends: &Ends) {
         for (uid, life) in world.pods.iter().filter(|(_, life)| !life.removed()) {
             let met = match scope {
@@ -194,7 +200,7 @@ impl Coverage {
         }
     }
 
-    /// That was one history, in which these switches were on.
+    /// Counts one history, with these switches on.
     pub(crate) fn of_one(mut self, on: Switches) -> Self {
         self.histories = 1;
         self.switches = on.iter().map(|switch| (switch.name().into(), 1)).collect();
@@ -210,7 +216,7 @@ impl Coverage {
         self
     }
 
-    /// The sum of both.
+    /// Adds the other coverage.
     pub fn add(&mut self, other: &Coverage) {
         self.histories = self.histories.saturating_add(other.histories);
         for (name, count) in &other.switches {
@@ -226,7 +232,7 @@ impl Coverage {
         }
     }
 
-    /// How often this fault has met this state.
+    /// How often this fault has hit this state.
     pub fn met(&self, fault: Switch, state: State) -> u64 {
         let row = self.pairs.get(fault.name());
         row.and_then(|row| row.get(state.name()))
@@ -234,7 +240,7 @@ impl Coverage {
             .unwrap_or_default()
     }
 
-    /// In how many histories with this switch some fault has met this state, and how many there were.
+    /// In how many histories with this switch some fault has hit this state, and how many there were.
     pub(crate) fn histories_with(&self, switch: Switch, state: State) -> (u64, u64) {
         let row = self.states.get(switch.name());
         let with = row.and_then(|row| row.get(state.name())).copied();
@@ -242,21 +248,21 @@ impl Coverage {
         (with.unwrap_or_default(), all.unwrap_or_default())
     }
 
-    /// All pairs that can be met.
+    /// All pairs that are possible.
     pub fn all_pairs() -> impl Iterator<Item = (Switch, State)> {
         let faults = Switch::ALL.iter().filter(|s| s.class() == Class::Fault);
         let pairs = faults.flat_map(|fault| State::ALL.into_iter().map(move |state| (*fault, state)));
         pairs.filter(|(fault, state)| can_meet(*fault, *state))
     }
 
-    /// The pairs that were never met.
+    /// The pairs that have never occurred.
     pub fn never(&self) -> Vec<(Switch, State)> {
         Self::all_pairs()
             .filter(|(fault, state)| self.met(*fault, *state) == 0)
             .collect()
     }
 
-    /// As JSON, with the pairs that were never met; [`Coverage::read`] reads it back.
+    /// As JSON, with the pairs that have never occurred; [`Coverage::read`] parses it.
     pub fn to_json(&self) -> serde_json::Result<String> {
         let mut value = serde_json::to_value(self)?;
         let never = self.never();
@@ -265,7 +271,7 @@ impl Coverage {
         serde_json::to_string_pretty(&value)
     }
 
-    /// What [`Coverage::to_json`] wrote.
+    /// Parses the output of [`Coverage::to_json`].
     pub fn read(text: &str) -> serde_json::Result<Self> {
         let mut value: serde_json::Value = serde_json::from_str(text)?;
         if let Some(object) = value.as_object_mut() {
@@ -294,7 +300,7 @@ fn can_meet(fault: Switch, state: State) -> bool {
     !(of_a_node && state == State::Unscheduled)
 }
 
-/// A row a fault, a column a state; `.` is never, `-` cannot be.
+/// A row per fault, a column per state; `.` is never, `-` is impossible.
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut head = format!("{:<17}", "");

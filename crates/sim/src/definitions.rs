@@ -1,5 +1,5 @@
-//! CustomResourceDefinitions of the users' group as the store has them, their objects, and what belongs to these objects, after
-//! every commit.
+//! The CustomResourceDefinitions of the users' group in the store, their custom resources and the dependents of
+//! these, after every commit.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,13 @@ use serde::Deserialize;
 
 /// The group of all definitions that users create.
 pub(crate) const GROUP: &str = "sim.knarr.dev";
+/// The kinds that users define: plural name and kind.
+pub(crate) const KINDS: [(&str, &str); 2] = [("widgets", "Widget"), ("gadgets", "Gadget")];
 const DEFINITIONS: &str = "apiextensions.k8s.io/customresourcedefinitions/";
-/// Where what belongs to custom resources is.
+/// The key prefix of dependents of custom resources.
 const DEPENDENTS: &str = "core/configmaps/default/";
 
-/// Of an object, what rules ask for.
+/// The fields of an object that rules need.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Metadata {
@@ -30,14 +32,22 @@ struct Stored {
 
 /// A definition or a custom resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct StoredObject {
     pub uid: String,
     pub is_deleted: bool,
 }
 
-/// What the last write was.
+/// The custom resource that a dependent belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub uid: String,
+    /// The plural name of its kind.
+    pub plural: String,
+}
+
+/// The kind of the last write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Last {
+pub(crate) enum LastWrite {
     /// Nothing of this group.
     #[default]
     Other,
@@ -45,9 +55,9 @@ pub(crate) enum Last {
     Created { plural: String },
     /// A definition of this plural name was created.
     Defined { plural: String },
-    /// A definition of this plural name left the store.
+    /// A definition of this plural name was removed from the store.
     Undefined { plural: String },
-    /// What belonged to the object of this uid left the store.
+    /// A dependent of the object with this UID was removed from the store.
     Collected { owner: String },
 }
 
@@ -55,36 +65,36 @@ pub(crate) enum Last {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Definitions {
     /// By plural name.
-    pub definitions: BTreeMap<String, Kept>,
+    pub definitions: BTreeMap<String, StoredObject>,
     /// By plural name and key.
-    pub objects: BTreeMap<(String, String), Kept>,
-    /// The uid of the owner of each dependent, by key.
-    pub dependents: BTreeMap<String, String>,
-    pub last: Last,
-    /// The custom resource that left the store last: its key and what it was.
+    pub objects: BTreeMap<(String, String), StoredObject>,
+    /// The owner of each dependent, by the dependent's key.
+    pub dependents: BTreeMap<String, Owner>,
+    pub last: LastWrite,
+    /// The custom resource that was removed last: its key and the object.
     pub removed: Option<(String, Vec<u8>)>,
     /// By key, as they are stored.
     values: BTreeMap<String, Vec<u8>>,
 }
 
-fn read(value: Option<&[u8]>) -> Option<(Kept, Vec<OwnerReference>)> {
+fn read(value: Option<&[u8]>) -> Option<(StoredObject, Vec<OwnerReference>)> {
     let stored: Stored = serde_json::from_slice(value?).ok()?;
-    let kept = Kept {
+    let object = StoredObject {
         uid: stored.metadata.uid,
         is_deleted: stored.metadata.deletion_timestamp.is_some(),
     };
-    Some((kept, stored.metadata.owner_references))
+    Some((object, stored.metadata.owner_references))
 }
 
 impl Definitions {
-    /// Takes one key in as the store has it now. Whether it is one of these.
+    /// Applies the write of one key. Returns whether it is one of these objects.
     pub fn take_in(&mut self, path: &str, value: Option<&[u8]>) -> bool {
-        self.last = Last::Other;
+        self.last = LastWrite::Other;
         if let Some(name) = path.strip_prefix(DEFINITIONS) {
             let Some(plural) = name.strip_suffix(GROUP).and_then(|name| name.strip_suffix('.')) else {
                 return false;
             };
-            self.define(plural, read(value).map(|(kept, _)| kept));
+            self.define(plural, read(value).map(|(stored, _)| stored));
         } else if let Some(rest) = path.strip_prefix(GROUP).and_then(|rest| rest.strip_prefix('/')) {
             let Some((plural, _)) = rest.split_once('/') else {
                 return false;
@@ -98,28 +108,28 @@ impl Definitions {
         true
     }
 
-    fn define(&mut self, plural: &str, kept: Option<Kept>) {
+    fn define(&mut self, plural: &str, stored: Option<StoredObject>) {
         let plural = plural.to_string();
-        let before = match kept {
-            Some(kept) => self.definitions.insert(plural.clone(), kept),
+        let before = match stored {
+            Some(stored) => self.definitions.insert(plural.clone(), stored),
             None => self.definitions.remove(&plural),
         };
         self.last = match (before, self.definitions.contains_key(&plural)) {
-            (None, true) => Last::Defined { plural },
-            (Some(_), false) => Last::Undefined { plural },
-            _ => Last::Other,
+            (None, true) => LastWrite::Defined { plural },
+            (Some(_), false) => LastWrite::Undefined { plural },
+            _ => LastWrite::Other,
         };
     }
 
     fn write(&mut self, plural: &str, path: &str, value: Option<&[u8]>) {
         let key = (plural.to_string(), path.to_string());
         match read(value) {
-            Some((kept, _)) => {
-                let before = self.objects.insert(key, kept);
+            Some((stored, _)) => {
+                let before = self.objects.insert(key, stored);
                 self.values
                     .insert(path.into(), value.unwrap_or_default().to_vec());
                 if before.is_none() {
-                    self.last = Last::Created {
+                    self.last = LastWrite::Created {
                         plural: plural.into(),
                     };
                 }
@@ -134,24 +144,30 @@ impl Definitions {
     fn depend(&mut self, path: &str, value: Option<&[u8]>) {
         let owners = read(value).map(|(_, owners)| owners).unwrap_or_default();
         let of_group = |owner: &&OwnerReference| owner.api_version.starts_with(GROUP);
-        let owner = owners.iter().find(of_group).map(|owner| owner.uid.clone());
+        let owner = owners.iter().find(of_group).and_then(|owner| {
+            let (plural, _) = KINDS.into_iter().find(|(_, kind)| *kind == owner.kind)?;
+            Some(Owner {
+                uid: owner.uid.clone(),
+                plural: plural.into(),
+            })
+        });
         match owner {
             Some(owner) => drop(self.dependents.insert(path.into(), owner)),
             None => {
                 if let Some(owner) = self.dependents.remove(path) {
-                    self.last = Last::Collected { owner };
+                    self.last = LastWrite::Collected { owner: owner.uid };
                 }
             }
         }
     }
 
     /// The keys of the objects of a plural name.
-    pub fn objects_of<'a>(&'a self, plural: &'a str) -> impl Iterator<Item = (&'a str, &'a Kept)> {
+    pub fn objects_of<'a>(&'a self, plural: &'a str) -> impl Iterator<Item = (&'a str, &'a StoredObject)> {
         let all = self.objects.iter().filter(move |((of, _), _)| of == plural);
-        all.map(|((_, key), kept)| (key.as_str(), kept))
+        all.map(|((_, key), stored)| (key.as_str(), stored))
     }
 
-    pub fn object_with(&self, uid: &str) -> Option<&Kept> {
-        self.objects.values().find(|kept| kept.uid == uid)
+    pub fn object_with(&self, uid: &str) -> Option<&StoredObject> {
+        self.objects.values().find(|stored| stored.uid == uid)
     }
 }

@@ -1,9 +1,9 @@
-//! The disks of the simulated world, and what is mounted on its machines: storage without a lock of its own, which every
-//! node could open at any time (an NFS export, as the API's volumes call it). Who has one open is told to the observer in
+//! The disks of the simulation, and what is mounted on its hosts: storage without a lock of its own, which every node
+//! could open at any time (an NFS export, as the volumes in the API are). The observer gets each open and close in
 //! the moment it happens (SPEC S7).
 //!
-//! A disk is open where it is mounted, and in every process that was started with that mount, until that process ends:
-//! taking the mount away does not take it from the process. Both survive the kubelet, and neither the machine.
+//! A disk is open where it is mounted, and in every process that was started with that mount, until that process
+//! exits: unmounting does not take it from the process. Both survive the kubelet, but not a reboot of the host.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,9 +15,9 @@ use k8s_openapi::api::storage::v1::VolumeAttachment;
 use knarr_api::kinds::persistent_volume::{ATTACHER, IN_USE};
 use knarr_api::{k8s_openapi, registry};
 use knarr_client::{Api, Error, ListOptions, Object, TypedApi};
+use knarr_node::host::{CommandError, CommandOutput, Host};
 use knarr_node::plugins::{CallError, Code};
 use knarr_node::runtime::ContainerConfig;
-use knarr_node::volumes::{CommandOutput, Host};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -29,7 +29,7 @@ use crate::observer::Observer;
 use crate::runtime::Condition;
 use crate::staging::Staging;
 
-/// Where all disks come from.
+/// The NFS server of all disks.
 pub(crate) const SERVER: &str = "disks.sim";
 /// In paths of mounted disks.
 const PLUGINS: [&str; 3] = [
@@ -37,29 +37,29 @@ const PLUGINS: [&str; 3] = [
     "/volumes/kubernetes.io~csi/",
     "/volumes/kubernetes.io~iscsi/",
 ];
-/// How long [`detach_by_timer`] waits for a node's word.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// `mount`'s and `umount`'s exit code where they failed.
+/// How long [`detach_by_timer`] waits for a node.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(10);
+/// The exit code of `mount` and `umount` when they fail.
 const FAILED: i32 = 32;
 
 /// Who has a disk open.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Holder {
     pub node: String,
-    /// Of the pod.
+    /// The pod's UID.
     pub uid: String,
-    pub by: By,
+    pub by: DiskUser,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum By {
+pub(crate) enum DiskUser {
     Mount(PathBuf),
-    /// A container's, by its id.
+    /// A container's process, by the container's id.
     Process(String),
 }
 
-/// One machine, over its reboots.
-pub(crate) struct Machine {
+/// One host, over its reboots.
+pub(crate) struct NodeHost {
     pub node: String,
     pub observer: Arc<Observer>,
     condition: Arc<Condition>,
@@ -71,15 +71,15 @@ pub(crate) struct Machine {
 
 struct State {
     up_since: Instant,
-    /// Which disk is mounted where.
+    /// Which disk is mounted at which path.
     mounts: BTreeMap<PathBuf, String>,
-    /// The paths of disks that each container was made with.
+    /// The paths of disks that each container was created with.
     made: BTreeMap<String, Vec<PathBuf>>,
     /// The disks that each process has open.
     open: BTreeMap<String, Vec<(String, Holder)>>,
 }
 
-impl Machine {
+impl NodeHost {
     pub fn new(
         node: &str,
         observer: Arc<Observer>,
@@ -87,7 +87,7 @@ impl Machine {
         rate: Rate,
         mutation: Option<Mutation>,
     ) -> Self {
-        Machine {
+        NodeHost {
             rate,
             node: node.into(),
             observer,
@@ -103,15 +103,15 @@ impl Machine {
         }
     }
 
-    /// What one incarnation of its kubelet has of it.
-    pub fn hands(self: &Arc<Self>, dead: CancellationToken) -> Arc<dyn Host> {
-        Arc::new(Hands {
-            machine: self.clone(),
+    /// The host as one incarnation of the kubelet reaches it.
+    pub fn host_access(self: &Arc<Self>, dead: CancellationToken) -> Arc<dyn Host> {
+        Arc::new(HostAccess {
+            host: self.clone(),
             dead,
         })
     }
 
-    /// Nothing is mounted any more. Its processes have ended.
+    /// After a reboot nothing is mounted. The processes have been killed before.
     pub fn rebooted(&self) {
         let mounts = {
             let mut state = self.state.lock();
@@ -132,12 +132,12 @@ impl Machine {
         Holder {
             node: self.node.clone(),
             uid: uid_in(&at),
-            by: By::Mount(at),
+            by: DiskUser::Mount(at),
         }
     }
 
     pub fn mount(&self, disk: &str, at: &Path) -> Result<(), String> {
-        // Whoever tidied up meanwhile took the place to mount it on.
+        // A cleanup in between has removed the mount point.
         if !at.is_dir() {
             return Err(format!("mount point {} does not exist", at.display()));
         }
@@ -157,7 +157,7 @@ impl Machine {
         Ok(())
     }
 
-    /// A container of this id and with these mounts was made.
+    /// A container with this id and these mounts was created.
     pub fn made(&self, id: &str, config: &ContainerConfig) {
         let paths = config.mounts.iter().map(|m| m.host_path.as_str());
         let is_disk = |path: &&str| PLUGINS.iter().any(|plugin| path.contains(plugin));
@@ -167,7 +167,7 @@ impl Machine {
         }
     }
 
-    /// The container's process begins, with what is mounted at its paths.
+    /// The container's process starts, with what is mounted at its paths.
     pub fn started(&self, id: &str, uid: &str) {
         let found: Vec<(PathBuf, Option<String>)> = {
             let state = self.state.lock();
@@ -177,7 +177,7 @@ impl Machine {
         for (path, disk) in found {
             let Some(disk) = disk else {
                 let what = format!(
-                    "{id} of pod {uid} was started on {} with an empty folder in its disk's place, {}",
+                    "{id} of pod {uid} was started on {} with an empty directory instead of its disk, {}",
                     self.node,
                     path.display()
                 );
@@ -187,7 +187,7 @@ impl Machine {
             let holder = Holder {
                 node: self.node.clone(),
                 uid: uid.into(),
-                by: By::Process(id.into()),
+                by: DiskUser::Process(id.into()),
             };
             let mut state = self.state.lock();
             let open = state.open.entry(id.into()).or_default();
@@ -197,7 +197,7 @@ impl Machine {
         }
     }
 
-    /// The container's process is no more.
+    /// The container's process has exited.
     pub fn ended(&self, id: &str) {
         let open = self.state.lock().open.remove(id);
         for (disk, holder) in open.into_iter().flatten() {
@@ -206,39 +206,39 @@ impl Machine {
     }
 }
 
-/// Whose volume's path this is.
+/// The UID of the pod whose volume's path this is.
 fn uid_in(path: &Path) -> String {
     let path = path.to_string_lossy();
     let after = path.split_once("/pods/").map_or("", |(_, rest)| rest);
     after.split('/').next().unwrap_or_default().to_string()
 }
 
-/// The machine as one incarnation of its kubelet reaches it. A program that was begun goes on when that dies.
-struct Hands {
-    machine: Arc<Machine>,
+/// The host as one incarnation of its kubelet reaches it. A program that was started continues when the kubelet dies.
+struct HostAccess {
+    host: Arc<NodeHost>,
     dead: CancellationToken,
 }
 
-impl std::fmt::Debug for Hands {
+impl std::fmt::Debug for HostAccess {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the hands of {}", self.machine.node)
+        write!(f, "host access of {}", self.host.node)
     }
 }
 
 #[async_trait]
-impl Host for Hands {
-    async fn run(&self, program: &str, args: &[&str]) -> Result<CommandOutput, String> {
+impl Host for HostAccess {
+    async fn run(&self, program: &str, args: &[&str]) -> Result<CommandOutput, CommandError> {
         if !self.dead.is_cancelled() {
-            let told = format!("{} is to {program} {}", self.machine.node, told(args));
-            self.machine.observer.note(&told);
+            let line = format!("{} is to {program} {}", self.host.node, display_args(args));
+            self.host.observer.note(&line);
         }
-        let machine = self.machine.clone();
+        let host = self.host.clone();
         let (program, args) = (
             program.to_string(),
             args.iter().map(|a| a.to_string()).collect::<Vec<_>>(),
         );
-        let done = self.machine.condition.order(async move {
-            if let Some(ran) = machine.run_staging(&program, &args) {
+        let done = self.host.condition.order(async move {
+            if let Some(ran) = host.run_staging(&program, &args) {
                 return Ok(Ok(ran));
             }
             let (source, at) = match args.as_slice() {
@@ -248,8 +248,8 @@ impl Host for Hands {
             };
             let disk = source.strip_prefix(SERVER).and_then(|s| s.strip_prefix(':'));
             let done = match (program.as_str(), disk) {
-                ("mount", Some(disk)) => machine.mount(disk, Path::new(at)),
-                ("umount", _) => machine.unmount(Path::new(at)),
+                ("mount", Some(disk)) => host.mount(disk, Path::new(at)),
+                ("umount", _) => host.unmount(Path::new(at)),
                 _ => Err(format!("no {program} of {source} here")),
             };
             Ok(done.map(|()| CommandOutput {
@@ -274,15 +274,15 @@ impl Host for Hands {
     }
 
     fn is_mounted(&self, at: &Path) -> std::io::Result<bool> {
-        Ok(self.machine.is_mounted_at(at) || self.machine.is_staged(at))
+        Ok(self.host.is_mounted_at(at) || self.host.is_staged(at))
     }
 
     fn device(&self, by_path: &str) -> Option<PathBuf> {
-        self.machine.staging_device(by_path)
+        self.host.staging_device(by_path)
     }
 
     fn has_fake_plugins(&self) -> bool {
-        self.machine.staging.is_registered()
+        self.host.staging.is_registered()
     }
 
     async fn call_plugin(
@@ -292,15 +292,15 @@ impl Host for Hands {
         request: Vec<u8>,
     ) -> Option<std::result::Result<Vec<u8>, CallError>> {
         if !self.dead.is_cancelled() {
-            self.machine
+            self.host
                 .observer
-                .note(&format!("{} is to do {method}", self.machine.node));
+                .note(&format!("{} is to do {method}", self.host.node));
         }
-        let machine = self.machine.clone();
+        let host = self.host.clone();
         let called = self
-            .machine
+            .host
             .condition
-            .order(async move { Ok(machine.call_driver(method, &request)) });
+            .order(async move { Ok(host.call_driver(method, &request)) });
         let called = tokio::select! {
             biased;
             () = self.dead.cancelled() => std::future::pending().await,
@@ -315,14 +315,15 @@ impl Host for Hands {
     }
 
     fn since_boot(&self) -> Option<Duration> {
-        let up = self.machine.state.lock().up_since.elapsed();
-        let up = self.machine.rate.counted(up);
-        let counts_slowly = self.machine.mutation == Some(Mutation::FenceItselfLate);
+        let up = self.host.state.lock().up_since.elapsed();
+        let up = self.host.rate.counted(up);
+        let counts_slowly = self.host.mutation == Some(Mutation::FenceItselfLate);
         Some(if counts_slowly { up / 2 } else { up })
     }
 }
 
-/// For [`Mutation::MountWithoutAttach`]: a record that says to whoever asks that the volume is its own.
+/// For [`Mutation::MountWithoutAttach`]: a VolumeAttachment that says that the volume is attached to the node that
+/// reads it.
 pub(crate) fn attached_to(node: &str, name: &str) -> Result<Arc<Object>, Error> {
     let record = json!({
         "metadata": {"name": name, "finalizers": [IN_USE]},
@@ -336,7 +337,7 @@ pub(crate) fn attached_to(node: &str, name: &str) -> Result<Arc<Object>, Error> 
     Ok(Arc::new(Object::from_typed(kind, object)))
 }
 
-/// For [`Mutation::DetachByTimer`]: a node is given [`PATIENCE`] to let go of a volume.
+/// For [`Mutation::DetachByTimer`]: a node has [`DETACH_TIMEOUT`] to unmount a volume.
 pub(crate) async fn detach_by_timer(api: Arc<dyn Api>) {
     let mut waits: BTreeMap<String, Instant> = BTreeMap::new();
     loop {
@@ -351,7 +352,7 @@ pub(crate) async fn detach_by_timer(api: Arc<dyn Api>) {
                 continue;
             }
             let since = waits.entry(object.uid().to_string());
-            if since.or_insert_with(Instant::now).elapsed() < PATIENCE {
+            if since.or_insert_with(Instant::now).elapsed() < DETACH_TIMEOUT {
                 continue;
             }
             let mut taken = attachment.clone();
@@ -362,8 +363,8 @@ pub(crate) async fn detach_by_timer(api: Arc<dyn Api>) {
     }
 }
 
-/// Without the folder of this run, which is another in each.
-fn told(args: &[&str]) -> String {
+/// Without the directory of this run, which differs in each.
+fn display_args(args: &[&str]) -> String {
     let own = |arg: &&str| match arg.split_once("/pods/") {
         Some((_, rest)) => format!("pods/{rest}"),
         None => arg.to_string(),

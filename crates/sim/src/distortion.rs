@@ -1,5 +1,5 @@
-//! What mistakes ([`Mutation`]) make of objects on their way between a component and the API, and between the API servers and
-//! their store.
+//! How mutants ([`Mutation`]) change objects between a component and the API, and between the API servers and their
+//! store.
 
 use std::sync::Arc;
 
@@ -7,8 +7,9 @@ use bytes::Bytes;
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use k8s_openapi::jiff::SignedDuration;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_api::quantity::Quantity;
 use knarr_api::{AnyObject, k8s_openapi, registry};
 use knarr_client::{Kind, Object, Result};
@@ -17,18 +18,18 @@ use serde_json::Value;
 
 use crate::mutation::Mutation;
 use crate::observer::Observer;
-use crate::store::key_of;
+use crate::store::{QUOTAS, key_of};
 use crate::stored;
 use crate::upgrade::{STARTED_BY, started_by};
-use crate::world::{World, is_finished, node_of, owner, phase_of};
+use crate::world::{World, node_of, owner, phase_of};
 
-/// By so much a deletion is put off.
+/// How far a deletion is put off.
 const PUT_OFF: SignedDuration = SignedDuration::from_mins(10);
-/// What a pod's priority is that is taken for another.
+/// The priority of a pod that is taken for another.
 const VERY_IMPORTANT: i32 = 1_000_000;
 const NOT_IMPORTANT: i32 = -1_000_000;
 
-/// Whether a component that makes this mistake does not see the pod.
+/// Whether a component with this mutation does not see the pod.
 pub(crate) fn hides(mutation: Option<Mutation>, is_kubelet: bool, object: &Object) -> bool {
     let Some(typed) = object.get::<Pod>().filter(|_| !is_kubelet) else {
         return false;
@@ -42,7 +43,7 @@ pub(crate) fn hides(mutation: Option<Mutation>, is_kubelet: bool, object: &Objec
     }
 }
 
-/// The pod as a component reads it that makes this mistake.
+/// The pod as a component with this mutation reads it.
 pub(crate) fn read(mutation: Option<Mutation>, is_kubelet: bool, pod: Arc<Object>) -> Arc<Object> {
     let change: fn(&mut Pod) = match mutation {
         Some(Mutation::ForgetInit) if is_kubelet => |pod| {
@@ -100,7 +101,7 @@ pub(crate) fn read_slice(mutation: Option<Mutation>, slice: Arc<Object>) -> Arc<
     Arc::new(Object::from_typed(&registry::ENDPOINT_SLICE, Box::new(typed)))
 }
 
-/// What a component writes that makes this mistake.
+/// What a component with this mutation writes.
 pub(crate) fn update(mutation: Option<Mutation>, kind: &Kind, object: &mut dyn AnyObject) {
     if kind != &registry::POD_DISRUPTION_BUDGET {
         return;
@@ -120,16 +121,17 @@ pub(crate) fn update(mutation: Option<Mutation>, kind: &Kind, object: &mut dyn A
     status.disruptions_allowed = Some(allowed);
 }
 
-/// What a component asks to be written, where the answer may be made up of it.
-pub(crate) fn asked(mutation: Option<Mutation>, object: &dyn AnyObject) -> Option<Box<dyn AnyObject>> {
+/// The object of a component's write, if the mutation makes up an answer from it.
+pub(crate) fn requested(mutation: Option<Mutation>, object: &dyn AnyObject) -> Option<Box<dyn AnyObject>> {
     (mutation == Some(Mutation::TakeUnansweredForDone)).then(|| object.clone_box())
 }
 
-/// What API servers with this mutation answer to a write.
+/// The answer of API servers with this mutation to a write.
 pub(crate) fn answer(
     mutation: Option<Mutation>,
     observer: &Observer,
-    (kind, asked): (&Kind, Option<Box<dyn AnyObject>>),
+    kind: &Kind,
+    requested: Option<Box<dyn AnyObject>>,
     answer: Result<Arc<Object>>,
 ) -> Result<Arc<Object>> {
     let at_newest = |mut object: Box<dyn AnyObject>| {
@@ -137,9 +139,9 @@ pub(crate) fn answer(
         object.metadata_mut().resource_version = Some(newest.to_string());
         Ok(Arc::new(Object::from_typed(kind, object)))
     };
-    match (mutation, answer, asked) {
-        (Some(Mutation::TakeUnansweredForDone), Err(error), Some(asked)) if error.code() >= 500 => {
-            at_newest(asked)
+    match (mutation, answer, requested) {
+        (Some(Mutation::TakeUnansweredForDone), Err(error), Some(requested)) if error.code() >= 500 => {
+            at_newest(requested)
         }
         (Some(Mutation::AnswerAtNewest), Ok(object), _) if kind == &registry::POD => {
             match object.get::<Pod>().cloned() {
@@ -151,7 +153,7 @@ pub(crate) fn answer(
     }
 }
 
-/// The status of a pod as a kubelet that makes this mistake reports it.
+/// The status of a pod as a kubelet with this mutation reports it.
 pub(crate) fn report(mutation: Option<Mutation>, observer: &Observer, object: &mut dyn AnyObject) {
     let phase = match mutation {
         Some(Mutation::ReportPendingAgain) => "Pending",
@@ -164,7 +166,7 @@ pub(crate) fn report(mutation: Option<Mutation>, observer: &Observer, object: &m
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     let applies = observer.world(|world| {
         world.pods.get(uid).is_some_and(|life| match mutation {
-            Some(Mutation::ReviveFinished) => is_finished(&life.pod),
+            Some(Mutation::ReviveFinished) => is_terminal(&life.pod),
             _ => phase_of(&life.pod) == "Running",
         })
     });
@@ -173,15 +175,13 @@ pub(crate) fn report(mutation: Option<Mutation>, observer: &Observer, object: &m
     }
 }
 
-/// A transaction as API servers ask for it that make this mistake.
+/// A transaction as API servers with this mutation request it.
 pub(crate) fn transaction(mutation: Option<Mutation>, observer: &Observer, mut txn: Txn) -> Txn {
     for op in &mut txn.ops {
         let Op::Put { key, value } = op else { continue };
         let changed = match mutation {
             Some(_) if is_pod(key) => changed_pod(mutation, observer, value),
-            Some(_) if key.starts_with(b"/registry/core/resourcequotas/") => {
-                changed_quota(mutation, observer, key, value)
-            }
+            Some(_) if key.starts_with(QUOTAS) => changed_quota(mutation, observer, key, value),
             _ => None,
         };
         if let Some(changed) = changed {
@@ -241,7 +241,7 @@ fn changed_pod(mutation: Option<Mutation>, observer: &Observer, json: &Bytes) ->
     }
 }
 
-/// On another node.
+/// Moves the pod to another node.
 fn moved(pod: &Pod, json: &Bytes) -> Option<Bytes> {
     let other = if node_of(pod) == "n1" { "n2" } else { "n1" };
     changed(json, |object| object["spec"]["nodeName"] = other.into())
@@ -253,7 +253,7 @@ fn changed_quota(mutation: Option<Mutation>, observer: &Observer, key: &[u8], js
     let name = String::from_utf8_lossy(key).rsplit('/').next()?.to_string();
     let mut status = quota.status?;
     let (hard, mut used) = (status.hard.take().unwrap_or_default(), status.used.take()?);
-    let milli = |wire: &Wire| Quantity::of(wire).map_or(0, |quantity| quantity.milli_value());
+    let milli = |raw: &ApiQuantity| Quantity::of(raw).map_or(0, |quantity| quantity.milli_value());
     let before = observer.world(|world| {
         let quota = world.metering.quotas.get(&name);
         quota.map(|quota| quota.used.clone()).unwrap_or_default()
@@ -268,7 +268,7 @@ fn changed_quota(mutation: Option<Mutation>, observer: &Observer, key: &[u8], js
             }
             _ => continue,
         };
-        *is = Wire(format!("{}m", stored.max(0)));
+        *is = ApiQuantity(format!("{}m", stored.max(0)));
         is_changed = true;
     }
     is_changed
@@ -280,7 +280,7 @@ fn is_definition(op: &Op) -> bool {
     key_of(op).starts_with(b"/registry/apiextensions.k8s.io/customresourcedefinitions/")
 }
 
-/// A definition that is marked for deletion is deleted.
+/// A definition that is marked for deletion is deleted at once.
 fn delete_definitions(txn: &mut Txn) {
     for op in txn.ops.iter_mut().filter(|op| is_definition(op)) {
         if let Op::Put { key, value } = op

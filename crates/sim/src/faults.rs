@@ -1,16 +1,16 @@
-//! What goes wrong, and when it is over: at the seams, and nowhere else (the API as a component reaches it, a server's
-//! way to the store, the runtime, a component's being there).
+//! Faults and how long they last. They are injected at the seams only: the API as a component reaches it, a server's
+//! connection to the store, the container runtime, and the life of a component's process.
 //!
-//! The document's six classes (`pod-safety`, Testing) and where they are: master–node partitions (a node's link is cut),
-//! node–node partitions (nothing of the cluster's own goes from node to node: a cut of several nodes at once is what they
-//! can see of one), master–etcd partitions (a server's way to the store is cut), concurrent controller execution (several
-//! replicas, one of which may know of no lease; links that are cut while a leader works), kubelet failures and controller
-//! failures (crashes, restarts, reboots, runtimes that fail).
+//! The six fault classes of Kubernetes' design document `pod-safety` (section Testing), and where they are:
+//! master–node partitions (a node's link is cut), node–node partitions (no component talks from node to node: a cut
+//! of several nodes at once has the same effect), master–etcd partitions (a server's connection to the store is cut),
+//! concurrent controller execution (several replicas, one of which may ignore the lease; links that are cut while a
+//! leader works), kubelet failures and controller failures (crashes, restarts, reboots, failing runtimes).
 //!
-//! Besides: partitions in one direction, machines replaced by empty ones of the same name, servers whose caches fall
-//! behind, controllers' clocks that are set, writes that arrive twice (only those that HTTP lets a proxy repeat). Not here:
-//! a store put back to what it was before (nothing that was promised since can hold), kubelets' and servers' clocks that are
-//! set.
+//! In addition: partitions in one direction, hosts replaced by empty ones of the same name, servers whose caches fall
+//! behind, controllers' clocks that are set, writes that arrive twice (only those that HTTP lets a proxy repeat). Not
+//! here: a store restored from a backup (nothing that was promised since can hold), clocks of kubelets and servers
+//! that are set.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,16 +20,16 @@ use tokio::time::sleep;
 use crate::attacher::Attacher;
 use crate::components::{Control, Node};
 use crate::coverage::Scope;
-use crate::network::{Network, Weather};
+use crate::network::{FaultRates, Network};
 use crate::observer::Observer;
 use crate::random::Stream;
-use crate::rules::b4_self_fencing::hands;
+use crate::rules::b4_self_fencing::host_access;
 use crate::rules::quota::SERVERS;
 use crate::runtime::Health;
 use crate::servers::ApiServer;
 use crate::switches::{Plan, Switch, Switches};
 
-/// What happens at any time, with its weight.
+/// Faults of all histories, with their weights.
 const COMMON: [(Switch, u64); 13] = [
     (Switch::Partition, 20),
     (Switch::Split, 4),
@@ -45,7 +45,7 @@ const COMMON: [(Switch, u64); 13] = [
     (Switch::ServerCrash, 5),
     (Switch::HeldWrites, 8),
 ];
-/// What happens less often.
+/// Rare faults.
 const RARE: [(Switch, u64); 4] = [
     (Switch::OneWay, 5),
     (Switch::ReplacedMachine, 2),
@@ -55,21 +55,21 @@ const RARE: [(Switch, u64); 4] = [
 
 /// How long faults last.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Lengths {
-    /// Seconds, and now and then long enough for the node to be given up, and its pods to be asked to end.
+pub(crate) enum FaultLengths {
+    /// Seconds, and now and then long enough for the node to be lost and its pods to be evicted.
     Seconds,
-    /// Minutes, and now and then as long as nobody waits.
+    /// Minutes, and now and then longer than any timeout.
     Minutes,
 }
 
-impl Lengths {
+impl FaultLengths {
     pub fn draw(self, chance: &mut Stream) -> Duration {
         let long = chance.per_mille(150);
         let (low, high) = match (self, long) {
-            (Lengths::Seconds, false) => (100, 12_000),
-            (Lengths::Seconds, true) => (30_000, 110_000),
-            (Lengths::Minutes, false) => (100, 120_000),
-            (Lengths::Minutes, true) => (120_000, 1_500_000),
+            (FaultLengths::Seconds, false) => (100, 12_000),
+            (FaultLengths::Seconds, true) => (30_000, 110_000),
+            (FaultLengths::Minutes, false) => (100, 120_000),
+            (FaultLengths::Minutes, true) => (120_000, 1_500_000),
         };
         chance.millis(low, high)
     }
@@ -81,15 +81,15 @@ pub(crate) struct Faults {
     pub servers: Arc<Vec<Arc<ApiServer>>>,
     pub observer: Arc<Observer>,
     pub chance: Stream,
-    pub lengths: Lengths,
+    pub lengths: FaultLengths,
     pub plan: Plan,
-    /// What the history has.
+    /// The switches of the history.
     pub on: Switches,
-    /// Of the CSI driver, where there is one.
+    /// The attacher of the CSI driver, if there is one.
     pub attacher: Option<Arc<Attacher>>,
 }
 
-/// Whom a fault of this component's link befalls.
+/// What a fault of this component's link affects.
 fn scope_of(network: &str) -> Scope<'_> {
     network.strip_prefix("node/").map_or(Scope::Cluster, Scope::Node)
 }
@@ -102,7 +102,7 @@ impl Faults {
             .collect()
     }
 
-    /// One of three, each as likely.
+    /// One of three, with equal probability.
     fn one_of<T: Copy>(&mut self, levels: [T; 3]) -> T {
         let [calm, bad, worse] = levels;
         match self.chance.between(0, 2) {
@@ -112,20 +112,20 @@ impl Faults {
         }
     }
 
-    /// How bad the rest of this history is going to be.
-    pub fn set_weather(&mut self) {
+    /// Sets the error rates of the links, runtimes and stores for the rest of this history.
+    pub fn set_fault_rates(&mut self) {
         let plan = self.plan;
         let if_on = |switch, drawn: u32| if plan.does(switch) { drawn } else { 0 };
         let slow_if_on = |switch, drawn: u64| if plan.does(switch) { drawn } else { 0 };
         for network in self.networks() {
-            let weather = Weather {
-                refused: if_on(Switch::Refused, self.one_of([0, 20, 80])),
+            let rates = FaultRates {
+                rejected: if_on(Switch::Rejected, self.one_of([0, 20, 80])),
                 unanswered: if_on(Switch::Unanswered, self.one_of([0, 20, 80])),
                 late: if_on(Switch::Late, self.one_of([0, 10, 40])),
-                again: if_on(Switch::Repeated, self.one_of([0, 5, 20])),
+                repeated: if_on(Switch::Repeated, self.one_of([0, 5, 20])),
                 slowest_millis: slow_if_on(Switch::SlowLinks, self.one_of([0, 50, 3_000])),
             };
-            network.set_weather(weather);
+            network.set_fault_rates(rates);
         }
         for node in self.nodes.clone() {
             let health = Health {
@@ -135,21 +135,21 @@ impl Faults {
             self.observer.set_slowest(&node.name, health.slowest_millis);
             node.condition.set(health);
         }
-        // The first server is the users' own: what they did is to be known.
+        // The first server is the users' own: it has no such faults, because what the users did must be known.
         for server in self.servers.clone().iter().skip(1) {
             let slowest = slow_if_on(Switch::SlowStore, self.one_of([0, 5, 300]));
             server.link.set_slowest(slowest);
         }
     }
 
-    /// The observer is told of whom nothing keeps from doing their work.
+    /// Records which components are not affected by any fault.
     pub fn report_health(&self) {
         let served = self.servers.iter().all(|s| s.is_up() && s.link.is_well());
         self.observer.set_well(SERVERS, served);
         for node in &self.nodes {
             self.observer
                 .set_well(&node.network.name, served && node.is_well());
-            self.observer.set_well(&hands(&node.name), node.is_able());
+            self.observer.set_well(&host_access(&node.name), node.is_able());
         }
         for control in &self.controls {
             self.observer
@@ -157,7 +157,7 @@ impl Faults {
         }
     }
 
-    /// What happens less often, each beside whatever else goes on.
+    /// Rare faults, in addition to the others.
     pub fn strike_rarely(&mut self, chance: &mut Stream) -> std::io::Result<()> {
         let length = self.lengths.draw(chance);
         let networks = self.networks();
@@ -183,8 +183,8 @@ impl Faults {
             (Switch::OneWay, _) => {
                 strikes(scope_of(&network.name));
                 note(format!("{} is heard and hears nothing", network.name));
-                network.set_deaf(true);
-                later(length, move || network.set_deaf(false));
+                network.set_loses_answers(true);
+                later(length, move || network.set_loses_answers(false));
             }
             (Switch::ReplacedMachine, _) => {
                 strikes(Scope::Node(&node.name));
@@ -212,7 +212,7 @@ impl Faults {
         Ok(())
     }
 
-    /// One node is silent for long enough to be given up.
+    /// Cuts one node off for long enough to be lost.
     pub fn lose_a_node(&self, chance: &mut Stream) {
         if let Some(node) = chance.pick(&self.nodes)
             && self.plan.does(Switch::LostNode)
@@ -259,7 +259,7 @@ impl Faults {
             }
             Switch::Split => {
                 strikes(Scope::Cluster);
-                // One side of a cluster, as a switch that fails takes it.
+                // One side of a cluster, as a failing network switch cuts it off.
                 let split = self.chance.between(1, u64::try_from(networks.len()).unwrap_or(1));
                 let side: Vec<_> = networks
                     .iter()
@@ -342,9 +342,9 @@ impl Faults {
             }
             _ => {
                 strikes(Scope::Cluster);
-                // Long enough for another to lead meanwhile.
+                // Long enough for another replica to become leader.
                 let length = length + Duration::from_secs(15);
-                // Of the one that leads, if one does: what others send matters to nobody.
+                // Of the leader, if there is one: writes of other replicas do not matter.
                 let leader = self.observer.leader();
                 let leads = |c: &&Arc<Control>| {
                     let name = c.network.name.as_str();
@@ -373,7 +373,7 @@ impl Faults {
         self.report_health();
     }
 
-    /// Everything is well from now on.
+    /// Ends all faults.
     pub async fn heal(&self) {
         self.observer.note("faults end");
         self.upgrade_all();
@@ -386,10 +386,10 @@ impl Faults {
         }
         self.attacher.iter().for_each(|attacher| attacher.heal());
         for network in self.networks() {
-            network.set_weather(Weather::default());
+            network.set_fault_rates(FaultRates::default());
             network.set_stalled(false);
             network.set_held(false);
-            network.set_deaf(false);
+            network.set_loses_answers(false);
             network.set_cut(false);
         }
         for node in &self.nodes {

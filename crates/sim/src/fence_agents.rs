@@ -1,15 +1,17 @@
-//! Fence agents of the simulated world: they switch machines off and on, or fail to, or do it and say otherwise (SPEC S6).
+//! The fence agents of the simulation: they switch hosts off and on, or fail, or do it and report something else
+//! (SPEC S6).
 //!
-//! What they do is done when they say so, at once or much later; whoever asked may have given up. They lie in one call at
-//! most: one that says of a running machine that it was switched off tells the truth when asked for its status. Who lies
-//! twice is believed (docs/promises.md), and nothing could be shown with it. `reboot` has one call only: it never lies.
+//! Their actions take effect when they report it, at once or much later; the caller may have given up by then. They
+//! report wrongly in one call at most: an agent that reports a running host as switched off answers a status query
+//! correctly. An agent that is wrong twice is believed (docs/promises.md), so simulating it would show nothing.
+//! `reboot` has one call only: it never reports wrongly.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use knarr_control::fencing::{Allowed, Answer, FenceAgents, Parameters, Run};
+use knarr_control::fencing::{AgentResult, Allowed, FenceAgents, Parameters, Run};
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
@@ -18,9 +20,9 @@ use crate::components::Node;
 use crate::observer::Observer;
 use crate::random::Stream;
 
-/// A machine that is switched on needs so long until its kubelet runs, at the most.
+/// The longest time from switching a host on until its kubelet runs.
 const BOOTS_WITHIN_MILLIS: u64 = 15_000;
-/// What is done late is done so long after it was asked for, at the most.
+/// The longest delay of a late action.
 const LATE_MILLIS: u64 = 60_000;
 
 /// Exit codes of `status`.
@@ -28,13 +30,13 @@ const ON: i32 = 0;
 const OFF: i32 = 2;
 const FAILED: i32 = 1;
 
-/// All agents there are: they share the machines' switches.
+/// All agents: they share the hosts' switches.
 pub(crate) struct Agents {
     observer: Arc<Observer>,
-    /// Whose kubelets and controllers hold these agents: a history would never be let go of otherwise.
+    /// Kubelets and controllers hold these agents: weak references, or a history would never be freed.
     nodes: Mutex<Vec<Weak<Node>>>,
     chance: Mutex<Stream>,
-    /// Nothing fails any more.
+    /// From then on nothing fails.
     well: AtomicBool,
     mutation: Option<Mutation>,
 }
@@ -45,19 +47,19 @@ impl std::fmt::Debug for Agents {
     }
 }
 
-/// What becomes of an order.
+/// What an agent does with a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Course {
+enum AgentOutcome {
     Done,
-    /// It says that it failed, and has.
+    /// It fails, and reports that.
     Fails,
     /// It never answers, and does nothing.
     Hangs,
-    /// It never answers, and does it all the same when nobody waits any more.
+    /// It never answers, and does it when the caller waits no more.
     Late,
-    /// It does it, and says that it failed.
+    /// It does it, and reports a failure.
     DoneUnsaid,
-    /// It says that it did it, and did nothing.
+    /// It reports success, and has done nothing.
     Lies,
 }
 
@@ -72,8 +74,8 @@ impl Agents {
         }
     }
 
-    /// Whose switches they have.
-    pub fn wire(&self, nodes: &[Arc<Node>]) {
+    /// Connects the agents to the nodes whose switches they have.
+    pub fn connect(&self, nodes: &[Arc<Node>]) {
         *self.nodes.lock() = nodes.iter().map(Arc::downgrade).collect();
     }
 
@@ -81,7 +83,7 @@ impl Agents {
         self.nodes.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// From now on they do what they are asked for, and say so.
+    /// From now on they do what is requested, and report it.
     pub fn heal(&self) {
         self.well.store(true, Ordering::Relaxed);
     }
@@ -93,7 +95,7 @@ impl Agents {
         nodes
     }
 
-    /// Somebody presses a machine's button, or an agent does.
+    /// Switches a host, by hand or by an agent.
     pub fn switch_on(&self, node: &Arc<Node>) {
         node.switch_on();
         let boots = self.chance.lock().millis(1_000, BOOTS_WITHIN_MILLIS);
@@ -104,22 +106,22 @@ impl Agents {
         });
     }
 
-    fn draw(&self, action: &str) -> (Duration, Course) {
+    fn draw(&self, action: &str) -> (Duration, AgentOutcome) {
         let mut chance = self.chance.lock();
         if self.well.load(Ordering::Relaxed) {
-            return (chance.millis(100, 2_000), Course::Done);
+            return (chance.millis(100, 2_000), AgentOutcome::Done);
         }
         let takes = chance.millis(100, 6_000);
         let course = match (chance.between(0, 99), action) {
-            (0..8, _) => Course::Fails,
-            (8..14, _) => Course::Hangs,
-            // Asked for something, not told to do it.
-            (14..22, "status") => Course::DoneUnsaid,
-            (_, "status") => Course::Done,
-            (14..19, "off" | "reboot") => Course::Late,
-            (19..29, _) => Course::DoneUnsaid,
-            (29..44, "off") | (29..34, "on") => Course::Lies,
-            _ => Course::Done,
+            (0..8, _) => AgentOutcome::Fails,
+            (8..14, _) => AgentOutcome::Hangs,
+            // A query, not an action.
+            (14..22, "status") => AgentOutcome::DoneUnsaid,
+            (_, "status") => AgentOutcome::Done,
+            (14..19, "off" | "reboot") => AgentOutcome::Late,
+            (19..29, _) => AgentOutcome::DoneUnsaid,
+            (29..44, "off") | (29..34, "on") => AgentOutcome::Lies,
+            _ => AgentOutcome::Done,
         };
         (takes, course)
     }
@@ -137,24 +139,24 @@ impl Agents {
     }
 }
 
-/// The names by which the simulated policies know these agents.
+/// The names of these agents in the simulated policies.
 pub(crate) const AGENTS: [&str; 2] = ["fence_power", "fence_spare"];
 
-/// What the servers are told of them.
+/// The configuration of the agents for the servers.
 pub(crate) fn allowed() -> Allowed {
-    // Names of ours; a mistake shows as nodes that are never fenced.
+    // Names of ours; an error in them would show as nodes that are never fenced.
     Allowed::parse(&AGENTS.join(" ")).unwrap_or_default()
 }
 
-/// Hands out what the control loops are given.
+/// The handle that the control loops get.
 #[derive(Clone, Debug)]
 pub(crate) struct Handle(pub Arc<Agents>);
 
 #[async_trait]
 impl FenceAgents for Handle {
-    async fn run(&self, run: &Run, parameters: &Parameters) -> Answer {
+    async fn run(&self, run: &Run, parameters: &Parameters) -> AgentResult {
         let agents = &self.0;
-        let exited = |code: i32| Answer::Exited {
+        let exited = |code: i32| AgentResult::Exited {
             code,
             output: String::new(),
         };
@@ -165,7 +167,7 @@ impl FenceAgents for Handle {
             at = at.map(|at| (at + 1) % nodes.len());
         }
         let node = at.and_then(|at| nodes.get(at).cloned());
-        // They have nothing to say of themselves.
+        // They have no metadata.
         let Some(node) = node.filter(|_| run.action != "metadata") else {
             return exited(FAILED);
         };
@@ -177,8 +179,8 @@ impl FenceAgents for Handle {
         agents.observer.note(&format!("{} is to {what}", run.agent));
         sleep(takes).await;
         match course {
-            Course::Done | Course::DoneUnsaid => agents.act(run.action, &node),
-            Course::Late => {
+            AgentOutcome::Done | AgentOutcome::DoneUnsaid => agents.act(run.action, &node),
+            AgentOutcome::Late => {
                 let late = run.timeout + agents.chance.lock().millis(0, LATE_MILLIS);
                 let (agents, action) = (agents.clone(), run.action);
                 tokio::spawn(async move {
@@ -190,13 +192,13 @@ impl FenceAgents for Handle {
                 });
                 return std::future::pending().await;
             }
-            Course::Hangs => return std::future::pending().await,
-            Course::Fails | Course::Lies => {}
+            AgentOutcome::Hangs => return std::future::pending().await,
+            AgentOutcome::Fails | AgentOutcome::Lies => {}
         }
         exited(match (run.action, course) {
-            (_, Course::Fails) => FAILED,
-            // Of a machine that is off, that it is on.
-            ("status", Course::DoneUnsaid) => ON,
+            (_, AgentOutcome::Fails) => FAILED,
+            // A host that is off is reported as on.
+            ("status", AgentOutcome::DoneUnsaid) => ON,
             ("status", _) => {
                 if node.is_off() {
                     OFF
@@ -204,7 +206,7 @@ impl FenceAgents for Handle {
                     ON
                 }
             }
-            (_, Course::DoneUnsaid) => FAILED,
+            (_, AgentOutcome::DoneUnsaid) => FAILED,
             _ => 0,
         })
     }

@@ -1,4 +1,4 @@
-//! What happened, in order: hashed whole, the last of it kept to be shown.
+//! The trace of a history, in order: all of it is hashed, the last lines are kept to be shown.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use sha2::{Digest, Sha256};
 
-/// Lines a report shows.
+/// The lines that a report shows.
 const LAST: usize = 120;
 
 pub(crate) struct History {
@@ -18,7 +18,7 @@ pub(crate) struct History {
     last: VecDeque<String>,
     /// Keep every line.
     whole: bool,
-    /// Where this run keeps its files: another place in each run, and told as one.
+    /// The directory of this run's files: it differs in each run, and is replaced in the trace.
     directory: String,
 }
 
@@ -33,21 +33,21 @@ impl History {
         }
     }
 
-    fn told_as_one<'a>(directory: &str, text: &'a str) -> Cow<'a, str> {
+    fn without_directory<'a>(directory: &str, text: &'a str) -> Cow<'a, str> {
         match text.contains(directory) {
             true => text.replace(directory, "DIRECTORY").into(),
             false => text.into(),
         }
     }
 
-    /// `content` counts for the hash only.
+    /// `content` is a part of the hash only.
     pub fn add(&mut self, now: Timestamp, line: &str, content: &[u8]) {
-        let line = format!("{now} {}", Self::told_as_one(&self.directory, line));
+        let line = format!("{now} {}", Self::without_directory(&self.directory, line));
         self.digest.update(line.as_bytes());
         match std::str::from_utf8(content) {
             Ok(text) => self
                 .digest
-                .update(Self::told_as_one(&self.directory, text).as_bytes()),
+                .update(Self::without_directory(&self.directory, text).as_bytes()),
             Err(_) => self.digest.update(content),
         }
         self.digest.update(b"\n");
@@ -55,9 +55,9 @@ impl History {
         self.keep(line);
     }
 
-    /// A line about the history, which is no part of what happened: it is shown, and counts for nothing.
+    /// A line about the history that is not an event of it: it is shown, but not hashed.
     pub fn remark(&mut self, now: Timestamp, line: &str) {
-        let line = format!("{now} {}", Self::told_as_one(&self.directory, line));
+        let line = format!("{now} {}", Self::without_directory(&self.directory, line));
         self.keep(line);
     }
 
@@ -81,7 +81,7 @@ impl History {
         text
     }
 
-    pub fn told(&self) -> Vec<String> {
+    pub fn last_lines(&self) -> Vec<String> {
         self.last.iter().cloned().collect()
     }
 }

@@ -1,14 +1,14 @@
 //! The whole cluster in virtual time: one seed, one history (SPEC S9).
 //!
 //! The real API servers over one memory store, the real controllers and scheduler, the real kubelets over a container
-//! runtime in memory, on one thread and tokio's paused clock, with every choice drawn from one seed. Users work, faults
-//! strike at the seams (the API as a component reaches it, a server's way to the store, the runtime, a component's being
-//! there, its clock), and after every
-//! commit and every start and end of a process every rule in `rules` is asked. At last the faults end, and what was
-//! wanted has to come about within bounded time.
+//! runtime in memory, on one thread and tokio's paused clock, with every choice drawn from one seed. Users work,
+//! faults are injected at the seams (the API as a component reaches it, a server's connection to the store, the
+//! runtime, the life of a component's process, its clock), and after every commit and every start and exit of a
+//! process every rule in `rules` is checked. At the end the faults stop, and the desired state has to come about
+//! within bounded time.
 //!
-//! What cannot be found here: anything between threads, processes or machines that is not a message. What no rule asks for and
-//! costs much (who set which field) is there in some histories only.
+//! What cannot be found here: anything between threads, processes or hosts that is not a message. Features that no
+//! rule needs and that cost much (managed fields) are on in some histories only.
 //!
 //! # Where things are
 //!
@@ -20,6 +20,7 @@
 mod attacher;
 mod clocks;
 mod commits;
+mod component_api;
 mod components;
 mod coverage;
 mod definitions;
@@ -36,6 +37,7 @@ mod network_agent;
 mod observer;
 mod pod_network;
 mod policy_table;
+mod progress;
 mod random;
 mod readers;
 mod rules;

@@ -1,6 +1,7 @@
-//! `knarr-sim`: histories of a whole cluster in virtual time, from the command line (`./dev sim`).
+//! `knarr-sim`: runs histories of a whole cluster in virtual time from the command line (`./dev sim`).
 //!
-//! Exit codes: 0, every rule held (with --mutations: every mistake was found); 1, one did not; 2, the command line is wrong.
+//! Exit codes: 0, every rule held (with --mutations: every mutant was found); 1, one did not; 2, invalid command
+//! line.
 
 mod command;
 
@@ -17,23 +18,23 @@ use knarr_sim::{
 use parking_lot::Mutex;
 use serde_json::json;
 
-/// Half of what a history costs otherwise is the allocator's.
+/// Half of the cost of a history would be the default allocator's.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Seeds in which a mistake has to be found.
+/// The seeds in which a mutant has to be found.
 const MUTATION_SEEDS: u64 = 60;
-/// Lines of a history that a failure shows.
+/// The lines of a history that a failure shows.
 const SHORT: usize = 25;
 
-/// Runs a whole cluster in virtual time and asks after every step whether it keeps its promises.
+/// Runs a whole cluster in virtual time and checks all rules after every step.
 ///
-/// A history follows from its seed alone: users create, scale, roll out and delete; links break, kubelets, controllers
-/// and API servers die, stores are cut off, machines reboot, messages are late or lost. Then everything heals, and what
-/// was wanted has to come about. The rules carry SPEC's numbers (L1, T3, S1, …).
+/// A history is determined by its seed: users create, scale, roll out and delete; links break, kubelets, controllers
+/// and API servers crash, stores are cut off, hosts reboot, messages are late or lost. Then all faults end, and the
+/// desired state has to come about. The rules have the numbers of the specification (L1, T3, S1, …).
 ///
-/// In half of the seeds from 100000000 on (--swarm: in all) each feature, each thing that users do, each kind of weather and
-/// of fault is on or off, so that rare pairs meet. A history's first lines say what was on; docs/simulation.md says more.
+/// In half of the seeds from 100000000 on (--swarm: in all) each feature, user action, error rate and fault is on or
+/// off, so that rare combinations occur. The first lines of a history say what was on; see docs/simulation.md.
 #[derive(Parser)]
 #[command(
     name = "knarr-sim",
@@ -42,95 +43,97 @@ const SHORT: usize = 25;
     after_help = "\
 Examples:
   knarr-sim --seeds 0..200            two hundred histories; stops at nothing, exits with 1 if a rule was broken
-  knarr-sim --seed 17 --trace         one history, every line of it
-  knarr-sim --mutations               does every deliberate mistake get found?
+  knarr-sim --seed 17 --trace         one history, with every line of its trace
+  knarr-sim --mutations               is every mutant found by its rule?
   knarr-sim --mutation force-away --seed 3 --trace
   knarr-sim --hours 1 --seed 200000000          seeds from there on for an hour
-  knarr-sim --swarm --seeds 0..200 --coverage   which faults met pods in which states, and which pairs never met
+  knarr-sim --swarm --seeds 0..200 --coverage   which faults hit pods in which states, and which pairs never occurred
   knarr-sim --steer --coverage-file met.json --seeds 300000000..300000200
-                                      histories drawn toward the pairs that those before did not meet
+                                      histories with switches that favor pairs that have not occurred yet
   knarr-sim --shrink 17 --mutation cut-the-grace
-                                      the same rule broken by fewer steps, nodes and features, told as a story
+                                      the same rule broken by fewer steps, nodes and features, with its story
   knarr-sim --seed 17 --skip 3,7-20 --without disks,late --keep-nodes 2 --until 95 --story
                                       a history with some of it left out, as --shrink prints it
 
-Exit codes: 0 all held, 1 a rule was broken or a mistake was not found, 2 wrong usage."
+Exit codes: 0 all held, 1 a rule was broken or a mutant was not found, 2 invalid command line."
 )]
 struct Options {
-    /// One history
+    /// Run one history
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Histories from A up to, not including, B
+    /// Run the histories from A up to, not including, B
     #[arg(long, value_name = "A..B", value_parser = range, conflicts_with = "seed")]
     seeds: Option<Range<u64>>,
-    /// Histories for so long, by the wall clock: seeds from --seed on, or from 0
+    /// Run histories for so many hours of wall-clock time: seeds from --seed on, or from 0
     #[arg(long, value_name = "H", conflicts_with_all = ["seeds", "mutations", "trace"], value_parser = hours)]
     hours: Option<Duration>,
-    /// Make each deliberate mistake in turn, and see that its rule finds it
+    /// Run each mutant in turn, and check that its rule finds it
     #[arg(long)]
     mutations: bool,
-    /// Make one mistake
+    /// Run one mutant
     #[arg(long, value_name = "NAME", value_parser = mutation, conflicts_with = "mutations")]
     mutation: Option<Mutation>,
     /// Print every line of the history
     #[arg(long, requires = "seed", conflicts_with = "seeds")]
     trace: bool,
-    /// So many nodes, whatever the seed says
+    /// Use this number of nodes, whatever the seed says
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=200))]
     nodes: Option<u64>,
-    /// Only histories of this pace: dense (minutes with something every few seconds) or slow (hours with something every
-    /// few minutes, and a rest in the end); by default the seed decides
+    /// Only histories of this pace: dense (minutes with an event every few seconds) or slow (hours with an event
+    /// every few minutes, and a rest at the end); by default the seed decides
     #[arg(long, value_name = "PACE", value_parser = pace)]
     pace: Option<Pace>,
-    /// In every history what happens in three of ten: one-way links, replaced machines, clocks that are set, drained nodes
+    /// Rare faults in every history, not only in three of ten: one-way links, replaced machines, clocks that are set,
+    /// drained nodes
     #[arg(long)]
     rare: bool,
-    /// Swarm every history: of all features, deeds and faults only some, as the seed says
+    /// Swarm every history: only some of all features, user actions and faults are on, as the seed says
     #[arg(long, conflicts_with_all = ["no_swarm", "only", "steer"])]
     swarm: bool,
-    /// Swarm none, whatever its seed says
+    /// Swarm no history, whatever its seed says
     #[arg(long, conflicts_with_all = ["only", "steer"])]
     no_swarm: bool,
-    /// Swarm with these switches on and no others (an unknown name is answered with all there are)
+    /// Swarm with these switches on and no others (an unknown name prints the list)
     #[arg(long, value_name = "SWITCHES", value_parser = switches, conflicts_with = "steer")]
     only: Option<Switches>,
-    /// Swarm every history with the switches that make likely what the coverage file has seldom or never
+    /// Swarm every history with the switches that make those states likely that the coverage file has seldom or never
     #[arg(long, requires = "coverage_file", conflicts_with_all = ["mutations", "shrink"])]
     steer: bool,
-    /// At the end, which faults met pods in which states of their lives, how often, and which pairs never
+    /// Print at the end which faults hit pods in which states of their lives, how often, and which pairs never
+    /// occurred
     #[arg(long, conflicts_with_all = ["mutations", "trace", "shrink", "story"])]
     coverage: bool,
-    /// Adds what was met to this file, which need not be there
+    /// Add the coverage to this file; it is created if it does not exist
     #[arg(long, value_name = "FILE", conflicts_with_all = ["mutations", "trace", "shrink", "story"])]
     coverage_file: Option<PathBuf>,
-    /// The end of a sweep as text or json: totals, broken histories and the coverage
+    /// The format of the summary, text or json: totals, broken histories and the coverage
     #[arg(long, short, value_name = "FORMAT", value_parser = ["text", "json"], default_value = "text", conflicts_with_all = ["mutations", "trace", "shrink", "story"])]
     output: String,
-    /// Make a broken history small, and tell its story
+    /// Reduce a broken history and print its story
     #[arg(long, value_name = "SEED", conflicts_with_all = ["seed", "seeds", "hours", "mutations", "trace"])]
     shrink: Option<u64>,
-    /// How long --shrink may take
+    /// The time limit of --shrink
     #[arg(long, value_name = "M", requires = "shrink", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1440))]
     minutes: u64,
-    /// Tell who knew what when in a broken history, of what was broken
+    /// Print which component knew what when in a broken history, for the objects of the broken rule
     #[arg(long, requires = "seed", conflicts_with_all = ["trace", "seeds", "hours", "mutations"])]
     story: bool,
     /// Leave these steps out; --trace numbers them
     #[arg(long, value_name = "STEPS", group = "reduction")]
     skip: Option<Steps>,
-    /// Suppress these features, kinds of weather and of faults, all else drawn as it was
+    /// Suppress these features, error rates and faults, with everything else drawn as before
     #[arg(long, value_name = "SWITCHES", value_parser = switches, group = "reduction")]
     without: Option<Switches>,
-    /// Leave out all nodes but the first so many, all else drawn as it was
+    /// Leave out all nodes but the first so many, with everything else drawn as before
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=200), group = "reduction")]
     keep_nodes: Option<u64>,
     /// End the faults after so many seconds
     #[arg(long, value_name = "S", group = "reduction")]
     until: Option<u64>,
-    /// Threads; one per core by default
+    /// The number of threads; one per core by default
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
-    /// Say nothing of what goes well
+    /// Print failures only
     #[arg(long, short)]
     quiet: bool,
 }
@@ -193,7 +196,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the options make of a seed, with what was met before if they steer by it.
+/// The simulation of a seed with these options, and the coverage so far if they steer by it.
 fn of_seed(options: &Options, seed: u64, before: Option<&Coverage>) -> Simulation {
     let mut simulation = Simulation::new(seed).swarm(swarm(options, seed, before));
     if let Some(nodes) = options.nodes {
@@ -211,7 +214,7 @@ fn of_seed(options: &Options, seed: u64, before: Option<&Coverage>) -> Simulatio
     }
 }
 
-/// The same, without what the options leave out.
+/// The same, without the reductions of the options.
 fn simulation(options: &Options, seed: u64, before: Option<&Coverage>) -> std::io::Result<Simulation> {
     let (simulation, reduction) = (of_seed(options, seed, before), reduction(options));
     match reduction.is_empty() {
@@ -241,8 +244,8 @@ fn swarm(options: &Options, seed: u64, before: Option<&Coverage>) -> Swarm {
     }
 }
 
-/// The flags that make a seed's history what it is, each with a space before it; `steered`: what was on where the
-/// coverage of other histories has chosen it.
+/// The flags that make a seed's history what it is, each with a leading space; `steered`: the switches that were on,
+/// if the coverage of other histories has chosen them.
 fn flags(options: &Options, steered: Option<Switches>) -> String {
     let mut flags = String::new();
     let mut add = |flag: String| {
@@ -295,13 +298,13 @@ fn trace(options: &Options) -> std::io::Result<bool> {
 struct Totals {
     histories: u64,
     virtual_time: Duration,
-    /// Of that, while faults struck.
+    /// The part of it with faults.
     troubled: Duration,
     events: u64,
-    /// By seed and rule, with what was wrong and how to see it.
+    /// By seed and rule, with the violation and how to reproduce it.
     broken: Vec<Broken>,
     coverage: Coverage,
-    /// What keeps the sweep from going on.
+    /// The error that stops the sweep.
     failed: Option<std::io::Error>,
 }
 
@@ -330,7 +333,7 @@ fn sweep(options: &Options) -> std::io::Result<bool> {
         .take_while(|_| options.hours.is_none_or(|hours| began() < hours))
         .map_while(|seed| {
             let simulation = simulation(options, seed, before.as_ref());
-            // Reported once what runs is over.
+            // It is returned once the running histories have ended.
             simulation.map_err(|e| totals.lock().failed = Some(e)).ok()
         });
     run_all(jobs(options), next, |report| {
@@ -418,7 +421,7 @@ cluster-hours a minute and thread",
     }
 }
 
-/// The flags that play a history again.
+/// The flags that reproduce a history.
 fn again(report: &Report, options: &Options, before: Option<&Coverage>) -> String {
     let steered = before
         .filter(|_| options.steer)
@@ -435,7 +438,7 @@ fn short(report: &Report, again: &str) -> String {
     lines.push(format!("all of it: ./dev sim {again} --trace"));
     if !again.contains("--skip") {
         let small = again.replacen("--seed", "--shrink", 1);
-        lines.push(format!("made small, as a story: ./dev sim {small}"));
+        lines.push(format!("reduced, with its story: ./dev sim {small}"));
     }
     lines.join("\n")
 }
@@ -443,12 +446,12 @@ fn short(report: &Report, again: &str) -> String {
 fn mutations(options: &Options) -> std::io::Result<bool> {
     let seeds = options.seeds.clone().unwrap_or(0..MUTATION_SEEDS);
     let mut all_found = true;
-    for mutation in Mutation::ALL.into_iter().filter(|m| !m.is_by_name_only()) {
+    for mutation in Mutation::ALL.into_iter() {
         let tried = AtomicU64::new(0);
         let found = Mutex::new(None::<Report>);
         let next = seeds
             .clone()
-            // Dense ones find them sooner.
+            // Dense histories find them sooner.
             .map(|seed| {
                 of_seed(options, seed, None)
                     .pace(options.pace.unwrap_or(Pace::Dense))
@@ -478,7 +481,7 @@ fn mutations(options: &Options) -> std::io::Result<bool> {
             (None, tried) => {
                 all_found = false;
                 println!(
-                    "MISSED  {mutation}: {} in {tried} seeds; the mistake: {}",
+                    "MISSED  {mutation}: {} in {tried} seeds; the mutant: {}",
                     mutation.rule(),
                     mutation.what()
                 );
@@ -488,10 +491,10 @@ fn mutations(options: &Options) -> std::io::Result<bool> {
     Ok(all_found)
 }
 
-/// How long it has been, by the wall clock.
+/// The elapsed wall-clock time.
 #[allow(
     clippy::disallowed_methods,
-    reason = "a person waits for this; no history sees it"
+    reason = "wall-clock time for the user; no history depends on it"
 )]
 fn stopwatch() -> impl Fn() -> Duration + Send + Sync {
     let began = std::time::Instant::now();

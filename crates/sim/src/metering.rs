@@ -1,16 +1,16 @@
-//! What the namespace with ResourceQuotas holds and what its quotas say, after every commit, counted without the code that
-//! admission and the controller count with.
+//! The contents of the namespace with ResourceQuotas and the status of its quotas, after every commit, counted
+//! without the code that admission and the controller count with.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{LimitRange, Pod, ResourceQuota};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_api::quantity::Quantity;
 
 use crate::stored;
-use crate::world::is_finished;
 
 /// The namespace.
 pub(crate) const NAMESPACE: &str = "metered";
@@ -20,6 +20,9 @@ pub(crate) const CPU: &str = "requests.cpu";
 pub(crate) const CONFIG_MAPS: &str = "configmaps";
 const COUNTED: [&str; 3] = [PODS, CPU, CONFIG_MAPS];
 
+/// What is stored so long after a quota's first count may have been admitted before.
+const KNOWN_BY_SERVERS: SignedDuration = SignedDuration::from_secs(60);
+
 /// In thousandths, by the name of the amount.
 type Amounts = BTreeMap<String, i64>;
 
@@ -27,16 +30,16 @@ type Amounts = BTreeMap<String, i64>;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Usage {
     amounts: Amounts,
-    /// From then on a pod that is being deleted may count no more.
+    /// From then on a terminating pod may not count any more.
     may_leave: Option<Timestamp>,
 }
 
-/// How a quota limits one amount.
+/// The limit of one amount in a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limit {
     /// In thousandths.
     pub hard: i64,
-    /// Since when the quota's status has some limit of this amount.
+    /// Since when the quota's status has a limit of this amount.
     pub since: Timestamp,
     /// The limit before the last change, and when that was.
     pub before: Option<(i64, Timestamp)>,
@@ -46,23 +49,36 @@ pub(crate) struct Limit {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Quota {
     uid: String,
-    pub wanted: Amounts,
+    pub expected: Amounts,
     pub limits: BTreeMap<String, Limit>,
     pub used: Amounts,
-    /// What was raised by the last write of it, from what.
+    /// The amounts that its last write raised, with the value before.
     pub raised: Amounts,
-    /// When each amount was last counted by the controller: set for the first time, or to less than before.
-    pub counted: BTreeMap<String, Timestamp>,
+    /// The controller's last count of each amount.
+    pub counts: BTreeMap<String, Count>,
+    /// What was charged for objects that are not stored yet.
+    pending: Amounts,
+}
+
+/// A count of the quota controller: it set the amount for the first time, or to less than before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Count {
+    pub at: Timestamp,
+    /// By how much it was too low, and what was charged then for objects that were not stored yet: v1.36's
+    /// `syncResourceQuota` counts the informers' objects and overwrites the charge.
+    pub missed: i64,
+    /// There was no count before: what was admitted before the quota was known is not charged.
+    is_first: bool,
 }
 
 /// A LimitRange of containers as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
-    /// In thousandths of a CPU: what a container requests at most.
+    /// The most CPU that a container may request, in thousandths.
     pub most: Option<i64>,
-    /// A container that requests nothing is given something.
+    /// A container without a request gets a default.
     pub gives: bool,
-    /// Since when it is as it is.
+    /// Since when it is unchanged.
     pub since: Timestamp,
 }
 
@@ -72,21 +88,23 @@ pub(crate) struct Metering {
     objects: BTreeMap<String, Usage>,
     pub quotas: BTreeMap<String, Quota>,
     pub ranges: BTreeMap<String, Range>,
-    /// The amounts of which the last write made more.
+    /// The next write of a quota is for a component: the count of the quota controller, or the charge for what another creates.
+    pub for_component: bool,
+    /// The amounts that the last write raised.
     pub added: BTreeSet<String>,
     /// The pod that the last write created.
     pub created: Option<Pod>,
 }
 
-fn milli(list: Option<&BTreeMap<String, Wire>>) -> Amounts {
-    let read = |wire: &Wire| Quantity::of(wire).ok().map(|quantity| quantity.milli_value());
+fn milli(list: Option<&BTreeMap<String, ApiQuantity>>) -> Amounts {
+    let read = |raw: &ApiQuantity| Quantity::of(raw).ok().map(|quantity| quantity.milli_value());
     let all = list.into_iter().flatten();
-    all.filter_map(|(name, wire)| Some((name.clone(), read(wire)?)))
+    all.filter_map(|(name, raw)| Some((name.clone(), read(raw)?)))
         .filter(|(name, _)| COUNTED.contains(&name.as_str()))
         .collect()
 }
 
-/// What the first container requests, for no pod of the namespace has another.
+/// The request of the first container; no pod of the namespace has another.
 pub(crate) fn requested_cpu(pod: &Pod) -> Option<i64> {
     let container = pod.spec.as_ref()?.containers.first()?;
     let requests = container.resources.as_ref()?.requests.as_ref()?;
@@ -95,7 +113,7 @@ pub(crate) fn requested_cpu(pod: &Pod) -> Option<i64> {
 }
 
 fn usage_of_pod(pod: &Pod) -> Usage {
-    if is_finished(pod) {
+    if is_terminal(pod) {
         return Usage::default();
     }
     let cpu = requested_cpu(pod).unwrap_or_default();
@@ -132,16 +150,10 @@ impl Quota {
             let was = was(name)?;
             (was < *is).then(|| (name.clone(), was))
         });
-        let counted = used.iter().filter_map(|(name, is)| {
-            let at = match was(name) {
-                Some(was) if was <= *is => *before?.counted.get(name)?,
-                _ => now,
-            };
-            Some((name.clone(), at))
-        });
         Quota {
-            counted: counted.collect(),
-            wanted: milli(quota.spec.as_ref().and_then(|s| s.hard.as_ref())),
+            counts: before.map(|before| before.counts.clone()).unwrap_or_default(),
+            pending: before.map(|before| before.pending.clone()).unwrap_or_default(),
+            expected: milli(quota.spec.as_ref().and_then(|s| s.hard.as_ref())),
             limits: milli(status.hard.as_ref()).into_iter().map(limit).collect(),
             raised: raised.collect(),
             used,
@@ -155,7 +167,7 @@ impl Range {
         let items = range.spec.iter().flat_map(|spec| spec.limits.iter());
         let (mut most, mut gives) = (None, false);
         for item in items.filter(|item| item.type_ == "Container") {
-            let cpu = |list: Option<&BTreeMap<String, Wire>>| {
+            let cpu = |list: Option<&BTreeMap<String, ApiQuantity>>| {
                 let cpu = list.and_then(|list| list.get("cpu"))?;
                 Some(Quantity::of(cpu).ok()?.milli_value())
             };
@@ -171,7 +183,7 @@ impl Range {
 }
 
 impl Metering {
-    /// Takes one key in as the store has it now. Whether it is one of this namespace that counts.
+    /// Applies the write of one key. Returns whether it is an object of this namespace that counts.
     pub fn take_in(&mut self, path: &str, value: Option<&[u8]>, now: Timestamp) -> bool {
         let Some((kind, rest)) = path.strip_prefix("core/").and_then(|rest| rest.split_once('/')) else {
             return false;
@@ -185,23 +197,31 @@ impl Metering {
         self.added.clear();
         self.created = None;
         self.quotas.values_mut().for_each(|quota| quota.raised.clear());
+        let for_component = std::mem::take(&mut self.for_component);
         match kind {
             "pods" => {
                 let pod = value.and_then(stored::pod);
                 let usage = pod.as_ref().map(usage_of_pod);
                 self.created = pod.filter(|_| !self.objects.contains_key(path));
-                self.put(path, usage);
+                self.put(path, usage, now);
             }
             "configmaps" => {
                 let usage = value.map(|_| Usage {
                     amounts: BTreeMap::from([(CONFIG_MAPS.to_string(), 1_000)]),
                     may_leave: None,
                 });
-                self.put(path, usage);
+                self.put(path, usage, now);
             }
             "resourcequotas" => {
                 let quota = value.and_then(|json| serde_json::from_slice(json).ok());
-                let quota = quota.map(|quota| Quota::of(&quota, self.quotas.get(name), now));
+                let mut quota = quota.map(|quota| Quota::of(&quota, self.quotas.get(name), now));
+                if let Some(quota) = &mut quota {
+                    self.count(name, quota, for_component, now);
+                    // A controller's informers may be behind, as upstream's: it counts what has been deleted.
+                    if for_component {
+                        quota.raised.clear();
+                    }
+                }
                 match quota {
                     Some(quota) => drop(self.quotas.insert(name.into(), quota)),
                     None => drop(self.quotas.remove(name)),
@@ -219,20 +239,64 @@ impl Metering {
         true
     }
 
-    fn put(&mut self, path: &str, usage: Option<Usage>) {
+    /// Separates the charges and the counts of a quota's new version.
+    fn count(&self, name: &str, quota: &mut Quota, for_component: bool, now: Timestamp) {
+        let before = self.quotas.get(name).filter(|before| before.uid == quota.uid);
+        for (name, used) in &quota.used {
+            let was = before.and_then(|before| before.used.get(name)).copied();
+            let pending = quota.pending.entry(name.clone()).or_default();
+            let total = self.total(name, now);
+            match was {
+                Some(was) if was <= *used => {
+                    *pending += used - was;
+                    continue;
+                }
+                // The charge of a request that failed is taken back.
+                Some(was) if !for_component => {
+                    *pending = (*pending - (was - used)).max(0);
+                    continue;
+                }
+                Some(_) => {}
+                None => *pending = (used - total).max(0),
+            }
+            let count = Count {
+                at: now,
+                missed: *pending + (total - used).max(0),
+                is_first: was.is_none(),
+            };
+            quota.counts.insert(name.clone(), count);
+        }
+    }
+
+    /// So much of an amount is stored, for which a quota was charged, or which was admitted before it was known.
+    fn stored(&mut self, name: &str, amount: i64, now: Timestamp) {
+        for quota in self.quotas.values_mut() {
+            let pending = quota.pending.entry(name.to_string()).or_default();
+            let uncharged = (amount - *pending).max(0);
+            *pending = (*pending - amount).max(0);
+            let first = quota.counts.get_mut(name).filter(|count| count.is_first);
+            if let Some(count) = first.filter(|count| now.duration_since(count.at) < KNOWN_BY_SERVERS) {
+                count.missed += uncharged;
+            }
+        }
+    }
+
+    fn put(&mut self, path: &str, usage: Option<Usage>, now: Timestamp) {
         let before = match usage.clone() {
             Some(usage) => self.objects.insert(path.into(), usage),
             None => self.objects.remove(path),
         };
         let before = before.unwrap_or_default().amounts;
         for (name, is) in usage.unwrap_or_default().amounts {
-            if before.get(&name).is_none_or(|was| *was < is) {
+            let was = before.get(&name).copied();
+            if was.is_none_or(|was| was < is) {
+                self.stored(&name, is - was.unwrap_or_default(), now);
                 self.added.insert(name);
             }
         }
     }
 
-    /// How much of an amount there is for certain, in thousandths.
+    /// How much of an amount is certainly used, in thousandths.
     pub fn total(&self, name: &str, now: Timestamp) -> i64 {
         let counts = |usage: &&Usage| usage.may_leave.is_none_or(|at| now < at);
         let counted = self.objects.values().filter(counts);

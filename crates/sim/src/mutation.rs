@@ -1,7 +1,7 @@
-//! Mistakes made on purpose, to show that the rules against them see them.
+//! Mutants: errors made on purpose, to show that the rules find them.
 //!
-//! Each is made where a component meets the rest of the world (the API as it reaches it, its runtime): to the rules it
-//! looks as the bug in the component would, and no component has a switch for being wrong.
+//! Each is made where a component meets its environment (the API as it reaches it, its runtime): for the rules it is
+//! the same as the error in the component would be, and no component has a switch for being wrong.
 
 use std::fmt;
 
@@ -144,7 +144,7 @@ impl Mutation {
         DropAnnouncements,
     ];
 
-    /// As it is called on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             DeleteBeforeTheEnd => "delete-before-the-end",
@@ -213,86 +213,86 @@ impl Mutation {
         }
     }
 
-    /// The mistake, in words.
+    /// The error, as a sentence.
     pub fn what(self) -> &'static str {
         match self {
-            DeleteBeforeTheEnd => "kubelets delete the object when they should say how the end goes",
+            DeleteBeforeTheEnd => "kubelets delete the pod instead of reporting how its termination proceeds",
             DeleteBeforeProcessesAreGone => {
-                "kubelets take an order to end for the end, and delete the object while processes run"
+                "kubelets take a stop request for the exit, and delete the pod while its processes run"
             }
             StartTwice => "runtimes start a second set of processes",
             CutTheGrace => "KILL comes a second after TERM",
-            LengthenTheGrace => "processes are given ten minutes, whatever their pod says",
-            ForceAway => "controllers remove pods by force",
-            ReplaceLost => "a StatefulSet's pods are removed by force from nodes that are not ready",
+            LengthenTheGrace => "processes get ten minutes, whatever the grace period of their pod",
+            ForceAway => "controllers delete pods by force",
+            ReplaceLost => "the pods of a StatefulSet are deleted by force on nodes that are not ready",
             GcWithoutQuarantine => "PodGC releases the pods of a missing node at once",
-            ForgetUid => "deletions do not say which uid they mean",
-            KeepReleased => "kubelets keep what they once were given, and never hear that it is gone",
-            IgnoreTerminating => "controllers take pods that are ending for gone",
+            ForgetUid => "deletions have no UID as a precondition",
+            KeepReleased => "kubelets keep every pod that they have seen, and miss its deletion",
+            IgnoreTerminating => "controllers take terminating pods for deleted",
             LoseLastStep => "kubelets do not complete deletions",
-            ForgetTerm => "leaders do not say in which term they decided what they write",
-            DetachByTimer => "volumes are taken from nodes that have not let go of them after some seconds",
-            MountWithoutAttach => "kubelets mount volumes without asking who has them",
+            ForgetTerm => "leaders write without the term in which they decided",
+            DetachByTimer => {
+                "volumes are detached from nodes that have not unmounted them after some seconds"
+            }
+            MountWithoutAttach => "kubelets mount volumes without waiting for their VolumeAttachment",
             BelieveTheAgent => {
-                "a fence agent that says that it has switched a node off is not asked whether it is"
+                "the report of a fence agent that a node is off is not checked with its status"
             }
             ReportBeforeCommit => "network agents report endpoints before their kernel has them",
-            ReleaseAtDeletion => {
-                "agents release the addresses of pods that are deleted, and not of sandboxes that are gone"
-            }
+            ReleaseAtDeletion => "agents release the addresses of deleted pods, and not of removed sandboxes",
             StartBeforePolicy => "containers start before the NetworkPolicies of their pod are in the kernel",
-            ForgetDeletions => {
-                "service proxies that are started again leave what went meanwhile in the kernel"
-            }
+            ForgetDeletions => "service proxies leave in the kernel what was deleted while they were stopped",
             ReportPendingAgain => "kubelets report the phase Pending of pods that run",
-            ReviveFinished => "kubelets report the phase Running of pods that have ended",
+            ReviveFinished => "kubelets report the phase Running of pods that have terminated",
             MoveBound => "API servers move pods that run to another node",
-            BindAgain => "API servers bind pods again that have a node and have not begun",
+            BindAgain => "API servers bind pods again that have a node and have not started",
             TakeDeletionBack => "API servers forget that a pod is deleted when its status is written",
             PutDeletionOff => "API servers put a deletion off whenever the pod is written",
-            NeverStop => "runtimes say that a container was stopped that was not asked to end",
+            NeverStop => "runtimes report a container as stopped that got no signal",
             KillAtOnce => "kubelets send KILL and no TERM",
             ForgetRunning => "runtimes do not list containers that run",
             ForgetInit => "kubelets lose the init containers of the pods that they read",
-            TakeStartedForDone => "kubelets take an init container that was started for done",
-            KeepOrphans => "runtimes do not stop what belongs to no pod any more",
-            FenceAnother => "fence agents are given the plug of another node",
+            TakeStartedForDone => "kubelets take an init container that was started for completed",
+            KeepOrphans => "runtimes do not stop containers whose pod is deleted",
+            FenceAnother => "fence agents get the plug of another node",
             ForgetRunningDaemons => "controllers do not see the pods of DaemonSets that run",
             ForgetDaemonsOfANode => "controllers do not see the pods of DaemonSets on one of the nodes",
-            TakeSentForRenewed => "kubelets take a renewal of their lease that got no answer for done",
+            TakeSentForRenewed => "kubelets take a renewal of their lease without an answer for successful",
             TermWithoutBarrier => "kubelets send TERM without waiting for the proxies",
-            ForgetAddresses => "agents that are started again forget which addresses they gave out",
-            KeepRemoved => "service proxies leave what goes in the kernel",
-            ForgetAttached => "agents that are started again forget the pods whose policies they enforced",
-            PreemptForEquals => "the scheduler takes pods that wait for more important than they are",
-            BelittleBound => "the scheduler takes pods that have a node for less important than they are",
+            ForgetAddresses => "agents that are restarted forget which addresses are allocated",
+            KeepRemoved => "service proxies leave deleted Services in the kernel",
+            ForgetAttached => "agents that are restarted forget the pods whose policies they enforced",
+            PreemptForEquals => "the scheduler sees a higher priority in pending pods than they have",
+            BelittleBound => "the scheduler sees a lower priority in bound pods than they have",
             CountUnready => "the disruption controller takes all pods of a budget for healthy",
-            AllowOneMore => "the disruption controller allows one disruption more than there is",
+            AllowOneMore => "the disruption controller allows one disruption too many",
             SkipCompacted => {
-                "API servers whose history was compacted go on with what is left, and do not list again"
+                "API servers resume a watch after a compaction with what is left, and do not list again"
             }
             ResumeTooLate => "API servers resume a watch that broke one revision later than they should",
-            TakeUnansweredForDone => "API servers take a write for done that the store did not answer",
+            TakeUnansweredForDone => "API servers take a write for committed that the store did not answer",
             AnswerAtNewest => "API servers answer a write with the store's newest revision",
-            UnstageEarly => "kubelets unstage a volume when the first of its pods on their node has ended",
-            DetachInUse => "controllers ask for volumes to be detached that a node uses",
+            UnstageEarly => {
+                "kubelets unstage a volume when the first of its pods on their node has terminated"
+            }
+            DetachInUse => "controllers request to detach volumes that a node uses",
             OfferTerminating => "service proxies send new connections to endpoints that terminate",
             ForgetFallback => "service proxies reject connections where all endpoints terminate",
-            AnswerFromBefore => "DNS answers what it answered first, for as long as its agent runs",
+            AnswerFromBefore => "DNS repeats its first answer for as long as its agent runs",
             AnswerOnlyWhenConnected => "DNS answers nothing while its node is cut off from the API",
-            ForgetCharges => "API servers store a quota's status without what they have just charged to it",
-            GrantOneMore => "API servers admit one object more than a quota has room for",
-            NeverCountAgain => "the resource quota controller does not write what it counts",
-            DeleteDefinitionAtOnce => "API servers delete a definition whose objects are there",
+            ForgetCharges => {
+                "API servers store a quota's status without the usage that they have just charged"
+            }
+            GrantOneMore => "API servers admit one object more than a quota allows",
+            NeverCountAgain => "the resource quota controller does not write its counts",
+            DeleteDefinitionAtOnce => "API servers delete a definition that still has objects",
             ReviveObjects => {
                 "API servers store a deleted custom resource again when its definition is created again"
             }
             MissOwners => "the garbage collector finds no custom resource that owns something",
-            StartUnannounced => "kubelets start pods that must not run twice without writing that they do",
-            DropAnnouncements => {
-                "API servers store pods without what their kubelets have written about their start"
-            }
-            FenceItselfLate => "cut-off kubelets count the time since they were last heard at half its pace",
+            StartUnannounced => "kubelets start at-most-one pods without announcing it",
+            DropAnnouncements => "API servers store pods without the announcement of their kubelet",
+            FenceItselfLate => "cut-off kubelets count the time since the last renewal at half speed",
         }
     }
 
@@ -323,21 +323,14 @@ impl Mutation {
             CountUnready | AllowOneMore => "P5",
             ForgetCharges | GrantOneMore | NeverCountAgain => "quota",
             DeleteDefinitionAtOnce | ReviveObjects | MissOwners => "custom",
-            StartUnannounced => "announced",
-            // A kubelet does not start what it could not announce.
-            DropAnnouncements => "S9",
-            // S8 sees it too, in one history of some dozens; that Jobs' pods then never go, in one of three.
+            StartUnannounced | DropAnnouncements => "announced",
+            // S8 finds it too, in one history of some dozens; that pods of Jobs are never deleted, in one of three.
             IgnoreTerminating | LoseLastStep => "S9",
             SkipCompacted | ResumeTooLate | TakeUnansweredForDone | AnswerAtNewest => "S9",
         }
     }
 
-    /// Whether it is seen only with a switch that no seed draws: then no test demands that it is found.
-    pub fn is_by_name_only(self) -> bool {
-        self.needs().is_some_and(Switch::is_by_name_only)
-    }
-
-    /// The later switch without which it cannot be seen.
+    /// The later switch without which it cannot be found.
     pub(crate) fn needs(self) -> Option<Switch> {
         match self {
             SkipCompacted | ResumeTooLate => Some(Switch::Compaction),

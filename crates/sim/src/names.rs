@@ -1,4 +1,5 @@
-//! DNS on a node without its sockets: what the real agent knows (its catalog and namespaces), and the real zone that answers from it.
+//! DNS on a node without its sockets: the catalog and namespaces of the real agent, and its real zone that answers
+//! from them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,17 +10,17 @@ use knarr_client::informer::{self, Scope};
 use knarr_network::dns::message::Data;
 use knarr_network::dns::name::Name;
 use knarr_network::dns::record_type;
-use knarr_network::dns::zone::{End, Zone, resolve};
+use knarr_network::dns::zone::{Outcome, Zone, resolve};
 use knarr_node_network::catalog::Shared;
 use knarr_node_network::dns::knowledge::{Knowledge, Namespaces};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
-use crate::rules::n5_names::Answered;
+use crate::rules::n5_names::DnsResponse;
 
 const DOMAIN: &str = "cluster.local";
-/// As CoreDNS'.
+/// As CoreDNS.
 const TTL_SECONDS: u32 = 5;
 
 /// Of one incarnation of the agent.
@@ -27,10 +28,10 @@ pub(crate) struct Names {
     knowledge: Option<Arc<Knowledge>>,
     mutation: Option<Mutation>,
     /// For [`Mutation::AnswerFromBefore`].
-    first: Mutex<BTreeMap<String, Answered>>,
+    first: Mutex<BTreeMap<String, DnsResponse>>,
 }
 
-/// `None` only if the constant is no name.
+/// `None` only if the constant is not a name.
 fn zone() -> Option<Zone> {
     let domain = Name::parse(DOMAIN).ok()?;
     Zone::new(domain, TTL_SECONDS, Vec::new())
@@ -72,27 +73,27 @@ impl Names {
     }
 
     /// The addresses of a name.
-    pub fn ask(&self, question: &str, is_cut: bool) -> Answered {
+    pub fn ask(&self, question: &str, is_cut: bool) -> DnsResponse {
         let (Some(knowledge), Ok(name)) = (&self.knowledge, Name::parse(question)) else {
-            return Answered::NotReady;
+            return DnsResponse::NotReady;
         };
         let answer = knowledge.with_view(|view| resolve(view, &name, record_type::A));
         let answered = match answer.end {
-            End::Records => {
+            Outcome::Records => {
                 let address = |data: &Data| match data {
                     Data::Address(address) => Some(*address),
                     _ => None,
                 };
                 let addresses = answer.records.iter().filter_map(|record| address(&record.data));
-                Answered::Addresses(addresses.collect())
+                DnsResponse::Addresses(addresses.collect())
             }
-            End::NoData => Answered::Addresses(Default::default()),
-            End::NoName => Answered::NoName,
-            End::Elsewhere(_) | End::NotReady | End::Failed => Answered::NotReady,
+            Outcome::NoData => DnsResponse::Addresses(Default::default()),
+            Outcome::NoName => DnsResponse::NoName,
+            Outcome::Elsewhere(_) | Outcome::NotReady | Outcome::Failed => DnsResponse::NotReady,
         };
         match self.mutation {
-            Some(Mutation::AnswerOnlyWhenConnected) if is_cut => Answered::NotReady,
-            Some(Mutation::AnswerFromBefore) if answered != Answered::NotReady => {
+            Some(Mutation::AnswerOnlyWhenConnected) if is_cut => DnsResponse::NotReady,
+            Some(Mutation::AnswerFromBefore) if answered != DnsResponse::NotReady => {
                 let mut first = self.first.lock();
                 first.entry(question.into()).or_insert(answered).clone()
             }

@@ -1,5 +1,5 @@
-//! The network agent of a node: its real catalog, service proxy and reports, on a kernel that is played. The kernel takes a while over
-//! each change, forgets nothing when the agent dies, and everything when its machine does.
+//! The network agent of a node: its real catalog, service proxy and reports, with a simulated kernel. The kernel
+//! takes some time for each change; it keeps its state when the agent dies, and loses it when the host reboots.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::random::Stream;
 
 /// One change in so many thousands takes the kernel long …
 const SLOW_PER_MILLE: u32 = 50;
-/// … up to this.
+/// … at most this.
 const SLOW_MILLIS: u64 = 1_500;
 /// The others.
 const USUAL_MILLIS: u64 = 30;
@@ -44,7 +44,7 @@ impl std::fmt::Debug for Reports {
 }
 
 /// What an agent is started with.
-pub(crate) struct Parts {
+pub(crate) struct AgentConfig {
     pub node: String,
     pub api: Arc<dyn Api>,
     pub clock: Arc<dyn Clock>,
@@ -53,12 +53,12 @@ pub(crate) struct Parts {
     pub mutation: Option<Mutation>,
     pub kernel: Arc<ProxyKernel>,
     pub dead: CancellationToken,
-    /// Where what answers names is put, in histories with names.
+    /// The DNS zone, in histories with names.
     pub names: Option<Arc<Mutex<Option<Arc<Names>>>>>,
 }
 
 impl NetworkAgent {
-    pub fn start(parts: Parts) -> Arc<Self> {
+    pub fn start(parts: AgentConfig) -> Arc<Self> {
         let catalog = Arc::new(Shared::start(parts.api.clone()));
         let kernel = Arc::new(Signal::new(SyncedRevisions::default()));
         let propagation = EndpointPropagation::start(
@@ -78,7 +78,7 @@ impl NetworkAgent {
     }
 }
 
-/// What a machine's kernel has of Services, over all incarnations of its agent.
+/// The Services in a host's kernel, over all incarnations of its agent.
 #[derive(Default)]
 pub(crate) struct ProxyKernel(Mutex<Table>);
 
@@ -104,15 +104,15 @@ impl ProxyKernel {
     }
 }
 
-/// What is to be committed.
+/// A change to commit.
 enum Commit {
-    /// Everything, whatever was there.
+    /// Replaces everything.
     Whole(Table),
     Change(Vec<TableChange>),
 }
 
-/// The proxy of an agent that was just started: it takes over what is in the kernel.
-fn adopting(parts: &Parts) -> Proxy {
+/// The proxy of an agent that was just started: it adopts the state of the kernel.
+fn adopting(parts: &AgentConfig) -> Proxy {
     let facts = NodeFacts {
         name: parts.node.as_str().into(),
         ..NodeFacts::default()
@@ -128,7 +128,7 @@ fn adopting(parts: &Parts) -> Proxy {
     proxy
 }
 
-fn whole(parts: &Parts, proxy: &Proxy) -> Table {
+fn whole(parts: &AgentConfig, proxy: &Proxy) -> Table {
     let mut table = packet::table(proxy, Family::V4);
     if parts.mutation == Some(Mutation::ForgetDeletions) {
         for (set, elements) in parts.kernel.0.lock().iter() {
@@ -141,15 +141,15 @@ fn whole(parts: &Parts, proxy: &Proxy) -> Table {
     table
 }
 
-/// Brings the catalog's changes to the kernel, and says when they are there.
-async fn program(mut parts: Parts, catalog: Arc<Shared>, kernel: Arc<Signal<SyncedRevisions>>) {
+/// Programs the catalog's changes into the kernel, and reports when they are in force.
+async fn program(mut parts: AgentConfig, catalog: Arc<Shared>, kernel: Arc<Signal<SyncedRevisions>>) {
     let mut subscription = catalog.subscribe();
     let mut changed: BTreeSet<ServiceKey> = BTreeSet::new();
     let mut proxy: Option<Proxy> = None;
     while let Some(mut changes) = subscription.changes().await {
         changed.append(&mut changes.services);
         let reached = changes.reached;
-        // Before the first lists are complete the kernel keeps what it has.
+        // Before the first lists are complete the kernel keeps its state.
         if !reached.is_synced() {
             continue;
         }
@@ -181,7 +181,7 @@ async fn program(mut parts: Parts, catalog: Arc<Shared>, kernel: Arc<Signal<Sync
         let table = parts.kernel.0.lock().clone();
         parts.observer.proxied(&parts.node, table);
         parts.observer.programmed(&parts.node, offered);
-        // One that died while the kernel was at it has perhaps changed a table that a reboot has cleared meanwhile.
+        // An agent that died during a change may have changed a table that a reboot has cleared in the meantime.
         let lives = !parts.dead.is_cancelled();
         if let (true, Some(services), Some(slices)) = (lives, reached.services, reached.slices) {
             parts.observer.reached(&parts.node, services, slices);

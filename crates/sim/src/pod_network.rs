@@ -1,5 +1,6 @@
-//! The pod network of a machine: the agent's real leases of addresses and its real enforcement of policies, with files
-//! and a kernel that are played. Records and what the kernel has outlive the agent, and go with the machine.
+//! The pod network of a host: the agent's real address leases and its real enforcement of NetworkPolicies, with
+//! simulated files and a simulated kernel. Files and kernel state outlive the agent; the kernel state is lost when
+//! the host reboots.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,20 +23,21 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
 use crate::observer::Observer;
-use crate::policy_table::{Hand, Kernel, PlayedTable};
+use crate::policy_table::{Kernel, SimulatedTable, TableAccess};
 use crate::random::{Stream, stream};
 
-/// As `pods::Server::reconcile` has it: a sandbox that the runtime does not list may be under way until then.
+/// As in `pods::Server::reconcile`: until then a sandbox that the runtime does not list may still be under
+/// construction.
 const UNLISTED_AGE: Duration = Duration::from_secs(5 * 60);
 const RECONCILE_EVERY: Duration = Duration::from_secs(60);
-/// The kernel's part of ADD and DEL.
+/// The time that the kernel takes for ADD and DEL.
 const LINK_MILLIS: u64 = 40;
 
 struct Record {
     addresses: Vec<IpAddr>,
     pod: PodKey,
     uid: String,
-    /// ADD has answered.
+    /// ADD has been answered.
     is_ready: bool,
     since: Instant,
 }
@@ -45,7 +47,7 @@ struct State {
     records: BTreeMap<SandboxId, Record>,
     last: BTreeMap<IpNet, IpAddr>,
     agent: Option<Arc<Agent>>,
-    /// How many there were.
+    /// How many agents there were.
     agents: u64,
 }
 
@@ -59,7 +61,7 @@ struct Agent {
 }
 
 /// See the module.
-pub(crate) struct MachineNetwork {
+pub(crate) struct NodePodNetwork {
     node: String,
     seed: u64,
     observer: Arc<Observer>,
@@ -79,9 +81,9 @@ fn id_of(sandbox: &str) -> Result<SandboxId> {
     SandboxId::try_from(sandbox.to_string()).map_err(|e| unavailable(&e.to_string()))
 }
 
-impl MachineNetwork {
+impl NodePodNetwork {
     pub fn new(node: &str, seed: u64, observer: Arc<Observer>, mutation: Option<Mutation>) -> Self {
-        MachineNetwork {
+        NodePodNetwork {
             node: node.into(),
             seed,
             observer,
@@ -91,14 +93,14 @@ impl MachineNetwork {
         }
     }
 
-    /// Takes over what an earlier agent has left.
+    /// Adopts what an earlier agent has left.
     pub fn start(self: &Arc<Self>, api: Arc<dyn Api>, runtime: Arc<FakeRuntime>, dead: &CancellationToken) {
         let mut state = self.state.lock();
         state.agents += 1;
         let name = format!("pod network/{}/{}", self.node, state.agents);
         let mut addresses = Addresses::new(state.last.clone());
         let mut running = Vec::new();
-        let forgets = |mistake| self.mutation == Some(mistake);
+        let forgets = |mutation| self.mutation == Some(mutation);
         if forgets(Mutation::ForgetAddresses) {
             addresses = Addresses::new(Default::default());
         }
@@ -117,12 +119,12 @@ impl MachineNetwork {
                 running.push(attachment(sandbox, record));
             }
         }
-        let table = PlayedTable {
+        let table = SimulatedTable {
             node: self.node.clone(),
             kernel: self.kernel.clone(),
             observer: self.observer.clone(),
             dead: dead.clone(),
-            state: Mutex::new(Hand {
+            state: Mutex::new(TableAccess {
                 chance: stream(self.seed, &format!("{name}/table")),
                 is_known: false,
             }),
@@ -153,7 +155,7 @@ impl MachineNetwork {
         self.state.lock().agent = None;
     }
 
-    /// After [`MachineNetwork::crash`]: neither records nor rules nor links are left.
+    /// After [`NodePodNetwork::crash`]: no files, rules or links are left.
     pub fn rebooted(&self) {
         self.state.lock().records.clear();
         self.kernel.rebooted();
@@ -161,7 +163,7 @@ impl MachineNetwork {
         self.observer.policed(&self.node, Default::default());
     }
 
-    /// After [`MachineNetwork::rebooted`]: its disk is another's.
+    /// After [`NodePodNetwork::rebooted`]: an empty disk.
     pub fn wiped(&self) {
         self.state.lock().last.clear();
     }
@@ -214,7 +216,7 @@ impl MachineNetwork {
         let record = Record {
             addresses: taken.clone(),
             pod: PodKey::new(&sandbox.pod.namespace, &sandbox.pod.name),
-            uid: sandbox.pod.uid.clone(),
+            uid: sandbox.pod.uid.to_string(),
             is_ready: false,
             since: Instant::now(),
         };
@@ -227,7 +229,7 @@ impl MachineNetwork {
         Ok(of)
     }
 
-    async fn add_by(self: &MachineNetwork, agent: &Arc<Agent>, sandbox: &Sandbox) -> Result<Vec<String>> {
+    async fn add_by(self: &NodePodNetwork, agent: &Arc<Agent>, sandbox: &Sandbox) -> Result<Vec<String>> {
         let cidrs = agent.own.node().get().pod_cidrs;
         if cidrs.is_empty() {
             return Err(unavailable("the node has no pod CIDR yet"));
@@ -275,7 +277,7 @@ impl Agent {
         sleep(takes).await;
     }
 
-    /// Nothing of it is done any more when the agent is dead.
+    /// Nothing more of it is done when the agent has died.
     async fn unless_dead<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::select! {
             biased;
@@ -295,14 +297,14 @@ fn attachment(sandbox: &SandboxId, record: &Record) -> Attachment {
 }
 
 #[async_trait]
-impl PodNetwork for MachineNetwork {
+impl PodNetwork for NodePodNetwork {
     async fn add(&self, sandbox: &Sandbox) -> Result<Vec<String>> {
         let agent = self.agent()?;
         agent.unless_dead(self.add_by(&agent, sandbox)).await
     }
 
     async fn delete(&self, sandbox: &str) -> Result<()> {
-        // Nothing in it uses them from now on, whether the agent hears of it or not.
+        // From now on nothing in the sandbox uses them, whether the agent knows it or not.
         self.observer.unleased(&self.node, sandbox);
         let agent = self.agent()?;
         agent.unless_dead(self.delete_by(&agent, sandbox)).await

@@ -1,6 +1,6 @@
-//! A machine's table of NetworkPolicies, played: what it does with the first packet of a connection, and how it follows
-//! the agent. Each step takes a while and may fail; what was done stays when the agent dies, and nothing when the machine
-//! does.
+//! A host's table of NetworkPolicies, simulated: its verdict on the first packet of a connection, and how it follows
+//! the agent. Each step takes some time and may fail; what was done is kept when the agent dies, and is lost when the
+//! host reboots.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,17 +23,17 @@ use tokio_util::sync::CancellationToken;
 use crate::observer::Observer;
 use crate::random::Stream;
 
-/// The ports that connections are tried on: policies of users allow all ports, or the first of these.
+/// The ports that connections are tried on: the users' policies allow all ports, or the first of these.
 pub(crate) const PORTS: [u16; 2] = [80, 81];
 /// One step in so many thousands takes the kernel long …
 const SLOW_PER_MILLE: u32 = 30;
-/// … up to this.
+/// … at most this.
 const SLOW_MILLIS: u64 = 1_500;
 /// The others.
 const USUAL_MILLIS: u64 = 10;
-/// Steps that the kernel rejects.
+/// Steps that the kernel rejects, per mille.
 const FAILING_PER_MILLE: u32 = 10;
-/// Pods whose connections are compared with what the agent says of them, after each change.
+/// How many pods' connections are compared with the agent's verdicts after each change.
 const COMPARED: usize = 2;
 
 fn bytes(address: IpAddr) -> Vec<u8> {
@@ -43,8 +43,8 @@ fn bytes(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Whether the table lets a TCP connection pass in one direction of one of its pods. An error says what the real kernel
-/// would never have accepted.
+/// Whether the table lets a TCP connection pass in one direction of one of its pods. An error names what the real
+/// kernel would not have accepted.
 pub(crate) fn passes(
     table: &Ruleset,
     direction: Direction,
@@ -103,7 +103,7 @@ fn rule_matches(table: &Ruleset, rule: &ChainRule, peer: IpAddr, port: u16) -> R
     })
 }
 
-/// A machine's table, over all incarnations of its agent.
+/// A host's table, over all incarnations of its agent.
 #[derive(Default)]
 pub(crate) struct Kernel(Mutex<Ruleset>);
 
@@ -112,30 +112,30 @@ impl Kernel {
         *self.0.lock() = Ruleset::default();
     }
 
-    /// Above the numbers of sets and chains that are there.
+    /// Higher than the numbers of the existing sets and chains.
     pub fn first_number(&self) -> u64 {
         let table = self.0.lock();
         Ruleset::number_above(table.sets.keys().chain(table.chains.keys()).map(|name| &**name))
     }
 }
 
-/// What one incarnation of the agent has of it.
-pub(crate) struct PlayedTable {
+/// The table as one incarnation of the agent reaches it.
+pub(crate) struct SimulatedTable {
     pub node: String,
     pub kernel: Arc<Kernel>,
     pub observer: Arc<Observer>,
     pub dead: CancellationToken,
-    pub state: Mutex<Hand>,
+    pub state: Mutex<TableAccess>,
 }
 
-pub(crate) struct Hand {
+pub(crate) struct TableAccess {
     pub chance: Stream,
-    /// What is in the kernel is known.
+    /// Whether the state of the kernel is known.
     pub is_known: bool,
 }
 
-/// What the agent says of a connection to or from one of its pods.
-struct Said {
+/// The agent's verdict on a connection to or from one of its pods.
+struct ExpectedVerdict {
     direction: Direction,
     own: IpAddr,
     peer: IpAddr,
@@ -143,8 +143,8 @@ struct Said {
     is_allowed: bool,
 }
 
-impl PlayedTable {
-    /// Takes a while; may fail.
+impl SimulatedTable {
+    /// Takes some time; may fail.
     async fn step(&self) -> Result<(), TableError> {
         let (takes, fails) = {
             let chance = &mut self.state.lock().chance;
@@ -156,7 +156,7 @@ impl PlayedTable {
         };
         sleep(takes).await;
         if self.dead.is_cancelled() {
-            // The process was killed within the step.
+            // The process was killed during the step.
             std::future::pending::<()>().await;
         }
         match fails {
@@ -174,13 +174,13 @@ impl PlayedTable {
         self.observer.policed(&self.node, table);
     }
 
-    /// The agent's own answers about some of its pods, as of now.
-    fn ask(&self, policies: &Policies) -> Vec<Said> {
+    /// The agent's verdicts for some of its pods, as of now.
+    fn ask(&self, policies: &Policies) -> Vec<ExpectedVerdict> {
         let locals = self.observer.settled_pods(&self.node);
-        let mut said = Vec::new();
+        let mut expected = Vec::new();
         for _ in 0..COMPARED {
             let Some((key, uid, own)) = self.state.lock().chance.pick(&locals).cloned() else {
-                return said;
+                return expected;
             };
             if !policies.knows_pod(&key, Some(&uid)) {
                 continue;
@@ -188,22 +188,33 @@ impl PlayedTable {
             let peers = self.observer.pod_addresses();
             for peer in peers.into_iter().filter(|peer| *peer != own) {
                 for port in PORTS {
-                    said.extend(answers(policies, &key, own, peer, port));
+                    expected.extend(answers(policies, &key, own, peer, port));
                 }
             }
         }
-        said
+        expected
     }
 
-    /// What was said before a change, and is in the kernel after it.
-    fn compare(&self, said: &[Said]) {
+    /// Compares the verdicts from before a change with the kernel after it.
+    fn compare(&self, expected: &[ExpectedVerdict]) {
         let table = self.kernel.0.lock();
-        let differs = said.iter().find_map(|said| {
-            let passes = passes(&table, said.direction, said.own, said.peer, said.port);
-            (passes != Ok(said.is_allowed)).then(|| {
+        let differs = expected.iter().find_map(|expected| {
+            let passes = passes(
+                &table,
+                expected.direction,
+                expected.own,
+                expected.peer,
+                expected.port,
+            );
+            (passes != Ok(expected.is_allowed)).then(|| {
                 format!(
                     "{} of {} with {} port {}: the agent of {} says {}, the kernel {passes:?}",
-                    said.direction, said.own, said.peer, said.port, self.node, said.is_allowed
+                    expected.direction,
+                    expected.own,
+                    expected.peer,
+                    expected.port,
+                    self.node,
+                    expected.is_allowed
                 )
             })
         });
@@ -271,15 +282,15 @@ impl PlayedTable {
             }
             self.has_changed();
         }
-        if !change.gone_chains.is_empty() || !change.gone_sets.is_empty() {
+        if !change.unused_chains.is_empty() || !change.unused_sets.is_empty() {
             self.step().await?;
             let mut table = self.kernel.0.lock();
             change
-                .gone_chains
+                .unused_chains
                 .iter()
                 .for_each(|name| drop(table.chains.remove(name)));
             change
-                .gone_sets
+                .unused_sets
                 .iter()
                 .for_each(|name| drop(table.sets.remove(name)));
             drop(table);
@@ -289,10 +300,10 @@ impl PlayedTable {
     }
 }
 
-/// What the agent says, in both directions.
-fn answers(policies: &Policies, key: &PodKey, own: IpAddr, peer: IpAddr, port: u16) -> Vec<Said> {
+/// The agent's verdicts, in both directions.
+fn answers(policies: &Policies, key: &PodKey, own: IpAddr, peer: IpAddr, port: u16) -> Vec<ExpectedVerdict> {
     let (own_end, peer_end) = (Endpoint::Address(own), Endpoint::Address(peer));
-    let mut said = Vec::new();
+    let mut expected = Vec::new();
     for direction in [Direction::Ingress, Direction::Egress] {
         let explained = match direction {
             Direction::Ingress => policies.explain(&peer_end, &own_end, Protocol::Tcp, port),
@@ -302,11 +313,11 @@ fn answers(policies: &Policies, key: &PodKey, own: IpAddr, peer: IpAddr, port: u
             Direction::Ingress => explained.ingress,
             Direction::Egress => explained.egress,
         };
-        // By what the API says the address may still be another's, or nobody's yet.
+        // In the API the address may still belong to another pod, or not yet to any.
         if explained.outcome != Outcome::Unknown
             && let Some(side) = side.filter(|side| side.pod == *key)
         {
-            said.push(Said {
+            expected.push(ExpectedVerdict {
                 direction,
                 own,
                 peer,
@@ -315,15 +326,15 @@ fn answers(policies: &Policies, key: &PodKey, own: IpAddr, peer: IpAddr, port: u
             });
         }
     }
-    said
+    expected
 }
 
 #[async_trait]
-impl PolicyTable for PlayedTable {
+impl PolicyTable for SimulatedTable {
     async fn sync(&self, policies: &Arc<Mutex<Policies>>) -> Result<bool, TableError> {
-        // Until it has come to its end it is not known what is there.
+        // Until it has ended the state of the kernel is not known.
         let was_known = std::mem::take(&mut self.state.lock().is_known);
-        let (ruleset, change, said) = {
+        let (ruleset, change, expected) = {
             let mut policies = policies.lock();
             let work = match was_known {
                 false => (Some(policies.ruleset()), Change::default()),
@@ -336,7 +347,7 @@ impl PolicyTable for PlayedTable {
             Some(ruleset) => self.replace(ruleset).await?,
             None => self.carry_out(change).await?,
         }
-        self.compare(&said);
+        self.compare(&expected);
         self.state.lock().is_known = true;
         Ok(is_full)
     }

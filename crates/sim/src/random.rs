@@ -1,4 +1,4 @@
-//! Chance, all of it from one seed: one stream per entity, so that a new draw of one shifts no other's.
+//! Randomness, all of it from one seed: one stream per entity, so that a new draw of one shifts no other's.
 
 use std::convert::Infallible;
 
@@ -9,7 +9,7 @@ use rand::{Rng, RngExt, SeedableRng, TryRng};
 
 /// The stream of `entity` under `seed`.
 pub(crate) fn stream(seed: u64, entity: &str) -> Stream {
-    // FNV-1a over the name: stable between builds, which the standard library's hashers do not promise.
+    // FNV-1a over the name: stable between builds, which the standard library's hashers are not.
     let mut name = 0xcbf2_9ce4_8422_2325_u64;
     for byte in entity.bytes() {
         name = (name ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -26,11 +26,11 @@ pub(crate) fn stream(seed: u64, entity: &str) -> Stream {
 
 pub(crate) struct Stream(Counted);
 
-/// A generator that knows how far it is.
+/// A generator that counts its output.
 struct Counted {
     inner: StdRng,
     key: [u8; 32],
-    /// Of 32 bits, taken so far.
+    /// How many 32-bit words were taken so far.
     words: u64,
 }
 
@@ -54,12 +54,12 @@ impl TryRng for Counted {
 }
 
 impl Stream {
-    /// How far it is, for [`Stream::go_to`].
+    /// The position, for [`Stream::go_to`].
     pub fn position(&self) -> u64 {
         self.0.words
     }
 
-    /// Draws from now on what was drawn from this position on.
+    /// From now on draws what was drawn after this position.
     pub fn go_to(&mut self, position: u64) {
         let counted = &mut self.0;
         if counted.words > position {
@@ -71,7 +71,7 @@ impl Stream {
         }
     }
 
-    /// One of these with their weights, of those that can be drawn.
+    /// One of these by their weights, among those that `can` allows.
     pub fn weighted<T: Copy>(&mut self, from: &[(T, u64)], can: impl Fn(T) -> bool) -> Option<T> {
         let open: Vec<_> = from.iter().filter(|(one, _)| can(*one)).collect();
         let all: u64 = open.iter().map(|(_, weight)| weight).sum();
@@ -88,7 +88,7 @@ impl Stream {
         None
     }
 
-    /// From `low` up to and including `high`.
+    /// Between `low` and `high`, both included.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         self.0.random_range(low..=high.max(low))
     }
@@ -97,7 +97,7 @@ impl Stream {
         std::time::Duration::from_millis(self.between(low, high))
     }
 
-    /// True in so many of a thousand cases.
+    /// True with this probability, per mille.
     pub fn per_mille(&mut self, chance: u32) -> bool {
         self.0.random_range(0..1000) < chance
     }
@@ -110,7 +110,7 @@ impl Stream {
     }
 }
 
-/// An API server's.
+/// The random source of an API server.
 pub(crate) struct SeededEntropy(Mutex<Stream>);
 
 impl SeededEntropy {
@@ -135,7 +135,7 @@ mod tests {
         let mut drawn = Vec::new();
         for n in 0..500_u64 {
             let position = chance.position();
-            // Of both widths, so that some straddle what the generator makes at a time.
+            // Of both widths, so that some straddle a block of the generator.
             let (small, one) = (chance.per_mille(500), chance.between(0, n));
             let picked = chance.pick(&[1, 2, 3]).copied();
             drawn.push((position, n, small, one, picked));

@@ -1,5 +1,5 @@
-//! Clients that do nothing but read: one at each API server, which lists all pods, whole or by pages, and watches them. What it is
-//! shown is compared with what the store committed, at each step (`rules::s9_watches`).
+//! Clients that only read: one at each API server, which lists all pods, in one response or by pages, and watches
+//! them. What it is shown is compared with what the store committed, at each step (`rules::s9_watches`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,27 +15,27 @@ use crate::random::Stream;
 use crate::rules::s9_watches;
 use crate::servers::ApiServer;
 
-/// Before a request that failed is sent again.
+/// The pause before a failed request is repeated.
 const RETRY: Duration = Duration::from_millis(500);
-/// How long a request may take before it is given up: longer than the store's slowest way.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// A watch lasts so long at most …
+/// The timeout of a request: longer than the slowest connection to the store.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest duration of a watch …
 const WATCHES_MILLIS: u64 = 60_000;
-/// … and there is no watch for so long afterwards, at most.
+/// … and of the pause after it.
 const PAUSES_MILLIS: u64 = 20_000;
-/// Lists by pages, in thousandths, of so many pods each …
+/// Lists by pages, per mille, of so many pods each …
 const PAGED_PER_MILLE: u32 = 500;
 const PAGE: usize = 3;
-/// … with so long between two, at most.
+/// … with the longest pause between two pages.
 const PAGE_MILLIS: u64 = 2_000;
-/// Watches that are resumed where the last one ended, and not after a new list, in thousandths.
+/// Watches that are resumed where the last one ended, without a new list, per mille.
 const RESUMED_PER_MILLE: u32 = 700;
 
 /// See the module.
 pub(crate) struct Reader {
     server: Arc<ApiServer>,
     observer: Arc<Observer>,
-    /// All up to this revision it has been shown.
+    /// It has been shown everything up to this revision.
     position: Mutex<u64>,
 }
 
@@ -58,7 +58,7 @@ impl Reader {
         started.collect()
     }
 
-    /// What it has not been shown of what was committed up to a revision.
+    /// What was committed up to a revision and has not been shown to it.
     pub fn is_behind(&self, revision: u64) -> Result<(), String> {
         let position = *self.position.lock();
         match position < revision {
@@ -84,14 +84,14 @@ impl Reader {
         }
     }
 
-    /// Lists, unless it resumes, and watches for a while.
+    /// Lists, unless it resumes, and watches for some time.
     async fn read_once(&self, chance: &mut Stream, resumes: &mut bool) -> Result<(), Error> {
-        let Some((gone, server)) = self.server.running() else {
+        let Some((stopped, server)) = self.server.running() else {
             return Err(Error::unavailable("the server does not run"));
         };
         let api = server.api_as("reader", ["system:masters"]);
         if !*resumes {
-            let pages = patiently(self.list(&*api, chance)).await?;
+            let pages = with_retries(self.list(&*api, chance)).await?;
             let revision = pages.first().map_or(0, |page| page.resource_version);
             self.check(
                 self.observer
@@ -104,12 +104,12 @@ impl Reader {
             ..WatchOptions::default()
         };
         *resumes = true;
-        let mut events = patiently(api.watch(&registry::POD, options)).await?;
+        let mut events = with_retries(api.watch(&registry::POD, options)).await?;
         let until = Instant::now() + chance.millis(0, WATCHES_MILLIS);
         loop {
             let event = tokio::select! {
                 biased;
-                () = gone.cancelled() => None,
+                () = stopped.cancelled() => None,
                 () = tokio::time::sleep_until(until) => None,
                 event = events.next() => event,
             };
@@ -160,7 +160,7 @@ impl Reader {
     }
 }
 
-async fn patiently<T>(request: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    let answer = timeout(PATIENCE, request).await;
+async fn with_retries<T>(request: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let answer = timeout(REQUEST_TIMEOUT, request).await;
     answer.unwrap_or_else(|_| Err(Error::timeout("the request timed out")))
 }

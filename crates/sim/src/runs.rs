@@ -1,4 +1,4 @@
-//! Many histories side by side: each is one thread's, from its beginning to its end.
+//! Many histories in parallel: each runs on one thread, from its beginning to its end.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 
 use crate::{Report, Simulation};
 
-/// Runs what `next` gives, until it gives nothing more, on so many threads; `each` hears of every report as it
-/// comes and says whether to go on.
+/// Runs the histories that `next` returns, until it returns none, on so many threads; `each` is called with every
+/// report as it comes and returns whether to continue.
 pub fn run_all(
     threads: usize,
     next: impl Iterator<Item = Simulation> + Send,

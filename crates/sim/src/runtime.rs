@@ -1,5 +1,5 @@
-//! One node's container runtime as one incarnation of its kubelet reaches it: slow, failing, gone; calls under way
-//! when the kubelet dies may still be carried out.
+//! One node's container runtime as one incarnation of its kubelet reaches it: slow, failing, unreachable; calls in
+//! progress when the kubelet dies may still be carried out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
+use knarr_kubelet::ids::{ContainerId, SandboxId};
 use knarr_kubelet::runtime::{Container, ContainerState, Exit, Sandbox};
 use knarr_node::runtime::fake::FakeRuntime;
 use knarr_node::runtime::{
@@ -22,24 +23,24 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
 use crate::clocks::Rate;
-use crate::disks::Machine;
+use crate::disks::NodeHost;
 use crate::observer::Observer;
 use crate::random::Stream;
 use crate::upgrade;
 use crate::world::Process;
 
-/// How bad it is.
+/// Its error rates.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Health {
-    /// Calls that fail before anything is done, in thousandths; as many fail after it.
+    /// Calls that fail before anything is done, per mille; as many fail after it.
     pub failing: u32,
     pub slowest_millis: u64,
 }
 
-/// A node's runtime's health, over all incarnations of its kubelet.
+/// The health of a node's runtime, over all incarnations of its kubelet.
 pub(crate) struct Condition {
     state: Mutex<(Health, Stream)>,
-    /// Counts the machine's reboots: orders under way do not outlive one.
+    /// Counts the host's reboots: calls in progress do not survive one.
     boots: Arc<AtomicU64>,
 }
 
@@ -76,7 +77,7 @@ impl Condition {
         )
     }
 
-    /// What is ordered is carried out even if nobody waits for it any more, unless the machine goes down before.
+    /// A call that was begun is carried out even if its caller has died, unless the host is switched off before.
     pub async fn order<T: Send + 'static>(
         &self,
         call: impl Future<Output = Result<T>> + Send + 'static,
@@ -94,7 +95,7 @@ impl Condition {
             if boot != boots.load(Ordering::Relaxed) {
                 return;
             }
-            // Whoever asked may be gone.
+            // The caller may have died.
             let _ = done.send(call.await);
         });
         let answer = answer.await.unwrap_or_else(|_| Err(failed()));
@@ -102,36 +103,36 @@ impl Condition {
     }
 }
 
-type Recipe = (String, ContainerConfig, PodSandboxConfig);
+type ContainerSpec = (SandboxId, ContainerConfig, PodSandboxConfig);
 
 /// See the module.
-pub(crate) struct Line {
+pub(crate) struct RuntimeAccess {
     pub node: String,
     pub inner: Arc<FakeRuntime>,
     pub observer: Arc<Observer>,
     pub condition: Arc<Condition>,
-    pub machine: Arc<Machine>,
-    /// How fast its machine's clock counts.
+    pub host: Arc<NodeHost>,
+    /// The rate of its host's clock.
     pub rate: Rate,
-    /// Its kubelet is of the version before.
+    /// Its kubelet is of the previous version.
     pub is_former: bool,
     pub dead: CancellationToken,
     pub mutation: Option<Mutation>,
-    /// For [`Mutation::StartTwice`]: how each container is made once more.
-    pub recipes: Mutex<BTreeMap<String, Recipe>>,
+    /// For [`Mutation::StartTwice`]: how each container is created a second time.
+    pub recipes: Mutex<BTreeMap<String, ContainerSpec>>,
     /// For [`Mutation::DeleteBeforeProcessesAreGone`].
     pub believed_ended: Mutex<BTreeSet<String>>,
 }
 
-/// Added to the attempt of a container that is made twice.
+/// Added to the attempt of a container that is created twice.
 const SECOND_SET: u32 = 1000;
 
 fn failed() -> RuntimeError {
     RuntimeError::new("Unavailable", "the runtime failed")
 }
 
-impl Line {
-    /// What a kubelet asks of its runtime is part of the history.
+impl RuntimeAccess {
+    /// A kubelet's calls to its runtime are a part of the trace.
     fn note(&self, what: std::fmt::Arguments<'_>) {
         if !self.dead.is_cancelled() {
             self.observer.note(&format!("{} is to {what}", self.node));
@@ -142,7 +143,7 @@ impl Line {
         self.mutation == Some(Mutation::DeleteBeforeProcessesAreGone)
     }
 
-    /// For [`Mutation::KeepOrphans`]: whether it runs on for a pod that has left the store.
+    /// For [`Mutation::KeepOrphans`]: whether the container keeps running for a pod that was removed from the store.
     fn keeps(&self, is_it: impl Fn(&Process) -> bool) -> bool {
         let keeps = self.mutation == Some(Mutation::KeepOrphans);
         keeps
@@ -155,12 +156,12 @@ impl Line {
             })
     }
 
-    /// A container as a mistaken kubelet sees it.
+    /// A container as a mutant kubelet sees it.
     fn distort(&self, mut container: Container) -> Container {
         let is_taken_for_done =
             self.mutation == Some(Mutation::TakeStartedForDone) && container.name == "completes";
         if let ContainerState::Running { started_at } = container.state
-            && (is_taken_for_done || self.believed_ended.lock().contains(&container.id))
+            && (is_taken_for_done || self.believed_ended.lock().contains(container.id.as_str()))
         {
             container.state = ContainerState::Exited(Exit {
                 reason: "Completed".into(),
@@ -189,7 +190,7 @@ impl Line {
         }
     }
 
-    /// As [`Line::ask`], but what was asked is carried out even if the asking kubelet dies meanwhile.
+    /// As [`RuntimeAccess::ask`], but the call is carried out even if the calling kubelet dies in the meantime.
     async fn order<T: Send + 'static>(
         &self,
         call: impl Future<Output = Result<T>> + Send + 'static,
@@ -203,7 +204,7 @@ impl Line {
 }
 
 #[async_trait]
-impl Runtime for Line {
+impl Runtime for RuntimeAccess {
     async fn status(&self) -> Result<RuntimeStatus> {
         self.ask(self.inner.status()).await
     }
@@ -216,11 +217,11 @@ impl Runtime for Line {
         self.ask(self.inner.sandboxes()).await
     }
 
-    async fn sandbox(&self, id: &str) -> Result<SandboxDetail> {
+    async fn sandbox(&self, id: &SandboxId) -> Result<SandboxDetail> {
         self.ask(self.inner.sandbox(id)).await
     }
 
-    async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
+    async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<SandboxId> {
         let of = config.metadata.as_ref().map_or("", |m| &m.name);
         self.note(format_args!("make a sandbox for {of}"));
         let (inner, config, handler) = (self.inner.clone(), config.clone(), handler.to_string());
@@ -228,21 +229,21 @@ impl Runtime for Line {
             .await
     }
 
-    async fn stop_sandbox(&self, id: &str) -> Result<()> {
+    async fn stop_sandbox(&self, id: &SandboxId) -> Result<()> {
         self.note(format_args!("stop {id}"));
-        if self.takes_orders_for_ends() || self.keeps(|process| process.sandbox == id) {
+        if self.takes_orders_for_ends() || self.keeps(|process| process.sandbox == id.as_str()) {
             return Ok(());
         }
-        let (inner, id) = (self.inner.clone(), id.to_string());
+        let (inner, id) = (self.inner.clone(), id.clone());
         self.order(async move { inner.stop_sandbox(&id).await }).await
     }
 
-    async fn remove_sandbox(&self, id: &str) -> Result<()> {
+    async fn remove_sandbox(&self, id: &SandboxId) -> Result<()> {
         self.note(format_args!("remove {id}"));
-        if self.takes_orders_for_ends() || self.keeps(|process| process.sandbox == id) {
+        if self.takes_orders_for_ends() || self.keeps(|process| process.sandbox == id.as_str()) {
             return Ok(());
         }
-        let (inner, id) = (self.inner.clone(), id.to_string());
+        let (inner, id) = (self.inner.clone(), id.clone());
         self.order(async move { inner.remove_sandbox(&id).await }).await
     }
 
@@ -255,7 +256,7 @@ impl Runtime for Line {
         Ok(all)
     }
 
-    async fn container(&self, id: &str) -> Result<ContainerDetail> {
+    async fn container(&self, id: &ContainerId) -> Result<ContainerDetail> {
         let mut detail = self.ask(self.inner.container(id)).await?;
         detail.container = self.distort(detail.container);
         Ok(detail)
@@ -263,21 +264,21 @@ impl Runtime for Line {
 
     async fn create_container(
         &self,
-        sandbox_id: &str,
+        sandbox_id: &SandboxId,
         config: &ContainerConfig,
         sandbox: &PodSandboxConfig,
-    ) -> Result<String> {
+    ) -> Result<ContainerId> {
         let name = config.metadata.as_ref().map_or("", |m| &m.name);
         self.note(format_args!("make {name} in {sandbox_id}"));
-        let mut recipe = (sandbox_id.to_string(), config.clone(), sandbox.clone());
+        let mut recipe = (sandbox_id.clone(), config.clone(), sandbox.clone());
         if self.is_former {
             upgrade::as_former_makes(&mut recipe.1);
         }
-        let (inner, machine, asked) = (self.inner.clone(), self.machine.clone(), recipe.clone());
+        let (inner, host, asked) = (self.inner.clone(), self.host.clone(), recipe.clone());
         let made = self
             .order(async move {
                 let made = inner.create_container(&asked.0, &asked.1, &asked.2).await;
-                made.inspect(|id| machine.made(id, &asked.1))
+                made.inspect(|id| host.made(id, &asked.1))
             })
             .await?;
         if self.is_former {
@@ -286,20 +287,20 @@ impl Runtime for Line {
         if self.mutation == Some(Mutation::StartTwice) {
             let mut second = recipe;
             if let Some(metadata) = &mut second.1.metadata {
-                // The same name would be refused, as by containerd.
+                // The same name would be rejected, as by containerd.
                 metadata.attempt += SECOND_SET;
             }
-            self.recipes.lock().insert(made.clone(), second);
+            self.recipes.lock().insert(made.to_string(), second);
         }
         Ok(made)
     }
 
-    async fn start_container(&self, id: &str) -> Result<()> {
+    async fn start_container(&self, id: &ContainerId) -> Result<()> {
         self.note(format_args!("start {id}"));
-        let (inner, name) = (self.inner.clone(), id.to_string());
+        let (inner, name) = (self.inner.clone(), id.clone());
         self.order(async move { inner.start_container(&name).await })
             .await?;
-        let recipe = self.recipes.lock().get(id).cloned();
+        let recipe = self.recipes.lock().get(id.as_str()).cloned();
         if let Some((sandbox, config, of)) = recipe {
             let second = self.inner.create_container(&sandbox, &config, &of).await?;
             self.inner.start_container(&second).await?;
@@ -307,7 +308,7 @@ impl Runtime for Line {
         Ok(())
     }
 
-    async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
+    async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<()> {
         let grace = match self.mutation {
             Some(Mutation::CutTheGrace) => Duration::from_secs(1),
             Some(Mutation::LengthenTheGrace) => Duration::from_secs(600),
@@ -315,36 +316,41 @@ impl Runtime for Line {
             _ => grace,
         };
         self.note(format_args!("stop {id} within {} s", grace.as_secs()));
-        if self.mutation == Some(Mutation::NeverStop) || self.keeps(|process| process.id == id) {
+        if self.mutation == Some(Mutation::NeverStop) || self.keeps(|process| process.id == id.as_str()) {
             return Ok(());
         }
         if self.takes_orders_for_ends() {
             self.believed_ended.lock().insert(id.to_string());
-            let (inner, id) = (self.inner.clone(), id.to_string());
+            let (inner, id) = (self.inner.clone(), id.clone());
             tokio::spawn(async move { inner.stop_container(&id, grace).await });
             return Ok(());
         }
         let grace = self.rate.passes(grace);
-        // Not an order: the runtime gives the wait for KILL up when nobody waits for its answer.
+        // Not carried out without its caller: the runtime stops waiting for KILL when the caller does.
         self.ask(self.inner.stop_container(id, grace)).await
     }
 
-    async fn update_container(&self, id: &str, resources: &LinuxContainerResources) -> Result<()> {
-        let (inner, id, resources) = (self.inner.clone(), id.to_string(), resources.clone());
+    async fn update_container(&self, id: &ContainerId, resources: &LinuxContainerResources) -> Result<()> {
+        let (inner, id, resources) = (self.inner.clone(), id.clone(), resources.clone());
         self.order(async move { inner.update_container(&id, &resources).await })
             .await
     }
 
-    async fn remove_container(&self, id: &str) -> Result<()> {
+    async fn remove_container(&self, id: &ContainerId) -> Result<()> {
         self.note(format_args!("remove {id}"));
         if self.takes_orders_for_ends() {
             return Ok(());
         }
-        let (inner, id) = (self.inner.clone(), id.to_string());
+        let (inner, id) = (self.inner.clone(), id.clone());
         self.order(async move { inner.remove_container(&id).await }).await
     }
 
-    async fn exec(&self, id: &str, command: &[String], timeout: Option<Duration>) -> Result<ExecOutput> {
+    async fn exec(
+        &self,
+        id: &ContainerId,
+        command: &[String],
+        timeout: Option<Duration>,
+    ) -> Result<ExecOutput> {
         self.ask(self.inner.exec(id, command, timeout)).await
     }
 
@@ -352,19 +358,19 @@ impl Runtime for Line {
         self.ask(self.inner.usage()).await
     }
 
-    async fn exec_url(&self, container_id: &str, options: &ExecOptions) -> Result<String> {
+    async fn exec_url(&self, container_id: &ContainerId, options: &ExecOptions) -> Result<String> {
         self.ask(self.inner.exec_url(container_id, options)).await
     }
 
-    async fn attach_url(&self, container_id: &str, options: &ExecOptions) -> Result<String> {
+    async fn attach_url(&self, container_id: &ContainerId, options: &ExecOptions) -> Result<String> {
         self.ask(self.inner.attach_url(container_id, options)).await
     }
 
-    async fn port_forward_url(&self, sandbox_id: &str, ports: &[i32]) -> Result<String> {
+    async fn port_forward_url(&self, sandbox_id: &SandboxId, ports: &[i32]) -> Result<String> {
         self.ask(self.inner.port_forward_url(sandbox_id, ports)).await
     }
 
-    async fn reopen_log(&self, container_id: &str) -> Result<()> {
+    async fn reopen_log(&self, container_id: &ContainerId) -> Result<()> {
         self.ask(self.inner.reopen_log(container_id)).await
     }
 

@@ -1,7 +1,7 @@
-//! What users and faults did in a history, step by step, so that it can be played again with some of it left out.
+//! What users and faults did in a history, step by step, so that it can be replayed with some of it left out.
 //!
-//! A script holds no effects: for each step it says when it was, whose turn it was and how far each stream had been drawn. A
-//! step that is left out therefore shifts no other's draws, though what they lead to may be another.
+//! A script holds no effects: for each step it has its time, its kind and the position of each random stream. A step
+//! that is left out therefore shifts no other step's draws, though their effects may differ.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,18 +10,18 @@ use std::time::Duration;
 
 use crate::switches::Switches;
 
-/// Steps that a list on the command line may name: more than any history has.
+/// The most steps that a list on the command line may name: more than any history has.
 const MOST_STEPS: u32 = 1_000_000;
 
-/// Whose turn it is.
+/// The kind of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     Users,
     Fault,
     RareFault,
-    /// Users do something to a node.
+    /// Users do something with a node.
     NodeUsers,
-    /// Administrators try to write their FencingPolicy down.
+    /// Administrators try to create their FencingPolicy.
     FencingPolicy,
     LostNode,
     Fencing,
@@ -38,12 +38,12 @@ pub(crate) enum Turn {
     Upgrade,
 }
 
-/// How far each stream that a step may draw from had been drawn when it began.
+/// The position of each stream that a step may draw from, when the step began.
 pub(crate) type Positions = [u64; 14];
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
-    /// Since the history began.
+    /// Since the beginning of the history.
     pub at: Duration,
     pub turn: Turn,
     pub positions: Positions,
@@ -58,7 +58,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// How many steps it has. The first is number 1.
+    /// The number of steps. The first is number 1.
     pub fn len(&self) -> u32 {
         u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
     }
@@ -105,18 +105,18 @@ impl fmt::Display for Steps {
                 _ => ranges.push((*step, *step)),
             }
         }
-        let told = ranges.iter().map(|(first, last)| match first == last {
+        let shown = ranges.iter().map(|(first, last)| match first == last {
             true => first.to_string(),
             false => format!("{first}-{last}"),
         });
-        f.write_str(&told.collect::<Vec<_>>().join(","))
+        f.write_str(&shown.collect::<Vec<_>>().join(","))
     }
 }
 
 impl FromStr for Steps {
     type Err = String;
 
-    /// Fails with what was expected.
+    /// The error says what was expected.
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = |part: &str| format!("expected numbers of steps such as 3,7-20; found {part:?}");
         let mut steps = BTreeSet::new();
@@ -133,15 +133,15 @@ impl FromStr for Steps {
     }
 }
 
-/// What is left out of a history that is played again.
+/// What is left out of a history that is replayed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reduction {
     pub skip: Steps,
-    /// What is suppressed although the history has it.
+    /// Switches that are suppressed although the history has them.
     pub without: Switches,
-    /// So many nodes at most: the others are not there.
+    /// At most so many nodes: the others do not exist.
     pub nodes: Option<usize>,
-    /// When the faults end, if they have not by then, since the history began.
+    /// When the faults end at the latest, since the beginning of the history.
     pub until: Option<Duration>,
 }
 
@@ -151,7 +151,7 @@ impl Reduction {
     }
 }
 
-/// As flags of `knarr-sim`, each with a space before it.
+/// As flags of `knarr-sim`, each with a leading space.
 impl fmt::Display for Reduction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.skip.is_empty() {

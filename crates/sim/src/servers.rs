@@ -1,5 +1,5 @@
-//! The API servers: one or several over one store, each with its own cache, clock and way to the store. One that dies
-//! comes back empty and fills its cache anew.
+//! The API servers: one or several over one store, each with its own cache, clock and connection to the store. One
+//! that dies comes back empty and fills its cache again.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -17,8 +17,8 @@ use crate::random::{SeededEntropy, stream};
 use crate::store::{ObservedStore, StoreLink};
 use crate::upgrade::Version;
 
-/// Histories in which components' writes say who set which field, in thousandths. No rule asks for that, and it is a fifth of
-/// what a history costs.
+/// Histories in which components' writes have field managers, per mille. No rule needs them, and they are a fifth of
+/// the cost of a history.
 const FIELDS_TRACKED_PER_MILLE: u32 = 125;
 
 /// One server, over its incarnations.
@@ -30,20 +30,20 @@ pub(crate) struct ApiServer {
     entropy: Arc<SeededEntropy>,
     observer: Arc<Observer>,
     directory: std::path::PathBuf,
-    /// What the servers have read and written, so that none decodes what another has.
+    /// A cache of decoded objects, so that no server decodes what another one has decoded.
     decoded: Arc<Decoded>,
     tracks_fields: bool,
     running: Mutex<Option<Running>>,
 }
 
-/// One incarnation, and what rings when it is no more.
+/// One incarnation, and a token that is cancelled when it dies.
 struct Running {
     server: Arc<Server>,
-    gone: CancellationToken,
+    stopped: CancellationToken,
 }
 
 impl ApiServer {
-    /// Also started.
+    /// Starts it as well.
     pub async fn start_new(
         seed: u64,
         number: usize,
@@ -52,7 +52,7 @@ impl ApiServer {
         directory: &Path,
     ) -> std::io::Result<Arc<Self>> {
         let name = format!("api-{number}");
-        // The first draws what the only one would.
+        // The first server draws what a single one would.
         let entropy = match number {
             1 => SeededEntropy::new(seed, "apiserver"),
             _ => SeededEntropy::new(seed, &name),
@@ -70,7 +70,7 @@ impl ApiServer {
             observer: store.observer.clone(),
             directory: directory.to_path_buf(),
             decoded: store.decoded.clone(),
-            // Of its own, and the same for all servers.
+            // One of its own, and one that is the same for all servers.
             tracks_fields: stream(seed, "managed fields").per_mille(FIELDS_TRACKED_PER_MILLE),
             running: Mutex::default(),
             name,
@@ -95,13 +95,13 @@ impl ApiServer {
         let server = Server::new(config, seams, self.link.clone())
             .await
             .map_err(std::io::Error::other)?;
-        let gone = CancellationToken::new();
-        *self.running.lock() = Some(Running { server, gone });
+        let stopped = CancellationToken::new();
+        *self.running.lock() = Some(Running { server, stopped });
         Ok(())
     }
 
-    /// Starts it if it does not run, as often as it takes. Without a way to the store it ends at once again, so that it is not
-    /// even tried then: reading its keys is most of what a start costs.
+    /// Starts it if it does not run, with retries. Without a connection to the store it would fail at once, so that
+    /// is not even tried: reading all keys is most of the cost of a start.
     pub async fn revive(&self) {
         while self.running.lock().is_none() {
             if self.link.is_cut() || self.start().await.is_err() {
@@ -110,7 +110,7 @@ impl ApiServer {
         }
     }
 
-    /// A component that was denied something by its own role is a broken history (SPEC A4).
+    /// A component that was denied a request by its own role is a broken history (SPEC A4).
     pub fn check_denied(&self) {
         let Some((_, server)) = self.running() else { return };
         if let Some(denied) = server.denied_components().first() {
@@ -124,7 +124,7 @@ impl ApiServer {
         self.check_denied();
         if let Some(running) = self.running.lock().take() {
             self.observer.note(&format!("{} dies", self.name));
-            running.gone.cancel();
+            running.stopped.cancel();
         }
     }
 
@@ -132,14 +132,14 @@ impl ApiServer {
         self.running.lock().is_some()
     }
 
-    /// The incarnation that runs, and what rings when that dies.
+    /// The incarnation that runs, and the token that is cancelled when it dies.
     pub fn running(&self) -> Option<(CancellationToken, Arc<Server>)> {
         let running = self.running.lock();
         let running = running.as_ref()?;
-        Some((running.gone.clone(), running.server.clone()))
+        Some((running.stopped.clone(), running.server.clone()))
     }
 
-    /// The API of the incarnation that runs, as its administrator sees it.
+    /// The API of the incarnation that runs, for an administrator.
     pub fn admin(&self) -> Option<Arc<dyn Api>> {
         let (_, server) = self.running()?;
         Some(server.api_as("admin", ["system:masters"]))
@@ -161,7 +161,7 @@ fn config(directory: &Path, clock: &dyn Clock, options: Options) -> std::io::Res
     })
 }
 
-/// Nobody execs into what does not exist.
+/// There is no node to exec into.
 struct NoNodes;
 
 #[async_trait]

@@ -1,7 +1,7 @@
-//! Makes a broken history small: fewer steps, nodes and features, in less time, with the same rule broken.
+//! Reduces a broken history: fewer steps, nodes and features, in less time, with the same rule broken.
 //!
-//! Delta debugging (Zeller and Hildebrandt, 2002) over what is left out: halves first, then smaller parts. Which one is taken
-//! follows from the order in which they are tried, not from how many threads try them.
+//! Delta debugging (Zeller and Hildebrandt, 2002) over what is left out: halves first, then smaller parts. The result
+//! depends on the order in which parts are tried, not on the number of threads.
 
 use std::io;
 use std::sync::Arc;
@@ -14,27 +14,27 @@ use crate::script::{Reduction, Script};
 use crate::simulation::{EPOCH, Report, Simulation};
 use crate::switches::{Class, Switch, Switches};
 
-/// How long it may take.
+/// The time limit.
 pub struct Limits<'a> {
-    /// Histories that are run at most.
+    /// The most histories that are run.
     pub runs: u32,
     pub threads: usize,
-    /// Asked before each batch of runs.
+    /// Checked before each batch of runs.
     pub go_on: &'a dyn Fn() -> bool,
     /// Progress, a line at a time.
     pub report: &'a dyn Fn(&str),
 }
 
-/// What came of it.
+/// The result.
 pub struct Shrunk {
     pub reduction: Reduction,
-    /// Of the reduced history, with its whole story.
+    /// The report of the reduced history, with its story.
     pub report: Report,
-    /// Steps that were done before the rule was broken, at first and at last.
+    /// Steps before the rule was broken, in the original and in the reduced history.
     pub steps: (usize, usize),
     pub nodes: (usize, usize),
     pub runs: u32,
-    /// The limits were not met before nothing more could be left out.
+    /// Nothing more could be left out before a limit was reached.
     pub finished: bool,
 }
 
@@ -64,7 +64,7 @@ pub fn shrink(simulation: &Simulation, limits: &Limits<'_>) -> io::Result<Option
         search.fewer_switches()?;
         search.fewer_steps()?;
         search.end_sooner()?;
-        // What one of them leaves out may let another leave out more.
+        // What one of them leaves out may let another one leave out more.
         if search.reduction == before || search.spent {
             break;
         }
@@ -92,7 +92,7 @@ struct Search<'a> {
     rule: &'static str,
     script: Arc<Script>,
     reduction: Reduction,
-    /// Of the history so reduced.
+    /// The report of the reduced history.
     best: Report,
     runs: u32,
     spent: bool,
@@ -105,14 +105,14 @@ impl Search<'_> {
             .replay(self.script.clone(), reduction.clone())
     }
 
-    /// When the rule was broken, since the history began.
+    /// When the rule was broken, since the beginning of the history.
     fn broken_at(&self) -> Duration {
         let epoch: Timestamp = EPOCH.parse().unwrap_or_default();
         let at = self.best.violation.as_ref().map_or(epoch, |v| v.at);
         at.duration_since(epoch).unsigned_abs()
     }
 
-    /// Numbers of the steps that are done.
+    /// The numbers of the steps that are done.
     fn kept(&self) -> Vec<u32> {
         let until = self.reduction.until.unwrap_or(Duration::MAX);
         let numbered = (1..).zip(&self.script.steps);
@@ -122,7 +122,7 @@ impl Search<'_> {
             .collect()
     }
 
-    /// Nothing of that was done: the history stays the same.
+    /// None of them was done: the history stays the same.
     fn leave_out_what_came_later(&mut self) {
         let broken = Duration::from_secs(self.broken_at().as_secs() + 1);
         let until = self.reduction.until.unwrap_or(self.script.ended);
@@ -131,7 +131,7 @@ impl Search<'_> {
         }
     }
 
-    /// Takes the first of these that breaks the rule: its place among them.
+    /// The index of the first of these that breaks the rule.
     fn first_broken(&mut self, candidates: Vec<Reduction>) -> io::Result<Option<usize>> {
         let threads = self.limits.threads.max(1);
         for (batch, reductions) in candidates.chunks(threads).enumerate() {
@@ -151,7 +151,7 @@ impl Search<'_> {
             for (place, report) in reports.into_iter().enumerate() {
                 self.runs += 1;
                 let report = report.map_err(|_| io::Error::other("a history ended in a panic"))?;
-                // A history in which a user is denied something because of what was left out is none.
+                // A history in which a user is denied something because of what was left out does not count.
                 let Ok(report) = report else { continue };
                 let broken = report.violation.as_ref().map(|v| v.rule);
                 if broken == Some(self.rule) {
@@ -180,7 +180,7 @@ impl Search<'_> {
         self.first_broken(fewer.collect()).map(drop)
     }
 
-    /// Leaves out as many of these as it can: all, halves, quarters, down to single ones.
+    /// Leaves out as many of these as possible: all, halves, quarters, down to single ones.
     fn fewer<T: Copy>(
         &mut self,
         mut kept: Vec<T>,
@@ -205,7 +205,7 @@ impl Search<'_> {
 
     fn fewer_switches(&mut self) -> io::Result<()> {
         let on = self.best.switches.iter();
-        let states = |switch: &Switch| matches!(switch.class(), Class::Feature | Class::Weather);
+        let states = |switch: &Switch| matches!(switch.class(), Class::Feature | Class::ErrorRate);
         let on: Vec<Switch> = on.filter(states).collect();
         self.fewer(on, |reduction, part| {
             let without: Switches = reduction.without.iter().chain(part.iter().copied()).collect();

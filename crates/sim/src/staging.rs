@@ -1,7 +1,9 @@
-//! Volumes that a node has once for all its pods (NodeStage, or an iSCSI login and a device's mount) and shows each pod (NodePublish,
-//! or a bind mount): the programs and the CSI driver of a machine, played. The kubelet that asks for it all is the real one.
+//! Volumes that a node has once for all its pods (NodeStage, or an iSCSI login and the mount of a device) and
+//! publishes to each pod (NodePublish, or a bind mount): the programs and the CSI driver of a host, simulated. The
+//! kubelet that calls them is the real one.
 //!
-//! Orders that were given are carried out when the kubelet that gave them has died, unless the machine crashes before.
+//! Calls that were begun are carried out although the kubelet that made them has died, unless the host crashes
+//! before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,9 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use knarr_node::host::CommandOutput;
 use knarr_node::plugins::watcher::{PluginInfo, REGISTRY, RegistrationStatusResponse};
 use knarr_node::plugins::{CallError, Code};
-use knarr_node::volumes::{CommandOutput, csi_wire as csi};
+use knarr_node::volumes::csi_wire as csi;
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::sync::Notify;
@@ -21,44 +24,44 @@ use tokio::time::timeout;
 
 use crate::Mutation;
 use crate::coverage::Scope;
-use crate::disks::Machine;
+use crate::disks::NodeHost;
 use crate::faults::{Faults, later};
 use crate::random::Stream;
 use crate::rules::s7_staging::Step;
 use crate::switches::Switch;
 
-/// The CSI driver's name. Each of its volumes' handles is the PersistentVolume's name.
+/// The CSI driver's name. The handle of each of its volumes is the PersistentVolume's name.
 pub(crate) const DRIVER: &str = "csi.sim";
-/// In front of a disk's name: its iSCSI target.
+/// Before a disk's name: its iSCSI target.
 pub(crate) const TARGET: &str = "iqn.2026-01.sim:";
 pub(crate) const PORTAL: &str = "198.51.100.1:3260";
-/// In front of a disk's name: where it appears after a login.
+/// Before a disk's name: its device path after a login.
 const DEVICE: &str = "/dev/sim/";
 /// A fault that waits for a step gives up after that.
 const WAITS_FOR_STEP: Duration = Duration::from_secs(30);
-/// Faults between steps that are the attacher's, and those of a node that are its machine's, in thousandths.
+/// Faults between steps that hit the attacher, and those of a node that hit its host, per mille.
 const ATTACHERS_PER_MILLE: u32 = 250;
 const REBOOTS_PER_MILLE: u32 = 400;
-/// `iscsiadm`: there is a session already; there is nothing to do it to. `blkid` and `mount`: there is no such device.
+/// `iscsiadm`: the session exists; no objects found. `blkid` and `mount`: no such device.
 const SESSION_EXISTS: i32 = 15;
 const NO_RECORDS: i32 = 21;
 const NO_DEVICE: i32 = 32;
 
-/// What a machine has of such volumes. None of it survives the machine.
+/// The staged volumes of a host. None of this survives a reboot.
 #[derive(Default)]
 pub(crate) struct Staging {
     state: Mutex<State>,
-    /// Its driver has shown its socket.
+    /// Its driver has registered its socket.
     is_registered: AtomicBool,
-    /// Notified of each step that was done.
+    /// Notified of each step.
     pub steps: Arc<Notify>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Which disk is staged where.
+    /// Which disk is staged at which path.
     staged: BTreeMap<PathBuf, String>,
-    /// Disks whose targets it is logged in at.
+    /// Disks whose targets the host is logged in at.
     sessions: BTreeSet<String>,
 }
 
@@ -67,7 +70,7 @@ impl Staging {
         self.is_registered.load(Ordering::Relaxed)
     }
 
-    /// The node's driver shows its socket to the kubelet.
+    /// The node's driver registers its socket with the kubelet.
     pub fn register(&self, kubelet: &Path) -> io::Result<()> {
         self.is_registered.store(true, Ordering::Relaxed);
         show_socket(kubelet)
@@ -80,7 +83,7 @@ fn show_socket(kubelet: &Path) -> io::Result<()> {
     let socket = directory.join("csi.sock");
     match std::fs::exists(&socket)? {
         true => Ok(()),
-        // No process listens: the calls do not come this way.
+        // No process listens: the calls do not go through the socket.
         false => UnixListener::bind(socket).map(drop),
     }
 }
@@ -100,7 +103,7 @@ fn read<M: Message + Default>(request: &[u8]) -> Result<M, CallError> {
     M::decode(request).map_err(|e| failed(Code::InvalidArgument, e.to_string()))
 }
 
-impl Machine {
+impl NodeHost {
     fn step(&self, step: &Step) {
         self.observer.stored(step);
         self.staging.steps.notify_waiters();
@@ -124,7 +127,7 @@ impl Machine {
         self.staging.state.lock().staged.contains_key(at)
     }
 
-    /// After what pods had of it: nothing is staged any more.
+    /// After a reboot and the loss of all mounts: nothing is staged any more.
     pub fn forget_staged(&self) {
         let State { staged, sessions } = std::mem::take(&mut *self.staging.state.lock());
         for disk in staged.into_values() {
@@ -135,7 +138,7 @@ impl Machine {
         }
     }
 
-    /// The device that a disk has while its session lasts.
+    /// The device of a disk while its session lasts.
     pub fn staging_device(&self, by_path: &str) -> Option<PathBuf> {
         let (_, rest) = by_path.split_once(TARGET)?;
         let disk = rest.strip_suffix("-lun-0")?;
@@ -143,7 +146,7 @@ impl Machine {
         is_there.then(|| PathBuf::from(format!("{DEVICE}{disk}")))
     }
 
-    /// A program, where it is about such a volume.
+    /// Runs a program, if it is for such a volume.
     pub fn run_staging(&self, program: &str, args: &[String]) -> Option<CommandOutput> {
         match program {
             "iscsiadm" => Some(self.iscsiadm(args)),
@@ -201,7 +204,7 @@ impl Machine {
                 false => ran(NO_DEVICE, "no such device, or no such mount point"),
             });
         }
-        // What is mounted at another place is shown at this one too.
+        // What is mounted at another path is bind-mounted at this one too.
         let disk = self.staging.state.lock().staged.get(Path::new(source)).cloned()?;
         Some(match self.mount(&disk, at) {
             Ok(()) => ran(0, ""),
@@ -297,8 +300,8 @@ impl Machine {
 }
 
 impl Faults {
-    /// A node's kubelet or machine dies right after the next step of a volume on it, before the kubelet gets its result; or the
-    /// attacher is gone for a while.
+    /// A node's kubelet or host dies right after the next step of a volume on it, before the kubelet gets the result;
+    /// or the attacher is stopped for some time.
     pub fn crash_between_steps(&self, chance: &mut Stream) {
         let length = self.lengths.draw(chance);
         let Some(node) = chance.pick(&self.nodes).cloned() else {
@@ -328,7 +331,7 @@ impl Faults {
         }
         let attacher = self.attacher.clone();
         tokio::spawn(async move {
-            let steps = node.machine.staging.steps.clone();
+            let steps = node.host.staging.steps.clone();
             let stepped = timeout(WAITS_FOR_STEP, steps.notified()).await.is_ok();
             if !stepped || attacher.is_some_and(|attacher| attacher.is_healed()) {
                 return;

@@ -1,25 +1,25 @@
-//! Which switches a swarmed history has, so that it may meet the pairs that the histories before it did not.
+//! Chooses the switches of a swarmed history, so that pairs of faults and states occur that did not occur before.
 //!
-//! A bandit with an arm a switch: of some sets that the seed draws, the one is taken whose faults are the rarest in the states
-//! that its switches were seen to bring about. It follows from the seed and the coverage alone.
+//! A bandit with one arm per switch: of some sets that the seed draws, it takes the one whose faults are the rarest
+//! in the states that its switches made likely so far. The choice depends on the seed and the coverage alone.
 
 use crate::coverage::{Coverage, State};
 use crate::switches::{Class, Switch, Switches};
 
-/// Sets to choose from.
+/// The number of sets to choose from.
 const CANDIDATES: u32 = 32;
 
-/// The set with the best prospects among those that `seed` draws.
+/// The best set among those that `seed` draws.
 pub fn steer(seed: u64, before: &Coverage) -> Switches {
     let candidates = (0..CANDIDATES).map(|attempt| Switches::draw(seed, attempt));
     let scored = candidates.map(|set| (prospects(set, before), set));
-    // The first of those that are as good.
+    // The first of equally good ones.
     let best = scored.reduce(|best, other| if other.0 > best.0 { other } else { best });
     best.map_or_else(|| Switches::draw(seed, 0), |(_, set)| set)
 }
 
-/// What a history with these switches may add: for each pair of a fault that is on and a state, how rare it was, times how
-/// likely the state is with these switches, shared among the faults, for they take turns.
+/// What a history with these switches may add: for each pair of an enabled fault and a state, how rare it was, times
+/// the probability of the state with these switches, divided by the number of faults, because they take turns.
 fn prospects(set: Switches, before: &Coverage) -> f64 {
     let faults = || set.iter().filter(|switch| switch.class() == Class::Fault);
     let mut sum = 0.0;
@@ -32,8 +32,8 @@ fn prospects(set: Switches, before: &Coverage) -> f64 {
     sum / (faults().count().max(1) as f64).sqrt()
 }
 
-/// The mean over the switches of how often a history with it had some pod in this state when a fault struck. One that was
-/// never tried counts as one half.
+/// The mean over the switches of the fraction of histories with it that had some pod in this state when a fault
+/// struck. A switch that was never tried counts as one half.
 fn likely(set: Switches, state: State, before: &Coverage) -> f64 {
     let features: Vec<Switch> = set.iter().filter(|s| s.class() != Class::Fault).collect();
     let rate = |switch: &Switch| {
@@ -48,9 +48,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steering_follows_from_seed_and_coverage_and_goes_for_what_was_never_met() {
+    fn steering_depends_on_seed_and_coverage_only_and_prefers_pairs_that_were_never_met() {
         let rare = Switch::ReplacedMachine;
-        // All has been met often, but for one fault.
+        // All pairs have occurred often, except for one fault.
         let mut before = Coverage::default();
         for (fault, state) in Coverage::all_pairs().filter(|(fault, _)| *fault != rare) {
             let row = before.pairs.entry(fault.name().into()).or_default();

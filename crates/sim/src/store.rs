@@ -1,29 +1,33 @@
-//! The store behind all API servers, with every commit told to the observer in the moment it is made; and one
-//! server's way to it, which can be slow or cut.
+//! The store behind all API servers, with every commit passed to the observer in the moment it is made; and one
+//! server's connection to it, which can be slow or cut.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use knarr_apiserver::cache::Decoded;
-use knarr_client::Term;
+use knarr_client::{Term, notified_until};
 use knarr_store::{Error, KeyRange, Op, Range, RangeResult, Revision, Store, Txn, TxnResult, Watch};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 use tokio::time::sleep;
 
 use crate::Mutation;
 use crate::distortion;
 use crate::observer::Observer;
 use crate::random::Stream;
-use crate::store_faults::Damage;
+use crate::store_faults::{FROM_COMPONENT, StoreFaultState};
 use crate::upgrade::{self, Version};
 
-/// Items between a store's watch and the server that reads it.
+/// The buffer between a store's watch and the server that reads it.
 const WATCH_BUFFER: usize = 1024;
 
+/// How the keys of ResourceQuotas begin.
+pub(crate) const QUOTAS: &[u8] = b"/registry/core/resourcequotas/";
+
 tokio::task_local! {
-    /// In which leader's term the writes of this task were decided.
+    /// The leader's term in which the writes of this task were decided.
     pub(crate) static WRITTEN_IN: Term;
 }
 
@@ -31,7 +35,7 @@ pub(crate) struct ObservedStore {
     pub inner: Arc<dyn Store>,
     pub observer: Arc<Observer>,
     pub mutation: Option<Mutation>,
-    /// What the servers over it share: each still has a watch, a cache and a way of its own.
+    /// What the servers over it share: each still has a watch, a cache and a connection of its own.
     pub decoded: Arc<Decoded>,
 }
 
@@ -47,11 +51,16 @@ impl Store for ObservedStore {
             mutation => distortion::transaction(mutation, &self.observer, txn),
         };
         let ops = txn.ops.clone();
-        // The memory store is done when it is first polled: nothing comes between the commit and its telling.
+        // The memory store finishes when it is first polled: nothing happens between the commit and the call of the
+        // observer.
         let result = self.inner.txn(txn).await?;
         if let TxnResult::Committed { revision } = &result {
             if let Ok(term) = WRITTEN_IN.try_with(Term::clone) {
                 self.observer.led(&term, ops.iter().map(key_of));
+            }
+            let of_quota = |op: &Op| key_of(op).starts_with(QUOTAS);
+            if FROM_COMPONENT.try_with(|()| ()).is_ok() && ops.iter().any(of_quota) {
+                self.observer.requested_by_component();
             }
             for op in &ops {
                 match op {
@@ -76,7 +85,7 @@ impl Store for ObservedStore {
     }
 
     fn is_shared(&self) -> bool {
-        // As etcd, where there are several servers.
+        // As etcd with several servers.
         true
     }
 }
@@ -89,23 +98,23 @@ pub(crate) fn key_of(op: &Op) -> &[u8] {
 
 struct Link {
     cut: bool,
-    /// What others write is not told, while requests go through: this server's cache is behind.
+    /// Watches report nothing while requests go through: this server's cache is behind.
     behind: bool,
-    /// How long a request takes at most, where the way is slow.
+    /// The longest duration of a request, if the connection is slow.
     slowest_millis: u64,
     chance: Stream,
-    damage: Damage,
+    damage: StoreFaultState,
 }
 
-/// One server's way to the store. A cut is a partition between server and store.
+/// One server's connection to the store. A cut is a partition between server and store.
 #[derive(Clone)]
 pub(crate) struct StoreLink {
     pub inner: Arc<ObservedStore>,
     version: Arc<Version>,
     link: Arc<Mutex<Link>>,
     changed: Arc<Notify>,
-    /// Counts the times the server's watches broke.
-    breaks: watch::Sender<u64>,
+    /// How often the server's watches broke.
+    breaks: Arc<AtomicU64>,
 }
 
 impl StoreLink {
@@ -118,10 +127,10 @@ impl StoreLink {
                 behind: false,
                 slowest_millis: 0,
                 chance,
-                damage: Damage::default(),
+                damage: StoreFaultState::default(),
             })),
             changed: Arc::default(),
-            breaks: watch::channel(0).0,
+            breaks: Arc::default(),
         })
     }
 
@@ -140,7 +149,7 @@ impl StoreLink {
         !link.cut && !link.behind && !link.damage.is_behind
     }
 
-    pub fn with_damage<T>(&self, change: impl FnOnce(&mut Damage) -> T) -> T {
+    pub fn with_damage<T>(&self, change: impl FnOnce(&mut StoreFaultState) -> T) -> T {
         change(&mut self.link.lock().damage)
     }
 
@@ -153,9 +162,21 @@ impl StoreLink {
         self.changed.notify_waiters();
     }
 
-    /// Watches end with an error; what they had not reported is lost to them.
+    /// Watches end with an error; what they had not reported is lost for them.
     pub fn break_watches(&self) {
-        self.breaks.send_modify(|breaks| *breaks += 1);
+        self.breaks.fetch_add(1, Ordering::Relaxed);
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until the server's watches have broken again.
+    async fn broken(&self, breaks: u64) {
+        let has_broken = || self.breaks.load(Ordering::Relaxed) != breaks;
+        notified_until(&self.changed, || has_broken().then_some(())).await;
+    }
+
+    /// Waits until the server's watches report.
+    async fn reports(&self) {
+        notified_until(&self.changed, || self.is_well().then_some(())).await;
     }
 
     pub fn set_slowest(&self, millis: u64) {
@@ -166,7 +187,7 @@ impl StoreLink {
         self.link.lock().cut
     }
 
-    /// The way there; after it the store has the request.
+    /// The time until the store has the request.
     async fn travel(&self) -> Result<(), Error> {
         let delay = {
             let mut link = self.link.lock();
@@ -209,7 +230,7 @@ impl Store for StoreLink {
         }
         let slow = self.link.lock().slowest_millis > 0;
         if slow {
-            // The answer has its own way: what was committed may never be heard of.
+            // The answer is sent separately: a commit may stay unknown to the server.
             self.travel().await?;
         }
         result
@@ -218,49 +239,39 @@ impl Store for StoreLink {
     async fn watch(&self, keys: KeyRange, from: Revision) -> Result<Watch, Error> {
         self.travel().await?;
         let (items, received) = mpsc::channel(WATCH_BUFFER);
-        let mut broken = self.breaks.subscribe();
+        let breaks = self.breaks.load(Ordering::Relaxed);
         let from = match self.inner.mutation {
-            Some(Mutation::ResumeTooLate) if *broken.borrow() > 0 => from + 1,
+            Some(Mutation::ResumeTooLate) if breaks > 0 => from + 1,
             _ => from,
         };
         let mut inner = match self.inner.watch(keys.clone(), from).await {
             Err(Error::Compacted { oldest, .. }) if self.inner.mutation == Some(Mutation::SkipCompacted) => {
                 self.inner.watch(keys, oldest).await?
             }
-            Err(error @ Error::Compacted { .. }) if self.with_damage(Damage::take_first_item) => {
-                // There is room: it is the first item.
+            Err(error @ Error::Compacted { .. }) if self.with_damage(StoreFaultState::take_first_item) => {
+                // There is room in the buffer: it is the first item.
                 let _ = items.try_send(Err(error));
                 return Ok(Watch::relayed(received, from));
             }
             other => other?,
         };
-        let (link, changed) = (self.link.clone(), self.changed.clone());
+        let link = self.clone();
+        let lost = || Error::Unavailable("the watch's connection was lost".into());
         tokio::spawn(async move {
             loop {
                 let item = tokio::select! {
                     biased;
                     () = items.closed() => return,
-                    _ = broken.changed() => Some(Err(Error::Unavailable("the watch's connection was lost".into()))),
+                    () = link.broken(breaks) => Some(Err(lost())),
                     item = inner.next() => item,
                 };
                 let Some(mut item) = item else { return };
                 loop {
-                    let mut again = std::pin::pin!(changed.notified());
-                    again.as_mut().enable();
-                    let tells = {
-                        let link = link.lock();
-                        !link.cut && !link.behind && !link.damage.is_behind
-                    };
-                    if tells {
-                        break;
-                    }
                     tokio::select! {
                         biased;
                         () = items.closed() => return,
-                        _ = broken.changed() => {
-                            item = Err(Error::Unavailable("the watch's connection was lost".into()));
-                        }
-                        () = again => {}
+                        () = link.broken(breaks), if item.is_ok() => item = Err(lost()),
+                        () = link.reports() => break,
                     }
                 }
                 let failed = item.is_err();

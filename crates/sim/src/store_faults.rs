@@ -1,5 +1,5 @@
-//! What a store does to the API servers over it beyond being slow or cut off, as etcd does it: it compacts its history while a server's
-//! watch is behind, so that the watch cannot be resumed and the server has to list again; and it commits a transaction
+//! Faults of a store beyond being slow or cut off, as etcd has them: it compacts its history while a server's watch
+//! is behind, so that the watch cannot be resumed and the server has to list again; and it commits a transaction
 //! whose answer never reaches the server.
 
 use std::collections::VecDeque;
@@ -14,49 +14,50 @@ use crate::random::Stream;
 use crate::store::StoreLink;
 use crate::switches::Switch;
 
-/// Of a server's faults of this kind, with their weights.
+/// A server's faults of this kind, with their weights.
 const FAULTS: [(Switch, u64); 2] = [(Switch::Compaction, 3), (Switch::LostCommits, 4)];
-/// Up to so many revisions before the newest are kept by a compaction that keeps some.
+/// The most revisions that a compaction keeps.
 const KEPT_REVISIONS: u64 = 200;
-/// Compactions that keep nothing but what there is, in thousandths.
+/// Compactions that keep only the newest revision, per mille.
 const KEEPS_NOTHING_PER_MILLE: u32 = 600;
-/// Watches that learn of the compaction by their first item, in thousandths: etcd's do if it comes between the server's
-/// question and the watch.
+/// Watches that get the compaction error as their first item, per mille: etcd's do if the compaction happens between
+/// the server's request and the watch.
 const FIRST_ITEM_PER_MILLE: u32 = 300;
-/// Commits in a row whose answers are lost, at most.
+/// The most commits in a row whose answers are lost.
 const LOST_IN_A_ROW: u64 = 3;
-/// How long a server waits for the answer before it takes the connection for lost, at most.
+/// The longest time that a server waits for the answer before it takes the connection for lost.
 const NOTICED_AFTER_MILLIS: u64 = 5_000;
-/// Lost answers after which the server is cut off from the store as well, in thousandths.
+/// Lost answers after which the server is cut off from the store as well, per mille.
 const ALSO_CUT_PER_MILLE: u32 = 500;
 
 tokio::task_local! {
-    /// Set in the requests of components: what users are answered is always what the store did.
+    /// Set for the requests of components: the answers for users always say what the store did.
     pub(crate) static FROM_COMPONENT: ();
 }
 
-/// A commit to come whose answer is lost.
+/// A future commit whose answer is lost.
 #[derive(Clone, Copy, Debug)]
-struct Lost {
+struct LostResponse {
     after: Duration,
-    /// For so long nothing passes between the server and the store, from the commit on.
+    /// For so long no message passes between the server and the store, from the commit on.
     cut: Option<Duration>,
 }
 
-/// What is wrong with one server's way to the store because of these faults.
+/// The state of these faults at one server's connection to the store.
 #[derive(Default)]
-pub(crate) struct Damage {
+pub(crate) struct StoreFaultState {
     /// Its watches report nothing until they break.
     pub is_behind: bool,
-    lost: VecDeque<Lost>,
-    /// The next watch that begins below the compacted revision learns of that by its first item.
-    tells_by_first_item: bool,
+    lost: VecDeque<LostResponse>,
+    /// The next watch that begins below the compacted revision gets the error as its first item.
+    fails_by_first_item: bool,
 }
 
-impl Damage {
-    /// Whether a watch that begins below the compacted revision is to fail by its first item. The next one fails at once.
+impl StoreFaultState {
+    /// Whether a watch that begins below the compacted revision fails with its first item. The next one fails at
+    /// once.
     pub fn take_first_item(&mut self) -> bool {
-        std::mem::take(&mut self.tells_by_first_item)
+        std::mem::take(&mut self.fails_by_first_item)
     }
 }
 
@@ -80,13 +81,13 @@ impl StoreLink {
         ))
     }
 
-    /// From now on the store does nothing of all this.
+    /// From now on the store has none of these faults.
     pub fn mend(&self) {
-        self.with_damage(|damage| *damage = Damage::default());
+        self.with_damage(|damage| *damage = StoreFaultState::default());
         self.notify_watches();
     }
 
-    /// The store forgets all but the newest `keeps` revisions, and the server's watches of it break.
+    /// The store keeps only the newest `keeps` revisions, and the server's watches break.
     async fn compact_and_break(&self, keeps: u64, by_first_item: bool) -> Result<(), Error> {
         let store = &self.inner.inner;
         let oldest = store.revision().await?.saturating_sub(keeps).max(1);
@@ -95,7 +96,7 @@ impl StoreLink {
         self.inner.observer.note(&note);
         self.with_damage(|damage| {
             damage.is_behind = false;
-            damage.tells_by_first_item = by_first_item;
+            damage.fails_by_first_item = by_first_item;
         });
         self.break_watches();
         Ok(())
@@ -112,13 +113,13 @@ impl Faults {
         let Some(server) = chance.pick(&self.servers).cloned() else {
             return;
         };
-        // The users' own is never cut off, and never behind for long.
+        // The users' own server is never cut off, and never behind for long.
         let is_users = self
             .servers
             .first()
             .is_some_and(|first| first.name == server.name);
         match fault {
-            // A server that lists again answers 503 to what is being written, and users' writes are to be known.
+            // A server that lists again answers writes with 503, and the result of users' writes must be known.
             Switch::Compaction if is_users => return,
             Switch::Compaction => {
                 let keeps = match chance.per_mille(KEEPS_NOTHING_PER_MILLE) {
@@ -135,7 +136,7 @@ impl Faults {
                 server.link.set_watches_behind();
                 tokio::spawn(async move {
                     sleep(length).await;
-                    // It was mended meanwhile.
+                    // The fault has ended in the meantime.
                     if server.link.with_damage(|damage| damage.is_behind) {
                         // The memory store fails only at revisions that it has not reached.
                         let _ = server.link.compact_and_break(keeps, by_first_item).await;
@@ -150,7 +151,7 @@ impl Faults {
                     server.name
                 ));
                 for number in 1..=row {
-                    let lost = Lost {
+                    let lost = LostResponse {
                         after: chance.millis(0, NOTICED_AFTER_MILLIS),
                         cut: (number == row && chance.per_mille(ALSO_CUT_PER_MILLE) && !is_users)
                             .then_some(length),
@@ -164,7 +165,7 @@ impl Faults {
 }
 
 impl StoreLink {
-    /// From now on until then the server is cut off.
+    /// Cuts the server off until then.
     fn cut_for(&self, length: Duration) {
         self.set_cut(true);
         let link = self.clone();

@@ -1,5 +1,5 @@
-//! What the store's bytes say, read without what no rule asks for: who manages which field is half of most objects, and
-//! the observer reads every one that is written.
+//! The objects in the store, decoded without the fields that no rule needs: managedFields are half of most objects,
+//! and the observer reads every one that is written.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ struct Meta {
     namespace: Option<String>,
     uid: Option<String>,
     labels: Option<BTreeMap<String, String>>,
-    /// A user may ask in one that there be one of a pod at most.
+    /// Users set the at-most-one annotation there.
     annotations: Option<BTreeMap<String, String>>,
     deletion_timestamp: Option<Time>,
     deletion_grace_period_seconds: Option<i64>,
@@ -49,7 +49,7 @@ struct Stored<S, T> {
     status: Option<T>,
 }
 
-/// A pod, with the metadata that says which it is, whose, and when it is to end.
+/// A pod, with the metadata for its identity, its owners and its deletion.
 pub(crate) fn pod(json: &[u8]) -> Option<Pod> {
     let stored: Stored<PodSpec, PodStatus> = serde_json::from_slice(json).ok()?;
     Some(Pod {
@@ -78,8 +78,8 @@ pub(crate) fn lease(json: &[u8]) -> Option<Lease> {
     })
 }
 
-/// How far a workload is, by its own word.
-pub(crate) fn told_of_workload(json: &[u8]) -> String {
+/// The progress of a workload, by its own status.
+pub(crate) fn describe_workload(json: &[u8]) -> String {
     #[derive(Default, Deserialize)]
     struct Spec {
         #[serde(default)]
@@ -101,8 +101,8 @@ pub(crate) fn told_of_workload(json: &[u8]) -> String {
     format!(", wants {}, has {status}", spec.replicas)
 }
 
-/// What an event says.
-pub(crate) fn told_of_event(json: &[u8]) -> String {
+/// The reason and message of an event.
+pub(crate) fn describe_event(json: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Event {
         #[serde(default)]
@@ -116,8 +116,8 @@ pub(crate) fn told_of_event(json: &[u8]) -> String {
     }
 }
 
-/// Which pods an EndpointSlice offers, and which ones it shows as not ready.
-pub(crate) fn told_of_slice(json: &[u8]) -> String {
+/// The ready and not ready pods of an EndpointSlice.
+pub(crate) fn describe_slice(json: &[u8]) -> String {
     let Ok(slice) = serde_json::from_slice::<EndpointSlice>(json) else {
         return String::new();
     };
@@ -135,8 +135,8 @@ pub(crate) fn told_of_slice(json: &[u8]) -> String {
     format!(", ready: [{}], not ready: [{}]", names(ready), names(other))
 }
 
-/// How far the kernels of all nodes are.
-pub(crate) fn told_of_propagation(json: &[u8]) -> String {
+/// The progress of the kernels of all nodes.
+pub(crate) fn describe_propagation(json: &[u8]) -> String {
     let map = serde_json::from_slice(json).ok();
     match map.as_ref().and_then(Propagation::of) {
         Some(all) => format!(
@@ -153,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    /// The rules are asked about the same pod, node and lease as with everything that is written of them.
+    /// The rules see the same pod, node and lease as with everything that is written of them.
     #[test]
     fn what_is_read_of_an_object_is_as_it_is_written() {
         let meta = json!({
@@ -186,18 +186,18 @@ mod tests {
             (Some("a"), None)
         );
         assert_eq!(
-            told_of_workload(br#"{"spec":{"replicas":2},"status":{"conditions":[],"replicas":1}}"#),
+            describe_workload(br#"{"spec":{"replicas":2},"status":{"conditions":[],"replicas":1}}"#),
             r#", wants 2, has {"replicas":1}"#
         );
-        assert_eq!(told_of_workload(b"{}"), ", wants null, has null");
+        assert_eq!(describe_workload(b"{}"), ", wants null, has null");
         let event = br#"{"reason":"Started","message":"Container started","count":2}"#;
-        assert_eq!(told_of_event(event), ", Started: Container started");
+        assert_eq!(describe_event(event), ", Started: Container started");
         let slice = br#"{"metadata":{},"addressType":"IPv4","endpoints":[
             {"addresses":["10.0.0.1"],"targetRef":{"name":"a"}},
             {"addresses":["10.0.0.2"],"targetRef":{"name":"b"},"conditions":{"ready":false}},
             {"addresses":["10.0.0.3"],"targetRef":{"name":"c"},"conditions":{"ready":true}}]}"#;
-        assert_eq!(told_of_slice(slice), ", ready: [a c], not ready: [b]");
+        assert_eq!(describe_slice(slice), ", ready: [a c], not ready: [b]");
         let map = br#"{"metadata":{},"data":{"revision":"7","nodes":"3","slowest":"n2"}}"#;
-        assert_eq!(told_of_propagation(map), ", 3 nodes have 7, the slowest is n2");
+        assert_eq!(describe_propagation(map), ", 3 nodes have 7, the slowest is n2");
     }
 }

@@ -1,4 +1,4 @@
-//! A broken history as a person reads it: who knew what when, and what they did, of the objects that the broken rule is about.
+//! A broken history for people: which component knew what when, and what it did, for the objects of the broken rule.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -8,61 +8,66 @@ use knarr_api::k8s_openapi;
 
 use crate::observer::Violation;
 use crate::simulation::Report;
-use crate::world::{Life, Seen, World};
+use crate::world::{Life, Observation, World};
 
-/// Of a uid, so much is shown.
+/// How much of a UID is shown.
 const SHORT_UID: usize = 8;
-/// What lines about every object have and no story needs.
+/// Fields in the lines of every object that no story needs.
 const NOISE: [&str; 2] = ["core/events/", " events "];
-/// The rule to which it matters when nodes renewed their leases.
+/// The rule for which the renewals of nodes' leases matter.
 const ABOUT_LEASES: &str = "B4";
-/// Of a line, so many characters: statuses are long.
+/// The most characters of a line that are shown: statuses are long.
 const MOST_CHARACTERS: usize = 180;
 
-/// The names that a violation is about: pods with the beginnings of their uids, what owns them, nodes and disks.
-pub(crate) fn concerned(seen: Option<&Seen<'_>>, what: &str, world: &World) -> BTreeSet<String> {
+/// The names that a violation is about: pods with the prefixes of their UIDs, their owners, nodes and disks.
+pub(crate) fn concerned(seen: Option<&Observation<'_>>, what: &str, world: &World) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut uids = BTreeSet::new();
     match seen {
-        Some(Seen::PodWritten { uid, .. } | Seen::PodRemoved { uid, .. }) => {
+        Some(Observation::PodWritten { uid, .. } | Observation::PodRemoved { uid, .. }) => {
             uids.insert(*uid);
         }
-        Some(Seen::Started(process) | Seen::Asked(process) | Seen::Ended(process, _)) => {
+        Some(
+            Observation::Started(process) | Observation::Asked(process) | Observation::Ended(process, _),
+        ) => {
             names.insert(process.node.clone());
             uids.insert(process.uid.as_str());
         }
-        Some(Seen::Opened { disk, by }) => {
+        Some(Observation::Opened { disk, by }) => {
             names.insert((*disk).into());
             names.insert(by.node.clone());
             uids.insert(by.uid.as_str());
         }
         Some(
-            Seen::Fenced { node, .. }
-            | Seen::Ranges { node }
-            | Seen::Policed { node }
-            | Seen::Programmed { node }
-            | Seen::Resolved { node, .. },
+            Observation::Fenced { node, .. }
+            | Observation::Ranges { node }
+            | Observation::Policed { node }
+            | Observation::Programmed { node }
+            | Observation::Resolved { node, .. },
         ) => {
             names.insert((*node).into());
         }
-        Some(Seen::Leased { node, sandbox }) => {
+        Some(Observation::Leased { node, sandbox }) => {
             names.insert((*node).into());
             names.insert((*sandbox).into());
         }
         Some(
-            Seen::Led { key, .. } | Seen::Written { key } | Seen::Metered { key } | Seen::Defined { key },
+            Observation::Led { key, .. }
+            | Observation::Written { key }
+            | Observation::Metered { key }
+            | Observation::Defined { key },
         ) => {
             names.extend(key.rsplit('/').next().map(String::from));
         }
-        Some(Seen::DeleteAsked { name, .. }) => {
+        Some(Observation::DeleteAsked { name, .. }) => {
             names.insert((*name).into());
         }
-        Some(Seen::BudgetWritten { after, .. }) => names.extend(after.metadata.name.clone()),
-        Some(Seen::Stored(step)) => {
+        Some(Observation::BudgetWritten { after, .. }) => names.extend(after.metadata.name.clone()),
+        Some(Observation::Stored(step)) => {
             let (volume, node) = step.of();
             names.extend([volume.to_string(), node.to_string()]);
         }
-        Some(Seen::Tick) | None => {}
+        Some(Observation::Tick) | None => {}
     }
     let words: BTreeSet<&str> = words(what).collect();
     names.extend(
@@ -71,13 +76,13 @@ pub(crate) fn concerned(seen: Option<&Seen<'_>>, what: &str, world: &World) -> B
             .filter(|w| world.nodes.contains_key(**w))
             .map(|w| w.to_string()),
     );
-    let told = |life: &Life| {
+    let is_named = |life: &Life| {
         let name = life.pod.metadata.name.as_deref().unwrap_or_default();
         words.contains(name) || names.contains(name)
     };
     let lives = world.pods.iter();
     let lives: Vec<_> = lives
-        .filter(|(uid, life)| uids.contains(uid.as_str()) || told(life))
+        .filter(|(uid, life)| uids.contains(uid.as_str()) || is_named(life))
         .collect();
     for (uid, life) in lives {
         let meta = &life.pod.metadata;
@@ -91,13 +96,13 @@ pub(crate) fn concerned(seen: Option<&Seen<'_>>, what: &str, world: &World) -> B
         );
         names.extend(Some(life.node().to_string()).filter(|node| !node.is_empty()));
     }
-    // What else it calls by name: a workload, a disk, a policy.
+    // Further names in it: a workload, a disk, a policy.
     let ends = |word: &&&str| word.len() > 2 && word.ends_with(|c: char| c.is_ascii_digit());
     names.extend(words.iter().filter(ends).map(|word| word.to_string()));
     names
 }
 
-/// Names in a line.
+/// The names in a line.
 fn words(line: &str) -> impl Iterator<Item = &str> {
     let apart = |c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '.');
     line.split(apart)
@@ -105,7 +110,7 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
-/// Who it is that a line is about, and what they do.
+/// The component that a line is about, and what it does.
 fn teller(text: &str) -> (String, String) {
     let first = text.split(' ').next().unwrap_or_default();
     let rest = text.get(first.len()..).unwrap_or_default().trim_start();
@@ -179,9 +184,9 @@ fn ids<'a>(trace: &'a [String], about: &BTreeSet<String>) -> BTreeSet<(&'a str, 
 
 fn belongs(text: &str, violation: &Violation, ids: &BTreeSet<(&str, &str)>) -> bool {
     let always = ["user: ", "fault: ", "VIOLATION", "faults end"];
-    let comes_or_goes =
+    let starts_or_stops =
         text.ends_with(" starts") || text.ends_with(" dies") || text.contains(" is switched ");
-    if always.iter().any(|start| text.starts_with(start)) || comes_or_goes {
+    if always.iter().any(|start| text.starts_with(start)) || starts_or_stops {
         return true;
     }
     if NOISE.iter().any(|noise| text.contains(noise)) {
@@ -198,7 +203,7 @@ fn belongs(text: &str, violation: &Violation, ids: &BTreeSet<(&str, &str)>) -> b
     {
         return true;
     }
-    // A node's name is in most lines: of those only what the store has of it.
+    // A node's name is in most lines: only those with writes of its objects count.
     let is_node = |name: &str| text.contains(&format!("core/nodes/{name}"));
     let named = |name: &&String| words.contains(name.as_str());
     let nodes = |name: &&String| name.starts_with('n') && name[1..].parse::<u32>().is_ok();
@@ -207,8 +212,9 @@ fn belongs(text: &str, violation: &Violation, ids: &BTreeSet<(&str, &str)>) -> b
 }
 
 impl Report {
-    /// The story of a broken history, of which all was recorded (see [`crate::Simulation::story`]): a line for each thing that
-    /// concerns what was broken, by whom, and at last what each component knew of it. None if every rule held.
+    /// The story of a broken history that was recorded in full (see [`crate::Simulation::story`]): a line for each
+    /// event of the objects of the broken rule, with its component, and at the end what each component knew of them.
+    /// None if every rule held.
     pub fn story(&self) -> Option<String> {
         let violation = self.violation.as_ref()?;
         let ids = ids(&self.trace, &violation.about);
@@ -217,8 +223,8 @@ impl Report {
         // Writing to a String does not fail.
         let _ = writeln!(story, "It is about {}.\n", about.join(", "));
         let began = lines(&self.trace).next().map(|line| line.at);
-        let mut told = BTreeSet::new();
-        // The newest that each component has seen of an object, and when, with what the store has of it as "".
+        let mut seen_before = BTreeSet::new();
+        // The newest version of an object that each component has seen, and when; that of the store under "".
         let mut known: BTreeMap<&str, BTreeMap<String, (u64, String)>> = BTreeMap::new();
         for line in lines(&self.trace) {
             if !belongs(line.text, violation, &ids) {
@@ -226,7 +232,7 @@ impl Report {
             }
             let (who, what) = teller(line.text);
             let sees = what.starts_with("sees ");
-            if sees && !told.insert((who.clone(), what.clone())) {
+            if sees && !seen_before.insert((who.clone(), what.clone())) {
                 continue;
             }
             let passed = line.at.duration_since(began.unwrap_or(line.at));
@@ -236,7 +242,7 @@ impl Report {
             let more = if short.len() < what.len() { "…" } else { "" };
             let _ = writeln!(story, "{at}  {who:<16}  {short}{more}");
             if line.text.starts_with("VIOLATION") {
-                // What comes after was not judged any more.
+                // What comes after was not checked any more.
                 break;
             }
             if let Some((object, revision)) = pod_of(line.text) {
@@ -259,7 +265,7 @@ impl Report {
     }
 }
 
-/// The pod and the revision of it that a line of the store or of a component that sees it is about.
+/// The pod and its revision in a line of the store or of a component that sees it.
 fn pod_of(text: &str) -> Option<(&str, u64)> {
     let parts: Vec<&str> = text.split(' ').collect();
     let (revision, name) = match parts[..] {
@@ -275,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_told_by_whom_they_are() {
+    fn lines_are_attributed_to_their_component() {
         for (text, who, what) in [
             ("user: delete a grace None", "users", "delete a grace None"),
             ("fault: n1 reboots for 3 ms", "FAULT", "n1 reboots for 3 ms"),

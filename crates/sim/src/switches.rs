@@ -1,34 +1,35 @@
-//! What a history can be without: each kind of workload, each feature, each thing that users do, each kind of fault.
+//! The switches of histories: each kind of workload, each feature, each user action, each kind of fault.
 //!
-//! Swarm testing (Groce et al., ISSTA 2012): a history in which half of them are off does the other half more often, so that
-//! pairs meet that a history with everything in it sees once in thousands.
+//! Swarm testing (Groce et al., ISSTA 2012): a history with half of them off does the other half more often, so that
+//! combinations occur that a history with everything has once in thousands.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::random::stream;
 
-/// From this seed on the seed decides whether its history is swarmed; those below stay what they were.
+/// From this seed on the seed decides whether its history is swarmed; those below do not change.
 pub const FIRST_SWARMED: u64 = 100_000_000;
-/// From this seed on histories may have the switches of [`Switch::is_later`]; those below stay what they were.
+/// From this seed on histories may have the switches of [`Switch::is_later`]; those below do not change.
 pub const FIRST_LATER: u64 = 200_000_000;
-/// How likely each of these is to be on, in thousandths.
+/// The probability of each of these to be on, per mille.
 const LATER_PER_MILLE: u32 = 250;
-/// Of these, in thousandths.
+/// Swarmed histories among those seeds, per mille.
 const SWARMED_PER_MILLE: u32 = 500;
-/// How likely each switch is to be on in a swarmed history.
+/// The probability of each switch to be on in a swarmed history.
 const ON_PER_MILLE: u32 = 500;
 
-/// What a switch stands for, as coverage and steering see it.
+/// The class of a switch, for coverage and steering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// What there is in the cluster.
+    /// A feature of the cluster.
     Feature,
-    /// What users do, apart from what they do to nodes.
+    /// A user action, except on nodes.
     Use,
-    /// How bad links, runtimes and the store are for the whole history.
-    Weather,
-    /// What befalls nodes and components at some time, by itself or by a user's hand: coverage counts which states of pods it meets.
+    /// An error rate of links, runtimes and the store, for the whole history.
+    ErrorRate,
+    /// A fault of a node or component at some time, by itself or by a user: coverage counts which states of pods it
+    /// hits.
     Fault,
 }
 
@@ -43,7 +44,7 @@ macro_rules! switches {
         impl Switch {
             pub const ALL: &'static [Switch] = &[$(Switch::$variant,)*];
 
-            /// As it is called on the command line.
+            /// Its name on the command line.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Switch::$variant => $name,)*
@@ -70,9 +71,9 @@ switches! {
     PodNetwork "pod-network" Feature,
     Disks "disks" Feature,
     Fencing "fencing" Feature,
-    /// Users ask for at most one of some pods.
+    /// Users set the at-most-one annotation on some pods.
     AtMostOne "at-most-one" Feature,
-    /// Nodes end all that must not run twice, asked for or not.
+    /// Nodes self-fence all at-most-one pods, with the annotation or without.
     SelfFencing "self-fencing" Feature,
     Scale "scale" Use,
     Roll "roll" Use,
@@ -80,14 +81,14 @@ switches! {
     DeletePods "delete-pods" Use,
     ForceDelete "force-delete" Use,
     ReplacePods "replace-pods" Use,
-    Refused "refused" Weather,
-    Unanswered "unanswered" Weather,
-    Late "late" Weather,
-    Repeated "repeated" Weather,
-    SlowLinks "slow-links" Weather,
-    FailingRuntimes "failing-runtimes" Weather,
-    SlowRuntimes "slow-runtimes" Weather,
-    SlowStore "slow-store" Weather,
+    Rejected "refused" ErrorRate,
+    Unanswered "unanswered" ErrorRate,
+    Late "late" ErrorRate,
+    Repeated "repeated" ErrorRate,
+    SlowLinks "slow-links" ErrorRate,
+    FailingRuntimes "failing-runtimes" ErrorRate,
+    SlowRuntimes "slow-runtimes" ErrorRate,
+    SlowStore "slow-store" ErrorRate,
     Partition "partition" Fault,
     /// Of several components at once.
     Split "split" Fault,
@@ -107,35 +108,35 @@ switches! {
     ReplacedMachine "replaced-machine" Fault,
     ClockSet "clock-set" Fault,
     ServerBehind "server-behind" Fault,
-    /// A node that is silent for long enough to be given up.
+    /// A node that is cut off for long enough to be lost.
     LostNode "lost-node" Fault,
     DeletedNode "deleted-node" Fault,
     Drain "drain" Fault,
     OutOfService "out-of-service" Fault,
     AskForFencing "ask-for-fencing" Fault,
-    /// Priorities, too little room, and PodDisruptionBudgets.
+    /// Priorities, too few resources, and PodDisruptionBudgets.
     Crowding "crowding" Feature,
-    /// The store forgets its history while a server's watch of it is behind, and breaks that watch.
+    /// The store compacts its history while a server's watch is behind, and breaks that watch.
     Compaction "compaction" Fault,
-    /// What a component writes is committed, and its server does not get the store's answer.
+    /// A component's write is committed, and its server does not get the store's answer.
     LostCommits "lost-commits" Fault,
-    /// Volumes that are staged: a CSI driver's, and iSCSI disks.
+    /// Staged volumes: those of a CSI driver, and iSCSI disks.
     Staging "staging" Feature,
-    /// A kubelet, machine or attacher that dies between two steps of a volume.
+    /// A kubelet, host or attacher that dies between two steps of a volume.
     StagingCrash "staging-crash" Fault,
-    /// Users delete all pods of a Service at once. Brings Services.
+    /// Users delete all pods of a Service at once. Enables Services.
     EndpointEnds "endpoint-ends" Use,
-    /// Names of Services, as DNS answers them. Brings Services.
+    /// Names of Services, as DNS answers them. Enables Services.
     Names "names" Feature,
     /// A namespace with ResourceQuotas and LimitRanges, in which several servers admit at once.
     Quotas "quotas" Feature,
-    /// Nodes' and controllers' clocks run fast or slow, within what self-fencing allows for.
-    DriftingClocks "drifting-clocks" Weather,
+    /// Nodes' and controllers' clocks run fast or slow, within the bound of self-fencing.
+    DriftingClocks "drifting-clocks" ErrorRate,
     /// Some clocks run faster or slower than self-fencing allows for.
-    WrongClocks "wrong-clocks" Weather,
+    WrongClocks "wrong-clocks" ErrorRate,
     /// CustomResourceDefinitions that change, and are deleted and created again, while their objects are written.
     CustomResources "custom-resources" Feature,
-    /// Processes of the version before, which are replaced one after the other.
+    /// Processes of the previous version, which are replaced one after the other.
     Upgrade "upgrade" Fault,
 }
 
@@ -158,26 +159,8 @@ impl Switch {
         )
     }
 
-    /// Whether no seed draws it, and only `--only` has it: its rules do not hold in all histories yet, or too few were run.
-    pub(crate) fn is_by_name_only(self) -> bool {
-        matches!(
-            self,
-            Switch::Compaction
-                | Switch::Staging
-                | Switch::StagingCrash
-                | Switch::Quotas
-                | Switch::DriftingClocks
-                | Switch::WrongClocks
-                | Switch::CustomResources
-                | Switch::Upgrade
-        )
-    }
-
     /// Whether a seed has this later switch, in the `attempt`th set that it draws.
     pub(crate) fn is_drawn_later(self, seed: u64, attempt: u32) -> bool {
-        if self.is_by_name_only() {
-            return false;
-        }
         let entity = format!("later/{attempt}/{}", self.name());
         seed >= FIRST_LATER && stream(seed, &entity).per_mille(LATER_PER_MILLE)
     }
@@ -189,7 +172,7 @@ impl fmt::Display for Switch {
     }
 }
 
-/// Some of the switches.
+/// A set of switches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Switches(u64);
 
@@ -198,6 +181,11 @@ const _: () = assert!(Switch::ALL.len() <= 64);
 
 impl Switches {
     pub const NONE: Switches = Switches(0);
+
+    /// Whether the store fails servers in a way that their clients must not notice: what they read is checked.
+    pub(crate) fn has_store_faults(self) -> bool {
+        self.has(Switch::Compaction) || self.has(Switch::LostCommits)
+    }
 
     pub fn has(self, switch: Switch) -> bool {
         self.0 & (1 << switch as u64) != 0
@@ -222,7 +210,7 @@ impl Switches {
             .filter(move |switch| self.has(*switch))
     }
 
-    /// The `attempt`th set that a seed draws: 0 is the one it has if nobody steers.
+    /// The `attempt`th set that a seed draws: 0 is the one without steering.
     pub fn draw(seed: u64, attempt: u32) -> Self {
         let mut chance = stream(seed, &format!("swarm/{attempt}"));
         let mut drawn = Switches::NONE;
@@ -241,7 +229,7 @@ impl Switches {
             Switch::BarePods,
         ];
         if !pods.iter().any(|switch| drawn.has(*switch)) {
-            // A history without pods teaches nothing.
+            // A history without pods shows nothing.
             drawn = drawn.with(*chance.pick(&pods).unwrap_or(&Switch::BarePods));
         }
         let later = later
@@ -257,7 +245,7 @@ impl FromIterator<Switch> for Switches {
     }
 }
 
-/// Names with commas between them, as they are read.
+/// Names separated by commas, as they are parsed.
 impl fmt::Display for Switches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.iter().map(Switch::name).collect();
@@ -268,7 +256,7 @@ impl fmt::Display for Switches {
 impl FromStr for Switches {
     type Err = String;
 
-    /// Fails with a sentence that has all names if one is of no switch.
+    /// The error lists all names, if one is unknown.
     fn from_str(text: &str) -> Result<Self, String> {
         let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
         names
@@ -295,12 +283,12 @@ pub enum Swarm {
     Only(Switches),
 }
 
-/// What is on in one history.
+/// The switches of one history.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
-    /// None: all that is done is on, and the seed says which features there are.
+    /// None: all user actions and faults are on, and the seed decides about the features.
     swarmed: Option<Switches>,
-    /// What is drawn as ever, and then not done.
+    /// Drawn as always, but not done.
     suppressed: Switches,
 }
 
@@ -335,7 +323,7 @@ impl Plan {
         self.draws(switch) && !self.suppressed.has(switch)
     }
 
-    /// Whether there is this feature, where a history that is not swarmed has it or not by its seed.
+    /// Whether the cluster has this feature; in a history that is not swarmed the seed decides.
     pub fn has(&self, switch: Switch, by_seed: bool) -> bool {
         self.swarmed.map_or(by_seed, |on| on.has(switch)) && !self.suppressed.has(switch)
     }
@@ -389,7 +377,7 @@ mod tests {
         for switch in later {
             assert_eq!(count(&drawn, switch), 0, "{switch}");
             let on = count(&fresh, switch);
-            let expect = if switch.is_by_name_only() { 0..1 } else { 60..150 };
+            let expect = 60..150;
             assert!(expect.contains(&on), "{switch} in {on} of 400");
         }
         let pods: Switches = "deployments,statefulsets,daemonsets,jobs,bare-pods"

@@ -1,4 +1,5 @@
-//! The part of a history in which users and faults take turns: drawn, or played again from a script with some of it left out.
+//! The part of a history in which users and faults take turns: drawn, or replayed from a script with some of it left
+//! out.
 
 use std::io;
 use std::time::Duration;
@@ -11,42 +12,43 @@ use crate::script::{Positions, Reduction, Script, Step, Turn};
 use crate::switches::{Plan, Switch};
 use crate::users::Users;
 
-/// In so many of a thousand steps of histories with rare things one happens beside what happens anyway.
+/// Steps of histories with rare faults with one of them in addition, per mille.
 const RARE_PER_MILLE: u32 = 120;
-/// Steps of histories with disks in which somebody does something with one.
+/// Steps of histories with disks with a user action on one, per mille.
 const WITH_DISKS_PER_MILLE: u32 = 250;
-/// The same of histories with fence agents.
+/// The same for histories with fence agents.
 const WITH_FENCING_PER_MILLE: u32 = 150;
-/// The same of histories with policies.
+/// The same for histories with NetworkPolicies.
 const WITH_POLICIES_PER_MILLE: u32 = 250;
-/// The same of histories with too little room.
+/// The same for histories with too few resources.
 const WITH_CROWDING_PER_MILLE: u32 = 300;
-/// The same of histories whose store compacts or loses answers.
+/// The same for histories whose store compacts or loses answers.
 const WITH_STORE_PER_MILLE: u32 = 250;
-/// The same of histories with volumes that are staged …
+/// The same for histories with staged volumes …
 const WITH_STAGING_PER_MILLE: u32 = 300;
-/// … and of those in which something dies between their steps.
+/// … and for those with crashes between their steps.
 const STAGING_CRASHES_PER_MILLE: u32 = 150;
-/// The same of histories in which all pods of a Service are deleted at once.
+/// The same for histories in which all pods of a Service are deleted at once.
 const WITH_ENDS_PER_MILLE: u32 = 150;
-/// The same of histories with quotas.
+/// The same for histories with quotas.
 const WITH_QUOTAS_PER_MILLE: u32 = 350;
-/// The same of histories with custom resources.
+/// The same for histories with custom resources.
 const WITH_CUSTOM_PER_MILLE: u32 = 400;
-/// Steps of histories with an upgrade in which one more process is replaced.
+/// Steps of histories with an upgrade in which one more process is replaced, per mille.
 const WITH_UPGRADE_PER_MILLE: u32 = 100;
-/// Steps that are a user's and not a fault's.
+/// Steps that are a user's and not a fault's, per mille.
 const USERS_PER_MILLE: u32 = 700;
-/// How often names are asked for.
+/// How often names are queried.
 const ASK_NAMES_EVERY_SECONDS: i64 = 10;
-/// How long what users do may take: some wait for a name to be free, or for an API server whose watch of the store is behind.
+/// The longest duration of a user action: some wait for a name to be free, or for an API server whose watch of the
+/// store is behind.
 const USERS_WAIT: Duration = Duration::from_secs(120);
-/// How often time itself is judged.
+/// How often the rules on durations are checked.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 
 /// What may happen in one history.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Menu {
+pub(crate) struct PossibleTurns {
     pub rare: bool,
     pub fencing: bool,
     /// A node is lost now and then, whether there are fence agents or not.
@@ -61,11 +63,11 @@ pub(crate) struct Menu {
     pub quotas: bool,
     pub custom: bool,
     pub upgrade: bool,
-    /// Between two turns, at most.
+    /// The longest pause between two turns.
     pub pause_millis: u64,
 }
 
-/// Streams of their own: what not every history has shifts nothing else's draws.
+/// Streams of their own: features that not every history has shift no other's draws.
 pub(crate) struct Streams {
     pub rarely: Stream,
     pub guarding: Stream,
@@ -85,18 +87,18 @@ pub(crate) struct Trouble {
     pub users: Users,
     pub faults: Faults,
     pub streams: Streams,
-    pub menu: Menu,
+    pub possible_turns: PossibleTurns,
     pub plan: Plan,
     /// When the history began.
     pub began: Instant,
-    /// What has been done.
+    /// The steps so far.
     pub script: Script,
-    /// The FencingPolicy is written down, or none is to be.
+    /// The FencingPolicy has been created, or none is to be.
     pub has_policy: bool,
 }
 
 pub(crate) fn denied(e: knarr_client::Error) -> io::Error {
-    io::Error::other(format!("a user was refused: {e}"))
+    io::Error::other(format!("a user's request was rejected: {e}"))
 }
 
 impl Trouble {
@@ -104,14 +106,14 @@ impl Trouble {
         self.faults.observer.violation().is_some()
     }
 
-    /// Turns as they are drawn from `chance`, for so long, or until a rule is broken.
+    /// Turns drawn from `chance`, for so long, or until a rule is broken.
     pub async fn draw(&mut self, chance: &mut Stream, long: Duration) -> io::Result<()> {
-        let menu = self.menu;
+        let possible_turns = self.possible_turns;
         let ends = Instant::now() + long;
         while Instant::now() < ends && !self.is_broken() {
-            let next = Instant::now() + chance.millis(10, menu.pause_millis);
+            let next = Instant::now() + chance.millis(10, possible_turns.pause_millis);
             pass_until(next, &self.faults).await;
-            if menu.rare && self.streams.rarely.per_mille(RARE_PER_MILLE) {
+            if possible_turns.rare && self.streams.rarely.per_mille(RARE_PER_MILLE) {
                 let turn = match self.streams.rarely.per_mille(500) {
                     true => Turn::RareFault,
                     false => Turn::NodeUsers,
@@ -121,44 +123,44 @@ impl Trouble {
             if !self.has_policy {
                 self.record(Turn::FencingPolicy).await?;
             }
-            if menu.losses && self.streams.guarding.per_mille(WITH_FENCING_PER_MILLE) {
+            if possible_turns.losses && self.streams.guarding.per_mille(WITH_FENCING_PER_MILLE) {
                 self.record(Turn::LostNode).await?;
             }
-            if menu.fencing && self.streams.guarding.per_mille(WITH_FENCING_PER_MILLE) {
+            if possible_turns.fencing && self.streams.guarding.per_mille(WITH_FENCING_PER_MILLE) {
                 let turn = match self.streams.guarding.per_mille(500) {
                     true => Turn::LostNode,
                     false => Turn::Fencing,
                 };
                 self.record(turn).await?;
             }
-            if menu.disks && self.streams.storing.per_mille(WITH_DISKS_PER_MILLE) {
+            if possible_turns.disks && self.streams.storing.per_mille(WITH_DISKS_PER_MILLE) {
                 self.record(Turn::Disks).await?;
             }
-            if menu.policies && self.streams.policing.per_mille(WITH_POLICIES_PER_MILLE) {
+            if possible_turns.policies && self.streams.policing.per_mille(WITH_POLICIES_PER_MILLE) {
                 self.record(Turn::Policies).await?;
             }
-            if menu.crowding && self.streams.crowding.per_mille(WITH_CROWDING_PER_MILLE) {
+            if possible_turns.crowding && self.streams.crowding.per_mille(WITH_CROWDING_PER_MILLE) {
                 self.record(Turn::Room).await?;
             }
-            if menu.store && self.streams.compacting.per_mille(WITH_STORE_PER_MILLE) {
+            if possible_turns.store && self.streams.compacting.per_mille(WITH_STORE_PER_MILLE) {
                 self.record(Turn::Store).await?;
             }
-            if menu.staging && self.streams.staging.per_mille(WITH_STAGING_PER_MILLE) {
+            if possible_turns.staging && self.streams.staging.per_mille(WITH_STAGING_PER_MILLE) {
                 self.record(Turn::Volumes).await?;
             }
-            if menu.staging_crashes && self.streams.staging.per_mille(STAGING_CRASHES_PER_MILLE) {
+            if possible_turns.staging_crashes && self.streams.staging.per_mille(STAGING_CRASHES_PER_MILLE) {
                 self.record(Turn::StagingCrash).await?;
             }
-            if menu.endpoint_ends && self.streams.ending.per_mille(WITH_ENDS_PER_MILLE) {
+            if possible_turns.endpoint_ends && self.streams.ending.per_mille(WITH_ENDS_PER_MILLE) {
                 self.record(Turn::EndpointEnds).await?;
             }
-            if menu.quotas && self.streams.quotas.per_mille(WITH_QUOTAS_PER_MILLE) {
+            if possible_turns.quotas && self.streams.quotas.per_mille(WITH_QUOTAS_PER_MILLE) {
                 self.record(Turn::Quotas).await?;
             }
-            if menu.custom && self.streams.custom.per_mille(WITH_CUSTOM_PER_MILLE) {
+            if possible_turns.custom && self.streams.custom.per_mille(WITH_CUSTOM_PER_MILLE) {
                 self.record(Turn::CustomResources).await?;
             }
-            if menu.upgrade && self.streams.upgrading.per_mille(WITH_UPGRADE_PER_MILLE) {
+            if possible_turns.upgrade && self.streams.upgrading.per_mille(WITH_UPGRADE_PER_MILLE) {
                 self.record(Turn::Upgrade).await?;
             }
             let turn = match chance.per_mille(USERS_PER_MILLE) {
@@ -171,7 +173,7 @@ impl Trouble {
         Ok(())
     }
 
-    /// The turns of a script, but for what is left out.
+    /// The turns of a script, except what is left out.
     pub async fn play(&mut self, script: &Script, reduction: &Reduction) -> io::Result<()> {
         let until = reduction.until.unwrap_or(Duration::MAX);
         for (number, step) in (1..).zip(&script.steps) {
@@ -193,7 +195,7 @@ impl Trouble {
         Ok(())
     }
 
-    /// Until so long after the beginning.
+    /// Waits until so long after the beginning.
     async fn pass(&self, at: Duration) {
         let end = self.began + at;
         if end > Instant::now() && !self.is_broken() {
@@ -212,13 +214,13 @@ impl Trouble {
         self.take_in_time(turn).await
     }
 
-    /// A user who is not answered is a broken history.
+    /// A user without an answer is a broken history.
     async fn take_in_time(&mut self, turn: Turn) -> io::Result<()> {
         let observer = self.faults.observer.clone();
         match timeout(USERS_WAIT, self.take(turn)).await {
             Ok(taken) => taken,
             Err(_) => {
-                let what = format!("a user is not answered for {} s ({turn:?})", USERS_WAIT.as_secs());
+                let what = format!("a user got no answer for {} s ({turn:?})", USERS_WAIT.as_secs());
                 observer.violate("S9", what);
                 Ok(())
             }
@@ -259,7 +261,7 @@ impl Trouble {
             Turn::CustomResources if self.plan.suppresses(Switch::CustomResources) => Ok(()),
             Turn::Quotas if self.plan.suppresses(Switch::Quotas) => Ok(()),
             Turn::FencingPolicy => {
-                let written = users.bring_policy(&mut streams.guarding).await;
+                let written = users.create_fencing_policy(&mut streams.guarding).await;
                 written.map(|written| self.has_policy = written)
             }
             Turn::Fencing => users.ask_for_fencing(&mut streams.guarding).await,
@@ -334,7 +336,7 @@ impl Trouble {
     }
 }
 
-/// Lets time go by, and has it judged.
+/// Lets time pass, and has the rules on durations checked.
 pub(crate) async fn pass_until(end: Instant, faults: &Faults) {
     loop {
         let tick = Instant::now() + TICK;

@@ -1,7 +1,7 @@
-//! Processes of the version before, and their upgrade: in the order of Kubernetes' version skew policy, first API servers, then
-//! controllers, then nodes, each restarted as this version and never as the one before.
+//! Processes of the previous version, and their upgrade: in the order of Kubernetes' version skew policy, first API
+//! servers, then controllers, then nodes, each restarted as this version and never back as the previous one.
 //!
-//! What the version before does not do:
+//! What the previous version does not do:
 //! - its kubelets write neither `knarr.io/started-by` nor `knarr.io/used-by`, declare no features of their node, and make containers
 //!   without the annotation `knarr.io/self-fenced`;
 //! - its API servers store pods without `metadata.generation`, and what components observed of it is not reported.
@@ -27,13 +27,13 @@ use crate::switches::Switch;
 
 /// The kubelet that started a pod last, which the kubelet writes before it does.
 pub(crate) const STARTED_BY: &str = "knarr.io/started-by";
-/// On a container: how its node ends it when it is cut off.
+/// On a container: how its node terminates it when it is cut off.
 const SELF_FENCED: &str = "knarr.io/self-fenced";
-/// How long a process is away while it is replaced, at most: an image has to be fetched, a machine drained.
+/// The longest time that a process is stopped while it is replaced: an image has to be pulled, a node drained.
 const AWAY_MILLIS: u64 = 20_000;
 const PODS: &[u8] = b"/registry/core/pods/";
 
-/// Whether a process is of the version before.
+/// Whether a process is of the previous version.
 #[derive(Debug, Default)]
 pub(crate) struct Version(AtomicBool);
 
@@ -47,7 +47,7 @@ impl Version {
     }
 }
 
-/// What a kubelet or a controller of the version before does not write.
+/// What a kubelet or a controller of the previous version does not write.
 pub(crate) fn as_former_writes(object: &mut dyn AnyObject) {
     let any = object.as_any_mut();
     if let Some(node) = any.downcast_mut::<ApiNode>() {
@@ -61,7 +61,7 @@ pub(crate) fn as_former_writes(object: &mut dyn AnyObject) {
     }
 }
 
-/// Whether a patch does nothing but announce that a pod is going to be started.
+/// Whether a patch only announces that a pod is going to be started.
 pub(crate) fn is_announcement(patch: &Patch) -> bool {
     let Patch::Merge(patch) = patch else { return false };
     let announced = patch
@@ -70,12 +70,12 @@ pub(crate) fn is_announcement(patch: &Patch) -> bool {
     announced.is_some()
 }
 
-/// The annotations of a container that a kubelet of the version before makes.
+/// The annotations of a container that a kubelet of the previous version creates.
 pub(crate) fn as_former_makes(config: &mut knarr_node::runtime::ContainerConfig) {
     config.annotations.remove(SELF_FENCED);
 }
 
-/// A transaction as an API server of the version before asks for it.
+/// A transaction as an API server of the previous version requests it.
 pub(crate) fn as_former_stores(mut txn: Txn) -> Txn {
     for op in &mut txn.ops {
         if let Op::Put { key, value } = op
@@ -101,7 +101,7 @@ fn without_generation(json: &Bytes) -> Option<Bytes> {
     serde_json::to_vec(&pod).ok().map(Bytes::from)
 }
 
-/// The kubelet that started the pod last, as its annotation says.
+/// The kubelet that started the pod last, by its annotation.
 pub(crate) fn started_by(pod: &Pod) -> Option<&str> {
     let annotations = pod.metadata.annotations.as_ref()?;
     annotations.get(STARTED_BY).map(String::as_str)
@@ -116,7 +116,7 @@ impl Faults {
         servers.chain(controls).chain(nodes).collect()
     }
 
-    /// Some of the last of them are of the version before. Call it before they are started.
+    /// Some of the last of them are of the previous version. Call it before they are started.
     pub fn begin_with_former(&self, chance: &mut Stream) {
         let versions = self.versions();
         let last = u64::try_from(versions.len()).unwrap_or_default();
@@ -130,7 +130,7 @@ impl Faults {
         ));
     }
 
-    /// The next one is restarted as this version.
+    /// Restarts the next one as this version.
     pub fn upgrade_next(&self, chance: &mut Stream) {
         let away = chance.millis(100, AWAY_MILLIS);
         if let Some(next) = self.versions().iter().position(|version| version.is_former()) {
@@ -139,7 +139,7 @@ impl Faults {
         }
     }
 
-    /// All that are left are.
+    /// Restarts all that are left.
     pub fn upgrade_all(&self) {
         for (number, version) in self.versions().iter().enumerate() {
             if version.is_former() {

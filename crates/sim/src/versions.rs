@@ -1,4 +1,5 @@
-//! Services and EndpointSlices as the store had them at each revision, for rules about what is made of them elsewhere later.
+//! Services and EndpointSlices as they were in the store at each revision, for rules about what is made of them
+//! elsewhere later.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use serde::de::DeserializeOwned;
 
-/// Of one kind: by key, each write's revision with the object; `None` is its deletion.
+/// Of one kind: by key, the revision of each write with the object; `None` is its deletion.
 #[derive(Debug)]
 pub(crate) struct Versions<T> {
     of: BTreeMap<String, BTreeMap<u64, Option<T>>>,
@@ -44,7 +45,7 @@ impl<T: DeserializeOwned> Versions<T> {
         found.flatten().collect()
     }
 
-    /// The revisions behind one.
+    /// The revisions after one.
     pub fn written_after(&self, revision: u64) -> impl Iterator<Item = u64> + '_ {
         self.written.range(revision + 1..).map(|(revision, _)| *revision)
     }

@@ -1,8 +1,9 @@
-//! What is true in the simulated cluster, as nobody in it can see it: the store's pods and nodes and every process
+//! The true state of the simulated cluster, which no component can see: the store's pods and nodes and every process
 //! on every node, at one moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::ops::Range;
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -13,7 +14,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_client::{DeleteOptions, Term};
-use knarr_kubelet::self_fencing::{BEGIN, SelfFencing};
+use knarr_kubelet::self_fencing::{SelfFencing, TERM_AFTER};
 use knarr_network::nft::Table;
 use knarr_node::runtime::fake::End;
 
@@ -23,15 +24,18 @@ use crate::definitions::Definitions;
 use crate::disks::Holder;
 use crate::metering::Metering;
 use crate::policy_table::Tables;
-use crate::rules::n5_names::Answered;
+use crate::rules::n5_names::DnsResponse;
 use crate::rules::s7_staging::{Step, Storage};
 use crate::versions::NetworkVersions;
 
-/// The taint by which an administrator says that a node is down.
+/// The taint by which an administrator declares a node dead.
 pub(crate) const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// That taint's value where fencing says it.
+/// That taint's value when the fencing controller sets it.
 const FENCED: &str = "fenced";
+
+/// The controller manager that ignores the lease, where there is one.
+pub(crate) const WITHOUT_LEASE: &str = "control-c";
 
 /// One container's processes.
 #[derive(Clone, Debug)]
@@ -43,13 +47,31 @@ pub(crate) struct Process {
     pub name: String,
     pub container: String,
     pub sandbox: String,
-    /// Its sandbox broke: it may be ended for that, with its pod's own grace, before anybody deletes the pod.
-    pub homeless: bool,
+    /// Its sandbox broke: it may be terminated for that, with its pod's own grace period, before the pod is deleted.
+    pub is_sandbox_broken: bool,
     /// When TERM was first sent.
-    pub asked: Option<Timestamp>,
+    pub stop_requested: Option<Timestamp>,
 }
 
-/// One pod (uid), also after it left the store.
+#[cfg(test)]
+impl Process {
+    /// The process `1` of this container of the pod `u` on `n1`.
+    pub fn example(container: &str) -> Self {
+        Process {
+            node: "n1".into(),
+            id: "1".into(),
+            uid: "u".into(),
+            namespace: "default".into(),
+            name: "a".into(),
+            container: container.into(),
+            sandbox: "s".into(),
+            is_sandbox_broken: false,
+            stop_requested: None,
+        }
+    }
+}
+
+/// One pod (UID), also after it was removed from the store.
 #[derive(Clone, Debug)]
 pub(crate) struct Life {
     pub pod: Arc<Pod>,
@@ -58,33 +80,51 @@ pub(crate) struct Life {
     pub bound_at: Option<Timestamp>,
     /// When its deletion was written.
     pub deleted_at: Option<Timestamp>,
-    /// When it left the store.
+    /// When it was removed from the store.
     pub removed_at: Option<Timestamp>,
-    /// Somebody has said that this node's word is not waited for: a user's force, or the deletion of its node.
+    /// Its node's answer is not waited for: a user used force, or the node was deleted or declared dead.
     pub released: bool,
-    /// It was said by a user of its node, that it is gone for good.
+    /// A user or a fence agent has declared its node dead.
     pub given_up: bool,
-    /// That was said with the taint by which administrators say it.
-    pub vouched: bool,
-    /// A component has asked for its end (an eviction, a scale-down).
-    pub asked_to_go: bool,
-    /// Containers that ended with 0 by themselves, each with the sandbox it ran in.
+    /// That was declared with the out-of-service taint.
+    pub declared_dead: bool,
+    /// A component has requested its deletion (an eviction, a scale-down).
+    pub deletion_requested: bool,
+    /// Containers that exited with 0 by themselves, each with its sandbox.
     pub completed: BTreeSet<(String, String)>,
-    /// The node whose kubelet wrote last that it starts it, and when that was.
+    /// The node whose kubelet wrote last that it starts the pod, and when that was.
     pub announced: Option<(String, Timestamp)>,
-    /// Uids of the policies that isolate it from strangers since it was created.
+    /// UIDs of the policies that have isolated it since it was created.
     pub isolated_by: BTreeSet<String>,
 }
 
-/// What a sandbox has of the pod network.
+/// A sandbox's lease in the pod network.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {
     pub addresses: Vec<IpAddr>,
-    /// The agent says that its pod's policies are in force.
+    /// The agent has reported that the policies of its pod are in force.
     pub is_attached: bool,
 }
 
 impl Life {
+    /// A pod that has just been created.
+    pub fn new(pod: Arc<Pod>, first_seen: Timestamp) -> Self {
+        Life {
+            pod,
+            first_seen,
+            bound_at: None,
+            deleted_at: None,
+            removed_at: None,
+            released: false,
+            given_up: false,
+            declared_dead: false,
+            deletion_requested: false,
+            completed: BTreeSet::new(),
+            announced: None,
+            isolated_by: BTreeSet::new(),
+        }
+    }
+
     pub fn removed(&self) -> bool {
         self.removed_at.is_some()
     }
@@ -98,15 +138,15 @@ impl Life {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kubelet {
     pub began: Timestamp,
-    /// It is of the version before.
+    /// It is of the previous version.
     pub is_former: bool,
 }
 
-/// A machine's power.
+/// The power switch of a host.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Switch {
     pub off: bool,
-    /// The last moment it was known to be off.
+    /// The last moment when it was off.
     pub last_off: Option<Timestamp>,
 }
 
@@ -115,13 +155,13 @@ pub(crate) struct Switch {
 pub(crate) struct Disk {
     /// It is for one pod, not for one node.
     pub one_pod: bool,
-    /// Since when.
+    /// Who has it open, and since when.
     pub open: BTreeMap<Holder, Timestamp>,
 }
 
-/// A node object's absence, the last one there was.
+/// The last time that a Node object did not exist.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Missed {
+pub(crate) struct Absence {
     pub from: Timestamp,
     pub until: Option<Timestamp>,
 }
@@ -129,114 +169,136 @@ pub(crate) struct Missed {
 #[derive(Default)]
 pub(crate) struct World {
     pub now: Timestamp,
-    /// By uid.
+    /// By UID.
     pub pods: BTreeMap<String, Life>,
     pub nodes: BTreeMap<String, Node>,
     /// When each node's lease last moved.
     pub renewed: BTreeMap<String, Timestamp>,
     /// The same as nodes know it, by their component's name.
-    pub heard: BTreeMap<String, Heard>,
+    pub lease_renewals: BTreeMap<String, LeaseRenewal>,
     /// When each was last written.
     pub node_written: BTreeMap<String, Timestamp>,
-    /// Everything is as it was wanted, and has been for long enough: nothing is left to be done.
+    /// When the fencing controller's taint was last removed from each.
+    pub unfenced: BTreeMap<String, Timestamp>,
+    /// The desired state has been reached for long enough: nothing is left to do.
     pub resting: bool,
-    /// In which term each lease of leaders is, by its namespace and name.
+    /// The term of each leader lease, by its namespace and name.
     pub terms: BTreeMap<String, Term>,
-    /// Nodes whose objects have been deleted, also when they are there again.
-    pub missed: BTreeMap<String, Missed>,
-    /// Since when nothing is wrong with a component: its link, its runtime, its being there; none if something is.
+    /// Nodes whose objects have been deleted, also when they exist again.
+    pub absences: BTreeMap<String, Absence>,
+    /// Since when a component has been free of faults: its link, its runtime, its process; none if it is not.
     pub well_since: BTreeMap<String, Option<Timestamp>>,
-    /// When it was so before, spans that have ended.
+    /// The earlier spans in which it was.
     pub well_spans: BTreeMap<String, Vec<(Timestamp, Timestamp)>>,
     pub disks: BTreeMap<String, Disk>,
-    /// Machines' switches, of those that were ever used.
+    /// The switches of hosts that were ever used.
     pub switches: BTreeMap<String, Switch>,
-    /// Since when agents have been at work at a node, by the NodeFencing's name.
+    /// Since when agents have been acting on a node, by the NodeFencing's name.
     pub fencings: BTreeMap<String, Timestamp>,
-    /// By their nodes, those that were started last.
+    /// By node, the last that was started.
     pub kubelets: BTreeMap<String, Kubelet>,
-    /// Containers that a kubelet of the version before made, by node and id.
+    /// When the last started kubelet of a node received each pod for the first time, by node and uid.
+    pub received: BTreeMap<String, BTreeMap<String, Timestamp>>,
+    /// Containers that a kubelet of the previous version created, by node and id.
     pub made_by_former: BTreeSet<(String, String)>,
-    /// How fast nodes' clocks count, in histories in which they do not all count as fast as time passes.
+    /// The rates of nodes' clocks, in histories in which they differ.
     pub rates: BTreeMap<String, Rate>,
-    /// How long a call of each node's runtime takes at most.
+    /// The longest duration of a call of each node's runtime.
     pub slowest: BTreeMap<String, SignedDuration>,
-    /// Which pods nodes end by themselves.
+    /// Which pods self-fencing terminates.
     pub self_fencing: SelfFencing,
     /// The addresses that each node's kernel sends new connections to.
     pub kernels: BTreeMap<String, BTreeSet<IpAddr>>,
     /// By node and sandbox id, while something may run there.
     pub leases: BTreeMap<(String, String), Lease>,
-    /// Nodes' podCIDRs, those that they had last where there is no such node.
+    /// Nodes' podCIDRs, also the last ones of deleted nodes.
     pub ranges: BTreeMap<String, BTreeSet<IpNet>>,
     /// By uid.
     pub policies: BTreeMap<String, NetworkPolicy>,
-    /// By their keys in the store, with when each was first seen.
+    /// By their keys in the store, with the time of the first write of each.
     pub budgets: BTreeMap<String, (PodDisruptionBudget, Timestamp)>,
-    /// What the namespace with quotas has.
+    /// By budget and pod: when a budget last counted a pod's eviction.
+    pub disruptions: BTreeMap<(String, String), Timestamp>,
+    /// The contents of the namespace with quotas.
     pub metering: Metering,
-    /// Definitions that users created, their objects, and what belongs to these.
+    /// Definitions that users created, their objects, and the dependents of these.
     pub definitions: Definitions,
     /// Their labels.
     pub namespaces: BTreeMap<String, BTreeMap<String, String>>,
     /// By their keys in the store.
     pub services: BTreeMap<String, Service>,
     pub slices: BTreeMap<String, EndpointSlice>,
-    /// What the kernels have of policies, and of Services.
+    /// The policies and Services in the kernels.
     pub policy_tables: Tables,
     pub proxy_tables: BTreeMap<String, Table>,
-    /// What the store committed, where readers follow it.
+    /// The commits of the store, if there are readers.
     pub commits: Commits,
-    /// Services and EndpointSlices of all revisions, where they are kept.
+    /// Services and EndpointSlices of all revisions, if they are kept.
     pub versions: NetworkVersions,
-    /// The revisions of Services and EndpointSlices that each node's kernel follows.
+    /// The revisions of Services and EndpointSlices that each node's kernel has.
     pub reached: BTreeMap<String, (u64, u64)>,
-    /// What DNS on each node answered last, by node and name.
-    pub answers: BTreeMap<(String, String), Answered>,
+    /// The last answers of DNS on each node, by node and name.
+    pub answers: BTreeMap<(String, String), DnsResponse>,
     /// Nodes whose DNS has answered since their agent was started.
     pub has_answered: BTreeSet<String>,
-    /// What nodes have of volumes that are staged.
+    /// The staged volumes of nodes.
     pub storage: Storage,
     /// By node and container id.
     pub processes: BTreeMap<(String, String), Process>,
 }
 
-/// What a node knows of its lease.
-pub(crate) struct Heard {
+/// What a node knows about its lease.
+pub(crate) struct LeaseRenewal {
     /// When it sent the last renewal that was answered.
     pub sent: Timestamp,
-    /// When a silence that was long enough for it to end pods was over, the last one.
+    /// The end of the last silence that was long enough for self-fencing.
     pub silent_until: Option<Timestamp>,
 }
 
-/// What a try to renew the lease takes at most, and a second.
+/// The longest duration of an attempt to renew the lease, and a second.
 const TRIED_FOR: SignedDuration = SignedDuration::from_secs(11);
 
 impl World {
-    /// How fast this node's clock counts.
+    /// The rate of this node's clock.
     pub fn rate(&self, node: &str) -> Rate {
         self.rates.get(node).copied().unwrap_or(Rate::EVEN)
     }
 
-    /// After which silence this node may have begun to end pods: of the 25 s that its clock counts ([`BEGIN`]), what is left
-    /// when a try to renew was answered late.
+    /// After this time without a renewal the node may have begun to terminate pods: of the 25 s that its clock counts
+    /// ([`TERM_AFTER`]), what is left when an attempt to renew was answered late.
     pub fn may_fence_itself_after(&self, node: &str) -> SignedDuration {
-        let begin = SignedDuration::try_from(self.rate(node).passes(BEGIN));
+        let begin = SignedDuration::try_from(self.rate(node).passes(TERM_AFTER));
         begin.unwrap_or_default() - TRIED_FOR
     }
 
-    /// Whether a node that is cut off must end this pod (SPEC B4).
+    /// Whether a node that is cut off must terminate this pod (SPEC B4).
     pub fn is_fenced_by_its_node(&self, uid: &str, pod: &Pod) -> bool {
+        self.self_fencing.applies_to(pod, self.has_disk_open(uid))
+    }
+
+    fn has_disk_open(&self, uid: &str) -> bool {
         let of_pod = |holder: &Holder| holder.uid == uid;
-        let exclusive = self.disks.values().any(|disk| disk.open.keys().any(of_pod));
-        self.self_fencing.ends(pod, exclusive)
+        self.disks.values().any(|disk| disk.open.keys().any(of_pod))
+    }
+
+    /// Whether PodGC may remove this pod while it runs: it was being deleted while its node was fenced, the node was switched
+    /// on again, and the pod may run twice, so that its kubelet starts it before it reports Ready (docs/safety.md, rules 1 and 2).
+    pub fn may_run_when_removed(&self, uid: &str) -> bool {
+        let Some((life, deleted)) = self.pods.get(uid).and_then(|life| Some((life, life.deleted_at?))) else {
+            return false;
+        };
+        let node = life.node();
+        let was_fenced = self.is_fenced(node) || self.unfenced.get(node).is_some_and(|at| *at >= deleted);
+        let switch = self.switches.get(node).copied().unwrap_or_default();
+        let is_on_again = !switch.off && switch.last_off.is_some();
+        was_fenced && is_on_again && !SelfFencing::AtMostOne.applies_to(&life.pod, self.has_disk_open(uid))
     }
 
     pub fn of_pod<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a Process> {
         self.processes.values().filter(move |p| p.uid == uid)
     }
 
-    /// Since when all of these components have been well; none if one is not.
+    /// Since when all of these components have been free of faults; none if one is not.
     pub fn all_well_since(&self, of: impl Fn(&str) -> bool) -> Option<Timestamp> {
         let mut since = Some(Timestamp::MIN);
         for (_, at) in self.well_since.iter().filter(|(name, _)| of(name)) {
@@ -245,11 +307,11 @@ impl World {
         since
     }
 
-    /// Whether each of these components was well for this long at one time between the two moments.
+    /// Whether each of these components was free of faults for this long at one time between the two moments.
     pub fn each_was_well(
         &self,
         of: impl Fn(&str) -> bool,
-        (from, to): (Timestamp, Timestamp),
+        between: Range<Timestamp>,
         long: SignedDuration,
     ) -> bool {
         self.well_since
@@ -258,11 +320,12 @@ impl World {
             .all(|(name, since)| {
                 let ended = self.well_spans.get(name).into_iter().flatten().copied();
                 let mut spans = ended.chain(since.map(|since| (since, self.now)));
-                spans.any(|(begin, end)| end.min(to).duration_since(begin.max(from)) >= long)
+                spans
+                    .any(|(begin, end)| end.min(between.end).duration_since(begin.max(between.start)) >= long)
             })
     }
 
-    /// Whether fencing vouches for this node.
+    /// Whether the fencing controller has declared this node dead.
     pub fn is_fenced(&self, node: &str) -> bool {
         self.nodes.get(node).is_some_and(is_fenced)
     }
@@ -272,8 +335,8 @@ impl World {
     }
 }
 
-/// What the rules are shown, after the world has taken it in.
-pub(crate) enum Seen<'a> {
+/// What the rules see, after the world was updated.
+pub(crate) enum Observation<'a> {
     PodWritten {
         uid: &'a str,
         before: Option<&'a Pod>,
@@ -287,21 +350,21 @@ pub(crate) enum Seen<'a> {
     /// TERM is sent, the first time.
     Asked(&'a Process),
     Ended(&'a Process, End),
-    /// This fencing of a node is said to have succeeded.
+    /// This fencing of a node is reported as succeeded.
     Fenced {
         fencing: &'a str,
         node: &'a str,
     },
-    /// A sandbox has been given addresses.
+    /// A sandbox got addresses.
     Leased {
         node: &'a str,
         sandbox: &'a str,
     },
-    /// A node has been given podCIDRs.
+    /// A node got podCIDRs.
     Ranges {
         node: &'a str,
     },
-    /// What is in force of policies in a node's kernel has changed.
+    /// The policies in force in a node's kernel have changed.
     Policed {
         node: &'a str,
     },
@@ -314,7 +377,7 @@ pub(crate) enum Seen<'a> {
         term: &'a Term,
         key: &'a str,
     },
-    /// A key is written or goes, while nothing is left to be done.
+    /// A key is written or deleted, while nothing is left to do.
     Written {
         key: &'a str,
     },
@@ -322,7 +385,7 @@ pub(crate) enum Seen<'a> {
         before: Option<&'a PodDisruptionBudget>,
         after: &'a PodDisruptionBudget,
     },
-    /// A node's kernel has what its agent has made of the revisions that it has reached.
+    /// A node's kernel has the state that its agent computed from the revisions that it has reached.
     Programmed {
         node: &'a str,
     },
@@ -330,21 +393,21 @@ pub(crate) enum Seen<'a> {
     Resolved {
         node: &'a str,
         question: &'a str,
-        answer: &'a Answered,
+        answer: &'a DnsResponse,
     },
     /// A volume's step on its way to or from a node.
     Stored(&'a Step),
-    /// An object or a quota of the namespace with quotas is written, or deleted.
+    /// An object or a quota of the namespace with quotas is written or deleted.
     Metered {
         key: &'a str,
     },
-    /// A definition of users, one of its objects, or what belongs to one is written, or deleted.
+    /// A users' definition, one of its objects, or a dependent is written or deleted.
     Defined {
         key: &'a str,
     },
     /// A second has passed.
     Tick,
-    /// A component asks the API to delete a pod.
+    /// A component requests the deletion of a pod.
     DeleteAsked {
         by: &'a str,
         name: &'a str,
@@ -362,30 +425,26 @@ pub(crate) fn phase_of(pod: &Pod) -> &str {
     phase.unwrap_or_default()
 }
 
-/// The reason why it was disrupted, which its condition DisruptionTarget gives.
+/// The reason of its condition DisruptionTarget.
 pub(crate) fn disrupted_by(pod: &Pod) -> Option<&str> {
     let mut conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
     let condition = conditions.find(|c| c.type_ == "DisruptionTarget" && c.status == "True")?;
     condition.reason.as_deref()
 }
 
-pub(crate) fn is_finished(pod: &Pod) -> bool {
-    matches!(phase_of(pod), "Succeeded" | "Failed")
-}
-
-/// The uid of the controller of this kind that it belongs to.
+/// The UID of its controller, if that is of this kind.
 pub(crate) fn owner<'a>(pod: &'a Pod, kind: &str) -> Option<&'a str> {
     let mut owners = pod.metadata.owner_references.iter().flatten();
     let owner = owners.find(|o| o.controller == Some(true) && o.kind == kind);
     owner.map(|o| o.uid.as_str())
 }
 
-/// Whether a user vouches for it.
+/// Whether a user has set the out-of-service taint.
 pub(crate) fn is_out_of_service(node: &Node) -> bool {
     out_of_service(node).is_some_and(|value| value != FENCED)
 }
 
-/// Whether fencing does.
+/// Whether the fencing controller has set it.
 pub(crate) fn is_fenced(node: &Node) -> bool {
     out_of_service(node) == Some(FENCED)
 }
@@ -401,8 +460,8 @@ pub(crate) fn is_ready(node: &Node) -> bool {
     conditions.any(|c| c.type_ == "Ready" && c.status == "True")
 }
 
-/// Whether it has said itself how it is, and nobody else since that it is lost.
-pub(crate) fn is_heard(node: &Node) -> bool {
+/// Whether the node reports its status, and the node lifecycle controller has not set it to Unknown since.
+pub(crate) fn is_reporting(node: &Node) -> bool {
     let mut conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
     conditions.any(|c| c.type_ == "Ready" && matches!(c.status.as_str(), "True" | "False"))
 }

@@ -1,40 +1,40 @@
-//! Why a pod that must not run twice never does (SPEC S1, S2, S5, S6): a model of all that can remove it and start it, checked
-//! in every order of its steps.
+//! Why an at-most-one pod never runs twice (SPEC S1, S2, S5, S6): a model of everything that can remove it and start
+//! it, checked in every order of its steps.
 //!
-//! In it are one pod's name, of which a second pod is created as soon as the first is out of the API; a machine that goes off
-//! and on at any time, is cut off and heard again, and whose kubelet dies and comes back with nothing known; another
-//! machine, where all is well, which the second pod may go to; somebody who deletes the Node of a machine that is off, or
-//! vouches for it (the out-of-service taint); fence agents that switch it off, and a controller that writes their evidence
-//! down at any later time; pod garbage collection, which reads, checks and deletes in three steps. Requests are answered from
-//! one state (the store is linearizable), and may be as late as they like.
+//! The model has one pod's name, of which a second pod is created as soon as the first is removed from the API; a
+//! host that is switched off and on at any time, is cut off and reachable again, and whose kubelet dies and restarts
+//! without state; another host, without faults, to which the second pod may be bound; a user who deletes the Node of
+//! a host that is off, or sets the out-of-service taint; fence agents that switch it off, and a controller that
+//! writes their evidence at any later time; pod garbage collection, which reads, checks and deletes in three steps.
+//! Requests are answered from one state (the store is linearizable), and may be arbitrarily late.
 //!
-//! Left out are the clocks: nothing here happens "in time". Self-fencing (B4) is no part of the argument.
+//! Clocks are left out: nothing here happens "in time". Self-fencing (B4) is not a part of the argument.
 //!
-//! With [`Rules::Kept`] there are never two; without any one of the three rules of it there are, and the shortest history that
-//! leads there is in the comment of the rule.
+//! With [`Rules::Kept`] there are never two; without any one of its three rules there are, and the shortest history
+//! that leads there is in the comment of the rule.
 
 #![allow(clippy::unwrap_used)]
 
 use stateright::{Checker, Model, Property};
 
-/// The machine to which all these things happen, and the other one.
+/// The host with the faults, and the other one.
 const FAULTY: usize = 0;
 const HEALTHY: usize = 1;
-const MACHINES: usize = 2;
+const HOSTS: usize = 2;
 /// The first pod and the one that is created in its place.
 const PODS: usize = 2;
 
-/// What keeps a pod from running twice.
+/// The rules that keep a pod from running twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rules {
     Kept,
-    /// A kubelet starts the pod before its node is seen to be ready and without the taint: a machine whose Node was deleted
-    /// starts it before it has registered anew, and garbage collection, which has seen no node, removes it.
+    /// A kubelet starts the pod before its node is seen to be ready and without the taint: a host whose Node was
+    /// deleted starts it before it has registered again, and garbage collection, which has seen no node, removes it.
     StartsUnannounced,
-    /// A kubelet does not write to the pod before it starts it: garbage collection has seen no node; then the machine
+    /// A kubelet does not write to the pod before it starts it: garbage collection has seen no node; then the host
     /// registers and starts the pod, and it is removed.
     StartsUnwritten,
-    /// Evidence counts, however long ago it was got: the agents have said that the machine is off; it is switched on, starts
+    /// Evidence counts, however old it is: the agents have reported that the host is off; it is switched on, starts
     /// the pod, is cut off; now the evidence is written, and the pod removed.
     TrustsOldEvidence,
 }
@@ -55,14 +55,14 @@ struct Node {
     is_out_of_service: bool,
 }
 
-/// A machine and its kubelet.
+/// A host and its kubelet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Machine {
+struct Host {
     is_off: bool,
     is_cut_off: bool,
-    /// The pod as the kubelet has read it: whether it is deleting. `None` before the first read.
+    /// The pod as the kubelet has read it: whether it is terminating. `None` before the first read.
     known: Option<Option<(usize, bool)>>,
-    /// Its status as ready has been answered since the kubelet began, by a node without the taint.
+    /// The write of its Ready status has been answered since the kubelet started, by a node without the taint.
     has_announced_node: bool,
     /// So has a write to the pod.
     has_announced_pod: bool,
@@ -72,14 +72,14 @@ struct Machine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Fencing {
     None,
-    /// Agents have said that the machine is off; whether its Node was written since.
+    /// Agents have reported that the host is off; whether its Node was written since.
     IsOff {
         is_written: bool,
     },
     Done,
 }
 
-/// Where garbage collection stands, and whether the pod was written since it was read.
+/// The state of garbage collection, and whether the pod was written since it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Collection {
     Idle,
@@ -91,8 +91,8 @@ enum Collection {
 struct Cluster {
     pod: Option<Pod>,
     created: usize,
-    nodes: [Node; MACHINES],
-    machines: [Machine; MACHINES],
+    nodes: [Node; HOSTS],
+    hosts: [Host; HOSTS],
     fencing: Fencing,
     collection: Collection,
 }
@@ -104,7 +104,7 @@ enum Step {
     SwitchOff,
     SwitchOn,
     RestartKubelet,
-    /// The node controller has not heard of it for 40 s.
+    /// The node controller has seen no heartbeat of it for 40 s.
     Lose,
     DeleteNode,
     VouchFor,
@@ -127,40 +127,40 @@ enum Step {
 
 struct AtMostOne(Rules);
 
-impl Machine {
+impl Host {
     fn speaks(&self) -> bool {
         !self.is_off && !self.is_cut_off
     }
 
-    /// As it is when it comes back, with as good a network as before.
+    /// As it is when it is switched on, with the same network as before.
     fn emptied(self, is_off: bool) -> Self {
-        Machine {
+        Host {
             is_off,
             is_cut_off: self.is_cut_off,
-            ..Machine::default()
+            ..Host::default()
         }
     }
 
     /// The pod that it knows and may start.
-    fn wanted(&self) -> Option<usize> {
+    fn expected_pod(&self) -> Option<usize> {
         let (uid, is_deleting) = self.known??;
         (!is_deleting).then_some(uid)
     }
 
-    fn runs_unwanted(&self) -> bool {
-        let wanted = self.wanted();
+    fn runs_unexpected(&self) -> bool {
+        let expected_pod = self.expected_pod();
         let runs = self.runs.iter().enumerate();
         self.known.is_some()
             && runs
                 .filter(|(_, runs)| **runs)
-                .any(|(uid, _)| Some(uid) != wanted)
+                .any(|(uid, _)| Some(uid) != expected_pod)
     }
 }
 
 impl Cluster {
-    /// Sets of processes of the pod's name.
+    /// The sets of processes of the pod's name.
     fn running(&self) -> usize {
-        let all = self.machines.iter().flat_map(|m| m.runs);
+        let all = self.hosts.iter().flat_map(|m| m.runs);
         all.filter(|runs| *runs).count()
     }
 
@@ -182,8 +182,8 @@ impl Cluster {
 }
 
 impl AtMostOne {
-    fn may_start(&self, machine: &Machine) -> bool {
-        let (node, pod) = (machine.has_announced_node, machine.has_announced_pod);
+    fn may_start(&self, host: &Host) -> bool {
+        let (node, pod) = (host.has_announced_node, host.has_announced_pod);
         match self.0 {
             Rules::Kept | Rules::TrustsOldEvidence => node && pod,
             Rules::StartsUnannounced => pod,
@@ -192,25 +192,25 @@ impl AtMostOne {
     }
 
     fn machine_steps(&self, of: &Cluster, i: usize, steps: &mut Vec<Step>) {
-        let machine = &of.machines[i];
-        if machine.speaks() {
+        let host = &of.hosts[i];
+        if host.speaks() {
             steps.extend([Step::AnnounceNode(i), Step::ReadPod(i)]);
         }
-        if let Some(uid) = machine.wanted().filter(|_| !machine.is_off) {
-            if !machine.runs[uid] && self.may_start(machine) {
+        if let Some(uid) = host.expected_pod().filter(|_| !host.is_off) {
+            if !host.runs[uid] && self.may_start(host) {
                 steps.push(Step::Start(i));
             }
-            let is_announced = machine.has_announced_node || self.0 == Rules::StartsUnannounced;
-            if machine.speaks() && is_announced && !machine.has_announced_pod {
+            let is_announced = host.has_announced_node || self.0 == Rules::StartsUnannounced;
+            if host.speaks() && is_announced && !host.has_announced_pod {
                 steps.push(Step::AnnouncePod(i));
             }
         }
-        if !machine.is_off && machine.runs_unwanted() {
+        if !host.is_off && host.runs_unexpected() {
             steps.push(Step::End(i));
         }
         if let Some(pod) = of.pod {
-            let knows = machine.known == Some(Some((pod.uid, true)));
-            if pod.node == Some(i) && machine.speaks() && knows && !machine.runs[pod.uid] {
+            let knows = host.known == Some(Some((pod.uid, true)));
+            if pod.node == Some(i) && host.speaks() && knows && !host.runs[pod.uid] {
                 steps.push(Step::FinishDeletion(i));
             }
             if pod.node.is_none() && of.nodes[i].exists {
@@ -220,14 +220,14 @@ impl AtMostOne {
     }
 
     fn step(&self, of: &mut Cluster, step: Step) -> Option<()> {
-        let faulty = of.machines[FAULTY];
+        let faulty = of.hosts[FAULTY];
         match step {
-            Step::CutOff => of.machines[FAULTY].is_cut_off = true,
-            Step::Heal => of.machines[FAULTY].is_cut_off = false,
-            Step::SwitchOff => of.machines[FAULTY] = faulty.emptied(true),
-            Step::SwitchOn => of.machines[FAULTY] = faulty.emptied(false),
+            Step::CutOff => of.hosts[FAULTY].is_cut_off = true,
+            Step::Heal => of.hosts[FAULTY].is_cut_off = false,
+            Step::SwitchOff => of.hosts[FAULTY] = faulty.emptied(true),
+            Step::SwitchOn => of.hosts[FAULTY] = faulty.emptied(false),
             Step::RestartKubelet => {
-                of.machines[FAULTY] = Machine {
+                of.hosts[FAULTY] = Host {
                     runs: faulty.runs,
                     ..faulty.emptied(false)
                 };
@@ -248,7 +248,7 @@ impl AtMostOne {
                 of.fencing = Fencing::None;
             }
             Step::AgentsSwitchOff => {
-                of.machines[FAULTY] = faulty.emptied(true);
+                of.hosts[FAULTY] = faulty.emptied(true);
                 of.fencing = Fencing::IsOff { is_written: false };
             }
             Step::WriteEvidence => {
@@ -287,7 +287,7 @@ impl AtMostOne {
                 let node = &mut of.nodes[i];
                 node.exists = true;
                 node.is_ready = true;
-                of.machines[i].has_announced_node = !node.is_out_of_service;
+                of.hosts[i].has_announced_node = !node.is_out_of_service;
                 if i == FAULTY {
                     of.node_written();
                 }
@@ -297,29 +297,29 @@ impl AtMostOne {
                     .pod
                     .filter(|p| p.node == Some(i))
                     .map(|p| (p.uid, p.is_deleting));
-                let machine = &mut of.machines[i];
-                if machine.known.flatten().map(|(uid, _)| uid) != read.map(|(uid, _)| uid) {
-                    machine.has_announced_pod = false;
+                let host = &mut of.hosts[i];
+                if host.known.flatten().map(|(uid, _)| uid) != read.map(|(uid, _)| uid) {
+                    host.has_announced_pod = false;
                 }
-                machine.known = Some(read);
+                host.known = Some(read);
             }
             Step::AnnouncePod(i) => {
-                let uid = of.machines[i].wanted()?;
+                let uid = of.hosts[i].expected_pod()?;
                 let there = of.pod.filter(|p| p.uid == uid && p.node == Some(i));
-                of.machines[i].known = Some(there.map(|p| (p.uid, p.is_deleting)));
+                of.hosts[i].known = Some(there.map(|p| (p.uid, p.is_deleting)));
                 if there.is_some_and(|p| !p.is_deleting) {
-                    of.machines[i].has_announced_pod = true;
+                    of.hosts[i].has_announced_pod = true;
                     of.pod_written(uid);
                 }
             }
             Step::Start(i) => {
-                let uid = of.machines[i].wanted()?;
-                of.machines[i].runs[uid] = true;
+                let uid = of.hosts[i].expected_pod()?;
+                of.hosts[i].runs[uid] = true;
             }
             Step::End(i) => {
-                let wanted = of.machines[i].wanted();
+                let expected_pod = of.hosts[i].expected_pod();
                 for uid in 0..PODS {
-                    of.machines[i].runs[uid] &= Some(uid) == wanted;
+                    of.hosts[i].runs[uid] &= Some(uid) == expected_pod;
                 }
             }
             Step::FinishDeletion(_) => of.pod = None,
@@ -350,7 +350,8 @@ impl AtMostOne {
                     return None;
                 };
                 of.collection = Collection::Idle;
-                // By the version that was read: the pod's last status is written before it is deleted.
+                // With the version that was read as a precondition: the pod's last status is written before it is
+                // deleted.
                 let holds = !is_written || self.0 == Rules::StartsUnwritten;
                 of.pod = of.pod.filter(|p| !(p.uid == uid && holds));
             }
@@ -372,21 +373,17 @@ impl Model for AtMostOne {
         vec![Cluster {
             pod: None,
             created: 0,
-            nodes: [node; MACHINES],
-            machines: [Machine::default(); MACHINES],
+            nodes: [node; HOSTS],
+            hosts: [Host::default(); HOSTS],
             fencing: Fencing::None,
             collection: Collection::Idle,
         }]
     }
 
     fn actions(&self, of: &Cluster, steps: &mut Vec<Step>) {
-        let (node, machine) = (&of.nodes[FAULTY], &of.machines[FAULTY]);
-        steps.push(if machine.is_cut_off {
-            Step::Heal
-        } else {
-            Step::CutOff
-        });
-        if machine.is_off {
+        let (node, host) = (&of.nodes[FAULTY], &of.hosts[FAULTY]);
+        steps.push(if host.is_cut_off { Step::Heal } else { Step::CutOff });
+        if host.is_off {
             steps.push(Step::SwitchOn);
             if node.exists {
                 steps.extend([Step::DeleteNode, Step::VouchFor]);
@@ -394,7 +391,7 @@ impl Model for AtMostOne {
         } else {
             steps.extend([Step::SwitchOff, Step::RestartKubelet]);
         }
-        if node.is_ready && !(machine.speaks() && machine.known.is_some()) {
+        if node.is_ready && !(host.speaks() && host.known.is_some()) {
             steps.push(Step::Lose);
         }
         if node.is_out_of_service && node.is_ready {
@@ -429,8 +426,8 @@ impl Model for AtMostOne {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("at most one", |_, of: &Cluster| of.running() <= 1),
-            // That it is not because nothing is ever replaced.
-            Property::sometimes("replaced", |_, of: &Cluster| of.machines[HEALTHY].runs[1]),
+            // Checks that the rule does not hold merely because no pod is ever replaced.
+            Property::sometimes("replaced", |_, of: &Cluster| of.hosts[HEALTHY].runs[1]),
         ]
     }
 }

@@ -1,4 +1,4 @@
-//! Controllers, scheduler and garbage collector on the real API server over the memory store, in paused time.
+//! Controllers, scheduler and garbage collector with the real API server over the memory store, in paused time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -48,7 +48,7 @@ struct Cluster {
 }
 
 impl Drop for Cluster {
-    /// Nothing that a test makes controllers do is more than their roles allow.
+    /// Nothing that a test makes controllers do exceeds their roles.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             assert_eq!(self.server.denied_components(), Vec::<String>::new());
@@ -156,7 +156,7 @@ impl Cluster {
         }
     }
 
-    /// What a kubelet would report of every bound pod, and the end of those that are being deleted.
+    /// Reports what a kubelet would report of every bound pod, and completes the deletion of terminating pods.
     async fn kubelet(&self) {
         self.heartbeat().await;
         for object in self.list(&registry::POD, "").await {
@@ -232,7 +232,7 @@ fn reasons(deployment: &Deployment) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deployment_runs_rolls_out_goes_back_and_goes_with_its_pods() {
+async fn a_deployment_runs_rolls_out_rolls_back_and_is_deleted_with_its_pods() {
     let cluster = Cluster::start().await;
     cluster.node().await;
     cluster
@@ -337,7 +337,7 @@ async fn a_deployment_runs_rolls_out_goes_back_and_goes_with_its_pods() {
         assert_eq!(cluster.list(kind, "default").await.len(), 0, "{kind:?}");
     }
     let events = cluster.list(&registry::EVENT, "default").await;
-    let told: Vec<String> = events
+    let reported: Vec<String> = events
         .iter()
         .filter_map(|e| e.get::<Event>())
         .filter_map(|e| e.reason.clone())
@@ -348,12 +348,15 @@ async fn a_deployment_runs_rolls_out_goes_back_and_goes_with_its_pods() {
         "SuccessfulDelete",
         "Scheduled",
     ] {
-        assert!(told.iter().any(|r| r == reason), "{reason} is not among {told:?}");
+        assert!(
+            reported.iter().any(|r| r == reason),
+            "{reason} is not among {reported:?}"
+        );
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_namespace_is_furnished_and_goes_with_everything_in_it() {
+async fn a_namespace_gets_its_default_objects_and_is_deleted_with_everything_in_it() {
     let cluster = Cluster::start().await;
     cluster.node().await;
     cluster
@@ -420,7 +423,7 @@ async fn a4_the_namespace_of_fence_agents_secrets_comes_back_with_the_role_that_
         .delete(&registry::NAMESPACE, "", NAMESPACE, options)
         .await
         .unwrap();
-    // The next look makes the namespace, the one after it at the latest the role in it.
+    // The next sync creates the namespace, the one after it at the latest the role in it.
     sleep(Duration::from_secs(60)).await;
     assert_ne!(namespace().await.map(uid).unwrap(), first);
     let found = fencing.get(&registry::SECRET, NAMESPACE, "none").await;

@@ -1,4 +1,4 @@
-//! A broken history made small breaks the same rule, tells its story, and is played again by the flags that are printed.
+//! A reduced history breaks the same rule, has a story, and is reproduced by the flags that are printed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ fn flag(flags: &str, name: &str) -> Option<String> {
     words.next().map(String::from)
 }
 
-/// What the command line reads of what it printed.
+/// What the command line parses of what it printed.
 fn read(flags: &str) -> Reduction {
     Reduction {
         skip: flag(flags, "--skip")
@@ -43,25 +43,25 @@ fn s9_a_mutated_history_shrinks_to_fewer_steps_and_breaks_the_same_rule() {
             Mutation::DeleteBeforeTheEnd,
         ),
     ] {
-        let told = RefCell::new(Vec::new());
+        let reported = RefCell::new(Vec::new());
         let limits = Limits {
             runs: 60,
             threads: 2,
             go_on: &|| true,
-            report: &|line| told.borrow_mut().push(line.to_string()),
+            report: &|line| reported.borrow_mut().push(line.to_string()),
         };
         let shrunk = shrink(&simulation, &limits).unwrap().unwrap();
         let (before, after) = shrunk.steps;
         assert!(
             after * 4 < before,
             "{mutation}: {before} steps became {after}: {:#?}",
-            told.borrow()
+            reported.borrow()
         );
         assert!(shrunk.nodes.1 <= shrunk.nodes.0, "{mutation}");
         let violation = shrunk.report.violation.clone().unwrap();
         assert_eq!(violation.rule, mutation.rule(), "{mutation}");
 
-        // The same by the flags, as they are printed and read.
+        // The same by the flags, as they are printed and parsed.
         let reduction = read(&shrunk.reduction.to_string());
         assert_eq!(reduction, shrunk.reduction, "{mutation}");
         let again = simulation.clone().reduced(reduction).unwrap().run().unwrap();
@@ -92,7 +92,7 @@ fn a_history_that_holds_is_not_shrunk_and_has_no_story() {
 }
 
 #[test]
-fn shrinking_ends_when_it_is_told_to_and_keeps_what_it_has() {
+fn shrinking_stops_at_its_limits_and_keeps_its_result() {
     let simulation = mutated(Mutation::CutTheGrace);
     let limits = Limits {
         runs: 1_000,

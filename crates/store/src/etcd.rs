@@ -13,17 +13,19 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use etcd_client::{
     Certificate, Client, CompareOp, ConnectOptions, EventType, GetOptions, Identity, KvClient,
-    ResponseHeader, TlsOptions, TxnOp, TxnOpResponse, WatchClient, WatchOptions, WatchResponse, WatchStream,
+    MaintenanceClient, ResponseHeader, TlsOptions, TxnOp, TxnOpResponse, WatchClient, WatchOptions,
+    WatchResponse, WatchStream,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use crate::hub::WATCH_QUEUE_BATCHES;
+use crate::progress::Progress;
 use crate::{
     Compare, Error, Event, KeyRange, KeyValue, Op, Range, RangeResult, Revision, Store, Txn, TxnResult,
     Watch, WatchItem,
 };
 
-/// Which etcd, and who we are to it.
+/// The endpoints of etcd and the credentials of its client.
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
     /// URLs, such as `https://10.0.0.1:2379`.
@@ -74,6 +76,7 @@ const MAX_ANSWER_BYTES: usize = 1 << 30;
 
 pub(crate) struct EtcdStore {
     kv: KvClient,
+    maintenance: MaintenanceClient,
     watches: WatchClient,
     prefix: Bytes,
 }
@@ -90,18 +93,18 @@ impl EtcdStore {
         if let Some(Credentials { user, password }) = config.credentials {
             options = options.with_user(user, password);
         }
-        // With TLS 1.3 a server that wants a certificate and gets none ends the connection after the handshake, often
+        // With TLS 1.3 a server that requires a certificate and gets none ends the connection after the handshake, often
         // without its reason reaching the client.
         let is_anonymous = config.tls.as_ref().is_some_and(|tls| tls.identity.is_none());
         if let Some(tls) = config.tls {
-            let mut wanted = match tls.ca {
+            let mut desired = match tls.ca {
                 Some(ca) => TlsOptions::new().ca_certificate(Certificate::from_pem(ca)),
                 None => TlsOptions::new().with_native_roots(),
             };
             if let Some((certificate, key)) = tls.identity {
-                wanted = wanted.identity(Identity::from_pem(certificate, key));
+                desired = desired.identity(Identity::from_pem(certificate, key));
             }
-            options = options.with_tls(wanted);
+            options = options.with_tls(desired);
         }
         let unreachable = |error: String| {
             let hint = if is_anonymous {
@@ -115,6 +118,7 @@ impl EtcdStore {
         let client = connecting.await.map_err(|error| unreachable(explained(&error)))?;
         let store = EtcdStore {
             kv: client.kv_client().max_decoding_message_size(MAX_ANSWER_BYTES),
+            maintenance: client.maintenance_client(),
             watches: client.watch_client().max_decoding_message_size(MAX_ANSWER_BYTES),
             prefix: Bytes::from(config.prefix),
         };
@@ -130,7 +134,7 @@ impl EtcdStore {
         [&self.prefix, key].concat()
     }
 
-    /// Start and, unless it is a single key, end as etcd wants them.
+    /// Start and, unless it is a single key, end as etcd expects them.
     fn range_of(&self, keys: &KeyRange) -> (Vec<u8>, Option<Vec<u8>>) {
         let start = self.key(&keys.start);
         let end = keys.end.as_ref().map(|end| match &end[..] {
@@ -260,7 +264,7 @@ impl Store for EtcdStore {
 
     async fn txn(&self, txn: Txn) -> Result<TxnResult, Error> {
         txn.check()?;
-        let asked = txn.compares.len();
+        let expected = txn.compares.len();
         let compared = txn
             .compares
             .iter()
@@ -293,10 +297,10 @@ impl Store for EtcdStore {
                 _ => None,
             })
             .collect();
-        if current.len() != asked {
+        if current.len() != expected {
             let got = current.len();
             return Err(Error::Unavailable(format!(
-                "etcd answered {got} of {asked} reads of a transaction"
+                "etcd answered {got} of {expected} reads of a transaction"
             )));
         }
         Ok(TxnResult::Failed { revision, current })
@@ -333,7 +337,7 @@ impl Store for EtcdStore {
         // Without the answer it is not sure that the watch sees what is written next.
         let created = match stream.message().await {
             Ok(Some(response)) if response.created() && !response.canceled() => response,
-            Ok(Some(response)) => return Err(ended(&response, from)),
+            Ok(Some(response)) => return Err(watch_ended(&response, from)),
             Ok(None) => return Err(Error::Unavailable("etcd ended the watch at once".into())),
             Err(error) => return Err(self.store_error(error, from).await),
         };
@@ -343,15 +347,16 @@ impl Store for EtcdStore {
             from - 1
         };
         let (items, receiver) = mpsc::channel(WATCH_QUEUE_BATCHES + 1);
-        let (progress, reported) = watch::channel(begins_at);
+        let progress = Progress::new(begins_at);
         let joined = Arc::new(AtomicBool::new(true));
         let store = EtcdStore {
             kv: self.kv.clone(),
+            maintenance: self.maintenance.clone(),
             watches: self.watches.clone(),
             prefix: self.prefix.clone(),
         };
-        tokio::spawn(store.forward(stream, from, items, progress));
-        Ok(Watch::new(receiver, reported, joined, from.saturating_sub(1)))
+        tokio::spawn(store.forward(stream, from, items, progress.clone()));
+        Ok(Watch::new(receiver, progress, joined, from.saturating_sub(1)))
     }
 
     async fn compact(&self, revision: Revision) -> Result<(), Error> {
@@ -363,10 +368,13 @@ impl Store for EtcdStore {
             });
         }
         // Of the revision it compacts to etcd keeps only existing keys, not deletions.
-        let Some(last_gone) = revision.checked_sub(1).filter(|last_gone| *last_gone > 0) else {
+        let Some(last_compacted) = revision
+            .checked_sub(1)
+            .filter(|last_compacted| *last_compacted > 0)
+        else {
             return Ok(());
         };
-        match self.kv.clone().compact(last_gone as i64, None).await {
+        match self.kv.clone().compact(last_compacted as i64, None).await {
             Ok(_) => Ok(()),
             Err(error) => match self.store_error(error, revision).await {
                 Error::Compacted { .. } => Ok(()),
@@ -383,13 +391,19 @@ impl Store for EtcdStore {
         Ok(revision_of(read.header()))
     }
 
+    async fn size_bytes(&self) -> Result<u64, Error> {
+        let status = self.maintenance.clone().status().await;
+        let status = status.map_err(|error| Error::Unavailable(explained(&error)))?;
+        Ok(u64::try_from(status.db_size()).unwrap_or(0))
+    }
+
     fn is_shared(&self) -> bool {
         true
     }
 }
 
 /// Why etcd cancelled a watch.
-fn ended(response: &WatchResponse, from: Revision) -> Error {
+fn watch_ended(response: &WatchResponse, from: Revision) -> Error {
     match response.compact_revision() {
         0 => Error::Unavailable(format!("etcd ended the watch: {}", response.cancel_reason())),
         compacted => Error::Compacted {
@@ -406,7 +420,7 @@ impl EtcdStore {
         mut stream: WatchStream,
         from: Revision,
         items: mpsc::Sender<Result<WatchItem, Error>>,
-        progress: watch::Sender<Revision>,
+        progress: Arc<Progress>,
     ) {
         let last = loop {
             let response = tokio::select! {
@@ -414,13 +428,13 @@ impl EtcdStore {
                 () = items.closed() => return,
             };
             let response = match response {
-                Ok(Some(response)) if response.canceled() => break ended(&response, from),
+                Ok(Some(response)) if response.canceled() => break watch_ended(&response, from),
                 Ok(Some(response)) => response,
                 Ok(None) => break Error::Unavailable("etcd closed the watch".into()),
                 Err(error) => break Error::Unavailable(error.to_string()),
             };
             if response.events().is_empty() {
-                progress.send_replace(revision_of(response.header()));
+                progress.set(revision_of(response.header()));
                 continue;
             }
             let events: Vec<Event> = response

@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
+use crate::progress::Progress;
 use crate::{Error, Event, KeyRange, Revision, Watch, WatchItem};
 
 /// Batches that may wait for one watcher. At the engine's highest commit rate (some thousands a second) that is about a
@@ -51,7 +52,7 @@ pub(crate) trait History: Send + Sync + 'static {
 
 struct Watcher {
     items: mpsc::Sender<Result<WatchItem, Error>>,
-    /// Changes before this revision were delivered already, or are not wanted.
+    /// Changes before this revision were delivered already, or were not requested.
     from: Revision,
     /// The size of each queued item, oldest first; those taken out are dropped from the front.
     queued: VecDeque<usize>,
@@ -102,7 +103,7 @@ struct Inner {
 
 pub(crate) struct Hub {
     inner: Mutex<Inner>,
-    progress: watch::Sender<Revision>,
+    progress: Arc<Progress>,
 }
 
 fn weight(event: &Event) -> usize {
@@ -126,7 +127,7 @@ impl Hub {
                 ring_from: revision + 1,
                 closed: false,
             }),
-            progress: watch::channel(revision).0,
+            progress: Progress::new(revision),
         })
     }
 
@@ -154,7 +155,7 @@ impl Hub {
             inner.ring_from = oldest.last + 1;
         }
         drop(inner);
-        self.progress.send_replace(revision);
+        self.progress.set(revision);
     }
 
     /// Ends all watches.
@@ -175,7 +176,7 @@ impl Hub {
         let joined = Arc::new(AtomicBool::new(false));
         let watch = Watch::new(
             receiver,
-            self.progress.subscribe(),
+            self.progress.clone(),
             joined.clone(),
             from.saturating_sub(1),
         );

@@ -9,6 +9,7 @@ mod etcd;
 mod hub;
 mod index;
 mod memory;
+mod progress;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,8 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
+use self::progress::Progress;
 pub use etcd::{Credentials, EtcdConfig, Tls};
 
 /// The store's clock: counts up by one with every transaction that changes something. The first write is 2
@@ -203,7 +205,7 @@ pub enum WatchItem {
 pub struct Watch {
     items: mpsc::Receiver<Result<WatchItem, Error>>,
     /// The revision up to which the engine has notified all its watchers.
-    progress: watch::Receiver<Revision>,
+    progress: Arc<Progress>,
     /// Set once everything that happened before the watch began is in `items`.
     joined: Arc<AtomicBool>,
     delivered: Revision,
@@ -213,10 +215,9 @@ impl Watch {
     /// A watch whose items come from an intermediary between a store and its reader: `items`, errors and progress too,
     /// in order.
     pub fn relayed(items: mpsc::Receiver<Result<WatchItem, Error>>, from: Revision) -> Self {
-        let (_, progress) = watch::channel(0);
         Watch::new(
             items,
-            progress,
+            Progress::new(0),
             Arc::new(AtomicBool::new(true)),
             from.saturating_sub(1),
         )
@@ -224,7 +225,7 @@ impl Watch {
 
     fn new(
         items: mpsc::Receiver<Result<WatchItem, Error>>,
-        progress: watch::Receiver<Revision>,
+        progress: Arc<Progress>,
         joined: Arc<AtomicBool>,
         delivered: Revision,
     ) -> Self {
@@ -245,7 +246,7 @@ impl Watch {
         loop {
             // Read in this order: what was queued before `progress` moved is then seen by try_recv.
             let joined = self.joined.load(Ordering::Acquire);
-            let progress = *self.progress.borrow_and_update();
+            let progress = self.progress.revision();
             let item = match self.items.try_recv() {
                 Ok(item) => Some(item),
                 Err(mpsc::error::TryRecvError::Disconnected) => return None,
@@ -255,7 +256,7 @@ impl Watch {
                 Err(mpsc::error::TryRecvError::Empty) => tokio::select! {
                     biased;
                     item = self.items.recv() => Some(item?),
-                    Ok(()) = self.progress.changed() => None,
+                    () = self.progress.moves_from(progress) => None,
                 },
             };
             match &item {
@@ -345,6 +346,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// The newest revision.
     async fn revision(&self) -> Result<Revision, Error>;
+
+    /// How many bytes its files have; 0 if there are none.
+    async fn size_bytes(&self) -> Result<u64, Error> {
+        Ok(0)
+    }
 
     /// Whether other processes may write to it: then there may be changes that no watch has delivered yet.
     fn is_shared(&self) -> bool {

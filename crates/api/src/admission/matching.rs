@@ -16,14 +16,14 @@ use crate::selector::label::Selector;
 /// A namespace's labels; `None` where there is no such namespace.
 pub type NamespaceLabels<'a> = dyn Fn(&str) -> Option<BTreeMap<String, String>> + 'a;
 
-/// What is asked of a request. See the module.
+/// The match criteria of a policy, a binding or a webhook. See the module.
 #[derive(Default)]
 pub struct Criteria<'a> {
     pub namespace_selector: Option<&'a LabelSelector>,
     pub object_selector: Option<&'a LabelSelector>,
     /// Whether requests to other versions of a kind that a rule names match, too.
     pub equivalent: bool,
-    /// None: every resource.
+    /// Empty: every resource.
     pub rules: Vec<Rule<'a>>,
     pub exclude: Vec<Rule<'a>>,
 }
@@ -85,7 +85,7 @@ impl<'a> From<&'a MatchResources> for Criteria<'a> {
 
 impl Rule<'_> {
     fn matches(&self, request: &Attributes, kind: &Kind) -> bool {
-        let one_of = |items: &[String], wanted: &str| items.iter().any(|i| i == "*" || i == wanted);
+        let one_of = |items: &[String], value: &str| items.iter().any(|i| i == "*" || i == value);
         let clustered = *kind == registry::NAMESPACE || request.namespace.is_empty();
         let in_scope = match self.scope {
             "Namespaced" => !clustered,
@@ -107,7 +107,7 @@ impl Rule<'_> {
 /// The other versions of a kind.
 pub fn equivalents(kind: &Kind) -> Vec<Kind> {
     let others: Vec<Kind> = match kind.ops.custom() {
-        Some(_) => kind.siblings(),
+        Some(_) => kind.served_versions(),
         None => {
             let stored = kind.stored();
             let same = |k: &&Kind| k.stored() == stored;
@@ -145,7 +145,7 @@ fn labels(object: &Value) -> BTreeMap<String, String> {
 }
 
 impl Criteria<'_> {
-    /// The kind by which the request matches, if it does. The error is a configuration's.
+    /// The kind by which the request matches, if it does. An error means that the configuration is invalid.
     pub fn matches(
         &self,
         request: &Attributes,
@@ -167,7 +167,7 @@ impl Criteria<'_> {
                 .flatten();
             let fits = match own {
                 Some(labels) => selector.matches(Some(&labels)),
-                // What is in no namespace is not excluded by one's labels.
+                // A cluster-scoped object is not excluded by a namespace selector.
                 None if request.namespace.is_empty() => true,
                 None => match namespace_labels(&request.namespace) {
                     Some(labels) => selector.matches(Some(&labels)),
@@ -179,7 +179,7 @@ impl Criteria<'_> {
             }
         }
         if let Some(selector) = selector(self.object_selector)? {
-            // What says how to connect has no metadata, and so no labels to be selected by, not even none.
+            // Connect options have no metadata: an object selector never matches them, not even one that selects everything.
             let connects = request.operation == "CONNECT";
             let mut objects = [&request.object, &request.old].into_iter().flatten();
             if connects || !objects.any(|object| selector.matches(Some(&labels(object)))) {
@@ -232,7 +232,7 @@ mod tests {
             ),
             ("another group", rule(json!({"apiGroups": ["apps"]})), pod(), None),
             (
-                "a part, not asked for",
+                "a subresource that no rule names",
                 rule(json!({})),
                 request(&registry::POD, "status"),
                 None,

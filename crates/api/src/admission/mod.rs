@@ -1,5 +1,5 @@
-//! What users add to admission: policies and webhooks. Which requests they are about, and what policies' expressions
-//! come to. Pure: who is asked over the network, and what the cluster holds, is the API server's.
+//! Admission policies and webhooks: which requests they match, and how the expressions of policies are evaluated. Pure: calls
+//! over the network and reads of the cluster's objects are the API server's.
 
 pub mod matching;
 pub mod policy;
@@ -13,7 +13,7 @@ use crate::kind::Kind;
 pub struct Attributes {
     /// `CREATE`, `UPDATE`, `DELETE` or `CONNECT`.
     pub operation: &'static str,
-    /// The kind whose resource is written, as it was asked for.
+    /// The kind whose resource is written, in the version of the request.
     pub kind: Kind,
     pub subresource: String,
     /// Empty for cluster-scoped kinds; a namespace's own name for namespaces.
@@ -31,13 +31,14 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// Whether what is written is itself a policy or a webhook: those cannot be guarded, or nobody could mend them.
+    /// Whether the object written is itself an admission policy or webhook configuration. Those are exempt from policies and
+    /// webhooks, so that a broken one can always be corrected.
     pub fn is_exempt(&self) -> bool {
         self.kind.group() == "admissionregistration.k8s.io"
     }
 
-    /// Group, version and kind of its objects: the subresource's own where it has one.
-    fn spoken<'a>(&self, kind: &'a Kind) -> (&'a str, &'a str, &'a str) {
+    /// Group, version and kind of the request's objects: the subresource's own where it has one.
+    fn object_kind<'a>(&self, kind: &'a Kind) -> (&'a str, &'a str, &'a str) {
         match kind.subresource(&self.subresource) {
             None => (kind.group(), kind.version(), kind.kind()),
             Some(part) if part.version.is_empty() => (kind.group(), kind.version(), part.kind(kind)),
@@ -48,13 +49,13 @@ impl Attributes {
     /// Whether its objects are of the kind itself. Those of a subresource with a kind of its own are the same whatever
     /// the version of the kind.
     pub fn has_objects_of_kind(&self) -> bool {
-        self.spoken(&self.kind).2 == self.kind.kind()
+        self.object_kind(&self.kind).2 == self.kind.kind()
     }
 
-    /// An admission.k8s.io/v1 AdmissionRequest but for its uid and objects. `matched` is the kind by which a rule matched.
+    /// An admission.k8s.io/v1 AdmissionRequest without its uid and objects. `matched` is the kind by which a rule matched.
     pub fn request(&self, matched: &Kind) -> Value {
         let kind = |kind: &Kind| {
-            let (group, version, kind) = self.spoken(kind);
+            let (group, version, kind) = self.object_kind(kind);
             json!({"group": group, "version": version, "kind": kind})
         };
         let resource = |kind: &Kind| json!({"group": kind.group(), "version": kind.version(), "resource": kind.plural()});

@@ -1,4 +1,4 @@
-//! What the expressions of admission policies, and of webhooks' match conditions, come to for a request.
+//! Evaluates the expressions of admission policies, and the match conditions of webhooks, for a request.
 
 use std::sync::Arc;
 
@@ -6,20 +6,20 @@ use k8s_openapi::api::admissionregistration::v1 as admission;
 use serde_json::Value;
 
 use crate::cel::check::Environment;
-use crate::cel::meter::{BUDGET, CONDITIONS_BUDGET, OUT_OF_BUDGET};
+use crate::cel::meter::{BUDGET, CONDITIONS_BUDGET};
 use crate::cel::{
-    Asked, AuthorizerValue, Authorizes, Cel, MESSAGE_MAX_BYTES, Program, Scope, Variables, compile, of_json,
-    to_json,
+    AttributesRecord, Authorizer, AuthorizerValue, Cel, EvaluationError, MESSAGE_MAX_BYTES, Program, Scope,
+    Variables, compile, of_json, to_json,
 };
 use crate::kind::Kind;
 use crate::managed_fields;
 use crate::patch;
-use environment::{Composition, Given};
+use environment::{Composition, OptionalVariables};
 
 pub mod environment;
 pub mod type_checking;
 
-/// An expression with its program, or why there is none.
+/// An expression with its program, or why it does not compile.
 #[derive(Clone, Debug)]
 struct Expression {
     text: String,
@@ -37,25 +37,25 @@ impl Expression {
         }
     }
 
-    /// The value, or what went wrong as the answer to the request tells it.
+    /// The value, or the error as the response to the request contains it.
     fn run(&self, scope: &Scope<'_>, budget: &mut Budget) -> Result<Cel, String> {
         let program = self
             .program
             .as_ref()
             .map_err(|why| format!("compilation error: {why}"))?;
         let found = program.run(scope);
-        budget.pay(scope.cost())?;
+        budget.charge(scope.cost()).map_err(|e| e.to_string())?;
         found.map_err(|why| format!("expression '{}' resulted in error: {why}", self.text))
     }
 }
 
-/// What is left to be spent on expressions.
+/// The cost budget that is left; `None` once it is exceeded.
 struct Budget(Option<u64>);
 
 impl Budget {
-    fn pay(&mut self, cost: u64) -> Result<(), String> {
+    fn charge(&mut self, cost: u64) -> Result<(), EvaluationError> {
         self.0 = self.0.and_then(|left| left.checked_sub(cost));
-        self.0.map(|_| ()).ok_or_else(|| OUT_OF_BUDGET.to_string())
+        self.0.map(|_| ()).ok_or(EvaluationError::BudgetExceeded)
     }
 
     fn is_spent(&self) -> bool {
@@ -63,16 +63,16 @@ impl Budget {
     }
 }
 
-/// What a request is to expressions.
+/// The variables of a request that expressions can use.
 pub struct Input<'a> {
     pub object: Option<&'a Value>,
     pub old: Option<&'a Value>,
     pub request: &'a Value,
     pub params: Option<&'a Value>,
     pub namespace: Option<&'a Value>,
-    pub authorizer: Arc<dyn Authorizes>,
-    /// What `authorizer.requestResource` begins with.
-    pub asked: Asked,
+    pub authorizer: Arc<dyn Authorizer>,
+    /// The attributes that `authorizer.requestResource` starts from.
+    pub request_resource: AttributesRecord,
 }
 
 impl Input<'_> {
@@ -87,44 +87,44 @@ impl Input<'_> {
         scope.set("authorizer", AuthorizerValue::variable(self.authorizer.clone()));
         scope.set(
             crate::cel::REQUEST_RESOURCE,
-            AuthorizerValue::of_request(self.authorizer.clone(), self.asked.clone()),
+            AuthorizerValue::of_request(self.authorizer.clone(), self.request_resource.clone()),
         );
         scope
     }
 }
 
-/// Conditions that must all hold.
+/// Match conditions: a request matches if all of them are true.
 #[derive(Clone, Debug, Default)]
-pub struct Conditions(Vec<Expression>);
+pub struct MatchConditions(Vec<Expression>);
 
-impl Conditions {
-    /// Those of a webhook, which knows no parameters.
+impl MatchConditions {
+    /// The match conditions of a webhook, which have no `params`.
     pub fn of_webhook<'a>(texts: impl Iterator<Item = &'a str>) -> Self {
         Self::new(texts, false)
     }
 
     fn new<'a>(texts: impl Iterator<Item = &'a str>, params: bool) -> Self {
-        let environment = environment::environment(Given {
+        let environment = environment::environment(OptionalVariables {
             params,
             authorizer: true,
             patches: false,
         });
-        Conditions(texts.map(|text| Expression::new(text, &environment)).collect())
+        MatchConditions(texts.map(|text| Expression::new(text, &environment)).collect())
     }
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether the request is meant. One that does not hold settles it, whatever the others come to.
-    pub fn hold(&self, input: &Input<'_>) -> Result<bool, String> {
+    /// Whether the request matches. A condition that is false decides, even where another one fails.
+    pub fn matches(&self, input: &Input<'_>) -> Result<bool, String> {
         if self.0.is_empty() {
             return Ok(true);
         }
-        self.hold_in(&input.scope())
+        self.matches_in(&input.scope())
     }
 
-    fn hold_in(&self, scope: &Scope<'_>) -> Result<bool, String> {
+    fn matches_in(&self, scope: &Scope<'_>) -> Result<bool, String> {
         let mut budget = Budget(Some(CONDITIONS_BUDGET));
         let mut errors = Vec::new();
         for condition in &self.0 {
@@ -151,12 +151,12 @@ struct Validation {
     reason: String,
 }
 
-/// A ValidatingAdmissionPolicy that was read.
+/// A ValidatingAdmissionPolicy with its expressions compiled.
 #[derive(Clone, Debug, Default)]
 pub struct ValidatingPolicy {
     fails: bool,
     variables: Vec<(String, Expression)>,
-    conditions: Conditions,
+    conditions: MatchConditions,
     validations: Vec<Validation>,
     annotations: Vec<(String, Expression)>,
 }
@@ -164,32 +164,32 @@ pub struct ValidatingPolicy {
 /// Why a policy denies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denial {
-    /// Which validation it was.
+    /// The index of the validation.
     pub index: usize,
     pub message: String,
-    /// Empty for what could not be judged.
+    /// Empty where the expression could not be evaluated.
     pub reason: String,
 }
 
-/// What a policy comes to.
+/// The result of a policy for one request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Judgement {
+pub struct ValidateResult {
     pub denials: Vec<Denial>,
-    /// For the audit log.
+    /// Audit annotations.
     pub annotations: Vec<(String, String)>,
-    /// Annotations that could not be made deny whatever the binding's actions are.
-    pub broken_annotations: Vec<String>,
+    /// Errors of audit annotations. They deny the request whatever the binding's validationActions are.
+    pub annotation_errors: Vec<String>,
 }
 
-/// The variables of a policy, and what its other expressions may speak of.
+/// The variables of a policy, and the environment of its other expressions.
 fn read_variables(
-    variables: &Option<Vec<admission::Variable>>,
-    given: Given,
+    variables: Option<&[admission::Variable]>,
+    given: OptionalVariables,
 ) -> (Vec<(String, Expression)>, Environment) {
     let environment = environment::environment(given);
     let mut known = Composition::default();
     let mut read = Vec::new();
-    for variable in variables.iter().flatten() {
+    for variable in variables.unwrap_or_default() {
         let expression = Expression {
             text: variable.expression.clone(),
             program: known
@@ -202,12 +202,15 @@ fn read_variables(
     (read, known.in_environment(&environment))
 }
 
-fn read_conditions(conditions: &Option<Vec<admission::MatchCondition>>, params: bool) -> Conditions {
-    let texts = conditions.iter().flatten().map(|c| c.expression.as_str());
-    Conditions::new(texts, params)
+fn read_match_conditions(conditions: Option<&[admission::MatchCondition]>, params: bool) -> MatchConditions {
+    let texts = conditions
+        .unwrap_or_default()
+        .iter()
+        .map(|c| c.expression.as_str());
+    MatchConditions::new(texts, params)
 }
 
-/// Works the variables out, each from those before it.
+/// Evaluates the variables in order; each can use those before it.
 fn set_variables(scope: &mut Scope<'_>, variables: &[(String, Expression)], budget: &mut Budget) {
     let mut known = Variables::default();
     for (name, expression) in variables {
@@ -215,9 +218,9 @@ fn set_variables(scope: &mut Scope<'_>, variables: &[(String, Expression)], budg
         let value = match &expression.program {
             Ok(program) => {
                 let found = program.run(scope);
-                budget.pay(scope.cost()).and(found)
+                budget.charge(scope.cost()).and(found)
             }
-            Err(why) => Err(why.clone()),
+            Err(why) => Err(EvaluationError::Failed(why.clone())),
         };
         known.put(name, value);
     }
@@ -227,12 +230,12 @@ fn set_variables(scope: &mut Scope<'_>, variables: &[(String, Expression)], budg
 impl ValidatingPolicy {
     pub fn read(spec: &admission::ValidatingAdmissionPolicySpec) -> Self {
         let params = spec.param_kind.is_some();
-        let given = Given {
+        let given = OptionalVariables {
             params,
             authorizer: true,
             patches: false,
         };
-        let (variables, environment) = read_variables(&spec.variables, given);
+        let (variables, environment) = read_variables(spec.variables.as_deref(), given);
         let validations = spec.validations.iter().flatten().map(|v| Validation {
             expression: Expression::new(&v.expression, &environment),
             message: v.message.clone().unwrap_or_default(),
@@ -247,7 +250,7 @@ impl ValidatingPolicy {
         ValidatingPolicy {
             fails: spec.failure_policy.as_deref() != Some("Ignore"),
             variables,
-            conditions: read_conditions(&spec.match_conditions, params),
+            conditions: read_match_conditions(spec.match_conditions.as_deref(), params),
             validations: validations.collect(),
             annotations: annotations
                 .map(|a| (a.key.clone(), Expression::new(&a.value_expression, &environment)))
@@ -255,66 +258,66 @@ impl ValidatingPolicy {
         }
     }
 
-    pub fn judge(&self, input: &Input<'_>) -> Judgement {
-        let mut judgement = Judgement::default();
+    pub fn validate(&self, input: &Input<'_>) -> ValidateResult {
+        let mut result = ValidateResult::default();
         let mut scope = input.scope();
         let mut budget = Budget(Some(BUDGET));
         set_variables(&mut scope, &self.variables, &mut budget);
-        let broken = |judgement: &mut Judgement, index, message| {
+        let broken = |result: &mut ValidateResult, index, message| {
             if self.fails {
-                judgement.denials.push(Denial {
+                result.denials.push(Denial {
                     index,
                     message,
                     reason: String::new(),
                 });
             }
         };
-        match self.conditions.hold_in(&scope) {
+        match self.conditions.matches_in(&scope) {
             Ok(true) => {}
-            Ok(false) => return judgement,
+            Ok(false) => return result,
             Err(why) => {
-                broken(&mut judgement, 0, why);
-                return judgement;
+                broken(&mut result, 0, why);
+                return result;
             }
         }
         for (index, validation) in self.validations.iter().enumerate() {
             match validation.expression.run(&scope, &mut budget) {
                 Ok(Cel::Bool(true)) => {}
-                Ok(_) => judgement.denials.push(Denial {
+                Ok(_) => result.denials.push(Denial {
                     index,
-                    message: validation.told(&scope, &mut budget),
+                    message: validation.message_of(&scope, &mut budget),
                     reason: match validation.reason.as_str() {
                         "" => "Invalid".into(),
                         reason => reason.into(),
                     },
                 }),
                 Err(why) if budget.is_spent() => {
-                    broken(&mut judgement, index, why);
-                    return judgement;
+                    broken(&mut result, index, why);
+                    return result;
                 }
-                Err(why) => broken(&mut judgement, index, why),
+                Err(why) => broken(&mut result, index, why),
             }
         }
         for (key, expression) in &self.annotations {
             match expression.run(&scope, &mut budget) {
                 Ok(Cel::Null) => {}
                 Ok(Cel::String(text)) if text.trim().is_empty() => {}
-                Ok(Cel::String(text)) => judgement.annotations.push((key.clone(), text.trim().to_string())),
-                Ok(_) => judgement.broken_annotations.push(format!(
+                Ok(Cel::String(text)) => result.annotations.push((key.clone(), text.trim().to_string())),
+                Ok(_) => result.annotation_errors.push(format!(
                     "valueExpression '{}' resulted in unsupported return type. Return type must be either string or null.",
                     expression.text
                 )),
-                Err(why) if self.fails => judgement.broken_annotations.push(why),
+                Err(why) if self.fails => result.annotation_errors.push(why),
                 Err(_) => {}
             }
         }
-        judgement
+        result
     }
 }
 
 impl Validation {
-    /// Its message: what its expression makes, else what it says, else the expression itself.
-    fn told(&self, scope: &Scope<'_>, budget: &mut Budget) -> String {
+    /// The message of a failed validation: that of its messageExpression, else its message, else the expression itself.
+    fn message_of(&self, scope: &Scope<'_>, budget: &mut Budget) -> String {
         let made = self
             .message_expression
             .as_ref()
@@ -335,25 +338,25 @@ enum Mutation {
     Unknown(String),
 }
 
-/// A MutatingAdmissionPolicy that was read.
+/// A MutatingAdmissionPolicy with its expressions compiled.
 #[derive(Clone, Debug, Default)]
 pub struct MutatingPolicy {
     variables: Vec<(String, Expression)>,
-    conditions: Conditions,
+    conditions: MatchConditions,
     mutations: Vec<Mutation>,
-    /// Whether it runs again when others changed the object after it.
+    /// Whether the policy is reinvoked when others changed the object after it (`reinvocationPolicy: IfNeeded`).
     pub again: bool,
 }
 
 impl MutatingPolicy {
     pub fn read(spec: &admission::MutatingAdmissionPolicySpec) -> Self {
         let params = spec.param_kind.is_some();
-        let given = Given {
+        let given = OptionalVariables {
             params,
             authorizer: true,
             patches: true,
         };
-        let (variables, environment) = read_variables(&spec.variables, given);
+        let (variables, environment) = read_variables(spec.variables.as_deref(), given);
         let mutations = spec.mutations.iter().flatten().map(|m| {
             let apply = m
                 .apply_configuration
@@ -368,13 +371,13 @@ impl MutatingPolicy {
         });
         MutatingPolicy {
             variables,
-            conditions: read_conditions(&spec.match_conditions, params),
+            conditions: read_match_conditions(spec.match_conditions.as_deref(), params),
             mutations: mutations.collect(),
             again: spec.reinvocation_policy.as_deref() == Some("IfNeeded"),
         }
     }
 
-    /// The object of `kind` after all mutations; `None` where the policy is not about the request.
+    /// The object of `kind` after all mutations; `None` where the policy does not match the request.
     pub fn mutate(&self, kind: &Kind, input: &Input<'_>) -> Result<Option<Value>, String> {
         let mut object = input.object.cloned().unwrap_or(Value::Null);
         let mut budget = Budget(Some(BUDGET));
@@ -382,12 +385,12 @@ impl MutatingPolicy {
             let mut scope = Input {
                 object: Some(&object),
                 authorizer: input.authorizer.clone(),
-                asked: input.asked.clone(),
+                request_resource: input.request_resource.clone(),
                 ..*input
             }
             .scope();
             set_variables(&mut scope, &self.variables, &mut budget);
-            if i == 0 && !self.conditions.hold_in(&scope)? {
+            if i == 0 && !self.conditions.matches_in(&scope)? {
                 return Ok(None);
             }
             object = match mutation {

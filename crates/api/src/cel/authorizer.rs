@@ -1,4 +1,4 @@
-//! `authorizer`: expressions that ask whether somebody may do something. Who answers is handed in.
+//! The CEL variable `authorizer`: expressions that check whether a user is authorized. The [`Authorizer`] is passed in.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use cel::Env;
 use cel::common::types::{STRING_TYPE, Type};
 use cel::objects::Opaque;
 
-use super::Cel;
 use super::library::{Declared, Library, call, inside, opaque, string, text};
+use super::{Cel, EvaluationError};
 
-/// What is asked. `path` is empty for resources.
+/// The attributes of an authorization check (`authorizer.AttributesRecord`). `path` is empty for resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
-    /// Namespace and name of the service account it is asked for; empty: the user of the request.
+pub struct AttributesRecord {
+    /// Namespace and name of the service account that is checked; `None`: the user of the request.
     pub service_account: Option<(String, String)>,
     pub verb: String,
     pub path: String,
@@ -32,62 +32,64 @@ pub struct Decision {
     pub reason: String,
 }
 
-/// Answers.
-pub trait Authorizes: Send + Sync {
-    fn decide(&self, asked: &Asked) -> Decision;
+/// Decides authorization checks.
+pub trait Authorizer: Send + Sync {
+    fn decide(&self, attributes: &AttributesRecord) -> Decision;
 }
 
 /// The variable `authorizer`.
 #[derive(Clone)]
 pub struct AuthorizerValue {
-    by: Arc<dyn Authorizes>,
-    asked: Asked,
-    /// How far the question is put together.
+    authorizer: Arc<dyn Authorizer>,
+    attributes: AttributesRecord,
+    /// Which part of the check the expression has built so far.
     stage: Stage,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    Begun,
+    Start,
     Path,
     Group,
     Resource,
 }
 
 impl AuthorizerValue {
-    pub fn variable(by: Arc<dyn Authorizes>) -> Cel {
+    pub fn variable(authorizer: Arc<dyn Authorizer>) -> Cel {
         opaque(AuthorizerValue {
-            by,
-            asked: Asked::default(),
-            stage: Stage::Begun,
+            authorizer,
+            attributes: AttributesRecord::default(),
+            stage: Stage::Start,
         })
     }
 
     /// `authorizer.requestResource`
-    pub fn of_request(by: Arc<dyn Authorizes>, asked: Asked) -> Cel {
+    pub fn of_request(authorizer: Arc<dyn Authorizer>, attributes: AttributesRecord) -> Cel {
         opaque(AuthorizerValue {
-            by,
-            asked,
+            authorizer,
+            attributes,
             stage: Stage::Resource,
         })
     }
 
-    fn with(mut self, stage: Stage, set: impl FnOnce(&mut Asked)) -> Cel {
+    fn with(mut self, stage: Stage, set: impl FnOnce(&mut AttributesRecord)) -> Cel {
         self.stage = stage;
-        set(&mut self.asked);
+        set(&mut self.attributes);
         opaque(self)
     }
 }
 
 impl fmt::Debug for AuthorizerValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.asked.fmt(f)
+        self.attributes.fmt(f)
     }
 }
 
 impl PartialEq for AuthorizerValue {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.by, &other.by) && self.asked == other.asked && self.stage == other.stage
+        Arc::ptr_eq(&self.authorizer, &other.authorizer)
+            && self.attributes == other.attributes
+            && self.stage == other.stage
     }
 }
 impl Eq for AuthorizerValue {}
@@ -95,7 +97,7 @@ impl Eq for AuthorizerValue {}
 impl Opaque for AuthorizerValue {
     fn runtime_type_name(&self) -> &str {
         match self.stage {
-            Stage::Begun => AUTHORIZER,
+            Stage::Start => AUTHORIZER,
             Stage::Path => PATH_CHECK,
             Stage::Group => GROUP_CHECK,
             Stage::Resource => RESOURCE_CHECK,
@@ -115,15 +117,24 @@ const GROUP_CHECK: &str = "kubernetes.authorization.GroupCheck";
 const RESOURCE_CHECK: &str = "kubernetes.authorization.ResourceCheck";
 const DECISION: &str = "kubernetes.authorization.Decision";
 
-fn put(value: &Cel, stage: Stage, given: &Cel, set: fn(&mut Asked, String)) -> Result<Cel, String> {
+fn put(
+    value: &Cel,
+    stage: Stage,
+    given: &Cel,
+    set: fn(&mut AttributesRecord, String),
+) -> Result<Cel, EvaluationError> {
     let given = text(given)?.to_string();
-    Ok(inside::<AuthorizerValue>(value)?.with(stage, |asked| set(asked, given)))
+    Ok(inside::<AuthorizerValue>(value)?.with(stage, |attributes| set(attributes, given)))
 }
 
-fn check(value: &Cel, verb: &Cel) -> Result<Cel, String> {
-    let AuthorizerValue { by, mut asked, .. } = inside(value)?;
-    asked.verb = text(verb)?.to_string();
-    Ok(opaque(by.decide(&asked)))
+fn check(value: &Cel, verb: &Cel) -> Result<Cel, EvaluationError> {
+    let AuthorizerValue {
+        authorizer,
+        mut attributes,
+        ..
+    } = inside(value)?;
+    attributes.verb = text(verb)?.to_string();
+    Ok(opaque(authorizer.decide(&attributes)))
 }
 
 pub fn declare(env: &mut Env) -> Declared {
@@ -136,12 +147,12 @@ pub fn declare(env: &mut Env) -> Declared {
     let mut library = Library(env);
     library.member("path", &authorizer, &one, |args| {
         call(args, |[a, given]| {
-            put(&a, Stage::Path, &given, |asked, p| asked.path = p)
+            put(&a, Stage::Path, &given, |attributes, p| attributes.path = p)
         })
     })?;
     library.member("group", &authorizer, &one, |args| {
         call(args, |[a, given]| {
-            put(&a, Stage::Group, &given, |asked, g| asked.group = g)
+            put(&a, Stage::Group, &given, |attributes, g| attributes.group = g)
         })
     })?;
     library.member(
@@ -156,23 +167,27 @@ pub fn declare(env: &mut Env) -> Declared {
                     crate::names::dns1123_subdomain(&account.1),
                 ];
                 if let Some(why) = wrong.iter().flatten().next() {
-                    return Err(format!("Invalid service account: {why}"));
+                    return Err(EvaluationError::Failed(format!("Invalid service account: {why}")));
                 }
                 let a = inside::<AuthorizerValue>(&a)?;
-                Ok(a.with(Stage::Begun, |asked| asked.service_account = Some(account)))
+                Ok(a.with(Stage::Start, |attributes| {
+                    attributes.service_account = Some(account)
+                }))
             })
         },
     )?;
     library.member("resource", &group, &one, |args| {
         call(args, |[a, given]| {
-            put(&a, Stage::Resource, &given, |asked, r| asked.resource = r)
+            put(&a, Stage::Resource, &given, |attributes, r| {
+                attributes.resource = r
+            })
         })
     })?;
     macro_rules! parts {
         ($($name:literal $field:ident)*) => {
             $(library.member($name, &resource, &one, |args| {
                 call(args, |[a, given]| {
-                    put(&a, Stage::Resource, &given, |asked, part| asked.$field = part)
+                    put(&a, Stage::Resource, &given, |attributes, part| attributes.$field = part)
                 })
             })?;)*
         };
@@ -188,7 +203,7 @@ pub fn declare(env: &mut Env) -> Declared {
     library.member("reason", &decision, &[], |args| {
         call(args, |[d]| Ok(string(inside::<Decision>(&d)?.reason)))
     })?;
-    // An authorizer here always comes to a decision.
+    // An authorizer here always decides: there is no error.
     library.member("errored", &decision, &[], |args| {
         call(args, |[d]| inside::<Decision>(&d).map(|_| Cel::Bool(false)))
     })?;

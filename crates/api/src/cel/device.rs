@@ -29,7 +29,7 @@ const VALUE_MAX: u64 = 64;
 /// Most attributes and capacities that a device has together.
 const ENTRIES_MAX: u64 = 32;
 
-/// What a device is to a selector.
+/// The fields of a device that a selector can use.
 #[derive(Clone, Copy, Debug)]
 pub struct Device<'a> {
     pub driver: &'a str,
@@ -64,7 +64,7 @@ static ENVIRONMENT: LazyLock<Environment> =
     LazyLock::new(|| Environment::default().with_declared("device", &DEVICE));
 
 impl Selector {
-    /// Reads and checks an expression; the error is in the words of Kubernetes' compiler.
+    /// Parses and checks an expression; the error is worded as cel-go's.
     pub fn compile(text: &str) -> Result<Selector, String> {
         let compiled = compile(text, &ENVIRONMENT).map_err(|e| format!("compilation failed: {e}"))?;
         if !matches!(compiled.output(), Type::Bool | Type::Any | Type::Dyn) {
@@ -78,7 +78,7 @@ impl Selector {
         })
     }
 
-    /// Whether the expression holds of the device.
+    /// Whether the expression is true for the device.
     pub fn matches(&self, device: &Device<'_>) -> Result<bool, String> {
         let mut attributes = BTreeMap::<&str, BTreeMap<&str, Cel>>::new();
         for (name, attribute) in device.attributes.into_iter().flatten() {
@@ -104,7 +104,7 @@ impl Selector {
         ]);
         let mut scope = Scope::default();
         scope.set_device(DeviceValue(fields));
-        match self.program.run(&scope)? {
+        match self.program.run(&scope).map_err(|e| e.to_string())? {
             Cel::Bool(matches) => Ok(matches),
             other => Err(format!(
                 "CEL result of type {} could not be converted to bool: type conversion error from '{0}' to 'bool'",
@@ -200,7 +200,7 @@ impl Indexer for DeviceValue {
     }
 }
 
-/// Attributes or capacity by domain. A domain that is not there is an empty map when it is asked for by its name; `in`,
+/// Attributes or capacity by domain. A domain that is absent is an empty map when it is selected by its name; `in`,
 /// `size` and loops see those that are there.
 #[derive(Debug)]
 struct Domains {
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_that_fails_says_why() {
+    fn a_selector_that_fails_returns_the_error() {
         let missing = holds(r#"device.attributes["gone.example"].x == 1"#);
         assert_eq!(missing, Err("no such key: x".to_string()));
         let no_bool = holds(r#"device.attributes["gpu.example"].model"#).unwrap_err();

@@ -1,4 +1,4 @@
-//! Kubernetes' named formats: `format.dns1123Label().validate(text)` gives nothing, or what is wrong.
+//! Kubernetes' named formats: `format.dns1123Label().validate(text)` returns no value, or the errors.
 
 use cel::Env;
 use cel::common::types::{STRING_TYPE, Type};
@@ -36,10 +36,10 @@ const NAMES: [&str; 13] = [
     "datetime",
 ];
 
-fn mistakes(format: &str, given: &str) -> Vec<String> {
-    let enforced = |words: &str| match fits(format, given) {
+fn errors(format: &str, given: &str) -> Vec<String> {
+    let enforced = |message: &str| match fits(format, given) {
         true => Vec::new(),
-        false => vec![words.to_string()],
+        false => vec![message.to_string()],
     };
     match format {
         "dns1123Label" => names::dns1123_label(given),
@@ -63,7 +63,7 @@ pub fn declare(env: &mut Env) -> Declared {
     let of = Type::new_opaque_type(NAME);
     env.add_type(of.to_owned())?;
     let mut library = Library(env);
-    // A function is no closure: each format is a function of its own.
+    // A library function cannot be a closure: each format has a function of its own.
     macro_rules! formats {
         ($($name:literal)*) => {
             $(library.global(concat!("format.", $name), &[], |args| {
@@ -84,7 +84,7 @@ pub fn declare(env: &mut Env) -> Declared {
     })?;
     library.member("validate", &of, &[STRING_TYPE], |args| {
         call(args, |[format, given]| {
-            let found = mistakes(inside::<Format>(&format)?.0, text(&given)?);
+            let found = errors(inside::<Format>(&format)?.0, text(&given)?);
             let found: Vec<Cel> = found.into_iter().map(string).collect();
             Ok(opaque(match found.is_empty() {
                 true => OptionalValue::none(),

@@ -6,8 +6,8 @@ use cel::Env;
 use cel::common::types::{STRING_TYPE, Type};
 use cel::objects::Opaque;
 
-use super::Cel;
 use super::library::{Declared, Library, call, inside, opaque, string, text};
+use super::{Cel, EvaluationError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ip(pub IpAddr);
@@ -20,23 +20,25 @@ impl Opaque for Ip {
     }
 }
 
-/// An address as Kubernetes takes it: no zone, and no IPv4 in IPv6's clothes.
-pub fn parse(given: &str) -> Result<IpAddr, String> {
+/// An address as Kubernetes accepts it: without a zone, and not an IPv4-mapped IPv6 address.
+pub fn parse(given: &str) -> Result<IpAddr, EvaluationError> {
     if given.contains('%') {
-        return Err(format!("IP Address {given:?} with zone value is not allowed"));
+        return Err(EvaluationError::Failed(format!(
+            "IP Address {given:?} with zone value is not allowed"
+        )));
     }
     let address: IpAddr = given
         .parse()
-        .map_err(|_| format!("IP Address {given:?} parse error during conversion from string: ParseAddr({given:?}): unable to parse IP"))?;
+        .map_err(|_| EvaluationError::Failed(format!("IP Address {given:?} parse error during conversion from string: ParseAddr({given:?}): unable to parse IP")))?;
     match address {
-        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => {
-            Err(format!("IPv4-mapped IPv6 address {given:?} is not allowed"))
-        }
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Err(EvaluationError::Failed(format!(
+            "IPv4-mapped IPv6 address {given:?} is not allowed"
+        ))),
         address => Ok(address),
     }
 }
 
-fn address(value: &Cel) -> Result<IpAddr, String> {
+fn address(value: &Cel) -> Result<IpAddr, EvaluationError> {
     Ok(inside::<Ip>(value)?.0)
 }
 

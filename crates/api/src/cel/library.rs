@@ -1,4 +1,4 @@
-//! How functions are declared: over owned values, with refusals as texts.
+//! How functions are declared: over owned values, with errors as strings.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use cel::common::value::{CowVal, Val};
 use cel::objects::Opaque;
 use cel::{DeclarationError, Env, ExecutionError};
 
-use super::Cel;
+use super::{Cel, EvaluationError};
 
 pub type Declared = Result<(), DeclarationError>;
 
@@ -44,7 +44,7 @@ fn names(types: &[Type]) -> String {
 /// Calls `run` with the arguments as values.
 pub fn call<'b, 'v, const N: usize>(
     args: Vec<CowVal<'b, 'v>>,
-    run: impl FnOnce([Cel; N]) -> Result<Cel, String>,
+    run: impl FnOnce([Cel; N]) -> Result<Cel, EvaluationError>,
 ) -> Result<CowVal<'b, 'v>, ExecutionError> {
     let values = args.iter().map(|arg| Cel::try_from(arg.as_ref()));
     let values = values.collect::<Result<Vec<Cel>, _>>()?;
@@ -61,40 +61,36 @@ pub fn opaque(value: impl Opaque) -> Cel {
     Cel::Opaque(Arc::new(value))
 }
 
-/// The value behind an opaque one.
-pub fn inside<T: Opaque + Clone>(value: &Cel) -> Result<T, String> {
+/// The Rust value in an opaque one.
+pub fn inside<T: Opaque + Clone>(value: &Cel) -> Result<T, EvaluationError> {
     match value {
         Cel::Opaque(opaque) => opaque.downcast_ref::<T>().cloned(),
         _ => None,
     }
-    .ok_or_else(no_overload)
+    .ok_or(EvaluationError::NoSuchOverload)
 }
 
-pub fn text(value: &Cel) -> Result<&str, String> {
+pub fn text(value: &Cel) -> Result<&str, EvaluationError> {
     match value {
         Cel::String(text) => Ok(text),
-        _ => Err(no_overload()),
+        _ => Err(EvaluationError::NoSuchOverload),
     }
 }
 
-pub fn int(value: &Cel) -> Result<i64, String> {
+pub fn int(value: &Cel) -> Result<i64, EvaluationError> {
     match value {
         Cel::Int(n) => Ok(*n),
-        _ => Err(no_overload()),
+        _ => Err(EvaluationError::NoSuchOverload),
     }
 }
 
-pub fn list(value: &Cel) -> Result<&[Cel], String> {
+pub fn list(value: &Cel) -> Result<&[Cel], EvaluationError> {
     match value {
         Cel::List(list) => Ok(list),
-        _ => Err(no_overload()),
+        _ => Err(EvaluationError::NoSuchOverload),
     }
 }
 
 pub fn string(text: impl Into<String>) -> Cel {
     Cel::String(Arc::new(text.into()))
-}
-
-pub fn no_overload() -> String {
-    "no such overload".into()
 }

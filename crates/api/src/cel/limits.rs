@@ -1,14 +1,14 @@
-//! What is not even parsed: the parser, and all that walks what it gives, descend as deep as an expression nests, so
-//! how deep that can be is told from the text first.
+//! Limits before parsing: the parser, and all that traverses its result, recurse as deep as an expression nests, so
+//! the possible depth is computed from the text first.
 
-/// Longest expression, in bytes; Kubernetes' cost limits refuse far shorter ones.
+/// Longest expression, in bytes; Kubernetes' cost limits reject far shorter ones.
 pub const EXPRESSION_MAX_BYTES: usize = 16 * 1024;
-/// How deep brackets may stand in each other.
+/// How deep brackets may nest.
 const NESTING_MAX: usize = 48;
-/// How deep the parts of an expression may stand in each other, as Kubernetes' parser has it.
+/// How deep the parts of an expression may nest, as in Kubernetes' parser.
 pub const DEPTH_MAX: usize = 250;
 
-/// Why a text is not taken to the parser.
+/// Checks a text before it is parsed.
 pub fn check(text: &str) -> Result<(), String> {
     if text.len() > EXPRESSION_MAX_BYTES {
         return Err(format!("must not be longer than {EXPRESSION_MAX_BYTES} bytes"));
@@ -66,7 +66,7 @@ pub fn check(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// What stands between two brackets. Operators of one chain stand in each other, so a chain is as deep as it is long,
+/// The content of a pair of brackets. Operators of one chain nest, so a chain is as deep as it is long,
 /// but for `&&` and `||`, which are balanced.
 #[derive(Default)]
 struct Level {
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nests_too_deep_is_told_from_its_text() {
+    fn nesting_that_is_too_deep_is_found_in_the_text() {
         let taken = |text: String| check(&text).is_ok();
         assert!(taken("a.b[0] + f(x, 'é(((\\'') > 1 ? 1 : 2".into()));
         assert!(taken(vec!["a.b == 1"; 1_000].join(" && ")));

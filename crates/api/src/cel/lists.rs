@@ -5,8 +5,8 @@ use std::cmp::Ordering;
 use cel::Env;
 use cel::common::types::{DYN_TYPE, LIST_TYPE};
 
-use super::Cel;
-use super::library::{Declared, Library, call, list, no_overload};
+use super::library::{Declared, Library, call, list};
+use super::{Cel, EvaluationError};
 
 pub fn declare(env: &mut Env) -> Declared {
     let mut library = Library(env);
@@ -39,7 +39,7 @@ fn index(at: Option<usize>) -> Cel {
 }
 
 /// How two values of one type are ordered.
-pub fn compare(a: &Cel, b: &Cel) -> Result<Ordering, String> {
+pub fn compare(a: &Cel, b: &Cel) -> Result<Ordering, EvaluationError> {
     let order = match (a, b) {
         (Cel::Int(a), Cel::Int(b)) => Some(a.cmp(b)),
         (Cel::UInt(a), Cel::UInt(b)) => Some(a.cmp(b)),
@@ -51,10 +51,10 @@ pub fn compare(a: &Cel, b: &Cel) -> Result<Ordering, String> {
         (Cel::Timestamp(a), Cel::Timestamp(b)) => Some(a.cmp(b)),
         _ => None,
     };
-    order.ok_or_else(no_overload)
+    order.ok_or(EvaluationError::NoSuchOverload)
 }
 
-fn is_sorted(all: &[Cel]) -> Result<Cel, String> {
+fn is_sorted(all: &[Cel]) -> Result<Cel, EvaluationError> {
     for pair in all.windows(2) {
         if let [a, b] = pair
             && compare(a, b)? == Ordering::Greater
@@ -65,21 +65,21 @@ fn is_sorted(all: &[Cel]) -> Result<Cel, String> {
     Ok(Cel::Bool(true))
 }
 
-fn extreme(all: &[Cel], name: &str, wanted: Ordering) -> Result<Cel, String> {
+fn extreme(all: &[Cel], name: &str, expected: Ordering) -> Result<Cel, EvaluationError> {
     let mut rest = all.iter();
     let mut best = rest
         .next()
-        .ok_or_else(|| format!("{name} called on empty list"))?;
+        .ok_or_else(|| EvaluationError::Failed(format!("{name} called on empty list")))?;
     for value in rest {
-        if compare(value, best)? == wanted {
+        if compare(value, best)? == expected {
             best = value;
         }
     }
     Ok(best.clone())
 }
 
-fn sum(all: &[Cel]) -> Result<Cel, String> {
-    let overflow = || "integer overflow".to_string();
+fn sum(all: &[Cel]) -> Result<Cel, EvaluationError> {
+    let overflow = || EvaluationError::Failed("integer overflow".into());
     let mut rest = all.iter();
     let Some(first) = rest.next() else {
         return Ok(Cel::Int(0));
@@ -89,6 +89,6 @@ fn sum(all: &[Cel]) -> Result<Cel, String> {
         (Cel::UInt(a), Cel::UInt(b)) => a.checked_add(*b).map(Cel::UInt).ok_or_else(overflow),
         (Cel::Float(a), Cel::Float(b)) => Ok(Cel::Float(a + b)),
         (Cel::Duration(a), Cel::Duration(b)) => a.checked_add(b).map(Cel::Duration).ok_or_else(overflow),
-        _ => Err(no_overload()),
+        _ => Err(EvaluationError::NoSuchOverload),
     })
 }

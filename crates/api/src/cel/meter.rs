@@ -1,9 +1,9 @@
-//! What an expression costs while it runs, in the units of [`super::check::cost`], and its end where that is too much.
+//! The runtime cost of an expression, in the units of [`super::check::cost`]; evaluation stops when it exceeds the limit.
 //!
-//! The interpreter counts nothing, so expressions are rewritten when they are read: parts that may not run (sides of
-//! `&&`, branches, loops) say what they cost when they do, and calls whose price hangs on how large their arguments are
-//! say how large those were. What surely runs costs what it costs, known beforehand. Nobody can write the functions
-//! that are put in.
+//! The interpreter counts no cost, so expressions are rewritten when they are read: parts that may not run (operands of
+//! `&&`, branches, loops) report their cost when they run, and calls whose cost depends on the size of their arguments
+//! report how large those were. What always runs has a cost that is known beforehand. Users cannot write the functions
+//! that are inserted.
 
 mod instrument;
 mod price;
@@ -23,29 +23,29 @@ use price::Price;
 
 /// Most that one expression may cost; about a tenth of a second.
 pub const CALL_COST_MAX: u64 = 1_000_000;
-/// Most that all expressions may cost that judge one object, or one request by one policy.
+/// Most that all expressions may cost that validate one object, or one request by one policy.
 pub const BUDGET: u64 = 10_000_000;
 /// The same for the conditions of one policy or webhook.
 pub const CONDITIONS_BUDGET: u64 = 2_500_000;
 
 pub const EXCEEDED: &str = "operation cancelled: actual cost limit exceeded";
-/// What is said when a budget is spent.
+/// The message when a budget is spent.
 pub const OUT_OF_BUDGET: &str =
     "validation failed due to running out of cost budget, no further validation rules will be run";
 
-/// The variable that calls of the functions here find their meter in.
+/// The variable that contains the meter of the functions here.
 const VARIABLE: &str = "@meter";
-/// `@charge(@meter, cost, value)`: the value, which costs so much.
+/// `@charge(@meter, cost, value)`: the value, at this cost.
 const CHARGE: &str = "@charge";
-/// `@goOn(@meter, condition, turn, value)`: the same of what a loop goes on by, and of the turn if it does; no longer when
-/// too much is spent.
+/// `@goOn(@meter, condition, turn, value)`: a loop condition, at the cost of the condition and of the turn if it is true; false when
+/// the limit is exceeded.
 const GO_ON: &str = "@goOn";
 /// `@size(@meter, slot, value)`: the value, whose size is remembered.
 const SIZE: &str = "@size";
-/// `@spend(@meter, price, slot, value)`: the value, whose price hangs on the sizes in that slot and the next.
+/// `@spend(@meter, price, slot, value)`: the value, whose cost depends on the sizes in that slot and the next.
 const SPEND: &str = "@spend";
 
-/// Counts what one expression after the other costs.
+/// Counts the cost of expressions, one after the other.
 #[derive(Debug, Default)]
 pub struct Meter {
     spent: AtomicU64,
@@ -149,7 +149,7 @@ fn checked<'b, 'v>(meter: &Meter, value: CowVal<'b, 'v>) -> Result<CowVal<'b, 'v
     }
 }
 
-/// How many characters, items or entries; 1 for what has none.
+/// The number of characters, items or entries; 1 for other values.
 fn size(value: &dyn Val) -> u64 {
     let sized = value.as_sizer().map(|s| *s.size().inner());
     sized.map_or(1, |n| u64::try_from(n).unwrap_or_default())
@@ -169,7 +169,7 @@ pub fn declare(env: &mut Env) -> Declared {
             .as_ref()
             .downcast_ref::<CelBool>()
             .is_some_and(|on| !*on.inner());
-        // The turn that is not taken costs the question whether it is.
+        // The last evaluation of the loop condition is charged, too.
         meter.spend(if ends {
             condition
         } else {
@@ -190,7 +190,7 @@ pub fn declare(env: &mut Env) -> Declared {
         let (a, b) = meter.remembered(usize::try_from(slot).unwrap_or_default());
         let is_list = value.as_ref().downcast_ref::<CelList>().is_some();
         let is_map = value.as_ref().downcast_ref::<CelMap>().is_some();
-        // Of numbers and the like there is nothing to walk.
+        // Numbers and the like have no size.
         let made = match value.as_ref().as_sizer() {
             Some(_) if !is_list && !is_map => Some(size(value.as_ref())),
             _ => None,

@@ -1,8 +1,8 @@
-//! Expressions in CEL, as Kubernetes' API takes them in schemas, admission policies and match conditions; the `cel`
+//! CEL expressions in schemas, admission policies and match conditions; the `cel`
 //! crate parses and interprets them.
 //!
-//! What is Kubernetes' own stands here: the libraries beyond CEL's, which variables an expression may use, limits on
-//! what is parsed, JSON as values, and errors in the words of the interpreter that Kubernetes uses.
+//! This module has what is Kubernetes' own: the libraries beyond CEL's, which variables an expression may use, limits on
+//! what is parsed, JSON as values, and errors worded as cel-go's.
 
 mod authorizer;
 pub mod check;
@@ -36,16 +36,16 @@ use serde_json::Value;
 use check::{Checked, Declared, Environment, Type};
 use meter::Meter;
 
-pub use authorizer::{Asked, AuthorizerValue, Authorizes, Decision};
+pub use authorizer::{AttributesRecord, Authorizer, AuthorizerValue, Decision};
 pub use variables::Variables;
 
-/// What the parser may descend into. It takes up to 150 KiB a bracket where a text is none of the language, more than a
-/// thread has for as many as [`limits`] lets pass; untouched it costs an address range only.
+/// The stack of the parser. It takes up to 150 KiB for each bracket of an invalid text, more than a
+/// thread has for as many as [`limits`] allows; untouched it costs an address range only.
 const PARSER_STACK_BYTES: usize = 64 << 20;
 /// Longest message a messageExpression may make, in bytes.
 pub const MESSAGE_MAX_BYTES: usize = 5 * 1024;
 
-/// How `authorizer.requestResource` is called in a [`Scope`]; nobody can write it.
+/// The variable of `authorizer.requestResource` in a [`Scope`]; users cannot write it.
 pub const REQUEST_RESOURCE: &str = "@requestResource";
 
 /// Kubernetes' environment: CEL's standard library and extensions, and Kubernetes' libraries.
@@ -69,7 +69,7 @@ static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
         two_variables::declare,
     ];
     for add in extensions {
-        // They are declared once, on an environment that has none of them.
+        // They are declared once, on an environment without them.
         if let Err(e) = env.add_extension(add) {
             unreachable!("an extension of the standard environment: {e}");
         }
@@ -77,19 +77,62 @@ static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
     Arc::new(env)
 });
 
-/// An expression that was read.
+/// Why an expression has no value, worded as cel-go words it where that is known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EvaluationError {
+    /// It cost more than one expression may.
+    #[error("{}", meter::EXCEEDED)]
+    CostLimitExceeded,
+    /// All expressions together cost more than they may.
+    #[error("{}", meter::OUT_OF_BUDGET)]
+    BudgetExceeded,
+    /// No operator, function or macro takes arguments of these types.
+    #[error("{}", NO_SUCH_OVERLOAD)]
+    NoSuchOverload,
+    /// A function reports this, or the interpreter.
+    #[error("{0}")]
+    Failed(String),
+}
+
+const NO_SUCH_OVERLOAD: &str = "no such overload";
+
+impl From<&cel::ExecutionError> for EvaluationError {
+    fn from(error: &cel::ExecutionError) -> Self {
+        use cel::ExecutionError as E;
+        let message = match error {
+            E::NoSuchKey(key) => format!("no such key: {key}"),
+            E::IndexOutOfBounds(Cel::Int(at)) => format!("index out of bounds: {at}"),
+            E::DivisionByZero(_) => "division by zero".into(),
+            E::RemainderByZero(_) => "modulus by zero".into(),
+            E::Overflow(..) => "integer overflow".into(),
+            E::UndeclaredReference(name) => format!("undeclared reference to '{name}'"),
+            // The error of a function of ours crosses the interpreter as its text.
+            E::FunctionError { message, .. } if message == NO_SUCH_OVERLOAD => {
+                return EvaluationError::NoSuchOverload;
+            }
+            E::FunctionError { message, .. } => message.clone(),
+            E::NoSuchOverload { .. } | E::UnsupportedBinaryOperator { .. } => {
+                return EvaluationError::NoSuchOverload;
+            }
+            other => other.to_string(),
+        };
+        EvaluationError::Failed(message)
+    }
+}
+
+/// A parsed expression.
 #[derive(Debug)]
 pub struct Program {
-    /// It says what it costs: see [`meter`].
+    /// Instrumented to report its cost: see [`meter`].
     expression: Expression,
-    /// What it costs whenever it runs.
+    /// The cost that every evaluation has.
     cost: u64,
-    /// The variables it speaks of.
+    /// The variables it uses.
     variables: Vec<String>,
 }
 
 impl Program {
-    /// Reads a text whose types are checked elsewhere, or nowhere.
+    /// Parses an expression without a type check.
     pub fn read(text: &str) -> Result<Program, String> {
         let (expression, _) = parse(text)?;
         Ok(Program::of(expression))
@@ -109,25 +152,25 @@ impl Program {
         }
     }
 
-    /// Whether the expression speaks of this variable.
+    /// Whether the expression uses this variable.
     pub fn uses(&self, variable: &str) -> bool {
         self.variables.iter().any(|v| v == variable)
     }
 
-    /// The value, or what went wrong in Kubernetes' words.
-    pub fn run(&self, scope: &Scope<'_>) -> Result<Cel, String> {
+    /// The value of the expression with these variables.
+    pub fn run(&self, scope: &Scope<'_>) -> Result<Cel, EvaluationError> {
         scope.meter.start();
         let found = scope.context.resolve(&self.expression);
         scope.meter.spend(self.cost);
-        // What was too dear counts for nothing, whatever it came to.
+        // An evaluation that exceeded its cost limit fails, whatever its result.
         match scope.meter.is_exceeded() {
-            true => Err(meter::EXCEEDED.into()),
-            false => found.map_err(|e| words(&e)),
+            true => Err(EvaluationError::CostLimitExceeded),
+            false => found.map_err(|e| EvaluationError::from(&e)),
         }
     }
 }
 
-/// The variables an expression is judged with.
+/// The variables that an expression is evaluated with.
 pub struct Scope<'a> {
     context: Context<'a, 'a>,
     meter: Arc<Meter>,
@@ -148,12 +191,12 @@ impl<'a> Scope<'a> {
         self.context.add_variable_from_value(name, value);
     }
 
-    /// `variables.x`, each with its value or with what went wrong.
+    /// `variables.x`, each with its value or its error.
     pub fn set_variables(&mut self, variables: Variables) {
         self.context.add_variable_as_val("variables", Box::new(variables));
     }
 
-    /// What the last expression that was judged with it cost.
+    /// The cost of the last expression that was evaluated with it.
     pub fn cost(&self) -> u64 {
         self.meter.spent()
     }
@@ -168,28 +211,28 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// The type of what it comes to.
+    /// The type of the result.
     pub fn output(&self) -> &Type {
         self.checked.output()
     }
 
-    /// What it can cost at most, whose variables are of this type.
+    /// The estimated cost at most, where the variables are of this type.
     pub fn cost_max(&self, of_variables: &Declared) -> u64 {
         check::cost::estimate(&self.expression, &self.checked, Some(of_variables)).max
     }
 }
 
-/// Reads and checks an expression, or tells what is mistaken and where.
+/// Parses and checks an expression, or returns its errors with their positions.
 pub fn compile(text: &str, environment: &Environment) -> Result<Compiled, String> {
-    let (expression, places) = parse(text)?;
-    let checked = check::check(&expression, environment).map_err(|mistakes| {
-        let placed = mistakes.into_iter().map(|mistake| {
-            let at = places
-                .offset_for(mistake.id)
+    let (expression, source_info) = parse(text)?;
+    let checked = check::check(&expression, environment).map_err(|errors| {
+        let errors = errors.into_iter().map(|error| {
+            let at = source_info
+                .offset_for(error.id)
                 .map_or(0, |(start, _)| start as usize);
-            (at, mistake.what)
+            (at, error.what)
         });
-        drawn(text, placed.collect())
+        shown_in_source(text, errors.collect())
     })?;
     Ok(Compiled {
         program: Arc::new(Program::of(expression.clone())),
@@ -200,7 +243,7 @@ pub fn compile(text: &str, environment: &Environment) -> Result<Compiled, String
 
 fn parse(text: &str) -> Result<(Expression, SourceInfo), String> {
     limits::check(text)?;
-    let (expression, places) =
+    let (expression, source_info) =
         stacker::grow(PARSER_STACK_BYTES, || ENV.parser().parse_with_source_info(text))
             .map_err(|e| shown(text, &e.to_string()))?;
     if is_deep(&expression) {
@@ -209,10 +252,10 @@ fn parse(text: &str) -> Result<(Expression, SourceInfo), String> {
             limits::DEPTH_MAX
         ));
     }
-    Ok((expression, places))
+    Ok((expression, source_info))
 }
 
-/// The parser's error in Kubernetes' form: drawn one column further right, and without a column where there is no text.
+/// The parser's error in Kubernetes' form: one column further right, and without a column where there is no text.
 fn shown(text: &str, error: &str) -> String {
     let error = error.replace("\n|", "\n |");
     match text.is_empty() {
@@ -221,7 +264,7 @@ fn shown(text: &str, error: &str) -> String {
     }
 }
 
-/// Whether parts stand deeper in each other than is walked.
+/// Whether parts nest deeper than is traversed.
 fn is_deep(expression: &IdedExpr) -> bool {
     let mut level = vec![expression];
     for _ in 0..limits::DEPTH_MAX {
@@ -233,27 +276,27 @@ fn is_deep(expression: &IdedExpr) -> bool {
     true
 }
 
-/// Most mistakes that are told of one expression.
-const MISTAKES_MAX: usize = 100;
+/// Most errors that are reported of one expression.
+const ERRORS_MAX: usize = 100;
 
-/// Mistakes with the places they are at, in the order of the text.
-fn drawn(text: &str, mut mistakes: Vec<(usize, String)>) -> String {
-    mistakes.sort_by_key(|(at, _)| *at);
-    let told = mistakes.iter().take(MISTAKES_MAX);
-    let mut lines: Vec<String> = told.map(|(at, what)| pointed(text, *at, what)).collect();
-    if let Some(more) = mistakes.len().checked_sub(MISTAKES_MAX).filter(|more| *more > 0) {
+/// The errors with their positions, in the order of the text.
+fn shown_in_source(text: &str, mut errors: Vec<(usize, String)>) -> String {
+    errors.sort_by_key(|(at, _)| *at);
+    let shown = errors.iter().take(ERRORS_MAX);
+    let mut lines: Vec<String> = shown.map(|(at, what)| shown_at(text, *at, what)).collect();
+    if let Some(more) = errors.len().checked_sub(ERRORS_MAX).filter(|more| *more > 0) {
         lines.push(format!("{more} more errors were truncated"));
     }
     lines.join("\n")
 }
 
-/// A mistake with the place it is at, drawn as Kubernetes' compiler does. `at` counts bytes from the beginning.
-fn pointed(text: &str, at: usize, what: &str) -> String {
+/// An error with its position in the source, as cel-go shows it. `at` counts bytes from the beginning.
+fn shown_at(text: &str, at: usize, what: &str) -> String {
     let before = text.get(..at).unwrap_or_default();
     let line = before.matches('\n').count();
     let column = before.rsplit('\n').next().unwrap_or_default().chars().count();
     let shown = text.split('\n').nth(line).unwrap_or_default().replace('\t', " ");
-    // Under what takes more than a byte stand wide signs.
+    // Below characters of more than one byte, cel-go prints full-width marks.
     let mut below: String = shown
         .chars()
         .take(column)
@@ -335,8 +378,8 @@ fn entry_parts(entry: &EntryExpr) -> Vec<&IdedExpr> {
     }
 }
 
-/// Objects and patches that an expression makes (`Object{…}`, `JSONPatch{…}`) are maps here: what their fields may be
-/// is judged when they are used. And `authorizer.requestResource` is a variable of its own.
+/// Objects and patches that an expression constructs (`Object{…}`, `JSONPatch{…}`) are maps here: which fields they may have
+/// is checked when they are used. And `authorizer.requestResource` is a variable of its own.
 fn structs_to_maps(expression: &mut IdedExpr) {
     match &mut expression.expr {
         Expr::Select(select) => {
@@ -376,7 +419,7 @@ fn structs_to_maps(expression: &mut IdedExpr) {
     }
 }
 
-/// JSON as CEL has it where no schema says more.
+/// A JSON value as a CEL value, where no schema says more.
 pub fn of_json(value: &Value) -> Cel {
     match value {
         Value::Null => Cel::Null,
@@ -397,7 +440,7 @@ pub(crate) fn of_map(entries: impl Iterator<Item = (String, Cel)>) -> Cel {
     })
 }
 
-/// A value that an expression made, as JSON; `None` for what has none.
+/// The result of an expression as JSON; `None` for values that JSON does not have.
 pub fn to_json(value: &Cel) -> Option<Value> {
     Some(match value {
         Cel::Null => Value::Null,
@@ -425,7 +468,7 @@ pub fn to_json(value: &Cel) -> Option<Value> {
     })
 }
 
-/// A text that is a point or a length of time, as its format says.
+/// A string as a timestamp or duration, as its format says.
 pub fn timed(text: &str, format: &str) -> Option<Cel> {
     static TIMESTAMP: LazyLock<Option<Program>> = LazyLock::new(|| Program::read("timestamp(text)").ok());
     static DURATION: LazyLock<Option<Program>> = LazyLock::new(|| Program::read("duration(text)").ok());
@@ -437,22 +480,6 @@ pub fn timed(text: &str, format: &str) -> Option<Cel> {
     let mut scope = Scope::default();
     scope.set("text", Cel::String(Arc::new(text.to_string())));
     program.run(&scope).ok()
-}
-
-/// An error in the words of Kubernetes' interpreter, where they are known.
-fn words(error: &cel::ExecutionError) -> String {
-    use cel::ExecutionError as E;
-    match error {
-        E::NoSuchKey(key) => format!("no such key: {key}"),
-        E::IndexOutOfBounds(Cel::Int(at)) => format!("index out of bounds: {at}"),
-        E::DivisionByZero(_) => "division by zero".into(),
-        E::RemainderByZero(_) => "modulus by zero".into(),
-        E::Overflow(..) => "integer overflow".into(),
-        E::UndeclaredReference(name) => format!("undeclared reference to '{name}'"),
-        E::FunctionError { message, .. } => message.clone(),
-        E::NoSuchOverload { .. } | E::UnsupportedBinaryOperator { .. } => "no such overload".into(),
-        other => other.to_string(),
-    }
 }
 
 #[cfg(test)]

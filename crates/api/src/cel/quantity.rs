@@ -4,8 +4,8 @@ use cel::Env;
 use cel::common::types::{INT_TYPE, STRING_TYPE, Type};
 use cel::objects::Opaque;
 
-use super::Cel;
 use super::library::{Declared, Library, call, inside, int, opaque, text};
+use super::{Cel, EvaluationError};
 use crate::quantity::{Notation, Quantity};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,20 +24,20 @@ pub(super) fn value(quantity: Quantity) -> Cel {
     opaque(Amount(quantity))
 }
 
-fn amount(value: &Cel) -> Result<Quantity, String> {
+fn amount(value: &Cel) -> Result<Quantity, EvaluationError> {
     Ok(inside::<Amount>(value)?.0)
 }
 
-/// A quantity that is given as such, or as a whole number.
-fn addend(value: &Cel) -> Result<Quantity, String> {
+/// An argument that is a quantity or an integer.
+fn addend(value: &Cel) -> Result<Quantity, EvaluationError> {
     match value {
         Cel::Int(_) => Ok(Quantity::from_value(int(value)?, Notation::DecimalSi)),
         other => amount(other),
     }
 }
 
-/// Whether nothing of it is behind the point.
-fn is_whole(quantity: Quantity) -> bool {
+/// Whether it has no fraction.
+fn is_integer(quantity: Quantity) -> bool {
     Quantity::from_value(quantity.value(), quantity.notation()) == quantity
 }
 
@@ -47,7 +47,9 @@ pub fn declare(env: &mut Env) -> Declared {
     let mut library = Library(env);
     library.global("quantity", &[STRING_TYPE], |args| {
         call(args, |[given]| {
-            Ok(opaque(Amount(Quantity::parse(text(&given)?)?)))
+            let quantity = Quantity::parse(text(&given)?);
+            let quantity = quantity.map_err(|e| EvaluationError::Failed(e.to_string()))?;
+            Ok(opaque(Amount(quantity)))
         })
     })?;
     library.global("isQuantity", &[STRING_TYPE], |args| {
@@ -88,21 +90,21 @@ pub fn declare(env: &mut Env) -> Declared {
     library.member("asApproximateFloat", &of, &[], |args| {
         call(args, |[a]| {
             let a = amount(&a)?;
-            Ok(Cel::Float(match is_whole(a) {
+            Ok(Cel::Float(match is_integer(a) {
                 true => a.value() as f64,
                 false => a.milli_value() as f64 / 1000.0,
             }))
         })
     })?;
     library.member("isInteger", &of, &[], |args| {
-        call(args, |[a]| Ok(Cel::Bool(is_whole(amount(&a)?))))
+        call(args, |[a]| Ok(Cel::Bool(is_integer(amount(&a)?))))
     })?;
     library.member("asInteger", &of, &[], |args| {
         call(args, |[a]| {
             let a = amount(&a)?;
-            match is_whole(a) {
+            match is_integer(a) {
                 true => Ok(Cel::Int(a.value())),
-                false => Err("cannot convert value to integer".into()),
+                false => Err(EvaluationError::Failed("cannot convert value to integer".into())),
             }
         })
     })?;

@@ -4,8 +4,8 @@ use cel::Env;
 use cel::common::types::{INT_TYPE, STRING_TYPE};
 use regex::Regex;
 
-use super::Cel;
 use super::library::{Declared, Library, call, int, string, text};
+use super::{Cel, EvaluationError};
 
 pub fn declare(env: &mut Env) -> Declared {
     let mut library = Library(env);
@@ -25,12 +25,12 @@ pub fn declare(env: &mut Env) -> Declared {
     })
 }
 
-fn compiled(pattern: &str) -> Result<Regex, String> {
-    Regex::new(pattern).map_err(|e| format!("Illegal regex: {e}"))
+fn compiled(pattern: &str) -> Result<Regex, EvaluationError> {
+    Regex::new(pattern).map_err(|e| EvaluationError::Failed(format!("Illegal regex: {e}")))
 }
 
 /// At most `most` matches; all of them if that is negative.
-fn all(of: &str, pattern: &str, most: i64) -> Result<Cel, String> {
+fn all(of: &str, pattern: &str, most: i64) -> Result<Cel, EvaluationError> {
     let regex = compiled(pattern)?;
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     let found = regex.find_iter(of).take(most).map(|m| string(m.as_str()));

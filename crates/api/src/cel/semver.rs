@@ -6,13 +6,13 @@ use cel::Env;
 use cel::common::types::{BOOL_TYPE, STRING_TYPE, Type};
 use cel::objects::Opaque;
 
-use super::Cel;
 use super::library::{Declared, Library, call, inside, opaque, text};
+use super::{Cel, EvaluationError};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Version {
     numbers: [u64; 3],
-    /// What is before a release; empty for one.
+    /// The pre-release identifiers; empty for a release.
     before: Vec<String>,
 }
 
@@ -25,9 +25,9 @@ impl Opaque for Version {
 }
 
 impl Version {
-    /// `loose`: a leading v, missing minor and patch numbers and leading zeros are put right first.
-    fn parse(given: &str, loose: bool) -> Result<Version, String> {
-        let wrong = |why: &str| format!("parse error on value {given:?}: {why}");
+    /// `loose`: a leading v, missing minor and patch numbers and leading zeros are normalized first.
+    fn parse(given: &str, loose: bool) -> Result<Version, EvaluationError> {
+        let wrong = |why: &str| EvaluationError::Failed(format!("parse error on value {given:?}: {why}"));
         let mut rest = given;
         if loose {
             rest = rest.strip_prefix('v').unwrap_or(rest);
@@ -55,12 +55,13 @@ impl Version {
                 _ => Err(wrong(&format!("Invalid version number {text:?}"))),
             }
         };
-        let word =
+        let is_identifier =
             |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
         let before: Vec<String> = before
             .map(|b| b.split('.').map(str::to_string).collect())
             .unwrap_or_default();
-        if !before.iter().all(|b| word(b)) || build.is_some_and(|b| !b.split('.').all(word)) {
+        if !before.iter().all(|b| is_identifier(b)) || build.is_some_and(|b| !b.split('.').all(is_identifier))
+        {
             return Err(wrong("Invalid character(s) found"));
         }
         Ok(Version {
@@ -91,18 +92,20 @@ impl Version {
 }
 
 /// A version as a value, read strictly.
-pub(super) fn value(given: &str) -> Result<Cel, String> {
+pub(super) fn value(given: &str) -> Result<Cel, EvaluationError> {
     Ok(opaque(Version::parse(given, false)?))
 }
 
-fn order(a: &Cel, b: &Cel) -> Result<Ordering, String> {
+fn order(a: &Cel, b: &Cel) -> Result<Ordering, EvaluationError> {
     Ok(inside::<Version>(a)?.order(&inside(b)?))
 }
 
-fn number(version: &Cel, at: usize) -> Result<Cel, String> {
+fn number(version: &Cel, at: usize) -> Result<Cel, EvaluationError> {
     let numbers = inside::<Version>(version)?.numbers;
     let found = numbers.get(at).and_then(|n| i64::try_from(*n).ok());
-    found.map(Cel::Int).ok_or_else(|| "integer overflow".into())
+    found
+        .map(Cel::Int)
+        .ok_or_else(|| EvaluationError::Failed("integer overflow".into()))
 }
 
 pub fn declare(env: &mut Env) -> Declared {

@@ -1,4 +1,4 @@
-//! What expressions come to, library by library, and how those that are none are refused.
+//! The results of expressions, library by library, and the errors of invalid ones.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ fn run(text: &str) -> String {
     );
     match program.run(&scope) {
         Ok(value) => to_json(&value).map_or_else(|| "opaque".into(), |v| v.to_string()),
-        Err(why) => why,
+        Err(why) => why.to_string(),
     }
 }
 
 #[test]
-fn kubernetes_libraries_do_what_kubernetes_says() {
+fn functions_of_kubernetes_libraries_have_kubernetes_results() {
     for (text, want) in [
         ("object.list.isSorted()", "false"),
         ("{'a': ['b']}[?'a'][0].orValue('')", r#""b""#),
@@ -101,7 +101,7 @@ fn kubernetes_libraries_do_what_kubernetes_says() {
 }
 
 #[test]
-fn what_is_no_expression_is_told_with_its_place() {
+fn a_syntax_error_has_its_position() {
     assert_eq!(
         run("object.n == other"),
         "ERROR: <input>:1:13: undeclared reference to 'other' (in container '')\n | object.n == other\n | ............^"
@@ -119,17 +119,17 @@ fn what_is_no_expression_is_told_with_its_place() {
 
 struct Everything;
 
-impl Authorizes for Everything {
-    fn decide(&self, asked: &Asked) -> Decision {
+impl Authorizer for Everything {
+    fn decide(&self, attributes: &AttributesRecord) -> Decision {
         Decision {
-            allowed: asked.verb == "get",
-            reason: format!("{asked:?}"),
+            allowed: attributes.verb == "get",
+            reason: format!("{attributes:?}"),
         }
     }
 }
 
 #[test]
-fn questions_to_the_authorizer_are_put_together_step_by_step() {
+fn checks_of_the_authorizer_are_built_call_by_call() {
     let ask = |text: &str| {
         let program = Program::read(text).unwrap();
         let mut scope = Scope::default();
@@ -143,7 +143,7 @@ fn questions_to_the_authorizer_are_put_together_step_by_step() {
         Ok(true.into())
     );
     let reason = ask(&format!("{question}.check('put').reason()")).unwrap();
-    let asked = Asked {
+    let attributes = AttributesRecord {
         service_account: Some(("n".into(), "s".into())),
         verb: "put".into(),
         group: "apps".into(),
@@ -151,9 +151,9 @@ fn questions_to_the_authorizer_are_put_together_step_by_step() {
         subresource: "scale".into(),
         namespace: "x".into(),
         name: "y".into(),
-        ..Asked::default()
+        ..AttributesRecord::default()
     };
-    assert_eq!(reason, format!("{asked:?}"));
+    assert_eq!(reason, format!("{attributes:?}"));
     assert_eq!(
         ask("authorizer.path('/healthz').check('get').errored()"),
         Ok(false.into())
@@ -164,12 +164,14 @@ fn questions_to_the_authorizer_are_put_together_step_by_step() {
 fn a_variable_that_fails_fails_where_it_is_used() {
     let mut variables = Variables::default();
     variables.put("good", Ok(Cel::Int(1)));
-    variables.put("bad", Err("division by zero".into()));
+    variables.put("bad", Err(EvaluationError::Failed("division by zero".into())));
     for (text, want) in [
         ("variables.good == 1 || variables.bad", Ok(true.into())),
         (
             "variables.bad == 1",
-            Err("composited variable \"bad\" fails to evaluate: division by zero".to_string()),
+            Err(EvaluationError::Failed(
+                "composited variable \"bad\" fails to evaluate: division by zero".to_string(),
+            )),
         ),
     ] {
         let program = Program::read(text).unwrap();
@@ -180,7 +182,7 @@ fn a_variable_that_fails_fails_where_it_is_used() {
 }
 
 #[test]
-fn a_text_of_brackets_is_refused_and_ends_no_thread() {
+fn a_text_of_brackets_is_rejected_and_overflows_no_stack() {
     for text in [
         "q[[[[[[q[[[[[[[[".to_string(),
         "[".repeat(48),

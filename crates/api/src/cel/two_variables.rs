@@ -1,5 +1,5 @@
 //! Loops with two variables: `all`, `exists`, `existsOne`, `transformList`, `transformMap` and `transformMapEntry` over
-//! the places and items of a list, or the keys and values of a map (cel-go's extension, in Kubernetes since v1.32).
+//! the indices and items of a list, or the keys and values of a map (cel-go's extension, in Kubernetes since v1.32).
 //!
 //! They are read as comprehensions that have two variables, checked and priced as such ([`declare`]). The interpreter
 //! knows one variable only: for it they become loops over pairs ([`paired`]).
@@ -16,10 +16,10 @@ use cel::common::types::{DYN_TYPE, LIST_TYPE};
 use cel::objects::{Key, Map};
 use cel::parser::{Macro, MacroExprHelper, ParseError};
 
-use super::library::{Declared, Library, call, list, no_overload};
-use super::{Cel, parts_mut};
+use super::library::{Declared, Library, call, list};
+use super::{Cel, EvaluationError, parts_mut};
 
-/// What such loops gather in. It cannot be written.
+/// The accumulator of such loops. Users cannot write it.
 const RESULT: &str = "@result";
 /// Adds an entry, or all of a map, to a map that has none of that key.
 pub(super) const INSERT: &str = "cel.@mapInsert";
@@ -56,7 +56,7 @@ pub fn declare(env: &mut Env) -> Declared {
         call(args, |[all]| {
             map_of(list(&all)?.iter().map(|pair| match list(pair)? {
                 [key, value] => Ok((key_of(key)?, value.clone())),
-                _ => Err(no_overload()),
+                _ => Err(EvaluationError::NoSuchOverload),
             }))
         })
     })?;
@@ -65,7 +65,7 @@ pub fn declare(env: &mut Env) -> Declared {
             let mut entries = Vec::new();
             for one in list(&all)? {
                 let Cel::Map(one) = one else {
-                    return Err(no_overload());
+                    return Err(EvaluationError::NoSuchOverload);
                 };
                 entries.extend(one.map.iter().map(|(k, v)| Ok((k.clone(), v.clone()))));
             }
@@ -74,7 +74,7 @@ pub fn declare(env: &mut Env) -> Declared {
     })
 }
 
-/// What a loop begins with, whether it goes on, its step, and what it comes to.
+/// A comprehension: its initial value, its loop condition, its step and its result.
 struct Loop {
     init: IdedExpr,
     condition: IdedExpr,
@@ -145,7 +145,7 @@ fn filter_and_last(mut args: Vec<IdedExpr>) -> (Option<IdedExpr>, IdedExpr) {
     (args.pop(), last)
 }
 
-/// `step` where the filter lets it pass, else what there is.
+/// `step` where the filter is true, else the accumulator unchanged.
 fn filtered(helper: &mut MacroExprHelper<'_>, filter: Option<IdedExpr>, step: IdedExpr) -> IdedExpr {
     match filter {
         None => step,
@@ -242,7 +242,7 @@ fn gather_map(helper: &mut MacroExprHelper<'_>, filter: Option<IdedExpr>, put: V
 }
 
 /// The expression with loops over pairs instead of loops with two variables. Maps are gathered as lists, which the
-/// interpreter extends in place: insertion into one map after another would take time by the square.
+/// interpreter extends in place: insertion into one map after another would take quadratic time.
 pub fn paired(e: &mut IdedExpr) {
     for part in parts_mut(e) {
         paired(part);
@@ -269,7 +269,7 @@ pub fn paired(e: &mut IdedExpr) {
     }
 }
 
-/// Makes an insertion the appending of what is inserted; what then makes the map of it all.
+/// Replaces an insertion into a map by appending to a list; returns the function that makes a map of the list.
 fn inserts_to_appends(step: &mut IdedExpr) -> Option<&'static str> {
     let id = step.id;
     let Expr::Call(call) = &mut step.expr else {
@@ -304,7 +304,7 @@ fn made(id: u64, function: &str, args: Vec<IdedExpr>) -> IdedExpr {
     }
 }
 
-/// Puts the halves of the pair where the names stand, but where a loop inside has a variable of that name.
+/// Replaces the two variables by the halves of the pair, except where a comprehension inside has a variable of that name.
 fn substitute(e: &mut IdedExpr, names: [Option<&str>; 2], pair: &str) {
     match &mut e.expr {
         Expr::Ident(name) => {
@@ -337,7 +337,7 @@ fn substitute(e: &mut IdedExpr, names: [Option<&str>; 2], pair: &str) {
     }
 }
 
-fn pairs(of: &Cel) -> Result<Cel, String> {
+fn pairs(of: &Cel) -> Result<Cel, EvaluationError> {
     let pair = |first: Cel, second: &Cel| Cel::List(Arc::new(vec![first, second.clone()]));
     let all = match of {
         Cel::List(items) => (0..)
@@ -350,21 +350,25 @@ fn pairs(of: &Cel) -> Result<Cel, String> {
             entries.sort_by_key(|(key, _)| *key);
             entries.into_iter().map(|(k, v)| pair(Cel::from(k), v)).collect()
         }
-        _ => return Err(no_overload()),
+        _ => return Err(EvaluationError::NoSuchOverload),
     };
     Ok(Cel::List(Arc::new(all)))
 }
 
-fn key_of(value: &Cel) -> Result<Key, String> {
-    TryInto::<Key>::try_into(value.clone()).map_err(|_| no_overload())
+fn key_of(value: &Cel) -> Result<Key, EvaluationError> {
+    TryInto::<Key>::try_into(value.clone()).map_err(|_| EvaluationError::NoSuchOverload)
 }
 
-fn map_of(entries: impl Iterator<Item = Result<(Key, Cel), String>>) -> Result<Cel, String> {
+fn map_of(
+    entries: impl Iterator<Item = Result<(Key, Cel), EvaluationError>>,
+) -> Result<Cel, EvaluationError> {
     let mut map = HashMap::new();
     for entry in entries {
         let (key, value) = entry?;
         if map.contains_key(&key) {
-            return Err(format!("insert failed: key {key} already exists"));
+            return Err(EvaluationError::Failed(format!(
+                "insert failed: key {key} already exists"
+            )));
         }
         map.insert(key, value);
     }
@@ -391,13 +395,13 @@ mod tests {
             of_json(&json!({"list": ["a", "b"], "map": {"x": 1, "y": 2}})),
         );
         let found = compiled.program.run(&scope);
-        let found = found.map(|v| to_json(&v).unwrap());
+        let found = found.map(|v| to_json(&v).unwrap()).map_err(|e| e.to_string());
         let max = compiled.cost_max(&Declared::simple(Type::Dyn, 1, 0));
         (found, scope.cost(), max)
     }
 
     #[test]
-    fn loops_come_to_what_they_do_in_kubernetes_and_cost_as_much() {
+    fn loops_have_the_results_and_costs_of_kubernetes() {
         for (text, value, cost, max) in [
             ("{'a': 1, 'b': 2}.all(k, v, v > 0)", json!(true), 41, 41),
             ("{'a': 1, 'b': 2}.exists(k, v, v > 0)", json!(true), 40, 43),
@@ -438,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_variable_is_the_place_or_the_key() {
+    fn the_first_variable_is_the_index_or_the_key() {
         for (text, value) in [
             (
                 "['a', 'b'].transformList(i, v, string(i) + v)",
@@ -469,7 +473,7 @@ mod tests {
                 "self.list.transformMapEntry(i, v, i == 0, {v: i}).transformList(k, n, k)",
                 json!(["a"]),
             ),
-            // What settles it does so whatever fails beside it.
+            // An item that decides the result does so whatever error another one causes.
             ("[0, 1].exists(i, v, 1 / v == 1)", json!(true)),
         ] {
             assert_eq!(run(text).0, Ok(value), "{text}");
@@ -486,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_their_places() {
+    fn errors_have_their_positions() {
         for (text, why) in [
             ("[1].all(i, i, true)", "1:12: duplicate variable name: i"),
             ("[1].all(i, v.x, true)", "argument must be a simple name"),
@@ -501,15 +505,15 @@ mod tests {
                 "found no matching overload for '_==_' applied to '(string, int)'",
             ),
         ] {
-            let told = compile(text, &environment()).err().unwrap_or_default();
-            assert!(told.contains(why), "{text}: {told}");
+            let error = compile(text, &environment()).err().unwrap_or_default();
+            assert!(error.contains(why), "{text}: {error}");
         }
         let typed = compile("['a'].transformMap(i, v, i)", &environment()).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(typed.output().to_string(), "map(int, int)");
     }
 
     #[test]
-    fn a_map_of_many_is_made_in_one_go() {
+    fn a_large_map_is_built_in_linear_time() {
         let text = "self.transformMap(i, v, v).transformMapEntry(k, v, {v: k}).size()";
         let compiled = compile(text, &environment()).unwrap_or_else(|e| panic!("{e}"));
         let mut scope = Scope::default();

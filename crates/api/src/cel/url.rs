@@ -1,4 +1,4 @@
-//! Kubernetes' URL library: absolute URLs and paths, taken apart.
+//! Kubernetes' URL library: the parts of absolute URLs and paths.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use cel::Env;
 use cel::common::types::{STRING_TYPE, Type};
 use cel::objects::Opaque;
 
-use super::Cel;
 use super::library::{Declared, Library, call, inside, opaque, string, text};
 use super::of_map;
+use super::{Cel, EvaluationError};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Url {
@@ -29,9 +29,12 @@ impl Opaque for Url {
 
 impl Url {
     /// As Go's `url.ParseRequestURI`: an absolute URL or an absolute path.
-    fn parse(given: &str) -> Result<Url, String> {
-        let wrong =
-            |why: &str| format!("URL parse error during conversion from string: parse {given:?}: {why}");
+    fn parse(given: &str) -> Result<Url, EvaluationError> {
+        let wrong = |why: &str| {
+            EvaluationError::Failed(format!(
+                "URL parse error during conversion from string: parse {given:?}: {why}"
+            ))
+        };
         if given.is_empty() {
             return Err(wrong("empty url"));
         }
@@ -83,7 +86,7 @@ fn is_scheme(text: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
 }
 
-/// `%41` and `+` as what they stand for; what is no escape stays.
+/// Decodes `%41` and `+`; what is no escape stays as it is.
 fn unescaped(text: &str) -> String {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -1,4 +1,4 @@
-//! `variables`: what a policy names once and uses often. One that could not be worked out fails where it is used.
+//! The variables of a policy (`variables.x`). One that could not be evaluated fails where it is used.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -8,20 +8,20 @@ use cel::common::traits::Indexer;
 use cel::common::types::{CelString, Type};
 use cel::common::value::{CowVal, StaticVal, Val};
 
-use super::Cel;
+use super::{Cel, EvaluationError};
 
 static TYPE: Type = Type::new_unspecified_type("kubernetes.variables");
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Variables(BTreeMap<String, Result<Box<dyn Val>, String>>);
+pub struct Variables(BTreeMap<String, Result<Box<dyn Val>, EvaluationError>>);
 
 impl Variables {
-    /// The later of two of one name counts.
-    pub fn put(&mut self, name: &str, value: Result<Cel, String>) {
+    /// Of two variables with one name the later counts.
+    pub fn put(&mut self, name: &str, value: Result<Cel, EvaluationError>) {
         let value = value.and_then(|value| {
             let value: Result<Box<dyn Val>, ExecutionError> = value.try_into();
-            value.map_err(|e| e.to_string())
+            value.map_err(|e| EvaluationError::from(&e))
         });
         self.0.insert(name.to_string(), value);
     }
@@ -70,8 +70,8 @@ impl Indexer for Variables {
         match self.0.get(&name) {
             Some(Ok(value)) => Ok(CowVal::Borrowed(&**value)),
             Some(Err(why)) => {
-                let said = format!("composited variable {name:?} fails to evaluate: {why}");
-                Err(ExecutionError::function_error("", said))
+                let message = format!("composited variable {name:?} fails to evaluate: {why}");
+                Err(ExecutionError::function_error("", message))
             }
             None => Err(ExecutionError::NoSuchKey(name.into())),
         }

@@ -6,7 +6,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 const CERTIFICATE: &str = "CERTIFICATE";
 const BEGIN: &[u8] = b"-----BEGIN ";
 
-/// Why a bundle in PEM has no authority in it; `None` if it has one. As client-go's transport reads it: blocks of other
+/// Why a PEM bundle has no certificate authority in it; `None` if it has one. As client-go's transport reads it: blocks of other
 /// types, and certificates next to a good one that do not parse, are passed over.
 pub fn unusable(bundle: &[u8]) -> Option<String> {
     let mut why = None;

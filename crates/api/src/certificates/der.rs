@@ -58,7 +58,7 @@ impl<'a> Element<'a> {
     }
 }
 
-/// `[number]`, a tag whose meaning depends on where it stands.
+/// `[number]`, a context-specific tag.
 pub fn context(number: u8, constructed: bool) -> Tag {
     Tag::ContextSpecific {
         constructed,

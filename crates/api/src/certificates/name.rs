@@ -11,7 +11,7 @@ use der::{Encode, Tag};
 use super::der::{Element, context, element, sequence};
 use super::request::RequestError;
 
-/// What an attribute of a subject says; those that Go's `pkix.Name` has, which Kubernetes' signers copy.
+/// The type of an attribute of a subject; those that Go's `pkix.Name` has, which Kubernetes' signers copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttributeType {
     /// The user.
@@ -88,7 +88,7 @@ pub struct SubjectAttribute {
     pub value: String,
 }
 
-/// Whom a certificate is for.
+/// The subject of a certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Subject {
     attributes: Vec<SubjectAttribute>,
@@ -169,7 +169,7 @@ fn read_attribute(oid: ObjectIdentifier, value: &Element<'_>) -> Result<SubjectA
     })
 }
 
-/// Another name of whom a certificate is for.
+/// A subject alternative name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AltName {
     Email(String),
@@ -233,7 +233,7 @@ impl AltName {
     }
 }
 
-/// The value of the extension that says these names.
+/// The value of the subject alternative name extension with these names.
 pub fn subject_alt_name(names: &[AltName]) -> Result<Vec<u8>, der::Error> {
     let mut all = Vec::new();
     for name in names {

@@ -23,7 +23,7 @@ const END: &str = "-----END CERTIFICATE REQUEST-----";
 const EXTENSION_REQUEST: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.9.14");
 const SUBJECT_ALT_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.17");
 const BASIC_CONSTRAINTS: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.19");
-/// Extensions that the signer sets itself: the subject's key identifier, and the usages, which `spec.usages` says.
+/// Extensions that the signer sets itself: the subject's key identifier, and the usages, which are in `spec.usages`.
 const SET_BY_SIGNER: [ObjectIdentifier; 3] = [
     ObjectIdentifier::new_unwrap("2.5.29.14"),
     ObjectIdentifier::new_unwrap("2.5.29.15"),
@@ -67,7 +67,7 @@ pub enum RequestError {
     AttributeText(&'static str),
     #[error("the list of subject alternative names is empty")]
     EmptyAltNames,
-    #[error("a subject alternative name is none of DNS name, IP address, email address and URI")]
+    #[error("a subject alternative name is not a DNS name, IP address, email address or URI")]
     AltNameType,
     #[error("a subject alternative name is not visible ASCII")]
     AltNameText,
@@ -115,7 +115,7 @@ impl From<der::Error> for RequestError {
     }
 }
 
-/// A request whose signature is that of its key. Only [`CertificateRequest::decode`] makes one.
+/// A request with a valid signature of its key. Only [`CertificateRequest::decode`] makes one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateRequest {
     subject: Subject,
@@ -135,7 +135,7 @@ impl CertificateRequest {
         if version.content(Tag::Integer)? != [0] {
             return Err(RequestError::Version);
         }
-        // The signature first: what is not signed by its key says nothing.
+        // The signature first: the content of a request counts only if its key signed it.
         check_signature(&public_key, &algorithm, &signature, info.raw())?;
         Ok(CertificateRequest {
             alt_names: requested_alt_names(&attributes)?,

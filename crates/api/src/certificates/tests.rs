@@ -128,7 +128,7 @@ fn a1_a_request_is_read_as_it_says() {
 }
 
 #[test]
-fn a1_a_subject_that_cannot_be_signed_as_it_stands_is_rejected() {
+fn a1_a_subject_that_cannot_be_signed_as_it_is_is_rejected() {
     use RequestError as E;
     let cn = |tag, value: &[u8]| seq(&[&set(&[&attribute(CN, tag, value)])]);
     let string = |found: &str| E::StringType {
@@ -216,7 +216,7 @@ fn a1_a_subject_that_cannot_be_signed_as_it_stands_is_rejected() {
 }
 
 #[test]
-fn a1_extensions_that_cannot_be_signed_as_they_stand_are_rejected() {
+fn a1_extensions_that_cannot_be_signed_as_they_are_are_rejected() {
     use RequestError as E;
     let n = alt_names(&[AltName::Dns("n".into())]);
     let m = alt_names(&[AltName::Dns("m".into())]);

@@ -1,4 +1,4 @@
-//! serde's side of the reader: structs, maps, lists and scalars as `k8s-openapi`'s types ask for them.
+//! The serde deserializer: structs, maps, lists and scalars for `k8s-openapi`'s types.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -6,33 +6,45 @@ use std::collections::BTreeSet;
 use serde::de::value::{BorrowedStrDeserializer, CowStrDeserializer, StrDeserializer};
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::reader::{Error, Reader, Step, Token};
+use super::encode::FIELDS_V1;
+use super::reader::{Error, PathElement, Reader, Token};
 use super::{StrictError, go, time};
+use crate::descriptors::{self, FieldDescriptor, Go, Place, TypeDescriptor};
 use crate::quantity;
 
 impl<'de> Reader<'de> {
-    /// The type's name for errors: the field's own one, else what `visitor` asks for.
-    fn field_type(&self) -> Option<&'static str> {
+    /// The type's name for errors: the field's own one, else the one that `visitor` expects.
+    fn field_type(&self) -> Option<String> {
+        let name = |of: &Go| of.is_renamed().then(|| of.text());
         match self.path.as_slice() {
-            [.., Step::Field(field, _)] => go::named_type(self.inside, field),
-            [.., Step::Field(field, _), Step::Index(_)] => {
-                go::named_type(self.inside, field)?.strip_prefix("[]")
-            }
+            [.., PathElement::Field(_, Some(field))] => name(field.of.pointed()),
+            [.., PathElement::Field(_, Some(field)), PathElement::Index(_)] => match field.of.pointed() {
+                Go::List(item) => name(item.pointed()),
+                _ => None,
+            },
             _ => None,
         }
     }
 
-    /// Fails unless `wanted` (or null) stands here; `of` names the Go type.
-    fn expect(&mut self, wanted: Token, of: &str) -> Result<Token, Error> {
+    /// The Go type of the field whose value is next: `[]v2.MetricSpec`.
+    fn go_type(&self) -> Option<String> {
+        match self.path.last() {
+            Some(PathElement::Field(_, Some(field))) => Some(field.of.pointed().text()),
+            _ => None,
+        }
+    }
+
+    /// Fails unless the next value is `expected` (or null); `of` names the Go type.
+    fn expect(&mut self, expected: Token, of: &str) -> Result<Token, Error> {
         let token = self.token()?;
-        if token == wanted || token == Token::Null {
+        if token == expected || token == Token::Null {
             Ok(token)
         } else {
             let of = self
                 .field_type()
-                .filter(|_| wanted == Token::String)
-                .unwrap_or(of);
-            Err(self.mismatch(token.word(), of))
+                .filter(|_| expected == Token::String)
+                .unwrap_or_else(|| of.to_string());
+            Err(self.mismatch(token.name(), &of))
         }
     }
 
@@ -63,107 +75,146 @@ impl<'de> Reader<'de> {
         }
     }
 
-    fn map<V: Visitor<'de>>(&mut self, fields: Option<Fields>, visitor: V) -> Result<V::Value, Error> {
-        let outer = self.inside;
-        if let Some(fields) = &fields {
-            self.inside = fields.of;
-        }
-        self.enter()?;
+    /// Reads an object, or null as an empty one.
+    fn map<V: Visitor<'de>>(
+        &mut self,
+        fields: Option<Fields>,
+        is_null: bool,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        let (outer, outer_place) = (self.inside, self.place);
         let depth = self.path.len();
-        let value = visitor.visit_map(Members {
+        let value = visitor.visit_map(self.members(fields, is_null)?)?;
+        self.path.truncate(depth);
+        (self.inside, self.place) = (outer, outer_place);
+        Ok(value)
+    }
+
+    fn members<'a>(&'a mut self, fields: Option<Fields>, is_null: bool) -> Result<Members<'a, 'de>, Error> {
+        if is_null {
+            self.null()?;
+        } else {
+            if let Some(fields) = &fields {
+                self.inside = fields.name;
+                self.place = fields.of.map_or(Place::Unknown, Place::Below);
+            }
+            self.enter()?;
+        }
+        Ok(Members {
             reader: self,
-            owed: fields.as_ref().and_then(|f| f.time),
+            pending_time: fields
+                .as_ref()
+                .and_then(Fields::required_time)
+                .filter(|_| !is_null),
             fields,
             first: true,
             seen: BTreeSet::new(),
             seen_fields: 0,
-            ended: false,
-            unset: false,
-        })?;
-        self.path.truncate(depth);
-        self.inside = outer;
+            finished: is_null,
+        })
+    }
+
+    /// Reads a list, or null as an empty one.
+    fn seq<V: Visitor<'de>>(&mut self, is_null: bool, visitor: V) -> Result<V::Value, Error> {
+        let value = visitor.visit_seq(self.elements(is_null)?)?;
+        if !is_null {
+            self.path.pop();
+        }
         Ok(value)
     }
 
-    fn seq<V: Visitor<'de>>(&mut self, visitor: V) -> Result<V::Value, Error> {
-        self.enter()?;
-        self.path.push(Step::Index(0));
-        let value = visitor.visit_seq(Elements {
+    fn elements<'a>(&'a mut self, is_null: bool) -> Result<Elements<'a, 'de>, Error> {
+        if is_null {
+            self.null()?;
+        } else {
+            self.enter()?;
+            self.path.push(PathElement::Index(0));
+        }
+        Ok(Elements {
             reader: self,
             first: true,
             next: 0,
-        })?;
-        self.path.pop();
-        Ok(value)
+            finished: is_null,
+        })
+    }
+
+    /// The fields of the struct that comes next, and whether it is null.
+    fn struct_fields(
+        &mut self,
+        name: &'static str,
+        names: &'static [&'static str],
+    ) -> Result<(Fields, bool), Error> {
+        let of = match self.place {
+            Place::Unknown => descriptors::of_struct(name, names),
+            place => place.of_struct(name),
+        };
+        let fields = Fields { name, of, names };
+        match self.token()? {
+            Token::Object => Ok((fields, false)),
+            Token::Null => Ok((fields, true)),
+            other => {
+                let of = of.map_or_else(|| format!("v1.{name}"), TypeDescriptor::go_name);
+                Err(self.mismatch(other.name(), &of))
+            }
+        }
+    }
+
+    /// The next value is null, which is read.
+    fn takes_null(&mut self) -> Result<bool, Error> {
+        let is_null = self.token()? == Token::Null;
+        if is_null {
+            self.null()?;
+        }
+        Ok(is_null)
     }
 }
 
 /// The fields of the struct that is read.
+#[derive(Clone, Copy)]
 struct Fields {
-    of: &'static str,
+    name: &'static str,
+    of: Option<&'static TypeDescriptor>,
     names: &'static [&'static str],
-    /// The time that our type wants although Go's may be unset.
-    time: Option<&'static str>,
 }
 
-/// Of the type `path`, called `name`, the one field that must be there in our type though it is no pointer in Go.
-fn wanted_time(name: &str, path: &str) -> Option<&'static str> {
-    match name {
-        "Condition" => Some("lastTransitionTime"),
-        "EventSeries" if path.contains("::events::") => Some("lastObservedTime"),
-        _ => None,
+impl Fields {
+    /// The time that our type requires although Go's may be unset.
+    fn required_time(&self) -> Option<&'static str> {
+        self.of.and_then(TypeDescriptor::required_time)
     }
 }
 
-/// A time that was not given: Go's zero time, which is written as null again.
-struct Unset;
-
-impl<'de> Deserializer<'de> for Unset {
-    type Error = Error;
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        visitor.visit_newtype_struct(BorrowedStrDeserializer::<Error>::new(time::ZERO))
-    }
-
-    serde::forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
-        newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
-    }
-}
+/// A field's name and descriptor.
+type NextField = (&'static str, Option<&'static FieldDescriptor>);
 
 struct Members<'a, 'de> {
     reader: &'a mut Reader<'de>,
-    /// None in a map.
+    /// `None` for a map.
     fields: Option<Fields>,
     first: bool,
     /// Keys of a map that were read.
     seen: BTreeSet<Cow<'de, str>>,
     /// Fields of a struct that were read, one bit each. No struct of Kubernetes has 128.
     seen_fields: u128,
-    /// The time that is wanted and has not come.
-    owed: Option<&'static str>,
-    /// The object was read to its end.
-    ended: bool,
-    /// The value asked for next is that of a time that did not come.
-    unset: bool,
+    /// The required time that was not read yet.
+    pending_time: Option<&'static str>,
+    /// The object was read to its end, or is null.
+    finished: bool,
 }
 
 impl<'de> Members<'_, 'de> {
-    /// The next field that is known and has something to say, with its key.
-    fn next_field(
-        &mut self,
-        of: &'static str,
-        names: &[&'static str],
-    ) -> Result<Option<&'static str>, Error> {
-        while !self.ended {
+    /// The next field that is known and not null: its name and descriptor.
+    fn next_field(&mut self, of: Fields) -> Result<Option<NextField>, Error> {
+        let names = of.names;
+        while !self.finished {
             if !self.reader.more(&mut self.first, b'}')? {
-                self.ended = true;
+                self.finished = true;
                 break;
             }
             let key = self.reader.key()?;
             let Some(index) = names.iter().position(|name| *name == key) else {
                 let path = self.reader.path_to(Some(&key));
-                self.reader.mistakes.push(StrictError::Unknown(path));
+                self.reader.strict_errors.push(StrictError::UnknownField(path));
                 self.reader.skip()?;
                 continue;
             };
@@ -172,7 +223,7 @@ impl<'de> Members<'_, 'de> {
                 .unwrap_or(0);
             if self.seen_fields & bit != 0 {
                 let path = self.reader.path_to(Some(&key));
-                self.reader.mistakes.push(StrictError::Twice(path));
+                self.reader.strict_errors.push(StrictError::DuplicateField(path));
             }
             self.seen_fields |= bit;
             let name = names[index];
@@ -180,17 +231,41 @@ impl<'de> Members<'_, 'de> {
                 self.reader.null()?;
                 continue;
             }
-            if let Some(form) = self.reader.zero()
-                && go::drops_zero(of, name, form)
+            let field = of.of.and_then(|of| of.field_at(names, index));
+            if let Some(zero) = self.reader.zero()
+                && field.is_some_and(|field| field.zero == Some(zero))
             {
                 self.reader.skip()?;
                 continue;
             }
-            self.owed = self.owed.filter(|owed| *owed != name);
-            return Ok(Some(name));
+            self.pending_time = self.pending_time.filter(|pending_time| *pending_time != name);
+            return Ok(Some((name, field)));
         }
-        self.unset = self.owed.is_some();
-        Ok(self.owed.take())
+        self.reader.unset_time = self.pending_time.is_some();
+        Ok(self.pending_time.take().map(|name| (name, None)))
+    }
+}
+
+impl<'de> Members<'_, 'de> {
+    /// The next key, which is put on the reader's path.
+    fn next_key(&mut self) -> Result<Option<Cow<'de, str>>, Error> {
+        if let Some(fields) = self.fields {
+            let Some((name, field)) = self.next_field(fields)? else {
+                return Ok(None);
+            };
+            self.reader.path.push(PathElement::Field(name, field));
+            return Ok(Some(Cow::Borrowed(name)));
+        }
+        if self.finished || !self.reader.more(&mut self.first, b'}')? {
+            return Ok(None);
+        }
+        let key = self.reader.key()?;
+        if !self.seen.insert(key.clone()) {
+            let path = self.reader.path_to(Some(&key));
+            self.reader.strict_errors.push(StrictError::DuplicateField(path));
+        }
+        self.reader.path.push(PathElement::Key(key.clone()));
+        Ok(Some(key))
     }
 }
 
@@ -198,34 +273,14 @@ impl<'de> MapAccess<'de> for Members<'_, 'de> {
     type Error = Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Error> {
-        if let Some(Fields { of, names, .. }) = self.fields {
-            let Some(name) = self.next_field(of, names)? else {
-                return Ok(None);
-            };
-            self.reader.path.push(Step::Field(name, go::embedded(of, name)));
-            return seed.deserialize(BorrowedStrDeserializer::new(name)).map(Some);
+        match self.next_key()? {
+            Some(key) => seed.deserialize(CowStrDeserializer::new(key)).map(Some),
+            None => Ok(None),
         }
-        if !self.reader.more(&mut self.first, b'}')? {
-            return Ok(None);
-        }
-        let key = self.reader.key()?;
-        if !self.seen.insert(key.clone()) {
-            let path = self.reader.path_to(Some(&key));
-            self.reader.mistakes.push(StrictError::Twice(path));
-        }
-        let value = match &key {
-            Cow::Borrowed(key) => seed.deserialize(BorrowedStrDeserializer::new(key)),
-            Cow::Owned(key) => seed.deserialize(StrDeserializer::new(key)),
-        };
-        self.reader.path.push(Step::Key(key));
-        value.map(Some)
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Error> {
-        let value = match std::mem::take(&mut self.unset) {
-            true => seed.deserialize(Unset)?,
-            false => seed.deserialize(&mut *self.reader)?,
-        };
+        let value = seed.deserialize(&mut *self.reader)?;
         self.reader.path.pop();
         Ok(value)
     }
@@ -235,24 +290,35 @@ struct Elements<'a, 'de> {
     reader: &'a mut Reader<'de>,
     first: bool,
     next: usize,
+    /// The list is null.
+    finished: bool,
+}
+
+impl Elements<'_, '_> {
+    fn next(&mut self) -> Result<bool, Error> {
+        if self.finished || !self.reader.more(&mut self.first, b']')? {
+            return Ok(false);
+        }
+        if let Some(PathElement::Index(i)) = self.reader.path.last_mut() {
+            *i = self.next;
+        }
+        self.next += 1;
+        Ok(true)
+    }
 }
 
 impl<'de> SeqAccess<'de> for Elements<'_, 'de> {
     type Error = Error;
 
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Error> {
-        if !self.reader.more(&mut self.first, b']')? {
-            return Ok(None);
+        match self.next()? {
+            true => seed.deserialize(&mut *self.reader).map(Some),
+            false => Ok(None),
         }
-        if let Some(Step::Index(i)) = self.reader.path.last_mut() {
-            *i = self.next;
-        }
-        self.next += 1;
-        seed.deserialize(&mut *self.reader).map(Some)
     }
 }
 
-/// What a number in an untyped place is.
+/// Visits a number that has no declared type.
 fn visit_number<'de, V: Visitor<'de>>(text: &str, visitor: V) -> Result<V::Value, Error> {
     if let Ok(n) = text.parse::<i64>() {
         visitor.visit_i64(n)
@@ -271,7 +337,8 @@ fn visit_number<'de, V: Visitor<'de>>(text: &str, visitor: V) -> Result<V::Value
 macro_rules! integers {
     ($($method:ident $visit:ident $t:ty, $of:literal;)*) => {$(
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-            let value: $t = self.integer(self.field_type().unwrap_or($of))?;
+            let of = self.field_type();
+            let value: $t = self.integer(of.as_deref().unwrap_or($of))?;
             visitor.$visit(value)
         }
     )*};
@@ -287,7 +354,7 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
             Token::Bool => self.bool().and_then(|b| visitor.visit_bool(b)),
             Token::Number => {
                 let text = self.number()?;
-                // What takes a number but not this one is an IntOrString.
+                // A visitor that takes numbers but not this one is that of an IntOrString.
                 return visit_number(text, visitor).map_err(|_| {
                     self.error(format!(
                         "json: cannot unmarshal number {text} into Go value of type int32"
@@ -298,14 +365,14 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
                 Cow::Borrowed(s) => visitor.visit_borrowed_str(s),
                 Cow::Owned(s) => visitor.visit_string(s),
             },
-            Token::Array => self.seq(visitor),
-            Token::Object => self.map(None, visitor),
+            Token::Array => self.seq(false, visitor),
+            Token::Object => self.map(None, false, visitor),
         };
         let is_scalar = !matches!(token, Token::Array | Token::Object);
-        result.map_err(|e| match is_scalar || e.is_refusal() {
+        result.map_err(|e| match is_scalar || e.is_rejection() {
             true => self.error(format!(
                 "json: cannot unmarshal {} into Go value of type int32",
-                token.word()
+                token.name()
             )),
             false => e,
         })
@@ -350,15 +417,15 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
             Cow::Owned(s) => visitor.visit_string(s),
         };
         result.map_err(|e: Error| {
-            // The only visitor that refuses a string for what is in it reads base64.
+            // The only visitor that rejects a string for its content reads base64.
             let base64 = [
                 "Invalid symbol",
                 "Invalid padding",
                 "Invalid input length",
                 "Invalid last symbol",
             ];
-            if base64.iter().any(|words| e.message().starts_with(words)) {
-                self.error(go::base64_mistake(&shown))
+            if base64.iter().any(|message| e.message().starts_with(message)) {
+                self.error(go::base64_error(&shown)).of_base64()
             } else {
                 self.error(e.message())
             }
@@ -378,11 +445,9 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        if self.token()? == Token::Null {
-            self.null()?;
-            visitor.visit_none()
-        } else {
-            visitor.visit_some(self)
+        match self.takes_null()? {
+            true => visitor.visit_none(),
+            false => visitor.visit_some(self),
         }
     }
 
@@ -404,9 +469,13 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         name: &'static str,
         visitor: V,
     ) -> Result<V::Value, Error> {
+        if std::mem::take(&mut self.unset_time) {
+            // An absent time: Go's zero time, which is written as null again.
+            return visitor.visit_newtype_struct(BorrowedStrDeserializer::<Error>::new(time::ZERO));
+        }
         let layout = match name {
             "Quantity" => {
-                // Kubernetes looks at the raw text: a number is as good as a string.
+                // Kubernetes reads the raw text: a number is accepted like a string.
                 let text = match self.token()? {
                     Token::Null => self.null().map(|()| Cow::Borrowed("0"))?,
                     Token::String => self.string()?,
@@ -416,7 +485,7 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
                 return visitor.visit_string(text);
             }
             // Kept as text, see `managed_fields::text`.
-            "FieldsV1" if self.token()? == Token::Object => {
+            FIELDS_V1 if self.token()? == Token::Object => {
                 let text = self.raw()?;
                 return visitor.visit_newtype_struct(BorrowedStrDeserializer::<Error>::new(text));
             }
@@ -428,7 +497,7 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         if token != Token::String {
             return Err(self.error(format!(
                 "json: cannot unmarshal {} into Go value of type string",
-                token.word()
+                token.name()
             )));
         }
         let text = self.string()?;
@@ -440,17 +509,14 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match self.token()? {
-            Token::Array => self.seq(visitor),
-            Token::Null => {
-                self.null()?;
-                visitor.visit_seq(Nothing)
-            }
+            Token::Array => self.seq(false, visitor),
+            Token::Null => self.seq(true, visitor),
             other => {
-                let of = match self.field_type() {
-                    Some(name) => name.to_string(),
-                    None => format!("[]{}", asked_for(visitor.visit_seq(Ask))),
+                let of = match self.go_type().or_else(|| self.field_type()) {
+                    Some(name) => name,
+                    None => format!("[]{}", element_type(visitor.visit_seq(ElementType))),
                 };
-                Err(self.mismatch(other.word(), &of))
+                Err(self.mismatch(other.name(), &of))
             }
         }
     }
@@ -470,17 +536,14 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match self.token()? {
-            Token::Object => self.map(None, visitor),
-            Token::Null => {
-                self.null()?;
-                visitor.visit_map(Nothing)
-            }
+            Token::Object => self.map(None, false, visitor),
+            Token::Null => self.map(None, true, visitor),
             other => {
-                let of = match self.field_type() {
-                    Some(name) => name.to_string(),
-                    None => format!("map[string]{}", asked_for(visitor.visit_map(Ask))),
+                let of = match self.go_type().or_else(|| self.field_type()) {
+                    Some(name) => name,
+                    None => format!("map[string]{}", element_type(visitor.visit_map(ElementType))),
                 };
-                Err(self.mismatch(other.word(), &of))
+                Err(self.mismatch(other.name(), &of))
             }
         }
     }
@@ -491,24 +554,8 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         names: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        match self.token()? {
-            Token::Object => {
-                let time = wanted_time(name, std::any::type_name::<V::Value>());
-                self.map(
-                    Some(Fields {
-                        of: name,
-                        names,
-                        time,
-                    }),
-                    visitor,
-                )
-            }
-            Token::Null => {
-                self.null()?;
-                visitor.visit_map(Nothing)
-            }
-            other => Err(self.mismatch(other.word(), &format!("v1.{name}"))),
-        }
+        let (fields, is_null) = self.struct_fields(name, names)?;
+        self.map(Some(fields), is_null, visitor)
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -531,50 +578,30 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
     }
 }
 
-/// A list or object with nothing in it: what `null` stands for.
-struct Nothing;
+/// Finds the element type of a list or map: deserializing an element returns an error with its Go type.
+struct ElementType;
 
-impl<'de> SeqAccess<'de> for Nothing {
-    type Error = Error;
-    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, _: S) -> Result<Option<S::Value>, Error> {
-        Ok(None)
-    }
-}
-
-impl<'de> MapAccess<'de> for Nothing {
-    type Error = Error;
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, _: K) -> Result<Option<K::Value>, Error> {
-        Ok(None)
-    }
-    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, _: S) -> Result<S::Value, Error> {
-        Err(de::Error::custom("no value without a key"))
-    }
-}
-
-/// Asks a visitor of a list or map what its elements are: they answer with an error that is their Go type.
-struct Ask;
-
-fn asked_for<T>(answer: Result<T, Error>) -> String {
-    match answer {
+fn element_type<T>(result: Result<T, Error>) -> String {
+    match result {
         Ok(_) => "interface {}".into(),
         Err(e) => e.message().to_string(),
     }
 }
 
-impl<'de> SeqAccess<'de> for Ask {
+impl<'de> SeqAccess<'de> for ElementType {
     type Error = Error;
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Error> {
-        seed.deserialize(Ask).map(Some)
+        seed.deserialize(ElementType).map(Some)
     }
 }
 
-impl<'de> MapAccess<'de> for Ask {
+impl<'de> MapAccess<'de> for ElementType {
     type Error = Error;
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Error> {
         seed.deserialize(BorrowedStrDeserializer::new("")).map(Some)
     }
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Error> {
-        seed.deserialize(Ask)
+        seed.deserialize(ElementType)
     }
 }
 
@@ -586,7 +613,7 @@ macro_rules! answers {
     )*};
 }
 
-impl<'de> Deserializer<'de> for Ask {
+impl<'de> Deserializer<'de> for ElementType {
     type Error = Error;
 
     answers! {
@@ -629,7 +656,7 @@ impl<'de> Deserializer<'de> for Ask {
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         Err(de::Error::custom(format!(
             "[]{}",
-            asked_for(visitor.visit_seq(Ask))
+            element_type(visitor.visit_seq(ElementType))
         )))
     }
     fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Error> {
@@ -646,7 +673,7 @@ impl<'de> Deserializer<'de> for Ask {
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         Err(de::Error::custom(format!(
             "map[string]{}",
-            asked_for(visitor.visit_map(Ask))
+            element_type(visitor.visit_map(ElementType))
         )))
     }
     fn deserialize_struct<V: Visitor<'de>>(

@@ -1,28 +1,31 @@
-//! The bytes: tokens, the place we are at, and what is wrong with them in the words of Go's `encoding/json`.
+//! The lexer: tokens, the path of the current value, and errors worded as by Go's `encoding/json`.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use super::{DecodeError, StrictError};
+use crate::descriptors::{FieldDescriptor, Place, Zero};
 
 /// How deep a document may nest. Every level costs stack; real objects stay below 100.
 pub const DEPTH_MAX: usize = 256;
 
-/// A mistake and where it is. One word wide, because it is in every result.
+/// An error and the path of its value. It is one pointer wide, because it is in every result.
 #[derive(Debug)]
-pub(super) struct Error(Box<Mistake>);
+pub(super) struct Error(Box<ErrorDetails>);
 
 #[derive(Debug)]
-struct Mistake {
+struct ErrorDetails {
     message: String,
     field: String,
+    is_base64: bool,
 }
 
 impl Error {
     pub(super) fn new(message: impl Into<String>, field: String) -> Self {
-        Error(Box::new(Mistake {
+        Error(Box::new(ErrorDetails {
             message: message.into(),
             field,
+            is_base64: false,
         }))
     }
 
@@ -30,15 +33,22 @@ impl Error {
         &self.0.message
     }
 
-    /// Whether it is serde's own, about a value that a visitor does not take.
-    pub(super) fn is_refusal(&self) -> bool {
+    /// Whether it is serde's own error, about a value that a visitor does not accept.
+    pub(super) fn is_rejection(&self) -> bool {
         self.0.field.is_empty() && self.0.message.starts_with("invalid type")
+    }
+
+    /// The same error, of a text that is not base64.
+    pub(super) fn of_base64(mut self) -> Self {
+        self.0.is_base64 = true;
+        self
     }
 
     pub(super) fn into_decode_error(self) -> DecodeError {
         DecodeError {
             message: self.0.message,
             field: self.0.field,
+            is_base64: self.0.is_base64,
         }
     }
 }
@@ -56,17 +66,33 @@ impl serde::de::Error for Error {
     }
 }
 
-/// One step of the way to a value.
+/// A byte as Go's JSON decoder shows it.
+fn quoted(byte: u8) -> String {
+    match byte {
+        b'"' => "'\"'".into(),
+        0x07 => "'\\a'".into(),
+        0x08 => "'\\b'".into(),
+        0x0b => "'\\v'".into(),
+        0x0c => "'\\f'".into(),
+        b'\n' | b'\r' | b'\t' | b'\'' | b'\\' => format!("'{}'", char::from(byte).escape_default()),
+        0..0x20 | 0x7f => format!("'\\x{byte:02x}'"),
+        // Not printable by Go's rules.
+        0x80..=0xa0 | 0xad => format!("'\\u{byte:04x}'"),
+        _ => format!("'{}'", char::from(byte)),
+    }
+}
+
+/// One element of the path to a value.
 #[derive(Debug)]
-pub(super) enum Step<'de> {
-    /// A field of a struct, and the embedded struct that it comes from.
-    Field(&'static str, Option<&'static str>),
+pub(super) enum PathElement<'de> {
+    /// A field of a struct.
+    Field(&'static str, Option<&'static FieldDescriptor>),
     /// A key of a map; Go's errors do not name it.
     Key(Cow<'de, str>),
     Index(usize),
 }
 
-/// What a value looks like from its first byte.
+/// The type of a value, from its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token {
     Null,
@@ -78,8 +104,8 @@ pub(super) enum Token {
 }
 
 impl Token {
-    /// In the words of Go's errors.
-    pub(super) fn word(self) -> &'static str {
+    /// The name of the type in Go's errors.
+    pub(super) fn name(self) -> &'static str {
         match self {
             Token::Null => "null",
             Token::Bool => "bool",
@@ -95,25 +121,31 @@ pub(super) struct Reader<'de> {
     input: &'de [u8],
     at: usize,
     depth: usize,
-    pub(super) path: Vec<Step<'de>>,
+    pub(super) path: Vec<PathElement<'de>>,
     /// The struct that is being read, empty outside of any.
     pub(super) inside: &'static str,
-    pub(super) mistakes: Vec<StrictError>,
+    /// Where the next value is.
+    pub(super) place: Place,
+    pub(super) strict_errors: Vec<StrictError>,
+    /// The next value is that of a time that is absent, and required in our type.
+    pub(super) unset_time: bool,
 }
 
 impl<'de> Reader<'de> {
-    pub(super) fn new(input: &'de [u8]) -> Self {
+    pub(super) fn new(input: &'de [u8], place: Place) -> Self {
         Reader {
             input,
             at: 0,
             depth: 0,
             path: Vec::new(),
             inside: "",
-            mistakes: Vec::new(),
+            place,
+            strict_errors: Vec::new(),
+            unset_time: false,
         }
     }
 
-    /// `spec.containers[0].image`, of where we are and `last`.
+    /// `spec.containers[0].image`: the current path and `last`.
     pub(super) fn path_to(&self, last: Option<&str>) -> String {
         let mut text = String::new();
         let name = |text: &mut String, name: &str| {
@@ -124,9 +156,9 @@ impl<'de> Reader<'de> {
         };
         for step in &self.path {
             match step {
-                Step::Field(field, _) => name(&mut text, field),
-                Step::Key(key) => name(&mut text, key),
-                Step::Index(i) => text.push_str(&format!("[{i}]")),
+                PathElement::Field(field, _) => name(&mut text, field),
+                PathElement::Key(key) => name(&mut text, key),
+                PathElement::Index(i) => text.push_str(&format!("[{i}]")),
             }
         }
         if let Some(last) = last {
@@ -139,22 +171,22 @@ impl<'de> Reader<'de> {
         Error::new(message, self.path_to(None))
     }
 
-    /// What stands here cannot be a `wanted`; `found` as Go describes the value.
-    pub(super) fn mismatch(&self, found: &str, wanted: &str) -> Error {
+    /// The current value cannot be decoded as `expected`; `found` describes the value as Go does.
+    pub(super) fn mismatch(&self, found: &str, expected: &str) -> Error {
         let fields: Vec<&str> = self
             .path
             .iter()
             .flat_map(|step| match step {
-                Step::Field(field, embedded) => [*embedded, Some(*field)],
+                PathElement::Field(name, field) => [field.and_then(|f| f.embedded.as_deref()), Some(*name)],
                 _ => [None, None],
             })
             .flatten()
             .collect();
         self.error(if fields.is_empty() {
-            format!("json: cannot unmarshal {found} into Go value of type {wanted}")
+            format!("json: cannot unmarshal {found} into Go value of type {expected}")
         } else {
             format!(
-                "json: cannot unmarshal {found} into Go struct field {}.{} of type {wanted}",
+                "json: cannot unmarshal {found} into Go struct field {}.{} of type {expected}",
                 self.inside,
                 fields.join(".")
             )
@@ -165,19 +197,10 @@ impl<'de> Reader<'de> {
         let Some(byte) = self.input.get(self.at) else {
             return Error::new("unexpected end of JSON input", String::new());
         };
-        let shown = match byte {
-            b'\'' => "'\\''".to_string(),
-            b'"' => "'\"'".to_string(),
-            b'\\' => "'\\\\'".to_string(),
-            b'\n' => "'\\n'".to_string(),
-            b'\r' => "'\\r'".to_string(),
-            b'\t' => "'\\t'".to_string(),
-            b' '..=b'~' => format!("'{}'", *byte as char),
-            0..=0x7f => format!("'\\x{byte:02x}'"),
-            0xa1..=0xff if *byte != 0xad => format!("'{}'", *byte as char),
-            _ => format!("'\\u{byte:04x}'"),
-        };
-        Error::new(format!("invalid character {shown} {doing}"), String::new())
+        Error::new(
+            format!("invalid character {} {doing}", quoted(*byte)),
+            String::new(),
+        )
     }
 
     /// The next byte that is not white space.
@@ -211,10 +234,10 @@ impl<'de> Reader<'de> {
         }
     }
 
-    fn literal(&mut self, word: &str) -> Result<(), Error> {
-        for expected in word.bytes() {
+    fn literal(&mut self, name: &str) -> Result<(), Error> {
+        for expected in name.bytes() {
             if self.input.get(self.at) != Some(&expected) {
-                return Err(self.unexpected(&format!("in literal {word} (expecting '{}')", expected as char)));
+                return Err(self.unexpected(&format!("in literal {name} (expecting '{}')", expected as char)));
             }
             self.at += 1;
         }
@@ -408,7 +431,7 @@ impl<'de> Reader<'de> {
         Ok(key)
     }
 
-    /// Reads over a value.
+    /// Skips a value.
     pub(super) fn skip(&mut self) -> Result<(), Error> {
         match self.token()? {
             Token::Null => self.null(),
@@ -435,7 +458,7 @@ impl<'de> Reader<'de> {
         }
     }
 
-    /// Reads over a value and gives its text.
+    /// Skips a value and returns its text.
     pub(super) fn raw(&mut self) -> Result<&'de str, Error> {
         self.peek();
         let start = self.at;
@@ -443,8 +466,8 @@ impl<'de> Reader<'de> {
         self.utf8(&self.input[start..self.at])
     }
 
-    /// The form of the zero value that stands here, if one does (see `go_types.txt`).
-    pub(super) fn zero(&mut self) -> Option<u8> {
+    /// The form of the current value, if it is a zero value.
+    pub(super) fn zero(&mut self) -> Option<Zero> {
         let here = self.peek()?;
         let closes = |reader: &Self, close: u8| {
             reader.input[reader.at + 1..]
@@ -453,12 +476,34 @@ impl<'de> Reader<'de> {
                 == Some(&close)
         };
         match here {
-            b'"' if self.input.get(self.at + 1) == Some(&b'"') => Some(b's'),
-            b'f' => Some(b'b'),
-            b'0' => (!matches!(self.input.get(self.at + 1), Some(b'.' | b'e' | b'E'))).then_some(b'i'),
-            b'[' if closes(self, b']') => Some(b'l'),
-            b'{' if closes(self, b'}') => Some(b'm'),
+            b'"' if self.input.get(self.at + 1) == Some(&b'"') => Some(Zero::Text),
+            b'f' => Some(Zero::False),
+            b'0' => {
+                (!matches!(self.input.get(self.at + 1), Some(b'.' | b'e' | b'E'))).then_some(Zero::Number)
+            }
+            b'[' if closes(self, b']') => Some(Zero::List),
+            b'{' if closes(self, b'}') => Some(Zero::Map),
             _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn bytes_that_are_not_json_are_shown_as_in_go() {
+        for (byte, shown) in [
+            (0x1f, r"'\x1f'"),
+            (b'\n', r"'\n'"),
+            (b'\'', r"'\''"),
+            (b'"', "'\"'"),
+            (b'x', "'x'"),
+            (0x8b, r"'\u008b'"),
+            (0xff, "'\u{ff}'"),
+        ] {
+            assert_eq!(quoted(byte), shown);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Keys given twice: the later value counts, but of two objects the members of both.
+//! Duplicate keys: the later value counts, but two objects are merged, as in Go.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// The document with every key once. One that is no JSON stays as it is.
+/// The document with every key once. Invalid JSON stays as it is.
 pub(super) fn merged(json: &[u8]) -> Cow<'_, [u8]> {
     match serde_json::from_slice::<Merged>(json).and_then(|Merged(value)| serde_json::to_vec(&value)) {
         Ok(merged) => Cow::Owned(merged),

@@ -1,4 +1,4 @@
-//! The reader against documents that are strange, wrong or broken.
+//! The reader on unusual, invalid and malformed documents.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use proptest::prelude::*;
@@ -10,21 +10,21 @@ fn pod(json: &str) -> Pod {
     read::<Pod>(json.as_bytes()).unwrap().0
 }
 
-fn mistake<T: DeserializeOwned + std::fmt::Debug>(json: &str) -> (String, String) {
+fn decode_error<T: DeserializeOwned + std::fmt::Debug>(json: &str) -> (String, String) {
     let error = read::<T>(json.as_bytes()).unwrap_err();
     (error.message, error.field)
 }
 
 #[test]
-fn unknown_fields_and_keys_given_twice_are_told_with_their_paths() {
-    let (_, mistakes) = read::<Pod>(
+fn unknown_and_duplicate_fields_are_reported_with_their_paths() {
+    let (_, strict_errors) = read::<Pod>(
         br#"{"spec":{"foo":1,"containers":[{"name":"c"},{"name":"d","imagee":"x","env":[{"nam":"a"}]}],"nodeName":"n","nodeName":"m"},
             "Kind":"Pod","metadata":{"labels":{"a":"1","a":"2"},"name":"x","name":"y"}}"#,
     )
     .unwrap();
-    let mistakes: Vec<String> = mistakes.iter().map(StrictError::to_string).collect();
+    let strict_errors: Vec<String> = strict_errors.iter().map(StrictError::to_string).collect();
     assert_eq!(
-        mistakes,
+        strict_errors,
         [
             r#"unknown field "spec.foo""#,
             r#"unknown field "spec.containers[1].imagee""#,
@@ -38,7 +38,7 @@ fn unknown_fields_and_keys_given_twice_are_told_with_their_paths() {
 }
 
 #[test]
-fn wrong_types_are_told_in_gos_words() {
+fn wrong_types_are_reported_as_by_go() {
     for (json, message, field) in [
         (
             r#"{"spec":{"containers":[{"command":"sh"}]}}"#,
@@ -132,12 +132,12 @@ fn wrong_types_are_told_in_gos_words() {
         ),
     ] {
         assert_eq!(
-            mistake::<Pod>(json),
+            decode_error::<Pod>(json),
             (message.to_string(), field.to_string()),
             "{json}"
         );
     }
-    let base64 = |data: &str| mistake::<Secret>(&format!(r#"{{"data":{{"a":"{data}"}}}}"#)).0;
+    let base64 = |data: &str| decode_error::<Secret>(&format!(r#"{{"data":{{"a":"{data}"}}}}"#)).0;
     assert_eq!(base64("!!"), "illegal base64 data at input byte 0");
     assert_eq!(base64("eA"), "illegal base64 data at input byte 0");
     assert_eq!(base64("eHh4e!"), "illegal base64 data at input byte 5");
@@ -181,7 +181,11 @@ fn broken_documents_are_errors() {
     }
     for (open, close) in [("[", "]"), ("{\"a\":", "}")] {
         let deep = format!("{{\"x\":{}1{}}}", open.repeat(100_000), close.repeat(100_000));
-        assert!(mistake::<ConfigMap>(&deep).0.starts_with("exceeded max depth"));
+        assert!(
+            decode_error::<ConfigMap>(&deep)
+                .0
+                .starts_with("exceeded max depth")
+        );
     }
 }
 
@@ -332,4 +336,19 @@ fn a_time_that_is_not_given_is_null_where_go_has_no_pointer() {
         found.contains(r#""series":{"count":2,"lastObservedTime":null}"#),
         "{found}"
     );
+}
+
+#[test]
+fn errors_name_the_version_that_a_type_is_of() {
+    use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+    for (json, of) in [
+        (r#"{"spec":{"metrics":"x"}}"#, "metrics of type []v2.MetricSpec"),
+        (
+            r#"{"spec":{"behavior":[]}}"#,
+            "behavior of type v2.HorizontalPodAutoscalerBehavior",
+        ),
+    ] {
+        let error = decode::<HorizontalPodAutoscaler>(json.as_bytes()).unwrap_err();
+        assert!(error.message.ends_with(of), "{}", error.message);
+    }
 }

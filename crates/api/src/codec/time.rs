@@ -1,4 +1,4 @@
-//! Times as Kubernetes takes them: RFC 3339 with Go's words where it is not.
+//! Times as Kubernetes accepts them: RFC 3339, with Go's errors.
 
 use std::borrow::Cow;
 
@@ -10,13 +10,13 @@ pub(super) const SECONDS: &str = "2006-01-02T15:04:05Z07:00";
 /// How Go writes the form of a meta/v1 MicroTime.
 pub(super) const MICROSECONDS: &str = "2006-01-02T15:04:05.000000Z07:00";
 
-/// Go's zero time, which says that a time is not set.
+/// Go's zero time, which means an unset time.
 pub(crate) const ZERO: &str = "0001-01-01T00:00:00Z";
 
 /// The same, as seconds since 1970.
 pub(crate) const ZERO_SECONDS: i64 = -62_135_596_800;
 
-/// Whether a time that our types want was not given.
+/// Whether a time that our types require is absent.
 pub(crate) fn is_unset(time: &Time) -> bool {
     time.0.as_second() == ZERO_SECONDS
 }
@@ -32,7 +32,7 @@ pub(crate) fn is_zero(text: &str) -> bool {
     fraction.is_some_and(|rest| rest.bytes().all(|b| matches!(b, b'.' | b'0' | b'Z')))
 }
 
-/// Checks `text` against `layout` and gives it back in UTC, cut to the layout's precision.
+/// Checks `text` against `layout` and returns it in UTC, truncated to the layout's precision.
 pub(super) fn normal<'a>(text: &'a str, layout: &'static str) -> Result<Cow<'a, str>, String> {
     if is_normal(text.as_bytes(), layout) {
         return Ok(Cow::Borrowed(text));
@@ -49,8 +49,8 @@ pub(super) fn normal<'a>(text: &'a str, layout: &'static str) -> Result<Cow<'a, 
     Ok(Cow::Owned(time.strftime(form).to_string()))
 }
 
-/// Whether the text is a time for certain, and as [`normal`] would give it back: what the store holds is. Others (the last
-/// days of months) are looked at more closely.
+/// Whether the text certainly is a time as [`normal`] returns it; stored times are. Others (the last
+/// days of months) are parsed.
 fn is_normal(text: &[u8], layout: &str) -> bool {
     let form: &[u8] = if layout == SECONDS {
         b"0000-00-00T00:00:00Z"
@@ -76,7 +76,7 @@ fn is_normal(text: &[u8], layout: &str) -> bool {
         && text[..4] != *b"0000"
 }
 
-/// Goes along both; at the first difference says what could not be read as what.
+/// Compares both; at the first difference returns Go's error about it.
 fn check(text: &str, layout: &str) -> Result<(), String> {
     let cannot = |rest: &str, element: &str| Err(format!("cannot parse {rest:?} as {element:?}"));
     let mut rest = text;
@@ -105,7 +105,7 @@ fn check(text: &str, layout: &str) -> Result<(), String> {
             _ => return cannot(rest, ".000000"),
         }
     } else if let Some(fraction) = rest.strip_prefix('.') {
-        // A fraction is taken after seconds even where the layout has none.
+        // A fraction is accepted after seconds even where the layout has none.
         let n = digits(fraction);
         if n > 0 {
             rest = &fraction[n..];
@@ -134,7 +134,7 @@ fn check(text: &str, layout: &str) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    /// What need not be looked at closely is what the closer look gives back.
+    /// A text that is not parsed is the text that parsing would return.
     #[test]
     fn a_time_in_its_normal_form_stays_as_it_is() {
         let table = [

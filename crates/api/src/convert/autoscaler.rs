@@ -1,5 +1,5 @@
 //! `autoscaling/v1` autoscalers, which know CPU utilisation only, and `autoscaling/v2`, in which they are stored.
-//! What v1 has no field for travels in annotations, in v1's own shape of metrics.
+//! Fields that v1 does not have are in annotations, in v1's own form of metrics.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,10 @@ const CURRENT_METRICS: &str = "autoscaling.alpha.kubernetes.io/current-metrics";
 const CONDITIONS: &str = "autoscaling.alpha.kubernetes.io/conditions";
 const BEHAVIOR: &str = "autoscaling.alpha.kubernetes.io/behavior";
 
-/// What an autoscaler without metrics aims at.
+/// The target utilization of an autoscaler without metrics.
 pub const DEFAULT_CPU_UTILIZATION: i32 = 80;
 
-/// The metric of an autoscaler that names none.
+/// The metric of an autoscaler without metrics.
 pub fn default_metric() -> v2::MetricSpec {
     cpu_utilization(DEFAULT_CPU_UTILIZATION)
 }
@@ -37,7 +37,7 @@ fn cpu_utilization(percent: i32) -> v2::MetricSpec {
     }
 }
 
-/// The CPU utilisation a metric aims at, if that is what it is about.
+/// The target of a metric of CPU utilization; `None` for other metrics.
 fn cpu_target(metric: &v2::MetricSpec) -> Option<i32> {
     let resource = metric.resource.as_ref().filter(|r| r.name == "cpu")?;
     (metric.type_ == "Resource")
@@ -129,7 +129,7 @@ pub fn to_v2(hpa: v1::HorizontalPodAutoscaler) -> v2::HorizontalPodAutoscaler {
         metrics.push(default_metric());
     }
     let current = match kept::<Vec<MetricStatus>>(&annotations, CURRENT_METRICS) {
-        // These say more than the one figure v1 has a field for.
+        // These have more than the one value that v1 has a field for.
         Some(current) => Some(current.into_iter().map(MetricStatus::into_status).collect()),
         None => status.current_cpu_utilization_percentage.map(|percent| {
             vec![v2::MetricStatus {
@@ -189,7 +189,7 @@ fn keep<T: Serialize>(annotations: &mut BTreeMap<String, String>, name: &str, va
     }
 }
 
-/// What an annotation holds. One that does not parse says nothing, as in Kubernetes.
+/// The value of an annotation. One that does not parse is ignored, as in Kubernetes.
 fn kept<T: DeserializeOwned>(annotations: &BTreeMap<String, String>, name: &str) -> Option<T> {
     serde_json::from_str(annotations.get(name)?).ok()
 }
@@ -332,7 +332,7 @@ impl Metric {
                     },
                     average => v2::MetricTarget {
                         type_: "AverageValue".into(),
-                        // v1 cannot leave the value out; a zero stands for none.
+                        // v1 cannot omit the value; zero means none.
                         value: (o.target_value.0 != "0").then_some(o.target_value),
                         average_value: average,
                         ..Default::default()

@@ -1,4 +1,4 @@
-//! Objects that go to the other form and come back are the same.
+//! Objects converted to the other form and back are the same.
 
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ fn events_keep_everything_in_both_forms() {
     assert_eq!(new["reportingController"], "c");
 }
 
-/// The older form always has them, if only empty; the newer only has what is told.
+/// The older form always has these fields, even empty; the newer one only if they are set.
 #[test]
 fn events_without_a_reporter_have_none_in_the_newer_form_only() {
     let old = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": "n"},
@@ -48,7 +48,7 @@ fn events_without_a_reporter_have_none_in_the_newer_form_only() {
 }
 
 #[test]
-fn autoscalers_carry_in_annotations_what_v1_has_no_field_for() {
+fn fields_that_v1_lacks_are_in_annotations() {
     let v2 = json!({"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler",
         "metadata": {"name": "h", "annotations": {"own": "1"}},
         "spec": {"maxReplicas": 5, "minReplicas": 2, "scaleTargetRef": {"kind": "Deployment", "name": "d"},
@@ -83,7 +83,7 @@ fn autoscalers_carry_in_annotations_what_v1_has_no_field_for() {
 }
 
 #[test]
-fn an_autoscaler_without_metrics_aims_at_cpu() {
+fn an_autoscaler_without_metrics_targets_cpu() {
     let v1 = json!({"apiVersion": "autoscaling/v1", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "h"},
         "spec": {"maxReplicas": 5, "scaleTargetRef": {"kind": "Deployment", "name": "d"}}});
     let (v2, _) = round_trip(&HORIZONTAL_POD_AUTOSCALER_V1, &HORIZONTAL_POD_AUTOSCALER, &v1);

@@ -1,6 +1,6 @@
 //! `x-kubernetes-validations`: rules in CEL on values and on how they change.
 //!
-//! Whether a rule is one, and what it can cost, was judged with the definition ([`super::definition`]).
+//! Whether a rule compiles, and its estimated cost, was checked with the definition ([`super::definition`]).
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use serde_json::Value;
 use super::declared::escaped;
 use super::field_path;
 use super::schema::Schema;
-use crate::cel::meter::{BUDGET, CALL_COST_MAX, EXCEEDED, OUT_OF_BUDGET};
-use crate::cel::{Cel, MESSAGE_MAX_BYTES, OptionalValue, Program, Scope, of_map, timed};
-use crate::field::{Cause, Errors, FieldError};
+use crate::cel::meter::{BUDGET, CALL_COST_MAX, OUT_OF_BUDGET};
+use crate::cel::{Cel, EvaluationError, MESSAGE_MAX_BYTES, OptionalValue, Program, Scope, of_map, timed};
+use crate::field::{Cause, ErrorList, FieldError};
 
 /// One rule.
 #[derive(Clone, Debug, Default)]
@@ -65,41 +65,41 @@ impl Rule {
     }
 }
 
-/// Judges `value` by the rules of its schema and of all below it. `old`: what stood in its place before. What is as it
-/// was before is not held against an update, but by rules on changes.
-pub fn judge(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, errors: &mut Errors) {
-    let mut judging = Judging {
+/// Validates `value` by the rules of its schema and of all nested ones. `old`: the value before the update. Errors of a value that
+/// is unchanged do not fail an update (ratcheting, KEP-4008), except those of transition rules.
+pub fn validate(value: &Value, old: Option<&Value>, schema: &Schema, path: &str, errors: &mut ErrorList) {
+    let mut validator = Validator {
         budget: BUDGET,
-        over: false,
-        errors: Errors::new(),
+        stopped: false,
+        errors: ErrorList::new(),
     };
-    let before = Before {
+    let before = OldValue {
         here: old,
-        above: None,
+        ancestor: None,
     };
-    judging.visit(value, before, schema, path);
-    errors.extend(judging.errors);
+    validator.visit(value, before, schema, path);
+    errors.extend(validator.errors);
 }
 
-/// What stood in the place of a value.
+/// The value at the same path before the update.
 #[derive(Clone, Copy)]
-struct Before<'a> {
+struct OldValue<'a> {
     here: Option<&'a Value>,
-    /// Where nothing can be told to have stood here: the nearest that holds the value, as it is and as it was.
-    above: Option<(&'a Value, &'a Value)>,
+    /// Where the old value cannot be correlated: the nearest value above that can be, new and old.
+    ancestor: Option<(&'a Value, &'a Value)>,
 }
 
-impl<'a> Before<'a> {
+impl<'a> OldValue<'a> {
     /// The same of a part of `value`.
-    fn of_part(self, value: &'a Value, part: Option<&'a Value>) -> Before<'a> {
-        Before {
+    fn of_part(self, value: &'a Value, part: Option<&'a Value>) -> OldValue<'a> {
+        OldValue {
             here: part,
-            above: self.here.map(|old| (value, old)).or(self.above),
+            ancestor: self.here.map(|old| (value, old)).or(self.ancestor),
         }
     }
 
     fn is_as_it_was(self, value: &Value) -> bool {
-        match (self.here, self.above) {
+        match (self.here, self.ancestor) {
             (Some(old), _) => old == value,
             (None, Some((new, old))) => new == old,
             (None, None) => false,
@@ -107,16 +107,16 @@ impl<'a> Before<'a> {
     }
 }
 
-struct Judging {
+struct Validator {
     budget: u64,
-    /// Nothing more is judged.
-    over: bool,
-    errors: Errors,
+    /// The budget is spent: no further rules are evaluated.
+    stopped: bool,
+    errors: ErrorList,
 }
 
-impl Judging {
-    fn visit<'a>(&mut self, value: &'a Value, before: Before<'a>, schema: &Schema, path: &str) {
-        if value.is_null() || self.over {
+impl Validator {
+    fn visit<'a>(&mut self, value: &'a Value, before: OldValue<'a>, schema: &Schema, path: &str) {
+        if value.is_null() || self.stopped {
             return;
         }
         if !schema.rules.is_empty() {
@@ -148,12 +148,12 @@ impl Judging {
         }
     }
 
-    fn run_rules(&mut self, value: &Value, before: Before<'_>, schema: &Schema, path: &str) {
+    fn run_rules(&mut self, value: &Value, before: OldValue<'_>, schema: &Schema, path: &str) {
         let type_name = match schema.types().as_slice() {
             [one] => one.to_string(),
             _ => String::new(),
         };
-        let told = |detail: String| FieldError {
+        let field_error = |detail: String| FieldError {
             cause: Cause::Invalid,
             field: if path.is_empty() {
                 "<nil>".into()
@@ -176,61 +176,62 @@ impl Judging {
                         scope.set("oldSelf", Cel::Opaque(Arc::new(old)));
                     }
                     (false, Some(old)) => scope.set("oldSelf", old.clone()),
-                    // Nothing to compare with.
+                    // A transition rule without an old value is not evaluated.
                     (false, None) => continue,
                 }
             }
             let found = program.run(&scope);
-            if !self.pays(scope.cost()) {
-                return self.errors.push(told(OUT_OF_BUDGET.into()));
+            if !self.charge(scope.cost()) {
+                return self.errors.push(field_error(OUT_OF_BUDGET.into()));
             }
             match found {
                 Ok(Cel::Bool(true)) => {}
                 Ok(Cel::Bool(false)) => {
                     let error = failed(rule, &scope, value, schema, path);
-                    self.pays(scope.cost());
+                    self.charge(scope.cost());
                     if rule.uses_old_self || !before.is_as_it_was(value) {
                         self.errors.push(error);
                     }
                 }
-                Ok(_) => self
-                    .errors
-                    .push(told(format!("rule must evaluate to a bool: {}", rule.named()))),
-                Err(e) if e == EXCEEDED => {
-                    self.over = true;
-                    let words =
+                Ok(_) => self.errors.push(field_error(format!(
+                    "rule must evaluate to a bool: {}",
+                    rule.named()
+                ))),
+                Err(e @ EvaluationError::CostLimitExceeded) => {
+                    self.stopped = true;
+                    let detail =
                         "no further validation rules will be run due to call cost exceeds limit for rule";
                     return self
                         .errors
-                        .push(told(format!("'{e}': {words}: {}", rule.named())));
+                        .push(field_error(format!("'{e}': {detail}: {}", rule.named())));
                 }
-                Err(e) if e.starts_with("no such overload") => {
-                    let words = "call arguments did not match a supported operator, function or macro signature for rule";
+                Err(e @ EvaluationError::NoSuchOverload) => {
+                    let detail = "call arguments did not match a supported operator, function or macro signature for rule";
                     self.errors
-                        .push(told(format!("'{e}': {words}: {}", rule.named())));
+                        .push(field_error(format!("'{e}': {detail}: {}", rule.named())));
                 }
                 Err(e) => self
                     .errors
-                    .push(told(format!("{e} evaluating rule: {}", rule.named()))),
+                    .push(field_error(format!("{e} evaluating rule: {}", rule.named()))),
             }
         }
     }
 
-    /// Takes a cost from the budget; when that is spent, nothing more is judged.
-    fn pays(&mut self, cost: u64) -> bool {
-        // One expression that was too dear ends it in its own words.
+    /// Takes a cost from the budget; when that is spent, no further rules are evaluated.
+    fn charge(&mut self, cost: u64) -> bool {
+        // An expression over its own cost limit stops validation with its own message.
         if cost > CALL_COST_MAX {
             return true;
         }
         match self.budget.checked_sub(cost) {
             Some(left) => self.budget = left,
-            None => self.over = true,
+            None => self.stopped = true,
         }
-        !self.over
+        !self.stopped
     }
 }
 
-/// The old item that has the same keys; only items of a list of type map can be told from each other.
+/// The old item with the same keys; only items of a list of type map can be correlated.
 fn same_item<'a>(item: &Value, old: &'a Value, schema: &Schema) -> Option<&'a Value> {
     if schema.list_type != "map" {
         return None;
@@ -256,7 +257,7 @@ fn failed(rule: &Rule, scope: &Scope<'_>, value: &Value, schema: &Schema, path: 
     // Objects and lists are not shown.
     let shown = match schema.of.as_str() {
         "object" | "array" => None,
-        _ => Some(super::judge::shown(value)),
+        _ => Some(super::validation::shown(value)),
     };
     let (cause, value) = match rule.reason.as_str() {
         "FieldValueForbidden" => (Cause::Forbidden, None),
@@ -283,7 +284,7 @@ fn failed(rule: &Rule, scope: &Scope<'_>, value: &Value, schema: &Schema, path: 
     }
 }
 
-/// The value as CEL sees it: numbers by what the schema calls them, times where the format says so.
+/// The value as a CEL value: numbers by the schema's type, times where the format says so.
 fn of(value: &Value, schema: &Schema) -> Cel {
     match value {
         Value::Null => Cel::Null,
@@ -318,14 +319,14 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn told(schema: &Value, value: &Value, old: Option<&Value>) -> Vec<String> {
-        let mut errors = Errors::new();
-        judge(value, old, &Schema::read(schema), "", &mut errors);
+    fn errors_of(schema: &Value, value: &Value, old: Option<&Value>) -> Vec<String> {
+        let mut errors = ErrorList::new();
+        validate(value, old, &Schema::read(schema), "", &mut errors);
         errors.iter().map(|e| format!("{e}")).collect()
     }
 
     #[test]
-    fn rules_are_judged_where_they_stand() {
+    fn rules_are_evaluated_at_their_path() {
         let spec = |rules: Value| {
             json!({"type": "object", "properties": {"spec": {"type": "object",
             "properties": {"min": {"type": "integer"}, "max": {"type": "integer"}, "name": {"type": "string"},
@@ -378,20 +379,20 @@ mod tests {
                 json!({"rule": "self.missing == 1"}),
                 "spec: Invalid value: \"object\": no such key: missing evaluating rule: self.missing == 1",
             ),
-            // Nothing to compare with: not judged.
+            // No old value: the transition rule is not evaluated.
             (json!({"rule": "self.min == oldSelf.min"}), ""),
             (
                 json!({"rule": "!oldSelf.hasValue()", "optionalOldSelf": true}),
                 "",
             ),
         ] {
-            let found = told(&spec(json!([rule])), &value, None).join("; ");
+            let found = errors_of(&spec(json!([rule])), &value, None).join("; ");
             assert_eq!(found, want, "{rule}");
         }
     }
 
     #[test]
-    fn transition_rules_see_what_was_there() {
+    fn transition_rules_see_the_old_value() {
         let schema = json!({"type": "object", "properties": {
             "size": {"type": "integer", "x-kubernetes-validations": [
                 {"rule": "self >= oldSelf", "message": "may only grow"}]},
@@ -401,7 +402,7 @@ mod tests {
         }});
         let old = json!({"size": 3, "items": [{"k": "a", "v": "1"}, {"k": "b", "v": "2"}]});
         let new = json!({"size": 2, "items": [{"k": "b", "v": "9"}, {"k": "c", "v": "3"}]});
-        let mut found = told(&schema, &new, Some(&old));
+        let mut found = errors_of(&schema, &new, Some(&old));
         found.sort();
         assert_eq!(
             found,
@@ -410,11 +411,11 @@ mod tests {
                 "size: Invalid value: 2: may only grow"
             ]
         );
-        assert!(told(&schema, &old, Some(&old)).is_empty());
+        assert!(errors_of(&schema, &old, Some(&old)).is_empty());
     }
 
     #[test]
-    fn what_is_as_it_was_is_not_held_against_an_update() {
+    fn unchanged_values_do_not_fail_an_update() {
         let schema = json!({"type": "object", "properties": {
             "n": {"type": "integer", "x-kubernetes-validations": [{"rule": "self < 3", "message": "too many"}]},
             "grows": {"type": "integer", "x-kubernetes-validations": [{"rule": "self > oldSelf", "message": "must grow"}]},
@@ -435,7 +436,7 @@ mod tests {
                 "grows: Invalid value: 1: must grow",
             ),
             (Some(json!({"grows": 1})), json!({"grows": 2}), ""),
-            // Items that no keys tell apart are as they were if the whole list is.
+            // Items without keys are unchanged only if the whole list is.
             (Some(json!({"list": ["x"]})), json!({"list": ["x"]}), ""),
             (
                 Some(json!({"list": ["x"]})),
@@ -444,7 +445,7 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                told(&schema, &new, old.as_ref()).join("; "),
+                errors_of(&schema, &new, old.as_ref()).join("; "),
                 want,
                 "{old:?} to {new}"
             );
@@ -452,8 +453,8 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_cost_too_much_end_the_judging() {
-        // To sort costs the square of how many there are.
+    fn rules_that_cost_too_much_end_the_validation() {
+        // Sorting costs the square of the number of items.
         let numbers = |n: i64| -> Vec<i64> { (0..n).collect() };
         let schema = |rules: Value| {
             json!({"type": "object", "properties": {"l": {"type": "array", "items": {"type": "integer"},
@@ -463,18 +464,18 @@ mod tests {
         let dear = "self.sort() == self";
         let rules = schema(json!([{"rule": dear}, {"rule": "false"}]));
         assert_eq!(
-            told(&rules, &value, None),
+            errors_of(&rules, &value, None),
             [format!(
                 "l: Invalid value: \"array\": 'operation cancelled: actual cost limit exceeded': no further validation \
                  rules will be run due to call cost exceeds limit for rule: {dear}"
             )]
         );
-        // Each is within its limit, all together are not.
+        // Each rule is within its limit, all together are not.
         let value = json!({"l": numbers(600)});
         let mut many = vec![json!({"rule": dear}); 15];
         many.push(json!({"rule": "false"}));
         assert_eq!(
-            told(&schema(many.into()), &value, None),
+            errors_of(&schema(many.into()), &value, None),
             [
                 "l: Invalid value: \"array\": validation failed due to running out of cost budget, no further validation \
               rules will be run"

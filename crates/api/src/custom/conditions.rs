@@ -1,4 +1,4 @@
-//! What becomes of a CustomResourceDefinition: names accepted or in conflict, established, terminating.
+//! The conditions of a CustomResourceDefinition: NamesAccepted, Established, Terminating.
 
 use crate::time::seconds;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -11,10 +11,10 @@ pub const ESTABLISHED: &str = "Established";
 pub const NAMES_ACCEPTED: &str = "NamesAccepted";
 pub const TERMINATING: &str = "Terminating";
 
-/// Holds a definition until all its objects are gone.
+/// The finalizer that keeps a definition until all its objects are deleted.
 pub const FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 
-/// Whether the condition is there and True.
+/// Whether the condition exists and is True.
 pub fn is_true(status: &Status, of: &str) -> bool {
     let mut conditions = status.conditions.iter().flatten();
     conditions.any(|c| c.type_ == of && c.status == "True")
@@ -49,20 +49,21 @@ pub fn set(status: &mut Status, of: &str, is: &str, reason: &str, message: &str,
     }
 }
 
-/// What a group's other definitions, and the built-in kinds of it, have taken.
+/// The names in use by a group's other definitions and its built-in kinds.
 #[derive(Default)]
-struct Taken {
+struct NamesInUse {
     resources: Vec<String>,
     kinds: Vec<String>,
 }
 
-/// The status after its names were looked at; `None` where nothing changes. `others`: all definitions.
-pub fn settle<'a>(
+/// The status with the accepted names and the conditions (`calculateNamesAndConditions`); `None` where nothing changes. `others`: all
+/// definitions.
+pub fn names_and_conditions<'a>(
     crd: &CustomResourceDefinition,
     others: impl IntoIterator<Item = &'a CustomResourceDefinition>,
     now: Timestamp,
 ) -> Option<Status> {
-    let mut taken = Taken::default();
+    let mut taken = NamesInUse::default();
     for other in others {
         if other.spec.group != crd.spec.group || other.metadata.name == crd.metadata.name {
             continue;
@@ -86,8 +87,8 @@ pub fn settle<'a>(
         Some((reason, message)) => {
             set(&mut status, NAMES_ACCEPTED, "False", reason, &message, now);
             if !is_true(&status, ESTABLISHED) {
-                let words = "not all names are accepted";
-                set(&mut status, ESTABLISHED, "False", "NotAccepted", words, now);
+                let message = "not all names are accepted";
+                set(&mut status, ESTABLISHED, "False", "NotAccepted", message, now);
             }
         }
         None => {
@@ -100,13 +101,13 @@ pub fn settle<'a>(
                 now,
             );
             if !is_true(&status, ESTABLISHED) {
-                let words = "the initial names have been accepted";
+                let message = "the initial names have been accepted";
                 set(
                     &mut status,
                     ESTABLISHED,
                     "True",
                     "InitialNamesAccepted",
-                    words,
+                    message,
                     now,
                 );
             }
@@ -115,41 +116,41 @@ pub fn settle<'a>(
     (Some(&status) != crd.status.as_ref()).then_some(status)
 }
 
-/// The names that can be had, and the last thing that is in the way of the others.
-fn accept(wanted: &Names, mut had: Names, taken: &Taken) -> (Names, Option<(&'static str, String)>) {
+/// The accepted names, and the last conflict of the others.
+fn accept(requested: &Names, mut had: Names, taken: &NamesInUse) -> (Names, Option<(&'static str, String)>) {
     let mut conflict = None;
     let in_use = |name: &str| format!("{} is already in use", crate::field::quoted(name));
     let is_taken = |list: &[String], name: &str| !name.is_empty() && list.iter().any(|t| t == name);
-    match is_taken(&taken.resources, &wanted.plural) {
-        true => conflict = Some(("PluralConflict", in_use(&wanted.plural))),
-        false => had.plural = wanted.plural.clone(),
+    match is_taken(&taken.resources, &requested.plural) {
+        true => conflict = Some(("PluralConflict", in_use(&requested.plural))),
+        false => had.plural = requested.plural.clone(),
     }
-    let singular = wanted.singular.as_deref().unwrap_or_default();
+    let singular = requested.singular.as_deref().unwrap_or_default();
     match is_taken(&taken.resources, singular) {
         true => conflict = Some(("SingularConflict", in_use(singular))),
-        false => had.singular = wanted.singular.clone(),
+        false => had.singular = requested.singular.clone(),
     }
-    let shorts: Vec<String> = wanted.short_names.iter().flatten().cloned().collect();
+    let shorts: Vec<String> = requested.short_names.iter().flatten().cloned().collect();
     let clashing: Vec<String> = shorts
         .iter()
         .filter(|s| is_taken(&taken.resources, s))
         .map(|s| in_use(s))
         .collect();
     match clashing.as_slice() {
-        [] => had.short_names = wanted.short_names.clone(),
+        [] => had.short_names = requested.short_names.clone(),
         [one] => conflict = Some(("ShortNamesConflict", one.clone())),
         many => conflict = Some(("ShortNamesConflict", format!("[{}]", many.join(", ")))),
     }
-    match is_taken(&taken.kinds, &wanted.kind) {
-        true => conflict = Some(("KindConflict", in_use(&wanted.kind))),
-        false => had.kind = wanted.kind.clone(),
+    match is_taken(&taken.kinds, &requested.kind) {
+        true => conflict = Some(("KindConflict", in_use(&requested.kind))),
+        false => had.kind = requested.kind.clone(),
     }
-    let list = wanted.list_kind.as_deref().unwrap_or_default();
+    let list = requested.list_kind.as_deref().unwrap_or_default();
     match is_taken(&taken.kinds, list) {
         true => conflict = Some(("ListKindConflict", in_use(list))),
-        false => had.list_kind = wanted.list_kind.clone(),
+        false => had.list_kind = requested.list_kind.clone(),
     }
-    had.categories = wanted.categories.clone();
+    had.categories = requested.categories.clone();
     (had, conflict)
 }
 
@@ -166,9 +167,9 @@ mod tests {
         .unwrap()
     }
 
-    fn told(status: &Status) -> Vec<String> {
+    fn conditions_of(status: &Status) -> Vec<String> {
         let conditions = status.conditions.iter().flatten();
-        let told = conditions.map(|c| {
+        let lines = conditions.map(|c| {
             let reason = c.reason.as_deref().unwrap_or_default();
             format!(
                 "{}={} {reason} {}",
@@ -177,38 +178,42 @@ mod tests {
                 c.message.as_deref().unwrap_or_default()
             )
         });
-        told.collect()
+        lines.collect()
     }
 
     #[test]
-    fn the_first_to_come_gets_the_names() {
+    fn the_first_definition_gets_the_names() {
         let mut first = crd("widgets", "Widget");
         let then = Timestamp::from_second(100).unwrap();
-        first.status = settle(&first, [], then);
+        first.status = names_and_conditions(&first, [], then);
         let status = first.status.clone().unwrap();
         assert_eq!(
-            told(&status),
+            conditions_of(&status),
             [
                 "NamesAccepted=True NoConflicts no conflicts found",
                 "Established=True InitialNamesAccepted the initial names have been accepted"
             ]
         );
-        assert_eq!(settle(&first, [&first.clone()], then), None, "settled once");
+        assert_eq!(
+            names_and_conditions(&first, [&first.clone()], then),
+            None,
+            "settled once"
+        );
 
         let mut second = crd("gadgets", "Gadget");
-        second.status = settle(&second, [&first], then);
+        second.status = names_and_conditions(&second, [&first], then);
         let status = second.status.clone().unwrap();
         assert_eq!(
-            told(&status),
+            conditions_of(&status),
             [
                 "NamesAccepted=False ShortNamesConflict \"x\" is already in use",
                 "Established=False NotAccepted not all names are accepted"
             ]
         );
         assert_eq!(status.accepted_names.unwrap().plural, "gadgets");
-        // The other goes, and what it had is free.
+        // The other definition is deleted, and its names are free.
         let later = Timestamp::from_second(200).unwrap();
-        second.status = settle(&second, [], later);
+        second.status = names_and_conditions(&second, [], later);
         assert!(is_established(&second));
         let since = second.status.unwrap().conditions.unwrap()[0]
             .last_transition_time

@@ -1,7 +1,7 @@
-//! Conversion between the versions of a custom resource by the webhook of its definition (strategy Webhook): what a
-//! ConversionReview asks, and what of its answer is accepted.
+//! Conversion between the versions of a custom resource by the webhook of its definition (strategy Webhook): the
+//! ConversionReview, and the validation of its response.
 //!
-//! A webhook may change everything but the metadata; of that only labels and annotations. Nothing here calls anybody.
+//! Of the metadata a webhook may change only labels and annotations. Nothing here calls the webhook.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub struct Webhook {
     /// The name of the CustomResourceDefinition.
     pub definition: String,
     pub client: WebhookClientConfig,
-    /// The first that is known; `None` where the definition names no such version.
+    /// The first of the definition's versions that this server knows; `None` if it knows none.
     pub review_version: Option<&'static str>,
 }
 
@@ -55,14 +55,14 @@ impl FailureType {
 #[error("conversion webhook for {gvk} {message}")]
 pub struct Failure {
     pub failure_type: FailureType,
-    /// Of the objects that were to be converted.
+    /// Group, version and kind of the objects that were to be converted.
     gvk: String,
     message: String,
 }
 
 impl Failure {
     /// The webhook could not be called.
-    pub fn call(from: &Asked<'_>, why: &str) -> Self {
+    pub fn call(from: &ConversionRequest<'_>, why: &str) -> Self {
         from.failure(FailureType::Call, format!("failed: {why}"))
     }
 }
@@ -74,7 +74,7 @@ impl From<Failure> for Error {
 }
 
 impl Webhook {
-    /// `None` with the strategy None.
+    /// `None` for the strategy None.
     pub(super) fn of(crd: &CustomResourceDefinition) -> Option<Arc<Webhook>> {
         let conversion: &CustomResourceConversion = crd.spec.conversion.as_ref()?;
         if conversion.strategy != "Webhook" {
@@ -90,11 +90,11 @@ impl Webhook {
     }
 }
 
-/// A request to a webhook: objects of one kind that are to become another version.
-pub struct Asked<'a> {
-    /// How the failure names what is converted: a list's kind ends with `List`.
+/// A request to a webhook: objects of one kind to be converted to another version.
+pub struct ConversionRequest<'a> {
+    /// The objects are the items of a list: the failure's kind ends with `List`.
     pub of_list: bool,
-    /// The version that is named where a conversion fails: the list's own, or the object's.
+    /// The version that a failure names: the list's own, or the object's.
     pub from: &'a Kind,
     pub to: &'a Kind,
     pub review_version: &'static str,
@@ -102,7 +102,7 @@ pub struct Asked<'a> {
     pub objects: &'a [Value],
 }
 
-impl Asked<'_> {
+impl ConversionRequest<'_> {
     fn failure(&self, failure_type: FailureType, message: String) -> Failure {
         let kind = self.from;
         let list = if self.of_list { "List" } else { "" };
@@ -130,28 +130,28 @@ impl Asked<'_> {
         })
     }
 
-    /// The converted objects of an answer, in the order in which they were asked for, with their metadata restored.
+    /// The converted objects of a response, in the order of the request, with their metadata restored.
     ///
     /// # Errors
     ///
-    /// Where the answer is none to this request, is none of success, or has made something else of an object.
-    pub fn read(&self, answer: Value) -> Result<Vec<Value>, Failure> {
+    /// If the response does not belong to this request, reports a failure, or contains an object of another kind, version or name.
+    pub fn read(&self, response: Value) -> Result<Vec<Value>, Failure> {
         let malformed = |why: String| self.failure(FailureType::MalformedResponse, format!("failed: {why}"));
         let text = |value: &Value, at: &str| {
             let found = value.pointer(at).and_then(Value::as_str);
             found.unwrap_or_default().to_string()
         };
-        let mut answer = answer;
-        let mut response = match answer.pointer_mut("/response").map(Value::take) {
+        let mut review = response;
+        let mut response = match review.pointer_mut("/response").map(Value::take) {
             Some(response @ Value::Object(_)) => response,
             _ => Value::Null,
         };
         if self.review_version == "v1" {
-            let (found, kind) = (text(&answer, "/apiVersion"), text(&answer, "/kind"));
-            let wanted = self.review_api_version();
-            if found != wanted || kind != "ConversionReview" {
+            let (found, kind) = (text(&review, "/apiVersion"), text(&review, "/kind"));
+            let expected = self.review_api_version();
+            if found != expected || kind != "ConversionReview" {
                 return Err(malformed(format!(
-                    "expected webhook response of {wanted}, Kind=ConversionReview, got {found}, Kind={kind}"
+                    "expected webhook response of {expected}, Kind=ConversionReview, got {found}, Kind={kind}"
                 )));
             }
         }
@@ -214,14 +214,14 @@ impl Asked<'_> {
             let found = value.pointer(at).and_then(Value::as_str);
             found.unwrap_or_default().to_string()
         };
-        let (wanted, found) = (self.to.api_version(), text(&converted, "/apiVersion"));
-        if wanted != found {
-            let why = format!("invalid groupVersion (expected {wanted}, received {found})");
+        let (expected, found) = (self.to.api_version(), text(&converted, "/apiVersion"));
+        if expected != found {
+            let why = format!("invalid groupVersion (expected {expected}, received {found})");
             return Err(invalid(&of_version, why));
         }
-        let (wanted, found) = (text(original, "/kind"), text(&converted, "/kind"));
-        if wanted != found {
-            let why = format!("invalid kind (expected {wanted}, received {found})");
+        let (expected, found) = (text(original, "/kind"), text(&converted, "/kind"));
+        if expected != found {
+            let why = format!("invalid kind (expected {expected}, received {found})");
             return Err(invalid(&of_version, why));
         }
         for (what, at) in [
@@ -229,9 +229,9 @@ impl Asked<'_> {
             ("namespace", "/metadata/namespace"),
             ("UID", "/metadata/uid"),
         ] {
-            let (wanted, found) = (text(original, at), text(&converted, at));
-            if wanted != found {
-                let why = format!("must have the same {what}: {wanted} != {found}");
+            let (expected, found) = (text(original, at), text(&converted, at));
+            if expected != found {
+                let why = format!("must have the same {what}: {expected} != {found}");
                 return Err(invalid(&of_object, why));
             }
         }
@@ -281,18 +281,18 @@ fn restored(original: Option<&Value>, converted: Option<&Value>) -> Result<Map<S
                 .iter()
                 .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_string())));
             let map = Some(map.collect());
-            let mistakes = match field {
+            let errors = match field {
                 "labels" => meta::labels(map.as_ref(), &Path::new("metadata").child("labels")),
                 _ => meta::annotations(map.as_ref(), &Path::new("metadata").child("annotation")),
             };
-            let mut told: Vec<String> = Vec::new();
-            for mistake in mistakes {
-                let text = mistake.to_string();
-                if !told.contains(&text) {
-                    told.push(text);
+            let mut messages: Vec<String> = Vec::new();
+            for error in errors {
+                let text = error.to_string();
+                if !messages.contains(&text) {
+                    messages.push(text);
                 }
             }
-            match told.as_slice() {
+            match messages.as_slice() {
                 [] => {}
                 [one] => return Err(one.clone()),
                 many => return Err(format!("[{}]", many.join(", "))),
@@ -303,7 +303,7 @@ fn restored(original: Option<&Value>, converted: Option<&Value>) -> Result<Map<S
     Ok(metadata)
 }
 
-/// As Go names the type of a decoded value.
+/// Go's name of the type of a decoded value.
 fn go_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "<nil>",
@@ -316,16 +316,16 @@ fn go_type(value: &Value) -> &'static str {
     }
 }
 
-/// The value of a converted object: without what its version's schema does not describe. It is not defaulted.
+/// The typed value of a converted object, pruned by its version's schema. It is not defaulted.
 ///
 /// # Errors
 ///
-/// Where the metadata cannot be read, or `kind` is no custom one.
+/// If the metadata does not decode, or `kind` is not a custom kind.
 pub fn object(kind: &Kind, converted: Value) -> Result<Box<dyn AnyObject>, Error> {
     let custom = kind
         .ops
         .custom()
-        .ok_or_else(|| Error::internal(format!("{kind:?} is no custom resource")))?;
+        .ok_or_else(|| Error::internal(format!("{kind:?} is not a custom resource")))?;
     let object: CustomObject = custom.read_converted(converted).map_err(Error::internal)?;
     Ok(Box::new(object))
 }

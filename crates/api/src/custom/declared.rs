@@ -1,6 +1,6 @@
-//! A schema as expressions see it: its types, and how large what it describes can be in a request.
+//! The declared type of a schema for CEL expressions: its types, and how large its values can be in a request.
 //!
-//! What has no type is not seen: values of unknown shape, and everything that holds them.
+//! Values without a type, and everything that contains them, are not visible to expressions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ const STRING_MAX: u64 = REQUEST_MAX_BYTES - 2;
 /// Bytes that a character can take.
 const BYTES_PER_CHARACTER: u64 = 4;
 
-/// The type of what a schema describes, under a name for its objects; `None` for what expressions do not see.
-/// `is_resource`: it is a whole object of Kubernetes, which has apiVersion, kind and the names in metadata.
+/// The type of a schema, under a name for its objects; `None` where it is not visible to expressions.
+/// `is_resource`: it is a Kubernetes object, which has apiVersion, kind and the names in metadata.
 pub fn declared(schema: &Schema, is_resource: bool, name: &str) -> Option<Declared> {
     let count = |n: usize| n as u64;
     if schema.int_or_string {
@@ -91,7 +91,7 @@ fn object(schema: &Schema, is_resource: bool, name: &str) -> Option<Declared> {
         let Some(of_field) = declared(of, of.embedded, &type_name) else {
             continue;
         };
-        // What the server fills in need not be there.
+        // A field with a default is not required in a request.
         if of.default.is_none() && schema.required.contains(field) {
             min_size += field.len() as u64 + of_field.min_size + 4;
         }
@@ -117,7 +117,7 @@ fn object(schema: &Schema, is_resource: bool, name: &str) -> Option<Declared> {
     })
 }
 
-/// Names that CEL keeps for itself.
+/// Reserved words of CEL.
 const RESERVED: [&str; 21] = [
     "true",
     "false",

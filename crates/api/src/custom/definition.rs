@@ -1,17 +1,17 @@
-//! Whether what a definition says of its versions is acceptable: structural schemas, their extensions and defaults,
+//! Validation of the versions of a CustomResourceDefinition: structural schemas, their extensions and defaults,
 //! CEL rules that compile, printer columns, selectable fields, and the paths of a scale.
 //!
-//! Kubernetes moves what all versions have in common to the definition itself before it looks, so a mistake in a
-//! definition of one version is told at `spec.validation.openAPIV3Schema`.
+//! Kubernetes moves what all versions have in common to the definition itself before it validates, so an error in a
+//! definition of one version is reported at `spec.validation.openAPIV3Schema`.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceColumnDefinition, CustomResourceDefinitionVersion, CustomResourceSubresources,
 };
 use serde_json::Value;
 
-use super::judge;
 use super::path::JsonPath;
-use crate::field::{Cause, Errors, FieldError, Path};
+use super::validation;
+use crate::field::{Cause, ErrorList, FieldError, Path};
 
 mod expressions;
 mod rules;
@@ -21,11 +21,11 @@ pub use self::structural::check as check_schema;
 
 const SELECTABLE_FIELDS_MAX: usize = 8;
 
-/// Mistakes in all versions. `old`: the versions there were before.
+/// Validates all versions. `old`: the versions before the update.
 pub fn check(
     versions: &[CustomResourceDefinitionVersion],
     old: &[CustomResourceDefinitionVersion],
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let known_costs = |version: &CustomResourceDefinitionVersion| {
         let before = old.iter().find(|v| v.name == version.name);
@@ -85,11 +85,11 @@ pub fn check(
     }
 }
 
-fn tell(errors: &mut Errors, path: &Path, value: &Value, detail: impl Into<String>) {
+fn push_invalid(errors: &mut ErrorList, path: &Path, value: &Value, detail: impl Into<String>) {
     errors.push(FieldError {
         cause: Cause::Invalid,
         field: path.as_str().to_string(),
-        value: Some(judge::shown(value)),
+        value: Some(validation::shown(value)),
         detail: detail.into(),
     });
 }
@@ -123,20 +123,20 @@ const COLUMN_FORMATS: [&str; 9] = [
     "string",
 ];
 
-fn check_column(column: &CustomResourceColumnDefinition, path: &Path, errors: &mut Errors) {
+fn check_column(column: &CustomResourceColumnDefinition, path: &Path, errors: &mut ErrorList) {
     if column.name.is_empty() {
         errors.required(&path.child("name"), "");
     }
-    let words = format!("must be one of {}", COLUMN_TYPES.join(","));
+    let detail = format!("must be one of {}", COLUMN_TYPES.join(","));
     match column.type_.as_str() {
-        "" => errors.required(&path.child("type"), words),
-        of if !COLUMN_TYPES.contains(&of) => errors.invalid(&path.child("type"), of, words),
+        "" => errors.required(&path.child("type"), detail),
+        of if !COLUMN_TYPES.contains(&of) => errors.invalid(&path.child("type"), of, detail),
         _ => {}
     }
     let format = column.format.as_deref().unwrap_or_default();
     if !format.is_empty() && !COLUMN_FORMATS.contains(&format) {
-        let words = format!("must be one of {}", COLUMN_FORMATS.join(","));
-        errors.invalid(&path.child("format"), format, words);
+        let detail = format!("must be one of {}", COLUMN_FORMATS.join(","));
+        errors.invalid(&path.child("format"), format, detail);
     }
     if column.json_path.is_empty() {
         errors.required(&path.child("JSONPath"), "");
@@ -145,7 +145,7 @@ fn check_column(column: &CustomResourceColumnDefinition, path: &Path, errors: &m
     }
 }
 
-fn check_simple_path(text: &str, path: &Path, errors: &mut Errors) -> bool {
+fn check_simple_path(text: &str, path: &Path, errors: &mut ErrorList) -> bool {
     if text.is_empty() {
         errors.invalid(path, text, "must not be empty");
     } else if !text.starts_with('.') {
@@ -156,9 +156,9 @@ fn check_simple_path(text: &str, path: &Path, errors: &mut Errors) -> bool {
     false
 }
 
-fn check_scale(subresources: &CustomResourceSubresources, path: &Path, errors: &mut Errors) {
+fn check_scale(subresources: &CustomResourceSubresources, path: &Path, errors: &mut ErrorList) {
     let Some(scale) = &subresources.scale else { return };
-    let mut check = |name: &str, text: &str, under: &[&str], words: &str, required: bool| {
+    let mut check = |name: &str, text: &str, under: &[&str], detail: &str, required: bool| {
         let at = path.child(&format!("scale.{name}"));
         if text.is_empty() && required {
             return errors.required(&at, "");
@@ -170,7 +170,7 @@ fn check_scale(subresources: &CustomResourceSubresources, path: &Path, errors: &
         if !dotted {
             errors.invalid(&at, text, "must be a json path in the dot notation");
         } else if !under.iter().any(|u| text.starts_with(u)) {
-            errors.invalid(&at, text, words);
+            errors.invalid(&at, text, detail);
         }
     };
     let (spec, status) = (
@@ -192,18 +192,18 @@ fn check_scale(subresources: &CustomResourceSubresources, path: &Path, errors: &
         true,
     );
     if let Some(selector) = scale.label_selector_path.as_deref().filter(|s| !s.is_empty()) {
-        let words = "should be a json path under either .spec or .status";
+        let detail = "should be a json path under either .spec or .status";
         check(
             "labelSelectorPath",
             selector,
             &[".spec.", ".status."],
-            words,
+            detail,
             false,
         );
     }
 }
 
-fn check_selectable(version: &CustomResourceDefinitionVersion, path: &Path, errors: &mut Errors) {
+fn check_selectable(version: &CustomResourceDefinitionVersion, path: &Path, errors: &mut ErrorList) {
     let schema = version
         .schema
         .as_ref()

@@ -3,7 +3,7 @@
 
 use super::schema::{Additional, Schema};
 
-/// The path as answers name it, or why it is none.
+/// The path as responses name it, or why it is invalid.
 pub fn resolved(text: &str, schema: &Schema) -> Result<String, String> {
     let mut at = schema;
     let mut path = String::new();
@@ -52,7 +52,7 @@ fn below<'s>(schema: &'s Schema, name: &str, path: &mut String) -> Result<&'s Sc
     }
 }
 
-/// A dot, a bracket, a quoted text or what stands between those, and what comes after it.
+/// The next token (a dot, a bracket, a quoted text or the text between those), and the rest.
 fn token(text: &str) -> Option<(&str, &str)> {
     let first = text.chars().next()?;
     if first == '\'' {

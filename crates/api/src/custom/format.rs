@@ -1,9 +1,11 @@
-//! The formats of strings that are enforced (apiextensions' supported formats); others are only told to readers.
+//! The string formats that are enforced (apiextensions' supported formats); others are only published.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use jiff::Timestamp;
 use jiff::civil::Date;
+
+use crate::cidr::Cidr;
 
 /// Whether `text` is of this format; true for formats that are not enforced.
 pub fn fits(format: &str, text: &str) -> bool {
@@ -37,15 +39,9 @@ fn hex(text: &str) -> bool {
 }
 
 fn is_cidr(text: &str) -> bool {
-    let Some((address, bits)) = text.split_once('/') else {
-        return false;
-    };
-    let bits: u8 = match bits.parse() {
-        Ok(bits) => bits,
-        Err(_) => return false,
-    };
-    (address.parse::<Ipv4Addr>().is_ok() && bits <= 32)
-        || (address.parse::<Ipv6Addr>().is_ok() && bits <= 128)
+    text.split_once('/')
+        .and_then(|(address, bits)| Cidr::new(address.parse().ok()?, bits.parse().ok()?))
+        .is_some()
 }
 
 fn is_host_label(label: &str) -> bool {
@@ -67,7 +63,7 @@ fn is_uuid(format: &str, text: &str) -> bool {
     bare.len() == 32 && hex(&bare) && version.is_none_or(|v| bare.chars().nth(12) == Some(v))
 }
 
-/// Go's durations (`1h30m`) and strfmt's words for them (`3 days`).
+/// Go's durations (`1h30m`) and those of strfmt in words (`3 days`).
 fn is_duration(text: &str) -> bool {
     let mut rest = text.trim().trim_start_matches(['+', '-']);
     if rest == "0" {
@@ -100,7 +96,7 @@ mod tests {
     use super::fits;
 
     #[test]
-    fn formats_tell_right_from_wrong() {
+    fn formats_accept_valid_and_reject_invalid_texts() {
         for (format, right, wrong) in [
             ("ipv4", "10.0.0.1", "10.0.0"),
             ("ipv6", "fd00::1", "10.0.0.1"),

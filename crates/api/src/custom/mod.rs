@@ -1,9 +1,9 @@
-//! Kinds that users bring: what a CustomResourceDefinition says, made into a [`Kind`] like any other.
+//! Custom resources: a CustomResourceDefinition, made into a [`Kind`] like any other.
 //!
 //! [`Definition::of`] makes the kinds of a definition, one a version. They are reference-counted (see [`crate::kind`]):
-//! what a definition said before it was changed is freed with the last request, object or watch that uses it. The rules
-//! of a kind ([`CustomOps`]) hold its schema; [`crate::strategy::Ops::custom`] gives them to whoever has to know that a
-//! kind is no built-in one, such as server-side apply.
+//! the kinds of an earlier state of the definition are freed with the last request, object or watch that uses them. The rules
+//! of a kind ([`CustomOps`]) have its schema; [`crate::strategy::Ops::custom`] returns them to callers that treat custom
+//! kinds differently, such as server-side apply.
 //!
 //! With the conversion strategy None all versions have the same fields under another apiVersion; with Webhook the
 //! definition's webhook converts between them, see [`conversion`].
@@ -15,7 +15,6 @@ pub(crate) mod declared;
 pub mod definition;
 mod field_path;
 pub(crate) mod format;
-pub mod judge;
 mod object;
 mod ops;
 pub mod path;
@@ -23,6 +22,7 @@ mod published;
 mod scale;
 pub mod schema;
 pub mod shape;
+pub mod validation;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ pub struct Definition {
 }
 
 impl Definition {
-    /// `None` where nothing is to be served: names are not accepted, it is not established, or no version is stored.
+    /// `None` where nothing is served: the names are not accepted, the definition is not established, or no version is stored.
     pub fn of(crd: &CustomResourceDefinition) -> Option<Definition> {
         let status = crd.status.as_ref()?;
         if !conditions::is_true(status, conditions::ESTABLISHED) {
@@ -80,22 +80,19 @@ impl Definition {
         };
         let storage = crd.spec.versions.iter().find(|v| v.storage)?;
         let mut kinds = vec![info(crd, &names, storage)];
-        let mut places = Vec::new();
+        let mut served = Vec::new();
         // Objects may have been stored in a version that is not served any more; a webhook converts those, too.
         let by_webhook = kinds[0].is_converted_by_webhook();
         for version in crd.spec.versions.iter().filter(|v| v.served || by_webhook) {
-            let place = if version.storage { 0 } else { kinds.len() };
+            let index = if version.storage { 0 } else { kinds.len() };
             if version.served {
-                places.push(place);
+                served.push(index);
             }
             if !version.storage {
                 kinds.push(info(crd, &names, version));
             }
         }
-        let versions = Arc::new(Versions {
-            kinds,
-            served: places,
-        });
+        let versions = Arc::new(Versions { kinds, served });
         let mut served = Kind::served_of(&versions);
         served.sort_by_key(|kind| std::cmp::Reverse(version_order(kind.version())));
         Some(Definition {
@@ -105,11 +102,11 @@ impl Definition {
     }
 }
 
-/// What a definition calls its kind: all that those who look at metadata only have to know.
+/// The names of a definition's kind: enough for clients that read metadata only.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Names {
     group: String,
-    /// Of those that are served the preferred one.
+    /// The preferred one of the served versions.
     version: String,
     kind: String,
     plural: String,
@@ -136,7 +133,7 @@ impl Names {
         })
     }
 
-    /// A kind of these names whose objects may hold anything. A new one each time, equal to none made before.
+    /// A kind of these names without a schema. A new one each time, not equal to any made before.
     pub fn kind(&self) -> Kind {
         let mut crd = CustomResourceDefinition::default();
         crd.spec.group.clone_from(&self.group);
@@ -232,7 +229,7 @@ fn rules(
         .schema
         .as_ref()
         .and_then(|s| s.open_api_v3_schema.as_ref())
-        // What was read as a schema encodes as one.
+        // A schema that was decoded encodes again.
         .and_then(|s| serde_json::to_value(s).ok())
         .unwrap_or_else(
             || serde_json::json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true}),
@@ -267,7 +264,7 @@ fn rules(
     }
 }
 
-/// A column behind the name's, and where its value is.
+/// An additional printer column, and the path of its value.
 pub(crate) struct PrinterColumn {
     name: String,
     of: String,
@@ -290,7 +287,7 @@ impl PrinterColumn {
     }
 }
 
-/// Where a kind without columns of its own has its age.
+/// The path of the Age column of a kind without columns of its own.
 const CREATED_PATH: &str = ".metadata.creationTimestamp";
 
 /// The description of a column whose definition has none.
@@ -326,14 +323,14 @@ fn columns(version: &CustomResourceDefinitionVersion) -> Vec<PrinterColumn> {
     columns
 }
 
-/// What expressions see of the objects of one version of a definition; `None` where its schema says nothing of them.
+/// The type that expressions have for the objects of one version of a definition; `None` where it has no schema for them.
 pub fn declared_version(crd: &CustomResourceDefinition, version: &str) -> Option<Declared> {
     let version = crd.spec.versions.iter().find(|v| v.name == version && v.served)?;
     let schema = version.schema.as_ref()?.open_api_v3_schema.as_ref()?;
     let schema = Schema::read(&serde_json::to_value(schema).ok()?);
     let kind = crd.spec.names.kind.as_str();
     let mut found = declared::declared(&schema, true, kind)?;
-    // Rules see little of metadata; who reads the published API sees all of it.
+    // Rules can use only some of metadata; in the published API it is complete.
     if let Shape::Object { fields, .. } = &mut found.shape {
         let metadata = crate::schema::declared::metadata(kind)?;
         fields.insert("metadata".into(), Arc::new(metadata));
@@ -341,12 +338,12 @@ pub fn declared_version(crd: &CustomResourceDefinition, version: &str) -> Option
     Some(found)
 }
 
-/// The definition a name belongs to, as `widgets.example.com`.
+/// The name of a kind's CustomResourceDefinition, such as `widgets.example.com`.
 pub fn definition_name(kind: &Kind) -> String {
     format!("{}.{}", kind.plural(), kind.group())
 }
 
-/// The schema as readers of OpenAPI documents get it, under the name the group's reversed labels make.
+/// The name of the schema in OpenAPI documents, which begins with the group's labels in reverse order.
 pub(crate) fn published_name(group: &str, version: &str, kind: &str) -> String {
     let mut labels: Vec<&str> = group.split('.').collect();
     labels.reverse();

@@ -1,4 +1,4 @@
-//! An object of a custom kind: metadata typed like everybody's, the rest as it came.
+//! A custom resource object: typed metadata like every object's, and the other fields untyped.
 
 use std::any::Any;
 use std::fmt;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::ops::Rules;
 use crate::codec::WithNulls;
-use crate::managed_fields::{Found, Walk};
+use crate::managed_fields::{FieldSetSerializer, Ownership};
 use crate::object::AnyObject;
 
 /// See the module. It carries the rules of the version it was read as.
@@ -19,9 +19,9 @@ pub struct CustomObject {
     pub metadata: ObjectMeta,
     /// Everything but apiVersion, kind and metadata.
     pub fields: Map<String, Value>,
-    /// What is written as apiVersion: the version it is stored or shown in.
+    /// The version that is encoded as apiVersion: the one it is stored or served in.
     pub(super) shown_as: Arc<Rules>,
-    /// Whose schema it is judged by: the version it came in.
+    /// The version whose schema validates it: the one of the request.
     pub(super) rules: Arc<Rules>,
 }
 
@@ -32,12 +32,12 @@ impl CustomObject {
         whole.insert("apiVersion".into(), self.shown_as.api_version().into());
         whole.insert("kind".into(), self.shown_as.kind.as_str().into());
         // Metadata has no map with keys other than strings.
-        let metadata = serde_json::to_value(WithNulls(&self.metadata)).unwrap_or_default();
+        let metadata = crate::codec::to_value(&self.metadata).unwrap_or_default();
         whole.insert("metadata".into(), metadata);
         Value::Object(whole)
     }
 
-    /// Everything that its version's schema describes: the object's own fields, as server-side apply needs them.
+    /// The rules of the version it was read as; server-side apply needs its schema.
     pub fn rules(&self) -> &Rules {
         &self.rules
     }
@@ -77,8 +77,8 @@ impl AnyObject for CustomObject {
             unreachable!("a JSON object always encodes: {e}");
         }
     }
-    fn walk(&self, walk: Walk<'_, '_>) -> serde_json::Result<Found> {
-        self.serialize(walk)
+    fn serialize_fields(&self, serializer: FieldSetSerializer<'_, '_>) -> serde_json::Result<Ownership> {
+        self.serialize(serializer)
     }
 }
 
@@ -87,7 +87,7 @@ impl Serialize for CustomObject {
         let mut out = serializer.serialize_map(Some(self.fields.len() + 3))?;
         out.serialize_entry("apiVersion", &self.shown_as.api_version())?;
         out.serialize_entry("kind", &self.shown_as.kind)?;
-        out.serialize_entry("metadata", &WithNulls(&self.metadata))?;
+        out.serialize_entry("metadata", &WithNulls::new(&self.metadata))?;
         for (name, value) in &self.fields {
             out.serialize_entry(name, value)?;
         }

@@ -1,4 +1,4 @@
-//! The rules of a custom kind, as the request pipeline asks for them.
+//! The [`Ops`] of a custom kind for the request pipeline.
 
 use std::any::TypeId;
 use std::borrow::Cow;
@@ -13,16 +13,17 @@ use super::conversion::Webhook;
 use super::object::CustomObject;
 use super::path::{self, JsonPath};
 use super::schema::{Additional, Schema};
-use super::{PrinterColumn, cel, judge, published, shape};
+use super::{PrinterColumn, cel, published, shape, validation};
 use crate::codec::{self, DecodeError, Decoded, StrictError};
 use crate::error::Error;
-use crate::field::{self, Errors};
+use crate::field::{self, ErrorList};
 use crate::names;
 use crate::object::AnyObject;
-use crate::strategy::{Deletion, MetadataChecks, Ops, Part};
+use crate::strategy::deletion::{self, DeletionPlan, DeletionRequest, KindRules};
+use crate::strategy::{MetadataChecks, Ops, Part};
 use crate::table::{self, ColumnOf};
 
-/// What one version of a definition says.
+/// One version of a definition.
 pub struct Rules {
     pub group: String,
     pub version: String,
@@ -34,10 +35,10 @@ pub struct Rules {
     pub scale: Option<CustomResourceSubresourceScale>,
     /// For the `Warning` header of every request, where the version is deprecated.
     pub deprecation: Option<String>,
-    /// What converts between the definition's versions, where they are not all the same.
+    /// The conversion webhook, with the conversion strategy Webhook.
     pub webhook: Option<Arc<Webhook>>,
     pub(super) columns: Vec<PrinterColumn>,
-    /// Fields that objects can be selected by, and where they are.
+    /// Selectable fields, and their paths.
     pub(super) selectable: Vec<(String, JsonPath)>,
 }
 
@@ -47,7 +48,7 @@ impl Rules {
     }
 }
 
-/// The [`Ops`] of a custom kind. Objects share its rules, and go on with them when the definition has been changed.
+/// The [`Ops`] of a custom kind. Objects share its rules, and keep them when the definition has been changed.
 pub struct CustomOps {
     rules: Arc<Rules>,
 }
@@ -81,7 +82,7 @@ impl CustomOps {
         custom(object).is_ok_and(|object| Arc::ptr_eq(&object.shown_as, &self.rules))
     }
 
-    /// An object of any version of this kind, as this version shows it. It is judged as what it came as.
+    /// An object of any version of this kind, served as this version. It is still validated by the version it was read as.
     pub fn adopt(&self, mut object: CustomObject) -> CustomObject {
         object.shown_as = self.rules.clone();
         let mut whole = Value::Object(std::mem::take(&mut object.fields));
@@ -92,7 +93,7 @@ impl CustomOps {
         object
     }
 
-    /// What a conversion webhook made of an object, as this version: pruned, but not defaulted.
+    /// An object that a conversion webhook returned, as this version: pruned, but not defaulted.
     pub(super) fn read_converted(&self, mut value: Value) -> Result<CustomObject, String> {
         shape::prune(&mut value, &self.rules.schema, true, "", &mut Vec::new());
         let (metadata, fields) = split(value, &mut Vec::new()).map_err(|e| e.to_string())?;
@@ -108,7 +109,7 @@ impl CustomOps {
     ///
     /// # Errors
     ///
-    /// Where it is no custom object.
+    /// If it is not a custom resource object.
     pub fn set_defaults_of_version(&self, object: &mut dyn AnyObject) -> Result<(), Error> {
         let rules = self.rules.clone();
         Self::defaulted_by(custom_mut(object)?, &rules.schema);
@@ -124,7 +125,7 @@ impl CustomOps {
         let mut whole = Value::Object(std::mem::take(&mut object.fields));
         shape::default(&mut whole, schema);
         if let Value::Object(mut fields) = whole {
-            // These are not the schema's to fill in.
+            // The schema does not default these.
             for name in ["apiVersion", "kind", "metadata"] {
                 fields.remove(name);
             }
@@ -132,24 +133,24 @@ impl CustomOps {
         }
     }
 
-    /// Mistakes in the part of the object that is written.
-    fn judged(&self, object: &CustomObject, old: Option<&CustomObject>, part: Part) -> Errors {
-        let mut errors = Errors::new();
+    /// Validates the part of the object that is written.
+    fn validate_part(&self, object: &CustomObject, old: Option<&CustomObject>, part: Part) -> ErrorList {
+        let mut errors = ErrorList::new();
         let rules = &*object.rules;
         let whole = object.to_value();
         let before = old.map(CustomObject::to_value);
-        // The part that is written, where it stands, and its schema.
+        // The part that is written, its path and its schema.
         let (path, schema) = match part {
             Part::Status => ("status", rules.schema.properties.get("status")),
             _ => ("", Some(&rules.schema)),
         };
         let written = part_of(&whole, part).zip(schema);
         if let Some((value, schema)) = written {
-            judge::judge(value, schema, path, &mut errors);
+            validation::validate(value, schema, path, &mut errors);
         }
         object.check_scale(part == Part::Status, &mut errors);
         if let Some((value, schema)) = written {
-            judge::check_lists(value, schema, path, &mut errors);
+            validation::check_lists(value, schema, path, &mut errors);
         }
         if let Some(before) = &before {
             errors = ratcheted(errors, &whole, before);
@@ -157,10 +158,10 @@ impl CustomOps {
         let Some((value, schema)) = written else {
             return errors;
         };
-        // Rules rely on what the schema says of types and sizes.
+        // Rules rely on the types and sizes of the schema.
         if !errors.iter().any(|e| blocks_rules(e.cause)) {
             let old = before.as_ref().and_then(|before| part_of(before, part));
-            cel::judge(value, old, schema, path, &mut errors);
+            cel::validate(value, old, schema, path, &mut errors);
         } else if has_rules(schema) {
             errors.push(field::FieldError {
                 cause: field::Cause::Invalid,
@@ -191,7 +192,7 @@ fn blocks_rules(cause: field::Cause) -> bool {
     )
 }
 
-/// Whether a schema, or one below it, has rules.
+/// Whether a schema, or one nested in it, has rules.
 fn has_rules(schema: &Schema) -> bool {
     let values = match &schema.additional {
         Some(Additional::Schema(values)) => Some(values),
@@ -201,11 +202,11 @@ fn has_rules(schema: &Schema) -> bool {
     !schema.rules.is_empty() || parts.chain(schema.properties.values()).any(has_rules)
 }
 
-/// What was wrong before and has not been touched is not held against an update.
-fn ratcheted(errors: Errors, new: &Value, old: &Value) -> Errors {
-    let mut kept = Errors::new();
+/// Without the errors of unchanged values, which do not fail an update (ratcheting, KEP-4008).
+fn ratcheted(errors: ErrorList, new: &Value, old: &Value) -> ErrorList {
+    let mut kept = ErrorList::new();
     for error in errors {
-        // What is missing has not been touched if what it is missing in has not.
+        // A missing field is unchanged if the object that lacks it is.
         let field = match error.cause {
             field::Cause::Required => error.field.rsplit_once('.').map_or("", |(parent, _)| parent),
             _ => error.field.as_str(),
@@ -222,12 +223,13 @@ fn ratcheted(errors: Errors, new: &Value, old: &Value) -> Errors {
     kept
 }
 
-/// What is in the document besides apiVersion, kind and metadata, and the metadata.
+/// The metadata, and the other fields without apiVersion and kind.
 fn split(value: Value, strict: &mut Vec<String>) -> Result<(ObjectMeta, Map<String, Value>), DecodeError> {
     let Value::Object(mut fields) = value else {
         return Err(DecodeError {
             message: "json: cannot unmarshal into Go value of type map[string]interface {}".into(),
             field: String::new(),
+            is_base64: false,
         });
     };
     fields.remove("apiVersion");
@@ -238,12 +240,13 @@ fn split(value: Value, strict: &mut Vec<String>) -> Result<(ObjectMeta, Map<Stri
             let json = serde_json::to_vec(&metadata).map_err(|e| DecodeError {
                 message: e.to_string(),
                 field: "metadata".into(),
+                is_base64: false,
             })?;
-            let (read, mistakes) = codec::read::<ObjectMeta>(&json)?;
-            strict.extend(mistakes.into_iter().filter_map(|mistake| match mistake {
-                StrictError::Unknown(field) => Some(format!("metadata.{field}")),
-                // Told by whoever read the whole document.
-                StrictError::Twice(_) => None,
+            let (read, strict_errors) = codec::read::<ObjectMeta>(&json)?;
+            strict.extend(strict_errors.into_iter().filter_map(|error| match error {
+                StrictError::UnknownField(field) => Some(format!("metadata.{field}")),
+                // Reported by the reader of the whole document.
+                StrictError::DuplicateField(_) => None,
             }));
             read
         }
@@ -261,12 +264,12 @@ impl Ops for CustomOps {
     }
 
     fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
-        let (value, mut mistakes) = codec::read::<Value>(json)?;
+        let (value, mut strict_errors) = codec::read::<Value>(json)?;
         let mut unknown_fields = Vec::new();
         let (metadata, fields) = split(value, &mut unknown_fields)?;
         let mut whole = Value::Object(fields);
         shape::prune(&mut whole, &self.rules.schema, true, "", &mut unknown_fields);
-        mistakes.extend(unknown_fields.into_iter().map(StrictError::Unknown));
+        strict_errors.extend(unknown_fields.into_iter().map(StrictError::UnknownField));
         let fields = match whole {
             Value::Object(fields) => fields,
             _ => Map::new(),
@@ -277,11 +280,11 @@ impl Ops for CustomOps {
             shown_as: self.rules.clone(),
             rules: self.rules.clone(),
         };
-        // Also what comes out of the store: defaults that a later definition brought hold for older objects.
+        // Also objects from the store: defaults that a definition got later apply to older objects.
         self.defaulted(&mut object);
         Ok(Decoded {
             object: Box::new(object),
-            mistakes,
+            strict_errors,
         })
     }
 
@@ -329,12 +332,17 @@ impl Ops for CustomOps {
         Ok(())
     }
 
-    fn validate(&self, obj: &dyn AnyObject) -> Result<Errors, Error> {
-        Ok(self.judged(custom(obj)?, None, Part::Main))
+    fn validate(&self, obj: &dyn AnyObject) -> Result<ErrorList, Error> {
+        Ok(self.validate_part(custom(obj)?, None, Part::Main))
     }
 
-    fn validate_update(&self, obj: &dyn AnyObject, old: &dyn AnyObject, part: Part) -> Result<Errors, Error> {
-        Ok(self.judged(custom(obj)?, Some(custom(old)?), part))
+    fn validate_update(
+        &self,
+        obj: &dyn AnyObject,
+        old: &dyn AnyObject,
+        part: Part,
+    ) -> Result<ErrorList, Error> {
+        Ok(self.validate_part(custom(obj)?, Some(custom(old)?), part))
     }
 
     fn checks_metadata(&self) -> bool {
@@ -342,7 +350,7 @@ impl Ops for CustomOps {
     }
 
     fn metadata_checks(&self, _: Part) -> MetadataChecks {
-        MetadataChecks::CHANGES
+        MetadataChecks::UPDATE
     }
 
     fn standard_finalizers(&self) -> bool {
@@ -391,12 +399,23 @@ impl Ops for CustomOps {
         false
     }
 
-    fn orphans_by_default(&self) -> bool {
-        false
+    fn plan_deletion(
+        &self,
+        obj: &dyn AnyObject,
+        marked: &mut dyn AnyObject,
+        request: &DeletionRequest,
+    ) -> Result<DeletionPlan, Error> {
+        let (meta, marked) = (obj.metadata(), marked.metadata_mut());
+        Ok(deletion::plan_metadata(
+            meta,
+            marked,
+            request,
+            KindRules::default(),
+        ))
     }
 
-    fn deletion(&self, _: &dyn AnyObject, _: Option<i64>) -> Result<Deletion, Error> {
-        Ok(Deletion::Immediate)
+    fn completes_deletion(&self, obj: &dyn AnyObject, old: &dyn AnyObject) -> Result<bool, Error> {
+        Ok(deletion::removes_last_finalizer(obj.metadata(), old.metadata()))
     }
 
     fn selectable_fields(&self) -> Cow<'_, [&str]> {
@@ -438,7 +457,7 @@ impl Ops for CustomOps {
     }
 }
 
-/// A value as a cell of a column of this type.
+/// A value as the cell of a column of this type.
 fn shown(of: &str, value: &Value, now: Timestamp) -> table::Cell {
     match of {
         "string" if value.is_null() => Value::Null,

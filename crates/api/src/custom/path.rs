@@ -3,15 +3,15 @@
 
 use serde_json::Value;
 
-/// One step of a path.
+/// One segment of a path.
 #[derive(Clone, Debug, PartialEq)]
-enum Step {
+enum Segment {
     Field(String),
     /// Counted from the end where negative.
     Index(i64),
     Every,
-    /// Items whose field at this path compares so with a value.
-    Where(Vec<Step>, Comparison, Value),
+    /// A filter: items whose field at this path compares so with a value.
+    Where(Vec<Segment>, Comparison, Value),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,10 +22,10 @@ enum Comparison {
 
 /// A path that has been read.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct JsonPath(Vec<Step>);
+pub struct JsonPath(Vec<Segment>);
 
 impl JsonPath {
-    /// `None` for what this room does not read; such columns stay empty.
+    /// `None` for paths that are not supported; such columns stay empty.
     pub fn parse(text: &str) -> Option<Self> {
         steps(text).map(JsonPath)
     }
@@ -35,12 +35,12 @@ impl JsonPath {
         first(&self.0, value)
     }
 
-    /// The names of a path of nothing but fields; `None` for any other.
+    /// The names of a path that consists of fields only; `None` for any other.
     pub fn fields(&self) -> Option<Vec<&str>> {
         self.0
             .iter()
             .map(|step| match step {
-                Step::Field(name) => Some(name.as_str()),
+                Segment::Field(name) => Some(name.as_str()),
                 _ => None,
             })
             .collect()
@@ -56,13 +56,13 @@ pub fn text(value: &Value) -> String {
     }
 }
 
-fn first<'a>(steps: &[Step], value: &'a Value) -> Option<&'a Value> {
+fn first<'a>(steps: &[Segment], value: &'a Value) -> Option<&'a Value> {
     let Some((step, rest)) = steps.split_first() else {
         return Some(value);
     };
     match step {
-        Step::Field(name) => first(rest, value.get(name.as_str())?),
-        Step::Index(at) => {
+        Segment::Field(name) => first(rest, value.get(name.as_str())?),
+        Segment::Index(at) => {
             let list = value.as_array()?;
             let at = if *at < 0 {
                 at + i64::try_from(list.len()).ok()?
@@ -71,14 +71,14 @@ fn first<'a>(steps: &[Step], value: &'a Value) -> Option<&'a Value> {
             };
             first(rest, list.get(usize::try_from(at).ok()?)?)
         }
-        Step::Every => match value {
+        Segment::Every => match value {
             Value::Array(list) => list.iter().find_map(|item| first(rest, item)),
             Value::Object(map) => map.values().find_map(|item| first(rest, item)),
             _ => None,
         },
-        Step::Where(path, comparison, wanted) => value.as_array()?.iter().find_map(|item| {
+        Segment::Where(path, comparison, operand) => value.as_array()?.iter().find_map(|item| {
             let found = first(path, item)?;
-            let equal = found == wanted;
+            let equal = found == operand;
             (equal == (*comparison == Comparison::Equal))
                 .then(|| first(rest, item))
                 .flatten()
@@ -86,7 +86,7 @@ fn first<'a>(steps: &[Step], value: &'a Value) -> Option<&'a Value> {
     }
 }
 
-fn steps(mut text: &str) -> Option<Vec<Step>> {
+fn steps(mut text: &str) -> Option<Vec<Segment>> {
     let mut found = Vec::new();
     while !text.is_empty() {
         if let Some(rest) = text.strip_prefix('[') {
@@ -113,8 +113,8 @@ fn steps(mut text: &str) -> Option<Vec<Step>> {
         match name.as_str() {
             "" if text.starts_with('[') => {}
             "" => return None,
-            "*" => found.push(Step::Every),
-            _ => found.push(Step::Field(name)),
+            "*" => found.push(Segment::Every),
+            _ => found.push(Segment::Field(name)),
         }
     }
     Some(found)
@@ -137,15 +137,15 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-fn bracket(inner: &str) -> Option<Step> {
+fn bracket(inner: &str) -> Option<Segment> {
     if inner == "*" {
-        return Some(Step::Every);
+        return Some(Segment::Every);
     }
     if let Some(name) = unquoted(inner) {
-        return Some(Step::Field(name.to_string()));
+        return Some(Segment::Field(name.to_string()));
     }
     if let Ok(at) = inner.parse() {
-        return Some(Step::Index(at));
+        return Some(Segment::Index(at));
     }
     let condition = inner.strip_prefix("?(")?.strip_suffix(')')?.trim();
     let (comparison, operator) = match (condition.find("=="), condition.find("!=")) {
@@ -155,11 +155,11 @@ fn bracket(inner: &str) -> Option<Step> {
     };
     let path = steps(condition[..operator].trim().strip_prefix('@')?)?;
     let literal = condition[operator + 2..].trim();
-    let wanted = match unquoted(literal) {
+    let operand = match unquoted(literal) {
         Some(text) => Value::from(text),
         None => serde_json::from_str(literal).ok()?,
     };
-    Some(Step::Where(path, comparison, wanted))
+    Some(Segment::Where(path, comparison, operand))
 }
 
 fn unquoted(text: &str) -> Option<&str> {

@@ -1,9 +1,9 @@
-//! The schema of a custom kind as OpenAPI documents show it: with the fields that every object has, and in the words of
+//! The schema of a custom kind as OpenAPI documents publish it: with the fields that every object has, and in the terms of
 //! the document's version.
 //!
 //! OpenAPI 2.0 knows neither `nullable` nor alternatives, and its readers (kubectl among them) take a described object
-//! to be closed. So what may be null or may hold anything is published with less said about it: never as
-//! something that a reader would reject and the server would take.
+//! to be closed. So values that may be null or of any type are published with fewer constraints: never as
+//! something that a reader would reject and the server would accept.
 
 use std::sync::OnceLock;
 
@@ -18,10 +18,10 @@ use crate::schema;
 
 const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
 const EMBEDDED: &str = "x-kubernetes-embedded-resource";
-/// Where the definitions of an OpenAPI 2.0 document stand.
+/// The path of the definitions in an OpenAPI 2.0 document.
 const V2_DEFINITIONS: &str = "/definitions";
 
-/// Adds the kind's schema to the generator's definitions; the answer is a reference to it.
+/// Adds the kind's schema to the generator's definitions, and returns a reference to it.
 pub(super) fn schema(rules: &Rules, generator: &mut SchemaGenerator) -> schemars::Schema {
     let root = generator.settings().definitions_path.to_string();
     let v2 = root == V2_DEFINITIONS;
@@ -31,7 +31,7 @@ pub(super) fn schema(rules: &Rules, generator: &mut SchemaGenerator) -> schemars
         schema::referred(meta.as_value()).unwrap_or_default()
     );
     let mut schema = match rules.schema.preserve_unknown && v2 {
-        // Any property that is named would close the object.
+        // A property would close the object for kubectl.
         true => json!({"type": "object"}),
         false => {
             let mut schema = rules.json.clone();
@@ -80,7 +80,7 @@ fn add_type_fields(schema: &mut Value, meta: &str) {
     properties["metadata"] = json!({"$ref": meta, "description": described["metadata"]["description"]});
 }
 
-/// Objects inside the object have the same fields, and need two of them.
+/// Embedded resources have the same fields, and require two of them.
 fn embedded(schema: &mut Value, meta: &str, v2: bool) {
     for below in children(schema) {
         embedded(below, meta, v2);
@@ -109,7 +109,7 @@ fn embedded(schema: &mut Value, meta: &str, v2: bool) {
     }
 }
 
-/// Whole numbers of limits (`minimum`, `multipleOf`, …) without a fraction, as they were given and as Go writes them.
+/// Writes integral limits (`minimum`, `multipleOf`, …) without a fraction, as they were given and as Go writes them.
 fn integers(schema: &mut Value) {
     match schema {
         Value::Number(number) if number.is_f64() => {
@@ -127,7 +127,7 @@ fn integers(schema: &mut Value) {
     }
 }
 
-/// The integer that a float is, if it is one that JSON's readers represent exactly.
+/// The integer value of a float, if it is one that JSON's readers represent exactly.
 fn whole(number: f64) -> Option<i64> {
     /// 2^53.
     const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
@@ -148,7 +148,7 @@ fn children(schema: &mut Value) -> Vec<&mut Value> {
     below
 }
 
-/// Leaves out what OpenAPI 2.0 and its readers do not understand.
+/// Removes what OpenAPI 2.0 and its readers do not support.
 fn simplify(schema: &mut Value) {
     if let Some(schema) = schema.as_object_mut() {
         simplify_one(schema);
@@ -171,11 +171,11 @@ fn simplify_one(schema: &mut Map<String, Value>) {
         schema.remove("properties");
     }
     let of = schema.get("type").and_then(Value::as_str).unwrap_or_default();
-    // A list must say of what, in 2.0.
+    // In 2.0 an array must have items.
     if nullable || (of == "array" && !schema.contains_key("items")) || (of == "object" && preserves) {
         schema.remove("type");
     }
-    // What may be null may be missing as far as these readers can tell.
+    // For these readers a nullable property is an optional one.
     let properties = schema.get("properties").and_then(Value::as_object);
     let may_be_null: Vec<String> = properties
         .into_iter()

@@ -4,8 +4,8 @@ use k8s_openapi::api::autoscaling::v1::Scale;
 use serde_json::{Map, Value};
 
 use super::CustomObject;
-use crate::field::{Cause, Errors, FieldError};
-use crate::scale::made;
+use crate::field::{Cause, ErrorList, FieldError};
+use crate::scale::new_scale;
 
 /// The largest number of replicas.
 const REPLICAS_MAX: i64 = i32::MAX as i64;
@@ -35,22 +35,27 @@ impl CustomObject {
         let selector = paths.label_selector_path.as_deref();
         let selector = selector.and_then(|path| find(&self.fields, path)?.as_str());
         let current = count(&self.fields, &paths.status_replicas_path);
-        Some(made(&self.metadata, replicas, current, selector.unwrap_or("")))
+        Some(new_scale(
+            &self.metadata,
+            replicas,
+            current,
+            selector.unwrap_or(""),
+        ))
     }
 
-    /// Whether the number of replicas is there at all; a scale of an object without one cannot be read.
+    /// Whether the object has a number of replicas; the scale of an object without one cannot be read.
     pub fn has_replicas(&self) -> bool {
         let paths = self.rules.scale.as_ref();
         paths.is_some_and(|p| find(&self.fields, &p.spec_replicas_path).is_some())
     }
 
-    /// Where the number of replicas stands; empty for kinds without a scale.
+    /// The path of the number of replicas; empty for kinds without a scale.
     pub fn replicas_path(&self) -> &str {
         let paths = self.rules.scale.as_ref();
         paths.map_or("", |p| p.spec_replicas_path.as_str())
     }
 
-    /// Writes the number of replicas; false where the kind has no scale, or something else stands in the path.
+    /// Writes the number of replicas; false where the kind has no scale, or a value on the path is not an object.
     pub fn set_replicas(&mut self, replicas: i32) -> bool {
         let Some(paths) = &self.rules.scale else {
             return false;
@@ -70,8 +75,8 @@ impl CustomObject {
         true
     }
 
-    /// Mistakes in what the scale's paths lead to; `status_only` leaves the spec's alone.
-    pub(super) fn check_scale(&self, status_only: bool, errors: &mut Errors) {
+    /// Validates the values at the scale's paths; with `status_only` not those of the spec.
+    pub(super) fn check_scale(&self, status_only: bool, errors: &mut ErrorList) {
         let Some(paths) = &self.rules.scale else { return };
         let spec = (!status_only).then_some(&paths.spec_replicas_path);
         for path in spec.into_iter().chain([&paths.status_replicas_path]) {

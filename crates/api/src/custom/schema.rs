@@ -1,5 +1,5 @@
 //! The schema of one version of a custom kind: OpenAPI v3 with Kubernetes' extensions, read once into a form in which
-//! objects can be pruned, defaulted and judged. Whether the schema itself is acceptable is [`super::definition`]'s to say.
+//! objects can be pruned, defaulted and validated. [`super::definition`] validates the schema itself.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::cel::Rule;
 
-/// What stands behind `additionalProperties`.
+/// The value of `additionalProperties`.
 #[derive(Clone, Debug)]
 pub enum Additional {
     Allowed(bool),
@@ -19,7 +19,7 @@ pub enum Additional {
 #[derive(Clone, Debug)]
 pub struct Pattern {
     pub text: String,
-    /// `None` for what is no regular expression here; such a pattern is rejected with its definition.
+    /// `None` where it does not compile; such a pattern is rejected with its definition.
     pub regex: Option<Regex>,
 }
 
@@ -70,7 +70,7 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// Reads a JSONSchemaProps as it is encoded. What it does not know is passed over: the definition was judged before.
+    /// Reads a JSONSchemaProps as it is encoded. Unknown fields are ignored: the definition was validated before.
     pub fn read(json: &Value) -> Schema {
         let text = |name: &str| {
             json.get(name)
@@ -153,7 +153,7 @@ impl Schema {
         }
     }
 
-    /// The schema of an object's field; `None` where it is not described.
+    /// The schema of an object's field; `None` where it is not specified.
     pub fn field(&self, name: &str) -> Option<&Schema> {
         self.properties.get(name).or(match &self.additional {
             Some(Additional::Schema(schema)) => Some(&**schema),
@@ -161,7 +161,7 @@ impl Schema {
         })
     }
 
-    /// The types a value may be of; none: any.
+    /// The types that a value may have; empty: any.
     pub fn types(&self) -> Vec<&str> {
         match self.of.as_str() {
             _ if self.int_or_string => vec!["integer", "string"],

@@ -1,14 +1,14 @@
-//! What a schema does to an object before anybody judges it: fields nobody described go (pruning), fields nobody gave
-//! come (defaulting), and nulls that mean nothing are dropped.
+//! Pruning and defaulting by a schema, before validation: unspecified fields are removed, absent fields
+//! get their defaults, and nulls that the schema does not allow are dropped.
 
 use serde_json::{Map, Value};
 
 use super::schema::{Additional, Schema};
 
-/// What every object of Kubernetes has, described or not.
+/// The fields that every Kubernetes object has, specified or not.
 const TYPE_META: [&str; 3] = ["apiVersion", "kind", "metadata"];
 
-/// The fields of an object's metadata, and below those that are lists of objects theirs.
+/// The fields of an object's metadata, with the fields of their items where they are lists of objects.
 const META: [(&str, &[&str]); 15] = [
     ("name", &[]),
     ("generateName", &[]),
@@ -48,7 +48,7 @@ const META: [(&str, &[&str]); 15] = [
     ),
 ];
 
-/// Takes out of an embedded resource's metadata what no object's has. The metadata of the root is read before.
+/// Removes unknown fields from an embedded resource's metadata. The metadata of the root is read before.
 fn prune_metadata(metadata: &mut Value, path: &str, unknown: &mut Vec<String>) {
     let Value::Object(map) = metadata else { return };
     map.retain(|name, value| {
@@ -72,7 +72,7 @@ fn prune_metadata(metadata: &mut Value, path: &str, unknown: &mut Vec<String>) {
     });
 }
 
-/// Takes out what the schema does not describe; the paths of it, in the order of the document, go to `unknown`.
+/// Removes fields that the schema does not specify; their paths are added to `unknown`, in the order of the document.
 /// At the `root`, and in embedded resources, apiVersion, kind and metadata are always known.
 pub fn prune(value: &mut Value, schema: &Schema, root: bool, path: &str, unknown: &mut Vec<String>) {
     match value {
@@ -121,7 +121,7 @@ fn means_nothing(value: &Value, schema: &Schema) -> bool {
     value.is_null() && !schema.nullable
 }
 
-/// Fills in the schema's defaults, and drops nulls where the schema knows none.
+/// Sets the schema's defaults, and drops nulls where the schema is not nullable.
 pub fn default(value: &mut Value, schema: &Schema) {
     fill(value, schema);
     drop_nulls(value, schema);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_described_goes_and_is_named() {
+    fn unspecified_fields_are_pruned_and_named() {
         let mut value = json!({"apiVersion": "a/v1", "kind": "K", "metadata": {"name": "x"}, "other": 1,
             "spec": {"size": 1, "wrong": true, "labels": {"any": "thing"},
                 "free": {"any": {"thing": 1}, "strict": {"a": "1", "b": 2}},
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_gave_comes_from_the_schema() {
+    fn absent_fields_get_their_defaults() {
         for (given, want) in [
             (json!({}), json!({"size": 3, "note": "none"})),
             (

@@ -1,4 +1,4 @@
-//! Kinds that users bring: their schemas, what objects of them may be, and what becomes of both.
+//! Custom resources: their schemas, the validation of their objects, and changes of both.
 
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
@@ -89,7 +89,7 @@ fn an_object_is_pruned_defaulted_and_encoded() {
     let body = json!({"apiVersion": "example.com/v1", "kind": "Widget", "extra": 1,
         "metadata": {"name": "w", "odd": 1}, "spec": {"size": 3, "zz": 1}});
     let decoded = kind.ops.decode(body.to_string().as_bytes()).unwrap();
-    let mut unknown: Vec<String> = decoded.mistakes.iter().map(|m| m.to_string()).collect();
+    let mut unknown: Vec<String> = decoded.strict_errors.iter().map(|m| m.to_string()).collect();
     unknown.sort();
     let expected = ["extra", "metadata.odd", "spec.zz"].map(|field| format!("unknown field {field:?}"));
     assert_eq!(unknown, expected);
@@ -120,14 +120,18 @@ fn a6_the_kinds_of_a_definition_are_freed_together_and_not_before_the_last_is_le
         "a request that holds one version finds the others"
     );
     assert_eq!(beta.stored().version(), "v1");
-    let versions: Vec<String> = beta.siblings().iter().map(|k| k.version().to_string()).collect();
+    let versions: Vec<String> = beta
+        .served_versions()
+        .iter()
+        .map(|k| k.version().to_string())
+        .collect();
     assert_eq!(versions, ["v1beta1", "v1"]);
     drop(beta);
     assert!(all.iter().all(|kind| kind.upgrade().is_none()));
 }
 
 #[test]
-fn a6_an_object_goes_on_with_the_rules_it_was_read_by() {
+fn a6_an_object_keeps_the_rules_it_was_read_by() {
     let before = Definition::of(&crd(json!({}))).unwrap().stored;
     let weak = before.downgrade();
     let read = widget(
@@ -136,8 +140,8 @@ fn a6_an_object_goes_on_with_the_rules_it_was_read_by() {
     );
     drop(before);
     assert!(weak.upgrade().is_none());
-    let anything_goes = json!({"spec": {"versions": [{"name": "v1", "served": true, "storage": true}]}});
-    let now = Definition::of(&crd(anything_goes)).unwrap().stored;
+    let without_schema = json!({"spec": {"versions": [{"name": "v1", "served": true, "storage": true}]}});
+    let now = Definition::of(&crd(without_schema)).unwrap().stored;
     assert!(!now.ops.custom().unwrap().is_own(&*read));
     let errors = now.ops.validate(&*read).unwrap();
     let fields: Vec<&str> = errors.iter().map(|e| e.field.as_str()).collect();
@@ -157,7 +161,7 @@ fn other_versions_show_what_they_describe() {
     let json: Value = serde_json::from_slice(shown.json()).unwrap();
     assert_eq!(json["apiVersion"], "example.com/v1beta1");
     assert_eq!(json["spec"], json!({"size": 3}));
-    // What comes in as v1beta1 is judged by v1beta1 and stored as v1.
+    // A v1beta1 object is validated by v1beta1 and stored as v1.
     let came = widget(beta, json!({"metadata": {"name": "w"}, "spec": {}}));
     let stored = crate::convert::typed(beta, v1, came).unwrap();
     assert!(v1.ops.validate(&*stored).unwrap().is_empty());
@@ -166,7 +170,7 @@ fn other_versions_show_what_they_describe() {
 }
 
 #[test]
-fn the_status_is_written_through_its_own_door() {
+fn the_status_is_written_through_its_subresource() {
     let kind = &Definition::of(&crd(json!({}))).unwrap().stored;
     let full =
         json!({"metadata": {"name": "w", "generation": 1}, "spec": {"size": 1}, "status": {"size": 9}});
@@ -222,10 +226,10 @@ fn rows_and_scales_are_read_by_path() {
 }
 
 #[test]
-fn what_was_wrong_before_and_is_untouched_stays() {
+fn unchanged_invalid_values_are_ratcheted() {
     let kind = &Definition::of(&crd(json!({}))).unwrap().stored;
     let of = |spec: Value| widget(kind, json!({"metadata": {"name": "w"}, "spec": spec}));
-    let told = |new: Value, old: Value| {
+    let error_fields = |new: Value, old: Value| {
         let errors = kind
             .ops
             .validate_update(&*of(new), &*of(old), Part::Main)
@@ -233,6 +237,12 @@ fn what_was_wrong_before_and_is_untouched_stays() {
         errors.iter().map(|e| e.field.clone()).collect::<Vec<_>>()
     };
     let old = json!({"size": 1, "color": "a"});
-    assert_eq!(told(json!({"size": 2, "color": "a"}), old.clone()), [""; 0]);
-    assert_eq!(told(json!({"size": 1, "color": "b"}), old), ["spec.color"]);
+    assert_eq!(
+        error_fields(json!({"size": 2, "color": "a"}), old.clone()),
+        [""; 0]
+    );
+    assert_eq!(
+        error_fields(json!({"size": 1, "color": "b"}), old),
+        ["spec.color"]
+    );
 }

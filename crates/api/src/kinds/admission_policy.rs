@@ -1,30 +1,30 @@
-//! What validating and mutating admission policies and their bindings have in common: parameters, what they match,
-//! variables, conditions, and which variables their expressions may speak of.
+//! What ValidatingAdmissionPolicy, MutatingAdmissionPolicy and their bindings have in common: parameters, match resources,
+//! variables, match conditions, and the environment in which their CEL expressions are compiled.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MatchResources, NamedRuleWithOperations, ParamKind, ParamRef, RuleWithOperations,
     Variable,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use super::checks::{each, label_selector, text};
+use super::checks::{all_invalid, label_selector, text};
 use super::webhook::check_rule;
-use crate::admission::policy::environment::{Composition, Given, compiled, environment};
+use crate::admission::policy::environment::{Composition, OptionalVariables, compiled, environment};
 use crate::cel::check::{Environment, Type};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
+use crate::selector::label;
 
-/// What the expressions of a policy may speak of.
+/// The variables that the CEL expressions of a policy may use.
 pub struct PolicyScope {
-    given: Given,
-    /// `None` where there are no variables at all.
+    given: OptionalVariables,
+    /// `None` if the policy has no `variables`.
     variables: Option<Composition>,
 }
 
 impl PolicyScope {
     pub fn new(has_params: bool, has_variables: bool) -> Self {
         PolicyScope {
-            given: Given {
+            given: OptionalVariables {
                 params: has_params,
                 authorizer: true,
                 patches: false,
@@ -33,7 +33,7 @@ impl PolicyScope {
         }
     }
 
-    fn environment(&self, given: Given) -> Environment {
+    fn environment(&self, given: OptionalVariables) -> Environment {
         let environment = environment(given);
         match &self.variables {
             Some(variables) => variables.in_environment(&environment),
@@ -41,37 +41,37 @@ impl PolicyScope {
         }
     }
 
-    /// Whether the text gives one of these types.
-    pub fn check(&self, text: &str, wanted: &[Type], at: &Path, errors: &mut Errors) {
-        check_in(&self.environment(self.given), text, wanted, at, errors);
+    /// Checks that an expression compiles and that its result has one of the expected types.
+    pub fn check(&self, text: &str, expected: &[Type], at: &Path, errors: &mut ErrorList) {
+        check_in(&self.environment(self.given), text, expected, at, errors);
     }
 
-    /// The same of a message, which may not ask who may do what.
-    pub fn check_message(&self, text: &str, at: &Path, errors: &mut Errors) {
-        let given = Given {
+    /// Checks a message expression, which may not use the `authorizer`.
+    pub fn check_message(&self, text: &str, at: &Path, errors: &mut ErrorList) {
+        let given = OptionalVariables {
             authorizer: false,
             ..self.given
         };
         check_in(&self.environment(given), text, &[Type::String], at, errors);
     }
 
-    /// The same of a mutation, which may make objects and patches.
-    pub fn check_mutation(&self, text: &str, wanted: Type, at: &Path, errors: &mut Errors) {
-        let given = Given {
+    /// Checks a mutation, which may construct objects and JSON patches.
+    pub fn check_mutation(&self, text: &str, expected: Type, at: &Path, errors: &mut ErrorList) {
+        let given = OptionalVariables {
             patches: true,
             ..self.given
         };
-        check_in(&self.environment(given), text, &[wanted], at, errors);
+        check_in(&self.environment(given), text, &[expected], at, errors);
     }
 }
 
-fn check_in(environment: &Environment, text: &str, wanted: &[Type], at: &Path, errors: &mut Errors) {
-    if let Err(why) = compiled(text, environment, wanted) {
-        errors.invalid(at, text, why);
+fn check_in(environment: &Environment, text: &str, expected: &[Type], at: &Path, errors: &mut ErrorList) {
+    if let Err(detail) = compiled(text, environment, expected) {
+        errors.invalid(at, text, detail);
     }
 }
 
-pub fn check_param_kind(kind: Option<&ParamKind>, path: &Path, errors: &mut Errors) {
+pub fn check_param_kind(kind: Option<&ParamKind>, path: &Path, errors: &mut ErrorList) {
     let Some(kind) = kind else { return };
     let at = path.child("paramKind");
     match text(&kind.api_version) {
@@ -82,46 +82,46 @@ pub fn check_param_kind(kind: Option<&ParamKind>, path: &Path, errors: &mut Erro
                 [version] => ("", version),
                 [group, version] => (group, version),
                 _ => {
-                    let why = format!("unexpected GroupVersion string: {version}");
-                    return errors.invalid(&at.child("apiVersion"), version, why);
+                    let detail = format!("unexpected GroupVersion string: {version}");
+                    return errors.invalid(&at.child("apiVersion"), version, detail);
                 }
             };
             if !group.is_empty() {
-                for why in names::dns1123_subdomain(group) {
-                    errors.invalid(&at.child("apiVersion"), group, why);
+                for detail in names::dns1123_subdomain(group) {
+                    errors.invalid(&at.child("apiVersion"), group, detail);
                 }
             }
-            for why in names::dns1035_label(version_only) {
-                errors.invalid(&at.child("apiVersion"), version_only, why);
+            for detail in names::dns1035_label(version_only) {
+                errors.invalid(&at.child("apiVersion"), version_only, detail);
             }
         }
     }
     match text(&kind.kind) {
         "" => errors.required(&at.child("kind"), ""),
         kind => {
-            for why in names::dns1035_label(&kind.to_lowercase()) {
-                let why = format!("may have mixed case, but should otherwise match: {why}");
-                errors.invalid(&at.child("kind"), kind, why);
+            for message in names::dns1035_label(&kind.to_lowercase()) {
+                let detail = format!("may have mixed case, but should otherwise match: {message}");
+                errors.invalid(&at.child("kind"), kind, detail);
             }
         }
     }
 }
 
-/// Checks the variables one after the other; each is known to those after it.
+/// Checks the variables in order; each may use those before it.
 pub fn check_variables(
-    variables: &Option<Vec<Variable>>,
+    variables: Option<&[Variable]>,
     scope: &mut PolicyScope,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let environment = environment(scope.given);
-    for (i, variable) in variables.iter().flatten().enumerate() {
+    for (i, variable) in variables.unwrap_or_default().iter().enumerate() {
         let at = path.child("variables").index(i);
         match variable.name.trim() {
             "" => errors.required(&at.child("name"), "name is not specified"),
             _ if !names::c_identifier(&variable.name).is_empty() => {
-                let words = "must be a valid CEL identifier";
-                errors.invalid(&at.child("name"), variable.name.as_str(), words);
+                let detail = "must be a valid CEL identifier";
+                errors.invalid(&at.child("name"), variable.name.as_str(), detail);
             }
             _ => {}
         }
@@ -131,29 +131,29 @@ pub fn check_variables(
             continue;
         }
         let known = scope.variables.get_or_insert_default();
-        if let Err(why) = known.add(&variable.name, text, &environment) {
-            errors.invalid(&at, text, format!("compilation failed: {why}"));
+        if let Err(error) = known.add(&variable.name, text, &environment) {
+            errors.invalid(&at, text, format!("compilation failed: {error}"));
         }
     }
 }
 
-/// Most conditions of one policy or webhook.
+/// Maximum number of match conditions of one policy or webhook.
 const CONDITIONS_MAX: usize = 64;
 
 pub fn check_conditions(
-    conditions: &Option<Vec<MatchCondition>>,
+    conditions: Option<&[MatchCondition]>,
     has_params: bool,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let at = path.child("matchConditions");
-    // Conditions know no variables: they are asked first.
-    let environment = environment(Given {
+    // Match conditions are evaluated before the variables and cannot use them.
+    let environment = environment(OptionalVariables {
         params: has_params,
         authorizer: true,
         patches: false,
     });
-    let conditions = conditions.as_deref().unwrap_or_default();
+    let conditions = conditions.unwrap_or_default();
     if conditions.len() > CONDITIONS_MAX {
         errors.too_many(&at, conditions.len(), CONDITIONS_MAX);
     }
@@ -166,8 +166,8 @@ pub fn check_conditions(
         if condition.name.is_empty() {
             errors.required(&at.child("name"), "");
         } else {
-            for why in names::qualified_name(&condition.name) {
-                errors.invalid(&at.child("name"), condition.name.as_str(), why);
+            for detail in names::qualified_name(&condition.name) {
+                errors.invalid(&at.child("name"), condition.name.as_str(), detail);
             }
         }
         let before = &conditions[..i];
@@ -177,8 +177,8 @@ pub fn check_conditions(
     }
 }
 
-/// `failurePolicy`, which defaults fill in.
-pub fn check_failure_policy(policy: Option<&str>, path: &Path, errors: &mut Errors) {
+/// Checks `failurePolicy`, which is set by defaulting.
+pub fn check_failure_policy(policy: Option<&str>, path: &Path, errors: &mut ErrorList) {
     const POLICIES: &[&str] = &["Fail", "Ignore"];
     let at = path.child("failurePolicy");
     match policy {
@@ -188,8 +188,9 @@ pub fn check_failure_policy(policy: Option<&str>, path: &Path, errors: &mut Erro
     }
 }
 
-/// `matchConstraints` of a policy: there must be resources whose types its expressions are checked against.
-pub fn check_match_constraints(resources: Option<&MatchResources>, path: &Path, errors: &mut Errors) {
+/// Checks `matchConstraints` of a policy: the resource rules are required, since they name the types that the expressions
+/// are checked against.
+pub fn check_match_constraints(resources: Option<&MatchResources>, path: &Path, errors: &mut ErrorList) {
     let at = path.child("matchConstraints");
     let Some(resources) = resources else {
         return errors.required(&at, "");
@@ -200,8 +201,8 @@ pub fn check_match_constraints(resources: Option<&MatchResources>, path: &Path, 
     }
 }
 
-/// `matchConstraints` of a policy, `matchResources` of a binding.
-pub fn check_match_resources(resources: &MatchResources, path: &Path, errors: &mut Errors) {
+/// Checks `matchConstraints` of a policy or `matchResources` of a binding.
+pub fn check_match_resources(resources: &MatchResources, path: &Path, errors: &mut ErrorList) {
     const POLICIES: &[&str] = &["Equivalent", "Exact"];
     let at = path.child("matchPolicy");
     match resources.match_policy.as_deref() {
@@ -228,11 +229,11 @@ pub fn check_match_resources(resources: &MatchResources, path: &Path, errors: &m
     }
 }
 
-fn check_named_rule(rule: &NamedRuleWithOperations, path: &Path, errors: &mut Errors) {
+fn check_named_rule(rule: &NamedRuleWithOperations, path: &Path, errors: &mut ErrorList) {
     let resource_names = rule.resource_names.as_deref().unwrap_or_default();
     for (i, name) in resource_names.iter().enumerate() {
         let at = path.child("resourceNames").index(i);
-        each(errors, &at, name, names::path_segment(name));
+        all_invalid(errors, &at, name, names::path_segment(name));
         if resource_names[..i].contains(name) {
             errors.duplicate(&at, name);
         }
@@ -247,8 +248,8 @@ fn check_named_rule(rule: &NamedRuleWithOperations, path: &Path, errors: &mut Er
     check_rule(&rule, path, errors);
 }
 
-/// Objects are changed by writes that bring one; `path` is that of what is matched.
-pub fn check_mutable_operations(resources: Option<&MatchResources>, path: &Path, errors: &mut Errors) {
+/// A mutating policy may only match operations that carry an object, so not DELETE. `path` is that of the match constraints.
+pub fn check_mutable_operations(resources: Option<&MatchResources>, path: &Path, errors: &mut ErrorList) {
     const OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "UPDATE"];
     let rules = resources.and_then(|r| r.resource_rules.as_deref());
     let operations = rules
@@ -261,14 +262,14 @@ pub fn check_mutable_operations(resources: Option<&MatchResources>, path: &Path,
     }
 }
 
-/// The parameters of a binding.
-pub fn check_param_ref(param: Option<&ParamRef>, path: &Path, errors: &mut Errors) {
+/// Checks `paramRef` of a binding.
+pub fn check_param_ref(param: Option<&ParamRef>, path: &Path, errors: &mut ErrorList) {
     const EXCLUSIVE: &str = "name and selector are mutually exclusive";
     let Some(param) = param else { return };
     let path = path.child("paramRef");
     let name = text(&param.name);
     if !name.is_empty() {
-        each(errors, &path.child("name"), name, names::path_segment(name));
+        all_invalid(errors, &path.child("name"), name, names::path_segment(name));
         if param.selector.is_some() {
             errors.forbidden(&path.child("name"), EXCLUSIVE);
         }
@@ -290,39 +291,13 @@ pub fn check_param_ref(param: Option<&ParamRef>, path: &Path, errors: &mut Error
     }
 }
 
-/// The parameters of a binding as `kubectl get` shows them.
+/// `paramRef` of a binding as `kubectl get` shows it.
 pub fn shown_param_ref(param: Option<&ParamRef>) -> String {
     let unset = || "<unset>".to_string();
     param.map_or_else(unset, |param| match (text(&param.namespace), text(&param.name)) {
-        (_, "") => param.selector.as_ref().map_or_else(unset, shown_selector),
-        // Whether the parameter has a namespace cannot be known here.
+        (_, "") => param.selector.as_ref().map_or_else(unset, label::go_string),
+        // It is not known here whether the parameter's kind is namespaced.
         ("", name) => format!("*/{name}"),
         (namespace, name) => format!("{namespace}/{name}"),
     })
-}
-
-/// A selector as the Go type's `String` writes it.
-fn shown_selector(selector: &LabelSelector) -> String {
-    let labels: String = selector
-        .match_labels
-        .iter()
-        .flatten()
-        .map(|(key, value)| format!("{key}: {value},"))
-        .collect();
-    let expressions: String = selector
-        .match_expressions
-        .iter()
-        .flatten()
-        .map(|e| {
-            let values = e.values.as_deref().unwrap_or_default().join(" ");
-            format!(
-                "LabelSelectorRequirement{{Key:{},Operator:{},Values:[{values}],}},",
-                e.key, e.operator
-            )
-        })
-        .collect();
-    format!(
-        "&LabelSelector{{MatchLabels:map[string]string{{{labels}}},MatchExpressions:\
-         []LabelSelectorRequirement{{{expressions}}},}}"
-    )
 }

@@ -1,10 +1,10 @@
-//! APIService: who serves a group and version.
+//! APIService: the server of an API group and version.
 
 use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceCondition};
 
-use super::checks::{dns_subdomain, each, text};
-use crate::field::{Errors, Path};
+use super::checks::{all_invalid, dns_subdomain, text};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -44,8 +44,8 @@ impl Strategy for APIService {
         }
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let (group, version) = (text(&spec.group), text(&spec.version));
         let required = format!("{version}.{group}");
@@ -53,7 +53,7 @@ impl Strategy for APIService {
             ("generateName", text(&self.metadata.generate_name)),
             ("name", text(&self.metadata.name)),
         ] {
-            // Like a name's other errors, which come first.
+            // Reported like the other errors of a name, which come first.
             let fits = match field {
                 "name" => names::path_segment(name),
                 _ => names::path_segment_prefix(name),
@@ -77,7 +77,7 @@ impl Strategy for APIService {
         if !group.is_empty() {
             dns_subdomain(&mut errors, &at, group);
         }
-        each(
+        all_invalid(
             &mut errors,
             &path.child("version"),
             version,
@@ -124,9 +124,9 @@ impl Strategy for APIService {
                 }
                 let path = path.child("service");
                 let port = service.port.unwrap_or(HTTPS_PORT);
-                let mistakes = names::port_number(port.into());
-                if !mistakes.is_empty() {
-                    let detail = format!("port is not valid: {}", mistakes.join(", "));
+                let messages = names::port_number(port.into());
+                if !messages.is_empty() {
+                    let detail = format!("port is not valid: {}", messages.join(", "));
                     errors.invalid(&path.child("port"), port, detail);
                 }
                 for (field, value) in [("namespace", &service.namespace), ("name", &service.name)] {
@@ -139,12 +139,12 @@ impl Strategy for APIService {
         errors
     }
 
-    fn validate_update(&self, _old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, _old: &Self, part: Part) -> ErrorList {
         if part != Part::Status {
             return self.validate();
         }
         const STATUSES: [&str; 3] = ["True", "False", "Unknown"];
-        let mut errors = Errors::new();
+        let mut errors = ErrorList::new();
         let conditions = self.status.as_ref().and_then(|s| s.conditions.as_deref());
         let path = Path::new("status").child("conditions");
         for (i, condition) in conditions.unwrap_or_default().iter().enumerate() {
@@ -156,7 +156,7 @@ impl Strategy for APIService {
         errors
     }
 
-    /// Of the core group's it ends with a dot.
+    /// `<version>.<group>`; the name of the core group's APIService ends with a dot.
     fn validate_name(name: &str) -> Vec<String> {
         names::path_segment(name)
     }
@@ -190,7 +190,7 @@ impl Strategy for APIService {
 
     fn metadata_checks(part: Part) -> MetadataChecks {
         match part {
-            Part::Status => MetadataChecks::CHANGES,
+            Part::Status => MetadataChecks::UPDATE,
             Part::Main | Part::Other(_) => MetadataChecks::BOTH,
         }
     }

@@ -1,5 +1,5 @@
-//! CertificateSigningRequest: approved through one subresource, signed through another. Who asks is written by the
-//! pipeline, which knows.
+//! CertificateSigningRequest: approved through the `approval` subresource, signed through `status`. The request pipeline
+//! fills in the requester (`spec.username`, `spec.groups` …).
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ use x509_parser::pem::Pem;
 
 use super::checks::{Json, json, text};
 use crate::certificates::CertificateRequest;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
-/// Domain of the signers that are Kubernetes' own.
+/// Domain of the built-in signers.
 const OWN_DOMAIN: &str = "kubernetes.io/";
 const MIN_EXPIRATION_SECONDS: i32 = 600;
 const USAGES: &[&str] = &[
@@ -45,7 +45,7 @@ const USAGES: &[&str] = &[
 ];
 
 impl Strategy for CertificateSigningRequest {
-    /// `ValidateCertificateRequestName` takes every name.
+    /// `ValidateCertificateRequestName` accepts every name.
     fn validate_name(_name: &str) -> Vec<String> {
         Vec::new()
     }
@@ -62,12 +62,12 @@ impl Strategy for CertificateSigningRequest {
         self.spec = old.spec.clone();
         match part {
             Part::Main => self.status = old.status.clone(),
-            // Approval is not the signer's to give or take.
+            // The signer may not change the approval conditions.
             Part::Status => {
                 for of in ["Approved", "Denied"] {
                     let before = conditions(old, of);
                     let after = conditions_mut(self, of);
-                    // What was added or removed validation rejects.
+                    // If a condition was added or removed, validation rejects the update.
                     if before.len() == after.len() {
                         after.into_iter().zip(before).for_each(|(a, b)| a.clone_from(b));
                     }
@@ -82,17 +82,18 @@ impl Strategy for CertificateSigningRequest {
         }
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let path = Path::new("spec");
         let read = CertificateRequest::decode(&self.spec.request.0);
-        // What is merely not signed here another signer may sign.
+        // A request that cannot be parsed here only because it is unsupported (such as an unknown key algorithm) may be accepted by
+        // a signer that is not built in.
         if let Err(error) = read
             && (self.spec.signer_name.starts_with(OWN_DOMAIN) || !error.is_unsupported())
         {
             errors.invalid(
                 &path.child("request"),
-                // As Go writes bytes that are not set.
+                // Go writes unset bytes as null.
                 match self.spec.request.0.is_empty() {
                     true => Json("null".into()),
                     false => json(&self.spec.request),
@@ -127,14 +128,14 @@ impl Strategy for CertificateSigningRequest {
         errors
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         let mut errors = self.validate();
         check_conditions(self, old, &mut errors);
         let path = Path::new("status").child("conditions");
         for of in ["Approved", "Denied", "Failed"] {
             if conditions(self, of).len() < conditions(old, of).len() {
-                let words = format!("updates may not remove a condition of type {of:?}");
-                errors.forbidden(&path, words);
+                let detail = format!("updates may not remove a condition of type {of:?}");
+                errors.forbidden(&path, detail);
             }
         }
         if !matches!(part, Part::Other(_)) {
@@ -153,10 +154,10 @@ impl Strategy for CertificateSigningRequest {
             } else if !before.is_empty() {
                 errors.forbidden(&at, "updates may not modify existing certificate content");
             }
-            if let Some(why) = certificate_mistake(new)
-                && certificate_mistake(before).is_none()
+            if let Some(detail) = certificate_error(new)
+                && certificate_error(before).is_none()
             {
-                errors.invalid(&at, "<certificate data>", why);
+                errors.invalid(&at, "<certificate data>", detail);
             }
         }
         errors
@@ -220,8 +221,8 @@ fn shown_condition(status: &CertificateSigningRequestStatus) -> String {
     shown
 }
 
-/// `domain/path`, as signers are called.
-fn signer(name: &str, path: &Path, errors: &mut Errors) {
+/// Checks a signer name, which has the form `domain/path`.
+fn signer(name: &str, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         return errors.required(path, "");
     }
@@ -239,9 +240,9 @@ fn signer(name: &str, path: &Path, errors: &mut Errors) {
             "must be a fully qualified domain and path of the form 'example.com/signer-name'",
         );
     };
-    let mistakes = crate::names::dns1123_subdomain(domain);
-    for mistake in &mistakes {
-        errors.invalid(path, domain, format!("validating label {domain:?}: {mistake}"));
+    let messages = crate::names::dns1123_subdomain(domain);
+    for message in &messages {
+        errors.invalid(path, domain, format!("validating label {domain:?}: {message}"));
     }
     if !domain.contains('.') {
         errors.invalid(
@@ -250,8 +251,8 @@ fn signer(name: &str, path: &Path, errors: &mut Errors) {
             "should be a domain with at least two segments separated by dots",
         );
     }
-    for mistake in crate::names::dns1123_subdomain(rest) {
-        errors.invalid(path, rest, format!("validating label {rest:?}: {mistake}"));
+    for message in crate::names::dns1123_subdomain(rest) {
+        errors.invalid(path, rest, format!("validating label {rest:?}: {message}"));
     }
 }
 
@@ -280,8 +281,8 @@ fn certificate(of: &CertificateSigningRequest) -> &[u8] {
     certificate.map_or(&[], |c| &c.0)
 }
 
-/// Why a signer's answer is no chain of certificates; nothing is none yet.
-fn certificate_mistake(pem: &[u8]) -> Option<String> {
+/// The error of `status.certificate` if it is not a PEM bundle of certificates; an empty one is valid.
+fn certificate_error(pem: &[u8]) -> Option<String> {
     if pem.is_empty() {
         return None;
     }
@@ -295,15 +296,19 @@ fn certificate_mistake(pem: &[u8]) -> Option<String> {
             ));
         }
         blocks += 1;
-        if let Err(why) = block.parse_x509() {
-            return Some(why.to_string());
+        if let Err(detail) = block.parse_x509() {
+            return Some(detail.to_string());
         }
     }
     (blocks == 0).then(|| "must contain at least one CERTIFICATE PEM block".into())
 }
 
-/// What holds for the conditions, unless the object had it before.
-fn check_conditions(new: &CertificateSigningRequest, old: &CertificateSigningRequest, errors: &mut Errors) {
+/// Checks the conditions; an error that the old object has already is tolerated.
+fn check_conditions(
+    new: &CertificateSigningRequest,
+    old: &CertificateSigningRequest,
+    errors: &mut ErrorList,
+) {
     let path = Path::new("status").child("conditions");
     let all = |of: &CertificateSigningRequest| -> Vec<CertificateSigningRequestCondition> {
         let conditions = of.status.iter().flat_map(|s| s.conditions.iter().flatten());
@@ -323,11 +328,11 @@ fn check_conditions(new: &CertificateSigningRequest, old: &CertificateSigningReq
         if of.is_empty() && !had_empty {
             errors.required(&at.child("type"), "");
         }
-        let only_true = matches!(of, "Approved" | "Denied" | "Failed");
+        let true_if_set = matches!(of, "Approved" | "Denied" | "Failed");
         match condition.status.as_str() {
             "" => errors.required(&at.child("status"), ""),
             "True" => {}
-            status if only_true => {
+            status if true_if_set => {
                 errors.not_supported_in_order(&at.child("status"), status, &["True"]);
             }
             "False" | "Unknown" => {}
@@ -341,8 +346,8 @@ fn check_conditions(new: &CertificateSigningRequest, old: &CertificateSigningReq
             _ => "",
         };
         if !opposite.is_empty() && seen.contains(opposite) && !had_both {
-            let words = "Approved and Denied conditions are mutually exclusive";
-            errors.invalid(&path, of, words);
+            let detail = "Approved and Denied conditions are mutually exclusive";
+            errors.invalid(&path, of, detail);
         }
         if !seen.insert(of) && !had_twice {
             errors.duplicate(&at.child("type"), of);

@@ -1,6 +1,6 @@
-//! The checks that many kinds share, with Kubernetes' words: names, labels, selectors, ports, addresses, numbers.
+//! The checks that many kinds share, with Kubernetes' messages: names, labels, selectors, ports, addresses, numbers.
 //!
-//! Each takes what was found and where, and adds the mistakes to an [`Errors`]; none looks at a whole object.
+//! Each takes a value and its path and adds its errors to an [`ErrorList`]; none needs the whole object.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,7 +10,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, O
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Serialize;
 
-use crate::field::{Errors, Path, Shown};
+use crate::cidr::Cidr;
+use crate::field::{ErrorList, Path, Shown};
 use crate::{codec, meta, names};
 
 /// Protocols of ports, sorted as most fields list them.
@@ -19,7 +20,7 @@ const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 pub const NOT_GREATER_THAN_ZERO: &str = "must be greater than 0";
 pub const IMMUTABLE: &str = "field is immutable";
 
-/// A value shown as its JSON, as Kubernetes shows structs, lists and maps.
+/// A value that error messages show as JSON, as Kubernetes shows structs, lists and maps.
 pub struct Json(pub String);
 
 impl Shown for Json {
@@ -33,7 +34,7 @@ pub fn json(value: &(impl Serialize + ?Sized)) -> Json {
     Json(serde_json::to_string(value).unwrap_or_else(|e| format!("<{e}>")))
 }
 
-/// A list as Go shows it: a missing one is `null`.
+/// A list as Go marshals it: an empty one is `null`.
 pub fn json_list<T: Serialize>(values: &[T]) -> Json {
     if values.is_empty() {
         Json("null".into())
@@ -42,7 +43,7 @@ pub fn json_list<T: Serialize>(values: &[T]) -> Json {
     }
 }
 
-/// A label selector as Go shows it: `matchLabels` before `matchExpressions`.
+/// A label selector as Go marshals it: `matchLabels` before `matchExpressions`.
 pub fn json_selector(selector: &LabelSelector) -> String {
     let mut parts = Vec::new();
     if let Some(labels) = selector.match_labels.as_ref().filter(|l| !l.is_empty()) {
@@ -68,33 +69,33 @@ pub fn json_selector(selector: &LabelSelector) -> String {
     format!("{{{}}}", parts.join(","))
 }
 
-/// The text of an optional field; empty where it is absent, as Go has it.
+/// The value of an optional string field; empty if it is absent, as in Go.
 pub fn text(value: &Option<String>) -> &str {
     value.as_deref().unwrap_or("")
 }
 
-/// One `Invalid` for each of the mistakes a name check found.
-pub fn each(errors: &mut Errors, path: &Path, value: impl Shown + Copy, mistakes: Vec<String>) {
-    for mistake in mistakes {
-        errors.invalid(path, value, mistake);
+/// Adds one `Invalid` error for each message of a name check.
+pub fn all_invalid(errors: &mut ErrorList, path: &Path, value: impl Shown + Copy, messages: Vec<String>) {
+    for message in messages {
+        errors.invalid(path, value, message);
     }
 }
 
-pub fn dns_label(errors: &mut Errors, path: &Path, value: &str) {
-    each(errors, path, value, names::dns1123_label(value));
+pub fn dns_label(errors: &mut ErrorList, path: &Path, value: &str) {
+    all_invalid(errors, path, value, names::dns1123_label(value));
 }
 
-pub fn dns_subdomain(errors: &mut Errors, path: &Path, value: &str) {
-    each(errors, path, value, names::dns1123_subdomain(value));
+pub fn dns_subdomain(errors: &mut ErrorList, path: &Path, value: &str) {
+    all_invalid(errors, path, value, names::dns1123_subdomain(value));
 }
 
-/// `name` or `prefix/name`: label keys, protocols, classes of load balancers.
-pub fn qualified_name(errors: &mut Errors, path: &Path, value: &str) {
-    each(errors, path, value, names::qualified_name(value));
+/// Checks a qualified name (`name` or `prefix/name`): a label key, an application protocol, a load balancer class.
+pub fn qualified_name(errors: &mut ErrorList, path: &Path, value: &str) {
+    all_invalid(errors, path, value, names::qualified_name(value));
 }
 
-/// A finalizer without a domain must be one of Kubernetes' own.
-pub fn standard_finalizer(errors: &mut Errors, path: &Path, name: &str) {
+/// A finalizer without a domain must be a standard one.
+pub fn standard_finalizer(errors: &mut ErrorList, path: &Path, name: &str) {
     const STANDARD: &[&str] = &["kubernetes", "orphan", "foregroundDeletion"];
     if !name.contains('/') && !STANDARD.contains(&name) {
         errors.invalid(
@@ -105,66 +106,70 @@ pub fn standard_finalizer(errors: &mut Errors, path: &Path, name: &str) {
     }
 }
 
-/// Keys and values of labels (or of a selector of that form).
-pub fn labels(errors: &mut Errors, path: &Path, labels: &BTreeMap<String, String>) {
+/// Checks the keys and values of labels (or of a map selector).
+pub fn labels(errors: &mut ErrorList, path: &Path, labels: &BTreeMap<String, String>) {
     errors.extend(meta::labels(Some(labels), path));
 }
 
-/// A meta/v1 LabelSelector.
-pub fn label_selector(errors: &mut Errors, path: &Path, selector: &LabelSelector) {
+/// Checks a meta/v1 LabelSelector.
+pub fn label_selector(errors: &mut ErrorList, path: &Path, selector: &LabelSelector) {
     errors.extend(meta::label_selector(Some(selector), path));
 }
 
-/// Whether a label selector has no requirement at all.
+/// Whether a label selector has no requirement.
 pub fn is_empty(selector: &LabelSelector) -> bool {
     selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty)
         && selector.match_expressions.as_ref().is_none_or(Vec::is_empty)
 }
 
-pub fn not_negative<T: Shown + Copy + Into<i64>>(errors: &mut Errors, path: &Path, value: T) {
+pub fn not_negative<T: Shown + Copy + Into<i64>>(errors: &mut ErrorList, path: &Path, value: T) {
     if value.into() < 0 {
         errors.invalid(path, value, NOT_NEGATIVE);
     }
 }
 
-/// As [`not_negative`], of a field that may be absent.
-pub fn not_negative_if_set<T: Shown + Copy + Into<i64>>(errors: &mut Errors, path: &Path, value: Option<T>) {
+/// [`not_negative`] for a field that may be absent.
+pub fn not_negative_if_set<T: Shown + Copy + Into<i64>>(
+    errors: &mut ErrorList,
+    path: &Path,
+    value: Option<T>,
+) {
     if let Some(value) = value {
         not_negative(errors, path, value);
     }
 }
 
-pub fn port_number(errors: &mut Errors, path: &Path, port: i32) {
-    each(errors, path, port, names::port_number(port.into()));
+pub fn port_number(errors: &mut ErrorList, path: &Path, port: i32) {
+    all_invalid(errors, path, port, names::port_number(port.into()));
 }
 
-/// A port by number, or by the name of a container's port.
-pub fn port_number_or_name(errors: &mut Errors, path: &Path, port: &IntOrString) {
+/// Checks a port number or the name of a container port.
+pub fn port_number_or_name(errors: &mut ErrorList, path: &Path, port: &IntOrString) {
     match port {
         IntOrString::Int(number) => port_number(errors, path, *number),
-        IntOrString::String(name) => each(errors, path, name.as_str(), names::port_name(name)),
+        IntOrString::String(name) => all_invalid(errors, path, name.as_str(), names::port_name(name)),
     }
 }
 
-/// A count or a percentage, neither negative.
-pub fn not_negative_or_percent(errors: &mut Errors, path: &Path, value: &IntOrString) {
+/// Checks a count or a percentage; neither may be negative.
+pub fn not_negative_or_percent(errors: &mut ErrorList, path: &Path, value: &IntOrString) {
     match value {
         IntOrString::Int(number) => not_negative(errors, path, *number),
         IntOrString::String(text) => {
-            each(errors, path, text.as_str(), names::percent(text));
+            all_invalid(errors, path, text.as_str(), names::percent(text));
         }
     }
 }
 
-/// `25%` as 25.
+/// The number of a percentage: 25 of `25%`.
 pub fn percent(text: &str) -> Option<i32> {
     let digits = text.strip_suffix('%')?;
     let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
     plain.then(|| digits.parse().unwrap_or(i32::MAX))
 }
 
-/// Refuses percentages over 100.
-pub fn not_more_than_all(errors: &mut Errors, path: &Path, value: &IntOrString) {
+/// Rejects percentages over 100 (`IsNotMoreThan100Percent`).
+pub fn not_more_than_100_percent(errors: &mut ErrorList, path: &Path, value: &IntOrString) {
     if let IntOrString::String(text) = value
         && percent(text).is_some_and(|p| p > 100)
     {
@@ -172,7 +177,7 @@ pub fn not_more_than_all(errors: &mut Errors, path: &Path, value: &IntOrString) 
     }
 }
 
-/// A count, or the number before the percent sign.
+/// The count, or the number before the percent sign.
 pub fn count_or_percent(value: &IntOrString) -> i32 {
     match value {
         IntOrString::Int(number) => *number,
@@ -180,22 +185,23 @@ pub fn count_or_percent(value: &IntOrString) -> i32 {
     }
 }
 
-/// An IP address in its plain form. What was there already may stay as it is.
-pub fn ip(errors: &mut Errors, path: &Path, value: &str, existing: &[String]) -> bool {
+/// Checks an IP address: no leading zeros, no IPv4-mapped IPv6 address. Values of the old object (`existing`) may stay as
+/// they are.
+pub fn ip(errors: &mut ErrorList, path: &Path, value: &str, existing: &[String]) -> bool {
     if existing.iter().any(|e| e == value) {
         return true;
     }
-    let mistake = match value.parse::<IpAddr>() {
+    let message = match value.parse::<IpAddr>() {
         Ok(IpAddr::V6(v6)) if v6.to_ipv4_mapped().is_some() => "must not be an IPv4-mapped IPv6 address",
         Ok(_) => return true,
         Err(_) if without_leading_zeros(value).parse::<IpAddr>().is_ok() => "must not have leading 0s",
         Err(_) => "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
     };
-    errors.invalid(path, value, mistake);
+    errors.invalid(path, value, message);
     false
 }
 
-/// An address as older readers understood it, which passed over zeros before the decimal numbers of IPv4.
+/// An address without the leading zeros in its IPv4 octets, which Go's older parser ignored.
 fn without_leading_zeros(value: &str) -> String {
     let plain = |part: &str| match part.trim_start_matches('0') {
         "" if !part.is_empty() => "0".to_string(),
@@ -209,9 +215,9 @@ fn without_leading_zeros(value: &str) -> String {
     }
 }
 
-/// As [`ip`], and in the one form that the address is written in.
+/// The messages about an IP address that must also be in canonical form.
 pub fn canonical_ip(value: &str) -> Vec<String> {
-    let mut errors = Errors::new();
+    let mut errors = ErrorList::new();
     if ip(&mut errors, &Path::default(), value, &[])
         && let Ok(address) = value.parse::<IpAddr>()
         && address.to_string() != value
@@ -221,8 +227,8 @@ pub fn canonical_ip(value: &str) -> Vec<String> {
     errors.iter().map(|e| e.detail.clone()).collect()
 }
 
-/// An address traffic can be sent to: not unspecified, loopback or link-local.
-pub fn endpoint_ip(errors: &mut Errors, path: &Path, value: &str) {
+/// Checks an endpoint's address: not unspecified, loopback or link-local.
+pub fn endpoint_ip(errors: &mut ErrorList, path: &Path, value: &str) {
     let Ok(address) = value.parse::<IpAddr>() else {
         return errors.invalid(path, value, "must be a valid IP address");
     };
@@ -256,17 +262,17 @@ pub fn endpoint_ip(errors: &mut Errors, path: &Path, value: &str) {
     }
 }
 
-/// An address range in its plain form: no host bits. What was there already may stay as it is.
-pub fn cidr(errors: &mut Errors, path: &Path, value: &str, existing: &[String]) {
+/// Checks a CIDR: no bits beyond the prefix length. Values of the old object (`existing`) may stay as they are.
+pub fn cidr(errors: &mut ErrorList, path: &Path, value: &str, existing: &[String]) {
     if existing.iter().any(|e| e == value) {
         return;
     }
-    let mistake = match (super::service_ips::Cidr::parse(value), value.split_once('/')) {
+    let message = match (Cidr::parse(value), value.split_once('/')) {
         (Some(range), _) if range.is_ipv4_mapped() => "must not have an IPv4-mapped IPv6 address",
         (Some(range), _) if range.has_host_bits() => "must not have bits set beyond the prefix length",
         (Some(_), _) => return,
         (None, Some((address, length)))
-            if super::service_ips::Cidr::parse(&format!(
+            if Cidr::parse(&format!(
                 "{}/{}",
                 without_leading_zeros(address),
                 without_leading_zeros(length)
@@ -277,31 +283,31 @@ pub fn cidr(errors: &mut Errors, path: &Path, value: &str, existing: &[String]) 
         }
         (None, _) => "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
     };
-    errors.invalid(path, value, mistake);
+    errors.invalid(path, value, message);
 }
 
-/// As [`cidr`], and in the one form that the range is written in.
-pub fn canonical_cidr(errors: &mut Errors, path: &Path, value: &str) {
+/// [`cidr`], which must also be in canonical form.
+pub fn canonical_cidr(errors: &mut ErrorList, path: &Path, value: &str) {
     let before = errors.len();
     cidr(errors, path, value, &[]);
     if errors.len() == before
-        && let Some(range) = super::service_ips::Cidr::parse(value)
+        && let Some(range) = Cidr::parse(value)
         && range.to_string() != value
     {
-        let words = format!("must be in canonical form ({:?})", range.to_string());
-        errors.invalid(path, value, words);
+        let detail = format!("must be in canonical form ({:?})", range.to_string());
+        errors.invalid(path, value, detail);
     }
 }
 
-/// A field that may not change.
-pub fn immutable<T: PartialEq + Serialize>(errors: &mut Errors, path: &Path, new: &T, old: &T) {
+/// Checks that a field did not change.
+pub fn immutable<T: PartialEq + Serialize>(errors: &mut ErrorList, path: &Path, new: &T, old: &T) {
     if new != old {
         errors.invalid(path, json(new), IMMUTABLE);
     }
 }
 
-/// A selector that may not change.
-pub fn immutable_selector(errors: &mut Errors, path: &Path, new: &LabelSelector, old: &LabelSelector) {
+/// Checks that a selector did not change.
+pub fn immutable_selector(errors: &mut ErrorList, path: &Path, new: &LabelSelector, old: &LabelSelector) {
     if new != old {
         let shown = match *new == LabelSelector::default() {
             true => "null".into(),
@@ -311,8 +317,8 @@ pub fn immutable_selector(errors: &mut Errors, path: &Path, new: &LabelSelector,
     }
 }
 
-/// Carries the generation over from the old object; one more where what it counts has changed.
-pub fn count_generation(meta: &mut ObjectMeta, old: &ObjectMeta, changed: bool) {
+/// Sets `metadata.generation` to that of the old object, incremented if `changed`.
+pub fn update_generation(meta: &mut ObjectMeta, old: &ObjectMeta, changed: bool) {
     meta.generation = if changed {
         Some(old.generation.unwrap_or(0) + 1)
     } else {
@@ -320,15 +326,15 @@ pub fn count_generation(meta: &mut ObjectMeta, old: &ObjectMeta, changed: bool) 
     };
 }
 
-/// A string list or map that Go leaves out when it is empty.
+/// Makes an empty list or map absent, as Go's `omitempty` does.
 pub fn drop_empty<T: Default + PartialEq>(value: &mut Option<T>) {
     if value.as_ref().is_some_and(|v| *v == T::default()) {
         *value = None;
     }
 }
 
-/// The usual two parts of an object: users write spec (counted by `metadata.generation`) and controllers
-/// write status, each through its own door.
+/// The preparation for the two usual parts of an object: an update of the main resource keeps `status` and counts changes of
+/// `spec` in `metadata.generation`; an update of the `status` subresource keeps everything else.
 macro_rules! spec_and_status {
     () => {
         fn prepare_for_create(&mut self) {
@@ -345,14 +351,14 @@ macro_rules! spec_and_status {
                     spec_changed = self.spec != old.spec;
                 }
             }
-            $crate::kinds::checks::count_generation(&mut self.metadata, &old.metadata, spec_changed);
+            $crate::kinds::checks::update_generation(&mut self.metadata, &old.metadata, spec_changed);
         }
     };
 }
 pub(crate) use spec_and_status;
 
-/// The conditions of a status, of kinds that have meta/v1's type for them.
-pub fn conditions(errors: &mut Errors, path: &Path, conditions: Option<&[Condition]>) {
+/// Checks the conditions of a status that are of type meta/v1 Condition.
+pub fn conditions(errors: &mut ErrorList, path: &Path, conditions: Option<&[Condition]>) {
     const STATUSES: &[&str] = &["False", "True", "Unknown"];
     const REASON_BYTES: usize = 1024;
     const MESSAGE_BYTES: usize = 32 * 1024;
@@ -376,8 +382,8 @@ pub fn conditions(errors: &mut Errors, path: &Path, conditions: Option<&[Conditi
         let at = path.child("reason");
         if condition.reason.is_empty() {
             errors.required(&at, "");
-        } else if let Some(mistake) = names::condition_reason(&condition.reason) {
-            errors.invalid(&at, condition.reason.as_str(), mistake);
+        } else if let Some(message) = names::condition_reason(&condition.reason) {
+            errors.invalid(&at, condition.reason.as_str(), message);
         }
         if condition.reason.len() > REASON_BYTES {
             errors.too_long(&at, REASON_BYTES);
@@ -388,10 +394,10 @@ pub fn conditions(errors: &mut Errors, path: &Path, conditions: Option<&[Conditi
     }
 }
 
-/// A quantity that must not be negative.
-pub fn not_negative_quantity(errors: &mut Errors, path: &Path, value: &Quantity) {
+/// Checks that a quantity is not negative.
+pub fn not_negative_quantity(errors: &mut ErrorList, path: &Path, value: &Quantity) {
     match crate::quantity::Quantity::parse(&value.0) {
-        Err(why) => errors.invalid(path, value.0.as_str(), why),
+        Err(detail) => errors.invalid(path, value.0.as_str(), detail),
         Ok(parsed) if parsed < crate::quantity::Quantity::default() => {
             errors.invalid(path, value.0.as_str(), NOT_NEGATIVE);
         }
@@ -399,8 +405,8 @@ pub fn not_negative_quantity(errors: &mut Errors, path: &Path, value: &Quantity)
     }
 }
 
-/// `domain/path`, such as the name of a controller.
-pub fn domain_prefixed_path(errors: &mut Errors, path: &Path, value: &str) {
+/// Checks a domain-prefixed path, such as the name of a controller.
+pub fn domain_prefixed_path(errors: &mut ErrorList, path: &Path, value: &str) {
     let Some((domain, rest)) = value
         .split_once('/')
         .filter(|(d, r)| !d.is_empty() && !r.is_empty())
@@ -414,8 +420,8 @@ pub fn domain_prefixed_path(errors: &mut Errors, path: &Path, value: &str) {
             "must be a domain-prefixed path (such as \"acme.io/foo\")",
         );
     };
-    for mistake in names::dns1123_subdomain(domain) {
-        errors.invalid(path, domain, mistake);
+    for message in names::dns1123_subdomain(domain) {
+        errors.invalid(path, domain, message);
     }
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:%".contains(&b);
     if !rest.bytes().all(allowed) {
@@ -423,18 +429,18 @@ pub fn domain_prefixed_path(errors: &mut Errors, path: &Path, value: &str) {
     }
 }
 
-/// An amount of whatever it is: not less than nothing, as a whole number shows it.
-pub fn basic_resource(errors: &mut Errors, path: &Path, value: &Quantity) {
+/// Checks that the integer value of a quantity is not negative.
+pub fn basic_resource(errors: &mut ErrorList, path: &Path, value: &Quantity) {
     let whole = quantity_of(value).map_or(0, |q| q.value());
     if whole < 0 {
         errors.invalid(path, whole, "must be a valid resource quantity");
     }
 }
 
-/// A quantity that must be more than nothing.
-pub fn positive_quantity(errors: &mut Errors, path: &Path, value: &Quantity) {
+/// Checks that a quantity is greater than zero.
+pub fn positive_quantity(errors: &mut ErrorList, path: &Path, value: &Quantity) {
     match crate::quantity::Quantity::parse(&value.0) {
-        Err(why) => errors.invalid(path, value.0.as_str(), why),
+        Err(detail) => errors.invalid(path, value.0.as_str(), detail),
         Ok(parsed) if parsed <= crate::quantity::Quantity::default() => {
             errors.invalid(path, value.0.as_str(), "must be greater than zero");
         }
@@ -442,7 +448,7 @@ pub fn positive_quantity(errors: &mut Errors, path: &Path, value: &Quantity) {
     }
 }
 
-/// The exact amount, if it parses.
+/// The parsed quantity; `None` if it does not parse.
 pub fn quantity_of(wire: &Quantity) -> Option<crate::quantity::Quantity> {
     crate::quantity::Quantity::parse(&wire.0).ok()
 }

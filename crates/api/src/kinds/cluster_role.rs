@@ -1,16 +1,16 @@
-//! ClusterRole: what may be done anywhere. With an aggregation rule it is put together from others.
+//! ClusterRole: permissions in the whole cluster. With an aggregation rule its rules come from other ClusterRoles.
 
 use k8s_openapi::api::rbac::v1::ClusterRole;
 
 use super::checks::{Json, label_selector};
 use super::rbac;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::selector::label::Selector;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 
 impl Strategy for ClusterRole {
-    fn validate(&self) -> Errors {
-        let mut errors = rbac::validate_rules(&self.rules, false);
+    fn validate(&self) -> ErrorList {
+        let mut errors = rbac::validate_rules(self.rules.as_deref(), false);
         if let Some(rule) = &self.aggregation_rule {
             let path = Path::new("aggregationRule").child("clusterRoleSelectors");
             let selectors = rule.cluster_role_selectors.as_deref().unwrap_or(&[]);
@@ -23,7 +23,7 @@ impl Strategy for ClusterRole {
             for (i, selector) in selectors.iter().enumerate() {
                 let at = path.index(i);
                 label_selector(&mut errors, &at, selector);
-                // The selector that could not be made of it is what is shown.
+                // The error shows the label selector that could not be converted.
                 if Selector::from_label_selector(selector).is_err() {
                     errors.invalid(&at, Json("null".into()), "invalid label selector.");
                 }

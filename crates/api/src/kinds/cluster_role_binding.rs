@@ -1,10 +1,10 @@
-//! ClusterRoleBinding: who has a role, in the whole cluster.
+//! ClusterRoleBinding: grants a ClusterRole to subjects in the whole cluster.
 
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use k8s_openapi::jiff::Timestamp;
 
 use super::rbac;
-use crate::field::Errors;
+use crate::field::ErrorList;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -13,13 +13,13 @@ impl Strategy for ClusterRoleBinding {
         rbac::set_defaults(&mut self.role_ref, &mut self.subjects);
     }
 
-    fn validate(&self) -> Errors {
-        rbac::validate_binding(&self.role_ref, &self.subjects, false, &["ClusterRole"])
+    fn validate(&self) -> ErrorList {
+        rbac::validate_binding(&self.role_ref, self.subjects.as_deref(), false, &["ClusterRole"])
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
         let mut errors = self.validate();
-        rbac::role_stays(&self.role_ref, &old.role_ref, &mut errors);
+        rbac::validate_role_ref_update(&self.role_ref, &old.role_ref, &mut errors);
         errors
     }
 
@@ -34,7 +34,7 @@ impl Strategy for ClusterRoleBinding {
     }
 
     fn row(&self, now: Timestamp) -> Vec<Cell> {
-        let [role, users, groups, accounts] = rbac::binding_cells(&self.role_ref, &self.subjects);
+        let [role, users, groups, accounts] = rbac::binding_cells(&self.role_ref, self.subjects.as_deref());
         let age = table::created(&self.metadata, now);
         vec![table::name(&self.metadata), role, age, users, groups, accounts]
     }

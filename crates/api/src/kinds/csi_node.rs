@@ -1,4 +1,4 @@
-//! CSINode: the storage drivers of one node.
+//! CSINode: the CSI drivers of one node.
 
 use std::collections::BTreeSet;
 
@@ -8,16 +8,16 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{IMMUTABLE, Json, not_negative_if_set, qualified_name};
 use super::pod::internal;
 use super::pod::validation::volume_plugins::csi_driver;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
-/// Longest name of a node with a driver, in bytes.
+/// Maximum length of `nodeID`, the driver's own name of the node, in bytes.
 const NODE_ID_MAX: usize = 256;
 
 impl Strategy for CSINode {
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let mut names = BTreeSet::new();
         for (i, driver) in self.spec.drivers.iter().enumerate() {
             let path = Path::new("spec").child("drivers").index(i);
@@ -27,8 +27,8 @@ impl Strategy for CSINode {
                 errors.required(&at, "");
             }
             if driver.node_id.len() > NODE_ID_MAX {
-                let words = format!("must be {NODE_ID_MAX} characters or less");
-                errors.invalid(&at, &driver.node_id, words);
+                let detail = format!("must be {NODE_ID_MAX} characters or less");
+                errors.invalid(&at, &driver.node_id, detail);
             }
             let count = driver.allocatable.as_ref().and_then(|a| a.count);
             not_negative_if_set(&mut errors, &path.child("allocatable").child("count"), count);
@@ -49,9 +49,9 @@ impl Strategy for CSINode {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
         let mut errors = self.validate();
-        // A driver may come and go, and its limit may change; its identity and topology may not.
+        // Drivers may be added and removed and their `allocatable` may change; `nodeID` and `topologyKeys` of a driver may not.
         let pairs = old.spec.drivers.iter().flat_map(|before| {
             let after = self.spec.drivers.iter();
             after.filter(|d| d.name == before.name).map(move |d| (before, d))
@@ -85,6 +85,6 @@ impl Strategy for CSINode {
     }
 
     fn metadata_checks(_part: Part) -> MetadataChecks {
-        MetadataChecks::WHOLE
+        MetadataChecks::FULL
     }
 }

@@ -1,4 +1,4 @@
-//! CSIStorageCapacity: how much room a storage class has somewhere.
+//! CSIStorageCapacity: the free capacity of a StorageClass in one topology segment.
 
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 
@@ -6,7 +6,7 @@ use super::checks::{
     IMMUTABLE, Json, dns_subdomain, immutable, json_selector, label_selector, not_negative_quantity,
 };
 use super::warnings::deprecated_label;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::quantity;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 
@@ -16,8 +16,8 @@ impl Strategy for CSIStorageCapacity {
         amounts.into_iter().flatten().for_each(quantity::canonicalize);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         dns_subdomain(
             &mut errors,
             &Path::new("storageClassName"),
@@ -32,7 +32,7 @@ impl Strategy for CSIStorageCapacity {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
         let mut errors = self.validate();
         if self.node_topology != old.node_topology {
             let shown = self.node_topology.as_ref().map_or("null".into(), json_selector);
@@ -57,13 +57,13 @@ impl Strategy for CSIStorageCapacity {
         let path = Path::new("nodeTopology");
         let expressions = selector.match_expressions.iter().flatten().enumerate();
         let expressions = expressions.filter_map(|(i, expression)| {
-            let words = deprecated_label(&expression.key)?;
+            let deprecation = deprecated_label(&expression.key)?;
             let at = path.child("matchExpressions").index(i).child("key");
-            Some(format!("{at}: {} is {words}", expression.key))
+            Some(format!("{at}: {} is {deprecation}", expression.key))
         });
         let labels = selector.match_labels.iter().flatten().filter_map(|(key, _)| {
-            let words = deprecated_label(key)?;
-            Some(format!("{}: {words}", path.child("matchLabels").child(key)))
+            let deprecation = deprecated_label(key)?;
+            Some(format!("{}: {deprecation}", path.child("matchLabels").child(key)))
         });
         expressions.chain(labels).collect()
     }

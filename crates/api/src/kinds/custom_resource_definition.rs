@@ -1,4 +1,4 @@
-//! CustomResourceDefinition: a kind that users bring. One version is stored, every version has a schema.
+//! CustomResourceDefinition: defines the kind of custom resources. One version is stored, every version has a schema.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -7,12 +7,15 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinitionStatus, CustomResourceDefinitionVersion, WebhookClientConfig,
 };
 
-use super::checks::{Json, count_generation, dns_subdomain, each, json, text};
+use super::checks::{Json, all_invalid, dns_subdomain, json, text, update_generation};
 use super::webhook;
 use crate::certificates::bundle::unusable;
-use crate::field::{Errors, Path};
+use crate::custom::conditions::{self, FINALIZER, TERMINATING};
+use crate::field::{ErrorList, Path};
 use crate::names;
+use crate::strategy::deletion::{self, DeletionPlan, DeletionRequest};
 use crate::strategy::{Part, Strategy};
+use crate::time::seconds;
 
 const SCOPES: &[&str] = &["Cluster", "Namespaced"];
 
@@ -23,8 +26,8 @@ fn empty_status() -> CustomResourceDefinitionStatus {
     }
 }
 
-/// Every version that is stored now is a version that may be found in the store later.
-fn remember_stored_version(crd: &mut CustomResourceDefinition) {
+/// Adds the storage version to `status.storedVersions`, since objects of that version may be in the store from now on.
+fn add_stored_version(crd: &mut CustomResourceDefinition) {
     let stored = crd.spec.versions.iter().filter(|v| v.storage);
     let stored: Vec<String> = stored.map(|v| v.name.clone()).collect();
     let known = crd.status.get_or_insert_with(empty_status);
@@ -63,7 +66,7 @@ impl Strategy for CustomResourceDefinition {
     fn prepare_for_create(&mut self) {
         self.status = Some(empty_status());
         self.metadata.generation = Some(1);
-        remember_stored_version(self);
+        add_stored_version(self);
     }
 
     fn prepare_for_update(&mut self, old: &Self, part: Part) {
@@ -73,18 +76,18 @@ impl Strategy for CustomResourceDefinition {
         } else {
             self.status = old.status.clone();
             changed = self.spec != old.spec;
-            remember_stored_version(self);
+            add_stored_version(self);
         }
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         check_definition(self, None)
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         if part == Part::Status {
-            return Errors::new();
+            return ErrorList::new();
         }
         let mut errors = check_definition(self, Some(old));
         let path = Path::new("spec");
@@ -99,11 +102,32 @@ impl Strategy for CustomResourceDefinition {
     }
 
     const STANDARD_FINALIZERS: bool = false;
+
+    /// It is marked first; its controller deletes all objects of its kind, then removes the finalizer.
+    fn plan_deletion(&self, marked: &mut Self, request: &DeletionRequest) -> DeletionPlan {
+        if self.metadata.deletion_timestamp.is_some() {
+            return deletion::plan(self, marked, request);
+        }
+        marked.metadata.deletion_timestamp = Some(seconds(request.now));
+        let finalizers = marked.metadata.finalizers.get_or_insert_default();
+        if !finalizers.iter().any(|f| f == FINALIZER) {
+            finalizers.push(FINALIZER.into());
+        }
+        conditions::set(
+            marked.status.get_or_insert_default(),
+            TERMINATING,
+            "True",
+            "InstanceDeletionPending",
+            "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon",
+            request.now,
+        );
+        DeletionPlan::Mark { then_remove: false }
+    }
 }
 
-/// `old`: the definition before an update.
-fn check_definition(crd: &CustomResourceDefinition, old: Option<&CustomResourceDefinition>) -> Errors {
-    let mut errors = Errors::new();
+/// Validates a definition. `old` is the definition before an update.
+fn check_definition(crd: &CustomResourceDefinition, old: Option<&CustomResourceDefinition>) -> ErrorList {
+    let mut errors = ErrorList::new();
     let spec = &crd.spec;
     let name = text(&crd.metadata.name);
     if name != format!("{}.{}", spec.names.plural, spec.group) {
@@ -158,12 +182,12 @@ fn check_definition(crd: &CustomResourceDefinition, old: Option<&CustomResourceD
     errors
 }
 
-/// How the internal type calls the webhook's client configuration and versions, which errors name.
+/// Checks `spec.conversion`. Error paths use the internal type's names of the client configuration and the review versions.
 fn check_conversion(
     conversion: &CustomResourceConversion,
     old: Option<&CustomResourceDefinition>,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     const STRATEGIES: &[&str] = &["None", "Webhook"];
     let strategy = conversion.strategy.as_str();
@@ -208,26 +232,29 @@ fn check_conversion(
     webhook::check_review_versions(versions, must_be_known, &versions_path, errors);
 }
 
-fn check_conversion_client(client: &WebhookClientConfig, path: &Path, errors: &mut Errors) {
+fn check_conversion_client(client: &WebhookClientConfig, path: &Path, errors: &mut ErrorList) {
     match (&client.url, &client.service) {
         (Some(url), None) => webhook::check_url(url, &path.child("url"), errors),
-        // Upstream hands over name and namespace in the wrong order, so each is missed under the other's name.
-        (None, Some(service)) => webhook::check_service(
-            (&service.namespace, &service.name),
-            (service.port, text(&service.path)),
-            &path.child("service"),
-            errors,
-        ),
+        // Upstream passes name and namespace in the wrong order, so a missing one is reported under the other's name.
+        (None, Some(service)) => {
+            let service = webhook::ServiceTarget {
+                name: &service.namespace,
+                namespace: &service.name,
+                port: service.port,
+                path: text(&service.path),
+            };
+            webhook::check_service(&service, &path.child("service"), errors);
+        }
         _ => errors.required(path, "exactly one of url or service is required"),
     }
 }
 
-/// A definition that is served must not lose a bundle that works. Until then ca-injectors may not have written it yet.
+/// An established definition must not lose a valid `caBundle`. Before that a CA injector may not have set it yet.
 fn check_bundle(
     client: &WebhookClientConfig,
     old: Option<&CustomResourceDefinition>,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     fn bundle(client: &WebhookClientConfig) -> Option<&[u8]> {
         client
@@ -245,9 +272,9 @@ fn check_bundle(
         return;
     }
     if let Some(bundle) = bundle(client)
-        && let Some(why) = unusable(bundle)
+        && let Some(detail) = unusable(bundle)
     {
-        errors.invalid(path, STANDARD.encode(bundle).as_str(), why);
+        errors.invalid(path, STANDARD.encode(bundle).as_str(), detail);
     }
 }
 
@@ -256,7 +283,7 @@ fn is_established(crd: &CustomResourceDefinition) -> bool {
     conditions.any(|c| c.type_ == "Established" && c.status == "True")
 }
 
-fn check_group(group: &str, path: &Path, errors: &mut Errors) {
+fn check_group(group: &str, path: &Path, errors: &mut ErrorList) {
     if group.is_empty() {
         return errors.required(path, "");
     }
@@ -266,7 +293,7 @@ fn check_group(group: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_names(given: &CustomResourceDefinitionNames, path: &Path, errors: &mut Errors) {
+fn check_names(given: &CustomResourceDefinitionNames, path: &Path, errors: &mut ErrorList) {
     let required = [
         ("plural", given.plural.as_str()),
         ("singular", text(&given.singular)),
@@ -280,13 +307,13 @@ fn check_names(given: &CustomResourceDefinitionNames, path: &Path, errors: &mut 
         }
         let lower = value.to_lowercase();
         let is_kind = field.to_lowercase().ends_with("kind");
-        let mistakes = names::dns1035_label(if is_kind { &lower } else { value });
-        for mistake in mistakes {
-            let words = match is_kind {
-                true => format!("may have mixed case, but should otherwise match: {mistake}"),
-                false => mistake,
+        let messages = names::dns1035_label(if is_kind { &lower } else { value });
+        for message in messages {
+            let detail = match is_kind {
+                true => format!("may have mixed case, but should otherwise match: {message}"),
+                false => message,
             };
-            errors.invalid(&path.child(field), value, words);
+            errors.invalid(&path.child(field), value, detail);
         }
     }
     for (field, values) in [
@@ -294,7 +321,7 @@ fn check_names(given: &CustomResourceDefinitionNames, path: &Path, errors: &mut 
         ("categories", &given.categories),
     ] {
         for (i, value) in values.iter().flatten().enumerate() {
-            each(
+            all_invalid(
                 errors,
                 &path.child(field).index(i),
                 value.as_str(),
@@ -315,11 +342,11 @@ fn check_versions(
     versions: &[CustomResourceDefinitionVersion],
     old: &[CustomResourceDefinitionVersion],
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     for (i, version) in versions.iter().enumerate() {
         let at = path.index(i);
-        each(
+        all_invalid(
             errors,
             &at.child("name"),
             version.name.as_str(),
@@ -342,7 +369,7 @@ fn check_versions(
     }
 }
 
-/// In Go's names; what is nested deeper is shown as it came.
+/// The versions as an error message shows them: with the field names of the Go type, nested values as given.
 fn shown(versions: &[CustomResourceDefinitionVersion]) -> Json {
     let versions: Vec<String> = versions
         .iter()

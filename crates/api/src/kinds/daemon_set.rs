@@ -1,15 +1,15 @@
-//! DaemonSet: one pod on every node. Its annotation counts changes of the template.
+//! DaemonSet: one pod on every node. The annotation `deprecated.daemonset.template.generation` counts changes of the template.
 
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetUpdateStrategy};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{
-    Json, count_generation, count_or_percent, drop_empty, immutable_selector, json, not_more_than_all,
-    not_negative_if_set, not_negative_or_percent, text,
+    Json, count_or_percent, drop_empty, immutable_selector, json, not_more_than_100_percent,
+    not_negative_if_set, not_negative_or_percent, text, update_generation,
 };
 use super::{deployment, template};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -30,8 +30,8 @@ fn set_template_generation(set: &mut DaemonSet, generation: i64) {
 impl Strategy for DaemonSet {
     fn after_decode(&mut self, json: &[u8]) {
         if let Some(spec) = &mut self.spec {
-            template::mark_given_selector(&mut spec.selector, json);
-            template::mark_given_labels(&mut spec.template, json);
+            template::distinguish_empty_selector(&mut spec.selector, json);
+            template::distinguish_empty_labels(&mut spec.template, json);
         }
     }
 
@@ -71,11 +71,11 @@ impl Strategy for DaemonSet {
             generation += i64::from(template(self) != template(old));
         }
         set_template_generation(self, generation);
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
         template::validate_selected(&spec.selector, Some(&spec.template), "daemonset", &mut errors);
@@ -94,9 +94,9 @@ impl Strategy for DaemonSet {
         errors
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         if part == Part::Status {
-            return status_mistakes(self, old);
+            return validate_status(self, old);
         }
         let mut errors = self.validate();
         let (new, old) = (
@@ -113,7 +113,7 @@ impl Strategy for DaemonSet {
         template.map(template::warnings).unwrap_or_default()
     }
 
-    /// A change of the metadata alone says nothing of the template.
+    /// The template is only checked for warnings if the generation changed: an update of the metadata alone does not repeat them.
     fn warnings_on_update(&self, old: &Self) -> Vec<String> {
         match self.metadata.generation == old.metadata.generation {
             true => Vec::new(),
@@ -159,7 +159,7 @@ impl Strategy for DaemonSet {
     }
 }
 
-fn check_strategy(strategy: &DaemonSetUpdateStrategy, errors: &mut Errors) {
+fn check_strategy(strategy: &DaemonSetUpdateStrategy, errors: &mut ErrorList) {
     let path = Path::new("spec").child("updateStrategy");
     match (text(&strategy.type_), &strategy.rolling_update) {
         ("OnDelete", _) => {}
@@ -171,7 +171,7 @@ fn check_strategy(strategy: &DaemonSetUpdateStrategy, errors: &mut Errors) {
             let surge = rolling.max_surge.as_ref().unwrap_or(&nothing);
             for (field, value) in [("maxUnavailable", unavailable), ("maxSurge", surge)] {
                 not_negative_or_percent(errors, &path.child(field), value);
-                not_more_than_all(errors, &path.child(field), value);
+                not_more_than_100_percent(errors, &path.child(field), value);
             }
             let (unavailable, surge) = (count_or_percent(unavailable), count_or_percent(surge));
             if unavailable != 0 && surge != 0 {
@@ -199,8 +199,8 @@ fn check_strategy(strategy: &DaemonSetUpdateStrategy, errors: &mut Errors) {
     }
 }
 
-fn status_mistakes(set: &DaemonSet, old: &DaemonSet) -> Errors {
-    let mut errors = Errors::new();
+fn validate_status(set: &DaemonSet, old: &DaemonSet) -> ErrorList {
+    let mut errors = ErrorList::new();
     let status = set.status.clone().unwrap_or_default();
     let path = Path::new("status");
     for (field, count) in [
@@ -223,6 +223,6 @@ fn status_mistakes(set: &DaemonSet, old: &DaemonSet) -> Errors {
         not_negative_if_set(&mut errors, &path.child(field), Some(count));
     }
     let before = old.status.as_ref().and_then(|s| s.collision_count);
-    deployment::collisions_only_grow(status.collision_count, before, &mut errors);
+    deployment::validate_collision_count(status.collision_count, before, &mut errors);
     errors
 }

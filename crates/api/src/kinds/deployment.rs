@@ -1,16 +1,16 @@
-//! Deployment: ReplicaSets that follow each other, by rolling update or all at once.
+//! Deployment: replaces ReplicaSets by rolling update or by recreating all pods.
 
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus, DeploymentStrategy};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{
-    Json, count_generation, count_or_percent, drop_empty, immutable_selector, json, not_more_than_all,
-    not_negative_if_set, not_negative_or_percent, text,
+    Json, count_or_percent, drop_empty, immutable_selector, json, not_more_than_100_percent,
+    not_negative_if_set, not_negative_or_percent, text, update_generation,
 };
 use super::template::{self, ReplicaCounts};
 use super::warnings;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -20,8 +20,8 @@ const RECREATE: &str = "Recreate";
 impl Strategy for Deployment {
     fn after_decode(&mut self, json: &[u8]) {
         if let Some(spec) = &mut self.spec {
-            template::mark_given_selector(&mut spec.selector, json);
-            template::mark_given_labels(&mut spec.template, json);
+            template::distinguish_empty_selector(&mut spec.selector, json);
+            template::distinguish_empty_labels(&mut spec.template, json);
         }
     }
 
@@ -58,14 +58,14 @@ impl Strategy for Deployment {
             self.metadata.labels = old.metadata.labels.clone();
         } else {
             self.status = old.status.clone();
-            // Annotations count, since the deployment controller copies them to its ReplicaSets.
+            // Annotations count as well, since the deployment controller copies them to its ReplicaSets.
             changed = self.spec != old.spec || self.metadata.annotations != old.metadata.annotations;
         }
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
         not_negative_if_set(&mut errors, &path.child("replicas"), spec.replicas);
@@ -93,9 +93,9 @@ impl Strategy for Deployment {
         errors
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         if part == Part::Status {
-            return status_mistakes(self, old);
+            return validate_status(self, old);
         }
         let mut errors = self.validate();
         let (new, old) = (
@@ -112,7 +112,7 @@ impl Strategy for Deployment {
         name.into_iter().chain(template_warnings(self)).collect()
     }
 
-    /// A change of the metadata alone says nothing of the template.
+    /// The template is only checked for warnings if the generation changed: an update of the metadata alone does not repeat them.
     fn warnings_on_update(&self, old: &Self) -> Vec<String> {
         match self.metadata.generation == old.metadata.generation {
             true => Vec::new(),
@@ -157,7 +157,7 @@ fn template_warnings(object: &Deployment) -> Vec<String> {
     template.map(template::warnings).unwrap_or_default()
 }
 
-fn check_strategy(strategy: &DeploymentStrategy, errors: &mut Errors) {
+fn check_strategy(strategy: &DeploymentStrategy, errors: &mut ErrorList) {
     let path = Path::new("spec").child("strategy");
     match (text(&strategy.type_), &strategy.rolling_update) {
         (RECREATE, Some(_)) => errors.forbidden(
@@ -180,7 +180,7 @@ fn check_strategy(strategy: &DeploymentStrategy, errors: &mut Errors) {
                     "may not be 0 when `maxSurge` is 0",
                 );
             }
-            not_more_than_all(errors, &path.child("maxUnavailable"), unavailable);
+            not_more_than_100_percent(errors, &path.child("maxUnavailable"), unavailable);
         }
         (other, rolling) => {
             let rolling = rolling.as_ref().map_or("null".to_string(), |r| {
@@ -196,8 +196,8 @@ fn check_strategy(strategy: &DeploymentStrategy, errors: &mut Errors) {
     }
 }
 
-fn status_mistakes(deployment: &Deployment, old: &Deployment) -> Errors {
-    let mut errors = Errors::new();
+fn validate_status(deployment: &Deployment, old: &Deployment) -> ErrorList {
+    let mut errors = ErrorList::new();
     let status = deployment.status.clone().unwrap_or_default();
     let collisions = status.collision_count.unwrap_or(0);
     ReplicaCounts {
@@ -220,7 +220,7 @@ fn status_mistakes(deployment: &Deployment, old: &Deployment) -> Errors {
         ],
     }
     .validate(&mut errors);
-    collisions_only_grow(
+    validate_collision_count(
         status.collision_count,
         old.status.as_ref().and_then(|s| s.collision_count),
         &mut errors,
@@ -228,8 +228,8 @@ fn status_mistakes(deployment: &Deployment, old: &Deployment) -> Errors {
     errors
 }
 
-/// A controller that forgot its collisions would choose the same names again.
-pub(super) fn collisions_only_grow(new: Option<i32>, old: Option<i32>, errors: &mut Errors) {
+/// `status.collisionCount` must not decrease: the controller would choose the same ReplicaSet names again.
+pub(super) fn validate_collision_count(new: Option<i32>, old: Option<i32>, errors: &mut ErrorList) {
     if old.is_some_and(|old| new.is_none_or(|new| new < old)) {
         errors.invalid(
             &Path::new("status").child("collisionCount"),

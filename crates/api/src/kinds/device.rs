@@ -1,5 +1,5 @@
 //! A device of a ResourceSlice: its attributes, capacity, taints, counters and the nodes that can use it. Limits and
-//! words are those of Kubernetes' `pkg/apis/resource/validation`.
+//! messages are those of Kubernetes' `pkg/apis/resource/validation`.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 
-use super::checks::{Json, dns_label, dns_subdomain, each, json, qualified_name, text};
-use super::device_requests::{self, fits, unique};
+use super::checks::{Json, all_invalid, dns_label, dns_subdomain, json, qualified_name, text};
+use super::device_requests::{self, at_most, unique};
 use super::pod::validation::affinity::node_selector;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::quantity::Quantity;
 
@@ -25,25 +25,25 @@ const COUNTERS_MAX: usize = 32;
 const CONSUMED_SETS_MAX: usize = 2;
 const VALID_VALUES_MAX: usize = 10;
 const EFFECTS: &[&str] = &["NoExecute", "NoSchedule", "None"];
-/// A key in a path is no longer than one with the longest domain and the longest name.
+/// Maximum length of an attribute's key in a field path: the longest domain, a slash and the longest name.
 const ATTRIBUTE_KEY_SHOWN_BYTES: usize = 63 + 1 + 32;
 const LABEL_SHOWN_BYTES: usize = 63;
 const ONE_VALUE: &str = "exactly one value must be specified";
 const ONE_NODE_FIELD: &str = "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when \
      `perDeviceNodeSelection` is set to true in the ResourceSlice spec";
 
-/// One of the ways to say which nodes can use something.
-pub struct Nodes<'a> {
+/// The fields that select the nodes from which devices can be used.
+pub struct NodeSelection<'a> {
     pub name: Option<&'a str>,
     pub selector: Option<&'a NodeSelector>,
     pub all: Option<bool>,
-    /// What is said of an empty name.
+    /// The error detail for an empty name.
     pub empty_name: &'static str,
 }
 
-impl Nodes<'_> {
-    /// Checks each that is set and returns their names.
-    pub fn validate(&self, errors: &mut Errors, path: &Path) -> Vec<&'static str> {
+impl NodeSelection<'_> {
+    /// Checks the fields that are set and returns their names.
+    pub fn validate(&self, errors: &mut ErrorList, path: &Path) -> Vec<&'static str> {
         let mut set = Vec::new();
         let at = path.child("nodeName");
         match self.name {
@@ -58,13 +58,13 @@ impl Nodes<'_> {
             set.push("`nodeSelector`");
             node_selector(selector, &path.child("nodeSelector"), errors);
         }
-        set.extend(only_true(errors, &path.child("allNodes"), self.all).then_some("`allNodes`"));
+        set.extend(true_if_set(errors, &path.child("allNodes"), self.all).then_some("`allNodes`"));
         set
     }
 }
 
-/// Whether a field that may be only true or missing is set.
-pub fn only_true(errors: &mut Errors, path: &Path, value: Option<bool>) -> bool {
+/// Whether a field is set that may only be true or absent; `false` is an error.
+pub fn true_if_set(errors: &mut ErrorList, path: &Path, value: Option<bool>) -> bool {
     if value == Some(false) {
         errors.invalid(path, false, "must be either unset or set to true");
     }
@@ -72,7 +72,7 @@ pub fn only_true(errors: &mut Errors, path: &Path, value: Option<bool>) -> bool 
 }
 
 pub fn validate(
-    errors: &mut Errors,
+    errors: &mut ErrorList,
     path: &Path,
     device: &Device,
     old: Option<&Device>,
@@ -83,15 +83,15 @@ pub fn validate(
     let capacities = device.capacity.iter().flatten();
     let count = attributes.clone().count() + capacities.clone().count();
     if count > ATTRIBUTES_AND_CAPACITIES_MAX {
-        let words = format!(
+        let detail = format!(
             "the total number of attributes and capacities must not exceed {ATTRIBUTES_AND_CAPACITIES_MAX}"
         );
-        errors.invalid(path, i64::try_from(count).unwrap_or(i64::MAX), words);
+        errors.invalid(path, i64::try_from(count).unwrap_or(i64::MAX), detail);
     }
     let count: usize = attributes.clone().map(|(_, of)| values(of)).sum();
     if count > ATTRIBUTE_VALUES_MAX {
-        let words = format!("the total number of attribute values must not exceed {ATTRIBUTE_VALUES_MAX}");
-        errors.invalid(path, i64::try_from(count).unwrap_or(i64::MAX), words);
+        let detail = format!("the total number of attribute values must not exceed {ATTRIBUTE_VALUES_MAX}");
+        errors.invalid(path, i64::try_from(count).unwrap_or(i64::MAX), detail);
     }
     let at = path.child("attributes");
     for (name, of) in attributes {
@@ -108,14 +108,14 @@ pub fn validate(
     let old_taints = old.map(|old| old.taints.as_deref().unwrap_or_default());
     let new_taints = device.taints.as_deref().unwrap_or_default();
     let at = path.child("taints");
-    if old_taints != Some(new_taints) && fits(errors, &at, new_taints, TAINTS_MAX) {
+    if old_taints != Some(new_taints) && at_most(errors, &at, new_taints, TAINTS_MAX) {
         for (i, of) in new_taints.iter().enumerate() {
             taint(errors, &at.index(i), of);
         }
     }
     let consumed = device.consumes_counters.as_deref().unwrap_or_default();
     let at = path.child("consumesCounters");
-    if fits(errors, &at, consumed, CONSUMED_SETS_MAX) {
+    if at_most(errors, &at, consumed, CONSUMED_SETS_MAX) {
         for (i, of) in consumed.iter().enumerate() {
             consumption(errors, &at.index(i), of);
         }
@@ -127,16 +127,16 @@ pub fn validate(
     device_requests::binding_conditions(errors, path, conditions, failures);
 }
 
-fn own_nodes(errors: &mut Errors, path: &Path, device: &Device, has_own_nodes: bool) {
+fn own_nodes(errors: &mut ErrorList, path: &Path, device: &Device, has_own_nodes: bool) {
     if !has_own_nodes {
         if device.node_name.is_some() || device.node_selector.is_some() || device.all_nodes.is_some() {
-            let words = "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` is \
+            let detail = "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` is \
                          set to true in the ResourceSlice spec";
-            errors.invalid(path, Json("null".into()), words);
+            errors.invalid(path, Json("null".into()), detail);
         }
         return;
     }
-    let nodes = Nodes {
+    let nodes = NodeSelection {
         name: device.node_name.as_deref(),
         selector: device.node_selector.as_ref(),
         all: device.all_nodes,
@@ -162,7 +162,7 @@ fn values(attribute: &DeviceAttribute) -> usize {
     lists.iter().sum::<usize>().max(1)
 }
 
-fn attribute(errors: &mut Errors, path: &Path, of: &DeviceAttribute) {
+fn attribute(errors: &mut ErrorList, path: &Path, of: &DeviceAttribute) {
     if let Some(value) = &of.string {
         string_value(errors, &path.child("string"), value);
     }
@@ -203,7 +203,7 @@ fn attribute(errors: &mut Errors, path: &Path, of: &DeviceAttribute) {
     }
 }
 
-/// An attribute as Kubernetes shows it: by the names of its internal type's fields.
+/// An attribute as error messages show it: with the field names of the internal type.
 fn shown(of: &DeviceAttribute) -> impl serde::Serialize {
     #[derive(serde::Serialize)]
     #[serde(rename_all = "PascalCase")]
@@ -230,13 +230,13 @@ fn shown(of: &DeviceAttribute) -> impl serde::Serialize {
     }
 }
 
-fn string_value(errors: &mut Errors, path: &Path, value: &str) {
+fn string_value(errors: &mut ErrorList, path: &Path, value: &str) {
     if value.len() > ATTRIBUTE_VALUE_MAX_BYTES {
         errors.too_long(path, ATTRIBUTE_VALUE_MAX_BYTES);
     }
 }
 
-fn version_value(errors: &mut Errors, path: &Path, value: &str) {
+fn version_value(errors: &mut ErrorList, path: &Path, value: &str) {
     if !is_semantic_version(value) {
         errors.invalid(
             path,
@@ -247,7 +247,7 @@ fn version_value(errors: &mut Errors, path: &Path, value: &str) {
     string_value(errors, path, value);
 }
 
-/// `1.2.3-alpha.1+build.7`, as semver.org has it.
+/// Whether a text is a version as defined by semver.org, such as `1.2.3-alpha.1+build.7`.
 fn is_semantic_version(text: &str) -> bool {
     let is_word = |id: &str| !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
     let is_digits = |id: &str| !id.is_empty() && id.bytes().all(|b| b.is_ascii_digit());
@@ -269,11 +269,11 @@ fn is_semantic_version(text: &str) -> bool {
         && build.is_none_or(|ids| ids.split('.').all(is_word))
 }
 
-fn taint(errors: &mut Errors, path: &Path, taint: &DeviceTaint) {
+fn taint(errors: &mut ErrorList, path: &Path, taint: &DeviceTaint) {
     qualified_name(errors, &path.child("key"), &taint.key);
     let value = text(&taint.value);
     if !value.is_empty() {
-        each(errors, &path.child("value"), value, names::label_value(value));
+        all_invalid(errors, &path.child("value"), value, names::label_value(value));
     }
     let at = path.child("effect");
     match taint.effect.as_str() {
@@ -283,20 +283,26 @@ fn taint(errors: &mut Errors, path: &Path, taint: &DeviceTaint) {
     }
 }
 
-pub fn counter_set(errors: &mut Errors, path: &Path, set: &CounterSet) {
-    counters(errors, path, ("name", &set.name), &set.counters);
+pub fn counter_set(errors: &mut ErrorList, path: &Path, set: &CounterSet) {
+    counters(errors, path, "name", &set.name, &set.counters);
 }
 
-fn consumption(errors: &mut Errors, path: &Path, consumed: &DeviceCounterConsumption) {
-    let named = ("counterSet", consumed.counter_set.as_str());
-    counters(errors, path, named, &consumed.counters);
+fn consumption(errors: &mut ErrorList, path: &Path, consumed: &DeviceCounterConsumption) {
+    counters(
+        errors,
+        path,
+        "counterSet",
+        &consumed.counter_set,
+        &consumed.counters,
+    );
 }
 
-/// Counters under the name of their set, which stands in the field that comes with it.
+/// Checks counters and the name of their counter set, which is in the field of the given name.
 fn counters(
-    errors: &mut Errors,
+    errors: &mut ErrorList,
     path: &Path,
-    (field, set): (&str, &str),
+    field: &str,
+    set: &str,
     counters: &BTreeMap<String, Counter>,
 ) {
     let at = path.child(field);
@@ -316,7 +322,7 @@ fn counters(
     }
 }
 
-fn capacity(errors: &mut Errors, path: &Path, capacity: &DeviceCapacity, is_shared: bool) {
+fn capacity(errors: &mut ErrorList, path: &Path, capacity: &DeviceCapacity, is_shared: bool) {
     let Some(value) = quantity(errors, &path.child("value"), &capacity.value) else {
         return;
     };
@@ -331,14 +337,14 @@ fn capacity(errors: &mut Errors, path: &Path, capacity: &DeviceCapacity, is_shar
     }
 }
 
-fn request_policy(errors: &mut Errors, path: &Path, capacity: Quantity, policy: &CapacityRequestPolicy) {
+fn request_policy(errors: &mut ErrorList, path: &Path, capacity: Quantity, policy: &CapacityRequestPolicy) {
     let values = policy.valid_values.as_deref().unwrap_or_default();
     let kind = match (values, &policy.valid_range) {
         ([], None) => return,
         ([_, ..], Some(_)) => {
-            let words = "exactly one policy can be specified, cannot specify \"validValues\" and \"validRange\" at \
+            let detail = "exactly one policy can be specified, cannot specify \"validValues\" and \"validRange\" at \
                          the same time";
-            return errors.forbidden(path, words);
+            return errors.forbidden(path, detail);
         }
         ([_, ..], None) => "validValues",
         ([], Some(_)) => "validRange",
@@ -356,7 +362,7 @@ fn request_policy(errors: &mut Errors, path: &Path, capacity: Quantity, policy: 
     }
 }
 
-fn valid_values(errors: &mut Errors, path: &Path, capacity: Quantity, default: Quantity, values: &[Wire]) {
+fn valid_values(errors: &mut ErrorList, path: &Path, capacity: Quantity, default: Quantity, values: &[Wire]) {
     let parsed: Vec<Option<Quantity>> = values
         .iter()
         .enumerate()
@@ -370,26 +376,26 @@ fn valid_values(errors: &mut Errors, path: &Path, capacity: Quantity, default: Q
         if let [first, second] = pair
             && first > second
         {
-            let words = "values must be sorted in ascending order";
-            errors.invalid(&path.index(i + 1), second.to_string(), words);
+            let detail = "values must be sorted in ascending order";
+            errors.invalid(&path.index(i + 1), second.to_string(), detail);
         }
     }
-    if fits(errors, path, values, VALID_VALUES_MAX) {
+    if at_most(errors, path, values, VALID_VALUES_MAX) {
         for (i, value) in parsed.iter().enumerate().filter(|(_, value)| **value > capacity) {
-            let words = format!("option is larger than capacity value: {capacity}");
-            errors.invalid(&path.index(i), value.to_string(), words);
+            let detail = format!("option is larger than capacity value: {capacity}");
+            errors.invalid(&path.index(i), value.to_string(), detail);
         }
         let shown: Vec<String> = parsed.iter().map(|v| v.value().to_string()).collect();
         unique(errors, path, shown.iter().map(String::as_str));
     }
     if values.len() > VALID_VALUES_MAX || !parsed.contains(&default) {
-        let words = "default value is not valid according to the requestPolicy";
-        errors.invalid(path, default.to_string(), words);
+        let detail = "default value is not valid according to the requestPolicy";
+        errors.invalid(path, default.to_string(), detail);
     }
 }
 
 fn valid_range(
-    errors: &mut Errors,
+    errors: &mut ErrorList,
     path: &Path,
     capacity: Quantity,
     default: Quantity,
@@ -409,9 +415,9 @@ fn valid_range(
     let Some(min) = quantity(errors, &at, &range.min) else {
         return;
     };
-    let mut check = |at: &Path, wrong: bool, shown: Quantity, words: String| {
+    let mut check = |at: &Path, wrong: bool, shown: Quantity, detail: String| {
         if wrong {
-            errors.invalid(at, shown.to_string(), words);
+            errors.invalid(at, shown.to_string(), detail);
         }
     };
     let larger = format!("min is larger than capacity value: {capacity}");
@@ -440,26 +446,26 @@ fn valid_range(
         let larger = format!("one step {first} is larger than capacity value: {capacity}");
         check(&at, first > capacity, step, larger);
         for value in [Some(default), max].into_iter().flatten() {
-            // A step of zero reaches nothing but the minimum.
+            // With a step of zero only the minimum is valid.
             let above = value.value().saturating_sub(min.value());
             let is_reached = above.checked_rem(step.value()).unwrap_or(above) == 0;
-            let words = format!("value is not a multiple of a given step ({step}) from ({min})");
-            check(&at, !is_reached, value, words);
+            let detail = format!("value is not a multiple of a given step ({step}) from ({min})");
+            check(&at, !is_reached, value, detail);
         }
     }
 }
 
-fn quantity(errors: &mut Errors, path: &Path, value: &Wire) -> Option<Quantity> {
+fn quantity(errors: &mut ErrorList, path: &Path, value: &Wire) -> Option<Quantity> {
     match Quantity::of(value) {
         Ok(quantity) => Some(quantity),
-        Err(why) => {
-            errors.invalid(path, value.0.as_str(), why);
+        Err(detail) => {
+            errors.invalid(path, value.0.as_str(), detail);
             None
         }
     }
 }
 
-/// A key as paths show it: with dots in its middle if it is too long.
+/// A key as field paths show it: if it is too long, its middle is replaced by dots.
 fn shortened(key: &str, max_bytes: usize) -> String {
     let kept = max_bytes.saturating_sub(3);
     let (head, tail) = (kept.div_ceil(2), key.len().saturating_sub(kept / 2));

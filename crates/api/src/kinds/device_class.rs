@@ -1,12 +1,12 @@
-//! DeviceClass: a kind of devices that can be asked for.
+//! DeviceClass: a category of devices that claims can request.
 
 use k8s_openapi::api::resource::v1::DeviceClass;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::count_generation;
+use super::checks::update_generation;
 use super::device_requests;
 use super::pod::resources::is_extended;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -17,11 +17,11 @@ impl Strategy for DeviceClass {
 
     fn prepare_for_update(&mut self, old: &Self, _part: Part) {
         let changed = self.spec != old.spec;
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let path = Path::new("spec");
         let selectors = self.spec.selectors.as_deref();
         device_requests::selectors(&mut errors, &path.child("selectors"), selectors);
@@ -61,13 +61,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a1_an_extended_resource_has_a_domain_that_is_not_kubernetes_own() {
-        let mistakes = |name: &str| -> Vec<String> {
+    fn a1_an_extended_resource_has_a_domain_outside_of_kubernetes() {
+        let errors = |name: &str| -> Vec<String> {
             let class = json!({"metadata": {"name": "c"}, "spec": {"extendedResourceName": name}});
             let class: DeviceClass = serde_json::from_value(class).unwrap();
             class.validate().iter().map(ToString::to_string).collect()
         };
-        assert!(mistakes("example.com/gpu").is_empty());
+        assert!(errors("example.com/gpu").is_empty());
         for name in [
             "gpu",
             "requests.example.com/gpu",
@@ -77,7 +77,7 @@ mod tests {
             let expect = format!(
                 "spec.extendedResourceName: Invalid value: {name:?}: must be a valid extended resource name"
             );
-            assert_eq!(mistakes(name), [expect]);
+            assert_eq!(errors(name), [expect]);
         }
     }
 }

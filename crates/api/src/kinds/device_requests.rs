@@ -9,13 +9,13 @@ use k8s_openapi::api::resource::v1::{
 };
 use serde_json::Value;
 
-use super::checks::{Json, dns_label, dns_subdomain, each, text};
+use super::checks::{Json, all_invalid, dns_label, dns_subdomain, text};
 use crate::cel::device::Selector;
 use crate::cel::meter::CALL_COST_MAX;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 
-/// Most requests, constraints, configurations and selectors, each.
+/// Maximum number of requests, of constraints, of configurations and of selectors.
 const ITEMS_MAX: usize = 32;
 const ALTERNATIVES_MAX: usize = 8;
 const EXPRESSION_MAX_BYTES: usize = 10 * 1024;
@@ -29,7 +29,7 @@ const ALL: &str = "All";
 const NAME_REFERENCE: &str =
     "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
 
-/// How many devices: of one unless the request says otherwise.
+/// Defaults of `allocationMode` and `count`: ExactCount of one device.
 fn default_mode(mode: &mut Option<String>, count: &mut Option<i64>) {
     if text(mode).is_empty() {
         *mode = Some(EXACT_COUNT.into());
@@ -39,7 +39,7 @@ fn default_mode(mode: &mut Option<String>, count: &mut Option<i64>) {
     }
 }
 
-/// A toleration tolerates the taints whose value equals its own, unless it says otherwise.
+/// The default operator of a toleration is Equal.
 pub fn default_operators(tolerations: &mut Option<Vec<DeviceToleration>>) {
     for toleration in tolerations.iter_mut().flatten() {
         if text(&toleration.operator).is_empty() {
@@ -62,20 +62,20 @@ pub fn set_defaults(spec: &mut ResourceClaimSpec) {
     }
 }
 
-/// Whether a list is no longer than allowed.
-pub fn fits<T>(errors: &mut Errors, path: &Path, list: &[T], max: usize) -> bool {
+/// Whether a list has at most `max` entries; adds an error otherwise.
+pub fn at_most<T>(errors: &mut ErrorList, path: &Path, list: &[T], max: usize) -> bool {
     if list.len() > max {
         errors.too_many(path, list.len(), max);
     }
     list.len() <= max
 }
 
-pub fn validate(errors: &mut Errors, path: &Path, spec: &ResourceClaimSpec) {
+pub fn validate(errors: &mut ErrorList, path: &Path, spec: &ResourceClaimSpec) {
     let path = path.child("devices");
     let Some(devices) = &spec.devices else { return };
     let requests = devices.requests.as_deref().unwrap_or_default();
     let at = path.child("requests");
-    if fits(errors, &at, requests, ITEMS_MAX) {
+    if at_most(errors, &at, requests, ITEMS_MAX) {
         for (i, of) in requests.iter().enumerate() {
             request(errors, &at.index(i), of);
         }
@@ -84,14 +84,14 @@ pub fn validate(errors: &mut Errors, path: &Path, spec: &ResourceClaimSpec) {
     let names = request_names(devices);
     let constraints = devices.constraints.as_deref().unwrap_or_default();
     let at = path.child("constraints");
-    if fits(errors, &at, constraints, ITEMS_MAX) {
+    if at_most(errors, &at, constraints, ITEMS_MAX) {
         for (i, of) in constraints.iter().enumerate() {
             constraint(errors, &at.index(i), of, &names);
         }
     }
     let configurations = devices.config.as_deref().unwrap_or_default();
     let at = path.child("config");
-    if fits(errors, &at, configurations, ITEMS_MAX) {
+    if at_most(errors, &at, configurations, ITEMS_MAX) {
         for (i, of) in configurations.iter().enumerate() {
             let at = at.index(i);
             let requests = of.requests.as_deref().unwrap_or_default();
@@ -101,7 +101,7 @@ pub fn validate(errors: &mut Errors, path: &Path, spec: &ResourceClaimSpec) {
     }
 }
 
-pub fn unique<'a>(errors: &mut Errors, path: &Path, names: impl Iterator<Item = &'a str>) {
+pub fn unique<'a>(errors: &mut ErrorList, path: &Path, names: impl Iterator<Item = &'a str>) {
     let mut seen = BTreeSet::new();
     for (i, name) in names.enumerate() {
         if !seen.insert(name) {
@@ -110,7 +110,7 @@ pub fn unique<'a>(errors: &mut Errors, path: &Path, names: impl Iterator<Item = 
     }
 }
 
-/// As constraints and configuration may name them.
+/// The names by which constraints and configuration may refer to requests and subrequests.
 pub fn request_names(devices: &DeviceClaim) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for request in devices.requests.iter().flatten() {
@@ -121,7 +121,7 @@ pub fn request_names(devices: &DeviceClaim) -> BTreeSet<String> {
     names
 }
 
-fn request(errors: &mut Errors, path: &Path, request: &DeviceRequest) {
+fn request(errors: &mut ErrorList, path: &Path, request: &DeviceRequest) {
     dns_label(errors, &path.child("name"), &request.name);
     let alternatives = request.first_available.as_deref().unwrap_or_default();
     match (&request.exactly, alternatives) {
@@ -140,7 +140,7 @@ fn request(errors: &mut Errors, path: &Path, request: &DeviceRequest) {
         }
         (None, alternatives) => {
             let path = path.child("firstAvailable");
-            if !fits(errors, &path, alternatives, ALTERNATIVES_MAX) {
+            if !at_most(errors, &path, alternatives, ALTERNATIVES_MAX) {
                 return;
             }
             for (i, sub) in alternatives.iter().enumerate() {
@@ -156,7 +156,7 @@ fn request(errors: &mut Errors, path: &Path, request: &DeviceRequest) {
     }
 }
 
-fn class_name(errors: &mut Errors, path: &Path, name: &str) {
+fn class_name(errors: &mut ErrorList, path: &Path, name: &str) {
     if name.is_empty() {
         errors.required(path, "");
     } else {
@@ -164,7 +164,7 @@ fn class_name(errors: &mut Errors, path: &Path, name: &str) {
     }
 }
 
-fn mode(errors: &mut Errors, path: &Path, mode: &str, count: Option<i64>) {
+fn mode(errors: &mut ErrorList, path: &Path, mode: &str, count: Option<i64>) {
     let count = count.unwrap_or(0);
     let at = path.child("count");
     match mode {
@@ -177,9 +177,9 @@ fn mode(errors: &mut Errors, path: &Path, mode: &str, count: Option<i64>) {
     }
 }
 
-pub fn selectors(errors: &mut Errors, path: &Path, selectors: Option<&[DeviceSelector]>) {
+pub fn selectors(errors: &mut ErrorList, path: &Path, selectors: Option<&[DeviceSelector]>) {
     let selectors = selectors.unwrap_or_default();
-    if !fits(errors, path, selectors, ITEMS_MAX) {
+    if !at_most(errors, path, selectors, ITEMS_MAX) {
         return;
     }
     for (i, selector) in selectors.iter().enumerate() {
@@ -194,7 +194,7 @@ pub fn selectors(errors: &mut Errors, path: &Path, selectors: Option<&[DeviceSel
             continue;
         }
         match Selector::compile(&cel.expression) {
-            Err(why) => errors.invalid(&path, cel.expression.as_str(), why),
+            Err(detail) => errors.invalid(&path, cel.expression.as_str(), detail),
             Ok(selector) if selector.cost_max > CALL_COST_MAX => {
                 errors.forbidden(&path, "too complex, exceeds cost limit");
             }
@@ -203,7 +203,7 @@ pub fn selectors(errors: &mut Errors, path: &Path, selectors: Option<&[DeviceSel
     }
 }
 
-fn constraint(errors: &mut Errors, path: &Path, constraint: &DeviceConstraint, names: &BTreeSet<String>) {
+fn constraint(errors: &mut ErrorList, path: &Path, constraint: &DeviceConstraint, names: &BTreeSet<String>) {
     let requests = constraint.requests.as_deref().unwrap_or_default();
     references(errors, &path.child("requests"), requests, names);
     match (&constraint.match_attribute, &constraint.distinct_attribute) {
@@ -216,8 +216,8 @@ fn constraint(errors: &mut Errors, path: &Path, constraint: &DeviceConstraint, n
     }
 }
 
-pub fn references(errors: &mut Errors, path: &Path, requests: &[String], names: &BTreeSet<String>) {
-    if !fits(errors, path, requests, ITEMS_MAX) {
+pub fn references(errors: &mut ErrorList, path: &Path, requests: &[String], names: &BTreeSet<String>) {
+    if !at_most(errors, path, requests, ITEMS_MAX) {
         return;
     }
     for (i, name) in requests.iter().enumerate() {
@@ -226,8 +226,8 @@ pub fn references(errors: &mut Errors, path: &Path, requests: &[String], names: 
     unique(errors, path, requests.iter().map(String::as_str));
 }
 
-/// The name of a request, or of one of its alternatives behind a slash.
-pub fn reference(errors: &mut Errors, path: &Path, name: &str, names: &BTreeSet<String>) {
+/// Checks a reference to a request, or to a subrequest as `request/subrequest`.
+pub fn reference(errors: &mut ErrorList, path: &Path, name: &str, names: &BTreeSet<String>) {
     if name.split('/').count() > 2 {
         return errors.invalid(path, name, NAME_REFERENCE);
     }
@@ -239,8 +239,8 @@ pub fn reference(errors: &mut Errors, path: &Path, name: &str, names: &BTreeSet<
     }
 }
 
-/// The name of an attribute or capacity, with or without its domain.
-pub fn qualified_name(errors: &mut Errors, path: &Path, name: &str) {
+/// Checks the name of an attribute or capacity, with or without a domain.
+pub fn qualified_name(errors: &mut ErrorList, path: &Path, name: &str) {
     let parts: Vec<&str> = name.split('/').collect();
     match parts.as_slice() {
         [id] => identifier(errors, path, id),
@@ -256,28 +256,28 @@ pub fn qualified_name(errors: &mut Errors, path: &Path, name: &str) {
                 identifier(errors, path, id);
             }
         }
-        // As in Kubernetes, which checks no name of more parts.
+        // A name of more than two parts is not checked, as in `validateQualifiedName`.
         _ => {}
     }
 }
 
-/// The same with its domain.
-fn fully_qualified_name(errors: &mut Errors, path: &Path, name: &str) {
+/// Checks the name of an attribute or capacity that must have a domain.
+fn fully_qualified_name(errors: &mut ErrorList, path: &Path, name: &str) {
     qualified_name(errors, path, name);
     if !name.contains('/') {
-        let words = "a fully qualified name must be a domain and a name separated by a slash";
-        errors.invalid(path, name, words);
+        let detail = "a fully qualified name must be a domain and a name separated by a slash";
+        errors.invalid(path, name, detail);
     }
 }
 
-fn identifier(errors: &mut Errors, path: &Path, id: &str) {
+fn identifier(errors: &mut ErrorList, path: &Path, id: &str) {
     if id.len() > ID_MAX_BYTES {
         errors.too_long(path, ID_MAX_BYTES);
     }
-    each(errors, path, id, names::c_identifier(id));
+    all_invalid(errors, path, id, names::c_identifier(id));
 }
 
-pub fn driver_name(errors: &mut Errors, path: &Path, name: &str) {
+pub fn driver_name(errors: &mut ErrorList, path: &Path, name: &str) {
     if name.is_empty() {
         errors.required(path, "");
         return;
@@ -285,11 +285,11 @@ pub fn driver_name(errors: &mut Errors, path: &Path, name: &str) {
     if name.len() > DRIVER_MAX_BYTES {
         errors.too_long(path, DRIVER_MAX_BYTES);
     }
-    each(errors, path, name, names::dns1123_subdomain(&name.to_lowercase()));
+    all_invalid(errors, path, name, names::dns1123_subdomain(&name.to_lowercase()));
 }
 
-/// One name, or several separated by slashes.
-pub fn pool_name(errors: &mut Errors, path: &Path, name: &str) {
+/// Checks a pool's name: one DNS subdomain or several separated by slashes.
+pub fn pool_name(errors: &mut ErrorList, path: &Path, name: &str) {
     if name.is_empty() {
         return errors.required(path, "");
     }
@@ -301,10 +301,10 @@ pub fn pool_name(errors: &mut Errors, path: &Path, name: &str) {
     }
 }
 
-/// Conditions that a driver sets before a device is ready for a pod, and those by which it says that it will not be:
-/// both or none.
+/// Checks `bindingConditions`, which a driver sets when a device is ready for a pod, and `bindingFailureConditions`, which it
+/// sets when preparation failed: both or neither.
 pub fn binding_conditions(
-    errors: &mut Errors,
+    errors: &mut ErrorList,
     path: &Path,
     conditions: Option<&[String]>,
     failures: Option<&[String]>,
@@ -315,9 +315,9 @@ pub fn binding_conditions(
         path.child("bindingFailureConditions"),
     );
     for (at, list) in [(&at, conditions), (&at_failures, failures)] {
-        if fits(errors, at, list, BINDING_CONDITIONS_MAX) {
+        if at_most(errors, at, list, BINDING_CONDITIONS_MAX) {
             for (i, name) in list.iter().enumerate() {
-                each(errors, &at.index(i), name.as_str(), names::qualified_name(name));
+                all_invalid(errors, &at.index(i), name.as_str(), names::qualified_name(name));
             }
         }
     }
@@ -325,25 +325,25 @@ pub fn binding_conditions(
     unique(errors, &at_failures, failures.iter().map(String::as_str));
     for (i, name) in failures.iter().enumerate() {
         if conditions.contains(name) {
-            let words = "bindingFailureConditions must not overlap with bindingConditions";
-            errors.invalid(&at_failures.index(i), name.as_str(), words);
+            let detail = "bindingFailureConditions must not overlap with bindingConditions";
+            errors.invalid(&at_failures.index(i), name.as_str(), detail);
         }
     }
     let missing = Json("null".into());
     match (conditions, failures) {
         ([], [_, ..]) => {
-            let words = "bindingConditions are required to use bindingFailureConditions";
-            errors.invalid(&at, missing, words);
+            let detail = "bindingConditions are required to use bindingFailureConditions";
+            errors.invalid(&at, missing, detail);
         }
         ([_, ..], []) => {
-            let words = "bindingFailureConditions are required to use bindingConditions";
-            errors.invalid(&at_failures, missing, words);
+            let detail = "bindingFailureConditions are required to use bindingConditions";
+            errors.invalid(&at_failures, missing, detail);
         }
         _ => {}
     }
 }
 
-pub fn configuration(errors: &mut Errors, path: &Path, opaque: Option<&OpaqueDeviceConfiguration>) {
+pub fn configuration(errors: &mut ErrorList, path: &Path, opaque: Option<&OpaqueDeviceConfiguration>) {
     let path = path.child("opaque");
     let Some(opaque) = opaque else {
         return errors.required(&path, "");
@@ -352,8 +352,8 @@ pub fn configuration(errors: &mut Errors, path: &Path, opaque: Option<&OpaqueDev
     driver_data(errors, &path.child("parameters"), &opaque.parameters.0);
 }
 
-/// A JSON object that only the driver understands.
-pub fn driver_data(errors: &mut Errors, at: &Path, data: &Value) {
+/// Checks opaque parameters: a JSON object whose content only the driver knows.
+pub fn driver_data(errors: &mut ErrorList, at: &Path, data: &Value) {
     match data {
         Value::Null => errors.required(at, ""),
         value if value.to_string().len() > PARAMETERS_MAX_BYTES => errors.too_long(at, PARAMETERS_MAX_BYTES),
@@ -362,12 +362,12 @@ pub fn driver_data(errors: &mut Errors, at: &Path, data: &Value) {
     }
 }
 
-fn tolerations(errors: &mut Errors, path: &Path, tolerations: Option<&[DeviceToleration]>) {
+fn tolerations(errors: &mut ErrorList, path: &Path, tolerations: Option<&[DeviceToleration]>) {
     for (i, toleration) in tolerations.into_iter().flatten().enumerate() {
         let path = path.index(i);
         let (key, value) = (text(&toleration.key), text(&toleration.value));
         if !key.is_empty() {
-            each(errors, &path.child("key"), key, names::qualified_name(key));
+            all_invalid(errors, &path.child("key"), key, names::qualified_name(key));
         }
         let at = path.child("value");
         match text(&toleration.operator) {
@@ -375,8 +375,8 @@ fn tolerations(errors: &mut Errors, path: &Path, tolerations: Option<&[DeviceTol
                 errors.invalid(&at, value, "must be empty for operator `Exists`");
             }
             "Exists" => {}
-            // The API's default.
-            "Equal" | "" => each(errors, &at, value, names::label_value(value)),
+            // Equal is the default.
+            "Equal" | "" => all_invalid(errors, &at, value, names::label_value(value)),
             other => errors.not_supported(&path.child("operator"), other, &["Equal", "Exists"]),
         }
         let effect = text(&toleration.effect);
@@ -393,23 +393,23 @@ mod tests {
 
     use super::*;
 
-    fn mistakes(devices: Value) -> Vec<String> {
+    fn errors(devices: Value) -> Vec<String> {
         let mut spec: ResourceClaimSpec = serde_json::from_value(json!({ "devices": devices })).unwrap();
         set_defaults(&mut spec);
-        let mut errors = Errors::new();
+        let mut errors = ErrorList::new();
         validate(&mut errors, &Path::new("spec"), &spec);
         errors.iter().map(ToString::to_string).collect()
     }
 
-    /// Of one request `r` with these fields.
+    /// The errors of a claim with one request `r` with these fields.
     fn of_request(with: Value) -> Vec<String> {
         let mut exactly = json!({"deviceClassName": "gpu"});
         crate::patch::merge::apply(&mut exactly, &with);
-        mistakes(json!({"requests": [{"name": "r", "exactly": exactly}]}))
+        errors(json!({"requests": [{"name": "r", "exactly": exactly}]}))
     }
 
     #[test]
-    fn a_request_is_for_one_device_unless_it_says_otherwise() {
+    fn a_request_is_for_one_device_by_default() {
         let request = json!([{"name": "r", "exactly": {"deviceClassName": "gpu"}}]);
         let spec = json!({"devices": {"requests": request}});
         let mut spec: ResourceClaimSpec = serde_json::from_value(spec).unwrap();
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_in_a_request_is_told() {
+    fn each_error_in_a_request_is_reported() {
         let expression = |text: &str| json!({"selectors": [{"cel": {"expression": text}}]});
         for (with, expect) in [
             (json!({}), vec![]),
@@ -472,21 +472,21 @@ mod tests {
         ] {
             assert_eq!(of_request(with.clone()), expect, "{with}");
         }
-        let nothing = mistakes(json!({"requests": [{"name": "r"}]}));
+        let nothing = errors(json!({"requests": [{"name": "r"}]}));
         let expect = "spec.devices.requests[0]: Required value: exactly one of `exactly` or `firstAvailable` is required";
         assert_eq!(nothing, [expect]);
         let request = json!({"name": "r", "exactly": {"deviceClassName": "gpu"}});
-        let twice = mistakes(json!({"requests": [request, request]}));
+        let twice = errors(json!({"requests": [request, request]}));
         assert_eq!(twice, ["spec.devices.requests[1]: Duplicate value: \"r\""]);
     }
 
     #[test]
-    fn constraints_and_configuration_name_requests_that_there_are() {
+    fn constraints_and_configuration_refer_to_existing_requests() {
         let request = json!({"name": "r", "firstAvailable": [{"name": "s", "deviceClassName": "gpu"}]});
         for name in ["r", "r/s"] {
             let constraint = json!({"requests": [name], "matchAttribute": "a.example/b"});
-            let fine = mistakes(json!({"requests": [request], "constraints": [constraint]}));
-            assert!(fine.is_empty(), "{name}: {fine:?}");
+            let accepted = errors(json!({"requests": [request], "constraints": [constraint]}));
+            assert!(accepted.is_empty(), "{name}: {accepted:?}");
         }
         let constraint = json!({"requests": ["x"], "matchAttribute": "b"});
         let configuration = json!({"opaque": {"driver": "gpu.example", "parameters": "text"}});
@@ -499,6 +499,6 @@ mod tests {
             "spec.devices.config[0].opaque.parameters: Invalid value: \"<value omitted>\": must be a valid JSON object"
                 .into(),
         ];
-        assert_eq!(mistakes(devices), expect);
+        assert_eq!(errors(devices), expect);
     }
 }

@@ -4,11 +4,11 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointHints, EndpointPort, End
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{
-    self, PROTOCOLS, canonical_ip, count_generation, dns_label, each, endpoint_ip, immutable, ip,
-    qualified_name, text,
+    self, PROTOCOLS, all_invalid, canonical_ip, dns_label, endpoint_ip, immutable, ip, qualified_name, text,
+    update_generation,
 };
 use super::warnings::ip_warning;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -18,12 +18,12 @@ const MAX_ADDRESSES: usize = 100;
 const MAX_PORTS: usize = 20000;
 const MAX_TOPOLOGY_LABELS: usize = 16;
 const MAX_HINTS: usize = 8;
-/// Most ports and addresses that `kubectl get` shows.
+/// Maximum number of ports and addresses that `kubectl get` shows.
 const SHOWN: usize = 3;
 
 impl Strategy for EndpointSlice {
     fn set_defaults(&mut self) {
-        // As it reads back: an empty list is written as null.
+        // An empty list is written as null.
         self.endpoints.take_if(|endpoints| endpoints.is_empty());
         self.ports.take_if(|ports| ports.is_empty());
         for port in self.ports.iter_mut().flatten() {
@@ -48,11 +48,11 @@ impl Strategy for EndpointSlice {
             || self.ports != old.ports
             || self.address_type != old.address_type
             || self.metadata.labels != old.metadata.labels;
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         const TYPES: &[&str] = &["FQDN", "IPv4", "IPv6"];
         let path = Path::new("addressType");
         match self.address_type.as_str() {
@@ -73,8 +73,8 @@ impl Strategy for EndpointSlice {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
-        // What was valid once stays valid as long as nobody touches it.
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
+        // Unchanged endpoints are not validated again (ratcheting).
         let mut errors = match self.endpoints == old.endpoints {
             true => Self {
                 endpoints: None,
@@ -138,18 +138,18 @@ impl Strategy for EndpointSlice {
     }
 
     fn metadata_checks(_part: Part) -> MetadataChecks {
-        MetadataChecks::WHOLE
+        MetadataChecks::FULL
     }
 }
 
-/// `deprecatedTopology` was v1beta1's; v1 shows what is stored and takes nothing new.
+/// `deprecatedTopology` is a field of v1beta1: v1 shows stored values and accepts no new ones.
 fn drop_topology(slice: &mut EndpointSlice) {
     for endpoint in slice.endpoints.iter_mut().flatten() {
         endpoint.deprecated_topology = None;
     }
 }
 
-/// Of addresses that the controllers have not written.
+/// Warnings about addresses, except in slices that are managed by Kubernetes' controllers.
 fn address_warnings(slice: &EndpointSlice) -> Vec<String> {
     let labels = slice.metadata.labels.as_ref();
     let manager = labels.and_then(|l| l.get("endpointslice.kubernetes.io/managed-by"));
@@ -169,7 +169,7 @@ fn address_warnings(slice: &EndpointSlice) -> Vec<String> {
     addresses.collect()
 }
 
-fn check_endpoint(endpoint: &Endpoint, of: &str, path: &Path, errors: &mut Errors) {
+fn check_endpoint(endpoint: &Endpoint, of: &str, path: &Path, errors: &mut ErrorList) {
     let at = path.child("addresses");
     if endpoint.addresses.is_empty() {
         errors.required(&at, "must contain at least 1 address");
@@ -179,9 +179,9 @@ fn check_endpoint(endpoint: &Endpoint, of: &str, path: &Path, errors: &mut Error
     for (i, address) in endpoint.addresses.iter().enumerate() {
         let indexed = at.index(i);
         match of {
-            // The one address that must be in its canonical form.
+            // An IPv6 address must be in canonical form.
             "IPv6" if !canonical_ip(address).is_empty() => {
-                each(errors, &indexed, address.as_str(), canonical_ip(address));
+                all_invalid(errors, &indexed, address.as_str(), canonical_ip(address));
             }
             "IPv4" | "IPv6" if ip(errors, &indexed, address, &[]) => {
                 if address.contains(':') != (of == "IPv6") {
@@ -194,8 +194,8 @@ fn check_endpoint(endpoint: &Endpoint, of: &str, path: &Path, errors: &mut Error
         }
     }
     if let Some(node) = &endpoint.node_name {
-        let mistakes = names::dns1123_subdomain(node);
-        each(errors, &path.child("nodeName"), node.as_str(), mistakes);
+        let messages = names::dns1123_subdomain(node);
+        all_invalid(errors, &path.child("nodeName"), node.as_str(), messages);
     }
     if let Some(topology) = &endpoint.deprecated_topology {
         let path = path.child("deprecatedTopology");
@@ -212,17 +212,17 @@ fn check_endpoint(endpoint: &Endpoint, of: &str, path: &Path, errors: &mut Error
     }
 }
 
-fn fully_qualified(errors: &mut Errors, path: &Path, name: &str) {
+fn fully_qualified(errors: &mut ErrorList, path: &Path, name: &str) {
     let bare = name.strip_suffix('.').unwrap_or(name);
     if bare.is_empty() {
         errors.required(path, "");
         return;
     }
-    let mistakes = names::dns1123_subdomain(bare);
+    let messages = names::dns1123_subdomain(bare);
     let several = bare.contains('.');
-    let fine = mistakes.is_empty();
-    each(errors, path, name, mistakes);
-    if fine && !several {
+    let valid = messages.is_empty();
+    all_invalid(errors, path, name, messages);
+    if valid && !several {
         errors.invalid(
             path,
             name,
@@ -231,7 +231,7 @@ fn fully_qualified(errors: &mut Errors, path: &Path, name: &str) {
     }
 }
 
-fn check_hints(hints: &EndpointHints, path: &Path, errors: &mut Errors) {
+fn check_hints(hints: &EndpointHints, path: &Path, errors: &mut ErrorList) {
     let zones: Vec<&str> = hints
         .for_zones
         .iter()
@@ -255,16 +255,16 @@ fn check_hints(hints: &EndpointHints, path: &Path, errors: &mut Errors) {
             if hinted[..i].contains(name) {
                 errors.duplicate(&path, *name);
             }
-            let mistakes = match field {
+            let messages = match field {
                 "forZones" => names::label_value(name),
                 _ => names::dns1123_subdomain(name),
             };
-            each(errors, &path, *name, mistakes);
+            all_invalid(errors, &path, *name, messages);
         }
     }
 }
 
-fn check_ports(ports: &[EndpointPort], errors: &mut Errors) {
+fn check_ports(ports: &[EndpointPort], errors: &mut ErrorList) {
     let path = Path::new("ports");
     if ports.len() > MAX_PORTS {
         return errors.too_many(&path, ports.len(), MAX_PORTS);

@@ -1,16 +1,18 @@
-//! Endpoints: the older, single-object form of a service's endpoints. A `PUT` may create it.
+//! Endpoints: the deprecated form of a service's endpoints, all in one object. A `PUT` may create it.
 
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, Endpoints};
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{self, PROTOCOLS, dns_label, drop_empty, each, endpoint_ip, ip, qualified_name, text};
+use super::checks::{
+    self, PROTOCOLS, all_invalid, dns_label, drop_empty, endpoint_ip, ip, qualified_name, text,
+};
 use super::warnings::ip_warning;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
-/// Most addresses that `kubectl get` shows.
+/// Maximum number of addresses that `kubectl get` shows.
 const SHOWN: usize = 3;
 
 impl Strategy for Endpoints {
@@ -25,8 +27,8 @@ impl Strategy for Endpoints {
         }
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         for (i, subset) in self.subsets.iter().flatten().enumerate() {
             let path = Path::new("subsets").index(i);
             let ready = subset.addresses.as_deref().unwrap_or(&[]);
@@ -47,10 +49,10 @@ impl Strategy for Endpoints {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
-        // What was valid once stays valid as long as nobody touches it.
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
+        // Unchanged subsets are not validated again (ratcheting).
         if self.subsets == old.subsets {
-            Errors::new()
+            ErrorList::new()
         } else {
             self.validate()
         }
@@ -97,19 +99,19 @@ impl Strategy for Endpoints {
     }
 }
 
-fn check_address(address: &EndpointAddress, path: &Path, errors: &mut Errors) {
+fn check_address(address: &EndpointAddress, path: &Path, errors: &mut ErrorList) {
     ip(errors, &path.child("ip"), &address.ip, &[]);
     if !text(&address.hostname).is_empty() {
         dns_label(errors, &path.child("hostname"), text(&address.hostname));
     }
     if let Some(node) = &address.node_name {
-        let mistakes = names::dns1123_subdomain(node);
-        each(errors, &path.child("nodeName"), node.as_str(), mistakes);
+        let messages = names::dns1123_subdomain(node);
+        all_invalid(errors, &path.child("nodeName"), node.as_str(), messages);
     }
     endpoint_ip(errors, &path.child("ip"), &address.ip);
 }
 
-fn check_port(port: &EndpointPort, needs_name: bool, path: &Path, errors: &mut Errors) {
+fn check_port(port: &EndpointPort, needs_name: bool, path: &Path, errors: &mut ErrorList) {
     match text(&port.name) {
         "" if needs_name => errors.required(&path.child("name"), ""),
         "" => {}

@@ -1,11 +1,11 @@
-//! Event, in its older form (v1), which is also how both are stored. The stricter rules of the newer form stand
-//! in [`super::events_event`].
+//! Event of core/v1, the form in which the events of both groups are stored. The stricter rules of `events.k8s.io/v1` are in
+//! [`super::events_event`].
 
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{each, qualified_name, text};
-use crate::field::{Errors, Path};
+use super::checks::{all_invalid, qualified_name, text};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -23,11 +23,11 @@ impl Strategy for Event {
         self.reporting_instance.get_or_insert_default();
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         validate(self, "reportingComponent")
     }
 
-    fn validate_update(&self, _old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, _old: &Self, _part: Part) -> ErrorList {
         self.validate()
     }
 
@@ -140,9 +140,9 @@ impl Strategy for Event {
     }
 }
 
-/// What holds for events of both forms. An event with `eventTime` comes from a newer client and must say more.
-pub(super) fn validate(event: &Event, controller_field: &str) -> Errors {
-    let mut errors = Errors::new();
+/// The rules for events of both groups. An event with `eventTime` comes from a client of `events.k8s.io` and needs more fields.
+pub(super) fn validate(event: &Event, controller_field: &str) -> ErrorList {
+    let mut errors = ErrorList::new();
     let namespace = text(&event.metadata.namespace);
     let involved = text(&event.involved_object.namespace);
     let fits = match (&event.event_time, involved) {
@@ -188,7 +188,7 @@ pub(super) fn validate(event: &Event, controller_field: &str) -> Errors {
             }
         }
     }
-    each(
+    all_invalid(
         &mut errors,
         &Path::new("namespace"),
         namespace,

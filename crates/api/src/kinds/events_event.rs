@@ -1,4 +1,4 @@
-//! Event as `events.k8s.io/v1` has it: stored in the older form, but checked more strictly.
+//! Event of `events.k8s.io/v1`: stored as core/v1 Event, but validated more strictly.
 
 use k8s_openapi::api::core::v1;
 use k8s_openapi::api::events::v1::Event;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::checks::{IMMUTABLE, Json, immutable, json, text};
 use super::pod::internal;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{Cell, Column};
 use crate::{codec, convert};
@@ -21,7 +21,7 @@ impl Strategy for Event {
         self.regarding.get_or_insert_default();
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         let event = convert::event_to_core(self.clone());
         let mut errors = super::event::validate(&event, "reportingController");
         series(&event, &mut errors);
@@ -49,14 +49,14 @@ impl Strategy for Event {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
         let event = convert::event_to_core(self.clone());
         let old = convert::event_to_core(old.clone());
         let mut errors = super::event::validate(&event, "reportingController");
         if event.series != old.series {
             series(&event, &mut errors);
         }
-        // Structs show in the form that Kubernetes keeps to itself.
+        // Error messages show structs in Kubernetes' internal form.
         for (field, of, new, was) in [
             (
                 "involvedObject",
@@ -82,14 +82,14 @@ impl Strategy for Event {
                 errors.invalid(&Path::new(field), shown, IMMUTABLE);
             }
         }
-        macro_rules! stays {
+        macro_rules! immutable_fields {
             ($($field:ident: $name:literal),* $(,)?) => {$(
                 if event.$field != old.$field {
                     errors.invalid(&Path::new($name), json(&event.$field), IMMUTABLE);
                 }
             )*};
         }
-        stays! {
+        immutable_fields! {
             first_timestamp: "firstTimestamp", last_timestamp: "lastTimestamp", count: "count", event_time: "eventTime",
         }
         for (field, new, was) in [
@@ -116,6 +116,8 @@ impl Strategy for Event {
     }
 
     const CREATE_ON_UPDATE: bool = true;
+
+    const VALIDATED_AS_SENT: bool = true;
 
     const SELECTABLE_FIELDS: &'static [&'static str] = &[
         "reason",
@@ -157,12 +159,12 @@ impl Strategy for Event {
     }
 }
 
-/// A value as its JSON; those of the API always have one.
+/// A value as JSON; every value of the API can be serialized.
 fn internal_value(value: &impl Serialize) -> Value {
     serde_json::to_value(value).unwrap_or_default()
 }
 
-fn series(event: &v1::Event, errors: &mut Errors) {
+fn series(event: &v1::Event, errors: &mut ErrorList) {
     if let Some(series) = &event.series {
         if series.count.unwrap_or(0) < 2 {
             errors.invalid(&Path::new("series.count"), "", "should be at least 2");

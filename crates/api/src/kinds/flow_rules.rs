@@ -1,5 +1,5 @@
-//! What FlowSchema and PriorityLevelConfiguration ask of their parts: whom and what a rule is about, how requests queue, and
-//! the conditions of a status.
+//! The rules for parts of FlowSchema and PriorityLevelConfiguration: subjects and resources of a rule, queuing, and the
+//! conditions of a status.
 
 use k8s_openapi::api::flowcontrol::v1::{
     LimitResponse, LimitedPriorityLevelConfiguration, NonResourcePolicyRule, PolicyRulesWithSubjects,
@@ -7,7 +7,7 @@ use k8s_openapi::api::flowcontrol::v1::{
 };
 
 use super::checks::{dns_label, dns_subdomain, json, text};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 
 const VERBS: &[&str] = &[
@@ -22,10 +22,10 @@ const VERBS: &[&str] = &[
     "watch",
 ];
 const QUEUES_MAX: i32 = 10_000_000;
-/// What a hash has for dealing queues.
+/// Number of bits of a flow's hash that shuffle sharding can use to choose queues.
 const HASH_BITS: f64 = 60.0;
 
-pub(super) fn rule(rule: &PolicyRulesWithSubjects, path: &Path, errors: &mut Errors) {
+pub(super) fn rule(rule: &PolicyRulesWithSubjects, path: &Path, errors: &mut ErrorList) {
     let at = path.child("subjects");
     if rule.subjects.is_empty() {
         errors.required(&at, "subjects must contain at least one value");
@@ -49,7 +49,7 @@ pub(super) fn rule(rule: &PolicyRulesWithSubjects, path: &Path, errors: &mut Err
     }
 }
 
-fn subject(subject: &Subject, path: &Path, errors: &mut Errors) {
+fn subject(subject: &Subject, path: &Path, errors: &mut ErrorList) {
     const KINDS: &[&str] = &["Group", "ServiceAccount", "User"];
     let kind = subject.kind.as_str();
     if !KINDS.contains(&kind) {
@@ -111,7 +111,7 @@ fn has_all(list: &[String]) -> bool {
     list.iter().any(|item| item == "*")
 }
 
-fn verbs(verbs: &[String], path: &Path, errors: &mut Errors) {
+fn verbs(verbs: &[String], path: &Path, errors: &mut ErrorList) {
     let at = path.child("verbs");
     if verbs.is_empty() {
         errors.required(&at, "verbs must contain at least one value");
@@ -128,7 +128,7 @@ fn verbs(verbs: &[String], path: &Path, errors: &mut Errors) {
     }
 }
 
-fn non_resource_rule(rule: &NonResourcePolicyRule, path: &Path, errors: &mut Errors) {
+fn non_resource_rule(rule: &NonResourcePolicyRule, path: &Path, errors: &mut ErrorList) {
     verbs(&rule.verbs, path, errors);
     let urls = &rule.non_resource_urls;
     let at = path.child("nonResourceURLs");
@@ -136,19 +136,19 @@ fn non_resource_rule(rule: &NonResourcePolicyRule, path: &Path, errors: &mut Err
         errors.required(&at, "nonResourceURLs must contain at least one value");
     } else if has_all(urls) {
         if urls.len() > 1 {
-            let words = "if '*' is present, must not specify other non-resource URLs";
-            errors.invalid(&at, json(urls), words);
+            let detail = "if '*' is present, must not specify other non-resource URLs";
+            errors.invalid(&at, json(urls), detail);
         }
     } else {
         for (i, url) in urls.iter().enumerate() {
-            if let Some(words) = url_mistake(url) {
-                errors.invalid(&at.index(i), url, words);
+            if let Some(detail) = url_error(url) {
+                errors.invalid(&at.index(i), url, detail);
             }
         }
     }
 }
 
-fn url_mistake(url: &str) -> Option<&'static str> {
+fn url_error(url: &str) -> Option<&'static str> {
     let stars = url.matches('*').count();
     if url.is_empty() {
         Some("must not be empty")
@@ -167,7 +167,7 @@ fn url_mistake(url: &str) -> Option<&'static str> {
     }
 }
 
-fn resource_rule(rule: &ResourcePolicyRule, path: &Path, errors: &mut Errors) {
+fn resource_rule(rule: &ResourcePolicyRule, path: &Path, errors: &mut ErrorList) {
     verbs(&rule.verbs, path, errors);
     for (field, list, required, others) in [
         (
@@ -199,21 +199,21 @@ fn resource_rule(rule: &ResourcePolicyRule, path: &Path, errors: &mut Errors) {
         );
     } else if has_all(namespaces) {
         if namespaces.len() > 1 {
-            let words = "if '*' is present, must not specify other namespaces";
-            errors.invalid(&at, json(namespaces), words);
+            let detail = "if '*' is present, must not specify other namespaces";
+            errors.invalid(&at, json(namespaces), detail);
         }
     } else {
         for (i, namespace) in namespaces.iter().enumerate() {
-            for words in names::dns1123_label(namespace) {
-                let words = format!("each member of this list must be '*' or a DNS-1123 label; {words}");
-                errors.invalid(&at.index(i), namespace, words);
+            for message in names::dns1123_label(namespace) {
+                let detail = format!("each member of this list must be '*' or a DNS-1123 label; {message}");
+                errors.invalid(&at.index(i), namespace, detail);
             }
         }
     }
 }
 
-/// Mistakes in shares and parts of a hundred, of either type of priority level.
-pub(super) fn shares(shares: Option<i32>, lendable: Option<i32>, path: &Path, errors: &mut Errors) {
+/// Checks the concurrency shares and the lendable percentage of either type of priority level.
+pub(super) fn shares(shares: Option<i32>, lendable: Option<i32>, path: &Path, errors: &mut ErrorList) {
     if let Some(shares) = shares.filter(|s| *s < 0) {
         let at = path.child("nominalConcurrencyShares");
         errors.invalid(&at, shares, "must be a non-negative integer");
@@ -224,7 +224,7 @@ pub(super) fn shares(shares: Option<i32>, lendable: Option<i32>, path: &Path, er
     }
 }
 
-pub(super) fn limited(limited: &LimitedPriorityLevelConfiguration, path: &Path, errors: &mut Errors) {
+pub(super) fn limited(limited: &LimitedPriorityLevelConfiguration, path: &Path, errors: &mut ErrorList) {
     shares(
         limited.nominal_concurrency_shares,
         limited.lendable_percent,
@@ -253,7 +253,7 @@ pub(super) fn limited(limited: &LimitedPriorityLevelConfiguration, path: &Path, 
     }
 }
 
-fn queuing(queuing: &QueuingConfiguration, path: &Path, errors: &mut Errors) {
+fn queuing(queuing: &QueuingConfiguration, path: &Path, errors: &mut ErrorList) {
     const POSITIVE: &str = "must be positive";
     let of = |value: Option<i32>| value.unwrap_or(0);
     let (queues, hand) = (of(queuing.queues), of(queuing.hand_size));
@@ -284,8 +284,8 @@ fn queuing(queuing: &QueuingConfiguration, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// The types of a status's conditions: each there, and once.
-pub(super) fn conditions<'a>(types: impl Iterator<Item = &'a Option<String>>, errors: &mut Errors) {
+/// Checks that each condition of a status has a type and that no type occurs twice.
+pub(super) fn conditions<'a>(types: impl Iterator<Item = &'a Option<String>>, errors: &mut ErrorList) {
     let mut seen: Vec<&str> = Vec::new();
     for (i, of) in types.enumerate() {
         let at = Path::new("status").child("conditions").index(i).child("type");

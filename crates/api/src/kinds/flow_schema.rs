@@ -1,11 +1,11 @@
-//! FlowSchema: which requests belong to which priority level.
+//! FlowSchema: assigns requests to a priority level.
 
 use k8s_openapi::api::flowcontrol::v1::FlowSchema;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{Json, dns_subdomain, json, spec_and_status, text};
 use super::flow_rules;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -25,8 +25,8 @@ impl Strategy for FlowSchema {
 
     spec_and_status!();
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
         let at = path.child("matchingPrecedence");
@@ -52,7 +52,7 @@ impl Strategy for FlowSchema {
             const METHODS: &[&str] = &["ByNamespace", "ByUser"];
             if !METHODS.contains(&method.type_.as_str()) {
                 let path = path.child("distinguisherMethod").child("type");
-                // The whole of it shows, in the form that Kubernetes keeps to itself.
+                // The error shows the whole struct in Kubernetes' internal form.
                 let shown = Json(format!(r#"{{"Type":{}}}"#, json(&method.type_).0));
                 errors.not_supported_in_order(&path, shown, METHODS);
             }
@@ -69,10 +69,10 @@ impl Strategy for FlowSchema {
         errors
     }
 
-    fn validate_update(&self, _old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, _old: &Self, part: Part) -> ErrorList {
         match part {
             Part::Status => {
-                let mut errors = Errors::new();
+                let mut errors = ErrorList::new();
                 status(self, &mut errors);
                 errors
             }
@@ -111,12 +111,12 @@ impl Strategy for FlowSchema {
     fn metadata_checks(part: Part) -> MetadataChecks {
         match part {
             Part::Status => MetadataChecks::NONE,
-            Part::Main | Part::Other(_) => MetadataChecks::WHOLE,
+            Part::Main | Part::Other(_) => MetadataChecks::FULL,
         }
     }
 }
 
-fn status(schema: &FlowSchema, errors: &mut Errors) {
+fn status(schema: &FlowSchema, errors: &mut ErrorList) {
     let conditions = schema.status.iter().flat_map(|s| s.conditions.iter().flatten());
     flow_rules::conditions(conditions.map(|c| &c.type_), errors);
 }

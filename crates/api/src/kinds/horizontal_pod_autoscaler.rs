@@ -8,12 +8,12 @@ use k8s_openapi::api::autoscaling::v2::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{each, not_negative, not_negative_quantity, positive_quantity, text};
-use super::ingress::named;
+use super::checks::{all_invalid, not_negative, not_negative_quantity, positive_quantity, text};
+use super::ingress::path_segment_name;
 use super::pod::container_resource_name;
 use crate::convert::autoscaler::default_metric;
 use crate::feature_gates;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -21,7 +21,7 @@ use crate::table::{self, Cell, Column};
 const MAX_PERIOD_SECONDS: i32 = 1800;
 const MAX_STABILIZATION_SECONDS: i32 = 3600;
 const TYPES: &[&str] = &["ContainerResource", "External", "Object", "Pods", "Resource"];
-/// Most metrics that `kubectl get` shows.
+/// Maximum number of metrics that `kubectl get` shows.
 const SHOWN: usize = 2;
 
 fn policy(of: &str, value: i32) -> HPAScalingPolicy {
@@ -32,8 +32,8 @@ fn policy(of: &str, value: i32) -> HPAScalingPolicy {
     }
 }
 
-/// Fills in what scaling rules leave out.
-fn complete(
+/// Sets the defaults of scaling rules.
+fn set_scaling_rules_defaults(
     rules: &mut Option<HPAScalingRules>,
     stabilization: Option<i32>,
     policies: Vec<HPAScalingPolicy>,
@@ -56,7 +56,7 @@ impl Strategy for HorizontalPodAutoscaler {
             ("scaleUp", &mut behavior.scale_up),
             ("scaleDown", &mut behavior.scale_down),
         ] {
-            // An empty list of policies is not completed as an absent one is; it is rejected.
+            // An empty list of policies gets no defaults, unlike an absent one: validation rejects it.
             if let Some(rules) = rules
                 && document["spec"]["behavior"][field]["policies"].is_array()
             {
@@ -73,8 +73,8 @@ impl Strategy for HorizontalPodAutoscaler {
         }
         if let Some(behavior) = &mut spec.behavior {
             let up = vec![policy("Pods", 4), policy("Percent", 100)];
-            complete(&mut behavior.scale_up, Some(0), up);
-            complete(&mut behavior.scale_down, None, vec![policy("Percent", 100)]);
+            set_scaling_rules_defaults(&mut behavior.scale_up, Some(0), up);
+            set_scaling_rules_defaults(&mut behavior.scale_down, None, vec![policy("Percent", 100)]);
         }
         self.status.get_or_insert_default();
     }
@@ -90,23 +90,27 @@ impl Strategy for HorizontalPodAutoscaler {
         }
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
-        validate_spec(&self.spec, &Tolerated::on_create(&self.spec), &mut errors);
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
+        validate_spec(
+            &self.spec,
+            &SpecValidationOptions::on_create(&self.spec),
+            &mut errors,
+        );
         errors
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         if part != Part::Status {
-            let mut errors = Errors::new();
+            let mut errors = ErrorList::new();
             validate_spec(
                 &self.spec,
-                &Tolerated::on_update(&self.spec, &old.spec),
+                &SpecValidationOptions::on_update(&self.spec, &old.spec),
                 &mut errors,
             );
             return errors;
         }
-        let mut errors = Errors::new();
+        let mut errors = ErrorList::new();
         let status = self.status.clone().unwrap_or_default();
         let path = Path::new("status");
         not_negative(
@@ -174,7 +178,7 @@ fn shown_metrics(specs: &[MetricSpec], statuses: &[MetricStatus]) -> String {
 
 fn shown_metric(spec: &MetricSpec, status: Option<&MetricStatus>) -> String {
     let quantity = |q: Option<Quantity>| q.map_or("<unknown>".to_string(), |q| q.0);
-    let wanted = |q: &Option<Quantity>| q.as_ref().map_or("<nil>".to_string(), |q| q.0.clone());
+    let or_nil = |q: &Option<Quantity>| q.as_ref().map_or("<nil>".to_string(), |q| q.0.clone());
     let by_value = |target: &MetricTarget, current: Option<&MetricValueStatus>| match &target.average_value {
         Some(average) => format!(
             "{}/{} (avg)",
@@ -184,7 +188,7 @@ fn shown_metric(spec: &MetricSpec, status: Option<&MetricStatus>) -> String {
         None => format!(
             "{}/{}",
             quantity(current.and_then(|c| c.value.clone())),
-            wanted(&target.value)
+            or_nil(&target.value)
         ),
     };
     let by_resource = |name: &str, target: &MetricTarget, current: Option<&MetricValueStatus>| {
@@ -221,7 +225,7 @@ fn shown_metric(spec: &MetricSpec, status: Option<&MetricStatus>) -> String {
             format!(
                 "{}/{}",
                 quantity(current.and_then(|c| c.average_value.clone())),
-                wanted(&m.target.average_value)
+                or_nil(&m.target.average_value)
             )
         }),
         "Resource" => spec.resource.as_ref().map_or_else(unknown, |m| {
@@ -238,29 +242,29 @@ fn shown_metric(spec: &MetricSpec, status: Option<&MetricStatus>) -> String {
     }
 }
 
-/// What an autoscaler may say beyond the usual (`HorizontalPodAutoscalerSpecValidationOptions`).
-pub(super) struct Tolerated {
-    /// minReplicas may be 0, by the feature gate HPAScaleToZero or since it was 0 before.
+/// Options that relax the validation of a spec (`HorizontalPodAutoscalerSpecValidationOptions`).
+pub(super) struct SpecValidationOptions {
+    /// `minReplicas` may be 0: the feature gate HPAScaleToZero is enabled, or the old object has 0.
     scale_to_zero: bool,
     scale_target: ApiVersions,
     described_object: ApiVersions,
 }
 
-/// Which API versions a reference may name.
+/// The API versions that a reference may have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ApiVersions {
     WithGroup,
-    /// Also those of the core group.
+    /// Versions with a group and those of the core group.
     All,
-    /// Also those that are none.
+    /// Any text, also an invalid API version.
     Unchecked,
 }
 
-impl Tolerated {
+impl SpecValidationOptions {
     fn on_create(spec: &HorizontalPodAutoscalerSpec) -> Self {
-        Tolerated {
+        SpecValidationOptions {
             scale_to_zero: feature_gates::current().hpa_scale_to_zero,
-            // The one kind of the core group that can be scaled.
+            // The only scalable kind of the core group.
             scale_target: match spec.scale_target_ref.kind.as_str() {
                 "ReplicationController" => ApiVersions::All,
                 _ => ApiVersions::WithGroup,
@@ -269,29 +273,33 @@ impl Tolerated {
         }
     }
 
-    /// What the old object said stays valid.
+    /// Values that the old object has stay valid.
     fn on_update(spec: &HorizontalPodAutoscalerSpec, old: &HorizontalPodAutoscalerSpec) -> Self {
-        let mut tolerated = Self::on_create(spec);
-        tolerated.scale_to_zero |= old.min_replicas == Some(0);
+        let mut options = Self::on_create(spec);
+        options.scale_to_zero |= old.min_replicas == Some(0);
         let (new, before) = (&spec.scale_target_ref, &old.scale_target_ref);
         if text(&new.api_version) == text(&before.api_version) && new.kind == before.kind {
-            tolerated.scale_target = ApiVersions::Unchecked;
+            options.scale_target = ApiVersions::Unchecked;
         }
         let was_invalid = |metric: &MetricSpec| {
             let object = metric.object.as_ref().filter(|_| metric.type_ == "Object");
             object.is_some_and(|o| api_version_error(&o.described_object, ApiVersions::All).is_some())
         };
         if old.metrics.iter().flatten().any(was_invalid) {
-            tolerated.described_object = ApiVersions::Unchecked;
+            options.described_object = ApiVersions::Unchecked;
         }
-        tolerated
+        options
     }
 }
 
-pub(super) fn validate_spec(spec: &HorizontalPodAutoscalerSpec, tolerated: &Tolerated, errors: &mut Errors) {
+pub(super) fn validate_spec(
+    spec: &HorizontalPodAutoscalerSpec,
+    options: &SpecValidationOptions,
+    errors: &mut ErrorList,
+) {
     let path = Path::new("spec");
     let at = path.child("maxReplicas");
-    let least = if tolerated.scale_to_zero { 0 } else { 1 };
+    let least = if options.scale_to_zero { 0 } else { 1 };
     if let Some(min) = spec.min_replicas.filter(|m| *m < least) {
         errors.invalid(
             &path.child("minReplicas"),
@@ -313,14 +321,14 @@ pub(super) fn validate_spec(spec: &HorizontalPodAutoscalerSpec, tolerated: &Tole
     }
     reference(
         &spec.scale_target_ref,
-        tolerated.scale_target,
+        options.scale_target,
         &path.child("scaleTargetRef"),
         errors,
     );
     let metrics = spec.metrics.as_deref().unwrap_or(&[]);
     let at = path.child("metrics");
     for (i, metric) in metrics.iter().enumerate() {
-        check_metric(metric, tolerated, &at.index(i), errors);
+        check_metric(metric, options, &at.index(i), errors);
     }
     let from_outside = metrics
         .iter()
@@ -361,16 +369,16 @@ fn reference(
     reference: &CrossVersionObjectReference,
     allowed: ApiVersions,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
-    named(errors, &path.child("kind"), &reference.kind);
-    named(errors, &path.child("name"), &reference.name);
+    path_segment_name(errors, &path.child("kind"), &reference.kind);
+    path_segment_name(errors, &path.child("name"), &reference.name);
     if let Some(error) = api_version_error(reference, allowed) {
         errors.invalid(&path.child("apiVersion"), text(&reference.api_version), error);
     }
 }
 
-fn check_rules(rules: &HPAScalingRules, path: &Path, errors: &mut Errors) {
+fn check_rules(rules: &HPAScalingRules, path: &Path, errors: &mut ErrorList) {
     let at = path.child("stabilizationWindowSeconds");
     match rules.stabilization_window_seconds {
         Some(seconds) if seconds < 0 => {
@@ -417,7 +425,7 @@ fn check_rules(rules: &HPAScalingRules, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_metric(metric: &MetricSpec, tolerated: &Tolerated, path: &Path, errors: &mut Errors) {
+fn check_metric(metric: &MetricSpec, options: &SpecValidationOptions, path: &Path, errors: &mut ErrorList) {
     let of = metric.type_.as_str();
     let at = path.child("type");
     if of.is_empty() {
@@ -437,14 +445,14 @@ fn check_metric(metric: &MetricSpec, tolerated: &Tolerated, path: &Path, errors:
     .filter(|(_, is)| *is)
     .map(|(field, _)| *field)
     .collect();
-    // Only the first source is looked into.
+    // Only the first source is validated.
     match present.first().copied() {
         Some("object") => {
             if let Some(source) = &metric.object {
                 let path = path.child("object");
                 reference(
                     &source.described_object,
-                    tolerated.described_object,
+                    options.described_object,
                     &path.child("describedObject"),
                     errors,
                 );
@@ -503,7 +511,7 @@ fn check_metric(metric: &MetricSpec, tolerated: &Tolerated, path: &Path, errors:
                 let at = path.child("container");
                 match source.container.as_str() {
                     "" => errors.required(&at, "must specify a container"),
-                    name => each(errors, &at, name, names::dns1123_label(name)),
+                    name => all_invalid(errors, &at, name, names::dns1123_label(name)),
                 }
                 by_resource(&source.name, &source.target, &path, errors);
             }
@@ -531,7 +539,7 @@ fn check_metric(metric: &MetricSpec, tolerated: &Tolerated, path: &Path, errors:
     }
 }
 
-fn by_resource(name: &str, target: &MetricTarget, path: &Path, errors: &mut Errors) {
+fn by_resource(name: &str, target: &MetricTarget, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         errors.required(&path.child("name"), "must specify a resource name");
     }
@@ -550,15 +558,15 @@ fn by_resource(name: &str, target: &MetricTarget, path: &Path, errors: &mut Erro
     }
 }
 
-fn identifier(metric: &MetricIdentifier, path: &Path, errors: &mut Errors) {
+fn identifier(metric: &MetricIdentifier, path: &Path, errors: &mut ErrorList) {
     if metric.name.is_empty() {
         errors.required(&path.child("name"), "must specify a metric name");
     } else {
-        named(errors, &path.child("name"), &metric.name);
+        path_segment_name(errors, &path.child("name"), &metric.name);
     }
 }
 
-fn check_target(target: &MetricTarget, path: &Path, errors: &mut Errors) {
+fn check_target(target: &MetricTarget, path: &Path, errors: &mut ErrorList) {
     let at = path.child("type");
     let of = target.type_.as_str();
     if of.is_empty() {
@@ -569,9 +577,9 @@ fn check_target(target: &MetricTarget, path: &Path, errors: &mut Errors) {
     }
     for (field, value) in [("value", &target.value), ("averageValue", &target.average_value)] {
         if let Some(value) = value {
-            let mut mistakes = Errors::new();
-            positive_quantity(&mut mistakes, path, value);
-            if !mistakes.is_empty() {
+            let mut errs = ErrorList::new();
+            positive_quantity(&mut errs, path, value);
+            if !errs.is_empty() {
                 errors.invalid(&path.child(field), value.0.as_str(), "must be positive");
             }
         }
@@ -586,61 +594,4 @@ fn check_target(target: &MetricTarget, path: &Path, errors: &mut Errors) {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn autoscaler(min: i32, metric: serde_json::Value) -> HorizontalPodAutoscaler {
-        let spec = json!({
-            "scaleTargetRef": {"kind": "Deployment", "name": "web", "apiVersion": "apps/v1"},
-            "minReplicas": min, "maxReplicas": 3, "metrics": [metric],
-        });
-        serde_json::from_value(json!({"metadata": {"name": "web", "namespace": "d"}, "spec": spec})).unwrap()
-    }
-
-    fn external() -> serde_json::Value {
-        json!({"type": "External", "external": {
-            "metric": {"name": "queue"}, "target": {"type": "AverageValue", "averageValue": "30"},
-        }})
-    }
-
-    fn cpu() -> serde_json::Value {
-        json!({"type": "Resource", "resource": {
-            "name": "cpu", "target": {"type": "Utilization", "averageUtilization": 50},
-        }})
-    }
-
-    /// The cases of the feature gate HPAScaleToZero (KEP-2021): (minReplicas, metric, gate, the errors' fields).
-    #[test]
-    fn min_replicas_may_be_0_by_the_gate_and_with_a_metric_from_outside() {
-        for (min, metric, gate, fields) in [
-            (0, external(), true, &[][..]),
-            (0, cpu(), true, &["spec.metrics"]),
-            (0, external(), false, &["spec.minReplicas"]),
-            (-1, external(), true, &["spec.minReplicas"]),
-            (1, cpu(), false, &[]),
-        ] {
-            let mut errors = Errors::new();
-            let spec = autoscaler(min, metric.clone()).spec;
-            let tolerated = Tolerated {
-                scale_to_zero: gate,
-                ..Tolerated::on_create(&spec)
-            };
-            validate_spec(&spec, &tolerated, &mut errors);
-            let found: Vec<String> = errors.iter().map(|e| e.field.to_string()).collect();
-            assert_eq!(found, fields, "minReplicas {min}, {metric}, gate {gate}");
-        }
-    }
-
-    /// What was made while the gate was on can be updated after it was turned off.
-    #[test]
-    fn min_replicas_0_is_kept_by_updates() {
-        let old = autoscaler(0, external());
-        assert!(old.validate_update(&old, Part::Main).is_empty());
-        assert!(
-            !old.validate_update(&autoscaler(1, external()), Part::Main)
-                .is_empty()
-        );
-    }
-}
+mod tests;

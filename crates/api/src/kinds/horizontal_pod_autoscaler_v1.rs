@@ -1,11 +1,11 @@
-//! HorizontalPodAutoscaler as autoscaling/v1 has it: stored, checked and shown as v2.
+//! HorizontalPodAutoscaler of autoscaling/v1: stored, validated and shown as autoscaling/v2.
 
 use k8s_openapi::api::autoscaling::v1::HorizontalPodAutoscaler;
 use k8s_openapi::api::autoscaling::v2;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::convert::autoscaler::to_v2;
-use crate::field::Errors;
+use crate::field::ErrorList;
 use crate::strategy::{Part, Strategy};
 use crate::table::{Cell, Column};
 
@@ -26,11 +26,11 @@ impl Strategy for HorizontalPodAutoscaler {
         }
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         to_v2(self.clone()).validate()
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         to_v2(self.clone()).validate_update(&to_v2(old.clone()), part)
     }
 

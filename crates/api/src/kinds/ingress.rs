@@ -1,4 +1,4 @@
-//! Ingress: which host and path leads to which service.
+//! Ingress: routes hosts and paths to services.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,8 +9,8 @@ use k8s_openapi::api::networking::v1::{
 };
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{Json, count_generation, dns_label, dns_subdomain, each, ip, port_number, text};
-use crate::field::{Errors, Path};
+use super::checks::{Json, all_invalid, dns_label, dns_subdomain, ip, port_number, text, update_generation};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -19,7 +19,7 @@ const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
 const NOT_IN_PATHS: &[&str] = &["//", "/./", "/../", "%2f", "%2F"];
 const NOT_AT_ENDS: &[&str] = &["/..", "/."];
 const ABSOLUTE: &str = "must be an absolute path";
-/// Most hosts that `kubectl get` shows.
+/// Maximum number of hosts that `kubectl get` shows.
 const SHOWN: usize = 3;
 
 fn empty_status() -> IngressStatus {
@@ -48,10 +48,10 @@ impl Strategy for Ingress {
             self.status = old.status.clone();
             changed = self.spec != old.spec;
         }
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         let mut errors = validate(self);
         let class = self.spec.as_ref().and_then(|s| s.ingress_class_name.as_ref());
         let annotations = self.metadata.annotations.as_ref();
@@ -67,11 +67,11 @@ impl Strategy for Ingress {
         errors
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         if part != Part::Status {
             return validate(self);
         }
-        let mut errors = Errors::new();
+        let mut errors = ErrorList::new();
         let path = Path::new("status").child("loadBalancer").child("ingress");
         let entries = |i: &Ingress| {
             let status = i.status.clone().unwrap_or_default();
@@ -87,8 +87,8 @@ impl Strategy for Ingress {
             if !hostname.is_empty() {
                 dns_subdomain(&mut errors, &path.child("hostname"), hostname);
                 if hostname.parse::<IpAddr>().is_ok() {
-                    let why = "must be a DNS name, not an IP address";
-                    errors.invalid(&path.child("hostname"), hostname, why);
+                    let detail = "must be a DNS name, not an IP address";
+                    errors.invalid(&path.child("hostname"), hostname, detail);
                 }
             }
         }
@@ -103,10 +103,10 @@ impl Strategy for Ingress {
             .is_some_and(|a| a.contains_key(CLASS_ANNOTATION));
         let has_class = self.spec.as_ref().is_some_and(|s| s.ingress_class_name.is_some());
         let is_deprecated = has_annotation && !has_class;
-        let words = format!(
+        let warning = format!(
             "annotation {CLASS_ANNOTATION:?} is deprecated, please use 'spec.ingressClassName' instead"
         );
-        is_deprecated.then_some(words).into_iter().collect()
+        is_deprecated.then_some(warning).into_iter().collect()
     }
 
     fn warnings_on_update(&self, _old: &Self) -> Vec<String> {
@@ -152,13 +152,13 @@ impl Strategy for Ingress {
 
     fn metadata_checks(part: Part) -> MetadataChecks {
         match part {
-            Part::Status => MetadataChecks::CHANGES,
+            Part::Status => MetadataChecks::UPDATE,
             Part::Main | Part::Other(_) => MetadataChecks::BOTH,
         }
     }
 }
 
-/// The rest is counted by rules, whether they have a host or not.
+/// The hosts as `kubectl get` shows them. The number of further ones counts rules, with or without a host.
 fn shown_hosts(spec: &IngressSpec) -> String {
     let rules = spec.rules.as_deref().unwrap_or(&[]);
     let mut hosts = Vec::new();
@@ -176,8 +176,8 @@ fn shown_hosts(spec: &IngressSpec) -> String {
     }
 }
 
-fn validate(ingress: &Ingress) -> Errors {
-    let mut errors = Errors::new();
+fn validate(ingress: &Ingress) -> ErrorList {
+    let mut errors = ErrorList::new();
     let spec = ingress.spec.clone().unwrap_or_default();
     let path = Path::new("spec");
     let rules = spec.rules.as_deref().unwrap_or(&[]);
@@ -196,8 +196,8 @@ fn validate(ingress: &Ingress) -> Errors {
         let host = text(&rule.host);
         if !host.is_empty() {
             if host.parse::<IpAddr>().is_ok() {
-                let why = "must be a DNS name, not an IP address";
-                errors.invalid(&path.child("host"), host, why);
+                let detail = "must be a DNS name, not an IP address";
+                errors.invalid(&path.child("host"), host, detail);
             }
             check_host(host, &path.child("host"), &mut errors);
         }
@@ -226,16 +226,16 @@ fn validate(ingress: &Ingress) -> Errors {
     errors
 }
 
-fn check_host(host: &str, path: &Path, errors: &mut Errors) {
-    let mistakes = if host.contains('*') {
+fn check_host(host: &str, path: &Path, errors: &mut ErrorList) {
+    let messages = if host.contains('*') {
         names::wildcard_dns1123_subdomain(host)
     } else {
         names::dns1123_subdomain(host)
     };
-    each(errors, path, host, mistakes);
+    all_invalid(errors, path, host, messages);
 }
 
-fn check_path(http: &HTTPIngressPath, path: &Path, errors: &mut Errors) {
+fn check_path(http: &HTTPIngressPath, path: &Path, errors: &mut ErrorList) {
     let at = path.child("path");
     let value = text(&http.path);
     match http.path_type.as_str() {
@@ -265,7 +265,7 @@ fn check_path(http: &HTTPIngressPath, path: &Path, errors: &mut Errors) {
     check_backend(&http.backend, &path.child("backend"), errors);
 }
 
-fn check_backend(backend: &IngressBackend, path: &Path, errors: &mut Errors) {
+fn check_backend(backend: &IngressBackend, path: &Path, errors: &mut ErrorList) {
     match (&backend.resource, &backend.service) {
         (Some(_), Some(_)) => errors.invalid(path, "", "cannot set both resource and service backends"),
         (None, None) => errors.invalid(path, "", "resource or service backend is required"),
@@ -275,23 +275,23 @@ fn check_backend(backend: &IngressBackend, path: &Path, errors: &mut Errors) {
                 dns_subdomain(errors, &path.child("apiGroup"), group);
             }
             for (field, value) in [("kind", &resource.kind), ("name", &resource.name)] {
-                named(errors, &path.child(field), value);
+                path_segment_name(errors, &path.child(field), value);
             }
         }
         (None, Some(service)) => check_service(service, path, errors),
     }
 }
 
-/// A name that must be there and fit into a path of the API.
-pub(super) fn named(errors: &mut Errors, path: &Path, value: &str) {
+/// Checks a required name that must be valid as a path segment of the API.
+pub(super) fn path_segment_name(errors: &mut ErrorList, path: &Path, value: &str) {
     if value.is_empty() {
         errors.required(path, "");
     } else {
-        each(errors, path, value, names::path_segment(value));
+        all_invalid(errors, path, value, names::path_segment(value));
     }
 }
 
-fn check_service(service: &IngressServiceBackend, path: &Path, errors: &mut Errors) {
+fn check_service(service: &IngressServiceBackend, path: &Path, errors: &mut ErrorList) {
     let at = path.child("service");
     if service.name.is_empty() {
         errors.required(&at.child("name"), "");
@@ -302,7 +302,7 @@ fn check_service(service: &IngressServiceBackend, path: &Path, errors: &mut Erro
     match (text(&port.name), port.number.unwrap_or(0)) {
         ("", 0) => errors.required(path, "port name or number is required"),
         ("", number) => port_number(errors, &at.child("port").child("number"), number),
-        (name, 0) => each(
+        (name, 0) => all_invalid(
             errors,
             &at.child("port").child("name"),
             name,

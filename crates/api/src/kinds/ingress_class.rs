@@ -1,11 +1,11 @@
-//! IngressClass: which controller serves an Ingress.
+//! IngressClass: the controller that implements an Ingress.
 
 use k8s_openapi::api::networking::v1::IngressClass;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{count_generation, dns_label, dns_subdomain, domain_prefixed_path, immutable, text};
-use super::ingress::named;
-use crate::field::{Errors, Path};
+use super::checks::{dns_label, dns_subdomain, domain_prefixed_path, immutable, text, update_generation};
+use super::ingress::path_segment_name;
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -26,11 +26,11 @@ impl Strategy for IngressClass {
 
     fn prepare_for_update(&mut self, old: &Self, _part: Part) {
         let changed = self.spec != old.spec;
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
         let controller = text(&spec.controller);
@@ -45,8 +45,8 @@ impl Strategy for IngressClass {
         if let Some(group) = &parameters.api_group {
             dns_subdomain(&mut errors, &path.child("apiGroup"), group);
         }
-        named(&mut errors, &path.child("kind"), &parameters.kind);
-        named(&mut errors, &path.child("name"), &parameters.name);
+        path_segment_name(&mut errors, &path.child("kind"), &parameters.kind);
+        path_segment_name(&mut errors, &path.child("name"), &parameters.name);
         let at = path.child("namespace");
         match (parameters.scope.as_deref(), &parameters.namespace) {
             (None, _) => errors.required(&path.child("scope"), ""),
@@ -61,7 +61,7 @@ impl Strategy for IngressClass {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
         let mut errors = self.validate();
         let controller = |c: &IngressClass| c.spec.as_ref().and_then(|s| s.controller.clone());
         immutable(

@@ -1,17 +1,17 @@
-//! IPAddress: one address that a service holds; named by it.
+//! IPAddress: one IP address that is allocated to a Service; the address is its name.
 
 use k8s_openapi::api::networking::v1::{IPAddress, ParentReference};
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{IMMUTABLE, Json, canonical_ip, dns_subdomain, text};
-use super::ingress::named;
+use super::ingress::path_segment_name;
 use super::pod::internal;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for IPAddress {
-    /// A reference that is given although it is empty has a namespace, which may be empty.
+    /// Gives a `parentRef` that is present but empty an empty namespace, which distinguishes it from an absent one.
     fn after_decode(&mut self, json: &[u8]) {
         let parent = &mut self.spec.parent_ref;
         if parent.resource.is_empty() && parent.name.is_empty() {
@@ -22,8 +22,8 @@ impl Strategy for IPAddress {
         }
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let parent = self.spec.parent_ref.clone();
         let path = Path::new("spec").child("parentRef");
         if parent == ParentReference::default() {
@@ -32,16 +32,16 @@ impl Strategy for IPAddress {
             if !text(&parent.group).is_empty() {
                 dns_subdomain(&mut errors, &path.child("group"), text(&parent.group));
             }
-            named(&mut errors, &path.child("resource"), &parent.resource);
-            named(&mut errors, &path.child("name"), &parent.name);
+            path_segment_name(&mut errors, &path.child("resource"), &parent.resource);
+            path_segment_name(&mut errors, &path.child("name"), &parent.name);
             if !text(&parent.namespace).is_empty() {
-                named(&mut errors, &path.child("namespace"), text(&parent.namespace));
+                path_segment_name(&mut errors, &path.child("namespace"), text(&parent.namespace));
             }
         }
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
         let mut errors = self.validate();
         let parent = |a: &IPAddress| a.spec.parent_ref.clone();
         let path = Path::new("spec").child("parentRef");
@@ -66,7 +66,7 @@ impl Strategy for IPAddress {
         COLUMNS
     }
 
-    /// One cell more than there are columns, as v1.36 has it; clients leave it out.
+    /// One cell more than there are columns, as in v1.36; clients ignore it.
     fn row(&self, now: Timestamp) -> Vec<Cell> {
         let parent = self.spec.parent_ref.clone();
         let mut shown = parent.resource.to_lowercase();

@@ -1,4 +1,4 @@
-//! Job: pods that run to an end. Its selector is made up from its UID unless the user insists on their own.
+//! Job: pods that run to completion. Its selector is generated from its UID unless `manualSelector` is set.
 //!
 //! The UID must be set before [`Strategy::prepare_for_create`].
 
@@ -8,11 +8,11 @@ use k8s_openapi::api::batch::v1::{Job, JobSpec, JobStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{Json, count_generation, json, json_selector, label_selector, text};
+use super::checks::{Json, json, json_selector, label_selector, text, update_generation};
 use super::pod::pod_template_warnings;
 use super::template;
 use super::warnings::name_warning;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::selector::label::Selector;
 use crate::strategy::{MetadataChecks, Part, Strategy};
@@ -30,7 +30,7 @@ const OLD_NAME_LABEL: &str = "job-name";
 impl Strategy for Job {
     fn after_decode(&mut self, json: &[u8]) {
         if let Some(spec) = &mut self.spec {
-            template::mark_given_labels(&mut spec.template, json);
+            template::distinguish_empty_labels(&mut spec.template, json);
         }
     }
 
@@ -58,14 +58,14 @@ impl Strategy for Job {
             self.status = old.status.clone();
             changed = self.spec != old.spec;
         }
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         validate(self, true)
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         if part == Part::Status {
             return status::validate_update(self, old);
         }
@@ -83,7 +83,7 @@ impl Strategy for Job {
         name.chain(spec).collect()
     }
 
-    /// A change of the metadata alone says nothing of the template.
+    /// The template is only checked for warnings if the generation changed: an update of the metadata alone does not repeat them.
     fn warnings_on_update(&self, old: &Self) -> Vec<String> {
         let changed = self
             .spec
@@ -150,13 +150,13 @@ impl Strategy for Job {
 
     fn metadata_checks(part: Part) -> MetadataChecks {
         match part {
-            Part::Status => MetadataChecks::CHANGES,
+            Part::Status => MetadataChecks::UPDATE,
             Part::Main | Part::Other(_) => MetadataChecks::BOTH,
         }
     }
 }
 
-/// Defaults of what CronJobs have too: the template's. The rest is the Job's own.
+/// Defaults of the pod template, which also apply to the template of a CronJob; the other defaults apply to Jobs only.
 pub(super) fn set_template_defaults(spec: &mut JobSpec) {
     let policy = spec.pod_failure_policy.iter_mut();
     let rules = policy.flat_map(|p| p.rules.iter_mut());
@@ -190,7 +190,7 @@ fn set_spec_defaults(spec: &mut JobSpec) {
     set_template_defaults(spec);
 }
 
-/// Selects by the Job's own UID, so that no two Jobs share pods.
+/// Generates the selector from the Job's UID, so that no two Jobs select the same pods.
 fn make_selector(job: &mut Job) {
     let generated = is_name_generated(&job.metadata);
     let uid = text(&job.metadata.uid).to_string();
@@ -200,8 +200,8 @@ fn make_selector(job: &mut Job) {
         return;
     }
     let shared = spec.template.metadata.get_or_insert_default();
-    // The Job's own labels were copied from the template as a default; v1.36 shares one map between the two, unless the
-    // object has been copied to try names for it.
+    // The Job's labels were defaulted from the template's: in v1.36 both are then the same Go map, unless the object was
+    // copied to retry a generated name.
     let same = job.metadata.labels == shared.labels && !generated;
     let labels = shared.labels.get_or_insert_default();
     for (label, value) in [
@@ -212,7 +212,7 @@ fn make_selector(job: &mut Job) {
     ] {
         labels.entry(label.into()).or_insert_with(|| value.clone());
     }
-    // A Job without labels is given its template's when it is read back.
+    // A Job without labels gets those of its template by defaulting when it is read from the store.
     if same || job.metadata.labels.is_none() {
         job.metadata.labels = Some(labels.clone());
     }
@@ -236,8 +236,8 @@ fn has_new_labels(job: &Job) -> bool {
     labels.contains_key(UID_LABEL) && labels.contains_key(NAME_LABEL)
 }
 
-fn validate(job: &Job, new_labels: bool) -> Errors {
-    let mut errors = Errors::new();
+fn validate(job: &Job, new_labels: bool) -> ErrorList {
+    let mut errors = ErrorList::new();
     let spec = job.spec.clone().unwrap_or_default();
     let path = Path::new("spec");
     let labels = labels(job);
@@ -259,8 +259,8 @@ fn validate(job: &Job, new_labels: bool) -> Errors {
     errors
 }
 
-/// The spec with its selector. An update asks for this twice.
-fn validate_spec(job: &Job, path: &Path, errors: &mut Errors) {
+/// Validates the spec with its selector. An update validates it twice.
+fn validate_spec(job: &Job, path: &Path, errors: &mut ErrorList) {
     let spec = job.spec.clone().unwrap_or_default();
     let labels = labels(job);
     spec::validate(&spec, path, errors);
@@ -268,7 +268,7 @@ fn validate_spec(job: &Job, path: &Path, errors: &mut Errors) {
         None => errors.required(&path.child("selector"), ""),
         Some(selector) => label_selector(errors, &path.child("selector"), selector),
     }
-    // What is no selector is reported above and matches nothing in particular.
+    // An invalid selector is reported above and not compared with the labels.
     let is_selector = |s: &&LabelSelector| Selector::from_label_selector(s).is_ok();
     let matches = |s: &LabelSelector| !is_selector(&s) || template::matches(s, &labels);
     if !spec.selector.as_ref().is_some_and(matches) {
@@ -281,7 +281,7 @@ fn selector_is_generated(
     spec: &JobSpec,
     labels: &BTreeMap<String, String>,
     new_labels: bool,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let Some(selector) = spec
         .selector
@@ -324,8 +324,8 @@ fn selector_is_generated(
     }
 }
 
-/// Whether a condition is there and true.
-fn is(job: &Job, condition: &str) -> bool {
+/// Whether a condition is present with the status True.
+fn is_condition_true(job: &Job, condition: &str) -> bool {
     let mut conditions = job.status.iter().flat_map(|s| s.conditions.iter().flatten());
     conditions
         .find(|c| c.type_ == condition)
@@ -333,9 +333,9 @@ fn is(job: &Job, condition: &str) -> bool {
 }
 
 fn shown_status(job: &Job) -> &'static str {
-    let first = |conditions: &[&'static str]| conditions.iter().copied().find(|c| is(job, c));
-    if let Some(ended) = first(&["Complete", "Failed"]) {
-        ended
+    let first = |conditions: &[&'static str]| conditions.iter().copied().find(|c| is_condition_true(job, c));
+    if let Some(finished) = first(&["Complete", "Failed"]) {
+        finished
     } else if job.metadata.deletion_timestamp.is_some() {
         "Terminating"
     } else {
@@ -343,9 +343,9 @@ fn shown_status(job: &Job) -> &'static str {
     }
 }
 
-/// What a Job's or a CronJob's template at `path` should rather not say.
+/// Warnings about the spec of a Job, or of a CronJob's job template, at `path`.
 pub(super) fn spec_warnings(spec: &JobSpec, path: &Path) -> Vec<String> {
-    // Completed indexes are kept as a text that must not grow without bound.
+    // `status.completedIndexes` is a text whose size must stay bounded.
     let too_many = text(&spec.completion_mode) == "Indexed"
         && spec.completions.unwrap_or(0) > spec::MANY_COMPLETIONS
         && spec.parallelism.unwrap_or(0) > spec::MAX_PARALLELISM_OF_MANY;

@@ -1,10 +1,10 @@
-//! Lease: who holds it, for how long. A `PUT` may create it.
+//! Lease: its holder and for how long it is held. A `PUT` may create it.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{NOT_GREATER_THAN_ZERO, not_negative_if_set, text};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -16,8 +16,8 @@ impl Strategy for Lease {
         spec.preferred_holder = None;
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let Some(spec) = &self.spec else { return errors };
         let path = Path::new("spec");
         if let Some(seconds) = spec.lease_duration_seconds.filter(|s| *s <= 0) {
@@ -35,7 +35,7 @@ impl Strategy for Lease {
         errors
     }
 
-    fn validate_update(&self, _old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, _old: &Self, _part: Part) -> ErrorList {
         self.validate()
     }
 

@@ -1,13 +1,13 @@
-//! LimitRange: least, most and usual amounts of resources in a namespace.
+//! LimitRange: minimum, maximum and default amounts of resources in a namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{LimitRange, LimitRangeItem};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 
-use super::checks::{Json, each, json, quantity_of};
+use super::checks::{Json, all_invalid, json, quantity_of};
 use super::pod::{container_resource_name, validate_resource_name};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::quantity::{self, Quantity};
 use crate::strategy::{MetadataChecks, Part, Strategy};
@@ -34,18 +34,18 @@ impl Strategy for LimitRange {
             }
             if item.type_ == "Container" {
                 let mut default = item.default.take().unwrap_or_default();
-                fill(&mut default, &item.max);
+                set_missing(&mut default, &item.max);
                 let mut request = item.default_request.take().unwrap_or_default();
-                fill(&mut request, &Some(default.clone()));
-                fill(&mut request, &item.min);
+                set_missing(&mut request, &Some(default.clone()));
+                set_missing(&mut request, &item.min);
                 item.default = (!default.is_empty()).then_some(default);
                 item.default_request = (!request.is_empty()).then_some(request);
             }
         }
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let path = Path::new("spec").child("limits");
         let mut seen = BTreeSet::new();
         let items = self.spec.iter().flat_map(|s| &s.limits);
@@ -62,33 +62,35 @@ impl Strategy for LimitRange {
 
     const CREATE_ON_UPDATE: bool = true;
 
+    const GENERATES_NAME: bool = true;
+
     fn metadata_checks(_part: Part) -> MetadataChecks {
-        MetadataChecks::WHOLE
+        MetadataChecks::FULL
     }
 }
 
-fn fill(into: &mut BTreeMap<String, Wire>, from: &Amounts) {
+fn set_missing(into: &mut BTreeMap<String, Wire>, from: &Amounts) {
     for (name, amount) in from.iter().flatten() {
         into.entry(name.clone()).or_insert_with(|| amount.clone());
     }
 }
 
-fn type_name(name: &str, path: &Path, errors: &mut Errors) {
-    let mistakes = names::qualified_name(name);
-    if mistakes.is_empty() && !name.contains('/') && !TYPES.contains(&name) {
+fn type_name(name: &str, path: &Path, errors: &mut ErrorList) {
+    let messages = names::qualified_name(name);
+    if messages.is_empty() && !name.contains('/') && !TYPES.contains(&name) {
         errors.invalid(path, name, "must be a standard limit type or fully qualified");
     }
-    each(errors, path, name, mistakes);
+    all_invalid(errors, path, name, messages);
 }
 
-fn resource_name(of: &str, name: &str, path: &Path, errors: &mut Errors) {
+fn resource_name(of: &str, name: &str, path: &Path, errors: &mut ErrorList) {
     match of {
         "Pod" | "Container" => container_resource_name(name, path, errors),
         _ => errors.extend(validate_resource_name(name, path)),
     }
 }
 
-fn check_item(item: &LimitRangeItem, path: &Path, errors: &mut Errors) {
+fn check_item(item: &LimitRangeItem, path: &Path, errors: &mut ErrorList) {
     let on_pod = item.type_ == "Pod";
     let mut all = BTreeSet::new();
     for (field, amounts, not_on_pod) in [
@@ -122,15 +124,15 @@ fn check_item(item: &LimitRangeItem, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// The amounts of one resource against each other.
-fn check_amounts(item: &LimitRangeItem, name: &str, path: &Path, errors: &mut Errors) {
+/// Compares the amounts of one resource with each other.
+fn check_amounts(item: &LimitRangeItem, name: &str, path: &Path, errors: &mut ErrorList) {
     let on_pod = item.type_ == "Pod";
     let get = |amounts: &Amounts| quantity_of(amounts.as_ref()?.get(name)?);
     let (min, max) = (get(&item.min), get(&item.max));
     let default = get(&item.default).filter(|_| !on_pod);
     let request = get(&item.default_request).filter(|_| !on_pod);
     let ratio = get(&item.max_limit_request_ratio);
-    // The smaller must not be more than the larger; the third is the value shown.
+    // The first amount must not exceed the second; the third is the value that the error shows.
     let mut ordered = |field: &str,
                        small: (&str, Option<Quantity>),
                        large: (&str, Option<Quantity>),

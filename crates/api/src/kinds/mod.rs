@@ -1,4 +1,4 @@
-//! The rules of each kind, one file a kind.
+//! The API strategy of each kind (defaults, validation, table columns), one file for each kind.
 
 use k8s_openapi::api::*;
 
@@ -77,12 +77,12 @@ mod volume_attributes_class;
 pub(crate) mod warnings;
 mod webhook;
 
-/// Kinds for which the answers that fit most kinds are right.
-macro_rules! plain {
+/// Implements `Strategy` for kinds that need only its default methods.
+macro_rules! default_strategy {
     ($($t:ty),* $(,)?) => {$(impl Strategy for $t {})*};
 }
 
-plain! {
+default_strategy! {
 core::v1::Binding,
 authentication::v1::SelfSubjectReview,
 authentication::v1::TokenReview,

@@ -1,4 +1,4 @@
-//! MutatingAdmissionPolicy: how writes are changed, as expressions.
+//! MutatingAdmissionPolicy: CEL expressions that mutate the objects of requests.
 
 use k8s_openapi::api::admissionregistration::v1::{MutatingAdmissionPolicy, MutatingAdmissionPolicySpec};
 use k8s_openapi::jiff::Timestamp;
@@ -7,26 +7,26 @@ use super::admission_policy::{
     PolicyScope, check_conditions, check_failure_policy, check_match_constraints, check_mutable_operations,
     check_param_kind, check_variables,
 };
-use super::checks::{count_generation, text};
+use super::checks::{text, update_generation};
 use super::webhook::set_match_defaults;
 use crate::cel::check::Type;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
-fn check_expressions(spec: &MutatingAdmissionPolicySpec, path: &Path, errors: &mut Errors) {
+fn check_expressions(spec: &MutatingAdmissionPolicySpec, path: &Path, errors: &mut ErrorList) {
     let has_params = spec.param_kind.is_some();
     let mut scope = PolicyScope::new(has_params, true);
     check_param_kind(spec.param_kind.as_ref(), path, errors);
-    check_conditions(&spec.match_conditions, has_params, path, errors);
-    check_variables(&spec.variables, &mut scope, path, errors);
+    check_conditions(spec.match_conditions.as_deref(), has_params, path, errors);
+    check_variables(spec.variables.as_deref(), &mut scope, path, errors);
     for (i, mutation) in spec.mutations.iter().flatten().enumerate() {
         let at = path.child("mutations").index(i);
         let apply = mutation.apply_configuration.as_ref().map(|a| &a.expression);
         let patch = mutation.json_patch.as_ref().map(|p| &p.expression);
         let object = Type::Struct("Object".into());
         let patches = Type::list(Type::Struct("JSONPatch".into()));
-        let (field, wanted, of, other, other_field) = match mutation.patch_type.as_str() {
+        let (field, expression, result_type, other, other_field) = match mutation.patch_type.as_str() {
             "ApplyConfiguration" => ("applyConfiguration", apply, object, patch, "jsonPatch"),
             "JSONPatch" => ("jsonPatch", patch, patches, apply, "applyConfiguration"),
             "" => {
@@ -40,25 +40,25 @@ fn check_expressions(spec: &MutatingAdmissionPolicySpec, path: &Path, errors: &m
             }
         };
         let kind = &mutation.patch_type;
-        match wanted {
+        match expression {
             None => {
-                let words = format!("must be specified when patchType is {kind}");
-                errors.required(&at.child(field), words);
+                let detail = format!("must be specified when patchType is {kind}");
+                errors.required(&at.child(field), detail);
             }
             Some(expression) => {
                 let at = at.child(field).child("expression");
                 match expression.as_deref().unwrap_or_default().trim() {
                     "" => errors.required(&at, ""),
-                    text => scope.check_mutation(text, of, &at, errors),
+                    text => scope.check_mutation(text, result_type, &at, errors),
                 }
             }
         }
         if other.is_some() {
-            let words = format!("must not be specified when patchType is {kind}");
+            let detail = format!("must not be specified when patchType is {kind}");
             errors.invalid(
                 &at.child(other_field),
                 format!("{{{other_field}}}").as_str(),
-                words,
+                detail,
             );
         }
     }
@@ -79,11 +79,11 @@ impl Strategy for MutatingAdmissionPolicy {
 
     fn prepare_for_update(&mut self, old: &Self, _part: Part) {
         let changed = self.spec != old.spec;
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
         check_failure_policy(spec.failure_policy.as_deref(), &path, &mut errors);
@@ -111,10 +111,10 @@ impl Strategy for MutatingAdmissionPolicy {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
-        // Expressions that were taken once are not judged again while nobody touches the policy.
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
+        // Expressions of an unchanged spec are not validated again.
         if self.spec == old.spec {
-            return Errors::new();
+            return ErrorList::new();
         }
         self.validate()
     }
@@ -145,7 +145,7 @@ impl Strategy for MutatingAdmissionPolicy {
     }
 
     fn metadata_checks(_part: Part) -> MetadataChecks {
-        MetadataChecks::WHOLE
+        MetadataChecks::FULL
     }
 
     const STANDARD_FINALIZERS: bool = false;

@@ -1,4 +1,4 @@
-//! MutatingAdmissionPolicyBinding: where a policy applies, and with which parameters.
+//! MutatingAdmissionPolicyBinding: the resources that a policy applies to, and its parameters.
 
 use k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicyBinding;
 use k8s_openapi::jiff::Timestamp;
@@ -6,9 +6,9 @@ use k8s_openapi::jiff::Timestamp;
 use super::admission_policy::{
     check_match_resources, check_mutable_operations, check_param_ref, shown_param_ref,
 };
-use super::checks::{count_generation, dns_subdomain, text};
+use super::checks::{dns_subdomain, text, update_generation};
 use super::webhook::set_match_defaults;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -26,11 +26,11 @@ impl Strategy for MutatingAdmissionPolicyBinding {
 
     fn prepare_for_update(&mut self, old: &Self, _part: Part) {
         let changed = self.spec != old.spec;
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
         if text(&spec.policy_name).is_empty() {
@@ -73,7 +73,7 @@ impl Strategy for MutatingAdmissionPolicyBinding {
     }
 
     fn metadata_checks(_part: Part) -> MetadataChecks {
-        MetadataChecks::WHOLE
+        MetadataChecks::FULL
     }
 
     const STANDARD_FINALIZERS: bool = false;

@@ -1,18 +1,18 @@
-//! MutatingWebhookConfiguration: who is asked to change what is written.
+//! MutatingWebhookConfiguration: the webhooks that may mutate the objects of requests.
 
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::count_generation;
-use super::webhook::{self, hook, hook_defaults};
-use crate::field::{Errors, Path};
+use super::checks::update_generation;
+use super::webhook::{self, hook, webhook_defaults};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for MutatingWebhookConfiguration {
     fn set_defaults(&mut self) {
         for hook in self.webhooks.iter_mut().flatten() {
-            hook_defaults!(hook);
+            webhook_defaults!(hook);
             hook.reinvocation_policy.get_or_insert_with(|| "Never".into());
         }
     }
@@ -23,10 +23,10 @@ impl Strategy for MutatingWebhookConfiguration {
 
     fn prepare_for_update(&mut self, old: &Self, _part: Part) {
         let changed = self.webhooks != old.webhooks;
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         let mut errors = webhook::validate(self.webhooks.iter().flatten().map(|h| hook!(h)));
         const POLICIES: &[&str] = &["IfNeeded", "Never"];
         for (i, hook) in self.webhooks.iter().flatten().enumerate() {
@@ -56,7 +56,7 @@ impl Strategy for MutatingWebhookConfiguration {
     }
 
     fn metadata_checks(_part: Part) -> MetadataChecks {
-        MetadataChecks::WHOLE
+        MetadataChecks::FULL
     }
 
     const STANDARD_FINALIZERS: bool = false;

@@ -1,31 +1,26 @@
-//! Namespace: its own name as a label, the `kubernetes` finalizer that keeps it until its content is gone, and
-//! the `finalize` subresource that takes finalizers away.
+//! Namespace: the label with its name, the `kubernetes` finalizer that keeps it until its content is deleted, and
+//! the `finalize` subresource that removes finalizers.
 
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{qualified_name, standard_finalizer, text};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
-use crate::strategy::{MetadataChecks, Part, Strategy};
+use crate::strategy::{DeletionPlan, DeletionRequest, MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
+use crate::time::seconds;
 
-/// The label that carries the namespace's name, so that selectors can name it.
+/// The label with the namespace's name, by which selectors can select it.
 pub const NAME_LABEL: &str = "kubernetes.io/metadata.name";
-/// Held until the namespace's content is gone.
+/// The finalizer in `spec.finalizers` that the namespace keeps until its content is deleted.
 pub const FINALIZER: &str = "kubernetes";
 
 pub const ACTIVE: &str = "Active";
 pub const TERMINATING: &str = "Terminating";
 
-/// Marks a namespace that is being deleted. The pipeline calls this together with setting `deletionTimestamp`;
-/// the object goes once its `spec.finalizers` and `metadata.finalizers` are empty.
-pub fn terminate(namespace: &mut Namespace) {
-    namespace.status.get_or_insert_default().phase = Some(TERMINATING.into());
-}
-
-/// Whether nothing holds a namespace marked for deletion any longer.
-pub fn is_finalized(namespace: &Namespace) -> bool {
+/// Whether a terminating namespace has no finalizers left.
+fn is_finalized(namespace: &Namespace) -> bool {
     let spec = namespace.spec.as_ref().and_then(|s| s.finalizers.as_deref());
     let meta = namespace.metadata.finalizers.as_deref();
     spec.unwrap_or(&[]).is_empty() && meta.unwrap_or(&[]).is_empty()
@@ -66,12 +61,12 @@ impl Strategy for Namespace {
         }
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         finalizers(self, |_| Path::new("spec").child("finalizers"))
     }
 
-    fn validate_update(&self, _old: &Self, part: Part) -> Errors {
-        let mut errors = Errors::new();
+    fn validate_update(&self, _old: &Self, part: Part) -> ErrorList {
+        let mut errors = ErrorList::new();
         match part {
             Part::Main => errors = self.validate(),
             // finalize
@@ -103,6 +98,23 @@ impl Strategy for Namespace {
         names::dns1123_label(name)
     }
 
+    /// It is marked first; its controller deletes its contents and its finalizer, and then it is deleted.
+    fn plan_deletion(&self, marked: &mut Self, request: &DeletionRequest) -> DeletionPlan {
+        if self.metadata.deletion_timestamp.is_none() {
+            marked.metadata.deletion_timestamp = Some(seconds(request.now));
+            marked.status.get_or_insert_default().phase = Some(TERMINATING.into());
+            return DeletionPlan::Mark { then_remove: false };
+        }
+        match is_finalized(self) {
+            true => DeletionPlan::Remove,
+            false => DeletionPlan::Pending,
+        }
+    }
+
+    fn completes_deletion(&self, _old: &Self) -> bool {
+        self.metadata.deletion_timestamp.is_some() && is_finalized(self)
+    }
+
     const SELECTABLE_FIELDS: &'static [&'static str] = &["status.phase"];
 
     fn field(&self, path: &str) -> String {
@@ -129,14 +141,14 @@ impl Strategy for Namespace {
     fn metadata_checks(part: Part) -> MetadataChecks {
         match part {
             Part::Main => MetadataChecks::BOTH,
-            Part::Status | Part::Other(_) => MetadataChecks::CHANGES,
+            Part::Status | Part::Other(_) => MetadataChecks::UPDATE,
         }
     }
 }
 
-/// Finalizers are qualified names; without a prefix only Kubernetes' own.
-fn finalizers(namespace: &Namespace, at: impl Fn(usize) -> Path) -> Errors {
-    let mut errors = Errors::new();
+/// Checks the finalizers: qualified names; without a prefix only standard ones.
+fn finalizers(namespace: &Namespace, at: impl Fn(usize) -> Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     let spec = namespace.spec.as_ref();
     let finalizers = spec.iter().flat_map(|s| s.finalizers.iter().flatten());
     for (i, finalizer) in finalizers.enumerate() {

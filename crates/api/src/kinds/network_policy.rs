@@ -1,15 +1,15 @@
-//! NetworkPolicy: who may talk to the pods it selects, and to whom they may.
+//! NetworkPolicy: the ingress and egress traffic that is allowed for the pods that it selects.
 
 use k8s_openapi::api::networking::v1::{IPBlock, NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{
-    cidr, count_generation, drop_empty, json, label_selector, port_number, port_number_or_name,
+    cidr, drop_empty, json, label_selector, port_number, port_number_or_name, update_generation,
 };
-use super::service_ips::Cidr;
 use super::warnings::cidr_warning;
-use crate::field::{Errors, Path};
+use crate::cidr::Cidr;
+use crate::field::{ErrorList, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -41,15 +41,15 @@ impl Strategy for NetworkPolicy {
 
     fn prepare_for_update(&mut self, old: &Self, _part: Part) {
         let changed = self.spec != old.spec;
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         validate(self, &[])
     }
 
-    /// Ranges that the old object has may stay, whatever would be said of them today.
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    /// CIDRs that the old object has may stay, even if they are not valid today.
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
         let mut existing = Vec::new();
         for (_, block) in blocks(old) {
             existing.push(block.cidr.clone());
@@ -84,8 +84,8 @@ impl Strategy for NetworkPolicy {
     }
 }
 
-fn validate(policy: &NetworkPolicy, existing: &[String]) -> Errors {
-    let mut errors = Errors::new();
+fn validate(policy: &NetworkPolicy, existing: &[String]) -> ErrorList {
+    let mut errors = ErrorList::new();
     let spec = policy.spec.clone().unwrap_or_default();
     let path = Path::new("spec");
     if let Some(selector) = &spec.pod_selector {
@@ -124,7 +124,7 @@ fn validate(policy: &NetworkPolicy, existing: &[String]) -> Errors {
     errors
 }
 
-fn check_port(port: &NetworkPolicyPort, path: &Path, errors: &mut Errors) {
+fn check_port(port: &NetworkPolicyPort, path: &Path, errors: &mut ErrorList) {
     const PROTOCOLS: &[&str] = &["TCP", "UDP", "SCTP"];
     if let Some(protocol) = &port.protocol
         && !PROTOCOLS.contains(&protocol.as_str())
@@ -150,7 +150,7 @@ fn check_port(port: &NetworkPolicyPort, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_peer(peer: &NetworkPolicyPeer, path: &Path, existing: &[String], errors: &mut Errors) {
+fn check_peer(peer: &NetworkPolicyPeer, path: &Path, existing: &[String], errors: &mut ErrorList) {
     for (field, selector) in [
         ("podSelector", &peer.pod_selector),
         ("namespaceSelector", &peer.namespace_selector),
@@ -172,7 +172,7 @@ fn check_peer(peer: &NetworkPolicyPeer, path: &Path, existing: &[String], errors
     }
 }
 
-fn check_block(block: &IPBlock, path: &Path, existing: &[String], errors: &mut Errors) {
+fn check_block(block: &IPBlock, path: &Path, existing: &[String], errors: &mut ErrorList) {
     if block.cidr.is_empty() {
         return errors.required(&path.child("cidr"), "");
     }
@@ -189,7 +189,7 @@ fn check_block(block: &IPBlock, path: &Path, existing: &[String], errors: &mut E
     }
 }
 
-/// The blocks of addresses of all rules, with their paths.
+/// The IP blocks of all rules, with their paths.
 fn blocks(policy: &NetworkPolicy) -> Vec<(Path, &IPBlock)> {
     let Some(spec) = &policy.spec else {
         return Vec::new();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_are_not_written_as_usual_are_warned_of() {
+    fn non_canonical_ranges_cause_warnings() {
         let warned = |cidr: &str| policy(cidr).warnings();
         let at = "spec.ingress[0].from[0].ipBlock.cidr";
         assert_eq!(warned("10.0.0.0/8"), [""; 0]);

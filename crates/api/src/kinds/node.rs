@@ -7,16 +7,28 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{Json, cidr, drop_empty, json, qualified_name, text};
 use super::pod::validate_resource_quantity;
-use super::service_ips::Cidr;
 use super::warnings::cidr_warning;
-use crate::field::{Cause, Errors, FieldError, Path, Shown};
+use crate::cidr::Cidr;
+use crate::field::{Cause, ErrorList, FieldError, Path, Shown};
 use crate::names;
 use crate::quantity::canonicalize;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
-/// Taint: somebody vouches for it that nothing of the node runs any more.
+/// Taint by which an administrator confirms that the node is shut down and none of its containers run (KEP-2268).
 pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+/// Whether the node has the taint [`OUT_OF_SERVICE`], with whatever effect.
+pub fn has_out_of_service_taint(node: &Node) -> bool {
+    let mut taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
+    taints.any(|t| t.key == OUT_OF_SERVICE)
+}
+
+/// Whether its condition `Ready` is True.
+pub fn is_ready(node: &Node) -> bool {
+    let mut conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    conditions.any(|c| c.type_ == "Ready" && c.status == "True")
+}
 
 const ROLE_PREFIX: &str = "node-role.kubernetes.io/";
 const ROLE_LABEL: &str = "kubernetes.io/role";
@@ -24,7 +36,7 @@ const ROLE_LABEL: &str = "kubernetes.io/role";
 impl Strategy for Node {
     fn set_defaults(&mut self) {
         let spec = self.spec.get_or_insert_default();
-        // Each of the two stands for the other's first entry.
+        // `podCIDR` is the first entry of `podCIDRs`; each is filled in from the other.
         match (text(&spec.pod_cidr), spec.pod_cidrs.as_deref()) {
             ("", Some([first, ..])) => spec.pod_cidr = Some(first.clone()),
             (one, ranges) if !one.is_empty() && ranges.and_then(<[_]>::first).is_none_or(|r| r != one) => {
@@ -63,7 +75,7 @@ impl Strategy for Node {
     }
 
     fn prepare_for_update(&mut self, old: &Self, part: Part) {
-        // Dynamic configuration of kubelets was removed; what has it keeps it.
+        // Dynamic kubelet configuration was removed; a node that has the field keeps it.
         match part {
             Part::Status => {
                 self.spec = old.spec.clone();
@@ -84,8 +96,8 @@ impl Strategy for Node {
         }
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         self.taints(&mut errors);
         self.resources(&mut errors);
         let path = Path::new("spec").child("podCIDRs");
@@ -113,10 +125,10 @@ impl Strategy for Node {
         errors
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         let mut errors = match part {
-            Part::Status => Errors::new(),
-            // A new node's rules and an update's have much in common; mistakes in that are told twice.
+            Part::Status => ErrorList::new(),
+            // `ValidateNode` and `ValidateNodeUpdate` have rules in common; violations of those are reported twice, as in v1.36.
             Part::Main | Part::Other(_) => self.validate(),
         };
         self.resources(&mut errors);
@@ -244,22 +256,22 @@ impl Strategy for Node {
 
     fn metadata_checks(part: Part) -> MetadataChecks {
         match part {
-            Part::Status => MetadataChecks::CHANGES,
+            Part::Status => MetadataChecks::UPDATE,
             Part::Main | Part::Other(_) => MetadataChecks::BOTH,
         }
     }
 }
 
-/// What of a node is asked for here only.
+/// Parts of the validation and the columns of a Node.
 trait NodeExt {
     fn is_cordoned(&self) -> bool;
     fn roles(&self) -> String;
-    fn taints(&self, errors: &mut Errors);
-    fn resources(&self, errors: &mut Errors);
+    fn taints(&self, errors: &mut ErrorList);
+    fn resources(&self, errors: &mut ErrorList);
 }
 
 /// `validateNodeDeclaredFeatures` (KEP-5328): names of feature gates, sorted.
-fn declared_features(features: &[String], errors: &mut Errors) {
+fn declared_features(features: &[String], errors: &mut ErrorList) {
     let path = Path::new("status").child("declaredFeatures");
     let is_name = |name: &str| {
         name.starts_with(|c: char| c.is_ascii_uppercase())
@@ -270,15 +282,15 @@ fn declared_features(features: &[String], errors: &mut Errors) {
     for (i, name) in features.iter().enumerate() {
         if name.len() > names::DNS1123_SUBDOMAIN_MAX {
             let max = names::DNS1123_SUBDOMAIN_MAX;
-            let words = format!("invalid feature name {name:?}: must be no more than {max} characters");
-            errors.invalid(&path.index(i), name, words);
+            let detail = format!("invalid feature name {name:?}: must be no more than {max} characters");
+            errors.invalid(&path.index(i), name, detail);
         } else if !is_name(name) {
-            let words = format!(
+            let detail = format!(
                 "invalid feature name {name:?}: must start with an UpperCamelCase segment, with subsequent segments \
                  separated by '/' (e.g., MyFeature or MyFeature/mySubFeature), and contain only alphanumeric \
                  characters and slashes"
             );
-            errors.invalid(&path.index(i), name, words);
+            errors.invalid(&path.index(i), name, detail);
         }
         match features.get(i + 1) {
             Some(next) if next == name => errors.duplicate(&path.index(i + 1), next),
@@ -309,7 +321,7 @@ impl NodeExt for Node {
         Vec::from_iter(roles).join(",")
     }
 
-    fn taints(&self, errors: &mut Errors) {
+    fn taints(&self, errors: &mut ErrorList) {
         let path = Path::new("metadata").child("taints");
         let mut seen = BTreeSet::new();
         let taints = self.spec.iter().flat_map(|s| s.taints.iter().flatten());
@@ -317,9 +329,9 @@ impl NodeExt for Node {
             let path = path.index(i);
             qualified_name(errors, &path.child("key"), &taint.key);
             let value = text(&taint.value);
-            let mistakes = names::label_value(value);
-            if !mistakes.is_empty() {
-                errors.invalid(&path.child("value"), value, mistakes.join(";"));
+            let messages = names::label_value(value);
+            if !messages.is_empty() {
+                errors.invalid(&path.child("value"), value, messages.join(";"));
             }
             match taint.effect.as_str() {
                 "NoSchedule" | "PreferNoSchedule" | "NoExecute" => {}
@@ -341,7 +353,7 @@ impl NodeExt for Node {
         }
     }
 
-    fn resources(&self, errors: &mut Errors) {
+    fn resources(&self, errors: &mut ErrorList) {
         let Some(status) = &self.status else { return };
         declared_features(status.declared_features.as_deref().unwrap_or_default(), errors);
         for (field, quantities) in [

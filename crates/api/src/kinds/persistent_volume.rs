@@ -1,4 +1,4 @@
-//! PersistentVolume: a piece of storage. Its source stays what it is.
+//! PersistentVolume: a piece of storage. Its source is immutable.
 
 use k8s_openapi::api::core::v1::{
     PersistentVolume, PersistentVolumeSpec, PersistentVolumeStatus, VolumeNodeAffinity,
@@ -10,43 +10,44 @@ use super::persistent_volume_claim::{CLASS_ANNOTATION, VOLUME_MODES, access_mode
 use super::pod::internal;
 use super::pod::validation::affinity::node_selector;
 use super::warnings::deprecated_label;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::quantity;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 mod source;
 
-/// Who makes volumes of nodes' own directories.
+/// The provisioner of volumes that are directories of a node.
 pub const LOCAL_PROVISIONER: &str = "knarr.io/local";
-/// Label of such a volume: the node whose directory it is.
+/// Label of a volume of that provisioner: the node that has the directory.
 pub const LOCAL_NODE: &str = "knarr.io/node";
-/// Annotation of a node: the directory below which such volumes are.
+/// Annotation of a node: the directory in which these volumes are created.
 pub const LOCAL_PATH: &str = "knarr.io/local-volumes";
-/// Holds such a volume until its node has removed the directory.
+/// Finalizer of such a volume, which its node removes after the directory.
 pub const LOCAL_FINALIZER: &str = "knarr.io/local-volume";
 
 /// The attacher of volumes that may be used from one node at a time and have no lock of their own (SPEC S7).
 pub const ATTACHER: &str = "exclusive.knarr.io";
-/// Finalizer of an attachment: its node uses the volume, and takes this off when it does so no longer.
+/// Finalizer of a VolumeAttachment whose node uses the volume; the node removes it when it no longer does.
 pub const IN_USE: &str = "knarr.io/in-use";
-/// Annotation of an attachment of a volume for one pod: the pod's uid.
+/// Annotation of the VolumeAttachment of a ReadWriteOncePod volume: the pod's UID.
 pub const ATTACHED_POD: &str = "knarr.io/pod-uid";
-/// Annotation of an attachment that is in use: the uid of the pod that its node took it into use for last.
+/// Annotation of a VolumeAttachment in use: the UID of the pod that its node last mounted the volume for, and the kubelet
+/// that did.
 pub const USED_BY: &str = "knarr.io/used-by";
 
-/// That a volume may be used from one place at a time.
+/// The VolumeAttachment of a volume that only one node or one pod may use at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exclusive {
-    /// The name of its attachment: one for the volume, whatever node it is for, so that only one can be there.
+pub struct ExclusiveAttachment {
+    /// The name of the VolumeAttachment. It does not depend on the node, so that only one can exist for the volume.
     pub attachment: String,
-    /// From one pod, not from one node.
+    /// Whether only one pod may use the volume (ReadWriteOncePod), not only one node.
     pub one_pod: bool,
 }
 
-/// Whether a volume needs an attachment of knarr's before it may be used: one for a single node or pod, unless it cannot
-/// be reached from another node anyway, or has a driver that attaches it.
-pub fn exclusive(volume: &PersistentVolume) -> Option<Exclusive> {
+/// The VolumeAttachment that knarr requires before the volume may be used: of volumes for a single node or pod, unless they are
+/// bound to one node anyway or have a CSI driver, which attaches them.
+pub fn exclusive_attachment(volume: &PersistentVolume) -> Option<ExclusiveAttachment> {
     let spec = volume.spec.as_ref()?;
     let modes = spec.access_modes.as_deref().unwrap_or_default();
     let single = |mode: &String| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod";
@@ -57,7 +58,7 @@ pub fn exclusive(volume: &PersistentVolume) -> Option<Exclusive> {
     let labels = volume.metadata.labels.as_ref();
     let pinned = labels.is_some_and(|l| l.contains_key(LOCAL_NODE));
     let uid = volume.metadata.uid.as_deref().unwrap_or("");
-    (one_pod || !pinned).then(|| Exclusive {
+    (one_pod || !pinned).then(|| ExclusiveAttachment {
         attachment: format!("knarr-{uid}"),
         one_pod,
     })
@@ -68,12 +69,12 @@ pub fn unique_name(volume: &str) -> String {
     format!("{ATTACHER}/{volume}")
 }
 
-/// The name of the attachment of a CSI driver's volume to a node, as external attachers and kubelets know it.
+/// The name of the VolumeAttachment of a CSI volume to a node, as external attachers and kubelets compute it.
 pub fn csi_attachment(handle: &str, driver: &str, node: &str) -> String {
     format!("csi-{}", sha256(&format!("{handle}{driver}{node}")))
 }
 
-/// In hexadecimal digits, as names of attachments and of mounts are made.
+/// The SHA-256 digest of a text in hexadecimal, of which names of attachments and mounts are made.
 pub fn sha256(text: &str) -> String {
     use sha2::{Digest, Sha256};
     Sha256::digest(text)
@@ -82,13 +83,13 @@ pub fn sha256(text: &str) -> String {
         .collect()
 }
 
-/// A CSI driver's volume in `volumesInUse` of a node's status.
+/// The name of a CSI volume in `volumesInUse` of a node's status.
 pub fn csi_unique_name(driver: &str, handle: &str) -> String {
     format!("kubernetes.io/csi/{driver}^{handle}")
 }
 
 const POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
-/// Where mount options once stood.
+/// The deprecated annotation for mount options.
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
 
 const DEPRECATED_ANNOTATIONS: [(&str, &str); 2] = [
@@ -103,7 +104,7 @@ const DEPRECATED_ANNOTATIONS: [(&str, &str); 2] = [
 ];
 
 impl Strategy for PersistentVolume {
-    /// An absent capacity and an empty one show differently. No volume with either is ever accepted.
+    /// Keeps an absent capacity and an empty one apart: error messages show them differently. Both are invalid.
     fn after_decode(&mut self, json: &[u8]) {
         let spec = self.spec.get_or_insert_default();
         if spec.capacity.is_none() {
@@ -148,7 +149,7 @@ impl Strategy for PersistentVolume {
             return;
         }
         self.spec = old.spec.clone();
-        // A phase that changes carries its time: it is the controller's to set, there is no clock here.
+        // `lastPhaseTransitionTime` of a changed phase is set by the controller: there is no clock here.
         let before = old.status.clone().unwrap_or_default();
         let status = self.status.get_or_insert_default();
         if status.phase == before.phase && status.last_phase_transition_time.is_none() {
@@ -156,11 +157,13 @@ impl Strategy for PersistentVolume {
         }
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = validate_alone(self);
+    fn validate(&self) -> ErrorList {
+        let mut errors = validate_without_plugin(self);
         let spec = self.spec.clone().unwrap_or_default();
         let annotations = self.metadata.annotations.as_ref();
-        if !source::takes_mount_options(&spec) && annotations.is_some_and(|a| a.contains_key(MOUNT_OPTIONS)) {
+        if !source::supports_mount_options(&spec)
+            && annotations.is_some_and(|a| a.contains_key(MOUNT_OPTIONS))
+        {
             errors.forbidden(
                 &Path::new("metadata").child("annotations").child(MOUNT_OPTIONS),
                 "may not specify mount options for this volume type",
@@ -169,13 +172,13 @@ impl Strategy for PersistentVolume {
         errors
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         if part == Part::Status {
-            return Errors::new();
+            return ErrorList::new();
         }
         let mut errors = self.validate();
-        // v1.36 asks these rules twice, and tells their mistakes twice.
-        errors.extend(validate_alone(self));
+        // v1.36 checks these rules twice and reports their violations twice.
+        errors.extend(validate_without_plugin(self));
         let (new, old) = (
             self.spec.clone().unwrap_or_default(),
             old.spec.clone().unwrap_or_default(),
@@ -221,14 +224,14 @@ impl Strategy for PersistentVolume {
 
     fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        for (key, words) in DEPRECATED_ANNOTATIONS {
+        for (key, deprecation) in DEPRECATED_ANNOTATIONS {
             if self
                 .metadata
                 .annotations
                 .as_ref()
                 .is_some_and(|a| a.contains_key(key))
             {
-                warnings.push(format!("metadata.annotations[{key}]: {words}"));
+                warnings.push(format!("metadata.annotations[{key}]: {deprecation}"));
             }
         }
         let Some(spec) = &self.spec else {
@@ -244,12 +247,12 @@ impl Strategy for PersistentVolume {
         let required = spec.node_affinity.iter().filter_map(|a| a.required.as_ref());
         for (i, term) in required.flat_map(|r| r.node_selector_terms.iter().enumerate()) {
             for (j, expression) in term.match_expressions.iter().flatten().enumerate() {
-                let Some(words) = deprecated_label(&expression.key) else {
+                let Some(deprecation) = deprecated_label(&expression.key) else {
                     continue;
                 };
                 let at =
                     format!("spec.nodeAffinity.required.nodeSelectorTerms[{i}].matchExpressions[{j}].key");
-                warnings.push(format!("{at}: {} is {words}", expression.key));
+                warnings.push(format!("{at}: {} is {deprecation}", expression.key));
             }
         }
         let removed = [
@@ -279,7 +282,7 @@ impl Strategy for PersistentVolume {
             ),
         ];
         let removed = removed.iter().filter(|(is_set, _)| *is_set);
-        warnings.extend(removed.map(|(_, words)| format!("spec.{words}")));
+        warnings.extend(removed.map(|(_, deprecation)| format!("spec.{deprecation}")));
         warnings
     }
 
@@ -336,29 +339,26 @@ impl Strategy for PersistentVolume {
 
     fn metadata_checks(part: Part) -> MetadataChecks {
         match part {
-            Part::Status => MetadataChecks::CHANGES,
-            // The rules of a new volume are asked twice.
-            Part::Main | Part::Other(_) => MetadataChecks { whole: 2, changes: 0 },
+            Part::Status => MetadataChecks::UPDATE,
+            // The rules for a new volume are checked twice.
+            Part::Main | Part::Other(_) => MetadataChecks { full: 2, update: 0 },
         }
     }
 }
 
-/// The affinity with those of its labels that are out of date under their new names, where `wanted` has these.
-fn with_stable_labels(
-    affinity: &VolumeNodeAffinity,
-    wanted: Option<&VolumeNodeAffinity>,
-) -> VolumeNodeAffinity {
+/// The node affinity with its deprecated labels replaced by their successors where `new` has those.
+fn with_stable_labels(affinity: &VolumeNodeAffinity, new: Option<&VolumeNodeAffinity>) -> VolumeNodeAffinity {
     let mut affinity = affinity.clone();
-    let wanted = wanted.and_then(|w| w.required.as_ref());
+    let new = new.and_then(|w| w.required.as_ref());
     let terms = affinity
         .required
         .iter_mut()
         .flat_map(|r| &mut r.node_selector_terms);
-    for (term, wanted) in terms.zip(wanted.iter().flat_map(|r| &r.node_selector_terms)) {
+    for (term, new_term) in terms.zip(new.iter().flat_map(|r| &r.node_selector_terms)) {
         let requirements = term.match_expressions.iter_mut().flatten();
-        for (requirement, wanted) in requirements.zip(wanted.match_expressions.iter().flatten()) {
+        for (requirement, new_requirement) in requirements.zip(new_term.match_expressions.iter().flatten()) {
             let stable = STABLE_LABELS.iter().find(|(beta, _)| *beta == requirement.key);
-            if let Some((_, stable)) = stable.filter(|(_, stable)| *stable == wanted.key) {
+            if let Some((_, stable)) = stable.filter(|(_, stable)| *stable == new_requirement.key) {
                 requirement.key = (*stable).into();
             }
         }
@@ -366,7 +366,7 @@ fn with_stable_labels(
     affinity
 }
 
-/// Labels of nodes that are out of date, and what replaced them.
+/// Deprecated node labels and their replacements.
 const STABLE_LABELS: &[(&str, &str)] = &[
     (
         "failure-domain.beta.kubernetes.io/zone",
@@ -384,15 +384,15 @@ const STABLE_LABELS: &[(&str, &str)] = &[
     ),
 ];
 
-/// The rules of a volume without those of its plugin.
-fn validate_alone(volume: &PersistentVolume) -> Errors {
-    let mut errors = Errors::new();
+/// Validates a volume without the rules of its plugin.
+fn validate_without_plugin(volume: &PersistentVolume) -> ErrorList {
+    let mut errors = ErrorList::new();
     let spec = volume.spec.clone().unwrap_or_default();
     validate_spec(&spec, text(&volume.metadata.name), &mut errors);
     errors
 }
 
-/// The spec with nothing but where the storage is.
+/// The spec with only the volume source.
 fn only_source(spec: &PersistentVolumeSpec) -> PersistentVolumeSpec {
     PersistentVolumeSpec {
         access_modes: None,
@@ -408,7 +408,7 @@ fn only_source(spec: &PersistentVolumeSpec) -> PersistentVolumeSpec {
     }
 }
 
-fn validate_spec(spec: &PersistentVolumeSpec, name: &str, errors: &mut Errors) {
+fn validate_spec(spec: &PersistentVolumeSpec, name: &str, errors: &mut ErrorList) {
     let path = Path::new("spec");
     let modes = spec.access_modes.as_deref().unwrap_or(&[]);
     if modes.is_empty() {
@@ -472,7 +472,7 @@ fn validate_spec(spec: &PersistentVolumeSpec, name: &str, errors: &mut Errors) {
     }
 }
 
-/// Whether a path is `/`, however it is written.
+/// Whether a path is equivalent to `/`.
 fn is_root(path: &str) -> bool {
     let mut depth = 0;
     for part in path.split('/') {
@@ -485,8 +485,8 @@ fn is_root(path: &str) -> bool {
     path.starts_with('/') && depth == 0
 }
 
-/// Mistakes in the volume of an attachment that has no PersistentVolume: a CSI driver's, and nothing but where it is.
-pub(super) fn validate_inline(spec: &PersistentVolumeSpec, path: &Path, errors: &mut Errors) {
+/// Validates `inlineVolumeSpec` of a VolumeAttachment: a CSI volume with only its source.
+pub(super) fn validate_inline(spec: &PersistentVolumeSpec, path: &Path, errors: &mut ErrorList) {
     const INLINE: &str = "may not be specified in the context of inline volumes";
     if spec.claim_ref.is_some() {
         errors.forbidden(&path.child("claimRef"), INLINE);

@@ -1,5 +1,5 @@
-//! PersistentVolumeClaim: a request for storage. Once made, only its size and class of attributes may change, and only
-//! while it is bound.
+//! PersistentVolumeClaim: a request for storage. After creation only the requested size and `volumeAttributesClassName` may
+//! change, and only while it is bound.
 
 use std::cmp::Ordering;
 
@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{basic_resource, immutable, qualified_name, text};
 use super::pod::{internal, set_claim_spec_defaults, validate_claim_spec, validate_resource_quantity};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::quantity;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -24,10 +24,10 @@ pub(super) const ACCESS_MODES: &[&str] = &[
     "ReadWriteOncePod",
 ];
 pub(super) const VOLUME_MODES: &[&str] = &["Block", "Filesystem"];
-/// The older place of the class's name.
+/// The deprecated annotation for the name of the StorageClass.
 pub(super) const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 const STORAGE: &str = "storage";
-const FIXED: &str = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
+const IMMUTABLE_SPEC: &str = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
 
 impl Strategy for PersistentVolumeClaim {
     fn set_defaults(&mut self) {
@@ -46,7 +46,7 @@ impl Strategy for PersistentVolumeClaim {
         });
         let spec = self.spec.get_or_insert_default();
         drop_disabled_fields(spec, None);
-        complete_data_sources(spec);
+        normalize_data_sources(spec);
     }
 
     fn prepare_for_update(&mut self, old: &Self, part: Part) {
@@ -56,22 +56,22 @@ impl Strategy for PersistentVolumeClaim {
                 self.status = old.status.clone();
                 let spec = self.spec.get_or_insert_default();
                 drop_disabled_fields(spec, old.spec.as_ref());
-                complete_data_sources(spec);
+                normalize_data_sources(spec);
             }
         }
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         let spec = self.spec.clone().unwrap_or_default();
         validate_claim_spec(&spec, &Path::new("spec"))
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         if part == Part::Status {
             return validate_status(self);
         }
         let mut errors = self.validate();
-        spec_stays(self, old, &mut errors);
+        validate_spec_update(self, old, &mut errors);
         errors
     }
 
@@ -147,13 +147,13 @@ impl Strategy for PersistentVolumeClaim {
 
     fn metadata_checks(part: Part) -> MetadataChecks {
         match part {
-            Part::Status => MetadataChecks::CHANGES,
+            Part::Status => MetadataChecks::UPDATE,
             Part::Main | Part::Other(_) => MetadataChecks::BOTH,
         }
     }
 }
 
-/// Sizes with a part of a byte in them.
+/// Warnings about sizes with a fraction of a byte.
 pub(super) fn claim_spec_warnings(spec: &PersistentVolumeClaimSpec, path: &Path) -> Vec<String> {
     let lists = spec
         .resources
@@ -173,8 +173,8 @@ pub(super) fn claim_spec_warnings(spec: &PersistentVolumeClaimSpec, path: &Path)
     sizes.collect()
 }
 
-/// What may stand in a claim's status: amounts, and how far growing has come.
-fn validate_status(claim: &PersistentVolumeClaim) -> Errors {
+/// Validates the status of a claim: its amounts and the states of their resize.
+fn validate_status(claim: &PersistentVolumeClaim) -> ErrorList {
     const RESIZE: &[&str] = &[
         "ControllerResizeInProgress",
         "ControllerResizeInfeasible",
@@ -182,7 +182,7 @@ fn validate_status(claim: &PersistentVolumeClaim) -> Errors {
         "NodeResizeInProgress",
         "NodeResizeInfeasible",
     ];
-    let mut errors = Errors::new();
+    let mut errors = ErrorList::new();
     let status = claim.status.clone().unwrap_or_default();
     let path = Path::new("status");
     let at = path.child("capacity");
@@ -193,7 +193,7 @@ fn validate_status(claim: &PersistentVolumeClaim) -> Errors {
     for (name, state) in status.allocated_resource_statuses.iter().flatten() {
         resource_key(name, &at, &mut errors);
         if !RESIZE.contains(&state.as_str()) {
-            // The resource shows, and not its state: so it does in Kubernetes.
+            // The error shows the resource instead of its state, as in `ValidatePersistentVolumeClaimStatusUpdate`.
             errors.not_supported(&at, name, RESIZE);
         }
     }
@@ -212,8 +212,8 @@ fn validate_status(claim: &PersistentVolumeClaim) -> Errors {
     errors
 }
 
-/// A resource that a claim may have: storage, or one of somebody else's.
-fn resource_key(name: &str, path: &Path, errors: &mut Errors) {
+/// Checks the name of a resource in a claim's status: `storage`, or a name with a domain that is not Kubernetes' own.
+fn resource_key(name: &str, path: &Path, errors: &mut ErrorList) {
     let before = errors.len();
     qualified_name(errors, path, name);
     let native = !name.contains('/') || name.contains("kubernetes.io/");
@@ -222,7 +222,7 @@ fn resource_key(name: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// `RWO,ROX,RWX,RWOP`, each once, in this order.
+/// Access modes in short form: `RWO,ROX,RWX,RWOP`, each once, in this order.
 pub(super) fn short_modes(modes: &[String]) -> String {
     let short: Vec<&str> = [
         ("ReadWriteOnce", "RWO"),
@@ -237,8 +237,8 @@ pub(super) fn short_modes(modes: &[String]) -> String {
     short.join(",")
 }
 
-/// What modes of access may be asked for: known ones, and ReadWriteOncePod alone.
-pub(super) fn access_modes(modes: &[String], path: &Path, errors: &mut Errors) {
+/// Checks access modes: supported ones, and ReadWriteOncePod only by itself.
+pub(super) fn access_modes(modes: &[String], path: &Path, errors: &mut ErrorList) {
     for mode in modes {
         if !ACCESS_MODES.contains(&mode.as_str()) {
             errors.not_supported_in_order(path, mode, ACCESS_MODES);
@@ -252,8 +252,8 @@ pub(super) fn access_modes(modes: &[String], path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A claim that a StatefulSet makes for each pod.
-pub(super) fn validate_template(claim: &PersistentVolumeClaim, path: &Path, errors: &mut Errors) {
+/// Validates a volume claim template of a StatefulSet.
+pub(super) fn validate_template(claim: &PersistentVolumeClaim, path: &Path, errors: &mut ErrorList) {
     let spec = claim.spec.clone().unwrap_or_default();
     errors.extend(validate_claim_spec(&spec, &path.child("spec")));
 }
@@ -263,8 +263,8 @@ fn storage(spec: &PersistentVolumeClaimSpec) -> Option<Quantity> {
     requests.get(STORAGE).cloned()
 }
 
-/// Leaves out what v1.36 does not take: sources in other namespaces (CrossNamespaceVolumeDataSource is off by default), and
-/// in the old field what is neither a claim nor a snapshot, unless the old object has a source.
+/// Drops what v1.36 does not accept: data sources in other namespaces (CrossNamespaceVolumeDataSource is disabled by default)
+/// and, in `dataSource`, what is neither a claim nor a snapshot, unless the old object has a data source.
 fn drop_disabled_fields(spec: &mut PersistentVolumeClaimSpec, old: Option<&PersistentVolumeClaimSpec>) {
     let has_reference = old.is_some_and(|old| old.data_source_ref.is_some());
     let is_elsewhere = spec
@@ -286,8 +286,8 @@ fn drop_disabled_fields(spec: &mut PersistentVolumeClaimSpec, old: Option<&Persi
     }
 }
 
-/// The two fields say the same (`NormalizeDataSources`); either may be given.
-fn complete_data_sources(spec: &mut PersistentVolumeClaimSpec) {
+/// Copies `dataSource` to `dataSourceRef` or the reverse if only one of the two is set (`NormalizeDataSources`).
+fn normalize_data_sources(spec: &mut PersistentVolumeClaimSpec) {
     match (&spec.data_source, &spec.data_source_ref) {
         (None, Some(reference)) if text(&reference.namespace).is_empty() => {
             spec.data_source = Some(TypedLocalObjectReference {
@@ -308,7 +308,7 @@ fn complete_data_sources(spec: &mut PersistentVolumeClaimSpec) {
     }
 }
 
-fn spec_stays(claim: &PersistentVolumeClaim, old: &PersistentVolumeClaim, errors: &mut Errors) {
+fn validate_spec_update(claim: &PersistentVolumeClaim, old: &PersistentVolumeClaim, errors: &mut ErrorList) {
     let path = Path::new("spec");
     let new = claim.spec.clone().unwrap_or_default();
     let mut before = old.spec.clone().unwrap_or_default();
@@ -323,7 +323,7 @@ fn spec_stays(claim: &PersistentVolumeClaim, old: &PersistentVolumeClaim, errors
     }
     let from_annotation = annotation(old)
         .is_some_and(|class| before.storage_class_name.is_none() && new.storage_class_name == Some(class));
-    // A default class may be filled in later, as long as none was chosen.
+    // A default StorageClass may be set later, as long as the claim has none.
     let filled_in = annotation(old).is_none() && before.storage_class_name.is_none();
     if from_annotation || filled_in {
         compared.storage_class_name.clone_from(&before.storage_class_name);
@@ -339,7 +339,7 @@ fn spec_stays(claim: &PersistentVolumeClaim, old: &PersistentVolumeClaim, errors
     }
     if compared != before {
         let diff = internal::difference("PersistentVolumeClaimSpec", &before, &compared);
-        errors.forbidden(&path, format!("{FIXED}\n{diff}"));
+        errors.forbidden(&path, format!("{IMMUTABLE_SPEC}\n{diff}"));
     }
     let parsed = |q: Option<Quantity>| {
         q.and_then(|q| quantity::Quantity::parse(&q.0).ok())

@@ -1,14 +1,14 @@
-//! PodDisruptionBudget: how many pods must stay. Its selector may change.
+//! PodDisruptionBudget: how many pods must stay available. Its selector may change.
 
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{
-    Json, conditions, count_generation, json, json_selector, label_selector, not_more_than_all,
-    not_negative_if_set, not_negative_or_percent,
+    Json, conditions, json, json_selector, label_selector, not_more_than_100_percent, not_negative_if_set,
+    not_negative_or_percent, update_generation,
 };
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -40,11 +40,11 @@ impl Strategy for PodDisruptionBudget {
             self.status = old.status.clone();
             changed = self.spec != old.spec;
         }
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
         if spec.min_available.is_some() && spec.max_unavailable.is_some() {
@@ -60,7 +60,7 @@ impl Strategy for PodDisruptionBudget {
         ] {
             if let Some(value) = value {
                 not_negative_or_percent(&mut errors, &path.child(field), value);
-                not_more_than_all(&mut errors, &path.child(field), value);
+                not_more_than_100_percent(&mut errors, &path.child(field), value);
             }
         }
         if let Some(selector) = &spec.selector {
@@ -75,11 +75,11 @@ impl Strategy for PodDisruptionBudget {
         errors
     }
 
-    fn validate_update(&self, _old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, _old: &Self, part: Part) -> ErrorList {
         if part != Part::Status {
             return self.validate();
         }
-        let mut errors = Errors::new();
+        let mut errors = ErrorList::new();
         let status = self.status.clone().unwrap_or_default();
         let path = Path::new("status");
         conditions(

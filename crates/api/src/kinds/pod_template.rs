@@ -1,11 +1,11 @@
-//! PodTemplate: a template that stands alone.
+//! PodTemplate: a pod template as an object of its own.
 
 use k8s_openapi::api::core::v1::PodTemplate;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::count_generation;
+use super::checks::update_generation;
 use super::template;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -20,10 +20,10 @@ impl Strategy for PodTemplate {
 
     fn prepare_for_update(&mut self, old: &Self, _part: Part) {
         let changed = self.template != old.template;
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         let template = self.template.clone().unwrap_or_default();
         template::validate(&template, &Path::new("template"))
     }
@@ -33,7 +33,7 @@ impl Strategy for PodTemplate {
         template.map_or_else(Vec::new, |t| template::warnings_at(t, &Path::new("template")))
     }
 
-    /// A change of the metadata alone says nothing of the template.
+    /// The template is only checked for warnings if the generation changed: an update of the metadata alone does not repeat them.
     fn warnings_on_update(&self, old: &Self) -> Vec<String> {
         match self.metadata.generation == old.metadata.generation {
             true => Vec::new(),

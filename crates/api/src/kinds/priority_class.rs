@@ -1,21 +1,21 @@
-//! PriorityClass (SPEC P1): a name for a number. Numbers above a thousand million, and names that begin with
-//! `system-`, are the system's own.
+//! PriorityClass (SPEC P1): a name for a priority. Values above one billion and names with the prefix `system-` are reserved
+//! for the system classes.
 
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{drop_empty, json, text};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
-/// Highest value users may give.
+/// `HighestUserDefinablePriority`.
 pub const HIGHEST_USER_VALUE: i32 = 1_000_000_000;
 const SYSTEM_PREFIX: &str = "system-";
 const PREEMPT: &str = "PreemptLowerPriority";
 
-/// The classes every cluster has.
+/// The classes that exist in every cluster.
 pub fn system_classes() -> [PriorityClass; 2] {
     [
         (
@@ -57,8 +57,8 @@ impl Strategy for PriorityClass {
         self.metadata.generation = old.metadata.generation;
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let name = text(&self.metadata.name);
         if name.starts_with(SYSTEM_PREFIX) {
             let path = Path::new("metadata").child("name");
@@ -104,8 +104,8 @@ impl Strategy for PriorityClass {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
-        let mut errors = Errors::new();
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
+        let mut errors = ErrorList::new();
         if self.value != old.value {
             errors.forbidden(&Path::new("value"), "may not be changed in an update.");
         }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn p1_users_get_at_most_a_thousand_million() {
+    fn p1_user_values_are_at_most_one_billion() {
         assert!(class("high", HIGHEST_USER_VALUE).validate().is_empty());
         assert_eq!(class("high", HIGHEST_USER_VALUE + 1).validate().len(), 1);
         assert!(class("low", i32::MIN).validate().is_empty());
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn p1_value_and_preemption_policy_stay() {
+    fn p1_value_and_preemption_policy_are_immutable() {
         let old = class("c", 1);
         let mut new = class("c", 2);
         new.preemption_policy = Some("Never".into());

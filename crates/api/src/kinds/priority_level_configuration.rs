@@ -1,15 +1,15 @@
-//! PriorityLevelConfiguration: how many requests of a level are served at once, and how the others wait.
+//! PriorityLevelConfiguration: how many requests of a level are served concurrently, and how others queue.
 
 use k8s_openapi::api::flowcontrol::v1::PriorityLevelConfiguration;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{spec_and_status, text};
 use super::flow_rules;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
-/// An annotation with which older versions kept what they had no field for.
+/// The annotation that older API versions use to preserve zero concurrency shares.
 const ZERO_SHARES: &str = "flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares";
 
 impl Strategy for PriorityLevelConfiguration {
@@ -41,8 +41,8 @@ impl Strategy for PriorityLevelConfiguration {
 
     spec_and_status!();
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
         let annotations = self.metadata.annotations.as_ref();
@@ -92,10 +92,10 @@ impl Strategy for PriorityLevelConfiguration {
         errors
     }
 
-    fn validate_update(&self, _old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, _old: &Self, part: Part) -> ErrorList {
         match part {
             Part::Status => {
-                let mut errors = Errors::new();
+                let mut errors = ErrorList::new();
                 status(self, &mut errors);
                 errors
             }
@@ -137,12 +137,12 @@ impl Strategy for PriorityLevelConfiguration {
     fn metadata_checks(part: Part) -> MetadataChecks {
         match part {
             Part::Status => MetadataChecks::NONE,
-            Part::Main | Part::Other(_) => MetadataChecks::WHOLE,
+            Part::Main | Part::Other(_) => MetadataChecks::FULL,
         }
     }
 }
 
-fn status(level: &PriorityLevelConfiguration, errors: &mut Errors) {
+fn status(level: &PriorityLevelConfiguration, errors: &mut ErrorList) {
     let conditions = level.status.iter().flat_map(|s| s.conditions.iter().flatten());
     flow_rules::conditions(conditions.map(|c| &c.type_), errors);
 }

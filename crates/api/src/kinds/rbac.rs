@@ -1,18 +1,18 @@
-//! What the four kinds of role-based access control share: rules, references to roles, subjects.
+//! What the four kinds of RBAC share: rules, role references, subjects.
 
 use k8s_openapi::api::rbac::v1::{PolicyRule, RoleRef, Subject};
 
 use super::checks::{Json, dns_subdomain, json, text};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::table::{Cell, Column};
 
 pub const GROUP: &str = "rbac.authorization.k8s.io";
 
-pub fn validate_rules(rules: &Option<Vec<PolicyRule>>, namespaced: bool) -> Errors {
-    let mut errors = Errors::new();
+pub fn validate_rules(rules: Option<&[PolicyRule]>, namespaced: bool) -> ErrorList {
+    let mut errors = ErrorList::new();
     let given = |list: &Option<Vec<String>>| list.as_ref().is_some_and(|l| !l.is_empty());
-    for (i, rule) in rules.iter().flatten().enumerate() {
+    for (i, rule) in rules.unwrap_or_default().iter().enumerate() {
         let path = Path::new("rules").index(i);
         if rule.verbs.is_empty() {
             errors.required(&path.child("verbs"), "verbs must contain at least one value");
@@ -60,14 +60,14 @@ pub fn set_defaults(role: &mut RoleRef, subjects: &mut Option<Vec<Subject>>) {
     }
 }
 
-/// `kinds` are those a binding of this scope may name.
+/// Validates a binding. `kinds` are the kinds of roles that a binding of this scope may refer to.
 pub fn validate_binding(
     role: &RoleRef,
-    subjects: &Option<Vec<Subject>>,
+    subjects: Option<&[Subject]>,
     namespaced: bool,
     kinds: &[&str],
-) -> Errors {
-    let mut errors = Errors::new();
+) -> ErrorList {
+    let mut errors = ErrorList::new();
     let path = Path::new("roleRef");
     if text(&role.api_group) != GROUP {
         errors.not_supported_in_order(&path.child("apiGroup"), text(&role.api_group), &[GROUP]);
@@ -75,14 +75,14 @@ pub fn validate_binding(
     if !kinds.contains(&role.kind.as_str()) {
         errors.not_supported_in_order(&path.child("kind"), &role.kind, kinds);
     }
-    super::ingress::named(&mut errors, &path.child("name"), &role.name);
-    for (i, subject) in subjects.iter().flatten().enumerate() {
+    super::ingress::path_segment_name(&mut errors, &path.child("name"), &role.name);
+    for (i, subject) in subjects.unwrap_or_default().iter().enumerate() {
         check_subject(subject, namespaced, &Path::new("subjects").index(i), &mut errors);
     }
     errors
 }
 
-fn check_subject(subject: &Subject, namespaced: bool, path: &Path, errors: &mut Errors) {
+fn check_subject(subject: &Subject, namespaced: bool, path: &Path, errors: &mut ErrorList) {
     if subject.name.is_empty() {
         errors.required(&path.child("name"), "");
     }
@@ -110,8 +110,8 @@ fn check_subject(subject: &Subject, namespaced: bool, path: &Path, errors: &mut 
     }
 }
 
-/// A binding is to one role for good: to change it is to make another binding.
-pub fn role_stays(new: &RoleRef, old: &RoleRef, errors: &mut Errors) {
+/// Checks that `roleRef` did not change: a binding to another role must be a new binding.
+pub fn validate_role_ref_update(new: &RoleRef, old: &RoleRef, errors: &mut ErrorList) {
     if new != old {
         let shown = format!(
             r#"{{"APIGroup":{},"Kind":{},"Name":{}}}"#,
@@ -123,7 +123,7 @@ pub fn role_stays(new: &RoleRef, old: &RoleRef, errors: &mut Errors) {
     }
 }
 
-/// Names of these kinds may be anything that fits into a path.
+/// Names of these kinds must only be valid path segments.
 pub fn validate_name(name: &str) -> Vec<String> {
     names::path_segment(name)
 }
@@ -137,10 +137,10 @@ pub const BINDING_COLUMNS: &[Column] = &[
     Column::string("ServiceAccounts").wide(),
 ];
 
-/// Role, and the names of users, groups and service accounts.
-pub fn binding_cells(role: &RoleRef, subjects: &Option<Vec<Subject>>) -> [Cell; 4] {
+/// The cells for the role and for the names of users, groups and service accounts.
+pub fn binding_cells(role: &RoleRef, subjects: Option<&[Subject]>) -> [Cell; 4] {
     let of = |kind: &str| -> String {
-        let subjects = subjects.iter().flatten().filter(|s| s.kind == kind);
+        let subjects = subjects.unwrap_or_default().iter().filter(|s| s.kind == kind);
         let names: Vec<String> = subjects
             .map(|s| match (kind, &s.namespace) {
                 ("ServiceAccount", Some(namespace)) if !namespace.is_empty() => {

@@ -1,4 +1,4 @@
-//! ReplicaSet: so many pods of one template.
+//! ReplicaSet: a number of pods of one template.
 
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::jiff::Timestamp;
@@ -6,16 +6,16 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{drop_empty, immutable_selector, not_negative_if_set, spec_and_status, text};
 use super::template::{self, ReplicaCounts};
 use super::warnings;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for ReplicaSet {
     fn after_decode(&mut self, json: &[u8]) {
         if let Some(spec) = &mut self.spec {
-            template::mark_given_selector(&mut spec.selector, json);
+            template::distinguish_empty_selector(&mut spec.selector, json);
             if let Some(template) = &mut spec.template {
-                template::mark_given_labels(template, json);
+                template::distinguish_empty_labels(template, json);
             }
         }
     }
@@ -30,8 +30,8 @@ impl Strategy for ReplicaSet {
 
     spec_and_status!();
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
         not_negative_if_set(&mut errors, &path.child("replicas"), spec.replicas);
@@ -40,15 +40,15 @@ impl Strategy for ReplicaSet {
             &path.child("minReadySeconds"),
             spec.min_ready_seconds,
         );
-        // v1.36 calls it a deployment here as well.
+        // The error message of v1.36 names a deployment here as well.
         template::validate_selected(&spec.selector, spec.template.as_ref(), "deployment", &mut errors);
         template::no_deadline(spec.template.as_ref(), "ReplicaSet", &mut errors);
         errors
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         if part == Part::Status {
-            return self.status_mistakes();
+            return self.validate_status();
         }
         let mut errors = self.validate();
         let (new, old) = (
@@ -74,7 +74,7 @@ impl Strategy for ReplicaSet {
         name.into_iter().chain(template_warnings(self)).collect()
     }
 
-    /// A change of the metadata alone says nothing of the template.
+    /// The template is only checked for warnings if the generation changed: an update of the metadata alone does not repeat them.
     fn warnings_on_update(&self, old: &Self) -> Vec<String> {
         match self.metadata.generation == old.metadata.generation {
             true => Vec::new(),
@@ -119,12 +119,12 @@ fn template_warnings(object: &ReplicaSet) -> Vec<String> {
 }
 
 trait Status {
-    fn status_mistakes(&self) -> Errors;
+    fn validate_status(&self) -> ErrorList;
 }
 
 impl Status for ReplicaSet {
-    fn status_mistakes(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate_status(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let status = self.status.clone().unwrap_or_default();
         ReplicaCounts {
             replicas: status.replicas,

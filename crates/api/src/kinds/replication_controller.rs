@@ -1,5 +1,5 @@
-//! ReplicationController: the ReplicaSet's elder, with a plain map as selector. Deleting one orphans its pods
-//! unless the client says otherwise.
+//! ReplicationController: the predecessor of ReplicaSet, with a map as selector. Its deletion orphans the pods
+//! unless the client sets another propagation policy.
 
 use k8s_openapi::api::core::v1::ReplicationController;
 use k8s_openapi::jiff::Timestamp;
@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{drop_empty, not_negative_if_set, spec_and_status, text};
 use super::template::{self, ReplicaCounts};
 use super::warnings;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -37,8 +37,8 @@ impl Strategy for ReplicationController {
 
     spec_and_status!();
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
         not_negative_if_set(
@@ -56,11 +56,11 @@ impl Strategy for ReplicationController {
         errors
     }
 
-    fn validate_update(&self, _old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, _old: &Self, part: Part) -> ErrorList {
         if part != Part::Status {
             return self.validate();
         }
-        let mut errors = Errors::new();
+        let mut errors = ErrorList::new();
         let status = self.status.clone().unwrap_or_default();
         ReplicaCounts {
             replicas: status.replicas,
@@ -90,7 +90,7 @@ impl Strategy for ReplicationController {
         name.into_iter().chain(template_warnings(self)).collect()
     }
 
-    /// A change of the metadata alone says nothing of the template.
+    /// The template is only checked for warnings if the generation changed: an update of the metadata alone does not repeat them.
     fn warnings_on_update(&self, old: &Self) -> Vec<String> {
         match self.metadata.generation == old.metadata.generation {
             true => Vec::new(),

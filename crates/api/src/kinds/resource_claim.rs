@@ -1,4 +1,4 @@
-//! ResourceClaim: devices asked for. What is asked never changes.
+//! ResourceClaim: a request for devices. Its spec is immutable.
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{IMMUTABLE, Json};
 use super::pod::internal;
 use super::{device_requests, resource_claim_status};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -39,14 +39,14 @@ impl Strategy for ResourceClaim {
         }
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         device_requests::validate(&mut errors, &Path::new("spec"), &self.spec);
         errors
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
-        let mut errors = Errors::new();
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
+        let mut errors = ErrorList::new();
         match part {
             Part::Status => resource_claim_status::validate(&mut errors, self, old),
             Part::Main | Part::Other(_) => {
@@ -88,7 +88,7 @@ impl Strategy for ResourceClaim {
 
     fn metadata_checks(part: Part) -> MetadataChecks {
         match part {
-            Part::Status => MetadataChecks::CHANGES,
+            Part::Status => MetadataChecks::UPDATE,
             Part::Main | Part::Other(_) => MetadataChecks::BOTH,
         }
     }

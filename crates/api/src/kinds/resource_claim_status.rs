@@ -1,8 +1,7 @@
 //! The status of a ResourceClaim: which devices are allocated to it, for whom they are reserved, and what their drivers
-//! report of them. An allocation never changes; it is made and taken back as a whole.
+//! report of them. An allocation is immutable: it is only set and removed as a whole.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
 use k8s_openapi::api::resource::v1::{
     AllocatedDeviceStatus, AllocationResult, DeviceRequestAllocationResult, NetworkDeviceData, ResourceClaim,
@@ -11,14 +10,15 @@ use k8s_openapi::api::resource::v1::{
 
 use super::checks::{conditions, dns_label, immutable};
 use super::device_requests::{
-    self, binding_conditions, configuration, driver_data, driver_name, fits, pool_name, references, unique,
+    self, at_most, binding_conditions, configuration, driver_data, driver_name, pool_name, references, unique,
 };
 use super::pod::validation::affinity::node_selector;
-use crate::field::{Errors, Path};
+use crate::cidr::Cidr;
+use crate::field::{ErrorList, Path};
 
 const RESERVED_FOR_MAX: usize = 256;
 const RESULTS_MAX: usize = 32;
-/// Of the class and of the claim.
+/// Maximum number of configurations in an allocation: those of the class and of the claim.
 const CONFIGURATIONS_MAX: usize = 2 * 32;
 const CONDITIONS_MAX: usize = 8;
 const ADDRESSES_MAX: usize = 16;
@@ -51,17 +51,17 @@ fn allocated(status: &ResourceClaimStatus) -> BTreeSet<String> {
     results.into_iter().flatten().map(shown_result).collect()
 }
 
-/// Leaves out what drivers have reported of devices that are no longer allocated.
+/// Drops the device statuses of devices that are no longer allocated.
 pub fn drop_deallocated(status: &mut ResourceClaimStatus, old: &ResourceClaimStatus) {
-    let kept = allocated(status);
-    let gone: BTreeSet<String> = allocated(old).difference(&kept).cloned().collect();
+    let still_allocated = allocated(status);
+    let deallocated: BTreeSet<String> = allocated(old).difference(&still_allocated).cloned().collect();
     if let Some(devices) = &mut status.devices {
-        devices.retain(|device| !gone.contains(&shown_status(device)));
+        devices.retain(|device| !deallocated.contains(&shown_status(device)));
     }
     status.devices = status.devices.take().filter(|devices| !devices.is_empty());
 }
 
-pub fn validate(errors: &mut Errors, claim: &ResourceClaim, old: &ResourceClaim) {
+pub fn validate(errors: &mut ErrorList, claim: &ResourceClaim, old: &ResourceClaim) {
     let path = Path::new("status");
     let (status, old_status) = (
         claim.status.clone().unwrap_or_default(),
@@ -86,9 +86,9 @@ pub fn validate(errors: &mut Errors, claim: &ResourceClaim, old: &ResourceClaim)
     } else if claim.metadata.deletion_timestamp.is_some()
         && reserved.iter().any(|of| !old_reserved.contains(of))
     {
-        let words =
+        let detail =
             "new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set";
-        errors.forbidden(&at, words);
+        errors.forbidden(&at, detail);
     }
     let at = path.child("allocation");
     match (&status.allocation, &old_status.allocation) {
@@ -98,9 +98,9 @@ pub fn validate(errors: &mut Errors, claim: &ResourceClaim, old: &ResourceClaim)
     }
 }
 
-fn reservations(errors: &mut Errors, path: &Path, status: &ResourceClaimStatus) {
+fn reservations(errors: &mut ErrorList, path: &Path, status: &ResourceClaimStatus) {
     let reserved = status.reserved_for.as_deref().unwrap_or_default();
-    if !fits(errors, path, reserved, RESERVED_FOR_MAX) {
+    if !at_most(errors, path, reserved, RESERVED_FOR_MAX) {
         return;
     }
     for (i, of) in reserved.iter().enumerate() {
@@ -113,19 +113,19 @@ fn reservations(errors: &mut Errors, path: &Path, status: &ResourceClaimStatus) 
     unique(errors, path, reserved.iter().map(|of| of.uid.as_str()));
 }
 
-fn allocation(errors: &mut Errors, path: &Path, allocation: &AllocationResult, names: &BTreeSet<String>) {
+fn allocation(errors: &mut ErrorList, path: &Path, allocation: &AllocationResult, names: &BTreeSet<String>) {
     let at = path.child("devices");
     if let Some(devices) = &allocation.devices {
         let results = devices.results.as_deref().unwrap_or_default();
         let at_results = at.child("results");
-        if fits(errors, &at_results, results, RESULTS_MAX) {
+        if at_most(errors, &at_results, results, RESULTS_MAX) {
             for (i, of) in results.iter().enumerate() {
                 result(errors, &at_results.index(i), of, names);
             }
         }
         let configurations = devices.config.as_deref().unwrap_or_default();
         let at = at.child("config");
-        if fits(errors, &at, configurations, CONFIGURATIONS_MAX) {
+        if at_most(errors, &at, configurations, CONFIGURATIONS_MAX) {
             for (i, of) in configurations.iter().enumerate() {
                 let at = at.index(i);
                 match of.source.as_str() {
@@ -146,7 +146,7 @@ fn allocation(errors: &mut Errors, path: &Path, allocation: &AllocationResult, n
     }
 }
 
-fn result(errors: &mut Errors, path: &Path, of: &DeviceRequestAllocationResult, names: &BTreeSet<String>) {
+fn result(errors: &mut ErrorList, path: &Path, of: &DeviceRequestAllocationResult, names: &BTreeSet<String>) {
     device_requests::reference(errors, &path.child("request"), &of.request, names);
     driver_name(errors, &path.child("driver"), &of.driver);
     pool_name(errors, &path.child("pool"), &of.pool);
@@ -156,7 +156,7 @@ fn result(errors: &mut Errors, path: &Path, of: &DeviceRequestAllocationResult, 
     share_id(errors, &path.child("shareID"), of.share_id.as_deref());
 }
 
-fn share_id(errors: &mut Errors, path: &Path, id: Option<&str>) {
+fn share_id(errors: &mut ErrorList, path: &Path, id: Option<&str>) {
     let Some(id) = id else { return };
     let is_uuid = id.len() == 36
         && id.char_indices().all(|(i, c)| match i {
@@ -164,19 +164,19 @@ fn share_id(errors: &mut Errors, path: &Path, id: Option<&str>) {
             _ => c.is_ascii_hexdigit(),
         });
     if !is_uuid {
-        let words = match id.len() {
+        let detail = match id.len() {
             36 => "error validating uid: invalid UUID format".to_string(),
             length => format!("error validating uid: invalid UUID length: {length}"),
         };
-        errors.invalid(path, id, words);
+        errors.invalid(path, id, detail);
     } else if id.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        let words = "uid must be in RFC 4122 normalized form, `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` with lowercase \
+        let detail = "uid must be in RFC 4122 normalized form, `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` with lowercase \
                      hexadecimal characters";
-        errors.invalid(path, id, words);
+        errors.invalid(path, id, detail);
     }
 }
 
-fn device(errors: &mut Errors, path: &Path, of: &AllocatedDeviceStatus, allocated: &BTreeSet<String>) {
+fn device(errors: &mut ErrorList, path: &Path, of: &AllocatedDeviceStatus, allocated: &BTreeSet<String>) {
     driver_name(errors, &path.child("driver"), &of.driver);
     pool_name(errors, &path.child("pool"), &of.pool);
     dns_label(errors, &path.child("device"), &of.device);
@@ -187,7 +187,7 @@ fn device(errors: &mut Errors, path: &Path, of: &AllocatedDeviceStatus, allocate
     }
     let list = of.conditions.as_deref();
     let at = path.child("conditions");
-    fits(errors, &at, list.unwrap_or_default(), CONDITIONS_MAX);
+    at_most(errors, &at, list.unwrap_or_default(), CONDITIONS_MAX);
     conditions(errors, &at, list);
     if let Some(data) = &of.data {
         driver_data(errors, &path.child("data"), &data.0);
@@ -197,7 +197,7 @@ fn device(errors: &mut Errors, path: &Path, of: &AllocatedDeviceStatus, allocate
     }
 }
 
-fn network_data(errors: &mut Errors, path: &Path, data: &NetworkDeviceData) {
+fn network_data(errors: &mut ErrorList, path: &Path, data: &NetworkDeviceData) {
     for (field, value, max_bytes) in [
         ("interfaceName", &data.interface_name, INTERFACE_NAME_MAX_BYTES),
         (
@@ -212,7 +212,7 @@ fn network_data(errors: &mut Errors, path: &Path, data: &NetworkDeviceData) {
     }
     let addresses = data.ips.as_deref().unwrap_or_default();
     let at = path.child("ips");
-    if fits(errors, &at, addresses, ADDRESSES_MAX) {
+    if at_most(errors, &at, addresses, ADDRESSES_MAX) {
         for (i, address) in addresses.iter().enumerate() {
             interface_address(errors, &at.index(i), address);
         }
@@ -220,23 +220,21 @@ fn network_data(errors: &mut Errors, path: &Path, data: &NetworkDeviceData) {
     }
 }
 
-/// An address with the length of its network, as `ip addr` shows it.
-fn interface_address(errors: &mut Errors, path: &Path, value: &str) {
-    let parsed = value.split_once('/').and_then(|(address, bits)| {
-        let (address, bits) = (address.parse::<IpAddr>().ok()?, bits.parse::<u8>().ok()?);
-        let bits_max = if address.is_ipv4() { 32 } else { 128 };
-        (bits <= bits_max).then_some((address, bits))
-    });
-    let Some((address, bits)) = parsed else {
-        let words = "must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)";
-        return errors.invalid(path, value, words);
+/// Checks an interface address with its prefix length, such as `10.9.8.7/24`.
+fn interface_address(errors: &mut ErrorList, path: &Path, value: &str) {
+    let parsed = value
+        .split_once('/')
+        .and_then(|(address, bits)| Cidr::new(address.parse().ok()?, bits.parse().ok()?));
+    let Some(parsed) = parsed else {
+        let detail = "must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)";
+        return errors.invalid(path, value, detail);
     };
-    // An IPv4 address in an IPv6 one is the IPv4 one.
-    let canonical = address.to_canonical();
-    let bits = if canonical.is_ipv4() && address.is_ipv6() {
-        bits.saturating_sub(96)
+    // An IPv4-mapped IPv6 address is treated as the IPv4 address.
+    let canonical = parsed.address().to_canonical();
+    let bits = if canonical.is_ipv4() && parsed.is_ipv6() {
+        parsed.prefix_len().saturating_sub(96)
     } else {
-        bits
+        parsed.prefix_len()
     };
     let canonical = format!("{canonical}/{bits}");
     if value != canonical {

@@ -1,4 +1,4 @@
-//! ResourceClaimTemplate: claims made for each pod. Never changes.
+//! ResourceClaimTemplate: the template of ResourceClaims that are generated for each pod. Its spec is immutable.
 
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use k8s_openapi::jiff::Timestamp;
@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{IMMUTABLE, Json};
 use super::device_requests;
 use super::pod::{internal, template_metadata};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -16,8 +16,8 @@ impl Strategy for ResourceClaimTemplate {
         device_requests::set_defaults(&mut self.spec.spec);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let path = Path::new("spec");
         if let Some(metadata) = &self.spec.metadata {
             template_metadata(metadata, &path.child("metadata"), &mut errors);
@@ -26,7 +26,7 @@ impl Strategy for ResourceClaimTemplate {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
         let mut errors = self.validate();
         if self.spec != old.spec {
             let shown = Json(internal::json("ResourceClaimTemplateSpec", &self.spec));

@@ -1,4 +1,4 @@
-//! ResourceQuota: how much of what a namespace may hold, of all its pods or of those in a scope.
+//! ResourceQuota: limits on the resources and objects of a namespace, for all of its pods or those in a scope.
 
 use std::collections::BTreeSet;
 
@@ -8,12 +8,12 @@ use k8s_openapi::jiff::Timestamp;
 use super::checks::{Json, json, json_list, not_negative_quantity, quantity_of};
 use super::pod::resources::is_extended;
 use super::pod::validate_resource_name;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::quantity;
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
-/// Objects that can be counted by their bare name.
+/// Objects whose quota is named by the resource alone, without `count/` and group.
 const COUNTED: &[&str] = &[
     "pods",
     "services",
@@ -42,9 +42,10 @@ const SCOPES: &[&str] = &[
     "CrossNamespacePodAffinity",
     "VolumeAttributesClass",
 ];
-const CONTRADICTIONS: &[[&str; 2]] = &[["BestEffort", "NotBestEffort"], ["Terminating", "NotTerminating"]];
+const CONFLICTING_SCOPES: &[[&str; 2]] =
+    &[["BestEffort", "NotBestEffort"], ["Terminating", "NotTerminating"]];
 
-/// Resources that may be named without a domain.
+/// Whether a resource name without a domain is a standard one.
 pub(super) fn is_standard(name: &str) -> bool {
     COUNTED.contains(&name)
         || COMPUTE.contains(&name)
@@ -60,12 +61,12 @@ pub(super) fn is_standard(name: &str) -> bool {
         || name.starts_with("requests.hugepages-")
 }
 
-/// Standard resources a quota can be set for.
+/// Whether a standard resource can be limited by a quota.
 fn is_for_quota(name: &str) -> bool {
     is_standard(name) && name != "storage"
 }
 
-fn fits(scope: &str, resource: &str) -> bool {
+fn scope_supports(scope: &str, resource: &str) -> bool {
     match scope {
         "BestEffort" => resource == "pods",
         "VolumeAttributesClass" => matches!(resource, "persistentvolumeclaims" | "requests.storage"),
@@ -96,8 +97,8 @@ impl Strategy for ResourceQuota {
         }
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
         for (name, amount) in spec.hard.iter().flatten() {
@@ -108,8 +109,8 @@ impl Strategy for ResourceQuota {
         errors
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
-        let mut errors = Errors::new();
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
+        let mut errors = ErrorList::new();
         if part == Part::Status {
             let status = self.status.clone().unwrap_or_default();
             for (field, amounts) in [("hard", status.hard), ("used", status.used)] {
@@ -190,7 +191,7 @@ fn amount_of(
     name: &str,
     amount: &k8s_openapi::apimachinery::pkg::api::resource::Quantity,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     errors.extend(validate_resource_name(name, path));
     if !name.contains('/') && !is_for_quota(name) {
@@ -207,7 +208,7 @@ fn hard(spec: &ResourceQuotaSpec) -> impl Iterator<Item = &str> {
     spec.hard.iter().flatten().map(|(name, _)| name.as_str())
 }
 
-fn scopes(spec: &ResourceQuotaSpec, errors: &mut Errors) {
+fn scopes(spec: &ResourceQuotaSpec, errors: &mut ErrorList) {
     let path = Path::new("spec").child("scopes");
     let scopes = spec.scopes.as_deref().unwrap_or(&[]);
     for scope in scopes {
@@ -215,23 +216,23 @@ fn scopes(spec: &ResourceQuotaSpec, errors: &mut Errors) {
             errors.invalid(&path, json(scopes), "unsupported scope");
         }
         for resource in hard(spec).filter(|r| is_for_quota(r)) {
-            if SCOPES.contains(&scope.as_str()) && !fits(scope, resource) {
+            if SCOPES.contains(&scope.as_str()) && !scope_supports(scope, resource) {
                 errors.invalid(&path, json(scopes), "unsupported scope applied to resource");
             }
         }
     }
-    if contradict(scopes.iter().map(String::as_str)) {
+    if conflict(scopes.iter().map(String::as_str)) {
         errors.invalid(&path, json(scopes), "conflicting scopes");
     }
 }
 
-fn contradict<'a>(scopes: impl Iterator<Item = &'a str>) -> bool {
+fn conflict<'a>(scopes: impl Iterator<Item = &'a str>) -> bool {
     let scopes: BTreeSet<&str> = scopes.collect();
     let has_both = |pair: &[&str; 2]| pair.iter().all(|scope| scopes.contains(scope));
-    CONTRADICTIONS.iter().any(has_both)
+    CONFLICTING_SCOPES.iter().any(has_both)
 }
 
-fn scope_selector(spec: &ResourceQuotaSpec, errors: &mut Errors) {
+fn scope_selector(spec: &ResourceQuotaSpec, errors: &mut ErrorList) {
     let Some(selector) = &spec.scope_selector else {
         return;
     };
@@ -259,7 +260,7 @@ fn scope_selector(spec: &ResourceQuotaSpec, errors: &mut Errors) {
             errors.invalid(&path.child("scopeName"), scope, "unsupported scope");
         }
         for resource in hard(spec).filter(|r| is_for_quota(r)) {
-            if known && !fits(scope, resource) {
+            if known && !scope_supports(scope, resource) {
                 errors.invalid(&path, shown(), "unsupported scope applied to resource");
             }
         }
@@ -287,7 +288,7 @@ fn scope_selector(spec: &ResourceQuotaSpec, errors: &mut Errors) {
             other => errors.invalid(&path.child("operator"), other, "not a valid selector operator"),
         }
     }
-    if contradict(terms.iter().map(|t| t.scope_name.as_str())) {
+    if conflict(terms.iter().map(|t| t.scope_name.as_str())) {
         errors.invalid(
             &path,
             json_list(spec.scopes.as_deref().unwrap_or(&[])),

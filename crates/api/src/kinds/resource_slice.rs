@@ -1,18 +1,18 @@
-//! ResourceSlice: devices that a driver offers, on a node or beside it.
+//! ResourceSlice: devices that a DRA driver publishes, of one node or of several.
 
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{count_generation, immutable, json_list, text};
-use super::device::{self, Nodes, only_true};
-use super::device_requests::{driver_name, fits, pool_name, unique};
-use crate::field::{Errors, Path};
+use super::checks::{immutable, json_list, text, update_generation};
+use super::device::{self, NodeSelection, true_if_set};
+use super::device_requests::{at_most, driver_name, pool_name, unique};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 const DEVICES_MAX: usize = 128;
-/// If any has taints, consumes counters or has lists as attributes.
+/// Maximum number of devices if any has taints, consumes counters or has list attributes.
 const ADVANCED_DEVICES_MAX: usize = 64;
 const COUNTER_SETS_MAX: usize = 8;
 const ONE_NODE_FIELD: &str =
@@ -26,7 +26,7 @@ fn attributes(device: &Device) -> impl Iterator<Item = &DeviceAttribute> {
     device.attributes.iter().flat_map(|of| of.values())
 }
 
-/// Leaves out the fields of features that are off by default (DRAListTypeAttributes, DRANodeAllocatableResources),
+/// Drops the fields of features that are disabled by default (DRAListTypeAttributes, DRANodeAllocatableResources),
 /// unless the old object has them.
 fn drop_disabled(spec: &mut ResourceSliceSpec, old: Option<&ResourceSliceSpec>) {
     let mut old_devices = old.and_then(|old| old.devices.as_ref()).into_iter().flatten();
@@ -49,23 +49,23 @@ fn drop_disabled(spec: &mut ResourceSliceSpec, old: Option<&ResourceSliceSpec>) 
     }
 }
 
-fn validate(spec: &ResourceSliceSpec, old: Option<&ResourceSliceSpec>) -> Errors {
-    let mut errors = Errors::new();
+fn validate(spec: &ResourceSliceSpec, old: Option<&ResourceSliceSpec>) -> ErrorList {
+    let mut errors = ErrorList::new();
     let path = Path::new("spec");
     driver_name(&mut errors, &path.child("driver"), &spec.driver);
     let at = path.child("pool");
     pool_name(&mut errors, &at.child("name"), &spec.pool.name);
     if spec.pool.resource_slice_count <= 0 {
-        let words = "must be greater than zero";
+        let detail = "must be greater than zero";
         errors.invalid(
             &at.child("resourceSliceCount"),
             spec.pool.resource_slice_count,
-            words,
+            detail,
         );
     }
     if spec.pool.generation < 0 {
-        let words = "must be greater than or equal to zero";
-        errors.invalid(&at.child("generation"), spec.pool.generation, words);
+        let detail = "must be greater than or equal to zero";
+        errors.invalid(&at.child("generation"), spec.pool.generation, detail);
     }
     if let Some(old) = old {
         immutable(&mut errors, &at.child("name"), &spec.pool.name, &old.pool.name);
@@ -93,7 +93,7 @@ fn validate(spec: &ResourceSliceSpec, old: Option<&ResourceSliceSpec>) -> Errors
         DEVICES_MAX
     };
     let at = path.child("devices");
-    if fits(&mut errors, &at, devices, max) {
+    if at_most(&mut errors, &at, devices, max) {
         let has_own_nodes = spec.per_device_node_selection == Some(true);
         for (i, of) in devices.iter().enumerate() {
             let mut old_devices = old.and_then(|old| old.devices.as_ref()).into_iter().flatten();
@@ -104,7 +104,7 @@ fn validate(spec: &ResourceSliceSpec, old: Option<&ResourceSliceSpec>) -> Errors
     }
     let sets = spec.shared_counters.as_deref().unwrap_or_default();
     let at = path.child("sharedCounters");
-    if fits(&mut errors, &at, sets, COUNTER_SETS_MAX) {
+    if at_most(&mut errors, &at, sets, COUNTER_SETS_MAX) {
         for (i, set) in sets.iter().enumerate() {
             device::counter_set(&mut errors, &at.index(i), set);
         }
@@ -113,16 +113,16 @@ fn validate(spec: &ResourceSliceSpec, old: Option<&ResourceSliceSpec>) -> Errors
     errors
 }
 
-/// Exactly one way to say which nodes can use the devices.
-fn nodes(errors: &mut Errors, path: &Path, spec: &ResourceSliceSpec) {
-    let nodes = Nodes {
+/// Checks that exactly one field selects the nodes that can use the devices.
+fn nodes(errors: &mut ErrorList, path: &Path, spec: &ResourceSliceSpec) {
+    let nodes = NodeSelection {
         name: spec.node_name.as_deref(),
         selector: spec.node_selector.as_ref(),
         all: spec.all_nodes,
         empty_name: "must be either unset or set to a non-empty string",
     };
     let mut set = nodes.validate(errors, path);
-    // Selectors of several slices are merged for an allocation: each has one term.
+    // The selectors of several slices are merged in an allocation, so each must have one term.
     if let Some(terms) = spec.node_selector.as_ref().map(|of| &of.node_selector_terms)
         && terms.len() != 1
     {
@@ -130,7 +130,7 @@ fn nodes(errors: &mut Errors, path: &Path, spec: &ResourceSliceSpec) {
         errors.invalid(&at, json_list(terms), "must have exactly one node selector term");
     }
     let at = path.child("perDeviceNodeSelection");
-    if only_true(errors, &at, spec.per_device_node_selection) {
+    if true_if_set(errors, &at, spec.per_device_node_selection) {
         set.push("`perDeviceNodeSelection`");
     }
     match set.as_slice() {
@@ -144,7 +144,7 @@ fn nodes(errors: &mut Errors, path: &Path, spec: &ResourceSliceSpec) {
     }
 }
 
-/// What is no amount counts as none, as the zero value of Go's type does.
+/// Sets an empty quantity to zero, the zero value of Go's type.
 fn default_amount(amount: &mut Quantity) {
     if amount.0.is_empty() {
         amount.0.push('0');
@@ -174,25 +174,25 @@ impl Strategy for ResourceSlice {
 
     fn prepare_for_update(&mut self, old: &Self, _part: Part) {
         let changed = self.spec != old.spec;
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
         drop_disabled(&mut self.spec, Some(&old.spec));
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         validate(&self.spec, None)
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
         validate(&self.spec, Some(&old.spec))
     }
 
     fn warnings(&self) -> Vec<String> {
         let driver = &self.spec.driver;
         let has_capitals = *driver != driver.to_lowercase();
-        let words = format!(
+        let warning = format!(
             "spec.driver: driver names should be lowercase; {driver:?} contains uppercase characters"
         );
-        has_capitals.then_some(words).into_iter().collect()
+        has_capitals.then_some(warning).into_iter().collect()
     }
 
     const SELECTABLE_FIELDS: &'static [&'static str] = &["spec.driver", "spec.nodeName"];

@@ -1,14 +1,14 @@
-//! Role: what may be done in one namespace.
+//! Role: permissions in one namespace.
 
 use k8s_openapi::api::rbac::v1::Role;
 
 use super::rbac;
-use crate::field::Errors;
+use crate::field::ErrorList;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 
 impl Strategy for Role {
-    fn validate(&self) -> Errors {
-        rbac::validate_rules(&self.rules, true)
+    fn validate(&self) -> ErrorList {
+        rbac::validate_rules(self.rules.as_deref(), true)
     }
 
     fn validate_name(name: &str) -> Vec<String> {

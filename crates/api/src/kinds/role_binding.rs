@@ -1,10 +1,10 @@
-//! RoleBinding: who has a role, in one namespace.
+//! RoleBinding: grants a Role or ClusterRole to subjects in one namespace.
 
 use k8s_openapi::api::rbac::v1::RoleBinding;
 use k8s_openapi::jiff::Timestamp;
 
 use super::rbac;
-use crate::field::Errors;
+use crate::field::ErrorList;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -13,13 +13,18 @@ impl Strategy for RoleBinding {
         rbac::set_defaults(&mut self.role_ref, &mut self.subjects);
     }
 
-    fn validate(&self) -> Errors {
-        rbac::validate_binding(&self.role_ref, &self.subjects, true, &["Role", "ClusterRole"])
+    fn validate(&self) -> ErrorList {
+        rbac::validate_binding(
+            &self.role_ref,
+            self.subjects.as_deref(),
+            true,
+            &["Role", "ClusterRole"],
+        )
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
         let mut errors = self.validate();
-        rbac::role_stays(&self.role_ref, &old.role_ref, &mut errors);
+        rbac::validate_role_ref_update(&self.role_ref, &old.role_ref, &mut errors);
         errors
     }
 
@@ -34,7 +39,7 @@ impl Strategy for RoleBinding {
     }
 
     fn row(&self, now: Timestamp) -> Vec<Cell> {
-        let [role, users, groups, accounts] = rbac::binding_cells(&self.role_ref, &self.subjects);
+        let [role, users, groups, accounts] = rbac::binding_cells(&self.role_ref, self.subjects.as_deref());
         let age = table::created(&self.metadata, now);
         vec![table::name(&self.metadata), role, age, users, groups, accounts]
     }

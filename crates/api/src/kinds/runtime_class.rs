@@ -1,4 +1,4 @@
-//! RuntimeClass: which handler of the container runtime runs a pod.
+//! RuntimeClass: the handler of the container runtime that runs a pod.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::checks::{Json, dns_label, immutable, labels};
 use super::pod::validation::resource_requirements;
 use super::pod::{internal, validate_tolerations};
 use super::warnings::deprecated_label;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::quantity;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -23,8 +23,8 @@ impl Strategy for RuntimeClass {
         }
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let path = Path::new("handler");
         if self.handler.is_empty() {
             errors.required(&path, "");
@@ -32,7 +32,7 @@ impl Strategy for RuntimeClass {
             dns_label(&mut errors, &path, &self.handler);
         }
         if let Some(overhead) = &self.overhead {
-            // By the rules of a container's limits, under their name.
+            // The overhead is validated as the limits of a container, with their field path.
             let limits = ResourceRequirements {
                 limits: overhead.pod_fixed.clone(),
                 ..ResourceRequirements::default()
@@ -65,7 +65,7 @@ impl Strategy for RuntimeClass {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
         let mut errors = self.validate();
         immutable(&mut errors, &Path::new("handler"), &self.handler, &old.handler);
         errors
@@ -83,7 +83,7 @@ impl Strategy for RuntimeClass {
             .flat_map(|s| s.node_selector.iter().flatten());
         let deprecated = selector.filter_map(|(key, _)| deprecated_label(key));
         deprecated
-            .map(|words| format!("scheduling.nodeSelector: {words}"))
+            .map(|warning| format!("scheduling.nodeSelector: {warning}"))
             .collect()
     }
 

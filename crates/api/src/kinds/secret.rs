@@ -1,12 +1,12 @@
-//! Secret: `stringData` is written into `data`, and some types promise certain keys.
+//! Secret: `stringData` is merged into `data`, and some types require certain keys.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{drop_empty, each, immutable, text};
-use super::config_map::{FROZEN, MAX_BYTES};
-use crate::field::{Errors, Path};
+use super::checks::{all_invalid, drop_empty, immutable, text};
+use super::config_map::{IMMUTABLE_WHEN_SET, MAX_BYTES};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -27,12 +27,12 @@ impl Strategy for Secret {
         }
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let data = Path::new("data");
         let mut bytes = 0;
         for (key, value) in self.data.iter().flatten() {
-            each(
+            all_invalid(
                 &mut errors,
                 &data.key(key),
                 key.as_str(),
@@ -83,22 +83,22 @@ impl Strategy for Secret {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
-        let mut errors = Errors::new();
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
+        let mut errors = ErrorList::new();
         immutable(&mut errors, &Path::new("type"), &self.type_, &old.type_);
         if old.immutable == Some(true) {
             if self.immutable != Some(true) {
-                errors.forbidden(&Path::new("immutable"), FROZEN);
+                errors.forbidden(&Path::new("immutable"), IMMUTABLE_WHEN_SET);
             }
             if self.data != old.data {
-                errors.forbidden(&Path::new("data"), FROZEN);
+                errors.forbidden(&Path::new("data"), IMMUTABLE_WHEN_SET);
             }
         }
         errors.extend(self.validate());
         errors
     }
 
-    /// Of a TLS secret, whether there is anything in PEM at all.
+    /// Warns if a TLS secret has no PEM data.
     fn warnings(&self) -> Vec<String> {
         if text(&self.type_) != "kubernetes.io/tls" {
             return Vec::new();
@@ -147,24 +147,25 @@ impl Strategy for Secret {
 }
 
 trait DockerConfig {
-    fn json_object(&self, key: &str, errors: &mut Errors);
+    fn json_object(&self, key: &str, errors: &mut ErrorList);
 }
 
 impl DockerConfig for Secret {
-    /// The key must be there and hold a JSON object or null, as Go decodes it. What it holds is never shown.
-    fn json_object(&self, key: &str, errors: &mut Errors) {
+    /// Checks that the key is present and its value is a JSON object or null, which Go decodes as a map. The error never shows
+    /// the value.
+    fn json_object(&self, key: &str, errors: &mut ErrorList) {
         let path = Path::new("data").key(key);
         match self.data.as_ref().and_then(|d| d.get(key)) {
             None => errors.required(&path, ""),
             Some(value) => {
                 if let Err(e) = serde_json::from_slice::<Option<serde_json::Map<_, _>>>(&value.0) {
-                    let why = if e.is_eof() {
+                    let detail = if e.is_eof() {
                         "unexpected end of JSON input".to_string()
                     } else {
-                        // serde's own words may quote the content.
+                        // serde's error message may quote the content.
                         format!("not a JSON object (line {}, column {})", e.line(), e.column())
                     };
-                    errors.invalid(&path, REDACTED, why);
+                    errors.invalid(&path, REDACTED, detail);
                 }
             }
         }
@@ -188,7 +189,7 @@ mod tests {
         secret.validate().iter().map(ToString::to_string).collect()
     }
 
-    /// Go's decoder takes null for a map, and nothing else but an object.
+    /// Go's decoder accepts null and objects as a map, and nothing else.
     #[test]
     fn a_docker_config_is_an_object_or_null() {
         for accepted in ["{}", " null ", r#"{"auths": 7}"#] {

@@ -1,6 +1,6 @@
-//! Service: a discriminated union by `type`, whose fields come and go with it.
+//! Service: a union that is discriminated by `type`, which determines the fields that apply.
 //!
-//! Addresses and node ports are given out by [`super::service_ips`], between preparation and validation.
+//! Cluster IPs and node ports are allocated by [`super::service_ips`], between preparation and validation.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{drop_empty, json, text};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
@@ -20,7 +20,10 @@ use crate::table::{self, Cell, Column};
 mod validation;
 
 pub(super) use validation::cluster_ip_fields;
-use validation::{cluster_ips_stay, families_stay, load_balancer_class, load_balancer_status, validate};
+use validation::{
+    load_balancer_class, load_balancer_status, validate, validate_cluster_ips_update,
+    validate_ip_families_update,
+};
 
 /// The cluster IP of a headless service.
 pub const NONE: &str = "None";
@@ -30,13 +33,13 @@ const NODE_PORT: &str = "NodePort";
 const LOAD_BALANCER: &str = "LoadBalancer";
 const EXTERNAL_NAME: &str = "ExternalName";
 
-/// Three hours.
+/// Default session affinity timeout: three hours.
 const CLIENT_IP_TIMEOUT_SECONDS: i32 = 10800;
 const DAY_SECONDS: i32 = 86400;
 
 const ONLY_LOAD_BALANCER: &str = "may only be used when `type` is 'LoadBalancer'";
 const NOT_EXTERNAL_NAME: &str = "may not be set for ExternalName services";
-const ONCE_SET: &str = "may not change once set";
+const IMMUTABLE_ONCE_SET: &str = "may not change once set";
 const SOURCE_RANGES_ANNOTATION: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 
 fn type_of(service: &Service) -> &str {
@@ -48,7 +51,7 @@ pub fn is_headless(service: &Service) -> bool {
     matches!(ips, Some([one]) if one == NONE)
 }
 
-/// All but ExternalName have one, be it `None`.
+/// Every type but ExternalName has a cluster IP, which may be `None`.
 pub fn needs_cluster_ip(service: &Service) -> bool {
     type_of(service) != EXTERNAL_NAME
 }
@@ -57,7 +60,7 @@ pub fn needs_node_port(service: &Service) -> bool {
     matches!(type_of(service), NODE_PORT | LOAD_BALANCER)
 }
 
-/// Whether load balancers ask a node port of its own which nodes have endpoints.
+/// Whether the service has a health check node port, at which load balancers check which nodes have endpoints.
 pub fn needs_health_check(service: &Service) -> bool {
     let spec = service.spec.as_ref();
     type_of(service) == LOAD_BALANCER && spec.is_some_and(|s| text(&s.external_traffic_policy) == "Local")
@@ -142,7 +145,7 @@ impl Strategy for Service {
 
     fn prepare_for_create(&mut self) {
         self.status = Some(empty_status());
-        drop_from_external_name(self);
+        drop_external_name_fields(self);
     }
 
     fn prepare_for_update(&mut self, old: &Self, part: Part) {
@@ -150,30 +153,30 @@ impl Strategy for Service {
             self.spec = old.spec.clone();
         } else {
             self.status = old.status.clone();
-            drop_what_the_type_has_not(self, old);
-            drop_from_external_name(self);
+            drop_type_dependent_fields(self, old);
+            drop_external_name_fields(self);
         }
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         validate(self, None)
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
-        let mut errors = Errors::new();
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
+        let mut errors = ErrorList::new();
         if part == Part::Status {
             load_balancer_status(self, old, &mut errors);
             return errors;
         }
-        cluster_ips_stay(self, old, &mut errors);
-        families_stay(self, old, &mut errors);
+        validate_cluster_ips_update(self, old, &mut errors);
+        validate_ip_families_update(self, old, &mut errors);
         let (spec, old_spec) = (spec_of(self), spec_of(old));
         if type_of(self) == LOAD_BALANCER
             && type_of(old) == LOAD_BALANCER
             && spec.load_balancer_class != old_spec.load_balancer_class
         {
             let path = Path::new("spec").child("loadBalancerClass");
-            errors.invalid(&path, json(&spec.load_balancer_class), ONCE_SET);
+            errors.invalid(&path, json(&spec.load_balancer_class), IMMUTABLE_ONCE_SET);
         }
         load_balancer_class(&spec, &mut errors);
         if needs_health_check(self)
@@ -276,12 +279,13 @@ fn empty_status() -> ServiceStatus {
     }
 }
 
-/// Nothing is routed by an ExternalName, so no policy shows.
-fn drop_from_external_name(service: &mut Service) {
+/// Drops `internalTrafficPolicy` of an ExternalName service, which routes no traffic.
+fn drop_external_name_fields(service: &mut Service) {
     if type_of(service) == EXTERNAL_NAME
         && let Some(spec) = &mut service.spec
     {
-        // One that there is not is rejected first: Kubernetes leaves it out only as it reads the object.
+        // An invalid policy stays, so that validation rejects it: Kubernetes drops the field only when it reads the stored
+        // object.
         spec.internal_traffic_policy
             .take_if(|policy| matches!(policy.as_str(), "Cluster" | "Local"));
     }
@@ -325,9 +329,9 @@ fn external_ip(service: &Service) -> String {
     }
 }
 
-/// A change of type leaves fields behind that the new type has not. What was given by the cluster, and the client
-/// did not touch, goes; what the client did touch stays and fails validation.
-fn drop_what_the_type_has_not(service: &mut Service, old: &Service) {
+/// Drops the fields that the new type does not have after a change of `type` (`dropTypeDependentFields`). Only values that the
+/// client did not change are dropped; a changed one stays and fails validation.
+fn drop_type_dependent_fields(service: &mut Service, old: &Service) {
     let new = service.clone();
     let (before, after) = (spec_of(old), spec_of(&new));
     let spec = service.spec.get_or_insert_default();

@@ -1,4 +1,4 @@
-//! ServiceAccount: of the secrets it lists only the names are kept.
+//! ServiceAccount: only the names of the secrets that it lists are stored.
 
 use k8s_openapi::api::core::v1::{ObjectReference, ServiceAccount};
 use k8s_openapi::jiff::Timestamp;
@@ -35,10 +35,10 @@ impl Strategy for ServiceAccount {
     fn warnings(&self) -> Vec<String> {
         let annotations = self.metadata.annotations.as_ref();
         let is_set = annotations.is_some_and(|a| a.contains_key(ENFORCE_MOUNTABLE_SECRETS));
-        let words = format!(
+        let warning = format!(
             "metadata.annotations[{ENFORCE_MOUNTABLE_SECRETS}]: deprecated in v1.32+; prefer separate namespaces to isolate access to mounted secrets"
         );
-        is_set.then_some(words).into_iter().collect()
+        is_set.then_some(warning).into_iter().collect()
     }
 
     fn warnings_on_update(&self, old: &Self) -> Vec<String> {

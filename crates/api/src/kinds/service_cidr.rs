@@ -1,11 +1,11 @@
-//! ServiceCIDR: a range that services get their addresses from.
+//! ServiceCIDR: a range of cluster IPs for services.
 
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{IMMUTABLE, Json, canonical_cidr, json, json_list};
-use super::service_ips::Cidr;
-use crate::field::{Errors, Path};
+use crate::cidr::Cidr;
+use crate::field::{ErrorList, Path};
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -27,8 +27,8 @@ impl Strategy for ServiceCIDR {
         }
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let path = Path::new("spec").child("cidrs");
         let cidrs = self.spec.clone().unwrap_or_default().cidrs.unwrap_or_default();
         match cidrs.len() {
@@ -38,7 +38,7 @@ impl Strategy for ServiceCIDR {
             }
             1 | 2 => {}
             _ => {
-                // The whole of the spec shows, in the form that Kubernetes keeps to itself.
+                // The error shows the whole spec in Kubernetes' internal form.
                 let shown = Json(format!(r#"{{"CIDRs":{}}}"#, json(&cidrs).0));
                 errors.invalid(&path, shown, "may only hold up to 2 values");
                 return errors;
@@ -60,15 +60,15 @@ impl Strategy for ServiceCIDR {
         errors
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         if part == Part::Status {
-            return Errors::new();
+            return ErrorList::new();
         }
-        let mut errors = Errors::new();
+        let mut errors = ErrorList::new();
         let cidrs = |s: &ServiceCIDR| s.spec.clone().unwrap_or_default().cidrs.unwrap_or_default();
         let (new, old) = (cidrs(self), cidrs(old));
         let path = Path::new("spec").child("cidrs");
-        // A second family may be added; nothing else changes.
+        // A CIDR of the second family may be added; nothing else may change.
         match (old.len(), new.len()) {
             (before, after) if before == after || (before, after) == (1, 2) => {
                 for (i, (before, after)) in old.iter().zip(&new).enumerate() {

@@ -1,146 +1,22 @@
-//! Where services get their addresses and node ports from: ranges, what of them is free, and how the fields
-//! around `clusterIP` are filled in. Pure: what is in use is handed in, and so is the chance that spreads choices.
+//! Allocation of cluster IPs and node ports to services: ranges, free addresses, and the defaults of the fields
+//! around `clusterIP`. Pure: the allocated addresses and the random number that spreads the choices are passed in.
 
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 
 use super::checks::{Json, json_list, text};
 use super::service::{NONE, is_headless, needs_cluster_ip, needs_node_port};
-use crate::field::{Errors, Path};
+use crate::cidr::{Cidr, bits};
+use crate::field::{ErrorList, Path};
 
-/// The label of an IPAddress that says who looks after it.
+/// The label of an IPAddress that names the controller that manages it.
 pub const LABEL_MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
-/// Its value on the IPAddresses of Services' cluster IPs.
+/// The value of the label on the IPAddresses of cluster IPs.
 pub const IP_ADDRESS_MANAGER: &str = "ipallocator.k8s.io";
 
-/// An address range: `10.96.0.0/16`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cidr {
-    address: IpAddr,
-    prefix_len: u8,
-}
-
 impl Cidr {
-    /// `None` where the text is not an address and a prefix length in their plain form.
-    pub fn parse(text: &str) -> Option<Self> {
-        let (address, length) = text.split_once('/')?;
-        let address: IpAddr = address.parse().ok()?;
-        if length.starts_with('+') || (length.len() > 1 && length.starts_with('0')) {
-            return None;
-        }
-        let prefix_len: u8 = length.parse().ok()?;
-        let max = if address.is_ipv4() { 32 } else { 128 };
-        (prefix_len <= max).then_some(Cidr { address, prefix_len })
-    }
-
-    pub fn is_ipv6(&self) -> bool {
-        self.address.is_ipv6()
-    }
-
-    pub fn family(&self) -> &'static str {
-        if self.is_ipv6() { "IPv6" } else { "IPv4" }
-    }
-
-    fn width(&self) -> u32 {
-        if self.is_ipv6() { 128 } else { 32 }
-    }
-
-    fn host_bits(&self) -> u32 {
-        self.width() - u32::from(self.prefix_len)
-    }
-
-    fn host_mask(&self) -> u128 {
-        u128::MAX.checked_shr(128 - self.host_bits()).unwrap_or(0)
-    }
-
-    fn bits(address: IpAddr) -> u128 {
-        match address {
-            IpAddr::V4(a) => u128::from(u32::from(a)),
-            IpAddr::V6(a) => u128::from(a),
-        }
-    }
-
-    fn address_at(&self, bits: u128) -> IpAddr {
-        if self.is_ipv6() {
-            IpAddr::V6(Ipv6Addr::from(bits))
-        } else {
-            // The upper bits are zero: `bits` came from an IPv4 address.
-            IpAddr::V4(Ipv4Addr::from(bits as u32))
-        }
-    }
-
-    /// Whether the address has bits beyond the prefix.
-    pub fn is_ipv4_mapped(&self) -> bool {
-        matches!(self.address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some())
-    }
-
-    pub fn has_host_bits(&self) -> bool {
-        Self::bits(self.address) & self.host_mask() != 0
-    }
-
-    /// The range without host bits.
-    pub fn masked(&self) -> Cidr {
-        Cidr {
-            address: self.address_at(Self::bits(self.address) & !self.host_mask()),
-            prefix_len: self.prefix_len,
-        }
-    }
-
-    pub fn contains(&self, address: IpAddr) -> bool {
-        address.is_ipv6() == self.is_ipv6()
-            && Self::bits(address) & !self.host_mask() == Self::bits(self.address) & !self.host_mask()
-    }
-
-    pub fn prefix_len(&self) -> u8 {
-        self.prefix_len
-    }
-
-    /// Whether some address is in both ranges.
-    pub fn overlaps(&self, other: &Cidr) -> bool {
-        self.contains(other.address) || other.contains(self.address)
-    }
-
-    /// The range of this prefix length that begins `index` such ranges into this one; `None` beyond the end.
-    pub fn subrange(&self, prefix_len: u8, index: u128) -> Option<Cidr> {
-        if prefix_len < self.prefix_len || u32::from(prefix_len) > self.width() {
-            return None;
-        }
-        let inner = Cidr {
-            prefix_len,
-            ..self.masked()
-        };
-        let offset = index.checked_mul(inner.host_mask().checked_add(1)?)?;
-        (offset <= self.host_mask()).then(|| Cidr {
-            address: self.address_at(Self::bits(inner.address) | offset),
-            ..inner
-        })
-    }
-
-    /// The indexes of the [`subrange`](Cidr::subrange)s of this prefix length that overlap `other`; `None` if none does.
-    pub fn subranges_overlapping(
-        &self,
-        prefix_len: u8,
-        other: &Cidr,
-    ) -> Option<std::ops::RangeInclusive<u128>> {
-        if !self.overlaps(other) || prefix_len < self.prefix_len || u32::from(prefix_len) > self.width() {
-            return None;
-        }
-        let shift = self.width() - u32::from(prefix_len);
-        let base = Self::bits(self.masked().address);
-        let index = |bits: u128| (bits - base).checked_shr(shift).unwrap_or(0);
-        let first = Self::bits(other.masked().address).max(base);
-        let last = (Self::bits(other.masked().address) | other.host_mask()).min(base | self.host_mask());
-        Some(index(first)..=index(last))
-    }
-
-    /// Whether `other` is a proper part of this range.
-    pub fn strictly_contains(&self, other: &Cidr) -> bool {
-        self.contains(other.address) && self.prefix_len < other.prefix_len
-    }
-
-    /// Addresses services may have, as offsets from the base: not the base itself, nor IPv4's broadcast address.
+    /// The number of addresses that can be allocated to services: without the base address and IPv4's broadcast address.
     /// At most 2^64 of an IPv6 range.
     fn usable(&self) -> u64 {
         let all = u64::try_from(self.host_mask()).unwrap_or(u64::MAX);
@@ -151,24 +27,24 @@ impl Cidr {
         }
     }
 
-    /// Whether a service may have this address.
+    /// Whether this address can be allocated to a service.
     pub fn is_usable(&self, address: IpAddr) -> bool {
-        let offset = Self::bits(address) & self.host_mask();
+        let offset = bits(address) & self.host_mask();
         self.contains(address) && offset >= 1 && offset <= u128::from(self.usable())
     }
 
-    /// The first address that is not `used`, beginning somewhere in the range's upper part (`chance` decides where) and
-    /// coming to the lower part, which is kept for addresses chosen by people, last. `None` when all are used.
-    pub fn next_free(&self, used: impl Fn(IpAddr) -> bool, chance: u64) -> Option<IpAddr> {
+    /// The first address that is not `used`. The search starts at an offset in the upper band that `random` determines; the lower
+    /// band, which is preferred for statically chosen addresses (KEP-3070), comes last. `None` if all are used.
+    pub fn next_free(&self, used: impl Fn(IpAddr) -> bool, random: u64) -> Option<IpAddr> {
         let usable = self.usable();
         if usable == 0 {
             return None;
         }
-        let base = Self::bits(self.masked().address);
-        let reserved = reserved_for_people(usable);
+        let base = self.base();
+        let reserved = static_band_size(usable);
         let upper = usable - reserved;
         let at = |offset: u64| self.address_at(base + 1 + u128::from(offset));
-        let start = if upper == 0 { 0 } else { chance % upper };
+        let start = if upper == 0 { 0 } else { random % upper };
         let upper_offsets = (0..upper).map(move |i| reserved + wrapping(start, i, upper));
         upper_offsets.chain(0..reserved).map(at).find(|a| !used(*a))
     }
@@ -183,24 +59,19 @@ fn wrapping(start: u64, i: u64, size: u64) -> u64 {
     }
 }
 
-/// A sixteenth of the range, between 16 and 256 addresses; none of a small range (KEP-3070).
-fn reserved_for_people(size: u64) -> u64 {
-    const FEWEST: u64 = 16;
-    const MOST: u64 = 256;
-    if size <= FEWEST {
+/// The size of the lower band for statically chosen addresses: a sixteenth of the range, between 16 and 256 addresses;
+/// 0 for a small range (KEP-3070).
+fn static_band_size(size: u64) -> u64 {
+    const MIN: u64 = 16;
+    const MAX: u64 = 256;
+    if size <= MIN {
         0
     } else {
-        (size / 16).clamp(FEWEST, MOST)
+        (size / 16).clamp(MIN, MAX)
     }
 }
 
-impl fmt::Display for Cidr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.prefix_len)
-    }
-}
-
-/// The ports nodes open for services, inclusive.
+/// The range of node ports, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodePorts {
     pub first: u16,
@@ -221,13 +92,13 @@ impl NodePorts {
         (i32::from(self.first)..=i32::from(self.last)).contains(&port)
     }
 
-    /// As [`Cidr::next_free`].
-    pub fn next_free(&self, used: impl Fn(i32) -> bool, chance: u64) -> Option<i32> {
+    /// The first port that is not `used`, as in [`Cidr::next_free`].
+    pub fn next_free(&self, used: impl Fn(i32) -> bool, random: u64) -> Option<i32> {
         let size = u64::from(self.last.checked_sub(self.first)?) + 1;
-        // A thirty-second, between 16 and 128 ports (KEP-3668).
+        // The static band: a thirty-second of the range, between 16 and 128 ports (KEP-3668).
         let reserved = if size <= 16 { 0 } else { (size / 32).clamp(16, 128) };
         let upper = size - reserved;
-        let start = if upper == 0 { 0 } else { chance % upper };
+        let start = if upper == 0 { 0 } else { random % upper };
         let offsets = (0..upper).map(|i| reserved + wrapping(start, i, upper));
         offsets
             .chain(0..reserved)
@@ -236,34 +107,35 @@ impl NodePorts {
     }
 }
 
-/// The ranges of a cluster and what of them is taken.
-pub struct Pool<'a> {
-    /// One range a family, the default family first.
+/// The ranges of a cluster and their allocated addresses and ports.
+pub struct Allocators<'a> {
+    /// One range for each IP family, the default family first.
     pub ranges: &'a [Cidr],
-    /// Further ranges (ServiceCIDRs that users made), from which addresses come when the first is full or they are asked for.
-    pub further: &'a [Cidr],
+    /// Ranges of the ServiceCIDRs that users created: used if the first range is full or if the requested address is in one
+    /// of them.
+    pub additional_ranges: &'a [Cidr],
     pub node_ports: NodePorts,
     pub ip_is_used: &'a dyn Fn(IpAddr) -> bool,
-    /// Port and protocol: the two protocols of one port may belong to one service only.
+    /// Whether a port is allocated, with any protocol: one node port belongs to one service.
     pub port_is_used: &'a dyn Fn(i32) -> bool,
-    /// Any number; the same one gives the same choices.
-    pub chance: u64,
+    /// A random number; the same number leads to the same choices.
+    pub random: u64,
 }
 
-/// Fills in a service's IP families, cluster IPs and node ports on create and update, as far as they are missing, and
-/// checks those that were asked for. Comes after `prepare_for_update` and before validation.
-/// What `service` no longer has of `old`'s is free once the update is committed.
-pub fn allocate(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> Errors {
+/// Allocates the IP families, cluster IPs and node ports that a service lacks, on create and update, and checks those that were
+/// requested. Called after `prepare_for_update` and before validation.
+/// What `old` has and `service` no longer has is free once the update is committed.
+pub fn allocate(service: &mut Service, old: Option<&Service>, allocators: &Allocators<'_>) -> ErrorList {
     normalize_cluster_ips(service, old);
     if let Some(old) = old {
-        keep_allocated(service, old);
+        patch_allocated_values(service, old);
     }
-    let mut errors = families(service, old, pool);
+    let mut errors = families(service, old, allocators);
     if errors.is_empty() {
-        errors = cluster_ips(service, old, pool);
+        errors = cluster_ips(service, old, allocators);
     }
     if errors.is_empty() {
-        errors = node_ports(service, old, pool);
+        errors = node_ports(service, old, allocators);
     }
     errors
 }
@@ -272,7 +144,7 @@ fn spec_of(service: &Service) -> ServiceSpec {
     service.spec.clone().unwrap_or_default()
 }
 
-/// Brings `clusterIP` and `clusterIPs` together where a client gave only one of them.
+/// Synchronizes `clusterIP` and `clusterIPs` if the client set only one of them (`NormalizeClusterIPs`).
 fn normalize_cluster_ips(service: &mut Service, old: Option<&Service>) {
     let spec = service.spec.get_or_insert_default();
     let one = text(&spec.cluster_ip).to_string();
@@ -290,13 +162,13 @@ fn normalize_cluster_ips(service: &mut Service, old: Option<&Service>) {
             spec.cluster_ips = Some(old_all);
         }
     } else if all == old_all {
-        // Only the single form was changed, or cleared.
+        // Only `clusterIP` was changed or cleared.
         spec.cluster_ips = (!one.is_empty()).then(|| vec![one]);
     }
 }
 
-/// Takes over what the old service was given and the new one does not mention.
-fn keep_allocated(service: &mut Service, old: &Service) {
+/// Copies the allocated values of the old service that the new one does not set (`patchAllocatedValues`).
+fn patch_allocated_values(service: &mut Service, old: &Service) {
     let needs_ip = needs_cluster_ip(service) && needs_cluster_ip(old);
     let needs_ports = needs_node_port(service) && needs_node_port(old);
     let old = spec_of(old);
@@ -312,14 +184,16 @@ fn keep_allocated(service: &mut Service, old: &Service) {
     if needs_ports {
         let old_ports = old.ports.unwrap_or_default();
         let ports = spec.ports.get_or_insert_default();
-        let kept: Vec<i32> = ports
+        let requested: Vec<i32> = ports
             .iter()
             .filter_map(|p| p.node_port)
             .filter(|p| *p != 0)
             .collect();
         for port in ports.iter_mut().filter(|p| p.node_port.unwrap_or(0) == 0) {
             let before = old_ports.iter().rev().find(|o| text(&o.name) == text(&port.name));
-            port.node_port = before.and_then(|o| o.node_port).filter(|p| !kept.contains(p));
+            port.node_port = before
+                .and_then(|o| o.node_port)
+                .filter(|p| !requested.contains(p));
         }
     }
     if spec.health_check_node_port.unwrap_or(0) == 0
@@ -330,8 +204,8 @@ fn keep_allocated(service: &mut Service, old: &Service) {
     }
 }
 
-fn families(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> Errors {
-    let mut errors = Errors::new();
+fn families(service: &mut Service, old: Option<&Service>, allocators: &Allocators<'_>) -> ErrorList {
+    let mut errors = ErrorList::new();
     if !needs_cluster_ip(service) {
         return errors;
     }
@@ -349,15 +223,15 @@ fn families(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> Er
         };
         spec.ip_family_policy = Some(inherited.unwrap_or_else(|| inferred.into()));
     }
-    let mistakes = super::service::cluster_ip_fields(service, old);
-    if !mistakes.is_empty() {
-        return mistakes;
+    let errs = super::service::cluster_ip_fields(service, old);
+    if !errs.is_empty() {
+        return errs;
     }
     let spec = service.spec.get_or_insert_default();
     let policy = text(&spec.ip_family_policy).to_string();
     let single = policy == "SingleStack";
     let mut ips = spec.cluster_ips.clone().unwrap_or_default();
-    let mut wanted = spec.ip_families.clone().unwrap_or_default();
+    let mut requested = spec.ip_families.clone().unwrap_or_default();
     if let Some(old) = &old_spec {
         let old_ips = old.cluster_ips.clone().unwrap_or_default();
         let old_families = old.ip_families.clone().unwrap_or_default();
@@ -365,13 +239,13 @@ fn families(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> Er
             if ips == old_ips {
                 ips.truncate(1);
             }
-            if wanted == old_families {
-                wanted.truncate(1);
+            if requested == old_families {
+                requested.truncate(1);
             }
         } else {
             for (released, what) in [
                 (ips.len() == 1 && old_ips.len() == 2, "cluster IP"),
-                (wanted.len() == 1 && old_families.len() == 2, "IP family"),
+                (requested.len() == 1 && old_families.len() == 2, "IP family"),
             ] {
                 if released {
                     errors.invalid(
@@ -385,7 +259,7 @@ fn families(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> Er
     }
     for (two, what) in [
         (ips.len() == 2, "cluster IPs"),
-        (wanted.len() == 2, "IP families"),
+        (requested.len() == 2, "IP families"),
     ] {
         if single && two {
             errors.invalid(
@@ -395,14 +269,14 @@ fn families(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> Er
             );
         }
     }
-    let configured = |family: &str| pool.ranges.iter().any(|r| r.family() == family);
+    let configured = |family: &str| allocators.ranges.iter().any(|r| r.family() == family);
     for (i, ip) in ips.iter().enumerate().filter(|(_, ip)| *ip != NONE) {
-        if i < wanted.len() {
+        if i < requested.len() {
             continue;
         }
         let family = if ip.contains(':') { "IPv6" } else { "IPv4" };
         if configured(family) {
-            wanted.push(family.into());
+            requested.push(family.into());
         } else {
             errors.invalid(
                 &path.child("clusterIPs").index(i),
@@ -414,25 +288,25 @@ fn families(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> Er
     if !errors.is_empty() {
         return errors;
     }
-    let default = pool.ranges.first().map_or("IPv4", |r| r.family());
+    let default = allocators.ranges.first().map_or("IPv4", |r| r.family());
     let other = |family: &str| if family == "IPv4" { "IPv6" } else { "IPv4" }.to_string();
     if headless && selectorless {
-        // Nobody routes to it, so families the cluster lacks are fine.
-        if wanted.is_empty() {
-            wanted.push(default.into());
+        // No cluster IP is allocated, so families that the cluster does not have are accepted.
+        if requested.is_empty() {
+            requested.push(default.into());
         }
-        if wanted.len() < 2 && !single {
-            wanted.push(other(&wanted[0]));
+        if requested.len() < 2 && !single {
+            requested.push(other(&requested[0]));
         }
     } else {
-        if policy == "RequireDualStack" && pool.ranges.len() < 2 {
+        if policy == "RequireDualStack" && allocators.ranges.len() < 2 {
             errors.invalid(
                 &path.child("ipFamilyPolicy"),
                 &policy,
                 "this cluster is not configured for dual-stack services",
             );
         }
-        for (i, family) in wanted.iter().enumerate() {
+        for (i, family) in requested.iter().enumerate() {
             if !configured(family) {
                 errors.invalid(
                     &path.child("ipFamilies").index(i),
@@ -441,84 +315,89 @@ fn families(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> Er
                 );
             }
         }
-        if wanted.is_empty() {
-            wanted.push(default.into());
+        if requested.is_empty() {
+            requested.push(default.into());
         }
-        if !single && wanted.len() == 1 && pool.ranges.len() == 2 {
-            wanted.push(other(&wanted[0]));
+        if !single && requested.len() == 1 && allocators.ranges.len() == 2 {
+            requested.push(other(&requested[0]));
         }
     }
-    spec.ip_families = Some(wanted);
+    spec.ip_families = Some(requested);
     spec.cluster_ips = (!ips.is_empty()).then_some(ips);
     errors
 }
 
-fn cluster_ips(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> Errors {
-    let mut errors = Errors::new();
+fn cluster_ips(service: &mut Service, old: Option<&Service>, allocators: &Allocators<'_>) -> ErrorList {
+    let mut errors = ErrorList::new();
     if !needs_cluster_ip(service) || is_headless(service) {
         return errors;
     }
     let path = Path::new("spec").child("clusterIPs");
-    let held = old.map(spec_of).and_then(|o| o.cluster_ips).unwrap_or_default();
+    let old_ips = old.map(spec_of).and_then(|o| o.cluster_ips).unwrap_or_default();
     let spec = service.spec.get_or_insert_default();
-    let asked = spec.cluster_ips.clone().unwrap_or_default();
-    let mut given = Vec::new();
+    let requested = spec.cluster_ips.clone().unwrap_or_default();
+    let mut allocated_ips = Vec::new();
     for (i, family) in spec.ip_families.iter().flatten().enumerate() {
-        let Some(range) = pool.ranges.iter().find(|r| r.family() == family) else {
+        let Some(range) = allocators.ranges.iter().find(|r| r.family() == family) else {
             continue;
         };
         let all = || {
-            let further = pool.further.iter().filter(|r| r.family() == family);
-            [range].into_iter().chain(further)
+            let additional_ranges = allocators
+                .additional_ranges
+                .iter()
+                .filter(|r| r.family() == family);
+            [range].into_iter().chain(additional_ranges)
         };
-        match asked.get(i) {
-            Some(ip) if held.contains(ip) => given.push(ip.clone()),
-            // An address that is there is not replaced; validation rejects the change.
-            Some(ip) if i < held.len() => given.push(ip.clone()),
+        match requested.get(i) {
+            Some(ip) if old_ips.contains(ip) => allocated_ips.push(ip.clone()),
+            // An allocated address is not replaced; validation rejects the change.
+            Some(ip) if i < old_ips.len() => allocated_ips.push(ip.clone()),
             Some(ip) => {
-                let why = match ip.parse::<IpAddr>() {
+                let unavailable = match ip.parse::<IpAddr>() {
                     Err(_) => Some("provided IP is not valid".to_string()),
                     Ok(a) if !all().any(|r| r.is_usable(a)) => {
                         Some("the provided network does not match the current range".to_string())
                     }
-                    Ok(a) if (pool.ip_is_used)(a) => Some("provided IP is already allocated".to_string()),
+                    Ok(a) if (allocators.ip_is_used)(a) => {
+                        Some("provided IP is already allocated".to_string())
+                    }
                     Ok(_) => None,
                 };
-                match why {
-                    None => given.push(ip.clone()),
-                    Some(why) => {
+                match unavailable {
+                    None => allocated_ips.push(ip.clone()),
+                    Some(detail) => {
                         errors.invalid(
                             &path,
-                            json_list(&asked),
-                            format!("failed to allocate IP {ip}: {why}"),
+                            json_list(&requested),
+                            format!("failed to allocate IP {ip}: {detail}"),
                         );
                     }
                 }
             }
-            None => match all().find_map(|r| r.next_free(pool.ip_is_used, pool.chance)) {
-                Some(free) => given.push(free.to_string()),
+            None => match all().find_map(|r| r.next_free(allocators.ip_is_used, allocators.random)) {
+                Some(free) => allocated_ips.push(free.to_string()),
                 None => errors.invalid(
                     &path,
-                    json_list(&asked),
+                    json_list(&requested),
                     "failed to allocate a serviceIP: range is full",
                 ),
             },
         }
     }
     if errors.is_empty() {
-        spec.cluster_ip = given.first().cloned();
-        spec.cluster_ips = Some(given);
+        spec.cluster_ip = allocated_ips.first().cloned();
+        spec.cluster_ips = Some(allocated_ips);
     }
     errors
 }
 
-fn node_ports(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> Errors {
-    let mut errors = Errors::new();
+fn node_ports(service: &mut Service, old: Option<&Service>, allocators: &Allocators<'_>) -> ErrorList {
+    let mut errors = ErrorList::new();
     if !needs_node_port(service) {
         return errors;
     }
     let path = Path::new("spec").child("ports");
-    let held: Vec<i32> = old
+    let old_ports: Vec<i32> = old
         .map(spec_of)
         .and_then(|o| o.ports)
         .iter()
@@ -526,25 +405,26 @@ fn node_ports(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> 
         .filter_map(|p| p.node_port)
         .collect();
     let spec = service.spec.get_or_insert_default();
-    let wants_all = text(&spec.type_) == "NodePort" || spec.allocate_load_balancer_node_ports.unwrap_or(true);
-    // What this service has taken so far: port and protocol.
+    let allocates_all =
+        text(&spec.type_) == "NodePort" || spec.allocate_load_balancer_node_ports.unwrap_or(true);
+    // Node ports of this service so far, with their protocols.
     let mut taken: Vec<(i32, String)> = Vec::new();
     for (i, port) in spec.ports.iter().flatten().enumerate() {
         let Some(number) = port.node_port.filter(|p| *p != 0) else {
             continue;
         };
         let at = path.index(i).child("nodePort");
-        let ours = held.contains(&number) || taken.iter().any(|(n, _)| *n == number);
-        if !ours && !pool.node_ports.contains(number) {
+        let is_own = old_ports.contains(&number) || taken.iter().any(|(n, _)| *n == number);
+        if !is_own && !allocators.node_ports.contains(number) {
             errors.invalid(
                 &at,
                 number,
                 format!(
                     "provided port is not in the valid range. The range of valid ports is {}-{}",
-                    pool.node_ports.first, pool.node_ports.last
+                    allocators.node_ports.first, allocators.node_ports.last
                 ),
             );
-        } else if !ours && (pool.port_is_used)(number) {
+        } else if !is_own && (allocators.port_is_used)(number) {
             errors.invalid(&at, number, "provided port is already allocated");
         }
         taken.push((number, text(&port.protocol).into()));
@@ -553,22 +433,23 @@ fn node_ports(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> 
         return errors;
     }
     let ports = spec.ports.get_or_insert_default();
-    let allocated = if wants_all { ports.len() } else { 0 };
+    let allocated = if allocates_all { ports.len() } else { 0 };
     for i in 0..allocated {
         if ports[i].node_port.unwrap_or(0) != 0 {
             continue;
         }
         let protocol = text(&ports[i].protocol).to_string();
-        // One number can serve the same port under another protocol (DNS over TCP and UDP).
+        // Two protocols of the same port can share one node port (DNS over TCP and UDP).
         let shared = ports[..i]
             .iter()
             .filter(|p| p.port == ports[i].port)
             .filter_map(|p| p.node_port)
             .find(|n| *n != 0 && !taken.contains(&(*n, protocol.clone())));
         let free = shared.or_else(|| {
-            let used = |n| (pool.port_is_used)(n) || taken.iter().any(|(t, _)| *t == n);
-            pool.node_ports
-                .next_free(used, pool.chance.wrapping_add(i as u64))
+            let used = |n| (allocators.port_is_used)(n) || taken.iter().any(|(t, _)| *t == n);
+            allocators
+                .node_ports
+                .next_free(used, allocators.random.wrapping_add(i as u64))
         });
         match free {
             Some(number) => {
@@ -586,15 +467,15 @@ fn node_ports(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> 
         && text(&spec.type_) == "LoadBalancer"
     {
         match spec.health_check_node_port.filter(|p| *p != 0) {
-            Some(port) if !held_check(old, port) && (pool.port_is_used)(port) => errors.internal(
+            Some(port) if !holds_health_check_port(old, port) && (allocators.port_is_used)(port) => errors.internal(
                 &Path::new("spec").child("healthCheckNodePort"),
                 format!("failed to allocate requested HealthCheck NodePort {port}: provided port is already allocated"),
             ),
             Some(_) => {}
             None => {
-                let used = |n| (pool.port_is_used)(n) || taken.iter().any(|(t, _)| *t == n);
+                let used = |n| (allocators.port_is_used)(n) || taken.iter().any(|(t, _)| *t == n);
                 spec.health_check_node_port =
-                    pool.node_ports.next_free(used, pool.chance.wrapping_add(taken.len() as u64));
+                    allocators.node_ports.next_free(used, allocators.random.wrapping_add(taken.len() as u64));
                 if spec.health_check_node_port.is_none() {
                     errors.internal(
                         &Path::new("spec").child("healthCheckNodePort"),
@@ -607,12 +488,12 @@ fn node_ports(service: &mut Service, old: Option<&Service>, pool: &Pool<'_>) -> 
     errors
 }
 
-fn held_check(old: Option<&Service>, port: i32) -> bool {
+fn holds_health_check_port(old: Option<&Service>, port: i32) -> bool {
     old.and_then(|o| o.spec.as_ref()?.health_check_node_port) == Some(port)
 }
 
-/// The addresses and ports a service holds: what its deletion frees.
-pub fn held(service: &Service) -> (Vec<IpAddr>, Vec<i32>) {
+/// The cluster IPs and node ports that are allocated to a service; its deletion releases them.
+pub fn allocated_to(service: &Service) -> (Vec<IpAddr>, Vec<i32>) {
     let spec = spec_of(service);
     let ips = spec.cluster_ips.iter().flatten().filter_map(|ip| ip.parse().ok());
     let ports = spec.ports.iter().flatten().filter_map(|p| p.node_port);
@@ -623,9 +504,9 @@ pub fn held(service: &Service) -> (Vec<IpAddr>, Vec<i32>) {
     )
 }
 
-/// A list of strings as Kubernetes shows it.
-pub(super) fn shown(values: &Option<Vec<String>>) -> Json {
-    json_list(values.as_deref().unwrap_or(&[]))
+/// A list of strings as error messages show it.
+pub(super) fn shown(values: Option<&[String]>) -> Json {
+    json_list(values.unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -1,21 +1,21 @@
-//! StatefulSet: pods with identities. Most of its spec is fixed once it exists.
+//! StatefulSet: pods with stable identities. Most of its spec is immutable.
 
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetStatus};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaimVolumeSource, PodTemplateSpec, Volume};
 use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{
-    Json, count_generation, dns_label, drop_empty, json, not_negative, not_negative_if_set, text,
+    Json, dns_label, drop_empty, json, not_negative, not_negative_if_set, text, update_generation,
 };
 use super::persistent_volume_claim::claim_spec_warnings;
 use super::template::{self, ReplicaCounts};
 use super::{deployment, persistent_volume_claim};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::strategy::{Part, Strategy};
 use crate::table::{self, Cell, Column};
 
-const FIXED: &str = "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', \
+const IMMUTABLE_SPEC: &str = "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', \
 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden";
 
 fn empty_status() -> StatefulSetStatus {
@@ -28,8 +28,8 @@ fn empty_status() -> StatefulSetStatus {
 impl Strategy for StatefulSet {
     fn after_decode(&mut self, json: &[u8]) {
         if let Some(spec) = &mut self.spec {
-            template::mark_given_selector(&mut spec.selector, json);
-            template::mark_given_labels(&mut spec.template, json);
+            template::distinguish_empty_selector(&mut spec.selector, json);
+            template::distinguish_empty_labels(&mut spec.template, json);
         }
     }
 
@@ -44,7 +44,7 @@ impl Strategy for StatefulSet {
             strategy.rolling_update.get_or_insert_default();
         }
         if let Some(rolling) = &mut strategy.rolling_update {
-            // MaxUnavailableStatefulSet is off by default.
+            // MaxUnavailableStatefulSet is disabled by default.
             rolling.max_unavailable = None;
             if text(&strategy.type_) == "RollingUpdate" {
                 rolling.partition.get_or_insert(0);
@@ -87,10 +87,10 @@ impl Strategy for StatefulSet {
             self.status = old.status.clone();
             changed = self.spec != old.spec;
         }
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         let spec = self.spec.clone().unwrap_or_default();
         let mut errors = validate_spec(&spec);
         let path = Path::new("spec").child("volumeClaimTemplates");
@@ -104,9 +104,9 @@ impl Strategy for StatefulSet {
         errors
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         if part == Part::Status {
-            return status_mistakes(self, old);
+            return validate_status(self, old);
         }
         let mut spec = self.spec.clone().unwrap_or_default();
         let old = old.spec.clone().unwrap_or_default();
@@ -119,7 +119,7 @@ impl Strategy for StatefulSet {
         spec.revision_history_limit = old.revision_history_limit;
         spec.persistent_volume_claim_retention_policy = old.persistent_volume_claim_retention_policy.clone();
         if spec != old {
-            errors.forbidden(&Path::new("spec"), FIXED);
+            errors.forbidden(&Path::new("spec"), IMMUTABLE_SPEC);
         }
         errors
     }
@@ -128,12 +128,12 @@ impl Strategy for StatefulSet {
         warnings(self, true)
     }
 
-    /// A change of the metadata alone says nothing of the template.
+    /// The template is only checked for warnings if the generation changed: an update of the metadata alone does not repeat them.
     fn warnings_on_update(&self, old: &Self) -> Vec<String> {
         warnings(self, self.metadata.generation != old.metadata.generation)
     }
 
-    /// Pods are named after it and have that name as their hostname.
+    /// The name is part of the pods' names, which are also their hostnames.
     fn validate_name(name: &str) -> Vec<String> {
         names::dns1123_label(name)
     }
@@ -189,8 +189,8 @@ fn warnings(set: &StatefulSet, of_template: bool) -> Vec<String> {
     warnings
 }
 
-fn validate_spec(spec: &StatefulSetSpec) -> Errors {
-    let mut errors = Errors::new();
+fn validate_spec(spec: &StatefulSetSpec) -> ErrorList {
+    let mut errors = ErrorList::new();
     let path = Path::new("spec");
     match text(&spec.pod_management_policy) {
         "OrderedReady" | "Parallel" => {}
@@ -224,13 +224,13 @@ fn validate_spec(spec: &StatefulSetSpec) -> Errors {
         let path = path.child("ordinals.start");
         not_negative(&mut errors, &path, ordinals.start.unwrap_or(0));
     }
-    let template = as_controller_makes_it(spec);
+    let template = template_with_claims(spec);
     template::validate_selected(&spec.selector, Some(&template), "statefulset", &mut errors);
     template::no_deadline(Some(&template), "StatefulSet", &mut errors);
     errors
 }
 
-fn update_strategy(spec: &StatefulSetSpec, errors: &mut Errors) {
+fn update_strategy(spec: &StatefulSetSpec, errors: &mut ErrorList) {
     let path = Path::new("spec").child("updateStrategy");
     let strategy = spec.update_strategy.clone().unwrap_or_default();
     let rolling = strategy.rolling_update.as_ref();
@@ -271,8 +271,8 @@ fn update_strategy(spec: &StatefulSetSpec, errors: &mut Errors) {
     }
 }
 
-/// The template with what the controller adds: a volume for each claim; hostname and subdomain are its own.
-fn as_controller_makes_it(spec: &StatefulSetSpec) -> PodTemplateSpec {
+/// The template with the volumes that the controller adds for the claims, and without hostname and subdomain, which it sets.
+fn template_with_claims(spec: &StatefulSetSpec) -> PodTemplateSpec {
     let mut template = spec.template.clone();
     let Some(pod) = &mut template.spec else {
         return template;
@@ -306,8 +306,8 @@ fn as_controller_makes_it(spec: &StatefulSetSpec) -> PodTemplateSpec {
     template
 }
 
-fn status_mistakes(set: &StatefulSet, old: &StatefulSet) -> Errors {
-    let mut errors = Errors::new();
+fn validate_status(set: &StatefulSet, old: &StatefulSet) -> ErrorList {
+    let mut errors = ErrorList::new();
     let status = set.status.clone().unwrap_or_default();
     ReplicaCounts {
         replicas: status.replicas,
@@ -325,6 +325,6 @@ fn status_mistakes(set: &StatefulSet, old: &StatefulSet) -> Errors {
     }
     .validate(&mut errors);
     let before = old.status.as_ref().and_then(|s| s.collision_count);
-    deployment::collisions_only_grow(status.collision_count, before, &mut errors);
+    deployment::validate_collision_count(status.collision_count, before, &mut errors);
     errors
 }

@@ -1,4 +1,4 @@
-//! StorageClass: how volumes are made. What is made by it stays the same for its lifetime.
+//! StorageClass: how volumes are provisioned. Its provisioner and parameters are immutable.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::checks::{drop_empty, immutable, json, qualified_name, text};
 use super::warnings::deprecated_label;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -26,8 +26,8 @@ impl Strategy for StorageClass {
         drop_empty(&mut self.parameters);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         provisioner(&self.provisioner, &Path::new("provisioner"), &mut errors);
         parameters(self.parameters.as_ref(), &mut errors);
         const POLICIES: &[&str] = &["Delete", "Retain"];
@@ -48,7 +48,7 @@ impl Strategy for StorageClass {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
         let mut errors = self.validate();
         if self.parameters != old.parameters {
             errors.invalid(
@@ -78,8 +78,10 @@ impl Strategy for StorageClass {
                 .index(i)
                 .child("matchLabelExpressions");
             for (j, expression) in term.match_label_expressions.iter().flatten().enumerate() {
-                let words = deprecated_label(&expression.key);
-                warnings.extend(words.map(|words| format!("{}: {words}", path.index(j).child("key"))));
+                let deprecation = deprecated_label(&expression.key);
+                warnings.extend(
+                    deprecation.map(|deprecation| format!("{}: {deprecation}", path.index(j).child("key"))),
+                );
             }
         }
         warnings
@@ -121,17 +123,17 @@ impl Strategy for StorageClass {
     }
 }
 
-/// A driver's name: a qualified name in any case, shown in lower case.
-pub(super) fn provisioner(name: &str, path: &Path, errors: &mut Errors) {
+/// Checks a provisioner's name: a qualified name in upper or lower case, which the error shows in lower case.
+pub(super) fn provisioner(name: &str, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         return errors.required(path, "");
     }
     qualified_name(errors, path, &name.to_lowercase());
 }
 
-/// Terms of labels, each once, with values, each once.
-fn allowed_topologies(terms: &[TopologySelectorTerm], errors: &mut Errors) {
-    // Kubernetes compares with as many terms of nothing as there are terms, too.
+/// Checks `allowedTopologies`: terms are distinct, and so are the values of each.
+fn allowed_topologies(terms: &[TopologySelectorTerm], errors: &mut ErrorList) {
+    // Kubernetes also compares with as many empty terms as there are terms.
     let mut seen: Vec<BTreeMap<&str, BTreeSet<&String>>> = vec![BTreeMap::new(); terms.len()];
     for (i, term) in terms.iter().enumerate() {
         let path = Path::new("allowedTopologies")
@@ -161,10 +163,10 @@ fn allowed_topologies(terms: &[TopologySelectorTerm], errors: &mut Errors) {
     }
 }
 
-/// What a driver is told: not too much.
+/// Checks the number and the total size of the parameters.
 pub(super) fn parameters(
     parameters: Option<&std::collections::BTreeMap<String, String>>,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let path = Path::new("parameters");
     let Some(parameters) = parameters else { return };

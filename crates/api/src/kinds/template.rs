@@ -1,5 +1,5 @@
-//! The pod template and selector of a workload: what Deployment, ReplicaSet, StatefulSet, DaemonSet and
-//! ReplicationController ask of them alike. What is in the pod itself is [`super::pod`]'s.
+//! The rules for pod template and selector that Deployment, ReplicaSet, StatefulSet, DaemonSet and
+//! ReplicationController share. Those for the pod itself are in [`super::pod`].
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::checks::{Json, is_empty, json, json_selector, label_selector, text};
 use super::pod::{drop_disabled_fields, pod_template_warnings, set_pod_spec_defaults, validate_pod_template};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::meta;
 use crate::selector::label::Selector;
 use crate::table::{self, Cell};
 
-/// Defaults of a template: metadata and a pod spec are always there. What v1.36 has switched off is dropped on the
-/// way; no stored template can have it, so it makes no difference that this is earlier than there.
+/// Sets the defaults of a template, which always has metadata and a pod spec, and drops fields of disabled features. v1.36 drops
+/// those later; no stored template can have them, so the result is the same.
 pub fn set_defaults(template: &mut PodTemplateSpec) {
     template.metadata.get_or_insert_default();
     let spec = template.spec.get_or_insert_default();
@@ -22,9 +22,9 @@ pub fn set_defaults(template: &mut PodTemplateSpec) {
     drop_disabled_fields(spec);
 }
 
-/// k8s-openapi reads an absent `spec.selector` and an empty one alike, but they are refused for different reasons. One
-/// that was given gets an empty map of labels. No such object is ever accepted, so none is seen.
-pub fn mark_given_selector(selector: &mut LabelSelector, json: &[u8]) {
+/// k8s-openapi decodes an absent `spec.selector` and an empty one to the same value, but they are rejected with different
+/// errors. An empty one gets an empty map of labels here. Such an object is always rejected, so no client sees the map.
+pub fn distinguish_empty_selector(selector: &mut LabelSelector, json: &[u8]) {
     if is_empty(selector) {
         let document: serde_json::Value = serde_json::from_slice(json).unwrap_or_default();
         if document["spec"]["selector"].is_object() {
@@ -33,9 +33,9 @@ pub fn mark_given_selector(selector: &mut LabelSelector, json: &[u8]) {
     }
 }
 
-/// The same for the labels of `spec.template`, whose absence and emptiness show differently where the selector does not
-/// match them. Empty ones match no selector that is accepted.
-pub fn mark_given_labels(template: &mut PodTemplateSpec, json: &[u8]) {
+/// The same for the labels of `spec.template`: the error of a selector that does not match shows absent and empty labels
+/// differently. Empty labels match no valid selector.
+pub fn distinguish_empty_labels(template: &mut PodTemplateSpec, json: &[u8]) {
     let meta = template.metadata.get_or_insert_default();
     if meta.labels.is_none() {
         let document: serde_json::Value = serde_json::from_slice(json).unwrap_or_default();
@@ -54,22 +54,22 @@ pub fn warnings_at(template: &PodTemplateSpec, path: &Path) -> Vec<String> {
     pod_template_warnings(template, path)
 }
 
-/// What is in the template's pod, if there is a template.
-pub fn validate(template: &PodTemplateSpec, path: &Path) -> Errors {
+/// Validates the pod template.
+pub fn validate(template: &PodTemplateSpec, path: &Path) -> ErrorList {
     validate_pod_template(template, path)
 }
 
-/// A selector and a template for pods that are always restarted. `kind` as the error for an empty selector says it.
+/// Validates a selector and a template for pods that are always restarted. `kind` is the name in the error for an empty selector.
 pub fn validate_selected(
     selector: &LabelSelector,
     template: Option<&PodTemplateSpec>,
     kind: &str,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let spec = Path::new("spec");
     let selector_path = spec.child("selector");
-    // An absent selector and `{}` are told apart by [`mark_given_selector`]. v1.36 does not ask for a DaemonSet's, and finds
-    // that nothing matches it.
+    // [`distinguish_empty_selector`] distinguishes an absent selector from `{}`. v1.36 does not require a DaemonSet's selector, and
+    // reports that it does not match.
     let absent = selector.match_labels.is_none() && selector.match_expressions.is_none();
     let is_required = kind != "daemonset";
     if is_empty(selector) {
@@ -83,23 +83,23 @@ pub fn validate_selected(
             );
         }
     }
-    let mut mistakes = Errors::new();
-    label_selector(&mut mistakes, &selector_path, selector);
-    let valid = mistakes.is_empty();
-    errors.extend(mistakes);
+    let mut errs = ErrorList::new();
+    label_selector(&mut errs, &selector_path, selector);
+    let valid = errs.is_empty();
+    errors.extend(errs);
     let path = spec.child("template");
     let Some(template) = template else {
         return errors.required(&path, "");
     };
     let labels = labels(template);
     if !valid && is_required {
-        let words = match kind {
+        let detail = match kind {
             "statefulset" => "",
             _ => "invalid label selector",
         };
-        errors.invalid(&selector_path, Json(json_selector(selector)), words);
+        errors.invalid(&selector_path, Json(json_selector(selector)), detail);
     }
-    // A selector that is not there selects nothing, an empty one everything.
+    // An absent selector selects nothing, an empty one everything.
     if valid && (absent || !matches(selector, &labels)) {
         does_not_match(template, &path, errors);
     }
@@ -107,7 +107,7 @@ pub fn validate_selected(
         errors.extend(validate_pod_template(template, &path));
     }
     if valid && kind == "statefulset" {
-        // Once more, and elsewhere.
+        // The same error a second time, at another path.
         let metadata = template.metadata.clone().unwrap_or_default();
         errors.extend(meta::labels(metadata.labels.as_ref(), &path.child("labels")));
         let at = path.child("annotations");
@@ -118,11 +118,11 @@ pub fn validate_selected(
     }
 }
 
-/// As [`validate_selected`], with a selector in the older form.
+/// [`validate_selected`] for a map selector.
 pub fn validate_selected_by_map(
     selector: &BTreeMap<String, String>,
     template: Option<&PodTemplateSpec>,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let path = Path::new("spec").child("template");
     let Some(template) = template else {
@@ -141,7 +141,7 @@ fn labels(template: &PodTemplateSpec) -> BTreeMap<String, String> {
     meta.labels.unwrap_or_default()
 }
 
-pub(super) fn does_not_match(template: &PodTemplateSpec, path: &Path, errors: &mut Errors) {
+pub(super) fn does_not_match(template: &PodTemplateSpec, path: &Path, errors: &mut ErrorList) {
     let labels = template.metadata.as_ref().and_then(|m| m.labels.as_ref());
     let shown = labels.map_or_else(|| Json("null".into()), json);
     errors.invalid(
@@ -151,7 +151,7 @@ pub(super) fn does_not_match(template: &PodTemplateSpec, path: &Path, errors: &m
     );
 }
 
-fn always_restarted(template: &PodTemplateSpec, path: &Path, errors: &mut Errors) {
+fn always_restarted(template: &PodTemplateSpec, path: &Path, errors: &mut ErrorList) {
     let spec = template.spec.clone().unwrap_or_default();
     let policy = text(&spec.restart_policy);
     if policy != "Always" {
@@ -159,8 +159,8 @@ fn always_restarted(template: &PodTemplateSpec, path: &Path, errors: &mut Errors
     }
 }
 
-/// Refuses a deadline for pods that are to run for ever.
-pub fn no_deadline(template: Option<&PodTemplateSpec>, kind: &str, errors: &mut Errors) {
+/// Rejects `activeDeadlineSeconds` in the template of a workload whose pods are always restarted.
+pub fn no_deadline(template: Option<&PodTemplateSpec>, kind: &str, errors: &mut ErrorList) {
     let spec = template.and_then(|t| t.spec.as_ref());
     if spec.is_some_and(|s| s.active_deadline_seconds.is_some()) {
         errors.forbidden(
@@ -173,7 +173,7 @@ pub fn no_deadline(template: Option<&PodTemplateSpec>, kind: &str, errors: &mut 
     }
 }
 
-/// Whether labels satisfy a selector. One that does not parse selects nothing.
+/// Whether labels match a selector. An invalid selector matches nothing.
 pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
     Selector::from_label_selector(selector).is_ok_and(|s| s.matches(Some(labels)))
 }
@@ -184,21 +184,21 @@ pub fn cells(template: Option<&PodTemplateSpec>) -> [Cell; 2] {
     table::containers(spec.map_or(&[], |s| &s.containers))
 }
 
-/// Counts in a status: none negative, none above the number of replicas.
+/// The counts of a status, of which none may be negative and most may not exceed the number of replicas.
 pub struct ReplicaCounts<'a> {
     pub replicas: i32,
     pub ready: i32,
     pub available: i32,
-    /// What the kind's message calls the ready ones.
+    /// The name of the ready replicas in the kind's error message.
     pub ready_name: &'static str,
-    /// Others that may not exceed the replicas: field and count.
+    /// Further counts that may not exceed the replicas: field and count.
     pub others: &'a [(&'static str, i32)],
-    /// Others that may: field and count.
+    /// Further counts that may exceed the replicas: field and count.
     pub free: &'a [(&'static str, i64)],
 }
 
 impl ReplicaCounts<'_> {
-    pub fn validate(&self, errors: &mut Errors) {
+    pub fn validate(&self, errors: &mut ErrorList) {
         let path = Path::new("status");
         let bounded = [
             ("readyReplicas", self.ready),

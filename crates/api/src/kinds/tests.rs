@@ -1,4 +1,4 @@
-//! What holds for many kinds at once: columns fit rows, defaults are stable, generations count changes of spec only.
+//! Rules for all kinds: rows fit the columns, defaulting is idempotent, generations count only changes of the spec.
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ fn l13_every_row_has_a_cell_for_each_column() {
             .row(&*object, Timestamp::UNIX_EPOCH)
             .expect("a row")
             .len();
-        // v1.36 sends one cell too many of an IPAddress.
+        // v1.36 sends one cell too many for an IPAddress.
         let extra = usize::from(kind.kind() == "IPAddress");
         assert_eq!(cells, kind.ops.columns().len() + extra, "{kind:?}");
     }
@@ -102,9 +102,9 @@ fn workloads_count_changes_of_spec_only() {
 }
 
 #[test]
-fn an_object_survives_the_store_as_it_was() {
+fn an_object_round_trips_through_the_store() {
     for kind in ALL.iter().filter(|k| k.is_stored() && k.stored_as.is_none()) {
-        // With a selector, which a workload that is stored always has, and a parent, as an address has.
+        // With a selector, which a stored workload always has, and a parent reference, which an IPAddress has.
         let mut given = json!({"metadata": {"name": "x"}});
         if kind.kind() == "IPAddress" {
             given["spec"] = json!({"parentRef": {"resource": "services", "name": "s"}});

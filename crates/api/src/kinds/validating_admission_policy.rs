@@ -1,4 +1,4 @@
-//! ValidatingAdmissionPolicy: what writes must satisfy, as expressions.
+//! ValidatingAdmissionPolicy: CEL expressions that requests must satisfy.
 
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyStatus,
@@ -9,23 +9,23 @@ use super::admission_policy::{
     PolicyScope, check_conditions, check_failure_policy, check_match_constraints, check_param_kind,
     check_variables,
 };
-use super::checks::{conditions, count_generation, text};
+use super::checks::{conditions, text, update_generation};
 use super::webhook::set_match_defaults;
 use crate::cel::check::Type;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
-/// What a policy can answer; `Unauthorized` is not among them whatever its documentation says.
+/// The supported values of `reason`; `Unauthorized` is not one of them although the API documentation lists it.
 const REASONS: [&str; 3] = ["Forbidden", "Invalid", "RequestEntityTooLarge"];
 
-/// Most bytes of the expression of an audit annotation.
+/// Maximum length of the expression of an audit annotation in bytes.
 const ANNOTATION_MAX_BYTES: usize = 5 * 1024;
-/// Most audit annotations of one policy.
+/// Maximum number of audit annotations of one policy.
 const ANNOTATIONS_MAX: usize = 20;
 
-fn validate_status(status: &ValidatingAdmissionPolicyStatus, path: &Path) -> Errors {
-    let mut errors = Errors::new();
+fn validate_status(status: &ValidatingAdmissionPolicyStatus, path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     let warnings = status
         .type_checking
         .as_ref()
@@ -48,15 +48,15 @@ fn validate_status(status: &ValidatingAdmissionPolicyStatus, path: &Path) -> Err
     errors
 }
 
-fn check_expressions(policy: &ValidatingAdmissionPolicy, path: &Path, errors: &mut Errors) {
+fn check_expressions(policy: &ValidatingAdmissionPolicy, path: &Path, errors: &mut ErrorList) {
     let spec = policy.spec.clone().unwrap_or_default();
     let spec = &spec;
     let has_params = spec.param_kind.is_some();
     let has_variables = spec.variables.as_ref().is_some_and(|v| !v.is_empty());
     let mut scope = PolicyScope::new(has_params, has_variables);
     check_param_kind(spec.param_kind.as_ref(), path, errors);
-    check_conditions(&spec.match_conditions, has_params, path, errors);
-    check_variables(&spec.variables, &mut scope, path, errors);
+    check_conditions(spec.match_conditions.as_deref(), has_params, path, errors);
+    check_variables(spec.variables.as_deref(), &mut scope, path, errors);
     for (i, validation) in spec.validations.iter().flatten().enumerate() {
         let at = path.child("validations").index(i);
         let text = validation.expression.as_str();
@@ -90,14 +90,18 @@ fn check_expressions(policy: &ValidatingAdmissionPolicy, path: &Path, errors: &m
     }
     let annotations = spec.audit_annotations.as_deref().unwrap_or_default();
     if annotations.len() > ANNOTATIONS_MAX {
-        let words = format!("must not have more than {ANNOTATIONS_MAX} auditAnnotations");
+        let detail = format!("must not have more than {ANNOTATIONS_MAX} auditAnnotations");
         let shown = serde_json::to_string(annotations).unwrap_or_default();
-        errors.invalid(&path.child("auditAnnotations"), super::checks::Json(shown), words);
+        errors.invalid(
+            &path.child("auditAnnotations"),
+            super::checks::Json(shown),
+            detail,
+        );
     }
     let mut keys: Vec<&str> = Vec::new();
     for (i, annotation) in annotations.iter().enumerate() {
         let at = path.child("auditAnnotations").index(i);
-        // Its name in the audit log.
+        // The key of the annotation in the audit log.
         match super::checks::text(&policy.metadata.name) {
             "" => errors.invalid(
                 &at.child("key"),
@@ -106,8 +110,8 @@ fn check_expressions(policy: &ValidatingAdmissionPolicy, path: &Path, errors: &m
             ),
             name => {
                 let whole = format!("{name}/{}", annotation.key);
-                for why in crate::names::qualified_name(&whole) {
-                    errors.invalid(&at.child("key"), whole.as_str(), why);
+                for detail in crate::names::qualified_name(&whole) {
+                    errors.invalid(&at.child("key"), whole.as_str(), detail);
                 }
             }
         }
@@ -116,8 +120,8 @@ fn check_expressions(policy: &ValidatingAdmissionPolicy, path: &Path, errors: &m
         if text.is_empty() {
             errors.required(&value, "valueExpression is not specified");
         } else if text.len() > ANNOTATION_MAX_BYTES {
-            let words = format!("must not exceed {ANNOTATION_MAX_BYTES} bytes in length");
-            errors.required(&value, words);
+            let detail = format!("must not exceed {ANNOTATION_MAX_BYTES} bytes in length");
+            errors.required(&value, detail);
         } else {
             scope.check(text, &[Type::String, Type::Null], &value, errors);
         }
@@ -153,11 +157,11 @@ impl Strategy for ValidatingAdmissionPolicy {
             self.status = old.status.clone();
             changed = self.spec != old.spec;
         }
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let spec = self.spec.clone().unwrap_or_default();
         let path = Path::new("spec");
         check_failure_policy(spec.failure_policy.as_deref(), &path, &mut errors);
@@ -165,22 +169,22 @@ impl Strategy for ValidatingAdmissionPolicy {
         let annotated = spec.audit_annotations.as_ref().is_some_and(|a| !a.is_empty());
         let checked = spec.validations.as_ref().is_some_and(|v| !v.is_empty());
         if !annotated && !checked {
-            let why = "validations or auditAnnotations must contain at least one item";
-            errors.required(&path.child("validations"), why);
-            errors.required(&path.child("auditAnnotations"), why);
+            let detail = "validations or auditAnnotations must contain at least one item";
+            errors.required(&path.child("validations"), detail);
+            errors.required(&path.child("auditAnnotations"), detail);
         }
         check_expressions(self, &path, &mut errors);
         errors
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         if part == Part::Status {
             let status = self.status.clone().unwrap_or_default();
             return validate_status(&status, &Path::new("status"));
         }
-        // Expressions that were taken once are not judged again while nobody touches the policy.
+        // Expressions of an unchanged spec are not validated again.
         if self.spec == old.spec {
-            return Errors::new();
+            return ErrorList::new();
         }
         self.validate()
     }
@@ -213,7 +217,7 @@ impl Strategy for ValidatingAdmissionPolicy {
     fn metadata_checks(part: Part) -> MetadataChecks {
         match part {
             Part::Status => MetadataChecks::NONE,
-            Part::Main | Part::Other(_) => MetadataChecks::WHOLE,
+            Part::Main | Part::Other(_) => MetadataChecks::FULL,
         }
     }
 

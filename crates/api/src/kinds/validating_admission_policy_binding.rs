@@ -1,12 +1,12 @@
-//! ValidatingAdmissionPolicyBinding: where a policy applies, and with which parameters.
+//! ValidatingAdmissionPolicyBinding: the resources that a policy applies to, and its parameters.
 
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding;
 use k8s_openapi::jiff::Timestamp;
 
 use super::admission_policy::{check_match_resources, check_param_ref, shown_param_ref};
-use super::checks::{count_generation, dns_subdomain};
+use super::checks::{dns_subdomain, update_generation};
 use super::webhook::set_match_defaults;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
@@ -24,11 +24,11 @@ impl Strategy for ValidatingAdmissionPolicyBinding {
 
     fn prepare_for_update(&mut self, old: &Self, _part: Part) {
         let changed = self.spec != old.spec;
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let spec = self.spec.clone();
         let path = Path::new("spec");
         if spec.policy_name.is_empty() {
@@ -89,7 +89,7 @@ impl Strategy for ValidatingAdmissionPolicyBinding {
     }
 
     fn metadata_checks(_part: Part) -> MetadataChecks {
-        MetadataChecks::WHOLE
+        MetadataChecks::FULL
     }
 
     const STANDARD_FINALIZERS: bool = false;

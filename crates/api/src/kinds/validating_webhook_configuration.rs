@@ -1,18 +1,18 @@
-//! ValidatingWebhookConfiguration: who is asked whether a write may be.
+//! ValidatingWebhookConfiguration: the webhooks that may reject requests.
 
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::jiff::Timestamp;
 
-use super::checks::count_generation;
-use super::webhook::{self, hook, hook_defaults};
-use crate::field::Errors;
+use super::checks::update_generation;
+use super::webhook::{self, hook, webhook_defaults};
+use crate::field::ErrorList;
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for ValidatingWebhookConfiguration {
     fn set_defaults(&mut self) {
         for hook in self.webhooks.iter_mut().flatten() {
-            hook_defaults!(hook);
+            webhook_defaults!(hook);
         }
     }
 
@@ -22,10 +22,10 @@ impl Strategy for ValidatingWebhookConfiguration {
 
     fn prepare_for_update(&mut self, old: &Self, _part: Part) {
         let changed = self.webhooks != old.webhooks;
-        count_generation(&mut self.metadata, &old.metadata, changed);
+        update_generation(&mut self.metadata, &old.metadata, changed);
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         webhook::validate(self.webhooks.iter().flatten().map(|h| hook!(h)))
     }
 
@@ -45,7 +45,7 @@ impl Strategy for ValidatingWebhookConfiguration {
     }
 
     fn metadata_checks(_part: Part) -> MetadataChecks {
-        MetadataChecks::WHOLE
+        MetadataChecks::FULL
     }
 
     const STANDARD_FINALIZERS: bool = false;

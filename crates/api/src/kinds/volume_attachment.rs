@@ -1,4 +1,4 @@
-//! VolumeAttachment: the record that a volume is, or is to be, at a node (SPEC S7). Its spec never changes.
+//! VolumeAttachment: records that a volume is, or should be, attached to a node (SPEC S7). Its spec is immutable.
 
 use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeAttachmentStatus};
 use k8s_openapi::jiff::Timestamp;
@@ -7,7 +7,7 @@ use super::checks::{IMMUTABLE, Json, dns_subdomain, text};
 use super::persistent_volume;
 use super::pod::internal;
 use super::pod::validation::volume_plugins::csi_driver;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::strategy::{MetadataChecks, Part, Strategy, keep_metadata};
 use crate::table::{self, Cell, Column};
@@ -29,7 +29,7 @@ impl Strategy for VolumeAttachment {
         match part {
             Part::Status => {
                 self.spec = old.spec.clone();
-                // Finalizers go with the state of the volume, so the attacher may write them here; the rest stays.
+                // The attacher sets finalizers together with the status, so they may change here; the other metadata stays.
                 let finalizers = self.metadata.finalizers.take();
                 keep_metadata(&mut self.metadata, &old.metadata);
                 self.metadata.finalizers = finalizers;
@@ -38,8 +38,8 @@ impl Strategy for VolumeAttachment {
         }
     }
 
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let path = Path::new("spec");
         csi_driver(&self.spec.attacher, &path.child("attacher"), &mut errors);
         let source = &self.spec.source;
@@ -62,7 +62,7 @@ impl Strategy for VolumeAttachment {
         dns_subdomain(&mut errors, &path.child("nodeName"), &self.spec.node_name);
         validate_status(&self.status.clone().unwrap_or_default(), &mut errors);
         if let Some(volume) = &source.persistent_volume_name {
-            // The path is one field's here.
+            // The field path of the error is that of a single field.
             dns_subdomain(
                 &mut errors,
                 &Path::new("spec.source.persistentVolumeName"),
@@ -72,7 +72,7 @@ impl Strategy for VolumeAttachment {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
         let mut errors = self.validate();
         if self.spec != old.spec {
             let shown = Json(internal::json("VolumeAttachmentSpec", &self.spec));
@@ -81,8 +81,8 @@ impl Strategy for VolumeAttachment {
         errors
     }
 
-    /// A node lists and watches its own attachments by it. Kubernetes has no such field here: its nodes read attachments one by
-    /// one.
+    /// A node lists and watches its own attachments by this field. Kubernetes does not support a field selector here: its
+    /// nodes read attachments one by one.
     const SELECTABLE_FIELDS: &'static [&'static str] = &["spec.nodeName"];
 
     fn field(&self, path: &str) -> String {
@@ -118,12 +118,12 @@ impl Strategy for VolumeAttachment {
     }
 
     fn metadata_checks(_part: Part) -> MetadataChecks {
-        MetadataChecks::WHOLE
+        MetadataChecks::FULL
     }
 }
 
-/// What the attacher says has its limits.
-fn validate_status(status: &VolumeAttachmentStatus, errors: &mut Errors) {
+/// Validates the status, which the attacher sets: sizes of metadata and messages are limited.
+fn validate_status(status: &VolumeAttachmentStatus, errors: &mut ErrorList) {
     let path = Path::new("status");
     let metadata = status.attachment_metadata.iter().flatten();
     let bytes: usize = metadata.map(|(key, value)| key.len() + value.len()).sum();
@@ -137,12 +137,12 @@ fn validate_status(status: &VolumeAttachmentStatus, errors: &mut Errors) {
         let Some(error) = error else { continue };
         let path = path.child(field);
         if text(&error.message).len() > MESSAGE_MAX_BYTES {
-            // It names the other limit, in Kubernetes too.
+            // The error names the limit of the metadata, as in Kubernetes.
             errors.too_long(&path.child("message"), METADATA_MAX_BYTES);
         }
         if let Some(code) = error.error_code.filter(|c| *c < 0) {
-            let words = names::range_words(0, i64::from(i32::MAX));
-            errors.invalid(&path.child("errorCode"), code, words);
+            let detail = names::inclusive_range_error(0, i64::from(i32::MAX));
+            errors.invalid(&path.child("errorCode"), code, detail);
         }
     }
 }
@@ -157,7 +157,7 @@ mod tests {
         attachment.spec.attacher = persistent_volume::ATTACHER.into();
         attachment.spec.source.persistent_volume_name = Some("v".into());
         attachment.spec.node_name = "n1".into();
-        assert_eq!(attachment.validate(), Errors::new());
+        assert_eq!(attachment.validate(), ErrorList::new());
         attachment.spec.attacher = "knarr.io/exclusive".into();
         assert!(!attachment.validate().is_empty());
     }

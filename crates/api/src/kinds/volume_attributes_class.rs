@@ -1,16 +1,16 @@
-//! VolumeAttributesClass: what of a volume may be tuned while it is in use. Both its fields stay.
+//! VolumeAttributesClass: the mutable attributes of a volume. Its driver name and parameters are immutable.
 
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use k8s_openapi::jiff::Timestamp;
 
 use super::storage_class;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{self, Cell, Column};
 
 impl Strategy for VolumeAttributesClass {
-    fn validate(&self) -> Errors {
-        let mut errors = Errors::new();
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
         let path = Path::new("driverName");
         storage_class::provisioner(&self.driver_name, &path, &mut errors);
         storage_class::parameters(self.parameters.as_ref(), &mut errors);
@@ -23,8 +23,8 @@ impl Strategy for VolumeAttributesClass {
         errors
     }
 
-    fn validate_update(&self, old: &Self, _part: Part) -> Errors {
-        let mut errors = Errors::new();
+    fn validate_update(&self, old: &Self, _part: Part) -> ErrorList {
+        let mut errors = ErrorList::new();
         if self.driver_name != old.driver_name {
             errors.forbidden(&Path::new("driverName"), "updates to driverName are forbidden.");
         }

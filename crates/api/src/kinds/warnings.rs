@@ -1,8 +1,8 @@
-//! What several kinds warn of: what is accepted but deprecated, or written in an unusual form (KEP-5311).
+//! Warnings of several kinds about values that are valid but deprecated or not in canonical form.
 
 use std::net::Ipv6Addr;
 
-use super::service_ips::Cidr;
+use crate::cidr::Cidr;
 use crate::field::Path;
 use crate::names;
 
@@ -38,15 +38,15 @@ const DEPRECATED_NODE_LABELS: [(&str, &str); 8] = [
     ),
 ];
 
-/// What to say of a label of nodes that is deprecated.
+/// The warning about a deprecated node label; `None` if the label is not deprecated.
 pub fn deprecated_label(key: &str) -> Option<&'static str> {
     DEPRECATED_NODE_LABELS
         .iter()
         .find(|(label, _)| *label == key)
-        .map(|(_, words)| *words)
+        .map(|(_, deprecation)| *deprecation)
 }
 
-/// Pods take their names and hostnames from objects of these kinds.
+/// Warns about a name that is no DNS label, for kinds whose names become names and hostnames of pods.
 pub fn name_warning(name: &str) -> Option<String> {
     let errors = names::dns1123_label(name);
     (!errors.is_empty() && !name.is_empty()).then(|| {
@@ -58,7 +58,7 @@ pub fn name_warning(name: &str) -> Option<String> {
     })
 }
 
-/// An IPv6 address in another form than RFC 5952's.
+/// Warns about an IPv6 address that is not in the canonical form of RFC 5952.
 pub fn ip_warning(path: &Path, value: &str) -> Option<String> {
     let parsed: Ipv6Addr = value.parse().ok()?;
     let canonical = parsed.to_string();
@@ -67,7 +67,7 @@ pub fn ip_warning(path: &Path, value: &str) -> Option<String> {
     })
 }
 
-/// What clients are warned of in a range of addresses that is accepted: bits beyond its prefix, and for IPv6 another form than RFC 5952's.
+/// Warns about a valid CIDR with bits beyond its prefix length, or an IPv6 one that is not in the canonical form of RFC 5952.
 pub fn cidr_warning(path: &Path, value: &str) -> Option<String> {
     let range = Cidr::parse(value)?;
     if range.has_host_bits() {
@@ -91,8 +91,8 @@ mod tests {
     use crate::{AnyObject, Kind, registry};
 
     fn decode(object: &Value) -> (Kind, Box<dyn AnyObject>) {
-        let words = |field: &str| object[field].as_str().unwrap().to_string();
-        let kind = registry::by_kind(&words("apiVersion"), &words("kind")).unwrap();
+        let string = |field: &str| object[field].as_str().unwrap().to_string();
+        let kind = registry::by_kind(&string("apiVersion"), &string("kind")).unwrap();
         let decoded = kind.ops.decode(object.to_string().as_bytes()).unwrap();
         (kind.clone(), decoded.object)
     }
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn templates_are_warned_of_where_the_spec_changes_and_names_on_creation() {
+    fn template_warnings_need_a_changed_spec_and_name_warnings_a_creation() {
         let label = "spec.template.spec.nodeSelector[beta.kubernetes.io/os]: deprecated since v1.14; use \
                      \"kubernetes.io/os\" instead";
         let created = on_create(&deployment("a.b", 1));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_deprecated_or_written_unusually_is_warned_of() {
+    fn deprecated_and_non_canonical_values_cause_warnings() {
         let cases = [
             (
                 json!({"apiVersion": "networking.k8s.io/v1", "kind": "Ingress",

@@ -1,4 +1,4 @@
-//! What validating and mutating webhooks have in common: how they are reached, when they are called.
+//! What validating and mutating webhooks have in common: client configuration, rules, match conditions.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,8 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::admission_policy::check_conditions;
-use super::checks::{dns_subdomain, each, json, label_selector, port_number, text};
-use crate::field::{Errors, Path};
+use super::checks::{all_invalid, dns_subdomain, json, label_selector, port_number, text};
+use crate::field::{ErrorList, Path};
 use crate::names;
 
 pub(super) const REVIEW_VERSIONS: &[&str] = &["v1", "v1beta1"];
@@ -17,8 +17,8 @@ const HTTPS_PORT: i32 = 443;
 const TIMEOUT_SECONDS: i32 = 10;
 const FORM: &str = "; desired format: https://host[/path]";
 
-/// The fields of a webhook that both kinds have.
-pub struct Hook<'a> {
+/// The fields that validating and mutating webhooks share.
+pub struct Webhook<'a> {
     pub name: &'a str,
     pub client: &'a WebhookClientConfig,
     pub rules: &'a Option<Vec<RuleWithOperations>>,
@@ -26,15 +26,15 @@ pub struct Hook<'a> {
     pub match_policy: &'a Option<String>,
     pub side_effects: &'a str,
     pub timeout_seconds: Option<i32>,
-    pub conditions: &'a Option<Vec<MatchCondition>>,
+    pub conditions: Option<&'a [MatchCondition]>,
     pub selectors: [(&'static str, &'a Option<LabelSelector>); 2],
     pub review_versions: &'a [String],
 }
 
-/// Makes a [`Hook`] of either kind's webhook.
+/// Makes a [`Webhook`] of a validating or mutating webhook.
 macro_rules! hook {
     ($hook:expr) => {
-        $crate::kinds::webhook::Hook {
+        $crate::kinds::webhook::Webhook {
             name: &$hook.name,
             client: &$hook.client_config,
             rules: &$hook.rules,
@@ -42,7 +42,7 @@ macro_rules! hook {
             match_policy: &$hook.match_policy,
             side_effects: &$hook.side_effects,
             timeout_seconds: $hook.timeout_seconds,
-            conditions: &$hook.match_conditions,
+            conditions: $hook.match_conditions.as_deref(),
             selectors: [
                 ("namespaceSelector", &$hook.namespace_selector),
                 ("objectSelector", &$hook.object_selector),
@@ -53,8 +53,8 @@ macro_rules! hook {
 }
 pub(crate) use hook;
 
-/// Defaults that both kinds' webhooks have.
-macro_rules! hook_defaults {
+/// Sets the defaults that validating and mutating webhooks share.
+macro_rules! webhook_defaults {
     ($hook:expr) => {
         $hook.failure_policy.get_or_insert_with(|| "Fail".into());
         $hook.match_policy.get_or_insert_with(|| "Equivalent".into());
@@ -67,7 +67,7 @@ macro_rules! hook_defaults {
         );
     };
 }
-pub(crate) use hook_defaults;
+pub(crate) use webhook_defaults;
 
 pub fn set_defaults(
     timeout_seconds: &mut Option<i32>,
@@ -78,14 +78,14 @@ pub fn set_defaults(
     for rule in rules.iter_mut().flatten() {
         rule.scope.get_or_insert_with(|| "*".into());
     }
-    // As Go leaves out bytes of none.
+    // Go's `omitempty` leaves out empty bytes.
     client.ca_bundle.take_if(|bundle| bundle.0.is_empty());
     if let Some(service) = &mut client.service {
         service.port.get_or_insert(HTTPS_PORT);
     }
 }
 
-/// Defaults of what an admission policy matches.
+/// Sets the defaults of the match resources of an admission policy.
 pub fn set_match_defaults(resources: &mut MatchResources) {
     resources.match_policy.get_or_insert_with(|| "Equivalent".into());
     resources.namespace_selector.get_or_insert_default();
@@ -100,9 +100,9 @@ pub fn set_match_defaults(resources: &mut MatchResources) {
     }
 }
 
-/// All webhooks of one configuration; names must differ.
-pub fn validate<'a>(hooks: impl Iterator<Item = Hook<'a>>) -> Errors {
-    let mut errors = Errors::new();
+/// Validates all webhooks of one configuration; names must be unique.
+pub fn validate<'a>(hooks: impl Iterator<Item = Webhook<'a>>) -> ErrorList {
+    let mut errors = ErrorList::new();
     let mut seen = BTreeSet::new();
     for (i, hook) in hooks.enumerate() {
         let path = Path::new("webhooks").index(i);
@@ -114,7 +114,7 @@ pub fn validate<'a>(hooks: impl Iterator<Item = Hook<'a>>) -> Errors {
     errors
 }
 
-fn check_hook(hook: &Hook<'_>, path: &Path, errors: &mut Errors) {
+fn check_hook(hook: &Webhook<'_>, path: &Path, errors: &mut ErrorList) {
     fully_qualified(hook.name, &path.child("name"), errors);
     for (i, rule) in hook.rules.iter().flatten().enumerate() {
         check_rule(rule, &path.child("rules").index(i), errors);
@@ -161,13 +161,13 @@ fn check_hook(hook: &Hook<'_>, path: &Path, errors: &mut Errors) {
     );
 }
 
-fn fully_qualified(name: &str, path: &Path, errors: &mut Errors) {
+fn fully_qualified(name: &str, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         return errors.required(path, "");
     }
-    let mistakes = names::dns1123_subdomain(name);
-    if !mistakes.is_empty() {
-        return each(errors, path, name, mistakes);
+    let messages = names::dns1123_subdomain(name);
+    if !messages.is_empty() {
+        return all_invalid(errors, path, name, messages);
     }
     if name.split('.').count() < 3 {
         errors.invalid(
@@ -178,7 +178,7 @@ fn fully_qualified(name: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-pub(super) fn check_rule(rule: &RuleWithOperations, path: &Path, errors: &mut Errors) {
+pub(super) fn check_rule(rule: &RuleWithOperations, path: &Path, errors: &mut ErrorList) {
     const OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
     let lists = [
         ("operations", &rule.operations, "operations"),
@@ -212,7 +212,7 @@ pub(super) fn check_rule(rule: &RuleWithOperations, path: &Path, errors: &mut Er
     if resources.is_empty() {
         errors.required(&at, "");
     }
-    // Each subresource with the wildcards before it.
+    // Each subresource is compared with the wildcards before it.
     for (i, resource) in resources.iter().enumerate() {
         if resource.is_empty() {
             errors.required(&at.index(i), "");
@@ -237,7 +237,7 @@ pub(super) fn check_rule(rule: &RuleWithOperations, path: &Path, errors: &mut Er
             "if '*/*' is present, must not specify other resources",
         );
     }
-    // Only the last one without a subresource counts.
+    // Only the last resource without a subresource is checked.
     let last = resources.iter().rfind(|r| !r.is_empty() && !r.contains('/'));
     if resources.iter().any(|r| r == "*") && last.is_some_and(|r| r != "*") {
         errors.invalid(
@@ -254,40 +254,48 @@ pub(super) fn check_rule(rule: &RuleWithOperations, path: &Path, errors: &mut Er
     }
 }
 
-fn check_client(client: &WebhookClientConfig, path: &Path, errors: &mut Errors) {
+fn check_client(client: &WebhookClientConfig, path: &Path, errors: &mut ErrorList) {
     match (&client.url, &client.service) {
         (Some(url), None) => check_url(url, &path.child("url"), errors),
         (None, Some(service)) => {
-            let names = (service.name.as_str(), service.namespace.as_str());
-            let served = (service.port, text(&service.path));
-            check_service(names, served, &path.child("service"), errors);
+            let service = ServiceTarget {
+                name: &service.name,
+                namespace: &service.namespace,
+                port: service.port,
+                path: text(&service.path),
+            };
+            check_service(&service, &path.child("service"), errors);
         }
         _ => errors.required(path, "exactly one of url or service is required"),
     }
 }
 
-pub(super) fn check_service(
-    (name, namespace): (&str, &str),
-    (port, url_path): (Option<i32>, &str),
-    path: &Path,
-    errors: &mut Errors,
-) {
-    // `ValidateWebhookService` is given the two the other way round, and names the one that is there.
-    for (field, value) in [("namespace", name), ("name", namespace)] {
+/// The service of a webhook, as webhooks and the conversion of a CustomResourceDefinition refer to it.
+pub(super) struct ServiceTarget<'a> {
+    pub name: &'a str,
+    pub namespace: &'a str,
+    pub port: Option<i32>,
+    /// The path of the URL.
+    pub path: &'a str,
+}
+
+pub(super) fn check_service(service: &ServiceTarget<'_>, path: &Path, errors: &mut ErrorList) {
+    // `ValidateWebhookService` gets the two in reverse order, so a missing one is reported under the other's name.
+    for (field, value) in [("namespace", service.name), ("name", service.namespace)] {
         if value.is_empty() {
             errors.required(&path.child(field), "");
         }
     }
-    let mut mistakes = Errors::new();
-    let port = port.unwrap_or(0);
-    port_number(&mut mistakes, &path.child("port"), port);
-    for mistake in &mistakes.iter().map(|m| m.detail.clone()).collect::<Vec<_>>() {
-        errors.invalid(&path.child("port"), port, format!("port is not valid: {mistake}"));
+    let mut errs = ErrorList::new();
+    let port = service.port.unwrap_or(0);
+    port_number(&mut errs, &path.child("port"), port);
+    for detail in &errs.iter().map(|e| e.detail.clone()).collect::<Vec<_>>() {
+        errors.invalid(&path.child("port"), port, format!("port is not valid: {detail}"));
     }
-    check_service_path(url_path, &path.child("path"), errors);
+    check_service_path(service.path, &path.child("path"), errors);
 }
 
-fn check_service_path(value: &str, path: &Path, errors: &mut Errors) {
+fn check_service_path(value: &str, path: &Path, errors: &mut ErrorList) {
     match value {
         "" | "/" => return,
         "//" => return errors.invalid(path, value, "segment[0] may not be empty"),
@@ -296,7 +304,7 @@ fn check_service_path(value: &str, path: &Path, errors: &mut Errors) {
     if !value.starts_with('/') {
         errors.invalid(path, value, "must start with a '/'");
     }
-    // Whatever the first character is, it is not part of a segment.
+    // The first character is never part of a segment.
     let mut segments = value.chars();
     segments.next();
     let segments = segments.as_str();
@@ -306,15 +314,15 @@ fn check_service_path(value: &str, path: &Path, errors: &mut Errors) {
             errors.invalid(path, value, format!("segment[{i}] may not be empty"));
             continue;
         }
-        let mut mistakes = Errors::new();
-        dns_subdomain(&mut mistakes, path, segment);
-        for mistake in mistakes {
-            errors.invalid(path, value, format!("segment[{i}]: {}", mistake.detail));
+        let mut errs = ErrorList::new();
+        dns_subdomain(&mut errs, path, segment);
+        for error in errs {
+            errors.invalid(path, value, format!("segment[{i}]: {}", error.detail));
         }
     }
 }
 
-pub(super) fn check_url(url: &str, path: &Path, errors: &mut Errors) {
+pub(super) fn check_url(url: &str, path: &Path, errors: &mut ErrorList) {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     if scheme != "https" {
         errors.invalid(
@@ -346,7 +354,7 @@ pub(super) fn check_url(url: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn review_versions(versions: &[String], path: &Path, errors: &mut Errors) {
+fn review_versions(versions: &[String], path: &Path, errors: &mut ErrorList) {
     if versions.is_empty() {
         let accepted = REVIEW_VERSIONS.join(", ");
         return errors.required(path, format!("must specify one of {accepted}"));
@@ -358,14 +366,14 @@ pub(super) fn check_review_versions(
     versions: &[String],
     must_be_known: bool,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     for (i, version) in versions.iter().enumerate() {
         if versions[..i].contains(version) {
             errors.invalid(&path.index(i), version, "duplicate version");
             continue;
         }
-        each(
+        all_invalid(
             errors,
             &path.index(i),
             version.as_str(),

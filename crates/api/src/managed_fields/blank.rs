@@ -1,18 +1,18 @@
-//! Objects with nothing set, with which creations are compared.
+//! Empty objects, with which creations are compared.
 
 use std::sync::LazyLock;
 
 use serde_json::{Map, Value, json};
 
-use crate::codec;
+use crate::descriptors::{self, TypeDescriptor};
 use crate::kind::Kind;
 use crate::registry;
-use crate::schema::{self, Shape};
+use crate::schema::Shape;
 
-/// An object of the kind with nothing set, as Go encodes it: structs that are no pointers are there, some lists null; of
-/// Events also times and names.
+/// An empty object of the kind, as Go encodes it: with structs that are not pointers, and some lists null; in
+/// Events also with times and names.
 ///
-/// Every creation is compared with it, so it is made once a kind.
+/// Every creation is compared with it, so it is made once for each kind.
 pub fn blank(kind: &Kind) -> &'static Value {
     static EMPTY: LazyLock<Value> = LazyLock::new(|| json!({}));
     match Shape::of(kind) {
@@ -22,24 +22,15 @@ pub fn blank(kind: &Kind) -> &'static Value {
 }
 
 fn fill_blank(kind: &Kind, shape: &Shape) -> Value {
-    fn fill(shape: &Shape, of: &str) -> Value {
+    fn fill(of: &'static TypeDescriptor) -> Value {
         let mut out = Map::new();
-        let go_name = of.rsplit('.').next().unwrap_or(of);
-        for (name, field) in shape.type_named(of).into_iter().flat_map(|t| t.fields()) {
-            match &field.value {
-                schema::Value::Struct(of) if name == "metadata" || codec::is_always_object(go_name, name) => {
-                    let value = if name == "metadata" {
-                        json!({})
-                    } else {
-                        fill(shape, of)
-                    };
-                    out.insert(name.clone(), value);
-                }
-                schema::Value::List(_) if codec::is_null_unset(go_name, name) => {
-                    out.insert(name.clone(), Value::Null);
-                }
-                _ => {}
-            }
+        for field in of.fields() {
+            let value = match field.of.named() {
+                Some(of) if field.is_always_object() => fill(of),
+                _ if field.is_null_list() => Value::Null,
+                _ => continue,
+            };
+            out.insert(field.name.to_string(), value);
         }
         Value::Object(out)
     }
@@ -52,7 +43,7 @@ fn fill_blank(kind: &Kind, shape: &Shape) -> Value {
             "regarding": {}, "deprecatedSource": {}, "eventTime": null, "deprecatedFirstTimestamp": null,
             "deprecatedLastTimestamp": null, "metadata": {},
         }),
-        _ => fill(shape, shape.root()),
+        _ => descriptors::published(shape.root()).map_or_else(|| json!({}), fill),
     };
     blank["apiVersion"] = kind.api_version().into();
     blank["kind"] = kind.kind().into();

@@ -1,7 +1,7 @@
-//! What is wrong with a configuration that somebody applies, before anything is decided by it.
+//! Validation of an applied configuration against the schema, before it is merged.
 //!
-//! What is set as a whole is looked through as well: a wrong value in it would be found only when the object is read,
-//! after conflicts over it were told.
+//! Atomic values are checked as well: an invalid value in one would be found only when the merged object is decoded,
+//! after its conflicts were reported.
 
 use std::collections::BTreeSet;
 
@@ -13,14 +13,14 @@ use crate::patch::strategic::go_type;
 use crate::patch::{go_syntax, go_value};
 use crate::schema::{self, Field, Scalar, Shape};
 
-/// What is wrong with a value, with the paths.
-pub fn mistakes(type_: Type<'_>, value: &Value) -> Vec<String> {
+/// The schema errors of a value, with their paths.
+pub fn errors(type_: Type<'_>, value: &Value) -> Vec<String> {
     let mut found = Vec::new();
     check(type_, value, "", &mut found);
     found
 }
 
-/// Why a single value cannot stand here.
+/// Why a value is not of this scalar type.
 pub fn mismatch(scalar: Scalar, value: &Value) -> Option<String> {
     let expected = match scalar {
         _ if scalar.takes(value) => return None,
@@ -51,7 +51,7 @@ fn check(type_: Type<'_>, value: &Value, path: &str, found: &mut Vec<String>) {
     {
         return say(found, path, &what);
     }
-    let type_ = type_.settle(None, Some(value));
+    let type_ = type_.resolve(None, Some(value));
     if type_.is_map() {
         let Value::Object(map) = value else {
             return say(
@@ -97,7 +97,7 @@ fn check(type_: Type<'_>, value: &Value, path: &str, found: &mut Vec<String>) {
     }
 }
 
-/// A field of a built-in type, which merges as `type_` says, and is looked through however it does.
+/// A field of a built-in type, which merges as `type_` says, and is checked in either case.
 fn check_field(
     shape: &Shape,
     field: &Field,
@@ -169,7 +169,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn single_values_of_built_in_kinds_are_of_their_form() {
+    fn scalars_of_built_in_kinds_are_checked() {
         let cases: [(&'static Kind, Value, &[&str]); 16] = [
             (
                 &registry::DEPLOYMENT,
@@ -215,7 +215,7 @@ mod tests {
                 json!({"metadata": {"creationTimestamp": {"now": true}, "generation": 1.5}}),
                 &[".metadata.creationTimestamp: expected any scalar, got &{map[now:true]}"],
             ),
-            // Set as a whole, and looked through all the same.
+            // Atomic, and checked all the same.
             (
                 &registry::DEPLOYMENT,
                 json!({"spec": {"selector": {"matchLabels": {"a": 1}, "match": {}}}}),
@@ -262,7 +262,7 @@ mod tests {
                 json!({"data": {"a": 5, "b": "eA=="}}),
                 &[".data.a: expected string, got &value.valueUnstructured{Value:5}"],
             ),
-            // Anything at all.
+            // Any value.
             (
                 &registry::CONTROLLER_REVISION,
                 json!({"data": {"a": [1, {"b": "c"}]}, "revision": 1}),
@@ -276,7 +276,7 @@ mod tests {
         ];
         for (kind, value, expected) in cases {
             let root = Type::of_kind(kind).unwrap();
-            assert_eq!(mistakes(root, &value), expected, "{value}");
+            assert_eq!(errors(root, &value), expected, "{value}");
         }
     }
 }

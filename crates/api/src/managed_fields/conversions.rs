@@ -1,14 +1,14 @@
 //! Objects in the versions in which their managers wrote them.
 //!
 //! Conversions between built-in versions, and between custom ones with the strategy None, are computed where they are
-//! needed. What only a definition's webhook converts has to be converted by the API server: a computation that lacks such
-//! a conversion notes it and its result is void. The server then has the missing ones made and computes again:
+//! needed. Only the API server can convert with a definition's webhook: a computation that lacks such
+//! a conversion records it, and its result is invalid. The server then makes the missing ones and computes again:
 //!
 //! ```text
 //! loop {
 //!     let result = managed.clone().update_with(…, &mut conversions);
 //!     if conversions.missing().is_empty() { return result }
-//!     for each of them: conversions.add(missing, webhook's answer)
+//!     for each of them: conversions.add(missing, webhook's response)
 //! }
 //! ```
 //!
@@ -44,7 +44,7 @@ pub struct Conversions {
 /// An object in another version.
 enum Converted {
     Object(Kind, Value),
-    /// The kind has no such version any more.
+    /// The kind does not have this version any more.
     NoSuchVersion,
     /// Its conversion is missing, or failed.
     Unknown,
@@ -144,7 +144,7 @@ impl<'a> Versions<'a> {
         if version == self.kind.api_version() {
             return Some(typed::compare(Type::of_kind(self.kind)?, self.live, self.new));
         }
-        // Both are asked for before either is needed, so that a webhook is asked for both at once.
+        // Both are requested before either is needed, so that one call of the webhook converts both.
         let live = self.conversions.convert(self.kind, self.live, version);
         let new = self.conversions.convert(self.kind, self.new, version);
         match (live, new) {

@@ -1,8 +1,8 @@
-//! What whoever creates an object holds of it: the fields that the kind's blank object does not have.
+//! The fields that the creator of an object owns: those that the kind's blank object does not have.
 //!
-//! Creations are what a busy cluster does most. This has the object serialize itself and writes the set down meanwhile:
-//! no tree is built of either and no text is read, and values that count as a whole are not looked at. It says what
-//! [`super::typed::compare`] with the blank object says: the tests hold both against each other.
+//! Creations are frequent in a busy cluster. The object serializes itself, and the set is written meanwhile:
+//! no tree is built of either, no text is read, and atomic values are not traversed. The result is that of
+//! [`super::typed::compare`] with the blank object: the tests compare both.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,18 +12,19 @@ use serde::ser::{Error as _, Impossible, SerializeMap, SerializeSeq, SerializeSt
 use serde_json::{Error, Map, Value};
 
 use super::set::{FieldSet, Node, owns};
-use super::text::Writer;
+use super::text::{Element, Writer};
 use super::typed::{self, Form, Item, Type};
+use crate::codec::to_plain_value;
 use crate::object::AnyObject;
 
 /// The fields of `object` that `blank` does not have, or has at another value, as text; empty where there are none.
-/// Left out are what is in `reset` and all behind it, and what is in `stripped`; both name fields only, no items of
+/// ExcludedFields the fields in `reset` and all below them, and without those in `stripped`; both name fields only, no items of
 /// lists.
 ///
 /// # Errors
 ///
-/// Where the object does not serialize.
-pub(super) fn fields_beyond(
+/// If the object does not serialize.
+pub(super) fn created_fields(
     type_: Type<'_>,
     blank: &Value,
     object: &dyn AnyObject,
@@ -31,10 +32,10 @@ pub(super) fn fields_beyond(
     stripped: &FieldSet,
 ) -> Result<String, Error> {
     let mut out = Writer::with_capacity(TEXT_BYTES);
-    object.walk(Walk {
+    object.serialize_fields(FieldSetSerializer {
         type_,
         blank: Some(blank),
-        without: Without {
+        without: ExcludedFields {
             all_behind: Some(reset.root()),
             itself: Some(stripped.root()),
         },
@@ -50,52 +51,52 @@ pub(super) fn fields_beyond(
 /// Room that most sets fit into.
 const TEXT_BYTES: usize = 2048;
 
-/// What is left out from here on, of two sets.
+/// The rest of the two sets of fields to leave out, below the current path.
 #[derive(Clone, Copy)]
-struct Without<'a> {
+struct ExcludedFields<'a> {
     all_behind: Option<&'a Node>,
     itself: Option<&'a Node>,
 }
 
-impl<'a> Without<'a> {
-    const NOTHING: Without<'static> = Without {
+impl<'a> ExcludedFields<'a> {
+    const NOTHING: ExcludedFields<'static> = ExcludedFields {
         all_behind: None,
         itself: None,
     };
 
-    fn behind(self, field: &str) -> Without<'a> {
+    fn below(self, field: &str) -> ExcludedFields<'a> {
         if self.all_behind.is_none() && self.itself.is_none() {
-            return Without::NOTHING;
+            return ExcludedFields::NOTHING;
         }
         let element = ["f:", field].concat();
         let of = |node: Option<&'a Node>| node?.get(&element)?.as_object();
-        Without {
+        ExcludedFields {
             all_behind: of(self.all_behind),
             itself: of(self.itself),
         }
     }
 }
 
-/// What came of a value.
-pub enum Found {
-    /// The blank object has the same here; nothing was written.
+/// The result for a value.
+pub enum Ownership {
+    /// The blank object has the same value; nothing was written.
     Same,
-    /// What is behind was written. `own`: the place itself counts too.
-    Beyond { own: bool },
+    /// The paths below were written. `own`: the path itself is owned, too.
+    Written { own: bool },
 }
 
-/// Where one value is written down that serializes itself into this.
-pub struct Walk<'a, 'w> {
+/// A serializer that writes the field set of one value.
+pub struct FieldSetSerializer<'a, 'w> {
     type_: Type<'a>,
-    /// A blank object has nothing in what is not a struct.
+    /// `None` below lists and maps, which a blank object does not have.
     blank: Option<&'a Value>,
-    without: Without<'a>,
-    /// Where the members are kept by which an item of a list is told from others.
+    without: ExcludedFields<'a>,
+    /// Receives the key fields of a list item.
     keys: Option<&'w mut Keys<'a>>,
     out: &'w mut Writer,
 }
 
-/// What an item of a list is told from others by: its form, and the members that are its keys.
+/// What identifies an item of a list: its form, and the members that are its keys.
 pub struct Keys<'k> {
     of_list: &'k [(&'k str, Option<Value>)],
     form: Form,
@@ -113,14 +114,14 @@ impl<'k> Keys<'k> {
         }
     }
 
-    /// Of an item that counts as one value all the same.
+    /// For an item that is atomic.
     fn keep(&mut self, members: Map<String, Value>) {
         let members = members.into_iter();
-        let wanted = members.filter_map(|(name, value)| Some((self.wanted(&name)?, value)));
-        self.members = wanted.collect();
+        let keys = members.filter_map(|(name, value)| Some((self.key(&name)?, value)));
+        self.members = keys.collect();
     }
 
-    fn wanted(&self, member: &str) -> Option<&'k str> {
+    fn key(&self, member: &str) -> Option<&'k str> {
         self.of_list
             .iter()
             .map(|(key, _)| *key)
@@ -143,24 +144,24 @@ impl Item for Keys<'_> {
     }
 }
 
-impl<'a, 'w> Walk<'a, 'w> {
-    /// Takes in the value of this place.
-    fn take<T: Serialize + ?Sized>(self, value: &T) -> Result<Found, Error> {
+impl<'a, 'w> FieldSetSerializer<'a, 'w> {
+    /// Serializes the value at this path.
+    fn take<T: Serialize + ?Sized>(self, value: &T) -> Result<Ownership, Error> {
         match self.type_ {
-            Type::Leaf if self.blank.is_none() && self.keys.is_none() => Ok(Found::Beyond { own: true }),
+            Type::Leaf if self.blank.is_none() && self.keys.is_none() => Ok(Ownership::Written { own: true }),
             _ => value.serialize(self),
         }
     }
 
-    /// What is no map or list, or is none to its type: it counts as one value.
-    fn whole(self, form: Form, value: Value) -> Found {
+    /// An atomic value: a scalar, or a map or list that is atomic by its type.
+    fn atomic(self, form: Form, value: Value) -> Ownership {
         let found = if self.blank == Some(&value) {
-            Found::Same
+            Ownership::Same
         } else {
-            let type_ = self.type_.settle_as(form);
+            let type_ = self.type_.resolve_as(form);
             match type_.is_map() || type_.is_list() {
-                true => beyond(self.blank, true),
-                false => Found::Beyond { own: true },
+                true => written(self.blank, true),
+                false => Ownership::Written { own: true },
             }
         };
         if let Some(keys) = self.keys {
@@ -174,9 +175,9 @@ impl<'a, 'w> Walk<'a, 'w> {
     }
 
     fn list(mut self) -> List<'a, 'w> {
-        self.type_ = self.type_.settle_as(Form::List);
+        self.type_ = self.type_.resolve_as(Form::List);
         if !self.type_.is_list() {
-            return List::Whole(self, Vec::new());
+            return List::Atomic(self, Vec::new());
         }
         if let Some(keys) = &mut self.keys {
             keys.form = Form::List;
@@ -184,22 +185,22 @@ impl<'a, 'w> Walk<'a, 'w> {
         List::Items {
             keys: self.type_.keys(),
             begin: self.out.len(),
-            walk: self,
+            parent: self,
             count: 0,
             items: Vec::new(),
         }
     }
 
     fn map(mut self) -> Members<'a, 'w> {
-        self.type_ = self.type_.settle_as(Form::Map);
-        let whole = (!self.type_.is_map()).then(Map::new);
-        if let (None, Some(keys)) = (&whole, &mut self.keys) {
+        self.type_ = self.type_.resolve_as(Form::Map);
+        let atomic = (!self.type_.is_map()).then(Map::new);
+        if let (None, Some(keys)) = (&atomic, &mut self.keys) {
             keys.form = Form::Map;
         }
         Members {
             begin: self.out.len(),
-            walk: self,
-            whole,
+            parent: self,
+            atomic,
             named: None,
             last: Cow::Borrowed(""),
             count: 0,
@@ -209,9 +210,9 @@ impl<'a, 'w> Walk<'a, 'w> {
     }
 }
 
-/// A map or list that is not as in the blank object; a bare one counts where the blank object's is as bare.
-fn beyond(blank: Option<&Value>, is_bare: bool) -> Found {
-    Found::Beyond {
+/// A map or list that differs from the blank object's; an empty one is owned where the blank object's is empty, too.
+fn written(blank: Option<&Value>, is_bare: bool) -> Ownership {
+    Ownership::Written {
         own: blank.is_none_or(|blank| is_bare && is_empty(blank)),
     }
 }
@@ -224,16 +225,16 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// A list that is being written down.
+/// The serializer of a list.
 pub enum List<'a, 'w> {
-    /// One value to its type.
-    Whole(Walk<'a, 'w>, Vec<Value>),
+    /// An atomic list.
+    Atomic(FieldSetSerializer<'a, 'w>, Vec<Value>),
     Items {
-        walk: Walk<'a, 'w>,
+        parent: FieldSetSerializer<'a, 'w>,
         keys: Option<Vec<(&'a str, Option<Value>)>>,
         begin: usize,
         count: usize,
-        /// The elements found so far, each with where its text is.
+        /// The elements so far, each with the range of its text.
         items: Vec<(String, Range<usize>)>,
     },
 }
@@ -241,9 +242,9 @@ pub enum List<'a, 'w> {
 impl List<'_, '_> {
     fn item<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Error> {
         match self {
-            List::Whole(_, items) => items.push(serde_json::to_value(value)?),
+            List::Atomic(_, items) => items.push(to_plain_value(value)?),
             List::Items {
-                walk,
+                parent,
                 keys,
                 count,
                 items,
@@ -252,140 +253,196 @@ impl List<'_, '_> {
                 *count += 1;
                 let keys = keys.as_deref();
                 let mut item = Keys::new(keys.unwrap_or_default());
-                let at = walk.out.len();
-                let place = Walk {
-                    type_: walk.type_.item(),
+                let at = parent.out.len();
+                let item_serializer = FieldSetSerializer {
+                    type_: parent.type_.item(),
                     blank: None,
-                    without: Without::NOTHING,
+                    without: ExcludedFields::NOTHING,
                     keys: Some(&mut item),
-                    out: &mut *walk.out,
+                    out: &mut *parent.out,
                 };
-                place.take(value)?;
+                item_serializer.take(value)?;
                 // Items that have no path element are left out.
                 if let Ok(element) = typed::element(keys, &item) {
-                    items.push((element, at..walk.out.len()));
+                    items.push((element, at..parent.out.len()));
                 }
             }
         }
         Ok(())
     }
 
-    fn finish(self) -> Found {
+    fn finish(self) -> Ownership {
         match self {
-            List::Whole(walk, items) => walk.whole(Form::List, Value::Array(items)),
+            List::Atomic(parent, items) => parent.atomic(Form::List, Value::Array(items)),
             List::Items {
-                walk,
+                parent,
                 begin,
                 count,
                 items,
                 ..
             } => {
-                walk.out.name(begin, items);
-                match walk.blank {
-                    Some(Value::Array(blank)) if count == 0 && blank.is_empty() => Found::Same,
-                    blank => beyond(blank, count == 0),
+                parent.out.name(begin, items);
+                match parent.blank {
+                    Some(Value::Array(blank)) if count == 0 && blank.is_empty() => Ownership::Same,
+                    blank => written(blank, count == 0),
                 }
             }
         }
     }
 }
 
-/// A map or struct that is being written down.
+/// The serializer of a map or struct.
 pub struct Members<'a, 'w> {
-    walk: Walk<'a, 'w>,
-    /// What it is, where it is one value to its type.
-    whole: Option<Map<String, Value>>,
+    parent: FieldSetSerializer<'a, 'w>,
+    /// Its value, if it is atomic.
+    atomic: Option<Map<String, Value>>,
     begin: usize,
-    /// A member of a map whose value is to come.
+    /// The key of a map's member whose value comes next.
     named: Option<String>,
     /// The member before.
     last: Cow<'static, str>,
     count: usize,
     in_order: bool,
-    /// As in the blank object so far.
+    /// Equal to the blank object so far.
     same: bool,
 }
 
-impl Members<'_, '_> {
+/// How a member is written. It is planned, and finished, without the type of its value: that is compiled once and not for each type.
+enum MemberPlan<'a> {
+    /// Its own fields are written.
+    Fields(FieldPlan<'a>),
+    /// Its value is needed as a tree.
+    Tree(TreeUse<'a>),
+}
+
+/// A member whose element was begun.
+struct FieldPlan<'a> {
+    type_: Type<'a>,
+    blank: Option<&'a Value>,
+    without: ExcludedFields<'a>,
+    element: Element,
+}
+
+enum TreeUse<'a> {
+    /// A member of an atomic map.
+    Atomic,
+    /// The field, and all below, are left out; it is compared with the blank object's value.
+    Compare(Option<&'a Value>),
+    /// One of the keys of a list's item.
+    Key(&'a str, FieldPlan<'a>),
+}
+
+impl<'a> Members<'a, '_> {
     fn member<T: Serialize + ?Sized>(&mut self, name: Cow<'static, str>, value: &T) -> Result<(), Error> {
-        if let Some(whole) = &mut self.whole {
-            whole.insert(name.into_owned(), serde_json::to_value(value)?);
-            return Ok(());
+        match self.plan(&name) {
+            MemberPlan::Fields(plan) => {
+                let field = FieldSetSerializer {
+                    type_: plan.type_,
+                    blank: plan.blank,
+                    without: plan.without,
+                    keys: None,
+                    out: &mut *self.parent.out,
+                };
+                let found = field.take(value)?;
+                self.end_field(name, &plan, found);
+            }
+            MemberPlan::Tree(tree_use) => {
+                let tree = to_plain_value(value)?;
+                self.use_tree(name, tree_use, tree);
+            }
         }
-        self.count += 1;
-        self.in_order &= self.last <= name;
-        let walk = &mut self.walk;
-        let blank = walk.blank.and_then(|blank| blank.get(&*name));
-        let without = walk.without.behind(&name);
-        if without.all_behind.is_some_and(owns) {
-            self.same = self.same && blank.is_some() && blank == Some(&serde_json::to_value(value)?);
-            self.last = name;
-            return Ok(());
-        }
-        let element = walk.out.begin("f:", &name);
-        let key = walk
-            .keys
-            .as_deref_mut()
-            .and_then(|keys| Some((keys.wanted(&name)?, keys)));
-        let found = match key {
-            Some((key, keys)) => {
-                keys.members.push((key, serde_json::to_value(value)?));
-                Found::Beyond { own: true }
-            }
-            None => Walk {
-                type_: walk.type_.field(&name).unwrap_or(Type::Leaf),
-                blank,
-                without,
-                keys: None,
-                out: &mut *walk.out,
-            }
-            .take(value)?,
-        };
-        let own = match found {
-            Found::Same => false,
-            Found::Beyond { own } => {
-                self.same = false;
-                own && !without.itself.is_some_and(owns)
-            }
-        };
-        walk.out.end(&element, own);
-        self.last = name;
         Ok(())
     }
 
-    fn finish(self) -> Found {
-        let walk = self.walk;
-        if let Some(whole) = self.whole {
-            return walk.whole(Form::Map, Value::Object(whole));
+    fn plan(&mut self, name: &str) -> MemberPlan<'a> {
+        if self.atomic.is_some() {
+            return MemberPlan::Tree(TreeUse::Atomic);
+        }
+        self.count += 1;
+        self.in_order &= *self.last <= *name;
+        let parent = &mut self.parent;
+        let blank = parent.blank.and_then(|blank| blank.get(name));
+        let without = parent.without.below(name);
+        if without.all_behind.is_some_and(owns) {
+            return MemberPlan::Tree(TreeUse::Compare(blank));
+        }
+        let plan = FieldPlan {
+            type_: parent.type_.field(name).unwrap_or(Type::Leaf),
+            blank,
+            without,
+            element: parent.out.begin("f:", name),
+        };
+        match parent.keys.as_deref().and_then(|keys| keys.key(name)) {
+            Some(key) => MemberPlan::Tree(TreeUse::Key(key, plan)),
+            None => MemberPlan::Fields(plan),
+        }
+    }
+
+    fn end_field(&mut self, name: Cow<'static, str>, plan: &FieldPlan<'_>, found: Ownership) {
+        let own = match found {
+            Ownership::Same => false,
+            Ownership::Written { own } => {
+                self.same = false;
+                own && !plan.without.itself.is_some_and(owns)
+            }
+        };
+        self.parent.out.end(&plan.element, own);
+        self.last = name;
+    }
+
+    fn use_tree(&mut self, name: Cow<'static, str>, tree_use: TreeUse<'a>, tree: Value) {
+        match tree_use {
+            TreeUse::Atomic => {
+                if let Some(atomic) = &mut self.atomic {
+                    atomic.insert(name.into_owned(), tree);
+                }
+            }
+            TreeUse::Compare(blank) => {
+                self.same = self.same && blank == Some(&tree);
+                self.last = name;
+            }
+            TreeUse::Key(key, plan) => {
+                if let Some(keys) = self.parent.keys.as_deref_mut() {
+                    keys.members.push((key, tree));
+                }
+                self.end_field(name, &plan, Ownership::Written { own: true });
+            }
+        }
+    }
+
+    fn finish(self) -> Ownership {
+        let parent = self.parent;
+        if let Some(atomic) = self.atomic {
+            return parent.atomic(Form::Map, Value::Object(atomic));
         }
         if !self.in_order {
-            walk.out.sort(self.begin);
+            parent.out.sort(self.begin);
         }
-        match walk.blank {
-            Some(Value::Object(blank)) if self.same && blank.len() == self.count => Found::Same,
-            blank => beyond(blank, self.count == 0),
+        match parent.blank {
+            Some(Value::Object(blank)) if self.same && blank.len() == self.count => Ownership::Same,
+            blank => written(blank, self.count == 0),
         }
     }
 }
 
 macro_rules! scalars {
     ($($method:ident($t:ty);)*) => {$(
-        fn $method(self, v: $t) -> Result<Found, Error> {
-            Ok(self.whole(Form::Scalar, v.into()))
+        fn $method(self, v: $t) -> Result<Ownership, Error> {
+            Ok(self.atomic(Form::Scalar, v.into()))
         }
     )*};
 }
 
-impl<'a, 'w> Serializer for Walk<'a, 'w> {
-    type Ok = Found;
+impl<'a, 'w> Serializer for FieldSetSerializer<'a, 'w> {
+    type Ok = Ownership;
     type Error = Error;
     type SerializeSeq = List<'a, 'w>;
-    type SerializeTuple = Impossible<Found, Error>;
-    type SerializeTupleStruct = Impossible<Found, Error>;
-    type SerializeTupleVariant = Impossible<Found, Error>;
+    type SerializeTuple = Impossible<Ownership, Error>;
+    type SerializeTupleStruct = Impossible<Ownership, Error>;
+    type SerializeTupleVariant = Impossible<Ownership, Error>;
     type SerializeMap = Members<'a, 'w>;
     type SerializeStruct = Members<'a, 'w>;
-    type SerializeStructVariant = Impossible<Found, Error>;
+    type SerializeStructVariant = Impossible<Ownership, Error>;
 
     scalars! {
         serialize_bool(bool);
@@ -403,27 +460,32 @@ impl<'a, 'w> Serializer for Walk<'a, 'w> {
         serialize_bytes(&[u8]);
     }
 
-    fn serialize_char(self, v: char) -> Result<Found, Error> {
-        Ok(self.whole(Form::Scalar, v.to_string().into()))
+    fn serialize_char(self, v: char) -> Result<Ownership, Error> {
+        Ok(self.atomic(Form::Scalar, v.to_string().into()))
     }
 
-    fn serialize_unit(self) -> Result<Found, Error> {
-        Ok(self.whole(Form::Null, Value::Null))
+    fn serialize_unit(self) -> Result<Ownership, Error> {
+        Ok(self.atomic(Form::Null, Value::Null))
     }
 
-    fn serialize_none(self) -> Result<Found, Error> {
+    fn serialize_none(self) -> Result<Ownership, Error> {
         self.serialize_unit()
     }
 
-    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<Found, Error> {
+    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<Ownership, Error> {
         value.serialize(self)
     }
 
-    fn serialize_unit_struct(self, _: &'static str) -> Result<Found, Error> {
+    fn serialize_unit_struct(self, _: &'static str) -> Result<Ownership, Error> {
         self.serialize_unit()
     }
 
-    fn serialize_unit_variant(self, _: &'static str, _: u32, variant: &'static str) -> Result<Found, Error> {
+    fn serialize_unit_variant(
+        self,
+        _: &'static str,
+        _: u32,
+        variant: &'static str,
+    ) -> Result<Ownership, Error> {
         self.serialize_str(variant)
     }
 
@@ -431,7 +493,7 @@ impl<'a, 'w> Serializer for Walk<'a, 'w> {
         self,
         _: &'static str,
         value: &T,
-    ) -> Result<Found, Error> {
+    ) -> Result<Ownership, Error> {
         value.serialize(self)
     }
 
@@ -441,7 +503,7 @@ impl<'a, 'w> Serializer for Walk<'a, 'w> {
         _: u32,
         variant: &'static str,
         _: &T,
-    ) -> Result<Found, Error> {
+    ) -> Result<Ownership, Error> {
         Err(unexpected(variant))
     }
 
@@ -496,32 +558,32 @@ fn unexpected(what: &str) -> Error {
 }
 
 impl SerializeSeq for List<'_, '_> {
-    type Ok = Found;
+    type Ok = Ownership;
     type Error = Error;
     fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Error> {
         self.item(value)
     }
-    fn end(self) -> Result<Found, Error> {
+    fn end(self) -> Result<Ownership, Error> {
         Ok(self.finish())
     }
 }
 
 impl SerializeStruct for Members<'_, '_> {
-    type Ok = Found;
+    type Ok = Ownership;
     type Error = Error;
     fn serialize_field<T: Serialize + ?Sized>(&mut self, key: &'static str, value: &T) -> Result<(), Error> {
         self.member(Cow::Borrowed(key), value)
     }
-    fn end(self) -> Result<Found, Error> {
+    fn end(self) -> Result<Ownership, Error> {
         Ok(self.finish())
     }
 }
 
 impl SerializeMap for Members<'_, '_> {
-    type Ok = Found;
+    type Ok = Ownership;
     type Error = Error;
     fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), Error> {
-        match serde_json::to_value(key)? {
+        match to_plain_value(key)? {
             Value::String(name) => self.named = Some(name),
             other => {
                 return Err(Error::custom(format!(
@@ -535,7 +597,7 @@ impl SerializeMap for Members<'_, '_> {
         let name = self.named.take().unwrap_or_default();
         self.member(Cow::Owned(name), value)
     }
-    fn end(self) -> Result<Found, Error> {
+    fn end(self) -> Result<Ownership, Error> {
         Ok(self.finish())
     }
 }

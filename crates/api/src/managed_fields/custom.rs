@@ -1,7 +1,7 @@
-//! The schema of a custom kind as merging sees it.
+//! The schema of a custom kind for merging.
 //!
-//! A structural schema says of each place what it holds; where it says nothing, the value does: maps are then merged
-//! field by field, lists and scalars set as a whole. `x-kubernetes-preserve-unknown-fields` holds for everything below.
+//! A structural schema has a type for each value; where it has none, the form of the value decides: maps are then merged
+//! field by field, lists and scalars are atomic. `x-kubernetes-preserve-unknown-fields` holds for everything below.
 
 use serde_json::Value;
 
@@ -11,14 +11,14 @@ use crate::custom::Schema;
 use crate::custom::schema::Additional;
 use crate::schema::Scalar;
 
-/// A place in a schema.
+/// A node of a schema.
 #[derive(Clone, Copy, Debug)]
 pub struct Node<'a> {
     schema: &'a Schema,
-    /// Whether fields that are not described may stand here.
+    /// Whether unspecified fields are preserved (`x-kubernetes-preserve-unknown-fields`).
     preserve: bool,
-    /// Whether it is an object with apiVersion, kind and metadata.
-    whole: bool,
+    /// Whether it is a resource, with apiVersion, kind and metadata.
+    is_resource: bool,
 }
 
 impl<'a> Node<'a> {
@@ -27,7 +27,7 @@ impl<'a> Node<'a> {
         Node {
             schema,
             preserve: schema.preserve_unknown,
-            whole: true,
+            is_resource: true,
         }
     }
 
@@ -35,12 +35,12 @@ impl<'a> Node<'a> {
         Type::Custom(Node {
             schema,
             preserve: self.preserve || schema.preserve_unknown,
-            whole: schema.embedded,
+            is_resource: schema.embedded,
         })
     }
 
-    /// The type of what stands here, if that is one form of several: this one.
-    pub fn settle(self, form: Form) -> Type<'a> {
+    /// The type of a value of this form, where the node allows several forms.
+    pub fn resolve(self, form: Form) -> Type<'a> {
         let of = match (self.schema.of.as_str(), form) {
             ("", Form::List) => "array",
             ("", Form::Map) => "object",
@@ -56,11 +56,11 @@ impl<'a> Node<'a> {
     }
 
     pub fn declares(&self, name: &str) -> bool {
-        self.schema.properties.contains_key(name) || (self.whole && is_of_every_object(name))
+        self.schema.properties.contains_key(name) || (self.is_resource && is_of_every_object(name))
     }
 
     pub fn field(&self, name: &str) -> Option<Type<'a>> {
-        if self.whole && is_of_every_object(name) {
+        if self.is_resource && is_of_every_object(name) {
             return Some(match name {
                 "metadata" => Type::metadata(),
                 _ => Type::Leaf,
@@ -69,7 +69,7 @@ impl<'a> Node<'a> {
         if let Some(schema) = self.schema.properties.get(name) {
             return Some(self.below(schema));
         }
-        let bare = self.schema.properties.is_empty() && !self.whole;
+        let bare = self.schema.properties.is_empty() && !self.is_resource;
         match &self.schema.additional {
             Some(Additional::Schema(schema)) => Some(self.below(schema)),
             Some(Additional::Allowed(allowed)) => allowed.then_some(Type::Any),
@@ -84,7 +84,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// The fields that tell a list's items apart, with their defaults.
+    /// The key fields of a list's items (`x-kubernetes-list-map-keys`), with their defaults.
     pub fn keys(&self) -> Vec<(&'a str, Option<Value>)> {
         let items = self.schema.items.as_deref();
         let default = |key: &str| items?.properties.get(key)?.default.clone();
@@ -92,7 +92,7 @@ impl<'a> Node<'a> {
         keys.map(|key| (key.as_str(), default(key))).collect()
     }
 
-    /// Why a scalar cannot stand here.
+    /// Why the node does not allow this scalar.
     pub fn mismatch(&self, value: &Value) -> Option<String> {
         if value.is_null() || self.schema.int_or_string {
             return None;

@@ -1,6 +1,6 @@
-//! What of an object differs before and after a write, told by reading both as they are encoded.
+//! The fields of an object that differ before and after a write, found by reading both encodings.
 //!
-//! What is the same changes nobody's fields, and most of an object is on most updates: it is not made a tree of.
+//! Equal values change no manager's fields, and in most updates most of an object is equal: no tree is made of it.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-/// Both objects without what is the same on both sides, and without their managers. To compare these is to compare the
+/// Both objects without equal values and without their managers. Comparing these is comparing the
 /// objects.
 pub(super) fn differing(live: &[u8], new: &[u8]) -> serde_json::Result<(Value, Value)> {
     let mut live: Members<'_> = serde_json::from_slice(live)?;
@@ -29,7 +29,7 @@ pub(super) fn differing(live: &[u8], new: &[u8]) -> serde_json::Result<(Value, V
     Ok((left.into(), right.into()))
 }
 
-/// What is left of either side.
+/// The differing members of either side.
 type Both = (Map<String, Value>, Map<String, Value>);
 
 /// An object's members in the order in which they are written, which on both sides is nearly the same: so each is found
@@ -43,7 +43,7 @@ impl<'a> Members<'a> {
     }
 }
 
-/// How many members are looked through one by one; a ConfigMap may have a hundred thousand.
+/// Up to how many members the search is linear; a ConfigMap may have a hundred thousand.
 const FEW: usize = 32;
 
 /// Finds members by key, best in the order in which they are.
@@ -149,8 +149,8 @@ fn narrow(left: &Members<'_>, right: &Members<'_>) -> serde_json::Result<Both> {
     Ok((l, r))
 }
 
-/// As [`narrow`]; `None` where nothing differs. Neither side comes to be empty that was not: to have no members is
-/// something else than to have none that differ.
+/// As [`narrow`]; `None` where nothing differs. A side that was not empty does not become empty: to have no members is
+/// not the same as to have none that differ.
 fn narrow_both(left: &Members<'_>, right: &Members<'_>) -> serde_json::Result<Option<Both>> {
     let (l, r) = narrow(left, right)?;
     Ok(match (l.is_empty(), r.is_empty()) {
@@ -172,17 +172,17 @@ mod tests {
     /// A pod of every shape that counts: structs, maps, lists with keys, sets, values set as a whole, and things that are
     /// empty, missing, null or of the wrong form.
     fn pods() -> impl Strategy<Value = Value> {
-        let word = prop::sample::select(vec!["", "a", "b"]);
-        let words = prop::collection::btree_map("[ab]", word.clone(), 0..3).prop_map(|map| json!(map));
+        let text = prop::sample::select(vec!["", "a", "b"]);
+        let maps = prop::collection::btree_map("[ab]", text.clone(), 0..3).prop_map(|map| json!(map));
         let odd = prop::sample::select(vec![json!(null), json!({}), json!([]), json!(1)]);
         let condition =
-            (word.clone(), word.clone()).prop_map(|(kind, at)| json!({"type": kind, "lastProbeTime": at}));
+            (text.clone(), text.clone()).prop_map(|(kind, at)| json!({"type": kind, "lastProbeTime": at}));
         let conditions = prop::collection::vec(condition, 0..3).prop_map(|all| json!(all));
-        let container = (word.clone(), words.clone()).prop_map(
+        let container = (text.clone(), maps.clone()).prop_map(
             |(name, limits)| json!({"name": name, "resources": {"limits": limits, "requests": {}}}),
         );
         let containers = prop::collection::vec(container, 0..3).prop_map(|all| json!(all));
-        let term = words
+        let term = maps
             .clone()
             .prop_map(|l| json!({"labelSelector": {"matchLabels": l}, "maxSkew": 1}));
         let member = |of: BoxedStrategy<Value>, odd: &BoxedStrategy<Value>| {
@@ -190,13 +190,13 @@ mod tests {
         };
         let odd = odd.boxed();
         (
-            member(words.clone().boxed(), &odd),
-            member(words.clone().boxed(), &odd),
+            member(maps.clone().boxed(), &odd),
+            member(maps.clone().boxed(), &odd),
             member(containers.boxed(), &odd),
             member(term.boxed(), &odd),
-            member(words.boxed(), &odd),
+            member(maps.boxed(), &odd),
             member(conditions.boxed(), &odd),
-            member(word.prop_map(|w| json!(w)).boxed(), &odd),
+            member(text.prop_map(|w| json!(w)).boxed(), &odd),
         )
             .prop_map(|(labels, annotations, containers, term, node_selector, conditions, phase)| {
                 let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {}, "status": {}});
@@ -223,7 +223,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_differs_compares_as_the_whole_does(left in pods(), right in pods()) {
+        fn comparing_what_differs_is_comparing_the_objects(left in pods(), right in pods()) {
             let kind = Type::of_kind(&POD).unwrap();
             let bytes = |v: &Value| serde_json::to_vec(v).unwrap();
             let mut carried = left.clone();
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_is_left() {
+    fn only_differences_are_left() {
         let live = json!({"kind": "Pod", "metadata": {"name": "a", "managedFields": []}, "status": {"phase": "Running", "x": {"y": 1, "z": [1]}}});
         let new = json!({"kind": "Pod", "metadata": {"name": "a"}, "status": {"phase": "Running", "x": {"y": 1, "z": [2]}}});
         let (l, r) = differing(live.to_string().as_bytes(), new.to_string().as_bytes()).unwrap();

@@ -1,4 +1,4 @@
-//! An object's managers with their fields, and what a write does to them.
+//! An object's managers with their fields, and how writes change them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,22 +12,22 @@ use serde_json::Value;
 use super::blank::blank;
 use super::check;
 use super::conversions::{Conversions, Versions};
-use super::creation::fields_beyond;
+use super::creation::created_fields;
 use super::differing::differing;
-use super::held::all_hold_what_they_held;
 use super::reset::Reset;
 use super::set::FieldSet;
 use super::text;
 use super::typed::{self, Type};
+use super::unchanged::entries_if_unchanged;
 use crate::kind::Kind;
 use crate::object::AnyObject;
 
-/// How many managers that update an object are told apart; older ones become one.
+/// The most entries for updates that an object keeps; older ones are merged into one (`DefaultMaxUpdateManagers`).
 pub(super) const MAX_UPDATE_MANAGERS: usize = 10;
 const ANCIENT: &str = "ancient-changes";
-/// Who set what was there before anybody applied.
+/// The manager of the fields that were set before the first apply.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
-/// What `kubectl apply` without `--server-side` remembers.
+/// The annotation of `kubectl apply` without `--server-side`.
 pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,12 +36,12 @@ pub enum Operation {
     Update,
 }
 
-/// What tells one manager from another.
+/// The identity of a manager.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ManagerId {
     pub name: String,
     pub operation: Operation,
-    /// Of updates only: whoever applies stays the same over versions.
+    /// For updates only: an applier has one entry for all versions.
     pub(super) api_version: String,
     pub subresource: String,
 }
@@ -102,7 +102,7 @@ pub(super) struct Fields {
 #[derive(Clone, Debug, Default)]
 pub struct Managed(pub(super) BTreeMap<ManagerId, Fields>);
 
-/// What an apply comes to.
+/// The result of an apply.
 #[derive(Debug)]
 pub struct Applied {
     /// `None`: the object stays as it is.
@@ -110,7 +110,7 @@ pub struct Applied {
     pub managed: Managed,
 }
 
-/// Fields that others hold at another value, by manager.
+/// Fields that other managers own with another value, by manager.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Conflicts(pub BTreeMap<ManagerId, FieldSet>);
 
@@ -136,13 +136,13 @@ impl fmt::Display for Conflicts {
 
 /// Why an apply was rejected.
 #[derive(Debug)]
-pub enum Refused {
+pub enum ApplyError {
     Conflicts(Conflicts),
-    /// What is applied does not fit the schema: each with its path.
-    Mistakes(Vec<String>),
+    /// The configuration does not conform to the schema: the errors with their paths.
+    Schema(Vec<String>),
 }
 
-/// Whether what a client sent says that the managers are to be forgotten: an empty list, or one of an empty entry.
+/// Whether a client's managedFields reset the managers: an empty list, or a list of one empty entry.
 pub fn is_reset(sent: Option<&[ManagedFieldsEntry]>) -> bool {
     match sent {
         Some([]) => true,
@@ -162,7 +162,7 @@ impl Fields {
 }
 
 impl Managed {
-    /// `None` where an entry is none.
+    /// `None` where an entry is invalid.
     pub fn decode(entries: &[ManagedFieldsEntry]) -> Option<Managed> {
         let mut managed = BTreeMap::new();
         for entry in entries {
@@ -201,7 +201,7 @@ impl Managed {
         Some(Managed(managed))
     }
 
-    /// As objects carry it: appliers first, then by time and name. `None` where there is nobody.
+    /// The managedFields: appliers first, then by time and name. `None` where there are no managers.
     pub fn encode(self) -> Option<Vec<ManagedFieldsEntry>> {
         let mut all: Vec<(ManagerId, Fields)> = self.0.into_iter().collect();
         all.sort_by_cached_key(|(id, fields)| {
@@ -226,7 +226,7 @@ impl Managed {
         self.0.is_empty()
     }
 
-    /// What a write other than an apply does: `by` now owns what it changed, and no other manager does. Both are
+    /// The managers after an update: `by` owns the fields it changed, and no other manager does. Both values are
     /// the `kind`'s JSON.
     pub fn update(self, kind: &Kind, live: &Value, new: &Value, by: ManagerId, now: Timestamp) -> Managed {
         self.update_with(kind, (live, new), by, now, &mut Conversions::default())
@@ -244,12 +244,12 @@ impl Managed {
         self.take_in(&mut Versions::new(kind, (live, new), conversions), by, now)
     }
 
-    /// As [`Managed::update`], of the `entries` that the object carries, all of the kind's version, and as it is to carry
-    /// them afterwards: `None` where there is nobody, or an entry is none. `json` is the object before and after.
+    /// As [`Managed::update`], for the object's `entries`, all of the kind's version. Returns the entries
+    /// afterwards: `None` where there are no managers, or an entry is invalid. `json` is the object before and after.
     ///
     /// # Errors
     ///
-    /// Where `json` is no JSON.
+    /// If `json` does not parse.
     pub fn update_entries(
         entries: &[ManagedFieldsEntry],
         kind: &Kind,
@@ -267,7 +267,7 @@ impl Managed {
             let changed = c.added.clone().union(c.modified.clone());
             let changed = Reset::of(kind, &by.subresource).keep(changed);
             if changed.intersection(&STRIPPED).is_empty()
-                && let Some(after) = all_hold_what_they_held(entries, &changed, &by, now)
+                && let Some(after) = entries_if_unchanged(entries, &changed, &by, now)
             {
                 return Ok(Some(after));
             }
@@ -284,7 +284,7 @@ impl Managed {
         };
         let reset = Reset::of(kind, &by.subresource);
         own = reset.keep(own).difference(&STRIPPED);
-        // Worked out once for each version that somebody wrote in, which most often is one.
+        // Computed once for each version that a manager wrote in, which most often is one.
         let mut taken: BTreeMap<String, Option<FieldSet>> = BTreeMap::new();
         self.0.retain(|_, fields| {
             let taken = taken.entry(fields.api_version.clone()).or_insert_with(|| {
@@ -306,12 +306,12 @@ impl Managed {
         self
     }
 
-    /// What a creation does: `by` holds what the kind's [`blank`] object has not. `json` is the `kind`'s. As objects
-    /// carry it: `None` where that is nothing.
+    /// The managedFields after a creation: `by` owns the fields that the kind's [`blank`] object does not have. `json` is the
+    /// `kind`'s. `None` where there are none.
     ///
     /// # Errors
     ///
-    /// Where the object does not serialize.
+    /// If the object does not serialize.
     pub fn create(
         kind: &Kind,
         object: &dyn AnyObject,
@@ -322,8 +322,8 @@ impl Managed {
             return Ok(None);
         };
         let fields = match Reset::of(kind, &by.subresource) {
-            Reset::But(reset) => fields_beyond(root, blank(kind), object, &reset, &STRIPPED)?,
-            // No object is created through such a door.
+            Reset::But(reset) => created_fields(root, blank(kind), object, &reset, &STRIPPED)?,
+            // No object is created through such a subresource.
             Reset::Only(_) => return Ok(None),
         };
         if fields.is_empty() {
@@ -393,7 +393,7 @@ impl Managed {
         by: ManagerId,
         force: bool,
         now: Timestamp,
-    ) -> Result<Applied, Refused> {
+    ) -> Result<Applied, ApplyError> {
         self.apply_with(
             kind,
             (live, config),
@@ -411,13 +411,13 @@ impl Managed {
         by: ManagerId,
         (force, now): (bool, Timestamp),
         conversions: &mut Conversions,
-    ) -> Result<Applied, Refused> {
+    ) -> Result<Applied, ApplyError> {
         let Some(root) = Type::of_kind(kind) else {
-            return Err(Refused::Mistakes(vec![format!("{} has no schema", kind.kind())]));
+            return Err(ApplyError::Schema(vec![format!("{} has no schema", kind.kind())]));
         };
-        let mistakes = check::mistakes(root, config);
-        if !mistakes.is_empty() {
-            return Err(Refused::Mistakes(mistakes));
+        let errors = check::errors(root, config);
+        if !errors.is_empty() {
+            return Err(ApplyError::Schema(errors));
         }
         if self.is_empty() {
             let before = ManagerId::new(BEFORE_FIRST_APPLY, Operation::Update, kind, &by.subresource);
@@ -455,7 +455,7 @@ impl Managed {
             }
         }
         if !force && !conflicts.is_empty() {
-            return Err(Refused::Conflicts(Conflicts(conflicts)));
+            return Err(ApplyError::Conflicts(Conflicts(conflicts)));
         }
         for id in lost {
             self.0.remove(&id);
@@ -479,7 +479,7 @@ impl Managed {
         })
     }
 
-    /// Takes out of `merged` what its applier `had` and holds no longer, and nobody else holds.
+    /// Removes from `merged` the fields that the applier `had`, and that now neither it nor another manager owns.
     fn prune(&self, kind: &Kind, merged: Value, had: &Fields, conversions: &mut Conversions) -> Value {
         let mut at_version =
             |kind: &Kind, value: &Value, version: &str| conversions.object(kind, value, version);
@@ -491,13 +491,13 @@ impl Managed {
         };
         let last = typed::with_named_fields(root, &had.set);
         let mut pruned = typed::remove(root, &merged_then, &last);
-        // Back comes what anybody still holds,
+        // Keep the fields that some manager still owns,
         let mut versions: BTreeMap<&str, FieldSet> = BTreeMap::new();
         for fields in self.0.values() {
             let all = versions.entry(&fields.api_version).or_default();
             *all = mem::take(all).union(fields.set.clone());
         }
-        for (version, held) in versions {
+        for (version, owned) in versions {
             let Some((kind_then, merged)) = at_version(&at_kind, &merged_then, version) else {
                 continue;
             };
@@ -508,36 +508,36 @@ impl Managed {
                 continue;
             };
             let named = |set: &FieldSet| typed::with_named_fields(root, set);
-            let keep = named(&typed::fields_of(root, &there)).union(named(&held));
-            let gone = named(&typed::fields_of(root, &merged)).difference(&keep);
-            let kept = typed::remove(root, &merged, &gone);
+            let keep = named(&typed::fields_of(root, &there)).union(named(&owned));
+            let removed = named(&typed::fields_of(root, &merged)).difference(&keep);
+            let kept = typed::remove(root, &merged, &removed);
             if let Some((_, kept)) = at_version(&kind_then, &kept, &had.api_version) {
                 pruned = kept;
             }
         }
-        // and what this applier never held.
+        // and those that this applier never owned.
         let there = typed::with_named_fields(root, &typed::fields_of(root, &pruned));
         let all = typed::with_named_fields(root, &typed::fields_of(root, &merged_then));
-        let gone = all.difference(&there).intersection(&last);
-        let kept = typed::remove(root, &merged_then, &gone);
+        let removed = all.difference(&there).intersection(&last);
+        let kept = typed::remove(root, &merged_then, &removed);
         at_version(&at_kind, &kept, &kind.api_version()).map_or(merged, |(_, kept)| kept)
     }
 }
 
-/// `config` merged into `live`, whoever holds what; or what in it does not fit the kind's schema.
+/// `config` merged into `live`, whatever the managers; or the errors of `config` by the kind's schema.
 pub fn merged(kind: &Kind, live: &Value, config: &Value) -> Result<Value, Vec<String>> {
     let Some(root) = Type::of_kind(kind) else {
         return Err(vec![format!("{} has no schema", kind.kind())]);
     };
-    let mistakes = check::mistakes(root, config);
-    match mistakes.is_empty() {
+    let errors = check::errors(root, config);
+    match errors.is_empty() {
         true => Ok(typed::merge(root, live, config)),
-        false => Err(mistakes),
+        false => Err(errors),
     }
 }
 
-/// The conflicts that are none: `kubectl apply` set these fields without `--server-side`, and they are still as it
-/// left them.
+/// The fields that do not conflict: `kubectl apply` set them without `--server-side`, and they still have
+/// those values.
 pub fn last_applied_fields(kind: &Kind, live: &Value) -> Option<FieldSet> {
     let text = live
         .pointer("/metadata/annotations")?
@@ -548,7 +548,7 @@ pub fn last_applied_fields(kind: &Kind, live: &Value) -> Option<FieldSet> {
         return None;
     }
     let root = Type::of_kind(kind)?;
-    if !check::mistakes(root, &last).is_empty() {
+    if !check::errors(root, &last).is_empty() {
         return None;
     }
     let c = typed::compare(root, &last, live);
@@ -560,7 +560,7 @@ pub fn last_applied_fields(kind: &Kind, live: &Value) -> Option<FieldSet> {
     )
 }
 
-/// Fields without managers: they are the system's.
+/// Fields that have no managers (`stripSet`).
 static STRIPPED: LazyLock<FieldSet> = LazyLock::new(|| {
     let of_metadata = [
         "name",

@@ -1,7 +1,7 @@
-//! Who set which field (KEP-555): kept with every write, and what server-side apply decides by.
+//! Field management (KEP-555): the managers of an object's fields, recorded with every write, and server-side apply.
 //!
-//! Pure: values in, values out. The pipeline hands in the object before and after a write and who wrote it
-//! ([`Managed::update`]; [`Managed::create`] where there was none), or the object there is and a configuration that
+//! Pure: values in, values out. The pipeline passes the object before and after a write, and the field manager
+//! ([`Managed::update`]; [`Managed::create`] for a creation), or the live object and a configuration that
 //! a client applies ([`Managed::apply`]).
 
 mod blank;
@@ -10,19 +10,20 @@ mod conversions;
 mod creation;
 mod custom;
 mod differing;
-mod held;
+
 mod managers;
 mod reset;
 mod scale;
 mod set;
 mod text;
 mod typed;
+mod unchanged;
 
 pub use blank::blank;
 pub use conversions::{Conversions, Missing};
-pub use creation::{Found, Walk};
+pub use creation::{FieldSetSerializer, Ownership};
 pub use managers::{
-    Applied, Conflicts, LAST_APPLIED, Managed, ManagerId, Operation, Refused, is_reset, last_applied_fields,
-    merged,
+    Applied, ApplyError, Conflicts, LAST_APPLIED, Managed, ManagerId, Operation, is_reset,
+    last_applied_fields, merged,
 };
 pub use set::FieldSet;

@@ -1,15 +1,15 @@
-//! Fields that a door of the API sets back to what they were, so that nobody comes to own them through it: status where
+//! Fields that an endpoint of the API resets, so that no manager comes to own them through it: status where
 //! the object itself is written, spec where its status is (`GetResetFields` of v1.36's strategies).
 
 use super::set::FieldSet;
 use crate::kind::Kind;
 use crate::registry;
 
-/// Which fields count when a kind is written through one of its doors.
+/// Which fields count when a kind is written through its main resource or a subresource.
 pub enum Reset {
     /// All but these and what is below them.
     But(FieldSet),
-    /// Only what is below these paths; `*` stands for any element.
+    /// Only the fields below these paths; `*` matches any element.
     Only(&'static [&'static [&'static str]]),
 }
 
@@ -49,7 +49,7 @@ impl Reset {
         Reset::But(paths.iter().fold(FieldSet::default(), |set, path| set.with(path)))
     }
 
-    /// What of the set counts.
+    /// The fields of the set that count.
     pub fn keep(&self, set: FieldSet) -> FieldSet {
         match self {
             Reset::But(fields) => set.recursive_difference(fields),
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_door_keeps_what_it_can_write() {
+    fn a_subresource_keeps_the_fields_it_can_write() {
         let set = FieldSet::read(&json!({
             "f:metadata": {"f:labels": {"f:a": {}}, "f:ownerReferences": {}},
             "f:spec": {"f:nodeName": {}, "f:containers": {"k:{\"name\":\"c\"}": {".": {}, "f:image": {}, "f:resources": {"f:limits": {}}}},

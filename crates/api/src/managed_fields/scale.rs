@@ -1,6 +1,6 @@
-//! Ownership of an object's number of replicas as it is seen through its scale, which is of another kind.
+//! Ownership of an object's number of replicas in its Scale, which is of another kind (`ScaleHandler` of apimachinery).
 //!
-//! Whoever writes a scale owns nothing but that number. Before the write the object's managers are made the scale's
+//! A manager that writes a scale owns only that number. Before the write the object's managers become the scale's
 //! ([`Managed::of_scale`]), after it the scale's the object's ([`Managed::with_scale`]).
 
 use super::managers::{Fields, Managed};
@@ -10,12 +10,12 @@ use crate::scale::SCALE;
 
 const IN_SCALE: [&str; 2] = ["spec", "replicas"];
 
-/// Where a version of the kind has the number: `None` for a version that is none of this kind, empty for one without.
+/// The path of the replicas in a version of the kind: `None` for a version of another kind, empty for one without replicas.
 fn path(kind: &Kind, api_version: &str) -> Option<Vec<String>> {
     if kind.ops.custom().is_some() {
         let version = match kind.api_version() == api_version {
             true => kind.clone(),
-            false => kind.sibling(api_version)?,
+            false => kind.served_version(api_version)?,
         };
         let rules = version.ops.custom()?.rules();
         let path = rules.scale.as_ref().map(|s| s.spec_replicas_path.as_str());
@@ -34,7 +34,7 @@ fn holds(fields: &Fields, path: &[impl AsRef<str>]) -> bool {
 }
 
 impl Managed {
-    /// Those who hold the object's replicas, as holders of its scale's.
+    /// The managers of the object's replicas, as managers of its scale's.
     pub fn of_scale(&self, kind: &Kind) -> Managed {
         let holders = self.0.iter().filter_map(|(id, fields)| {
             let path = path(kind, &fields.api_version)?;
@@ -73,7 +73,7 @@ impl Managed {
                 Some(kept) => {
                     holders.remove(&kept);
                 }
-                // Somebody else has taken it.
+                // Another manager owns it now.
                 None => {
                     let set = std::mem::take(&mut fields.set);
                     fields.set = set.difference(&FieldSet::default().with(&path));
@@ -89,7 +89,7 @@ impl Managed {
             let fields = Fields {
                 set: set.clone().unwrap_or_default(),
                 api_version: api_version.clone(),
-                // Kubernetes notes none for what came in through the scale.
+                // Kubernetes records no time for writes through the scale.
                 time: None,
             };
             self.0.insert(id, fields);
@@ -124,9 +124,9 @@ mod tests {
         Managed::decode(&entries).unwrap()
     }
 
-    fn told(managed: Managed) -> Vec<String> {
+    fn entries_of(managed: Managed) -> Vec<String> {
         let entries = managed.encode().unwrap_or_default();
-        let told = entries.into_iter().map(|e| {
+        let lines = entries.into_iter().map(|e| {
             format!(
                 "{} {} {} {} {}",
                 e.manager.unwrap_or_default(),
@@ -138,11 +138,11 @@ mod tests {
                     .unwrap_or_default()
             )
         });
-        told.collect()
+        lines.collect()
     }
 
     #[test]
-    fn replicas_change_hands_through_the_scale() {
+    fn replicas_change_managers_through_the_scale() {
         const BOTH: &str = r#"{"f:spec":{"f:replicas":{},"f:selector":{}}}"#;
         const ONE: &str = r#"{"f:spec":{"f:replicas":{}}}"#;
         let parent = managed(
@@ -153,11 +153,11 @@ mod tests {
             ],
         );
         assert_eq!(
-            told(parent.of_scale(&DEPLOYMENT)),
+            entries_of(parent.of_scale(&DEPLOYMENT)),
             [format!("test Apply autoscaling/v1  {ONE}")]
         );
         for (who, operation, subresource, after) in [
-            // Taken by another,
+            // Owned by another manager now,
             (
                 "scale",
                 "Update",
@@ -168,7 +168,7 @@ mod tests {
                     r#"scale Update apps/v1 scale {"f:spec":{"f:replicas":{}}}"#,
                 ][..],
             ),
-            // or still the first one's.
+            // or still by the first one.
             (
                 "test",
                 "Apply",
@@ -180,7 +180,7 @@ mod tests {
             ),
         ] {
             let scale = managed("autoscaling/v1", &[(who, operation, subresource, ONE)]);
-            assert_eq!(told(parent.clone().with_scale(&DEPLOYMENT, scale)), after);
+            assert_eq!(entries_of(parent.clone().with_scale(&DEPLOYMENT, scale)), after);
         }
         let old = managed("apps/v0", &[("gone", "Update", "", BOTH)]);
         assert!(old.with_scale(&DEPLOYMENT, Managed::default()).is_empty());

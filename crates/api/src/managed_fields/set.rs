@@ -1,12 +1,12 @@
 //! Sets of field paths, in the form in which clients see them (`fieldsV1`).
 //!
-//! A set is a JSON object: a member per path element (`f:name`, `k:{"name":"c"}`, `v:"x"`), below it what follows, and
-//! `"."` where the path up to there is in the set itself although others go on. `{}` is a path that ends and is in the
-//! set. All operations work on that form, so nothing is translated to and fro on a write.
+//! A set is a JSON object: a member per path element (`f:name`, `k:{"name":"c"}`, `v:"x"`), below it the longer paths, and
+//! `"."` where the path up to there is in the set itself in addition to longer ones. `{}` is a path that ends and is in the
+//! set. All operations work on that form, so nothing is translated on a write.
 
 use serde_json::{Map, Value};
 
-/// The member that says that a path is in the set though others go on.
+/// The member that marks a path as in the set in addition to longer paths.
 pub(super) const SELF: &str = ".";
 
 /// See the module.
@@ -28,23 +28,23 @@ fn below(node: &Node) -> impl Iterator<Item = (&String, &Value)> {
     node.iter().filter(|(key, _)| *key != SELF)
 }
 
-/// Says of a node without [`SELF`] whether its own path is in the set.
+/// Sets whether a node without [`SELF`] has its own path in the set.
 fn mark(node: &mut Node, own: bool) {
     if own && !node.is_empty() {
         node.insert(SELF.into(), Value::Object(Map::new()));
     }
 }
 
-/// Takes the paths of `b` out of `a`; `behind` them too, or only themselves. Costs what `b` is large.
+/// Removes the paths of `b` from `a`; with `behind` also those below them. The cost is linear in `b`.
 fn subtract(a: &mut Node, b: &Node, behind: bool) {
     for (key, right) in below(b) {
         let Some((left, right)) = a.get_mut(key).and_then(Value::as_object_mut).zip(node(right)) else {
             continue;
         };
-        let gone = owns(right);
-        let own = owns(left) && !gone;
+        let removed = owns(right);
+        let own = owns(left) && !removed;
         left.remove(SELF);
-        if gone && behind {
+        if removed && behind {
             left.clear();
         } else {
             subtract(left, right, behind);
@@ -57,14 +57,14 @@ fn subtract(a: &mut Node, b: &Node, behind: bool) {
     }
 }
 
-/// A node of these; `None` for one that holds nothing.
-fn made(own: bool, mut children: Node) -> Option<Value> {
+/// A node with this path and these children; `None` for an empty one.
+fn node_of(own: bool, mut children: Node) -> Option<Value> {
     mark(&mut children, own);
     (own || !children.is_empty()).then_some(Value::Object(children))
 }
 
 impl FieldSet {
-    /// What clients may send as `fieldsV1`, or what typed objects have of it; `None` if it is no set.
+    /// Reads `fieldsV1` as clients send it or as typed objects have it; `None` if it is invalid.
     pub fn read(fields: &Value) -> Option<FieldSet> {
         if let Value::String(text) = fields {
             let fields: Value = serde_json::from_str(text).ok()?;
@@ -89,7 +89,7 @@ impl FieldSet {
         }
     }
 
-    /// As objects carry it.
+    /// The encoded `fieldsV1`.
     pub fn to_text(&self) -> String {
         // A map of strings always encodes.
         serde_json::to_string(&self.0).unwrap_or_default()
@@ -105,7 +105,7 @@ impl FieldSet {
 
     /// A set of one child of the root: the path `element`, if `own`, and those of `children` behind it.
     pub(super) fn add(&mut self, element: String, own: bool, children: FieldSet) {
-        if let Some(node) = made(own, children.0) {
+        if let Some(node) = node_of(own, children.0) {
             self.0.insert(element, node);
         }
     }
@@ -115,20 +115,20 @@ impl FieldSet {
         self.0.get(element).and_then(node).is_some_and(owns)
     }
 
-    /// What follows `element`.
-    pub(super) fn behind(&self, element: &str) -> FieldSet {
+    /// The paths below `element`.
+    pub(super) fn below(&self, element: &str) -> FieldSet {
         let node = self.0.get(element).and_then(node);
         FieldSet(node.map_or_else(Map::new, |n| {
             below(n).map(|(k, v)| (k.clone(), v.clone())).collect()
         }))
     }
 
-    /// With a path of field names in it.
+    /// Adds a path of field names.
     pub fn with(mut self, path: &[impl AsRef<str>]) -> FieldSet {
         if let Some((first, rest)) = path.split_first() {
             let element = format!("f:{}", first.as_ref());
             let own = rest.is_empty() || self.has(&element);
-            let behind = self.behind(&element).with(rest);
+            let behind = self.below(&element).with(rest);
             self.add(element, own, behind);
         }
         self
@@ -164,7 +164,7 @@ impl FieldSet {
         self
     }
 
-    /// The paths of this set that are not in the other, nor behind one that is.
+    /// The paths of this set that are not in the other, nor below one that is.
     pub fn recursive_difference(mut self, other: &FieldSet) -> FieldSet {
         subtract(&mut self.0, &other.0, true);
         self
@@ -174,19 +174,19 @@ impl FieldSet {
         fn walk(a: &Node, b: &Node) -> Node {
             let kept = below(a).filter_map(|(key, left)| {
                 let (l, r) = node(left).zip(b.get(key).and_then(node))?;
-                Some((key.clone(), made(owns(l) && owns(r), walk(l, r))?))
+                Some((key.clone(), node_of(owns(l) && owns(r), walk(l, r))?))
             });
             kept.collect()
         }
         FieldSet(walk(&self.0, &other.0))
     }
 
-    /// Each child: its element, whether it is in the set, and what is behind it.
+    /// Each child: its element, whether it is in the set, and the paths below it.
     pub(super) fn children(&self) -> impl Iterator<Item = (&String, bool, FieldSet)> {
-        below(&self.0).map(|(key, value)| (key, node(value).is_some_and(owns), self.behind(key)))
+        below(&self.0).map(|(key, value)| (key, node(value).is_some_and(owns), self.below(key)))
     }
 
-    /// Rebuilds the set: `own` says of each child whether it is in it, `go` makes what is behind it.
+    /// Rebuilds the set: `own` decides for each child whether it is in the set, `go` makes the paths below it.
     pub(super) fn rebuild(
         &self,
         mut own: impl FnMut(&str, bool) -> bool,
@@ -195,13 +195,13 @@ impl FieldSet {
         let mut out = FieldSet::default();
         for (key, value) in below(&self.0) {
             let has = node(value).is_some_and(owns);
-            let behind = go(key, self.behind(key));
+            let behind = go(key, self.below(key));
             out.add(key.clone(), own(key, has), behind);
         }
         out
     }
 
-    /// Every path, as people read it: `.spec.containers[name="c"].image`.
+    /// Every path in readable form: `.spec.containers[name="c"].image`.
     pub fn paths(&self) -> Vec<String> {
         fn walk(node_: &Node, path: &str, out: &mut Vec<String>) {
             for (key, value) in below(node_) {
@@ -219,7 +219,7 @@ impl FieldSet {
     }
 }
 
-/// A path element as people read it.
+/// A path element in readable form.
 pub(super) fn shown(element: &str) -> String {
     let (form, rest) = element.split_at_checked(2).unwrap_or((element, ""));
     match form {
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_know_what_is_in_them() {
+    fn sets_contain_their_paths() {
         let a = set(json!({"f:a": {}, "f:b": {".": {}, "f:c": {}, "f:d": {"v:1": {}}}}));
         let b = set(json!({"f:b": {"f:c": {}}, "f:e": {}}));
         assert_eq!(a.paths(), [".a", ".b", ".b.c", ".b.d[=1]"]);
@@ -279,7 +279,7 @@ mod tests {
         let leaf = Just(json!({}));
         let tree = leaf.prop_recursive(3, 16, 4, |inner| {
             (prop::collection::btree_map("f:[abc]", inner, 1..4), any::<bool>())
-                .prop_map(|(children, own)| made(own, children.into_iter().collect()).unwrap())
+                .prop_map(|(children, own)| node_of(own, children.into_iter().collect()).unwrap())
         });
         prop::collection::btree_map("f:[abc]", tree, 0..4)
             .prop_map(|children| FieldSet(children.into_iter().collect()))

@@ -1,8 +1,8 @@
-//! Sets of fields as text, which is how objects carry them (`fieldsV1`).
+//! Sets of fields as text, the form in which objects have them (`fieldsV1`).
 //!
-//! As a tree such a set would be the largest part of most objects, and nobody looks into it but this room. So the codec
-//! leaves it as it is written: a typed object has it as [`Value::String`], and on the wire it is the object it stands
-//! for. [`FieldSet::read`](super::FieldSet::read) takes both.
+//! As a tree such a set would be the largest part of most objects, and only this module reads it. So the codec
+//! leaves it encoded: a typed object has it as [`Value::String`], and on the wire it is the
+//! object in that text. [`FieldSet::read`](super::FieldSet::read) reads both.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::FieldsV1;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// `fieldsV1` of a set that is written down already.
+/// `fieldsV1` of an encoded set.
 pub(super) fn fields_v1(text: String) -> FieldsV1 {
     FieldsV1(Value::String(text))
 }
@@ -21,7 +21,7 @@ pub(super) fn push_string(out: &mut String, text: &str) {
     push_element(out, "", text);
 }
 
-/// Appends `form` and `text` as one string of JSON; `form` has nothing that is to be escaped.
+/// Appends `form` and `text` as one JSON string; `form` needs no escapes.
 fn push_element(out: &mut String, form: &str, text: &str) {
     let plain = |b: u8| b >= b' ' && b != b'"' && b != b'\\';
     out.push('"');
@@ -34,14 +34,14 @@ fn push_element(out: &mut String, form: &str, text: &str) {
     }
 }
 
-/// Writes a set down element by element. Elements of one node are to come in the order of their bytes, as all readers
-/// have seen them so far.
+/// Writes a set element by element. Elements of one node come in the order of their bytes, as all readers
+/// have received them so far.
 #[derive(Debug)]
 pub(super) struct Writer {
     out: String,
 }
 
-/// An element that was begun: where its text begins, and where its children's do.
+/// An element that was begun: the offsets of its text and of its children's.
 pub(super) struct Element {
     from: usize,
     children: usize,
@@ -59,7 +59,7 @@ impl Writer {
         self.out.len()
     }
 
-    /// `form` is `f:`, or empty where the element says its form itself.
+    /// `form` is `f:`, or empty where the element contains its form.
     pub fn begin(&mut self, form: &str, element: &str) -> Element {
         let from = self.out.len();
         self.key(form, element);
@@ -78,7 +78,7 @@ impl Writer {
         self.out.push(':');
     }
 
-    /// `own`: the path up to here is itself in the set. An element that is not, and has nothing behind it, is left out.
+    /// `own`: the path up to here is itself in the set. An element that is not, and has nothing below it, is left out.
     pub fn end(&mut self, element: &Element, own: bool) {
         let is_bare = self.out.len() == element.children;
         if is_bare && !own {
@@ -92,19 +92,19 @@ impl Writer {
         self.out.push('}');
     }
 
-    /// Gives items of a list their elements, which nobody knew when what is behind them was written: `items` are the
-    /// elements, each with where its text is, and all that was written since `begin`. Of items with the same element
-    /// nothing counts but that they are there.
+    /// Inserts the elements of list items, which are known only after the paths below them were written: `items` are the
+    /// elements, each with the range of its text, and cover all that was written since `begin`. Of items with the same element
+    /// only the element itself is in the set.
     pub fn name(&mut self, begin: usize, mut items: Vec<(String, Range<usize>)>) {
         let written = self.out.split_off(begin);
         items.sort_by(|a, b| a.0.cmp(&b.0));
         for same in items.chunk_by(|a, b| a.0 == b.0) {
-            let Some((name, place)) = same.first() else {
+            let Some((name, range)) = same.first() else {
                 continue;
             };
             let element = self.begin("", name);
             if same.len() == 1 {
-                let behind = &written[place.start - begin..place.end - begin];
+                let behind = &written[range.start - begin..range.end - begin];
                 self.out.push_str(behind.strip_prefix(',').unwrap_or(behind));
             }
             self.end(&element, true);
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_that_came_in_any_order_are_put_in_order() {
+    fn elements_are_sorted() {
         let mut writer = Writer::with_capacity(0);
         let first = writer.begin("f:", "a");
         writer.end(&first, true);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_written_as_a_tree_would_be() {
+    fn a_set_is_written_like_a_tree() {
         let mut writer = Writer::with_capacity(0);
         assert!(writer.is_empty());
         let a = writer.begin("f:", "a");

@@ -1,5 +1,5 @@
-//! Values walked by their kind's schema: which fields a value sets, what differs between two, one merged into
-//! another, fields taken out. The rules are structured-merge-diff's (KEP-555), which fix what users see.
+//! Typed values: the fields that a value sets, the differences of two values, one merged into
+//! another, fields removed. The rules are structured-merge-diff's (KEP-555).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,15 +9,16 @@ use serde_json::{Map, Value};
 use super::custom::Node;
 use super::set::FieldSet;
 use super::text;
+use crate::descriptors;
 use crate::kind::Kind;
 use crate::registry;
 use crate::schema::rules::{self, List};
 use crate::schema::{self, Shape};
 
-/// What a value may be. Borrowed from its kind's [`Shape`].
+/// The type of a value for merging. Borrowed from its kind's [`Shape`].
 #[derive(Clone, Copy, Debug)]
 pub enum Type<'a> {
-    /// One value, whatever it is: scalars, and lists and maps that are set as a whole.
+    /// An atomic value: a scalar, or an atomic list or map.
     Leaf,
     Struct(&'a Shape, &'a schema::Type),
     /// Keys are the user's.
@@ -26,13 +27,13 @@ pub enum Type<'a> {
     Set,
     /// Objects that differ in these fields.
     Keyed(&'a Shape, &'a schema::Type, &'static [&'static str]),
-    /// A place in a custom kind's schema that may hold values of several forms: see [`Type::settle`].
+    /// A node of a custom kind's schema that allows several forms: see [`Type::resolve`].
     Custom(Node<'a>),
     /// An object, by a custom kind's schema.
     CustomMap(Node<'a>),
     /// Objects that differ in some fields, by a custom kind's schema.
     CustomKeyed(Node<'a>),
-    /// What no schema describes: maps field by field, lists and scalars as a whole.
+    /// A value without a schema: maps are granular, lists and scalars atomic.
     Any,
     AnyMap,
 }
@@ -44,7 +45,7 @@ impl<'a> Type<'a> {
         root.map_or(Type::Any, |root| Type::Struct(shape, root))
     }
 
-    /// Of a kind; `None` where it has no schema.
+    /// The type of a kind; `None` where it has no schema.
     pub fn of_kind(kind: &'a Kind) -> Option<Type<'a>> {
         match kind.ops.custom() {
             Some(custom) => Some(Type::CustomMap(Node::root(&custom.rules().schema))),
@@ -52,25 +53,25 @@ impl<'a> Type<'a> {
         }
     }
 
-    /// What metadata is in every kind.
+    /// The type of metadata, which is the same in every kind.
     pub(super) fn metadata() -> Type<'static> {
         Shape::of(&registry::CONFIG_MAP)
             .and_then(|shape| Type::root(shape).field("metadata"))
             .unwrap_or(Type::Any)
     }
 
-    /// Of what may have several forms, the one that these values have.
-    pub(super) fn settle(self, left: Option<&Value>, right: Option<&Value>) -> Self {
+    /// Where several forms are allowed, the type of the form that these values have.
+    pub(super) fn resolve(self, left: Option<&Value>, right: Option<&Value>) -> Self {
         let value = [right, left].into_iter().flatten().find(|v| !v.is_null());
-        self.settle_as(value.map_or(Form::Null, Item::form))
+        self.resolve_as(value.map_or(Form::Null, Item::form))
     }
 
     /// The same for a value of this form.
-    pub(super) fn settle_as(self, form: Form) -> Self {
+    pub(super) fn resolve_as(self, form: Form) -> Self {
         match (self, form) {
             (Type::Any, Form::Map) => Type::AnyMap,
             (Type::Any, _) => Type::Leaf,
-            (Type::Custom(node), form) => node.settle(form),
+            (Type::Custom(node), form) => node.resolve(form),
             (other, _) => other,
         }
     }
@@ -84,7 +85,7 @@ impl<'a> Type<'a> {
         }
     }
 
-    /// A named type where no rule of a field says otherwise.
+    /// A named type where the field has no rule of its own.
     fn named(shape: &'a Shape, of: Option<&'a schema::Type>) -> Self {
         match of.filter(|of| !of.is_opaque() && !of.is_atomic) {
             Some(of) => Type::Struct(shape, of),
@@ -109,7 +110,7 @@ impl<'a> Type<'a> {
                     }
                     schema::Value::Struct(_) => Type::named(shape, of),
                     schema::Value::Map(_) => Type::Map(shape, of),
-                    schema::Value::List(_) => match (field.rule.and_then(|r| r.list), of) {
+                    schema::Value::List(_) => match (field.rule.and_then(|r| r.list.as_ref()), of) {
                         (Some(List::Set), _) => Type::Set,
                         (Some(List::Map(keys)), Some(of)) => Type::Keyed(shape, of, keys),
                         _ => Type::Leaf,
@@ -143,7 +144,7 @@ impl<'a> Type<'a> {
         matches!(self, Type::Set | Type::Keyed(..) | Type::CustomKeyed(_))
     }
 
-    /// The fields in which a list's items differ, each with its default.
+    /// The key fields of a list's items, each with its default.
     pub(super) fn keys(&self) -> Option<Vec<(&'a str, Option<Value>)>> {
         match *self {
             Type::Keyed(_, of, keys) => Some(
@@ -164,12 +165,12 @@ impl<'a> Type<'a> {
     /// A list's items by path element, in the order of their first. Items that have none are left out.
     pub(super) fn items<'v, I: Item>(&self, list: &'v [I]) -> Vec<(String, Vec<&'v I>)> {
         let mut found: Vec<(String, Vec<&I>)> = Vec::with_capacity(list.len());
-        let mut places = BTreeMap::new();
+        let mut indices = BTreeMap::new();
         for item in list {
             let Ok(element) = self.element(item) else {
                 continue;
             };
-            let at = *places.entry(element.clone()).or_insert_with(|| {
+            let at = *indices.entry(element.clone()).or_insert_with(|| {
                 found.push((element, Vec::new()));
                 found.len() - 1
             });
@@ -224,7 +225,7 @@ for any key fields)",
     Ok(element)
 }
 
-/// What a value is, as far as lists ask it of their items.
+/// The form of a value, as far as lists distinguish their items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Null,
@@ -233,7 +234,7 @@ pub(super) enum Form {
     Map,
 }
 
-/// An item of a list, whatever holds it.
+/// An item of a list, in any representation.
 pub(super) trait Item {
     fn form(&self) -> Form;
     /// Of a map.
@@ -263,17 +264,7 @@ impl Item for Value {
 
 /// The published default of a key: the zero value of a field that Go always writes, which are nearly all of them.
 fn key_default(of: &str, key: &str) -> Option<Value> {
-    let type_name = of.rsplit('.').next().unwrap_or(of);
-    match (type_name, key) {
-        ("ContainerPort" | "ServicePort", "protocol") => Some("TCP".into()),
-        ("ContainerPort", "containerPort") | ("ServicePort", "port") => Some(0.into()),
-        // These may be left out.
-        ("FlowSchemaCondition" | "PriorityLevelConfigurationCondition", "type")
-        | ("AllocatedDeviceStatus", "shareID")
-        | ("ObjectReference", "name")
-        | ("ServerStorageVersion", "apiServerID") => None,
-        _ => Some("".into()),
-    }
+    descriptors::published(of)?.field(key)?.published_default()
 }
 
 fn map_of(value: Option<&Value>) -> Option<&Map<String, Value>> {
@@ -313,7 +304,7 @@ pub fn fields_of(type_: Type<'_>, value: &Value) -> FieldSet {
 }
 
 fn walk_fields(type_: Type<'_>, value: &Value) -> (bool, FieldSet) {
-    let type_ = type_.settle(None, Some(value));
+    let type_ = type_.resolve(None, Some(value));
     let mut set = FieldSet::default();
     if type_.is_map() {
         for (key, value) in map_of(Some(value)).into_iter().flatten() {
@@ -345,16 +336,16 @@ pub struct Comparison {
     pub removed: FieldSet,
 }
 
-/// What a walk found at one place: whether the place itself counts, and what is behind it.
+/// The result at one path: whether the path itself counts, and the paths below it.
 #[derive(Default)]
-struct Found {
+struct Differences {
     added: (bool, FieldSet),
     modified: (bool, FieldSet),
     removed: (bool, FieldSet),
 }
 
-impl Found {
-    fn take_in(&mut self, element: &str, child: Found) {
+impl Differences {
+    fn add_child(&mut self, element: &str, child: Differences) {
         let sets = [&mut self.added.1, &mut self.modified.1, &mut self.removed.1];
         for (set, (own, behind)) in sets.into_iter().zip([child.added, child.modified, child.removed]) {
             if own || !behind.is_empty() {
@@ -373,12 +364,12 @@ pub fn compare(type_: Type<'_>, left: &Value, right: &Value) -> Comparison {
     }
 }
 
-fn walk_compare(type_: Type<'_>, left: Option<&Value>, right: Option<&Value>) -> Found {
-    let mut found = Found::default();
+fn walk_compare(type_: Type<'_>, left: Option<&Value>, right: Option<&Value>) -> Differences {
+    let mut found = Differences::default();
     if left == right {
         return found;
     }
-    let type_ = type_.settle(left, right);
+    let type_ = type_.resolve(left, right);
     if is_leaf(&type_, left, right) {
         found.added.0 = left.is_none();
         found.removed.0 = right.is_none();
@@ -390,7 +381,7 @@ fn walk_compare(type_: Type<'_>, left: Option<&Value>, right: Option<&Value>) ->
         for key in keys_of_both(l, r) {
             let field = type_.field(key).unwrap_or(Type::Leaf);
             let child = walk_compare(field, l.and_then(|l| l.get(key)), r.and_then(|r| r.get(key)));
-            found.take_in(&format!("f:{key}"), child);
+            found.add_child(&format!("f:{key}"), child);
         }
     } else {
         compare_lists(type_, list_of(left), list_of(right), &mut found);
@@ -400,7 +391,7 @@ fn walk_compare(type_: Type<'_>, left: Option<&Value>, right: Option<&Value>) ->
     found
 }
 
-fn compare_lists(type_: Type<'_>, left: &[Value], right: &[Value], found: &mut Found) {
+fn compare_lists(type_: Type<'_>, left: &[Value], right: &[Value], found: &mut Differences) {
     let (left, right) = (type_.items(left), type_.items(right));
     let right_of: BTreeMap<&str, &Vec<&Value>> = right.iter().map(|(e, v)| (e.as_str(), v)).collect();
     let left_of: BTreeMap<&str, &Vec<&Value>> = left.iter().map(|(e, v)| (e.as_str(), v)).collect();
@@ -411,28 +402,28 @@ fn compare_lists(type_: Type<'_>, left: &[Value], right: &[Value], found: &mut F
         let item = type_.item();
         let child = match (l.len(), r.len()) {
             (0 | 1, 0 | 1) => walk_compare(item, l.first().copied(), r.first().copied()),
-            // Given several times, an item is one value.
+            // An item that is given several times is atomic.
             (2.., 2..) => {
-                let mut child = Found::default();
+                let mut child = Differences::default();
                 child.modified.0 = l != r;
                 child
             }
             (2.., _) => {
                 let mut child = r
                     .first()
-                    .map_or_else(Found::default, |r| walk_compare(item, None, Some(r)));
+                    .map_or_else(Differences::default, |r| walk_compare(item, None, Some(r)));
                 child.removed.0 = true;
                 child
             }
             _ => {
                 let mut child = l
                     .first()
-                    .map_or_else(Found::default, |l| walk_compare(item, Some(l), None));
+                    .map_or_else(Differences::default, |l| walk_compare(item, Some(l), None));
                 child.added.0 = true;
                 child
             }
         };
-        found.take_in(element, child);
+        found.add_child(element, child);
     }
 }
 
@@ -442,7 +433,7 @@ pub fn merge(type_: Type<'_>, left: &Value, right: &Value) -> Value {
 }
 
 fn walk_merge(type_: Type<'_>, left: Option<&Value>, right: Option<&Value>) -> Option<Value> {
-    let type_ = type_.settle(left, right);
+    let type_ = type_.resolve(left, right);
     if is_leaf(&type_, left, right) {
         return right.or(left).cloned();
     }
@@ -472,7 +463,7 @@ fn merge_lists(type_: Type<'_>, left: &[Value], right: &[Value]) -> Vec<Value> {
     }
     let left_of: BTreeMap<&str, &Value> = left.iter().map(|(e, v)| (e.as_str(), *v)).collect();
     let right_of: BTreeMap<&str, &Value> = right.iter().map(|(e, v)| (e.as_str(), *v)).collect();
-    // What is given several times is not merged with: it is replaced.
+    // An item that is given several times is not merged but replaced.
     let partner = |e: &str| match times.get(e) {
         Some(1) => left_of.get(e).copied(),
         Some(_) => Some(&Value::Null),
@@ -496,7 +487,7 @@ fn merge_lists(type_: Type<'_>, left: &[Value], right: &[Value]) -> Vec<Value> {
                 continue;
             }
             if right_of.contains_key(le.as_str()) && next_shared.is_some_and(|n| n != le) {
-                // Shared, but not its turn.
+                // Shared by both sides, but not next.
                 l += 1;
                 continue;
             }
@@ -524,9 +515,9 @@ fn merge_lists(type_: Type<'_>, left: &[Value], right: &[Value]) -> Vec<Value> {
 
 /// `value` without the fields of `set`.
 pub fn remove(type_: Type<'_>, value: &Value, set: &FieldSet) -> Value {
-    let type_ = type_.settle(None, Some(value));
+    let type_ = type_.resolve(None, Some(value));
     if !(type_.is_map() || type_.is_list()) {
-        // A scalar is its parent's to take out; what is set as a whole goes with anything in it.
+        // A scalar is removed by its parent; an atomic value is removed if any of its fields is.
         return match value {
             Value::Object(_) | Value::Array(_) => Value::Null,
             scalar => scalar.clone(),
@@ -534,7 +525,7 @@ pub fn remove(type_: Type<'_>, value: &Value, set: &FieldSet) -> Value {
     }
     let mut touched = false;
     let mut inside = |item: Type<'_>, element: &str, value: &Value| {
-        let behind = set.behind(element);
+        let behind = set.below(element);
         if behind.is_empty() {
             return value.clone();
         }
@@ -578,7 +569,7 @@ pub fn remove(type_: Type<'_>, value: &Value, set: &FieldSet) -> Value {
     }
 }
 
-/// The set with every declared field in it that leads to a member.
+/// The set, with every declared field on the path to one of its members.
 pub fn with_named_fields(type_: Type<'_>, set: &FieldSet) -> FieldSet {
     let child = |key: &str| match key.strip_prefix("f:") {
         Some(name) => type_.field(name).unwrap_or(Type::Leaf),

@@ -1,4 +1,4 @@
-//! Each rule with what it takes and what it refuses, in Kubernetes' words.
+//! Each rule with values that it accepts and values that it rejects, with Kubernetes' messages.
 
 use super::*;
 
@@ -8,11 +8,11 @@ fn fine(rule: fn(&str) -> Vec<String>, values: &[&str]) {
     }
 }
 
-fn refused(rule: fn(&str) -> Vec<String>, values: &[(&str, &[&str])]) {
-    for (value, words) in values {
+fn rejected(rule: fn(&str) -> Vec<String>, values: &[(&str, &[&str])]) {
+    for (value, messages) in values {
         let got = rule(value);
-        assert_eq!(got.len(), words.len(), "{value:?}: {got:?}");
-        for (got, want) in got.iter().zip(*words) {
+        assert_eq!(got.len(), messages.len(), "{value:?}: {got:?}");
+        for (got, want) in got.iter().zip(*messages) {
             assert!(
                 got.starts_with(want),
                 "{value:?}: {got:?} does not start with {want:?}"
@@ -24,7 +24,7 @@ fn refused(rule: fn(&str) -> Vec<String>, values: &[(&str, &[&str])]) {
 #[test]
 fn subdomains_are_lower_case_labels_joined_by_dots() {
     fine(dns1123_subdomain, &["a", "a-b.c", "1.2.3", &"a".repeat(253)]);
-    refused(
+    rejected(
         dns1123_subdomain,
         &[
             ("", &["a lowercase RFC 1123 subdomain must"]),
@@ -39,7 +39,7 @@ fn subdomains_are_lower_case_labels_joined_by_dots() {
 #[test]
 fn labels_have_no_dots() {
     fine(dns1123_label, &["a", "0a-b"]);
-    refused(
+    rejected(
         dns1123_label,
         &[
             ("a.b", &["must not contain dots"]),
@@ -48,13 +48,13 @@ fn labels_have_no_dots() {
         ],
     );
     fine(dns1035_label, &["a1"]);
-    refused(dns1035_label, &[("1a", &["a DNS-1035 label must"])]);
+    rejected(dns1035_label, &[("1a", &["a DNS-1035 label must"])]);
 }
 
 #[test]
 fn label_keys_have_an_optional_prefix() {
     fine(qualified_name, &["a", "A.b_c-d", "example.com/A", "a/b"]);
-    refused(
+    rejected(
         qualified_name,
         &[
             ("", &["name part must be non-empty", "name part must consist of"]),
@@ -65,7 +65,7 @@ fn label_keys_have_an_optional_prefix() {
         ],
     );
     fine(label_value, &["", "a", "A_b.c"]);
-    refused(
+    rejected(
         label_value,
         &[("a b", &["a valid label must be an empty string"])],
     );
@@ -74,7 +74,7 @@ fn label_keys_have_an_optional_prefix() {
 #[test]
 fn ports_have_a_letter() {
     fine(port_name, &["http", "a-1"]);
-    refused(
+    rejected(
         port_name,
         &[
             ("80", &["must contain at least one letter"]),
@@ -94,7 +94,7 @@ fn ports_have_a_letter() {
 #[test]
 fn ip_addresses_are_strict() {
     fine(ip_address, &["10.0.0.1", "::1", "FE80::1"]);
-    refused(
+    rejected(
         ip_address,
         &[
             ("010.0.0.1", &["must not have leading 0s"]),
@@ -108,7 +108,7 @@ fn ip_addresses_are_strict() {
 #[test]
 fn other_rules() {
     fine(env_var_name, &["A", "a.b-c", "1 a"]);
-    refused(
+    rejected(
         env_var_name,
         &[
             ("a=b", &["a valid environment variable name"]),
@@ -116,7 +116,7 @@ fn other_rules() {
         ],
     );
     fine(config_map_key, &["a", ".a", "a..b"]);
-    refused(
+    rejected(
         config_map_key,
         &[
             ("..", &["must not be '..'"]),
@@ -124,12 +124,12 @@ fn other_rules() {
         ],
     );
     fine(percent, &["0%", "100%"]);
-    refused(
+    rejected(
         percent,
         &[("%", &["a valid percent"]), ("1", &["a valid percent"])],
     );
     fine(decimal_integer, &["0", "-7", "12"]);
-    refused(
+    rejected(
         decimal_integer,
         &[
             ("-0", &["must be a valid"]),
@@ -138,7 +138,7 @@ fn other_rules() {
         ],
     );
     fine(path_segment, &["a", "a:b"]);
-    refused(
+    rejected(
         path_segment,
         &[
             (".", &["may not be"]),
@@ -146,13 +146,13 @@ fn other_rules() {
         ],
     );
     fine(c_identifier, &["_a1"]);
-    refused(c_identifier, &[("1a", &["a valid C identifier"])]);
+    rejected(c_identifier, &[("1a", &["a valid C identifier"])]);
     fine(wildcard_dns1123_subdomain, &["*.a.b"]);
-    refused(wildcard_dns1123_subdomain, &[("*", &["a wildcard DNS-1123"])]);
+    rejected(wildcard_dns1123_subdomain, &[("*", &["a wildcard DNS-1123"])]);
 }
 
 #[test]
-fn a_generated_names_dash_counts_as_more_to_come() {
+fn the_dash_of_a_generate_name_is_not_the_end_of_the_name() {
     assert_eq!(generated("web-", dns1123_subdomain), Vec::<String>::new());
     assert_eq!(generated("A_", dns1123_subdomain).len(), 1);
     assert_eq!(

@@ -1,8 +1,8 @@
 //! OpenAPI documents, made from the registry and the types' schemas.
 //!
-//! They say what is served: paths, verbs, parameters and types, with the extensions clients look for
-//! (`x-kubernetes-group-version-kind`, `-action`, `-patch-*`, `-list-*`). Nothing is made before it is asked for, and
-//! nothing is kept: a document is a few hundred kilobytes to some megabytes, so callers keep it encoded.
+//! They describe what is served: paths, verbs, parameters and types, with the extensions that clients read
+//! (`x-kubernetes-group-version-kind`, `-action`, `-patch-*`, `-list-*`). A document is made when it is requested, and
+//! is not kept: it has a few hundred kilobytes to some megabytes, so callers keep it encoded.
 
 mod operations;
 mod parameters;
@@ -22,12 +22,12 @@ use operations::Operation;
 use schemas::Schemas;
 
 use crate::emulation::Emulation;
-use crate::registry::Served;
+use crate::registry::ServedKinds;
 
-/// The version whose API this is.
+/// The Kubernetes version of the API.
 const KUBERNETES_VERSION: &str = "v1.36.2";
 
-/// The forms of patches that are taken.
+/// The media types of patches that are accepted.
 const PATCH_FORMS: &[&str] = &[
     "application/json-patch+json",
     "application/merge-patch+json",
@@ -41,7 +41,7 @@ enum Version {
 }
 
 impl Version {
-    /// Where a document keeps its types.
+    /// The path of a document's type definitions.
     fn definitions(self) -> &'static str {
         match self {
             Version::V2 => "/definitions",
@@ -51,25 +51,26 @@ impl Version {
 }
 
 /// `GET /openapi/v2` (swagger 2.0).
-pub fn v2(served: &Served) -> Value {
+pub fn v2(served: &ServedKinds) -> Value {
     v2::document(served)
 }
 
-/// A document of [`v2()`] as gnostic's protobuf message, which clients in Go ask for. Fails only where the document
-/// holds what swagger 2.0 does not have.
+/// A document of [`v2()`] as gnostic's protobuf message, which clients in Go request. Fails only where the document
+/// has members that swagger 2.0 does not have.
 pub fn v2_protobuf(document: &Value) -> Result<Vec<u8>, v2_protobuf::Error> {
     v2_protobuf::encode(document)
 }
 
 /// `GET /openapi/v3`: the paths with their documents' URLs (with a hash for caching). Makes every document once, to
-/// hash it: keep the answer.
-pub fn v3_index(served: &Served) -> Value {
+/// hash it: keep the result.
+pub fn v3_index(served: &ServedKinds) -> Value {
     // The built-in kinds' documents are the same as long as the process runs, and making them takes a while.
     static BUILT_IN: OnceLock<Map<String, Value>> = OnceLock::new();
     if served.emulation() != Emulation::default() {
         return json!({ "paths": index_of(served, v3_paths(served)) });
     }
-    let built_in = BUILT_IN.get_or_init(|| index_of(&Served::default(), v3_paths(&Served::default())));
+    let built_in =
+        BUILT_IN.get_or_init(|| index_of(&ServedKinds::default(), v3_paths(&ServedKinds::default())));
     let mut paths = built_in.clone();
     let more = v3_paths(served);
     let more = more.into_iter().filter(|path| !built_in.contains_key(path));
@@ -77,7 +78,7 @@ pub fn v3_index(served: &Served) -> Value {
     json!({ "paths": paths })
 }
 
-fn index_of(served: &Served, paths: impl IntoIterator<Item = String>) -> Map<String, Value> {
+fn index_of(served: &ServedKinds, paths: impl IntoIterator<Item = String>) -> Map<String, Value> {
     let entry = |path: String| {
         let hash = hash(&v3(served, &path)?);
         let entry = json!({ "serverRelativeURL": format!("/openapi/v3/{path}?hash={hash}") });
@@ -87,7 +88,7 @@ fn index_of(served: &Served, paths: impl IntoIterator<Item = String>) -> Map<Str
 }
 
 /// The names of all documents, such as `apis/apps/v1`.
-pub fn v3_paths(served: &Served) -> Vec<String> {
+pub fn v3_paths(served: &ServedKinds) -> Vec<String> {
     let mut paths = root_documents::paths(served);
     for (group, versions) in served.groups() {
         let of = |version| root_documents::group_version_path(group, version);
@@ -98,7 +99,7 @@ pub fn v3_paths(served: &Served) -> Vec<String> {
 }
 
 /// `GET /openapi/v3/{path}`, such as `apis/apps/v1`; `None` for an unknown one.
-pub fn v3(served: &Served, path: &str) -> Option<Value> {
+pub fn v3(served: &ServedKinds, path: &str) -> Option<Value> {
     if let Some(document) = root_documents::parse_group_version(path)
         .and_then(|(group, version)| v3::group_version(served, group, version))
     {
@@ -109,7 +110,7 @@ pub fn v3(served: &Served, path: &str) -> Option<Value> {
     Some(v3::single(&endpoint, &tag, schemas))
 }
 
-/// A document's hash, as it stands in the index's URLs and (in quotes) in ETags.
+/// A document's hash, as in the index's URLs and (in quotes) in ETags.
 pub fn hash(document: &Value) -> String {
     struct Hashing(Sha256);
     impl io::Write for Hashing {
@@ -144,7 +145,7 @@ fn meaning(code: u16) -> &'static str {
 }
 
 impl Operation<'_> {
-    /// The media type of an answer that is no object.
+    /// The media type of a response that is not an object.
     fn text_type(&self) -> &'static str {
         match self.action {
             "connect" => "*/*",

@@ -1,10 +1,10 @@
-//! The requests a kind answers, in no document's form yet.
+//! The operations of a kind, independent of the document's version.
 
 use super::parameters::{self as params, Parameter};
 use super::schemas::{Gvk, Schemas};
 use crate::kind::{Kind, Subresource};
 
-/// A path and what can be asked of it.
+/// A path and its operations.
 pub(super) struct Endpoint<'a> {
     pub path: String,
     /// Of every operation.
@@ -17,13 +17,13 @@ pub(super) struct Operation<'a> {
     pub method: &'static str,
     pub id: String,
     pub description: String,
-    /// The authorizer's idea of it: `list`, `post`, `connect` …; empty for documents' own paths.
+    /// The verb for the authorizer: `list`, `post`, `connect` …; empty for documents' own paths.
     pub action: &'static str,
     pub gvk: Option<Gvk<'a>>,
     pub parameters: &'static [&'static Parameter],
     pub body: Option<Body>,
-    /// The type of the answer; `None`: text or a stream.
-    pub answer: Option<String>,
+    /// The type of the response; `None`: text or a stream.
+    pub response_type: Option<String>,
     pub codes: &'static [u16],
     pub watchable: bool,
 }
@@ -31,7 +31,7 @@ pub(super) struct Operation<'a> {
 pub(super) enum Body {
     /// An object of this type.
     Object(String),
-    /// Likewise, and it may be left out.
+    /// The same, and optional.
     Optional(String),
     /// A patch (of this type) in one of its forms.
     Patch(String),
@@ -164,7 +164,7 @@ impl<'a> Requests<'a, '_> {
         Some((self.kind.group(), self.kind.version(), self.kind.kind()))
     }
 
-    /// `createCoreV1NamespacedPod`, with the subresource's name behind it.
+    /// `createCoreV1NamespacedPod`, with the subresource's name after it.
     fn id(&self, verb: &str, sub: &str) -> String {
         format!(
             "{verb}{}{}{}{}",
@@ -186,7 +186,7 @@ impl<'a> Requests<'a, '_> {
             gvk: self.gvk(),
             parameters: params::LIST,
             body: None,
-            answer: Some(self.schemas.list(self.kind)),
+            response_type: Some(self.schemas.list(self.kind)),
             codes: READ,
             watchable,
         }
@@ -206,7 +206,7 @@ impl<'a> Requests<'a, '_> {
                     gvk: self.gvk(),
                     parameters: params::WRITE,
                     body: Some(Body::Object(self.schemas.kind(kind))),
-                    answer: Some(self.schemas.kind(kind)),
+                    response_type: Some(self.schemas.kind(kind)),
                     codes: CREATED,
                     watchable: false,
                 },
@@ -218,7 +218,7 @@ impl<'a> Requests<'a, '_> {
                     gvk: self.gvk(),
                     parameters: params::DELETE_COLLECTION,
                     body: Some(Body::Optional(self.schemas.delete_options())),
-                    answer: Some(self.schemas.status()),
+                    response_type: Some(self.schemas.status()),
                     codes: READ,
                     watchable: false,
                 },
@@ -230,7 +230,7 @@ impl<'a> Requests<'a, '_> {
 
     fn of_item(&mut self) -> Vec<Operation<'a>> {
         let kind = self.kind;
-        // Pods and some others answer a delete with the object, the rest with a Status.
+        // Pods and some others respond to a delete with the object, the rest with a Status.
         let schema = self.schemas.kind(kind);
         let mut operations = self.reads_and_writes(kind.verbs, "", &schema, self.gvk());
         if kind.verbs.contains(&"delete") {
@@ -242,7 +242,7 @@ impl<'a> Requests<'a, '_> {
                 gvk: self.gvk(),
                 parameters: params::DELETE,
                 body: Some(Body::Optional(self.schemas.delete_options())),
-                answer: Some(if answers_with_object(kind) {
+                response_type: Some(if returns_object(kind) {
                     schema
                 } else {
                     self.schemas.status()
@@ -298,7 +298,7 @@ impl<'a> Requests<'a, '_> {
                 parameters,
                 body,
                 // A log is text.
-                answer: (sub != "log").then(|| schema.to_string()),
+                response_type: (sub != "log").then(|| schema.to_string()),
                 codes,
                 watchable: false,
             });
@@ -327,7 +327,7 @@ impl<'a> Requests<'a, '_> {
                 gvk,
                 parameters: params::WRITE,
                 body: Some(Body::Object(schema.clone())),
-                answer: Some(schema),
+                response_type: Some(schema),
                 codes: CREATED,
                 watchable: false,
             });
@@ -372,7 +372,7 @@ impl<'a> Requests<'a, '_> {
             gvk,
             parameters: &[],
             body: None,
-            answer: None,
+            response_type: None,
             codes: READ,
             watchable: false,
         };
@@ -380,8 +380,8 @@ impl<'a> Requests<'a, '_> {
     }
 }
 
-/// Kinds whose deletion is answered with the object as it was last.
-fn answers_with_object(kind: &Kind) -> bool {
+/// Kinds whose deletion returns the object in its last state.
+fn returns_object(kind: &Kind) -> bool {
     match kind.group() {
         "" => matches!(
             kind.kind(),

@@ -5,7 +5,7 @@
 pub(super) struct Parameter {
     pub name: &'static str,
     /// `query` or `path`.
-    pub place: &'static str,
+    pub location: &'static str,
     pub of: &'static str,
     pub description: &'static str,
 }
@@ -13,7 +13,7 @@ pub(super) struct Parameter {
 const fn query(name: &'static str, of: &'static str, description: &'static str) -> Parameter {
     Parameter {
         name,
-        place: "query",
+        location: "query",
         of,
         description,
     }
@@ -22,7 +22,7 @@ const fn query(name: &'static str, of: &'static str, description: &'static str) 
 const fn path(name: &'static str, description: &'static str) -> Parameter {
     Parameter {
         name,
-        place: "path",
+        location: "path",
         of: "string",
         description,
     }
@@ -31,7 +31,7 @@ const fn path(name: &'static str, description: &'static str) -> Parameter {
 pub(super) const NAME: &Parameter = &path("name", "The object's name.");
 pub(super) const NAMESPACE: &Parameter = &path("namespace", "The object's namespace.");
 pub(super) const PRETTY: &Parameter = &query("pretty", "string", "Whether JSON is indented for people.");
-/// What follows `/proxy/`.
+/// The path after `/proxy/`.
 pub(super) const PROXIED: &Parameter = &path("path", "The path of the proxied request.");
 
 const CONTINUE: &Parameter = &query(
@@ -105,11 +105,11 @@ const FIELD_MANAGER: &Parameter = &query(
     "string",
     "Who makes the change: up to 128 printable characters.",
 );
-/// kubectl looks for it before it relies on the server to validate.
+/// kubectl checks for it before it relies on server-side validation.
 const FIELD_VALIDATION: &Parameter = &query(
     "fieldValidation",
     "string",
-    "What unknown or repeated fields lead to: Ignore, Warn (the default), or Strict, which refuses them.",
+    "What unknown or repeated fields lead to: Ignore, Warn (the default), or Strict, which rejects them.",
 );
 const FORCE: &Parameter = &query(
     "force",
@@ -171,7 +171,7 @@ const TTY: &Parameter = &query("tty", "boolean", "Whether there is a terminal.")
 const COMMAND: &Parameter = &query(
     "command",
     "string",
-    "The command, an argument a parameter; there is no shell.",
+    "The command, with one parameter for each argument; it is not run in a shell.",
 );
 const PORTS: &Parameter = &query("ports", "integer", "The ports to forward to.");
 const PROXY_PATH: &Parameter = &query("path", "string", "The path of the proxied request.");
@@ -200,7 +200,7 @@ const LOG: &[&Parameter] = &[
     &query("timestamps", "boolean", "Whether each line begins with its time."),
 ];
 
-/// What a subresource takes beside the usual.
+/// The parameters of a subresource in addition to the usual ones.
 pub(super) fn of_subresource(name: &str) -> &'static [&'static Parameter] {
     match name {
         "log" => LOG,

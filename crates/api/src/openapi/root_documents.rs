@@ -1,11 +1,11 @@
-//! What is served beside the kinds: discovery, the version, the keys of service account tokens.
+//! The documents of paths that belong to no kind: discovery, the version, the keys of service account tokens.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroup, APIGroupList, APIResourceList, APIVersions};
 use k8s_openapi::apimachinery::pkg::version::Info;
 
 use super::operations::{Endpoint, Operation, tag, title};
 use super::schemas::Schemas;
-use crate::registry::Served;
+use crate::registry::ServedKinds;
 
 /// `api/v1`, `apis/apps/v1`: how a group version's document is called.
 pub(super) fn group_version_path(group: &str, version: &str) -> String {
@@ -27,7 +27,7 @@ pub(super) fn parse_group_version(path: &str) -> Option<(&str, &str)> {
 }
 
 /// The documents that are no group version's.
-pub(super) fn paths(served: &Served) -> Vec<String> {
+pub(super) fn paths(served: &ServedKinds) -> Vec<String> {
     let fixed = [
         ".well-known/openid-configuration",
         "api",
@@ -41,7 +41,7 @@ pub(super) fn paths(served: &Served) -> Vec<String> {
     paths
 }
 
-fn get(path: &str, id: String, description: &str, answer: Option<String>) -> Endpoint<'static> {
+fn get(path: &str, id: String, description: &str, response_type: Option<String>) -> Endpoint<'static> {
     Endpoint {
         path: format!("/{path}/"),
         parameters: Vec::new(),
@@ -53,7 +53,7 @@ fn get(path: &str, id: String, description: &str, answer: Option<String>) -> End
             gvk: None,
             parameters: &[],
             body: None,
-            answer,
+            response_type,
             codes: &[200],
             watchable: false,
         }],
@@ -62,38 +62,38 @@ fn get(path: &str, id: String, description: &str, answer: Option<String>) -> End
 
 /// The endpoint of one of [`paths`], and its tag.
 pub(super) fn endpoint(
-    served: &Served,
+    served: &ServedKinds,
     path: &str,
     schemas: &mut Schemas,
 ) -> Option<(Endpoint<'static>, String)> {
     let found = match path {
         "api" => {
-            let answer = schemas.meta::<APIVersions>();
+            let response_type = schemas.meta::<APIVersions>();
             let endpoint = get(
                 path,
                 "getCoreAPIVersions".into(),
                 "get the API's versions",
-                Some(answer),
+                Some(response_type),
             );
             (endpoint, "core".to_string())
         }
         "apis" => {
-            let answer = schemas.meta::<APIGroupList>();
+            let response_type = schemas.meta::<APIGroupList>();
             let endpoint = get(
                 path,
                 "getAPIVersions".into(),
                 "get the API's groups",
-                Some(answer),
+                Some(response_type),
             );
             (endpoint, "apis".to_string())
         }
         "version" => {
-            let answer = schemas.meta::<Info>();
+            let response_type = schemas.meta::<Info>();
             let endpoint = get(
                 path,
                 "getCodeVersion".into(),
                 "get the server's version",
-                Some(answer),
+                Some(response_type),
             );
             (endpoint, "version".to_string())
         }
@@ -110,9 +110,9 @@ pub(super) fn endpoint(
         _ => {
             let group = path.strip_prefix("apis/")?;
             served.groups().iter().find(|(known, _)| *known == group)?;
-            let answer = schemas.meta::<APIGroup>();
+            let response_type = schemas.meta::<APIGroup>();
             let id = format!("get{}APIGroup", title(group, ""));
-            (get(path, id, "get a group", Some(answer)), tag(group, ""))
+            (get(path, id, "get a group", Some(response_type)), tag(group, ""))
         }
     };
     Some(found)
@@ -120,12 +120,12 @@ pub(super) fn endpoint(
 
 /// The list of a group version's resources, at its root (`/apis/apps/v1`).
 pub(super) fn resources(root: &str, group: &str, version: &str, schemas: &mut Schemas) -> Endpoint<'static> {
-    let answer = schemas.meta::<APIResourceList>();
+    let response_type = schemas.meta::<APIResourceList>();
     let id = format!("get{}APIResources", title(group, version));
     get(
         root.trim_start_matches('/'),
         id,
         "get the group version's resources",
-        Some(answer),
+        Some(response_type),
     )
 }

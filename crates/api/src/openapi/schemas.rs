@@ -9,6 +9,7 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use super::Version;
+use crate::descriptors;
 use crate::kind::{Kind, Subresource};
 use crate::registry;
 use crate::schema::rules::{self, List};
@@ -30,7 +31,7 @@ pub(super) struct Schemas {
     generator: SchemaGenerator,
     /// Types that are not generated: lists.
     made: Map<String, Value>,
-    /// Whose document it is; both empty for those of no group version.
+    /// The group and version of the document; both empty for those of no group version.
     group_version: (String, String),
 }
 
@@ -87,7 +88,7 @@ impl Schemas {
         name
     }
 
-    /// What a subresource speaks; `None` where that is no JSON object (streams).
+    /// The type of a subresource; `None` where that is not a JSON object (streams).
     pub(super) fn subresource(&mut self, kind: &Kind, sub: &Subresource) -> Option<String> {
         match (sub.group, sub.kind(kind)) {
             ("", name) if name == kind.kind() => Some(self.kind(kind)),
@@ -150,7 +151,7 @@ fn named(reference: &schemars::Schema) -> String {
         .to_string()
 }
 
-/// Kinds that clients send or get and that are in no registry: of metadata, and of subresources.
+/// Kinds of requests and responses that are not in the registry: of metadata, and of subresources.
 const UNREGISTERED: &[Gvk<'static>] = &[
     ("", "v1", "APIGroup"),
     ("", "v1", "APIGroupList"),
@@ -182,23 +183,7 @@ fn gvk_of(name: &str) -> Option<Gvk<'static>> {
         .or_else(|| UNREGISTERED.iter().copied().find(is_it))
 }
 
-/// Types whose `name` may be left out, for compatibility with their oldest users.
-fn may_be_nameless(name: &str) -> bool {
-    let name = name.strip_prefix("io.k8s.api.core.v1.").unwrap_or_default();
-    matches!(
-        name,
-        "ConfigMapEnvSource"
-            | "ConfigMapKeySelector"
-            | "ConfigMapProjection"
-            | "ConfigMapVolumeSource"
-            | "LocalObjectReference"
-            | "SecretEnvSource"
-            | "SecretKeySelector"
-            | "SecretProjection"
-    )
-}
-
-/// Packages of Kubernetes' own types. What a custom resource's schema says is its author's.
+/// Packages of Kubernetes' own types. The schemas of custom resources are published as their authors wrote them.
 const PACKAGES: [&str; 4] = [
     "io.k8s.api.",
     "io.k8s.apimachinery.",
@@ -206,22 +191,22 @@ const PACKAGES: [&str; 4] = [
     "io.k8s.kube-aggregator.",
 ];
 
-/// The generated schemas call required what the Rust types always hold.
-fn correct_required(name: &str, schema: &mut Map<String, Value>) {
-    let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) else {
+/// Sets the required fields: the generated schemas have every field there that is not optional in Rust.
+fn set_required(name: &str, schema: &mut Map<String, Value>) {
+    let Some(of) = descriptors::published(name) else {
         return;
     };
-    // Events tell their namespace by it.
-    let needs_metadata = name == "io.k8s.api.core.v1.Event";
-    required.retain(|field| {
-        (field != "metadata" || needs_metadata) && !(field == "name" && may_be_nameless(name))
-    });
-    if name == "io.k8s.api.events.v1.Event" {
-        required.push("eventTime".into());
-    }
-    if required.is_empty() {
-        schema.remove("required");
-    }
+    let mut required: Vec<&str> = of
+        .fields()
+        .iter()
+        .filter(|f| f.is_required)
+        .map(|f| f.name)
+        .collect();
+    required.sort_unstable();
+    match required.is_empty() {
+        true => schema.remove("required"),
+        false => schema.insert("required".into(), required.into()),
+    };
 }
 
 /// Gives a type the form Kubernetes publishes it in.
@@ -255,7 +240,7 @@ fn publish(name: &str, schema: &mut Value, version: Version) {
             schema.insert("format".into(), format.into());
         }
     }
-    correct_required(name, schema);
+    set_required(name, schema);
     if name == ANYTHING {
         schema.remove("type");
     }
@@ -280,8 +265,8 @@ fn publish(name: &str, schema: &mut Value, version: Version) {
     }
 }
 
-/// Says which values there are: of the field, or of its items.
-fn enumerate(schema: &mut Value, values: &[&str]) {
+/// Adds the enum of the field, or of its items.
+fn enumerate(schema: &mut Value, values: &[String]) {
     let of = ["items", "additionalProperties"]
         .into_iter()
         .find(|of| schema.get(*of).is_some());
@@ -292,7 +277,7 @@ fn enumerate(schema: &mut Value, values: &[&str]) {
     of["enum"] = values.into();
 }
 
-/// A reference must stand alone in OpenAPI 3.0, so what has more to say wraps it.
+/// A reference has no siblings in OpenAPI 3.0, so a schema with more members wraps it.
 fn wrap_reference(schema: &mut Value) {
     let Some(fields) = schema.as_object_mut() else {
         return;
@@ -307,12 +292,12 @@ fn wrap_reference(schema: &mut Value) {
 /// Puts a rule's extensions into the field's schema.
 fn extend(schema: &mut Value, rule: &Rule) {
     let mut set = |name: &str, value: Value| schema[format!("x-kubernetes-{name}")] = value;
-    match rule.list {
+    match &rule.list {
         Some(List::Atomic) => set("list-type", "atomic".into()),
         Some(List::Set) => set("list-type", "set".into()),
         Some(List::Map(keys)) => {
             set("list-type", "map".into());
-            set("list-map-keys", keys.into());
+            set("list-map-keys", keys.as_slice().into());
         }
         None => {}
     }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::*;
 
 fn document(path: &str) -> Value {
-    v3(&Served::default(), path).unwrap_or_else(|| panic!("no document {path}"))
+    v3(&ServedKinds::default(), path).unwrap_or_else(|| panic!("no document {path}"))
 }
 
 /// Calls `visit` with every `$ref` below. (JSONSchemaProps has a field of that name, whose schema is no text.)
@@ -35,11 +35,11 @@ fn operations(document: &Value) -> Vec<(String, String, &Value)> {
 }
 
 #[test]
-fn every_document_is_whole() {
-    let documents = v3_paths(&Served::default())
+fn every_document_has_all_schemas_it_refers_to() {
+    let documents = v3_paths(&ServedKinds::default())
         .into_iter()
         .map(|path| (document(&path), path));
-    for (document, path) in documents.chain([(v2(&Served::default()), "v2".to_string())]) {
+    for (document, path) in documents.chain([(v2(&ServedKinds::default()), "v2".to_string())]) {
         references(&document, &mut |reference| {
             let pointer = reference.strip_prefix('#').unwrap_or_default();
             assert!(document.pointer(pointer).is_some(), "{path}: {reference}");
@@ -57,7 +57,7 @@ fn every_document_is_whole() {
     }
 }
 
-/// Before it sends a manifest, kubectl looks for this parameter, and for the form of patches.
+/// Before it sends a manifest, kubectl checks for this parameter, and for the media types of patches.
 #[test]
 fn every_patch_names_its_kind_and_takes_field_validation() {
     for kind in crate::registry::ALL
@@ -90,7 +90,7 @@ fn every_patch_names_its_kind_and_takes_field_validation() {
 }
 
 #[test]
-fn fields_carry_what_a_client_merges_by() {
+fn fields_have_their_merge_keys_and_strategies() {
     let core = document("api/v1");
     let schemas = &core["components"]["schemas"];
     let spec = &schemas["io.k8s.api.core.v1.PodSpec"]["properties"];
@@ -123,8 +123,8 @@ fn fields_carry_what_a_client_merges_by() {
 }
 
 #[test]
-fn version_2_has_its_own_forms() {
-    let document = v2(&Served::default());
+fn version_2_has_its_own_schema_forms() {
+    let document = v2(&ServedKinds::default());
     let definitions = &document["definitions"];
     let spec = &definitions["io.k8s.api.core.v1.PodSpec"]["properties"];
     assert_eq!(
@@ -151,11 +151,11 @@ fn version_2_has_its_own_forms() {
 
 #[test]
 fn the_index_leads_to_each_document_by_its_hash() {
-    let index = v3_index(&Served::default());
+    let index = v3_index(&ServedKinds::default());
     let entries = index["paths"].as_object().expect("paths");
     assert_eq!(
         entries.keys().cloned().collect::<Vec<_>>(),
-        v3_paths(&Served::default())
+        v3_paths(&ServedKinds::default())
     );
     let url = entries["apis/apps/v1"]["serverRelativeURL"].as_str();
     let hash = hash(&document("apis/apps/v1"));
@@ -175,6 +175,6 @@ fn what_is_not_served_has_no_document() {
         "apis/apps/v1/",
         "apis//v1",
     ] {
-        assert!(v3(&Served::default(), path).is_none(), "{path:?}");
+        assert!(v3(&ServedKinds::default(), path).is_none(), "{path:?}");
     }
 }

@@ -6,7 +6,7 @@ use super::operations::{self, Body, Endpoint, Operation};
 use super::parameters::Parameter;
 use super::schemas::Schemas;
 use super::{KUBERNETES_VERSION, Version, root_documents};
-use crate::registry::Served;
+use crate::registry::ServedKinds;
 
 const ANSWERS: &[&str] = &["application/json", "application/yaml"];
 const WATCHES: &[&str] = &[
@@ -15,7 +15,7 @@ const WATCHES: &[&str] = &[
     "application/json;stream=watch",
 ];
 
-pub(super) fn document(served: &Served) -> Value {
+pub(super) fn document(served: &ServedKinds) -> Value {
     let mut schemas = Schemas::new(Version::V2);
     let mut paths = Map::new();
     let mut add = |endpoint: Endpoint, tag: &str, schemas: &Schemas| {
@@ -62,12 +62,12 @@ fn parameters(list: &[&Parameter]) -> Vec<Value> {
         .map(|parameter| {
             let mut body = json!({
                 "name": parameter.name,
-                "in": parameter.place,
+                "in": parameter.location,
                 "description": parameter.description,
                 "type": parameter.of,
                 "uniqueItems": true,
             });
-            if parameter.place == "path" {
+            if parameter.location == "path" {
                 body["required"] = true.into();
             }
             body
@@ -87,11 +87,11 @@ fn path_item(endpoint: &Endpoint, tag: &str, schemas: &Schemas) -> Value {
 }
 
 fn rendered(operation: &Operation, tag: &str, schemas: &Schemas) -> Value {
-    let schema = match &operation.answer {
+    let schema = match &operation.response_type {
         Some(name) => schemas.reference(name),
         None => json!({"type": "string"}),
     };
-    let produces = match &operation.answer {
+    let produces = match &operation.response_type {
         Some(_) if operation.watchable => WATCHES.to_vec(),
         Some(_) => ANSWERS.to_vec(),
         None => vec![operation.text_type()],

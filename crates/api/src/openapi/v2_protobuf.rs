@@ -1,8 +1,8 @@
 //! The swagger document as protobuf: gnostic's `openapi.v2.Document`.
 //!
-//! Clients in Go read the document in this form alone (client-go's `OpenAPISchema`). The messages stand here as tables
-//! of field numbers, and one encoder walks a JSON document along them. Members that a table does not know are an
-//! error, so nothing of a document is left out unseen; extensions (`x-…`) go everywhere. Tables hold what Kubernetes
+//! Clients in Go read the document only in this form (client-go's `OpenAPISchema`). The messages are tables
+//! of field numbers, and one encoder traverses a JSON document by them. Members that a table does not have are an
+//! error, so nothing of a document is lost silently; extensions (`x-…`) are allowed everywhere. Tables have what Kubernetes
 //! publishes: no OAuth, no forms, no file uploads.
 
 use serde_json::{Map, Value};
@@ -29,7 +29,7 @@ struct Message {
     extensions: u32,
 }
 
-/// How a JSON value stands on the wire.
+/// How a JSON value is encoded.
 #[derive(Clone, Copy)]
 enum Form {
     Text,
@@ -39,19 +39,19 @@ enum Form {
     /// Any JSON, as YAML text, of which JSON is a part.
     Any,
     Message(&'static Message),
-    /// An object of any keys: a message with a list of names and values at number 1, or with extensions beside them.
+    /// An object of any keys: a message with a list of names and values at number 1, or with extensions in addition.
     Named(&'static Form, Numbers),
     /// A JSON list.
     Repeated(&'static Form),
     /// A message with nothing but a list at number 1, for which JSON may have a single value.
     OneOrMany(&'static Form),
-    /// One of several messages, told by the value; each stands at its number in a message around it.
+    /// One of several messages, chosen by the value; each is at its number in an enclosing message.
     OneOf(fn(&Value) -> Option<Choice>),
 }
 
 type Choice = (u32, Form);
 
-/// Where names and values stand in a message of [`Form::Named`].
+/// The numbers of names and values in a message of [`Form::Named`].
 #[derive(Clone, Copy)]
 struct Numbers {
     named: u32,
@@ -228,7 +228,7 @@ static QUERY_PARAMETER: Message = Message {
     extensions: 23,
 };
 
-/// Also of headers, whose message has the same numbers.
+/// Also for headers, whose message has the same numbers.
 static PATH_PARAMETER: Message = Message {
     name: "PathParameterSubSchema",
     fields: &[
@@ -419,7 +419,7 @@ fn message<'a>(of: &Message, value: &'a Value, at: &mut At<'a>, out: &mut Vec<u8
     Ok(())
 }
 
-/// A member: what is its type's zero value is not written, as in all of proto3.
+/// A member: the zero value of its type is not written, as in all of proto3.
 fn field<'a>(
     number: u32,
     form: &Form,
@@ -518,7 +518,7 @@ fn content<'a>(form: &Form, value: &'a Value, at: &mut At<'a>, out: &mut Vec<u8>
                 .ok_or_else(|| unexpected("a kind of parameter or security that is known", value, at))?;
             present(number, &form, value, at, out)
         }
-        // Scalars and lists are no messages; fields of them never come here.
+        // Scalars and lists are not messages; their fields are handled elsewhere.
         Text | Bool | Integer | Double | Repeated(_) => Err(unexpected("a message", value, at)),
     }
 }

@@ -6,10 +6,10 @@ use super::operations::{self, Body, Endpoint, Operation};
 use super::parameters::Parameter;
 use super::schemas::Schemas;
 use super::{KUBERNETES_VERSION, Version, root_documents};
-use crate::registry::Served;
+use crate::registry::ServedKinds;
 
-/// What objects are answered as.
-const ANSWERS: &[&str] = &["application/json", "application/yaml"];
+/// The media types of responses.
+const RESPONSE_MEDIA_TYPES: &[&str] = &["application/json", "application/yaml"];
 const WATCHES: &[&str] = &[
     "application/json",
     "application/json;stream=watch",
@@ -17,7 +17,7 @@ const WATCHES: &[&str] = &[
 ];
 
 /// The document of a group version; `None` if nothing is served there.
-pub(super) fn group_version(served: &Served, group: &str, version: &str) -> Option<Value> {
+pub(super) fn group_version(served: &ServedKinds, group: &str, version: &str) -> Option<Value> {
     let mut schemas = Schemas::new(Version::V3);
     let tag = operations::tag(group, version);
     let mut paths = Map::new();
@@ -64,11 +64,11 @@ fn parameters(list: &[&Parameter]) -> Value {
         .map(|parameter| {
             let mut body = json!({
                 "name": parameter.name,
-                "in": parameter.place,
+                "in": parameter.location,
                 "description": parameter.description,
                 "schema": {"type": parameter.of, "uniqueItems": true},
             });
-            if parameter.place == "path" {
+            if parameter.location == "path" {
                 body["required"] = true.into();
             }
             body
@@ -96,16 +96,16 @@ fn content(types: &[&str], schema: &Value) -> Value {
 }
 
 fn rendered(operation: &Operation, tag: &str, schemas: &Schemas) -> Value {
-    let answer = match &operation.answer {
+    let response_content = match &operation.response_type {
         Some(name) if operation.watchable => content(WATCHES, &schemas.reference(name)),
-        Some(name) => content(ANSWERS, &schemas.reference(name)),
+        Some(name) => content(RESPONSE_MEDIA_TYPES, &schemas.reference(name)),
         None => content(&[operation.text_type()], &json!({"type": "string"})),
     };
     let mut responses: Map<String, Value> = operation
         .codes
         .iter()
         .map(|code| {
-            let response = json!({"description": super::meaning(*code), "content": answer});
+            let response = json!({"description": super::meaning(*code), "content": response_content});
             (code.to_string(), response)
         })
         .collect();

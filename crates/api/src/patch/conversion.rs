@@ -1,12 +1,12 @@
-//! Why a document that a strategic merge patch made is no object, in the words of the converter that reads it there:
-//! it goes from value to value without JSON in between, and calls types by their Go kinds.
+//! The error for a result of a strategic merge patch that does not decode, worded as by apimachinery's unstructured converter:
+//! it converts without JSON in between, and names types by their Go kinds.
 
-/// The converter's words for a mistake that the JSON reader found (`json: cannot unmarshal string into Go struct field
-/// ScaleSpec.spec.replicas of type int32`). `None` for mistakes of another sort.
-pub fn words(json_words: &str) -> Option<String> {
-    let rest = json_words.strip_prefix("json: cannot unmarshal ")?;
+/// The converter's message for an error that the JSON reader found (`json: cannot unmarshal string into Go struct field
+/// ScaleSpec.spec.replicas of type int32`). `None` for errors of another type.
+pub fn converter_message(json_message: &str) -> Option<String> {
+    let rest = json_message.strip_prefix("json: cannot unmarshal ")?;
     let (found, rest) = rest.split_once(" into Go ")?;
-    let wanted = rest.rsplit_once("of type ")?.1;
+    let go_type = rest.rsplit_once("of type ")?.1;
     let number = found.strip_prefix("number");
     let found = match found {
         "array" => "slice",
@@ -16,30 +16,30 @@ pub fn words(json_words: &str) -> Option<String> {
         _ if number.is_some() => "int64",
         _ => return None,
     };
-    Some(if wanted.starts_with("map[") {
+    Some(if go_type.starts_with("map[") {
         format!("cannot restore map from {found}")
-    } else if wanted.starts_with("[]") {
+    } else if go_type.starts_with("[]") {
         format!("cannot restore slice from {found}")
-    } else if wanted.contains('.') {
+    } else if go_type.contains('.') {
         format!("cannot restore struct from: {found}")
     } else {
-        // Go converts between numbers, and from a whole number to a text, but JSON does not.
-        let convertible = matches!((found, wanted), ("int64", "string"))
-            || (matches!(found, "int64" | "float64") && wanted.starts_with(['i', 'u', 'f']));
+        // Go converts between numbers, and from an integer to a string, but JSON does not.
+        let convertible = matches!((found, go_type), ("int64", "string"))
+            || (matches!(found, "int64" | "float64") && go_type.starts_with(['i', 'u', 'f']));
         match convertible {
-            true => format!("cannot convert {found} to {wanted}"),
-            false => format!("unrecognized type: {wanted}"),
+            true => format!("cannot convert {found} to {go_type}"),
+            false => format!("unrecognized type: {go_type}"),
         }
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::words;
+    use super::converter_message;
 
     #[test]
-    fn mistakes_are_told_by_the_kinds_of_go() {
-        for (found, wanted, expected) in [
+    fn errors_name_go_kinds() {
+        for (found, go_type, expected) in [
             ("string", "int32", "unrecognized type: int32"),
             ("number", "string", "cannot convert int64 to string"),
             ("number 1.5", "int32", "cannot convert float64 to int32"),
@@ -50,9 +50,12 @@ mod tests {
             ("array", "v1.PodSpec", "cannot restore struct from: slice"),
         ] {
             let json =
-                format!("json: cannot unmarshal {found} into Go struct field A.spec.b of type {wanted}");
-            assert_eq!(words(&json).as_deref(), Some(expected), "{json}");
+                format!("json: cannot unmarshal {found} into Go struct field A.spec.b of type {go_type}");
+            assert_eq!(converter_message(&json).as_deref(), Some(expected), "{json}");
         }
-        assert_eq!(words("strict decoding error: unknown field \"a\""), None);
+        assert_eq!(
+            converter_message("strict decoding error: unknown field \"a\""),
+            None
+        );
     }
 }

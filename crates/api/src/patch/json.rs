@@ -1,4 +1,4 @@
-//! JSON patch (RFC 6902), with the habits of the library behind kube-apiserver, which clients have come to rely on:
+//! JSON patch (RFC 6902), with the peculiarities of kube-apiserver's library, which clients rely on:
 //! a path's text before its first slash does not count, negative indices count from the end, and `replace` of a key
 //! that is not there adds it.
 
@@ -13,7 +13,7 @@ pub const MAX_OPERATIONS: usize = 10_000;
 /// How many bytes of JSON all `copy` operations of one patch may add, as in Kubernetes: twice a request's body.
 pub const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
 
-/// Applies `patch` (an array of operations). Kubernetes' refusals: 400 for a patch that is none, 413 for one with
+/// Applies `patch` (an array of operations). Kubernetes' errors: 400 for an invalid patch, 413 for one with
 /// more than [`MAX_OPERATIONS`], 422 for one that fails; `doc` is then in an undefined state.
 pub fn apply(doc: &mut Value, patch: &Value) -> Result<(), Error> {
     let operations = decode(patch)?;
@@ -34,7 +34,7 @@ pub fn apply(doc: &mut Value, patch: &Value) -> Result<(), Error> {
     Ok(())
 }
 
-/// Members of operations that have no meaning, as paths (`[0].foo`) for warnings and strict refusals.
+/// Unknown members of operations, as paths (`[0].foo`) for warnings and strict errors.
 pub fn unknown_fields(patch: &Value) -> Vec<String> {
     let mut unknown = Vec::new();
     for (i, operation) in patch.as_array().into_iter().flatten().enumerate() {
@@ -52,12 +52,12 @@ struct Operation<'a> {
     op: &'a str,
     path: Option<&'a str>,
     from: Option<&'a str>,
-    /// `None`: not given, which is not `null`.
+    /// `None`: absent, which is not `null`.
     value: Option<&'a Value>,
 }
 
 fn decode(patch: &Value) -> Result<Vec<Operation<'_>>, Error> {
-    let refuse = |found: &Value, into: &str| {
+    let cannot_unmarshal = |found: &Value, into: &str| {
         Error::bad_request(format!(
             "error decoding patch: json: cannot unmarshal {} into {into}",
             go_json_kind(found)
@@ -66,19 +66,19 @@ fn decode(patch: &Value) -> Result<Vec<Operation<'_>>, Error> {
     let list = match patch {
         Value::Array(list) => list,
         Value::Null => return Ok(Vec::new()),
-        other => return Err(refuse(other, "Go value of type []handlers.jsonPatchOp")),
+        other => return Err(cannot_unmarshal(other, "Go value of type []handlers.jsonPatchOp")),
     };
     list.iter()
         .map(|operation| {
             let members = match operation {
                 Value::Object(members) => members,
                 Value::Null => return Ok(Operation::default()),
-                other => return Err(refuse(other, "Go value of type handlers.jsonPatchOp")),
+                other => return Err(cannot_unmarshal(other, "Go value of type handlers.jsonPatchOp")),
             };
             let text = |name: &str| match members.get(name) {
                 None | Some(Value::Null) => Ok(None),
                 Some(Value::String(text)) => Ok(Some(text.as_str())),
-                Some(other) => Err(refuse(
+                Some(other) => Err(cannot_unmarshal(
                     other,
                     &format!("Go struct field jsonPatchOp.{name} of type string"),
                 )),
@@ -93,7 +93,7 @@ fn decode(patch: &Value) -> Result<Vec<Operation<'_>>, Error> {
         .collect()
 }
 
-/// `None`: it cannot be done.
+/// `None`: the operation fails.
 fn perform(doc: &mut Value, operation: &Operation<'_>, copied_bytes: &mut usize) -> Option<()> {
     let path = operation.path?;
     match operation.op {
@@ -125,7 +125,7 @@ fn perform(doc: &mut Value, operation: &Operation<'_>, copied_bytes: &mut usize)
     }
 }
 
-/// The path's tokens, unescaped; `None` for a path without a slash, which names nothing.
+/// The path's tokens, unescaped; `None` for an invalid path without a slash.
 fn tokens(path: &str) -> Option<Vec<String>> {
     let (_, rest) = path.split_once('/')?;
     Some(
@@ -135,7 +135,7 @@ fn tokens(path: &str) -> Option<Vec<String>> {
     )
 }
 
-/// An index into a list of `len` places: from the end where negative.
+/// An index into a list of `len` items: from the end where negative.
 fn index(token: &str, len: usize) -> Option<usize> {
     let at: i64 = token.parse().ok()?;
     let at = if at < 0 {
@@ -146,7 +146,7 @@ fn index(token: &str, len: usize) -> Option<usize> {
     usize::try_from(at).ok().filter(|at| *at < len)
 }
 
-/// The object or list that holds what `path` names, and the last token.
+/// The parent object or list of the value at `path`, and the last token.
 fn holder<'a>(doc: &'a mut Value, path: &str) -> Option<(&'a mut Value, String, usize)> {
     let mut tokens = tokens(path)?;
     let deep = tokens.len();
@@ -165,7 +165,7 @@ fn holder<'a>(doc: &'a mut Value, path: &str) -> Option<(&'a mut Value, String, 
     matches!(at, Value::Object(_) | Value::Array(_)).then_some((at, last, deep))
 }
 
-/// What stands at `path`: `Some(None)` for a missing key of an object that is there.
+/// The value at `path`: `Some(None)` for a missing key of an existing object.
 fn get<'a>(doc: &'a mut Value, path: &str) -> Option<Option<&'a Value>> {
     match holder(doc, path)? {
         (Value::Object(map), key, _) => Some(map.get(&key)),

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::go_json_kind;
 use crate::error::Error;
 
-/// Refuses (400) what is JSON and no merge patch of an object. To be asked before [`apply`].
+/// Rejects (400) JSON that is not a merge patch of an object. To be called before [`apply`].
 pub fn check(patch: &Value) -> Result<(), Error> {
     match patch {
         Value::Object(_) => Ok(()),
@@ -18,7 +18,7 @@ pub fn check(patch: &Value) -> Result<(), Error> {
 }
 
 /// Applies `patch` to `doc`. As the RFC has it, a patch that is no object replaces the document.
-/// Goes as deep as the patch, so the patch must come out of a reader that bounds depth, as `serde_json` does.
+/// Recurses as deep as the patch, so the patch must come from a reader that bounds depth, as `serde_json` does.
 pub fn apply(doc: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *doc = patch.clone();
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_no_merge_patch() {
+    fn a_merge_patch_is_an_object() {
         assert!(check(&json!({})).is_ok());
         for (patch, message) in [
             (json!(null), "Invalid JSON Patch"),

@@ -1,7 +1,7 @@
-//! The three patch forms, on JSON values. What a patch yields is decoded, defaulted and validated like an update.
+//! The three patch types, on JSON values. The result of a patch is decoded, defaulted and validated like an update.
 //!
 //! All of them work in time about linear in document and patch, and none makes a document deeper than
-//! [`MAX_DEPTH`], whatever the patch says.
+//! [`MAX_DEPTH`], whatever the patch.
 
 pub mod conversion;
 pub mod json;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::error::Error;
 
-/// How deep objects and lists may stand in each other: what `serde_json` reads back.
+/// How deep objects and lists may nest: what `serde_json` reads back.
 pub const MAX_DEPTH: usize = 127;
 
 /// How deep `value` is: 0 for a scalar. Stops counting past [`MAX_DEPTH`].
@@ -30,7 +30,7 @@ fn depth(value: &Value) -> usize {
     below(value, MAX_DEPTH + 1)
 }
 
-/// 422 as Kubernetes answers a patch that parses and cannot be applied: it does not say why.
+/// 422 as Kubernetes answers a patch that parses and cannot be applied, without the reason.
 fn cannot_apply() -> Error {
     let mut error = Error::new(
         422,
@@ -41,7 +41,7 @@ fn cannot_apply() -> Error {
     error
 }
 
-/// A JSON value as Go's `%v` prints it, which is how it stands in messages about strategic merge patches.
+/// A JSON value as Go's `%v` prints it, as in messages about strategic merge patches.
 pub fn go_value(value: &Value) -> String {
     let mut out = String::new();
     write_go_value(value, &mut out);
@@ -98,7 +98,7 @@ fn write_go_value(value: &Value, out: &mut String) {
     }
 }
 
-/// What Go calls a JSON value when it did not expect one.
+/// Go's name of a JSON value in errors.
 fn go_json_kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

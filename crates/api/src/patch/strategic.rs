@@ -1,7 +1,7 @@
 //! Strategic merge patch: lists merged by key, `$patch`, `$deleteFromPrimitiveList`, `$setElementOrder`, `$retainKeys`.
 //!
-//! Merge keys and strategies come from [`crate::schema`]. What it does with a patch, and what it says to a bad one,
-//! is apimachinery's `strategicpatch`; where that depends on the order of a Go map, the order here is the keys' own.
+//! Merge keys and strategies come from [`crate::schema`]. The results and the errors of invalid patches
+//! are those of apimachinery's `strategicpatch`; where that depends on the order of a Go map, the order here is that of the keys.
 
 mod list;
 
@@ -18,8 +18,8 @@ const DELETE_FROM_LIST: &str = "$deleteFromPrimitiveList";
 const ELEMENT_ORDER: &str = "$setElementOrder";
 const RETAIN_KEYS: &str = "$retainKeys";
 
-/// Applies `patch` to `doc`, an object of `kind`. Kubernetes' refusals: 400 for directives of a wrong form or a kind
-/// that has no strategies, 422 for lists of lists, 500 for what does not fit the type; `doc` is then in an
+/// Applies `patch` to `doc`, an object of `kind`. Kubernetes' errors: 400 for invalid directives or a kind
+/// that has no strategies, 422 for lists of lists, 500 for values that do not match the type; `doc` is then in an
 /// undefined state.
 pub fn apply(kind: &Kind, doc: &mut Value, patch: &Value) -> Result<(), Error> {
     let shape =
@@ -27,7 +27,7 @@ pub fn apply(kind: &Kind, doc: &mut Value, patch: &Value) -> Result<(), Error> {
     apply_to(shape, doc, patch)
 }
 
-/// Applies `patch` to the scale subresource of whatever kind.
+/// Applies `patch` to the scale subresource of any kind.
 pub fn apply_to_scale(doc: &mut Value, patch: &Value) -> Result<(), Error> {
     apply_to(Shape::of_scale(), doc, patch)
 }
@@ -44,17 +44,17 @@ fn apply_to(shape: &Shape, doc: &mut Value, patch: &Value) -> Result<(), Error> 
         }
     };
     let Value::Object(doc) = doc else {
-        return Err(Error::internal("the object to be patched is no JSON object"));
+        return Err(Error::internal("the object to be patched is not a JSON object"));
     };
-    let at = At {
+    let at = MergeType {
         shape,
         name: Some(shape.root()),
     };
-    merge_map(doc, patch, at).map_err(Refusal::into_error)
+    merge_map(doc, patch, at).map_err(PatchError::into_error)
 }
 
-/// Why a patch does not apply; the same words at the same code as apimachinery and kube-apiserver.
-enum Refusal {
+/// Why a patch does not apply; with the messages and codes of apimachinery and kube-apiserver.
+enum PatchError {
     PrimitiveList,
     RetainKeys,
     ElementOrder,
@@ -63,31 +63,31 @@ enum Refusal {
     Other(String),
 }
 
-impl Refusal {
+impl PatchError {
     fn into_error(self) -> Error {
         match self {
-            Refusal::PrimitiveList => Error::bad_request("invalid patch format of primitive list"),
-            Refusal::RetainKeys => Error::bad_request("invalid patch format of retainKeys"),
-            Refusal::ElementOrder => Error::bad_request("invalid patch format of setElementOrder list"),
-            Refusal::ListOfLists => cannot_apply(),
-            Refusal::Other(message) => Error::new(500, "", message),
+            PatchError::PrimitiveList => Error::bad_request("invalid patch format of primitive list"),
+            PatchError::RetainKeys => Error::bad_request("invalid patch format of retainKeys"),
+            PatchError::ElementOrder => Error::bad_request("invalid patch format of setElementOrder list"),
+            PatchError::ListOfLists => cannot_apply(),
+            PatchError::Other(message) => Error::new(500, "", message),
         }
     }
 
     fn no_merge_key(item: &Map<String, Value>, key: &str) -> Self {
         let item = go_value(&Value::Object(item.clone()));
-        Refusal::Other(format!("map: {item} does not contain declared merge key: {key}"))
+        PatchError::Other(format!("map: {item} does not contain declared merge key: {key}"))
     }
 
     fn wrong_type(expected: &str, found: &Value) -> Self {
-        Refusal::Other(format!(
+        PatchError::Other(format!(
             "expected a {expected}, but received a {}",
             go_type(found)
         ))
     }
 
     fn unknown_directive(directive: &Value, item: Map<String, Value>) -> Self {
-        Refusal::Other(format!(
+        PatchError::Other(format!(
             "unknown patch type: {} in map: {}",
             go_value(directive),
             go_value(&Value::Object(item))
@@ -111,17 +111,17 @@ pub(crate) fn go_type(value: &Value) -> &'static str {
     }
 }
 
-/// Where in the kind's types the merge is; no name where the type has no fields to look up.
+/// The type that is merged; no name where the type has no declared fields.
 #[derive(Clone, Copy)]
-struct At<'a> {
+struct MergeType<'a> {
     shape: &'a Shape,
     name: Option<&'a str>,
 }
 
-impl<'a> At<'a> {
-    fn field(self, key: &str) -> Result<&'a Field, Refusal> {
+impl<'a> MergeType<'a> {
+    fn field(self, key: &str) -> Result<&'a Field, PatchError> {
         let Some(name) = self.name else {
-            return Err(Refusal::Other(
+            return Err(PatchError::Other(
                 "merging an object in json but data type is not struct, instead is: map".to_string(),
             ));
         };
@@ -130,14 +130,14 @@ impl<'a> At<'a> {
             .and_then(|t| t.field(key))
             .ok_or_else(|| {
                 let name = name.rsplit('.').next().unwrap_or(name);
-                Refusal::Other(format!(
+                PatchError::Other(format!(
                     "unable to find api field in struct {name} for the json field {key:?}"
                 ))
             })
     }
 
-    /// The field's strategy, and where a merge of its value goes on.
-    fn map_field(self, key: &str) -> Result<(Strategy, At<'a>), Refusal> {
+    /// The field's strategy, and the type of its value.
+    fn map_field(self, key: &str) -> Result<(Strategy, MergeType<'a>), PatchError> {
         let field = self.field(key)?;
         let name = match &field.value {
             schema::Value::Struct(name) => Some(name.as_str()),
@@ -145,17 +145,17 @@ impl<'a> At<'a> {
         };
         Ok((
             field.rule.map_or(Strategy::Default, |r| r.strategy),
-            At { name, ..self },
+            MergeType { name, ..self },
         ))
     }
 
-    /// The field's strategy, merge key, and where a merge of its items goes on.
-    fn list_field(self, key: &str) -> Result<(Strategy, &'static str, At<'a>), Refusal> {
+    /// The field's strategy, merge key, and the type of its items.
+    fn list_field(self, key: &str) -> Result<(Strategy, &'static str, MergeType<'a>), PatchError> {
         let field = self.field(key)?;
         let name = match &field.value {
             schema::Value::List(name) => name.as_deref(),
             _ => {
-                return Err(Refusal::Other(
+                return Err(PatchError::Other(
                     "expected slice or array type, but got: struct".to_string(),
                 ));
             }
@@ -163,23 +163,23 @@ impl<'a> At<'a> {
         let (strategy, merge_key) = field
             .rule
             .map_or((Strategy::Default, ""), |r| (r.strategy, r.merge_key));
-        Ok((strategy, merge_key, At { name, ..self }))
+        Ok((strategy, merge_key, MergeType { name, ..self }))
     }
 }
 
-/// What follows a directive's prefix and slash.
-fn after_prefix(key: &str, prefix: &str, refusal: Refusal) -> Result<String, Refusal> {
+/// The text after a directive's prefix and slash.
+fn after_prefix(key: &str, prefix: &str, error: PatchError) -> Result<String, PatchError> {
     match key.split_once('/') {
         Some((before, after)) if before == prefix => Ok(after.to_string()),
-        _ => Err(refusal),
+        _ => Err(error),
     }
 }
 
 fn merge_map(
     original: &mut Map<String, Value>,
     mut patch: Map<String, Value>,
-    at: At<'_>,
-) -> Result<(), Refusal> {
+    at: MergeType<'_>,
+) -> Result<(), PatchError> {
     if let Some(directive) = patch.get(DIRECTIVE) {
         match directive.as_str() {
             Some("replace") => {
@@ -187,7 +187,7 @@ fn merge_map(
                 *original = patch;
             }
             Some("delete") => original.clear(),
-            _ => return Err(Refusal::unknown_directive(&directive.clone(), patch)),
+            _ => return Err(PatchError::unknown_directive(&directive.clone(), patch)),
         }
         return Ok(());
     }
@@ -195,7 +195,7 @@ fn merge_map(
     order_elements(original, &mut patch, at)?;
     for (key, change) in patch {
         if key.starts_with(DELETE_FROM_LIST) {
-            let key = after_prefix(&key, DELETE_FROM_LIST, Refusal::PrimitiveList)?;
+            let key = after_prefix(&key, DELETE_FROM_LIST, PatchError::PrimitiveList)?;
             delete_from_list(original, &key, change, at)?;
         } else {
             merge_field(original, key, change, at)?;
@@ -208,8 +208,8 @@ fn merge_field(
     original: &mut Map<String, Value>,
     key: String,
     change: Value,
-    at: At<'_>,
-) -> Result<(), Refusal> {
+    at: MergeType<'_>,
+) -> Result<(), PatchError> {
     if change.is_null() {
         original.remove(&key);
         return Ok(());
@@ -231,7 +231,7 @@ fn merge_field(
                 change
             };
         }
-        // New, or of another type: taken as it is.
+        // New, or of another type: replaced.
         (_, mut change) => {
             discard_nulls(&mut change);
             match without_directives(change) {
@@ -248,8 +248,8 @@ fn delete_from_list(
     original: &mut Map<String, Value>,
     key: &str,
     change: Value,
-    at: At<'_>,
-) -> Result<(), Refusal> {
+    at: MergeType<'_>,
+) -> Result<(), PatchError> {
     if change.is_null() {
         original.remove(key);
         return Ok(());
@@ -270,12 +270,12 @@ fn delete_from_list(
 }
 
 /// `$retainKeys`: drops what it does not list. It must list all that the patch sets.
-fn retain_keys(original: &mut Map<String, Value>, patch: &mut Map<String, Value>) -> Result<(), Refusal> {
+fn retain_keys(original: &mut Map<String, Value>, patch: &mut Map<String, Value>) -> Result<(), PatchError> {
     let Some(keys) = patch.remove(RETAIN_KEYS) else {
         return Ok(());
     };
     let Value::Array(keys) = keys else {
-        return Err(Refusal::RetainKeys);
+        return Err(PatchError::RetainKeys);
     };
     let listed: std::collections::HashSet<&str> = keys.iter().filter_map(Value::as_str).collect();
     let directive = |key: &str| key.starts_with(DELETE_FROM_LIST) || key.starts_with(ELEMENT_ORDER);
@@ -283,19 +283,19 @@ fn retain_keys(original: &mut Map<String, Value>, patch: &mut Map<String, Value>
         .iter()
         .any(|(key, change)| !change.is_null() && !directive(key) && !listed.contains(key.as_str()))
     {
-        return Err(Refusal::RetainKeys);
+        return Err(PatchError::RetainKeys);
     }
     original.retain(|key, _| listed.contains(key.as_str()));
     Ok(())
 }
 
 /// `$setElementOrder/key`: merges the patch's list of that key into the original's, in the order it gives.
-/// Takes both from the patch.
+/// Removes both from the patch.
 fn order_elements(
     original: &mut Map<String, Value>,
     patch: &mut Map<String, Value>,
-    at: At<'_>,
-) -> Result<(), Refusal> {
+    at: MergeType<'_>,
+) -> Result<(), PatchError> {
     let directives: Vec<String> = patch
         .keys()
         .filter(|key| key.starts_with(ELEMENT_ORDER))
@@ -304,13 +304,13 @@ fn order_elements(
     for directive in directives {
         let order = match patch.remove(&directive) {
             Some(Value::Array(order)) => order,
-            other => return Err(Refusal::wrong_type(GO_SLICE, &other.unwrap_or(Value::Null))),
+            other => return Err(PatchError::wrong_type(GO_SLICE, &other.unwrap_or(Value::Null))),
         };
-        let key = after_prefix(&directive, ELEMENT_ORDER, Refusal::ElementOrder)?;
+        let key = after_prefix(&directive, ELEMENT_ORDER, PatchError::ElementOrder)?;
         let list_at = |from: &Map<String, Value>| match from.get(&key) {
             None => Ok(None),
             Some(Value::Array(list)) => Ok(Some(list.clone())),
-            Some(other) => Err(Refusal::wrong_type(GO_SLICE, other)),
+            Some(other) => Err(PatchError::wrong_type(GO_SLICE, other)),
         };
         let (old, change) = (list_at(original)?, list_at(patch)?);
         let (strategy, merge_key, below) = at.list_field(&key)?;
@@ -326,7 +326,7 @@ fn order_elements(
         };
         let old = old.unwrap_or_default();
         if !list::same_type(&old, change.as_deref().unwrap_or_default())? {
-            return Err(Refusal::Other(
+            return Err(PatchError::Other(
                 "no elements in any of the given slices".to_string(),
             ));
         }
@@ -337,7 +337,7 @@ fn order_elements(
     Ok(())
 }
 
-/// Takes every `null` member out, all the way down.
+/// Removes every `null` member, recursively.
 fn discard_nulls(value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -349,7 +349,7 @@ fn discard_nulls(value: &mut Value) {
     }
 }
 
-/// A new value without the objects that only say `$patch`; `None` if it is one itself.
+/// A new value without the objects that are only a `$patch` directive; `None` if it is one itself.
 fn without_directives(value: Value) -> Option<Value> {
     match value {
         Value::Object(map) if map.contains_key(DIRECTIVE) => None,

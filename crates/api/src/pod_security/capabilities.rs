@@ -1,8 +1,8 @@
-//! Linux capabilities: none beyond the usual, and at the restricted level none but one.
+//! Linux capabilities: none beyond the default ones, and at the restricted level only NET_BIND_SERVICE.
 
 use std::collections::BTreeSet;
 
-use super::{Check, Level, Subject, View, Violation, containers, quoted};
+use super::{Check, ContainerView, Level, Subject, Violation, containers, quoted};
 
 pub(super) const BASELINE: Check = Check {
     name: "capabilities_baseline",
@@ -18,8 +18,8 @@ pub(super) const RESTRICTED: Check = Check {
     instead_of: Some("capabilities_baseline"),
 };
 
-/// What container runtimes give anyway, but NET_RAW.
-const USUAL: [&str; 13] = [
+/// The default capabilities of container runtimes, without NET_RAW.
+const DEFAULT: [&str; 13] = [
     "AUDIT_WRITE",
     "CHOWN",
     "DAC_OVERRIDE",
@@ -35,12 +35,12 @@ const USUAL: [&str; 13] = [
     "SYS_CHROOT",
 ];
 
-fn added<'a>(container: &View<'a>) -> &'a [String] {
+fn added<'a>(container: &ContainerView<'a>) -> &'a [String] {
     let capabilities = container.security.and_then(|s| s.capabilities.as_ref());
     capabilities.and_then(|c| c.add.as_deref()).unwrap_or(&[])
 }
 
-/// The containers that add others than these, and what they add.
+/// The containers that add other capabilities than these, and those capabilities.
 fn adding<'a>(subject: &Subject<'a>, allowed: &[&str]) -> (Vec<&'a str>, BTreeSet<&'a str>) {
     let forbidden = |c: &&String| !allowed.contains(&c.as_str());
     let names = subject.containers_that(|c| added(c).iter().any(|c| forbidden(&c)));
@@ -48,7 +48,7 @@ fn adding<'a>(subject: &Subject<'a>, allowed: &[&str]) -> (Vec<&'a str>, BTreeSe
     (names, all.filter(forbidden).map(String::as_str).collect())
 }
 
-fn told(names: &[&str], capabilities: &BTreeSet<&str>) -> Option<String> {
+fn detail_of(names: &[&str], capabilities: &BTreeSet<&str>) -> Option<String> {
     (!names.is_empty()).then(|| {
         format!(
             "{} must not include {} in securityContext.capabilities.add",
@@ -59,8 +59,8 @@ fn told(names: &[&str], capabilities: &BTreeSet<&str>) -> Option<String> {
 }
 
 fn baseline(subject: &Subject<'_>) -> Option<Violation> {
-    let (names, capabilities) = adding(subject, &USUAL);
-    told(&names, &capabilities).map(|detail| Violation::new("non-default capabilities", detail))
+    let (names, capabilities) = adding(subject, &DEFAULT);
+    detail_of(&names, &capabilities).map(|detail| Violation::new("non-default capabilities", detail))
 }
 
 fn restricted(subject: &Subject<'_>) -> Option<Violation> {
@@ -74,7 +74,10 @@ fn restricted(subject: &Subject<'_>) -> Option<Violation> {
         format!("{containers} must set securityContext.capabilities.drop=[\"ALL\"]")
     });
     let (names, capabilities) = adding(subject, &["NET_BIND_SERVICE"]);
-    let details: Vec<String> = keeping.into_iter().chain(told(&names, &capabilities)).collect();
+    let details: Vec<String> = keeping
+        .into_iter()
+        .chain(detail_of(&names, &capabilities))
+        .collect();
     (!details.is_empty()).then(|| Violation::new("unrestricted capabilities", details.join("; ")))
 }
 

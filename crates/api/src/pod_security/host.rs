@@ -1,10 +1,10 @@
-//! What belongs to the node: its namespaces, its ports, and its kubelet's reach to other hosts.
+//! The node's resources: host namespaces, host ports, and probes and lifecycle hooks to other hosts.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{HTTPGetAction, TCPSocketAction};
 
-use super::{Check, Level, Subject, View, Violation, containers, plural, quoted};
+use super::{Check, ContainerView, Level, Subject, Violation, containers, plural, quoted};
 
 pub(super) const NAMESPACES: Check = Check {
     name: "hostNamespaces",
@@ -42,12 +42,12 @@ fn namespaces(subject: &Subject<'_>) -> Option<Violation> {
 }
 
 fn ports(subject: &Subject<'_>) -> Option<Violation> {
-    fn taken(container: &View<'_>) -> Vec<String> {
+    fn taken(container: &ContainerView<'_>) -> Vec<String> {
         let ports = container.ports.iter().filter_map(|p| p.host_port);
         ports.filter(|p| *p != 0).map(|p| p.to_string()).collect()
     }
     let names = subject.containers_that(|c| !taken(c).is_empty());
-    // Ordered as texts, as Kubernetes has them.
+    // Sorted as strings, as in Kubernetes.
     let ports: BTreeSet<String> = subject.containers.iter().flat_map(taken).collect();
     (!names.is_empty()).then(|| {
         let ports: Vec<String> = ports.into_iter().collect();
@@ -74,7 +74,7 @@ fn probes_and_lifecycle(subject: &Subject<'_>) -> Option<Violation> {
             .filter(|host| !host.is_empty())
             .collect()
     }
-    fn asked<'a>(container: &View<'a>) -> Vec<&'a str> {
+    fn other_hosts<'a>(container: &ContainerView<'a>) -> Vec<&'a str> {
         let probes = container.probes.iter().flatten();
         let probed = probes.flat_map(|p| hosts(p.http_get.as_ref(), p.tcp_socket.as_ref()));
         let handlers = container
@@ -87,10 +87,10 @@ fn probes_and_lifecycle(subject: &Subject<'_>) -> Option<Violation> {
         probed.chain(handled).collect()
     }
     let names: BTreeSet<&str> = subject
-        .containers_that(|c| !asked(c).is_empty())
+        .containers_that(|c| !other_hosts(c).is_empty())
         .into_iter()
         .collect();
-    let hosts: BTreeSet<&str> = subject.containers.iter().flat_map(asked).collect();
+    let hosts: BTreeSet<&str> = subject.containers.iter().flat_map(other_hosts).collect();
     (!names.is_empty()).then(|| {
         let names: Vec<&str> = names.into_iter().collect();
         let detail = format!(

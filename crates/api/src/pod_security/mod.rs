@@ -1,5 +1,5 @@
-//! The Pod Security Standards: which pods are `baseline`, which are `restricted`, and what is wrong with those that
-//! are not. One file a group of checks; each check names the versions from which it holds.
+//! The Pod Security Standards: which pods are `baseline`, which are `restricted`, and the violations of those that
+//! are not. Each group of checks has one file; each check has the versions from which it applies.
 //!
 //! Source: <https://kubernetes.io/docs/concepts/security/pod-security-standards/>.
 
@@ -22,19 +22,19 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 pub use policy::{LABELS, Level, LevelVersion, Policy, Version};
 
-/// The last minor version in which a check changed; later ones are as this one.
+/// The last minor version in which a check changed; later versions have the same checks.
 const NEWEST: u32 = 35;
 
-/// What is judged: a pod, or what pods are made from.
+/// The subject of the checks: a pod or a pod template.
 struct Subject<'a> {
     metadata: &'a ObjectMeta,
     spec: &'a PodSpec,
     /// Init containers, containers, ephemeral containers.
-    containers: Vec<View<'a>>,
+    containers: Vec<ContainerView<'a>>,
 }
 
-/// What checks look at of a container, of whatever type.
-struct View<'a> {
+/// The fields of a container that checks read, of any container type.
+struct ContainerView<'a> {
     name: &'a str,
     security: Option<&'a SecurityContext>,
     ports: &'a [ContainerPort],
@@ -42,9 +42,9 @@ struct View<'a> {
     lifecycle: Option<&'a Lifecycle>,
 }
 
-impl<'a> From<&'a Container> for View<'a> {
+impl<'a> From<&'a Container> for ContainerView<'a> {
     fn from(c: &'a Container) -> Self {
-        View {
+        ContainerView {
             name: &c.name,
             security: c.security_context.as_ref(),
             ports: c.ports.as_deref().unwrap_or(&[]),
@@ -58,9 +58,9 @@ impl<'a> From<&'a Container> for View<'a> {
     }
 }
 
-impl<'a> From<&'a EphemeralContainer> for View<'a> {
+impl<'a> From<&'a EphemeralContainer> for ContainerView<'a> {
     fn from(c: &'a EphemeralContainer) -> Self {
-        View {
+        ContainerView {
             name: &c.name,
             security: c.security_context.as_ref(),
             ports: c.ports.as_deref().unwrap_or(&[]),
@@ -77,8 +77,12 @@ impl<'a> From<&'a EphemeralContainer> for View<'a> {
 impl<'a> Subject<'a> {
     fn new(metadata: &'a ObjectMeta, spec: &'a PodSpec) -> Self {
         let init = spec.init_containers.iter().flatten();
-        let containers = init.chain(&spec.containers).map(View::from);
-        let ephemeral = spec.ephemeral_containers.iter().flatten().map(View::from);
+        let containers = init.chain(&spec.containers).map(ContainerView::from);
+        let ephemeral = spec
+            .ephemeral_containers
+            .iter()
+            .flatten()
+            .map(ContainerView::from);
         Subject {
             metadata,
             spec,
@@ -87,7 +91,7 @@ impl<'a> Subject<'a> {
     }
 
     /// The names of the containers for which this holds.
-    fn containers_that(&self, holds: impl Fn(&View<'a>) -> bool) -> Vec<&'a str> {
+    fn containers_that(&self, holds: impl Fn(&ContainerView<'a>) -> bool) -> Vec<&'a str> {
         let chosen = self.containers.iter().filter(|c| holds(c));
         chosen.map(|c| c.name).collect()
     }
@@ -96,13 +100,13 @@ impl<'a> Subject<'a> {
         self.spec.os.as_ref().is_some_and(|os| os.name == "windows")
     }
 
-    /// Whether the pod's users are none of the node's.
+    /// Whether the pod has a user namespace of its own.
     fn has_own_users(&self) -> bool {
         self.spec.host_users == Some(false)
     }
 }
 
-/// Why a pod does not pass a check.
+/// A violation of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Violation {
     reason: String,
@@ -118,26 +122,26 @@ impl Violation {
     }
 }
 
-type Judge = fn(&Subject<'_>) -> Option<Violation>;
+type CheckFn = fn(&Subject<'_>) -> Option<Violation>;
 
 /// One rule of a level.
 struct Check {
     name: &'static str,
     level: Level,
-    /// From these minor versions on, ascending.
-    versions: &'static [(u32, Judge)],
-    /// The baseline's weaker check that this one stands for.
+    /// The function of the check, from these minor versions on, ascending.
+    versions: &'static [(u32, CheckFn)],
+    /// The baseline's weaker check that this one replaces.
     instead_of: Option<&'static str>,
 }
 
 impl Check {
-    fn at(&self, minor: u32) -> Option<Judge> {
+    fn at(&self, minor: u32) -> Option<CheckFn> {
         let mut found = self.versions.iter().rev();
-        found.find(|(from, _)| *from <= minor).map(|(_, judge)| *judge)
+        found.find(|(from, _)| *from <= minor).map(|(_, check)| *check)
     }
 }
 
-/// In the order in which they are told: the baseline's by name, then the restricted level's.
+/// In the order in which they are reported: the baseline's by name, then the restricted level's.
 const CHECKS: [&Check; 19] = [
     &profiles::APP_ARMOR,
     &capabilities::BASELINE,
@@ -160,7 +164,7 @@ const CHECKS: [&Check; 19] = [
     &profiles::SECCOMP_RESTRICTED,
 ];
 
-/// Everything that is wrong with a pod at a level.
+/// The violations of a pod at a level.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violations(Vec<Violation>);
 
@@ -171,7 +175,7 @@ impl Violations {
         all.join(", ")
     }
 
-    /// With what it is about: `host namespaces (hostNetwork=true), …`.
+    /// With details: `host namespaces (hostNetwork=true), …`.
     pub fn details(&self) -> String {
         let all: Vec<String> = self
             .0
@@ -182,18 +186,18 @@ impl Violations {
     }
 }
 
-/// What is wrong with a pod at this level; `None` if nothing is.
-pub fn evaluate(wanted: LevelVersion, metadata: &ObjectMeta, spec: &PodSpec) -> Option<Violations> {
-    if wanted.level == Level::Privileged {
+/// The violations of a pod at this level; `None` if there are none.
+pub fn evaluate(level_version: LevelVersion, metadata: &ObjectMeta, spec: &PodSpec) -> Option<Violations> {
+    if level_version.level == Level::Privileged {
         return None;
     }
-    let minor = match wanted.version {
+    let minor = match level_version.version {
         Version::Minor(minor) => minor.min(NEWEST),
         Version::Latest => NEWEST,
     };
-    let in_force: Vec<(&Check, Judge)> = CHECKS
+    let in_force: Vec<(&Check, CheckFn)> = CHECKS
         .into_iter()
-        .filter(|check| check.level <= wanted.level)
+        .filter(|check| check.level <= level_version.level)
         .filter_map(|check| Some((check, check.at(minor)?)))
         .collect();
     let subject = Subject::new(metadata, spec);
@@ -201,7 +205,7 @@ pub fn evaluate(wanted: LevelVersion, metadata: &ObjectMeta, spec: &PodSpec) -> 
     let found: Vec<Violation> = in_force
         .iter()
         .filter(|(check, _)| !replaced(check.name))
-        .filter_map(|(_, judge)| judge(&subject))
+        .filter_map(|(_, check)| check(&subject))
         .collect();
     (!found.is_empty()).then_some(Violations(found))
 }
@@ -218,11 +222,11 @@ fn plural(count: usize, one: &'static str, many: &'static str) -> &'static str {
 
 /// `container "a"`, `containers "a", "b"`.
 fn containers(names: &[&str]) -> String {
-    let word = plural(names.len(), "container", "containers");
-    format!("{word} {}", quoted(names))
+    let noun = plural(names.len(), "container", "containers");
+    format!("{noun} {}", quoted(names))
 }
 
-/// Who sets something: `pod and container "a"`; nothing if nobody does.
+/// The pod and containers that set a field: `pod and container "a"`; `None` if none does.
 fn setters(pod: bool, names: &[&str]) -> Option<String> {
     match (pod, names) {
         (false, []) => None,

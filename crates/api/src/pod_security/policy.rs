@@ -1,14 +1,14 @@
-//! What a namespace's labels ask for: a level and a version each for what is refused, noted and warned of.
+//! The policy in a namespace's labels: a level and a version each for the modes enforce, audit and warn.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 
-/// How the labels begin: `pod-security.kubernetes.io/enforce`, `…/enforce-version`.
+/// The prefix of the labels: `pod-security.kubernetes.io/enforce`, `…/enforce-version`.
 pub const LABELS: &str = "pod-security.kubernetes.io/";
 
-/// From lax to strict.
+/// From the least to the most restrictive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     Privileged,
@@ -26,7 +26,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// The version of Kubernetes whose rules hold.
+/// The Kubernetes version whose checks apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Version {
     Latest,
@@ -56,14 +56,14 @@ impl fmt::Display for LevelVersion {
     }
 }
 
-/// What is done about pods in a namespace.
+/// The policy of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// What does not pass is refused.
+    /// Violations are denied.
     pub enforce: LevelVersion,
-    /// What does not pass is noted in the audit log.
+    /// Violations are recorded in the audit log.
     pub audit: LevelVersion,
-    /// Of what does not pass its author is warned.
+    /// Violations are returned as warnings.
     pub warn: LevelVersion,
 }
 
@@ -82,11 +82,11 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// What the labels ask for, and what is wrong with them. What cannot be read is enforced as `restricted`, and neither
-    /// noted nor warned of.
-    pub fn of(labels: Option<&BTreeMap<String, String>>) -> (Self, Errors) {
+    /// The policy of the labels, and the errors in them. An invalid enforce label means `restricted`; invalid audit and warn labels
+    /// mean `privileged`.
+    pub fn of(labels: Option<&BTreeMap<String, String>>) -> (Self, ErrorList) {
         let mut policy = Policy::default();
-        let mut errors = Errors::new();
+        let mut errors = ErrorList::new();
         let Some(labels) = labels else {
             return (policy, errors);
         };
@@ -119,7 +119,7 @@ impl Policy {
         let (enforced, _) = read("enforce", Level::Restricted, &mut policy.enforce);
         read("audit", Level::Privileged, &mut policy.audit);
         let (_, warns_of_version) = read("warn", Level::Privileged, &mut policy.warn);
-        // Who enforces is warned of the same where nothing is said: of pod templates, which are not refused.
+        // Without a warn label the enforced level is warned of, too: for pod templates, which are not denied.
         if !labels.contains_key(&format!("{LABELS}warn"))
             && enforced.is_some_and(|enforced| enforced > policy.warn.level)
         {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_enforced_is_warned_of_where_nothing_else_is_said() {
+    fn the_enforced_level_is_warned_of_without_a_warn_label() {
         for (labels, enforce, warn, audit) in [
             (
                 &[][..],

@@ -1,4 +1,4 @@
-//! More rights than a container has by itself: privileged, escalating, or the host's process on Windows.
+//! Privileges: privileged containers, privilege escalation, and Windows HostProcess containers.
 
 use k8s_openapi::api::core::v1::WindowsSecurityContextOptions;
 

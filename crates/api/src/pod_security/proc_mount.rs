@@ -1,8 +1,8 @@
-//! How much of `/proc` containers see.
+//! The proc mount type of containers.
 
 use std::collections::BTreeSet;
 
-use super::{Check, Level, Subject, View, Violation, containers, quoted};
+use super::{Check, ContainerView, Level, Subject, Violation, containers, quoted};
 
 pub(super) const BASELINE: Check = Check {
     name: "procMount",
@@ -19,7 +19,7 @@ pub(super) const RESTRICTED: Check = Check {
 };
 
 fn masked(subject: &Subject<'_>) -> Option<Violation> {
-    fn other<'a>(container: &View<'a>) -> Option<&'a str> {
+    fn other<'a>(container: &ContainerView<'a>) -> Option<&'a str> {
         let mount = container.security?.proc_mount.as_deref()?;
         Some(mount).filter(|m| *m != "Default")
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::SELinuxOptions;
 
-use super::{Check, Level, Subject, View, Violation, containers, plural, quoted, setters};
+use super::{Check, ContainerView, Level, Subject, Violation, containers, plural, quoted, setters};
 
 pub(super) const APP_ARMOR: Check = Check {
     name: "appArmorProfile",
@@ -41,7 +41,7 @@ pub(super) const SECCOMP_RESTRICTED: Check = Check {
 const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 const SECCOMP_OF_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 const SECCOMP_OF_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
-/// The last came with 1.31.
+/// The last was added in 1.31.
 const SE_LINUX_TYPES: [&str; 5] = [
     "",
     "container_t",
@@ -55,7 +55,7 @@ fn is_confined(profile: &str) -> bool {
 }
 
 fn app_armor(subject: &Subject<'_>) -> Option<Violation> {
-    fn of<'a>(container: &View<'a>) -> Option<&'a str> {
+    fn of<'a>(container: &ContainerView<'a>) -> Option<&'a str> {
         let profile = container.security?.app_armor_profile.as_ref()?;
         Some(profile.type_.as_str()).filter(|t| !is_confined(t))
     }
@@ -112,7 +112,7 @@ fn se_linux(subject: &Subject<'_>, types: &[&str]) -> Option<Violation> {
         .security_context
         .as_ref()
         .and_then(|s| s.se_linux_options.as_ref());
-    let of = |c: &View<'_>| {
+    let of = |c: &ContainerView<'_>| {
         c.security
             .is_some_and(|s| s.se_linux_options.as_ref().is_some_and(bad))
     };
@@ -167,14 +167,14 @@ fn seccomp_annotations(subject: &Subject<'_>) -> Option<Violation> {
         })
         .collect();
     (!forbidden.is_empty()).then(|| {
-        let word = plural(forbidden.len(), "annotation", "annotations");
+        let noun = plural(forbidden.len(), "annotation", "annotations");
         let all: Vec<String> = forbidden.into_iter().collect();
-        Violation::new("seccompProfile", format!("forbidden {word} {}", all.join(", ")))
+        Violation::new("seccompProfile", format!("forbidden {noun} {}", all.join(", ")))
     })
 }
 
 /// The type of seccomp profile that a container names.
-fn seccomp_of<'a>(container: &View<'a>) -> Option<&'a str> {
+fn seccomp_of<'a>(container: &ContainerView<'a>) -> Option<&'a str> {
     Some(container.security?.seccomp_profile.as_ref()?.type_.as_str())
 }
 

@@ -1,4 +1,4 @@
-//! Kernel parameters that concern nobody but the pod.
+//! Sysctls: only the safe ones, which are namespaced to the pod.
 
 use super::{Check, Level, Subject, Violation};
 

@@ -1,4 +1,4 @@
-//! The checks of the Pod Security Standards by tables: what each level refuses, in which words.
+//! The checks of the Pod Security Standards by tables: what each level denies, with its messages.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -8,8 +8,8 @@ use super::*;
 fn details(level: Level, version: Version, annotations: Value, spec: Value) -> Option<String> {
     let pod: Pod =
         serde_json::from_value(json!({"metadata": {"annotations": annotations}, "spec": spec})).unwrap();
-    let wanted = LevelVersion { level, version };
-    evaluate(wanted, &pod.metadata, &pod.spec.unwrap()).map(|v| v.details())
+    let level_version = LevelVersion { level, version };
+    evaluate(level_version, &pod.metadata, &pod.spec.unwrap()).map(|v| v.details())
 }
 
 /// Two containers with this security context each, and the pod's.
@@ -29,7 +29,7 @@ fn container(rest: Value) -> Value {
     json!({"containers": [container]})
 }
 
-/// A pod that is restricted, but for what is changed.
+/// A pod that passes the restricted level, with a change.
 fn confined(change: impl FnOnce(&mut Value)) -> Value {
     let mut spec = json!({
         "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -42,7 +42,7 @@ fn confined(change: impl FnOnce(&mut Value)) -> Value {
 }
 
 #[test]
-fn every_check_stands_in_its_place() {
+fn every_check_is_in_order() {
     let key = |check: &&Check| (check.level, check.name);
     assert!(CHECKS.is_sorted_by_key(key));
     for check in CHECKS {
@@ -66,7 +66,7 @@ fn every_check_stands_in_its_place() {
 }
 
 #[test]
-fn nothing_is_wrong_with_any_pod_that_is_privileged_nor_with_a_plain_one() {
+fn the_privileged_level_allows_every_pod_and_the_baseline_a_plain_one() {
     let bad = json!({"hostNetwork": true, "containers": []});
     assert_eq!(details(Level::Privileged, Version::Latest, json!({}), bad), None);
     let plain = container(json!({}));
@@ -78,7 +78,7 @@ fn nothing_is_wrong_with_any_pod_that_is_privileged_nor_with_a_plain_one() {
 }
 
 #[test]
-fn a_plain_pod_is_told_all_that_keeps_it_from_being_restricted() {
+fn a_plain_pod_has_all_violations_of_the_restricted_level() {
     let found = details(
         Level::Restricted,
         Version::Latest,
@@ -99,7 +99,7 @@ seccompProfile (pod or containers \"a\", \"b\" must set securityContext.seccompP
 }
 
 #[test]
-fn the_baseline_forbids_what_reaches_out_of_the_pod() {
+fn the_baseline_forbids_access_to_the_host() {
     let latest = Version::Latest;
     for (version, annotations, spec, expected) in [
         (

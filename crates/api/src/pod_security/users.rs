@@ -1,4 +1,4 @@
-//! As whom containers run: at the restricted level not as root, unless it is no root of the node's.
+//! The users of containers: at the restricted level not root, unless the pod has a user namespace.
 
 use super::{Check, Level, Subject, Violation, containers, setters};
 
@@ -23,8 +23,8 @@ fn non_root(subject: &Subject<'_>) -> Option<Violation> {
         .security_context
         .as_ref()
         .and_then(|s| s.run_as_non_root);
-    let refusing = subject.containers_that(|c| c.security.and_then(|s| s.run_as_non_root) == Some(false));
-    if let Some(who) = setters(pod == Some(false), &refusing) {
+    let violating = subject.containers_that(|c| c.security.and_then(|s| s.run_as_non_root) == Some(false));
+    if let Some(who) = setters(pod == Some(false), &violating) {
         let detail = format!("{who} must not set securityContext.runAsNonRoot=false");
         return Some(Violation::new(REASON, detail));
     }

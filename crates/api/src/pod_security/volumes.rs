@@ -1,5 +1,5 @@
-//! Which volumes a pod may bring: none of the node's own, and at the restricted level only those that belong to the pod
-//! or are claimed.
+//! Volume types: no hostPath, and at the restricted level only ephemeral ones
+//! and claims.
 
 use std::collections::BTreeSet;
 

@@ -1,13 +1,6 @@
-//! Which message a kind is, and its fields by number.
-//!
-//! The numbers are Kubernetes' own (its published `.proto` interfaces at v1.36), one message a line in
-//! `messages.txt`: the name, `@list` or `@or` where its JSON is not an object, then `number[^]name=[?*%]type`.
-//! `^`: its fields stand in the JSON of the message around it. `?`: present even if zero. `*`: repeated. `%`: a map.
-//! Types: s text, b bytes, i and u integers, o bool, d double, T time, U microtime, D duration, Q quantity,
-//! I int-or-string, J raw JSON, m and the name of a message.
+//! The protobuf message of each kind: its [descriptor](crate::descriptors), as protobuf has it.
 
-use std::collections::HashMap;
-use std::sync::LazyLock;
+use crate::descriptors::{self, Definition, FieldDescriptor, Form, Go, TypeDescriptor};
 
 /// A message's form in JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,31 +12,93 @@ pub enum Shape {
     Either,
 }
 
-#[derive(Debug)]
-pub struct Message {
-    pub name: &'static str,
-    pub shape: Shape,
-    fields: Vec<Field>,
-}
+#[derive(Clone, Copy, Debug)]
+pub struct Message(&'static TypeDescriptor);
 
 impl Message {
-    pub fn field(&self, number: u32) -> Option<&Field> {
-        self.fields.iter().find(|f| f.number == number)
+    /// `core/v1.Pod`.
+    pub fn name(self) -> String {
+        format!("{}.{}", self.0.package, self.0.name)
+    }
+
+    pub fn shape(self) -> Shape {
+        match self.0.definition {
+            Definition::Alias(_) => Shape::List,
+            _ if self.0.is_either => Shape::Either,
+            _ => Shape::Object,
+        }
+    }
+
+    pub fn field(self, number: u32) -> Option<Field> {
+        if let Definition::Alias(of) = &self.0.definition {
+            return Field::new("items", of, false).filter(|_| number == ITEMS);
+        }
+        let field = self.0.declared.iter().find(|f| f.number == Some(number))?;
+        Field::new(field.name, &field.of, FieldDescriptor::is_inline(field))
     }
 }
 
-#[derive(Debug)]
+/// The number of the one field of a list that is a message of its own.
+const ITEMS: u32 = 1;
+
+#[derive(Clone, Copy, Debug)]
 pub struct Field {
-    pub number: u32,
     pub name: &'static str,
+    /// Its fields are inlined into the JSON of the enclosing message.
     pub inline: bool,
+    /// Present even if zero.
     pub pointer: bool,
     pub repeated: bool,
     pub map: bool,
     pub of: Type,
 }
 
-#[derive(Debug)]
+impl Field {
+    fn new(name: &'static str, of: &Go, inline: bool) -> Option<Field> {
+        let mut field = Field {
+            name,
+            inline,
+            pointer: of.is_pointer(),
+            repeated: false,
+            map: false,
+            of: Type::Json,
+        };
+        field.of = field.wire_type(of)?;
+        Some(field)
+    }
+
+    fn wire_type(&mut self, of: &Go) -> Option<Type> {
+        Some(match of {
+            Go::String => Type::Text,
+            Go::Bool => Type::Bool,
+            Go::Integer(name) if name.starts_with('u') => Type::Unsigned,
+            Go::Integer(_) => Type::Signed,
+            Go::Float => Type::Double,
+            Go::Bytes => Type::Bytes,
+            Go::Pointer(of) => self.wire_type(of)?,
+            Go::List(of) => {
+                self.repeated = true;
+                self.wire_type(of)?
+            }
+            Go::Map(of) => {
+                self.map = true;
+                self.wire_type(of)?
+            }
+            Go::Other(_) => return None,
+            Go::Named(_) => {
+                let of = of.named()?;
+                match &of.definition {
+                    Definition::Form(form) => Type::of_form(*form),
+                    _ if of.is_message => Type::Message(Message(of)),
+                    Definition::Alias(of) => self.wire_type(of)?,
+                    Definition::Struct => return None,
+                }
+            }
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
 pub enum Type {
     Text,
     Bytes,
@@ -57,82 +112,31 @@ pub enum Type {
     Quantity,
     IntOrString,
     Json,
-    Message(&'static str),
+    Message(Message),
 }
 
 impl Type {
+    fn of_form(form: Form) -> Type {
+        match form {
+            Form::Time => Type::Time,
+            Form::MicroTime => Type::MicroTime,
+            Form::Duration => Type::Duration,
+            Form::Quantity => Type::Quantity,
+            Form::IntOrString => Type::IntOrString,
+            Form::Json => Type::Json,
+        }
+    }
+
     pub fn is_number(&self) -> bool {
         matches!(self, Type::Signed | Type::Unsigned)
     }
 }
 
-/// Made at the first protobuf body; most processes see none.
-static MESSAGES: LazyLock<HashMap<&'static str, Message>> = LazyLock::new(|| {
-    include_str!("messages.txt")
-        .lines()
-        .filter_map(message)
-        .map(|m| (m.name, m))
-        .collect()
-});
-
-fn message(line: &'static str) -> Option<Message> {
-    let mut words = line.split(' ').peekable();
-    let name = words.next()?;
-    let shape = match words.peek() {
-        Some(&"@list") => Shape::List,
-        Some(&"@or") => Shape::Either,
-        _ => Shape::Object,
-    };
-    let fields = words.filter(|w| !w.starts_with('@')).filter_map(field).collect();
-    Some(Message { name, shape, fields })
-}
-
-fn field(word: &'static str) -> Option<Field> {
-    let digits = word.find(|c: char| !c.is_ascii_digit())?;
-    let (number, rest) = word.split_at(digits);
-    let inline = rest.starts_with('^');
-    let (name, of) = rest.trim_start_matches('^').split_once('=')?;
-    let plain = of.trim_start_matches(['?', '*', '%']);
-    let of_type = match plain.split_at_checked(1)? {
-        ("s", _) => Type::Text,
-        ("b", _) => Type::Bytes,
-        ("i", _) => Type::Signed,
-        ("u", _) => Type::Unsigned,
-        ("o", _) => Type::Bool,
-        ("d", _) => Type::Double,
-        ("T", _) => Type::Time,
-        ("U", _) => Type::MicroTime,
-        ("D", _) => Type::Duration,
-        ("Q", _) => Type::Quantity,
-        ("I", _) => Type::IntOrString,
-        ("J", _) => Type::Json,
-        ("m", message) => Type::Message(message),
-        _ => return None,
-    };
-    Some(Field {
-        number: number.parse().ok()?,
-        name,
-        inline,
-        pointer: of.starts_with('?'),
-        repeated: of.starts_with('*'),
-        map: of.starts_with('%'),
-        of: of_type,
-    })
-}
-
-pub fn named(name: &str) -> Option<&'static Message> {
-    MESSAGES.get(name)
-}
-
-/// The message of this apiVersion and kind. DeleteOptions come in every group's version.
-pub fn of_kind(api_version: &str, kind: &str) -> Option<&'static Message> {
-    if kind == "DeleteOptions" {
-        return named("meta/v1.DeleteOptions");
-    }
-    let (group, version) = api_version.split_once('/').unwrap_or(("core", api_version));
-    // `rbac.authorization.k8s.io` lives in the package `rbac`, `apps` in `apps`; the one exception is flow control's.
-    let package = group.split('.').next()?;
-    named(&format!("{package}/{version}.{kind}"))
+/// The message of this apiVersion and kind.
+pub fn of_kind(api_version: &str, kind: &str) -> Option<Message> {
+    descriptors::of_kind(api_version, kind)
+        .filter(|of| of.is_message)
+        .map(Message)
 }
 
 #[cfg(test)]
@@ -140,17 +144,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_is_read_whole_and_every_message_named_is_there() {
-        for line in include_str!("messages.txt").lines() {
-            let message = message(line).unwrap();
-            let written = line.split(' ').skip(1).filter(|w| !w.starts_with('@')).count();
-            assert_eq!(message.fields.len(), written, "{line}");
-            for field in &message.fields {
-                if let Type::Message(name) = field.of {
-                    assert!(named(name).is_some(), "{line}: {name}");
-                }
+    fn every_field_with_a_number_has_a_wire_type() {
+        let mut count = 0;
+        for of in descriptors::all() {
+            for field in of.declared.iter().filter(|f| f.number.is_some()) {
+                let found = Message(of).field(field.number.unwrap());
+                assert!(found.is_some(), "{}.{}.{}", of.package, of.name, field.name);
+                count += 1;
             }
         }
+        assert!(count > 2_000, "only {count} fields");
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Kubernetes' protobuf bodies, read as JSON.
 //!
 //! Clients such as kubectl's generators send `application/vnd.kubernetes.protobuf`: an envelope (`runtime.Unknown`)
-//! around a message of the kind. It is transcoded to JSON by a table of field numbers and goes the way of every
-//! other body from there. Answers are JSON, which those clients accept too; nothing is encoded here.
+//! around a message of the kind. It is transcoded to JSON by the types' [descriptors](crate::descriptors) and handled like every
+//! other body from there. Responses are JSON, which those clients accept too; nothing is encoded here.
 //!
-//! Nothing in a body can panic or take unbounded space: lengths are checked against what is there, nesting has a limit.
+//! No body can cause a panic or unbounded memory use: lengths are checked against the bytes left, nesting has a limit.
 
 mod messages;
 mod values;
@@ -37,18 +37,14 @@ pub enum Error {
     #[error("the body ends in the middle of a message")]
     Truncated,
     #[error("field {field} of {message} has wire type {found}, which does not fit it")]
-    WireType {
-        message: &'static str,
-        field: u32,
-        found: u8,
-    },
-    #[error("no protobuf form is known of {kind} in version {api_version:?}")]
+    WireType { message: String, field: u32, found: u8 },
+    #[error("there is no protobuf message for {kind} in version {api_version:?}")]
     UnknownKind { api_version: String, kind: String },
     #[error("messages are nested more than {DEPTH_MAX} deep")]
     TooDeep,
     #[error("{field} is not valid UTF-8")]
     Text { field: &'static str },
-    #[error("{field} holds no valid {what}")]
+    #[error("{field} is not a valid {what}")]
     Value { field: &'static str, what: &'static str },
 }
 
@@ -93,7 +89,7 @@ fn utf8<'a>(bytes: &'a [u8], field: &'static str) -> Result<&'a str, Error> {
     std::str::from_utf8(bytes).map_err(|_| Error::Text { field })
 }
 
-fn read_message(message: &'static Message, bytes: &[u8], depth: usize) -> Result<Value, Error> {
+fn read_message(message: Message, bytes: &[u8], depth: usize) -> Result<Value, Error> {
     if depth > DEPTH_MAX {
         return Err(Error::TooDeep);
     }
@@ -104,9 +100,9 @@ fn read_message(message: &'static Message, bytes: &[u8], depth: usize) -> Result
         let Some(field) = message.field(number) else {
             continue;
         };
-        read_field(message, field, wire, depth, &mut object)?;
+        read_field(message, (number, field), wire, depth, &mut object)?;
     }
-    Ok(match message.shape {
+    Ok(match message.shape() {
         Shape::Object => Value::Object(object),
         Shape::List => object.remove("items").unwrap_or_else(|| Value::Array(Vec::new())),
         Shape::Either => either(object),
@@ -123,15 +119,15 @@ fn either(mut object: Map<String, Value>) -> Value {
 }
 
 fn read_field(
-    message: &'static Message,
-    field: &'static Field,
+    message: Message,
+    (number, field): (u32, Field),
     wire: Wire<'_>,
     depth: usize,
     object: &mut Map<String, Value>,
 ) -> Result<(), Error> {
     let misfit = || Error::WireType {
-        message: message.name,
-        field: field.number,
+        message: message.name(),
+        field: number,
         found: wire.number(),
     };
     let name = || field.name.to_string();
@@ -163,14 +159,14 @@ fn read_field(
         return Ok(());
     }
     // Go writes zero values of fields that are no pointers; in JSON they would not be there.
-    let zero = !field.pointer && matches!(message.shape, Shape::Object) && values::is_zero(&value);
+    let zero = !field.pointer && matches!(message.shape(), Shape::Object) && values::is_zero(&value);
     if !zero {
         object.insert(name(), value);
     }
     Ok(())
 }
 
-fn read_entry(field: &'static Field, entry: &[u8], depth: usize) -> Result<(String, Value), Error> {
+fn read_entry(field: Field, entry: &[u8], depth: usize) -> Result<(String, Value), Error> {
     let (mut key, mut value) = (String::new(), None);
     let mut reader = Reader::new(entry);
     while let Some((number, wire)) = reader.next()? {
@@ -188,16 +184,13 @@ fn read_entry(field: &'static Field, entry: &[u8], depth: usize) -> Result<(Stri
 }
 
 /// One value; `None` if the wire type does not fit.
-fn read_value(field: &'static Field, wire: Wire<'_>, depth: usize) -> Result<Option<Value>, Error> {
+fn read_value(field: Field, wire: Wire<'_>, depth: usize) -> Result<Option<Value>, Error> {
     let bad = |what| Error::Value {
         field: field.name,
         what,
     };
-    Ok(match (&field.of, wire) {
-        (Type::Message(message), Wire::Bytes(bytes)) => {
-            let message = messages::named(message).ok_or(bad("message"))?;
-            Some(read_message(message, bytes, depth + 1)?)
-        }
+    Ok(match (field.of, wire) {
+        (Type::Message(message), Wire::Bytes(bytes)) => Some(read_message(message, bytes, depth + 1)?),
         (Type::Text, Wire::Bytes(bytes)) => Some(utf8(bytes, field.name)?.into()),
         (Type::Bytes, Wire::Bytes(bytes)) => Some(values::base64(bytes).into()),
         (Type::Signed, Wire::Varint(n)) => Some(n.cast_signed().into()),

@@ -56,7 +56,7 @@ fn a_config_map_comes_out_as_its_json() {
 }
 
 #[test]
-fn pointers_keep_their_zero_and_inlined_messages_vanish() {
+fn pointers_keep_their_zero_and_inlined_messages_are_merged() {
     let spec = [number(1, 0), number(5, 0)].concat();
     let deployment = read(&body("apps/v1", "Deployment", &bytes(2, &spec))).unwrap();
     assert_eq!(deployment.object["spec"], json!({ "replicas": 0 }));
@@ -80,9 +80,9 @@ fn times_quantities_and_ports_have_their_json_forms() {
         values::time(&time, true).unwrap(),
         Some("2020-09-13T12:26:40.123456Z".into())
     );
-    // Go writes its zero time as nothing. Times beside it are times.
+    // Go encodes its zero time as nothing. Times around it are times.
     let year_one = -62_135_596_800_i64;
-    for (given, wanted) in [
+    for (given, expected) in [
         (Vec::new(), Some(Value::Null)),
         (number(1, year_one), Some(Value::Null)),
         (
@@ -91,7 +91,7 @@ fn times_quantities_and_ports_have_their_json_forms() {
         ),
         (number(1, 0), Some("1970-01-01T00:00:00.000000Z".into())),
     ] {
-        assert_eq!(values::time(&given, true).unwrap(), wanted, "{given:?}");
+        assert_eq!(values::time(&given, true).unwrap(), expected, "{given:?}");
     }
     assert_eq!(values::text_of(&bytes(1, b"1Gi"), "x").unwrap(), "1Gi");
     let port = [number(1, 1), number(2, 0), bytes(3, b"http")].concat();
@@ -100,7 +100,7 @@ fn times_quantities_and_ports_have_their_json_forms() {
 }
 
 #[test]
-fn what_cannot_be_read_says_why() {
+fn an_unreadable_body_is_rejected_with_the_reason() {
     assert_eq!(read(b"{}"), Err(Error::NoEnvelope));
     assert!(matches!(
         read(&body("v9", "Pod", b"")),
@@ -108,14 +108,14 @@ fn what_cannot_be_read_says_why() {
     ));
     let cut = body("v1", "Pod", &bytes(1, b"abc"));
     assert_eq!(read(&cut[..cut.len() - 5]), Err(Error::Truncated));
-    assert!(matches!(
+    assert_eq!(
         read(&body("v1", "Pod", &number(2, 5))),
         Err(Error::WireType {
-            message: "core/v1.Pod",
+            message: "core/v1.Pod".into(),
             field: 2,
             found: 0
         })
-    ));
+    );
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::codec::time::ZERO_SECONDS;
 use super::wire::{Reader, Wire};
 use super::{Error, utf8};
 
-/// What Go's JSON would leave out for a field that is no pointer. Empty objects stay: they mean the same.
+/// Whether Go's JSON would omit the value for a field that is not a pointer. Empty objects stay: they mean the same.
 pub fn is_zero(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -23,7 +23,7 @@ pub fn base64(bytes: &[u8]) -> String {
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
-/// A double; whole ones as integers, as Go's JSON writes them. `None` if it is no number.
+/// A double; integral ones as integers, as Go's JSON writes them. `None` if it is not a number.
 pub fn double(bits: u64) -> Option<Value> {
     /// Beyond it not every integer is a double.
     const EXACT: f64 = 9_007_199_254_740_992.0;
@@ -106,7 +106,7 @@ pub fn int_or_string(bytes: &[u8], field: &'static str) -> Result<Value, Error> 
     Ok(if is_string { string.into() } else { number.into() })
 }
 
-/// A message that carries JSON: RawExtension, FieldsV1, apiextensions' JSON. `None` if it is none.
+/// A message that contains JSON: RawExtension, FieldsV1, apiextensions' JSON. `None` if it does not parse.
 pub fn json(bytes: &[u8]) -> Option<Value> {
     let mut reader = Reader::new(bytes);
     let mut value = Value::Null;

@@ -2,7 +2,7 @@
 
 use super::Error;
 
-/// One value as it stands on the wire.
+/// One value in its wire format.
 #[derive(Clone, Copy, Debug)]
 pub enum Wire<'a> {
     Varint(u64),
@@ -12,7 +12,7 @@ pub enum Wire<'a> {
 }
 
 impl Wire<'_> {
-    /// Its number in the encoding.
+    /// The number of its wire type.
     pub fn number(&self) -> u8 {
         match self {
             Wire::Varint(_) => 0,

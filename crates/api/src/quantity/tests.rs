@@ -1,4 +1,4 @@
-//! Quantities against what apimachinery makes of the same texts.
+//! Quantities compared with apimachinery's results for the same texts.
 
 use proptest::prelude::*;
 
@@ -43,18 +43,22 @@ fn canonical_texts() {
 }
 
 #[test]
-fn mistakes_have_kubernetes_words() {
+fn errors_are_worded_as_by_kubernetes() {
     for text in ["", " ", "1 Gi", "abc", "1.2.3", "1Gi ", "1Mi1x"] {
-        assert_eq!(Quantity::parse(text).unwrap_err(), FORMAT_WRONG, "{text:?}");
+        assert_eq!(
+            Quantity::parse(text).unwrap_err(),
+            QuantityError::Format,
+            "{text:?}"
+        );
     }
     for text in ["1gi", "1K", "1e", "1mm", "1iK", "1Mi1", "1e1e1"] {
         let error = Quantity::parse(text).unwrap_err();
         assert!(
-            error == SUFFIX_WRONG || error == FORMAT_WRONG,
+            error == QuantityError::Suffix || error == QuantityError::Format,
             "{text:?}: {error}"
         );
     }
-    assert_eq!(Quantity::parse("1K").unwrap_err(), SUFFIX_WRONG);
+    assert_eq!(Quantity::parse("1K").unwrap_err(), QuantityError::Suffix);
 }
 
 #[test]
@@ -119,7 +123,7 @@ proptest! {
 
 /// Most quantities are computed as whole numbers, the others digit by digit: both say the same wherever both can.
 #[test]
-fn few_and_many_digits_come_to_the_same() {
+fn few_and_many_digits_give_the_same_value() {
     let numbers = [
         "0",
         "00",

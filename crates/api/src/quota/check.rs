@@ -1,4 +1,4 @@
-//! Whether a namespace's quotas have room for a change, and what it is charged for.
+//! Checks a change against a namespace's quotas, and computes what it is charged.
 
 use std::collections::BTreeMap;
 
@@ -16,26 +16,26 @@ use crate::quantity::Quantity;
 pub struct Change<'a> {
     pub evaluator: &'a Evaluator,
     pub subresource: &'a str,
-    /// As it is stored; nothing at a creation.
+    /// As it is stored; `None` for a creation.
     pub old: Option<&'a dyn AnyObject>,
     pub new: &'a dyn AnyObject,
     pub now: Timestamp,
-    /// Of the object's namespace, where it is a ResourceClaim.
+    /// The devices of the object's namespace, where it is a ResourceClaim.
     pub devices: &'a Devices,
 }
 
-/// What one quota is charged for a change.
+/// The usage that a change adds to one quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Charge {
     pub quota: String,
     pub uid: String,
     pub amounts: Amounts,
-    /// Reported by a component, so that it has happened already and cannot be refused.
+    /// Reported by a component: the usage exists already and cannot be denied.
     pub reported: bool,
 }
 
 impl Charge {
-    /// Why the quota has no room for it.
+    /// Why the charge exceeds the quota.
     pub fn exceeds(&self, quota: &ResourceQuota) -> Option<String> {
         let hard = amounts(Some(limits(quota)));
         let used = amounts(quota.status.as_ref().and_then(|s| s.used.as_ref()));
@@ -65,13 +65,13 @@ impl Charge {
         ))
     }
 
-    /// Adds the charge to what is used.
-    pub fn put_on(&self, quota: &mut ResourceQuota) {
+    /// Adds the charge to the used amounts.
+    pub fn add_to(&self, quota: &mut ResourceQuota) {
         self.change(quota, |used, amount| used + amount);
     }
 
-    /// Takes the charge back, as far as it is still there.
-    pub fn take_off(&self, quota: &mut ResourceQuota) {
+    /// Subtracts the charge from the used amounts, as far as it is still counted.
+    pub fn subtract_from(&self, quota: &mut ResourceQuota) {
         self.change(quota, |used, amount| match used - amount {
             left if left.is_negative() => Quantity::default(),
             left => left,
@@ -90,8 +90,8 @@ impl Charge {
     }
 }
 
-/// What each of the namespace's quotas must be charged for the change; the error says which has no room for it, or
-/// what the object must say.
+/// The charges of the change to the namespace's quotas; the error names the quota that it exceeds, or
+/// the field that the object must set.
 pub fn check(quotas: &[&ResourceQuota], change: &Change<'_>) -> Result<Vec<Charge>, String> {
     let Change {
         evaluator, old, new, ..
@@ -102,7 +102,7 @@ pub fn check(quotas: &[&ResourceQuota], change: &Change<'_>) -> Result<Vec<Charg
     let mut covering = Vec::new();
     for quota in quotas {
         if covers(quota, evaluator, new) {
-            judge(quota, change)?;
+            check_quota(quota, change)?;
             covering.push(*quota);
         }
     }
@@ -134,7 +134,7 @@ pub fn check(quotas: &[&ResourceQuota], change: &Change<'_>) -> Result<Vec<Charg
                 }
             }
         }
-        // What got less is given back by the controller, which counts.
+        // Usage that shrinks is released by the quota controller when it counts.
         more.retain(|_, amount| !amount.is_zero() && !amount.is_negative());
         more.retain(|name, _| limits(quota).contains_key(name));
         if more.is_empty() {
@@ -172,8 +172,8 @@ fn covers(quota: &ResourceQuota, evaluator: &Evaluator, object: &dyn AnyObject) 
     limits(quota).keys().any(|name| evaluator.counts(name)) && evaluator.in_scopes(&spec, object)
 }
 
-/// Whether the object says what the quota must know, and the quota what is used.
-fn judge(quota: &ResourceQuota, change: &Change<'_>) -> Result<(), String> {
+/// Checks that the object sets the fields that the quota limits, and that the quota's status has its usage.
+fn check_quota(quota: &ResourceQuota, change: &Change<'_>) -> Result<(), String> {
     let counted = || {
         limits(quota)
             .keys()

@@ -11,9 +11,9 @@ use crate::quantity::Quantity;
 const COUNT: &str = "count/persistentvolumeclaims";
 const CLAIMS: &str = "persistentvolumeclaims";
 const STORAGE: &str = "requests.storage";
-/// Behind the name of a storage class, before one of the names above.
+/// The infix between the name of a storage class and one of the names above.
 const OF_CLASS: &str = ".storageclass.storage.k8s.io/";
-/// Named the storage class before `spec.storageClassName` did.
+/// The annotation for the storage class from before `spec.storageClassName`.
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 
 pub(super) fn counts(name: &str) -> bool {
@@ -47,20 +47,25 @@ pub fn class(claim: &PersistentVolumeClaim) -> Option<&str> {
     annotated.or(named).map(String::as_str)
 }
 
-/// What is asked for, or what was given where that is more (an expansion that was taken back); whole bytes.
+/// The requested storage, or the allocated one where that is more (a cancelled expansion); in integral bytes.
 fn storage(claim: &PersistentVolumeClaim) -> Option<Quantity> {
     let requests = claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref();
-    let asked = *amounts(requests).get("storage")?;
+    let requested = *amounts(requests).get("storage")?;
     let allocated = claim.status.as_ref().and_then(|s| s.allocated_resources.as_ref());
-    let given = amounts(allocated).get("storage").copied();
-    let most = given.filter(|given| *given > asked).unwrap_or(asked);
+    let allocated = amounts(allocated).get("storage").copied();
+    let most = allocated
+        .filter(|allocated| *allocated > requested)
+        .unwrap_or(requested);
     Some(match Quantity::from_value(most.value(), most.notation()) {
         rounded if rounded == most => most,
         rounded => rounded,
     })
 }
 
-pub(super) fn is_of(claim: &PersistentVolumeClaim, scope: &ScopedResourceSelectorRequirement) -> bool {
+pub(super) fn matches_scope(
+    claim: &PersistentVolumeClaim,
+    scope: &ScopedResourceSelectorRequirement,
+) -> bool {
     if scope.scope_name != "VolumeAttributesClass" {
         return false;
     }
@@ -95,7 +100,7 @@ fn attributes_classes(claim: &PersistentVolumeClaim) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Whether a claim takes other storage now, or came to fall under other quotas.
-pub(super) fn frees(was: &PersistentVolumeClaim, is: &PersistentVolumeClaim) -> bool {
+/// Whether a claim now uses other storage, or other quotas apply to it.
+pub(super) fn reduces_usage(was: &PersistentVolumeClaim, is: &PersistentVolumeClaim) -> bool {
     usage(was) != usage(is) || attributes_classes(was) != attributes_classes(is)
 }

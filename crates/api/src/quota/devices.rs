@@ -1,7 +1,7 @@
 //! DeviceClasses, pods and claims, on which the usage of a ResourceClaim depends in addition to itself (KEP-5004).
 //!
 //! A quota can limit the devices of a class by the extended resource that the class provides devices for, whether pods ask for them by
-//! the resource or by claims. What a pod asks for by the resource is charged with the pod; the claim that the scheduler
+//! the resource or by claims. What a pod requests by the resource is charged with the pod; the claim that the scheduler
 //! makes for it is charged with the rest only.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::kinds::pod::resources::{Amounts, DEVICE_CLASS_PREFIX};
 use crate::registry::{DEVICE_CLASS, POD, RESOURCE_CLAIM};
 use crate::{Kind, Object};
 
-/// On the claim that the scheduler makes for the extended resources of a pod.
+/// The annotation of the claim that the scheduler makes for the extended resources of a pod.
 const EXTENDED_CLAIM: &str = "resource.kubernetes.io/extended-resource-claim";
 
 /// See the module.
@@ -51,7 +51,7 @@ impl Devices {
         }
     }
 
-    /// What the claim uses by the names of extended resources. `devices`: how many of each class.
+    /// The usage of the claim by the names of extended resources. `devices`: how many of each class.
     pub(super) fn usage(&self, claim: &ResourceClaim, devices: &Amounts, now: Timestamp) -> Amounts {
         let mut used = Amounts::new();
         for (class, amount) in devices {
@@ -69,8 +69,8 @@ impl Devices {
         used
     }
 
-    /// What was charged with the pod for whose extended resources the claim was made; `None` for any other claim, be it one
-    /// that only says so.
+    /// What was charged with the pod for whose extended resources the scheduler made the claim; `None` for any other claim, also
+    /// for one that only has the annotation.
     fn charged_with_pod(&self, claim: &ResourceClaim, now: Timestamp) -> Option<Amounts> {
         let annotations = claim.metadata.annotations.as_ref()?;
         if annotations.get(EXTENDED_CLAIM)? != "true" {

@@ -1,4 +1,4 @@
-//! What ResourceQuotas count: for every kind how much an object uses, and which quotas it falls under.
+//! The evaluators of ResourceQuotas: for every kind how much an object uses, and which quotas apply to it.
 //!
 //! Admission charges with these rules and the controller counts with them, so that the two always agree. Amounts are
 //! named as quotas name them: `requests.cpu`, `services.nodeports`, `count/deployments.apps`.
@@ -30,7 +30,7 @@ pub use check::{Change, Charge, check};
 pub use claims::class as storage_class;
 pub use devices::Devices;
 
-/// Kinds that have a bare name beside `count/…`.
+/// Kinds that have a bare name in addition to `count/…`.
 const ALIASES: [&str; 4] = [
     "configmaps",
     "replicationcontrollers",
@@ -97,7 +97,7 @@ impl Evaluator {
         })
     }
 
-    /// Whether this is one of the amounts that its objects use.
+    /// Whether this is a resource that its objects use.
     pub fn counts(&self, name: &str) -> bool {
         match self {
             Evaluator::Pods => pods::counts(name),
@@ -108,7 +108,7 @@ impl Evaluator {
         }
     }
 
-    /// What the object uses. `devices` matter for ResourceClaims only.
+    /// The usage of the object. `devices` matter for ResourceClaims only.
     pub fn usage(&self, object: &dyn AnyObject, now: Timestamp, devices: &Devices) -> Amounts {
         let any = object.as_any();
         let used = match self {
@@ -135,15 +135,17 @@ impl Evaluator {
     fn in_scopes(&self, spec: &ResourceQuotaSpec, object: &dyn AnyObject) -> bool {
         let any = object.as_any();
         scopes(spec).iter().all(|scope| match self {
-            Evaluator::Pods => any.downcast_ref::<Pod>().is_some_and(|p| pods::is_of(p, scope)),
+            Evaluator::Pods => any
+                .downcast_ref::<Pod>()
+                .is_some_and(|p| pods::matches_scope(p, scope)),
             Evaluator::PersistentVolumeClaims => any
                 .downcast_ref::<PersistentVolumeClaim>()
-                .is_some_and(|c| claims::is_of(c, scope)),
+                .is_some_and(|c| claims::matches_scope(c, scope)),
             _ => false,
         })
     }
 
-    /// Whether a request to create, or to change this part of what there is, can change what is used.
+    /// Whether a create, or a write of this subresource, can change the usage.
     pub fn may_change(&self, subresource: &str, creates: bool) -> bool {
         match self {
             _ if creates => subresource.is_empty(),
@@ -154,22 +156,22 @@ impl Evaluator {
         }
     }
 
-    /// Whether writing this can change what is used. `old`: nothing at a creation.
+    /// Whether this write can change the usage. `old`: `None` for a creation.
     fn concerns(&self, subresource: &str, old: Option<&dyn AnyObject>, new: &dyn AnyObject) -> bool {
         self.may_change(subresource, old.is_none())
             && match (self, subresource, old) {
-                // Of what else can be changed of a pod's spec nothing is counted.
+                // Other mutable fields of a pod's spec do not count.
                 (Evaluator::Pods, "", Some(old)) => pods::has_deadline(old) != pods::has_deadline(new),
                 _ => true,
             }
     }
 
-    /// Whether there may be room again after this change that nobody was charged for.
-    pub fn frees(&self, old: &dyn AnyObject, new: &dyn AnyObject) -> bool {
+    /// Whether this change can reduce usage, so that the quota controller has to count again.
+    pub fn reduces_usage(&self, old: &dyn AnyObject, new: &dyn AnyObject) -> bool {
         let (was, is) = (old.as_any(), new.as_any());
         match self {
             Evaluator::Pods => match (was.downcast_ref(), is.downcast_ref()) {
-                (Some(was), Some(is)) => pods::frees(was, is),
+                (Some(was), Some(is)) => pods::reduces_usage(was, is),
                 _ => false,
             },
             Evaluator::Services => match (was.downcast_ref(), is.downcast_ref()) {
@@ -177,7 +179,7 @@ impl Evaluator {
                 _ => false,
             },
             Evaluator::PersistentVolumeClaims => match (was.downcast_ref(), is.downcast_ref()) {
-                (Some(was), Some(is)) => claims::frees(was, is),
+                (Some(was), Some(is)) => claims::reduces_usage(was, is),
                 _ => false,
             },
             _ => false,
@@ -185,7 +187,7 @@ impl Evaluator {
     }
 }
 
-/// All that a quota is for, as selectors.
+/// All scopes of a quota, as selectors.
 fn scopes(spec: &ResourceQuotaSpec) -> Vec<ScopedResourceSelectorRequirement> {
     let named = spec
         .scopes
@@ -203,7 +205,7 @@ fn scopes(spec: &ResourceQuotaSpec) -> Vec<ScopedResourceSelectorRequirement> {
     named.chain(selected.cloned()).collect()
 }
 
-/// Whether a name (none: the object has none) is what the selector asks for. One that cannot be read selects nothing.
+/// Whether the selector matches a name (`None`: the object has none). An invalid selector matches nothing.
 fn selects(scope: &ScopedResourceSelectorRequirement, name: Option<&str>) -> bool {
     let operator = match scope.operator.as_str() {
         "In" => Operator::In,
@@ -225,7 +227,7 @@ pub fn hard(quota: &ResourceQuota) -> Amounts {
     amounts(quota.spec.as_ref().and_then(|s| s.hard.as_ref()))
 }
 
-/// What a namespace uses of the limits of a quota. `objects` are those of the namespace, of each kind that counts for
+/// The usage of a namespace for the limits of a quota. `objects` are those of the namespace, of each kind that counts for
 /// it, and all DeviceClasses; a limit that no kind counts for is left out.
 pub fn used<'k>(
     quota: &ResourceQuota,

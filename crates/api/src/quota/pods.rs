@@ -9,9 +9,10 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{one, selects};
 use crate::AnyObject;
+use crate::kinds::pod::is_terminal;
 use crate::kinds::pod::resources::{
-    Amounts, DEVICE_CLASS_PREFIX, Side, charged, has_pod_level, is_dra_extended, is_hugepages, is_native,
-    qos_class,
+    Amounts, DEVICE_CLASS_PREFIX, RequirementKind, has_pod_level_resources, is_dra_extended, is_hugepages,
+    is_native, pod_resources_with_status, qos_class,
 };
 
 const COUNT: &str = "count/pods";
@@ -28,7 +29,7 @@ const NAMES: [&str; 11] = [
     "limits.ephemeral-storage",
     "pods",
 ];
-/// What every container must name where a quota limits it. Kubernetes regrets these and adds no more.
+/// The resources that every container must set where a quota limits them. Kubernetes adds no further ones.
 const REQUIRED: [&str; 6] = [
     "cpu",
     "memory",
@@ -49,31 +50,29 @@ pub(super) fn counts(name: &str) -> bool {
 pub(super) fn usage(pod: &Pod, now: Timestamp) -> Amounts {
     let mut used = Amounts::new();
     if is_live(pod, now) {
-        used = named(&charged(pod, Side::Requests), &charged(pod, Side::Limits));
+        used = named(
+            &pod_resources_with_status(pod, RequirementKind::Requests),
+            &pod_resources_with_status(pod, RequirementKind::Limits),
+        );
     }
-    // All that are stored, also those that have ended.
+    // All stored pods, also terminal ones.
     used.insert(COUNT.into(), one());
     used
 }
 
-/// Whether a pod still uses what it asks for: not once it has ended, nor when it should have long ago.
+/// Whether a pod still uses what it requests: not once it is terminal, nor after its deletion grace period.
 fn is_live(pod: &Pod, now: Timestamp) -> bool {
-    if has_ended(pod) {
+    if is_terminal(pod) {
         return false;
     }
     let meta = &pod.metadata;
     match (&meta.deletion_timestamp, meta.deletion_grace_period_seconds) {
-        (Some(asked), Some(grace)) => asked
+        (Some(deletion), Some(grace)) => deletion
             .0
             .checked_add(SignedDuration::from_secs(grace))
             .is_ok_and(|end| now <= end),
         _ => true,
     }
-}
-
-fn has_ended(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
-    matches!(phase, Some("Failed" | "Succeeded"))
 }
 
 /// Amounts by the names that quotas have for them.
@@ -99,10 +98,10 @@ fn named(requests: &Amounts, limits: &Amounts) -> Amounts {
     used
 }
 
-/// What containers must name and do not, where these amounts are limited: `limits.cpu for: a,b; …`.
+/// The resources that containers must set and do not, where these are limited: `limits.cpu for: a,b; …`.
 pub(super) fn missing<'a>(pod: &Pod, limited: impl Iterator<Item = &'a str>) -> Option<String> {
     let spec = pod.spec.as_ref()?;
-    if has_pod_level(spec) {
+    if has_pod_level_resources(spec) {
         return None;
     }
     let required: BTreeSet<&str> = limited.filter(|name| REQUIRED.contains(name)).collect();
@@ -129,11 +128,14 @@ pub(super) fn missing<'a>(pod: &Pod, limited: impl Iterator<Item = &'a str>) -> 
 
 fn names_of(container: &Container) -> Amounts {
     let resources: Option<&ResourceRequirements> = container.resources.as_ref();
-    let amounts = |side: Side| crate::kinds::pod::resources::amounts(side.of(resources));
-    named(&amounts(Side::Requests), &amounts(Side::Limits))
+    let amounts = |kind: RequirementKind| crate::kinds::pod::resources::amounts(kind.of(resources));
+    named(
+        &amounts(RequirementKind::Requests),
+        &amounts(RequirementKind::Limits),
+    )
 }
 
-/// Whether the pod is to end at some time of itself, as quotas mean `Terminating`.
+/// Whether the pod has a deadline: the scope `Terminating` of quotas.
 pub(super) fn has_deadline(pod: &dyn AnyObject) -> bool {
     pod.as_any().downcast_ref::<Pod>().is_some_and(is_terminating)
 }
@@ -143,7 +145,7 @@ fn is_terminating(pod: &Pod) -> bool {
     deadline.is_some_and(|seconds| seconds >= 0)
 }
 
-pub(super) fn is_of(pod: &Pod, scope: &ScopedResourceSelectorRequirement) -> bool {
+pub(super) fn matches_scope(pod: &Pod, scope: &ScopedResourceSelectorRequirement) -> bool {
     let Some(spec) = &pod.spec else { return false };
     match scope.scope_name.as_str() {
         "Terminating" => is_terminating(pod),
@@ -157,13 +159,13 @@ pub(super) fn is_of(pod: &Pod, scope: &ScopedResourceSelectorRequirement) -> boo
                 _ => selects(scope, class),
             }
         }
-        "CrossNamespacePodAffinity" => looks_abroad(spec),
+        "CrossNamespacePodAffinity" => has_cross_namespace_affinity(spec),
         _ => false,
     }
 }
 
-/// Whether an affinity looks at pods of other namespaces.
-fn looks_abroad(spec: &PodSpec) -> bool {
+/// Whether an affinity term selects pods of other namespaces.
+fn has_cross_namespace_affinity(spec: &PodSpec) -> bool {
     let Some(affinity) = &spec.affinity else {
         return false;
     };
@@ -186,8 +188,8 @@ fn looks_abroad(spec: &PodSpec) -> bool {
     required.chain(preferred).any(abroad)
 }
 
-/// Whether a pod ended, was resized, or changed between the scopes.
-pub(super) fn frees(was: &Pod, is: &Pod) -> bool {
+/// Whether a pod became terminal, was resized, or changed its scopes.
+pub(super) fn reduces_usage(was: &Pod, is: &Pod) -> bool {
     let given = |pod: &Pod| -> Vec<(String, Option<ResourceRequirements>)> {
         let status = pod.status.iter();
         let all = status.flat_map(|s| {
@@ -196,7 +198,7 @@ pub(super) fn frees(was: &Pod, is: &Pod) -> bool {
         });
         all.map(|s| (s.name.clone(), s.resources.clone())).collect()
     };
-    (!has_ended(was) && has_ended(is))
+    (!is_terminal(was) && is_terminal(is))
         || is_terminating(was) != is_terminating(is)
         || given(was).iter().any(|(name, resources)| {
             given(is)

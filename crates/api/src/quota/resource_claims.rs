@@ -1,4 +1,4 @@
-//! ResourceClaims: their number, and the devices they can take of each class at most, also by the extended resource of a
+//! ResourceClaims: their number, and the most devices of each class that they can get, also by the extended resource of a
 //! class ([`super::devices`]).
 
 use std::collections::BTreeMap;
@@ -10,9 +10,9 @@ use super::{Devices, one, whole};
 use crate::kinds::pod::resources::{Amounts, DEVICE_CLASS_PREFIX, is_native};
 
 const COUNT: &str = "count/resourceclaims.resource.k8s.io";
-/// Behind the name of a device class.
+/// The suffix after the name of a device class.
 const OF_CLASS: &str = ".deviceclass.resource.k8s.io/devices";
-/// How many devices one claim can get: what "all" may come to.
+/// The most devices that one claim can get, as for the allocation mode All.
 const MOST_DEVICES: usize = 32;
 
 pub(super) fn counts(name: &str) -> bool {

@@ -1,4 +1,4 @@
-//! Services: their number, and the node ports and load balancers they take.
+//! Services: their number, and the node ports and load balancers they use.
 
 use k8s_openapi::api::core::v1::Service;
 
@@ -12,7 +12,7 @@ const LOAD_BALANCERS: &str = "services.loadbalancers";
 
 pub(super) const NAMES: [&str; 4] = [COUNT, SERVICES, NODE_PORTS, LOAD_BALANCERS];
 
-/// Node ports by what is asked for: they are given out later.
+/// Node ports as requested: they are allocated later.
 pub(super) fn usage(service: &Service) -> Amounts {
     let spec = service.spec.clone().unwrap_or_default();
     let ports = spec.ports.unwrap_or_default();

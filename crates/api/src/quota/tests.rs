@@ -1,4 +1,4 @@
-//! What objects use of a quota, and what a quota refuses, by tables.
+//! The usage of objects, and what a quota denies, by tables.
 
 use std::sync::Arc;
 
@@ -75,7 +75,7 @@ fn every_stored_kind_of_a_namespace_but_events_is_counted() {
 }
 
 #[test]
-fn a_pod_uses_what_it_needs_at_most_until_it_has_ended() {
+fn a_pod_uses_its_largest_requests_until_it_is_terminal() {
     let spec = json!({
         "containers": [{"name": "c", "resources": {
             "requests": {"cpu": "100m", "memory": "1Gi", "hugepages-2Mi": "2Mi", "example.com/gpu": "2"},
@@ -152,7 +152,7 @@ fn a_pods_own_resources_replace_its_containers_and_a_resize_counts_with_the_most
 }
 
 #[test]
-fn services_use_the_ports_they_ask_for() {
+fn services_use_the_ports_they_request() {
     for (spec, ports, balancers) in [
         (json!({"type": "ClusterIP", "ports": [{"port": 1}]}), 0, 0),
         (
@@ -199,7 +199,7 @@ fn claims_use_storage_in_all_and_of_their_class() {
 }
 
 #[test]
-fn resource_claims_use_the_most_devices_their_alternatives_can_come_to() {
+fn resource_claims_use_the_most_devices_of_their_alternatives() {
     let claim: k8s_openapi::api::resource::v1::ResourceClaim = serde_json::from_value(json!({
         "metadata": {}, "spec": {"devices": {"requests": [
             {"name": "a", "exactly": {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 2}},
@@ -286,7 +286,7 @@ fn claims_use_extended_resources_beyond_what_their_pods_were_charged() {
 }
 
 #[test]
-fn what_does_not_fit_is_told_with_what_is_used_and_allowed() {
+fn an_exceeded_quota_is_reported_with_what_is_used_and_limited() {
     for (spec, used, of_pod, expected) in [
         (
             json!({"hard": {"pods": "2"}}),
@@ -435,7 +435,7 @@ fn an_update_is_charged_for_what_it_adds() {
 }
 
 #[test]
-fn a_charge_is_put_on_and_taken_off() {
+fn a_charge_is_added_and_subtracted() {
     let mut quota = quota(json!({"hard": {"pods": "3"}}), json!({"pods": "1"}));
     let charge = Charge {
         quota: "q".into(),
@@ -448,10 +448,10 @@ fn a_charge_is_put_on_and_taken_off() {
             .0
             .clone()
     };
-    charge.put_on(&mut quota);
+    charge.add_to(&mut quota);
     assert_eq!(used(&quota), "2");
     for expected in ["1", "0", "0"] {
-        charge.take_off(&mut quota);
+        charge.subtract_from(&mut quota);
         assert_eq!(used(&quota), expected);
     }
 }

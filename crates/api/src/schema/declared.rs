@@ -1,6 +1,6 @@
-//! Built-in kinds as expressions see them.
+//! The declared types of built-in kinds for expressions.
 //!
-//! Quantities and values of any form have no type that could be told, so what holds them is not seen.
+//! Quantities and values of any form have no declared type, so fields that contain them are not visible to expressions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ fn of(name: &str, define: impl FnOnce(&mut SchemaGenerator) -> schemars::Schema)
 
 struct Reader<'d> {
     definitions: &'d Map<String, Value>,
-    /// The types that are being read: one that holds itself is seen once.
+    /// The types that are being read: a recursive type is visible once.
     within: Vec<String>,
 }
 

@@ -1,8 +1,8 @@
-//! What the published API says of types: their fields ([`Shape`]) and how these merge ([`rules`]),
-//! and what the closed ones may hold ([`values`]).
+//! The types of the published API: their fields ([`Shape`]), how these merge ([`rules`]),
+//! and the values of enums ([`values`]).
 //!
-//! Shapes come from the types' own JSON schemas, so they cannot drift from what is decoded. Each is made when it is
-//! first asked for: starting the process costs nothing.
+//! Shapes come from the types' own JSON schemas, so they always agree with decoding. Each is made when it is
+//! first needed: starting the process costs nothing.
 
 pub mod declared;
 pub mod rules;

@@ -1,20 +1,20 @@
-//! What single values may be, as the published API says it.
+//! The scalar types of the published API.
 
 use serde_json::Value;
 
-/// A kind of single value, as merging tells them apart.
+/// A scalar type, as structured-merge-diff distinguishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scalar {
     /// With a fraction or without: the difference is found when the object is read.
     Numeric,
     String,
     Boolean,
-    /// Any single value: quantities, times, numbers or names of ports.
+    /// Any scalar: quantities, times, numbers or names of ports.
     Untyped,
 }
 
 impl Scalar {
-    /// Of an OpenAPI schema's type and format; `None` where it is no single value, or anything at all.
+    /// The scalar type of an OpenAPI schema's type and format; `None` where it is not a scalar, or any value.
     pub fn of(type_: &str, format: &str) -> Option<Self> {
         match (type_, format) {
             ("integer" | "number", _) => Some(Scalar::Numeric),
@@ -35,7 +35,7 @@ impl Scalar {
         Scalar::of(text("type"), text("format"))
     }
 
-    /// Whether this value may stand here.
+    /// Whether this value is of the type.
     pub fn takes(self, value: &Value) -> bool {
         match (self, value) {
             (_, Value::Null)

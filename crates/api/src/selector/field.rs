@@ -22,11 +22,11 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// 400 with Kubernetes' words where a field is not supported by the kind or the text does not parse.
+    /// Fails with 400 and Kubernetes' message where a field is not supported by the kind or the text does not parse.
     pub fn parse(kind: &Kind, text: &str) -> Result<Self, Error> {
         let mut terms = parse_terms(text).map_err(Error::bad_request)?;
         for term in &mut terms {
-            // Clients of the first v1 still say `spec.host`.
+            // Early clients of v1 still send `spec.host`.
             if kind.kind() == "Pod" && term.field == "spec.host" {
                 term.field = "spec.nodeName".to_string();
             }
@@ -56,7 +56,7 @@ impl Selector {
         self.terms.is_empty()
     }
 
-    /// The value `field` must equal, if the selector says so (lets a lookup skip what cannot match).
+    /// The value that the selector requires of `field`, if it does (so that a lookup can skip other objects).
     pub fn required(&self, field: &str) -> Option<&str> {
         self.terms
             .iter()
@@ -65,7 +65,7 @@ impl Selector {
     }
 }
 
-/// The value that a selector's text requires of a field, for whoever does not know the kind; `None` where any will do, where
+/// The value that a selector's text requires of a field, for callers without the kind; `None` where any value matches, where
 /// the text does not parse, and for values with escapes, which no object's name, node or namespace has.
 pub fn required<'a>(text: &'a str, field: &str) -> Option<&'a str> {
     parse_terms(text).ok()?;
@@ -76,7 +76,7 @@ pub fn required<'a>(text: &'a str, field: &str) -> Option<&'a str> {
         .map(|(_, _, value)| value)
 }
 
-/// The value as it stands in a selector's text.
+/// The value, escaped for a selector's text.
 pub fn escape(value: &str) -> String {
     let mut escaped = String::with_capacity(value.len());
     for c in value.chars() {
@@ -88,7 +88,7 @@ pub fn escape(value: &str) -> String {
     escaped
 }
 
-/// The (in)equalities of `text`, ordered as text; apimachinery's words for what is none.
+/// The (in)equalities of `text`, sorted; errors are worded as apimachinery's.
 fn parse_terms(text: &str) -> Result<Vec<Term>, String> {
     let mut parts = split_unescaped_commas(text);
     parts.sort_unstable();
@@ -98,7 +98,7 @@ fn parse_terms(text: &str) -> Result<Vec<Term>, String> {
             return Err(format!("invalid selector: '{text}'; can't understand '{part}'"));
         };
         let value = unescape(value).map_err(|e| format!("invalid field selector: {e}"))?;
-        // `=` alone asks for nothing.
+        // `=` alone has no term.
         if !(field.is_empty() && value.is_empty()) {
             terms.push(Term {
                 field: field.to_string(),
@@ -140,7 +140,7 @@ fn split_term(part: &str) -> Option<(&str, &str, &str)> {
     Some((&part[..at], operator, &part[at + operator.len()..]))
 }
 
-/// Takes the backslashes off `\\`, `\,` and `\=`, which must not stand without one.
+/// Removes the backslashes from `\\`, `\,` and `\=`, which must not occur without one.
 fn unescape(value: &str) -> Result<String, String> {
     let mut out = String::with_capacity(value.len());
     let mut chars = value.chars();
@@ -159,9 +159,9 @@ fn unescape(value: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Kinds whose requests may select by fields of their own, a list that decides about `metadata.namespace` too.
-/// The others know the two fields of every object, even where they have no namespace, and no more
-/// (ReplicaSets index `status.replicas` and refuse it).
+/// Kinds with selectable fields of their own; for these the list decides about `metadata.namespace` too.
+/// The others have the two fields of every object, even where they have no namespace, and no more
+/// (ReplicaSets index `status.replicas` and reject it in selectors).
 fn has_own_fields(kind: &Kind) -> bool {
     matches!(
         (kind.group(), kind.kind()),
@@ -175,7 +175,7 @@ fn has_own_fields(kind: &Kind) -> bool {
     )
 }
 
-/// Nodes select the attachments that are theirs, which Kubernetes' cannot; the other words are Kubernetes' own.
+/// VolumeAttachments: nodes select theirs by field, which Kubernetes does not allow; the message is otherwise Kubernetes' own.
 fn is_attachment(kind: &Kind) -> bool {
     (kind.group(), kind.kind()) == ("storage.k8s.io", "VolumeAttachment")
 }
@@ -185,7 +185,7 @@ fn is_supported(kind: &Kind, field: &str) -> bool {
         NAME => true,
         NAMESPACE if kind.ops.custom().is_some() => kind.namespaced(),
         NAMESPACE => kind.namespaced() || !has_own_fields(kind),
-        // Pods may be asked for it and none has it: every pod's is empty.
+        // The selector is allowed and its value always empty.
         "status.podIPs" if kind.group().is_empty() && kind.kind() == "Pod" => true,
         field => {
             let has_fields = has_own_fields(kind) || kind.ops.custom().is_some() || is_attachment(kind);
@@ -194,7 +194,7 @@ fn is_supported(kind: &Kind, field: &str) -> bool {
     }
 }
 
-/// Kubernetes has several ways to say it.
+/// Kubernetes' kinds have different messages.
 fn not_supported(kind: &Kind, field: &str) -> String {
     match (kind.group(), kind.kind()) {
         ("batch", "Job") => format!("field label {field:?} not supported for Job"),

@@ -6,7 +6,7 @@ use std::fmt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::label_syntax;
-use crate::field::{Cause, Errors, FieldError, Shown};
+use crate::field::{Cause, ErrorList, FieldError, Shown};
 use crate::names;
 
 /// How a label is compared.
@@ -39,12 +39,12 @@ pub struct Requirement {
     bound: i64,
 }
 
-/// As apimachinery words one or several mistakes.
-fn aggregate(mistakes: Errors) -> Result<(), String> {
-    if mistakes.is_empty() {
+/// One or several errors, worded as apimachinery's aggregate.
+fn aggregate(errors: ErrorList) -> Result<(), String> {
+    if errors.is_empty() {
         Ok(())
     } else {
-        Err(mistakes.to_string())
+        Err(errors.to_string())
     }
 }
 
@@ -62,14 +62,14 @@ fn list(values: &[String]) -> serde_json::Value {
 }
 
 impl Requirement {
-    /// A checked requirement; the mistakes in apimachinery's words.
+    /// A validated requirement; the errors are worded as apimachinery's.
     pub fn new(key: &str, operator: Operator, values: Vec<String>) -> Result<Self, String> {
         use Operator::*;
-        let mut mistakes = Errors::new();
+        let mut errors = ErrorList::new();
         let mut bound = 0;
         let bad_key = names::qualified_name(key);
         if !bad_key.is_empty() {
-            mistakes.push(invalid("key", key, bad_key.join("; ")));
+            errors.push(invalid("key", key, bad_key.join("; ")));
         }
         let wrong_count = match operator {
             In | NotIn if values.is_empty() => Some("for 'in', 'notin' operators, values set can't be empty"),
@@ -85,13 +85,13 @@ impl Requirement {
             _ => None,
         };
         if let Some(detail) = wrong_count {
-            mistakes.push(invalid("values", list(&values), detail));
+            errors.push(invalid("values", list(&values), detail));
         }
         if matches!(operator, GreaterThan | LessThan) {
             for (i, value) in values.iter().enumerate() {
                 match value.parse() {
                     Ok(n) => bound = n,
-                    Err(_) => mistakes.push(invalid(
+                    Err(_) => errors.push(invalid(
                         &format!("values[{i}]"),
                         value,
                         "for 'Gt', 'Lt' operators, the value must be an integer",
@@ -102,14 +102,14 @@ impl Requirement {
         for (i, value) in values.iter().enumerate() {
             let bad_value = names::label_value(value);
             if !bad_value.is_empty() {
-                mistakes.push(invalid(
+                errors.push(invalid(
                     &format!("values[{i}][{key}]"),
                     value,
                     bad_value.join("; "),
                 ));
             }
         }
-        aggregate(mistakes)?;
+        aggregate(errors)?;
         Ok(Requirement {
             key: key.to_string(),
             operator,
@@ -118,14 +118,14 @@ impl Requirement {
         })
     }
 
-    /// Refuses a key that no label can have, as found at `field`.
+    /// Rejects an invalid label key at `field`.
     pub(super) fn check_key(key: &str, field: &str) -> Result<(), String> {
-        let mut mistakes = Errors::new();
+        let mut errors = ErrorList::new();
         let bad_key = names::qualified_name(key);
         if !bad_key.is_empty() {
-            mistakes.push(invalid(field, key, bad_key.join("; ")));
+            errors.push(invalid(field, key, bad_key.join("; ")));
         }
-        aggregate(mistakes)
+        aggregate(errors)
     }
 
     pub fn key(&self) -> &str {
@@ -140,7 +140,7 @@ impl Requirement {
         &self.values
     }
 
-    /// Whether a label of this value (`None`: there is no such label) will do.
+    /// Whether a label of this value (`None`: there is no such label) matches.
     pub fn admits(&self, value: Option<&str>) -> bool {
         use Operator::*;
         let listed = |v: &str| self.values.iter().any(|have| have == v);
@@ -187,13 +187,13 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// From `app=web,tier in (a,b),!legacy`; the error in apimachinery's words.
+    /// Parses `app=web,tier in (a,b),!legacy`; the error is worded as apimachinery's.
     pub fn parse(text: &str) -> Result<Self, String> {
         label_syntax::parse(text).map(Self::of)
     }
 
     /// From an object's selector field. An empty selector matches everything, as in the API; callers for whom
-    /// an absent one matches nothing say so themselves.
+    /// an absent one matches nothing check that themselves.
     pub fn from_label_selector(selector: &LabelSelector) -> Result<Self, String> {
         let mut requirements = Vec::new();
         for (key, value) in selector.match_labels.iter().flatten() {
@@ -214,7 +214,7 @@ impl Selector {
     }
 
     /// From a plain map (`spec.selector` of Services and ReplicationControllers), which the API does not check.
-    /// An empty map matches everything; callers for whom it matches nothing say so themselves.
+    /// An empty map matches everything; callers for whom it matches nothing check that themselves.
     pub fn from_map(labels: &BTreeMap<String, String>) -> Self {
         Self::of(
             labels
@@ -267,6 +267,32 @@ impl fmt::Display for Selector {
         }
         Ok(())
     }
+}
+
+/// A selector as the Go type's `String` writes it.
+pub fn go_string(selector: &LabelSelector) -> String {
+    let labels: String = selector
+        .match_labels
+        .iter()
+        .flatten()
+        .map(|(key, value)| format!("{key}: {value},"))
+        .collect();
+    let expressions: String = selector
+        .match_expressions
+        .iter()
+        .flatten()
+        .map(|e| {
+            let values = e.values.as_deref().unwrap_or_default().join(" ");
+            format!(
+                "LabelSelectorRequirement{{Key:{},Operator:{},Values:[{values}],}},",
+                e.key, e.operator
+            )
+        })
+        .collect();
+    format!(
+        "&LabelSelector{{MatchLabels:map[string]string{{{labels}}},MatchExpressions:\
+         []LabelSelectorRequirement{{{expressions}}},}}"
+    )
 }
 
 #[cfg(test)]

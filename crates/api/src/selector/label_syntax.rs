@@ -1,11 +1,11 @@
 //! The grammar of label selectors in a query string: tokens, and the parser over them.
 //!
-//! What it accepts and what it says when it does not are apimachinery's (`labels.Parse`), byte for byte:
+//! What it accepts and its errors are those of apimachinery (`labels.Parse`), byte for byte:
 //! clients show these messages. Never panics and never recurses, whatever the text.
 
 use super::label::{Operator, Requirement};
 
-/// What may stand where an operator must.
+/// The tokens that are expected in place of an operator.
 const OPERATORS: &str = "in, notin, =, ==, !=, gt, lt";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,8 +15,8 @@ enum Token {
     Close,
     Comma,
     Not,
-    Word,
-    /// `in` and `notin` too, which are words where a key or a value is expected.
+    Identifier,
+    /// `in` and `notin` too, which are identifiers where a key or a value is expected.
     Op(Operator),
 }
 
@@ -57,13 +57,13 @@ impl<'a> Lexer<'a> {
             (Some('!'), _) => symbol(Token::Not, 1),
             _ => {
                 let end = |c: char| is_symbol(c) || is_space(c) || c == '\0';
-                let word = self.take(self.rest.find(end).unwrap_or(self.rest.len()));
-                let token = match word {
+                let text = self.take(self.rest.find(end).unwrap_or(self.rest.len()));
+                let token = match text {
                     "in" => Token::Op(Operator::In),
                     "notin" => Token::Op(Operator::NotIn),
-                    _ => Token::Word,
+                    _ => Token::Identifier,
                 };
-                return (token, word);
+                return (token, text);
             }
         };
         (token, self.take(bytes))
@@ -75,10 +75,10 @@ struct Parser<'a> {
     ahead: (Token, &'a str),
 }
 
-/// A token where a key or a value is expected: there `in` and `notin` are plain words.
-fn as_word((token, text): (Token, &str)) -> (Token, &str) {
+/// A token where a key or a value is expected: there `in` and `notin` are identifiers.
+fn as_identifier((token, text): (Token, &str)) -> (Token, &str) {
     match token {
-        Token::Op(Operator::In | Operator::NotIn) => (Token::Word, text),
+        Token::Op(Operator::In | Operator::NotIn) => (Token::Identifier, text),
         other => (other, text),
     }
 }
@@ -92,7 +92,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Requirement>, String> {
 
 impl<'a> Parser<'a> {
     fn peek(&self) -> (Token, &'a str) {
-        as_word(self.ahead)
+        as_identifier(self.ahead)
     }
 
     fn advance(&mut self) -> (Token, &'a str) {
@@ -103,7 +103,7 @@ impl<'a> Parser<'a> {
     fn selector(&mut self) -> Result<Vec<Requirement>, String> {
         let mut requirements = Vec::new();
         match self.peek() {
-            (Token::Word | Token::Not, _) => {}
+            (Token::Identifier | Token::Not, _) => {}
             (Token::End, _) => return Ok(requirements),
             (_, found) => {
                 return Err(format!(
@@ -120,7 +120,7 @@ impl<'a> Parser<'a> {
                 (Token::End, _) => return Ok(requirements),
                 (Token::Comma, _) => {
                     let (token, found) = self.peek();
-                    if !matches!(token, Token::Word | Token::Not) {
+                    if !matches!(token, Token::Identifier | Token::Not) {
                         return Err(format!("found '{found}', expected: identifier after ','"));
                     }
                 }
@@ -130,12 +130,12 @@ impl<'a> Parser<'a> {
     }
 
     fn requirement(&mut self) -> Result<Requirement, String> {
-        let mut token = as_word(self.advance());
+        let mut token = as_identifier(self.advance());
         let negated = token.0 == Token::Not;
         if negated {
-            token = as_word(self.advance());
+            token = as_identifier(self.advance());
         }
-        let (Token::Word, key) = token else {
+        let (Token::Identifier, key) = token else {
             return Err(format!("found '{}', expected: identifier", token.1));
         };
         Requirement::check_key(key, "<nil>")?;
@@ -160,8 +160,8 @@ impl<'a> Parser<'a> {
         if matches!(self.peek().0, Token::End | Token::Comma) {
             return Ok(String::new());
         }
-        match as_word(self.advance()) {
-            (Token::Word, value) => Ok(value.to_string()),
+        match as_identifier(self.advance()) {
+            (Token::Identifier, value) => Ok(value.to_string()),
             (_, found) => Err(format!("found '{found}', expected: identifier")),
         }
     }
@@ -174,7 +174,7 @@ impl<'a> Parser<'a> {
         }
         let mut values = std::collections::BTreeSet::new();
         match self.peek() {
-            (Token::Word | Token::Comma, _) => {}
+            (Token::Identifier | Token::Comma, _) => {}
             (Token::Close, _) => {
                 self.advance();
                 return Ok(vec![String::new()]);
@@ -182,8 +182,8 @@ impl<'a> Parser<'a> {
             (_, found) => return Err(format!("found '{found}', expected: ',', ')' or identifier")),
         }
         loop {
-            match as_word(self.advance()) {
-                (Token::Word, value) => {
+            match as_identifier(self.advance()) {
+                (Token::Identifier, value) => {
                     values.insert(value.to_string());
                     match self.peek() {
                         (Token::Comma, _) => {}

@@ -1,4 +1,4 @@
-//! Which objects are meant: by labels and by fields.
+//! Selectors of objects: by labels and by fields.
 
 pub mod field;
 pub mod label;

@@ -1,4 +1,4 @@
-//! The Table around the rows, and the words cells share.
+//! The Table, and the texts that cells share.
 
 use serde_json::json;
 
@@ -26,7 +26,7 @@ fn table(include: Include, head: &Head<'_>) -> serde_json::Value {
 }
 
 #[test]
-fn l13_rows_carry_as_much_of_the_object_as_was_asked_for() {
+fn l13_rows_have_as_much_of_the_object_as_was_requested() {
     let whole: serde_json::Value = serde_json::from_slice(config_map().json()).expect("JSON");
     let metadata = json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
         "metadata": whole["metadata"]});
@@ -44,7 +44,7 @@ fn l13_rows_carry_as_much_of_the_object_as_was_asked_for() {
 }
 
 #[test]
-fn l13_the_head_says_what_a_list_says() {
+fn l13_a_table_has_the_metadata_of_a_list() {
     let head = Head {
         resource_version: "9",
         continue_token: "c",

@@ -1,5 +1,5 @@
-//! What kube-apiserver v1.36.2 answered (`tests/golden-api/*.jsonl.gz`), held against the pure parts that decide it.
-//! Requests that need a server are asked of one elsewhere.
+//! Compares the recorded responses of kube-apiserver v1.36.2 (`tests/golden-api/*.jsonl.gz`) with the results of the pure code
+//! of this crate. Requests that need a server are tested in the apiserver crate.
 
 mod discovery;
 mod patch;
@@ -9,11 +9,11 @@ use std::io::Read;
 
 use serde_json::Value;
 
-/// One request and its answer.
+/// One recorded request and its response.
 struct Step {
     request: Value,
     status: u64,
-    answer: Value,
+    response: Value,
 }
 
 impl Step {
@@ -53,7 +53,7 @@ fn scenarios(topic: &str) -> Vec<Scenario> {
                     .into_iter()
                     .map(|mut step| Step {
                         status: step["response"]["status"].as_u64().unwrap_or_default(),
-                        answer: step["response"]["body"].take(),
+                        response: step["response"]["body"].take(),
                         request: step["request"].take(),
                     })
                     .collect(),
@@ -62,7 +62,7 @@ fn scenarios(topic: &str) -> Vec<Scenario> {
         .collect()
 }
 
-/// The kind a recorded path speaks of, and its subresource (empty: none).
+/// The kind and the subresource (empty if none) of a recorded path.
 fn kind_of(path: &str) -> Option<(&'static knarr_api::Kind, &str)> {
     let path = path.split('?').next().unwrap_or_default();
     let segments: Vec<&str> = path.trim_matches('/').split('/').collect();

@@ -1,10 +1,10 @@
-//! Which selectors are refused, and how.
+//! The selectors that are rejected, and their errors.
 
 use knarr_api::selector::{field, label};
 
 use super::{Step, kind_of, scenarios};
 
-/// A query parameter as it was recorded: not percent-encoded.
+/// A query parameter of a recorded path, which is not percent-encoded.
 fn parameter<'a>(step: &'a Step, name: &str) -> Option<&'a str> {
     let (_, query) = step.path().split_once('?')?;
     query
@@ -13,8 +13,8 @@ fn parameter<'a>(step: &'a Step, name: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn every_recorded_selector_is_taken_or_refused_as_kubernetes_does() {
-    let (mut taken, mut refused) = (0, 0);
+fn every_recorded_selector_is_accepted_or_rejected_as_kubernetes_does() {
+    let (mut accepted, mut rejected) = (0, 0);
     for scenario in scenarios("list-watch") {
         for step in &scenario.steps {
             let Some((kind, _)) = kind_of(step.path()) else {
@@ -28,19 +28,22 @@ fn every_recorded_selector_is_taken_or_refused_as_kubernetes_does() {
                         .map_err(|e| e.message().to_string())
                 }),
             ];
-            for answer in answers.into_iter().flatten() {
-                match (step.status, answer) {
-                    (200, Ok(())) => taken += 1,
+            for response in answers.into_iter().flatten() {
+                match (step.status, response) {
+                    (200, Ok(())) => accepted += 1,
                     (400, Err(message)) => {
-                        assert_eq!(step.answer["message"], message, "{}", scenario.id);
-                        refused += 1;
+                        assert_eq!(step.response["message"], message, "{}", scenario.id);
+                        rejected += 1;
                     }
-                    // Kinds that are still without rules of their own have no fields to select by.
+                    // Kinds without a strategy of their own have no selectable fields.
                     (200, Err(_)) if kind.ops.selectable_fields().is_empty() => {}
-                    (status, answer) => panic!("{} {}: {status}, {answer:?}", scenario.id, step.path()),
+                    (status, response) => panic!("{} {}: {status}, {response:?}", scenario.id, step.path()),
                 }
             }
         }
     }
-    assert!(taken >= 15 && refused >= 15, "{taken} taken, {refused} refused");
+    assert!(
+        accepted >= 15 && rejected >= 15,
+        "{accepted} accepted, {rejected} rejected"
+    );
 }

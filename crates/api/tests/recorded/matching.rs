@@ -1,4 +1,4 @@
-//! Compares a recorded answer, in which placeholders stand for what differs from run to run, with a real one.
+//! Compares a recorded response, in which values that differ between runs are placeholders, with a real one.
 
 use std::collections::BTreeMap;
 
@@ -21,13 +21,13 @@ const PLACEHOLDERS: &[&str] = &[
     "any",
 ];
 
-/// Remembers what a numbered placeholder stood for.
+/// Remembers the value of each numbered placeholder.
 #[derive(Default)]
 pub struct Matcher {
     bound: BTreeMap<String, String>,
 }
 
-/// A recorded text cut at its placeholders.
+/// A part of a recorded text: literal text or a placeholder.
 enum Piece<'a> {
     Text(&'a str),
     Placeholder(&'a str),
@@ -59,7 +59,7 @@ fn pieces(text: &str) -> Vec<Piece<'_>> {
 }
 
 impl Matcher {
-    /// Puts in what placeholders stand for.
+    /// Replaces the placeholders by their values.
     pub fn fill(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.fill_text(text).into(),
@@ -117,20 +117,20 @@ impl Matcher {
                 for (key, value) in e {
                     let key = self.fill_text(key);
                     let Some(found) = a.get(&key) else {
-                        // k8s-openapi has no value that is written as null.
+                        // k8s-openapi never serializes null.
                         if value.is_null() {
                             continue;
                         }
                         return Err(format!(".{key}: absent for {value}"));
                     };
                     let result = if key == "message" && several_causes {
-                        same_words(&self.fill(value), found)
+                        same_words_in_any_order(&self.fill(value), found)
                     } else if key == "causes" {
                         self.compare(&sorted(&self.fill(value)), &sorted(found))
                     } else {
                         self.compare(value, found)
                     };
-                    result.map_err(|why| format!(".{key}{why}"))?;
+                    result.map_err(|error| format!(".{key}{error}"))?;
                 }
                 for (key, value) in a {
                     if !e.keys().any(|k| self.fill_text(k) == *key) {
@@ -141,7 +141,7 @@ impl Matcher {
             }
             (Value::Array(e), Value::Array(a)) => {
                 for (i, (e, a)) in e.iter().zip(a).enumerate() {
-                    self.compare(e, a).map_err(|why| format!("[{i}]{why}"))?;
+                    self.compare(e, a).map_err(|error| format!("[{i}]{error}"))?;
                 }
                 if e.len() != a.len() {
                     return Err(format!(
@@ -163,7 +163,7 @@ impl Matcher {
     }
 }
 
-fn same_words(expected: &Value, actual: &Value) -> Result<(), String> {
+fn same_words_in_any_order(expected: &Value, actual: &Value) -> Result<(), String> {
     let words = |value: &Value| {
         let text = value.as_str().unwrap_or("").replace(['[', ']', ','], " ");
         let mut words: Vec<String> = text.split_whitespace().map(String::from).collect();

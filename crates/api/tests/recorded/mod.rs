@@ -1,4 +1,4 @@
-//! Plays recorded scenarios against the rules and compares the answers, placeholders and all.
+//! Plays recorded scenarios against the strategies and compares the responses.
 
 mod matching;
 
@@ -7,11 +7,12 @@ use std::io::Read;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use knarr_api::cidr::Cidr;
 use knarr_api::k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Service, Taint};
 use knarr_api::k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::kinds::priority_class;
-use knarr_api::kinds::service_ips::{self, Cidr, NodePorts, Pool};
+use knarr_api::kinds::service_ips::{self, Allocators, NodePorts};
 use knarr_api::managed_fields::{Managed, ManagerId, Operation, blank};
 use knarr_api::strategy::Part;
 use knarr_api::table::{Head, Include};
@@ -53,15 +54,15 @@ struct Response {
     body: Value,
 }
 
-/// There are two ways to learn what a creator holds, a quick one and the one that updates go.
-fn assert_creator_holds_what_differs_from_nothing(kind: &Kind, object: &mut dyn AnyObject) {
+/// The managed fields of a creation are computed by a faster function than those of an update: both must agree.
+fn assert_create_owns_what_differs_from_blank(kind: &Kind, object: &mut dyn AnyObject) {
     let mut json = Vec::new();
     object.encode_into(&mut json);
-    let by = || ManagerId::new("creator", Operation::Update, kind, "");
+    let manager = || ManagerId::new("creator", Operation::Update, kind, "");
     let after: Value = serde_json::from_slice(&json).expect("JSON");
-    let long = Managed::default().update(kind, blank(kind), &after, by(), now());
-    let quick = Managed::create(kind, object, by(), now()).expect("an object that serializes");
-    assert_eq!(quick, long.encode(), "{}", after);
+    let on_update = Managed::default().update(kind, blank(kind), &after, manager(), now());
+    let on_create = Managed::create(kind, object, manager(), now()).expect("an object that serializes");
+    assert_eq!(on_create, on_update.encode(), "{}", after);
 }
 
 pub enum Outcome {
@@ -69,7 +70,7 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// Every scenario of a file with how it went.
+/// The id and the outcome of every scenario of a file.
 pub fn run(file: &str) -> Vec<(String, Outcome)> {
     let path = format!("{}/tests/golden-api/{file}.jsonl.gz", env!("CARGO_MANIFEST_DIR"));
     let mut text = String::new();
@@ -83,7 +84,7 @@ pub fn run(file: &str) -> Vec<(String, Outcome)> {
             let id = scenario.id.clone();
             let outcome = match play(scenario) {
                 Ok(()) => Outcome::Passed,
-                Err(why) => Outcome::Failed(why),
+                Err(error) => Outcome::Failed(error),
             };
             (id, outcome)
         })
@@ -91,24 +92,24 @@ pub fn run(file: &str) -> Vec<(String, Outcome)> {
 }
 
 fn play(scenario: Scenario) -> Result<(), String> {
-    let mut world = World::with_what_every_cluster_has();
+    let mut cluster = Cluster::with_namespace_and_system_classes();
     let mut matcher = Matcher::default();
     for (i, step) in scenario.steps.into_iter().enumerate() {
         let body = matcher.fill(&step.request.body);
         let path = matcher.fill_text(&step.request.path);
-        let (status, body, warnings) = world.answer(&step.request, &path, body);
+        let (status, body, warnings) = cluster.respond(&step.request, &path, body);
         if status != step.response.status {
             return Err(format!(
                 "step {i}: status {status} for {}: {} for {}",
                 step.response.status, body["message"], step.response.body["message"]
             ));
         }
-        // Of the scenarios about tables, what else is answered belongs to other scenarios.
+        // In the scenarios about tables only responses with a table are compared.
         let compared = !scenario.id.starts_with("tables") || step.response.body["kind"] == "Table";
         if compared {
             matcher
                 .compare(&step.response.body, &body)
-                .map_err(|why| format!("step {i}{why}"))?;
+                .map_err(|error| format!("step {i}{error}"))?;
         }
         let expected: Vec<String> = match step.response.headers.get("Warning") {
             Some(warnings) => serde_json::from_value(warnings.clone()).expect("texts"),
@@ -122,14 +123,14 @@ fn play(scenario: Scenario) -> Result<(), String> {
     Ok(())
 }
 
-/// The objects there are.
+/// The stored objects.
 #[derive(Default)]
-struct World {
+struct Cluster {
     objects: BTreeMap<(String, String), Arc<Object>>,
     revision: u64,
 }
 
-/// What a request is aimed at.
+/// The object or collection that a request addresses.
 struct Target {
     kind: &'static Kind,
     name: String,
@@ -158,7 +159,7 @@ impl Target {
         })
     }
 
-    fn asks(&self, key: &str) -> &str {
+    fn query_parameter(&self, key: &str) -> &str {
         self.query.get(key).map_or("", String::as_str)
     }
 
@@ -172,21 +173,21 @@ fn now() -> Timestamp {
 }
 
 /// Code, body, warnings.
-type Answer = (u16, Value, Vec<String>);
+type HttpResponse = (u16, Value, Vec<String>);
 /// Code, objects, warnings.
-type Found = (u16, Vec<Arc<Object>>, Vec<String>);
+type Success = (u16, Vec<Arc<Object>>, Vec<String>);
 
-impl World {
+impl Cluster {
     /// The namespace of the scenarios and the two system classes.
-    fn with_what_every_cluster_has() -> Self {
-        let mut world = World::default();
+    fn with_namespace_and_system_classes() -> Self {
+        let mut cluster = Cluster::default();
         let namespace = json!({"metadata": {"name": NAMESPACE}});
-        world.insert("/api/v1/namespaces", namespace);
+        cluster.insert("/api/v1/namespaces", namespace);
         for class in priority_class::system_classes() {
             let class = serde_json::to_value(class).expect("JSON");
-            world.insert("/apis/scheduling.k8s.io/v1/priorityclasses", class);
+            cluster.insert("/apis/scheduling.k8s.io/v1/priorityclasses", class);
         }
-        world
+        cluster
     }
 
     fn insert(&mut self, path: &str, body: Value) {
@@ -211,7 +212,7 @@ impl World {
         }
     }
 
-    fn answer(&mut self, request: &Request, path: &str, body: Value) -> Answer {
+    fn respond(&mut self, request: &Request, path: &str, body: Value) -> HttpResponse {
         let Some(target) = Target::parse(path) else {
             return (404, Value::Null, Vec::new());
         };
@@ -251,7 +252,7 @@ impl World {
     }
 
     fn table(&self, target: &Target, objects: &[Arc<Object>]) -> Value {
-        let include = match target.asks("includeObject") {
+        let include = match target.query_parameter("includeObject") {
             "None" => Include::None,
             "Object" => Include::Object,
             _ => Include::Metadata,
@@ -261,10 +262,10 @@ impl World {
             resource_version: &version,
             ..Head::default()
         };
-        // One page of one, and what is left.
+        // Two pages: `limit` objects, and the rest.
         let mut page = objects;
-        if let Ok(limit) = target.asks("limit").parse::<usize>() {
-            if target.asks("continue").is_empty() {
+        if let Ok(limit) = target.query_parameter("limit").parse::<usize>() {
+            if target.query_parameter("continue").is_empty() {
                 page = &objects[..limit];
                 head.continue_token = "next";
                 head.remaining_item_count = i64::try_from(objects.len() - limit).ok();
@@ -280,7 +281,7 @@ impl World {
         table
     }
 
-    fn create(&mut self, target: &Target, body: Value) -> Result<Found, Error> {
+    fn create(&mut self, target: &Target, body: Value) -> Result<Success, Error> {
         let kind = target.kind;
         let ops = &kind.ops;
         let mut object = decode(kind, &body)?;
@@ -297,21 +298,21 @@ impl World {
         {
             metadata.name = Some(format!("{prefix}4x2gk"));
         }
-        assert_creator_holds_what_differs_from_nothing(kind, &mut *object);
+        assert_create_owns_what_differs_from_blank(kind, &mut *object);
         Self::admit(&mut *object);
         ops.prepare_for_create(&mut *object)?;
         self.allocate(kind, &mut *object, None)?;
         let name = object.metadata().name.clone().unwrap_or_default();
         if self.stored(target, &name).is_ok() {
-            return Err(Error::already_exists(kind.about(&name)));
+            return Err(Error::already_exists(kind.resource_ref(&name)));
         }
-        let mut mistakes = knarr_api::field::Errors::new();
+        let mut errs = knarr_api::field::ErrorList::new();
         if kind.ops.checks_metadata() {
-            mistakes.extend(meta::validate(kind, object.metadata()));
+            errs.extend(meta::validate(kind, object.metadata()));
         }
-        mistakes.extend(ops.validate(&*object)?);
-        if !mistakes.is_empty() {
-            return Err(Error::invalid(kind.about_kind(&name), &mistakes));
+        errs.extend(ops.validate(&*object)?);
+        if !errs.is_empty() {
+            return Err(Error::invalid(kind.kind_ref(&name), &errs));
         }
         let mut warnings = ops.early_warnings(&*object)?;
         warnings.extend(ops.warnings(&*object)?);
@@ -325,7 +326,7 @@ impl World {
         let bytes = Object::encode_for_store(&mut *typed);
         let stored = Arc::new(Object::from_stored(&kind, typed, &bytes, self.revision));
         let key = (kind.qualified(), stored.name().to_string());
-        if !target.asks("dryRun").is_empty() {
+        if !target.query_parameter("dryRun").is_empty() {
             let mut unwritten = stored.typed().clone_box();
             unwritten.metadata_mut().resource_version = None;
             let typed = convert::typed(&kind, target.kind, unwritten)?;
@@ -338,11 +339,11 @@ impl World {
     fn stored(&self, target: &Target, name: &str) -> Result<Arc<Object>, Error> {
         let key = (target.stored_kind().qualified(), name.to_string());
         let found = self.objects.get(&key);
-        let found = found.ok_or_else(|| Error::not_found(target.kind.about(name)))?;
+        let found = found.ok_or_else(|| Error::not_found(target.kind.resource_ref(name)))?;
         convert::object(found, target.kind)
     }
 
-    fn patch(&mut self, target: &Target, patch: &Value) -> Result<Found, Error> {
+    fn patch(&mut self, target: &Target, patch: &Value) -> Result<Success, Error> {
         let kind = target.kind;
         let old = self.stored(target, &target.name)?;
         let mut merged = parse(old.json());
@@ -356,23 +357,23 @@ impl World {
         kind.ops.set_defaults(&mut *object)?;
         kind.ops.prepare_for_update(&mut *object, old.typed(), part)?;
         self.allocate(kind, &mut *object, Some(&old))?;
-        let mut mistakes = meta::validate_update(kind, part, object.metadata(), old.metadata());
-        mistakes.extend(kind.ops.validate_update(&*object, old.typed(), part)?);
-        if !mistakes.is_empty() {
-            return Err(Error::invalid(kind.about_kind(&target.name), &mistakes));
+        let mut errs = meta::validate_update(kind, part, object.metadata(), old.metadata());
+        errs.extend(kind.ops.validate_update(&*object, old.typed(), part)?);
+        if !errs.is_empty() {
+            return Err(Error::invalid(kind.kind_ref(&target.name), &errs));
         }
         Ok((200, vec![self.store(target, object)?], Vec::new()))
     }
 
-    /// A graceful deletion's mark; nobody completes it here.
-    fn mark(&mut self, target: &Target) -> Result<Found, Error> {
+    /// Sets `deletionTimestamp` as a graceful deletion does; nothing completes the deletion here.
+    fn mark(&mut self, target: &Target) -> Result<Success, Error> {
         let object = self.stored(target, &target.name)?;
         let mut typed = object.typed().clone_box();
         typed.metadata_mut().deletion_timestamp = Some(Time(now()));
         Ok((200, vec![self.store(target, typed)?], Vec::new()))
     }
 
-    fn read(&self, target: &Target) -> Result<Found, Error> {
+    fn read(&self, target: &Target) -> Result<Success, Error> {
         if !target.name.is_empty() {
             return Ok((200, vec![self.stored(target, &target.name)?], Vec::new()));
         }
@@ -393,26 +394,26 @@ impl World {
         let Some(service) = object.as_any_mut().downcast_mut::<Service>() else {
             return Ok(());
         };
-        let held: Vec<(Vec<IpAddr>, Vec<i32>)> = self
+        let allocated: Vec<(Vec<IpAddr>, Vec<i32>)> = self
             .objects
             .values()
             .filter_map(|o| o.get::<Service>())
-            .map(service_ips::held)
+            .map(service_ips::allocated_to)
             .collect();
-        let pool = Pool {
+        let allocators = Allocators {
             ranges: &[Cidr::parse("10.97.0.0/16").expect("a range")],
-            further: &[],
+            additional_ranges: &[],
             node_ports: NodePorts::default(),
-            ip_is_used: &|ip| held.iter().any(|(ips, _)| ips.contains(&ip)),
-            port_is_used: &|port| held.iter().any(|(_, ports)| ports.contains(&port)),
-            chance: 0,
+            ip_is_used: &|ip| allocated.iter().any(|(ips, _)| ips.contains(&ip)),
+            port_is_used: &|port| allocated.iter().any(|(_, ports)| ports.contains(&port)),
+            random: 0,
         };
-        let mistakes = service_ips::allocate(service, old.and_then(|o| o.get::<Service>()), &pool);
-        if mistakes.is_empty() {
+        let errs = service_ips::allocate(service, old.and_then(|o| o.get::<Service>()), &allocators);
+        if errs.is_empty() {
             return Ok(());
         }
         let name = service.metadata.name.clone().unwrap_or_default();
-        Err(Error::invalid(kind.about_kind(&name), &mistakes))
+        Err(Error::invalid(kind.kind_ref(&name), &errs))
     }
 }
 

@@ -1,21 +1,21 @@
-//! CertificateApproval, CertificateSigning and CertificateSubjectRestriction: certificates are approved and signed only by
-//! those who may for their signer, and none for the API server's clients names the group that may do everything.
+//! CertificateApproval, CertificateSigning and CertificateSubjectRestriction: CertificateSigningRequests are approved and
+//! signed only by users with permission for their signer, and no request for an API client certificate may name
+//! `system:masters`.
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use knarr_api::certificates::CertificateRequest;
 use knarr_api::{AnyObject, Error, k8s_openapi};
 
-use super::{Attributes, Operation};
+use super::{Admission, Attributes, Operation};
 use crate::authz;
 use crate::pipeline::Ctx;
-use crate::server::Server;
 use crate::user::MASTERS;
 
-/// Signs for clients of the API server.
+/// The signer of client certificates for the API server.
 const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 
 pub(super) fn validate(
-    server: &Server,
+    admission: &Admission,
     ctx: &Ctx,
     attributes: &Attributes<'_>,
     object: &dyn AnyObject,
@@ -23,33 +23,33 @@ pub(super) fn validate(
     let Some(request) = object.as_any().downcast_ref::<CertificateSigningRequest>() else {
         return Ok(());
     };
-    let refused = |why: String| Err(attributes.forbidden(&request.metadata, &why));
+    let denied = |why: String| Err(attributes.forbidden(&request.metadata, &why));
     let old = attributes
         .old
         .and_then(|old| old.get::<CertificateSigningRequest>());
     let verb = match (attributes.target.subresource, old) {
         ("", _) if attributes.operation == Operation::Create => {
-            return match subject_mistake(request) {
-                Some(why) => refused(why),
+            return match subject_error(request) {
+                Some(why) => denied(why),
                 None => Ok(()),
             };
         }
         ("approval", Some(_)) => "approve",
-        ("status", Some(old)) if signs(old, request) => "sign",
+        ("status", Some(old)) if changes_signature(old, request) => "sign",
         _ => return Ok(()),
     };
-    // Of the old one: who may is not chosen by whom is asked.
+    // The old object's signer: an update cannot choose whose permission is checked.
     let signer = old.map_or("", |old| old.spec.signer_name.as_str());
-    if may(server, ctx, verb, signer) {
+    if is_authorized_for_signer(admission, ctx, verb, signer) {
         return Ok(());
     }
-    refused(format!(
+    denied(format!(
         "user not permitted to {verb} requests with signerName {signer:?}"
     ))
 }
 
-/// Whether a status brings a certificate or other conditions.
-fn signs(old: &CertificateSigningRequest, new: &CertificateSigningRequest) -> bool {
+/// Whether a status update changes the certificate or the conditions.
+fn changes_signature(old: &CertificateSigningRequest, new: &CertificateSigningRequest) -> bool {
     let certificate = |r: &CertificateSigningRequest| {
         let status = r.status.as_ref();
         status.and_then(|s| s.certificate.clone()).unwrap_or_default().0
@@ -61,22 +61,22 @@ fn signs(old: &CertificateSigningRequest, new: &CertificateSigningRequest) -> bo
     certificate(old) != certificate(new) || conditions(old) != conditions(new)
 }
 
-/// Whether the user may for this signer, or for all of its domain.
-fn may(server: &Server, ctx: &Ctx, verb: &str, signer: &str) -> bool {
+/// Whether the user has this verb on the signer, or on all signers of its domain (IsAuthorizedForSignerName).
+fn is_authorized_for_signer(admission: &Admission, ctx: &Ctx, verb: &str, signer: &str) -> bool {
     let domain = signer.split('/').next().unwrap_or("");
     [signer, &format!("{domain}/*")].into_iter().any(|name| {
-        let question = authz::Attributes {
+        let request_attributes = authz::Attributes {
             verb,
             group: "certificates.k8s.io",
             resource: "signers",
             name,
             ..authz::Attributes::default()
         };
-        server.authorizer.allows(&ctx.user, &question)
+        admission.authorizer.allows(&ctx.user, &request_attributes)
     })
 }
 
-fn subject_mistake(request: &CertificateSigningRequest) -> Option<String> {
+fn subject_error(request: &CertificateSigningRequest) -> Option<String> {
     if request.spec.signer_name != CLIENT_SIGNER {
         return None;
     }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_becomes_a_master_by_a_certificate() {
+    fn no_client_certificate_may_name_system_masters() {
         for (signer, organization, expected) in [
             (
                 CLIENT_SIGNER,
@@ -127,21 +127,18 @@ mod tests {
             (CLIENT_SIGNER, "dev", None),
             ("example.com/own", "system:masters", None),
         ] {
-            assert_eq!(
-                subject_mistake(&request(signer, organization)).as_deref(),
-                expected
-            );
+            assert_eq!(subject_error(&request(signer, organization)).as_deref(), expected);
         }
     }
 
     #[test]
-    fn only_a_certificate_or_a_condition_is_a_signature() {
+    fn only_a_changed_certificate_or_condition_needs_the_sign_permission() {
         let plain = request(CLIENT_SIGNER, "dev");
         let mut signed = plain.clone();
         signed.status = serde_json::from_value(json!({"certificate": "YQ=="})).unwrap();
         let mut empty = plain.clone();
         empty.status = Some(Default::default());
-        assert!(signs(&plain, &signed));
-        assert!(!signs(&plain, &empty));
+        assert!(changes_signature(&plain, &signed));
+        assert!(!changes_signature(&plain, &empty));
     }
 }

@@ -1,5 +1,5 @@
-//! DefaultStorageClass and DefaultIngressClass: claims and ingresses that name no class get the one that is marked as the
-//! default; of several the newest.
+//! DefaultStorageClass and DefaultIngressClass: claims and ingresses without a class get the class that is annotated as
+//! the default; of several defaults the newest.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -8,20 +8,20 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::networking::v1::Ingress;
 use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi, registry};
 
+use super::Admission;
 use crate::cache::change::Filter;
-use crate::server::Server;
 
-/// What a class is marked with; the second is older.
+/// Annotations that make a class the default; the second is the beta one.
 const DEFAULT_STORAGE: [&str; 2] = [
     "storageclass.kubernetes.io/is-default-class",
     "storageclass.beta.kubernetes.io/is-default-class",
 ];
 const DEFAULT_INGRESS: [&str; 1] = ["ingressclass.kubernetes.io/is-default-class"];
-/// What named the class before there was a field for it.
+/// Annotations that name the class, from before the fields existed.
 const STORAGE_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 const INGRESS_ANNOTATION: &str = "kubernetes.io/ingress.class";
 
-pub(super) fn admit(server: &Server, object: &mut dyn AnyObject) -> Result<(), Error> {
+pub(super) fn mutate(admission: &Admission, object: &mut dyn AnyObject) -> Result<(), Error> {
     let annotated = |key: &str| {
         let annotations = object.metadata().annotations.as_ref();
         annotations.is_some_and(|a| a.contains_key(key))
@@ -31,29 +31,37 @@ pub(super) fn admit(server: &Server, object: &mut dyn AnyObject) -> Result<(), E
     if let Some(claim) = any.downcast_mut::<PersistentVolumeClaim>() {
         let spec = claim.spec.get_or_insert_default();
         if spec.storage_class_name.is_none() && !by_storage {
-            spec.storage_class_name = newest(server, &registry::STORAGE_CLASS, &DEFAULT_STORAGE)?;
+            spec.storage_class_name = newest_default(admission, &registry::STORAGE_CLASS, &DEFAULT_STORAGE)?;
         }
     } else if let Some(ingress) = any.downcast_mut::<Ingress>() {
         let spec = ingress.spec.get_or_insert_default();
         if spec.ingress_class_name.is_none() && !by_ingress {
-            spec.ingress_class_name = newest(server, &registry::INGRESS_CLASS, &DEFAULT_INGRESS)?;
+            spec.ingress_class_name = newest_default(admission, &registry::INGRESS_CLASS, &DEFAULT_INGRESS)?;
         }
     }
     Ok(())
 }
 
-/// The name of the newest class that carries one of the marks.
-fn newest(server: &Server, kind: &Kind, marks: &[&str]) -> Result<Option<String>, Error> {
-    let classes = server.cache.of(kind)?.list(&Filter::everything(kind, ""));
-    Ok(choose(&classes, marks))
+/// The name of the newest class with one of these annotations set to `"true"`.
+fn newest_default(
+    admission: &Admission,
+    kind: &Kind,
+    annotation_keys: &[&str],
+) -> Result<Option<String>, Error> {
+    let classes = admission.cache.of(kind)?.list(&Filter::everything(kind, ""));
+    Ok(newest_annotated(&classes, annotation_keys))
 }
 
-fn choose(classes: &[Arc<Object>], marks: &[&str]) -> Option<String> {
-    let marked = classes.iter().filter(|class| {
+fn newest_annotated(classes: &[Arc<Object>], annotation_keys: &[&str]) -> Option<String> {
+    let defaults = classes.iter().filter(|class| {
         let annotations = class.metadata().annotations.as_ref();
-        annotations.is_some_and(|a| marks.iter().any(|mark| a.get(*mark).is_some_and(|v| v == "true")))
+        annotations.is_some_and(|a| {
+            annotation_keys
+                .iter()
+                .any(|key| a.get(*key).is_some_and(|v| v == "true"))
+        })
     });
-    let first = marked.min_by_key(|class| {
+    let first = defaults.min_by_key(|class| {
         let created = class.metadata().creation_timestamp.as_ref().map(|t| t.0);
         (Reverse(created), class.name().to_string())
     });
@@ -68,9 +76,9 @@ mod tests {
 
     #[test]
     fn of_several_defaults_the_newest_is_taken() {
-        let class = |name: &str, mark: &str, value: &str, created: &str| {
+        let class = |name: &str, key: &str, value: &str, created: &str| {
             let class: StorageClass = serde_json::from_value(json!({
-                "metadata": {"name": name, "annotations": {mark: value}, "creationTimestamp": created}, "provisioner": "p",
+                "metadata": {"name": name, "annotations": {key: value}, "creationTimestamp": created}, "provisioner": "p",
             }))
             .unwrap();
             Arc::new(Object::from_typed(&registry::STORAGE_CLASS, Box::new(class)))
@@ -92,7 +100,7 @@ mod tests {
                 Some("a"),
             ),
         ] {
-            assert_eq!(choose(&classes, &DEFAULT_STORAGE).as_deref(), expected);
+            assert_eq!(newest_annotated(&classes, &DEFAULT_STORAGE).as_deref(), expected);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! LimitRanger: containers that do not say how much they need get their namespace's usual amounts, and what asks for
-//! too little, for too much or for too wide a span is refused.
+//! LimitRanger: containers without requests or limits get their namespace's defaults, and pods and claims below a minimum,
+//! above a maximum or above a limit-to-request ratio are denied.
 
 use std::collections::BTreeMap;
 
@@ -7,42 +7,41 @@ use k8s_openapi::api::core::v1::{
     Container, LimitRange, LimitRangeItem, PersistentVolumeClaim, Pod, PodSpec, ResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
-use knarr_api::kinds::pod::resources::{Amounts, Side, aggregate, amounts};
+use knarr_api::kinds::pod::resources::{Amounts, RequirementKind, aggregate_containers, amounts};
 use knarr_api::quantity::Quantity;
 use knarr_api::{AnyObject, Error, k8s_openapi, registry};
 
-use super::{Attributes, Operation, aggregated};
+use super::{Admission, Attributes, Operation, aggregated};
 use crate::cache::change::Filter;
-use crate::server::Server;
 
-/// Tells on a pod what was filled in.
+/// Lists on the pod the defaults that were set.
 const ANNOTATION: &str = "kubernetes.io/limit-ranger";
-/// Up to here amounts are compared in thousandths, beyond it as whole numbers.
+/// Up to this value quantities are compared in thousandths, above it as whole numbers.
 const MILLI_MAX: i64 = i64::MAX / 1000;
 
-/// Pods and claims at their creation, and pods that are resized.
-fn concerns(attributes: &Attributes<'_>) -> bool {
+/// Pods and claims when they are created, claims when they are updated, and pods when they are resized.
+fn supports_attributes(attributes: &Attributes<'_>) -> bool {
     let kind = attributes.target.kind;
     match (attributes.operation, attributes.target.subresource) {
         (Operation::Create, "") => *kind == registry::POD || *kind == registry::PERSISTENT_VOLUME_CLAIM,
-        (Operation::Update, "") => *kind == registry::PERSISTENT_VOLUME_CLAIM && !attributes.ending(),
-        (Operation::Update, "resize") => *kind == registry::POD && !attributes.ending(),
+        (Operation::Update, "") => *kind == registry::PERSISTENT_VOLUME_CLAIM && !attributes.is_terminating(),
+        (Operation::Update, "resize") => *kind == registry::POD && !attributes.is_terminating(),
         _ => false,
     }
 }
 
-/// Hands every LimitRange of the namespace to `with`, in the order of their names.
-fn each_range(
-    server: &Server,
+/// Calls `with` for every LimitRange of the namespace, in the order of their names.
+fn for_each_limit_range(
+    admission: &Admission,
     attributes: &Attributes<'_>,
     mut with: impl FnMut(&LimitRange) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    if !concerns(attributes) {
+    if !supports_attributes(attributes) {
         return Ok(());
     }
     let kind = &registry::LIMIT_RANGE;
     let filter = Filter::everything(kind, attributes.target.namespace);
-    for object in server.cache.of(kind)?.list(&filter) {
+    for object in admission.cache.of(kind)?.list(&filter) {
         if let Some(range) = object.get::<LimitRange>() {
             with(range)?;
         }
@@ -50,35 +49,35 @@ fn each_range(
     Ok(())
 }
 
-pub(super) fn admit(
-    server: &Server,
+pub(super) fn mutate(
+    admission: &Admission,
     attributes: &Attributes<'_>,
     object: &mut dyn AnyObject,
 ) -> Result<(), Error> {
     let Some(pod) = object.as_any_mut().downcast_mut::<Pod>() else {
         return Ok(());
     };
-    each_range(server, attributes, |range| {
-        fill_in(range, pod);
+    for_each_limit_range(admission, attributes, |range| {
+        set_pod_defaults(range, pod);
         Ok(())
     })
 }
 
 pub(super) fn validate(
-    server: &Server,
+    admission: &Admission,
     attributes: &Attributes<'_>,
     object: &dyn AnyObject,
 ) -> Result<(), Error> {
     let any = object.as_any();
-    each_range(server, attributes, |range| {
-        let against = if let Some(Some(spec)) = any.downcast_ref::<Pod>().map(|p| &p.spec) {
-            pod_against(range, spec)
+    for_each_limit_range(admission, attributes, |range| {
+        let violations = if let Some(Some(spec)) = any.downcast_ref::<Pod>().map(|p| &p.spec) {
+            pod_violations(range, spec)
         } else if let Some(claim) = any.downcast_ref::<PersistentVolumeClaim>() {
-            claim_against(range, claim)
+            claim_violations(range, claim)
         } else {
             Vec::new()
         };
-        match aggregated(&against) {
+        match aggregated(&violations) {
             Some(why) => Err(attributes.forbidden(object.metadata(), &why)),
             None => Ok(()),
         }
@@ -90,38 +89,41 @@ fn items<'a>(range: &'a LimitRange, of: &'a str) -> impl Iterator<Item = &'a Lim
     items.filter(move |item| item.type_ == of)
 }
 
-/// Gives every container the usual amounts of what it does not name itself.
-fn fill_in(range: &LimitRange, pod: &mut Pod) {
+/// Sets the default requests and limits of the containers that have none (mergePodResourceRequirements).
+fn set_pod_defaults(range: &LimitRange, pod: &mut Pod) {
     let Some(spec) = &mut pod.spec else { return };
     let (mut requests, mut limits) = (BTreeMap::new(), BTreeMap::new());
     for item in items(range, "Container") {
         requests.extend(item.default_request.clone().unwrap_or_default());
         limits.extend(item.default.clone().unwrap_or_default());
     }
-    let mut told = Vec::new();
+    let mut notes = Vec::new();
     for container in &mut spec.containers {
-        complete(container, "container", &requests, &limits, &mut told);
+        set_container_defaults(container, "container", &requests, &limits, &mut notes);
     }
     for container in spec.init_containers.iter_mut().flatten() {
-        complete(container, "init container", &requests, &limits, &mut told);
+        set_container_defaults(container, "init container", &requests, &limits, &mut notes);
     }
-    if !told.is_empty() {
-        let text = format!("LimitRanger plugin set: {}", told.join("; "));
+    if !notes.is_empty() {
+        let text = format!("LimitRanger plugin set: {}", notes.join("; "));
         let annotations = pod.metadata.annotations.get_or_insert_default();
         annotations.insert(ANNOTATION.into(), text);
     }
 }
 
-fn complete(
+fn set_container_defaults(
     container: &mut Container,
     what: &str,
     requests: &BTreeMap<String, Wire>,
     limits: &BTreeMap<String, Wire>,
-    told: &mut Vec<String>,
+    notes: &mut Vec<String>,
 ) {
-    fn missing(own: &mut Option<BTreeMap<String, Wire>>, usual: &BTreeMap<String, Wire>) -> Vec<String> {
+    fn set_missing(
+        own: &mut Option<BTreeMap<String, Wire>>,
+        defaults: &BTreeMap<String, Wire>,
+    ) -> Vec<String> {
         let mut set = Vec::new();
-        for (name, amount) in usual {
+        for (name, amount) in defaults {
             let own = own.get_or_insert_default();
             if !own.contains_key(name) {
                 own.insert(name.clone(), amount.clone());
@@ -134,40 +136,40 @@ fn complete(
         return;
     }
     let resources = container.resources.get_or_insert_default();
-    let set_limits = missing(&mut resources.limits, limits);
-    let set_requests = missing(&mut resources.requests, requests);
-    for (word, set) in [("request", set_requests), ("limit", set_limits)] {
+    let set_limits = set_missing(&mut resources.limits, limits);
+    let set_requests = set_missing(&mut resources.requests, requests);
+    for (kind, set) in [("request", set_requests), ("limit", set_limits)] {
         if !set.is_empty() {
-            told.push(format!("{} {word} for {what} {}", set.join(", "), container.name));
+            notes.push(format!("{} {kind} for {what} {}", set.join(", "), container.name));
         }
     }
 }
 
-/// Amounts that are asked for, with the texts in which they were.
-struct Asked {
+/// Requests and limits as parsed quantities, with their original texts for messages.
+struct ResourceAmounts {
     requests: BTreeMap<String, (Quantity, String)>,
     limits: BTreeMap<String, (Quantity, String)>,
 }
 
-impl Asked {
+impl ResourceAmounts {
     fn of_container(resources: Option<&ResourceRequirements>) -> Self {
-        let given = |side: Side| {
-            let list = side.of(resources).into_iter().flatten();
+        let given = |kind: RequirementKind| {
+            let list = kind.of(resources).into_iter().flatten();
             let known = list
                 .filter_map(|(name, wire)| Some((name.clone(), (Quantity::of(wire).ok()?, wire.0.clone()))));
             known.collect()
         };
-        Asked {
-            requests: given(Side::Requests),
-            limits: given(Side::Limits),
+        ResourceAmounts {
+            requests: given(RequirementKind::Requests),
+            limits: given(RequirementKind::Limits),
         }
     }
 
-    /// What the whole pod comes to; of its own resources only cpu and memory replace its containers'.
+    /// The pod's sum; of its pod-level resources only cpu and memory replace its containers'.
     fn of_pod(spec: &PodSpec) -> Self {
-        let sum = |side: Side| {
-            let mut sum: Amounts = aggregate(spec, side);
-            let own = amounts(side.of(spec.resources.as_ref()));
+        let sum = |kind: RequirementKind| {
+            let mut sum: Amounts = aggregate_containers(spec, kind);
+            let own = amounts(kind.of(spec.resources.as_ref()));
             sum.extend(
                 own.into_iter()
                     .filter(|(name, _)| matches!(name.as_str(), "cpu" | "memory")),
@@ -177,76 +179,81 @@ impl Asked {
                 .map(|(name, amount)| (name, (amount, amount.to_wire().0)));
             shown.collect()
         };
-        Asked {
-            requests: sum(Side::Requests),
-            limits: sum(Side::Limits),
+        ResourceAmounts {
+            requests: sum(RequirementKind::Requests),
+            limits: sum(RequirementKind::Limits),
         }
     }
 }
 
-fn pod_against(range: &LimitRange, spec: &PodSpec) -> Vec<String> {
-    let mut against = Vec::new();
+fn pod_violations(range: &LimitRange, spec: &PodSpec) -> Vec<String> {
+    let mut violations = Vec::new();
     for item in range.spec.iter().flat_map(|s| &s.limits) {
         match item.type_.as_str() {
             "Container" => {
                 let init = spec.init_containers.iter().flatten();
                 for container in spec.containers.iter().chain(init) {
-                    let asked = Asked::of_container(container.resources.as_ref());
-                    check(item, &asked, &mut against);
+                    let resources = ResourceAmounts::of_container(container.resources.as_ref());
+                    check(item, &resources, &mut violations);
                 }
             }
-            "Pod" => check(item, &Asked::of_pod(spec), &mut against),
+            "Pod" => check(item, &ResourceAmounts::of_pod(spec), &mut violations),
             _ => {}
         }
     }
-    against
+    violations
 }
 
-fn check(item: &LimitRangeItem, asked: &Asked, against: &mut Vec<String>) {
+fn check(item: &LimitRangeItem, resources: &ResourceAmounts, violations: &mut Vec<String>) {
     for (name, least) in item.min.iter().flatten() {
-        against.extend(minimum(&item.type_, name, least, asked));
+        violations.extend(min_constraint(&item.type_, name, least, resources));
     }
     for (name, most) in item.max.iter().flatten() {
-        against.extend(maximum(&item.type_, name, most, asked));
+        violations.extend(max_constraint(&item.type_, name, most, resources));
     }
     for (name, ratio) in item.max_limit_request_ratio.iter().flatten() {
-        against.extend(span(&item.type_, name, ratio, asked));
+        violations.extend(limit_request_ratio_constraint(
+            &item.type_,
+            name,
+            ratio,
+            resources,
+        ));
     }
 }
 
-/// Only what a claim requests is limited.
-fn claim_against(range: &LimitRange, claim: &PersistentVolumeClaim) -> Vec<String> {
+/// Only a claim's requests are limited, not its limits.
+fn claim_violations(range: &LimitRange, claim: &PersistentVolumeClaim) -> Vec<String> {
     let resources = claim.spec.as_ref().and_then(|s| s.resources.as_ref());
     let resources = ResourceRequirements {
         requests: resources.and_then(|r| r.requests.clone()),
         ..ResourceRequirements::default()
     };
-    let asked = Asked::of_container(Some(&resources));
-    let mut against = Vec::new();
+    let resources = ResourceAmounts::of_container(Some(&resources));
+    let mut violations = Vec::new();
     for item in items(range, "PersistentVolumeClaim") {
         for (name, least) in item.min.iter().flatten() {
-            against.extend(minimum(&item.type_, name, least, &asked));
+            violations.extend(min_constraint(&item.type_, name, least, &resources));
         }
         for (name, Wire(most)) in item.max.iter().flatten() {
             let begin = format!("maximum {name} usage per {} is {most}", item.type_);
-            match asked.requests.get(name) {
-                None => against.push(format!("{begin}.  No request is specified")),
+            match resources.requests.get(name) {
+                None => violations.push(format!("{begin}.  No request is specified")),
                 Some((request, text)) if exceeds(request, &parsed(most)) => {
-                    against.push(format!("{begin}, but request is {text}"));
+                    violations.push(format!("{begin}, but request is {text}"));
                 }
                 Some(_) => {}
             }
         }
     }
-    against
+    violations
 }
 
-/// Validation let nothing else through.
+/// LimitRange validation accepts only quantities that parse.
 fn parsed(text: &str) -> Quantity {
     Quantity::parse(text).unwrap_or_default()
 }
 
-/// Compared as Kubernetes does, which looks at thousandths.
+/// Compared in thousandths as far as they fit, as in Kubernetes.
 fn exceeds(one: &Quantity, other: &Quantity) -> bool {
     let whole = (one.value(), other.value());
     if whole.0 <= MILLI_MAX && whole.1 <= MILLI_MAX {
@@ -256,46 +263,51 @@ fn exceeds(one: &Quantity, other: &Quantity) -> bool {
     }
 }
 
-fn minimum(of: &str, name: &str, Wire(least): &Wire, asked: &Asked) -> Option<String> {
+fn min_constraint(of: &str, name: &str, Wire(least): &Wire, resources: &ResourceAmounts) -> Option<String> {
     let begin = format!("minimum {name} usage per {of} is {least}");
     let bound = parsed(least);
-    let Some((request, text)) = asked.requests.get(name) else {
+    let Some((request, text)) = resources.requests.get(name) else {
         return Some(format!("{begin}.  No request is specified"));
     };
     if exceeds(&bound, request) {
         return Some(format!("{begin}, but request is {text}"));
     }
-    match asked.limits.get(name) {
+    match resources.limits.get(name) {
         Some((limit, text)) if exceeds(&bound, limit) => Some(format!("{begin}, but limit is {text}")),
         _ => None,
     }
 }
 
-fn maximum(of: &str, name: &str, Wire(most): &Wire, asked: &Asked) -> Option<String> {
+fn max_constraint(of: &str, name: &str, Wire(most): &Wire, resources: &ResourceAmounts) -> Option<String> {
     let begin = format!("maximum {name} usage per {of} is {most}");
     let bound = parsed(most);
-    let Some((limit, text)) = asked.limits.get(name) else {
+    let Some((limit, text)) = resources.limits.get(name) else {
         return Some(format!("{begin}.  No limit is specified"));
     };
     if exceeds(limit, &bound) {
         return Some(format!("{begin}, but limit is {text}"));
     }
-    match asked.requests.get(name) {
+    match resources.requests.get(name) {
         Some((request, text)) if exceeds(request, &bound) => Some(format!("{begin}, but request is {text}")),
         _ => None,
     }
 }
 
-/// How many times more a container may use than it is promised.
-fn span(of: &str, name: &str, Wire(most): &Wire, asked: &Asked) -> Option<String> {
+/// The limit divided by the request, compared with maxLimitRequestRatio.
+fn limit_request_ratio_constraint(
+    of: &str,
+    name: &str,
+    Wire(most): &Wire,
+    resources: &ResourceAmounts,
+) -> Option<String> {
     let begin = format!("{name} max limit to request ratio per {of} is {most}");
     let bound = parsed(most);
     let amount =
         |of: &BTreeMap<String, (Quantity, String)>| of.get(name).map(|(q, _)| *q).filter(|q| !q.is_zero());
-    let Some(request) = amount(&asked.requests) else {
+    let Some(request) = amount(&resources.requests) else {
         return Some(format!("{begin}, but no request is specified or request is 0"));
     };
-    let Some(limit) = amount(&asked.limits) else {
+    let Some(limit) = amount(&resources.limits) else {
         return Some(format!("{begin}, but no limit is specified or limit is 0"));
     };
     let in_milli = [&request, &limit, &bound].iter().all(|q| q.value() <= MILLI_MAX);
@@ -319,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_get_the_usual_amounts_of_what_they_do_not_name() {
+    fn containers_get_the_default_requests_and_limits_they_do_not_set() {
         let range = range(json!({
             "type": "Container", "default": {"cpu": "2", "memory": "1Gi"}, "defaultRequest": {"cpu": "1"},
         }));
@@ -328,7 +340,7 @@ mod tests {
             "initContainers": [{"name": "i", "resources": {"limits": {"cpu": "1", "memory": "1"}, "requests": {"cpu": "1"}}}],
         }}))
         .unwrap();
-        fill_in(&range, &mut pod);
+        set_pod_defaults(&range, &mut pod);
         let value = serde_json::to_value(&pod).unwrap();
         assert_eq!(
             value["metadata"]["annotations"][ANNOTATION],
@@ -346,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_asks_for_too_little_too_much_or_too_wide_a_span_is_told_so() {
+    fn each_violated_constraint_is_reported() {
         for (item, resources, expected) in [
             (
                 json!({"type": "Container", "min": {"cpu": "1"}}),
@@ -394,8 +406,8 @@ maximum memory usage per Container is 1Gi.  No limit is specified]",
                 "initContainers": [{"name": "s", "restartPolicy": "Always", "resources": resources}],
             }))
             .unwrap();
-            let against = pod_against(&range(item.clone()), &spec);
-            assert_eq!(aggregated(&against).as_deref(), expected, "{item} {resources}");
+            let violations = pod_violations(&range(item.clone()), &spec);
+            assert_eq!(aggregated(&violations).as_deref(), expected, "{item} {resources}");
         }
     }
 
@@ -419,8 +431,8 @@ maximum memory usage per Container is 1Gi.  No limit is specified]",
                 json!({"metadata": {}, "spec": {"resources": {"requests": {"storage": storage}}}}),
             )
             .unwrap();
-            let against = claim_against(&range, &claim);
-            assert_eq!(aggregated(&against).as_deref(), expected, "{storage}");
+            let violations = claim_violations(&range, &claim);
+            assert_eq!(aggregated(&violations).as_deref(), expected, "{storage}");
         }
     }
 }

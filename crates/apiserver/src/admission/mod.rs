@@ -1,8 +1,10 @@
-//! Admission: what must hold across objects, and what is filled in from them, in Kubernetes' default order.
-//! One file a plugin.
+//! Admission: the built-in plugins in Kubernetes' default order, one file a plugin.
 //!
-//! Twice a request: [`Server::admit`] completes what was sent before it is validated, [`Server::validate`] judges what
-//! would be stored. Quota comes last, so that nothing is charged for what another plugin refuses.
+//! The stages of the write pipeline (`pipeline/stages.rs`) call it: mutating admission completes the object before it is validated, and
+//! validating admission checks the object that would be stored. In both, `plugins` are built in and `extensions` are policies and webhooks.
+//! ResourceQuota comes last, so that nothing is charged for an object that another plugin denies.
+//!
+//! NodeRestriction is a stage of its own: a node gets its denial before the errors of the object's fields.
 
 mod certificates;
 mod default_class;
@@ -19,6 +21,7 @@ mod pod_resize;
 mod pod_security;
 pub(crate) mod pod_topology_labels;
 mod priority;
+mod quota_ledger;
 mod resource_quota;
 mod runtime_class;
 mod service_account;
@@ -28,50 +31,77 @@ mod tests;
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::{AnyObject, Error, Object, k8s_openapi};
+use tokio::time::Instant;
 
+use self::extension::CompiledPolicies;
+use self::quota_ledger::QuotaLedger;
+use crate::authz::Authorizer;
+use crate::cache::Cache;
+use crate::conversion::Converter;
+use crate::metrics::{AdmissionType, Metrics};
 use crate::pipeline::{Ctx, Target};
-use crate::server::Server;
+use crate::seams::Entropy;
 
-pub(crate) use resource_quota::{Charged, Ledger};
+/// Admission: what its plugins, policies and webhooks read, and what they keep between requests.
+pub(crate) struct Admission {
+    cache: Arc<Cache>,
+    authorizer: Arc<dyn Authorizer>,
+    converter: Arc<Converter>,
+    entropy: Arc<dyn Entropy>,
+    quota_ledger: QuotaLedger,
+    policies: CompiledPolicies,
+    metrics: Arc<Metrics>,
+}
 
-/// What is asked for.
+/// The operation of a request (admission.Operation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Create,
     Update,
+    Delete,
+    Connect,
 }
 
-/// A request as the plugins see it; what it wants written comes beside it.
+/// A request as admission sees it (admission.Attributes). The object to be written is passed separately.
 #[derive(Clone, Copy)]
 pub(crate) struct Attributes<'a> {
     pub target: &'a Target<'a>,
     pub operation: Operation,
-    /// As it is stored; nothing at a creation.
+    /// As it is stored; `None` for a create.
     pub old: Option<&'a Arc<Object>>,
 }
 
 impl Attributes<'_> {
-    /// Whether the object is on its way out.
-    fn ending(&self) -> bool {
+    /// Whether the stored object has a deletionTimestamp.
+    fn is_terminating(&self) -> bool {
         self.old
             .is_some_and(|o| o.metadata().deletion_timestamp.is_some())
     }
 
-    /// The refusal of what has this metadata.
+    /// The error (403) that denies the object with this metadata.
     fn forbidden(&self, meta: &ObjectMeta, why: &str) -> Error {
         let name = match self.target.name {
-            "" => shown_name(meta),
+            "" => resource_name(meta),
             name => name,
         };
-        Error::forbidden(self.target.kind.about(name), why)
+        Error::forbidden(self.target.kind.resource_ref(name), why)
     }
 }
 
-/// The name in a refusal. One that is still to be made up is shown by its beginning.
-fn shown_name(meta: &ObjectMeta) -> &str {
+/// Why a plugin denies an object: the end of the message of [`Attributes::forbidden`].
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+struct Denial(String);
+
+fn deny(why: impl Into<String>) -> Result<(), Denial> {
+    Err(Denial(why.into()))
+}
+
+/// The object's name for an error; its generateName if the name is not generated yet.
+fn resource_name(meta: &ObjectMeta) -> &str {
     let given = |name: &'_ Option<String>| name.as_deref().filter(|n| !n.is_empty()).is_some();
     match (&meta.name, &meta.generate_name) {
         (Some(name), _) if given(&meta.name) => name,
@@ -80,7 +110,7 @@ fn shown_name(meta: &ObjectMeta) -> &str {
     }
 }
 
-/// Several reasons as one text, each once; nothing of none.
+/// Several reasons as one message, each once, as utilerrors.NewAggregate joins them; `None` without a reason.
 fn aggregated(reasons: &[String]) -> Option<String> {
     let mut seen: Vec<&str> = Vec::new();
     for reason in reasons {
@@ -95,37 +125,78 @@ fn aggregated(reasons: &[String]) -> Option<String> {
     }
 }
 
-impl Server {
-    /// Completes what is about to be written, or refuses it.
-    pub(crate) fn admit(
+impl Admission {
+    pub(crate) fn new(
+        cache: Arc<Cache>,
+        authorizer: Arc<dyn Authorizer>,
+        converter: Arc<Converter>,
+        entropy: Arc<dyn Entropy>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Admission {
+            cache,
+            authorizer,
+            converter,
+            entropy,
+            quota_ledger: QuotaLedger::default(),
+            policies: CompiledPolicies::default(),
+            metrics,
+        }
+    }
+
+    /// The decision of one plugin, timed.
+    fn plugin<T>(
         &self,
-        _ctx: &mut Ctx,
+        name: &'static str,
+        of: AdmissionType,
+        attributes: &Attributes<'_>,
+        decide: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let begun = Instant::now();
+        let decision = decide();
+        let outcome = (attributes.operation.as_str(), decision.is_err());
+        self.metrics.admission_plugin(name, of, outcome, begun.elapsed());
+        decision
+    }
+
+    /// The mutating plugins: complete the object that is about to be written, or deny it.
+    pub(crate) fn mutate_by_plugins(
+        &self,
         attributes: &Attributes<'_>,
         object: &mut dyn AnyObject,
     ) -> Result<(), Error> {
         let target = attributes.target;
+        let plugin = |name, decide: &mut dyn FnMut() -> Result<(), Error>| {
+            self.plugin(name, AdmissionType::Admit, attributes, decide)
+        };
         if attributes.operation == Operation::Create {
-            namespace_lifecycle::admit_create(self, target, object.metadata())?;
+            plugin("NamespaceLifecycle", &mut || {
+                namespace_lifecycle::validate_create(self, target, object.metadata())
+            })?;
         }
-        limit_ranger::admit(self, attributes, object)?;
+        plugin("LimitRanger", &mut || {
+            limit_ranger::mutate(self, attributes, object)
+        })?;
         match (attributes.operation, target.subresource) {
             (Operation::Create, "") => {
                 if let Some(pod) = object.as_any_mut().downcast_mut::<Pod>() {
-                    service_account::admit(self, target.namespace, pod)?;
-                    priority::admit_pod(self, pod)?;
-                    default_toleration_seconds::admit(pod);
-                    runtime_class::admit(self, pod)?;
-                    pod_topology_labels::admit(self, pod);
+                    plugin("ServiceAccount", &mut || {
+                        service_account::mutate(self, target.namespace, pod)
+                    })?;
+                    plugin("Priority", &mut || priority::mutate_pod(self, pod))?;
+                    default_toleration_seconds::mutate(pod);
+                    plugin("RuntimeClass", &mut || runtime_class::mutate(self, pod))?;
+                    pod_topology_labels::mutate(self, pod);
                 } else {
-                    node_taint::admit(object);
-                    default_class::admit(self, object)?;
-                    storage_in_use::admit(object);
+                    node_taint::mutate(object);
+                    plugin("DefaultStorageClass", &mut || default_class::mutate(self, object))?;
+                    storage_in_use::mutate(object);
                 }
             }
             (Operation::Update, "") => {
                 if let Some(pod) = object.as_any_mut().downcast_mut::<Pod>() {
-                    priority::keep(attributes, pod);
-                    default_toleration_seconds::admit(pod);
+                    priority::keep_computed(attributes, pod);
+                    default_toleration_seconds::mutate(pod);
                 }
             }
             _ => {}
@@ -133,54 +204,56 @@ impl Server {
         Ok(())
     }
 
-    /// Refuses what would create something in a namespace that is missing or ending, though it is stored nowhere.
-    pub(crate) fn admit_in_namespace(&self, target: &Target<'_>) -> Result<(), Error> {
+    /// Denies a request that creates something that is not stored (a Binding, a TokenRequest) in a namespace that does not
+    /// exist or is terminating.
+    pub(crate) fn check_namespace_for_create(&self, target: &Target<'_>) -> Result<(), Error> {
         let meta = ObjectMeta {
             name: Some(target.name.to_string()),
             ..ObjectMeta::default()
         };
-        namespace_lifecycle::admit_create(self, target, &meta)
+        namespace_lifecycle::validate_create(self, target, &meta)
     }
 
-    /// Judges what would be written, and charges it to quotas. The charge is to be [settled](Server::settle).
-    pub(crate) async fn validate(
+    /// Denies the deletion of the namespaces that the cluster needs.
+    pub(crate) fn protect_namespaces(&self, attributes: &Attributes<'_>) -> Result<(), Error> {
+        match (attributes.operation, attributes.old) {
+            (Operation::Delete, Some(old)) => namespace_lifecycle::validate_deletion(attributes.target, old),
+            _ => Ok(()),
+        }
+    }
+
+    /// The validating plugins but ResourceQuota, see [`Admission::charge_quotas`]: check the object that would be written.
+    pub(crate) fn validate_by_plugins(
         &self,
         ctx: &mut Ctx,
         attributes: &Attributes<'_>,
-        object: &dyn AnyObject,
-    ) -> Result<Charged<'_>, Error> {
-        limit_ranger::validate(self, attributes, object)?;
+        object: Option<&dyn AnyObject>,
+    ) -> Result<(), Error> {
+        let Some(object) = object else { return Ok(()) };
+        let plugin = |name, decide: &mut dyn FnMut() -> Result<(), Error>| {
+            self.plugin(name, AdmissionType::Validate, attributes, decide)
+        };
+        plugin("LimitRanger", &mut || {
+            limit_ranger::validate(self, attributes, object)
+        })?;
         if let Some(pod) = object.as_any().downcast_ref::<Pod>() {
-            mountable_secrets::validate(self, attributes, pod)?;
+            plugin("ServiceAccount", &mut || {
+                mountable_secrets::validate(self, attributes, pod)
+            })?;
         }
-        pod_security::validate(self, ctx, attributes, object)?;
+        plugin("PodSecurity", &mut || {
+            pod_security::validate(self, ctx, attributes, object)
+        })?;
         if attributes.target.subresource.is_empty() {
-            priority::admit_class(self, object)?;
-            persistent_volume_claim_resize::validate(self, attributes, object)?;
+            plugin("Priority", &mut || priority::validate_class(self, object))?;
+            plugin("PersistentVolumeClaimResize", &mut || {
+                persistent_volume_claim_resize::validate(self, attributes, object)
+            })?;
         }
         certificates::validate(self, ctx, attributes, object)?;
         if matches!(attributes.target.subresource, "" | "resize") {
             pod_resize::validate(self, attributes, object)?;
         }
-        resource_quota::validate_count(self, ctx, attributes, object)?;
-        resource_quota::charge(self, ctx, attributes, object).await
+        resource_quota::validate_status_count(self, ctx, attributes, object)
     }
-
-    /// Lets an object be deleted, or refuses that.
-    pub(crate) fn admit_deletion(&self, target: &Target<'_>, object: &Arc<Object>) -> Result<(), Error> {
-        namespace_lifecycle::admit_deletion(target, object)
-    }
-}
-
-/// How many finalizers, in spec and metadata, hold a namespace.
-pub(crate) fn namespace_finalizers(object: &dyn AnyObject) -> usize {
-    let Some(namespace) = object.as_any().downcast_ref::<Namespace>() else {
-        return 0;
-    };
-    let in_spec = namespace
-        .spec
-        .as_ref()
-        .and_then(|s| s.finalizers.as_ref())
-        .map_or(0, Vec::len);
-    in_spec + namespace.metadata.finalizers.as_ref().map_or(0, Vec::len)
 }

@@ -1,5 +1,5 @@
-//! The half of ServiceAccount that judges: static pods refer to no secrets, and where a service account says so
-//! (`kubernetes.io/enforce-mountable-secrets`) its pods refer only to those it lists.
+//! The validating half of the ServiceAccount plugin: mirror pods reference no secrets, and the pods of a service account
+//! with the annotation `kubernetes.io/enforce-mountable-secrets` reference only the secrets that it lists.
 
 use std::collections::BTreeSet;
 
@@ -7,22 +7,21 @@ use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Pod, PodSpec, ServiceAcc
 use knarr_api::{Error, k8s_openapi, registry};
 
 use super::service_account::is_mirror;
-use super::{Attributes, Operation};
-use crate::server::Server;
+use super::{Admission, Attributes, Operation};
 
 const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
 
-pub(super) fn validate(server: &Server, attributes: &Attributes<'_>, pod: &Pod) -> Result<(), Error> {
+pub(super) fn validate(admission: &Admission, attributes: &Attributes<'_>, pod: &Pod) -> Result<(), Error> {
     let Some(spec) = &pod.spec else { return Ok(()) };
-    let refused = |why: String| Err(attributes.forbidden(&pod.metadata, &why));
+    let denied = |why: String| Err(attributes.forbidden(&pod.metadata, &why));
     let creates = match (attributes.operation, attributes.target.subresource) {
         (Operation::Create, "") => true,
         (Operation::Update, "ephemeralcontainers") => false,
         _ => return Ok(()),
     };
     if creates && is_mirror(pod) {
-        return match mirror_mistake(spec) {
-            Some(why) => refused(why.into()),
+        return match mirror_pod_error(spec) {
+            Some(why) => denied(why.into()),
             None => Ok(()),
         };
     }
@@ -30,24 +29,27 @@ pub(super) fn validate(server: &Server, attributes: &Attributes<'_>, pod: &Pod) 
     if account.is_empty() {
         let name = pod.metadata.name.as_deref().unwrap_or("");
         let namespace = attributes.target.namespace;
-        return refused(format!("no service account specified for pod {namespace}/{name}"));
+        return denied(format!("no service account specified for pod {namespace}/{name}"));
     }
     let namespace = attributes.target.namespace;
-    let Some(found) = server.cache.get(&registry::SERVICE_ACCOUNT, namespace, account) else {
-        return refused(format!(
+    let Some(found) = admission
+        .cache
+        .get(&registry::SERVICE_ACCOUNT, namespace, account)
+    else {
+        return denied(format!(
             "error looking up service account {namespace}/{account}: serviceaccount {account:?} not found"
         ));
     };
     match found
         .get::<ServiceAccount>()
-        .and_then(|account| mistake(account, spec, creates))
+        .and_then(|account| unlisted_secret_error(account, spec, creates))
     {
-        Some(why) => refused(why),
+        Some(why) => denied(why),
         None => Ok(()),
     }
 }
 
-fn mirror_mistake(spec: &PodSpec) -> Option<&'static str> {
+fn mirror_pod_error(spec: &PodSpec) -> Option<&'static str> {
     if spec
         .service_account_name
         .as_deref()
@@ -91,18 +93,18 @@ fn has_secret(v: &Volume) -> bool {
         || projected.into_iter().any(|s| s.secret.is_some())
 }
 
-/// What a container of whatever type gets into its environment.
+/// The environment variables of a container of any type.
 struct Environment<'a> {
-    /// As it stands in refusals: `init container a`.
+    /// The container as error messages name it: `init container a`.
     what: String,
-    /// Whether it is one of the ephemeral ones.
+    /// Whether it is an ephemeral container.
     ephemeral: bool,
     variables: &'a [EnvVar],
     from: &'a [EnvFromSource],
 }
 
 impl<'a> Environment<'a> {
-    /// Where a secret is referred to, and which.
+    /// Each reference to a secret: the field, and the secret's name.
     fn references(&self) -> impl Iterator<Item = (String, &'a str)> {
         let variables = self.variables.iter().filter_map(|variable| {
             let secret = variable.value_from.as_ref()?.secret_key_ref.as_ref()?;
@@ -137,8 +139,9 @@ fn environments(spec: &PodSpec) -> impl Iterator<Item = Environment<'_>> {
     all.chain(ephemeral)
 }
 
-/// What the account does not let its pods refer to. `creates`: the whole pod is new, and not its ephemeral containers.
-fn mistake(account: &ServiceAccount, spec: &PodSpec, creates: bool) -> Option<String> {
+/// The first reference to a secret that the account does not list. `creates`: the pod is created; otherwise its ephemeral
+/// containers are updated.
+fn unlisted_secret_error(account: &ServiceAccount, spec: &PodSpec, creates: bool) -> Option<String> {
     let value = account.metadata.annotations.as_ref()?.get(ENFORCE)?;
     if !matches!(value.as_str(), "1" | "t" | "T" | "true" | "TRUE" | "True") {
         return None;
@@ -158,10 +161,10 @@ reference that secret"
         }
     }
     for environment in environments(spec).filter(|e| e.ephemeral != creates) {
-        for (place, secret) in environment.references() {
+        for (field, secret) in environment.references() {
             if !mountable.contains(secret) {
                 return Some(format!(
-                    "{} with {place} referencing secret.secretName=\"{secret}\" is not allowed because service account \
+                    "{} with {field} referencing secret.secretName=\"{secret}\" is not allowed because service account \
 {name} does not reference that secret",
                     environment.what
                 ));
@@ -199,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn static_pods_refer_to_no_secrets() {
+    fn mirror_pods_reference_no_secrets() {
         for (value, expected) in [
             (json!({"containers": []}), None),
             (
@@ -220,12 +223,12 @@ mod tests {
                 Some("a mirror pod may not use ServiceAccountToken volume projections"),
             ),
         ] {
-            assert_eq!(mirror_mistake(&spec(value.clone())), expected, "{value}");
+            assert_eq!(mirror_pod_error(&spec(value.clone())), expected, "{value}");
         }
     }
 
     #[test]
-    fn an_account_can_hold_its_pods_to_the_secrets_it_lists() {
+    fn an_account_can_restrict_its_pods_to_the_secrets_it_lists() {
         let account: ServiceAccount = serde_json::from_value(json!({
             "metadata": {"name": "sa", "annotations": {ENFORCE: "true"}},
             "secrets": [{"name": "own"}], "imagePullSecrets": [{"name": "pull"}],
@@ -274,10 +277,10 @@ imagePullSecret"
                 ),
             ),
         ] {
-            assert_eq!(mistake(&account, &spec(value.clone()), creates), expected, "{value}");
+            assert_eq!(unlisted_secret_error(&account, &spec(value.clone()), creates), expected, "{value}");
             let mut free = account.clone();
             free.metadata.annotations = None;
-            assert_eq!(mistake(&free, &spec(value), creates), None);
+            assert_eq!(unlisted_secret_error(&free, &spec(value), creates), None);
         }
     }
 }

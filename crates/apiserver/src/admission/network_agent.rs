@@ -1,14 +1,14 @@
-//! What a node's network agent may write: of Leases only the one of its own node in `knarr-network`, so that no node can
-//! report in another's name which endpoints its kernel has.
+//! A node's network agent may write only the Lease of its own node in `knarr-network`, so that no node can report for
+//! another node which endpoints its kernel has.
 
 use knarr_api::{Error, registry};
 use knarr_client::NETWORK_NAMESPACE;
 
+use super::Admission;
 use crate::pipeline::{Ctx, Target};
-use crate::server::Server;
 
-impl Server {
-    /// Rejects a network agent's write to a Lease that is not its node's. `name` is the object's.
+impl Admission {
+    /// Denies a network agent's write to a Lease that is not its node's. `name` is the object's.
     pub(crate) fn restrict_network_agent(
         &self,
         ctx: &Ctx,
@@ -22,7 +22,7 @@ impl Server {
             return Ok(());
         }
         Err(Error::forbidden(
-            target.kind.about(name),
+            target.kind.resource_ref(name),
             &format!("the network agent of node {node:?} can only write Lease {NETWORK_NAMESPACE}/{node}"),
         ))
     }

@@ -1,4 +1,4 @@
-//! PersistentVolumeClaimResize: a claim can grow when it is bound and its storage class says that volumes can.
+//! PersistentVolumeClaimResize: a claim can be expanded only when it is bound and its storage class allows volume expansion.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -7,11 +7,10 @@ use knarr_api::quantity::Quantity;
 use knarr_api::quota::storage_class;
 use knarr_api::{AnyObject, Error, k8s_openapi, registry};
 
-use super::Attributes;
-use crate::server::Server;
+use super::{Admission, Attributes};
 
 pub(super) fn validate(
-    server: &Server,
+    admission: &Admission,
     attributes: &Attributes<'_>,
     object: &dyn AnyObject,
 ) -> Result<(), Error> {
@@ -21,27 +20,27 @@ pub(super) fn validate(
     let Some(old) = attributes.old.and_then(|old| old.get::<PersistentVolumeClaim>()) else {
         return Ok(());
     };
-    if asked(claim) <= asked(old) {
+    if requested_storage(claim) <= requested_storage(old) {
         return Ok(());
     }
-    let refused = |why: &str| Err(attributes.forbidden(&claim.metadata, why));
+    let denied = |why: &str| Err(attributes.forbidden(&claim.metadata, why));
     if old.status.as_ref().and_then(|s| s.phase.as_deref()) != Some("Bound") {
-        return refused("Only bound persistent volume claims can be expanded");
+        return denied("Only bound persistent volume claims can be expanded");
     }
     let class = storage_class(claim).filter(|class| !class.is_empty() && storage_class(old) == Some(*class));
-    let found = class.and_then(|class| server.cache.get(&registry::STORAGE_CLASS, "", class));
+    let found = class.and_then(|class| admission.cache.get(&registry::STORAGE_CLASS, "", class));
     let expands = found
         .and_then(|class| class.get::<StorageClass>()?.allow_volume_expansion)
         .unwrap_or(false);
     if expands {
         return Ok(());
     }
-    refused(
+    denied(
         "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize",
     )
 }
 
-fn asked(claim: &PersistentVolumeClaim) -> Quantity {
+fn requested_storage(claim: &PersistentVolumeClaim) -> Quantity {
     let resources = claim.spec.as_ref().and_then(|s| s.resources.as_ref());
     let requests = amounts(resources.and_then(|r| r.requests.as_ref()));
     requests.get("storage").copied().unwrap_or_default()

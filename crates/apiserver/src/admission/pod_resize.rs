@@ -1,17 +1,16 @@
-//! PodResizeValidator and NodeDeclaredFeatureValidator: a pod that runs is given other resources only where its node has
-//! them at all and can do it while the pod runs.
+//! PodResizeValidator and NodeDeclaredFeatureValidator: an assigned pod is resized only if its node has enough allocatable
+//! resources and declares the features that the resize needs.
 
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
-use knarr_api::kinds::pod::resources::{Amounts, Side, amounts, asked, is_sidecar};
+use knarr_api::kinds::pod::resources::{Amounts, RequirementKind, amounts, is_sidecar, pod_resources};
 use knarr_api::quantity::Quantity;
 use knarr_api::{AnyObject, Error, k8s_openapi, registry};
 
-use super::Attributes;
-use crate::server::Server;
+use super::{Admission, Attributes};
 
 pub(super) fn validate(
-    server: &Server,
+    admission: &Admission,
     attributes: &Attributes<'_>,
     object: &dyn AnyObject,
 ) -> Result<(), Error> {
@@ -27,14 +26,14 @@ pub(super) fn validate(
         return Ok(());
     }
     let is_resize = attributes.target.subresource == "resize";
-    let features = features(was, spec);
+    let features = required_features(was, spec);
     if features.is_empty() && !is_resize {
         return Ok(());
     }
-    let refused = |why: &str| attributes.forbidden(&pod.metadata, why);
-    let found = server.cache.get(&registry::NODE, "", node_name);
+    let denied = |why: &str| attributes.forbidden(&pod.metadata, why);
+    let found = admission.cache.get(&registry::NODE, "", node_name);
     let Some(node) = found.as_ref().and_then(|node| node.get::<Node>()) else {
-        return Err(refused(&format!("node \"{node_name}\" not found")));
+        return Err(denied(&format!("node \"{node_name}\" not found")));
     };
     let declared = node
         .status
@@ -46,7 +45,7 @@ pub(super) fn validate(
         .filter(|feature| !declared.iter().any(|d| d == feature))
         .collect();
     if !missing.is_empty() {
-        return Err(refused(&format!(
+        return Err(denied(&format!(
             "pod update requires features {} which are not available on node \"{node_name}\"",
             missing.join(", ")
         )));
@@ -54,10 +53,10 @@ pub(super) fn validate(
     if !is_resize {
         return Ok(());
     }
-    match unfit(pod, node) {
+    match infeasible(pod, node) {
         None => Ok(()),
         Some((reason, why)) => {
-            let mut error = refused(&why);
+            let mut error = denied(&why);
             let details = error.status_mut().details.get_or_insert_default();
             details.causes.get_or_insert_default().push(StatusCause {
                 reason: Some(reason.into()),
@@ -68,8 +67,8 @@ pub(super) fn validate(
     }
 }
 
-/// What a node must have declared it can for this change.
-fn features(was: &PodSpec, is: &PodSpec) -> Vec<&'static str> {
+/// The features that the node must declare (`status.declaredFeatures`) for this change.
+fn required_features(was: &PodSpec, is: &PodSpec) -> Vec<&'static str> {
     let mut features = Vec::new();
     if was.resources != is.resources {
         features.push("InPlacePodLevelResourcesVerticalScaling");
@@ -85,8 +84,8 @@ fn features(was: &PodSpec, is: &PodSpec) -> Vec<&'static str> {
     features
 }
 
-/// Why the node will never do it.
-fn unfit(pod: &Pod, node: &Node) -> Option<(&'static str, String)> {
+/// The reason and message why the resize can never succeed on this node.
+fn infeasible(pod: &Pod, node: &Node) -> Option<(&'static str, String)> {
     let name = node.metadata.name.as_deref().unwrap_or("");
     let os = node
         .metadata
@@ -97,22 +96,22 @@ fn unfit(pod: &Pod, node: &Node) -> Option<(&'static str, String)> {
         let why = format!("pod resize is only supported on linux nodes, node \"{name}\" is \"{os}\"");
         return Some(("UnsupportedPlatform", why));
     }
-    let has = amounts(node.status.as_ref().and_then(|s| s.allocatable.as_ref()));
-    let wants = pod
+    let allocatable = amounts(node.status.as_ref().and_then(|s| s.allocatable.as_ref()));
+    let requested = pod
         .spec
         .as_ref()
-        .map(|spec| asked(spec, Side::Requests))
+        .map(|spec| pod_resources(spec, RequirementKind::Requests))
         .unwrap_or_default();
     let mut short = Vec::new();
     for (resource, milli) in [("cpu", true), ("memory", false)] {
         let of = |list: &Amounts| list.get(resource).copied().unwrap_or_default();
-        let (wants, has) = (of(&wants), of(&has));
-        if wants > has {
+        let (requested, allocatable) = (of(&requested), of(&allocatable));
+        if requested > allocatable {
             let shown = |q: Quantity| if milli { q.milli_value() } else { q.value() };
             short.push(format!(
                 "{resource}, requested: {}, allocatable: {}",
-                shown(wants),
-                shown(has)
+                shown(requested),
+                shown(allocatable)
             ));
         }
     }
@@ -131,7 +130,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn a_node_that_is_too_small_or_another_system_refuses_a_resize() {
+    fn a_resize_beyond_the_nodes_allocatable_or_off_linux_is_denied() {
         let pod = |requests: Value| -> Pod {
             serde_json::from_value(json!({"metadata": {}, "spec": {
                 "containers": [{"name": "c", "resources": {"requests": requests}}], "overhead": {"cpu": "100m"},
@@ -165,7 +164,7 @@ requested: 2048, allocatable: 1024",
                 )),
             ),
         ] {
-            let found = unfit(&pod, &node);
+            let found = infeasible(&pod, &node);
             assert_eq!(
                 found.as_ref().map(|(reason, why)| (*reason, why.as_str())),
                 expected
@@ -174,7 +173,7 @@ requested: 2048, allocatable: 1024",
     }
 
     #[test]
-    fn what_a_node_must_have_declared_depends_on_what_changes() {
+    fn the_required_features_depend_on_the_changed_containers() {
         let spec = |pod: Value, init: Value, sidecar: Value| -> PodSpec {
             serde_json::from_value(
                 json!({"containers": [], "resources": {"requests": pod}, "initContainers": [
@@ -197,7 +196,7 @@ requested: 2048, allocatable: 1024",
                 ],
             ),
         ] {
-            assert_eq!(features(&was, &is), expected);
+            assert_eq!(required_features(&was, &is), expected);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! PodSecurity: a namespace's labels say how secure its pods must be. What is not is refused, noted or warned of; of the
-//! templates that pods are made from is only warned, so that their authors learn it before their pods are refused.
+//! PodSecurity: a namespace's labels set the levels of its pods for enforce, audit and warn. A violation of enforce denies
+//! the pod; pod templates get only warnings and audit annotations, so that their authors see them before the pods are denied.
 //!
-//! What secure means stands in [`knarr_api::pod_security`].
+//! The levels' checks are in [`knarr_api::pod_security`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,55 +14,59 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::pod_security::{LABELS, Level, LevelVersion, Policy, evaluate};
 use knarr_api::{AnyObject, Error, k8s_openapi, registry};
 
-use super::{Attributes, Operation};
+use super::{Admission, Attributes, Operation};
 use crate::cache::change::Filter;
 use crate::pipeline::Ctx;
-use crate::server::Server;
 
-/// How many of a namespace's pods are looked at when its labels become stricter.
-const MOST_PODS: usize = 3000;
-/// Requests for these change nothing that matters here.
-const IGNORED: [&str; 3] = ["binding", "eviction", "status"];
+/// How many of a namespace's pods are checked when its enforce level becomes stricter.
+const PODS_MAX: usize = 3000;
+/// Subresources whose requests change nothing that the levels check.
+const IGNORED_SUBRESOURCES: [&str; 3] = ["binding", "eviction", "status"];
 
 pub(super) fn validate(
-    server: &Server,
+    admission: &Admission,
     ctx: &mut Ctx,
     attributes: &Attributes<'_>,
     object: &dyn AnyObject,
 ) -> Result<(), Error> {
     let subresource = attributes.target.subresource;
     if let Some(pod) = object.as_any().downcast_ref::<Pod>() {
-        return match IGNORED.contains(&subresource) {
+        return match IGNORED_SUBRESOURCES.contains(&subresource) {
             true => Ok(()),
-            false => validate_pod(server, ctx, attributes, pod),
+            false => validate_pod(admission, ctx, attributes, pod),
         };
     }
     if !subresource.is_empty() {
         return Ok(());
     }
     if let Some(namespace) = object.as_any().downcast_ref::<Namespace>() {
-        return validate_namespace(server, ctx, attributes, namespace);
+        return validate_namespace(admission, ctx, attributes, namespace);
     }
     if let Some(template) = template(object)
         && let (Some(spec), metadata) = (&template.spec, &template.metadata)
     {
-        let policy = policy_of(server, attributes);
+        let policy = policy_of(admission, attributes);
         let empty = ObjectMeta::default();
-        tell(ctx, &policy, metadata.as_ref().unwrap_or(&empty), spec);
+        warn_and_audit(ctx, &policy, metadata.as_ref().unwrap_or(&empty), spec);
     }
     Ok(())
 }
 
-fn policy_of(server: &Server, attributes: &Attributes<'_>) -> Policy {
-    let found = server
+fn policy_of(admission: &Admission, attributes: &Attributes<'_>) -> Policy {
+    let found = admission
         .cache
         .get(&registry::NAMESPACE, "", attributes.target.namespace);
     Policy::of(found.as_ref().and_then(|n| n.metadata().labels.as_ref())).0
 }
 
-fn validate_pod(server: &Server, ctx: &mut Ctx, attributes: &Attributes<'_>, pod: &Pod) -> Result<(), Error> {
+fn validate_pod(
+    admission: &Admission,
+    ctx: &mut Ctx,
+    attributes: &Attributes<'_>,
+    pod: &Pod,
+) -> Result<(), Error> {
     let Some(spec) = &pod.spec else { return Ok(()) };
-    let policy = policy_of(server, attributes);
+    let policy = policy_of(admission, attributes);
     if policy == Policy::default() {
         return Ok(());
     }
@@ -78,37 +82,36 @@ fn validate_pod(server: &Server, ctx: &mut Ctx, attributes: &Attributes<'_>, pod
     let enforced = policy.enforce.to_string();
     ctx.note(format!("{LABELS}enforce-policy"), &enforced);
     if let Some(violations) = evaluate(policy.enforce, &pod.metadata, spec) {
-        note(ctx, &policy, &pod.metadata, spec);
+        audit(ctx, &policy, &pod.metadata, spec);
         let why = format!("violates PodSecurity \"{enforced}\": {}", violations.details());
         return Err(attributes.forbidden(&pod.metadata, &why));
     }
-    tell(ctx, &policy, &pod.metadata, spec);
+    warn_and_audit(ctx, &policy, &pod.metadata, spec);
     Ok(())
 }
 
-fn would_violate(wanted: LevelVersion, metadata: &ObjectMeta, spec: &PodSpec) -> Option<String> {
-    let violations = evaluate(wanted, metadata, spec)?;
+fn would_violate(level: LevelVersion, metadata: &ObjectMeta, spec: &PodSpec) -> Option<String> {
+    let violations = evaluate(level, metadata, spec)?;
     Some(format!(
-        "would violate PodSecurity \"{wanted}\": {}",
+        "would violate PodSecurity \"{level}\": {}",
         violations.details()
     ))
 }
 
-fn note(ctx: &mut Ctx, policy: &Policy, metadata: &ObjectMeta, spec: &PodSpec) {
+fn audit(ctx: &mut Ctx, policy: &Policy, metadata: &ObjectMeta, spec: &PodSpec) {
     if let Some(violation) = would_violate(policy.audit, metadata, spec) {
         ctx.note(format!("{LABELS}audit-violations"), &violation);
     }
 }
 
-fn tell(ctx: &mut Ctx, policy: &Policy, metadata: &ObjectMeta, spec: &PodSpec) {
-    note(ctx, policy, metadata, spec);
+fn warn_and_audit(ctx: &mut Ctx, policy: &Policy, metadata: &ObjectMeta, spec: &PodSpec) {
+    audit(ctx, policy, metadata, spec);
     if let Some(violation) = would_violate(policy.warn, metadata, spec) {
         ctx.warn(violation);
     }
 }
 
-/// Whether two states of a pod have the same containers with the same images, which is what can be changed of what is
-/// judged here.
+/// Whether two states of a pod have the same containers with the same images: of the checked fields only these can change.
 fn same_images(new: &PodSpec, old: &PodSpec) -> bool {
     fn images(spec: &PodSpec) -> [Vec<Option<&str>>; 2] {
         let init = spec.init_containers.iter().flatten();
@@ -128,7 +131,7 @@ fn same_images(new: &PodSpec, old: &PodSpec) -> bool {
             .all(|(name, image)| before.get(name) == Some(image))
 }
 
-/// What the object makes pods from.
+/// The pod template of a workload object.
 fn template(object: &dyn AnyObject) -> Option<&PodTemplateSpec> {
     let any = object.as_any();
     if let Some(deployment) = any.downcast_ref::<Deployment>() {
@@ -155,24 +158,24 @@ fn template(object: &dyn AnyObject) -> Option<&PodTemplateSpec> {
     any.downcast_ref::<PodTemplate>()?.template.as_ref()
 }
 
-/// A new namespace's labels must be right; those of one that is there must not get worse. Of pods that would not be let
-/// in any more its author is warned.
+/// The labels of a new namespace must be valid; an update must not add errors to them. An update that makes enforce
+/// stricter warns of the existing pods that violate it.
 fn validate_namespace(
-    server: &Server,
+    admission: &Admission,
     ctx: &mut Ctx,
     attributes: &Attributes<'_>,
     namespace: &Namespace,
 ) -> Result<(), Error> {
     let name = namespace.metadata.name.as_deref().unwrap_or("");
-    let (new, mistakes) = Policy::of(namespace.metadata.labels.as_ref());
+    let (new, errors) = Policy::of(namespace.metadata.labels.as_ref());
     let old = attributes
         .old
         .map(|old| Policy::of(old.metadata().labels.as_ref()));
-    let same_mistakes = old
+    let same_errors = old
         .as_ref()
-        .is_some_and(|(_, old)| old.to_string() == mistakes.to_string());
-    if !mistakes.is_empty() && !same_mistakes {
-        return Err(Error::invalid(registry::NAMESPACE.about_kind(name), &mistakes));
+        .is_some_and(|(_, old)| old.to_string() == errors.to_string());
+    if !errors.is_empty() && !same_errors {
+        return Err(Error::invalid(registry::NAMESPACE.kind_ref(name), &errors));
     }
     let Some((old, _)) = old else { return Ok(()) };
     let (new, old) = (new.enforce, old.enforce);
@@ -181,16 +184,16 @@ fn validate_namespace(
         return Ok(());
     }
     let kind = &registry::POD;
-    let found = server.cache.of(kind)?.list(&Filter::everything(kind, name));
+    let found = admission.cache.of(kind)?.list(&Filter::everything(kind, name));
     let pods: Vec<&Pod> = found.iter().filter_map(|o| o.get::<Pod>()).collect();
-    for warning in existing(&pods, name, new) {
+    for warning in existing_pod_warnings(&pods, name, new) {
         ctx.warn(warning);
     }
     Ok(())
 }
 
-/// What is to be said of the pods that are there. Those made from one template count once as long as there are others.
-fn existing(pods: &[&Pod], namespace: &str, enforced: LevelVersion) -> Vec<String> {
+/// The warnings about existing pods. Pods of one controller are checked once as long as there are others.
+fn existing_pod_warnings(pods: &[&Pod], namespace: &str, enforced: LevelVersion) -> Vec<String> {
     let mut controllers = BTreeSet::new();
     let (mut first, mut more): (Vec<&Pod>, Vec<&Pod>) = pods.iter().copied().partition(|pod| {
         let owners = pod.metadata.owner_references.iter().flatten();
@@ -199,7 +202,7 @@ fn existing(pods: &[&Pod], namespace: &str, enforced: LevelVersion) -> Vec<Strin
     });
     first.append(&mut more);
     let mut by_reason: BTreeMap<String, (&str, usize)> = BTreeMap::new();
-    for pod in first.iter().take(MOST_PODS) {
+    for pod in first.iter().take(PODS_MAX) {
         let Some(violations) = pod
             .spec
             .as_ref()
@@ -213,9 +216,9 @@ fn existing(pods: &[&Pod], namespace: &str, enforced: LevelVersion) -> Vec<Strin
         *count += 1;
     }
     let mut warnings = Vec::new();
-    if first.len() > MOST_PODS {
+    if first.len() > PODS_MAX {
         warnings.push(format!(
-            "new PodSecurity enforce level only checked against the first {MOST_PODS} of {} existing pods",
+            "new PodSecurity enforce level only checked against the first {PODS_MAX} of {} existing pods",
             first.len()
         ));
     }
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_would_not_be_let_in_any_more_are_named_by_what_is_wrong() {
+    fn existing_pods_that_violate_the_level_are_grouped_by_violation() {
         let host = json!({"hostNetwork": true, "containers": []});
         let fine = json!({"containers": []});
         let ports = json!({"containers": [{"name": "c", "ports": [{"containerPort": 1, "hostPort": 1}]}]});
@@ -268,18 +271,18 @@ mod tests {
         let level = Level::Baseline;
         let version = Version::Latest;
         assert_eq!(
-            existing(&pods, "ns", LevelVersion { level, version }),
+            existing_pod_warnings(&pods, "ns", LevelVersion { level, version }),
             [
                 "existing pods in namespace \"ns\" violate the new PodSecurity enforce level \"baseline:latest\"",
                 "a (and 2 other pods): host namespaces",
                 "y (and 1 other pod): hostPort",
             ]
         );
-        assert!(existing(&pods[3..4], "ns", LevelVersion { level, version }).is_empty());
+        assert!(existing_pod_warnings(&pods[3..4], "ns", LevelVersion { level, version }).is_empty());
     }
 
     #[test]
-    fn only_other_images_and_other_containers_are_judged_again() {
+    fn only_changed_images_and_containers_are_evaluated_again() {
         let spec = |value: Value| serde_json::from_value::<PodSpec>(value).unwrap();
         let old = spec(json!({
             "containers": [{"name": "a", "image": "i:1"}], "initContainers": [{"name": "b", "image": "i:1"}],

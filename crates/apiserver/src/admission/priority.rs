@@ -5,32 +5,35 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use knarr_api::{AnyObject, Error, k8s_openapi, registry};
 
-use super::{Attributes, shown_name};
+use super::{Admission, Attributes, resource_name};
 use crate::cache::change::Filter;
-use crate::server::Server;
 
-pub(super) fn admit_pod(server: &Server, pod: &mut Pod) -> Result<(), Error> {
-    let name = shown_name(&pod.metadata).to_string();
+pub(super) fn mutate_pod(admission: &Admission, pod: &mut Pod) -> Result<(), Error> {
+    let name = resource_name(&pod.metadata).to_string();
     let Some(spec) = &mut pod.spec else { return Ok(()) };
-    let refused = |why: String| Err(Error::forbidden(registry::POD.about(&name), &why));
+    let denied = |why: String| Err(Error::forbidden(registry::POD.resource_ref(&name), &why));
     let (priority, policy) = match spec.priority_class_name.as_deref().unwrap_or("") {
-        "" => match global_default(server)? {
+        "" => match global_default(admission)? {
             Some(class) => {
                 spec.priority_class_name.clone_from(&class.metadata.name);
                 (class.value.unwrap_or(0), class.preemption_policy)
             }
             None => (0, None),
         },
-        class => match server.cache.get(&registry::PRIORITY_CLASS, "", class) {
+        class => match admission.cache.get(&registry::PRIORITY_CLASS, "", class) {
             Some(found) => match found.get::<PriorityClass>() {
                 Some(class) => (class.value.unwrap_or(0), class.preemption_policy.clone()),
-                None => return Err(Error::internal("a PriorityClass that is none")),
+                None => {
+                    return Err(Error::internal(
+                        "an object stored as a PriorityClass does not decode as one",
+                    ));
+                }
             },
-            None => return refused(format!("no PriorityClass with name {class} was found")),
+            None => return denied(format!("no PriorityClass with name {class} was found")),
         },
     };
     if let Some(given) = spec.priority.filter(|p| *p != priority) {
-        return refused(format!(
+        return denied(format!(
             "the integer value of priority ({given}) must not be provided in pod spec; priority admission \
 controller computed {priority} from the given PriorityClass name"
         ));
@@ -40,7 +43,7 @@ controller computed {priority} from the given PriorityClass name"
     match spec.preemption_policy.as_deref() {
         None | Some("") => spec.preemption_policy = Some(policy),
         Some(given) if given != policy => {
-            return refused(format!(
+            return denied(format!(
                 "the string value of PreemptionPolicy ({given}) must not be provided in pod spec; priority admission \
 controller computed {policy} from the given PriorityClass name"
             ));
@@ -50,8 +53,8 @@ controller computed {policy} from the given PriorityClass name"
     Ok(())
 }
 
-/// Who replaces a pod need not repeat what was worked out when it was made.
-pub(super) fn keep(attributes: &Attributes<'_>, pod: &mut Pod) {
+/// An update that omits the priority or the preemption policy keeps the values computed at creation.
+pub(super) fn keep_computed(attributes: &Attributes<'_>, pod: &mut Pod) {
     let old = attributes.old.and_then(|old| old.get::<Pod>()?.spec.as_ref());
     if let (Some(spec), Some(old)) = (&mut pod.spec, old) {
         spec.priority = spec.priority.or(old.priority);
@@ -61,9 +64,9 @@ pub(super) fn keep(attributes: &Attributes<'_>, pod: &mut Pod) {
     }
 }
 
-/// The class for pods that name none: of several (which racing writers can bring about) the lowest.
-fn global_default(server: &Server) -> Result<Option<PriorityClass>, Error> {
-    let classes = server
+/// The global default class; of several (which concurrent writes can create) the one with the lowest value.
+fn global_default(admission: &Admission) -> Result<Option<PriorityClass>, Error> {
+    let classes = admission
         .cache
         .of(&registry::PRIORITY_CLASS)?
         .list(&Filter::everything(&registry::PRIORITY_CLASS, ""));
@@ -75,17 +78,17 @@ fn global_default(server: &Server) -> Result<Option<PriorityClass>, Error> {
         .cloned())
 }
 
-/// Refuses a second global default.
-pub(super) fn admit_class(server: &Server, object: &dyn AnyObject) -> Result<(), Error> {
+/// Denies a second global default.
+pub(super) fn validate_class(admission: &Admission, object: &dyn AnyObject) -> Result<(), Error> {
     let Some(class) = object.as_any().downcast_ref::<PriorityClass>() else {
         return Ok(());
     };
     if class.global_default != Some(true) {
         return Ok(());
     }
-    match global_default(server)? {
+    match global_default(admission)? {
         Some(other) if other.metadata.name != class.metadata.name => Err(Error::forbidden(
-            registry::PRIORITY_CLASS.about(class.metadata.name.as_deref().unwrap_or("")),
+            registry::PRIORITY_CLASS.resource_ref(class.metadata.name.as_deref().unwrap_or("")),
             &format!(
                 "PriorityClass {} is already marked as default. Only one default can exist",
                 other.metadata.name.as_deref().unwrap_or("")

@@ -1,4 +1,5 @@
-//! RuntimeClass: a pod that names one takes over its overhead and where it can run; overhead comes from nowhere else.
+//! RuntimeClass: a pod with a runtimeClassName gets the class's overhead and scheduling constraints; overhead that the class
+//! does not define is rejected.
 
 use std::collections::BTreeMap;
 
@@ -8,47 +9,45 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use knarr_api::quantity::Quantity;
 use knarr_api::{Error, k8s_openapi, registry};
 
-use super::shown_name;
-use crate::server::Server;
+use super::{Admission, Denial, deny, resource_name};
 
-pub(super) fn admit(server: &Server, pod: &mut Pod) -> Result<(), Error> {
-    let name = shown_name(&pod.metadata).to_string();
+pub(super) fn mutate(admission: &Admission, pod: &mut Pod) -> Result<(), Error> {
+    let name = resource_name(&pod.metadata).to_string();
     let Some(spec) = &mut pod.spec else { return Ok(()) };
     let class = match spec.runtime_class_name.as_deref() {
         None => None,
-        Some(wanted) => {
-            let found = server.cache.get(&registry::RUNTIME_CLASS, "", wanted);
+        Some(class_name) => {
+            let found = admission.cache.get(&registry::RUNTIME_CLASS, "", class_name);
             let Some(class) = found.and_then(|o| o.get::<RuntimeClass>().cloned()) else {
-                let why = format!("pod rejected: RuntimeClass {wanted:?} not found");
-                return Err(Error::forbidden(registry::POD.about(&name), &why));
+                let why = format!("pod rejected: RuntimeClass {class_name:?} not found");
+                return Err(Error::forbidden(registry::POD.resource_ref(&name), &why));
             };
             Some(class)
         }
     };
-    complete(spec, class.as_ref()).map_err(|why| Error::forbidden(registry::POD.about(&name), &why))
+    apply_class(spec, class.as_ref())
+        .map_err(|Denial(why)| Error::forbidden(registry::POD.resource_ref(&name), &why))
 }
 
-/// Takes over what the class says, or tells why that cannot be.
-fn complete(spec: &mut PodSpec, class: Option<&RuntimeClass>) -> Result<(), String> {
+/// Sets the class's overhead and scheduling constraints, or returns why they conflict with the pod's.
+fn apply_class(spec: &mut PodSpec, class: Option<&RuntimeClass>) -> Result<(), Denial> {
     match class.and_then(|c| c.overhead.as_ref()) {
         None if spec.overhead.is_some() => {
-            return Err(
-                "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead".into(),
+            return deny(
+                "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead",
             );
         }
         None => {}
         Some(overhead) => {
             let given = spec.overhead.as_ref().filter(|o| !o.is_empty());
             if given.is_some_and(|given| !same_amounts(given, overhead.pod_fixed.as_ref())) {
-                return Err(
-                    "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead".into(),
-                );
+                return deny("pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead");
             }
             spec.overhead.clone_from(&overhead.pod_fixed);
         }
     }
     match class.and_then(|c| c.scheduling.as_ref()) {
-        Some(scheduling) => schedule(spec, scheduling),
+        Some(scheduling) => apply_scheduling(spec, scheduling),
         None => Ok(()),
     }
 }
@@ -66,12 +65,12 @@ fn same_amounts(given: &BTreeMap<String, Wire>, class: Option<&BTreeMap<String, 
             .all(|(k, v)| class.get(k).is_some_and(|c| same(v, c)))
 }
 
-fn schedule(spec: &mut PodSpec, scheduling: &Scheduling) -> Result<(), String> {
-    if let Some(wanted) = &scheduling.node_selector {
+fn apply_scheduling(spec: &mut PodSpec, scheduling: &Scheduling) -> Result<(), Denial> {
+    if let Some(selector) = &scheduling.node_selector {
         let own = spec.node_selector.get_or_insert_default();
-        for (key, value) in wanted {
+        for (key, value) in selector {
             if let Some(other) = own.get(key).filter(|v| *v != value) {
-                return Err(format!(
+                return deny(format!(
                     "conflict: runtimeClass.scheduling.nodeSelector[{key}] = {value}; pod.spec.nodeSelector[{key}] = {other}"
                 ));
             }
@@ -80,20 +79,20 @@ fn schedule(spec: &mut PodSpec, scheduling: &Scheduling) -> Result<(), String> {
     }
     let own = spec.tolerations.take().unwrap_or_default();
     let more = scheduling.tolerations.clone().unwrap_or_default();
-    let merged = merge(own.into_iter().chain(more).collect());
+    let merged = merge_tolerations(own.into_iter().chain(more).collect());
     spec.tolerations = Some(merged).filter(|t| !t.is_empty());
     Ok(())
 }
 
-/// Without what another toleration covers; of equals the first stays.
-fn merge(all: Vec<Toleration>) -> Vec<Toleration> {
+/// Without tolerations that another one covers; of equals the first stays.
+fn merge_tolerations(all: Vec<Toleration>) -> Vec<Toleration> {
     let mut merged: Vec<Toleration> = Vec::new();
     for (i, one) in all.iter().enumerate() {
-        let covered = merged.iter().any(|other| covers(other, one))
+        let covered = merged.iter().any(|other| is_superset(other, one))
             || all
                 .iter()
                 .skip(i + 1)
-                .any(|later| later != one && covers(later, one));
+                .any(|later| later != one && is_superset(later, one));
         if !covered {
             merged.push(one.clone());
         }
@@ -101,8 +100,8 @@ fn merge(all: Vec<Toleration>) -> Vec<Toleration> {
     merged
 }
 
-/// Whether whatever `one` tolerates, `other` does.
-fn covers(other: &Toleration, one: &Toleration) -> bool {
+/// Whether `other` tolerates everything that `one` tolerates (isSuperset in pkg/util/tolerations).
+fn is_superset(other: &Toleration, one: &Toleration) -> bool {
     fn of(text: &Option<String>) -> &str {
         text.as_deref().unwrap_or("")
     }
@@ -135,7 +134,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn a_pod_takes_over_what_its_class_says_or_is_refused() {
+    fn a_pod_gets_its_classs_overhead_and_scheduling_or_is_denied() {
         let class = json!({
             "handler": "kata", "overhead": {"podFixed": {"cpu": "250m"}},
             "scheduling": {"nodeSelector": {"kata": "yes"}, "tolerations": [{"key": "kata", "operator": "Exists"}]},
@@ -178,11 +177,11 @@ mod tests {
         ] {
             let class: RuntimeClass = serde_json::from_value(class.clone()).unwrap();
             let mut pod: PodSpec = serde_json::from_value(spec.clone()).unwrap();
-            let outcome: Result<Value, String> =
-                complete(&mut pod, Some(&class)).map(|()| serde_json::to_value(&pod).unwrap());
+            let outcome: Result<Value, Denial> =
+                apply_class(&mut pod, Some(&class)).map(|()| serde_json::to_value(&pod).unwrap());
             match (outcome, expected) {
                 (Ok(found), Ok(expected)) => assert_eq!(found, expected, "{spec}"),
-                (Err(found), Err(expected)) => assert!(found.contains(expected), "{spec}: {found}"),
+                (Err(Denial(found)), Err(expected)) => assert!(found.contains(expected), "{spec}: {found}"),
                 (found, expected) => panic!("{spec}: {found:?}, expected {expected:?}"),
             }
         }

@@ -1,4 +1,4 @@
-//! ServiceAccount: every pod runs as one, and gets a token for it unless told otherwise.
+//! ServiceAccount: every pod has a service account, and gets a token volume for it unless automounting is off.
 
 use k8s_openapi::api::core::v1::{
     ConfigMapProjection, Container, DownwardAPIProjection, DownwardAPIVolumeFile, KeyToPath,
@@ -7,37 +7,39 @@ use k8s_openapi::api::core::v1::{
 };
 use knarr_api::{Error, k8s_openapi, registry};
 
-use super::shown_name;
+use super::{Admission, resource_name};
 use crate::seams;
-use crate::server::Server;
 
-/// Where containers look for their token.
+/// Where clients in containers read their token.
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const VOLUME_PREFIX: &str = "kube-api-access-";
-/// Asked for; what is given lives a year, and older clients are warned about, as in Kubernetes.
+/// The requested lifetime. TokenRequest extends it to a year and warns of clients that do not renew, as in Kubernetes.
 const TOKEN_SECONDS: i64 = 3607;
 const MODE: i32 = 0o644;
-/// Marks a static pod's copy in the API.
+/// Annotation of mirror pods.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-pub(super) fn admit(server: &Server, namespace: &str, pod: &mut Pod) -> Result<(), Error> {
-    let name = shown_name(&pod.metadata).to_string();
-    let refused = |why: &str| Error::forbidden(registry::POD.about(&name), why);
-    // The copy of what a kubelet was given by others stays as it is.
+pub(super) fn mutate(admission: &Admission, namespace: &str, pod: &mut Pod) -> Result<(), Error> {
+    let name = resource_name(&pod.metadata).to_string();
+    let denied = |why: &str| Error::forbidden(registry::POD.resource_ref(&name), why);
+    // A mirror pod stays as the kubelet wrote it.
     if is_mirror(pod) {
         return Ok(());
     }
     let Some(spec) = &mut pod.spec else { return Ok(()) };
     let named = spec.service_account_name.clone().filter(|n| !n.is_empty());
     let account = named.unwrap_or_else(|| "default".to_string());
-    let Some(found) = server.cache.get(&registry::SERVICE_ACCOUNT, namespace, &account) else {
-        return Err(refused(&format!(
+    let Some(found) = admission
+        .cache
+        .get(&registry::SERVICE_ACCOUNT, namespace, &account)
+    else {
+        return Err(denied(&format!(
             "error looking up service account {namespace}/{account}: serviceaccount {account:?} not found"
         )));
     };
     let service_account: &ServiceAccount = found
         .get()
-        .ok_or_else(|| Error::internal("a ServiceAccount that is none"))?;
+        .ok_or_else(|| Error::internal("an object stored as a ServiceAccount does not decode as one"))?;
     spec.service_account_name = Some(account.clone());
     spec.service_account = Some(account);
     if spec.image_pull_secrets.as_ref().is_none_or(Vec::is_empty) {
@@ -49,18 +51,18 @@ pub(super) fn admit(server: &Server, namespace: &str, pod: &mut Pod) -> Result<(
         .or(service_account.automount_service_account_token)
         .unwrap_or(true);
     if automount {
-        mount_token(server, pod);
+        mount_token(admission, pod);
     }
     Ok(())
 }
 
-/// Whether the pod is a static one's copy in the API.
+/// Whether the pod is a mirror pod: the API's copy of a static pod.
 pub(super) fn is_mirror(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     annotations.is_some_and(|a| a.contains_key(MIRROR))
 }
 
-fn mount_token(server: &Server, pod: &mut Pod) {
+fn mount_token(admission: &Admission, pod: &mut Pod) {
     let Some(spec) = &mut pod.spec else { return };
     let volumes = spec.volumes.get_or_insert_default();
     let existing = volumes
@@ -68,7 +70,7 @@ fn mount_token(server: &Server, pod: &mut Pod) {
         .find(|v| v.name.starts_with(VOLUME_PREFIX))
         .map(|v| v.name.clone());
     let has_volume = existing.is_some();
-    let volume = existing.unwrap_or_else(|| seams::generated_name(&*server.entropy, VOLUME_PREFIX));
+    let volume = existing.unwrap_or_else(|| seams::generated_name(&*admission.entropy, VOLUME_PREFIX));
     let mut needed = false;
     let containers = spec
         .init_containers
@@ -86,7 +88,7 @@ fn mount_token(server: &Server, pod: &mut Pod) {
     }
 }
 
-/// A container that has something of its own there keeps it.
+/// A container that already mounts something at the path keeps it.
 fn mount_into(container: &mut Container, volume: &str) -> bool {
     let mounts = container.volume_mounts.get_or_insert_default();
     if mounts.iter().any(|m| m.mount_path == MOUNT_PATH) {

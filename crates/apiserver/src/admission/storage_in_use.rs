@@ -1,4 +1,5 @@
-//! StorageObjectInUseProtection: claims, volumes and volume attributes classes begin with the finalizer that holds them while they are in use.
+//! StorageObjectInUseProtection: claims, volumes and volume attributes classes are created with the finalizer that keeps
+//! them while they are in use.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
@@ -8,7 +9,7 @@ const CLAIM: &str = "kubernetes.io/pvc-protection";
 const VOLUME: &str = "kubernetes.io/pv-protection";
 const ATTRIBUTES_CLASS: &str = "kubernetes.io/vac-protection";
 
-pub(super) fn admit(object: &mut dyn AnyObject) {
+pub(super) fn mutate(object: &mut dyn AnyObject) {
     let finalizer = if object.as_any().is::<PersistentVolumeClaim>() {
         CLAIM
     } else if object.as_any().is::<PersistentVolume>() {
@@ -30,15 +31,15 @@ mod tests {
     use knarr_api::k8s_openapi::api::core::v1::ConfigMap;
 
     #[test]
-    fn only_what_stores_is_protected_and_only_once() {
+    fn only_storage_objects_get_the_finalizer_and_only_once() {
         let mut claim = PersistentVolumeClaim::default();
         claim.metadata.finalizers = Some(vec!["a.example/b".into()]);
-        admit(&mut claim);
-        admit(&mut claim);
+        mutate(&mut claim);
+        mutate(&mut claim);
         let expected = ["a.example/b", "kubernetes.io/pvc-protection"];
         assert_eq!(claim.metadata.finalizers.unwrap(), expected);
         let mut map = ConfigMap::default();
-        admit(&mut map);
+        mutate(&mut map);
         assert_eq!(map.metadata.finalizers, None);
     }
 }

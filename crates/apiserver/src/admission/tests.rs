@@ -1,4 +1,4 @@
-//! Plugins behind a whole server, over the memory store.
+//! Admission plugins in a complete server with a memory store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,35 +14,36 @@ use knarr_api::{Error, Kind, Object, k8s_openapi};
 use knarr_client::{Conn, NodeDialer, Preconditions};
 use serde_json::{Value, json};
 
+use crate::pipeline::write::DeleteRequest;
 use crate::pipeline::{Ctx, Target};
 use crate::seams::{Clock, Entropy};
 use crate::server::{Config, ISSUER, Seams, Server};
 use crate::user::{MASTERS, User};
 use crate::{ServiceRange, pki};
 
-struct Noon;
+struct FixedClock;
 
-impl Clock for Noon {
+impl Clock for FixedClock {
     fn now(&self) -> Timestamp {
         Timestamp::from_second(1_800_000_000).unwrap()
     }
 }
 
-/// Counts instead of drawing lots.
+/// Deterministic: each draw is one higher than the last.
 #[derive(Default)]
-struct Counter(std::sync::atomic::AtomicU8);
+struct CountingEntropy(std::sync::atomic::AtomicU8);
 
-impl Entropy for Counter {
+impl Entropy for CountingEntropy {
     fn fill(&self, bytes: &mut [u8]) {
         bytes.fill(0);
         bytes[0] = self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
 }
 
-struct NoNodes;
+struct UnreachableNodes;
 
 #[async_trait]
-impl NodeDialer for NoNodes {
+impl NodeDialer for UnreachableNodes {
     async fn dial(&self, _: &str) -> std::io::Result<Box<dyn Conn>> {
         Err(std::io::ErrorKind::NotFound.into())
     }
@@ -52,11 +53,11 @@ struct Cluster {
     server: Arc<Server>,
 }
 
-/// What a request came to, and what was said beside.
+/// The result of a request, with its warnings and audit annotations.
 struct Outcome {
     result: Result<Arc<Object>, Error>,
     warnings: Vec<String>,
-    notes: BTreeMap<String, String>,
+    audit_annotations: BTreeMap<String, String>,
 }
 
 impl Outcome {
@@ -72,7 +73,7 @@ impl Outcome {
 impl Cluster {
     async fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let pki = pki::Pki::open(directory.path(), Noon.now()).unwrap();
+        let pki = pki::Pki::open(directory.path(), FixedClock.now()).unwrap();
         let config = Config {
             advertised: "127.0.0.1:6443".into(),
             address: [192, 0, 2, 1].into(),
@@ -84,9 +85,9 @@ impl Cluster {
             options: crate::Options::default(),
         };
         let seams = Seams {
-            clock: Arc::new(Noon),
-            entropy: Arc::new(Counter::default()),
-            nodes: Arc::new(NoNodes),
+            clock: Arc::new(FixedClock),
+            entropy: Arc::new(CountingEntropy::default()),
+            nodes: Arc::new(UnreachableNodes),
         };
         let store = knarr_store::open(knarr_store::Config::Memory).await.unwrap();
         let server = Server::new(config, seams, store).await.unwrap();
@@ -104,7 +105,7 @@ impl Cluster {
     }
 
     fn ctx(&self) -> Ctx {
-        Ctx::new(User::new("admin", [MASTERS]), self.server.clock.now())
+        Ctx::new(User::new("admin", [MASTERS]), self.server.pipeline.clock.now())
     }
 
     async fn create(&self, kind: &Kind, namespace: &str, object: Value) -> Outcome {
@@ -121,16 +122,17 @@ impl Cluster {
         let object = kind.ops.decode(object.to_string().as_bytes()).unwrap().object;
         let result = self
             .server
+            .pipeline
             .create(&mut ctx, &Target::main(kind, namespace, ""), object)
             .await;
         Outcome {
             result,
             warnings: ctx.warnings.into(),
-            notes: ctx.audit_annotations,
+            audit_annotations: ctx.audit_annotations,
         }
     }
 
-    /// Changes what there is, through this subresource.
+    /// Updates an existing object, through this subresource.
     async fn change(
         &self,
         mut ctx: Ctx,
@@ -144,6 +146,7 @@ impl Cluster {
         };
         let result = self
             .server
+            .pipeline
             .update(&mut ctx, &target, &Preconditions::default(), &mut |_, old| {
                 let mut value: Value = serde_json::from_slice(old.json()).unwrap();
                 change(&mut value);
@@ -153,7 +156,7 @@ impl Cluster {
         Outcome {
             result,
             warnings: ctx.warnings.into(),
-            notes: ctx.audit_annotations,
+            audit_annotations: ctx.audit_annotations,
         }
     }
 
@@ -172,7 +175,7 @@ fn plain_pod(name: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_namespace_enforces_is_refused_and_what_it_warns_of_is_told() {
+async fn violations_of_enforce_are_denied_and_of_warn_are_returned_as_warnings() {
     let c = Cluster::new().await;
     let label = |mode: &'static str, level: &'static str| {
         let c = &c;
@@ -186,18 +189,18 @@ async fn what_a_namespace_enforces_is_refused_and_what_it_warns_of_is_told() {
     label("audit", "restricted").await.result.unwrap();
     let host = json!({"metadata": {"name": "host"}, "spec": {"hostNetwork": true,
         "containers": [{"name": "c", "image": "i:1"}]}});
-    let let_in = c.create(&POD, "default", host.clone()).await;
-    assert_eq!(let_in.warnings, [] as [&str; 0]);
+    let admitted = c.create(&POD, "default", host.clone()).await;
+    assert_eq!(admitted.warnings, [] as [&str; 0]);
     assert!(
-        let_in.notes["pod-security.kubernetes.io/audit-violations"].starts_with(
+        admitted.audit_annotations["pod-security.kubernetes.io/audit-violations"].starts_with(
             "would violate PodSecurity \"restricted:latest\": host namespaces (hostNetwork=true), "
         )
     );
 
-    let stricter = label("enforce", "baseline").await;
-    stricter.result.as_ref().unwrap();
+    let relabelled = label("enforce", "baseline").await;
+    relabelled.result.as_ref().unwrap();
     assert_eq!(
-        stricter.warnings,
+        relabelled.warnings,
         [
             "existing pods in namespace \"default\" violate the new PodSecurity enforce level \"baseline:latest\"",
             "host: host namespaces",
@@ -205,8 +208,8 @@ async fn what_a_namespace_enforces_is_refused_and_what_it_warns_of_is_told() {
     );
     let mut other = host.clone();
     other["metadata"] = json!({"generateName": "host-"});
-    let refused = c.create(&POD, "default", other).await;
-    let message = refused.message();
+    let denied = c.create(&POD, "default", other).await;
+    let message = denied.message();
     assert!(message.starts_with("pods \"host-"), "{message}");
     assert!(
         message.ends_with(
@@ -214,7 +217,7 @@ async fn what_a_namespace_enforces_is_refused_and_what_it_warns_of_is_told() {
         ),
         "{message}"
     );
-    // Of what is enforced a template's author is warned.
+    // A template that violates the enforce level gets a warning.
     let deployment = json!({"metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": {"a": "b"}},
         "template": {"metadata": {"labels": {"a": "b"}}, "spec": host["spec"]}}});
     let warned = c.create(&DEPLOYMENT, "default", deployment).await;
@@ -222,7 +225,7 @@ async fn what_a_namespace_enforces_is_refused_and_what_it_warns_of_is_told() {
         warned.warnings,
         ["would violate PodSecurity \"baseline:latest\": host namespaces (hostNetwork=true)"]
     );
-    // Who replaces a pod need not repeat its priority.
+    // An update of a pod may omit its priority.
     let replaced = c
         .update(&POD, ("default", "host", ""), |p| {
             let spec = p["spec"].as_object_mut().unwrap();
@@ -231,7 +234,7 @@ async fn what_a_namespace_enforces_is_refused_and_what_it_warns_of_is_told() {
         })
         .await;
     assert_eq!(replaced.json()["spec"]["priority"], 0);
-    // What was let in before stays as it is, but gets no other image.
+    // A pod that was admitted before can be updated, but its image cannot change.
     let touched = c
         .update(&POD, ("default", "host", ""), |p| {
             p["metadata"]["labels"]["x"] = json!("y")
@@ -258,7 +261,7 @@ must be one of privileged, baseline, restricted"
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dry_run_is_held_against_quotas_and_charged_to_none() {
+async fn a_dry_run_is_checked_against_quotas_and_charged_to_none() {
     let c = Cluster::new().await;
     let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"pods": "1"}}});
     c.create(&RESOURCE_QUOTA, "default", quota).await.result.unwrap();
@@ -275,7 +278,12 @@ async fn a_dry_run_is_held_against_quotas_and_charged_to_none() {
     .result
     .unwrap();
     let used = || {
-        let found = c.server.cache.get(&RESOURCE_QUOTA, "default", "q").unwrap();
+        let found = c
+            .server
+            .pipeline
+            .cache
+            .get(&RESOURCE_QUOTA, "default", "q")
+            .unwrap();
         let quota: ResourceQuota = found.to_typed().unwrap();
         quota.status.unwrap().used.unwrap()["pods"].0.clone()
     };
@@ -290,7 +298,7 @@ async fn a_dry_run_is_held_against_quotas_and_charged_to_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_names_no_class_gets_the_default_and_a_claim_grows_as_its_class_allows() {
+async fn objects_without_a_class_get_the_default_and_claims_expand_only_if_their_class_allows_it() {
     let c = Cluster::new().await;
     let claim = |name: &str| {
         json!({"metadata": {"name": name}, "spec": {
@@ -356,7 +364,7 @@ that provisions the pvc must support resize"
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_learns_where_its_node_is_and_grows_no_further_than_it() {
+async fn a_pod_gets_its_nodes_topology_labels_and_is_not_resized_beyond_its_allocatable() {
     let c = Cluster::new().await;
     let node =
         json!({"metadata": {"name": "n", "labels": {"topology.kubernetes.io/zone": "z", "other": "o"}}});
@@ -367,15 +375,15 @@ async fn a_pod_learns_where_its_node_is_and_grows_no_further_than_it() {
     .await
     .result
     .unwrap();
-    let mut placed = plain_pod("p");
-    placed["spec"]["nodeName"] = json!("n");
-    placed["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1"}});
-    let placed = c.create(&POD, "default", placed).await.json();
+    let mut assigned = plain_pod("p");
+    assigned["spec"]["nodeName"] = json!("n");
+    assigned["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1"}});
+    let assigned = c.create(&POD, "default", assigned).await.json();
     assert_eq!(
-        placed["metadata"]["labels"],
+        assigned["metadata"]["labels"],
         json!({"topology.kubernetes.io/zone": "z"})
     );
-    let resize = |cpu: &'static str| {
+    let resize_cpu = |cpu: &'static str| {
         let c = &c;
         async move {
             c.update(&POD, ("default", "p", "resize"), |p| {
@@ -385,27 +393,25 @@ async fn a_pod_learns_where_its_node_is_and_grows_no_further_than_it() {
         }
     };
     assert_eq!(
-        resize("3").await.message(),
+        resize_cpu("3").await.message(),
         "pods \"p\" is forbidden: node didn't have enough allocatable resources: cpu, requested: 3000, allocatable: 2000"
     );
-    // A LimitRange and a quota look at resizes too.
+    // LimitRanger and ResourceQuota check resizes too.
     let range =
         json!({"metadata": {"name": "l"}, "spec": {"limits": [{"type": "Pod", "max": {"cpu": "1500m"}}]}});
     c.create(&LIMIT_RANGE, "default", range).await.result.unwrap();
     assert_eq!(
-        resize("1200m").await.message(),
+        resize_cpu("1200m").await.message(),
         "pods \"p\" is forbidden: maximum cpu usage per Pod is 1500m.  No limit is specified"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn certificates_are_approved_and_signed_by_those_who_may() {
+async fn certificates_are_approved_and_signed_only_with_permission_for_the_signer() {
     let c = Cluster::new().await;
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
-    params
-        .distinguished_name
-        .push(rcgen::DnType::CommonName, "somebody");
+    params.distinguished_name.push(rcgen::DnType::CommonName, "ann");
     let pem = params.serialize_request(&key).unwrap().pem().unwrap();
     use base64::Engine;
     let request = json!({"metadata": {"name": "r"}, "spec": {"signerName": "example.com/own", "usages": ["client auth"],
@@ -414,17 +420,17 @@ async fn certificates_are_approved_and_signed_by_those_who_may() {
         .await
         .result
         .unwrap();
-    let nobody = || Ctx::new(User::new("nobody", [] as [&str; 0]), c.server.clock.now());
+    let ann = || Ctx::new(User::new("ann", [] as [&str; 0]), c.server.pipeline.clock.now());
     let approve = |r: &mut Value| {
         r["status"]["conditions"] =
             json!([{"type": "Approved", "status": "True", "reason": "r", "message": "m"}]);
     };
     let at = |subresource: &'static str| ("", "r", subresource);
-    let refused = c
-        .change(nobody(), &CERTIFICATE_SIGNING_REQUEST, at("approval"), approve)
+    let denied = c
+        .change(ann(), &CERTIFICATE_SIGNING_REQUEST, at("approval"), approve)
         .await;
     assert_eq!(
-        refused.message(),
+        denied.message(),
         "certificatesigningrequests.certificates.k8s.io \"r\" is forbidden: user not permitted to approve requests with \
 signerName \"example.com/own\""
     );
@@ -438,15 +444,15 @@ signerName \"example.com/own\""
         let conditions = r["status"]["conditions"].as_array_mut().unwrap();
         conditions.push(json!({"type": "Failed", "status": "True", "reason": "r", "message": "m"}));
     };
-    let refused = c
-        .change(nobody(), &CERTIFICATE_SIGNING_REQUEST, at("status"), fail)
+    let denied = c
+        .change(ann(), &CERTIFICATE_SIGNING_REQUEST, at("status"), fail)
         .await;
     assert!(
-        refused
+        denied
             .message()
             .ends_with("user not permitted to sign requests with signerName \"example.com/own\""),
         "{}",
-        refused.message()
+        denied.message()
     );
     assert_eq!(
         c.update(&CERTIFICATE_SIGNING_REQUEST, at("status"), fail)
@@ -454,4 +460,51 @@ signerName \"example.com/own\""
             .message(),
         ""
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_sees_the_error_of_the_first_stage_that_fails() {
+    let c = Cluster::new().await;
+    let node = || {
+        Ctx::new(
+            User::new("system:node:n", ["system:nodes"]),
+            c.server.pipeline.clock.now(),
+        )
+    };
+    let invalid = json!({"metadata": {"name": "p"}, "spec": {"containers": []}});
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}});
+    c.create(&RESOURCE_QUOTA, "default", quota).await.result.unwrap();
+    c.update(&RESOURCE_QUOTA, ("default", "q", "status"), |q| {
+        q["status"] = json!({"hard": {"pods": "0"}, "used": {"pods": "0"}});
+    })
+    .await
+    .result
+    .unwrap();
+    for (ctx, namespace, pod, code, stage) in [
+        (
+            node(),
+            "nowhere",
+            invalid.clone(),
+            404,
+            "mutating admission: NamespaceLifecycle",
+        ),
+        (node(), "default", invalid.clone(), 403, "node restriction"),
+        (c.ctx(), "default", invalid, 422, "rejection of what is invalid"),
+        (c.ctx(), "default", plain_pod("p"), 403, "quota"),
+    ] {
+        let created = c.create_as(ctx, &POD, namespace, pod).await;
+        assert_eq!(created.result.unwrap_err().code(), code, "{stage}");
+    }
+    let delete = |uid: Option<&str>| {
+        let mut request = DeleteRequest::default();
+        request.options.preconditions.uid = uid.map(str::to_string);
+        let c = &c;
+        async move {
+            let target = Target::main(&NAMESPACE, "", "default");
+            let deleted = c.server.pipeline.delete(&mut c.ctx(), &target, &request).await;
+            deleted.err().map(|e| e.code())
+        }
+    };
+    assert_eq!(delete(Some("another")).await, Some(409), "preconditions");
+    assert_eq!(delete(None).await, Some(403), "protected namespaces");
 }

@@ -1,6 +1,6 @@
 //! Whether an APIService is available: the condition `Available` with kube-aggregator's reasons and messages.
 //!
-//! First what the Service and its EndpointSlices say, then a request for the group version to its endpoints.
+//! First the Service and its EndpointSlices are checked, then the group version is requested from the endpoints.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,31 +15,32 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, A
 use knarr_api::time::seconds;
 use knarr_api::{k8s_openapi, registry};
 
-use super::backend::{Backend, Spec};
+use super::ExtensionServers;
+use super::backend::Backend;
 use super::endpoint::is_ready;
-use super::proxy::Fetch;
-use crate::server::Server;
+use super::proxy::FetchRequest;
+use super::spec::Spec;
 use crate::user::{MASTERS, User};
 
 const AVAILABLE: &str = "Available";
-/// What an endpoint has for its answer.
+/// How long an endpoint may take to respond.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
-/// Endpoints that are asked at once; one that answers is enough.
-const CHECKS: usize = 5;
-/// Whatever is answered is thrown away.
-const ANSWER_MAX_BYTES: usize = 4 << 20;
+/// Endpoints that are checked concurrently; one that responds is enough.
+const ENDPOINTS_CHECKED: usize = 5;
+/// The largest response that is read. Its content is discarded.
+const RESPONSE_MAX_BYTES: usize = 4 << 20;
 
-/// Whether it is available, and why.
+/// The condition `Available` of an APIService.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Verdict {
+pub(super) struct AvailableCondition {
     pub available: bool,
     pub reason: &'static str,
     pub message: String,
 }
 
-impl Verdict {
-    fn no(reason: &'static str, message: String) -> Self {
-        Verdict {
+impl AvailableCondition {
+    fn unavailable(reason: &'static str, message: String) -> Self {
+        AvailableCondition {
             available: false,
             reason,
             message,
@@ -47,7 +48,7 @@ impl Verdict {
     }
 
     pub fn passed() -> Self {
-        Verdict {
+        AvailableCondition {
             available: true,
             reason: "Passed",
             message: "all checks passed".into(),
@@ -55,14 +56,14 @@ impl Verdict {
     }
 
     pub fn local() -> Self {
-        Verdict {
+        AvailableCondition {
             available: true,
             reason: "Local",
             message: "Local APIServices are always available".into(),
         }
     }
 
-    /// Puts it into an object's conditions; whether that changes them.
+    /// Sets the condition of an APIService. True if that changes it.
     pub fn write(&self, api_service: &mut APIService, now: Timestamp) -> bool {
         let status = if self.available { "True" } else { "False" };
         let all = api_service.status.get_or_insert_default();
@@ -88,15 +89,15 @@ impl Verdict {
     }
 }
 
-/// What the Service and its EndpointSlices say against it.
-pub(super) fn without_service<'a>(
+/// Why the Service and its EndpointSlices cannot serve the APIService; `None` if they can.
+pub(super) fn check_service<'a>(
     spec: &Spec,
     service: Option<&Service>,
     slices: impl Iterator<Item = &'a EndpointSlice>,
-) -> Option<Verdict> {
+) -> Option<AvailableCondition> {
     let (name, namespace, port) = (&spec.service, &spec.namespace, spec.port);
     let Some(service) = service else {
-        return Some(Verdict::no(
+        return Some(AvailableCondition::unavailable(
             "ServiceNotFound",
             format!("service/{name} in {namespace:?} is not present"),
         ));
@@ -107,7 +108,7 @@ pub(super) fn without_service<'a>(
     }
     let mut ports = service.ports.iter().flatten();
     let Some(found) = ports.find(|p| p.port == i32::from(port)) else {
-        return Some(Verdict::no(
+        return Some(AvailableCondition::unavailable(
             "ServicePortError",
             format!("service/{name} in {namespace:?} is not listening on port {port}"),
         ));
@@ -115,7 +116,7 @@ pub(super) fn without_service<'a>(
     let port_name = found.name.as_deref().unwrap_or_default();
     let slices: Vec<&EndpointSlice> = slices.collect();
     if slices.is_empty() {
-        return Some(Verdict::no(
+        return Some(AvailableCondition::unavailable(
             "EndpointsNotFound",
             format!("cannot find endpointslices for service/{name} in {namespace:?}"),
         ));
@@ -126,7 +127,7 @@ pub(super) fn without_service<'a>(
         ready && ports.any(|p| p.name.as_deref().unwrap_or_default() == port_name && p.port.is_some())
     };
     (!slices.iter().any(serves)).then(|| {
-        Verdict::no(
+        AvailableCondition::unavailable(
             "MissingEndpoints",
             format!(
                 "endpointslices for service/{name} in {namespace:?} have no addresses with port name {port_name:?}"
@@ -135,51 +136,51 @@ pub(super) fn without_service<'a>(
     })
 }
 
-impl Server {
-    /// See the module.
-    pub(super) async fn check_availability(&self, backend: &Backend) -> Verdict {
+impl ExtensionServers {
+    /// Checks the APIService's Service, then its endpoints.
+    pub(super) async fn check_availability(&self, backend: &Backend) -> AvailableCondition {
         let spec = &backend.spec;
         let service = self.cache.get(&registry::SERVICE, &spec.namespace, &spec.service);
         let service = service.as_ref().and_then(|o| o.get::<Service>());
         let slices = self.endpoint_slices(&spec.namespace, &spec.service);
         let slices = slices.iter().filter_map(|o| o.get::<EndpointSlice>());
-        if let Some(verdict) = without_service(spec, service, slices) {
-            return verdict;
+        if let Some(condition) = check_service(spec, service, slices) {
+            return condition;
         }
-        let addresses = match self.extension_server(spec) {
+        let addresses = match self.extension_server_addresses(spec) {
             Ok(addresses) => addresses,
-            Err(why) => return Verdict::no("FailedDiscoveryCheck", why),
+            Err(why) => return AvailableCondition::unavailable("FailedDiscoveryCheck", why),
         };
-        let checks = addresses.iter().take(CHECKS);
+        let checks = addresses.iter().take(ENDPOINTS_CHECKED);
         let mut checks: FuturesUnordered<_> = checks.map(|to| self.check_endpoint(backend, *to)).collect();
-        let mut last = "no endpoint was asked".to_string();
+        let mut last = "no endpoint was checked".to_string();
         while let Some(checked) = checks.next().await {
             match checked {
-                Ok(()) => return Verdict::passed(),
+                Ok(()) => return AvailableCondition::passed(),
                 Err(why) => last = why,
             }
         }
-        Verdict::no("FailedDiscoveryCheck", last)
+        AvailableCondition::unavailable("FailedDiscoveryCheck", last)
     }
 
     async fn check_endpoint(&self, backend: &Backend, to: SocketAddr) -> Result<(), String> {
         let path = format!("/apis/{}", backend.spec.group_version());
         let url = format!("https://{to}{path}");
-        let fetch = Fetch {
+        let fetch = FetchRequest {
             method: Method::GET,
             path: &path,
             accept: "*/*",
             etag: None,
             user: &User::new("system:kube-aggregator", [MASTERS]),
-            max_bytes: ANSWER_MAX_BYTES,
+            max_bytes: RESPONSE_MAX_BYTES,
             limit: CHECK_LIMIT,
         };
         let failed = |why: String| format!("failing or missing response from {url}: {why}");
         match self.fetch_at(backend, to, fetch).await {
-            Ok(answer) if answer.status.is_success() => Ok(()),
-            Ok(answer) => Err(failed(format!(
+            Ok(response) if response.status.is_success() => Ok(()),
+            Ok(response) => Err(failed(format!(
                 "bad status from {url}: {}",
-                answer.status.as_u16()
+                response.status.as_u16()
             ))),
             Err(why) => Err(failed(format!("Get {url:?}: {why}"))),
         }
@@ -210,15 +211,15 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    /// The cases of the remote available controller's own table.
+    /// The cases of the table test of kube-aggregator's remote available controller.
     #[test]
-    fn n1_what_service_and_endpoints_say_is_said_in_the_aggregators_words() {
+    fn n1_service_and_endpoints_are_reported_as_by_kube_aggregator() {
         let service = |spec: Value| -> Service { serde_json::from_value(json!({ "spec": spec })).unwrap() };
         let api = service(json!({"type": "ClusterIP", "ports": [{"name": "api", "port": 443}]}));
         let other = service(json!({"type": "ClusterIP", "ports": [{"name": "api", "port": 6443}]}));
         let node = service(json!({"type": "NodePort", "ports": [{"name": "api", "port": 6443}]}));
         let fine = slice(Some(true), "api");
-        let unsaid = slice(None, "api");
+        let readiness_unset = slice(None, "api");
         let unready = slice(Some(false), "api");
         let elsewhere = slice(Some(true), "web");
         let missing = Some((
@@ -250,11 +251,11 @@ mod tests {
             (Some(&api), vec![&unready], missing),
             (Some(&api), vec![&elsewhere], missing),
             (Some(&api), vec![&unready, &fine], None),
-            (Some(&api), vec![&unsaid], None),
-            // Of another type only the request can tell.
+            (Some(&api), vec![&readiness_unset], None),
+            // For other Service types only the request is checked.
             (Some(&node), vec![], None),
         ] {
-            let found = without_service(&spec(), service, slices.into_iter());
+            let found = check_service(&spec(), service, slices.into_iter());
             let found = found.as_ref().map(|v| (v.reason, v.message.as_str()));
             assert_eq!(found, want);
         }
@@ -264,11 +265,11 @@ mod tests {
     fn n1_the_condition_keeps_its_time_as_long_as_its_status() {
         let at = |second| Timestamp::from_second(second).unwrap();
         let mut api_service = APIService::default();
-        assert!(Verdict::passed().write(&mut api_service, at(1)));
-        assert!(!Verdict::passed().write(&mut api_service, at(2)));
-        let no = |why: &str| Verdict::no("FailedDiscoveryCheck", why.into());
-        assert!(no("a").write(&mut api_service, at(3)));
-        assert!(no("b").write(&mut api_service, at(4)));
+        assert!(AvailableCondition::passed().write(&mut api_service, at(1)));
+        assert!(!AvailableCondition::passed().write(&mut api_service, at(2)));
+        let unavailable = |why: &str| AvailableCondition::unavailable("FailedDiscoveryCheck", why.into());
+        assert!(unavailable("a").write(&mut api_service, at(3)));
+        assert!(unavailable("b").write(&mut api_service, at(4)));
         let conditions = api_service.status.unwrap().conditions.unwrap();
         assert_eq!(conditions.len(), 1);
         let [condition] = conditions.as_slice() else {

@@ -1,4 +1,4 @@
-//! One APIService that names a Service, and what is known of the extension API server behind it.
+//! One APIService that names a Service, and the state of the extension API server behind it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,80 +9,41 @@ use knarr_client::NodeDialer;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::channel::Channel;
-use super::openapi::Spec as OpenApi;
+use super::openapi::OpenApiV2;
+use super::spec::Spec;
+use super::transport::Transport;
 use crate::pki::Identity;
 
-const HTTPS_PORT: u16 = 443;
-
-/// What an APIService says of how its server is reached. Another one means another connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Spec {
-    pub group: String,
-    pub version: String,
-    /// The Service's.
-    pub namespace: String,
-    pub service: String,
-    pub port: u16,
-    /// In PEM; empty: the system's authorities.
-    pub ca_bundle: Vec<u8>,
-    pub insecure: bool,
-}
-
-impl Spec {
-    /// `None` if it is served by this server itself.
-    pub fn of(api_service: &APIService) -> Option<Self> {
-        let spec = api_service.spec.as_ref()?;
-        let service = spec.service.as_ref()?;
-        Some(Spec {
-            group: spec.group.clone().unwrap_or_default(),
-            version: spec.version.clone().unwrap_or_default(),
-            namespace: service.namespace.clone().unwrap_or_default(),
-            service: service.name.clone().unwrap_or_default(),
-            port: service
-                .port
-                .and_then(|port| u16::try_from(port).ok())
-                .unwrap_or(HTTPS_PORT),
-            ca_bundle: spec.ca_bundle.as_ref().map(|b| b.0.clone()).unwrap_or_default(),
-            insecure: spec.insecure_skip_tls_verify == Some(true),
-        })
-    }
-
-    pub fn group_version(&self) -> String {
-        format!("{}/{}", self.group, self.version)
-    }
-}
-
-/// Where it stands among groups, and among the versions of its group.
+/// The priorities that order groups, and the versions of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Priorities {
     pub group: i32,
     pub version: i32,
 }
 
-/// What its server shows of itself, as it was downloaded last.
+/// The server's discovery and OpenAPI documents, as downloaded last.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Documents {
     pub priorities: Priorities,
-    /// Its APIVersionDiscovery without `freshness`; `None` while there is none.
+    /// Its APIVersionDiscovery without `freshness`; `None` before the first download.
     pub discovery: Option<Value>,
-    /// Whether the last download of it succeeded.
+    /// Whether the last download of `discovery` succeeded.
     pub fresh: bool,
     /// ETag of the discovery document.
     pub etag: Option<String>,
-    pub openapi: Option<Arc<OpenApi>>,
-    /// The query of its OpenAPI v3 document; `None` if there is no such document.
+    pub openapi: Option<Arc<OpenApiV2>>,
+    /// The query of its OpenAPI v3 document's URL; `None` if it has no such document.
     pub openapi_v3: Option<String>,
 }
 
-/// See the module.
+/// An APIService that is served by an extension API server.
 pub(crate) struct Backend {
-    /// The APIService's.
+    /// The APIService's name.
     pub name: String,
     pub spec: Spec,
-    /// How it is reached, or why it cannot be.
-    pub(super) channel: Result<Channel, String>,
-    /// As the APIService's condition says.
+    /// The client for its endpoints, or why there is none.
+    pub(super) transport: Result<Transport, String>,
+    /// Whether the APIService's condition `Available` is `True`.
     available: AtomicBool,
     pub(super) documents: Mutex<Documents>,
 }
@@ -96,7 +57,7 @@ impl Backend {
     ) -> Self {
         Backend {
             name: name.to_string(),
-            channel: Channel::new(&spec, identity, nodes),
+            transport: Transport::new(&spec, identity, nodes),
             spec,
             available: AtomicBool::new(false),
             documents: Mutex::default(),
@@ -111,8 +72,8 @@ impl Backend {
         self.available.load(Ordering::Acquire)
     }
 
-    /// Takes over what the object says now; whether that changes what discovery shows.
-    pub(super) fn follow(&self, api_service: &APIService) -> bool {
+    /// Updates the state from the APIService. True if that changes discovery.
+    pub(super) fn update(&self, api_service: &APIService) -> bool {
         let available = available(api_service);
         self.available.store(available, Ordering::Release);
         let spec = api_service.spec.as_ref();
@@ -124,7 +85,7 @@ impl Backend {
         let before = documents.clone();
         documents.priorities = priorities;
         if !available {
-            // As kube-aggregator shows it: there, with nothing in it, and stale.
+            // As in kube-aggregator: listed without resources, and stale.
             documents.discovery = None;
             documents.etag = None;
             documents.fresh = false;
@@ -137,7 +98,7 @@ impl Backend {
     }
 }
 
-/// Whether its condition says that it is available.
+/// Whether the condition `Available` is `True`.
 pub(super) fn available(api_service: &APIService) -> bool {
     let conditions = api_service.status.as_ref().and_then(|s| s.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();

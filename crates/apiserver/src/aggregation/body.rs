@@ -1,4 +1,4 @@
-//! Bodies that pass through: as large as they are, and bounded in time.
+//! Proxied bodies: not limited in size, but in time.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -11,38 +11,38 @@ use tokio::time::{Instant, Sleep};
 
 use crate::http::body::{Body, BoxError};
 
-/// How long a body may take.
+/// The timeout of a body.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Limit {
-    /// From one piece to the next.
-    Piece(Duration),
-    /// From now to its end.
-    Whole(Duration),
+pub(super) enum BodyTimeout {
+    /// From one frame to the next.
+    PerFrame(Duration),
+    /// From now to the end of the body.
+    Total(Duration),
 }
 
-struct Timed<B> {
+struct TimeoutBody<B> {
     body: B,
-    limit: Limit,
-    wait: Pin<Box<Sleep>>,
-    late: &'static str,
+    timeout: BodyTimeout,
+    sleep: Pin<Box<Sleep>>,
+    message: &'static str,
 }
 
-/// The body, which fails with `late` when it takes longer than `limit`.
-pub(super) fn timed<B>(body: B, limit: Limit, late: &'static str) -> Body
+/// The body, which fails with `message` when it takes longer than `timeout`.
+pub(super) fn with_timeout<B>(body: B, timeout: BodyTimeout, message: &'static str) -> Body
 where
     B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
-    let (Limit::Piece(duration) | Limit::Whole(duration)) = limit;
-    Timed {
+    let (BodyTimeout::PerFrame(duration) | BodyTimeout::Total(duration)) = timeout;
+    TimeoutBody {
         body,
-        limit,
-        wait: Box::pin(tokio::time::sleep(duration)),
-        late,
+        timeout,
+        sleep: Box::pin(tokio::time::sleep(duration)),
+        message,
     }
     .boxed_unsync()
 }
 
-impl<B> HttpBody for Timed<B>
+impl<B> HttpBody for TimeoutBody<B>
 where
     B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Unpin,
 {
@@ -54,16 +54,17 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
-            if let Limit::Piece(duration) = self.limit {
-                self.wait.as_mut().reset(Instant::now() + duration);
+            if let BodyTimeout::PerFrame(duration) = self.timeout {
+                self.sleep.as_mut().reset(Instant::now() + duration);
             }
             return Poll::Ready(frame.map(|f| f.map_err(Into::into)));
         }
-        let late = self.late;
-        self.wait
-            .as_mut()
-            .poll(cx)
-            .map(|()| Some(Err(std::io::Error::new(std::io::ErrorKind::TimedOut, late).into())))
+        let message = self.message;
+        self.sleep.as_mut().poll(cx).map(|()| {
+            Some(Err(
+                std::io::Error::new(std::io::ErrorKind::TimedOut, message).into()
+            ))
+        })
     }
 
     fn is_end_stream(&self) -> bool {
@@ -82,31 +83,39 @@ mod tests {
 
     use super::*;
 
-    /// A piece a second, for ever.
+    /// One frame per second, without end.
     fn endless() -> impl HttpBody<Data = Bytes, Error = BoxError> + Unpin {
-        let pieces = stream::repeat(()).then(|()| async {
+        let frames = stream::repeat(()).then(|()| async {
             tokio::time::sleep(Duration::from_secs(1)).await;
             Ok::<_, BoxError>(Frame::data(Bytes::from_static(b"x")))
         });
-        StreamBody::new(Box::pin(pieces))
+        StreamBody::new(Box::pin(frames))
     }
 
     #[tokio::test(start_paused = true)]
-    async fn n3_a_body_ends_when_its_time_is_over() {
-        let mut whole = timed(endless(), Limit::Whole(Duration::from_millis(4500)), "late");
-        let mut pieces = 0;
+    async fn n3_a_body_fails_after_its_timeout() {
+        let mut total = with_timeout(endless(), BodyTimeout::Total(Duration::from_millis(4500)), "late");
+        let mut frames = 0;
         let error = loop {
-            match whole.frame().await.unwrap() {
-                Ok(_) => pieces += 1,
+            match total.frame().await.unwrap() {
+                Ok(_) => frames += 1,
                 Err(e) => break e.to_string(),
             }
         };
-        assert_eq!((pieces, error.as_str()), (4, "late"));
-        let mut paced = timed(endless(), Limit::Piece(Duration::from_millis(1500)), "late");
+        assert_eq!((frames, error.as_str()), (4, "late"));
+        let mut in_time = with_timeout(
+            endless(),
+            BodyTimeout::PerFrame(Duration::from_millis(1500)),
+            "late",
+        );
         for _ in 0..100 {
-            paced.frame().await.unwrap().unwrap();
+            in_time.frame().await.unwrap().unwrap();
         }
-        let mut slow = timed(endless(), Limit::Piece(Duration::from_millis(500)), "late");
+        let mut slow = with_timeout(
+            endless(),
+            BodyTimeout::PerFrame(Duration::from_millis(500)),
+            "late",
+        );
         assert!(slow.frame().await.unwrap().is_err());
     }
 }

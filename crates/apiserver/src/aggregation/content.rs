@@ -1,23 +1,22 @@
-//! What components of this process ask of extension API servers: to read something, and to empty a namespace that is
-//! being deleted.
+//! Requests of components of this process to extension API servers: reading objects, and deleting the contents of a
+//! terminating namespace.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use http::Method;
 use knarr_api::Error;
 use serde_json::Value;
 
+use super::ExtensionServers;
 use super::backend::Backend;
-use super::proxy::{Fetch, Fetched};
+use super::proxy::{FetchRequest, FetchResponse};
 use crate::authz::{Attributes, Selectors, forbidden};
 use crate::request::RequestInfo;
-use crate::server::Server;
 use crate::user::User;
 
-/// For one request of a component.
+/// The timeout of one request.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The largest answer, such as a list of all objects in a namespace.
+/// The largest response, such as a list of all objects in a namespace.
 const MAX_BYTES: usize = 32 << 20;
 
 /// A namespaced resource that can be deleted.
@@ -26,7 +25,7 @@ struct Deletable {
     collection: bool,
 }
 
-/// Those in a backend's discovery document.
+/// The deletable resources in a backend's discovery document.
 fn deletable(backend: &Backend) -> Vec<Deletable> {
     let documents = backend.documents.lock();
     let resources = documents
@@ -50,15 +49,15 @@ fn deletable(backend: &Backend) -> Vec<Deletable> {
         .collect()
 }
 
-/// The answer, or the error it is.
-fn accepted(path: &str, answer: Fetched) -> Result<Value, Error> {
-    let body: Option<Value> = serde_json::from_slice(&answer.body).ok();
-    if answer.status.is_success() {
-        return body.ok_or_else(|| Error::internal(format!("{path}: the answer is no JSON")));
+/// The response's body, or its error.
+fn into_result(path: &str, response: FetchResponse) -> Result<Value, Error> {
+    let body: Option<Value> = serde_json::from_slice(&response.body).ok();
+    if response.status.is_success() {
+        return body.ok_or_else(|| Error::internal(format!("{path}: the response is not JSON")));
     }
     let message = body.as_ref().and_then(|b| b["message"].as_str());
-    let message = message.map_or_else(|| format!("{path}: {}", answer.status), str::to_string);
-    let reason = match answer.status.as_u16() {
+    let message = message.map_or_else(|| format!("{path}: {}", response.status), str::to_string);
+    let reason = match response.status.as_u16() {
         404 => "NotFound",
         403 => "Forbidden",
         401 => "Unauthorized",
@@ -66,14 +65,14 @@ fn accepted(path: &str, answer: Fetched) -> Result<Value, Error> {
         503 => "ServiceUnavailable",
         _ => "InternalError",
     };
-    Err(Error::new(answer.status.as_u16(), reason, message))
+    Err(Error::new(response.status.as_u16(), reason, message))
 }
 
-impl Server {
+impl ExtensionServers {
     /// GET or DELETE of a resource of an extension API server, as a component of this process. `None` if no extension API
     /// server serves it.
-    pub(crate) async fn ask_extension_server(
-        self: &Arc<Self>,
+    pub(crate) async fn request_extension_server(
+        &self,
         user: &User,
         method: Method,
         path: &str,
@@ -86,7 +85,9 @@ impl Server {
             return Ok(None);
         };
         if info.unreadable {
-            return Err(Error::bad_request(format!("{path:?} is no path of a resource")));
+            return Err(Error::bad_request(format!(
+                "{path:?} is not the path of a resource"
+            )));
         }
         let attributes = Attributes::of(&info, Selectors::default());
         if !self.authorizer.allows(user, &attributes) {
@@ -98,7 +99,7 @@ impl Server {
                 "the server is currently unable to handle the request".into(),
             ));
         }
-        let fetch = Fetch {
+        let fetch = FetchRequest {
             method,
             path,
             accept: "application/json",
@@ -107,18 +108,14 @@ impl Server {
             max_bytes: MAX_BYTES,
             limit: LIMIT,
         };
-        let answer = self.fetch(&backend, fetch).await.map_err(unavailable)?;
-        accepted(path, answer).map(Some)
+        let response = self.fetch(&backend, fetch).await.map_err(unavailable)?;
+        into_result(path, response).map(Some)
     }
 
-    /// Deletes what extension API servers have in a namespace; an error as long as something is left, or a server cannot
-    /// say what it has.
-    pub(crate) async fn empty_extension_servers(
-        self: &Arc<Self>,
-        user: &User,
-        namespace: &str,
-    ) -> Result<(), Error> {
-        let mut left = Vec::new();
+    /// Deletes the objects of extension API servers in a namespace. An error as long as objects remain, or a server's discovery
+    /// is stale.
+    pub(crate) async fn delete_extension_content(&self, user: &User, namespace: &str) -> Result<(), Error> {
+        let mut remaining = Vec::new();
         let mut failed = None;
         for backend in self.aggregation.backends().iter() {
             let group_version = backend.spec.group_version();
@@ -132,11 +129,14 @@ discovery: {group_version}"
             for resource in deletable(backend) {
                 let plural = &resource.plural;
                 let path = format!("/apis/{group_version}/namespaces/{namespace}/{plural}");
-                match self.empty_collection(user, &path, resource.collection).await {
+                match self
+                    .delete_extension_collection(user, &path, resource.collection)
+                    .await
+                {
                     Ok(0) => {}
                     Ok(count) => {
                         let group = &backend.spec.group;
-                        left.push(format!("{plural}.{group} has {count} resource instances"));
+                        remaining.push(format!("{plural}.{group} has {count} resource instances"));
                     }
                     Err(e) => failed = Some(e),
                 }
@@ -144,41 +144,41 @@ discovery: {group_version}"
         }
         match failed {
             Some(e) => Err(e),
-            None if left.is_empty() => Ok(()),
+            None if remaining.is_empty() => Ok(()),
             None => Err(Error::new(
                 409,
                 "Conflict",
-                format!("Some resources are remaining: {}", left.join(", ")),
+                format!("Some resources are remaining: {}", remaining.join(", ")),
             )),
         }
     }
 
-    /// How many are left afterwards.
-    async fn empty_collection(
-        self: &Arc<Self>,
+    /// Deletes all objects of a resource in a namespace. Returns how many remain.
+    async fn delete_extension_collection(
+        &self,
         user: &User,
         path: &str,
         collection: bool,
     ) -> Result<usize, Error> {
         let list = || async {
-            let list = self.ask_extension_server(user, Method::GET, path).await?;
+            let list = self.request_extension_server(user, Method::GET, path).await?;
             let items = list.as_ref().and_then(|l| l["items"].as_array());
             Ok::<_, Error>(items.cloned().unwrap_or_default())
         };
-        let there = list().await?;
-        if there.is_empty() {
+        let existing = list().await?;
+        if existing.is_empty() {
             return Ok(0);
         }
         if collection {
-            self.ask_extension_server(user, Method::DELETE, path).await?;
+            self.request_extension_server(user, Method::DELETE, path).await?;
             return Ok(list().await?.len());
         }
-        for item in &there {
+        for item in &existing {
             let Some(name) = item["metadata"]["name"].as_str() else {
                 continue;
             };
             let one = format!("{path}/{name}");
-            match self.ask_extension_server(user, Method::DELETE, &one).await {
+            match self.request_extension_server(user, Method::DELETE, &one).await {
                 Err(e) if !e.is_not_found() => return Err(e),
                 _ => {}
             }

@@ -1,7 +1,7 @@
-//! Follows the APIServices: one task for each that names a Service, which checks it when the Service, its endpoints or
-//! the APIService change and at intervals, and downloads what discovery and OpenAPI show of it.
+//! The APIService controller: one task for each APIService that names a Service. It checks the availability when the Service,
+//! its endpoints or the APIService change and at intervals, and downloads the discovery and OpenAPI documents.
 //!
-//! A server that hangs holds up its own task only. Each API server of a cluster checks for itself, as kube-apiservers do.
+//! A server that hangs blocks only its own task. Each API server of a cluster checks for itself, as kube-apiservers do.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -9,37 +9,41 @@ use std::time::Duration;
 
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use knarr_api::{AnyObject, Error, Object, k8s_openapi, registry};
-use knarr_client::Preconditions;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info, warn};
 
-use super::availability::Verdict;
-use super::backend::{Backend, Spec, available};
+use super::ExtensionServers;
+use super::availability::AvailableCondition;
+use super::backend::{Backend, available};
 use super::endpoint::SERVICE_LABEL;
+use super::spec::Spec;
 use crate::cache::change::{Change, Filter};
+use crate::loopback::LoopbackClient;
 use crate::pipeline::{Ctx, Target};
-use crate::server::Server;
 
-/// An APIService is checked again so often without any change, and after the first of several failures so soon.
+/// The interval of checks without a change, and the first retry delay after a failure; it doubles up to the interval.
 const CHECK_EVERY: Duration = Duration::from_secs(30);
 const RETRY_FIRST: Duration = Duration::from_millis(100);
-/// What discovery and OpenAPI show of a server is downloaded again so often.
+/// The interval of downloads of a server's discovery and OpenAPI documents.
 const DOWNLOAD_EVERY: Duration = Duration::from_secs(60);
-/// Pods are not reached at once after a start: that a server does not answer any more is not reported before.
-const STARTING: Duration = Duration::from_secs(10);
-/// How soon something that failed here is tried again.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Pods may not be reachable at once after a start: during this time a server that does not respond is not reported.
+const STARTUP_GRACE: Duration = Duration::from_secs(10);
+/// The retry delay after an error of the controller itself.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Runs until the server goes.
-pub(crate) async fn look_after_extension_servers(server: Weak<Server>) {
+/// Runs until the server is dropped.
+pub(crate) async fn run_api_service_controller(controller: Weak<ApiServiceController>) {
     let mut workers: BTreeMap<String, (Arc<Backend>, AbortOnDropHandle<()>)> = BTreeMap::new();
     loop {
-        let Some(strong) = server.upgrade() else { return };
+        let Some(strong) = controller.upgrade() else {
+            return;
+        };
         let everything = Filter::everything(&registry::API_SERVICE, "");
         let subscription = strong
-            .cache
+            .client
+            .cache()
             .of(&registry::API_SERVICE)
             .and_then(|cache| cache.subscribe(&everything, None));
         let mut changes = match subscription {
@@ -47,18 +51,20 @@ pub(crate) async fn look_after_extension_servers(server: Weak<Server>) {
             Err(e) => {
                 warn!("cannot watch APIServices, trying again: {e}");
                 drop(strong);
-                sleep(AGAIN).await;
+                sleep(RETRY_DELAY).await;
                 continue;
             }
         };
         drop(strong);
         loop {
-            let Some(strong) = server.upgrade() else { return };
-            let backends = strong.follow_api_services();
+            let Some(strong) = controller.upgrade() else {
+                return;
+            };
+            let backends = strong.sync_backends();
             workers.retain(|_, (backend, _)| backends.iter().any(|b| Arc::ptr_eq(b, backend)));
             for backend in backends.iter() {
                 workers.entry(backend.name.clone()).or_insert_with(|| {
-                    let task = tokio::spawn(look_after(server.clone(), backend.clone()));
+                    let task = tokio::spawn(run_backend(controller.clone(), backend.clone()));
                     (backend.clone(), AbortOnDropHandle::new(task))
                 });
             }
@@ -72,50 +78,57 @@ pub(crate) async fn look_after_extension_servers(server: Weak<Server>) {
     }
 }
 
-/// Looks after one APIService as long as it is what it is.
-async fn look_after(server: Weak<Server>, backend: Arc<Backend>) {
+/// Checks one APIService until its spec changes or it is deleted.
+async fn run_backend(controller: Weak<ApiServiceController>, backend: Arc<Backend>) {
     let mut retry = RETRY_FIRST;
     let mut downloaded: Option<Instant> = None;
     loop {
-        let Some(strong) = server.upgrade() else { return };
-        let mut around = match strong.around(&backend) {
-            Ok(around) => around,
+        let Some(strong) = controller.upgrade() else {
+            return;
+        };
+        let mut events = match strong.watch_service(&backend) {
+            Ok(events) => events,
             Err(e) => {
                 warn!(
                     apiservice = backend.name,
                     "cannot watch a Service, trying again: {e}"
                 );
                 drop(strong);
-                sleep(AGAIN).await;
+                sleep(RETRY_DELAY).await;
                 continue;
             }
         };
         drop(strong);
         loop {
-            let Some(strong) = server.upgrade() else { return };
-            let verdict = strong.check_availability(&backend).await;
+            let Some(strong) = controller.upgrade() else {
+                return;
+            };
+            let condition = strong.servers.check_availability(&backend).await;
             let mut wait = CHECK_EVERY;
-            match strong.report(&backend, &verdict).await {
-                Ok(()) if verdict.available => retry = RETRY_FIRST,
+            match strong.report(&backend, &condition).await {
+                Ok(()) if condition.available => retry = RETRY_FIRST,
                 outcome => {
                     if let Err(e) = outcome {
-                        warn!(apiservice = backend.name, "its condition cannot be written: {e}");
+                        warn!(
+                            apiservice = backend.name,
+                            "cannot update the condition Available: {e}"
+                        );
                     }
                     wait = retry;
                     retry = CHECK_EVERY.min(retry * 2);
                 }
             }
-            if !verdict.available {
+            if !condition.available {
                 downloaded = None;
             } else if downloaded.is_none_or(|at| at.elapsed() >= DOWNLOAD_EVERY) {
-                let complete = strong.download(&backend).await;
+                let complete = strong.servers.download(&backend).await;
                 downloaded = Some(Instant::now()).filter(|_| complete);
                 if !complete {
-                    wait = wait.min(AGAIN * 5);
+                    wait = wait.min(RETRY_DELAY * 5);
                 }
             }
             drop(strong);
-            match timeout(wait, around.changed()).await {
+            match timeout(wait, events.changed()).await {
                 Err(_) => {}
                 Ok(true) => retry = RETRY_FIRST,
                 Ok(false) => break,
@@ -124,15 +137,15 @@ async fn look_after(server: Weak<Server>, backend: Arc<Backend>) {
     }
 }
 
-/// Changes of a Service and its EndpointSlices.
-struct Around {
+/// Watches of a Service and its EndpointSlices.
+struct ServiceEvents {
     service: String,
     services: Receiver<Arc<Change>>,
     slices: Receiver<Arc<Change>>,
 }
 
-impl Around {
-    /// Returns with the next one; false if they cannot be followed any more.
+impl ServiceEvents {
+    /// Waits for the next event. False if a watch has ended.
     async fn changed(&mut self) -> bool {
         loop {
             tokio::select! {
@@ -162,20 +175,23 @@ fn is_of(slice: &Object, service: &str) -> bool {
         .is_some_and(|of| of == service)
 }
 
-impl Server {
-    /// Brings the table of backends up to date with the APIServices there are.
-    pub(crate) fn follow_api_services(&self) -> Arc<[Arc<Backend>]> {
-        let before = self.aggregation.backends();
-        let everything = Filter::everything(&registry::API_SERVICE, "");
-        let cache = self.cache.of(&registry::API_SERVICE);
-        let objects = cache.map(|c| c.list(&everything)).unwrap_or_default();
+/// Checks and downloads, and sets the conditions of APIServices. See the module.
+pub(crate) struct ApiServiceController {
+    pub servers: Arc<ExtensionServers>,
+    pub client: LoopbackClient,
+}
+
+impl ApiServiceController {
+    /// Updates the backends from the existing APIServices.
+    pub fn sync_backends(&self) -> Arc<[Arc<Backend>]> {
+        let before = self.servers.aggregation.backends();
         let mut changed = false;
         let mut backends = Vec::new();
-        for object in &objects {
+        for object in self.client.list(&registry::API_SERVICE) {
             let Some(api_service) = object.get::<APIService>() else {
                 continue;
             };
-            // The core group is this server's own, whatever an object says: without it there is no cluster.
+            // The core group is always served by this server, whatever an APIService says: without it the cluster does not work.
             let Some(spec) = Spec::of(api_service).filter(|s| !s.group.is_empty()) else {
                 continue;
             };
@@ -185,104 +201,111 @@ impl Server {
                 .cloned();
             let backend = kept.unwrap_or_else(|| {
                 changed = true;
-                let identity = self.aggregation.identity.as_ref();
-                Arc::new(Backend::new(object.name(), spec, identity, &self.nodes))
+                let identity = self.servers.aggregation.identity.as_ref();
+                Arc::new(Backend::new(object.name(), spec, identity, &self.servers.nodes))
             });
-            changed |= backend.follow(api_service);
+            changed |= backend.update(api_service);
             backends.push(backend);
         }
         changed |= backends.len() != before.len();
         let backends: Arc<[Arc<Backend>]> = backends.into();
-        *self.aggregation.backends.write() = backends.clone();
+        *self.servers.aggregation.backends.write() = backends.clone();
         if changed {
-            self.aggregation.changed();
+            self.servers.aggregation.changed();
         }
         backends
     }
 
-    fn around(&self, backend: &Backend) -> Result<Around, Error> {
-        let follow = |kind| {
+    fn watch_service(&self, backend: &Backend) -> Result<ServiceEvents, Error> {
+        let watch = |kind| {
             let filter = Filter::everything(kind, &backend.spec.namespace);
-            self.cache.of(kind)?.subscribe(&filter, None)
+            self.client.cache().of(kind)?.subscribe(&filter, None)
         };
-        Ok(Around {
+        Ok(ServiceEvents {
             service: backend.spec.service.clone(),
-            services: follow(&registry::SERVICE)?.changes,
-            slices: follow(&registry::ENDPOINT_SLICE)?.changes,
+            services: watch(&registry::SERVICE)?.changes,
+            slices: watch(&registry::ENDPOINT_SLICE)?.changes,
         })
     }
 
-    /// Those that name no Service any more are served here, and available.
+    /// Reports APIServices without a Service as available: this server serves them.
     async fn report_local(&self) {
-        let everything = Filter::everything(&registry::API_SERVICE, "");
-        let cache = self.cache.of(&registry::API_SERVICE);
-        for object in cache.map(|c| c.list(&everything)).unwrap_or_default() {
+        for object in self.client.list(&registry::API_SERVICE) {
             let Some(api_service) = object.get::<APIService>() else {
                 continue;
             };
             let local = api_service.spec.as_ref().is_some_and(|s| s.service.is_none());
-            let changes = || Verdict::local().write(&mut api_service.clone(), self.clock.now());
+            let changes = || AvailableCondition::local().write(&mut api_service.clone(), self.client.now());
             if !local || !changes() {
                 continue;
             }
-            if let Err(e) = self.write_verdict(object.name(), None, &Verdict::local()).await {
-                debug!(apiservice = object.name(), "its condition cannot be written: {e}");
+            if let Err(e) = self
+                .write_condition(object.name(), None, &AvailableCondition::local())
+                .await
+            {
+                debug!(
+                    apiservice = object.name(),
+                    "cannot update the condition Available: {e}"
+                );
             }
         }
     }
 
-    async fn report(&self, backend: &Backend, verdict: &Verdict) -> Result<(), Error> {
-        let before = self.cache.get(&registry::API_SERVICE, "", &backend.name);
+    async fn report(&self, backend: &Backend, condition: &AvailableCondition) -> Result<(), Error> {
+        let before = self.client.get(&registry::API_SERVICE, "", &backend.name);
         let before = before.as_ref().and_then(|o| o.get::<APIService>());
         let Some(before) = before else { return Ok(()) };
-        let starting = self.aggregation.started.elapsed() < STARTING;
-        if starting && available(before) && verdict.reason == "FailedDiscoveryCheck" {
-            debug!(apiservice = backend.name, "not reported yet: {}", verdict.message);
+        let starting = self.servers.aggregation.started.elapsed() < STARTUP_GRACE;
+        if starting && available(before) && condition.reason == "FailedDiscoveryCheck" {
+            debug!(
+                apiservice = backend.name,
+                "not available, not reported during startup: {}", condition.message
+            );
             return Ok(());
         }
-        if !verdict.write(&mut before.clone(), self.clock.now()) {
+        if !condition.write(&mut before.clone(), self.client.now()) {
             return Ok(());
         }
-        if available(before) != verdict.available {
+        if available(before) != condition.available {
             info!(
                 apiservice = backend.name,
-                available = verdict.available,
-                reason = verdict.reason,
+                available = condition.available,
+                reason = condition.reason,
                 "an APIService's availability has changed: {}",
-                verdict.message
+                condition.message
             );
-            if !verdict.available {
-                self.aggregation.became_unavailable(&backend.name, verdict.reason);
+            if !condition.available {
+                self.servers
+                    .aggregation
+                    .became_unavailable(&backend.name, condition.reason);
             }
         }
-        self.write_verdict(&backend.name, Some(&backend.spec), verdict)
+        self.write_condition(&backend.name, Some(&backend.spec), condition)
             .await
     }
 
     /// Writes the condition, if the APIService is still the one that was checked.
-    async fn write_verdict(
+    async fn write_condition(
         &self,
         name: &str,
         checked: Option<&Spec>,
-        verdict: &Verdict,
+        condition: &AvailableCondition,
     ) -> Result<(), Error> {
         let target = Target {
             subresource: "status",
             ..Target::main(&registry::API_SERVICE, "", name)
         };
-        let none = Preconditions::default();
-        let now = self.clock.now();
-        let mut step = |_: &mut Ctx, current: &Arc<Object>| {
+        let now = self.client.now();
+        let mut set_condition = |_: &mut Ctx, current: &Arc<Object>| {
             let mut next = current
                 .to_typed::<APIService>()
-                .ok_or_else(|| Error::internal("an APIService that is none"))?;
+                .ok_or_else(|| Error::internal("an object stored as an APIService does not decode as one"))?;
             if Spec::of(&next).as_ref() == checked {
-                verdict.write(&mut next, now);
+                condition.write(&mut next, now);
             }
             Ok(Box::new(next) as Box<dyn AnyObject>)
         };
-        let written = self.update(&mut self.myself(), &target, &none, &mut step).await;
-        match written {
+        match self.client.update(&target, &mut set_condition).await {
             Err(e) if !e.is_not_found() => Err(e),
             _ => Ok(()),
         }

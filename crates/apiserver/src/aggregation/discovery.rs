@@ -1,7 +1,7 @@
-//! Discovery of what extension API servers serve: downloaded from each, and merged into this server's own documents.
+//! Discovery of extension API servers: downloaded from each, and merged into this server's own documents.
 //!
-//! Servers that know no aggregated discovery are asked for the legacy document of their group version, which is
-//! converted. Groups stand in the order of their priorities, versions within a group likewise.
+//! From servers without aggregated discovery the legacy document of the group version is downloaded and converted. Groups are
+//! sorted by their priorities, and so are the versions within a group.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use std::time::Duration;
 use http::{Method, StatusCode, header};
 use serde_json::{Map, Value, json};
 
+use super::ExtensionServers;
 use super::backend::{Backend, Priorities};
-use super::proxy::{Fetch, Fetched};
+use super::proxy::{FetchRequest, FetchResponse};
 use crate::api_services;
-use crate::server::Server;
 use crate::user::{MASTERS, User};
 
 const ACCEPT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// A group version with a thousand resources takes half a megabyte.
 const MAX_BYTES: usize = 8 << 20;
 
-/// The group version in a document of aggregated discovery; without resources if it is not there.
+/// The group version of an aggregated discovery document; without resources if the document does not have it.
 fn version_of(list: &Value, group: &str, version: &str) -> Value {
     let items = list["items"].as_array().into_iter().flatten();
     let versions = items
@@ -49,15 +49,15 @@ fn version_of(list: &Value, group: &str, version: &str) -> Value {
     Value::Object(found)
 }
 
-/// Clients take it for granted.
+/// Sets an empty responseKind where it is missing: clients require the field.
 fn with_response_kind(resource: &mut Value) {
     if !resource["responseKind"].is_object() {
         resource["responseKind"] = json!({"group": "", "version": "", "kind": ""});
     }
 }
 
-/// A legacy APIResourceList as the group version of aggregated discovery.
-fn converted(list: &Value, version: &str) -> Value {
+/// Converts a legacy APIResourceList to the group version of aggregated discovery.
+fn from_legacy(list: &Value, version: &str) -> Value {
     let text = |value: &Value, field: &str| value[field].as_str().unwrap_or_default().to_string();
     let response = |r: &Value| json!({"group": text(r, "group"), "version": text(r, "version"), "kind": text(r, "kind")});
     let scope = |r: &Value| match r["namespaced"] == true {
@@ -86,7 +86,7 @@ fn converted(list: &Value, version: &str) -> Value {
         });
         let at = resources.iter().position(|r| r["resource"] == parent);
         let at = at.unwrap_or_else(|| {
-            // There is nothing to be done with it but by its subresources.
+            // A resource that is known only by its subresources has no verbs.
             resources.push(json!({
                 "resource": parent, "scope": scope(resource), "singularResource": "", "verbs": [],
                 "responseKind": {"group": "", "version": "", "kind": ""},
@@ -103,9 +103,9 @@ fn converted(list: &Value, version: &str) -> Value {
     json!({"version": version, "resources": resources})
 }
 
-/// Where this server's own group versions stand.
-fn local(group: &str, version: &str) -> Priorities {
-    let (of_group, of_version) = api_services::place(group, version);
+/// The priorities of this server's own group versions.
+fn local_priorities(group: &str, version: &str) -> Priorities {
+    let (of_group, of_version) = api_services::priorities_of(group, version);
     let narrow = |n: u32| i32::try_from(n).unwrap_or(i32::MAX);
     Priorities {
         group: narrow(of_group),
@@ -113,8 +113,9 @@ fn local(group: &str, version: &str) -> Priorities {
     }
 }
 
-/// How versions of one priority are sorted: GA before beta before alpha, newest first, others by their names.
-fn rank(version: &str) -> (Reverse<u8>, Reverse<u32>, Reverse<u32>, &str) {
+/// The sort key of versions with equal priority: GA before beta before alpha, newest first, others by name
+/// (CompareKubeAwareVersionStrings).
+fn version_rank(version: &str) -> (Reverse<u8>, Reverse<u32>, Reverse<u32>, &str) {
     let parse = || -> Option<(u8, u32, u32)> {
         let rest = version.strip_prefix('v')?;
         let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
@@ -134,32 +135,32 @@ fn rank(version: &str) -> (Reverse<u8>, Reverse<u32>, Reverse<u32>, &str) {
     (Reverse(stage), Reverse(major), Reverse(minor), version)
 }
 
-/// One of the two forms of discovery.
+/// The format of a discovery document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum DiscoveryFormat {
     Legacy,
     Aggregated,
 }
 
-impl Form {
+impl DiscoveryFormat {
     fn group(self, item: &Value) -> &str {
         let name = match self {
-            Form::Legacy => &item["name"],
-            Form::Aggregated => &item["metadata"]["name"],
+            DiscoveryFormat::Legacy => &item["name"],
+            DiscoveryFormat::Aggregated => &item["metadata"]["name"],
         };
         name.as_str().unwrap_or_default()
     }
 
     fn new_group(self, name: &str) -> Value {
         match self {
-            Form::Legacy => json!({"name": name, "versions": []}),
-            Form::Aggregated => json!({"metadata": {"name": name}, "versions": []}),
+            DiscoveryFormat::Legacy => json!({"name": name, "versions": []}),
+            DiscoveryFormat::Aggregated => json!({"metadata": {"name": name}, "versions": []}),
         }
     }
 
     fn version(self, backend: &Backend) -> Value {
         let version = &backend.spec.version;
-        if self == Form::Legacy {
+        if self == DiscoveryFormat::Legacy {
             return json!({"groupVersion": backend.spec.group_version(), "version": version});
         }
         let documents = backend.documents.lock();
@@ -172,20 +173,20 @@ impl Form {
     }
 }
 
-/// Puts the group versions of extension API servers among `groups`, and all into their order.
-pub(crate) fn merge(groups: &mut Vec<Value>, backends: &[Arc<Backend>], form: Form) {
+/// Adds the group versions of extension API servers to `groups`, and sorts all groups by priority.
+pub(crate) fn merge(groups: &mut Vec<Value>, backends: &[Arc<Backend>], format: DiscoveryFormat) {
     if backends.is_empty() {
         return;
     }
     let priorities = |group: &str, version: &str| {
         let backend = backends.iter().find(|b| b.serves(group, version));
-        backend.map_or_else(|| local(group, version), |b| b.priorities())
+        backend.map_or_else(|| local_priorities(group, version), |b| b.priorities())
     };
     for backend in backends {
         let group = &backend.spec.group;
-        let at = groups.iter().position(|item| form.group(item) == group);
+        let at = groups.iter().position(|item| format.group(item) == group);
         let at = at.unwrap_or_else(|| {
-            groups.push(form.new_group(group));
+            groups.push(format.new_group(group));
             groups.len() - 1
         });
         let Some(item) = groups.get_mut(at) else { continue };
@@ -193,30 +194,30 @@ pub(crate) fn merge(groups: &mut Vec<Value>, backends: &[Arc<Backend>], form: Fo
             continue;
         };
         versions.retain(|v| v["version"] != backend.spec.version.as_str());
-        versions.push(form.version(backend));
+        versions.push(format.version(backend));
         versions.sort_by_cached_key(|v| {
             let version = v["version"].as_str().unwrap_or_default();
-            let (stage, major, minor, name) = rank(version);
+            let (stage, major, minor, name) = version_rank(version);
             let priority = Reverse(priorities(group, version).version);
             (priority, stage, major, minor, name.to_string())
         });
-        if form == Form::Legacy {
+        if format == DiscoveryFormat::Legacy {
             item["preferredVersion"] = item["versions"][0].clone();
         }
     }
-    // Stable: groups of one priority that are this server's own keep their order.
-    let place = |item: &Value| {
-        let group = form.group(item);
+    // The sort is stable: this server's own groups of equal priority keep their order.
+    let sort_key = |item: &Value| {
+        let group = format.group(item);
         let versions = item["versions"].as_array().into_iter().flatten();
         let versions = versions.filter_map(|v| v["version"].as_str());
         let highest = versions.map(|v| priorities(group, v).group).max();
         (group != api_services::OWN_GROUP, Reverse(highest))
     };
-    groups.sort_by_cached_key(place);
+    groups.sort_by_cached_key(sort_key);
 }
 
-impl Server {
-    /// Downloads what discovery and OpenAPI show of a server; whether all of it came.
+impl ExtensionServers {
+    /// Downloads the discovery and OpenAPI documents of a server. True if all downloads succeeded.
     pub(super) async fn download(&self, backend: &Backend) -> bool {
         let discovery = self.download_discovery(backend).await;
         let (discovery, openapi) = (discovery, self.download_openapi(backend).await);
@@ -224,7 +225,10 @@ impl Server {
             .into_iter()
             .flatten()
         {
-            tracing::debug!(apiservice = backend.name, "cannot be downloaded: {why}");
+            tracing::debug!(
+                apiservice = backend.name,
+                "cannot download discovery or OpenAPI: {why}"
+            );
         }
         discovery.is_ok() && openapi.is_ok()
     }
@@ -249,11 +253,11 @@ impl Server {
         outcome
     }
 
-    /// The group version's entry with its ETag; `None` if it is what it was.
+    /// The group version's entry with its ETag; `None` if it has not changed.
     async fn fetch_discovery(&self, backend: &Backend) -> Result<Option<(Value, Option<String>)>, String> {
         let etag = backend.documents.lock().etag.clone();
         let user = User::new("system:kube-aggregator", [MASTERS]);
-        let fetch = |path, accept, etag| Fetch {
+        let fetch = |path, accept, etag| FetchRequest {
             method: Method::GET,
             path,
             accept,
@@ -263,37 +267,37 @@ impl Server {
             limit: LIMIT,
         };
         let spec = &backend.spec;
-        let answer = self
+        let response = self
             .fetch(backend, fetch("/apis", ACCEPT, etag.as_deref()))
             .await?;
-        if answer.status == StatusCode::NOT_MODIFIED {
+        if response.status == StatusCode::NOT_MODIFIED {
             return Ok(None);
         }
-        if answer.status == StatusCode::SERVICE_UNAVAILABLE {
+        if response.status == StatusCode::SERVICE_UNAVAILABLE {
             return Err("/apis returned non-success response code: 503".into());
         }
-        if answer.status == StatusCode::OK && is_aggregated(&answer) {
-            let list: Value = serde_json::from_slice(&answer.body).map_err(|e| format!("/apis: {e}"))?;
-            let etag = answer.headers.get(header::ETAG).and_then(|v| v.to_str().ok());
+        if response.status == StatusCode::OK && is_aggregated(&response) {
+            let list: Value = serde_json::from_slice(&response.body).map_err(|e| format!("/apis: {e}"))?;
+            let etag = response.headers.get(header::ETAG).and_then(|v| v.to_str().ok());
             let entry = version_of(&list, &spec.group, &spec.version);
             return Ok(Some((entry, etag.map(str::to_string))));
         }
         let path = format!("/apis/{}", spec.group_version());
-        let answer = self
+        let response = self
             .fetch(backend, fetch(&path, "application/json", None))
             .await?;
-        if answer.status != StatusCode::OK {
-            return Err(format!("{path}: {}", answer.status));
+        if response.status != StatusCode::OK {
+            return Err(format!("{path}: {}", response.status));
         }
-        let list: Value = serde_json::from_slice(&answer.body).map_err(|e| format!("{path}: {e}"))?;
-        Ok(Some((converted(&list, &spec.version), None)))
+        let list: Value = serde_json::from_slice(&response.body).map_err(|e| format!("{path}: {e}"))?;
+        Ok(Some((from_legacy(&list, &spec.version), None)))
     }
 }
 
-fn is_aggregated(answer: &Fetched) -> bool {
-    let form = answer.headers.get(header::CONTENT_TYPE);
-    let form = form.and_then(|v| v.to_str().ok()).unwrap_or_default();
-    form.contains("g=apidiscovery.k8s.io") && form.contains("as=APIGroupDiscoveryList")
+fn is_aggregated(response: &FetchResponse) -> bool {
+    let media_type = response.headers.get(header::CONTENT_TYPE);
+    let media_type = media_type.and_then(|v| v.to_str().ok()).unwrap_or_default();
+    media_type.contains("g=apidiscovery.k8s.io") && media_type.contains("as=APIGroupDiscoveryList")
 }
 
 #[cfg(test)]
@@ -302,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn n1_groups_and_versions_stand_in_the_order_of_their_priorities() {
+    fn n1_groups_and_versions_are_sorted_by_priority() {
         let backends = [
             backend("wardle.example.com", "v1beta1", (2000, 10)),
             backend("wardle.example.com", "v1alpha1", (2000, 200)),
@@ -322,8 +326,8 @@ mod tests {
             own("mixed.example.com", &["v1", "v1beta1"]),
             own("zoo.example.com", &["v1"]),
         ];
-        merge(&mut groups, &backends, Form::Legacy);
-        let shown: Vec<String> = groups
+        merge(&mut groups, &backends, DiscoveryFormat::Legacy);
+        let merged: Vec<String> = groups
             .iter()
             .map(|g| {
                 let versions = g["versions"].as_array().unwrap().iter();
@@ -333,7 +337,7 @@ mod tests {
             })
             .collect();
         assert_eq!(
-            shown,
+            merged,
             [
                 "apiregistration.k8s.io v1",
                 "apps v1",
@@ -346,7 +350,7 @@ mod tests {
         let mut items = vec![json!({"metadata": {"name": "apps"}, "versions": [{"version": "v1"}]})];
         backends[2].documents.lock().fresh = true;
         backends[2].documents.lock().discovery = Some(json!({"version": "v1", "resources": []}));
-        merge(&mut items, &backends, Form::Aggregated);
+        merge(&mut items, &backends, DiscoveryFormat::Aggregated);
         assert_eq!(
             items[1],
             json!({"metadata": {"name": "wardle.example.com"}, "versions": [
@@ -367,7 +371,7 @@ mod tests {
         ]});
         let kind = |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
         assert_eq!(
-            converted(&list, "v1"),
+            from_legacy(&list, "v1"),
             json!({"version": "v1", "resources": [
                 {"resource": "flunders", "responseKind": kind("", "", "Flunder"), "scope": "Namespaced",
                  "singularResource": "flunder", "verbs": ["get"], "shortNames": ["fl"],
@@ -379,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn n1_a_server_says_nothing_of_other_group_versions() {
+    fn n1_a_server_cannot_add_other_group_versions() {
         let list = json!({"items": [
             {"metadata": {"name": "apps"}, "versions": [{"version": "v1", "resources": [{"resource": "stolen"}]}]},
             {"metadata": {"name": "g"}, "versions": [{"version": "v1", "freshness": "Current", "resources": [
@@ -400,7 +404,7 @@ mod tests {
         let mut versions = [
             "v1alpha1", "foo", "v1", "v2beta1", "v10", "v2", "v1beta2", "v1beta1", "v2alpha1", "bar",
         ];
-        versions.sort_by_key(|v| rank(v));
+        versions.sort_by_key(|v| version_rank(v));
         assert_eq!(
             versions,
             [

@@ -1,4 +1,4 @@
-//! Where a Service's port is served: its ready endpoints, by EndpointSlices.
+//! The addresses of a Service's port: its ready endpoints in EndpointSlices.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use knarr_api::{Object, k8s_openapi, registry};
 
-use super::backend::Spec;
+use super::ExtensionServers;
+use super::spec::Spec;
 use crate::cache::change::Filter;
-use crate::server::Server;
-use crate::subresource::proxy::is_of_a_network;
+use crate::subresource::proxy::is_dialable;
 
-/// Names the Service that an EndpointSlice is of.
+/// The label that names an EndpointSlice's Service.
 pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
-/// No more of a Service's endpoints are considered for one request.
+/// The most endpoints of an EndpointSlice that are considered for one request.
 const ENDPOINTS_MAX: usize = 1000;
 
 pub(super) fn is_ready(endpoint: &Endpoint) -> bool {
@@ -23,14 +23,14 @@ pub(super) fn is_ready(endpoint: &Endpoint) -> bool {
     ready != Some(false)
 }
 
-/// All addresses at which the port of the Service is served, those of its first family first, others rotated by `lot`;
-/// or why there is none, in Kubernetes' words.
+/// All addresses of the Service's port, those of its first IP family first, each family rotated by `random`; or
+/// kube-aggregator's message why there is none.
 pub(super) fn addresses<'a>(
     name: &str,
     service: &Service,
     slices: impl Iterator<Item = &'a EndpointSlice>,
     port: u16,
-    lot: usize,
+    random: usize,
 ) -> Result<Vec<SocketAddr>, String> {
     let spec = service.spec.clone().unwrap_or_default();
     match spec.type_.as_deref() {
@@ -52,10 +52,10 @@ pub(super) fn addresses<'a>(
             continue;
         };
         let ready = slice.endpoints.iter().flatten().filter(|e| is_ready(e));
-        // Only the first address counts.
+        // As in Kubernetes, only the first address of an endpoint is used.
         let ips = ready.filter_map(|e| e.addresses.first()?.parse::<IpAddr>().ok());
         let sockets = ips
-            .filter(|ip| is_of_a_network(*ip))
+            .filter(|ip| is_dialable(*ip))
             .map(|ip| SocketAddr::new(ip, number));
         let list = match first.is_none_or(|family| family == slice.address_type) {
             true => &mut preferred,
@@ -64,7 +64,7 @@ pub(super) fn addresses<'a>(
         list.extend(sockets.take(ENDPOINTS_MAX));
     }
     for list in [&mut preferred, &mut others] {
-        let first = lot.checked_rem(list.len()).unwrap_or(0);
+        let first = random.checked_rem(list.len()).unwrap_or(0);
         list.rotate_left(first);
     }
     preferred.append(&mut others);
@@ -74,7 +74,7 @@ pub(super) fn addresses<'a>(
     }
 }
 
-impl Server {
+impl ExtensionServers {
     /// The EndpointSlices of a Service.
     pub(super) fn endpoint_slices(&self, namespace: &str, service: &str) -> Vec<Arc<Object>> {
         let mut found = Vec::new();
@@ -90,20 +90,20 @@ impl Server {
         found
     }
 
-    /// Where the extension API server behind a Service can be dialed; or why it cannot.
-    pub(super) fn extension_server(&self, spec: &Spec) -> Result<Vec<SocketAddr>, String> {
+    /// The addresses of the extension API server behind a Service, or why there is none.
+    pub(super) fn extension_server_addresses(&self, spec: &Spec) -> Result<Vec<SocketAddr>, String> {
         let (namespace, name) = (spec.namespace.as_str(), spec.service.as_str());
         let object = self.cache.get(&registry::SERVICE, namespace, name);
         let object = object.ok_or_else(|| format!("service {name:?} not found"))?;
         let service = object
             .get::<Service>()
-            .ok_or_else(|| format!("service {name:?} cannot be read"))?;
+            .ok_or_else(|| format!("service {name:?} does not decode"))?;
         let slices = self.endpoint_slices(namespace, name);
         let slices = slices.iter().filter_map(|o| o.get::<EndpointSlice>());
-        let mut lot = [0; 4];
-        self.entropy.fill(&mut lot);
-        let lot = usize::try_from(u32::from_le_bytes(lot)).unwrap_or(0);
-        addresses(name, service, slices, spec.port, lot)
+        let mut random = [0; 4];
+        self.entropy.fill(&mut random);
+        let random = usize::try_from(u32::from_le_bytes(random)).unwrap_or(0);
+        addresses(name, service, slices, spec.port, random)
     }
 }
 
@@ -146,8 +146,8 @@ mod tests {
             &["127.0.0.1", "169.254.1.1", "not.an.ip"],
             named,
         );
-        let of = |service: &Service, slices: &[&EndpointSlice], port, lot| {
-            addresses("s", service, slices.iter().copied(), port, lot).map(|all| {
+        let of = |service: &Service, slices: &[&EndpointSlice], port, random| {
+            addresses("s", service, slices.iter().copied(), port, random).map(|all| {
                 let all: Vec<String> = all.iter().map(ToString::to_string).collect();
                 all.join(" ")
             })

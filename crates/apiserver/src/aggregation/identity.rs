@@ -1,5 +1,5 @@
-//! The headers by which an extension API server is told who asks (request header authentication), and which of a client's
-//! own headers pass.
+//! The headers that name the user to an extension API server (request header authentication), and the client's headers that
+//! are forwarded.
 
 use http::header::{CONNECTION, HeaderName, UPGRADE};
 use http::{HeaderMap, HeaderValue};
@@ -12,8 +12,8 @@ const UID: HeaderName = HeaderName::from_static("x-remote-uid");
 const GROUP: HeaderName = HeaderName::from_static("x-remote-group");
 const EXTRA_PREFIX: &str = "x-remote-extra-";
 
-/// What is between a client and this server only, or is this server's to say.
-const OWN: [&str; 12] = [
+/// Client headers that are not forwarded: hop-by-hop headers and credentials.
+const NOT_FORWARDED: [&str; 12] = [
     "authorization",
     "connection",
     "content-length",
@@ -28,10 +28,10 @@ const OWN: [&str; 12] = [
     "upgrade",
 ];
 
-/// A client's headers without its credentials, whom it wants to be, and what speaks of its connection only.
+/// A client's headers without credentials, impersonation and hop-by-hop headers.
 ///
-/// Over an upgraded connection the protocol that is asked for passes, and nothing else of `Connection`.
-pub(super) fn passing(from: &HeaderMap, upgrades: bool) -> HeaderMap {
+/// For an upgrade request the `Upgrade` header is forwarded, with `Connection: Upgrade` and no other connection options.
+pub(super) fn forwarded_headers(from: &HeaderMap, upgrades: bool) -> HeaderMap {
     let named: Vec<String> = from
         .get_all(CONNECTION)
         .iter()
@@ -42,11 +42,11 @@ pub(super) fn passing(from: &HeaderMap, upgrades: bool) -> HeaderMap {
     let mut to = HeaderMap::with_capacity(from.len() + 8);
     for (name, value) in from {
         let text = name.as_str();
-        let own = OWN.contains(&text)
+        let excluded = NOT_FORWARDED.contains(&text)
             || text.starts_with("impersonate-")
             || text.starts_with("x-remote-")
             || named.iter().any(|n| n == text);
-        if !own {
+        if !excluded {
             to.append(name.clone(), value.clone());
         }
     }
@@ -59,8 +59,8 @@ pub(super) fn passing(from: &HeaderMap, upgrades: bool) -> HeaderMap {
     to
 }
 
-/// Says who asks. Whoever cannot be named in headers is not asked for as somebody else.
-pub(super) fn assert_user(headers: &mut HeaderMap, user: &User) -> Result<(), Error> {
+/// Sets the user's `X-Remote-*` headers. An error for a user that cannot be represented in headers.
+pub(super) fn set_user_headers(headers: &mut HeaderMap, user: &User) -> Result<(), Error> {
     let value = |text: &str| {
         HeaderValue::from_str(text)
             .or_else(|_| HeaderValue::from_bytes(text.as_bytes()))
@@ -74,7 +74,7 @@ pub(super) fn assert_user(headers: &mut HeaderMap, user: &User) -> Result<(), Er
         headers.append(GROUP, value(group)?);
     }
     for (key, values) in &user.extra {
-        let name = format!("{EXTRA_PREFIX}{}", escaped(key));
+        let name = format!("{EXTRA_PREFIX}{}", escape_header_key(key));
         let name = HeaderName::try_from(name).map_err(Error::internal)?;
         for text in values {
             headers.append(name.clone(), value(text)?);
@@ -83,8 +83,8 @@ pub(super) fn assert_user(headers: &mut HeaderMap, user: &User) -> Result<(), Er
     Ok(())
 }
 
-/// A key as part of a header's name: what no token may have is percent-encoded, as client-go does.
-fn escaped(key: &str) -> String {
+/// A key as part of a header's name: bytes that are not valid in a token are percent-encoded, as in client-go.
+fn escape_header_key(key: &str) -> String {
     let mut out = String::with_capacity(key.len());
     for byte in key.bytes() {
         match byte {
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn n1_a_client_can_say_neither_who_it_is_nor_what_it_shows() {
+    fn n1_credentials_identities_and_hop_by_hop_headers_are_not_forwarded() {
         let mut from = HeaderMap::new();
         for (name, value) in [
             ("authorization", "Bearer secret"),
@@ -124,8 +124,8 @@ mod tests {
         ] {
             from.append(name, HeaderValue::from_static(value));
         }
-        let shown = |upgrades| {
-            let headers = passing(&from, upgrades);
+        let forwarded = |upgrades| {
+            let headers = forwarded_headers(&from, upgrades);
             let mut all: Vec<String> = headers
                 .iter()
                 .map(|(n, v)| format!("{n}: {}", v.to_str().unwrap()))
@@ -134,11 +134,11 @@ mod tests {
             all
         };
         assert_eq!(
-            shown(false),
+            forwarded(false),
             ["accept: application/json", "x-stream-protocol-version: v4"]
         );
         assert_eq!(
-            shown(true),
+            forwarded(true),
             [
                 "accept: application/json",
                 "connection: Upgrade",
@@ -155,7 +155,7 @@ mod tests {
         user.extra
             .insert("example.com/Scope%x".into(), vec!["1".into(), "2".into()]);
         let mut headers = HeaderMap::new();
-        assert_user(&mut headers, &user).unwrap();
+        set_user_headers(&mut headers, &user).unwrap();
         let all = |name: &str| -> Vec<String> {
             let values = headers.get_all(name).iter();
             values
@@ -166,6 +166,6 @@ mod tests {
         assert_eq!(all("x-remote-uid"), ["u-1"]);
         assert_eq!(all("x-remote-group"), ["a", "b"]);
         assert_eq!(all("x-remote-extra-example.com%2fscope%25x"), ["1", "2"]);
-        assert!(assert_user(&mut headers, &User::new("a\nb", [""; 0])).is_err());
+        assert!(set_user_headers(&mut headers, &User::new("a\nb", [""; 0])).is_err());
     }
 }

@@ -3,43 +3,47 @@
 //!
 //! Requests are authenticated and authorized here, then proxied to one of the Service's ready endpoints with the front
 //! proxy's certificate and the user in `X-Remote-*` headers. Only addresses in EndpointSlices of the Service are dialed,
-//! never a host that a client, an ExternalName or a redirect names. An APIService that is not available costs its clients
-//! a 503 and nobody else anything: each one is checked by a task of its own, and what discovery and OpenAPI show of it
-//! was downloaded before.
+//! never a host that a client, an ExternalName or a redirect names. Requests for an APIService that is not available get 503
+//! and delay no others: each APIService is checked by a task of its own, and its discovery and OpenAPI documents were
+//! downloaded before.
 
 mod availability;
 mod backend;
 mod body;
-mod channel;
 mod content;
 mod controller;
 mod discovery;
 mod endpoint;
+mod extension_servers;
 mod identity;
 mod openapi;
+mod openapi_download;
 mod proxy;
+mod spec;
+mod transport;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use knarr_client::metrics::Samples;
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 pub(crate) use self::backend::Backend;
-pub(crate) use self::controller::look_after_extension_servers;
-pub(crate) use self::discovery::{Form, merge};
-pub(crate) use self::openapi::{add_to_index, with_all};
-pub(crate) use self::proxy::Delegated;
-use crate::metrics;
+pub(crate) use self::controller::{ApiServiceController, run_api_service_controller};
+pub(crate) use self::discovery::{DiscoveryFormat, merge};
+pub(crate) use self::extension_servers::ExtensionServers;
+pub(crate) use self::openapi_download::{add_backends_to_index, with_backends};
+pub(crate) use self::proxy::ProxiedResponse;
 use crate::pki::Identity;
 
-/// The APIServices that name a Service, and what is known of each.
+/// The APIServices that name a Service, each with its state.
 pub(crate) struct Aggregation {
-    /// What this server shows to extension API servers.
+    /// The front proxy's certificate, with which this server authenticates to extension API servers.
     identity: Option<Identity>,
     backends: RwLock<Arc<[Arc<Backend>]>>,
-    /// Counts changes of what discovery and OpenAPI show.
+    /// Counts the changes of discovery and OpenAPI documents.
     changes: AtomicU64,
     /// How often each APIService became unavailable, by its name and the reason.
     unavailable: Mutex<BTreeMap<(String, &'static str), u64>>,
@@ -57,12 +61,12 @@ impl Aggregation {
         }
     }
 
-    /// All of them, in the order of their names.
+    /// All backends, sorted by name.
     pub fn backends(&self) -> Arc<[Arc<Backend>]> {
         self.backends.read().clone()
     }
 
-    /// Who serves this group version, if not this server itself.
+    /// The backend of this group version; `None` if this server serves it.
     pub fn backend(&self, group: &str, version: &str) -> Option<Arc<Backend>> {
         let backends = self.backends.read();
         let found = backends.iter().find(|b| b.serves(group, version));
@@ -73,7 +77,7 @@ impl Aggregation {
         self.backends.read().iter().any(|b| b.spec.group == group)
     }
 
-    /// Grows whenever discovery or OpenAPI documents change.
+    /// A counter that grows whenever discovery or OpenAPI documents change.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -87,26 +91,23 @@ impl Aggregation {
         *unavailable.entry((name.to_string(), reason)).or_default() += 1;
     }
 
-    /// kube-aggregator's metrics, in the text format.
-    pub fn metrics_text(&self) -> String {
-        let mut out = String::new();
-        let name = "aggregator_unavailable_apiservice";
-        metrics::head(&mut out, name, "gauge", "APIServices that are not available.");
+    /// Adds kube-aggregator's metrics.
+    pub fn write_metrics(&self, samples: &mut Samples) {
+        samples.gauge(
+            "aggregator_unavailable_apiservice",
+            "Gauge of APIServices which are marked as unavailable broken down by APIService name.",
+        );
         for backend in self.backends().iter() {
             let gauge = u8::from(!backend.is_available());
-            out += &format!("{name}{{name=\"{}\"}} {gauge}\n", backend.name);
+            samples.add(&[("name", &backend.name)], gauge.into());
         }
-        let name = "aggregator_unavailable_apiservice_total";
-        metrics::head(
-            &mut out,
-            name,
-            "counter",
-            "How often APIServices became unavailable.",
+        samples.counter(
+            "aggregator_unavailable_apiservice_total",
+            "Counter of APIServices which are marked as unavailable broken down by APIService name and reason.",
         );
         for ((service, reason), count) in &*self.unavailable.lock() {
-            out += &format!("{name}{{name=\"{service}\",reason=\"{reason}\"}} {count}\n");
+            samples.add(&[("name", service), ("reason", reason)], *count as f64);
         }
-        out
     }
 }
 

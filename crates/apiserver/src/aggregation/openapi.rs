@@ -1,42 +1,28 @@
-//! OpenAPI of extension API servers: v2 documents are downloaded and merged into this server's own, v3 documents pass
-//! through by group version.
+//! The OpenAPI v2 documents of extension API servers, merged into this server's own.
 //!
-//! Of a server's v2 document only the paths of its own group version count, with the definitions they lead to. A
-//! definition that this server has in another form gets another name.
+//! From a server's document only the paths of its own group version are used, with the definitions that they reference. A
+//! definition that conflicts with one of this server's gets another name.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::time::Duration;
 
-use http::{Method, StatusCode, header};
-use knarr_api::openapi;
 use serde_json::{Map, Value, json};
 
-use super::backend::Backend;
-use super::proxy::{Fetch, Fetched};
-use crate::server::Server;
-use crate::user::User;
-
-/// kube-aggregator waits for a minute.
-const LIMIT: Duration = Duration::from_secs(20);
-/// kube-apiserver's own takes some 4 MB.
-const MAX_BYTES: usize = 32 << 20;
-/// A new name leads to others as far as definitions refer to each other in a row.
+/// The most renaming rounds: a renamed definition can require new names for the definitions that reference it.
 const ROUNDS_MAX: usize = 32;
 const GVK: &str = "x-kubernetes-group-version-kind";
 const SHARED: [&str; 2] = ["definitions", "parameters"];
 
-/// What a v2 document says of one group version.
+/// The part of a v2 document for one group version.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Spec {
+pub(super) struct OpenApiV2 {
     paths: Map<String, Value>,
-    /// `definitions` and `parameters`, as far as the paths lead to them.
+    /// The `definitions` and `parameters` that the paths reference.
     shared: BTreeMap<&'static str, Map<String, Value>>,
-    etag: Option<String>,
+    pub(super) etag: Option<String>,
 }
 
-impl Spec {
-    fn of(document: &Value, prefix: &str, etag: Option<String>) -> Self {
+impl OpenApiV2 {
+    pub(super) fn of(document: &Value, prefix: &str, etag: Option<String>) -> Self {
         let paths = document["paths"].as_object().into_iter().flatten();
         let paths: Map<String, Value> = paths
             .filter(|(path, item)| path.starts_with(prefix) && item.is_object())
@@ -58,11 +44,11 @@ impl Spec {
             seen.insert((section, name));
             next.retain(|reference| !seen.contains(reference));
         }
-        Spec { paths, shared, etag }
+        OpenApiV2 { paths, shared, etag }
     }
 
-    /// As a document of its own.
-    fn document(&self) -> Value {
+    /// The part as a complete document.
+    pub(super) fn document(&self) -> Value {
         let mut document = json!({"swagger": "2.0", "info": {"title": "", "version": ""}});
         merge(&mut document, self);
         document
@@ -116,7 +102,7 @@ fn rename(value: &mut Value, names: &Names) {
     }
 }
 
-/// Without what kinds it is of; without what it refers to, too, if only its own shape counts.
+/// A definition without its group version kinds; for `shape` also without references, to compare only its own structure.
 fn plain(definition: &Value, shape: bool) -> Value {
     fn without_references(value: &mut Value) {
         match value {
@@ -141,10 +127,10 @@ fn plain(definition: &Value, shape: bool) -> Value {
 /// New names, by section and name.
 type Names = BTreeMap<(&'static str, String), String>;
 
-/// New names for those definitions that the document has in another form.
+/// New names for the definitions that the document has with other content.
 ///
-/// First those whose own shape is another, then those that refer to one that has got a new name by that.
-fn new_names(document: &Value, spec: &Spec) -> Names {
+/// First those with another structure, then those that reference a renamed definition.
+fn new_names(document: &Value, spec: &OpenApiV2) -> Names {
     let mut names = Names::new();
     let mut shape = true;
     for _ in 0..ROUNDS_MAX {
@@ -178,8 +164,8 @@ fn new_names(document: &Value, spec: &Spec) -> Names {
     names
 }
 
-/// Adds what the document does not have.
-pub(crate) fn merge(document: &mut Value, spec: &Spec) {
+/// Adds the paths and definitions that the document does not have.
+pub(super) fn merge(document: &mut Value, spec: &OpenApiV2) {
     let names = new_names(document, spec);
     for (section, all) in &spec.shared {
         for (name, definition) in all {
@@ -200,131 +186,10 @@ pub(crate) fn merge(document: &mut Value, spec: &Spec) {
     }
 }
 
-/// This server's own document with all that is known of extension API servers.
-pub(crate) fn with_all(mut document: Value, backends: &[Arc<Backend>]) -> Value {
-    for backend in backends {
-        let spec = backend.documents.lock().openapi.clone();
-        if let Some(spec) = spec {
-            merge(&mut document, &spec);
-        }
-    }
-    document
-}
-
-/// Adds the v3 documents of extension API servers to the index.
-pub(crate) fn add_to_index(index: &mut Value, backends: &[Arc<Backend>]) {
-    for backend in backends {
-        let query = backend.documents.lock().openapi_v3.clone();
-        let path = format!("apis/{}", backend.spec.group_version());
-        match query {
-            Some(query) => {
-                index["paths"][&path] = json!({"serverRelativeURL": format!("/openapi/v3/{path}{query}")});
-            }
-            // What this server itself would say of it is not what is served.
-            None => {
-                if let Some(paths) = index["paths"].as_object_mut() {
-                    paths.remove(&path);
-                }
-            }
-        }
-    }
-}
-
-/// The hash in a document's URL, with the `?` before it; nothing else of the URL counts.
-fn query_of(index: &Value, path: &str) -> Option<String> {
-    let url = index["paths"].get(path)?["serverRelativeURL"].as_str()?;
-    let hash = url.split_once("?hash=").map_or("", |(_, hash)| hash);
-    let plain = !hash.is_empty() && hash.len() <= 256 && hash.bytes().all(|b| b.is_ascii_alphanumeric());
-    Some(if plain {
-        format!("?hash={hash}")
-    } else {
-        String::new()
-    })
-}
-
-impl Server {
-    pub(super) async fn download_openapi(&self, backend: &Backend) -> Result<(), String> {
-        let v2 = self.fetch_v2(backend).await;
-        let v3 = self.fetch_v3_index(backend).await;
-        let mut documents = backend.documents.lock();
-        let before = documents.clone();
-        if let Ok(Some(spec)) = &v2 {
-            documents.openapi = spec.clone();
-        }
-        if let Ok(query) = &v3 {
-            documents.openapi_v3.clone_from(query);
-        }
-        if *documents != before {
-            self.aggregation.changed();
-        }
-        v2.map(drop).and(v3.map(drop))
-    }
-
-    async fn fetch_document(
-        &self,
-        backend: &Backend,
-        path: &str,
-        etag: Option<&str>,
-    ) -> Result<Fetched, String> {
-        let fetch = Fetch {
-            method: Method::GET,
-            path,
-            accept: "application/json",
-            etag,
-            user: &User::new("system:aggregator", [""; 0]),
-            max_bytes: MAX_BYTES,
-            limit: LIMIT,
-        };
-        self.fetch(backend, fetch)
-            .await
-            .map_err(|e| format!("{path}: {e}"))
-    }
-
-    /// `None` if it is what it was; of a server without such a document an empty one.
-    async fn fetch_v2(&self, backend: &Backend) -> Result<Option<Option<Arc<Spec>>>, String> {
-        let known = backend.documents.lock().openapi.clone();
-        let etag = known.as_ref().and_then(|spec| spec.etag.as_deref());
-        let answer = self.fetch_document(backend, "/openapi/v2", etag).await?;
-        match answer.status {
-            StatusCode::NOT_MODIFIED => return Ok(None),
-            StatusCode::NOT_FOUND => return Ok(Some(None)),
-            StatusCode::OK => {}
-            other => return Err(format!("/openapi/v2: {other}")),
-        }
-        let prefix = format!("/apis/{}/", backend.spec.group_version());
-        let etag = answer.headers.get(header::ETAG).and_then(|v| v.to_str().ok());
-        let etag = etag.map(str::to_string);
-        // Some megabytes: not between other requests.
-        let read = tokio::task::spawn_blocking(move || {
-            let document: Value = serde_json::from_slice(&answer.body).map_err(|e| e.to_string())?;
-            let spec = Spec::of(&document, &prefix, etag);
-            // One that cannot be sent in every form would take the whole document with it.
-            openapi::v2_protobuf(&spec.document()).map_err(|e| e.to_string())?;
-            Ok::<_, String>(spec)
-        });
-        let spec = read.await.map_err(|e| e.to_string())?;
-        let spec = spec.map_err(|e| format!("/openapi/v2: {e}"))?;
-        Ok(Some(Some(Arc::new(spec))))
-    }
-
-    /// The query of the v3 document of the group version, if there is one.
-    async fn fetch_v3_index(&self, backend: &Backend) -> Result<Option<String>, String> {
-        let answer = self.fetch_document(backend, "/openapi/v3", None).await?;
-        match answer.status {
-            StatusCode::NOT_FOUND => return Ok(None),
-            StatusCode::OK => {}
-            other => return Err(format!("/openapi/v3: {other}")),
-        }
-        let index: Value = serde_json::from_slice(&answer.body).map_err(|e| format!("/openapi/v3: {e}"))?;
-        Ok(query_of(
-            &index,
-            &format!("apis/{}", backend.spec.group_version()),
-        ))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use knarr_api::openapi;
+
     use super::*;
 
     fn document() -> Value {
@@ -349,8 +214,8 @@ mod tests {
     }
 
     #[test]
-    fn n1_of_a_servers_document_only_its_group_version_counts() {
-        let spec = Spec::of(&document(), "/apis/g/v1/", None);
+    fn n1_only_the_servers_own_group_version_is_merged() {
+        let spec = OpenApiV2::of(&document(), "/apis/g/v1/", None);
         let paths: Vec<&String> = spec.paths.keys().collect();
         assert_eq!(paths, ["/apis/g/v1/", "/apis/g/v1/things"]);
         let names: Vec<&String> = spec.shared["definitions"].keys().collect();
@@ -361,8 +226,8 @@ mod tests {
     }
 
     #[test]
-    fn n1_a_definition_in_another_form_gets_another_name() {
-        let spec = Spec::of(&document(), "/apis/g/v1/", None);
+    fn n1_a_conflicting_definition_is_renamed() {
+        let spec = OpenApiV2::of(&document(), "/apis/g/v1/", None);
         let own = json!({
             "paths": {"/apis/g/v1/": "own"},
             "definitions": {
@@ -384,18 +249,5 @@ mod tests {
         assert_eq!(merged["paths"]["/apis/g/v1/"], "own");
         assert!(merged["paths"]["/apis/g/v1/things"].is_object());
         assert!(merged["parameters"]["pretty"].is_object());
-    }
-
-    #[test]
-    fn n1_an_index_leads_to_no_other_place() {
-        let index = |url: &str| json!({"paths": {"apis/g/v1": {"serverRelativeURL": url}}});
-        for (url, want) in [
-            ("/openapi/v3/apis/g/v1?hash=AB12", "?hash=AB12"),
-            ("https://elsewhere.example.com/", ""),
-            ("/openapi/v3/apis/g/v1?hash=A&x=/", ""),
-        ] {
-            assert_eq!(query_of(&index(url), "apis/g/v1"), Some(want.into()), "{url}");
-        }
-        assert_eq!(query_of(&index(""), "apis/g/v2"), None);
     }
 }

@@ -1,10 +1,9 @@
-//! A request for an extension API server: carried to one of its endpoints, and what becomes of it back.
+//! Proxies requests to one of the endpoints of an extension API server.
 //!
-//! Nothing is held here: bodies stream both ways, and a connection that becomes a WebSocket or SPDY is copied until one
-//! end goes. What is said to the client when there is no answer is kube-aggregator's.
+//! Bodies are streamed in both directions, and an upgraded connection (WebSocket, SPDY) is copied until one end closes it.
+//! The errors without a response are kube-aggregator's.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,22 +17,22 @@ use knarr_api::Error;
 use tokio::time::timeout;
 use tracing::debug;
 
+use super::ExtensionServers;
 use super::backend::Backend;
-use super::body::{Limit, timed};
-use super::channel::Channel;
-use super::identity::{assert_user, passing};
-use crate::http::answer::text;
+use super::body::{BodyTimeout, with_timeout};
+use super::identity::{forwarded_headers, set_user_headers};
+use super::transport::Transport;
 use crate::http::body::{Body, full};
+use crate::http::response::text;
 use crate::http::{Http, header};
 use crate::pipeline::not_served;
-use crate::server::Server;
-use crate::subresource::node_stream::{hop_by_hop, splice};
+use crate::subresource::node_stream::{copy_upgraded, remove_hop_by_hop_headers};
 use crate::user::User;
 
-/// What `/apis/<group>/<version>` may take, so that whoever asks all group versions is not held up by one.
+/// The timeout of `/apis/<group>/<version>`, so that one server does not delay clients that discover all group versions.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(5);
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// What a browser may do with an answer is this server's to say.
+/// CORS headers are set by this server only.
 const CORS: [&str; 4] = [
     "access-control-allow-credentials",
     "access-control-allow-headers",
@@ -41,19 +40,19 @@ const CORS: [&str; 4] = [
     "access-control-allow-origin",
 ];
 
-/// Marks a response that another server made: its body is as large as that server likes.
+/// Marks a response of an extension API server: its body has no size limit.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Delegated;
+pub(crate) struct ProxiedResponse;
 
-/// An answer that was read as a whole.
-pub(super) struct Fetched {
+/// A complete response.
+pub(super) struct FetchResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: Bytes,
 }
 
-/// A request of this server's own.
-pub(super) struct Fetch<'a> {
+/// A request that this server makes itself.
+pub(super) struct FetchRequest<'a> {
     pub method: Method,
     pub path: &'a str,
     pub accept: &'a str,
@@ -68,29 +67,29 @@ fn unavailable() -> Response<Body> {
     plain(StatusCode::SERVICE_UNAVAILABLE, "service unavailable")
 }
 
-fn plain(code: StatusCode, words: &str) -> Response<Body> {
-    text(code, format!("{words}\n"))
+fn plain(code: StatusCode, message: &str) -> Response<Body> {
+    text(code, format!("{message}\n"))
 }
 
-impl Server {
-    /// Carries a request that its user may make.
-    pub(crate) async fn delegate(
-        self: &Arc<Self>,
+impl ExtensionServers {
+    /// Proxies an authorized request.
+    pub(crate) async fn proxy_to_backend(
+        &self,
         user: &User,
         http: &mut Http,
         backend: &Backend,
     ) -> Result<Response<Body>, Error> {
         if http.info.unreadable {
-            // What one server reads as a name another could read as a path.
+            // This server and the extension API server could parse such a path differently.
             return Err(not_served());
         }
-        let mut response = self.delegated(user, http, backend).await?;
-        response.extensions_mut().insert(Delegated);
+        let mut response = self.proxy_response(user, http, backend).await?;
+        response.extensions_mut().insert(ProxiedResponse);
         Ok(response)
     }
 
-    async fn delegated(
-        self: &Arc<Self>,
+    async fn proxy_response(
+        &self,
         user: &User,
         http: &mut Http,
         backend: &Backend,
@@ -98,17 +97,14 @@ impl Server {
         if !backend.is_available() {
             return Ok(unavailable());
         }
-        let channel = match &backend.channel {
-            Ok(channel) => channel,
+        let transport = match &backend.transport {
+            Ok(transport) => transport,
             Err(why) => return Ok(plain(StatusCode::INTERNAL_SERVER_ERROR, why)),
         };
-        let address = match self.extension_server(&backend.spec) {
+        let address = match self.extension_server_addresses(&backend.spec) {
             Ok(addresses) => addresses.first().copied(),
             Err(why) => {
-                debug!(
-                    apiservice = backend.name,
-                    "an extension API server is not found: {why}"
-                );
+                debug!(apiservice = backend.name, "no endpoint for an APIService: {why}");
                 None
             }
         };
@@ -116,8 +112,8 @@ impl Server {
             return Ok(unavailable());
         };
         let upgrades = !header::elements(&http.headers, &http::header::UPGRADE)?.is_empty();
-        let mut headers = passing(&http.headers, upgrades);
-        assert_user(&mut headers, user)?;
+        let mut headers = forwarded_headers(&http.headers, upgrades);
+        set_user_headers(&mut headers, user)?;
         forwarded_for(&mut headers, http);
         let path = http.request.uri().path_and_query().map_or("/", |p| p.as_str());
         let mut request = Request::builder().method(http.method.clone()).uri(path);
@@ -126,9 +122,9 @@ impl Server {
         }
         if upgrades {
             let request = request.body(()).map_err(Error::internal)?;
-            let limit = self.config.options.request_timeout;
-            let upgraded = timeout(limit, upgraded(channel, address, request, http)).await;
-            return Ok(match upgraded {
+            let limit = self.request_timeout;
+            let upgrade = timeout(limit, upgrade(transport, address, request, http)).await;
+            return Ok(match upgrade {
                 Ok(Ok(response)) => response,
                 Ok(Err(why)) => plain(StatusCode::SERVICE_UNAVAILABLE, &why),
                 Err(_) => plain(
@@ -144,12 +140,12 @@ impl Server {
                 &format!("error trying to reach service: {why}"),
             )
         };
-        let sent = channel.send(address, request);
+        let sent = transport.send(address, request);
         let limit = match is_discovery(http) {
             true => Some(DISCOVERY_LIMIT),
             false => None,
         };
-        let answered = match limit {
+        let result = match limit {
             None => sent.await,
             Some(limit) => timeout(limit, sent)
                 .await
@@ -157,29 +153,33 @@ impl Server {
         };
         let limit = limit.or_else(|| {
             let bounded = !http.info.is_long_running();
-            bounded.then_some(self.config.options.request_timeout)
+            bounded.then_some(self.request_timeout)
         });
-        Ok(answered.map_or_else(failed, |answer| returned(answer, limit)))
+        Ok(result.map_or_else(failed, |response| proxied_response(response, limit)))
     }
 
-    /// What an extension API server answers to this server itself, or to one of its components.
-    pub(super) async fn fetch(&self, backend: &Backend, fetch: Fetch<'_>) -> Result<Fetched, String> {
-        let addresses = self.extension_server(&backend.spec)?;
+    /// A request of this server, or of one of its components, to an extension API server.
+    pub(super) async fn fetch(
+        &self,
+        backend: &Backend,
+        fetch: FetchRequest<'_>,
+    ) -> Result<FetchResponse, String> {
+        let addresses = self.extension_server_addresses(&backend.spec)?;
         let address = addresses.first().ok_or("no endpoints available")?;
         self.fetch_at(backend, *address, fetch).await
     }
 
-    /// The same at one of its endpoints.
+    /// Like [`Self::fetch`], at this endpoint.
     pub(super) async fn fetch_at(
         &self,
         backend: &Backend,
         address: SocketAddr,
-        fetch: Fetch<'_>,
-    ) -> Result<Fetched, String> {
-        let channel = backend.channel.as_ref().map_err(Clone::clone)?;
+        fetch: FetchRequest<'_>,
+    ) -> Result<FetchResponse, String> {
+        let transport = backend.transport.as_ref().map_err(Clone::clone)?;
         let mut request = Request::builder().method(fetch.method).uri(fetch.path);
         if let Some(headers) = request.headers_mut() {
-            assert_user(headers, fetch.user).map_err(|e| e.to_string())?;
+            set_user_headers(headers, fetch.user).map_err(|e| e.to_string())?;
             let value = |text: &str| HeaderValue::from_str(text).map_err(|e| e.to_string());
             headers.insert(http::header::ACCEPT, value(fetch.accept)?);
             if let Some(etag) = fetch.etag {
@@ -188,10 +188,10 @@ impl Server {
         }
         let request = request.body(full(Bytes::new())).map_err(|e| e.to_string())?;
         let exchange = async {
-            let answer = channel.send(address, request).await?;
-            let (head, body) = answer.into_parts();
+            let response = transport.send(address, request).await?;
+            let (head, body) = response.into_parts();
             let body = Limited::new(body, fetch.max_bytes).collect().await;
-            Ok(Fetched {
+            Ok(FetchResponse {
                 status: head.status,
                 headers: head.headers,
                 body: body.map_err(|e| e.to_string())?.to_bytes(),
@@ -209,15 +209,15 @@ fn is_discovery(http: &Http) -> bool {
     !http.info.is_resource && path.split('/').count() == 3
 }
 
-/// The client's body as it comes, each piece in time.
+/// The client's body as a stream with a timeout per frame.
 fn outgoing_body(http: &mut Http) -> Body {
     let none = Either::Right(Empty::new());
     let body = std::mem::replace(http.request.body_mut(), none);
     if hyper::body::Body::is_end_stream(&body) {
         return full(Bytes::new());
     }
-    let late = "the rest of the request's body did not come";
-    timed(body, Limit::Piece(http.patience.body), late)
+    let timeout_message = "timed out reading the request body";
+    with_timeout(body, BodyTimeout::PerFrame(http.timeouts.body), timeout_message)
 }
 
 fn forwarded_for(headers: &mut HeaderMap, http: &Http) {
@@ -234,51 +234,51 @@ fn forwarded_for(headers: &mut HeaderMap, http: &Http) {
     }
 }
 
-/// The answer as its client gets it. A redirect could lead anywhere, and is not passed on.
-fn returned(answer: Response<Incoming>, limit: Option<Duration>) -> Response<Body> {
-    if answer.status().is_redirection() && answer.headers().contains_key(LOCATION) {
-        let words = "the backend attempted to redirect this request, which is not permitted";
-        return text(StatusCode::BAD_GATEWAY, words);
+/// The response for the client. Redirects are not forwarded: they could lead anywhere.
+fn proxied_response(response: Response<Incoming>, limit: Option<Duration>) -> Response<Body> {
+    if response.status().is_redirection() && response.headers().contains_key(LOCATION) {
+        let message = "the backend attempted to redirect this request, which is not permitted";
+        return text(StatusCode::BAD_GATEWAY, message);
     }
-    let (mut head, body) = answer.into_parts();
-    hop_by_hop(&mut head.headers);
+    let (mut head, body) = response.into_parts();
+    remove_hop_by_hop_headers(&mut head.headers);
     for name in CORS {
         head.headers.remove(name);
     }
     head.extensions.clear();
     head.version = http::Version::default();
-    let late = "the extension API server did not send the rest of its answer";
+    let timeout_message = "timed out reading the response body of the extension API server";
     let body = match limit {
-        Some(limit) => timed(body, Limit::Whole(limit), late),
+        Some(limit) => with_timeout(body, BodyTimeout::Total(limit), timeout_message),
         None => body.map_err(Into::into).boxed_unsync(),
     };
     Response::from_parts(head, body)
 }
 
-/// Lets the client and the server go on in the protocol that they agree on.
-async fn upgraded(
-    channel: &Channel,
+/// Forwards an upgrade request, and connects the client with the server.
+async fn upgrade(
+    transport: &Transport,
     address: SocketAddr,
     request: Request<()>,
     http: &mut Http,
 ) -> Result<Response<Body>, String> {
     let dialing = |why: String| format!("error dialing backend: {why}");
-    let stream = channel.dial(address).await.map_err(dialing)?;
+    let stream = transport.dial(address).await.map_err(dialing)?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.map_err(|e| dialing(e.to_string())).await?;
     tokio::spawn(async move {
         if let Err(e) = connection.with_upgrades().await {
-            debug!("a connection to an extension API server ended: {e}");
+            debug!("a connection to an extension API server failed: {e}");
         }
     });
     let mut request = request.map(|()| full(Bytes::new()));
     let host = HeaderValue::from_str(&address.to_string()).map_err(|e| e.to_string())?;
     request.headers_mut().insert(HOST, host);
-    let mut answer = sender.send_request(request).await.map_err(|e| e.to_string())?;
-    match answer.status() {
+    let mut response = sender.send_request(request).await.map_err(|e| e.to_string())?;
+    match response.status() {
         StatusCode::SWITCHING_PROTOCOLS => {
-            splice(&mut answer, &mut http.request);
-            let mut response = answer.map(|_| full(Bytes::new()));
+            copy_upgraded(&mut response, &mut http.request);
+            let mut response = response.map(|_| full(Bytes::new()));
             response.headers_mut().remove(CONTENT_LENGTH);
             Ok(response)
         }
@@ -286,6 +286,6 @@ async fn upgraded(
             "invalid upgrade response: status code {}",
             status.as_u16()
         )),
-        _ => Ok(returned(answer, Some(DISCOVERY_LIMIT * 2))),
+        _ => Ok(proxied_response(response, Some(DISCOVERY_LIMIT * 2))),
     }
 }

@@ -1,4 +1,4 @@
-//! What is known of extension API servers, without any of them.
+//! The state of backends, without extension API servers.
 
 use std::io;
 
@@ -8,14 +8,14 @@ use knarr_api::k8s_openapi;
 use knarr_client::{Conn, NodeDialer};
 use serde_json::json;
 
-use super::backend::Spec;
+use super::spec::Spec;
 use super::*;
 
-/// Reaches nothing.
-struct Nowhere;
+/// A dialer whose nodes are all unreachable.
+struct UnreachableNodes;
 
 #[async_trait]
-impl NodeDialer for Nowhere {
+impl NodeDialer for UnreachableNodes {
     async fn dial(&self, _: &str) -> io::Result<Box<dyn Conn>> {
         Err(io::ErrorKind::NotFound.into())
     }
@@ -36,18 +36,18 @@ fn api_service(
     serde_json::from_value(value).unwrap()
 }
 
-/// One that nobody has asked anything yet.
+/// A backend without downloaded documents.
 pub(super) fn backend(group: &str, version: &str, priorities: (i32, i32)) -> Arc<Backend> {
     let object = api_service(group, version, priorities, "True");
     let spec = Spec::of(&object).unwrap();
-    let nodes: Arc<dyn NodeDialer> = Arc::new(Nowhere);
+    let nodes: Arc<dyn NodeDialer> = Arc::new(UnreachableNodes);
     let backend = Backend::new(&format!("{version}.{group}"), spec, None, &nodes);
-    backend.follow(&object);
+    backend.update(&object);
     Arc::new(backend)
 }
 
 #[tokio::test]
-async fn n1_a_server_that_became_unavailable_is_shown_as_stale_and_without_resources() {
+async fn n1_an_unavailable_server_is_listed_as_stale_without_resources() {
     let backend = backend("g", "v1", (1, 1));
     assert!(backend.is_available());
     {
@@ -56,8 +56,8 @@ async fn n1_a_server_that_became_unavailable_is_shown_as_stale_and_without_resou
         documents.discovery = Some(json!({"version": "v1", "resources": [{"resource": "a"}]}));
         documents.openapi_v3 = Some("?hash=1".into());
     }
-    assert!(!backend.follow(&api_service("g", "v1", (1, 1), "True")));
-    assert!(backend.follow(&api_service("g", "v1", (1, 1), "False")));
+    assert!(!backend.update(&api_service("g", "v1", (1, 1), "True")));
+    assert!(backend.update(&api_service("g", "v1", (1, 1), "False")));
     assert!(!backend.is_available());
     let documents = backend.documents.lock().clone();
     assert_eq!((documents.discovery, documents.fresh), (None, false));
@@ -65,11 +65,13 @@ async fn n1_a_server_that_became_unavailable_is_shown_as_stale_and_without_resou
 }
 
 #[tokio::test]
-async fn n1_metrics_name_what_is_unavailable() {
+async fn n1_metrics_name_unavailable_api_services() {
     let aggregation = Aggregation::new(None);
     *aggregation.backends.write() = [backend("g", "v1", (1, 1))].into();
     aggregation.became_unavailable("v1.g", "MissingEndpoints");
-    let text = aggregation.metrics_text();
+    let mut samples = Samples::default();
+    aggregation.write_metrics(&mut samples);
+    let text = samples.text();
     assert!(
         text.contains("aggregator_unavailable_apiservice{name=\"v1.g\"} 0\n"),
         "{text}"

@@ -1,4 +1,4 @@
-//! The audit log's file: a line an event; moved aside when it is large, and old ones removed.
+//! The audit log's file: one line per event; rotated when it is large, and old backups are removed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -9,19 +9,19 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-/// Where, and how much is kept; 0 is no limit.
+/// Path and limits of the log file; 0 means no limit.
 #[derive(Clone, Debug)]
 pub struct LogFile {
     pub path: PathBuf,
-    /// A file is moved aside before it grows beyond this.
+    /// The file is rotated before it grows beyond this.
     pub max_bytes: u64,
-    /// Files that were moved aside longer ago are removed.
+    /// Backups older than this are removed.
     pub max_age: Duration,
-    /// More files that were moved aside are removed, oldest first.
+    /// More backups than this are removed, oldest first.
     pub max_backups: usize,
 }
 
-/// It, open.
+/// The open log file.
 pub struct Writer {
     settings: LogFile,
     file: File,
@@ -30,8 +30,8 @@ pub struct Writer {
 
 impl Writer {
     pub fn open(settings: LogFile) -> io::Result<Self> {
-        if let Some(folder) = settings.path.parent() {
-            fs::create_dir_all(folder)?;
+        if let Some(directory) = settings.path.parent() {
+            fs::create_dir_all(directory)?;
         }
         let file = open(&settings.path)?;
         Ok(Writer {
@@ -41,7 +41,7 @@ impl Writer {
         })
     }
 
-    /// Appends lines, each with its end.
+    /// Appends lines, each with its line break.
     pub fn write(&mut self, lines: &str, now: Timestamp) -> io::Result<()> {
         let length = lines.len() as u64;
         let limit = self.settings.max_bytes;
@@ -69,9 +69,9 @@ impl Writer {
 
     fn clean(&self, now: Timestamp) -> io::Result<()> {
         let (stem, extension) = parts(&self.settings.path);
-        let folder = self.settings.path.parent().unwrap_or(Path::new("."));
+        let directory = self.settings.path.parent().unwrap_or(Path::new("."));
         let mut backups: Vec<(String, PathBuf)> = Vec::new();
-        for entry in fs::read_dir(folder)? {
+        for entry in fs::read_dir(directory)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
             let when = name
@@ -81,7 +81,7 @@ impl Writer {
                 backups.push((when.to_string(), entry.path()));
             }
         }
-        // Names tell the time, newest first.
+        // Names contain the time, newest first.
         backups.sort_by(|a, b| b.0.cmp(&a.0));
         let oldest =
             now - k8s_openapi::jiff::SignedDuration::try_from(self.settings.max_age).unwrap_or_default();
@@ -105,7 +105,7 @@ fn open(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// The name's beginning, and its end with the dot.
+/// The file name's stem, and its extension with the dot.
 fn parts(path: &Path) -> (String, String) {
     let text = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
     let extension = text(path.extension());
@@ -128,8 +128,8 @@ fn backup(path: &Path, now: Timestamp, n: u32) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn files(folder: &Path) -> Vec<String> {
-        let mut names: Vec<String> = fs::read_dir(folder)
+    fn files(directory: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(directory)
             .unwrap()
             .map(|e| e.unwrap().file_name().to_string_lossy().into_owned())
             .collect();
@@ -138,9 +138,9 @@ mod tests {
     }
 
     #[test]
-    fn a_large_file_is_moved_aside_and_old_ones_go() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("audit.log");
+    fn a_large_file_is_rotated_and_old_backups_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit.log");
         let mut log = Writer::open(LogFile {
             path: path.clone(),
             max_bytes: 10,
@@ -152,17 +152,17 @@ mod tests {
         for second in 0..5 {
             log.write("12345678\n", at(second)).unwrap();
         }
-        let names = files(folder.path());
+        let names = files(directory.path());
         assert_eq!(names.len(), 3, "{names:?}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "12345678\n");
-        // Two at one time keep apart.
+        // Two backups of the same moment have different names.
         log.write("12345678\n", at(4)).unwrap();
         log.write("12345678\n", at(4)).unwrap();
-        assert_eq!(files(folder.path()).len(), 3);
+        assert_eq!(files(directory.path()).len(), 3);
         log.write("12345678\n", at(100)).unwrap();
-        let names = files(folder.path());
+        let names = files(directory.path());
         assert_eq!(names.len(), 2, "those older than a minute are gone: {names:?}");
-        // What was there is added to.
+        // Lines are appended to an existing file.
         drop(log);
         let settings = LogFile {
             path: path.clone(),

@@ -1,6 +1,6 @@
-//! The audit log: who asked for what and what came of it, as `audit.k8s.io/v1` Events, a JSON line each.
+//! The audit log: who requested what, and the result, as `audit.k8s.io/v1` Events, one JSON line each.
 //!
-//! Which requests, and how much of them, a [`Policy`] says. Events wait for their turn in a bounded [`queue`].
+//! A [`Policy`] decides which requests are recorded, and how much of them. Events wait in a bounded [`queue`].
 
 pub mod file;
 pub mod policy;
@@ -25,7 +25,7 @@ use crate::request::RequestInfo;
 use crate::seams::Clock;
 use crate::user::User;
 
-/// A policy, and where its events go.
+/// A policy, and the queue of its events.
 #[derive(Clone, Debug)]
 pub struct Audit {
     policy: Arc<Policy>,
@@ -33,19 +33,19 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Events come out of what comes with it.
+    /// The second value is the receiving end of the events.
     pub fn new(policy: Policy) -> (Self, Lines) {
         let (queue, lines) = queue::queue();
         let policy = Arc::new(policy);
         (Audit { policy, queue }, lines)
     }
 
-    /// Events that were lost because the log is not written.
+    /// Events that were dropped because the log could not be written.
     pub fn dropped(&self) -> u64 {
         self.queue.dropped()
     }
 
-    /// What is written of this request; nothing of most.
+    /// Begins the record of a request; `None` if the policy does not audit it.
     pub(crate) fn begin(&self, mut event: Event, user: &User, info: &RequestInfo) -> Option<Record> {
         let decision = self.policy.decide(user, info);
         if decision.level == Level::None {
@@ -62,7 +62,7 @@ impl Audit {
     }
 }
 
-/// Where lines are written.
+/// Where events are written.
 #[derive(Clone, Debug)]
 pub enum Destination {
     Stdout,
@@ -85,10 +85,10 @@ impl Destination {
     }
 }
 
-/// Writes whole lines, at the time they are written.
+/// Writes complete lines, with the time of the write.
 type Write = dyn FnMut(&str, Timestamp) -> io::Result<()> + Send;
 
-/// Writes what comes through the channel, until it closes.
+/// Writes events until the queue closes.
 pub fn write_to(destination: Destination, mut lines: Lines, clock: Arc<dyn Clock>) -> io::Result<()> {
     let mut write = destination.open()?;
     std::thread::Builder::new().name("audit".into()).spawn(move || {
@@ -102,7 +102,7 @@ pub fn write_to(destination: Destination, mut lines: Lines, clock: Arc<dyn Clock
     Ok(())
 }
 
-/// What every event of a request says.
+/// The fields that every event of a request has.
 pub(crate) struct Event {
     fields: Value,
 }
@@ -182,13 +182,13 @@ fn micros(t: Timestamp) -> String {
     t.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
 }
 
-/// What every object that is sent has.
+/// The metadata of a request object.
 #[derive(serde::Deserialize)]
 struct Sent {
     metadata: ObjectMeta,
 }
 
-/// One request's events.
+/// The audit events of one request.
 pub(crate) struct Record {
     fields: Value,
     pub level: Level,
@@ -198,7 +198,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// What was sent; of a body that is no JSON nothing.
+    /// Records the request object; a body that is not JSON is left out.
     pub fn request(&mut self, body: &Bytes) {
         if matches!(self.fields["verb"].as_str(), Some("create" | "update"))
             && let Ok(sent) = serde_json::from_slice::<Sent>(body)
@@ -212,7 +212,7 @@ impl Record {
         }
     }
 
-    /// The URL of a create names no object; what was sent does.
+    /// The URL of a create has no name; the request object has it.
     fn refer_to(&mut self, meta: &ObjectMeta) {
         let Some(object) = self.fields.get_mut("objectRef").and_then(Value::as_object_mut) else {
             return;
@@ -229,7 +229,7 @@ impl Record {
         }
     }
 
-    /// What was answered.
+    /// Records the response.
     pub fn response(&mut self, code: u16, body: Option<&Bytes>) {
         let mut status = json!({"metadata": {}, "code": code});
         let object = body.and_then(|b| serde_json::from_slice::<Value>(b).ok());
@@ -252,14 +252,14 @@ impl Record {
         self.fields["annotations"][key] = value.into();
     }
 
-    /// Writes the event of this stage, if the policy wants it.
+    /// Writes the event of this stage, unless the policy omits it.
     pub async fn stage(&self, stage: Stage, now: Timestamp) {
         if let Some(line) = self.line(stage, now) {
             self.queue.push(line).await;
         }
     }
 
-    /// The same where nothing can wait.
+    /// Like [`Record::stage`], where the caller cannot wait.
     pub fn stage_later(&self, stage: Stage, now: Timestamp) {
         if let Some(line) = self.line(stage, now) {
             self.queue.try_push(line);
@@ -290,7 +290,7 @@ impl Record {
     }
 }
 
-/// Of an object, or of a list's items.
+/// Removes the managed fields of an object, or of a list's items.
 fn without_managed_fields(object: &mut Value) {
     if let Some(meta) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         meta.remove("managedFields");

@@ -1,11 +1,11 @@
-//! The audit policy (`audit.k8s.io/v1`): of which requests how much is written down.
+//! The audit policy (`audit.k8s.io/v1`): which requests are recorded, and how much of them.
 
 use serde::Deserialize;
 
 use crate::request::RequestInfo;
 use crate::user::User;
 
-/// How much of a request.
+/// How much of a request is recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub enum Level {
     #[default]
@@ -26,7 +26,7 @@ impl Level {
     }
 }
 
-/// When.
+/// When an event is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub enum Stage {
     RequestReceived,
@@ -46,7 +46,7 @@ impl Stage {
     }
 }
 
-/// The file.
+/// An audit policy file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Policy {
@@ -98,7 +98,7 @@ struct Resources {
     resource_names: Vec<String>,
 }
 
-/// What is written of one request.
+/// What is recorded of one request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     pub level: Level,
@@ -107,53 +107,53 @@ pub struct Decision {
 }
 
 impl Policy {
-    /// All mistakes at once, each with its place.
+    /// Parses a policy. All errors are returned at once, each with its field path.
     pub fn parse(text: &str) -> Result<Self, Vec<String>> {
         let policy: Policy = serde_saphyr::from_str(text).map_err(|e| vec![e.to_string()])?;
-        let mut mistakes = Vec::new();
+        let mut errors = Vec::new();
         if (policy.api_version.as_str(), policy.kind.as_str()) != ("audit.k8s.io/v1", "Policy") {
-            mistakes.push(format!(
+            errors.push(format!(
                 "{}, Kind={}: expected audit.k8s.io/v1, Kind=Policy",
                 policy.api_version, policy.kind
             ));
         }
         if policy.rules.is_empty() {
-            mistakes.push("rules: Required value: a policy without rules writes nothing".into());
+            errors.push("rules: Required value: a policy without rules writes nothing".into());
         }
         for (i, rule) in policy.rules.iter().enumerate() {
             if !rule.non_resource_urls.is_empty()
                 && (!rule.resources.is_empty() || !rule.namespaces.is_empty())
             {
-                mistakes.push(format!(
+                errors.push(format!(
                     "rules[{i}].nonResourceURLs: Invalid value: rules cannot apply to both regular resources and non-resource URLs"
                 ));
             }
             for (j, url) in rule.non_resource_urls.iter().enumerate() {
                 let star = url.find('*');
                 if *url != "*" && (!url.starts_with('/') || star.is_some_and(|at| at + 1 != url.len())) {
-                    mistakes.push(format!(
+                    errors.push(format!(
                         "rules[{i}].nonResourceURLs[{j}]: Invalid value: {url:?}: expected a path that begins with '/', with '*' at most at its end"
                     ));
                 }
             }
             for (j, resources) in rule.resources.iter().enumerate() {
                 if !resources.resource_names.is_empty() && resources.resources.is_empty() {
-                    mistakes.push(format!(
+                    errors.push(format!(
                         "rules[{i}].resources[{j}].resourceNames: Invalid value: using resourceNames requires at least one resource"
                     ));
                 }
             }
         }
-        if mistakes.is_empty() {
+        if errors.is_empty() {
             Ok(policy)
         } else {
-            Err(mistakes)
+            Err(errors)
         }
     }
 
-    /// By the first rule that the request fits; none of it where there is none.
+    /// The decision of the first rule that matches the request; level None if no rule does.
     pub fn decide(&self, user: &User, info: &RequestInfo) -> Decision {
-        let Some(rule) = self.rules.iter().find(|r| r.fits(user, info)) else {
+        let Some(rule) = self.rules.iter().find(|r| r.matches(user, info)) else {
             return Decision::default();
         };
         Decision {
@@ -165,7 +165,7 @@ impl Policy {
 }
 
 impl Rule {
-    fn fits(&self, user: &User, info: &RequestInfo) -> bool {
+    fn matches(&self, user: &User, info: &RequestInfo) -> bool {
         let who = (self.users.is_empty() || self.users.contains(&user.name))
             && (self.user_groups.is_empty() || self.user_groups.iter().any(|g| user.is_in(g)));
         let verb = self.verbs.is_empty() || self.verbs.iter().any(|v| v == info.verb);
@@ -173,7 +173,7 @@ impl Rule {
             return false;
         }
         if !self.namespaces.is_empty() || !self.resources.is_empty() {
-            return info.is_resource && self.fits_resource(info);
+            return info.is_resource && self.matches_resource(info);
         }
         if !self.non_resource_urls.is_empty() {
             return !info.is_resource
@@ -188,7 +188,7 @@ impl Rule {
         true
     }
 
-    fn fits_resource(&self, info: &RequestInfo) -> bool {
+    fn matches_resource(&self, info: &RequestInfo) -> bool {
         if !self.namespaces.is_empty() && !self.namespaces.contains(&info.namespace) {
             return false;
         }
@@ -302,12 +302,12 @@ rules:
     }
 
     #[test]
-    fn every_mistake_is_told() {
-        let mistakes = Policy::parse(
+    fn every_error_is_reported() {
+        let errors = Policy::parse(
             "apiVersion: v1\nkind: Policy\nrules:\n- level: Metadata\n  nonResourceURLs: ['a', '/b*c']\n  namespaces: [x]\n",
         )
         .unwrap_err();
-        assert_eq!(mistakes.len(), 4, "{mistakes:?}");
+        assert_eq!(errors.len(), 4, "{errors:?}");
         assert!(
             Policy::parse("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Everything}]").is_err()
         );

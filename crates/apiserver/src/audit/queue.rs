@@ -1,8 +1,9 @@
-//! Events on their way to the audit log: a queue with a bound in events and in bytes.
+//! Events waiting for the audit log: a queue that is bounded in events and in bytes.
 //!
-//! Requests wait for room, so a slow disk slows them down and no event is lost. A log that nobody writes (a file system
-//! that does not answer) does not stop the API server: a request waits for [`WAIT_MAX`], then events are dropped and counted
-//! until the log is written again. Kubernetes' modes are one or the other: `blocking` stops, `batch` drops at once.
+//! Requests wait for room, so a slow disk slows them down and no event is lost. A log that cannot be written (a file
+//! system that hangs) does not stop the API server: a request waits for [`WAIT_MAX`], then events are dropped and
+//! counted until the log can be written again. kube-apiserver's modes do one or the other: `blocking` stops, `batch`
+//! drops at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,9 +14,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// Events that wait to be written.
 const EVENTS_MAX: usize = 10_000;
-/// Bytes of these events. One event with request and answer may take some megabytes.
+/// Bytes of these events. One event with request and response may have some megabytes.
 const BYTES_MAX: usize = 64 * 1024 * 1024;
-/// Events that are written at once.
+/// Events that are written in one batch.
 const BATCH: usize = 400;
 /// How long a request waits for room in the queue.
 const WAIT_MAX: Duration = Duration::from_millis(500);
@@ -25,7 +26,7 @@ struct Line {
     _room: OwnedSemaphorePermit,
 }
 
-/// Where events are put in.
+/// The sending end of the queue.
 #[derive(Clone, Debug)]
 pub struct Queue {
     lines: mpsc::Sender<Line>,
@@ -40,13 +41,13 @@ struct State {
     dropped: AtomicU64,
 }
 
-/// Where events are taken out.
+/// The receiving end of the queue.
 pub struct Lines {
     lines: mpsc::Receiver<Line>,
     state: Arc<State>,
 }
 
-/// An empty queue.
+/// Creates an empty queue.
 pub fn queue() -> (Queue, Lines) {
     let (sender, lines) = mpsc::channel(EVENTS_MAX);
     let state = Arc::<State>::default();
@@ -59,26 +60,26 @@ pub fn queue() -> (Queue, Lines) {
 }
 
 impl Queue {
-    /// Puts an event in, once there is room for it.
+    /// Adds an event, once there is room for it.
     pub async fn push(&self, text: String) {
         if self.state.stalled.load(Ordering::Relaxed) {
             return self.try_push(text);
         }
         let waits = async {
-            // Both fail only when nobody takes events any more, as the server stops.
+            // Both fail only after the receiver was dropped, when the server stops.
             if let Ok(room) = self.room.clone().acquire_many_owned(size(&text)).await {
                 let _ = self.lines.send(Line { text, _room: room }).await;
             }
         };
         if tokio::time::timeout(WAIT_MAX, waits).await.is_err() {
             if !self.state.stalled.swap(true, Ordering::Relaxed) {
-                tracing::error!("the audit log is not written: events are dropped");
+                tracing::error!("the audit log cannot be written: audit events are dropped");
             }
             self.state.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Puts an event in if there is room for it.
+    /// Adds an event if there is room for it.
     pub fn try_push(&self, text: String) {
         let room = self.room.clone().try_acquire_many_owned(size(&text));
         let pushed = room.is_ok_and(|room| self.lines.try_send(Line { text, _room: room }).is_ok());
@@ -87,19 +88,19 @@ impl Queue {
         }
     }
 
-    /// Events that were lost.
+    /// Events that were dropped.
     pub fn dropped(&self) -> u64 {
         self.state.dropped.load(Ordering::Relaxed)
     }
 }
 
-/// What an event takes of the queue's room; one that is larger than all of it takes all.
+/// The bytes that an event counts; one that is larger than the queue counts the whole queue.
 fn size(text: &str) -> u32 {
     u32::try_from(text.len().min(BYTES_MAX)).unwrap_or(u32::MAX)
 }
 
 impl Lines {
-    /// Waits for events and takes some of them, each with a line break; `None` when there will be no more. Blocks the thread.
+    /// Waits for events and takes some of them, each with a line break; `None` once the queue is closed. Blocks the thread.
     pub fn blocking_take(&mut self) -> Option<String> {
         let mut batch = Vec::new();
         if self.lines.blocking_recv_many(&mut batch, BATCH) == 0 {
@@ -113,7 +114,7 @@ impl Lines {
         Some(text)
     }
 
-    /// What was taken has been written: requests wait for room again.
+    /// The events that were taken have been written: requests wait for room again.
     pub fn written(&self) {
         self.state.stalled.store(false, Ordering::Relaxed);
     }
@@ -168,7 +169,7 @@ mod tests {
         }
         queue.push(event.clone()).await;
         assert_eq!(queue.dropped(), 1);
-        // Whoever waits gets the room of what is taken.
+        // A waiting request gets the room of the events that are taken.
         lines.written();
         let (_, taken) = tokio::join!(queue.push(event.clone()), async { lines.try_recv().is_ok() });
         assert!(taken);

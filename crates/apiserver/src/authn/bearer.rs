@@ -1,8 +1,8 @@
 //! The bearer token of a request: in `Authorization`, or as a WebSocket subprotocol, as browsers send it.
 //!
-//! A token that cannot be read is an error (401), never no token: the request does not go on as anonymous. Kubernetes
-//! ignores whatever follows the token; here it is rejected. Other schemes are no credential, as in Kubernetes. Both the API
-//! server and kubelets read tokens with this.
+//! A malformed token is an error (401): the request is not served as anonymous. Kubernetes ignores what follows the token in
+//! the header; here such a header is rejected. Other schemes are no credential, as in Kubernetes. The API server and
+//! kubelets both read tokens with this module.
 
 use std::borrow::Cow;
 
@@ -17,10 +17,10 @@ use crate::http::header;
 /// The subprotocol that carries a token (apiserver `authentication/request/websocket`).
 const WEBSOCKET_BEARER: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// The token, if there is one.
+/// The token, if the request has one.
 ///
 /// # Errors
-/// 401 if there is one that cannot be read.
+/// 401 if the token is malformed.
 pub fn token(headers: &HeaderMap) -> Result<Option<Cow<'_, str>>, Error> {
     let rejected = |_| Error::unauthorized();
     if let Some(value) = header::single(headers, &AUTHORIZATION).map_err(rejected)? {
@@ -35,14 +35,14 @@ pub fn token(headers: &HeaderMap) -> Result<Option<Cow<'_, str>>, Error> {
             };
         }
     }
-    if !header::asks_for(headers, "websocket").map_err(rejected)? {
+    if !header::requests_upgrade(headers, "websocket").map_err(rejected)? {
         return Ok(None);
     }
     let offered = header::elements(headers, &SEC_WEBSOCKET_PROTOCOL).map_err(rejected)?;
     let mut tokens = offered.iter().filter_map(|p| p.strip_prefix(WEBSOCKET_BEARER));
     match (tokens.next(), tokens.next()) {
         (None, _) => Ok(None),
-        // Another subprotocol must be there for the server to choose.
+        // The client must offer another subprotocol too, which the server can select.
         (Some(encoded), None) if offered.len() > 1 => decoded(encoded)
             .map(|token| Some(token.into()))
             .ok_or_else(Error::unauthorized),
@@ -120,7 +120,7 @@ mod tests {
                 ],
                 Ok(Some("t0ken")),
             ),
-            // No WebSocket is asked for.
+            // The request is not a WebSocket upgrade.
             (
                 &[protocol(
                     b"v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.dDBrZW4",

@@ -1,5 +1,5 @@
-//! Bootstrap tokens: `<id>.<secret>`, each a Secret `bootstrap-token-<id>` in `kube-system`, with which a node asks for
-//! its first certificate.
+//! Bootstrap tokens: `<id>.<secret>`, each a Secret `bootstrap-token-<id>` in `kube-system`, with which a node requests its
+//! first certificate.
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::cache::Cache;
 use crate::user::User;
 
-/// Where their Secrets are.
+/// The namespace of their Secrets.
 pub const NAMESPACE: &str = "kube-system";
 /// The type of their Secrets.
 pub const SECRET_TYPE: &str = "bootstrap.kubernetes.io/token";
@@ -21,11 +21,11 @@ pub const SECRET_LENGTH: usize = 16;
 pub fn parts(token: &str) -> Option<(&str, &str)> {
     let (id, secret) = token.split_once('.')?;
     let plain = |s: &str| s.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    let fine = id.len() == ID_LENGTH && secret.len() == SECRET_LENGTH && plain(id) && plain(secret);
-    fine.then_some((id, secret))
+    let well_formed = id.len() == ID_LENGTH && secret.len() == SECRET_LENGTH && plain(id) && plain(secret);
+    well_formed.then_some((id, secret))
 }
 
-/// Whose token it is: `system:bootstrap:<id>`.
+/// The user of a token: `system:bootstrap:<id>`.
 pub(super) fn user(token: &str, now: Timestamp, cache: &Cache) -> Option<User> {
     let (id, secret) = parts(token)?;
     let object = cache.get(&registry::SECRET, NAMESPACE, &format!("bootstrap-token-{id}"))?;
@@ -37,18 +37,18 @@ fn user_of(object: &Secret, id: &str, secret: &str, now: Timestamp) -> Option<Us
         let value = object.data.as_ref().and_then(|d| d.get(key));
         value.map_or("", |v| std::str::from_utf8(&v.0).unwrap_or(""))
     };
-    // Hashes are compared, so that the time it takes tells nothing of the secret.
+    // Hashes are compared, so that the duration does not reveal anything about the secret.
     let same = Sha256::digest(text("token-secret")) == Sha256::digest(secret);
-    let alive = object.metadata.deletion_timestamp.is_none()
+    let unexpired = object.metadata.deletion_timestamp.is_none()
         && match text("expiration") {
             "" => true,
-            // One that cannot be read has ended.
-            until => until.parse::<Timestamp>().is_ok_and(|t| t > now),
+            // An expiration that does not parse counts as expired.
+            expiration => expiration.parse::<Timestamp>().is_ok_and(|t| t > now),
         };
-    let fine = object.type_.as_deref() == Some(SECRET_TYPE)
+    let well_formed = object.type_.as_deref() == Some(SECRET_TYPE)
         && text("token-id") == id
         && text("usage-bootstrap-authentication") == "true";
-    if !(same && alive && fine) {
+    if !(same && unexpired && well_formed) {
         return None;
     }
     let mut groups = vec![BOOTSTRAPPERS.to_string()];
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_as_good_as_its_secret() {
+    fn a_token_is_accepted_only_with_a_valid_secret() {
         let default = Some(vec![BOOTSTRAPPERS.to_string()]);
         let more = Some(vec![BOOTSTRAPPERS.to_string(), "system:bootstrappers:a:b".into()]);
         for (change, expected) in [
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn only_tokens_of_the_right_form_are_looked_up() {
+    fn only_well_formed_tokens_are_read_from_secrets() {
         assert_eq!(parts("abcdef.0123456789abcdef"), Some((ID, SECRET)));
         for token in [
             "abcdef0123456789abcdef",

@@ -1,6 +1,6 @@
-//! Client certificates: CN is the user, O the groups, and an own attribute the uid.
+//! Client certificates: CN is the user, O the groups, and an attribute of its own the UID.
 //!
-//! A certificate is good for as long as it says, also on a connection that was made before it ended.
+//! The validity is checked for each request, so that a certificate expires also on a connection that is already open.
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
@@ -12,58 +12,69 @@ use crate::user::User;
 /// The subject's attribute that carries a user's uid (`AllowParsingUserUIDFromCertAuth`).
 const UID_OID: &str = "1.3.6.1.4.1.57683.2";
 
-/// Who is at the other end of a connection.
+/// The client certificate of a connection.
 #[derive(Clone, Debug, Default)]
-pub enum Peer {
-    /// No certificate was shown.
+pub enum PeerCertificate {
+    /// The client presented no certificate.
     #[default]
-    Nobody,
-    Known {
+    None,
+    Verified {
         user: User,
-        from: Timestamp,
-        until: Timestamp,
+        not_before: Timestamp,
+        not_after: Timestamp,
     },
-    /// One was shown that does not count: of another CA, at another time, or not a client's.
-    Stranger,
+    /// The certificate was rejected: of another CA, expired, or not for client authentication.
+    Rejected,
 }
 
-impl Peer {
-    /// Of a certificate that a CA of ours has signed.
+impl PeerCertificate {
+    /// For a certificate that a client CA of the cluster has signed.
     pub fn of_verified(der: &[u8]) -> Self {
         let Some(user) = certificate_user(der) else {
-            return Peer::Stranger;
+            return PeerCertificate::Rejected;
         };
         let times = X509Certificate::from_der(der).ok().and_then(|(_, c)| {
             let validity = c.validity();
-            let from = Timestamp::from_second(validity.not_before.timestamp()).ok()?;
-            Some((from, Timestamp::from_second(validity.not_after.timestamp()).ok()?))
+            let not_before = Timestamp::from_second(validity.not_before.timestamp()).ok()?;
+            Some((
+                not_before,
+                Timestamp::from_second(validity.not_after.timestamp()).ok()?,
+            ))
         });
         match times {
-            Some((from, until)) => Peer::Known { user, from, until },
-            None => Peer::Stranger,
+            Some((not_before, not_after)) => PeerCertificate::Verified {
+                user,
+                not_before,
+                not_after,
+            },
+            None => PeerCertificate::Rejected,
         }
     }
 
-    /// Who that is at this moment.
+    /// The certificate's user, if it is valid at this time.
     ///
     /// # Errors
     ///
-    /// Where a certificate was shown that does not count.
-    pub fn user(&self, now: Timestamp) -> Result<Option<&User>, DoesNotCount> {
+    /// If the certificate was rejected or is not valid at this time.
+    pub fn user(&self, now: Timestamp) -> Result<Option<&User>, InvalidClientCertificate> {
         match self {
-            Peer::Nobody => Ok(None),
-            Peer::Known { user, from, until } if *from <= now && now <= *until => Ok(Some(user)),
-            Peer::Known { .. } | Peer::Stranger => Err(DoesNotCount),
+            PeerCertificate::None => Ok(None),
+            PeerCertificate::Verified {
+                user,
+                not_before,
+                not_after,
+            } if *not_before <= now && now <= *not_after => Ok(Some(user)),
+            PeerCertificate::Verified { .. } | PeerCertificate::Rejected => Err(InvalidClientCertificate),
         }
     }
 }
 
-/// A certificate was shown that is of another authority, or not of this time.
+/// The client certificate is of another CA, or not valid at this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DoesNotCount;
+pub struct InvalidClientCertificate;
 
-/// The user a certificate names. `None` without exactly one common name, or where a name or group is not text: what
-/// cannot be read is not left out.
+/// The user that a certificate names. `None` without exactly one common name, or if a name or group is not text: a group
+/// that cannot be read is not skipped.
 pub fn certificate_user(der: &[u8]) -> Option<User> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let subject = certificate.subject();
@@ -97,23 +108,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_counts_from_its_beginning_to_its_end() {
+    fn a_certificate_is_accepted_from_not_before_to_not_after() {
         let at = |s: i64| Timestamp::from_second(s).unwrap();
-        let peer = Peer::Known {
+        let peer = PeerCertificate::Verified {
             user: User::new("ann", [""; 0]),
-            from: at(100),
-            until: at(200),
+            not_before: at(100),
+            not_after: at(200),
         };
         let names = |now| peer.user(at(now)).map(|u| u.map(|u| u.name.clone()));
         for (now, expected) in [
-            (99, Err(DoesNotCount)),
+            (99, Err(InvalidClientCertificate)),
             (100, Ok(Some("ann".to_string()))),
             (200, Ok(Some("ann".to_string()))),
-            (201, Err(DoesNotCount)),
+            (201, Err(InvalidClientCertificate)),
         ] {
             assert_eq!(names(now), expected, "{now}");
         }
-        assert_eq!(Peer::Stranger.user(at(1)), Err(DoesNotCount));
-        assert_eq!(Peer::Nobody.user(at(1)), Ok(None));
+        assert_eq!(
+            PeerCertificate::Rejected.user(at(1)),
+            Err(InvalidClientCertificate)
+        );
+        assert_eq!(PeerCertificate::None.user(at(1)), Ok(None));
     }
 }

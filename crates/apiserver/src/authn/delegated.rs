@@ -1,8 +1,8 @@
-//! Who may ask what of a kubelet's port: authentication and authorization that a kubelet delegates to the API server.
+//! Authentication and authorization of requests to a kubelet's port, delegated to the API server.
 //!
-//! A token is reviewed once for everybody who shows it at the same time, and the answer is kept for a while, as the kubelet
-//! does. A peer whose tokens are not known may have only so many reviewed, so that a stranger at the kubelet's port does not
-//! make load for the API server (SPEC A6). Tokens are kept as hashes.
+//! Concurrent requests with the same token share one TokenReview, and its result is cached, as in the kubelet. A peer has
+//! only a limited number of unknown tokens reviewed, so that an unauthenticated client at the kubelet's port does not load
+//! the API server (SPEC A6). Tokens are cached as hashes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -25,18 +25,18 @@ use tokio::time::Instant;
 
 use crate::user::User;
 
-/// How long the answer to a token's review is kept. The kubelet's default is 2 minutes; this is the API server's, so that a
-/// revoked token ends sooner.
+/// How long the result of a TokenReview is cached. The kubelet's default is 2 minutes; this is the API server's, so that a
+/// revoked token is rejected sooner.
 const TOKEN_TTL: Duration = Duration::from_secs(10);
-/// How long it is kept that something is allowed, and that it is not (KubeletConfiguration
+/// How long an allowed and a denied SubjectAccessReview is cached (KubeletConfiguration
 /// `authorization.webhook.cacheAuthorizedTTL` and `cacheUnauthorizedTTL`).
 const ALLOWED_TTL: Duration = Duration::from_secs(300);
 const DENIED_TTL: Duration = Duration::from_secs(30);
-/// Answers that are kept, of each sort.
-const ANSWERS_MAX: usize = 1024;
-/// Reviews of tokens at once.
+/// Cached results, of TokenReviews and SubjectAccessReviews each.
+const CACHED_MAX: usize = 1024;
+/// Concurrent TokenReviews.
 const REVIEWS_MAX: usize = 16;
-/// Longest token that is reviewed; the API server's are of some 1 KiB.
+/// The longest token that is reviewed; the API server's have some 1 KiB.
 const TOKEN_MAX_BYTES: usize = 16 * 1024;
 /// Unknown tokens of one peer that are reviewed within [`UNKNOWN_WINDOW`].
 const UNKNOWN_MAX: u32 = 20;
@@ -44,20 +44,20 @@ const UNKNOWN_WINDOW: Duration = Duration::from_secs(10);
 /// Peers whose unknown tokens are counted.
 const PEERS_MAX: usize = 4096;
 
-/// Why a request is rejected: with which code, and in which words.
+/// The status code and the message with which a request is rejected.
 pub type Rejection = (StatusCode, String);
 
-/// What is asked of the API server.
+/// The reviews of the API server.
 #[async_trait]
 pub trait Reviews: Send + Sync {
-    /// Whose token it is.
+    /// The user of a token.
     async fn user(&self, token: &str) -> Result<Option<User>, Error>;
-    async fn allows(&self, node: &str, question: &Question) -> Result<bool, Error>;
+    async fn allows(&self, node: &str, review: &AccessReview) -> Result<bool, Error>;
 }
 
-/// Whether a user may do something with one of the node's subresources.
+/// The user, verb and node subresource of a SubjectAccessReview.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Question {
+pub struct AccessReview {
     user: String,
     uid: String,
     groups: Vec<String>,
@@ -76,8 +76,8 @@ impl Reviews for Arc<dyn Api> {
             },
             ..TokenReview::default()
         };
-        let answer = self.create_as(review).await?;
-        let status = answer.status.clone();
+        let created = self.create_as(review).await?;
+        let status = created.status.clone();
         let Some(status) = status.filter(|s| s.authenticated == Some(true)) else {
             return Ok(None);
         };
@@ -92,18 +92,18 @@ impl Reviews for Arc<dyn Api> {
         }))
     }
 
-    async fn allows(&self, node: &str, question: &Question) -> Result<bool, Error> {
+    async fn allows(&self, node: &str, review: &AccessReview) -> Result<bool, Error> {
         let review = SubjectAccessReview {
             spec: SubjectAccessReviewSpec {
-                user: Some(question.user.clone()),
-                uid: Some(question.uid.clone()),
-                groups: Some(question.groups.clone()),
-                extra: Some(question.extra.clone()),
+                user: Some(review.user.clone()),
+                uid: Some(review.uid.clone()),
+                groups: Some(review.groups.clone()),
+                extra: Some(review.extra.clone()),
                 resource_attributes: Some(ResourceAttributes {
-                    verb: Some(question.verb.to_string()),
+                    verb: Some(review.verb.to_string()),
                     version: Some("v1".into()),
                     resource: Some("nodes".into()),
-                    subresource: Some(question.subresource.to_string()),
+                    subresource: Some(review.subresource.to_string()),
                     name: Some(node.to_string()),
                     ..ResourceAttributes::default()
                 }),
@@ -111,40 +111,40 @@ impl Reviews for Arc<dyn Api> {
             },
             ..SubjectAccessReview::default()
         };
-        let answer = self.create_as(review).await?;
-        Ok(answer.status.as_ref().is_some_and(|s| s.allowed))
+        let created = self.create_as(review).await?;
+        Ok(created.status.as_ref().is_some_and(|s| s.allowed))
     }
 }
 
-/// Who may ask what of one node.
-pub struct Access<R> {
+/// Authenticates and authorizes requests to one node's kubelet.
+pub struct KubeletAccess<R> {
     node: String,
     reviews: R,
-    users: Answers<[u8; 32], Option<User>>,
-    decisions: Answers<Question, bool>,
+    users: ReviewCache<[u8; 32], Option<User>>,
+    decisions: ReviewCache<AccessReview, bool>,
     reviewing: Semaphore,
-    unknown: Mutex<HashMap<IpAddr, Unknown>>,
+    unknown: Mutex<HashMap<IpAddr, UnknownTokens>>,
 }
 
 /// The unknown tokens of a peer in the current window.
-struct Unknown {
+struct UnknownTokens {
     since: Instant,
     tokens: u32,
 }
 
-impl<R: Reviews> Access<R> {
+impl<R: Reviews> KubeletAccess<R> {
     pub fn new(node: &str, reviews: R) -> Self {
-        Access {
+        KubeletAccess {
             node: node.to_string(),
             reviews,
-            users: Answers::default(),
-            decisions: Answers::default(),
+            users: ReviewCache::default(),
+            decisions: ReviewCache::default(),
             reviewing: Semaphore::new(REVIEWS_MAX),
             unknown: Mutex::default(),
         }
     }
 
-    /// Whose token it is, which was shown by this peer.
+    /// The user of a token that this peer sent.
     pub async fn user(&self, token: &str, peer: IpAddr) -> Result<Option<User>, Rejection> {
         if token.len() > TOKEN_MAX_BYTES {
             return Ok(None);
@@ -154,11 +154,11 @@ impl<R: Reviews> Access<R> {
             return Ok(user);
         }
         if self.has_too_many_unknown(peer) {
-            let words = "Too many requests with unknown tokens, please try again later.";
-            return Err((StatusCode::TOO_MANY_REQUESTS, words.into()));
+            let message = "Too many requests with unknown tokens, please try again later.";
+            return Err((StatusCode::TOO_MANY_REQUESTS, message.into()));
         }
-        let ask = async {
-            // Never closed, so there is always a permit at last.
+        let reviewing = async {
+            // The semaphore is never closed, so a permit is always granted.
             let _permit = self.reviewing.acquire().await;
             let user = self.reviews.user(token).await?;
             if user.is_none() {
@@ -166,13 +166,16 @@ impl<R: Reviews> Access<R> {
             }
             Ok((user, TOKEN_TTL))
         };
-        self.users.get_or_ask(key, ask).await.map_err(unreachable_api)
+        self.users
+            .get_or_review(key, reviewing)
+            .await
+            .map_err(review_failed)
     }
 
-    /// Whether one of the subresources that stand for this path may be asked for.
+    /// Whether the user has the verb on one of the subresources of this path.
     pub async fn allows(&self, user: &User, method: &Method, path: &str) -> Result<bool, Rejection> {
         for subresource in subresources(path) {
-            let question = Question {
+            let review = AccessReview {
                 user: user.name.clone(),
                 uid: user.uid.clone(),
                 groups: user.groups.clone(),
@@ -180,12 +183,12 @@ impl<R: Reviews> Access<R> {
                 verb: verb(method),
                 subresource,
             };
-            let ask = async {
-                let allowed = self.reviews.allows(&self.node, &question).await?;
+            let reviewing = async {
+                let allowed = self.reviews.allows(&self.node, &review).await?;
                 Ok((allowed, if allowed { ALLOWED_TTL } else { DENIED_TTL }))
             };
-            let answer = self.decisions.get_or_ask(question.clone(), ask).await;
-            if answer.map_err(unreachable_api)? {
+            let allowed = self.decisions.get_or_review(review.clone(), reviewing).await;
+            if allowed.map_err(review_failed)? {
                 return Ok(true);
             }
         }
@@ -197,7 +200,7 @@ impl<R: Reviews> Access<R> {
         let mut peers = self.unknown.lock();
         if peers.len() >= PEERS_MAX && !peers.contains_key(&peer) {
             peers.retain(|_, unknown| now.duration_since(unknown.since) < UNKNOWN_WINDOW);
-            // So many peers at once are one attack.
+            // So many peers at once are treated as one attack.
             return peers.len() >= PEERS_MAX;
         }
         peers.get(&peer).is_some_and(|unknown| {
@@ -208,12 +211,12 @@ impl<R: Reviews> Access<R> {
     fn count_unknown(&self, peer: IpAddr) {
         let now = Instant::now();
         let mut peers = self.unknown.lock();
-        let unknown = peers.entry(peer).or_insert(Unknown {
+        let unknown = peers.entry(peer).or_insert(UnknownTokens {
             since: now,
             tokens: 0,
         });
         if now.duration_since(unknown.since) >= UNKNOWN_WINDOW {
-            *unknown = Unknown {
+            *unknown = UnknownTokens {
                 since: now,
                 tokens: 0,
             };
@@ -222,8 +225,8 @@ impl<R: Reviews> Access<R> {
     }
 }
 
-fn unreachable_api(error: Error) -> Rejection {
-    tracing::warn!(%error, "the API server cannot be asked who may use the kubelet's port");
+fn review_failed(error: Error) -> Rejection {
+    tracing::warn!(%error, "cannot authenticate or authorize a request to the kubelet's port: the API server does not answer");
     (
         StatusCode::INTERNAL_SERVER_ERROR,
         "Authorization error".to_string(),
@@ -240,7 +243,7 @@ pub fn verb(method: &Method) -> &'static str {
     }
 }
 
-/// What a path stands for: the fine-grained subresource first, then the one that stands for everything.
+/// The subresources of a path: the fine-grained one first, then `proxy`, which covers every path (KEP-2862).
 pub fn subresources(path: &str) -> Vec<&'static str> {
     let first = path.split('/').find(|s| !s.is_empty()).unwrap_or("");
     match first {
@@ -255,76 +258,76 @@ pub fn subresources(path: &str) -> Vec<&'static str> {
     }
 }
 
-/// Answers to questions, each asked once for all who ask at the same time, and kept for a while. Errors are not kept.
-struct Answers<K, V> {
-    kept: Mutex<HashMap<K, Arc<Answer<V>>>>,
+/// Cached review results. Concurrent requests share one review; errors are not cached.
+struct ReviewCache<K, V> {
+    entries: Mutex<HashMap<K, Arc<CachedResult<V>>>>,
 }
 
-/// An answer and until when it is kept; empty while it is asked for.
-type Answer<V> = OnceCell<(V, Instant)>;
+/// A result and its expiration; empty while the review is in flight.
+type CachedResult<V> = OnceCell<(V, Instant)>;
 
-impl<K, V> Default for Answers<K, V> {
+impl<K, V> Default for ReviewCache<K, V> {
     fn default() -> Self {
-        Answers {
-            kept: Mutex::default(),
+        ReviewCache {
+            entries: Mutex::default(),
         }
     }
 }
 
-impl<K: Eq + Hash + Clone, V: Clone> Answers<K, V> {
+impl<K: Eq + Hash + Clone, V: Clone> ReviewCache<K, V> {
     fn get(&self, key: &K) -> Option<V> {
-        let kept = self.kept.lock();
-        let (value, until) = kept.get(key)?.get()?;
+        let entries = self.entries.lock();
+        let (value, until) = entries.get(key)?.get()?;
         (*until > Instant::now()).then(|| value.clone())
     }
 
-    async fn get_or_ask(
+    async fn get_or_review(
         &self,
         key: K,
-        ask: impl Future<Output = Result<(V, Duration), Error>>,
+        reviewing: impl Future<Output = Result<(V, Duration), Error>>,
     ) -> Result<V, Error> {
-        let answer = self.answer(key.clone());
-        let asked = answer
+        let entry = self.entry(key.clone());
+        let outcome = entry
             .get_or_try_init(|| async {
-                let (value, ttl) = ask.await?;
+                let (value, ttl) = reviewing.await?;
                 Ok((value, Instant::now() + ttl))
             })
             .await;
-        match asked {
+        match outcome {
             Ok((value, _)) => Ok(value.clone()),
             Err(e) => {
-                let mut kept = self.kept.lock();
-                if kept
+                let mut entries = self.entries.lock();
+                if entries
                     .get(&key)
-                    .is_some_and(|k| Arc::ptr_eq(k, &answer) && k.get().is_none())
+                    .is_some_and(|k| Arc::ptr_eq(k, &entry) && k.get().is_none())
                 {
-                    kept.remove(&key);
+                    entries.remove(&key);
                 }
                 Err(e)
             }
         }
     }
 
-    /// The place of this answer; a new one if the old is outdated.
-    fn answer(&self, key: K) -> Arc<Answer<V>> {
+    /// The entry of this key; a new one if the old has expired.
+    fn entry(&self, key: K) -> Arc<CachedResult<V>> {
         let now = Instant::now();
-        let is_current = |answer: &Arc<Answer<V>>| answer.get().is_none_or(|(_, until)| *until > now);
-        let mut kept = self.kept.lock();
-        if let Some(answer) = kept.get(&key).filter(|a| is_current(a)) {
-            return answer.clone();
+        let is_current = |entry: &Arc<CachedResult<V>>| entry.get().is_none_or(|(_, until)| *until > now);
+        let mut entries = self.entries.lock();
+        if let Some(entry) = entries.get(&key).filter(|a| is_current(a)) {
+            return entry.clone();
         }
-        if kept.len() >= ANSWERS_MAX {
-            // Those that somebody waits for have another holder.
-            kept.retain(|_, answer| {
-                is_current(answer) && (answer.initialized() || Arc::strong_count(answer) > 1)
+        if entries.len() >= CACHED_MAX {
+            // Entries that a request waits for have a second reference.
+            entries.retain(|_, entry| {
+                is_current(entry) && (entry.initialized() || Arc::strong_count(entry) > 1)
             });
         }
-        let answer = Arc::new(Answer::new());
-        // When there are too many current ones, this one is asked for by itself.
-        if kept.len() < ANSWERS_MAX {
-            kept.insert(key, answer.clone());
+        let entry = Arc::new(CachedResult::new());
+        // With too many unexpired entries this result is not cached.
+        if entries.len() < CACHED_MAX {
+            entries.insert(key, entry.clone());
         }
-        answer
+        entry
     }
 }
 

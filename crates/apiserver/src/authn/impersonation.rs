@@ -1,8 +1,8 @@
-//! Impersonation: `Impersonate-User`, `-Group`, `-Uid` and `-Extra-<key>`, each allowed by itself.
+//! Impersonation: `Impersonate-User`, `-Group`, `-Uid` and `-Extra-<key>`, each authorized separately.
 //!
-//! A proxy acts for its users by these headers, so none of them is passed over: one that cannot be read, that is unknown,
-//! given twice or empty is 400, and the request never runs as the proxy itself. kube-apiserver ignores unknown ones, takes
-//! the first of several users, and keeps an extra key as it was sent if its escapes are wrong.
+//! A proxy impersonates its users by these headers, so none of them is ignored: a malformed, unknown, duplicate or empty one
+//! is 400, and the request is never served as the proxy itself. kube-apiserver ignores unknown ones, takes the first of
+//! several users, and keeps an extra key as it was sent if its percent-encoding is invalid.
 
 use std::collections::BTreeMap;
 
@@ -15,28 +15,28 @@ use crate::http::header;
 use crate::user::{ANONYMOUS, AUTHENTICATED, UNAUTHENTICATED, User};
 
 const PREFIX: &str = "impersonate-";
-/// What follows [`PREFIX`] where a key follows.
+/// The part after [`PREFIX`] that precedes the key of an extra field.
 const EXTRA: &str = "extra-";
 
-/// What is asked for.
+/// The impersonation that a request's headers ask for.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Wanted {
+struct ImpersonationRequest {
     user: String,
     groups: Vec<String>,
     uid: String,
     extra: BTreeMap<String, Vec<String>>,
 }
 
-impl Wanted {
+impl ImpersonationRequest {
     fn read(headers: &HeaderMap) -> Result<Self, Error> {
-        let mut wanted = Wanted::default();
+        let mut requested = ImpersonationRequest::default();
         for (name, value) in headers {
             let Some(what) = name.as_str().strip_prefix(PREFIX) else {
                 continue;
             };
             let value = header::text(name, value)?;
             if let Some(key) = what.strip_prefix(EXTRA) {
-                let values = wanted.extra.entry(extra_key(name, key)?).or_default();
+                let values = requested.extra.entry(extra_key(name, key)?).or_default();
                 values.push(value.to_string());
                 continue;
             }
@@ -44,10 +44,10 @@ impl Wanted {
                 return Err(Error::bad_request(format!("header {name} is empty")));
             }
             let once = match what {
-                "user" => &mut wanted.user,
-                "uid" => &mut wanted.uid,
+                "user" => &mut requested.user,
+                "uid" => &mut requested.uid,
                 "group" => {
-                    wanted.groups.push(value.to_string());
+                    requested.groups.push(value.to_string());
                     continue;
                 }
                 _ => return Err(Error::bad_request(format!("header {name} is not supported"))),
@@ -59,7 +59,7 @@ impl Wanted {
             }
             *once = value.to_string();
         }
-        Ok(wanted)
+        Ok(requested)
     }
 
     /// `system:serviceaccount:<namespace>:<name>`.
@@ -68,13 +68,13 @@ impl Wanted {
             .user
             .strip_prefix("system:serviceaccount:")?
             .split_once(':')?;
-        let fine = !namespace.is_empty() && !name.is_empty() && !name.contains(':');
-        fine.then_some((namespace, name))
+        let well_formed = !namespace.is_empty() && !name.is_empty() && !name.contains(':');
+        well_formed.then_some((namespace, name))
     }
 
-    /// What must be allowed, one after another.
-    fn requests(&self) -> Vec<Attributes<'_>> {
-        let ask = |group, resource, subresource, namespace, name| Attributes {
+    /// The permissions that the impersonator needs, each with verb `impersonate`.
+    fn required_permissions(&self) -> Vec<Attributes<'_>> {
+        let permission = |group, resource, subresource, namespace, name| Attributes {
             verb: "impersonate",
             group,
             resource,
@@ -85,18 +85,18 @@ impl Wanted {
         };
         let authentication = "authentication.k8s.io";
         let mut all = vec![match self.service_account() {
-            Some((namespace, name)) => ask("", "serviceaccounts", "", namespace, name),
-            None => ask("", "users", "", "", self.user.as_str()),
+            Some((namespace, name)) => permission("", "serviceaccounts", "", namespace, name),
+            None => permission("", "users", "", "", self.user.as_str()),
         }];
-        all.extend(self.groups.iter().map(|g| ask("", "groups", "", "", g)));
+        all.extend(self.groups.iter().map(|g| permission("", "groups", "", "", g)));
         for (key, values) in &self.extra {
-            let asks = values
+            let permissions = values
                 .iter()
-                .map(|v| ask(authentication, "userextras", key, "", v));
-            all.extend(asks);
+                .map(|v| permission(authentication, "userextras", key, "", v));
+            all.extend(permissions);
         }
         if !self.uid.is_empty() {
-            all.push(ask(authentication, "uids", "", "", &self.uid));
+            all.push(permission(authentication, "uids", "", "", &self.uid));
         }
         all
     }
@@ -123,7 +123,7 @@ impl Wanted {
 /// The key of an extra value, whose special characters are percent-encoded in the header's name.
 fn extra_key(name: &HeaderName, key: &str) -> Result<String, Error> {
     let invalid = || Error::bad_request(format!("header {name} does not name an extra key"));
-    // An encoded `%` is decoded once and is then no escape.
+    // An encoded `%` is decoded once, and is not an escape afterwards.
     let escapes = key
         .as_bytes()
         .iter()
@@ -144,29 +144,29 @@ fn extra_key(name: &HeaderName, key: &str) -> Result<String, Error> {
     }
 }
 
-/// The user as whom a request is made: `user`, unless the headers ask for another and `user` may be that one.
+/// The user of the request: `user`, or the user in the impersonation headers if `user` may impersonate it; then with `user`.
 pub(super) fn impersonated(
     headers: &HeaderMap,
     user: User,
     authorizer: &dyn Authorizer,
 ) -> Result<(User, Option<User>), Error> {
-    let wanted = Wanted::read(headers)?;
-    if wanted == Wanted::default() {
+    let requested = ImpersonationRequest::read(headers)?;
+    if requested == ImpersonationRequest::default() {
         return Ok((user, None));
     }
-    if wanted.user.is_empty() {
+    if requested.user.is_empty() {
         return Err(Error::internal(
             "requested impersonation of groups, a uid or extra fields without impersonating a user",
         ));
     }
-    if let Some(refused) = wanted
-        .requests()
+    if let Some(denied) = requested
+        .required_permissions()
         .iter()
         .find(|request| !authorizer.allows(&user, request))
     {
-        return Err(forbidden(&user, refused));
+        return Err(forbidden(&user, denied));
     }
-    Ok((wanted.user(), Some(user)))
+    Ok((requested.user(), Some(user)))
 }
 
 #[cfg(test)]
@@ -178,12 +178,12 @@ mod tests {
     const UID: &str = "impersonate-uid";
 
     /// Allows what its list names as `group/resource/subresource/namespace/name`.
-    struct Only(&'static [&'static str]);
+    struct AllowList(&'static [&'static str]);
 
-    impl Authorizer for Only {
+    impl Authorizer for AllowList {
         fn allows(&self, _: &User, r: &Attributes<'_>) -> bool {
-            let asked = [r.group, r.resource, r.subresource, r.namespace, r.name].join("/");
-            r.verb == "impersonate" && self.0.contains(&asked.as_str())
+            let key = [r.group, r.resource, r.subresource, r.namespace, r.name].join("/");
+            r.verb == "impersonate" && self.0.contains(&key.as_str())
         }
     }
 
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_is_asked_for_must_be_allowed() {
+    fn each_impersonated_attribute_must_be_allowed() {
         let all = headers(&[
             (USER, "bob"),
             (GROUP, "ops"),
@@ -211,8 +211,8 @@ mod tests {
             "authentication.k8s.io/userextras/scopes/a//view",
             "authentication.k8s.io/uids///7",
         ];
-        let ask = |allowed| impersonated(&all, User::new("root", ["x"]), &Only(allowed));
-        let (bob, by) = ask(&NEEDED).unwrap();
+        let impersonate_all = |allowed| impersonated(&all, User::new("root", ["x"]), &AllowList(allowed));
+        let (bob, by) = impersonate_all(&NEEDED).unwrap();
         assert_eq!(bob.groups, ["ops", "dev", AUTHENTICATED]);
         assert_eq!((bob.uid.as_str(), by.unwrap().name.as_str()), ("7", "root"));
         assert_eq!(bob.extra["scopes/a"], ["view"]);
@@ -224,7 +224,7 @@ mod tests {
             &[NEEDED[0], NEEDED[1], NEEDED[2], NEEDED[3]],
         ];
         for allowed in WITHOUT {
-            assert_eq!(ask(allowed).unwrap_err().code(), 403, "{allowed:?}");
+            assert_eq!(impersonate_all(allowed).unwrap_err().code(), 403, "{allowed:?}");
         }
     }
 
@@ -237,7 +237,7 @@ mod tests {
                 true
             }
         }
-        let be = |pairs: &[(&'static str, &[u8])]| {
+        let impersonate = |pairs: &[(&'static str, &[u8])]| {
             let mut headers = HeaderMap::new();
             for (name, value) in pairs {
                 headers.append(*name, http::HeaderValue::from_bytes(value).unwrap());
@@ -250,8 +250,8 @@ mod tests {
                 .map_err(|e| e.code())
         };
         const BOB: (&str, &[u8]) = (USER, b"bob");
-        assert_eq!(be(&[(USER, "jörg".as_bytes())]).unwrap().name, "jörg");
-        let joerg = be(&[
+        assert_eq!(impersonate(&[(USER, "jörg".as_bytes())]).unwrap().name, "jörg");
+        let joerg = impersonate(&[
             BOB,
             (GROUP, "größer".as_bytes()),
             ("impersonate-extra-s%c3%b6", "ü".as_bytes()),
@@ -259,9 +259,9 @@ mod tests {
         let joerg = joerg.unwrap();
         assert_eq!(joerg.groups[0], "größer");
         assert_eq!(joerg.extra["sö"], ["ü"]);
-        let empty = be(&[BOB, ("impersonate-extra-scopes", b"")]).unwrap();
+        let empty = impersonate(&[BOB, ("impersonate-extra-scopes", b"")]).unwrap();
         assert_eq!(empty.extra["scopes"], [""]);
-        let escaped = be(&[BOB, ("impersonate-extra-a%252f", b"x")]).unwrap();
+        let escaped = impersonate(&[BOB, ("impersonate-extra-a%252f", b"x")]).unwrap();
         assert_eq!(escaped.extra["a%2f"], ["x"]);
         for rejected in [
             &[(USER, &b"j\xf6rg"[..])][..],
@@ -284,18 +284,18 @@ mod tests {
             &[("impersonate-", b"x")],
             &[("impersonate-users", b"bob")],
         ] {
-            assert_eq!(be(rejected), Err(400), "{rejected:?}");
+            assert_eq!(impersonate(rejected), Err(400), "{rejected:?}");
         }
     }
 
     #[test]
-    fn groups_follow_from_whom_is_meant() {
-        let be = |pairs: &[(&'static str, &'static str)], allowed| {
-            impersonated(&headers(pairs), User::new("root", ["x"]), &Only(allowed))
+    fn default_groups_follow_from_the_impersonated_user() {
+        let impersonate = |pairs: &[(&'static str, &'static str)], allowed| {
+            impersonated(&headers(pairs), User::new("root", ["x"]), &AllowList(allowed))
                 .map(|(user, _)| user.groups)
         };
         assert_eq!(
-            be(&[(USER, "system:serviceaccount:a:b")], &["/serviceaccounts//a/b"]).unwrap(),
+            impersonate(&[(USER, "system:serviceaccount:a:b")], &["/serviceaccounts//a/b"]).unwrap(),
             [
                 "system:serviceaccounts",
                 "system:serviceaccounts:a",
@@ -303,10 +303,10 @@ mod tests {
             ]
         );
         assert_eq!(
-            be(&[(USER, ANONYMOUS)], &["/users///system:anonymous"]).unwrap(),
+            impersonate(&[(USER, ANONYMOUS)], &["/users///system:anonymous"]).unwrap(),
             [UNAUTHENTICATED]
         );
-        assert_eq!(be(&[(GROUP, "g")], &[]).unwrap_err().code(), 500);
-        assert_eq!(be(&[], &[]).unwrap(), ["x"]);
+        assert_eq!(impersonate(&[(GROUP, "g")], &[]).unwrap_err().code(), 500);
+        assert_eq!(impersonate(&[], &[]).unwrap(), ["x"]);
     }
 }

@@ -3,7 +3,7 @@
 //! A token is split and its header is decoded once. The header's algorithm only selects among keys of that algorithm,
 //! so that a key is never used with another; its key id, where it has one, names the key. Headers with `crit` or with a
 //! parameter twice are rejected, and the payload is decoded from the very bytes whose signature was verified. Nothing
-//! else in a header is read, so that a token cannot bring its own key (`jwk`, `jku`, `x5c`).
+//! else in a header is read, so that a token cannot name its own key (`jwk`, `jku`, `x5c`).
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::token_key::{Algorithm, SigningKey, VerifyingKey};
 
-/// The longest token that is issued or accepted. A pod's token has about 1 KiB, most of it the signature and the names
-/// of pod and node; the rest leaves room for hundreds of audiences. What is longer costs no signature check.
+/// The longest token that is issued or accepted. A pod's token has about 1 KiB, most of it the signature and the names of
+/// pod and node; the rest leaves room for hundreds of audiences. Longer tokens are rejected without a signature check.
 pub(super) const TOKEN_BYTES_MAX: usize = 64 * 1024;
 
 #[derive(Serialize)]
@@ -26,12 +26,12 @@ struct NewHeader<'a> {
 struct Header {
     alg: Algorithm,
     kid: Option<String>,
-    /// Extensions that must be understood (RFC 7515, 4.1.11). There are none that are.
+    /// Whether the header has `crit`: extensions that must be understood (RFC 7515, 4.1.11). None are supported.
     #[serde(default, deserialize_with = "present")]
     crit: bool,
 }
 
-/// A parameter that is there, whatever its value.
+/// True for a parameter that is present, with any value.
 fn present<'de, D: serde::Deserializer<'de>>(value: D) -> Result<bool, D::Error> {
     IgnoredAny::deserialize(value).map(|_| true)
 }

@@ -1,9 +1,10 @@
 //! Authentication: who a request comes from.
 //!
 //! A client certificate of the cluster's CA, else a bearer token (static, a service account's, or a node's bootstrap
-//! token), else nobody known: anonymous. A credential that does not hold is 401, not anonymous. Which user that then
-//! acts as is [`impersonation`]'s.
+//! token), else `system:anonymous`. An invalid credential is 401, not anonymous. [`impersonation`] then decides as which
+//! user the request is made.
 
+mod authenticator;
 pub mod bearer;
 pub mod bootstrap_token;
 pub mod certificate;
@@ -17,15 +18,10 @@ pub mod token_key;
 
 use std::collections::HashMap;
 
-use http::HeaderMap;
-use k8s_openapi::jiff::Timestamp;
-use knarr_api::{Error, k8s_openapi};
-
-use self::certificate::Peer;
-use crate::server::Server;
+pub(crate) use self::authenticator::Authenticator;
 use crate::user::{ANONYMOUS, User};
 
-/// Tokens that are configured: token to user.
+/// The tokens of the token file, with their users.
 pub type StaticTokens = HashMap<String, User>;
 
 /// Reads a token file: a line each of `token,user,uid,"group1,group2"`, as kube-apiserver's `--token-auth-file`.
@@ -56,82 +52,18 @@ pub fn parse_token_file(text: &str) -> Result<StaticTokens, String> {
     Ok(tokens)
 }
 
-/// Who asks.
+/// The authenticated user of a request.
 pub(crate) struct Requester {
     /// The user as whom the request is made.
     pub user: User,
-    /// The one who shows the credential, if he acts as another.
+    /// The user of the credential, if the request impersonates another.
     pub impersonator: Option<User>,
 }
 
 impl Requester {
-    /// Whether there was a credential.
+    /// Whether the request had a credential.
     pub fn is_authenticated(&self) -> bool {
         self.impersonator.is_some() || self.user.name != ANONYMOUS
-    }
-}
-
-impl Server {
-    /// Who asks, by certificate or token, then by impersonation.
-    pub(crate) fn authenticate(
-        &self,
-        headers: &HeaderMap,
-        peer: &Peer,
-        now: Timestamp,
-    ) -> Result<Requester, Error> {
-        let shown = peer.user(now);
-        let user = match &shown {
-            Ok(Some(user)) => (*user).clone(),
-            other => match (other, bearer::token(headers)?) {
-                (_, Some(token)) => self
-                    .token_user(&token, now)
-                    .ok_or_else(Error::unauthorized)?
-                    .authenticated(),
-                (Ok(_), None) if self.config.options.anonymous => User::anonymous(),
-                (_, None) => return Err(Error::unauthorized()),
-            },
-        };
-        let (user, impersonator) = impersonation::impersonated(headers, user, &*self.authorizer)?;
-        Ok(Requester { user, impersonator })
-    }
-
-    /// Whose token it is.
-    fn token_user(&self, token: &str, now: Timestamp) -> Option<User> {
-        let (user, _) = self.token_holder(token, &[], now)?;
-        Some(user)
-    }
-
-    /// Whose token it is, and for which of `audiences` (empty: this server's) it is good.
-    pub(crate) fn token_holder(
-        &self,
-        token: &str,
-        audiences: &[String],
-        now: Timestamp,
-    ) -> Option<(User, Vec<String>)> {
-        // These are good for this server and for nobody else.
-        let here = self
-            .static_tokens
-            .get(token)
-            .cloned()
-            .or_else(|| bootstrap_token::user(token, now, &self.cache));
-        if let Some(user) = here {
-            let own = self.tokens.default_audiences();
-            let good: Vec<String> = own
-                .iter()
-                .filter(|a| audiences.is_empty() || audiences.contains(a))
-                .cloned()
-                .collect();
-            return (!good.is_empty()).then_some((user, good));
-        }
-        let found = self.tokens.verify(token, audiences, now, &self.cache)?;
-        if let Some(seconds) = found.stale_seconds {
-            tracing::debug!(
-                user = found.user.name,
-                seconds,
-                "a token is used past its time for renewal"
-            );
-        }
-        Some((found.user, found.audiences))
     }
 }
 

@@ -1,8 +1,8 @@
-//! Service-account tokens of Secrets of type `kubernetes.io/service-account-token`: without an end, good as long as the Secret
-//! holds them and the account exists.
+//! Service-account tokens of Secrets of type `kubernetes.io/service-account-token`: they do not expire, and are accepted as
+//! long as the Secret holds them and the account exists.
 //!
 //! The claims are kube-controller-manager's (pkg/serviceaccount/legacy.go), so that tokens of a cluster whose keys move here
-//! stay good.
+//! stay valid.
 
 use k8s_openapi::api::core::v1::Secret;
 use knarr_api::{k8s_openapi, registry};
@@ -15,7 +15,7 @@ use crate::cache::Cache;
 use crate::user::User;
 
 const ISSUER: &str = "kubernetes/serviceaccount";
-/// A Secret with this label is not accepted any more; set by those who clean up unused tokens.
+/// The token of a Secret with this label is rejected; set by the legacy service account token cleaner (KEP-2799).
 const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 const TOKEN: &str = "token";
 
@@ -45,7 +45,7 @@ impl Claims {
         }
     }
 
-    /// Whether it is a token of this issuer whose claims agree.
+    /// Whether it is a token of this issuer with consistent claims.
     pub fn is_consistent(&self) -> bool {
         let all = [&self.namespace, &self.secret, &self.account, &self.account_uid];
         self.iss == ISSUER
@@ -67,7 +67,7 @@ impl Claims {
         }
         let typed = secret.get::<Secret>()?;
         let held = typed.data.as_ref()?.get(TOKEN)?;
-        // Compared by their hashes, whose bytes tell nothing about the token's.
+        // Hashes are compared, so that the duration does not reveal anything about the token.
         if digest(&SHA256, &held.0).as_ref() != digest(&SHA256, token.as_bytes()).as_ref() {
             return None;
         }
@@ -95,7 +95,7 @@ impl SecretTokenSigner {
         SigningKey::read(&keys.signing).map(|(key, _)| SecretTokenSigner(key))
     }
 
-    /// A token for the account, good as long as this Secret holds it.
+    /// A token for the account, valid as long as this Secret holds it.
     pub fn sign(
         &self,
         namespace: &str,

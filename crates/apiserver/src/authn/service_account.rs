@@ -1,6 +1,6 @@
 //! Service-account tokens: JWTs, bound to an account and optionally to a pod, a secret or a node.
 //!
-//! A token is good only as long as what it is bound to exists with the same uid.
+//! A token is valid only as long as the objects it is bound to exist with the same UID.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,26 +16,26 @@ use super::{jws, secret_token};
 use crate::cache::Cache;
 use crate::user::User;
 
-/// How long a token outlives the deletion of what it is bound to; also how far clocks may differ.
+/// How long a token stays valid after the deletionTimestamp of an object it is bound to; also the accepted clock skew.
 const LEEWAY: SignedDuration = SignedDuration::from_mins(1);
 
-/// Signs and verifies.
+/// Signs and verifies service-account tokens.
 pub struct Tokens {
-    /// The first signs what is issued; tokens of all are taken.
+    /// The first is the issuer of new tokens; tokens of all are accepted.
     issuers: Vec<String>,
-    /// What a token is good for when nobody says.
+    /// The audiences of a token whose request names none.
     audiences: Vec<String>,
     signing: SigningKey,
     verifying: Vec<VerifyingKey>,
-    /// What tokens say whose signature was verified with these keys.
-    verified: TokenCache<Verifiable>,
-    /// Where the keys are published, if not at this server.
+    /// Claims whose signature was verified with these keys.
+    verified: TokenCache<TokenClaims>,
+    /// The URL at which the keys are published, if it is not this server's.
     jwks_uri: Option<String>,
 }
 
-/// Something with a name and a uid.
+/// The name and UID of an object in a claim.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
-pub struct Reference {
+pub struct ObjectReference {
     pub name: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub uid: String,
@@ -43,26 +43,26 @@ pub struct Reference {
 
 /// The private claim `kubernetes.io`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
-pub struct Bound {
+pub struct KubernetesClaims {
     pub namespace: String,
-    pub serviceaccount: Reference,
+    pub serviceaccount: ObjectReference,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pod: Option<Reference>,
+    pub pod: Option<ObjectReference>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub secret: Option<Reference>,
+    pub secret: Option<ObjectReference>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub node: Option<Reference>,
-    /// From then on (seconds) its use is worth a word in the audit log.
+    pub node: Option<ObjectReference>,
+    /// From this time on (Unix seconds) a use of the token is logged as stale: the client should have renewed it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warnafter: Option<i64>,
 }
 
-/// What tokens say.
+/// The claims of a token.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Verifiable {
+enum TokenClaims {
     Bound(Claims),
-    OfSecret(secret_token::Claims),
+    Secret(secret_token::Claims),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -75,15 +75,15 @@ struct Claims {
     jti: String,
     sub: String,
     #[serde(rename = "kubernetes.io")]
-    bound: Bound,
+    bound: KubernetesClaims,
 }
 
-/// A token that holds.
-pub struct Verified {
+/// A verified token.
+pub struct VerifiedToken {
     pub user: User,
-    /// Those of the asked-for audiences that it is good for.
+    /// The requested audiences that it is valid for.
     pub audiences: Vec<String>,
-    /// For how long its bearer should have renewed it, if so.
+    /// How long ago the client should have renewed it, if so.
     pub stale_seconds: Option<i64>,
 }
 
@@ -91,7 +91,7 @@ impl Tokens {
     /// `issuers` has at least one; `audiences` may be empty and is then the first issuer.
     pub fn new(issuers: &[String], audiences: &[String], keys: &KeyFiles) -> Result<Self, String> {
         let Some(issuer) = issuers.first() else {
-            return Err("there is no issuer of service-account tokens".into());
+            return Err("no issuer of service-account tokens is configured".into());
         };
         let (signing, own) = SigningKey::read(&keys.signing)?;
         let mut verifying = vec![own];
@@ -115,7 +115,7 @@ impl Tokens {
         })
     }
 
-    /// Publishes the keys at another address.
+    /// Publishes the keys at another URL.
     pub fn with_jwks_uri(mut self, uri: Option<String>) -> Self {
         self.jwks_uri = uri;
         self
@@ -127,7 +127,7 @@ impl Tokens {
 
     pub fn sign(
         &self,
-        bound: Bound,
+        bound: KubernetesClaims,
         audiences: Vec<String>,
         now: Timestamp,
         seconds: i64,
@@ -149,34 +149,34 @@ impl Tokens {
         jws::sign(&claims, &self.signing)
     }
 
-    /// `None` unless the token is ours, of this time, for one of `audiences` (empty: this server's), and all
-    /// it is bound to is still there.
+    /// `None` unless the token is of one of the issuers, valid at this time and for one of `audiences` (empty: this server's),
+    /// and every object it is bound to exists.
     pub fn verify(
         &self,
         token: &str,
         audiences: &[String],
         now: Timestamp,
         cache: &Cache,
-    ) -> Option<Verified> {
+    ) -> Option<VerifiedToken> {
         let known = self.claims(token)?;
         let claims = match &*known {
-            Verifiable::Bound(claims) => claims,
-            // Good for this server, and for no other audience.
-            Verifiable::OfSecret(claims) => {
-                let good_for: Vec<String> = match audiences {
+            TokenClaims::Bound(claims) => claims,
+            // Valid for this server's audiences only.
+            TokenClaims::Secret(claims) => {
+                let accepted: Vec<String> = match audiences {
                     [] => self.audiences.clone(),
-                    wanted => wanted
+                    requested => requested
                         .iter()
                         .filter(|a| self.audiences.contains(a))
                         .cloned()
                         .collect(),
                 };
-                let user = (!good_for.is_empty())
+                let user = (!accepted.is_empty())
                     .then(|| claims.user(token, cache))
                     .flatten()?;
-                return Some(Verified {
+                return Some(VerifiedToken {
                     user,
-                    audiences: good_for,
+                    audiences: accepted,
                     stale_seconds: None,
                 });
             }
@@ -186,42 +186,42 @@ impl Tokens {
         if at >= claims.exp || at + leeway < claims.nbf || at + leeway < claims.iat {
             return None;
         }
-        let wanted = if audiences.is_empty() {
+        let requested = if audiences.is_empty() {
             &self.audiences
         } else {
             audiences
         };
-        let good_for: Vec<String> = wanted
+        let accepted: Vec<String> = requested
             .iter()
             .filter(|a| claims.aud.contains(a))
             .cloned()
             .collect();
-        if good_for.is_empty() {
+        if accepted.is_empty() {
             return None;
         }
         let bound = &claims.bound;
-        let there = |kind: &Kind, namespace: &str, r: &Reference| {
+        let exists = |kind: &Kind, namespace: &str, r: &ObjectReference| {
             cache.get(kind, namespace, &r.name).is_some_and(|o| {
-                let going = o.metadata().deletion_timestamp.as_ref();
-                o.uid() == r.uid && going.is_none_or(|t| t.0 + LEEWAY >= now)
+                let deleted = o.metadata().deletion_timestamp.as_ref();
+                o.uid() == r.uid && deleted.is_none_or(|t| t.0 + LEEWAY >= now)
             })
         };
-        // Of a pod's token the node is only told; a node's own token ends with the node.
+        // The node of a pod's token is only information; a token bound to a node is valid only as long as the node exists.
         let node = bound.node.iter().filter(|_| bound.pod.is_none());
-        let all_there = there(
+        let all_exist = exists(
             &registry::SERVICE_ACCOUNT,
             &bound.namespace,
             &bound.serviceaccount,
         ) && bound
             .pod
             .iter()
-            .all(|r| there(&registry::POD, &bound.namespace, r))
+            .all(|r| exists(&registry::POD, &bound.namespace, r))
             && bound
                 .secret
                 .iter()
-                .all(|r| there(&registry::SECRET, &bound.namespace, r))
-            && node.into_iter().all(|r| there(&registry::NODE, "", r));
-        if !all_there {
+                .all(|r| exists(&registry::SECRET, &bound.namespace, r))
+            && node.into_iter().all(|r| exists(&registry::NODE, "", r));
+        if !all_exist {
             return None;
         }
         let account = &bound.serviceaccount;
@@ -246,20 +246,20 @@ impl Tokens {
         }
         user.extra = extra;
         let stale = bound.warnafter.filter(|after| *after != 0 && at > *after);
-        Some(Verified {
+        Some(VerifiedToken {
             user,
-            audiences: good_for,
+            audiences: accepted,
             stale_seconds: stale.map(|after| at - after),
         })
     }
 
-    /// What a token says that one of the keys has signed for one of the issuers; times are not looked at.
-    fn claims(&self, token: &str) -> Option<Arc<Verifiable>> {
+    /// The claims of a token that one of the keys has signed for one of the issuers. Times are not checked here.
+    fn claims(&self, token: &str) -> Option<Arc<TokenClaims>> {
         self.verified.get_or_verify(token, || {
-            let claims: Verifiable = jws::verify(token, &self.verifying)?;
+            let claims: TokenClaims = jws::verify(token, &self.verifying)?;
             let is_ours = match &claims {
-                Verifiable::Bound(claims) => self.issuers.contains(&claims.iss),
-                Verifiable::OfSecret(claims) => claims.is_consistent(),
+                TokenClaims::Bound(claims) => self.issuers.contains(&claims.iss),
+                TokenClaims::Secret(claims) => claims.is_consistent(),
             };
             is_ours.then_some(claims)
         })
@@ -276,10 +276,10 @@ impl Tokens {
         let mut algorithms: Vec<&Value> = self.verifying.iter().map(|k| &k.published["alg"]).collect();
         algorithms.sort_by_key(|a| a.as_str());
         algorithms.dedup();
-        let here = || format!("{server}/openid/v1/jwks");
+        let own_uri = || format!("{server}/openid/v1/jwks");
         json!({
             "issuer": self.issuers.first(),
-            "jwks_uri": self.jwks_uri.clone().unwrap_or_else(here),
+            "jwks_uri": self.jwks_uri.clone().unwrap_or_else(own_uri),
             "response_types_supported": ["id_token"],
             "subject_types_supported": ["public"],
             "id_token_signing_alg_values_supported": algorithms,

@@ -1,7 +1,7 @@
-//! Tokens whose signature was verified before: a request with a known token costs a hash instead of a signature check.
+//! A cache of verified tokens: a request with a known token costs a hash instead of a signature check.
 //!
-//! Only what a token says is kept, never what follows from it: its times, its audiences and what it is bound to are
-//! compared at each request. The keys cannot change while a cache exists: it belongs to them.
+//! Only the claims are cached, not the decision: expiration, audiences and bound objects are checked for each request. A
+//! cache belongs to one set of keys, which cannot change.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use ring::digest::{SHA256, digest};
 
-/// How many bytes of tokens are remembered: some 7 000 pods' tokens.
+/// The size of the cache in bytes of tokens: some 7,000 pods' tokens.
 const BYTES_MAX: usize = 8 << 20;
-/// What an entry costs besides the token's claims.
+/// The size of an entry in addition to the token's length.
 const ENTRY_BYTES: usize = 256;
 
 type Key = [u8; 32];
 
-/// Claims `T` by the SHA-256 of the token that carries them. The oldest are dropped first.
+/// Claims `T` by the SHA-256 of their token. The oldest entries are evicted first.
 pub(super) struct TokenCache<T> {
     entries: RwLock<Entries<T>>,
     bytes_max: usize,
@@ -24,7 +24,7 @@ pub(super) struct TokenCache<T> {
 
 struct Entries<T> {
     by_key: HashMap<Key, Arc<T>>,
-    /// Oldest first, with its size in bytes.
+    /// The keys, oldest first, with the size of their entry in bytes.
     order: VecDeque<(Key, usize)>,
     bytes: usize,
 }
@@ -47,7 +47,7 @@ impl<T> TokenCache<T> {
         }
     }
 
-    /// The claims of a token; `verify` is called if they are not known yet. What it rejects is not remembered.
+    /// The claims of a token; `verify` is called if they are not cached. Rejected tokens are not cached.
     pub(super) fn get_or_verify(&self, token: &str, verify: impl FnOnce() -> Option<T>) -> Option<Arc<T>> {
         let mut key = Key::default();
         key.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_verified_once_and_the_oldest_is_dropped_first() {
+    fn a_token_is_verified_once_and_the_oldest_is_evicted_first() {
         let tokens = TokenCache::with_limit(3 * (ENTRY_BYTES + 1));
         let verified = Cell::new(0);
         let get = |token: &str| {
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(verified.get(), 3);
         assert_eq!((get("x"), get("x")), (None, None));
         assert_eq!(verified.get(), 5);
-        // A fourth one takes the place of the first.
+        // A fourth entry evicts the first.
         get("d");
         get("b");
         get("c");
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_too_large_is_not_kept() {
+    fn a_token_larger_than_the_cache_is_not_cached() {
         let tokens = TokenCache::with_limit(ENTRY_BYTES);
         assert!(tokens.get_or_verify("a", || Some(())).is_some());
         assert!(tokens.entries.read().by_key.is_empty());

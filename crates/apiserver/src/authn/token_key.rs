@@ -18,12 +18,12 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::public_key::PublicKey;
 use x509_parser::x509::SubjectPublicKeyInfo;
 
-/// PEM texts of keys, as files have them.
+/// The contents of key files, in PEM.
 #[derive(Clone, Default)]
 pub struct KeyFiles {
     /// The private key that signs.
     pub signing: String,
-    /// Further keys, public or private, whose tokens are still good.
+    /// Further keys, public or private, whose tokens are still accepted.
     pub verifying: Vec<String>,
 }
 
@@ -61,10 +61,10 @@ pub(super) struct VerifyingKey {
     pub published: Value,
 }
 
-/// Says what was expected of a key that is none.
+/// The error for a file without a usable key.
 const EXPECTED: &str = "expected a P-256 key or an RSA key of 2048 bits or more, in PEM (private: PKCS#8, PKCS#1 or SEC 1; public: PKIX or a certificate)";
 
-/// The sizes of RSA keys that tokens are verified with; those that sign end at 4096 bits.
+/// The sizes of RSA keys that verify tokens, in bits; signing keys have at most 4096 bits.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
 
 impl SigningKey {
@@ -165,7 +165,7 @@ impl VerifyingKey {
     fn of(info: &SubjectPublicKeyInfo<'_>) -> Option<Self> {
         match info.parsed().ok()? {
             PublicKey::RSA(rsa) => Self::rsa(rsa.modulus, rsa.exponent),
-            // The form of a point does not tell its curve.
+            // The curve does not follow from the form of the point.
             PublicKey::EC(point)
                 if info.algorithm.parameters.as_ref()?.as_oid().ok()?.as_bytes() == der::PRIME256V1 =>
             {
@@ -192,13 +192,13 @@ impl VerifyingKey {
         ))
     }
 
-    /// From modulus and public exponent, leading zeros or not.
+    /// From modulus and public exponent, with or without leading zeros.
     fn rsa(n: &[u8], e: &[u8]) -> Option<Self> {
         let significant =
             |number: &'_ [u8]| -> Vec<u8> { number.iter().skip_while(|b| **b == 0).copied().collect() };
         let (n, e) = (significant(n), significant(e));
         let bits = n.len() * 8 - n.first()?.leading_zeros() as usize;
-        // An even exponent, or 1, is no exponent.
+        // An even public exponent, or 1, is invalid.
         if !RSA_BITS.contains(&bits) || e.last()? % 2 == 0 || e == [1] {
             return None;
         }

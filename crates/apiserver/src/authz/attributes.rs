@@ -1,9 +1,8 @@
-//! What an authorizer is asked: one set of attributes, built in one place for requests over HTTP and for components in
-//! this process (SPEC A2).
+//! The attributes that an authorizer decides on, built in one place for requests over HTTP and for components in this
+//! process (SPEC A2).
 //!
-//! They are kube-apiserver's: verb, group, resource, subresource, namespace and name of what is touched. A Namespace is
-//! asked for in the namespace of its own name; a list or watch that its field selector limits to one name is asked for by
-//! that name.
+//! They are kube-apiserver's (authorizer.Attributes): verb, group, resource, subresource, namespace and name. A request for
+//! a Namespace has its name as namespace; a list or watch whose field selector requires one name has that name.
 
 use knarr_api::registry;
 use knarr_api::selector::{field, label};
@@ -11,7 +10,7 @@ use knarr_api::selector::{field, label};
 use crate::pipeline::Target;
 use crate::request::RequestInfo;
 
-/// One question. A `path` makes it one about a path that is no resource's, and the other fields but the verb are empty then.
+/// The attributes of one request. With a `path` it is a non-resource request, and the fields but the verb are empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attributes<'a> {
     pub verb: &'a str,
@@ -21,7 +20,7 @@ pub struct Attributes<'a> {
     pub namespace: &'a str,
     pub name: &'a str,
     pub path: Option<&'a str>,
-    /// What a list, watch or deletecollection is limited to, in the query string's syntax.
+    /// The selectors of a list, watch or deletecollection, in the query string's syntax.
     pub field_selector: &'a str,
     pub label_selector: &'a str,
 }
@@ -34,7 +33,7 @@ pub struct Selectors<'a> {
 }
 
 impl<'a> Attributes<'a> {
-    /// What a request over HTTP asks for. The selectors count only for the verbs that have them, and not with the legacy
+    /// The attributes of a request over HTTP. Selectors are used only for the verbs that have them, and not with the legacy
     /// `/watch/` prefix (KEP-4601).
     pub fn of(info: &'a RequestInfo, selectors: Selectors<'a>) -> Self {
         if !info.is_resource {
@@ -57,10 +56,10 @@ impl<'a> Attributes<'a> {
             field_selector: selectors.fields,
             label_selector: selectors.labels,
         }
-        .named_by_selector()
+        .with_name_from_selector()
     }
 
-    /// What is asked for a verb on a target, as [`Attributes::of`] asks it of the target's URL.
+    /// The attributes of a verb on a target, the same as [`Attributes::of`] for the target's URL.
     pub(crate) fn of_target(verb: &'a str, target: &Target<'a>, selectors: Selectors<'a>) -> Self {
         let namespace = match *target.kind == registry::NAMESPACE {
             true => target.name,
@@ -77,10 +76,10 @@ impl<'a> Attributes<'a> {
             field_selector: selectors.fields,
             label_selector: selectors.labels,
         }
-        .named_by_selector()
+        .with_name_from_selector()
     }
 
-    fn named_by_selector(mut self) -> Self {
+    fn with_name_from_selector(mut self) -> Self {
         let selects = !self.field_selector.is_empty() && matches!(self.verb, "list" | "watch");
         if self.name.is_empty() && selects {
             let name = self.required_field("metadata.name").unwrap_or_default();
@@ -91,12 +90,12 @@ impl<'a> Attributes<'a> {
         self
     }
 
-    /// The value that the field selector requires of a field; `None` if any will do.
+    /// The value that the field selector requires of a field; `None` if it requires none.
     pub fn required_field(&self, field: &str) -> Option<&'a str> {
         field::required(self.field_selector, field)
     }
 
-    /// Whether the label selector requires this one value of a label. A selector that cannot be parsed requires nothing.
+    /// Whether the label selector requires this one value of a label. A selector that does not parse requires nothing.
     pub fn requires_label(&self, key: &str, value: &str) -> bool {
         use label::Operator::{DoubleEquals, Equals, In};
         label::Selector::parse(self.label_selector).is_ok_and(|selector| {
@@ -115,7 +114,7 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// Whether a name can stand in a URL's path, as every object's can.
+/// Whether a name is a valid path segment name, as every object's is (IsValidPathSegmentName).
 fn is_path_segment(name: &str) -> bool {
     !matches!(name, "." | "..") && !name.contains(['/', '%'])
 }

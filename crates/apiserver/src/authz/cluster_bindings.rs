@@ -1,7 +1,7 @@
-//! ClusterRoleBindings by subject, so that a request does not walk all of them.
+//! An index of ClusterRoleBindings by subject, so that a request does not visit all of them.
 //!
-//! Made anew from the watch cache when a ClusterRoleBinding has changed; between two changes a request costs one look-up
-//! for the user and one for each of its groups.
+//! It is rebuilt from the watch cache when a ClusterRoleBinding has changed; between two changes a request costs one map
+//! access for the user and one for each of its groups.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 use crate::cache::Cache;
 use crate::user::User;
 
-/// A binding, as far as authorization asks.
+/// The fields of a ClusterRoleBinding that authorization needs.
 pub(super) struct Binding {
     pub name: String,
     pub role: RoleRef,
@@ -26,23 +26,23 @@ impl Binding {
     }
 }
 
-/// All of them as of one revision of the kind.
+/// All ClusterRoleBindings as of one revision.
 #[derive(Default)]
 pub(super) struct Index {
     revision: u64,
-    /// In the order of their names.
+    /// Sorted by name.
     bindings: Vec<Binding>,
     users: HashMap<String, Vec<usize>>,
     groups: HashMap<String, Vec<usize>>,
 }
 
-/// The last index that was made.
+/// The current index.
 #[derive(Default)]
 pub(crate) struct ClusterBindings(RwLock<Option<Arc<Index>>>);
 
 impl ClusterBindings {
-    /// The bindings as the cache has them now.
-    pub(super) fn now(&self, cache: &Cache) -> Arc<Index> {
+    /// The index of the cache's current revision.
+    pub(super) fn current(&self, cache: &Cache) -> Arc<Index> {
         let Ok(kind) = cache.of(&registry::CLUSTER_ROLE_BINDING) else {
             return Arc::default();
         };
@@ -58,7 +58,7 @@ impl ClusterBindings {
             true
         });
         let index = Arc::new(index);
-        // Where another request has made a newer one meanwhile, the next request makes it again.
+        // If another request stored a newer index meanwhile, the next request rebuilds it.
         *self.0.write() = Some(index.clone());
         index
     }
@@ -87,7 +87,7 @@ impl Index {
         });
     }
 
-    /// The bindings that name the user or one of its groups, in the order of their names.
+    /// The bindings that name the user or one of its groups, sorted by name.
     pub fn of(&self, user: &User) -> impl Iterator<Item = &Binding> {
         let of_user = self.users.get(&user.name);
         let of_groups = user.groups.iter().filter_map(|group| self.groups.get(group));

@@ -1,8 +1,8 @@
 //! The roles and bindings that every cluster has (Kubernetes' bootstrap policy), read from `default_roles.txt`.
 //!
-//! At every start what is missing is put back, as kube-apiserver does it: missing rules, subjects, labels and
-//! aggregation selectors are added, a binding to another role is made anew, what somebody added stays. An object whose
-//! annotation `rbac.authorization.kubernetes.io/autoupdate` says `false` is left alone.
+//! They are reconciled at every start, as in kube-apiserver: missing rules, subjects, labels and aggregation selectors are
+//! added, a binding to another role is recreated, and additions of users stay. An object with the annotation
+//! `rbac.authorization.kubernetes.io/autoupdate: "false"` is not changed.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -21,21 +21,21 @@ const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 const READ: [&str; 3] = ["get", "list", "watch"];
 const WRITE: [&str; 5] = ["create", "delete", "deletecollection", "patch", "update"];
 
-/// One of them, as it should be.
-pub struct Default {
+/// A default role or binding.
+pub struct DefaultObject {
     pub kind: &'static Kind,
     pub object: Box<dyn AnyObject>,
 }
 
-/// What is to be done about an object that is there.
-pub enum Repair {
+/// How an existing object is reconciled.
+pub enum Reconciliation {
     Nothing,
     Update(Box<dyn AnyObject>),
-    /// Of a binding: what it binds to cannot be changed.
-    Replace,
+    /// Delete and create: the roleRef of a binding is immutable.
+    Recreate,
 }
 
-/// The rules of role `system:node`, by which the Node authorizer judges what it does not look at more closely.
+/// The rules of the role `system:node`, which the Node authorizer applies to all other resources.
 pub(super) fn node_rules() -> &'static [PolicyRule] {
     static RULES: OnceLock<Vec<PolicyRule>> = OnceLock::new();
     RULES.get_or_init(|| {
@@ -48,8 +48,8 @@ pub(super) fn node_rules() -> &'static [PolicyRule] {
     })
 }
 
-/// All of them.
-pub fn objects() -> Vec<Default> {
+/// All default roles and bindings.
+pub fn objects() -> Vec<DefaultObject> {
     let mut blocks: Vec<Vec<&str>> = Vec::new();
     for line in TEXT.lines().filter(|l| !l.starts_with('#')) {
         match (line.starts_with(' '), blocks.last_mut()) {
@@ -60,7 +60,7 @@ pub fn objects() -> Vec<Default> {
     blocks.iter().filter_map(|block| object(block)).collect()
 }
 
-fn object(block: &[&str]) -> Option<Default> {
+fn object(block: &[&str]) -> Option<DefaultObject> {
     let (head, body) = block.split_first()?;
     let mut words = head.split(' ');
     let (kind, name) = (words.next()?, words.next()?);
@@ -85,17 +85,17 @@ fn object(block: &[&str]) -> Option<Default> {
             let aggregation_rule = (!of.is_empty()).then(|| AggregationRule {
                 cluster_role_selectors: Some(selectors.collect()),
             });
-            Some(Default {
+            Some(DefaultObject {
                 kind: &registry::CLUSTER_ROLE,
                 object: Box::new(ClusterRole {
                     metadata: meta,
-                    // The aggregation controller fills those that are made of others.
+                    // The aggregation controller sets the rules of aggregated roles.
                     rules: Some(rules()?).filter(|r| !r.is_empty()),
                     aggregation_rule,
                 }),
             })
         }
-        "Role" => Some(Default {
+        "Role" => Some(DefaultObject {
             kind: &registry::ROLE,
             object: Box::new(Role {
                 metadata: meta,
@@ -104,7 +104,7 @@ fn object(block: &[&str]) -> Option<Default> {
         }),
         "ClusterRoleBinding" => {
             let (role_ref, subjects) = binding(&rest)?;
-            Some(Default {
+            Some(DefaultObject {
                 kind: &registry::CLUSTER_ROLE_BINDING,
                 object: Box::new(ClusterRoleBinding {
                     metadata: meta,
@@ -115,7 +115,7 @@ fn object(block: &[&str]) -> Option<Default> {
         }
         "RoleBinding" => {
             let (role_ref, subjects) = binding(&rest)?;
-            Some(Default {
+            Some(DefaultObject {
                 kind: &registry::ROLE_BINDING,
                 object: Box::new(RoleBinding {
                     metadata: meta,
@@ -219,35 +219,35 @@ fn binding(words: &[&str]) -> Option<(RoleRef, Option<Vec<Subject>>)> {
     Some((role_ref, subjects.filter(|s| !s.is_empty())))
 }
 
-/// Brings what is there to what should be there at least.
-pub fn repair(wanted: &dyn AnyObject, there: &dyn AnyObject) -> Repair {
-    let protected = there
+/// Reconciles an existing object with what it should at least contain.
+pub fn reconcile(desired: &dyn AnyObject, existing: &dyn AnyObject) -> Reconciliation {
+    let protected = existing
         .metadata()
         .annotations
         .as_ref()
         .and_then(|a| a.get(AUTOUPDATE))
         .is_some_and(|v| v == "false");
     if protected {
-        return Repair::Nothing;
+        return Reconciliation::Nothing;
     }
-    let mut new = there.clone_box();
-    let mut changed = add_missing(&mut new.metadata_mut().labels, &wanted.metadata().labels);
+    let mut new = existing.clone_box();
+    let mut changed = add_missing(&mut new.metadata_mut().labels, &desired.metadata().labels);
     changed |= add_missing(
         &mut new.metadata_mut().annotations,
-        &wanted.metadata().annotations,
+        &desired.metadata().annotations,
     );
-    let (want, have) = (wanted.as_any(), new.as_any_mut());
-    if let (Some(want), Some(have)) = (
-        want.downcast_ref::<ClusterRole>(),
-        have.downcast_mut::<ClusterRole>(),
+    let (expected, actual) = (desired.as_any(), new.as_any_mut());
+    if let (Some(expected), Some(actual)) = (
+        expected.downcast_ref::<ClusterRole>(),
+        actual.downcast_mut::<ClusterRole>(),
     ) {
-        changed |= add_rules(&mut have.rules, &want.rules);
-        for selector in want
+        changed |= add_rules(&mut actual.rules, &expected.rules);
+        for selector in expected
             .aggregation_rule
             .iter()
             .flat_map(|r| r.cluster_role_selectors.iter().flatten())
         {
-            let selectors = have
+            let selectors = actual
                 .aggregation_rule
                 .get_or_insert_default()
                 .cluster_role_selectors
@@ -257,62 +257,67 @@ pub fn repair(wanted: &dyn AnyObject, there: &dyn AnyObject) -> Repair {
                 changed = true;
             }
         }
-    } else if let (Some(want), Some(have)) = (want.downcast_ref::<Role>(), have.downcast_mut::<Role>()) {
-        changed |= add_rules(&mut have.rules, &want.rules);
-    } else if let (Some(want), Some(have)) = (
-        want.downcast_ref::<ClusterRoleBinding>(),
-        have.downcast_mut::<ClusterRoleBinding>(),
+    } else if let (Some(expected), Some(actual)) =
+        (expected.downcast_ref::<Role>(), actual.downcast_mut::<Role>())
+    {
+        changed |= add_rules(&mut actual.rules, &expected.rules);
+    } else if let (Some(expected), Some(actual)) = (
+        expected.downcast_ref::<ClusterRoleBinding>(),
+        actual.downcast_mut::<ClusterRoleBinding>(),
     ) {
-        if want.role_ref != have.role_ref {
-            return Repair::Replace;
+        if expected.role_ref != actual.role_ref {
+            return Reconciliation::Recreate;
         }
-        changed |= add_subjects(&mut have.subjects, &want.subjects);
-    } else if let (Some(want), Some(have)) = (
-        want.downcast_ref::<RoleBinding>(),
-        have.downcast_mut::<RoleBinding>(),
+        changed |= add_subjects(&mut actual.subjects, &expected.subjects);
+    } else if let (Some(expected), Some(actual)) = (
+        expected.downcast_ref::<RoleBinding>(),
+        actual.downcast_mut::<RoleBinding>(),
     ) {
-        if want.role_ref != have.role_ref {
-            return Repair::Replace;
+        if expected.role_ref != actual.role_ref {
+            return Reconciliation::Recreate;
         }
-        changed |= add_subjects(&mut have.subjects, &want.subjects);
+        changed |= add_subjects(&mut actual.subjects, &expected.subjects);
     }
     if changed {
-        Repair::Update(new)
+        Reconciliation::Update(new)
     } else {
-        Repair::Nothing
+        Reconciliation::Nothing
     }
 }
 
-fn add_missing(have: &mut Option<BTreeMap<String, String>>, want: &Option<BTreeMap<String, String>>) -> bool {
+fn add_missing(
+    actual: &mut Option<BTreeMap<String, String>>,
+    expected: &Option<BTreeMap<String, String>>,
+) -> bool {
     let mut changed = false;
-    for (key, value) in want.iter().flatten() {
-        let have = have.get_or_insert_default();
-        if !have.contains_key(key) {
-            have.insert(key.clone(), value.clone());
+    for (key, value) in expected.iter().flatten() {
+        let actual = actual.get_or_insert_default();
+        if !actual.contains_key(key) {
+            actual.insert(key.clone(), value.clone());
             changed = true;
         }
     }
     changed
 }
 
-fn add_rules(have: &mut Option<Vec<PolicyRule>>, want: &Option<Vec<PolicyRule>>) -> bool {
-    let missing = rules::missing(
-        have.as_deref().unwrap_or_default(),
-        want.as_deref().unwrap_or_default(),
+fn add_rules(actual: &mut Option<Vec<PolicyRule>>, expected: &Option<Vec<PolicyRule>>) -> bool {
+    let missing = rules::uncovered(
+        actual.as_deref().unwrap_or_default(),
+        expected.as_deref().unwrap_or_default(),
     );
     if missing.is_empty() {
         return false;
     }
-    have.get_or_insert_default().extend(missing);
+    actual.get_or_insert_default().extend(missing);
     true
 }
 
-fn add_subjects(have: &mut Option<Vec<Subject>>, want: &Option<Vec<Subject>>) -> bool {
+fn add_subjects(actual: &mut Option<Vec<Subject>>, expected: &Option<Vec<Subject>>) -> bool {
     let mut changed = false;
-    for subject in want.iter().flatten() {
-        let have = have.get_or_insert_default();
-        if !have.contains(subject) {
-            have.push(subject.clone());
+    for subject in expected.iter().flatten() {
+        let actual = actual.get_or_insert_default();
+        if !actual.contains(subject) {
+            actual.push(subject.clone());
             changed = true;
         }
     }
@@ -349,10 +354,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_put_back_and_what_was_added_stays() {
-        let wanted = find(&registry::CLUSTER_ROLE, "system:basic-user");
-        let mut there = wanted.clone_box();
-        let role = there.as_any_mut().downcast_mut::<ClusterRole>().unwrap();
+    fn missing_rules_are_restored_and_added_rules_stay() {
+        let desired = find(&registry::CLUSTER_ROLE, "system:basic-user");
+        let mut existing = desired.clone_box();
+        let role = existing.as_any_mut().downcast_mut::<ClusterRole>().unwrap();
         let rules = role.rules.as_mut().unwrap();
         let taken = rules.remove(0);
         rules.push(PolicyRule {
@@ -362,37 +367,52 @@ mod tests {
             ..PolicyRule::default()
         });
         role.metadata.labels = None;
-        let Repair::Update(repaired) = repair(&*wanted, &*there) else {
+        let Reconciliation::Update(repaired) = reconcile(&*desired, &*existing) else {
             panic!("nothing was repaired");
         };
         let repaired = repaired.as_any().downcast_ref::<ClusterRole>().unwrap().clone();
         let rules = repaired.rules.as_ref().unwrap();
-        assert!(super::rules::missing(rules, std::slice::from_ref(&taken)).is_empty());
+        assert!(super::rules::uncovered(rules, std::slice::from_ref(&taken)).is_empty());
         assert!(
             rules
                 .iter()
                 .any(|r| r.api_groups.as_deref() == Some(&["mine".to_string()]))
         );
-        assert_eq!(repaired.metadata.labels, wanted.metadata().labels);
-        assert!(matches!(repair(&*wanted, &repaired), Repair::Nothing));
+        assert_eq!(repaired.metadata.labels, desired.metadata().labels);
+        assert!(matches!(reconcile(&*desired, &repaired), Reconciliation::Nothing));
 
-        let mut protected = there.clone_box();
+        let mut protected = existing.clone_box();
         let annotations = &mut protected.metadata_mut().annotations;
         annotations
             .get_or_insert_default()
             .insert(AUTOUPDATE.into(), "false".into());
-        assert!(matches!(repair(&*wanted, &*protected), Repair::Nothing));
+        assert!(matches!(
+            reconcile(&*desired, &*protected),
+            Reconciliation::Nothing
+        ));
     }
 
     #[test]
-    fn a_binding_to_another_role_is_made_anew() {
-        let wanted = find(&registry::CLUSTER_ROLE_BINDING, "system:basic-user");
-        let mut there = wanted.clone_box();
-        let binding = there.as_any_mut().downcast_mut::<ClusterRoleBinding>().unwrap();
+    fn a_binding_to_another_role_is_recreated() {
+        let desired = find(&registry::CLUSTER_ROLE_BINDING, "system:basic-user");
+        let mut existing = desired.clone_box();
+        let binding = existing
+            .as_any_mut()
+            .downcast_mut::<ClusterRoleBinding>()
+            .unwrap();
         binding.subjects = None;
-        assert!(matches!(repair(&*wanted, &*there), Repair::Update(_)));
-        let binding = there.as_any_mut().downcast_mut::<ClusterRoleBinding>().unwrap();
+        assert!(matches!(
+            reconcile(&*desired, &*existing),
+            Reconciliation::Update(_)
+        ));
+        let binding = existing
+            .as_any_mut()
+            .downcast_mut::<ClusterRoleBinding>()
+            .unwrap();
         binding.role_ref.name = "cluster-admin".into();
-        assert!(matches!(repair(&*wanted, &*there), Repair::Replace));
+        assert!(matches!(
+            reconcile(&*desired, &*existing),
+            Reconciliation::Recreate
+        ));
     }
 }

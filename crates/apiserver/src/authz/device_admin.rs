@@ -1,44 +1,41 @@
-//! Access to devices that others use (`adminAccess`, KEP-5018) is asked for and granted only in namespaces with the label
+//! Access to devices that are in use (`adminAccess`, KEP-5018) is requested and granted only in namespaces with the label
 //! `resource.kubernetes.io/admin-access: "true"`, which their users cannot set.
 
 use k8s_openapi::api::resource::v1::{
     DeviceClaim, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimTemplate,
 };
-use knarr_api::field::{Errors, Path};
+use knarr_api::field::{ErrorList, Path};
 use knarr_api::{AnyObject, Object, k8s_openapi, registry};
 
+use crate::cache::Cache;
 use crate::pipeline::Target;
-use crate::server::Server;
 
 const LABEL: &str = "resource.kubernetes.io/admin-access";
 
-impl Server {
-    /// What a claim or template may not ask for, or be granted, in its namespace; nothing for other kinds.
-    pub(crate) fn authorize_admin_access(
-        &self,
-        target: &Target<'_>,
-        old: Option<&Object>,
-        new: &dyn AnyObject,
-    ) -> Errors {
-        let mut errors = Errors::new();
-        let Some(path) = wanted(target.subresource, old, new) else {
-            return errors;
-        };
-        let namespace = self.cache.get(&registry::NAMESPACE, "", target.namespace);
-        let labels = namespace.as_ref().and_then(|of| of.metadata().labels.as_ref());
-        let is_allowed = labels.and_then(|of| of.get(LABEL)).is_some_and(|of| of == "true");
-        if !is_allowed {
-            let words = format!(
-                "admin access to devices requires the `{LABEL}: true` label on the containing namespace"
-            );
-            errors.forbidden(&path, words);
-        }
-        errors
+/// The admin access that a claim or template requests or is granted against its namespace's label; empty for other kinds.
+pub(crate) fn authorize_admin_access(
+    cache: &Cache,
+    target: &Target<'_>,
+    old: Option<&Object>,
+    new: &dyn AnyObject,
+) -> ErrorList {
+    let mut errors = ErrorList::new();
+    let Some(path) = new_admin_access(target.subresource, old, new) else {
+        return errors;
+    };
+    let namespace = cache.get(&registry::NAMESPACE, "", target.namespace);
+    let labels = namespace.as_ref().and_then(|of| of.metadata().labels.as_ref());
+    let is_allowed = labels.and_then(|of| of.get(LABEL)).is_some_and(|of| of == "true");
+    if !is_allowed {
+        let message =
+            format!("admin access to devices requires the `{LABEL}: true` label on the containing namespace");
+        errors.forbidden(&path, message);
     }
+    errors
 }
 
-/// Where admin access is asked for or granted, and was not before.
-fn wanted(subresource: &str, old: Option<&Object>, new: &dyn AnyObject) -> Option<Path> {
+/// The field in which admin access is newly requested or granted.
+fn new_admin_access(subresource: &str, old: Option<&Object>, new: &dyn AnyObject) -> Option<Path> {
     let any = new.as_any();
     if subresource == "status" {
         let was = old.and_then(|old| old.get::<ResourceClaim>());
@@ -46,7 +43,7 @@ fn wanted(subresource: &str, old: Option<&Object>, new: &dyn AnyObject) -> Optio
         let path = any.downcast_ref::<ResourceClaim>().and_then(granted)?;
         return (!was_granted).then_some(path);
     }
-    // What is asked for never changes.
+    // The requests of a claim are immutable.
     if old.is_some() {
         return None;
     }
@@ -59,10 +56,10 @@ fn wanted(subresource: &str, old: Option<&Object>, new: &dyn AnyObject) -> Optio
             .devices
             .as_ref(),
     };
-    devices.and_then(asked)
+    devices.and_then(requested)
 }
 
-fn asked(devices: &DeviceClaim) -> Option<Path> {
+fn requested(devices: &DeviceClaim) -> Option<Path> {
     let mut requests = devices.requests.iter().flatten();
     let index = requests.position(|request| {
         let exactly = request.exactly.as_ref();
@@ -98,21 +95,21 @@ mod tests {
     }
 
     #[test]
-    fn a2_admin_access_is_looked_for_where_it_is_new() {
+    fn a2_only_new_admin_access_is_checked() {
         let old = |claim: ResourceClaim| Object::from_typed(&registry::RESOURCE_CLAIM, Box::new(claim));
         let (granted, plain) = (old(claim(true, true)), old(claim(true, false)));
-        let asked = "spec.devices.requests[0].adminAccess";
+        let requests = "spec.devices.requests[0].adminAccess";
         let grants = "status.allocation.devices.results[0].adminAccess";
         for (subresource, old, new, expect) in [
-            ("", None, claim(true, false), Some(asked)),
+            ("", None, claim(true, false), Some(requests)),
             ("", None, claim(false, false), None),
-            // What is asked for never changes.
+            // The requests of a claim are immutable.
             ("", Some(&plain), claim(true, false), None),
             ("status", Some(&plain), claim(true, true), Some(grants)),
             ("status", Some(&plain), claim(true, false), None),
             ("status", Some(&granted), claim(true, true), None),
         ] {
-            let found = wanted(subresource, old, &new);
+            let found = new_admin_access(subresource, old, &new);
             assert_eq!(found.as_ref().map(Path::as_str), expect, "{subresource}");
         }
     }

@@ -1,19 +1,19 @@
-//! Nobody grants what he does not hold: who writes a role must hold its rules (or may `escalate` it), who writes a
-//! binding must hold what the role it names allows (or may `bind` it).
+//! Privilege escalation prevention: a user who writes a role must hold its rules or have `escalate` on it, and a user who
+//! writes a binding must hold the rules of its role or have `bind` on it.
 
 use k8s_openapi::api::rbac::v1::{
     AggregationRule, ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef,
 };
 use knarr_api::{AnyObject, Error, Object, k8s_openapi};
 
-use super::{Attributes, rbac, rules};
+use super::{Attributes, Authorizer, rbac, rules};
+use crate::cache::Cache;
 use crate::pipeline::{Ctx, Target};
-use crate::server::Server;
 use crate::user::MASTERS;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// What an object of this group would grant.
+/// What a role or binding would grant.
 enum Grant<'a> {
     Rules(&'a [PolicyRule], Option<&'a AggregationRule>),
     Role(&'a RoleRef),
@@ -45,90 +45,89 @@ impl<'a> Grant<'a> {
     }
 }
 
-impl Server {
-    /// Refuses what would grant more than the writer holds.
-    pub(crate) fn check_escalation(
-        &self,
-        ctx: &Ctx,
-        target: &Target<'_>,
-        old: Option<&Object>,
-        new: &dyn AnyObject,
-    ) -> Result<(), Error> {
-        if target.kind.group() != GROUP || ctx.by_server || ctx.user.is_in(MASTERS) {
-            return Ok(());
-        }
-        let Some(grant) = Grant::of(new) else {
-            return Ok(());
-        };
-        if old.is_some_and(|old| only_lets_go(old.typed(), new)) {
-            return Ok(());
-        }
-        let name = new.metadata().name.as_deref().unwrap_or("");
-        let refused = |why: String| Error::forbidden(target.kind.about(name), &why);
-        let may = |verb, resource, name| {
-            let request = Attributes {
-                verb,
-                group: GROUP,
-                resource,
-                namespace: target.namespace,
-                name,
-                ..Attributes::default()
-            };
-            self.authorizer.allows(&ctx.user, &request)
-        };
-        let held = || self.authorizer.rules_for(&ctx.user, target.namespace).rules;
-        match &grant {
-            Grant::Rules(wanted, _) => {
-                // The name of a role that is created is not in its URL.
-                if may("escalate", target.kind.plural(), target.name) {
-                    return Ok(());
-                }
-                let held = held();
-                self.confirm(ctx, &held, wanted).map_err(refused)?;
-                let was = old.and_then(|o| Grant::of(o.typed()));
-                if grant.aggregates() || was.is_some_and(|g| g.aggregates()) {
-                    let everything = rules::full_authority();
-                    if !rules::missing(&held, &everything).is_empty() {
-                        return Err(refused(
-                            "must have cluster-admin privileges to use the aggregationRule".into(),
-                        ));
-                    }
-                }
-                Ok(())
-            }
-            Grant::Role(role) => {
-                let resource = match role.kind.as_str() {
-                    "ClusterRole" => "clusterroles",
-                    "Role" => "roles",
-                    // Validation has words for it.
-                    _ => return Ok(()),
-                };
-                if may("bind", resource, &role.name) {
-                    return Ok(());
-                }
-                let wanted = rbac::role_rules(&self.cache, target.namespace, role)
-                    .ok_or_else(|| Error::not_found(rbac::role_kind(role).about(&role.name)))?;
-                self.confirm(ctx, &held(), &wanted).map_err(refused)
-            }
-        }
+/// Denies a role or binding that would grant more than the user holds.
+pub(crate) fn check_escalation(
+    cache: &Cache,
+    authorizer: &dyn Authorizer,
+    ctx: &Ctx,
+    target: &Target<'_>,
+    old: Option<&Object>,
+    new: &dyn AnyObject,
+) -> Result<(), Error> {
+    if target.kind.group() != GROUP || ctx.by_server || ctx.user.is_in(MASTERS) {
+        return Ok(());
     }
-
-    fn confirm(&self, ctx: &Ctx, held: &[PolicyRule], wanted: &[PolicyRule]) -> Result<(), String> {
-        let missing = rules::missing(held, wanted);
-        if missing.is_empty() {
-            return Ok(());
+    let Some(grant) = Grant::of(new) else {
+        return Ok(());
+    };
+    if old.is_some_and(|old| only_gc_fields_changed(old.typed(), new)) {
+        return Ok(());
+    }
+    let name = new.metadata().name.as_deref().unwrap_or("");
+    let denied = |why: String| Error::forbidden(target.kind.resource_ref(name), &why);
+    let is_allowed = |verb, resource, name| {
+        let request = Attributes {
+            verb,
+            group: GROUP,
+            resource,
+            namespace: target.namespace,
+            name,
+            ..Attributes::default()
+        };
+        authorizer.allows(&ctx.user, &request)
+    };
+    let held = || authorizer.rules_for(&ctx.user, target.namespace).rules;
+    match &grant {
+        Grant::Rules(requested, _) => {
+            // The URL of a create does not have the role's name.
+            if is_allowed("escalate", target.kind.plural(), target.name) {
+                return Ok(());
+            }
+            let held = held();
+            check_covered(ctx, &held, requested).map_err(denied)?;
+            let was = old.and_then(|o| Grant::of(o.typed()));
+            if grant.aggregates() || was.is_some_and(|g| g.aggregates()) {
+                let everything = rules::all_rules();
+                if !rules::uncovered(&held, &everything).is_empty() {
+                    return Err(denied(
+                        "must have cluster-admin privileges to use the aggregationRule".into(),
+                    ));
+                }
+            }
+            Ok(())
         }
-        Err(format!(
-            "user {:?} (groups={}) is attempting to grant RBAC permissions not currently held:\n{}",
-            ctx.user.name,
-            rules::quoted(&ctx.user.groups),
-            rules::described(&rules::compact(missing))
-        ))
+        Grant::Role(role) => {
+            let resource = match role.kind.as_str() {
+                "ClusterRole" => "clusterroles",
+                "Role" => "roles",
+                // Validation rejects other kinds.
+                _ => return Ok(()),
+            };
+            if is_allowed("bind", resource, &role.name) {
+                return Ok(());
+            }
+            let requested = rbac::role_rules(cache, target.namespace, role)
+                .ok_or_else(|| Error::not_found(rbac::role_kind(role).resource_ref(&role.name)))?;
+            check_covered(ctx, &held(), &requested).map_err(denied)
+        }
     }
 }
 
-/// Whether only that changes which the garbage collector needs: finalizers and owners.
-fn only_lets_go(old: &dyn AnyObject, new: &dyn AnyObject) -> bool {
+fn check_covered(ctx: &Ctx, held: &[PolicyRule], requested: &[PolicyRule]) -> Result<(), String> {
+    let uncovered = rules::uncovered(held, requested);
+    if uncovered.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "user {:?} (groups={}) is attempting to grant RBAC permissions not currently held:\n{}",
+        ctx.user.name,
+        rules::quoted(&ctx.user.groups),
+        rules::describe_rules(&rules::compact_rules(uncovered))
+    ))
+}
+
+/// Whether only finalizers and owner references change, which the garbage collector writes (IsOnlyMutatingGCFields).
+fn only_gc_fields_changed(old: &dyn AnyObject, new: &dyn AnyObject) -> bool {
     let bare = |object: &dyn AnyObject| {
         let mut object = object.clone_box();
         let meta = object.metadata_mut();

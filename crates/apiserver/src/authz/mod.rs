@@ -1,7 +1,7 @@
-//! Authorization: who may do what.
+//! Authorization: whether a user may do what a request asks for.
 //!
-//! In order: members of `system:masters` may everything; nodes what kubelets need; everybody else what RBAC's
-//! roles and bindings say.
+//! In this order: members of `system:masters` may do everything; the Node authorizer allows what kubelets need; RBAC allows
+//! what roles and bindings grant.
 
 mod attributes;
 mod cluster_bindings;
@@ -18,34 +18,38 @@ use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
-use knarr_api::error::About;
+use knarr_api::error::ResourceRef;
 use knarr_api::{Error, k8s_openapi};
 
 pub use self::attributes::{Attributes, Selectors};
+pub(crate) use self::device_admin::authorize_admin_access;
+pub(crate) use self::escalation::check_escalation;
+pub(crate) use self::policy_params::authorize_params;
+pub(crate) use self::resource_claim::authorize_claim_status;
 use crate::cache::Cache;
 use crate::user::{MASTERS, User};
 use cluster_bindings::ClusterBindings;
 
-/// What was decided, and why: empty where there is nothing to say.
+/// An authorizer's decision, with a reason that may be empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     pub allowed: bool,
     pub reason: String,
 }
 
-/// What somebody may do, as far as it can be listed.
+/// The rules of a user, as far as the authorizers can list them.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     pub rules: Vec<PolicyRule>,
-    /// Why that is not all.
+    /// Why the list is incomplete.
     pub error: Option<String>,
 }
 
-/// Says who may do what.
+/// Decides whether a user may do something.
 pub trait Authorizer: Send + Sync + 'static {
     fn allows(&self, user: &User, request: &Attributes<'_>) -> bool;
 
-    /// The same with words for it.
+    /// Like [`Authorizer::allows`], with a reason.
     fn explain(&self, user: &User, request: &Attributes<'_>) -> Decision {
         Decision {
             allowed: self.allows(user, request),
@@ -67,29 +71,29 @@ impl fmt::Debug for dyn Authorizer {
     }
 }
 
-/// The order of the module's documentation.
-pub struct Standard {
+/// The authorizers of a cluster, in the order that the module describes.
+pub struct StandardAuthorizer {
     cache: Arc<Cache>,
     cluster_bindings: ClusterBindings,
 }
 
-impl Standard {
+impl StandardAuthorizer {
     pub fn new(cache: Arc<Cache>) -> Self {
-        Standard {
+        StandardAuthorizer {
             cache,
             cluster_bindings: ClusterBindings::default(),
         }
     }
 
-    fn rbac(&self) -> rbac::Policy<'_> {
-        rbac::Policy {
+    fn rbac(&self) -> rbac::RuleResolver<'_> {
+        rbac::RuleResolver {
             cache: &self.cache,
             cluster: &self.cluster_bindings,
         }
     }
 }
 
-impl Authorizer for Standard {
+impl Authorizer for StandardAuthorizer {
     fn allows(&self, user: &User, request: &Attributes<'_>) -> bool {
         if user.is_in(MASTERS) {
             return true;
@@ -103,11 +107,11 @@ impl Authorizer for Standard {
     }
 
     fn explain(&self, user: &User, request: &Attributes<'_>) -> Decision {
-        let before = user.is_in(MASTERS)
+        let allowed = user.is_in(MASTERS)
             || user
                 .node()
                 .is_some_and(|node| node::allows(&self.cache, node, request));
-        if before {
+        if allowed {
             return Decision {
                 allowed: true,
                 reason: String::new(),
@@ -119,7 +123,7 @@ impl Authorizer for Standard {
     fn rules_for(&self, user: &User, namespace: &str) -> Rules {
         let mut rules = Vec::new();
         if user.is_in(MASTERS) {
-            rules.extend(rules::full_authority());
+            rules.extend(rules::all_rules());
         }
         rules.extend(rbac::rules_for(self.rbac(), user, namespace));
         Rules {
@@ -131,23 +135,27 @@ impl Authorizer for Standard {
     }
 }
 
-/// The refusal with what the authorizer has to say about it.
-pub(crate) fn refused(authorizer: &dyn Authorizer, user: &User, request: &Attributes<'_>) -> Error {
+/// The error (403) of a denied request, with the authorizer's reason.
+pub(crate) fn forbidden_with_reason(
+    authorizer: &dyn Authorizer,
+    user: &User,
+    request: &Attributes<'_>,
+) -> Error {
     match authorizer.explain(user, request).reason {
         none if none.is_empty() => forbidden(user, request),
-        reason => because(user, request, &format!(": {reason}")),
+        reason => forbidden_because(user, request, &format!(": {reason}")),
     }
 }
 
-/// The refusal, in Kubernetes' words.
+/// The error (403) of a denied request, with kube-apiserver's message.
 pub fn forbidden(user: &User, request: &Attributes<'_>) -> Error {
-    because(user, request, "")
+    forbidden_because(user, request, "")
 }
 
-fn because(user: &User, request: &Attributes<'_>, reason: &str) -> Error {
+fn forbidden_because(user: &User, request: &Attributes<'_>, reason: &str) -> Error {
     let (who, verb) = (&user.name, request.verb);
     if let Some(path) = request.path {
-        let about = About {
+        let about = ResourceRef {
             group: "",
             resource: "",
             name: "",
@@ -157,17 +165,17 @@ fn because(user: &User, request: &Attributes<'_>, reason: &str) -> Error {
             &format!("User {who:?} cannot {verb} path {path:?}{reason}"),
         );
     }
-    let place = if request.namespace.is_empty() {
+    let scope = if request.namespace.is_empty() {
         "at the cluster scope".to_string()
     } else {
         format!("in the namespace {:?}", request.namespace)
     };
     let why = format!(
-        "User {who:?} cannot {verb} resource {:?} in API group {:?} {place}{reason}",
+        "User {who:?} cannot {verb} resource {:?} in API group {:?} {scope}{reason}",
         request.qualified_resource(),
         request.group
     );
-    let about = About {
+    let about = ResourceRef {
         group: request.group,
         resource: request.resource,
         name: request.name,

@@ -1,10 +1,11 @@
-//! What a kubelet may do: its own Node, lease, CSINode and slices; its pods, and what these use and no more.
+//! The Node authorizer: a kubelet may access its own Node, Lease, CSINode and ResourceSlices, its pods, and the objects that
+//! its pods reference.
 //!
-//! Kubernetes keeps a graph from objects to nodes; here the question is answered from the cache, pod by pod of the
-//! node. What a request may not say (names of what is created, contents) is [`crate::admission::node_restriction`]'s.
+//! Kubernetes keeps a graph from objects to nodes; here the pods of the node are checked in the cache. The names and contents
+//! of written objects are checked by [`crate::admission::node_restriction`].
 //!
-//! The rules are v1.36's Node authorizer. knarr's nodes do more than Kubernetes' (local volumes, attachments that the
-//! node itself releases, endpoints that are waited for), and may for that, each limited to what is the node's:
+//! The rules are those of v1.36's Node authorizer. knarr's nodes do more than Kubernetes' (local volumes, attachments that
+//! the node itself releases, the endpoint barrier), and have these permissions in addition, each limited to the node:
 //!
 //! - list, watch and update the PersistentVolumes of the node's own directories (label [`LOCAL_NODE`]);
 //! - list, watch and update the VolumeAttachments to the node (field `spec.nodeName`);
@@ -21,17 +22,17 @@ use knarr_api::{Object, k8s_openapi, registry};
 use super::{Attributes, default_roles, rbac};
 use crate::cache::Cache;
 
-const LEASES: &str = "kube-node-lease";
-/// Pods that only show what the kubelet runs by itself; they give access to nothing.
+const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
+/// Annotation of mirror pods: they give the node access to nothing.
 pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
 
 pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
     let reads = matches!(r.verb, "get" | "list" | "watch");
     let gets = r.verb == "get" && r.subresource.is_empty() && !r.name.is_empty();
-    // One object by name, or a list or watch of that one name; never all of them.
+    // A single object by name, or a list or watch of that name; never all objects.
     let reads_one = reads && r.subresource.is_empty() && !r.namespace.is_empty() && !r.name.is_empty();
     let writes_own = |own: &str| match r.verb {
-        // Its name is not known yet.
+        // The name is not known before admission.
         "create" => true,
         "get" | "update" | "patch" | "delete" => own == node,
         _ => false,
@@ -69,7 +70,7 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
         ("", "serviceaccounts", sub) => {
             sub == "token" && r.verb == "create" && !r.name.is_empty() && account_is_used(cache, node, r)
         }
-        ("coordination.k8s.io", "leases", _) => r.namespace == LEASES && writes_own(r.name),
+        ("coordination.k8s.io", "leases", _) => r.namespace == NODE_LEASE_NAMESPACE && writes_own(r.name),
         ("storage.k8s.io", "csinodes", sub) => sub.is_empty() && writes_own(r.name),
         ("resource.k8s.io", "resourceslices", "") => match r.verb {
             "create" => true,
@@ -83,7 +84,7 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
             _ => false,
         },
         ("resource.k8s.io", "resourceslices", _) => false,
-        // Whose Node is written is looked at in admission.
+        // NodeRestriction checks which Node is written.
         ("", "nodes", "") if matches!(r.verb, "create" | "update" | "patch") => true,
         ("", "nodes", "") => reads && r.name == node,
         ("", "nodes", sub) => sub == "status" && matches!(r.verb, "update" | "patch"),
@@ -101,7 +102,7 @@ pub(super) fn allows(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
             "eviction" => r.verb == "create",
             _ => false,
         },
-        // A pod that ends is sent TERM when no slice offers it any more.
+        // For the endpoint barrier: a terminating pod gets TERM once no slice has it as a ready endpoint.
         ("discovery.k8s.io", "endpointslices", "") => {
             matches!(r.verb, "list" | "watch")
                 && !r.namespace.is_empty()
@@ -119,7 +120,7 @@ fn account_is_used(cache: &Cache, node: &str, r: &Attributes<'_>) -> bool {
     })
 }
 
-/// Whether the volume is one that the node makes and removes itself.
+/// Whether the volume is a directory that the node creates and removes itself.
 fn is_directory_of(cache: &Cache, node: &str, volume: &str) -> bool {
     let volume = cache.get(&registry::PERSISTENT_VOLUME, "", volume);
     volume.is_some_and(|v| {
@@ -138,7 +139,7 @@ fn claim_is_used(cache: &Cache, node: &str, namespace: &str, name: &str) -> bool
     any_pod(cache, node, namespace, |p| claims(p).any(|claim| claim == name))
 }
 
-/// Of a volume that is bound to a claim that a pod of the node uses.
+/// Whether the volume is bound to a claim that a pod of the node uses.
 fn volume_is_used(cache: &Cache, node: &str, name: &str) -> bool {
     cache
         .get(&registry::PERSISTENT_VOLUME, "", name)
@@ -155,7 +156,7 @@ fn bound_volume_is_used(cache: &Cache, node: &str, volume: &Object) -> bool {
     })
 }
 
-/// Named by a pod of the node, or by a volume that such a pod uses.
+/// Whether a pod of the node, or a volume that such a pod uses, references the secret.
 fn secret_is_used(cache: &Cache, node: &str, namespace: &str, name: &str) -> bool {
     if any_pod(cache, node, namespace, |p| {
         references(p, name, Referenced::Secret)
@@ -178,7 +179,7 @@ fn secret_is_used(cache: &Cache, node: &str, namespace: &str, name: &str) -> boo
     found
 }
 
-/// The secrets that a node needs for a volume: namespace and name.
+/// The secrets that a node needs for a volume, by namespace and name.
 fn volume_secrets(volume: &PersistentVolume) -> Vec<(String, String)> {
     let Some(spec) = &volume.spec else {
         return Vec::new();
@@ -225,16 +226,14 @@ pub(crate) fn is_on(cache: &Cache, node: &str, namespace: &str, name: &str) -> b
         .is_some_and(|o| o.field("spec.nodeName").ok().as_deref() == Some(node))
 }
 
-/// Whether a pod of the node is as `wanted`.
-fn any_pod(cache: &Cache, node: &str, namespace: &str, wanted: impl Fn(&Pod) -> bool) -> bool {
+/// Whether a pod of the node fulfils `condition`.
+fn any_pod(cache: &Cache, node: &str, namespace: &str, condition: impl Fn(&Pod) -> bool) -> bool {
     let Ok(pods) = cache.of(&registry::POD) else {
         return false;
     };
     let mut found = false;
-    pods.scan(namespace, "", |object| {
-        // Kept beside slim objects too: only the node's own pods are read.
-        let here = object.field("spec.nodeName").ok().as_deref() == Some(node);
-        found = here && object.get::<Pod>().is_some_and(|p| !is_mirror(p) && wanted(p));
+    pods.scan_node(node, namespace, |object| {
+        found = object.get::<Pod>().is_some_and(|p| !is_mirror(p) && condition(p));
         !found
     });
     found
@@ -245,7 +244,7 @@ fn is_mirror(pod: &Pod) -> bool {
     annotations.is_some_and(|a| a.contains_key(MIRROR))
 }
 
-/// The claims of a pod's volumes.
+/// The names of the claims of a pod's volumes.
 fn claims(pod: &Pod) -> impl Iterator<Item = String> {
     let name = pod.metadata.name.as_deref().unwrap_or("");
     let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
@@ -273,21 +272,21 @@ fn uses_resource_claim(pod: &Pod, name: &str) -> bool {
     named || made || extended
 }
 
-/// What is looked for.
+/// The kind of referenced object.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Referenced {
     Secret,
     ConfigMap,
 }
 
-/// Whether the pod refers to this Secret or ConfigMap.
+/// Whether the pod references this Secret or ConfigMap.
 fn references(pod: &Pod, name: &str, what: Referenced) -> bool {
     let Some(spec) = &pod.spec else { return false };
-    names(spec, what).contains(&name)
+    referenced_names(spec, what).contains(&name)
 }
 
-/// All Secrets or ConfigMaps that the pod refers to.
-pub(crate) fn names(spec: &PodSpec, what: Referenced) -> Vec<&str> {
+/// The names of all Secrets or ConfigMaps that the pod references.
+pub(crate) fn referenced_names(spec: &PodSpec, what: Referenced) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for volume in spec.volumes.iter().flatten() {
         match what {

@@ -1,9 +1,9 @@
-//! RBAC: roles and bindings out of the cache.
+//! The RBAC authorizer: roles and bindings from the cache.
 
 use std::fmt::{self, Display, Formatter};
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role, RoleBinding, RoleRef, Subject};
-use knarr_api::error::About;
+use knarr_api::error::ResourceRef;
 use knarr_api::{Error, Kind, k8s_openapi, registry};
 
 use super::cluster_bindings::ClusterBindings;
@@ -11,16 +11,16 @@ use super::{Attributes, Decision};
 use crate::cache::Cache;
 use crate::user::User;
 
-/// Where roles and bindings are looked up.
+/// The sources of roles and bindings.
 #[derive(Clone, Copy)]
-pub(super) struct Policy<'a> {
+pub(super) struct RuleResolver<'a> {
     pub cache: &'a Cache,
     pub cluster: &'a ClusterBindings,
 }
 
-pub(super) fn allows(policy: Policy<'_>, user: &User, request: &Attributes<'_>) -> bool {
+pub(super) fn allows(resolver: RuleResolver<'_>, user: &User, request: &Attributes<'_>) -> bool {
     let mut allowed = false;
-    visit(policy, user, request.namespace, &mut |_, rules| {
+    visit_rules_for(resolver, user, request.namespace, &mut |_, rules| {
         allowed = rules
             .iter()
             .flat_map(|r| r.iter())
@@ -30,11 +30,11 @@ pub(super) fn allows(policy: Policy<'_>, user: &User, request: &Attributes<'_>) 
     allowed
 }
 
-/// The same, with the binding that allows it, or the roles that are missing.
-pub(super) fn explain(policy: Policy<'_>, user: &User, request: &Attributes<'_>) -> Decision {
+/// Like [`allows`], with the binding that allows the request, or the roles that do not exist.
+pub(super) fn explain(resolver: RuleResolver<'_>, user: &User, request: &Attributes<'_>) -> Decision {
     let mut decision = Decision::default();
     let mut missing: Vec<String> = Vec::new();
-    visit(policy, user, request.namespace, &mut |source, rules| {
+    visit_rules_for(resolver, user, request.namespace, &mut |source, rules| {
         match rules {
             Some(rules) if rules.iter().any(|r| rule_covers(r, request)) => {
                 decision = Decision {
@@ -45,15 +45,15 @@ pub(super) fn explain(policy: Policy<'_>, user: &User, request: &Attributes<'_>)
             Some(_) => {}
             None => {
                 let role = source.role;
-                // In the singular, as kube-apiserver's caches call it.
+                // In the singular, as in the errors of kube-apiserver's listers.
                 let kind = role_kind(role);
-                let words = Error::not_found(About {
+                let error = Error::not_found(ResourceRef {
                     group: kind.group(),
                     resource: kind.singular(),
                     name: &role.name,
                 });
-                if !missing.iter().any(|m| m == words.message()) {
-                    missing.push(words.message().to_string());
+                if !missing.iter().any(|m| m == error.message()) {
+                    missing.push(error.message().to_string());
                 }
             }
         }
@@ -68,26 +68,26 @@ pub(super) fn explain(policy: Policy<'_>, user: &User, request: &Attributes<'_>)
     decision
 }
 
-/// All rules that bindings give this user in this namespace; of the cluster only, if that is empty.
-pub(super) fn rules_for(policy: Policy<'_>, user: &User, namespace: &str) -> Vec<PolicyRule> {
+/// All rules of this user in this namespace; only those of ClusterRoleBindings if `namespace` is empty.
+pub(super) fn rules_for(resolver: RuleResolver<'_>, user: &User, namespace: &str) -> Vec<PolicyRule> {
     let mut all = Vec::new();
-    visit(policy, user, namespace, &mut |_, rules| {
+    visit_rules_for(resolver, user, namespace, &mut |_, rules| {
         all.extend(rules.unwrap_or_default().iter().cloned());
         true
     });
     all
 }
 
-/// A binding, and the subject in it that the user is.
-struct Source<'a> {
-    /// Of a RoleBinding.
+/// A binding with the subject that matches the user.
+struct BindingSource<'a> {
+    /// The namespace of a RoleBinding; `None` for a ClusterRoleBinding.
     namespace: Option<&'a str>,
     name: &'a str,
     role: &'a RoleRef,
     subject: &'a Subject,
 }
 
-impl Display for Source<'_> {
+impl Display for BindingSource<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self.namespace {
             None => write!(f, "ClusterRoleBinding {:?}", self.name)?,
@@ -108,67 +108,70 @@ impl Display for Source<'_> {
     }
 }
 
-/// Shows the role of every binding that holds for the user, `None` where it is missing, until `look` has seen enough.
-fn visit(
-    policy: Policy<'_>,
+/// Calls `visitor` with the role of every binding of the user, `None` if the role does not exist, until it returns false
+/// (VisitRulesFor).
+fn visit_rules_for(
+    resolver: RuleResolver<'_>,
     user: &User,
     namespace: &str,
-    look: &mut dyn FnMut(&Source<'_>, Option<&[PolicyRule]>) -> bool,
+    visitor: &mut dyn FnMut(&BindingSource<'_>, Option<&[PolicyRule]>) -> bool,
 ) {
-    let Policy { cache, cluster } = policy;
-    let mut go_on = true;
-    for binding in cluster.now(cache).of(user) {
-        let Some(subject) = bound(Some(binding.subjects()), user, "") else {
+    let RuleResolver { cache, cluster } = resolver;
+    let mut proceed = true;
+    for binding in cluster.current(cache).of(user) {
+        let Some(subject) = matching_subject(Some(binding.subjects()), user, "") else {
             continue;
         };
-        let source = Source {
+        let source = BindingSource {
             namespace: None,
             name: &binding.name,
             role: &binding.role,
             subject,
         };
-        go_on = shown(cache, "", &source, look);
-        if !go_on {
+        proceed = visit_binding(cache, "", &source, visitor);
+        if !proceed {
             break;
         }
     }
-    if !go_on || namespace.is_empty() {
+    if !proceed || namespace.is_empty() {
         return;
     }
     if let Ok(bindings) = cache.of(&registry::ROLE_BINDING) {
         bindings.scan(namespace, "", |object| {
             if let Some(b) = object.get::<RoleBinding>()
-                && let Some(subject) = bound(b.subjects.as_deref(), user, namespace)
+                && let Some(subject) = matching_subject(b.subjects.as_deref(), user, namespace)
             {
-                let source = Source {
+                let source = BindingSource {
                     namespace: Some(namespace),
                     name: object.name(),
                     role: &b.role_ref,
                     subject,
                 };
-                go_on = shown(cache, namespace, &source, look);
+                proceed = visit_binding(cache, namespace, &source, visitor);
             }
-            go_on
+            proceed
         });
     }
 }
 
-fn shown(
+fn visit_binding(
     cache: &Cache,
     namespace: &str,
-    source: &Source<'_>,
-    look: &mut dyn FnMut(&Source<'_>, Option<&[PolicyRule]>) -> bool,
+    source: &BindingSource<'_>,
+    visitor: &mut dyn FnMut(&BindingSource<'_>, Option<&[PolicyRule]>) -> bool,
 ) -> bool {
-    with_rules(cache, namespace, source.role, |rules| look(source, Some(rules)))
-        .unwrap_or_else(|| look(source, None))
+    with_rules(cache, namespace, source.role, |rules| {
+        visitor(source, Some(rules))
+    })
+    .unwrap_or_else(|| visitor(source, None))
 }
 
-/// The rules of a role, if it is there.
+/// The rules of a role, if it exists.
 pub(super) fn role_rules(cache: &Cache, namespace: &str, role: &RoleRef) -> Option<Vec<PolicyRule>> {
     with_rules(cache, namespace, role, <[PolicyRule]>::to_vec)
 }
 
-/// Of which kind the role is.
+/// Role or ClusterRole.
 pub(super) fn role_kind(role: &RoleRef) -> &'static Kind {
     if role.kind == "Role" {
         &registry::ROLE
@@ -193,8 +196,12 @@ fn with_rules<T>(
     Some(with(rules.as_deref().unwrap_or_default()))
 }
 
-/// The first of the subjects that the user is.
-fn bound<'a>(subjects: Option<&'a [Subject]>, user: &User, binding_namespace: &str) -> Option<&'a Subject> {
+/// The first subject that matches the user (appliesTo).
+fn matching_subject<'a>(
+    subjects: Option<&'a [Subject]>,
+    user: &User,
+    binding_namespace: &str,
+) -> Option<&'a Subject> {
     subjects
         .unwrap_or_default()
         .iter()
@@ -238,7 +245,7 @@ pub(super) fn rule_covers(rule: &PolicyRule, request: &Attributes<'_>) -> bool {
             .is_none_or(|names| names.is_empty() || names.iter().any(|n| n == request.name))
 }
 
-/// Whether a rule's resource, such as `pods`, `pods/log`, `*/scale` or `*`, is the request's.
+/// Whether a rule's resource, such as `pods`, `pods/log`, `*/scale` or `*`, matches the request's.
 fn resource_covers(resource: &str, request: &Attributes<'_>) -> bool {
     match resource.split_once('/') {
         None => resource == "*" || (request.subresource.is_empty() && resource == request.resource),
@@ -303,7 +310,7 @@ mod tests {
             (&health, ask("get", "", "", "", "", "/healthz"), true),
             (&health, ask("get", "", "", "", "", "/api/v1"), true),
             (&health, ask("get", "", "", "", "", "/metrics"), false),
-            // A resource without a name is a resource all the same.
+            // A resource request with an empty resource name is still a resource request.
             (&everything, ask("get", "", "", "", "", ""), true),
             (&paths, ask("get", "", "", "", "", ""), false),
         ];
@@ -321,8 +328,8 @@ mod tests {
             api_group: None,
         };
         let user = User::service_account("a", "sa", "");
-        assert!(bound(Some(&[subject(Some("a"))]), &user, "").is_some());
-        assert!(bound(Some(&[subject(None)]), &user, "a").is_some());
-        assert!(bound(Some(&[subject(Some("b"))]), &user, "a").is_none());
+        assert!(matching_subject(Some(&[subject(Some("a"))]), &user, "").is_some());
+        assert!(matching_subject(Some(&[subject(None)]), &user, "a").is_some());
+        assert!(matching_subject(Some(&[subject(Some("b"))]), &user, "a").is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Rules compared with rules: what covers what, for escalation checks, and how what is missing is told.
+//! Comparison of PolicyRules for escalation checks (pkg/registry/rbac/validation), and the messages for missing rules.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +15,8 @@ fn one(value: &str) -> Option<Vec<String>> {
     Some(vec![value.to_string()])
 }
 
-/// What cluster administrators hold.
-pub(super) fn full_authority() -> [PolicyRule; 2] {
+/// The rules of cluster administrators.
+pub(super) fn all_rules() -> [PolicyRule; 2] {
     let all = || Some(vec!["*".to_string()]);
     [
         PolicyRule {
@@ -33,8 +33,8 @@ pub(super) fn full_authority() -> [PolicyRule; 2] {
     ]
 }
 
-/// The least parts of a rule: one verb on one resource or one path each.
-pub(super) fn broken_down(rule: &PolicyRule) -> Vec<PolicyRule> {
+/// Splits a rule into rules with one verb on one resource or path each (BreakdownRule).
+pub(super) fn breakdown_rule(rule: &PolicyRule) -> Vec<PolicyRule> {
     let mut parts = Vec::new();
     for group in list(&rule.api_groups) {
         for resource in list(&rule.resources) {
@@ -65,36 +65,36 @@ pub(super) fn broken_down(rule: &PolicyRule) -> Vec<PolicyRule> {
     parts
 }
 
-/// What of `wanted` no rule of `owned` covers, in its least parts.
-pub(super) fn missing(owned: &[PolicyRule], wanted: &[PolicyRule]) -> Vec<PolicyRule> {
-    wanted
+/// The rules of `requested`, broken down, that no rule of `owned` covers (Covers).
+pub(super) fn uncovered(owned: &[PolicyRule], requested: &[PolicyRule]) -> Vec<PolicyRule> {
+    requested
         .iter()
-        .flat_map(broken_down)
+        .flat_map(breakdown_rule)
         .filter(|part| !owned.iter().any(|rule| covers(rule, part)))
         .collect()
 }
 
-/// Whether `owner` allows everything that `part`, which is broken down, allows.
+/// Whether `owner` allows everything that the broken-down rule `part` allows (ruleCovers).
 pub(super) fn covers(owner: &PolicyRule, part: &PolicyRule) -> bool {
-    let all = |set: &[String], wanted: &[String]| {
-        set.iter().any(|s| s == ALL) || wanted.iter().all(|w| set.contains(w))
+    let all = |set: &[String], requested: &[String]| {
+        set.iter().any(|s| s == ALL) || requested.iter().all(|w| set.contains(w))
     };
     let resources = list(&owner.resources);
-    let resource = |wanted: &String| {
-        resources.contains(wanted)
-            || wanted
+    let resource = |requested: &String| {
+        resources.contains(requested)
+            || requested
                 .split_once('/')
                 .is_some_and(|(_, sub)| resources.contains(&format!("*/{sub}")))
     };
-    let url = |wanted: &String| {
-        list(&owner.non_resource_urls)
-            .iter()
-            .any(|own| own == wanted || (own.ends_with(ALL) && wanted.starts_with(own.trim_end_matches(ALL))))
+    let url = |requested: &String| {
+        list(&owner.non_resource_urls).iter().any(|own| {
+            own == requested || (own.ends_with(ALL) && requested.starts_with(own.trim_end_matches(ALL)))
+        })
     };
     let names = list(&owner.resource_names);
     let named = match list(&part.resource_names) {
         [] => names.is_empty(),
-        wanted => names.is_empty() || wanted.iter().all(|w| names.contains(w)),
+        requested => names.is_empty() || requested.iter().all(|w| names.contains(w)),
     };
     all(&owner.verbs, &part.verbs)
         && all(list(&owner.api_groups), list(&part.api_groups))
@@ -103,8 +103,8 @@ pub(super) fn covers(owner: &PolicyRule, part: &PolicyRule) -> bool {
         && named
 }
 
-/// The same with the verbs of one resource together; for the eye.
-pub(super) fn compact(rules: Vec<PolicyRule>) -> Vec<PolicyRule> {
+/// Joins the rules of one resource into one with all verbs, for messages (CompactRules).
+pub(super) fn compact_rules(rules: Vec<PolicyRule>) -> Vec<PolicyRule> {
     let mut out: Vec<PolicyRule> = Vec::new();
     for rule in rules {
         let simple = |r: &PolicyRule| {
@@ -127,13 +127,13 @@ pub(super) fn compact(rules: Vec<PolicyRule>) -> Vec<PolicyRule> {
     out
 }
 
-/// One line a rule, each once, in order.
-pub(super) fn described(rules: &[PolicyRule]) -> String {
+/// One line per rule, sorted and without duplicates.
+pub(super) fn describe_rules(rules: &[PolicyRule]) -> String {
     let lines: BTreeSet<String> = rules.iter().map(line).collect();
     lines.into_iter().collect::<Vec<_>>().join("\n")
 }
 
-/// A rule as Kubernetes shows it in refusals.
+/// A rule as kube-apiserver prints it in error messages (CompactString).
 fn line(rule: &PolicyRule) -> String {
     let parts: Vec<String> = [
         ("APIGroups", list(&rule.api_groups)),
@@ -177,14 +177,14 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_holds_is_missing() {
+    fn rules_that_no_owned_rule_covers_are_uncovered() {
         let own = [
             rule(&[""], &["pods", "*/scale"], &[], &[], &["get", "list"]),
             rule(&["apps"], &["*"], &[], &[], &["*"]),
             rule(&[""], &["secrets"], &["a"], &[], &["get"]),
             rule(&[], &[], &[], &["/healthz/*"], &["get"]),
         ];
-        for (wanted, expected) in [
+        for (requested, expected) in [
             (rule(&[""], &["pods"], &[], &[], &["get", "list"]), ""),
             (rule(&[""], &["pods"], &["x"], &[], &["get"]), ""),
             (
@@ -215,8 +215,8 @@ mod tests {
                 r#"{NonResourceURLs:["/metrics"], Verbs:["get"]}"#,
             ),
         ] {
-            let found = described(&compact(missing(&own, std::slice::from_ref(&wanted))));
-            assert_eq!(found, expected, "{wanted:?}");
+            let found = describe_rules(&compact_rules(uncovered(&own, std::slice::from_ref(&requested))));
+            assert_eq!(found, expected, "{requested:?}");
         }
     }
 }

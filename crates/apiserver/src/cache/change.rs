@@ -1,25 +1,25 @@
-//! One change of one object, shared by everybody who watches: the objects before and after, and each wire
-//! form of the event, made at most once.
+//! One change of one object, shared by all watchers: the object before and after, and each encoded form of the event,
+//! encoded at most once.
 
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use knarr_api::{Kind, Object, convert, selector};
 
-/// What a watcher is told happened.
+/// The type of a watch event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum EventType {
     Added,
     Modified,
     Deleted,
 }
 
-impl Told {
+impl EventType {
     pub fn as_str(self) -> &'static str {
         match self {
-            Told::Added => "ADDED",
-            Told::Modified => "MODIFIED",
-            Told::Deleted => "DELETED",
+            EventType::Added => "ADDED",
+            EventType::Modified => "MODIFIED",
+            EventType::Deleted => "DELETED",
         }
     }
 }
@@ -30,18 +30,18 @@ pub struct Change {
     pub revision: u64,
     /// The object after the write. For a deletion: as it was before, at the deletion's revision.
     pub object: Arc<Object>,
-    /// The object before; `None` where there was none.
+    /// The object before; `None` if it did not exist.
     pub prev: Option<Arc<Object>>,
     pub deleted: bool,
-    /// `prev` at this change's revision, for those who lose sight of the object by it.
-    departed: OnceLock<Arc<Object>>,
+    /// `prev` at this change's revision, for watchers whose selector the object no longer matches.
+    last_selected: OnceLock<Arc<Object>>,
     frames: [OnceLock<Bytes>; 3],
     weight_bytes: usize,
 }
 
 impl Change {
     pub fn new(object: Arc<Object>, prev: Option<Arc<Object>>, deleted: bool) -> Self {
-        // A typed value takes some four times its encoding; the frames have that once more.
+        // A typed value takes about four times the memory of its encoding, the cached frames as much as the encoding again.
         let weight = |o: &Arc<Object>| o.json().len() * if o.is_slim() { 1 } else { 5 };
         let weight_bytes = weight(&object) + prev.as_ref().map_or(0, weight) + object.json().len();
         Change {
@@ -50,71 +50,71 @@ impl Change {
             object,
             prev,
             deleted,
-            departed: OnceLock::new(),
+            last_selected: OnceLock::new(),
             frames: Default::default(),
         }
     }
 
-    /// The same change in little memory.
+    /// The same change without typed values, in little memory.
     pub fn slim(&self) -> Self {
         let prev = self.prev.as_ref().map(Object::slim);
         Change::new(self.object.slim(), prev, self.deleted)
     }
 
-    /// About how much memory it holds on to.
+    /// About how much memory the change holds.
     pub fn weight_bytes(&self) -> usize {
         self.weight_bytes
     }
 
-    /// How `filter` sees the change; `None` if not at all.
-    pub fn seen(&self, filter: &Filter) -> Option<(Told, &Arc<Object>)> {
+    /// The event that a watcher with `filter` gets for the change; `None` if it gets none.
+    pub fn event_for(&self, filter: &Filter) -> Option<(EventType, &Arc<Object>)> {
         let before = self.prev.as_ref().is_some_and(|p| filter.matches(p));
         let after = !self.deleted && filter.matches(&self.object);
         match (before, after) {
             (false, false) => None,
-            (false, true) => Some((Told::Added, &self.object)),
-            (true, true) => Some((Told::Modified, &self.object)),
-            (true, false) if self.deleted => Some((Told::Deleted, &self.object)),
-            (true, false) => Some((Told::Deleted, self.departed())),
+            (false, true) => Some((EventType::Added, &self.object)),
+            (true, true) => Some((EventType::Modified, &self.object)),
+            (true, false) if self.deleted => Some((EventType::Deleted, &self.object)),
+            (true, false) => Some((EventType::Deleted, self.last_selected())),
         }
     }
 
-    fn departed(&self) -> &Arc<Object> {
-        self.departed.get_or_init(|| match &self.prev {
+    fn last_selected(&self) -> &Arc<Object> {
+        self.last_selected.get_or_init(|| match &self.prev {
             Some(prev) => Arc::new(prev.at_revision(self.revision)),
             None => self.object.clone(),
         })
     }
 
-    /// The event as one line of a JSON watch, shared by all who are told the same.
-    pub fn frame(&self, told: Told) -> Bytes {
-        self.frames[told as usize]
+    /// The event as one line of a JSON watch, shared by all watchers that get this event.
+    pub fn frame(&self, event_type: EventType) -> Bytes {
+        self.frames[event_type as usize]
             .get_or_init(|| {
-                let object = match told {
-                    Told::Deleted if !self.deleted => self.departed(),
+                let object = match event_type {
+                    EventType::Deleted if !self.deleted => self.last_selected(),
                     _ => &self.object,
                 };
-                frame(told.as_str(), object.json())
+                frame(event_type.as_str(), object.json())
             })
             .clone()
     }
 }
 
 /// One line of a JSON watch.
-pub fn frame(told: &str, object: &[u8]) -> Bytes {
+pub fn frame(event_type: &str, object: &[u8]) -> Bytes {
     let mut line = Vec::with_capacity(object.len() + 32);
     line.extend_from_slice(br#"{"type":""#);
-    line.extend_from_slice(told.as_bytes());
+    line.extend_from_slice(event_type.as_bytes());
     line.extend_from_slice(br#"","object":"#);
     line.extend_from_slice(object);
     line.extend_from_slice(b"}\n");
     line.into()
 }
 
-/// Which objects a list or watch is about.
+/// Which objects a list or watch selects.
 #[derive(Clone, Debug)]
 pub struct Filter {
-    /// The kind as it is served; objects stored as another one are converted before they are looked at.
+    /// The kind as it is served; objects stored in another version are converted before they are matched.
     pub kind: Kind,
     /// Empty: all.
     pub namespace: String,
@@ -152,7 +152,7 @@ impl Filter {
         convert::object(object, &self.kind).is_ok_and(|o| self.fields.matches(&o))
     }
 
-    /// The one name it can match, if the field selector says so.
+    /// The only name that the field selector can match, if it has one.
     pub fn name(&self) -> Option<&str> {
         self.fields.required("metadata.name")
     }
@@ -183,30 +183,30 @@ mod tests {
         let stored = Object::encode_for_store(&mut *typed);
         for revision in [1, 9, 10, 999, u64::MAX] {
             let object = Object::from_stored(&CONFIG_MAP, typed.clone_box(), &stored, revision);
-            assert!(object.is_of(&stored) && !object.is_of(object.json()));
+            assert!(object.has_encoding(&stored) && !object.has_encoding(object.json()));
             let moved = object.at_revision(7);
-            assert!(moved.is_of(&stored) && moved.revision() == 7);
+            assert!(moved.has_encoding(&stored) && moved.revision() == 7);
             assert_eq!(moved.metadata().resource_version.as_deref(), Some("7"));
         }
     }
 
     #[test]
-    fn a_deletion_is_told_with_its_own_revision() {
+    fn a_deletion_has_its_own_revision() {
         let old = Arc::new(config_map(3));
         let change = Change::new(Arc::new(old.at_revision(8)), Some(old), true);
         let all = Filter::everything(&CONFIG_MAP, "");
         assert_eq!(
-            change.seen(&all).map(|(t, o)| (t, o.revision())),
-            Some((Told::Deleted, 8))
+            change.event_for(&all).map(|(t, o)| (t, o.revision())),
+            Some((EventType::Deleted, 8))
         );
         assert!(
             change
-                .seen(&Filter::everything(&CONFIG_MAP, "elsewhere"))
+                .event_for(&Filter::everything(&CONFIG_MAP, "elsewhere"))
                 .is_none()
         );
         assert!(
             change
-                .frame(Told::Deleted)
+                .frame(EventType::Deleted)
                 .starts_with(br#"{"type":"DELETED","object":{"#)
         );
     }

@@ -1,9 +1,9 @@
-//! The kinds that users brought, as the definitions in the cache say, and their caches.
+//! The kinds of custom resources, from the CustomResourceDefinitions in the cache, and their caches.
 //!
-//! Definitions are read by the feed, in the order of the store: whoever was answered that a definition is established
-//! finds its kinds served, and every server of a cluster comes to the same.
+//! The feed applies definitions in the order of the store: a client that has read a definition as Established finds its
+//! kinds served, and every server of a cluster comes to the same result.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -12,66 +12,66 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use knarr_api::custom::Definition;
 use knarr_api::emulation::Emulation;
-use knarr_api::registry::Served;
+use knarr_api::registry::ServedKinds;
 use knarr_api::{Object, k8s_openapi};
 
 use super::kind::KindCache;
 use super::{Cache, group_plural, kind_of_stored};
 
-/// `<group>/<plural>` of definitions themselves.
+/// `<group>/<plural>` of CustomResourceDefinitions.
 pub(super) const DEFINITIONS: &str = "apiextensions.k8s.io/customresourcedefinitions";
 
-/// See the module.
+/// The kinds of custom resources and their caches. See the module.
 #[derive(Default)]
-pub(super) struct Custom {
+pub(super) struct CustomKinds {
     /// By the definition's name.
-    definitions: HashMap<String, Defined>,
+    definitions: BTreeMap<String, CustomDefinition>,
     /// By `<group>/<plural>`.
-    caches: HashMap<String, Arc<KindCache>>,
-    served: Served,
-    /// Counts up with every change of what is served.
+    caches: BTreeMap<String, Arc<KindCache>>,
+    served: ServedKinds,
+    /// Incremented with every change of the served kinds.
     changes: u64,
 }
 
-struct Defined {
+struct CustomDefinition {
     uid: String,
     spec: CustomResourceDefinitionSpec,
     names: Option<CustomResourceDefinitionNames>,
     definition: Definition,
 }
 
-/// A kind's cache: of a built-in kind, or of one that may go while it is looked at.
-pub enum Held<'a> {
-    Fixed(&'a KindCache),
+/// A kind's cache: of a built-in kind, or of a custom one, whose definition may be deleted while the cache is in use.
+pub enum KindCacheRef<'a> {
+    BuiltIn(&'a KindCache),
     Custom(Arc<KindCache>),
 }
 
-impl Deref for Held<'_> {
+impl Deref for KindCacheRef<'_> {
     type Target = KindCache;
     fn deref(&self) -> &KindCache {
         match self {
-            Held::Fixed(cache) => cache,
-            Held::Custom(cache) => cache,
+            KindCacheRef::BuiltIn(cache) => cache,
+            KindCacheRef::Custom(cache) => cache,
         }
     }
 }
 
 impl Cache {
     /// The kinds that are served now.
-    pub fn served(&self) -> Served {
+    pub fn served(&self) -> ServedKinds {
         self.custom.read().served.clone()
     }
 
-    /// Counts up whenever [`Cache::served`] changes.
+    /// Incremented whenever [`Cache::served`] changes.
     pub fn served_changes(&self) -> u64 {
         self.custom.read().changes
     }
 
     /// The cache of `<group>/<plural>`.
-    pub(super) fn held(&self, group_plural: &str) -> Option<Held<'_>> {
+    pub(super) fn kind_cache(&self, group_plural: &str) -> Option<KindCacheRef<'_>> {
         match self.kinds.get(group_plural) {
-            Some(cache) => Some(Held::Fixed(cache)),
-            None => self.custom_cache(group_plural).map(Held::Custom),
+            Some(cache) => Some(KindCacheRef::BuiltIn(cache)),
+            None => self.custom_cache(group_plural).map(KindCacheRef::Custom),
         }
     }
 
@@ -83,9 +83,9 @@ impl Cache {
         self.custom.read().caches.values().cloned().collect()
     }
 
-    /// Takes in what a definition says now, as of `revision`. Watchers of a kind whose definition changed have to begin
-    /// anew: their objects may look different.
-    pub(super) fn define(&self, object: &Object, revision: u64) {
+    /// Applies a definition as of `revision`. Watches of a kind whose definition changed end, and clients have to list
+    /// again: the objects may be different.
+    pub(super) fn apply_definition(&self, object: &Object, revision: u64) {
         let Some(crd) = object.get::<CustomResourceDefinition>() else {
             return;
         };
@@ -99,55 +99,57 @@ impl Cache {
             return;
         }
         let Some(definition) = Definition::of(crd) else {
-            custom.forget(object.name());
+            custom.remove(object.name());
             return;
         };
         let key = group_plural(&definition.stored);
         let cache = Arc::new(KindCache::new(&definition.stored));
         let before = custom.caches.get(&key);
-        let objects = before.map_or_else(BTreeMap::new, |before| reread(before, &cache));
+        let objects = before.map_or_else(BTreeMap::new, |before| decode_objects_again(before, &cache));
         cache.load(objects, revision);
         custom.caches.insert(key, cache);
-        let defined = Defined {
+        let custom_definition = CustomDefinition {
             uid: object.uid().to_string(),
             spec: crd.spec.clone(),
             names,
             definition,
         };
-        custom.definitions.insert(object.name().to_string(), defined);
+        custom
+            .definitions
+            .insert(object.name().to_string(), custom_definition);
         custom.publish();
     }
 
-    /// The definition is gone, and with it its kinds.
-    pub(super) fn undefine(&self, name: &str) {
-        self.custom.write().forget(name);
+    /// Removes the kinds of a deleted definition.
+    pub(super) fn remove_definition(&self, name: &str) {
+        self.custom.write().remove(name);
     }
 
-    /// Keeps only what these definitions say, when the cache starts over.
-    pub(super) fn redefine(&self, definitions: &[Arc<Object>], revision: u64) {
+    /// Replaces all definitions, when the cache starts over.
+    pub(super) fn replace_definitions(&self, definitions: &[Arc<Object>], revision: u64) {
         let changes = self.served_changes();
         let emulation = self.served().emulation();
-        *self.custom.write() = Custom {
+        *self.custom.write() = CustomKinds {
             changes,
-            ..Custom::emulating(emulation)
+            ..CustomKinds::emulating(emulation)
         };
         for definition in definitions {
-            self.define(definition, revision);
+            self.apply_definition(definition, revision);
         }
     }
 }
 
-impl Custom {
+impl CustomKinds {
     pub(super) fn emulating(emulation: Emulation) -> Self {
-        Custom {
-            served: Served::emulating(emulation, []),
-            ..Custom::default()
+        CustomKinds {
+            served: ServedKinds::emulating(emulation, []),
+            ..CustomKinds::default()
         }
     }
 
-    fn forget(&mut self, name: &str) {
-        if let Some(gone) = self.definitions.remove(name) {
-            self.caches.remove(&group_plural(&gone.definition.stored));
+    fn remove(&mut self, name: &str) {
+        if let Some(removed) = self.definitions.remove(name) {
+            self.caches.remove(&group_plural(&removed.definition.stored));
             self.publish();
         }
     }
@@ -155,13 +157,13 @@ impl Custom {
     fn publish(&mut self) {
         let definitions = self.definitions.values();
         let kinds = definitions.flat_map(|d| d.definition.served.iter().cloned());
-        self.served = Served::emulating(self.served.emulation(), kinds);
+        self.served = ServedKinds::emulating(self.served.emulation(), kinds);
         self.changes += 1;
     }
 }
 
-/// The objects of a kind as its changed definition has them.
-fn reread(before: &KindCache, now: &KindCache) -> BTreeMap<String, Arc<Object>> {
+/// Decodes the objects of a kind again, by its changed definition.
+fn decode_objects_again(before: &KindCache, now: &KindCache) -> BTreeMap<String, Arc<Object>> {
     let mut objects = BTreeMap::new();
     before.scan("", "", |object| {
         let kind = &kind_of_stored(&now.kind, object.json());
@@ -175,7 +177,7 @@ fn reread(before: &KindCache, now: &KindCache) -> BTreeMap<String, Arc<Object>> 
             Err(e) => tracing::error!(
                 kind = ?now.kind,
                 object = object.name(),
-                "passed over an object that its changed definition cannot read: {e}"
+                "skipped an object that cannot be decoded by its changed CustomResourceDefinition: {e}"
             ),
         }
         true

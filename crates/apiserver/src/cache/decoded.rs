@@ -1,10 +1,11 @@
-//! Objects as servers of one process over one store have them: what one of them has read or written, the others need
-//! not read again. For processes that hold several servers, as the simulation does; a server alone needs none.
+//! Decoded objects that the servers of one process over one store share: an object that one of them has read or written
+//! is not decoded again by the others. For processes with several servers, such as the simulation; a single server
+//! needs none.
 //!
-//! It answers only for the very bytes: an object is found by the revision at which the store has it, and is given out
-//! only if it is of the same kind and was made of the value that the store told. Whoever finds nothing decodes. What
-//! somebody wrote must read back the same (no parts of seconds in a time, no empty lists): builds with debug assertions
-//! look at each.
+//! An object is returned only for exactly the same bytes: it is found by its revision in the store, and must be of the
+//! same kind and decoded from the value that the store returned. If none is found the caller decodes. An object that
+//! was written must decode to the same (no fractions of seconds in a time, no empty lists): builds with debug
+//! assertions check this for each object.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -13,23 +14,23 @@ use bytes::Bytes;
 use knarr_api::{AnyObject, Kind, Object};
 use parking_lot::Mutex;
 
-/// Of so many of the last commits: servers in step are fewer behind, and one that was cut off may decode.
+/// How many of the last commits are kept. Servers that keep up are fewer behind; one that was cut off has to decode.
 const KEPT: usize = 256;
-/// Writes that the store has not told yet, or has refused.
+/// How many writes are kept that the store has not returned yet, or has rejected.
 const OFFERED: usize = 64;
 
-/// See the module.
+/// The shared objects. See the module.
 #[derive(Debug, Default)]
 pub struct Decoded {
-    /// By revision. A commit that writes several objects leaves one of them here.
+    /// By revision. Of a commit that writes several objects one is kept.
     last: Mutex<BTreeMap<u64, Arc<Object>>>,
-    /// What is being written, with the bytes of it, the newest last: whichever server hears of it first from the store takes
-    /// it. What the store refused goes as others come.
+    /// Objects that are being written, with their bytes, the newest last: the first server that gets the write from the
+    /// store takes it. An object that the store rejected is dropped as others are added.
     offered: Mutex<VecDeque<(Bytes, Box<dyn AnyObject>)>>,
 }
 
 impl Decoded {
-    /// Somebody is about to write this object as these bytes.
+    /// Records an object that is about to be written as these bytes.
     pub(super) fn offer(&self, stored: Bytes, typed: Box<dyn AnyObject>) {
         let mut offered = self.offered.lock();
         offered.push_back((stored, typed));
@@ -38,20 +39,20 @@ impl Decoded {
         }
     }
 
-    /// What was offered as these bytes.
+    /// Takes the object that was recorded with these bytes.
     pub(super) fn take(&self, stored: &[u8]) -> Option<Box<dyn AnyObject>> {
         let mut offered = self.offered.lock();
         let at = offered.iter().position(|(bytes, _)| bytes == stored)?;
         offered.remove(at).map(|(_, typed)| typed)
     }
 
-    /// Keeps what somebody wrote, as the store has it at this revision.
+    /// Keeps an object that was written, as the store has it at this revision.
     pub(super) fn keep_written(&self, object: Arc<Object>) {
         debug_assert_eq!(read_back(&object), Ok(format!("{:?}", object.typed())));
         self.keep(object);
     }
 
-    /// Keeps what the store has at this revision.
+    /// Keeps an object that was read, as the store has it at this revision.
     pub(super) fn keep(&self, object: Arc<Object>) {
         let mut last = self.last.lock();
         last.insert(object.revision(), object);
@@ -60,14 +61,14 @@ impl Decoded {
         }
     }
 
-    /// The object of this kind that was made of these bytes at this revision.
+    /// The object of this kind that was decoded from these bytes at this revision.
     pub(super) fn find(&self, kind: &Kind, stored: &[u8], revision: u64) -> Option<Arc<Object>> {
         let found = self.last.lock().get(&revision)?.clone();
-        (found.kind() == kind && found.is_of(stored)).then_some(found)
+        (found.kind() == kind && found.has_encoding(stored)).then_some(found)
     }
 }
 
-/// What the object's encoding says.
+/// The object's encoding, decoded and encoded again.
 fn read_back(object: &Object) -> Result<String, String> {
     let read = object.kind().ops.decode(object.json());
     Ok(format!("{:?}", read.map_err(|e| e.message)?.object))
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_offered_is_taken_once_by_its_bytes_and_the_oldest_goes() {
+    fn what_is_offered_is_taken_once_by_its_bytes_and_the_oldest_is_dropped() {
         let decoded = Decoded::default();
         let value = |at: usize| VALUE.replace(r#""a""#, &format!(r#""a{at}""#));
         let offer = |at: usize| {
@@ -141,7 +142,7 @@ mod tests {
         assert_eq!(taken(OFFERED), Some(format!("a{OFFERED}")));
     }
 
-    /// The object, as each of them shows it.
+    /// The object, as each of the caches has it.
     async fn show(caches: &[Arc<Cache>], revision: u64) -> Vec<Arc<Object>> {
         let mut shown = Vec::new();
         for cache in caches {
@@ -151,8 +152,8 @@ mod tests {
         shown
     }
 
-    /// Three servers: what one writes need not be read for the two others, and is what the store holds; what somebody else
-    /// wrote is read once for all.
+    /// Three servers: what one writes is not decoded by the two others, and is what the store has; what another writer
+    /// wrote is decoded once for all.
     #[tokio::test]
     async fn servers_that_share_read_once_and_show_what_the_store_holds() {
         let store = knarr_store::open(Config::Memory).await.unwrap();
@@ -177,7 +178,7 @@ mod tests {
         typed.metadata.name = Some("a".into());
         typed.data = Some([("k".to_string(), "1".to_string())].into());
         let Written::Done(written) = caches[0].put(kind, Box::new(typed), 0, None).await.unwrap() else {
-            panic!("nobody else writes");
+            panic!("no other server writes");
         };
         let shown = show(&caches, written.revision()).await;
         assert!(shown.iter().all(|shown| shown.json() == written.json()));

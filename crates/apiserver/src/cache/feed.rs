@@ -1,4 +1,4 @@
-//! Fills the cache and keeps it in step with the store.
+//! Fills the cache and keeps it up to date from the store's watch.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
 use super::custom::DEFINITIONS;
-use super::{Cache, TakenIn, store_error};
+use super::{Cache, Materialized, store_error};
 use crate::keys;
 
-/// How long to wait before the store is asked again after it failed.
+/// Between two attempts to reach the store after a failure.
 const RETRY: Duration = Duration::from_millis(250);
 
 impl Cache {
-    /// Fills the cache and starts to follow the store; returns once it is filled. The task ends when `stop`'s
-    /// other end is dropped.
+    /// Fills the cache and starts to follow the store; returns once it is filled. The task ends when the other end of `stop`
+    /// is dropped.
     pub async fn start(self: &Arc<Self>, stop: oneshot::Receiver<()>) -> Result<(), knarr_store::Error> {
         let watch = self.fill().await?;
         let cache = self.clone();
@@ -29,7 +29,7 @@ impl Cache {
                 () = cache.follow(watch) => {}
                 _ = stop => {}
             }
-            cache.in_step.store(false, Ordering::Release);
+            cache.is_synced.store(false, Ordering::Release);
         });
         Ok(())
     }
@@ -45,53 +45,57 @@ impl Cache {
             .watch(KeyRange::prefix(keys::ROOT), found.revision + 1)
             .await?;
         let mut by_kind: HashMap<&str, BTreeMap<String, Arc<Object>>> = HashMap::new();
-        // Objects of custom kinds are understood once their definitions are.
-        let mut custom: HashMap<&str, Vec<(&str, &KeyValue)>> = HashMap::new();
+        // Objects of custom kinds can be decoded only after their definitions.
+        let mut custom: BTreeMap<&str, Vec<(&str, &KeyValue)>> = BTreeMap::new();
         let leases = keys::MASTER_LEASES.as_bytes();
         for kv in found.kvs.iter().filter(|kv| !kv.key.starts_with(leases)) {
             let Some((group_plural, local)) = keys::split(&kv.key) else {
-                warn!(key = %kv.key.escape_ascii(), "passed over a key that is no object's");
+                warn!(key = %kv.key.escape_ascii(), "skipped a key in the store that is not an object's");
                 continue;
             };
             if !self.kinds.contains_key(group_plural) {
                 custom.entry(group_plural).or_default().push((local, kv));
-            } else if let Some(taken_in) = self.read(group_plural, kv) {
+            } else if let Some(materialized) = self.read(group_plural, kv) {
                 let objects = by_kind.entry(group_plural).or_default();
-                objects.insert(local.to_string(), taken_in.object);
+                objects.insert(local.to_string(), materialized.object);
             }
         }
         let definitions = by_kind
             .get(DEFINITIONS)
             .map(|d| d.values().cloned().collect::<Vec<_>>());
-        self.redefine(&definitions.unwrap_or_default(), found.revision);
+        self.replace_definitions(&definitions.unwrap_or_default(), found.revision);
         for (group_plural, cache) in &self.kinds {
             let objects = by_kind.remove(group_plural.as_str()).unwrap_or_default();
             cache.load(objects, found.revision);
+            self.metrics.cache_initialized(&cache.kind);
         }
         for (group_plural, kvs) in custom {
             let read = kvs.into_iter().filter_map(|(local, kv)| {
-                let taken_in = self.read(group_plural, kv)?;
-                Some((local.to_string(), taken_in.object))
+                let materialized = self.read(group_plural, kv)?;
+                Some((local.to_string(), materialized.object))
             });
             let objects = read.collect();
-            if let Some(cache) = self.held(group_plural) {
+            if let Some(cache) = self.kind_cache(group_plural) {
                 cache.load(objects, found.revision);
+                self.metrics.cache_initialized(&cache.kind);
             }
         }
         self.advance(found.revision);
-        self.in_step.store(true, Ordering::Release);
+        // No event comes of writes that the list has, or that were replaced before it: their writers use the store's answer.
+        self.deposits.lock().clear();
+        self.is_synced.store(true, Ordering::Release);
         Ok(watch)
     }
 
-    fn read(&self, group_plural: &str, kv: &KeyValue) -> Option<TakenIn> {
-        let Some(cache) = self.held(group_plural) else {
-            warn!(key = %kv.key.escape_ascii(), "passed over an object of an unknown kind");
+    fn read(&self, group_plural: &str, kv: &KeyValue) -> Option<Materialized> {
+        let Some(cache) = self.kind_cache(group_plural) else {
+            warn!(key = %kv.key.escape_ascii(), "skipped an object of an unknown kind");
             return None;
         };
-        match self.materialize(&cache.kind, kv) {
-            Ok(taken_in) => Some(taken_in),
+        match self.materialize(&cache.kind, &kv.key, &kv.value, kv.mod_revision) {
+            Ok(materialized) => Some(materialized),
             Err(e) => {
-                error!(key = %kv.key.escape_ascii(), "passed over an object that cannot be read: {e}");
+                error!(key = %kv.key.escape_ascii(), "skipped an object that cannot be decoded: {e}");
                 None
             }
         }
@@ -103,7 +107,7 @@ impl Cache {
                 Some(Ok(WatchItem::Events(events))) => self.apply(&events),
                 Some(Ok(WatchItem::Progress(revision))) => self.advance(revision),
                 Some(Err(e)) => {
-                    warn!("the store's watch ended: {e}");
+                    warn!("the watch of the store ended: {e}");
                     watch = self.resume().await;
                 }
                 None => match self.store.revision().await {
@@ -114,13 +118,16 @@ impl Cache {
         }
     }
 
-    /// A new watch behind what has been seen or, where that history is gone, a fresh start.
+    /// Watches the store again from the last revision or, where that history was compacted, after filling the cache again.
     async fn resume(&self) -> Watch {
         loop {
             let from = self.revision() + 1;
             let again = match self.store.watch(KeyRange::prefix(keys::ROOT), from).await {
                 Err(knarr_store::Error::Compacted { .. }) => {
-                    info!(from, "starting over: the store's history is gone");
+                    info!(
+                        from,
+                        "filling the watch cache again: the store has compacted the history since the last revision"
+                    );
                     self.fill().await
                 }
                 other => other,
@@ -128,7 +135,7 @@ impl Cache {
             match again {
                 Ok(watch) => return watch,
                 Err(e) => {
-                    warn!("cannot follow the store: {}", store_error(e));
+                    warn!("cannot watch the store: {}", store_error(e));
                     tokio::time::sleep(RETRY).await;
                 }
             }
@@ -142,25 +149,28 @@ impl Cache {
             let Some((group_plural, local)) = keys::split(&event.kv.key) else {
                 continue;
             };
-            let Some(cache) = self.held(group_plural) else {
+            let Some(cache) = self.kind_cache(group_plural) else {
                 continue;
             };
             let is_definition = group_plural == DEFINITIONS;
-            if event.deleted {
-                cache.remove(local, event.kv.mod_revision);
+            let terminated = if event.deleted {
+                let terminated = cache.remove(local, event.kv.mod_revision);
                 if is_definition {
-                    self.undefine(local);
+                    self.remove_definition(local);
                 }
-            } else if let Some(taken_in) = self.read(group_plural, &event.kv) {
-                cache.put(local, taken_in.object.clone());
+                terminated
+            } else if let Some(materialized) = self.read(group_plural, &event.kv) {
+                let terminated = cache.put(local, materialized.object.clone());
                 if is_definition {
-                    self.define(&taken_in.object, event.kv.mod_revision);
+                    self.apply_definition(&materialized.object, event.kv.mod_revision);
                 }
-                taken_in.tell();
+                materialized.notify();
+                terminated
             } else {
-                // Better gone than stale: what cannot be read is not there.
-                cache.remove(local, event.kv.mod_revision);
-            }
+                // An object that cannot be decoded is removed from the cache: absent is better than stale.
+                cache.remove(local, event.kv.mod_revision)
+            };
+            self.metrics.cache_event(&cache.kind, terminated);
         }
         self.advance(newest);
     }

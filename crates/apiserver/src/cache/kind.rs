@@ -1,10 +1,10 @@
-//! All objects of one kind, its recent changes, and those who watch it.
+//! All objects of one kind, its recent changes, and its watchers.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use knarr_api::{Error, Kind, Object};
+use knarr_api::{Error, Kind, Object, registry};
 use parking_lot::RwLock;
 use tokio::sync::mpsc;
 
@@ -12,28 +12,32 @@ use super::change::{Change, Filter};
 use crate::keys;
 
 /// How many changes of a kind are kept for watches that resume.
-const WINDOW_CHANGES: usize = 4096;
-/// How much memory the kept changes of a kind may hold on to.
+pub(super) const WINDOW_CHANGES: usize = 4096;
+/// How much memory the kept changes of a kind may hold.
 const WINDOW_BYTES: usize = 32 << 20;
-/// How many of the newest changes keep their typed values: components of this process look at those at once. What is
-/// older is kept slim.
+/// How many of the newest changes keep their typed values: components of this process read them at once. Older ones
+/// keep only their encoding.
 const FRESH_CHANGES: usize = 128;
-/// A kind with at most so many objects keeps their typed values, whoever asked for them and when: together they are hardly
-/// larger than the window, and what is made slim is mostly read again soon.
+/// A kind with at most so many objects keeps their typed values, however they were used: together they are hardly
+/// larger than the window of changes, and most would soon be decoded again.
 const FEW_OBJECTS: usize = 256;
-/// How many objects are made slim before others get the lock.
+/// How many objects drop their typed value before the lock is released.
 const SLIM_BATCH: usize = 1000;
-/// How many changes may wait for one watcher; one that falls further behind is dropped and has to resume.
+/// How many changes may wait for one watcher; a watcher that falls further behind is dropped and has to watch again.
 pub const WATCHER_BUFFER: usize = 1024;
 
 pub struct KindCache {
     pub kind: Kind,
+    /// Pods are indexed by their node.
+    has_nodes: bool,
     state: RwLock<State>,
 }
 
 #[derive(Default)]
 struct State {
     objects: BTreeMap<String, Arc<Object>>,
+    /// The local keys of a node's pods, by node.
+    by_node: BTreeMap<String, BTreeSet<String>>,
     window: VecDeque<Arc<Change>>,
     window_bytes: usize,
     /// Every change after this revision is in the window.
@@ -46,28 +50,28 @@ struct State {
 struct Watcher {
     /// Empty: all namespaces.
     namespace: String,
-    /// The only name it can be told about, empty for any.
+    /// The only name that the watcher's field selector can match; empty for any.
     name: String,
     changes: mpsc::Sender<Arc<Change>>,
 }
 
 impl Watcher {
-    /// A cheap look, so that a watch of one object costs others nothing. What passes is filtered by the watcher.
-    fn may_care(&self, object: &Object) -> bool {
+    /// A cheap check, so that a watch of one object costs the others nothing. The watcher filters what passes.
+    fn may_match(&self, object: &Object) -> bool {
         (self.namespace.is_empty() || self.namespace == object.namespace())
             && (self.name.is_empty() || self.name == object.name())
     }
 }
 
-/// A watch as the cache hands it out: what happened up to now, and then what happens.
+/// A watch as the cache returns it: the changes up to now, and a channel with those that follow.
 pub struct Subscription {
-    /// The kind's last change before it began.
+    /// The kind's last change before the watch began.
     pub revision: u64,
-    /// The state at the beginning, if that was asked for.
+    /// The objects at the beginning, if the watch asked for them.
     pub initial: Vec<Arc<Object>>,
-    /// Changes since the revision that was asked for.
+    /// Changes since the revision that the watch asked for.
     pub missed: Vec<Arc<Change>>,
-    /// Ends when the watcher fell behind or the cache starts over.
+    /// Closed when the watcher falls behind or the cache starts over.
     pub changes: mpsc::Receiver<Arc<Change>>,
 }
 
@@ -75,24 +79,34 @@ impl KindCache {
     pub fn new(kind: &Kind) -> Self {
         KindCache {
             kind: kind.clone(),
+            has_nodes: kind == &registry::POD,
             state: RwLock::default(),
         }
     }
 
-    /// Starts over with this state, as of `revision`. Watchers are let go: they have to list again.
+    /// Replaces all objects by these, as of `revision`. Watchers are dropped: they have to list again.
     pub fn load(&self, mut objects: BTreeMap<String, Arc<Object>>, revision: u64) {
         if objects.len() > FEW_OBJECTS {
             objects.values_mut().for_each(|o| *o = o.slim());
         }
+        let mut by_node: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        if self.has_nodes {
+            for (key, object) in &objects {
+                if let Some(node) = node_of(object) {
+                    by_node.entry(node).or_default().insert(key.clone());
+                }
+            }
+        }
         *self.state.write() = State {
             objects,
+            by_node,
             window_from: revision,
             newest: revision,
             ..State::default()
         };
     }
 
-    /// Forgets all changes; watches cannot resume before `now`.
+    /// Drops all changes; watches cannot resume before `now`.
     pub fn forget_history(&self, now: u64) {
         let mut state = self.state.write();
         state.window.clear();
@@ -114,7 +128,7 @@ impl KindCache {
     }
 
     /// Calls `visit` with the objects of a namespace (all, if empty) after `after` (a local key; empty: from the
-    /// first), in key order, until it says stop. Returns the revision of the kind's last change as of then.
+    /// first), in key order, until it returns false. Returns the revision of the kind's last change at that time.
     pub fn scan(&self, namespace: &str, after: &str, mut visit: impl FnMut(&Arc<Object>) -> bool) -> u64 {
         let state = self.state.read();
         let prefix = if namespace.is_empty() {
@@ -135,6 +149,21 @@ impl KindCache {
         state.newest
     }
 
+    /// The pods of a namespace on a node, in key order, until `visit` returns false.
+    pub fn scan_node(&self, node: &str, namespace: &str, mut visit: impl FnMut(&Arc<Object>) -> bool) {
+        let state = self.state.read();
+        let prefix = format!("{namespace}/");
+        let on_node = state.by_node.get(node).into_iter();
+        let keys = on_node
+            .flat_map(|keys| keys.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded)));
+        let keys = keys.take_while(|key| key.starts_with(&prefix));
+        for object in keys.filter_map(|key| state.objects.get(key)) {
+            if !visit(object) {
+                break;
+            }
+        }
+    }
+
     /// Everything that `filter` matches, in key order.
     pub fn list(&self, filter: &Filter) -> Vec<Arc<Object>> {
         let mut found = Vec::new();
@@ -147,7 +176,7 @@ impl KindCache {
         found
     }
 
-    /// The changes after a revision, and the revision of the last; `None` where that history is gone.
+    /// The changes after a revision, and the revision of the last; `None` if they are no longer in the window.
     pub fn changes_after(&self, after: u64) -> Option<(Vec<Arc<Change>>, u64)> {
         let state = self.state.read();
         if after < state.window_from {
@@ -157,8 +186,8 @@ impl KindCache {
         Some((state.window.range(first..).cloned().collect(), state.newest))
     }
 
-    /// Begins a watch. `after` = `None` begins with the state there is; a revision begins behind it.
-    /// 410 where that history is gone.
+    /// Begins a watch. `after` = `None` begins with all objects; a revision begins after it.
+    /// 410 if the changes since that revision are no longer in the window.
     pub fn subscribe(&self, filter: &Filter, after: Option<u64>) -> Result<Subscription, Error> {
         let (sender, changes) = mpsc::channel(WATCHER_BUFFER);
         let mut state = self.state.write();
@@ -190,28 +219,36 @@ impl KindCache {
         })
     }
 
-    /// Takes in an object's new value. What it was before is part of the change that watchers get.
-    pub fn put(&self, local: &str, object: Arc<Object>) {
+    /// Applies an object's new value. The previous value is part of the change that watchers get. Returns how many watchers were closed
+    /// because they were too far behind.
+    pub fn put(&self, local: &str, object: Arc<Object>) -> usize {
         let mut state = self.state.write();
         let prev = match state.objects.get_mut(local) {
             Some(slot) => Some(std::mem::replace(slot, object.clone())),
             None => state.objects.insert(local.to_string(), object.clone()),
         };
-        state.publish(Change::new(object, prev, false));
+        if self.has_nodes {
+            state.index_node(local, prev.as_deref(), Some(&object));
+        }
+        state.publish(Change::new(object, prev, false))
     }
 
-    /// Takes in a deletion at `revision`.
-    pub fn remove(&self, local: &str, revision: u64) {
+    /// Applies a deletion at `revision`. Returns how many watchers were closed because they were too far behind.
+    pub fn remove(&self, local: &str, revision: u64) -> usize {
         let mut state = self.state.write();
-        if let Some(prev) = state.objects.remove(local) {
-            let last = Arc::new(prev.at_revision(revision));
-            state.publish(Change::new(last, Some(prev), true));
+        let Some(prev) = state.objects.remove(local) else {
+            return 0;
+        };
+        if self.has_nodes {
+            state.index_node(local, Some(&prev), None);
         }
+        let last = Arc::new(prev.at_revision(revision));
+        state.publish(Change::new(last, Some(prev), true))
     }
 }
 
 impl KindCache {
-    /// Makes the objects slim again whose typed values somebody has asked for since, unless they are [few](FEW_OBJECTS).
+    /// Drops the typed values of objects that were decoded since the last call, unless there are [few](FEW_OBJECTS) objects.
     pub fn slim(&self) {
         if self.count() <= FEW_OBJECTS {
             return;
@@ -236,15 +273,39 @@ impl KindCache {
     }
 }
 
+/// The node that a pod is assigned to.
+fn node_of(pod: &Object) -> Option<String> {
+    pod.field("spec.nodeName").ok().filter(|node| !node.is_empty())
+}
+
 impl State {
+    /// Enters a pod's change in the index of nodes.
+    fn index_node(&mut self, local: &str, before: Option<&Object>, after: Option<&Object>) {
+        let (before, after) = (before.and_then(node_of), after.and_then(node_of));
+        if before == after {
+            return;
+        }
+        if let Some(node) = before
+            && let Some(keys) = self.by_node.get_mut(&node)
+        {
+            keys.remove(local);
+            if keys.is_empty() {
+                self.by_node.remove(&node);
+            }
+        }
+        if let Some(node) = after {
+            self.by_node.entry(node).or_default().insert(local.to_string());
+        }
+    }
+
     /// The revision of the oldest change that keeps its typed value.
     fn fresh_from(&self) -> u64 {
         let at = self.window.len().saturating_sub(FRESH_CHANGES);
         self.window.get(at).map_or(u64::MAX, |c| c.revision)
     }
 
-    /// Makes the change slim that is just no longer among the newest, and its object.
-    fn age(&mut self) {
+    /// Drops the typed value of the change that is just no longer among the newest, and of its object.
+    fn slim_oldest(&mut self) {
         let Some(at) = self.window.len().checked_sub(FRESH_CHANGES + 1) else {
             return;
         };
@@ -255,7 +316,7 @@ impl State {
         self.window[at] = slim;
     }
 
-    /// Keeps the object slim, if `change` was its last and there are more than a [few](FEW_OBJECTS).
+    /// Drops the object's typed value, if `change` was its last and there are more than a [few](FEW_OBJECTS) objects.
     fn forget_typed(&mut self, change: &Change) {
         if self.objects.len() <= FEW_OBJECTS {
             return;
@@ -268,12 +329,16 @@ impl State {
         }
     }
 
-    fn publish(&mut self, change: Change) {
+    /// Sends a change to the watchers; returns how many were full.
+    fn publish(&mut self, change: Change) -> usize {
         let change = Arc::new(change);
-        // A watcher that is gone or has no room is let go: its receiver ends after what it was given.
+        let mut full = 0;
+        // A watcher that is closed or full is dropped: its receiver ends after the changes it was sent.
         self.watchers.retain(|w| {
-            if w.may_care(&change.object) {
-                w.changes.try_send(change.clone()).is_ok()
+            if w.may_match(&change.object) {
+                let sent = w.changes.try_send(change.clone());
+                full += usize::from(matches!(sent, Err(mpsc::error::TrySendError::Full(_))));
+                sent.is_ok()
             } else {
                 !w.changes.is_closed()
             }
@@ -281,22 +346,56 @@ impl State {
         self.newest = change.revision;
         self.window_bytes += change.weight_bytes();
         self.window.push_back(change);
-        self.age();
+        self.slim_oldest();
         while self.window.len() > WINDOW_CHANGES || self.window_bytes > WINDOW_BYTES {
             let Some(old) = self.window.pop_front() else { break };
             self.window_bytes -= old.weight_bytes();
             self.forget_typed(&old);
             self.window_from = old.revision;
         }
+        full
     }
 }
 
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
-    use knarr_api::{k8s_openapi, registry};
+    use k8s_openapi::api::core::v1::Pod;
+    use knarr_api::k8s_openapi;
 
     use super::*;
+
+    #[test]
+    fn pods_are_found_by_their_node_until_they_are_removed() {
+        let cache = KindCache::new(&registry::POD);
+        let pod = |namespace: &str, name: &str, node: Option<&str>| {
+            let mut pod = Pod::default();
+            (pod.metadata.namespace, pod.metadata.name) = (Some(namespace.into()), Some(name.into()));
+            pod.metadata.resource_version = Some("1".into());
+            pod.spec.get_or_insert_default().node_name = node.map(String::from);
+            Arc::new(Object::from_typed(&registry::POD, Box::new(pod)))
+        };
+        let on = |node: &str, namespace: &str| {
+            let mut found = Vec::new();
+            cache.scan_node(node, namespace, |object| {
+                found.push(object.name().to_string());
+                true
+            });
+            found
+        };
+        cache.load([("a/p".into(), pod("a", "p", Some("n1")))].into(), 1);
+        cache.put("a/q", pod("a", "q", None));
+        cache.put("ab/r", pod("ab", "r", Some("n1")));
+        assert_eq!(
+            (on("n1", "a"), on("n1", "ab")),
+            (vec!["p".to_string()], vec!["r".to_string()])
+        );
+        cache.put("a/q", pod("a", "q", Some("n1")));
+        cache.remove("a/p", 2);
+        assert_eq!(on("n1", "a"), ["q"]);
+        cache.remove("a/q", 3);
+        assert!(on("n1", "a").is_empty() && on("", "a").is_empty());
+    }
 
     #[test]
     fn a_kind_of_few_objects_keeps_their_typed_values_and_one_of_many_those_that_changed_last() {

@@ -1,20 +1,22 @@
-//! The watch cache: every object in memory, kept up by one watch of the store.
+//! The watch cache: every object in memory, kept up to date by one watch of the store.
 //!
-//! - Reads and watches are served from here, never from the store (but for lists at an old revision). Where the store is
-//!   shared with other servers, reads first wait until everything that is there is here.
-//! - A write is answered after the cache has taken it in, so everybody reads their own writes.
-//! - A write of this process is not parsed again: the writer deposits its typed value, and the feed picks it
-//!   up when the store's watch tells the same bytes. Servers of one process may share what they have read ([`Decoded`]).
-//! - An object that cannot be decoded is reported and passed over.
+//! - Reads and watches are served from the cache, never from the store (but for lists at an old revision). Where the store
+//!   is shared with other servers, a read first waits until the cache has caught up with the store.
+//! - A write is answered after the cache has applied it, so every client reads its own writes.
+//! - A write of this process is not decoded again: the writer deposits its typed value, and the feed takes it when the
+//!   store's watch returns the same bytes. Servers of one process may share decoded objects ([`Decoded`]).
+//! - An object that cannot be decoded is reported and skipped.
 
 pub mod change;
 mod custom;
 mod decoded;
+mod definition;
 mod feed;
 pub mod kind;
+pub(crate) mod maintenance;
 mod term;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -22,7 +24,8 @@ use bytes::Bytes;
 use knarr_api::emulation::Emulation;
 use knarr_api::{AnyObject, Error, Kind, Object, registry};
 use knarr_client::Term;
-use knarr_store::{Compare, KeyValue, Op, Store, Txn, TxnResult};
+use knarr_client::metrics::Samples;
+use knarr_store::{Compare, Op, Store, Txn, TxnResult};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -30,43 +33,43 @@ use tokio::time::Instant;
 use crate::encryption::AtRest;
 use crate::keys;
 use crate::metrics::Metrics;
-use custom::Custom;
-pub use custom::Held;
+use custom::CustomKinds;
+pub use custom::KindCacheRef;
 pub use decoded::Decoded;
 pub(crate) use kind::KindCache;
 
-/// See the module.
+/// The watch cache. See the module.
 pub struct Cache {
     store: Arc<dyn Store>,
     /// By `<group>/<plural>` of the stored kind.
-    kinds: HashMap<String, KindCache>,
-    custom: RwLock<Custom>,
-    /// Everything up to here has been taken in.
+    kinds: BTreeMap<String, KindCache>,
+    custom: RwLock<CustomKinds>,
+    /// Everything up to this revision has been applied.
     revision: AtomicU64,
-    in_step: AtomicBool,
+    is_synced: AtomicBool,
     waiters: Mutex<BTreeMap<u64, Vec<oneshot::Sender<()>>>>,
-    deposits: Mutex<HashMap<Bytes, Vec<Deposit>>>,
+    deposits: Mutex<BTreeMap<Bytes, Vec<Deposit>>>,
     deposit_ids: AtomicU64,
     at_rest: Option<AtRest>,
     metrics: Arc<Metrics>,
-    /// What this server has in common with others of its process.
+    /// The decoded objects that this server shares with others of its process.
     decoded: Option<Arc<Decoded>>,
-    /// Keys whose values would be encrypted otherwise today; writing them again does it.
+    /// Keys whose values are encrypted with a key or provider that is no longer the first; writing them again changes that.
     stale: Mutex<HashSet<Bytes>>,
 }
 
-/// A write on its way: what the feed need not parse.
+/// A write in flight, which the feed need not decode.
 struct Deposit {
     id: u64,
     value: Bytes,
     typed: Option<Box<dyn AnyObject>>,
-    taken_in: oneshot::Sender<Arc<Object>>,
+    materialized: oneshot::Sender<Arc<Object>>,
 }
 
-/// What became of a conditional write.
+/// The result of a conditional write.
 pub enum Written<T> {
     Done(T),
-    /// Somebody else was faster; the cache knows by now.
+    /// The object was written in between; the cache has that write already.
     Conflict,
 }
 
@@ -75,7 +78,7 @@ impl Cache {
         Self::with(store, None, Arc::default(), None)
     }
 
-    /// With values encrypted in the store, and beside other servers of this process.
+    /// With encryption at rest, and decoded objects shared with other servers of this process.
     pub(crate) fn with(
         store: Arc<dyn Store>,
         at_rest: Option<AtRest>,
@@ -91,7 +94,7 @@ impl Cache {
             kinds: kinds.collect(),
             custom: RwLock::default(),
             revision: AtomicU64::new(0),
-            in_step: AtomicBool::new(false),
+            is_synced: AtomicBool::new(false),
             waiters: Mutex::default(),
             deposits: Mutex::default(),
             deposit_ids: AtomicU64::new(0),
@@ -102,10 +105,10 @@ impl Cache {
         })
     }
 
-    /// The cache of the kind that `kind` is stored as. 404 for kinds that are not stored at all.
-    pub fn of(&self, kind: &Kind) -> Result<Held<'_>, Error> {
-        self.held(&group_plural(&kind.stored()))
-            .ok_or_else(|| Error::not_found(kind.about("")))
+    /// The cache of the kind as which `kind` is stored. 404 for kinds that are not stored at all.
+    pub fn of(&self, kind: &Kind) -> Result<KindCacheRef<'_>, Error> {
+        self.kind_cache(&group_plural(&kind.stored()))
+            .ok_or_else(|| Error::not_found(kind.resource_ref("")))
     }
 
     pub fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
@@ -116,34 +119,75 @@ impl Cache {
         &self.store
     }
 
-    /// Everything up to this revision is in here.
+    /// Everything up to this revision has been applied.
     pub fn revision(&self) -> u64 {
         self.revision.load(Ordering::Acquire)
     }
 
-    /// Serves what an older version serves: before anything is served.
+    /// Serves the kinds of an emulated version. To be called before anything is served.
     pub(crate) fn emulate(&self, emulation: Emulation) {
-        *self.custom.write() = Custom::emulating(emulation);
+        *self.custom.write() = CustomKinds::emulating(emulation);
     }
 
-    /// Whether it has been filled and its feed runs.
-    pub fn in_step(&self) -> bool {
-        self.in_step.load(Ordering::Acquire)
+    /// Whether the cache has been filled and its feed runs.
+    pub fn is_synced(&self) -> bool {
+        self.is_synced.load(Ordering::Acquire)
     }
 
-    /// Lets go of typed values that were asked for a while ago, see [`Object::slim`].
+    /// Drops typed values that were decoded a while ago, see [`Object::slim`].
     pub fn slim(&self) {
         self.kinds.values().for_each(KindCache::slim);
         self.custom_caches().iter().for_each(|cache| cache.slim());
     }
 
-    pub fn objects(&self) -> impl Iterator<Item = (Kind, usize)> {
-        let custom = self.custom_caches().into_iter();
-        let fixed = self.kinds.values().map(|k| (k.kind.clone(), k.count()));
-        fixed.chain(custom.map(|k| (k.kind.clone(), k.count())))
+    /// Adds the metrics of what the cache contains now.
+    pub(crate) fn write_metrics(&self, samples: &mut Samples) {
+        let custom = self.custom_caches();
+        let fixed = self.kinds.values();
+        let all = fixed.chain(custom.iter().map(|cache| &**cache));
+        let mut kinds: Vec<_> = all
+            .map(|cache| (cache.kind.clone(), cache.count(), cache.newest()))
+            .collect();
+        kinds.sort_by_key(|(kind, ..)| kind.qualified());
+        samples.gauge(
+            "apiserver_storage_objects",
+            "(Deprecated since 1.34.0) [DEPRECATED, consider using apiserver_resource_objects instead] Number of stored objects at the time of last \
+             check split by kind. In case of a fetching error, the value will be -1.",
+        );
+        for (kind, objects, _) in &kinds {
+            samples.add(&[("resource", &kind.qualified())], *objects as f64);
+        }
+        let mut of_kind = |name: &str, help: &str, value: fn(usize, u64) -> f64| {
+            samples.gauge(name, help);
+            for (kind, objects, newest) in &kinds {
+                let labels = [("group", kind.group()), ("resource", kind.plural())];
+                samples.add(&labels, value(*objects, *newest));
+            }
+        };
+        of_kind(
+            "apiserver_resource_objects",
+            "Number of stored objects at the time of last check split by kind.",
+            |objects, _| objects as f64,
+        );
+        // A float has 53 bits.
+        of_kind(
+            "apiserver_watch_cache_resource_version",
+            "Current resource version of watch cache broken by resource type. This is truncated to the 15 least significant digits.",
+            |_, newest| (newest % 1_000_000_000_000_000) as f64,
+        );
+        of_kind(
+            "watch_cache_capacity",
+            "Total capacity of watch cache broken by resource type.",
+            |_, _| kind::WINDOW_CHANGES as f64,
+        );
+        samples.gauge(
+            "knarr_cache_revision",
+            "The revision that the watch cache has caught up with.",
+        );
+        samples.add(&[], self.revision() as f64);
     }
 
-    /// Returns once everything up to `revision` has been taken in.
+    /// Returns once everything up to `revision` has been applied.
     pub async fn wait_for(&self, revision: u64) {
         let receiver = {
             let mut waiters = self.waiters.lock();
@@ -158,7 +202,7 @@ impl Cache {
         let _ = receiver.await;
     }
 
-    /// Forgets what happened so far: watches and lists of the past have to begin anew.
+    /// Drops the history up to now: watches and lists of earlier revisions get 410.
     pub async fn forget_history(&self) -> Result<(), knarr_store::Error> {
         let now = self.revision();
         for kind in self.kinds.values() {
@@ -181,12 +225,12 @@ impl Cache {
         }
     }
 
-    /// Writes `typed` if the key's last write is `seen` (0: if it does not exist), and only while `term` lasts.
+    /// Writes `typed` if the key's last write is `expected_revision` (0: if it does not exist), and only while `term` lasts.
     pub async fn put(
         &self,
         kind: &Kind,
         mut typed: Box<dyn AnyObject>,
-        seen: u64,
+        expected_revision: u64,
         term: Option<&Term>,
     ) -> Result<Written<Arc<Object>>, Error> {
         let meta = typed.metadata();
@@ -201,7 +245,7 @@ impl Cache {
                 .seal((kind.group(), kind.plural()), &key, value, &**entropy)
                 .map_err(|e| Error::internal(format!("{}: {e}", kind.plural())))?;
         }
-        // Another server may hear of it before this one.
+        // Another server may get the write from the store before this one.
         let typed = match &self.decoded {
             Some(decoded) if self.at_rest.is_none() => {
                 decoded.offer(value.clone(), typed);
@@ -209,9 +253,9 @@ impl Cache {
             }
             _ => Some(typed),
         };
-        let (taken_in, written) = oneshot::channel();
+        let (materialized, written) = oneshot::channel();
         let id = self.deposit_ids.fetch_add(1, Ordering::Relaxed);
-        let withdraw = Withdraw {
+        let deposit_guard = DepositGuard {
             cache: self,
             key: key.clone(),
             id,
@@ -224,26 +268,46 @@ impl Cache {
                 id,
                 value: value.clone(),
                 typed,
-                taken_in,
+                materialized,
             });
         let txn = Txn {
             compares: vec![Compare::ModRevision {
                 key: key.clone(),
-                is: seen,
+                is: expected_revision,
             }],
-            ops: vec![Op::Put { key, value }],
+            ops: vec![Op::Put {
+                key: key.clone(),
+                value: value.clone(),
+            }],
         };
         let begun = Instant::now();
-        let result = self.commit(txn, term).await?;
-        let operation = if seen == 0 { "create" } else { "update" };
+        let result = match expected_revision {
+            0 => self.commit_creation(kind, txn, term).await?,
+            _ => self.commit(txn, term).await?,
+        };
+        let operation = if expected_revision == 0 {
+            "create"
+        } else {
+            "update"
+        };
         self.metrics.store_took(operation, kind.plural(), begun.elapsed());
         match result {
-            TxnResult::Committed { .. } => written
-                .await
-                .map(Written::Done)
-                .map_err(|_| Error::unavailable("the watch cache is starting over")),
+            TxnResult::Committed { revision } => {
+                // The cache may be past the write without having seen it: it was filled from a new list, or the store
+                // shows another value than the one that was written. It is committed.
+                let materialized = tokio::select! {
+                    biased;
+                    Ok(object) = written => Some(object),
+                    () = self.wait_for(revision) => None,
+                };
+                if let Some(object) = materialized {
+                    return Ok(Written::Done(object));
+                }
+                let written = self.materialize(kind, &key, &value, revision)?;
+                Ok(Written::Done(written.object))
+            }
             TxnResult::Failed { revision, .. } => {
-                drop(withdraw);
+                drop(deposit_guard);
                 self.wait_for(revision).await;
                 Ok(Written::Conflict)
             }
@@ -279,24 +343,24 @@ impl Cache {
     }
 
     /// A value as it was before it was encrypted.
-    pub(crate) fn opened(&self, kind: &Kind, kv: &KeyValue) -> Result<Bytes, Error> {
+    pub(crate) fn decrypted(&self, kind: &Kind, key: &Bytes, value: &Bytes) -> Result<Bytes, Error> {
         let Some(at_rest) = &self.at_rest else {
-            return Ok(kv.value.clone());
+            return Ok(value.clone());
         };
         let found = at_rest
             .encryption
-            .open((kind.group(), kind.plural()), &kv.key, &kv.value)
+            .open((kind.group(), kind.plural()), key, value)
             .map_err(Error::internal)?;
         let mut stale = self.stale.lock();
         if found.stale {
-            stale.insert(kv.key.clone());
+            stale.insert(key.clone());
         } else {
-            stale.remove(&kv.key);
+            stale.remove(key);
         }
         Ok(found.value)
     }
 
-    /// Whether the object's value would be encrypted otherwise today.
+    /// Whether the object's value would be encrypted otherwise if it were written now.
     pub(crate) fn is_stale(&self, object: &Object) -> bool {
         self.at_rest.is_some() && {
             let key = keys::key(object.kind(), object.namespace(), object.name());
@@ -304,33 +368,39 @@ impl Cache {
         }
     }
 
-    /// The typed value of a write of this process, if this is one; else it is decoded.
-    /// Whoever waits for it must be told after the cache has it.
-    fn materialize(&self, kind: &Kind, kv: &KeyValue) -> Result<TakenIn, Error> {
-        let mut told = Vec::new();
+    /// Decodes a value of the store, or takes the typed value if this process wrote it.
+    /// The writers that wait for it must be notified after the cache has it.
+    fn materialize(
+        &self,
+        kind: &Kind,
+        key: &Bytes,
+        stored: &Bytes,
+        revision: u64,
+    ) -> Result<Materialized, Error> {
+        let mut waiters = Vec::new();
         let mut typed = None;
         {
             let mut deposits = self.deposits.lock();
-            if let Some(waiting) = deposits.get_mut(&kv.key) {
-                // Two writers may have sent the same bytes; only one of them won, but who is not known here.
-                for mut deposit in waiting.extract_if(.., |d| d.value == kv.value) {
+            if let Some(waiting) = deposits.get_mut(key) {
+                // Two writers may have sent the same bytes; only one of them succeeded, and which one is not known here.
+                for mut deposit in waiting.extract_if(.., |d| d.value == *stored) {
                     typed = typed.or(deposit.typed.take());
-                    told.push(deposit.taken_in);
+                    waiters.push(deposit.materialized);
                 }
                 if waiting.is_empty() {
-                    deposits.remove(&kv.key);
+                    deposits.remove(key);
                 }
             }
         }
-        let value = self.opened(kind, kv)?;
+        let value = self.decrypted(kind, key, stored)?;
         let kind = &kind_of_stored(kind, &value);
-        let of = |typed| Arc::new(Object::from_stored(kind, typed, &value, kv.mod_revision));
+        let of = |typed| Arc::new(Object::from_stored(kind, typed, &value, revision));
         let shared = self.decoded.as_ref();
-        let known = shared.and_then(|d| d.find(kind, &value, kv.mod_revision));
+        let known = shared.and_then(|d| d.find(kind, &value, revision));
         if known.is_none() {
             typed = typed.or_else(|| shared?.take(&value));
         }
-        // What was written while the definition changed is read as the definition says now.
+        // An object that was written while its definition changed is decoded by the new definition.
         let own = |typed: &dyn AnyObject| kind.ops.custom().is_none_or(|ops| ops.is_own(typed));
         let typed = typed.filter(|typed| own(&**typed));
         let object = match (known, typed) {
@@ -346,12 +416,12 @@ impl Cache {
                 read
             }
         };
-        Ok(TakenIn { object, told })
+        Ok(Materialized { object, waiters })
     }
 }
 
-/// The kind of a value in the store. Objects that a webhook converts are held in the version in which they were written;
-/// all others are read as the storage version.
+/// The kind of a value in the store. Objects that a webhook converts are decoded in the version in which they were written;
+/// all others in the storage version.
 pub(crate) fn kind_of_stored(kind: &Kind, value: &[u8]) -> Kind {
     #[derive(serde::Deserialize)]
     struct Version {
@@ -361,7 +431,7 @@ pub(crate) fn kind_of_stored(kind: &Kind, value: &[u8]) -> Kind {
     if !kind.is_converted_by_webhook() {
         return kind.clone();
     }
-    // A version that the definition does not know any more is read as if it were the storage version.
+    // A version that the definition does not have any more is decoded as the storage version.
     let version = serde_json::from_slice::<Version>(value).ok();
     let found = version.and_then(|v| kind.version_of_definition(&v.api_version));
     found.unwrap_or_else(|| kind.clone())
@@ -372,29 +442,29 @@ fn decode(kind: &Kind, value: &[u8]) -> Result<Box<dyn AnyObject>, Error> {
     Ok(decoded.map_err(|e| Error::internal(e.to_string()))?.object)
 }
 
-/// An object out of the store, and the writers who wait for it.
-struct TakenIn {
+/// An object from the store, and the writers that wait for it.
+struct Materialized {
     object: Arc<Object>,
-    told: Vec<oneshot::Sender<Arc<Object>>>,
+    waiters: Vec<oneshot::Sender<Arc<Object>>>,
 }
 
-impl TakenIn {
-    fn tell(self) {
-        for writer in self.told {
+impl Materialized {
+    fn notify(self) {
+        for writer in self.waiters {
             // The writer may have given up waiting.
             let _ = writer.send(self.object.clone());
         }
     }
 }
 
-/// Takes a deposit back when its write failed or was given up.
-struct Withdraw<'a> {
+/// Removes a deposit when its write failed or was cancelled.
+struct DepositGuard<'a> {
     cache: &'a Cache,
     key: Bytes,
     id: u64,
 }
 
-impl Drop for Withdraw<'_> {
+impl Drop for DepositGuard<'_> {
     fn drop(&mut self) {
         let mut deposits = self.cache.deposits.lock();
         if let Some(waiting) = deposits.get_mut(&self.key) {
@@ -415,7 +485,7 @@ fn group_plural(kind: &Kind) -> String {
     format!("{group}/{}", kind.plural())
 }
 
-/// A store's failure as a client sees it.
+/// A store error as the error that a client gets.
 pub fn store_error(error: knarr_store::Error) -> Error {
     use knarr_store::Error as E;
     match error {

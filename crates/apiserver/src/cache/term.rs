@@ -1,6 +1,7 @@
-//! Commits of a leader, made only while its term lasts ([`knarr_client::Term`]): one transaction with the comparison that
-//! the lease is as it was when it was last seen to be in that term.
+//! Commits of a leader, made only during its term ([`knarr_client::Term`]): one transaction that also compares the
+//! revision of the lease with the one at which the leader held it.
 
+use bytes::Bytes;
 use k8s_openapi::api::coordination::v1::Lease;
 use knarr_api::{Error, k8s_openapi, registry};
 use knarr_client::Term;
@@ -10,56 +11,66 @@ use super::{Cache, store_error};
 use crate::keys;
 use crate::pipeline::WRITE_ATTEMPTS;
 
+/// The transaction, made only while this key is at that revision.
+pub(super) fn while_at(txn: &Txn, key: &Bytes, is: u64) -> Txn {
+    let mut txn = txn.clone();
+    txn.compares.push(Compare::ModRevision { key: key.clone(), is });
+    txn
+}
+
 impl Cache {
-    /// As the store's `txn`; what is answered is about `txn`'s own comparisons.
+    /// Like the store's `txn`; the result is about `txn`'s own comparisons.
     pub(super) async fn commit(&self, txn: Txn, term: Option<&Term>) -> Result<TxnResult, Error> {
         let Some(term) = term else {
             return self.store.txn(txn).await.map_err(store_error);
         };
         let key = keys::key(&registry::LEASE, &term.namespace, &term.name);
-        // Its holder renews the lease all the time: that is no end of the term, and the next look sees it.
+        // The holder renews the lease all the time, which does not end its term: the next attempt uses the renewed lease.
         for _ in 0..WRITE_ATTEMPTS {
             let is = self.revision_in(term).await?;
-            let mut during = txn.clone();
-            during
-                .compares
-                .push(Compare::ModRevision { key: key.clone(), is });
+            let during = while_at(&txn, &key, is);
             let result = self.store.txn(during).await.map_err(store_error)?;
-            let TxnResult::Failed {
-                revision,
-                mut current,
-            } = result
-            else {
+            if let Some(result) = self.unless_moved(result, is).await {
                 return Ok(result);
-            };
-            if current
-                .pop()
-                .flatten()
-                .is_some_and(|lease| lease.mod_revision == is)
-            {
-                return Ok(TxnResult::Failed { revision, current });
             }
-            self.wait_for(revision).await;
         }
         Err(Error::conflict(
-            registry::LEASE.about(&term.name),
-            "it changes faster than a write of its holder can be made",
+            registry::LEASE.resource_ref(&term.name),
+            "the Lease was renewed during each attempt to write in its holder's term",
         ))
     }
 
-    /// At which revision the lease is in this term.
+    /// The result of [`while_at`]'s transaction about its own comparisons; `None` if the key that was added had another revision: this cache has
+    /// it now.
+    pub(super) async fn unless_moved(&self, result: TxnResult, is: u64) -> Option<TxnResult> {
+        let TxnResult::Failed {
+            revision,
+            mut current,
+        } = result
+        else {
+            return Some(result);
+        };
+        let added = current.pop().flatten();
+        if added.is_some_and(|stored| stored.mod_revision == is) {
+            return Some(TxnResult::Failed { revision, current });
+        }
+        self.wait_for(revision).await;
+        None
+    }
+
+    /// The revision of the lease, if it is in this term.
     async fn revision_in(&self, term: &Term) -> Result<u64, Error> {
-        let look = || {
+        let lease_revision = || {
             let lease = self.get(&registry::LEASE, &term.namespace, &term.name);
             term.check(lease.as_ref().and_then(|l| l.get::<Lease>()))
                 .map(|()| lease.map_or(0, |l| l.revision()))
         };
-        match look() {
-            // The term may have begun at another server, and this one not have heard of it yet.
+        match lease_revision() {
+            // The term may have begun at another server, and this one may not have caught up with it yet.
             Err(_) if self.store.is_shared() => {
                 let newest = self.store.revision().await.map_err(store_error)?;
                 self.wait_for(newest).await;
-                look()
+                lease_revision()
             }
             seen => seen,
         }

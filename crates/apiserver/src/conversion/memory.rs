@@ -1,5 +1,5 @@
-//! What webhooks made of objects at their revisions, for lists and watches. An object is found for the very revision and
-//! definition only, so nothing here can be out of date; the oldest is forgotten first.
+//! Cached results of conversion webhooks, for lists and watches. An entry is valid only for its revision and definition,
+//! so it cannot be out of date; the oldest is removed first.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::keys;
 /// How many bytes of encoded objects are kept.
 const MEMORY_BYTES: usize = 32 << 20;
 
-/// Which object at which revision, as which version.
+/// Object, revision and version.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
     key: bytes::Bytes,
@@ -19,10 +19,10 @@ struct Key {
     version: String,
 }
 
-/// See the module.
+/// The cached results. See the module.
 #[derive(Default)]
 pub(super) struct Memory {
-    made: HashMap<Key, Arc<Object>>,
+    converted: HashMap<Key, Arc<Object>>,
     /// Oldest first.
     order: VecDeque<Key>,
     held_bytes: usize,
@@ -38,19 +38,19 @@ impl Memory {
     }
 
     pub(super) fn get(&self, object: &Object, to: &Kind) -> Option<Arc<Object>> {
-        let made = self.made.get(&Self::key(object, to))?;
-        // A definition that was changed has other kinds, and may convert otherwise.
-        (made.kind() == to && made.uid() == object.uid()).then(|| made.clone())
+        let converted = self.converted.get(&Self::key(object, to))?;
+        // The kinds of a changed definition are different ones, and may convert otherwise.
+        (converted.kind() == to && converted.uid() == object.uid()).then(|| converted.clone())
     }
 
-    /// Remembers what `object` became. Objects that are not in the store have no revision and are not remembered.
-    pub(super) fn put(&mut self, object: &Object, made: Arc<Object>) {
+    /// Caches the result for `object`. Objects that are not in the store have no revision and are not cached.
+    pub(super) fn put(&mut self, object: &Object, converted: Arc<Object>) {
         if object.revision() == 0 {
             return;
         }
-        let key = Self::key(object, made.kind());
-        let bytes = made.json().len();
-        if let Some(before) = self.made.insert(key.clone(), made.slim()) {
+        let key = Self::key(object, converted.kind());
+        let bytes = converted.json().len();
+        if let Some(before) = self.converted.insert(key.clone(), converted.slim()) {
             self.held_bytes -= before.json().len();
         } else {
             self.order.push_back(key);
@@ -60,8 +60,8 @@ impl Memory {
             let Some(oldest) = self.order.pop_front() else {
                 break;
             };
-            if let Some(gone) = self.made.remove(&oldest) {
-                self.held_bytes -= gone.json().len();
+            if let Some(removed) = self.converted.remove(&oldest) {
+                self.held_bytes -= removed.json().len();
             }
         }
     }

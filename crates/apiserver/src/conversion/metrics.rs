@@ -1,33 +1,53 @@
-//! How often conversion webhooks were called, and how long they took, under Kubernetes' names.
+//! Number and duration of conversion webhook calls, under Kubernetes' metric names.
 
-use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::time::Duration;
 
 use knarr_api::custom::conversion::FailureType;
-use parking_lot::Mutex;
+use knarr_client::metrics::{Registry, doubling};
+use prometheus::{HistogramVec, IntCounterVec};
 
-use crate::metrics::{Histogram, head};
+use crate::metrics::Bounded;
 
-/// Upper bounds of a request's duration, in seconds.
-const REQUEST_BOUNDS: [f64; 15] = [
+/// Upper bounds of the buckets of request durations, in seconds.
+const REQUEST_SECONDS: [f64; 15] = [
     0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0,
 ];
-/// Those of the metric that names the definition: they double.
-const DEFINITION_BOUNDS: [f64; 15] = [
-    0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384,
-];
-/// How many series that name a definition are kept. Definitions come and go: SPEC A6.
+/// How many series by definition are kept. Definitions are created and deleted without bound: SPEC A6.
 const DEFINITION_SERIES_MAX: usize = 1000;
 
-/// See the module.
-#[derive(Default)]
+/// The metrics of conversion webhooks. See the module.
 pub(crate) struct ConversionMetrics {
-    requests: Mutex<BTreeMap<Option<FailureType>, Histogram>>,
-    definitions: Mutex<BTreeMap<String, Histogram>>,
+    requests: IntCounterVec,
+    seconds: HistogramVec,
+    definition_seconds: HistogramVec,
+    known: Bounded<[String; 3]>,
 }
 
 impl ConversionMetrics {
+    pub fn new(registry: &Registry) -> Self {
+        let of_request = &["failure_type", "result"];
+        ConversionMetrics {
+            requests: registry.counters(
+                "apiserver_conversion_webhook_request_total",
+                "Counter for conversion webhook requests with success/failure and failure error type",
+                of_request,
+            ),
+            seconds: registry.histograms(
+                "apiserver_conversion_webhook_duration_seconds",
+                "Conversion webhook request latency",
+                of_request,
+                &REQUEST_SECONDS,
+            ),
+            definition_seconds: registry.histograms(
+                "apiserver_crd_conversion_webhook_duration_seconds",
+                "CRD webhook conversion duration in seconds",
+                &["crd_name", "from_version", "to_version", "succeeded"],
+                &doubling(0.001, 15),
+            ),
+            known: Bounded::at_most(DEFINITION_SERIES_MAX),
+        }
+    }
+
     pub(super) fn observe(
         &self,
         definition: &str,
@@ -35,71 +55,22 @@ impl ConversionMetrics {
         failure: Option<FailureType>,
         took: Duration,
     ) {
-        let mut requests = self.requests.lock();
-        let of_request = requests
-            .entry(failure)
-            .or_insert_with(|| Histogram::new(&REQUEST_BOUNDS));
-        of_request.observe(took);
-        drop(requests);
-        // A list is of the version that it becomes.
-        if from == to {
+        let (failure_type, result) = match &failure {
+            None => ("", "success"),
+            Some(failure) => (failure.as_str(), "failure"),
+        };
+        let labels = [failure_type, result];
+        self.requests.with_label_values(&labels).inc();
+        self.seconds
+            .with_label_values(&labels)
+            .observe(took.as_secs_f64());
+        // A list has the version that it is converted to.
+        if from == to || !self.known.admits(&[definition, from, to].map(str::to_string)) {
             return;
         }
-        let succeeded = failure.is_none();
-        let labels = format!(
-            "crd_name=\"{definition}\",from_version=\"{from}\",succeeded=\"{succeeded}\",to_version=\"{to}\""
-        );
-        let mut definitions = self.definitions.lock();
-        if definitions.len() < DEFINITION_SERIES_MAX || definitions.contains_key(&labels) {
-            let of_definition = definitions
-                .entry(labels)
-                .or_insert_with(|| Histogram::new(&DEFINITION_BOUNDS));
-            of_definition.observe(took);
-        }
-    }
-
-    /// In Prometheus' text form; empty where no webhook was called.
-    pub(crate) fn text(&self) -> String {
-        let mut out = String::new();
-        let requests = self.requests.lock();
-        if requests.is_empty() {
-            return out;
-        }
-        let labels = |failure: &Option<FailureType>| match failure {
-            None => "failure_type=\"\",result=\"success\"".to_string(),
-            Some(failure) => format!("failure_type=\"{}\",result=\"failure\"", failure.as_str()),
-        };
-        let name = "apiserver_conversion_webhook_request_total";
-        head(
-            &mut out,
-            name,
-            "counter",
-            "Calls of conversion webhooks, by result.",
-        );
-        for (failure, took) in requests.iter() {
-            let _ = writeln!(out, "{name}{{{}}} {}", labels(failure), took.count());
-        }
-        let name = "apiserver_conversion_webhook_duration_seconds";
-        head(
-            &mut out,
-            name,
-            "histogram",
-            "How long calls of conversion webhooks took.",
-        );
-        for (failure, took) in requests.iter() {
-            took.write(&mut out, name, &labels(failure));
-        }
-        drop(requests);
-        let name = "apiserver_crd_conversion_webhook_duration_seconds";
-        head(
-            &mut out,
-            name,
-            "histogram",
-            "How long conversions took, by definition and versions.",
-        );
-        for (labels, took) in self.definitions.lock().iter() {
-            took.write(&mut out, name, labels);
-        }
-        out
+        let succeeded = if failure.is_none() { "true" } else { "false" };
+        self.definition_seconds
+            .with_label_values(&[definition, from, to, succeeded])
+            .observe(took.as_secs_f64());
     }
 }

@@ -1,7 +1,7 @@
-//! AES in CBC mode (`aescbc`): a random block, and the value padded as PKCS#7 says, chained to it.
+//! AES in CBC mode (`aescbc`): a random initialization vector, and the value with PKCS#7 padding.
 //!
-//! Nothing authenticates such a value. Kubernetes keeps the provider for configurations and stores that have it, and so
-//! do we; `aesgcm` and `secretbox` are for new ones.
+//! Such a value is not authenticated. Kubernetes keeps the provider for existing configurations and stores, and so does
+//! knarr; use `aesgcm` or `secretbox` for new ones.
 
 use aes_gcm::aes::{Aes128, Aes192, Aes256};
 use cbc::cipher::block_padding::Pkcs7;
@@ -10,7 +10,7 @@ use cbc::cipher::{
 };
 use cbc::{Decryptor, Encryptor};
 
-/// Of AES, and of what a value begins with.
+/// The block size of AES, which is also the size of the initialization vector.
 pub(super) const BLOCK_BYTES: usize = 16;
 
 pub(super) enum AesCbc {
@@ -30,7 +30,7 @@ impl AesCbc {
         })
     }
 
-    /// `first` must be of good chance, and never the same again.
+    /// `first` (the initialization vector) must be unpredictable and never repeat.
     pub fn seal(&self, first: [u8; BLOCK_BYTES], value: &[u8]) -> Vec<u8> {
         let sealed = match self {
             AesCbc::Aes128(c) => encrypt(&**c, &first, value),
@@ -75,7 +75,7 @@ mod tests {
         (0..text.len()).step_by(2).map(byte).collect()
     }
 
-    /// NIST SP 800-38A, F.2: the first block under each length of key. What follows here is padding.
+    /// NIST SP 800-38A, F.2: the first block with each key length. The rest is padding.
     #[test]
     fn values_are_as_the_standard_has_them() {
         let first = hex("000102030405060708090a0b0c0d0e0f");
@@ -111,7 +111,7 @@ mod tests {
             let sealed = cipher.seal([9; BLOCK_BYTES], &value);
             assert_eq!(cipher.open(&sealed).as_ref(), Some(&value));
             assert_eq!(cipher.open(&sealed[..sealed.len() - 1]), None, "{length}");
-            // Nothing but the first block.
+            // Only the initialization vector.
             assert_eq!(cipher.open(&sealed[..BLOCK_BYTES]), None, "{length}");
         }
         assert!(AesCbc::new(&[0; 20]).is_none());

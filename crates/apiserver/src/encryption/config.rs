@@ -44,40 +44,40 @@ struct Key {
 
 pub(super) fn parse(text: &str) -> Result<Encryption, Vec<String>> {
     let file: File = serde_saphyr::from_str(text).map_err(|e| vec![e.to_string()])?;
-    let mut mistakes = Vec::new();
+    let mut errors = Vec::new();
     if (file.api_version.as_str(), file.kind.as_str())
         != ("apiserver.config.k8s.io/v1", "EncryptionConfiguration")
     {
-        mistakes.push(format!(
+        errors.push(format!(
             "{}, Kind={}: expected apiserver.config.k8s.io/v1, Kind=EncryptionConfiguration",
             file.api_version, file.kind
         ));
     }
     if file.resources.is_empty() {
-        mistakes.push("resources: Required value: at least one is needed".into());
+        errors.push("resources: Required value: at least one is needed".into());
     }
     let mut rules = Vec::new();
     for (i, entry) in file.resources.into_iter().enumerate() {
         let at = format!("resources[{i}]");
         if entry.resources.is_empty() {
-            mistakes.push(format!("{at}.resources: Required value: at least one is needed"));
+            errors.push(format!("{at}.resources: Required value: at least one is needed"));
         }
         for (j, resource) in entry.resources.iter().enumerate() {
             if let Some(why) = bad_resource(resource) {
-                mistakes.push(format!("{at}.resources[{j}]: Invalid value: {resource:?}: {why}"));
+                errors.push(format!("{at}.resources[{j}]: Invalid value: {resource:?}: {why}"));
             }
         }
         if entry.providers.is_empty() {
-            mistakes.push(format!("{at}.providers: Required value: at least one is needed"));
+            errors.push(format!("{at}.providers: Required value: at least one is needed"));
         }
         let mut providers = Vec::new();
         for (j, provider) in entry.providers.into_iter().enumerate() {
             let at = format!("{at}.providers[{j}]");
             if provider.len() != 1 {
-                mistakes.push(format!("{at}: expected one provider, found {}", provider.len()));
+                errors.push(format!("{at}: expected one provider, found {}", provider.len()));
             }
             for (name, value) in provider {
-                read_provider(&at, &name, value, &mut providers, &mut mistakes);
+                read_provider(&at, &name, value, &mut providers, &mut errors);
             }
         }
         rules.push(Rule {
@@ -85,10 +85,10 @@ pub(super) fn parse(text: &str) -> Result<Encryption, Vec<String>> {
             providers,
         });
     }
-    if mistakes.is_empty() {
+    if errors.is_empty() {
         Ok(Encryption { rules })
     } else {
-        Err(mistakes)
+        Err(errors)
     }
 }
 
@@ -99,34 +99,36 @@ fn bad_resource(resource: &str) -> Option<&'static str> {
         );
     }
     if resource.is_empty() || resource.contains('/') || resource.to_lowercase() != resource {
-        return Some("expected a resource's plural name in lower case, such as secrets or deployments.apps");
+        return Some(
+            "expected the lower-case plural name of a resource, such as secrets or deployments.apps",
+        );
     }
     None
 }
 
-fn read_provider(at: &str, name: &str, value: Value, into: &mut Vec<Provider>, mistakes: &mut Vec<String>) {
+fn read_provider(at: &str, name: &str, value: Value, into: &mut Vec<Provider>, errors: &mut Vec<String>) {
     let at = format!("{at}.{name}");
     match name {
         "identity" => into.push(Provider::Identity),
         "aesgcm" | "aescbc" | "secretbox" => {
             let keys: Keys = match serde_json::from_value(value) {
                 Ok(keys) => keys,
-                Err(e) => return mistakes.push(format!("{at}: {e}")),
+                Err(e) => return errors.push(format!("{at}: {e}")),
             };
             if keys.keys.is_empty() {
-                mistakes.push(format!("{at}.keys: Required value: at least one is needed"));
+                errors.push(format!("{at}.keys: Required value: at least one is needed"));
             }
             for (i, key) in keys.keys.iter().enumerate() {
                 let at = format!("{at}.keys[{i}]");
                 if key.name.is_empty() || key.name.contains(':') {
-                    mistakes.push(format!(
+                    errors.push(format!(
                         "{at}.name: Invalid value: {:?}: expected a name without ':'",
                         key.name
                     ));
                 }
-                // What was found is a secret and not shown.
+                // The value found is a secret and is not shown.
                 let Ok(secret) = STANDARD.decode(&key.secret) else {
-                    mistakes.push(format!(
+                    errors.push(format!(
                         "{at}.secret: Invalid value: \"REDACTED\": expected base64"
                     ));
                     continue;
@@ -136,14 +138,14 @@ fn read_provider(at: &str, name: &str, value: Value, into: &mut Vec<Provider>, m
                         prefix: prefix(name, &key.name),
                         cipher,
                     }),
-                    Err(expected) => mistakes.push(format!(
+                    Err(expected) => errors.push(format!(
                         "{at}.secret: Invalid value: \"REDACTED\": {} bytes, expected {expected}",
                         secret.len()
                     )),
                 }
             }
         }
-        _ => mistakes.push(format!(
+        _ => errors.push(format!(
             "{at}: Unsupported value: supported are \"aesgcm\", \"aescbc\", \"secretbox\" and \"identity\""
         )),
     }
@@ -181,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_mistake_is_told_and_no_secret_shown() {
+    fn every_error_is_reported_and_no_secret_shown() {
         let text = "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:
 - resources: ['*', Secrets]
   providers:
@@ -190,7 +192,7 @@ mod tests {
   - kms: {name: x}
   - secretbox: {keys: [{name: k, secret: '!!'}]}
 ";
-        let mistakes = parse(text).err().unwrap().join("\n");
+        let errors = parse(text).err().unwrap().join("\n");
         for part in [
             "resources[0].resources[0]: Invalid value: \"*\"",
             "resources[0].resources[1]: Invalid value: \"Secrets\"",
@@ -200,9 +202,9 @@ mod tests {
             "providers[2].kms: Unsupported value",
             "providers[3].secretbox.keys[0].secret: Invalid value: \"REDACTED\": expected base64",
         ] {
-            assert!(mistakes.contains(part), "{part:?} is missing in\n{mistakes}");
+            assert!(errors.contains(part), "{part:?} is missing in\n{errors}");
         }
-        assert!(!mistakes.contains("c2hvcnQ"), "{mistakes}");
+        assert!(!errors.contains("c2hvcnQ"), "{errors}");
         assert!(parse("kind: x").is_err());
     }
 }

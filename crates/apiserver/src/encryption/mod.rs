@@ -1,8 +1,8 @@
-//! Values encrypted at rest, as an EncryptionConfiguration (`apiserver.config.k8s.io/v1`) says: which resources, with
-//! which keys. The first provider writes, all read, so that keys can be changed one after another.
+//! Encryption at rest by an EncryptionConfiguration (`apiserver.config.k8s.io/v1`). The first provider of a resource
+//! encrypts, all decrypt, so that keys can be rotated.
 //!
-//! A value is `k8s:enc:<provider>:v1:<key's name>:` and what the provider made of it, as kube-apiserver writes it. Its
-//! key in the store is authenticated with it (`aesgcm`), so that a value counts only where it was put.
+//! A stored value is `k8s:enc:<provider>:v1:<key name>:` followed by the provider's output, as kube-apiserver writes
+//! it. Its key in the store is authenticated with it (`aesgcm`), so that a value cannot be moved to another key.
 
 mod cbc;
 mod config;
@@ -26,7 +26,7 @@ const NONCE_BYTES: usize = 12;
 /// Of XSalsa20.
 const BOX_NONCE_BYTES: usize = 24;
 
-/// Which resources are encrypted how. None of the keys is ever shown.
+/// The encryption rules by resource. No key is ever shown.
 pub struct Encryption {
     rules: Vec<Rule>,
 }
@@ -37,7 +37,7 @@ impl fmt::Debug for Encryption {
     }
 }
 
-/// Resources, and the providers for them in order.
+/// Resources, and their providers in order.
 struct Rule {
     /// `secrets`, `deployments.apps`, `*.apps`, `*.`, `*.*`.
     resources: Vec<String>,
@@ -60,31 +60,31 @@ enum Cipher {
     Aes192(Box<Aes192Gcm>),
     Aes256(Box<Aes256Gcm>),
     SecretBox(Box<XSalsa20Poly1305>),
-    /// Like the secret box it authenticates no key of the store; unlike it, not even the value.
+    /// Like secretbox it does not authenticate the store's key; unlike secretbox it does not authenticate the value either.
     Cbc(AesCbc),
 }
 
-/// A value as it is read.
+/// A decrypted value.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Opened {
+pub struct Decrypted {
     pub value: Bytes,
-    /// It would be written otherwise today.
+    /// Whether it would be encrypted otherwise if it were written now.
     pub stale: bool,
 }
 
-/// Why a value cannot be read or written.
+/// Why a value cannot be encrypted or decrypted.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("no provider of the encryption configuration can read it")]
+    #[error("no provider of the encryption configuration can decrypt the stored value")]
     NoProvider,
-    #[error("it does not decrypt: it was changed, or belongs elsewhere")]
+    #[error("the stored value cannot be decrypted: it was changed, or is another key's")]
     Unauthentic,
-    #[error("it cannot be encrypted")]
+    #[error("the value cannot be encrypted")]
     Cipher,
 }
 
 impl Encryption {
-    /// Reads the configuration; all mistakes at once, each with its place.
+    /// Parses the configuration. All errors are returned at once, each with its field path.
     pub fn parse(text: &str) -> Result<Self, Vec<String>> {
         config::parse(text)
     }
@@ -97,7 +97,7 @@ impl Encryption {
         rule.map(|r| r.providers.as_slice())
     }
 
-    /// A value as it is stored under `key`.
+    /// Encrypts the value that is stored under `key`.
     pub fn seal(
         &self,
         (group, plural): (&str, &str),
@@ -114,15 +114,20 @@ impl Encryption {
         }
     }
 
-    /// What was stored under `key`.
-    pub fn open(&self, (group, plural): (&str, &str), key: &[u8], stored: &Bytes) -> Result<Opened, Error> {
+    /// Decrypts the value that was stored under `key`.
+    pub fn open(
+        &self,
+        (group, plural): (&str, &str),
+        key: &[u8],
+        stored: &Bytes,
+    ) -> Result<Decrypted, Error> {
         let providers = self.providers(group, plural).unwrap_or(&[Provider::Identity]);
         let plain = !stored.starts_with(ENCRYPTED);
         for (i, provider) in providers.iter().enumerate() {
             let stale = i > 0;
             match provider {
                 Provider::Identity if plain => {
-                    return Ok(Opened {
+                    return Ok(Decrypted {
                         value: stored.clone(),
                         stale,
                     });
@@ -130,7 +135,7 @@ impl Encryption {
                 Provider::Keyed { prefix, cipher } => {
                     if let Some(sealed) = stored.strip_prefix(prefix.as_slice()) {
                         let value = cipher.open(key, sealed).ok_or(Error::Unauthentic)?;
-                        return Ok(Opened {
+                        return Ok(Decrypted {
                             value: value.into(),
                             stale,
                         });
@@ -147,7 +152,7 @@ impl Cipher {
     fn seal(&self, key: &[u8], value: &[u8], entropy: &dyn Entropy) -> Option<Vec<u8>> {
         let payload = Payload { msg: value, aad: key };
         match self {
-            // A secret box authenticates nothing beside.
+            // secretbox authenticates no additional data.
             Cipher::SecretBox(c) => {
                 let nonce: [u8; BOX_NONCE_BYTES] = random(entropy);
                 Some([&nonce, &c.encrypt((&nonce).into(), value).ok()?[..]].concat())
@@ -210,7 +215,7 @@ fn covers(resource: &str, group: &str, plural: &str) -> bool {
     }
 }
 
-/// What a cache stores and reads by; nothing where nobody asked for encryption.
+/// How a cache encrypts values; absent where encryption is not configured.
 #[derive(Clone)]
 pub(crate) struct AtRest {
     pub encryption: Arc<Encryption>,
@@ -256,7 +261,7 @@ mod tests {
             assert!(!sealed.windows(value.len()).any(|w| w == value));
             assert_ne!(sealed, seal(), "another nonce each time");
             let opened = encryption.open(SECRETS, b"/a", &sealed).unwrap();
-            assert_eq!(opened, Opened { value, stale: false });
+            assert_eq!(opened, Decrypted { value, stale: false });
             if provider == "aesgcm" {
                 assert_eq!(encryption.open(SECRETS, b"/b", &sealed), Err(Error::Unauthentic));
             }

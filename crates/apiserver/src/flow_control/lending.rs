@@ -1,30 +1,30 @@
-//! Seats lent between priority levels, as kube-apiserver lends them: every ten seconds each level's seats are set anew
-//! by what it asked for meanwhile, within what it lends at most and what it may borrow.
+//! Borrowing of seats between priority levels, as in kube-apiserver (KEP-1040): every ten seconds each level's seats
+//! are set by its demand since the last time, within its lendable seats and its borrowing limit.
 //!
-//! Plain deciding: what was asked goes in, seats come out.
+//! Deciding code only: the input is the demand, the output the seats.
 
 use std::time::Duration;
 
-/// How often seats are shared out anew.
+/// How often seats are adjusted.
 pub(super) const ADJUST_EVERY: Duration = Duration::from_secs(10);
-/// How slowly a demand that has gone is forgotten: half of it in five minutes.
+/// How slowly the smoothed demand falls: by half in five minutes.
 const SMOOTHING: f64 = 0.977;
-/// A level that asks for nothing still counts for this much.
-const LEAST_TARGET: f64 = 0.001;
+/// The smallest target of a level without demand.
+const MIN_TARGET: f64 = 0.001;
 
-/// What a level was configured to have.
+/// The configured seats of a level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Bounds {
     pub nominal: usize,
     /// Seats that are never lent.
-    pub least: usize,
+    pub min: usize,
     /// Seats with all that may be borrowed.
-    pub most: usize,
+    pub max: usize,
 }
 
 impl Bounds {
-    /// Of a level with so many seats that lends and borrows these percentages of them; without a limit it borrows as
-    /// many as there are (`all`).
+    /// Bounds of a level with `nominal` seats that lends and borrows these percentages of them; without a limit it
+    /// borrows up to all seats (`all`).
     pub fn new(
         nominal: usize,
         lendable_percent: usize,
@@ -35,8 +35,8 @@ impl Bounds {
         let lendable = percent(lendable_percent).min(nominal);
         Bounds {
             nominal,
-            least: nominal - lendable,
-            most: match borrowing_percent {
+            min: nominal - lendable,
+            max: match borrowing_percent {
                 Some(more) => nominal.saturating_add(percent(more)),
                 None => nominal.saturating_add(all),
             },
@@ -44,7 +44,7 @@ impl Bounds {
     }
 }
 
-/// How many seats were asked for in some time, those that were waited for among them.
+/// The demand for seats in a period: seats in use and requests that wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Demand {
     pub highest: usize,
@@ -52,9 +52,9 @@ pub(super) struct Demand {
     pub deviation: f64,
 }
 
-/// The demand while it goes on: changes are told with their moments.
+/// Observes the demand over time, from the moments at which it changes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Observer {
+pub(super) struct DemandObserver {
     now: usize,
     since: Duration,
     highest: usize,
@@ -63,10 +63,10 @@ pub(super) struct Observer {
     squares: f64,
 }
 
-impl Observer {
-    /// From `at` on, nothing being asked for.
+impl DemandObserver {
+    /// Begins at `at`, without demand.
     pub fn new(at: Duration) -> Self {
-        Observer {
+        DemandObserver {
             now: 0,
             since: at,
             highest: 0,
@@ -76,14 +76,14 @@ impl Observer {
         }
     }
 
-    /// From `at` on so many are asked for.
+    /// Sets the demand from `at` on.
     pub fn set(&mut self, seats: usize, at: Duration) {
-        self.pass(at);
+        self.advance(at);
         self.now = seats;
         self.highest = self.highest.max(seats);
     }
 
-    fn pass(&mut self, at: Duration) {
+    fn advance(&mut self, at: Duration) {
         let seconds = at.saturating_sub(self.since).as_secs_f64();
         let now = self.now as f64;
         self.seconds += seconds;
@@ -92,9 +92,9 @@ impl Observer {
         self.since = self.since.max(at);
     }
 
-    /// What was asked for since the last time; `None` if no time has passed.
+    /// The demand since the last call; `None` if no time has passed.
     pub fn take(&mut self, at: Duration) -> Option<Demand> {
-        self.pass(at);
+        self.advance(at);
         if self.seconds <= 0.0 {
             return None;
         }
@@ -105,49 +105,49 @@ impl Observer {
             average,
             deviation: variance.max(0.0).sqrt(),
         };
-        *self = Observer {
+        *self = DemandObserver {
             now: self.now,
             highest: self.now,
-            ..Observer::new(self.since)
+            ..DemandObserver::new(self.since)
         };
         Some(demand)
     }
 }
 
-/// A demand smoothed: it rises at once and falls slowly.
+/// The smoothed demand: it rises at once and falls slowly.
 pub(super) fn smoothed(before: f64, demand: &Demand) -> f64 {
     let envelope = demand.average + demand.deviation;
     envelope.max(SMOOTHING * before + (1.0 - SMOOTHING) * envelope)
 }
 
-/// A level that seats are shared out to.
+/// A priority level whose seats are adjusted.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Borrower {
+pub(super) struct LevelDemand {
     pub bounds: Bounds,
     pub highest: usize,
     pub smoothed: f64,
 }
 
-impl Borrower {
-    /// What it keeps however much others want: what it asked for of its own.
-    fn keeps(&self) -> usize {
-        self.bounds.least.max(self.bounds.nominal.min(self.highest))
+impl LevelDemand {
+    /// The seats that other levels cannot take: the demand, up to the nominal seats.
+    fn min_seats(&self) -> usize {
+        self.bounds.min.max(self.bounds.nominal.min(self.highest))
     }
 }
 
-/// The seats of each level, of `all` that there are; exempt levels need so many of these.
-pub(super) fn shared_out(levels: &[Borrower], all: usize, exempt: usize) -> Vec<usize> {
-    let least: usize = levels.iter().map(|l| l.bounds.least).sum();
-    let kept: usize = levels.iter().map(Borrower::keeps).sum();
+/// The seats of each level, of `all` seats; exempt levels use so many of these.
+pub(super) fn allocate_seats(levels: &[LevelDemand], all: usize, exempt: usize) -> Vec<usize> {
+    let min: usize = levels.iter().map(|l| l.bounds.min).sum();
+    let kept: usize = levels.iter().map(LevelDemand::min_seats).sum();
     let left = all.saturating_sub(exempt);
-    if left <= least {
-        return levels.iter().map(|l| l.bounds.least).collect();
+    if left <= min {
+        return levels.iter().map(|l| l.bounds.min).collect();
     }
     if left <= kept {
-        let part = (left - least) as f64 / (kept - least) as f64;
-        let of = |level: &Borrower| {
-            let more = level.keeps() - level.bounds.least;
-            level.bounds.least + (more as f64 * part).round() as usize
+        let part = (left - min) as f64 / (kept - min) as f64;
+        let of = |level: &LevelDemand| {
+            let more = level.min_seats() - level.bounds.min;
+            level.bounds.min + (more as f64 * part).round() as usize
         };
         return levels.iter().map(of).collect();
     }
@@ -158,23 +158,23 @@ pub(super) fn shared_out(levels: &[Borrower], all: usize, exempt: usize) -> Vec<
         .collect()
 }
 
-fn target(level: &Borrower) -> f64 {
-    level.smoothed.max(level.keeps() as f64).max(LEAST_TARGET)
+fn target(level: &LevelDemand) -> f64 {
+    level.smoothed.max(level.min_seats() as f64).max(MIN_TARGET)
 }
 
-/// What a level gets when each gets this part of what it wants.
-fn seats_at(level: &Borrower, proportion: f64) -> f64 {
-    let (least, most) = (level.keeps() as f64, level.bounds.most as f64);
-    (target(level) * proportion).max(least).min(most.max(least))
+/// The seats of a level at this proportion of its target.
+fn seats_at(level: &LevelDemand, proportion: f64) -> f64 {
+    let (min, max) = (level.min_seats() as f64, level.bounds.max as f64);
+    (target(level) * proportion).max(min).min(max.max(min))
 }
 
-/// The part of what each wants at which all seats are given away. What is given grows with it, straight between the
-/// points at which a level comes to one of its bounds; so the piece is looked for on which `all` lies.
-fn fair_proportion(levels: &[Borrower], all: f64) -> f64 {
+/// The proportion of the targets at which all seats are allocated. The allocated seats grow with it, linearly between the
+/// points at which a level reaches one of its bounds; so this finds the segment in which `all` lies.
+fn fair_proportion(levels: &[LevelDemand], all: f64) -> f64 {
     let given = |proportion: f64| -> f64 { levels.iter().map(|l| seats_at(l, proportion)).sum() };
-    let bounds = |l: &Borrower| {
-        let most = l.bounds.most.max(l.keeps());
-        [l.keeps() as f64 / target(l), most as f64 / target(l)]
+    let bounds = |l: &LevelDemand| {
+        let max = l.bounds.max.max(l.min_seats());
+        [l.min_seats() as f64 / target(l), max as f64 / target(l)]
     };
     let mut turns: Vec<f64> = levels.iter().flat_map(bounds).collect();
     turns.sort_by(f64::total_cmp);
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_level_lends_and_borrows_what_it_is_configured_to() {
-        for (nominal, lendable, borrowing, (least, most)) in [
+        for (nominal, lendable, borrowing, (min, max)) in [
             (100, 0, Some(0), (100, 100)),
             (100, 50, Some(20), (50, 120)),
             (31, 33, None, (21, 631)),
@@ -206,20 +206,20 @@ mod tests {
             (0, 100, Some(100), (0, 0)),
         ] {
             let bounds = Bounds::new(nominal, lendable, borrowing, 600);
-            assert_eq!((bounds.least, bounds.most), (least, most), "{nominal}");
+            assert_eq!((bounds.min, bounds.max), (min, max), "{nominal}");
         }
     }
 
     #[test]
     fn demand_is_its_highest_its_average_and_how_it_varies() {
         let at = Duration::from_secs;
-        let mut observer = Observer::new(at(0));
+        let mut observer = DemandObserver::new(at(0));
         assert_eq!(observer.take(at(0)), None);
         observer.set(4, at(0));
         observer.set(0, at(5));
         let demand = observer.take(at(10)).unwrap();
         assert_eq!((demand.highest, demand.average, demand.deviation), (4, 2.0, 2.0));
-        // What goes on is not forgotten, and a clock that goes back does no harm.
+        // A constant demand is not forgotten, and a clock that is set back does no harm.
         observer.set(3, at(10));
         observer.set(3, at(9));
         let demand = observer.take(at(20)).unwrap();
@@ -236,45 +236,45 @@ mod tests {
         assert_eq!(high, 6.0);
         let later = smoothed(high, &quiet);
         assert!(5.8 < later && later < high, "{later}");
-        // Gone by half in about five minutes.
+        // Fallen by half in about five minutes.
         let half = (0..30).fold(high, |before, _| smoothed(before, &quiet));
         assert!((2.9..3.1).contains(&half), "{half}");
     }
 
     #[test]
-    fn seats_go_to_who_asks_within_what_is_lent() {
-        let level = |nominal, least, most, highest, smoothed| Borrower {
-            bounds: Bounds { nominal, least, most },
+    fn seats_are_allocated_by_demand_within_what_is_lent() {
+        let level = |nominal, min, max, highest, smoothed| LevelDemand {
+            bounds: Bounds { nominal, min, max },
             highest,
             smoothed,
         };
         for (what, levels, exempt, seats) in [
             (
-                "nobody asks: in proportion to what each keeps",
+                "no demand: in proportion to the minimum seats",
                 vec![level(50, 50, 100, 0, 0.0), level(50, 50, 100, 0, 0.0)],
                 0,
                 vec![50, 50],
             ),
             (
-                "one asks much, the other lends half",
+                "one has much demand, the other lends half",
                 vec![level(50, 50, 200, 90, 90.0), level(50, 25, 100, 0, 0.0)],
                 0,
                 vec![75, 25],
             ),
             (
-                "borrowing has its limit, the rest goes back",
+                "borrowing has its limit, the rest is returned",
                 vec![level(50, 50, 60, 90, 90.0), level(50, 25, 100, 0, 0.0)],
                 0,
                 vec![60, 40],
             ),
             (
-                "who asks for his own has it",
+                "a level whose demand is its nominal seats has them",
                 vec![level(50, 50, 200, 90, 90.0), level(50, 25, 100, 40, 40.0)],
                 0,
                 vec![60, 40],
             ),
             (
-                "two want more than a third lends: by their wants",
+                "the demand of two is more than a third lends: by their demand",
                 vec![
                     level(30, 0, 300, 60, 60.0),
                     level(30, 0, 300, 120, 120.0),
@@ -284,13 +284,13 @@ mod tests {
                 vec![40, 80, 0],
             ),
             (
-                "exempt ones take all that is lent",
+                "exempt levels take all that is lent",
                 vec![level(50, 40, 100, 90, 90.0), level(50, 40, 100, 50, 50.0)],
                 30,
                 vec![40, 40],
             ),
             (
-                "exempt ones take some of it",
+                "exempt levels take some of it",
                 vec![level(50, 40, 100, 90, 90.0), level(50, 40, 100, 50, 50.0)],
                 10,
                 vec![45, 45],
@@ -298,7 +298,7 @@ mod tests {
             ("no levels", vec![], 10, vec![]),
         ] {
             let all: usize = levels.iter().map(|l| l.bounds.nominal).sum();
-            let found = shared_out(&levels, all, exempt);
+            let found = allocate_seats(&levels, all, exempt);
             assert_eq!(found, seats, "{what}");
             if exempt == 0 {
                 assert_eq!(found.iter().sum::<usize>(), all, "{what}");

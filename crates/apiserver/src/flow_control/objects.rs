@@ -1,11 +1,11 @@
-//! The FlowSchemas and PriorityLevelConfigurations that v1.36 has from the start.
+//! The default FlowSchemas and PriorityLevelConfigurations of v1.36.
 
 use knarr_api::{Kind, registry};
 use serde_json::{Value, json};
 
 const GROUPS_OF_ALL: [&str; 2] = ["system:unauthenticated", "system:authenticated"];
 
-/// Each kind with a document of it.
+/// Each kind with an object of it.
 pub(crate) fn objects() -> Vec<(&'static Kind, Value)> {
     levels().into_iter().chain(schemas()).collect()
 }
@@ -26,7 +26,7 @@ fn levels() -> Vec<(&'static Kind, Value)> {
                 "limitResponse": {"type": "Reject"}}}),
         ),
     ];
-    // Shares, percent that may be lent, queues and hand size.
+    // Name, shares, percent that may be lent, queues and hand size.
     for (name, shares, lendable, queues, hand) in [
         ("system", 30, 33, 64, 6),
         ("node-high", 40, 25, 64, 6),
@@ -49,7 +49,7 @@ fn meta(name: &str) -> Value {
     json!({"name": name, "annotations": {"apf.kubernetes.io/autoupdate-spec": "true"}})
 }
 
-/// Name, level, precedence, who is told apart, subjects, resource rules, other rules.
+/// Name, level, precedence, distinguisher, subjects, resource rules, non-resource rules.
 type Row = (
     &'static str,
     &'static str,
@@ -190,7 +190,7 @@ fn schemas() -> Vec<(&'static Kind, Value)> {
     table
         .into_iter()
         .map(
-            |(name, level, precedence, told_apart, subjects, resource_rules, other_rules)| {
+            |(name, level, precedence, distinguisher, subjects, resource_rules, other_rules)| {
                 let mut rule = json!({"subjects": subjects});
                 if !resource_rules.is_empty() {
                     rule["resourceRules"] = resource_rules.into();
@@ -203,8 +203,8 @@ fn schemas() -> Vec<(&'static Kind, Value)> {
                     "matchingPrecedence": precedence,
                     "rules": [rule],
                 });
-                if !told_apart.is_empty() {
-                    spec["distinguisherMethod"] = json!({"type": told_apart});
+                if !distinguisher.is_empty() {
+                    spec["distinguisherMethod"] = json!({"type": distinguisher});
                 }
                 (
                     &registry::FLOW_SCHEMA,

@@ -1,11 +1,11 @@
-//! What form of an answer a client takes: JSON or YAML, and as itself, as a Table or as metadata only.
+//! Negotiates the response's media type: JSON or YAML, and the object itself, a Table or PartialObjectMetadata.
 
 use knarr_api::Error;
 use knarr_api::table::Include;
 
 use crate::pipeline::with_empty_details;
 
-/// How the bytes look.
+/// The serialization of a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Media {
     #[default]
@@ -32,13 +32,13 @@ pub enum Shape {
     MetadataList,
 }
 
-/// A client's choice.
+/// The negotiated form of a response (upstream `negotiation.MediaTypeOptions`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Form {
+pub struct MediaTypeOptions {
     pub media: Media,
     pub shape: Shape,
     pub pretty: bool,
-    /// `v=v1beta1` beside a Table or metadata.
+    /// `v=v1beta1` with a Table or PartialObjectMetadata.
     pub beta: bool,
     /// `as=APIGroupDiscoveryList;g=apidiscovery.k8s.io;v=v2`.
     pub aggregated: bool,
@@ -59,7 +59,7 @@ impl<'a> Clause<'a> {
     }
 }
 
-/// What a client names, most wanted first; of equals, what is named exactly before what has a `*`.
+/// The clauses of `Accept`, the preferred first; of equal quality an exact media type comes before one with a `*`.
 fn clauses(accept: &str) -> Vec<Clause<'_>> {
     let mut clauses: Vec<Clause<'_>> = accept
         .split(',')
@@ -89,19 +89,19 @@ fn clauses(accept: &str) -> Vec<Clause<'_>> {
     clauses
 }
 
-/// What there is to be chosen from.
+/// The forms that a response can have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offered {
     /// Whether it is a discovery document.
     pub discovery: bool,
-    /// Whether it has columns: what is only ever posted has none.
+    /// Whether it has Table columns: resources that can only be created have none.
     pub tables: bool,
-    /// Whether it can be watched (it shows in one error's words).
+    /// Whether it can be watched (one error message differs).
     pub streams: bool,
 }
 
-/// Reads `Accept`.
-pub fn negotiate(accept: &str, include: &str, offered: Offered) -> Result<Form, Error> {
+/// Parses `Accept`.
+pub fn negotiate(accept: &str, include: &str, offered: Offered) -> Result<MediaTypeOptions, Error> {
     let Offered {
         discovery,
         tables,
@@ -109,9 +109,9 @@ pub fn negotiate(accept: &str, include: &str, offered: Offered) -> Result<Form, 
     } = offered;
     let clauses = clauses(accept);
     if clauses.is_empty() {
-        return Ok(Form::default());
+        return Ok(MediaTypeOptions::default());
     }
-    // The router of kube-apiserver knows these alone; `application/*` counts only beside one of them.
+    // kube-apiserver's router accepts only these; `application/*` counts only together with one of them.
     let known = |c: &Clause<'_>| {
         matches!(
             c.media,
@@ -139,31 +139,31 @@ application/vnd.kubernetes.protobuf{watched}"
             "application/yaml" => Media::Yaml,
             _ => continue,
         };
-        let mut form = Form {
+        let mut media_type = MediaTypeOptions {
             media,
             pretty: matches!(clause.param("pretty"), "1" | "true"),
             beta: clause.param("v") == "v1beta1",
-            ..Form::default()
+            ..MediaTypeOptions::default()
         };
         let (group, version) = (clause.param("g"), clause.param("v"));
         let meta = group == "meta.k8s.io" && matches!(version, "v1" | "v1beta1");
         match clause.param("as") {
-            "" => return Ok(form),
+            "" => return Ok(media_type),
             "Table" if meta && tables => {
-                form.shape = Shape::Table(include_of(include)?);
-                return Ok(form);
+                media_type.shape = Shape::Table(include_of(include)?);
+                return Ok(media_type);
             }
             "PartialObjectMetadata" if meta && !discovery => {
-                form.shape = Shape::Metadata;
-                return Ok(form);
+                media_type.shape = Shape::Metadata;
+                return Ok(media_type);
             }
             "PartialObjectMetadataList" if meta && !discovery => {
-                form.shape = Shape::MetadataList;
-                return Ok(form);
+                media_type.shape = Shape::MetadataList;
+                return Ok(media_type);
             }
             "APIGroupDiscoveryList" if discovery && group == "apidiscovery.k8s.io" && version == "v2" => {
-                form.aggregated = true;
-                return Ok(form);
+                media_type.aggregated = true;
+                return Ok(media_type);
             }
             _ => {}
         }
@@ -176,25 +176,25 @@ application/vnd.kubernetes.protobuf",
     ))
 }
 
-/// How OpenAPI documents are sent.
+/// The media type of OpenAPI documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenApiMedia {
     Json,
     Protobuf,
 }
 
-/// The form in which a client takes `/openapi/v2`; `None` if it takes none that there is.
+/// The media type of `/openapi/v2` that a client accepts; `None` if it accepts none of those served.
 pub fn openapi_v2(accept: &str) -> Option<OpenApiMedia> {
-    let form = |clause: &Clause<'_>| match clause.media {
+    let media_type = |clause: &Clause<'_>| match clause.media {
         "*/*" | "application/*" | "application/json" => Some(OpenApiMedia::Json),
-        // The first is no valid media type, and what client-go asks for all the same.
+        // The first is not a valid media type, but it is the one that client-go sends.
         "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
         | "application/com.github.proto-openapi.spec.v2.v1.0+protobuf" => Some(OpenApiMedia::Protobuf),
         _ => None,
     };
     match clauses(accept).as_slice() {
         [] => Some(OpenApiMedia::Json),
-        clauses => clauses.iter().find_map(form),
+        clauses => clauses.iter().find_map(media_type),
     }
 }
 
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn clients_get_the_openapi_document_in_the_form_they_want_most() {
         let (json, protobuf) = (Some(OpenApiMedia::Json), Some(OpenApiMedia::Protobuf));
-        for (accept, form) in [
+        for (accept, media_type) in [
             ("", json),
             ("*/*", json),
             ("application/json, */*", json),
@@ -280,7 +280,7 @@ mod tests {
             ("application/com.github.proto-openapi.spec.v3.v1.0+protobuf", None),
             ("text/html", None),
         ] {
-            assert_eq!(openapi_v2(accept), form, "{accept}");
+            assert_eq!(openapi_v2(accept), media_type, "{accept}");
         }
     }
 }

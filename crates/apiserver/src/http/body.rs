@@ -1,4 +1,4 @@
-//! Bodies of answers: whole ones, lists sent in pieces of what is already encoded, event streams, gzip.
+//! Response bodies: complete ones, lists sent in pieces of encoded objects, event streams, gzip.
 
 use std::io::Write;
 use std::pin::Pin;
@@ -17,7 +17,7 @@ use knarr_api::Object;
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 
-/// Answers from this size on are compressed for clients that take it, as kube-apiserver does.
+/// Responses from this size on are compressed for clients that accept it, as in kube-apiserver.
 pub const GZIP_FROM_BYTES: usize = 128 * 1024;
 /// A list is sent in pieces of about this size.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -28,33 +28,33 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
         .boxed_unsync()
 }
 
-/// Why a request's body was not read.
+/// Why a request body was not read.
 #[derive(Debug, thiserror::Error)]
-pub enum Unread {
-    #[error("the body is too large")]
+pub enum BodyError {
+    #[error("the request body is too large")]
     TooLarge,
-    #[error("Timeout: the rest of the request's body did not come")]
+    #[error("Timeout: the rest of the request body was not received in time")]
     Late,
-    #[error("the body could not be read: {0}")]
+    #[error("the request body could not be read: {0}")]
     Broken(BoxError),
 }
 
-/// All of a request's body, of at most `max_bytes`, each piece within `patience` of the one before.
-pub async fn whole<B>(body: B, max_bytes: usize, patience: Duration) -> Result<Bytes, Unread>
+/// Reads a request body of at most `max_bytes`, each piece within `piece_timeout` of the one before.
+pub async fn read_all<B>(body: B, max_bytes: usize, piece_timeout: Duration) -> Result<Bytes, BodyError>
 where
     B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Unpin,
 {
     let mut body = Limited::new(body, max_bytes);
     let mut first = Bytes::new();
-    // Only of bodies that come in several pieces.
+    // Allocated only for bodies that come in several pieces.
     let mut all = Vec::new();
     loop {
-        let frame = tokio::time::timeout(patience, body.frame()).await;
-        match frame.map_err(|_| Unread::Late)? {
+        let frame = tokio::time::timeout(piece_timeout, body.frame()).await;
+        match frame.map_err(|_| BodyError::Late)? {
             None if all.is_empty() => return Ok(first),
             None => return Ok(all.into()),
-            Some(Err(e)) if e.is::<LengthLimitError>() => return Err(Unread::TooLarge),
-            Some(Err(e)) => return Err(Unread::Broken(e)),
+            Some(Err(e)) if e.is::<LengthLimitError>() => return Err(BodyError::TooLarge),
+            Some(Err(e)) => return Err(BodyError::Broken(e)),
             Some(Ok(frame)) => {
                 let Ok(data) = frame.into_data() else { continue };
                 if first.is_empty() {
@@ -70,7 +70,7 @@ where
     }
 }
 
-/// A body with something that goes when the body does: sent, or given up.
+/// A body with a guard that is dropped together with it: when the body was sent or is abandoned.
 struct WithGuard<G> {
     body: Body,
     _guard: G,
@@ -96,7 +96,7 @@ impl<G: Unpin> HttpBody for WithGuard<G> {
     }
 }
 
-/// Holds `guard` until the body is sent or given up.
+/// Keeps `guard` until the body was sent or is abandoned.
 pub fn guarded<G: Send + Unpin + 'static>(body: Body, guard: G) -> Body {
     WithGuard { body, _guard: guard }.boxed_unsync()
 }
@@ -107,14 +107,14 @@ pub fn gzip(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     encoder.finish()
 }
 
-/// A list: its head, the objects' encodings and its end. Items of lists of built-in kinds have no type, as Go's typed lists;
-/// those of custom kinds do, as unstructured lists.
+/// A list: its head, the objects' encodings and its end. Items of lists of built-in kinds have no type, as in Go's
+/// typed lists; those of custom kinds do, as in unstructured lists.
 pub struct ListBody {
     head: Option<Bytes>,
     items: std::vec::IntoIter<Arc<Object>>,
     with_type: bool,
     first: bool,
-    ended: bool,
+    finished: bool,
     left: u64,
     gzip: Option<GzEncoder<Vec<u8>>>,
 }
@@ -136,7 +136,7 @@ impl ListBody {
             items: items.into_iter(),
             with_type,
             first: true,
-            ended: false,
+            finished: false,
             left: size as u64,
             gzip,
         }
@@ -146,9 +146,9 @@ impl ListBody {
         self.gzip.is_some()
     }
 
-    /// The next piece as it is before compression.
+    /// The next piece before compression.
     fn piece(&mut self) -> Option<Bytes> {
-        if self.ended {
+        if self.finished {
             return None;
         }
         let mut piece = Vec::with_capacity(PIECE_BYTES + PIECE_BYTES / 4);
@@ -158,7 +158,7 @@ impl ListBody {
         while piece.len() < PIECE_BYTES {
             let Some(object) = self.items.next() else {
                 piece.extend_from_slice(END);
-                self.ended = true;
+                self.finished = true;
                 break;
             };
             if !self.first {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_large_list_is_compressed_for_who_takes_it() {
+    async fn a_large_list_is_compressed_for_clients_that_accept_it() {
         let body = ListBody::new(br#"{"items":["#.to_vec(), objects(5000), false, true);
         assert!(body.is_compressed());
         let bytes = body.collect().await.unwrap().to_bytes();

@@ -1,9 +1,9 @@
-//! How many connections a port holds at once.
+//! How many connections a port has at once.
 //!
-//! Each connection takes a file descriptor, and the same process needs descriptors for its store, for containerd and for
-//! what it dials. So a port has a limit in total, a lower one for connections whose client has not authenticated yet, and
-//! among these a lower one for each peer address. A connection beyond a limit is closed as soon as it is accepted. Other
-//! clients, and those that have authenticated, are served meanwhile.
+//! Each connection takes a file descriptor, and the same process needs descriptors for its store, for containerd and
+//! for its own connections. So a port has a limit in total, a lower one for connections whose client has not
+//! authenticated yet, and among these a lower one for each peer address. A connection beyond a limit is closed as soon
+//! as it is accepted. Other clients, and those that have authenticated, are still served.
 //!
 //! kube-apiserver and kubelet have no such limits (SPEC A6).
 
@@ -26,11 +26,11 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// More connections are of no use: a server of this size holds some 20 KiB for each.
+    /// More connections are of no use: a server of this size needs some 20 KiB for each.
     pub const TOTAL_MAX: usize = 65_536;
 
-    /// Limits for a port that may use so many file descriptors: strangers get half of them, one address of strangers a
-    /// quarter.
+    /// Limits for a port that may use so many file descriptors: unauthenticated clients get half of them, one
+    /// unauthenticated peer address a quarter.
     pub fn of_descriptors(descriptors: usize) -> Self {
         let total = descriptors.min(Self::TOTAL_MAX);
         Limits {
@@ -96,7 +96,7 @@ impl Connections {
         })
     }
 
-    /// Counts a connection of this address as long as the permit lives.
+    /// Counts a connection of this address while the permit exists.
     pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Permit, Exceeded> {
         let (peer, limits) = (peer(address), self.limits);
         let mut counts = self.counts.lock();
@@ -121,7 +121,7 @@ impl Connections {
     }
 }
 
-/// Who counts as one peer: an IPv4 address, or an IPv6 network of 64 bits, which is what one host gets.
+/// The address that is counted as one peer: an IPv4 address, or an IPv6 network of 64 bits, which is what one host gets.
 fn peer(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -129,7 +129,7 @@ fn peer(address: IpAddr) -> IpAddr {
     }
 }
 
-/// One connection's place.
+/// The permit of one connection.
 #[derive(Debug)]
 pub struct Permit {
     connections: Arc<Connections>,

@@ -1,8 +1,8 @@
-//! Reads request headers. Everybody who needs a header's value gets it from here, so that one request is not read in
+//! Reads request headers. All code that needs a header's value gets it from here, so that one request is not read in
 //! two ways.
 //!
-//! A header that says who asks or what is asked is never passed over: one that is no UTF-8, or that is given twice where
-//! one value is meant, is an error (SPEC A1).
+//! A header that identifies the client or the request is never ignored: one that is not UTF-8, or that is given twice where
+//! one value is allowed, is an error (SPEC A1).
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, UPGRADE, 
 use http::{HeaderMap, HeaderValue};
 use knarr_api::Error;
 
-/// A value as text. Kubernetes takes UTF-8, as Go's strings hold any bytes.
+/// A value as text. Kubernetes accepts UTF-8, as Go's strings hold any bytes.
 pub fn text<'a>(name: &HeaderName, value: &'a HeaderValue) -> Result<&'a str, Error> {
     std::str::from_utf8(value.as_bytes())
         .map_err(|_| Error::bad_request(format!("header {name} is not valid UTF-8")))
@@ -40,14 +40,14 @@ pub fn elements<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Vec<&'a
     Ok(all)
 }
 
-/// Whether the request asks to switch to this protocol.
-pub fn asks_for(headers: &HeaderMap, protocol: &str) -> Result<bool, Error> {
+/// Whether the request asks to upgrade to this protocol.
+pub fn requests_upgrade(headers: &HeaderMap, protocol: &str) -> Result<bool, Error> {
     let offered = elements(headers, &UPGRADE)?;
     Ok(offered.iter().any(|offer| offer.eq_ignore_ascii_case(protocol)))
 }
 
-/// What the client calls itself. It names field managers and stands in the audit log, and gives no rights, so what is
-/// no UTF-8 is replaced.
+/// The client's name for itself. It is used for field managers and the audit log and grants no rights, so bytes that
+/// are not UTF-8 are replaced.
 pub fn user_agent(headers: &HeaderMap) -> Cow<'_, str> {
     let value = headers.get(USER_AGENT).map_or(&[][..], HeaderValue::as_bytes);
     String::from_utf8_lossy(value)
@@ -55,8 +55,8 @@ pub fn user_agent(headers: &HeaderMap) -> Cow<'_, str> {
 
 /// Rejects headers that cannot be read, before anything is done for the request.
 ///
-/// Kubernetes takes the first of several values. kube-apiserver does not decompress request bodies either; it says that
-/// such a body is no JSON.
+/// Kubernetes takes the first of several values. kube-apiserver does not decompress request bodies either; it answers that
+/// such a body is not JSON.
 pub fn check(headers: &HeaderMap) -> Result<(), Error> {
     single(headers, &CONTENT_TYPE)?;
     elements(headers, &ACCEPT)?;
@@ -107,8 +107,8 @@ mod tests {
     fn elements_come_from_all_values_of_a_header() {
         let all = headers(&[("upgrade", b"h2c, "), ("upgrade", b"WebSocket")]);
         assert_eq!(elements(&all, &UPGRADE).unwrap(), ["h2c", "WebSocket"]);
-        assert!(asks_for(&all, "websocket").unwrap());
-        assert!(!asks_for(&all, "h2").unwrap());
+        assert!(requests_upgrade(&all, "websocket").unwrap());
+        assert!(!requests_upgrade(&all, "h2").unwrap());
     }
 
     #[test]

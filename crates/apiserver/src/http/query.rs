@@ -1,10 +1,10 @@
 //! The query string, and the options that requests have in it.
 //!
-//! Of an option that is given several times the first counts, for everybody, as in Go. A query that cannot be decoded is
-//! rejected ([`Query::check`]); Go drops the pairs that it cannot decode, and kube-apiserver goes on without them.
+//! Of an option that is given several times the first counts, everywhere, as in Go. A query that cannot be decoded is rejected ([`Query::check`]);
+//! Go drops the pairs that it cannot decode, and kube-apiserver ignores them.
 
 use knarr_api::Error;
-use knarr_api::field::{Cause, Errors, FieldError, Path, quoted};
+use knarr_api::field::{Cause, ErrorList, FieldError, Path, quoted};
 
 use crate::pipeline::decode::FieldValidation;
 use crate::pipeline::read::{ListQuery, invalid_options};
@@ -14,7 +14,7 @@ use crate::watch::WatchQuery;
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     pairs: Vec<(String, String)>,
-    /// The first text that cannot be decoded.
+    /// The first pair that cannot be decoded.
     invalid: Option<String>,
 }
 
@@ -61,7 +61,7 @@ impl Query {
             .map(|(_, v)| v.as_str())
     }
 
-    /// As Kubernetes reads booleans: present counts, unless it says false.
+    /// As Kubernetes parses booleans: present means true, unless the value is `false` or `0`.
     pub fn flag(&self, name: &str) -> bool {
         self.has(name) && !matches!(self.get(name).to_ascii_lowercase().as_str(), "false" | "0")
     }
@@ -81,7 +81,7 @@ impl Query {
     }
 
     pub fn list(&self) -> Result<ListQuery, Error> {
-        // It counts for watches only, and must be a number everywhere.
+        // It is used by watches only, but must be a number everywhere.
         self.int("timeoutSeconds")?;
         Ok(ListQuery {
             label_selector: self.get("labelSelector").to_string(),
@@ -107,17 +107,17 @@ impl Query {
 
     /// `dryRun`, `fieldManager` and `fieldValidation` of a write; `kind` names its options for errors.
     pub fn write(&self, kind: &str) -> Result<WriteOptions, Error> {
-        let mut mistakes = Errors::new();
-        let dry_run = check_dry_run(&self.all("dryRun").collect::<Vec<_>>(), &mut mistakes);
-        if let Some(mistake) = bad_manager(self.get("fieldManager")) {
-            mistakes.push(mistake);
+        let mut errors = ErrorList::new();
+        let dry_run = check_dry_run(&self.all("dryRun").collect::<Vec<_>>(), &mut errors);
+        if let Some(error) = bad_manager(self.get("fieldManager")) {
+            errors.push(error);
         }
         let validation = match self.get("fieldValidation") {
             "Ignore" => FieldValidation::Ignore,
             "" | "Warn" => FieldValidation::Warn,
             "Strict" => FieldValidation::Strict,
             other => {
-                mistakes.not_supported(
+                errors.not_supported(
                     &Path::new("fieldValidation"),
                     other,
                     &["", "Ignore", "Warn", "Strict"],
@@ -125,15 +125,15 @@ impl Query {
                 FieldValidation::Warn
             }
         };
-        if mistakes.is_empty() {
+        if errors.is_empty() {
             Ok(WriteOptions { dry_run, validation })
         } else {
-            Err(invalid_options(kind, &mistakes))
+            Err(invalid_options(kind, &errors))
         }
     }
 }
 
-/// A key or value without its escapes: `+` is a space, and semicolons are no separators but mistakes, as in Go.
+/// A key or value without its escapes: `+` is a space, and semicolons are errors and no separators, as in Go.
 fn decoded(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let escapes = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'%');
@@ -151,18 +151,18 @@ fn decoded(text: &str) -> Option<String> {
     Some(decoded.into_owned())
 }
 
-/// What a write's query says.
+/// The options of a write.
 pub struct WriteOptions {
     pub dry_run: bool,
     pub validation: FieldValidation,
 }
 
 /// `All` is the only dry run there is.
-pub fn check_dry_run(values: &[&str], mistakes: &mut Errors) -> bool {
+pub fn check_dry_run(values: &[&str], errors: &mut ErrorList) -> bool {
     let wrong: Vec<&str> = values.iter().copied().filter(|v| *v != "All").collect();
     if !wrong.is_empty() {
         let shown = serde_json::Value::from(values.to_vec());
-        mistakes.push(FieldError {
+        errors.push(FieldError {
             cause: Cause::NotSupported,
             field: "dryRun".into(),
             value: Some(shown.to_string()),
@@ -176,7 +176,7 @@ pub fn check_dry_run(values: &[&str], mistakes: &mut Errors) -> bool {
 const MANAGER_MAX_BYTES: usize = 128;
 
 fn bad_manager(name: &str) -> Option<FieldError> {
-    let mistake = |cause, value: Option<String>, detail: String| {
+    let error = |cause, value: Option<String>, detail: String| {
         Some(FieldError {
             cause,
             field: "fieldManager".into(),
@@ -185,14 +185,14 @@ fn bad_manager(name: &str) -> Option<FieldError> {
         })
     };
     if name.len() > MANAGER_MAX_BYTES {
-        return mistake(
+        return error(
             Cause::TooLong,
             None,
             format!("may not be more than {MANAGER_MAX_BYTES} bytes"),
         );
     }
     let (at, bad) = name.char_indices().find(|(_, c)| c.is_control())?;
-    mistake(
+    error(
         Cause::Invalid,
         Some(quoted(name)),
         format!("invalid character U+{:04X} (at position {at})", bad as u32),
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a1_of_an_option_that_is_given_twice_the_first_counts_for_everybody() {
+    fn a1_of_an_option_that_is_given_twice_the_first_counts_everywhere() {
         let query = Query::parse("labelSelector=a&labelSelector=b&watch=false&watch=true&limit=1&limit=2");
         let list = query.list().unwrap();
         assert_eq!((list.label_selector.as_str(), list.limit), ("a", 1));

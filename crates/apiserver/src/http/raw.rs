@@ -1,7 +1,8 @@
-//! Paths that are no resource's: health, version, discovery, OpenAPI, keys, metrics.
+//! Non-resource paths: health, version, discovery, OpenAPI, keys, metrics.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
@@ -9,28 +10,36 @@ use http::header::{
 };
 use http::{Method, Response, StatusCode};
 use knarr_api::emulation::{self, Emulation};
-use knarr_api::registry::Served;
-use knarr_api::{Error, discovery, openapi};
+use knarr_api::registry::{self, ServedKinds};
+use knarr_api::{Error, discovery, feature_gates, openapi};
+use knarr_client::metrics::{self, Samples};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::Http;
-use super::accept::{self, Form, Offered, OpenApiMedia};
-use super::answer::{Answer, text};
+use super::accept::{self, MediaTypeOptions, Offered, OpenApiMedia};
 use super::body::{Body, full, gzip};
+use super::health::health;
 use super::resource::not_found;
-use crate::aggregation::{self, Backend, add_to_index, merge, with_all};
-use crate::metrics;
-use crate::pipeline::{Ctx, not_allowed, not_served};
-use crate::resource_metrics;
-use crate::server::Server;
+use super::response::{HandlerResponse, text};
+use crate::aggregation::{self, Aggregation, Backend, add_backends_to_index, merge, with_backends};
+use crate::audit::Audit;
+use crate::authn::Authenticator;
+use crate::cache::Cache;
+use crate::cache::change::Filter;
+use crate::flow_control::FlowControl;
+use crate::metrics::Metrics;
+use crate::metrics::pod_resources;
+use crate::pipeline::{not_allowed, not_served};
+use crate::resource_metrics::{self, ResourceMetrics};
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
-/// What is answered for either of its two names.
+/// The content type for both of its names.
 const OPENAPI_V2_PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
-/// A document that changes only with what is served, in both encodings.
-pub struct Document {
+/// A document that changes only with the served kinds, plain and gzipped.
+pub(crate) struct Document {
     plain: Bytes,
     gzip: Bytes,
     etag: String,
@@ -53,12 +62,12 @@ impl Document {
         })
     }
 
-    fn answer(&self, http: &Http) -> Response<Body> {
+    fn response(&self, http: &Http) -> Response<Body> {
         let fresh = http
             .header(IF_NONE_MATCH)
             .split(',')
             .any(|t| t.trim() == self.etag);
-        let compressed = http.wants.gzip && self.plain.len() > self.gzip.len();
+        let compressed = http.format.gzip && self.plain.len() > self.gzip.len();
         let mut response = Response::new(match (fresh, compressed) {
             (true, _) => full(Bytes::new()),
             (false, true) => full(self.gzip.clone()),
@@ -80,13 +89,23 @@ impl Document {
     }
 }
 
-impl Server {
-    pub(super) async fn raw(
-        self: &Arc<Self>,
-        ctx: &Ctx,
-        http: &mut Http,
-        accepts: &str,
-    ) -> Result<Response<Body>, Error> {
+/// Serves these paths.
+pub(crate) struct NonResources {
+    pub cache: Arc<Cache>,
+    pub metrics: Arc<Metrics>,
+    pub authenticator: Arc<Authenticator>,
+    pub aggregation: Arc<Aggregation>,
+    pub resource_metrics: Arc<ResourceMetrics>,
+    pub flow_control: Arc<FlowControl>,
+    pub audit: Option<Audit>,
+    /// The address that clients use: `host:port`.
+    pub advertised: String,
+    /// OpenAPI documents, kept until the number, which counts changes of what is served, changes.
+    pub documents: Mutex<(u64, HashMap<String, Arc<Document>>)>,
+}
+
+impl NonResources {
+    pub async fn serve(&self, http: &mut Http, accepts: &str) -> Result<Response<Body>, Error> {
         let path = http.info.path.clone();
         let path = if path.len() > 1 {
             path.trim_end_matches('/')
@@ -94,15 +113,18 @@ impl Server {
             &path
         };
         let segments: Vec<&str> = path.split('/').skip(1).collect();
-        // These answer whatever the method, as kube-apiserver's.
+        // These accept any method, as in kube-apiserver.
         match segments.as_slice() {
-            ["healthz" | "livez" | "readyz", ..] => return Ok(self.health(http, &segments)),
-            ["metrics", "slis"] => return Ok(text(StatusCode::OK, self.metrics.slis())),
-            ["metrics"] => return Ok(text(StatusCode::OK, self.metrics_text())),
+            ["healthz" | "livez" | "readyz", ..] => {
+                return Ok(health(&self.cache, &self.metrics, http, &segments));
+            }
+            ["metrics", "slis"] => return Ok(metrics_page(self.metrics.slis())),
+            ["metrics", "resources"] => return Ok(metrics_page(self.pod_resources_text())),
+            ["metrics"] => return Ok(metrics_page(self.metrics_text().await)),
             ["openapi", ..] => return self.openapi(http, &segments[1..]),
             _ => {}
         }
-        // The index, the list of groups and each group, too; everything else answers GET alone.
+        // So do the index, the list of groups and each group; all other paths accept GET only.
         if http.method != Method::GET && !matches!(segments.as_slice(), ["" | "apis"] | ["apis", _]) {
             let served = self.cache.served();
             let found = match segments.as_slice() {
@@ -120,40 +142,44 @@ impl Server {
         }
         match segments.as_slice() {
             ["openid", "v1", "jwks"] => {
-                return published(&self.tokens.jwks(), "application/jwk-set+json");
+                return published(&self.authenticator.tokens.jwks(), "application/jwk-set+json");
             }
             [".well-known", "openid-configuration"] => {
-                let here = format!("https://{}", self.config.advertised);
-                return published(&self.tokens.discovery(&here), "application/json");
+                let here = format!("https://{}", self.advertised);
+                return published(&self.authenticator.tokens.discovery(&here), "application/json");
             }
             _ => {}
         }
-        let form = |http: &mut Http, discovery: bool| -> Result<Form, Error> {
+        let media_type = |http: &mut Http, discovery: bool| -> Result<MediaTypeOptions, Error> {
             let offered = Offered {
                 discovery,
                 tables: !discovery,
                 streams: false,
             };
-            http.wants.form = accept::negotiate(accepts, "", offered)?;
-            Ok(http.wants.form)
+            http.format.media_type = accept::negotiate(accepts, "", offered)?;
+            Ok(http.format.media_type)
         };
         let served = self.cache.served();
         let value = match segments.as_slice() {
             ["version"] => Some(version(self.cache.served().emulation())),
-            ["api"] if form(http, true)?.aggregated => return self.aggregated(http, true),
-            ["apis"] if form(http, true)?.aggregated => return self.aggregated(http, false),
-            ["api"] => Some(discovery::api_versions(&self.config.advertised)),
+            ["api"] if media_type(http, true)?.aggregated => return self.aggregated(http, true),
+            ["apis"] if media_type(http, true)?.aggregated => return self.aggregated(http, false),
+            ["api"] => Some(discovery::api_versions(&self.advertised)),
             ["apis"] => {
                 let mut list = discovery::group_list(&served);
                 if let Some(groups) = list["groups"].as_array_mut() {
-                    if self.serves_resource_metrics() {
+                    if self.resource_metrics.is_served() {
                         groups.push(resource_metrics::group());
                     }
-                    merge(groups, &self.aggregation.backends(), aggregation::Form::Legacy);
+                    merge(
+                        groups,
+                        &self.aggregation.backends(),
+                        aggregation::DiscoveryFormat::Legacy,
+                    );
                 }
                 Some(list)
             }
-            ["apis", resource_metrics::GROUP, rest @ ..] if self.serves_resource_metrics() => match rest {
+            ["apis", resource_metrics::GROUP, rest @ ..] if self.resource_metrics.is_served() => match rest {
                 [] => {
                     let mut group = resource_metrics::group();
                     group["kind"] = "APIGroup".into();
@@ -164,7 +190,7 @@ impl Server {
                 _ => None,
             },
             ["api", version] => {
-                form(http, false)?;
+                media_type(http, false)?;
                 Some(discovery::resource_list(&served, "", version).ok_or_else(not_served)?)
             }
             ["apis", group] if self.aggregation.has_group(group) => {
@@ -172,7 +198,7 @@ impl Server {
                 let backends = self.aggregation.backends();
                 let backends: Vec<Arc<Backend>> = backends.iter().filter(of_group).cloned().collect();
                 let mut groups: Vec<Value> = discovery::group(&served, group).into_iter().collect();
-                merge(&mut groups, &backends, aggregation::Form::Legacy);
+                merge(&mut groups, &backends, aggregation::DiscoveryFormat::Legacy);
                 groups.pop().map(|mut group| {
                     group["kind"] = "APIGroup".into();
                     group["apiVersion"] = "v1".into();
@@ -184,18 +210,17 @@ impl Server {
             [""] => Some(json!({"paths": root_paths(&served, &self.aggregation.backends())})),
             _ => None,
         };
-        let _ = ctx;
         match value {
             Some(value) => {
-                form(http, false)?;
-                Answer::Document(StatusCode::OK, value).render(http.wants)
+                media_type(http, false)?;
+                HandlerResponse::Document(StatusCode::OK, value).render(http.format)
             }
             None => unknown(&served, &segments),
         }
     }
 
     fn aggregated(&self, http: &Http, core: bool) -> Result<Response<Body>, Error> {
-        let metrics = !core && self.serves_resource_metrics();
+        let metrics = !core && self.resource_metrics.is_served();
         let key = match (core, metrics) {
             (true, _) => "aggregated/api",
             (false, false) => "aggregated/apis",
@@ -207,7 +232,11 @@ impl Server {
                 items.push(resource_metrics::aggregated());
             }
             if let (false, Some(items)) = (core, list["items"].as_array_mut()) {
-                merge(items, &self.aggregation.backends(), aggregation::Form::Aggregated);
+                merge(
+                    items,
+                    &self.aggregation.backends(),
+                    aggregation::DiscoveryFormat::Aggregated,
+                );
             }
             Some(list)
         })
@@ -220,7 +249,7 @@ impl Server {
                     self.document(http, "openapi/v2", "application/json", || Some(self.openapi_v2()))
                 }
                 Some(OpenApiMedia::Protobuf) => self.openapi_v2_protobuf(http),
-                // Kubernetes says nothing more either.
+                // Kubernetes' message is empty, too.
                 None => {
                     let mut response = Response::new(full(Bytes::new()));
                     *response.status_mut() = StatusCode::NOT_ACCEPTABLE;
@@ -232,7 +261,7 @@ impl Server {
             },
             ["v3"] => self.document(http, "openapi/v3", "text/plain; charset=utf-8", || {
                 let mut index = openapi::v3_index(&self.cache.served());
-                add_to_index(&mut index, &self.aggregation.backends());
+                add_backends_to_index(&mut index, &self.aggregation.backends());
                 Some(index)
             }),
             ["v3", rest @ ..] => {
@@ -245,13 +274,13 @@ impl Server {
         }
     }
 
-    /// What this server serves, and extension API servers.
+    /// The OpenAPI document of this server and of extension API servers.
     fn openapi_v2(&self) -> Value {
         let own = openapi::v2(&self.cache.served());
-        with_all(own, &self.aggregation.backends())
+        with_backends(own, &self.aggregation.backends())
     }
 
-    /// The document in its other form, with the ETag of the JSON that it is made of.
+    /// The document in protobuf, with the ETag of the JSON document.
     fn openapi_v2_protobuf(&self, http: &Http) -> Result<Response<Body>, Error> {
         self.kept(http, "openapi/v2 protobuf", || {
             let document = self.openapi_v2();
@@ -261,7 +290,7 @@ impl Server {
         })
     }
 
-    /// A JSON document made on first use and kept.
+    /// A JSON document that is built at its first use and cached.
     fn document(
         &self,
         http: &Http,
@@ -276,13 +305,13 @@ impl Server {
         })
     }
 
-    /// Grows whenever a document changes.
+    /// Incremented whenever a document changes.
     fn documents_changes(&self) -> u64 {
         let served = self.cache.served_changes();
         served.wrapping_add(self.aggregation.changes())
     }
 
-    /// Whatever document is kept under `key`; made on first use, and 404 if there is none.
+    /// The document that is cached under `key`, built at its first use; 404 if there is none.
     fn kept(
         &self,
         http: &Http,
@@ -295,61 +324,78 @@ impl Server {
             if kept.0 != changes {
                 *kept = (changes, HashMap::new());
             } else if let Some(document) = kept.1.get(key).cloned() {
-                return Ok(document.answer(http));
+                return Ok(document.response(http));
             }
         }
         let Some(document) = make()?.map(Arc::new) else {
-            // Kubernetes says nothing more either.
+            // Kubernetes' message is empty, too.
             let mut response = Response::new(full(Bytes::new()));
             *response.status_mut() = StatusCode::NOT_FOUND;
             return Ok(response);
         };
         let mut kept = self.documents.lock();
-        // What was made while something changed is right for this answer only.
+        // A document that was built during a change is used for this response only.
         if kept.0 == changes && self.documents_changes() == changes {
             kept.1.insert(key.to_string(), document.clone());
         }
         drop(kept);
-        Ok(document.answer(http))
+        Ok(document.response(http))
     }
 
-    fn metrics_text(&self) -> String {
-        let mut out = self.metrics.text();
-        self.flows.write_metrics(&mut out);
-        if let Some(audit) = &self.config.options.audit {
-            let name = "apiserver_audit_error_total";
-            metrics::head(&mut out, name, "counter", "Audit events that were dropped.");
-            out += &format!("{name}{{plugin=\"log\"}} {}\n", audit.dropped());
+    fn pod_resources_text(&self) -> String {
+        let pods = self.cache.of(&registry::POD);
+        let pods = pods.map(|cache| cache.list(&Filter::everything(&registry::POD, "")));
+        let pods = pods.unwrap_or_default();
+        pod_resources::text(pods.iter().filter_map(|pod| pod.get()))
+    }
+
+    async fn metrics_text(&self) -> String {
+        let mut samples = Samples::default();
+        self.flow_control.write_metrics(&mut samples);
+        if let Some(audit) = &self.audit {
+            samples.counter(
+                "apiserver_audit_error_total",
+                "Counter of audit events that failed to be audited properly. Plugin identifies the plugin affected by the error.",
+            );
+            samples.add(&[("plugin", "log")], audit.dropped() as f64);
         }
-        for name in ["apiserver_storage_objects", "apiserver_resource_objects"] {
-            let of_old = name == "apiserver_storage_objects";
-            metrics::head(&mut out, name, "gauge", "Objects there are.");
-            let mut objects: Vec<_> = self
-                .cache
-                .objects()
-                .map(|(k, n)| match of_old {
-                    true => (format!("resource=\"{}\"", k.qualified()), n),
-                    false => (format!("group=\"{}\",resource=\"{}\"", k.group(), k.plural()), n),
-                })
-                .collect();
-            objects.sort();
-            for (labels, n) in objects {
-                out += &format!("{name}{{{labels}}} {n}\n");
-            }
+        self.cache.write_metrics(&mut samples);
+        let size = tokio::time::timeout(STORE_SIZE_TIMEOUT, self.cache.store().size_bytes());
+        if let Ok(Ok(bytes)) = size.await {
+            samples.gauge(
+                "apiserver_storage_size_bytes",
+                "Size of the storage database file physically allocated in bytes.",
+            );
+            samples.add(&[("storage_cluster_id", "etcd-0")], bytes as f64);
         }
-        metrics::head(
-            &mut out,
-            "knarr_cache_revision",
-            "gauge",
-            "The last write the caches show.",
+        self.aggregation.write_metrics(&mut samples);
+        samples.gauge(
+            "kubernetes_feature_enabled",
+            "This metric records the data about the stage and enablement of a k8s feature.",
         );
-        out += &format!("knarr_cache_revision {}\n", self.cache.revision());
-        out + &self.aggregation.metrics_text() + &self.metrics.others()
+        let gates = feature_gates::current();
+        let scale_to_zero = u8::from(gates.hpa_scale_to_zero);
+        samples.add(
+            &[("name", "HPAScaleToZero"), ("stage", "ALPHA")],
+            scale_to_zero.into(),
+        );
+        self.metrics.text(samples)
     }
 }
 
-/// The answer to a path that names nothing.
-fn unknown(served: &Served, segments: &[&str]) -> Result<Response<Body>, Error> {
+/// How long the metrics wait for the store's size.
+const STORE_SIZE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Metrics in Prometheus' text format.
+fn metrics_page(page: String) -> Response<Body> {
+    let mut response = text(StatusCode::OK, page);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE));
+    response
+}
+
+/// The response for a path that does not exist.
+fn unknown(served: &ServedKinds, segments: &[&str]) -> Result<Response<Body>, Error> {
     match segments {
         ["version", ..] | ["api", ..] => Err(not_served()),
         ["apis", group, rest @ ..] => {
@@ -360,7 +406,7 @@ fn unknown(served: &Served, segments: &[&str]) -> Result<Response<Body>, Error> 
     }
 }
 
-/// What whoever checks service-account tokens reads, in the one form it has, and keeps for an hour as with Kubernetes.
+/// Documents for verifiers of service-account tokens, in one media type, cacheable for an hour as in Kubernetes.
 fn published(document: &Value, content_type: &'static str) -> Result<Response<Body>, Error> {
     let json = serde_json::to_vec(document).map_err(Error::internal)?;
     let mut response = Response::new(full(json));
@@ -388,7 +434,7 @@ fn version(emulation: Emulation) -> Value {
     })
 }
 
-fn root_paths(served: &Served, backends: &[Arc<Backend>]) -> Vec<String> {
+fn root_paths(served: &ServedKinds, backends: &[Arc<Backend>]) -> Vec<String> {
     let mut paths: Vec<String> = [
         "/.well-known/openid-configuration",
         "/api",

@@ -1,29 +1,29 @@
-//! Requests for resources: from what the URL names and the body holds to the pipeline, and back.
+//! Requests for resources: from the URL and the body to the pipeline, and back.
 
 use std::sync::Arc;
 
 use http::header::CONTENT_TYPE;
 use http::{Response, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions as WireDeleteOptions, StatusDetails};
-use knarr_api::field::{Errors, Path};
-use knarr_api::registry::Served;
+use knarr_api::field::{ErrorList, Path};
+use knarr_api::registry::ServedKinds;
 use knarr_api::{Error, Kind, k8s_openapi, registry};
 use knarr_client::{DeleteOptions, Preconditions, Propagation};
 
-use super::answer::{Answer, refused_watch, success, text};
 use super::body::Body;
+use super::patch::patch_request;
 use super::query::check_dry_run;
+use super::response::{HandlerResponse, success, text, watch_error_response};
 use super::{Http, encoded};
-use crate::pipeline::apply::{ApplyBody, ApplyOptions};
-use crate::pipeline::decode::{FieldValidation, decode_body, syntax, to_json};
-use crate::pipeline::delete::{DeleteRequest, Deleted};
-use crate::pipeline::patch::PatchBody;
+use crate::metrics::Metrics;
+use crate::pipeline::commit::Committed;
+use crate::pipeline::decode::{decode_body, syntax, to_json};
 use crate::pipeline::read::{bad_revision, invalid_options};
-use crate::pipeline::update::Updated;
-use crate::pipeline::{Ctx, Target, not_allowed, not_served};
-use crate::server::Server;
+use crate::pipeline::write::DeleteRequest;
+use crate::pipeline::{Ctx, Pipeline, Target, not_allowed, not_served};
+use crate::subresource::Subresources;
 
-/// Kinds whose DELETE answers with the object; others answer with a Status.
+/// Kinds for which DELETE returns the object; others return a Status.
 const RETURN_DELETED: [&Kind; 17] = [
     &registry::POD,
     &registry::NAMESPACE,
@@ -44,64 +44,75 @@ const RETURN_DELETED: [&Kind; 17] = [
     &registry::DEVICE_CLASS,
 ];
 
-/// The media type of a configuration that is applied.
-const APPLY: &str = "application/apply-patch+yaml";
+/// Serves requests for resources and their subresources.
+pub(crate) struct Resources {
+    pub pipeline: Arc<Pipeline>,
+    pub subresources: Arc<Subresources>,
+    pub metrics: Arc<Metrics>,
+}
 
-impl Server {
-    pub(super) async fn resource(
-        self: &Arc<Self>,
-        ctx: &mut Ctx,
-        http: &mut Http,
-    ) -> Result<Response<Body>, Error> {
+impl Resources {
+    pub async fn serve(&self, ctx: &mut Ctx, http: &mut Http) -> Result<Response<Body>, Error> {
         let info = http.info.clone();
-        let served = self.cache.served();
-        let Some(kind) = served.by_resource(&info.group, &info.version, &info.resource) else {
-            return not_found(&served, &info.group, &info.version);
+        let kind = self
+            .pipeline
+            .kind_of_resource(&info.group, &info.version, &info.resource);
+        let Some(kind) = kind.await? else {
+            return not_found(&self.pipeline.cache.served(), &info.group, &info.version);
         };
         let kind = &kind;
         let target = Target::of_request(kind, &info)?;
-        // Nothing but what is behind a proxy answers HEAD.
+        // HEAD is served only by proxied servers.
         if http.method == http::Method::HEAD && info.subresource != "proxy" {
             return Err(not_allowed());
         }
         if *kind == registry::ENDPOINTS {
+            self.metrics.deprecated(kind, &info.subresource);
             ctx.warn("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice");
         } else if *kind == registry::COMPONENT_STATUS {
+            self.metrics.deprecated(kind, &info.subresource);
             ctx.warn("v1 ComponentStatus is deprecated in v1.19+");
-        } else if let Some(words) = kind.ops.custom().and_then(|c| c.rules().deprecation.as_deref()) {
-            ctx.warn(words);
+        } else if let Some(warning) = kind.ops.custom().and_then(|c| c.rules().deprecation.as_deref()) {
+            ctx.warn(warning);
         }
-        let answer = if info.subresource.is_empty() {
+        let response = if info.subresource.is_empty() {
             check_verb(kind, http)?;
             self.main_resource(ctx, http, &target).await?
         } else {
-            self.subresource(ctx, http, &target).await?
+            self.subresources.serve(ctx, http, &target).await?
         };
-        answer.render(http.wants)
+        response.render(http.format)
     }
 
     async fn main_resource(
-        self: &Arc<Self>,
+        &self,
         ctx: &mut Ctx,
         http: &mut Http,
         target: &Target<'_>,
-    ) -> Result<Answer, Error> {
+    ) -> Result<HandlerResponse, Error> {
         let kind = target.kind;
         match http.info.verb {
             "get" => {
                 self.check_get_version(http).await?;
-                Ok(Answer::Object(StatusCode::OK, self.get_now(ctx, target).await?))
+                Ok(HandlerResponse::Object(
+                    StatusCode::OK,
+                    self.pipeline.get_now(ctx, target).await?,
+                ))
             }
             "list" => {
-                let listed = self.list(kind, target.namespace, &http.query.list()?).await?;
-                Ok(Answer::List(kind.clone(), listed))
+                let listed = self
+                    .pipeline
+                    .list(kind, target.namespace, &http.query.list()?)
+                    .await?;
+                Ok(HandlerResponse::List(kind.clone(), listed))
             }
             "watch" => match self
+                .pipeline
                 .watch(kind, target.namespace, target.name, &http.query.watch()?)
                 .await
             {
-                Ok(watcher) => Ok(Answer::Watch(watcher)),
-                Err(e) if e.code() == 410 => Ok(Answer::Raw(refused_watch(&e))),
+                Ok(watcher) => Ok(HandlerResponse::Watch(watcher)),
+                Err(e) if e.code() == 410 => Ok(HandlerResponse::Raw(watch_error_response(&e))),
                 Err(e) => Err(e),
             },
             "create" => {
@@ -111,17 +122,17 @@ impl Server {
                 let object = decode_body(ctx, kind, &json, options.validation)?;
                 http.decoded(&*object);
                 if !kind.is_stored() {
-                    // What was decoded: another reader could find something else in the same bytes.
+                    // The decoded object is used: another parser could find something else in the same bytes.
                     let body = encoded(&*object);
                     let body = serde_json::from_slice(&body).map_err(Error::internal)?;
-                    return Ok(Answer::Document(
+                    return Ok(HandlerResponse::Document(
                         StatusCode::CREATED,
-                        self.review(ctx, target, body, object).await?,
+                        self.subresources.review(ctx, target, body, object).await?,
                     ));
                 }
-                Ok(Answer::Object(
+                Ok(HandlerResponse::Object(
                     StatusCode::CREATED,
-                    self.create(ctx, target, object).await?,
+                    self.pipeline.create(ctx, target, object).await?,
                 ))
             }
             "update" => {
@@ -130,62 +141,43 @@ impl Server {
                 let json = http.json_body(kind.kind()).await?;
                 let object = decode_body(ctx, kind, &json, options.validation)?;
                 http.decoded(&*object);
-                let updated = self.put(ctx, target, object).await?;
+                let updated = self.pipeline.put(ctx, target, object).await?;
                 let code = if updated.created {
                     StatusCode::CREATED
                 } else {
                     StatusCode::OK
                 };
-                Ok(Answer::Object(code, updated.object))
+                Ok(HandlerResponse::Object(code, updated.object))
             }
             "patch" => {
-                let patched = self.patch_request(ctx, http, target).await?;
+                let patched = patch_request(&self.pipeline, ctx, http, target).await?;
                 let code = if patched.created {
                     StatusCode::CREATED
                 } else {
                     StatusCode::OK
                 };
-                Ok(Answer::Object(code, patched.object))
+                Ok(HandlerResponse::Object(code, patched.object))
             }
             "delete" => {
                 let request = delete_request(ctx, http).await?;
-                let deleted = self.delete(ctx, target, &request).await?;
-                deletion_answer(target, deleted, &request)
+                let deleted = self.pipeline.delete(ctx, target, &request).await?;
+                deletion_response(target, deleted, &request)
             }
             "deletecollection" => {
                 let query = http.query.list()?;
                 let request = delete_request(ctx, http).await?;
-                Ok(Answer::List(
+                Ok(HandlerResponse::List(
                     kind.clone(),
-                    self.delete_collection(ctx, target, &query, &request).await?,
+                    self.pipeline
+                        .delete_collection(ctx, target, &query, &request)
+                        .await?,
                 ))
             }
             _ => Err(not_allowed()),
         }
     }
 
-    /// PATCH of an object or of a part of it that has the object's form.
-    pub(crate) async fn patch_request(
-        &self,
-        ctx: &mut Ctx,
-        http: &mut Http,
-        target: &Target<'_>,
-    ) -> Result<Updated, Error> {
-        let content_type = http.header(CONTENT_TYPE).to_string();
-        let (validation, apply) = patch_options(ctx, http)?;
-        let body = http.body().await?;
-        if let Some(options) = apply {
-            return self.apply(ctx, target, &ApplyBody::parse(&body)?, &options).await;
-        }
-        let body = PatchBody::parse_for(target.kind, &content_type, &body)?;
-        let object = self.patch(ctx, target, &body, validation).await?;
-        Ok(Updated {
-            object,
-            created: false,
-        })
-    }
-
-    /// A GET may name the version it wants to be at least.
+    /// A GET may require a minimum resourceVersion.
     async fn check_get_version(&self, http: &Http) -> Result<(), Error> {
         match http.query.get("resourceVersion") {
             "" => Ok(()),
@@ -193,15 +185,15 @@ impl Server {
                 let at = text
                     .parse()
                     .map_err(|_| Error::new(500, "", bad_revision(text)))?;
-                self.wait_for_revision(at).await
+                self.pipeline.wait_for_revision(at).await
             }
         }
     }
 }
 
-/// The answer where nothing is served: of a group that is built in, by kube-apiserver's router, of any other as of an
-/// unknown page.
-pub(super) fn not_found(served: &Served, group: &str, version: &str) -> Result<Response<Body>, Error> {
+/// The response for a resource that is not served: 404 as a Status in built-in groups, as kube-apiserver's router answers, and as a
+/// plain page in all others.
+pub(super) fn not_found(served: &ServedKinds, group: &str, version: &str) -> Result<Response<Body>, Error> {
     let known = registry::groups().iter().any(|(built_in, _)| *built_in == group)
         || served
             .groups()
@@ -211,33 +203,6 @@ pub(super) fn not_found(served: &Served, group: &str, version: &str) -> Result<R
         true => Err(not_served()),
         false => Ok(text(StatusCode::NOT_FOUND, "404 page not found\n")),
     }
-}
-
-/// What a PATCH says besides its body; how strict to be, and how to apply it if it is an apply.
-pub(crate) fn patch_options(
-    ctx: &mut Ctx,
-    http: &Http,
-) -> Result<(FieldValidation, Option<ApplyOptions>), Error> {
-    let options = http.query.write("PatchOptions")?;
-    ctx.dry_run = options.dry_run;
-    let content_type = http.header(CONTENT_TYPE);
-    let is_apply = content_type.split(';').next().is_some_and(|t| t.trim() == APPLY);
-    let mut mistakes = Errors::new();
-    if is_apply && http.query.get("fieldManager").is_empty() {
-        mistakes.required(&Path::new("fieldManager"), "is required for apply patch");
-    }
-    if !is_apply && http.query.has("force") {
-        mistakes.forbidden(&Path::new("force"), "may not be specified for non-apply patch");
-    }
-    if !mistakes.is_empty() {
-        return Err(invalid_options("PatchOptions", &mistakes));
-    }
-    let apply = is_apply.then(|| ApplyOptions {
-        manager: http.query.get("fieldManager").to_string(),
-        force: http.query.flag("force"),
-        validation: options.validation,
-    });
-    Ok((options.validation, apply))
 }
 
 fn check_verb(kind: &Kind, http: &Http) -> Result<(), Error> {
@@ -253,7 +218,7 @@ fn check_verb(kind: &Kind, http: &Http) -> Result<(), Error> {
     Ok(())
 }
 
-/// DeleteOptions: of the body if there is one, else of the query.
+/// DeleteOptions of the body if there is one, else of the query.
 pub(super) async fn delete_request(ctx: &mut Ctx, http: &mut Http) -> Result<DeleteRequest, Error> {
     let body = http.body().await?;
     let wire = if body.is_empty() {
@@ -274,23 +239,23 @@ pub(super) async fn delete_request(ctx: &mut Ctx, http: &mut Http) -> Result<Del
         let json = to_json("DeleteOptions", http.header(CONTENT_TYPE), body)?;
         read_delete_options(&json)?
     };
-    let mut mistakes = Errors::new();
+    let mut errors = ErrorList::new();
     if let (Some(_), Some(policy)) = (wire.orphan_dependents, &wire.propagation_policy) {
-        mistakes.invalid(
+        errors.invalid(
             &Path::new("propagationPolicy"),
             policy,
             "orphanDependents and deletionPropagation cannot be both set",
         );
     }
     let dry_run: Vec<&str> = wire.dry_run.iter().flatten().map(String::as_str).collect();
-    ctx.dry_run = check_dry_run(&dry_run, &mut mistakes);
+    ctx.dry_run = check_dry_run(&dry_run, &mut errors);
     let propagation = match wire.propagation_policy.as_deref() {
         None => None,
         Some("Orphan") => Some(Propagation::Orphan),
         Some("Background") => Some(Propagation::Background),
         Some("Foreground") => Some(Propagation::Foreground),
         Some(other) => {
-            mistakes.push(knarr_api::field::FieldError {
+            errors.push(knarr_api::field::FieldError {
                 cause: knarr_api::field::Cause::NotSupported,
                 field: "propagationPolicy".into(),
                 value: Some(format!("{other:?}")),
@@ -299,8 +264,8 @@ pub(super) async fn delete_request(ctx: &mut Ctx, http: &mut Http) -> Result<Del
             None
         }
     };
-    if !mistakes.is_empty() {
-        return Err(invalid_options("DeleteOptions", &mistakes));
+    if !errors.is_empty() {
+        return Err(invalid_options("DeleteOptions", &errors));
     }
     let preconditions = wire.preconditions.unwrap_or_default();
     Ok(DeleteRequest {
@@ -313,7 +278,7 @@ pub(super) async fn delete_request(ctx: &mut Ctx, http: &mut Http) -> Result<Del
             propagation,
         },
         orphan_dependents: wire.orphan_dependents,
-        why: None,
+        pod_condition: None,
     })
 }
 
@@ -359,8 +324,12 @@ fn read_delete_options(json: &[u8]) -> Result<WireDeleteOptions, Error> {
     serde_json::from_value(value).map_err(|e| Error::bad_request(e.to_string()))
 }
 
-fn deletion_answer(target: &Target<'_>, deleted: Deleted, request: &DeleteRequest) -> Result<Answer, Error> {
-    if deleted.gone && !RETURN_DELETED.contains(&target.kind) {
+fn deletion_response(
+    target: &Target<'_>,
+    deleted: Committed,
+    request: &DeleteRequest,
+) -> Result<HandlerResponse, Error> {
+    if deleted.removed && !RETURN_DELETED.contains(&target.kind) {
         let details = StatusDetails {
             name: Some(target.name.to_string()),
             group: Some(target.kind.group().to_string()).filter(|g| !g.is_empty()),
@@ -368,13 +337,16 @@ fn deletion_answer(target: &Target<'_>, deleted: Deleted, request: &DeleteReques
             uid: Some(deleted.object.uid().to_string()),
             ..StatusDetails::default()
         };
-        return Ok(Answer::Document(StatusCode::OK, success(None, Some(details))?));
+        return Ok(HandlerResponse::Document(
+            StatusCode::OK,
+            success(None, Some(details))?,
+        ));
     }
-    // Clients that asked for dependents to go too are told that it takes a while.
-    let code = if !deleted.gone && request.orphan_dependents == Some(false) {
+    // `orphanDependents: false` deletes in the foreground: 202 while the object still exists.
+    let code = if !deleted.removed && request.orphan_dependents == Some(false) {
         StatusCode::ACCEPTED
     } else {
         StatusCode::OK
     };
-    Ok(Answer::Object(code, deleted.object))
+    Ok(HandlerResponse::Object(code, deleted.object))
 }

@@ -1,5 +1,5 @@
-//! What is streamed, sent over a WebSocket to clients that ask for one (browsers, mostly): a log as the bytes come, a
-//! watch as one event a message. What the client sends is not looked at.
+//! Watches and logs over WebSockets, for clients that request it (mostly browsers): a log as its bytes arrive, a watch with one event per message.
+//! Messages from the client are ignored.
 //!
 //! Source: Kubernetes' `binary.k8s.io` and `base64.binary.k8s.io` subprotocols, and its watches over WebSockets.
 
@@ -28,10 +28,10 @@ use super::header;
 const BINARY: &str = "binary.k8s.io";
 const BASE64: &str = "base64.binary.k8s.io";
 
-/// The largest message taken of a client, which is not looked at.
+/// The largest message from a client; its contents are ignored.
 const MESSAGE_MAX_BYTES: usize = 64 * 1024;
 
-/// How the bytes of an answer become messages.
+/// How the bytes of a response become messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Framing {
     /// As they come.
@@ -42,26 +42,26 @@ enum Framing {
     Lines,
 }
 
-/// A WebSocket that a client asked for.
-pub struct Asked {
-    agreed: Response<()>,
+/// A WebSocket upgrade that a client requested.
+pub struct WebSocketUpgrade {
+    handshake: Response<()>,
     framing: Framing,
 }
 
-impl Asked {
-    /// Whether, and how. From here on the request is one without an upgrade, so that nobody further on agrees to it too.
+impl WebSocketUpgrade {
+    /// Parses the request's upgrade; removes it from the request, so that no later handler accepts it too.
     ///
     /// # Errors
-    /// 400 for a handshake that is none, 403 if no subprotocol is known (as kube-apiserver answers).
-    pub fn of(http: &mut Http) -> Result<Option<Asked>, Error> {
+    /// 400 for an invalid handshake, 403 if no requested subprotocol is known (as in kube-apiserver).
+    pub fn from_request(http: &mut Http) -> Result<Option<WebSocketUpgrade>, Error> {
         let streamed = http.info.verb == "watch" || http.info.subresource == "log";
-        if !streamed || !header::asks_for(&http.headers, "websocket")? {
+        if !streamed || !header::requests_upgrade(&http.headers, "websocket")? {
             return Ok(None);
         }
         let mut request = Request::new(());
         *request.headers_mut() = http.headers.clone();
-        let mut agreed = create_response(&request)
-            .map_err(|e| Error::bad_request(format!("the WebSocket handshake cannot be read: {e}")))?;
+        let mut handshake = create_response(&request)
+            .map_err(|e| Error::bad_request(format!("the WebSocket handshake is not valid: {e}")))?;
         let framing = if http.info.verb == "watch" {
             Framing::Lines
         } else {
@@ -80,7 +80,7 @@ impl Asked {
                 }
                 Some(&protocol) => {
                     let value = HeaderValue::from_str(protocol).map_err(Error::internal)?;
-                    agreed.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, value);
+                    handshake.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, value);
                     if protocol == BASE64 {
                         Framing::Base64
                     } else {
@@ -91,13 +91,13 @@ impl Asked {
         };
         http.headers.remove(UPGRADE);
         http.headers.remove(CONNECTION);
-        Ok(Some(Asked { agreed, framing }))
+        Ok(Some(WebSocketUpgrade { handshake, framing }))
     }
 
-    /// The answer over the WebSocket; a refusal stays what it is.
-    pub fn carry(self, http: &mut Http, answer: Response<Body>) -> Response<Body> {
-        if answer.status() != StatusCode::OK {
-            return answer;
+    /// Sends the response over the WebSocket; an error is returned unchanged.
+    pub fn send_over(self, http: &mut Http, response: Response<Body>) -> Response<Body> {
+        if response.status() != StatusCode::OK {
+            return response;
         }
         let upgraded = hyper::upgrade::on(&mut http.request);
         let framing = self.framing;
@@ -109,25 +109,25 @@ impl Asked {
                         .max_frame_size(Some(MESSAGE_MAX_BYTES));
                     let io = TokioIo::new(io);
                     let socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits)).await;
-                    if let Err(e) = send(socket, answer.into_body(), framing).await {
-                        debug!("a stream over a WebSocket ended: {e}");
+                    if let Err(e) = send(socket, response.into_body(), framing).await {
+                        debug!("a WebSocket stream failed: {e}");
                     }
                 }
-                Err(e) => debug!("an upgrade failed: {e}"),
+                Err(e) => debug!("a WebSocket upgrade failed: {e}"),
             }
         });
-        self.agreed.map(|()| full(Bytes::new()))
+        self.handshake.map(|()| full(Bytes::new()))
     }
 }
 
-/// Until the answer ends or the client goes.
+/// Sends until the response ends or the client disconnects.
 async fn send<T: AsyncRead + AsyncWrite + Unpin>(
     socket: WebSocketStream<T>,
     mut body: Body,
     framing: Framing,
 ) -> Result<(), tungstenite::Error> {
     let (mut sink, mut client) = socket.split();
-    // Says that the stream has begun.
+    // Reports that the stream has begun.
     match framing {
         Framing::Binary => sink.send(Message::Binary(Bytes::new())).await?,
         Framing::Base64 => sink.send(Message::text("")).await?,
@@ -137,7 +137,7 @@ async fn send<T: AsyncRead + AsyncWrite + Unpin>(
     loop {
         let frame = tokio::select! {
             frame = body.frame() => frame,
-            said = client.next() => match heard(said) {
+            message = client.next() => match is_connected(message) {
                 ControlFlow::Continue(()) => continue,
                 ControlFlow::Break(()) => return Ok(()),
             },
@@ -147,7 +147,7 @@ async fn send<T: AsyncRead + AsyncWrite + Unpin>(
             Ok(Ok(data)) => data,
             Ok(Err(_trailers)) => continue,
             Err(e) => {
-                debug!("what was to be sent over a WebSocket broke off: {e}");
+                debug!("the response that is sent over a WebSocket failed: {e}");
                 break;
             }
         };
@@ -170,9 +170,9 @@ async fn send<T: AsyncRead + AsyncWrite + Unpin>(
     sink.close().await
 }
 
-/// Whether the client is still there.
-fn heard(said: Option<Result<Message, tungstenite::Error>>) -> ControlFlow<()> {
-    match said {
+/// Whether the client is still connected.
+fn is_connected(message: Option<Result<Message, tungstenite::Error>>) -> ControlFlow<()> {
+    match message {
         Some(Ok(Message::Close(_)) | Err(_)) | None => ControlFlow::Break(()),
         Some(Ok(_)) => ControlFlow::Continue(()),
     }
@@ -186,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    /// What a client gets of an answer that comes in these pieces.
+    /// The messages that a client gets for a response with these pieces.
     async fn messages(pieces: &'static [&'static str], framing: Framing) -> Vec<Message> {
         let frames = pieces
             .iter()
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_goes_ends_the_stream() {
+    async fn a_client_that_disconnects_ends_the_stream() {
         let body = StreamBody::new(stream::pending()).boxed_unsync();
         let (near, far) = tokio::io::duplex(1024);
         let server = WebSocketStream::from_raw_socket(near, Role::Server, None).await;

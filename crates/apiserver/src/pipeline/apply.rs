@@ -1,34 +1,34 @@
-//! Server-side apply (KEP-555): a PATCH with the fields that somebody wants to have set, and no others.
+//! Server-side apply (KEP-555): a PATCH with the fields that a field manager wants to set, and no others.
 
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
 use knarr_api::codec::StrictError;
 use knarr_api::managed_fields::{
-    Applied, Conflicts, Conversions, LAST_APPLIED, ManagerId, Operation, Refused, blank, last_applied_fields,
+    Applied, ApplyError, Conflicts, Conversions, LAST_APPLIED, ManagerId, Operation, blank,
+    last_applied_fields,
 };
 use knarr_api::{AnyObject, Error, Kind, Object, codec, k8s_openapi};
 use serde_json::Value;
 
-use super::decode::{FieldValidation, decode};
-use super::managed_fields::{OnFailure, bare, of};
-use super::patch::reason;
+use super::decode::{BodyError, FieldValidation, decode};
+use super::managed_fields::{OnFailure, of, without_managed_fields};
+use super::metadata::check_name;
 use super::update::Updated;
-use super::{Ctx, MODIFIED, Target, WRITE_ATTEMPTS, seconds, yaml};
+use super::{Ctx, MODIFIED, Pipeline, Target, WRITE_ATTEMPTS, seconds, yaml};
 use crate::cache::Written;
-use crate::server::Server;
 
-/// Whose client-side configuration is taken over.
+/// The field manager whose client-side apply configuration is migrated.
 const KUBECTL: &str = "kubectl";
 
-/// What somebody applies, read.
+/// A parsed apply configuration.
 pub(crate) struct ApplyBody {
     pub(crate) config: Value,
-    /// What the strict reader has against it.
-    mistakes: Vec<String>,
+    /// Fields that strict decoding rejects.
+    strict_errors: Vec<String>,
 }
 
-/// How it is applied.
+/// The options of an apply.
 pub(crate) struct ApplyOptions {
     pub manager: String,
     pub force: bool,
@@ -36,20 +36,20 @@ pub(crate) struct ApplyOptions {
 }
 
 impl ApplyBody {
-    /// YAML, which JSON is too.
+    /// Parses YAML, of which JSON is a part.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Error> {
         let wrong = |why: String| Error::bad_request(format!("error decoding YAML: {why}"));
-        let (config, mistakes) = match codec::read::<Value>(body) {
-            Ok((config, mistakes)) => {
-                let said = mistakes.iter().map(|mistake| {
-                    let (StrictError::Twice(path) | StrictError::Unknown(path)) = mistake;
+        let (config, strict_errors) = match codec::read::<Value>(body) {
+            Ok((config, strict_errors)) => {
+                let message = strict_errors.iter().map(|error| {
+                    let (StrictError::DuplicateField(path) | StrictError::UnknownField(path)) = error;
                     let key = path.rsplit('.').next().unwrap_or(path);
                     format!(
                         "line {}: key {key:?} already set in map",
                         line_of_second(body, key)
                     )
                 });
-                (config, said.collect())
+                (config, message.collect())
             }
             Err(_) => {
                 let text = std::str::from_utf8(body).map_err(|e| wrong(e.to_string()))?;
@@ -58,7 +58,12 @@ impl ApplyBody {
             }
         };
         let form = match &config {
-            Value::Object(_) | Value::Null => return Ok(ApplyBody { config, mistakes }),
+            Value::Object(_) | Value::Null => {
+                return Ok(ApplyBody {
+                    config,
+                    strict_errors,
+                });
+            }
             Value::Array(_) => "array",
             Value::String(_) => "string",
             Value::Bool(_) => "bool",
@@ -84,7 +89,7 @@ map[string]interface {{}}"
         format!("{version}, Kind={kind}")
     }
 
-    /// What is applied must say that it is of this kind.
+    /// The configuration must have this apiVersion and kind.
     pub(crate) fn check_type(&self, kind: &Kind) -> Result<(), Error> {
         if self.text("/kind") == kind.kind() && self.text("/apiVersion") == kind.api_version() {
             return Ok(());
@@ -92,25 +97,26 @@ map[string]interface {{}}"
         Err(Error::bad_request(format!("invalid object type: {}", self.gvk())))
     }
 
-    /// The answer to one whose configuration was refused.
-    pub(crate) fn refusal(&self, refused: Refused) -> Error {
-        match refused {
-            Refused::Conflicts(conflicts) => conflict_error(&conflicts),
-            Refused::Mistakes(mistakes) => {
-                let said = match &mistakes[..] {
+    /// The error for a configuration that could not be applied.
+    pub(crate) fn apply_error(&self, error: ApplyError) -> Error {
+        match error {
+            ApplyError::Conflicts(conflicts) => conflict_error(&conflicts),
+            ApplyError::Schema(errors) => {
+                let message = match &errors[..] {
                     [one] => one.clone(),
                     many => format!("errors:\n  {}", many.join("\n  ")),
                 };
                 let (namespace, name) = (self.text("/metadata/namespace"), self.text("/metadata/name"));
                 let gvk = self.gvk();
-                let said = format!("failed to create typed patch object ({namespace}/{name}; {gvk}): {said}");
-                Error::new(500, "", said)
+                let message =
+                    format!("failed to create typed patch object ({namespace}/{name}; {gvk}): {message}");
+                Error::new(500, "", message)
             }
         }
     }
 }
 
-/// In which line a key of a JSON text stands for the second time.
+/// The line of a JSON text in which a key occurs for the second time.
 fn line_of_second(body: &[u8], key: &str) -> usize {
     let text = String::from_utf8_lossy(body);
     let quoted = format!("{key:?}");
@@ -118,7 +124,7 @@ fn line_of_second(body: &[u8], key: &str) -> usize {
     1 + text[..second].matches('\n').count()
 }
 
-impl Server {
+impl Pipeline {
     pub(crate) async fn apply(
         &self,
         ctx: &mut Ctx,
@@ -134,13 +140,15 @@ impl Server {
         {
             return Err(Error::bad_request("metadata.managedFields must be nil"));
         }
-        // Who holds what is decided here, and not by what the write then changes.
+        // Apply itself computes the managed fields; the write must not track them again.
         ctx.manager = None;
         for _ in 0..WRITE_ATTEMPTS {
             match self.stored(ctx, target).await? {
                 Some(stored) => {
                     let shown = self.converter.object(&stored, target.kind).await?;
-                    let new = self.configured(ctx, target, Some(&shown), body, options).await?;
+                    let new = self
+                        .apply_configuration(ctx, target, Some(&shown), body, options)
+                        .await?;
                     if let Written::Done(object) = self.update_once(ctx, target, &stored, new).await? {
                         let object = self.converter.object(&object, target.kind).await?;
                         return Ok(Updated {
@@ -149,25 +157,27 @@ impl Server {
                         });
                     }
                 }
-                None if !target.subresource.is_empty() => return Err(Error::not_found(target.about())),
+                None if !target.subresource.is_empty() => {
+                    return Err(Error::not_found(target.resource_ref()));
+                }
                 None => {
                     let uid = body.text("/metadata/uid");
                     if !uid.is_empty() {
                         let why = format!(
                             "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
                         );
-                        return Err(Error::conflict(target.about(), &why));
+                        return Err(Error::conflict(target.resource_ref(), &why));
                     }
                     self.authorize_create(ctx, target)?;
-                    let mut new = self.configured(ctx, target, None, body, options).await?;
-                    super::update::check_name(target, &*new)?;
-                    // Whatever version was meant, none is there.
+                    let mut new = self.apply_configuration(ctx, target, None, body, options).await?;
+                    check_name(target, &*new)?;
+                    // Whatever resourceVersion was given, no object exists.
                     new.metadata_mut().resource_version = None;
                     match self.create(ctx, target, new).await {
-                        // Somebody else was faster: applied to what they made.
+                        // Another client created it in between: applied to that object.
                         Err(e) if e.reason() == "AlreadyExists" => {}
-                        made => {
-                            let object = made?;
+                        created => {
+                            let object = created?;
                             return Ok(Updated {
                                 object,
                                 created: true,
@@ -177,11 +187,11 @@ impl Server {
                 }
             }
         }
-        Err(Error::conflict(target.about(), MODIFIED))
+        Err(Error::conflict(target.resource_ref(), MODIFIED))
     }
 
-    /// The object with the configuration applied to it, its managers included.
-    async fn configured(
+    /// The object with the configuration applied to it, with its managed fields.
+    async fn apply_configuration(
         &self,
         ctx: &mut Ctx,
         target: &Target<'_>,
@@ -191,7 +201,7 @@ impl Server {
     ) -> Result<Box<dyn AnyObject>, Error> {
         let kind = target.kind;
         let before = match live {
-            Some(live) => bare(live.json())?,
+            Some(live) => without_managed_fields(live.json())?,
             None => blank(kind).clone(),
         };
         let managed = of(live.map(|l| &**l));
@@ -204,9 +214,9 @@ impl Server {
                 managed.apply_with(kind, objects, by.clone(), (force, now), conversions)
             };
             match apply(options.force) {
-                Err(Refused::Conflicts(conflicts)) if options.manager == KUBECTL => {
-                    match unsettled(&conflicts, last_applied_fields(kind, &before)) {
-                        Some(left) => Err(Refused::Conflicts(left)),
+                Err(ApplyError::Conflicts(conflicts)) if options.manager == KUBECTL => {
+                    match remaining_conflicts(&conflicts, last_applied_fields(kind, &before)) {
+                        Some(remaining) => Err(ApplyError::Conflicts(remaining)),
                         None => apply(true),
                     }
                 }
@@ -214,24 +224,24 @@ impl Server {
             }
         };
         let applied = self.with_conversions(OnFailure::Fail, apply).await?;
-        let applied = applied.map_err(|why| body.refusal(why))?;
-        judge(ctx, body, options.validation)?;
+        let applied = applied.map_err(|why| body.apply_error(why))?;
+        report_strict_errors(ctx, body, options.validation)?;
         finish(ctx, target, &before, body, options, applied)
     }
 }
 
-/// The conflicts that are left when fields a client-side apply set are no conflict; `None` if none is.
-fn unsettled(
+/// The conflicts that remain without the fields that a client-side apply set; `None` if none remains.
+fn remaining_conflicts(
     conflicts: &Conflicts,
     allowed: Option<knarr_api::managed_fields::FieldSet>,
 ) -> Option<Conflicts> {
     let allowed = allowed.unwrap_or_default();
-    let left = conflicts
+    let remaining = conflicts
         .0
         .iter()
         .map(|(id, set)| (id.clone(), set.clone().difference(&allowed)));
-    let left: std::collections::BTreeMap<_, _> = left.filter(|(_, set)| !set.is_empty()).collect();
-    (!left.is_empty()).then_some(Conflicts(left))
+    let remaining: std::collections::BTreeMap<_, _> = remaining.filter(|(_, set)| !set.is_empty()).collect();
+    (!remaining.is_empty()).then_some(Conflicts(remaining))
 }
 
 fn conflict_error(conflicts: &Conflicts) -> Error {
@@ -248,15 +258,15 @@ fn conflict_error(conflicts: &Conflicts) -> Error {
     error
 }
 
-/// Warns of the configuration's own mistakes, or refuses them.
-fn judge(ctx: &mut Ctx, body: &ApplyBody, validation: FieldValidation) -> Result<(), Error> {
+/// Reports the configuration's duplicate fields as warnings, or as an error, by `fieldValidation`.
+fn report_strict_errors(ctx: &mut Ctx, body: &ApplyBody, validation: FieldValidation) -> Result<(), Error> {
     match validation {
-        FieldValidation::Strict if !body.mistakes.is_empty() => Err(Error::bad_request(format!(
+        FieldValidation::Strict if !body.strict_errors.is_empty() => Err(Error::bad_request(format!(
             "error strict decoding YAML: error converting YAML to JSON: yaml: unmarshal errors:\n  {}",
-            body.mistakes.join("\n  ")
+            body.strict_errors.join("\n  ")
         ))),
         FieldValidation::Warn => {
-            body.mistakes.iter().for_each(|m| ctx.warn(m.as_str()));
+            body.strict_errors.iter().for_each(|m| ctx.warn(m.as_str()));
             Ok(())
         }
         _ => Ok(()),
@@ -296,21 +306,21 @@ fn finish(
         decode(ctx, target.kind, &json, FieldValidation::Ignore).map_err(|e| not_typed(body, &e))?;
     let meta = new.metadata_mut();
     meta.managed_fields = applied.managed.encode();
-    // The version is the configuration's, if it names one; else whatever there is is meant.
+    // The resourceVersion of the configuration, if it has one; else the update is unconditional.
     let given = body.text("/metadata/resourceVersion");
     meta.resource_version = Some(given.to_string()).filter(|v| !v.is_empty());
     Ok(new)
 }
 
-/// An object that its schema takes and its type does not: a time that is none, a text that is no base64.
-fn not_typed(body: &ApplyBody, error: &Error) -> Error {
+/// The error for an object that is valid by its schema but cannot be decoded as its type: a time that does not parse, a text that is not base64.
+fn not_typed(body: &ApplyBody, error: &BodyError) -> Error {
     let (namespace, name, gvk) = (
         body.text("/metadata/namespace"),
         body.text("/metadata/name"),
         body.gvk(),
     );
-    let why = reason(error.message());
-    let from_json = if why.contains("base64") {
+    let why = error.reason();
+    let from_json = if error.is_base64() {
         "error decoding from json: "
     } else {
         ""
@@ -327,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_applied_is_told_so() {
+    fn configurations_that_cannot_be_applied_are_rejected() {
         for (body, message) in [
             (
                 "[]",
@@ -355,7 +365,7 @@ value of type map[string]interface {}",
     #[test]
     fn keys_given_twice_are_known_with_their_line() {
         let body = ApplyBody::parse(b"{\"data\":{\"k\":1,\n\"k\":2}}").unwrap_or_else(|e| panic!("{e}"));
-        assert_eq!(body.mistakes, ["line 2: key \"k\" already set in map"]);
+        assert_eq!(body.strict_errors, ["line 2: key \"k\" already set in map"]);
         assert_eq!(body.config["data"]["k"], 2);
     }
 }

@@ -1,35 +1,35 @@
-//! Who set which field: what every write adds to `metadata.managedFields`.
+//! Field management: how every write changes `metadata.managedFields`.
 
 use std::borrow::Cow;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use knarr_api::managed_fields::{Conversions, Managed, ManagerId, Operation, blank, is_reset};
-use knarr_api::{AnyObject, Error, Object, k8s_openapi};
+use knarr_api::{AnyObject, Error, Object, convert, k8s_openapi};
 use serde_json::Value;
 
-use super::{Ctx, Target};
-use crate::server::Server;
+use super::write::{Change, Write};
+use super::{Ctx, Pipeline, Target};
 
 const BINDING: &str = "binding";
 
-/// Room that most encodings fit into.
+/// Capacity that is enough for most encodings.
 const ENCODED_BYTES: usize = 4096;
 
-/// The longest chain of conversions that one write needs: an apply removes fields in the version of its last apply, and puts
-/// those back that managers of other versions own, of which an object has 11 at most, each there and back.
+/// The longest chain of conversions that one write needs: an apply removes fields in the version of its last apply, and restores those that
+/// managers of other versions own, of which an object has 11 at most, each in both directions.
 const CONVERSION_ROUNDS: usize = 32;
 
-/// What becomes of a conversion that fails.
+/// What happens when a conversion fails.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum OnFailure {
     /// The write fails.
     Fail,
-    /// Managers of that version keep what they own. Whether a client may write is not decided by it.
+    /// Managers of that version keep the fields that they own. Whether a client may write does not depend on it.
     Keep,
 }
 
-/// An object's JSON without its managers.
-pub(super) fn bare(json: &[u8]) -> Result<Value, Error> {
+/// An object's JSON without its managed fields.
+pub(super) fn without_managed_fields(json: &[u8]) -> Result<Value, Error> {
     let mut value: Value = serde_json::from_slice(json).map_err(Error::internal)?;
     if let Some(meta) = value.pointer_mut("/metadata").and_then(Value::as_object_mut) {
         meta.remove("managedFields");
@@ -37,7 +37,7 @@ pub(super) fn bare(json: &[u8]) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// The managers that `object` carries; none where they cannot be read.
+/// The managers of `object`; none if they cannot be decoded.
 pub(crate) fn of(object: Option<&Object>) -> Managed {
     let entries = object.and_then(entries_of);
     entries.and_then(Managed::decode).unwrap_or_default()
@@ -47,9 +47,22 @@ fn entries_of(object: &Object) -> Option<&[ManagedFieldsEntry]> {
     object.typed().metadata().managed_fields.as_deref()
 }
 
-impl Server {
-    /// Gives `new` its managers: those of `live` (`None`: it is being created) or, where the client sent some, its own, and
-    /// the fields that this write changes to whoever writes. Both are `target.kind`'s.
+impl Pipeline {
+    /// Updates the managed fields of the object that is written: those of the stored object, or those that the client sent.
+    pub(super) async fn set_managed_fields(&self, ctx: &Ctx, write: &mut Write<'_>) -> Result<(), Error> {
+        let (target, object) = (write.target, &mut *write.object);
+        match write.change {
+            Change::Create => self.track(ctx, target, None, object).await,
+            Change::Update(old, _) => {
+                let shown = convert::object(old, target.kind)?;
+                self.track(ctx, target, Some(&shown), object).await
+            }
+            Change::Delete(..) => Ok(()),
+        }
+    }
+
+    /// Updates the managed fields of `new`: those of `live` (`None`: it is being created) or those that the client sent, and the fields that
+    /// this write changes for the writing manager. Both are `target.kind`'s.
     pub(super) async fn track(
         &self,
         ctx: &Ctx,
@@ -57,11 +70,11 @@ impl Server {
         live: Option<&Object>,
         new: &mut dyn AnyObject,
     ) -> Result<(), Error> {
-        // A client applied: that has been decided.
+        // An apply has computed the managed fields already.
         let Some(manager) = &ctx.manager else {
             return Ok(());
         };
-        // As in Kubernetes no manager owns what a binding sets, so that scheduling a pod does not cost its whole tree.
+        // As in Kubernetes no manager owns the fields that a binding sets, so that scheduling a pod does not encode its whole tree.
         if target.subresource == BINDING {
             return Ok(());
         }
@@ -103,7 +116,7 @@ impl Server {
         let after: Value = serde_json::from_slice(&json).map_err(Error::internal)?;
         let before = match live {
             None => Cow::Borrowed(blank(target.kind)),
-            Some(live) => Cow::Owned(bare(live.json())?),
+            Some(live) => Cow::Owned(without_managed_fields(live.json())?),
         };
         let update = |conversions: &mut Conversions| {
             let objects: (&Value, &Value) = (&before, &after);
@@ -116,7 +129,7 @@ impl Server {
         Ok(())
     }
 
-    /// What `compute` comes to once it has the conversions that it lacks. Without a webhook it is computed once.
+    /// The result of `compute` once all conversions that it needs are done. Without a webhook it is computed once.
     pub(super) async fn with_conversions<T: Send>(
         &self,
         on_failure: OnFailure,
@@ -135,14 +148,17 @@ impl Server {
                     Ok(converted) => conversions.add(one, converted),
                     Err(error) if on_failure == OnFailure::Fail => return Err(error),
                     Err(error) => {
-                        tracing::warn!("managers of {:?} keep their fields: {error}", one.to);
+                        tracing::warn!(
+                            "the managed fields of {:?} cannot be converted and are kept: {error}",
+                            one.to
+                        );
                         conversions.add_failed(one);
                     }
                 }
             }
         }
         Err(Error::internal(format!(
-            "field managers need conversions beyond {CONVERSION_ROUNDS} rounds"
+            "the managed fields need more than {CONVERSION_ROUNDS} rounds of conversions"
         )))
     }
 }
@@ -153,7 +169,7 @@ fn are_of(entries: &[ManagedFieldsEntry], api_version: &str) -> bool {
         .all(|e| e.api_version.as_deref() == Some(api_version))
 }
 
-/// Whether the managers are the same but for when they wrote.
+/// Whether the managed fields are the same apart from their times.
 pub(super) fn same_but_for_times(a: &dyn AnyObject, b: &dyn AnyObject) -> bool {
     fn managers(object: &dyn AnyObject) -> &[ManagedFieldsEntry] {
         object.metadata().managed_fields.as_deref().unwrap_or_default()
@@ -166,7 +182,7 @@ pub(super) fn same_but_for_times(a: &dyn AnyObject, b: &dyn AnyObject) -> bool {
             && a.fields_type == b.fields_type
             && a.fields_v1 == b.fields_v1
     }
-    // Their order is by time. Nobody is there twice.
+    // They are sorted by time. No manager occurs twice.
     let (a, b) = (managers(a), managers(b));
     a.len() == b.len() && a.iter().all(|one| b.iter().any(|other| same(one, other)))
 }

@@ -1,106 +1,62 @@
-//! What happens to a request once it is known who asks for what: read, create, update, delete.
+//! The verbs of an authorized request: read, create, update, delete.
 //!
-//! The write path: decode, default, admit, prepare, validate, encode once, commit, and the one object made of
-//! it is shared by the answer, the cache and the watchers. In-process components and HTTP clients take the
-//! same path; only decoding and encoding are HTTP's.
+//! Every write passes the stages of `stages.rs`, in their order: metadata, defaults, mutating admission, preparation, validation, validating
+//! admission, commit. The one encoded object is shared by the response, the cache and the watchers. In-process components and HTTP clients
+//! take the same path; only decoding and encoding are HTTP's.
 
 pub mod apply;
+pub(crate) mod commit;
 pub mod create;
+mod ctx;
 pub mod decode;
 pub mod delete;
+mod disruption;
 pub(crate) mod managed_fields;
+pub(crate) mod metadata;
 pub mod patch;
+pub(crate) mod preconditions;
 pub mod read;
+mod stages;
 mod stamps;
 mod target;
 pub mod update;
+mod validation;
 pub mod warnings;
+pub(crate) mod write;
 pub mod yaml;
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::{Error, k8s_openapi};
-use knarr_client::Term;
+use tokio::sync::oneshot;
 
+pub use self::ctx::{AdmissionObject, Ctx, Origin};
 pub use self::target::Target;
-use self::warnings::Warnings;
-use crate::admission::extension::Shown;
-use crate::user::User;
+use crate::admission::Admission;
+use crate::allocation::Allocations;
+use crate::authz::Authorizer;
+use crate::cache::Cache;
+use crate::conversion::Converter;
+use crate::metrics::Metrics;
+use crate::seams::{Clock, Entropy};
 
-/// What accompanies a request through the pipeline.
-#[derive(Clone, Debug)]
-pub struct Ctx {
-    pub user: User,
-    /// What its sender was allowed to do: the request's verb.
-    pub verb: &'static str,
-    /// Whether the server itself writes, what every cluster has: nobody is asked for whom it grants what.
-    pub(crate) by_server: bool,
-    /// Where it came from.
-    pub origin: Origin,
-    /// When it came in; all times it writes are this one.
-    pub now: Timestamp,
-    /// Who changes fields, as their managers are called; `None` where the object already says who holds what.
-    pub manager: Option<String>,
-    /// The leader's term that its writes are part of.
-    pub term: Option<Term>,
-    /// `dryRun=All`: everything but the write.
-    pub dry_run: bool,
-    /// Whether the cache is known to have all that was there when the request came, see [`Server::catch_up`].
-    ///
-    /// [`Server::catch_up`]: crate::server::Server::catch_up
-    pub(crate) caught_up: bool,
-    pub shown: Shown,
-    /// For the answer's `Warning` headers.
-    pub warnings: Warnings,
-    /// What plugins note for the audit log, by the annotation's key.
-    pub audit_annotations: BTreeMap<String, String>,
+/// What reads and writes of objects need. An authorized request uses nothing else of the server, whether it came over HTTP or in process.
+pub(crate) struct Pipeline {
+    pub(crate) cache: Arc<Cache>,
+    /// Converts custom resources between versions.
+    pub(crate) converter: Arc<Converter>,
+    pub(crate) admission: Admission,
+    pub(crate) allocations: Allocations,
+    pub(crate) authorizer: Arc<dyn Authorizer>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) entropy: Arc<dyn Entropy>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Stops the cache's feed when the pipeline is dropped.
+    pub(crate) _feed: oneshot::Sender<()>,
 }
 
-/// Where a request came from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Origin {
-    #[default]
-    Unknown,
-    /// A component of this process.
-    InProcess,
-    /// The other end of the connection.
-    Remote(IpAddr),
-}
-
-impl Ctx {
-    pub fn new(user: User, now: Timestamp) -> Self {
-        // Of `system:serviceaccount:kube-system:job-controller` the last part.
-        let manager = user.name.rsplit(':').next().map(str::to_string);
-        Ctx {
-            user,
-            verb: "",
-            by_server: false,
-            origin: Origin::default(),
-            now,
-            manager,
-            term: None,
-            dry_run: false,
-            caught_up: false,
-            shown: Shown::default(),
-            warnings: Warnings::default(),
-            audit_annotations: BTreeMap::new(),
-        }
-    }
-
-    /// Notes something for the audit log.
-    pub fn note(&mut self, key: impl Into<String>, value: &str) {
-        self.audit_annotations.insert(key.into(), value.to_string());
-    }
-
-    /// Warns once of each thing.
-    pub fn warn(&mut self, warning: impl Into<String>) {
-        self.warnings.add(warning.into());
-    }
-}
-
-/// 404 for what is no resource of this server.
+/// 404 for a resource that this server does not serve.
 pub fn not_served() -> Error {
     with_empty_details(Error::new(
         404,
@@ -109,7 +65,7 @@ pub fn not_served() -> Error {
     ))
 }
 
-/// 405 for a verb that a resource does not answer.
+/// 405 for a verb that a resource does not support.
 pub fn not_allowed() -> Error {
     with_empty_details(Error::new(
         405,
@@ -123,12 +79,12 @@ pub(crate) fn with_empty_details(mut error: Error) -> Error {
     error
 }
 
-/// A moment as objects have it.
+/// A time with the precision of objects.
 pub(crate) fn seconds(now: Timestamp) -> Timestamp {
     knarr_api::time::seconds(now).0
 }
 
-/// How often a write without a resourceVersion is tried again when others write the same object.
+/// How often a write without a resourceVersion is tried again when the object is written in between.
 pub(crate) const WRITE_ATTEMPTS: usize = 100;
 
 pub(crate) const MODIFIED: &str =

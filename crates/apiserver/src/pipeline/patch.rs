@@ -1,37 +1,37 @@
-//! PATCH: JSON patch, merge patch and strategic merge patch over the object's encoding.
+//! PATCH: JSON patch, JSON merge patch and strategic merge patch on the object's encoding.
 
 use std::sync::Arc;
 
-use knarr_api::error::About;
-use knarr_api::field::{Errors, FieldError};
+use knarr_api::error::ResourceRef;
+use knarr_api::field::{ErrorList, FieldError};
 use knarr_api::{AnyObject, Error, Kind, Object, codec, field, patch};
 use knarr_client::{Patch, Preconditions};
 use serde_json::Value;
 
-use super::decode::{FieldValidation, decode, syntax};
-use super::update::{check_name, check_names_version};
-use super::{Ctx, Target, with_empty_details};
-use crate::server::Server;
+use super::decode::{BodyError, FieldValidation, Reason, decode, syntax};
+use super::metadata::check_name;
+use super::preconditions::check_unconditional_update;
+use super::{Ctx, Pipeline, Target, with_empty_details};
 
-/// A patch, read but not applied.
+/// A parsed patch.
 pub(crate) struct PatchBody {
     patch: Patch,
-    /// What the strict reader has against the patch itself, whatever it is applied to.
-    mistakes: Vec<String>,
+    /// Fields of the patch that strict decoding rejects, whatever it is applied to.
+    strict_errors: Vec<String>,
 }
 
 impl From<Patch> for PatchBody {
     fn from(patch: Patch) -> Self {
         PatchBody {
             patch,
-            mistakes: Vec::new(),
+            strict_errors: Vec::new(),
         }
     }
 }
 
 impl PatchBody {
-    /// As [`PatchBody::parse`]; strategic merge is for built-in kinds only, and another handler of kube-apiserver's answers
-    /// for custom ones.
+    /// Like [`PatchBody::parse`]; strategic merge patch is for built-in kinds only, and kube-apiserver's handler of custom resources has another
+    /// error.
     pub(crate) fn parse_for(kind: &Kind, content_type: &str, body: &[u8]) -> Result<Self, Error> {
         let media = content_type.split(';').next().unwrap_or("").trim();
         let is_taken = matches!(
@@ -49,7 +49,7 @@ application/json-patch+json, application/merge-patch+json, application/apply-pat
         Self::parse(content_type, body)
     }
 
-    /// By content type; 415 for one that is not served.
+    /// Parses a patch by its content type; 415 for one that is not supported.
     pub(crate) fn parse(content_type: &str, body: &[u8]) -> Result<Self, Error> {
         let read = |prefix: &str| {
             serde_json::from_slice::<Value>(body)
@@ -58,7 +58,7 @@ application/json-patch+json, application/merge-patch+json, application/apply-pat
         let patch = match content_type.split(';').next().unwrap_or("").trim() {
             "application/json-patch+json" => Patch::Json(read("error decoding patch: ")?),
             "application/merge-patch+json" => Patch::Merge(read("error decoding patch: ")?),
-            // Kubernetes reads this one elsewhere, and says so in fewer words.
+            // Kubernetes decodes this one elsewhere, with a shorter error.
             "application/strategic-merge-patch+json" => Patch::Strategic(read("")?),
             _ => {
                 return Err(with_empty_details(Error::new(
@@ -68,18 +68,18 @@ application/json-patch+json, application/merge-patch+json, application/apply-pat
                 )));
             }
         };
-        let mut mistakes: Vec<String> = match codec::read::<Value>(body) {
-            Ok((_, mistakes)) => mistakes.iter().map(ToString::to_string).collect(),
+        let mut strict_errors: Vec<String> = match codec::read::<Value>(body) {
+            Ok((_, strict_errors)) => strict_errors.iter().map(ToString::to_string).collect(),
             Err(e) => return Err(Error::bad_request(format!("error decoding patch: {e}"))),
         };
         if let Patch::Json(operations) = &patch {
             let unknown = patch::json::unknown_fields(operations).into_iter();
-            mistakes.extend(unknown.map(|field| format!("unknown field {field:?}")));
-            for mistake in &mut mistakes {
-                mistake.insert_str(0, "json patch ");
+            strict_errors.extend(unknown.map(|field| format!("unknown field {field:?}")));
+            for error in &mut strict_errors {
+                error.insert_str(0, "json patch ");
             }
         }
-        Ok(PatchBody { patch, mistakes })
+        Ok(PatchBody { patch, strict_errors })
     }
 
     fn apply(&self, target: &Target<'_>, doc: &mut Value) -> Result<(), Error> {
@@ -89,7 +89,7 @@ application/json-patch+json, application/merge-patch+json, application/apply-pat
         }
     }
 
-    /// Applies the patch to the scale of whatever kind.
+    /// Applies the patch to a Scale.
     pub(crate) fn apply_to_scale(&self, doc: &mut Value) -> Result<(), Error> {
         match &self.patch {
             Patch::Json(patch) => patch::json::apply(doc, patch),
@@ -102,46 +102,43 @@ application/json-patch+json, application/merge-patch+json, application/apply-pat
         }
     }
 
-    /// Warns of the patch's own mistakes, or gives them if they are to be refused.
-    fn judge(&self, ctx: &mut Ctx, validation: FieldValidation) -> Option<String> {
+    /// Reports the patch's duplicate and unknown fields as warnings, or returns them for an error, by `fieldValidation`.
+    fn report_strict_errors(&self, ctx: &mut Ctx, validation: FieldValidation) -> Vec<String> {
+        let all = &self.strict_errors;
         match validation {
-            FieldValidation::Strict if !self.mistakes.is_empty() => Some(self.mistakes.join(", ")),
-            FieldValidation::Warn => {
-                self.mistakes
-                    .iter()
-                    .for_each(|mistake| ctx.warn(mistake.as_str()));
-                None
-            }
-            _ => None,
+            FieldValidation::Strict => return all.clone(),
+            FieldValidation::Warn => all.iter().for_each(|error| ctx.warn(error.as_str())),
+            FieldValidation::Ignore => {}
         }
+        Vec::new()
     }
 
-    /// 422: what the patch made, `doc`, is no object of its kind.
+    /// 422: the result `doc` of the patch is not an object of its kind.
     pub(crate) fn unprocessable(&self, doc: &Value, why: &str) -> Error {
         let (value, why) = match &self.patch {
             Patch::Strategic(patch) => (
                 patch::go_value(patch),
-                patch::conversion::words(why).unwrap_or_else(|| why.to_string()),
+                patch::conversion::converter_message(why).unwrap_or_else(|| why.to_string()),
             ),
             Patch::Json(_) | Patch::Merge(_) => (shown(doc), why.to_string()),
         };
-        let mut mistakes = Errors::new();
-        mistakes.push(FieldError {
+        let mut errors = ErrorList::new();
+        errors.push(FieldError {
             cause: field::Cause::Invalid,
             field: "patch".into(),
             value: Some(format!("{value:?}")),
             detail: why,
         });
-        let about = About {
+        let about = ResourceRef {
             group: "",
             resource: "",
             name: "",
         };
-        Error::invalid(about, &mistakes)
+        Error::invalid(about, &errors)
     }
 }
 
-impl Server {
+impl Pipeline {
     pub(crate) async fn patch(
         &self,
         ctx: &mut Ctx,
@@ -156,7 +153,7 @@ impl Server {
     }
 }
 
-/// The object that the patch makes of `old`; with a version only if the patch asks for one.
+/// The result of the patch applied to `old`; with a resourceVersion only if the patch sets one.
 fn apply(
     ctx: &mut Ctx,
     target: &Target<'_>,
@@ -167,7 +164,7 @@ fn apply(
     let mut doc: Value = serde_json::from_slice(old.json()).map_err(Error::internal)?;
     let was = version_of(&doc);
     body.apply(target, &mut doc)?;
-    // Without its version a document means the type that Kubernetes keeps to itself, which has no metadata.
+    // Without its apiVersion the document is decoded as Kubernetes' internal type, which has no metadata.
     let typed = doc.get("apiVersion").and_then(Value::as_str);
     if typed.is_none_or(str::is_empty) && !matches!(body.patch, Patch::Strategic(_)) {
         let unknown: Vec<String> = doc
@@ -179,7 +176,7 @@ fn apply(
             .collect();
         match validation {
             FieldValidation::Strict => {
-                return Err(body.unprocessable(&doc, &format!("{STRICT}{}", unknown.join(", "))));
+                return Err(body.unprocessable(&doc, &Reason::Strict(unknown).to_string()));
             }
             FieldValidation::Warn => unknown.into_iter().for_each(|w| ctx.warn(w)),
             FieldValidation::Ignore => {}
@@ -189,20 +186,21 @@ fn apply(
             target.name
         )));
     }
-    // The version came from the object and not from the client, unless the patch changed it.
+    // The resourceVersion is the object's and not the client's, unless the patch changed it.
     let given = version_of(&doc);
     let json = serde_json::to_vec(&doc).map_err(Error::internal)?;
-    let own = body.judge(ctx, validation);
-    let new = match (decode(ctx, target.kind, &json, validation), own) {
-        (Ok(new), None) => Ok(new),
-        (Ok(_), Some(own)) => Err(format!("{STRICT}{own}")),
-        (Err(e), own) => {
-            let why = reason(e.message());
-            Err(match (why.strip_prefix(STRICT), own) {
-                (Some(more), Some(own)) => format!("{STRICT}{own}, {more}"),
-                _ => why.to_string(),
-            })
-        }
+    let mut own = body.report_strict_errors(ctx, validation);
+    let new = match decode(ctx, target.kind, &json, validation) {
+        Ok(new) if own.is_empty() => Ok(new),
+        Ok(_) => Err(Reason::Strict(own).to_string()),
+        Err(BodyError::CannotBeHandled(error)) => Err(match error.reason {
+            Reason::Strict(more) => {
+                own.extend(more);
+                Reason::Strict(own).to_string()
+            }
+            reason => reason.to_string(),
+        }),
+        Err(error) => Err(error.reason()),
     };
     let mut new = new.map_err(|why| body.unprocessable(&doc, &why))?;
     if new.metadata().name.as_deref().unwrap_or("").is_empty() {
@@ -211,7 +209,7 @@ fn apply(
     if given == was {
         new.metadata_mut().resource_version = None;
     } else {
-        check_names_version(target, &*new)?;
+        check_unconditional_update(target, &*new)?;
     }
     Ok(new)
 }
@@ -220,7 +218,7 @@ fn version_of(doc: &Value) -> Option<String> {
     Some(doc.get("metadata")?.get("resourceVersion")?.as_str()?.to_string())
 }
 
-/// The order in which Kubernetes writes metadata.
+/// The order in which Kubernetes encodes metadata.
 const METADATA: [&str; 15] = [
     "name",
     "generateName",
@@ -239,7 +237,7 @@ const METADATA: [&str; 15] = [
     "managedFields",
 ];
 
-/// A patched document as Kubernetes shows it in a refusal: sorted, but for metadata.
+/// A patched document as Kubernetes shows it in an error: sorted, except metadata.
 fn shown(doc: &Value) -> String {
     let Value::Object(members) = doc else {
         return doc.to_string();
@@ -247,9 +245,9 @@ fn shown(doc: &Value) -> String {
     let member = |(key, value): (&String, &Value)| format!("{}:{value}", Value::from(key.as_str()));
     let shown = members.iter().map(|(key, value)| match value {
         Value::Object(meta) if key == "metadata" => {
-            let place = |k: &String| METADATA.iter().position(|m| m == k).unwrap_or(METADATA.len());
+            let position = |k: &String| METADATA.iter().position(|m| m == k).unwrap_or(METADATA.len());
             let mut sorted: Vec<_> = meta.iter().collect();
-            sorted.sort_by_key(|(k, _)| place(k));
+            sorted.sort_by_key(|(k, _)| position(k));
             let meta: Vec<String> = sorted
                 .into_iter()
                 .map(|(key, value)| match value {
@@ -267,7 +265,7 @@ fn shown(doc: &Value) -> String {
     format!("{{{}}}", shown.collect::<Vec<_>>().join(","))
 }
 
-/// The order in which Kubernetes writes an entry of managedFields.
+/// The order in which Kubernetes encodes an entry of managedFields.
 const MANAGED: [&str; 7] = [
     "manager",
     "operation",
@@ -285,23 +283,12 @@ fn shown_entry(entry: &Value) -> String {
     format!("{{{}}}", members.collect::<Vec<_>>().join(","))
 }
 
-/// How a list of what only a strict reader minds begins.
-const STRICT: &str = "strict decoding error: ";
-
-/// What is wrong with an object, without what it should have been.
-pub(super) fn reason(message: &str) -> &str {
-    match message.split_once(" cannot be handled as a ") {
-        Some((_, rest)) => rest.split_once(": ").map_or(rest, |(_, why)| why),
-        None => message,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn patches_that_cannot_be_read_are_told_so() {
+    fn patches_that_cannot_be_decoded_are_rejected() {
         for (media, body, code, message) in [
             (
                 "json-patch",
@@ -325,8 +312,8 @@ mod tests {
     }
 
     #[test]
-    fn what_a_patch_says_twice_or_for_nothing_is_known() {
-        for (media, body, mistakes) in [
+    fn duplicate_and_unknown_fields_of_a_patch_are_reported() {
+        for (media, body, strict_errors) in [
             (
                 "merge-patch",
                 r#"{"data":{"a":"1","a":"2"},"b":null}"#,
@@ -343,7 +330,7 @@ mod tests {
             ),
         ] {
             let body = PatchBody::parse(&format!("application/{media}+json"), body.as_bytes()).expect(body);
-            assert_eq!(body.mistakes, mistakes, "{media}");
+            assert_eq!(body.strict_errors, strict_errors, "{media}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reads: one object, and lists with all that `resourceVersion`, `limit` and `continue` may say.
+//! Reads: one object, and lists with `resourceVersion`, `limit` and `continue`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,19 +6,18 @@ use std::time::Duration;
 use base64::Engine;
 use base64::alphabet::URL_SAFE;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use knarr_api::error::About;
-use knarr_api::field::{self, Errors};
+use knarr_api::error::ResourceRef;
+use knarr_api::field::{self, ErrorList};
 use knarr_api::{Error, Kind, Object, convert, registry, selector};
 use knarr_store::{KeyRange, Range};
 use serde::{Deserialize, Serialize};
 
-use super::{Ctx, Target};
+use super::{Ctx, Pipeline, Target};
 use crate::cache::change::Filter;
 use crate::cache::{kind_of_stored, store_error};
 use crate::keys;
-use crate::server::Server;
 
-/// Go's decoder: padding is not wanted, stray last bits are not looked at.
+/// As Go's decoder: no padding, trailing bits are ignored.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &URL_SAFE,
     GeneralPurposeConfig::new()
@@ -27,12 +26,12 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
-/// How long a read waits for a resourceVersion that has not come yet.
+/// How long a read waits until the cache has reached a resourceVersion.
 const FUTURE_REVISION_WAIT: Duration = Duration::from_secs(3);
-/// How many pairs are asked of the store at once for a list at an old revision.
+/// How many keys are read from the store at once for a list at an old revision.
 const PAGE: usize = 500;
 
-/// A list's options, as the query gives them.
+/// The options of a list, from the query.
 #[derive(Clone, Debug, Default)]
 pub struct ListQuery {
     pub label_selector: String,
@@ -41,42 +40,42 @@ pub struct ListQuery {
     pub resource_version_match: String,
     pub limit: i64,
     pub continue_token: String,
-    /// Whether `sendInitialEvents` is given, which is for watches.
+    /// Whether `sendInitialEvents` is given, which only watches may have.
     pub sends_initial_events: bool,
 }
 
-/// What a list found.
-pub struct Listed {
+/// The result of a list.
+pub struct ListResult {
     pub revision: u64,
     pub items: Vec<Arc<Object>>,
     pub continue_token: String,
     pub remaining: Option<i64>,
 }
 
-/// What a continue token says, in the form of kube-apiserver's. Opaque to clients.
+/// A continue token, in kube-apiserver's format. Opaque to clients.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Continue {
-    /// The version of the form: [`CONTINUE_VERSION`].
+pub struct ContinueToken {
+    /// The version of the format: [`CONTINUE_VERSION`].
     v: String,
-    /// The revision all pages are of; [`LATEST`]: the one there is when the next page is asked for.
+    /// The revision of all pages; [`LATEST`]: the current one when the next page is read.
     rv: i64,
-    /// The first key that the next page may begin with, as [`keys::local`], without the namespace of a list in one.
+    /// The first key of the next page, as [`keys::local`], without the namespace if the list is of one namespace.
     start: String,
 }
 
 const CONTINUE_VERSION: &str = "meta.k8s.io/v1";
 
-/// What is said of a token whose revision is forgotten.
+/// The message for a token whose revision was compacted.
 const INCONSISTENT: &str = "The provided continue parameter is too old to display a consistent list result. You can \
 start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of \
 the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or \
 deleted between the time the first chunk was returned and now may show up in the list.";
 
-/// The revision of a token for the rest of a list whose own revision is no longer kept.
+/// The revision of a token for the rest of a list whose own revision was compacted.
 const LATEST: i64 = -1;
 
-impl Server {
+impl Pipeline {
     pub(crate) fn filter(&self, kind: &Kind, namespace: &str, q: &ListQuery) -> Result<Filter, Error> {
         Ok(Filter {
             kind: kind.clone(),
@@ -86,7 +85,7 @@ impl Server {
         })
     }
 
-    /// One object, as `kind` shows it.
+    /// One object, in the version of `kind`.
     pub(crate) fn get(&self, target: &Target<'_>) -> Result<Arc<Object>, Error> {
         convert::object(&self.found(target)?, target.kind)
     }
@@ -94,23 +93,23 @@ impl Server {
     fn found(&self, target: &Target<'_>) -> Result<Arc<Object>, Error> {
         let found = self.cache.get(target.kind, target.namespace, target.name);
         found.ok_or_else(|| {
-            let mut about = target.about();
+            let mut about = target.resource_ref();
             if *target.kind == registry::COMPONENT_STATUS {
-                // The one resource that Kubernetes calls by its singular here.
+                // The only resource that Kubernetes names in the singular here.
                 about.resource = target.kind.singular();
             }
             Error::not_found(about)
         })
     }
 
-    /// The same as it is now, see [`Server::catch_up`].
+    /// Like [`Pipeline::get`], after the cache has caught up, see [`Pipeline::catch_up`].
     pub(crate) async fn get_now(&self, ctx: &mut Ctx, target: &Target<'_>) -> Result<Arc<Object>, Error> {
         self.catch_up(ctx).await?;
         let found = self.found(target)?;
         self.converter.object(&found, target.kind).await
     }
 
-    /// One object as it is now, as the kind that handles the request has it: what every write begins with.
+    /// One current object, in the version in which the request is handled: the beginning of every write.
     pub(crate) async fn stored(
         &self,
         ctx: &mut Ctx,
@@ -125,23 +124,23 @@ impl Server {
         }
     }
 
-    /// Where other servers write to the store too, waits until the cache has all that was there when the request came: a
-    /// request sees every write that was answered before it, whoever answered. A server that is cut off from its store
-    /// does not answer from memory (what is released because of a node that "is not there" may be running: SPEC S2, S5),
-    /// and refuses no write for what it remembers: a kubelet that is told that its pod is gone writes no status again.
+    /// Where other servers write to the same store, waits until the cache has caught up with the store: a request sees every write
+    /// that was acknowledged before it, by any server. A server that is cut off from its store
+    /// does not answer from memory (a volume or name released for a node that "does not exist" may be in use: SPEC S2, S5),
+    /// and rejects no write because of a stale cache: a kubelet that gets 404 for its pod writes no status again.
     ///
-    /// Once in a request: what it writes itself the cache has when the write is answered, and a write that comes too late
-    /// waits for what was written before it.
+    /// Once per request: the cache has the request's own writes when they are acknowledged, and a write with a stale revision fails and
+    /// waits for the newer one.
     pub(crate) async fn catch_up(&self, ctx: &mut Ctx) -> Result<(), Error> {
         if !ctx.caught_up {
-            self.hear_all().await?;
+            self.wait_until_caught_up().await?;
             ctx.caught_up = true;
         }
         Ok(())
     }
 
-    /// The same for what reads only.
-    pub(crate) async fn hear_all(&self) -> Result<(), Error> {
+    /// The same for reads that have no request context.
+    pub(crate) async fn wait_until_caught_up(&self) -> Result<(), Error> {
         let store = self.cache.store();
         if !store.is_shared() {
             return Ok(());
@@ -150,42 +149,67 @@ impl Server {
         self.wait_for_revision(newest).await
     }
 
-    pub(crate) async fn list(&self, kind: &Kind, namespace: &str, q: &ListQuery) -> Result<Listed, Error> {
+    /// The kind of a resource; `None` if it is not served. A definition may have been established through another server:
+    /// 404 would say that its objects do not exist, which the garbage collector and users rely on.
+    pub(crate) async fn kind_of_resource(
+        &self,
+        group: &str,
+        version: &str,
+        plural: &str,
+    ) -> Result<Option<Kind>, Error> {
+        let served = || self.cache.served().by_resource(group, version, plural);
+        if let Some(kind) = served() {
+            return Ok(Some(kind));
+        }
+        self.wait_until_caught_up().await?;
+        Ok(served())
+    }
+
+    pub(crate) async fn list(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        q: &ListQuery,
+    ) -> Result<ListResult, Error> {
         validate(q)?;
         let selects = self.filter(kind, namespace, q)?;
-        // A webhook may change what objects are selected by: they are selected after their conversion.
+        // A webhook may change the fields of selectors: objects are selected after their conversion.
         let selects_later = kind.is_converted_by_webhook() && selects.selects();
         let filter = match selects_later {
             true => Filter::everything(kind, namespace),
             false => selects.clone(),
         };
-        let asked = usize::try_from(q.limit).unwrap_or(0);
-        let limit = if selects_later { 0 } else { asked };
-        let wanted = parse_revision(&q.resource_version)?;
+        let requested_limit = usize::try_from(q.limit).unwrap_or(0);
+        let limit = if selects_later { 0 } else { requested_limit };
+        let requested_revision = parse_revision(&q.resource_version)?;
         let mut listed = if !q.continue_token.is_empty() {
-            let token = Continue::parse(&q.continue_token)?;
-            if wanted.is_some_and(|v| v != 0) {
+            let token = ContinueToken::parse(&q.continue_token)?;
+            if requested_revision.is_some_and(|v| v != 0) {
                 return Err(Error::bad_request(
                     "specifying resource version is not allowed when using continue",
                 ));
             }
             self.list_on(&filter, &token, limit).await?
-        } else if let (Some(at @ 1..), "Exact") = (wanted, q.resource_version_match.as_str()) {
+        } else if let (Some(at @ 1..), "Exact") = (requested_revision, q.resource_version_match.as_str()) {
             self.list_at(&filter, at, "", limit).await?
         } else {
-            match wanted {
+            match requested_revision {
                 Some(at) => self.wait_for_revision(at).await?,
-                None => self.hear_all().await?,
+                None => self.wait_until_caught_up().await?,
             }
-            // A list at version 0 is whole, whatever its limit: it comes from memory.
-            let limit = if wanted == Some(0) { 0 } else { limit };
+            // A list at resourceVersion 0 comes from memory and ignores its limit.
+            let limit = if requested_revision == Some(0) { 0 } else { limit };
             self.list_now(&filter, limit)?
         };
         self.converter.all(&mut listed.items, kind).await?;
         if !selects_later {
             return Ok(listed);
         }
-        let limit = if wanted == Some(0) { 0 } else { asked };
+        let limit = if requested_revision == Some(0) {
+            0
+        } else {
+            requested_limit
+        };
         let mut page = Page::new(&selects, limit);
         for item in &listed.items {
             if !page.take(item) {
@@ -195,7 +219,7 @@ impl Server {
         Ok(page.finish(listed.revision))
     }
 
-    /// Waits a little for a revision that the cache has not come to.
+    /// Waits for a limited time until the cache has reached a revision.
     pub(crate) async fn wait_for_revision(&self, at: u64) -> Result<(), Error> {
         if tokio::time::timeout(FUTURE_REVISION_WAIT, self.cache.wait_for(at))
             .await
@@ -206,8 +230,8 @@ impl Server {
         Ok(())
     }
 
-    fn list_now(&self, filter: &Filter, limit: usize) -> Result<Listed, Error> {
-        // Read before the objects: all kinds are at least here, and this one at its own last change.
+    fn list_now(&self, filter: &Filter, limit: usize) -> Result<ListResult, Error> {
+        // Read before the objects: all kinds are at least at this revision, and this one at its own last change.
         let revision = self.cache.revision();
         let mut page = Page::new(filter, limit);
         let newest = self
@@ -217,13 +241,18 @@ impl Server {
         Ok(page.finish(revision.max(newest)))
     }
 
-    /// The next page of a list. Where its revision is forgotten the refusal carries a token with which the rest can be had
-    /// as it is now.
-    async fn list_on(&self, filter: &Filter, token: &Continue, limit: usize) -> Result<Listed, Error> {
+    /// The next page of a list. If its revision was compacted, the error has a token with which the rest can be read
+    /// at the current revision.
+    async fn list_on(
+        &self,
+        filter: &Filter,
+        token: &ContinueToken,
+        limit: usize,
+    ) -> Result<ListResult, Error> {
         let at = match u64::try_from(token.rv) {
             Ok(at) => at,
             Err(_) => {
-                self.hear_all().await?;
+                self.wait_until_caught_up().await?;
                 self.cache.revision()
             }
         };
@@ -233,17 +262,23 @@ impl Server {
                 return error;
             }
             let mut error = Error::expired(INCONSISTENT);
-            let rest = Continue {
+            let rest = ContinueToken {
                 rv: LATEST,
-                ..Continue::from(&token.start)
+                ..ContinueToken::from(&token.start)
             };
             error.status_mut().metadata.continue_ = Some(rest.render());
             error
         })
     }
 
-    /// A list as the store was at `at`, from the key `start` on; what the cache still has at that revision is shared with it.
-    async fn list_at(&self, filter: &Filter, at: u64, start: &str, limit: usize) -> Result<Listed, Error> {
+    /// A list at revision `at`, from the key `start` on; objects that the cache still has at that revision are shared.
+    async fn list_at(
+        &self,
+        filter: &Filter,
+        at: u64,
+        start: &str,
+        limit: usize,
+    ) -> Result<ListResult, Error> {
         let cache = self.cache.of(&filter.kind)?;
         let prefix = keys::prefix(&cache.kind);
         let mut range = KeyRange::prefix(if filter.namespace.is_empty() {
@@ -272,15 +307,18 @@ impl Server {
                 };
                 let object = match cache.get(local).filter(|o| o.revision() == kv.mod_revision) {
                     Some(shared) => shared,
-                    None => match self.cache.opened(&cache.kind, kv).and_then(|value| {
-                        let kind = kind_of_stored(&cache.kind, &value);
-                        let decoded = kind.ops.decode(&value);
-                        let typed = decoded.map_err(|e| Error::internal(e.message))?.object;
-                        Ok(Object::from_stored(&kind, typed, &value, kv.mod_revision))
-                    }) {
+                    None => match self
+                        .cache
+                        .decrypted(&cache.kind, &kv.key, &kv.value)
+                        .and_then(|value| {
+                            let kind = kind_of_stored(&cache.kind, &value);
+                            let decoded = kind.ops.decode(&value);
+                            let typed = decoded.map_err(|e| Error::internal(e.message))?.object;
+                            Ok(Object::from_stored(&kind, typed, &value, kv.mod_revision))
+                        }) {
                         Ok(object) => Arc::new(object),
                         Err(e) => {
-                            tracing::error!(key = %kv.key.escape_ascii(), "passed over an object that cannot be read: {e}");
+                            tracing::error!(key = %kv.key.escape_ascii(), "skipped an object that cannot be decoded: {e}");
                             continue;
                         }
                     },
@@ -315,25 +353,25 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Whether to go on.
+    /// Whether to continue.
     fn take(&mut self, object: &Arc<Object>) -> bool {
         if !self.filter.matches(object) {
             return true;
         }
         if self.limit > 0 && self.items.len() == self.limit {
             self.remaining += 1;
-            // With selectors the rest is not counted, as Kubernetes does not.
+            // With selectors the remaining items are not counted, as in Kubernetes.
             return !self.filter.selects();
         }
         self.items.push(object.clone());
         true
     }
 
-    fn finish(self, revision: u64) -> Listed {
+    fn finish(self, revision: u64) -> ListResult {
         let continue_token = match self.items.last() {
-            Some(last) if self.remaining > 0 => Continue {
+            Some(last) if self.remaining > 0 => ContinueToken {
                 rv: i64::try_from(revision).unwrap_or(LATEST),
-                ..Continue::from(&match self.filter.namespace.is_empty() {
+                ..ContinueToken::from(&match self.filter.namespace.is_empty() {
                     true => format!("{}\0", keys::local(last.namespace(), last.name())),
                     false => format!("{}\0", last.name()),
                 })
@@ -341,7 +379,7 @@ impl<'a> Page<'a> {
             .render(),
             _ => String::new(),
         };
-        Listed {
+        ListResult {
             revision,
             items: self.items,
             continue_token,
@@ -350,7 +388,7 @@ impl<'a> Page<'a> {
     }
 }
 
-impl Continue {
+impl ContinueToken {
     pub fn parse(token: &str) -> Result<Self, Error> {
         let invalid = |why: String| {
             Error::bad_request(format!(
@@ -375,15 +413,15 @@ impl Continue {
         if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
             return Err(invalid(found.start));
         }
-        Ok(Continue {
+        Ok(ContinueToken {
             start: path.to_string(),
             ..found
         })
     }
 
-    /// Of whatever revision, from a key on.
+    /// A token for the current revision, from a key on.
     fn from(start: &str) -> Self {
-        Continue {
+        ContinueToken {
             v: CONTINUE_VERSION.into(),
             rv: LATEST,
             start: start.to_string(),
@@ -396,7 +434,7 @@ impl Continue {
     }
 }
 
-/// Go's words for what is no base64 without padding: the byte, or the beginning of a group that is cut short.
+/// Go's error for text that is not base64 without padding: the offset of the byte, or of the incomplete group.
 fn not_base64(token: &str) -> String {
     let symbol = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_');
     let at = token
@@ -406,7 +444,7 @@ fn not_base64(token: &str) -> String {
     format!("illegal base64 data at input byte {at}")
 }
 
-/// Go's words for bytes that do not begin like JSON.
+/// Go's error for bytes that do not begin like JSON.
 fn not_json(bytes: &[u8], error: &serde_json::Error) -> String {
     match String::from_utf8_lossy(bytes).chars().next() {
         Some(_) if bytes[0] >= 0x80 => {
@@ -438,7 +476,7 @@ fn too_large(requested: u64, newest: u64) -> Error {
     error
 }
 
-/// `None` for an unset one.
+/// `None` if unset.
 pub(crate) fn parse_revision(text: &str) -> Result<Option<u64>, Error> {
     if text.is_empty() {
         return Ok(None);
@@ -452,63 +490,63 @@ pub(crate) fn bad_revision(text: &str) -> String {
     format!("resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax")
 }
 
-pub(crate) fn invalid_options(kind: &str, mistakes: &Errors) -> Error {
-    let about = About {
+pub(crate) fn invalid_options(kind: &str, errors: &ErrorList) -> Error {
+    let about = ResourceRef {
         group: "meta.k8s.io",
         resource: kind,
         name: "",
     };
-    Error::invalid(about, mistakes)
+    Error::invalid(about, errors)
 }
 
 const MATCHES: [&str; 3] = ["Exact", "NotOlderThan", ""];
 
 fn validate(q: &ListQuery) -> Result<(), Error> {
-    let mut mistakes = Errors::new();
-    validate_match(q, &mut mistakes);
+    let mut errors = ErrorList::new();
+    validate_match(q, &mut errors);
     if q.sends_initial_events {
-        mistakes.forbidden(
+        errors.forbidden(
             &field::Path::new("sendInitialEvents"),
             "sendInitialEvents is forbidden for list",
         );
     }
-    if mistakes.is_empty() {
+    if errors.is_empty() {
         Ok(())
     } else {
-        Err(invalid_options("ListOptions", &mistakes))
+        Err(invalid_options("ListOptions", &errors))
     }
 }
 
-fn validate_match(q: &ListQuery, mistakes: &mut Errors) {
+fn validate_match(q: &ListQuery, errors: &mut ErrorList) {
     let path = field::Path::new("resourceVersionMatch");
     let m = q.resource_version_match.as_str();
     if m.is_empty() {
         return;
     }
     if q.resource_version.is_empty() {
-        mistakes.forbidden(
+        errors.forbidden(
             &path,
             "resourceVersionMatch is forbidden unless resourceVersion is provided",
         );
     }
     if !q.continue_token.is_empty() {
-        mistakes.forbidden(
+        errors.forbidden(
             &path,
             "resourceVersionMatch is forbidden when continue is provided",
         );
     }
     if !MATCHES.contains(&m) {
-        mistakes.push(unsupported_match(m));
+        errors.push(unsupported_match(m));
     }
     if m == "Exact" && q.resource_version == "0" {
-        mistakes.forbidden(
+        errors.forbidden(
             &path,
             "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
         );
     }
 }
 
-/// The supported values in the order Kubernetes gives them, which is not sorted.
+/// The supported values in Kubernetes' order, which is not sorted.
 fn unsupported_match(found: &str) -> field::FieldError {
     field::FieldError {
         cause: field::Cause::NotSupported,
@@ -523,13 +561,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_continue_token_comes_back_as_it_went() {
-        let token = Continue {
+    fn a_continue_token_is_parsed_as_it_was_rendered() {
+        let token = ContinueToken {
             rv: 7,
-            ..Continue::from("a/b\0")
+            ..ContinueToken::from("a/b\0")
         }
         .render();
-        let back = Continue::parse(&token).unwrap();
+        let back = ContinueToken::parse(&token).unwrap();
         assert_eq!((back.rv, back.start.as_str()), (7, "a/b\0"));
     }
 
@@ -547,11 +585,11 @@ mod tests {
             (r#"{"v":"meta.k8s.io/v1","rv":1,"start":"../b"}"#, "../b"),
             (r#"{}"#, "server does not recognize this encoded version "),
         ] {
-            let error = Continue::parse(&BASE64.encode(token)).err().unwrap();
+            let error = ContinueToken::parse(&BASE64.encode(token)).err().unwrap();
             let expected = format!("invalid continue token: continue key is not valid: {why}");
             assert_eq!(error.message(), expected);
         }
-        let error = Continue::parse("garbage").err().unwrap();
+        let error = ContinueToken::parse("garbage").err().unwrap();
         assert_eq!(
             error.message(),
             "invalid continue token: continue key is not valid: invalid character '\\u0081' looking for beginning of value"

@@ -1,14 +1,20 @@
-//! Times that the server writes into an object when what they are of comes or changes: the rules of a kind have no clock.
+//! What the server itself sets in an object of some kinds: times, since the rules of a kind have no clock, and the requester.
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::resource::v1::ResourceSlice;
+use knarr_api::certificates::{IN_PROCESS, REMOTE_ADDRESS};
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::strategy::Part;
 use knarr_api::time::seconds;
 use knarr_api::{AnyObject, k8s_openapi};
 
-/// The defaults that are times: a taint of a device is there since it was written, unless its writer says otherwise.
+use super::{Ctx, Origin};
+
+/// The signer whose requests are approved by the client's address.
+const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
+
+/// Defaults that are times: a device taint's `timeAdded` is the time of the write, unless the client set it.
 pub(super) fn default_times(object: &mut dyn AnyObject, now: Timestamp) {
     let Some(slice) = object.as_any_mut().downcast_mut::<ResourceSlice>() else {
         return;
@@ -20,7 +26,29 @@ pub(super) fn default_times(object: &mut dyn AnyObject, now: Timestamp) {
     }
 }
 
-/// Puts the times into `new`, which an update of `part` makes of `old`.
+/// Records the requester of a CertificateSigningRequest and, where its signer decides by it, the client's address, replacing what the client sent.
+pub(super) fn record_requester(ctx: &Ctx, object: &mut dyn AnyObject) {
+    if let Some(csr) = object.as_any_mut().downcast_mut::<CertificateSigningRequest>() {
+        let user = &ctx.user;
+        csr.spec.username = Some(user.name.clone()).filter(|n| !n.is_empty());
+        csr.spec.uid = Some(user.uid.clone()).filter(|u| !u.is_empty());
+        csr.spec.groups = Some(user.groups.clone()).filter(|g| !g.is_empty());
+        let mut extra = user.extra.clone();
+        // Only the server sets this.
+        extra.remove(REMOTE_ADDRESS);
+        if csr.spec.signer_name == KUBELET_SERVING {
+            let origin = match ctx.origin {
+                Origin::Unknown => None,
+                Origin::InProcess => Some(IN_PROCESS.to_string()),
+                Origin::Remote(address) => Some(address.to_canonical().to_string()),
+            };
+            extra.extend(origin.map(|o| (REMOTE_ADDRESS.to_string(), vec![o])));
+        }
+        csr.spec.extra = Some(extra).filter(|e| !e.is_empty());
+    }
+}
+
+/// Sets the times in `new`, which is an update of `part` of `old`.
 pub(super) fn stamp(new: &mut dyn AnyObject, old: &dyn AnyObject, part: Part, now: Timestamp) {
     if part == Part::Main {
         return;
@@ -38,7 +66,7 @@ pub(super) fn stamp(new: &mut dyn AnyObject, old: &dyn AnyObject, part: Part, no
     }
 }
 
-/// A condition without its times gets them; one that has not turned keeps when it did.
+/// A condition without times gets them; one whose status has not changed keeps its transition time.
 fn certificate_signing_request(
     new: &mut CertificateSigningRequest,
     old: &CertificateSigningRequest,
@@ -60,7 +88,7 @@ fn certificate_signing_request(
     }
 }
 
-/// A phase that changes takes its time along, unless its writer gave one.
+/// A change of the phase sets its transition time, unless the client set one.
 fn persistent_volume(new: &mut PersistentVolume, old: &PersistentVolume, now: Timestamp) {
     let before = old.status.clone().unwrap_or_default();
     let status = new.status.get_or_insert_default();
@@ -78,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a1_a_devices_taint_is_there_since_it_was_written_unless_it_says_otherwise() {
+    fn a1_a_device_taints_time_added_is_the_time_of_the_write_unless_it_is_set() {
         let given = "2020-01-01T00:00:00Z";
         let taint = |key: &str| serde_json::json!({"key": key, "effect": "NoSchedule"});
         let mut with_time = taint("b");
@@ -96,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_takes_its_time_along() {
+    fn a_change_of_the_phase_sets_its_transition_time() {
         let of = |phase: &str, at: Option<i64>| PersistentVolume {
             status: Some(PersistentVolumeStatus {
                 phase: Some(phase.into()),

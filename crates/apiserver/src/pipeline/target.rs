@@ -1,22 +1,22 @@
-//! Which object a request is about: the one place where what a request names is held against the kind's scope.
+//! The object that a request is about, and whether it fits the scope of its kind.
 //!
-//! A cluster-scoped kind has no objects in a namespace, and an object of a namespaced kind is in one; a request that says
-//! otherwise is for nothing that is served. So the namespace that is authorized is always the one that is touched (SPEC A2).
+//! A cluster-scoped kind has no objects in a namespace, and an object of a namespaced kind has one; any other request gets 404. So the namespace
+//! that is authorized is always the one that is used (SPEC A2).
 
-use knarr_api::error::About;
+use knarr_api::error::ResourceRef;
 use knarr_api::strategy::Part;
 use knarr_api::{Error, Kind, registry};
 
 use super::{not_allowed, not_served};
 use crate::request::RequestInfo;
 
-/// Verbs for which a namespaced kind is asked across all namespaces.
+/// Verbs with which a namespaced kind may be requested across all namespaces.
 const ACROSS_NAMESPACES: [&str; 2] = ["list", "watch"];
 
-/// Which object is meant.
+/// The object or collection that a request is about.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
-    /// As served.
+    /// The kind as served.
     pub kind: &'a Kind,
     /// Empty for cluster-scoped kinds.
     pub namespace: &'a str,
@@ -26,7 +26,7 @@ pub struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// Of a name that is known to fit the kind's scope, such as an object's own.
+    /// A target whose name is known to fit the kind's scope, such as an existing object's.
     pub fn main(kind: &'a Kind, namespace: &'a str, name: &'a str) -> Self {
         Target {
             kind,
@@ -36,18 +36,18 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Of a request over HTTP: 404 where the path names nothing that the kind has, 405 where it has no such method.
+    /// The target of an HTTP request: 404 if the path does not fit the kind, 405 if the kind has no such method.
     pub(crate) fn of_request(kind: &'a Kind, info: &'a RequestInfo) -> Result<Self, Error> {
         if info.malformed {
             return Err(not_served());
         }
-        // The namespace that a Namespace is asked for in is its own name.
+        // The namespace of a request for a Namespace is that Namespace's own name.
         let itself = *kind == registry::NAMESPACE && !info.in_namespace;
         let namespace = if itself { "" } else { info.namespace.as_str() };
         Self::checked(kind, info.verb, namespace, &info.name, &info.subresource)
     }
 
-    /// Of a request by a component in this process, by the same rules.
+    /// The target of a request by a component of this process, by the same rules.
     pub(crate) fn checked(
         kind: &'a Kind,
         verb: &str,
@@ -66,7 +66,7 @@ impl<'a> Target<'a> {
                 return Err(not_served());
             }
             if !ACROSS_NAMESPACES.contains(&verb) {
-                // Paths of custom resources are looked up with their verb, those of built-in kinds without.
+                // Requests for custom resources are matched with their verb, those for built-in kinds without.
                 return Err(match kind.ops.custom() {
                     Some(_) => not_served(),
                     None => not_allowed(),
@@ -81,8 +81,8 @@ impl<'a> Target<'a> {
         })
     }
 
-    pub fn about(&self) -> About<'a> {
-        self.kind.about(self.name)
+    pub fn resource_ref(&self) -> ResourceRef<'a> {
+        self.kind.resource_ref(self.name)
     }
 
     pub fn part(&self) -> Result<Part, Error> {

@@ -1,25 +1,25 @@
 //! A request's warnings, bounded as kube-apiserver bounds them (apiserver `endpoints/filters/warning.go`).
 //!
-//! A body of a few megabytes can have hundreds of thousands of unknown fields. Each would be a header, and looking for
-//! repeated ones among them all would take minutes.
+//! A body of a few megabytes can have hundreds of thousands of unknown fields. Each would be a header, and finding duplicates among them would
+//! take minutes.
 
 use std::ops::Deref;
 
-/// All warnings of an answer have about as many characters at most.
+/// All warnings of a response have about as many characters at most.
 const TOTAL_MAX_CHARS: usize = 4 * 1024;
-/// Each has at most as many, where all together would be too long.
+/// Each has at most as many, if all together would be too long.
 const EACH_MAX_CHARS: usize = 256;
 
-/// More are not shown: many HTTP clients take at most 100 headers. kube-apiserver has no such limit.
+/// More are dropped: many HTTP clients accept at most 100 headers. kube-apiserver has no such limit.
 const COUNT_MAX: usize = 64;
 
-/// Different warnings in the order in which they came; those that would not be shown are not kept.
+/// Distinct warnings in their order; those that would not be sent are not kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Warnings {
     all: Vec<String>,
-    /// Characters of all.
+    /// Characters of all warnings.
     chars: usize,
-    /// The same if each is truncated.
+    /// Characters if each is truncated.
     truncated_chars: usize,
 }
 
@@ -35,7 +35,7 @@ impl Warnings {
         self.all.push(warning);
     }
 
-    /// As they are shown.
+    /// The warnings as they are sent.
     pub fn shown(&self) -> impl Iterator<Item = &str> {
         let truncates = self.chars > TOTAL_MAX_CHARS;
         self.all

@@ -1,8 +1,8 @@
 //! YAML bodies as JSON, in the dialect that Kubernetes reads.
 //!
-//! That is YAML 1.1 where people notice: `yes`, `no`, `on`, `off`, `y` and `n` are booleans unless quoted, `0777` is
-//! octal and `1_000` a number. Keys are texts in JSON, so `n: x` has the key `false`. One document is read; anchored nodes
-//! are copied, once for the anchor and once for each alias, as long as [`COPIED_NODES_MAX`] and [`COPIED_BYTES_MAX`] allow.
+//! That is YAML 1.1 where users notice: `yes`, `no`, `on`, `off`, `y` and `n` are booleans unless quoted, `0777` is octal and `1_000` a
+//! number. Keys become strings in JSON, so `n: x` has the key `false`. One document is read; anchored nodes are copied, once for the anchor
+//! and once for each alias, as long as [`COPIED_NODES_MAX`] and [`COPIED_BYTES_MAX`] allow.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,13 +17,31 @@ const COPIED_BYTES_MAX: usize = 4 * 3 * 1024 * 1024;
 /// How deep a document may nest.
 const DEPTH_MAX: usize = 500;
 
-/// The first document; null if there is none. The error has the words of Go's reader, without `yaml: `.
-pub fn to_value(text: &str) -> Result<Value, String> {
+/// Why a text is not YAML, in the words of Go's YAML parser without `yaml: `.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("exceeded max depth")]
+    TooDeep,
+    #[error("document contains excessive aliasing")]
+    ExcessiveAliasing,
+    #[error("anchor contains itself")]
+    RecursiveAnchor,
+    #[error("unknown anchor '{0}' referenced")]
+    UnknownAnchor(String),
+    #[error("invalid map key: neither text nor number")]
+    InvalidKey,
+    /// With its line, unless it is the first.
+    #[error("{0}")]
+    Syntax(String),
+}
+
+/// The first document; null if there is none.
+pub fn to_value(text: &str) -> Result<Value, Error> {
     read(text).map(|(value, _)| value)
 }
 
-/// As [`to_value`], and what a strict reader would reject: keys given twice, in the words of Go's reader.
-pub(crate) fn read(text: &str) -> Result<(Value, Vec<String>), String> {
+/// Like [`to_value`], with the duplicate keys that strict decoding rejects, as Go's YAML parser reports them.
+pub(crate) fn read(text: &str) -> Result<(Value, Vec<String>), Error> {
     let mut reader = Reader {
         events: Parser::new_from_str(text),
         lines: text.lines().count(),
@@ -47,14 +65,14 @@ struct Reader<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), Sc
     anchors: HashMap<usize, (Value, Size)>,
     /// What was copied for anchors and aliases so far.
     copied: Size,
-    /// Where the last event began, from 1.
+    /// The line of the last event, from 1.
     line: usize,
-    /// What was said of keys given twice.
+    /// The errors for duplicate keys.
     twice: Vec<String>,
 }
 
 impl<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), ScanError>>> Reader<'a, I> {
-    fn next(&mut self) -> Result<Event<'a>, String> {
+    fn next(&mut self) -> Result<Event<'a>, Error> {
         loop {
             match self.events.next() {
                 None => return Ok(Event::StreamEnd),
@@ -63,14 +81,14 @@ impl<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), ScanError>>
                     self.line = span.start.line();
                     return Ok(event);
                 }
-                Some(Err(e)) => return Err(words(&e, self.lines)),
+                Some(Err(e)) => return Err(Error::Syntax(go_error(&e, self.lines))),
             }
         }
     }
 
-    fn node(&mut self, event: Event<'a>, depth: usize) -> Result<Value, String> {
+    fn node(&mut self, event: Event<'a>, depth: usize) -> Result<Value, Error> {
         if depth > DEPTH_MAX {
-            return Err("exceeded max depth".into());
+            return Err(Error::TooDeep);
         }
         let (anchor, value) = match event {
             Event::Scalar(text, style, anchor, tag) => (anchor, scalar(&text, style, tag.as_deref())),
@@ -87,13 +105,13 @@ impl<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), ScanError>>
             Event::MappingStart(_, anchor, _) => (anchor, self.mapping(depth)?),
             Event::Alias(anchor) => {
                 let Some((value, size)) = self.anchors.get(&anchor) else {
-                    // It stands inside the node that it names.
-                    return Err("anchor contains itself".into());
+                    // The alias is inside the node that it names.
+                    return Err(Error::RecursiveAnchor);
                 };
                 self.copied.add(*size)?;
                 (0, value.clone())
             }
-            Event::UnresolvedAlias(name) => return Err(format!("unknown anchor '{name}' referenced")),
+            Event::UnresolvedAlias(name) => return Err(Error::UnknownAnchor(name.to_string())),
             _ => (0, Value::Null),
         };
         if anchor != 0 {
@@ -104,7 +122,7 @@ impl<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), ScanError>>
         Ok(value)
     }
 
-    fn mapping(&mut self, depth: usize) -> Result<Value, String> {
+    fn mapping(&mut self, depth: usize) -> Result<Value, Error> {
         let mut members = Map::new();
         let mut merged: Vec<Map<String, Value>> = Vec::new();
         loop {
@@ -141,7 +159,7 @@ impl<'a, I: Iterator<Item = Result<(Event<'a>, granit_parser::Span), ScanError>>
     }
 }
 
-/// What a value takes.
+/// The nodes and bytes of a value.
 #[derive(Clone, Copy, Default)]
 struct Size {
     nodes: usize,
@@ -170,23 +188,23 @@ impl Size {
     }
 
     /// Counts a copy before it is made.
-    fn add(&mut self, copy: Size) -> Result<(), String> {
+    fn add(&mut self, copy: Size) -> Result<(), Error> {
         self.nodes += copy.nodes;
         self.bytes += copy.bytes;
         if self.nodes > COPIED_NODES_MAX || self.bytes > COPIED_BYTES_MAX {
-            return Err("document contains excessive aliasing".into());
+            return Err(Error::ExcessiveAliasing);
         }
         Ok(())
     }
 }
 
 /// A key as JSON can have it.
-fn key_text(key: Value) -> Result<String, String> {
+fn key_text(key: Value) -> Result<String, Error> {
     match key {
         Value::String(text) => Ok(text),
         Value::Bool(_) | Value::Number(_) => Ok(key.to_string()),
         Value::Null => Ok("null".into()),
-        Value::Array(_) | Value::Object(_) => Err("invalid map key: neither text nor number".into()),
+        Value::Array(_) | Value::Object(_) => Err(Error::InvalidKey),
     }
 }
 
@@ -199,7 +217,7 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Value {
     }
 }
 
-/// What an unquoted word means.
+/// The value of an unquoted scalar.
 fn plain(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
@@ -246,7 +264,7 @@ fn integer(text: &str) -> Option<Number> {
     }
 }
 
-/// Infinity and what is no number have no place in JSON and stay text.
+/// Infinity and NaN do not exist in JSON and stay text.
 fn float(text: &str) -> Option<Number> {
     let fine = |c: char| c.is_ascii_digit() || "+-.eE".contains(c);
     if !text.contains(|c: char| c.is_ascii_digit()) || !text.chars().all(fine) {
@@ -255,11 +273,11 @@ fn float(text: &str) -> Option<Number> {
     Number::from_f64(text.parse().ok()?)
 }
 
-/// A mistake in libyaml's words, with the line as Go's reader counts it: none for the first.
-fn words(error: &ScanError, lines: usize) -> String {
+/// An error in libyaml's words, with the line as Go's YAML parser counts it: none for the first.
+fn go_error(error: &ScanError, lines: usize) -> String {
     let at = error.marker().line().saturating_sub(1);
     let other;
-    // What it says, whether the scanner says it and not the parser, and whether it says it at the end.
+    // The message, whether the scanner and not the parser reports it, and whether it is reported at the end.
     let (what, scanning, at_end) = match error.kind() {
         ErrorKind::UnexpectedEofFlowSequence | ErrorKind::UnclosedFlowCollection { open: '[' } => {
             ("did not find expected ',' or ']'", false, true)
@@ -338,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_given_twice_are_told_with_the_line_of_the_second() {
+    fn duplicate_keys_are_reported_with_the_line_of_the_second() {
         let (value, twice) = read("\na: 1\nb:\n  c: x\n  c: z\na: 2\n").unwrap();
         assert_eq!(value, json!({"a": 2, "b": {"c": "z"}}));
         assert_eq!(
@@ -351,18 +369,22 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_have_their_line_and_bombs_do_not_go_off() {
+    fn errors_have_their_line_and_excessive_aliasing_is_rejected() {
         assert_eq!(
             to_value("a: [b"),
-            Err("line 1: did not find expected ',' or ']'".into())
+            Err(Error::Syntax("line 1: did not find expected ',' or ']'".into()))
         );
         assert_eq!(
             to_value("a: b: c"),
-            Err("mapping values are not allowed in this context".into())
+            Err(Error::Syntax(
+                "mapping values are not allowed in this context".into()
+            ))
         );
         assert_eq!(
             to_value("a: 1\nb: c: d"),
-            Err("line 2: mapping values are not allowed in this context".into())
+            Err(Error::Syntax(
+                "line 2: mapping values are not allowed in this context".into()
+            ))
         );
         let mut bomb = String::from("a: &a [x, x, x, x, x, x, x, x, x, x]\n");
         for (of, name) in ["a", "b", "c", "d", "e", "f"]
@@ -374,16 +396,13 @@ mod tests {
                 vec![format!("*{of}"); 10].join(", ")
             ));
         }
-        assert_eq!(
-            to_value(&bomb),
-            Err("document contains excessive aliasing".into())
-        );
+        assert_eq!(to_value(&bomb), Err(Error::ExcessiveAliasing));
         assert!(to_value(&"[".repeat(2000)).is_err());
     }
 
     #[test]
     fn a6_copies_of_anchored_nodes_are_bounded_in_bytes() {
-        let excessive = Err("document contains excessive aliasing".to_string());
+        let excessive = Err(Error::ExcessiveAliasing);
         let long = "x".repeat(1_000_000);
         let aliases = |n: usize| to_value(&format!("a: &a {long}\nb:\n{}", "- *a\n".repeat(n)));
         assert_eq!(
@@ -412,7 +431,7 @@ mod tests {
 
     #[test]
     fn a1_an_anchor_inside_itself_is_rejected() {
-        assert_eq!(to_value("a: &a [*a]"), Err("anchor contains itself".into()));
-        assert_eq!(to_value("a: &a {b: *a}"), Err("anchor contains itself".into()));
+        assert_eq!(to_value("a: &a [*a]"), Err(Error::RecursiveAnchor));
+        assert_eq!(to_value("a: &a {b: *a}"), Err(Error::RecursiveAnchor));
     }
 }

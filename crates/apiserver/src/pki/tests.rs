@@ -1,4 +1,4 @@
-//! What is made, kept and renewed, and what an earlier version left.
+//! Files are created, kept and renewed, and those of an earlier version are used.
 
 use super::*;
 use crate::authn::certificate::certificate_user;
@@ -91,7 +91,7 @@ fn a4_each_ca_signs_only_what_it_is_for() {
 }
 
 #[test]
-fn a4_the_one_ca_of_an_earlier_version_goes_on_as_the_servers() {
+fn a4_the_one_ca_of_an_earlier_version_stays_the_servers() {
     let directory = tempfile::tempdir().unwrap();
     save(directory.path(), CA, &make_ca("knarr-ca", at(2029)).unwrap()).unwrap();
     let before = fs::read_to_string(directory.path().join("ca.crt")).unwrap();
@@ -103,7 +103,7 @@ fn a4_the_one_ca_of_an_earlier_version_goes_on_as_the_servers() {
         before: at(2030),
     };
     assert_eq!(pki.previous_clients(), Some(&previous));
-    // Also of the next start, until the file is removed.
+    // Also at the next start, until the file is removed.
     let again = Pki::open(directory.path(), at(2031)).unwrap();
     assert_eq!(again.previous_clients(), Some(&previous));
     fs::remove_file(directory.path().join(PREVIOUS_CLIENT_CA)).unwrap();

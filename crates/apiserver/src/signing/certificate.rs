@@ -1,7 +1,7 @@
-//! A certificate built from what a request was read as: nothing is copied from the request but the bytes of its key.
+//! Builds a certificate from a parsed request: only the bytes of the request's key are copied.
 //!
-//! It is written here and not with rcgen, whose distinguished names hold one attribute of a type: the groups of a user are
-//! several.
+//! It is encoded here and not with rcgen, whose distinguished names have one attribute of each type: a user has several
+//! groups.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ const VERSION: [u8; 1] = [2];
 /// From this year on a time is a GeneralizedTime (RFC 5280, 4.1.2.5).
 const GENERALIZED_TIME_FROM: u16 = 2050;
 
-/// What a certificate of one of Kubernetes' own signers may be used for.
+/// The usages of certificates by Kubernetes' own signers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
     DigitalSignature,
@@ -36,7 +36,7 @@ pub enum Usage {
 }
 
 impl Usage {
-    /// As `spec.usages` calls it.
+    /// By the name in `spec.usages`.
     pub fn parse(name: &str) -> Option<Self> {
         match name {
             "signing" | "digital signature" => Some(Usage::DigitalSignature),
@@ -65,9 +65,9 @@ impl Usage {
     }
 }
 
-/// What a certificate says beside the request.
+/// The fields of a certificate that the request does not have.
 #[derive(Debug)]
-pub struct Terms<'a> {
+pub struct CertificateTemplate<'a> {
     pub serial: [u8; 16],
     /// The DER of the issuer's name.
     pub issuer: &'a [u8],
@@ -79,29 +79,33 @@ pub struct Terms<'a> {
 }
 
 /// The DER of a certificate for this request, signed with this key.
-pub fn build(request: &CertificateRequest, terms: &Terms<'_>, key: &KeyPair) -> Result<Vec<u8>, SignError> {
+pub fn build(
+    request: &CertificateRequest,
+    template: &CertificateTemplate<'_>,
+    key: &KeyPair,
+) -> Result<Vec<u8>, SignError> {
     let algorithm = signature_algorithm(key)?;
-    let body = to_be_signed(request, terms, &algorithm)?;
+    let body = to_be_signed(request, template, &algorithm)?;
     let signature = key.sign(&body).map_err(SignError::Key)?;
     Ok(sequence(&[&body, &algorithm, &bit_string(&signature)?])?)
 }
 
 fn to_be_signed(
     request: &CertificateRequest,
-    terms: &Terms<'_>,
+    template: &CertificateTemplate<'_>,
     algorithm: &[u8],
 ) -> Result<Vec<u8>, der::Error> {
     let version = element(context(0, true), &[&element(Tag::Integer, &[&VERSION])?])?;
     // A zero in front, so that it is positive.
-    let mut serial = terms.serial;
+    let mut serial = template.serial;
     serial[0] = (serial[0] & 0x3f) | 0x40;
-    let validity = sequence(&[&time(terms.not_before)?, &time(terms.not_after)?])?;
-    let extensions = sequence(&[&extensions(request, terms)?])?;
+    let validity = sequence(&[&time(template.not_before)?, &time(template.not_after)?])?;
+    let extensions = sequence(&[&extensions(request, template)?])?;
     sequence(&[
         &version,
         &element(Tag::Integer, &[&serial])?,
         algorithm,
-        terms.issuer,
+        template.issuer,
         &validity,
         &request.subject().to_der()?,
         request.public_key_der(),
@@ -109,9 +113,12 @@ fn to_be_signed(
     ])
 }
 
-fn extensions(request: &CertificateRequest, terms: &Terms<'_>) -> Result<Vec<u8>, der::Error> {
+fn extensions(
+    request: &CertificateRequest,
+    template: &CertificateTemplate<'_>,
+) -> Result<Vec<u8>, der::Error> {
     let mut all = Vec::new();
-    let bits = terms.usages.iter().filter_map(|u| u.bit());
+    let bits = template.usages.iter().filter_map(|u| u.bit());
     let byte = bits.fold(0u8, |byte, bit| byte | 0x80 >> bit);
     if byte != 0 {
         // Named bits end with the last that is set.
@@ -120,7 +127,7 @@ fn extensions(request: &CertificateRequest, terms: &Terms<'_>) -> Result<Vec<u8>
         all.extend(extension(KEY_USAGE, true, &usage)?);
     }
     let mut extended = Vec::new();
-    for oid in terms.usages.iter().filter_map(|u| u.extended_oid()) {
+    for oid in template.usages.iter().filter_map(|u| u.extended_oid()) {
         extended.extend(ObjectIdentifier::new(oid)?.to_der()?);
     }
     if !extended.is_empty() {
@@ -128,7 +135,7 @@ fn extensions(request: &CertificateRequest, terms: &Terms<'_>) -> Result<Vec<u8>
     }
     // No CA: that is the default, which DER leaves out.
     all.extend(extension(BASIC_CONSTRAINTS, true, &sequence(&[])?)?);
-    if let Some(id) = terms.issuer_key_id {
+    if let Some(id) = template.issuer_key_id {
         let id = sequence(&[&element(context(0, false), &[id])?])?;
         all.extend(extension(AUTHORITY_KEY_IDENTIFIER, false, &id)?);
     }

@@ -1,50 +1,50 @@
-//! A certificate that was just signed is read back, by another reader than the one that read the request, and compared with
-//! what it was to say. A certificate that differs is not handed out.
+//! Parses a certificate that was just signed, with another parser than that of the request, and compares it with the
+//! expected contents. A certificate that differs is not issued.
 
 use knarr_api::certificates::{AltName, AttributeType, CertificateRequest};
 use x509_parser::der_parser::oid;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-use super::certificate::{Terms, Usage};
+use super::certificate::{CertificateTemplate, Usage};
 
-/// The error names what differs.
-pub fn says(
+/// The error names the field that differs.
+pub fn verify(
     certificate: &[u8],
     request: &CertificateRequest,
-    terms: &Terms<'_>,
+    template: &CertificateTemplate<'_>,
     ca: &X509Certificate<'_>,
 ) -> Result<(), &'static str> {
     let (rest, found) = X509Certificate::from_der(certificate).map_err(|_| "its encoding")?;
-    let holds = |is: bool, what: &'static str| is.then_some(()).ok_or(what);
-    holds(rest.is_empty(), "its length")?;
-    holds(
+    let ensure = |is: bool, what: &'static str| is.then_some(()).ok_or(what);
+    ensure(rest.is_empty(), "its length")?;
+    ensure(
         found.verify_signature(Some(ca.public_key())).is_ok(),
         "its signature",
     )?;
-    holds(found.issuer().as_raw() == ca.subject().as_raw(), "its issuer")?;
-    holds(found.public_key().raw == request.public_key_der(), "its key")?;
+    ensure(found.issuer().as_raw() == ca.subject().as_raw(), "its issuer")?;
+    ensure(found.public_key().raw == request.public_key_der(), "its key")?;
     let validity = found.validity();
-    holds(
-        validity.not_before.timestamp() == terms.not_before.as_second(),
+    ensure(
+        validity.not_before.timestamp() == template.not_before.as_second(),
         "its beginning",
     )?;
-    holds(
-        validity.not_after.timestamp() == terms.not_after.as_second(),
+    ensure(
+        validity.not_after.timestamp() == template.not_after.as_second(),
         "its end",
     )?;
     subject(&found, request)?;
-    usages(&found, terms.usages)?;
+    usages(&found, template.usages)?;
     let alt_names = found
         .subject_alternative_name()
         .map_err(|_| "its alternative names")?;
     let alt_names = alt_names.iter().flat_map(|e| &e.value.general_names);
-    holds(
+    ensure(
         alt_names
             .map(read_name)
             .eq(request.alt_names().iter().cloned().map(Some)),
         "its alternative names",
     )?;
-    holds(!found.is_ca(), "that it is no CA")
+    ensure(!found.is_ca(), "that it is no CA")
 }
 
 fn subject(found: &X509Certificate<'_>, request: &CertificateRequest) -> Result<(), &'static str> {
@@ -92,7 +92,7 @@ fn usages(found: &X509Certificate<'_>, expected: &[Usage]) -> Result<(), &'stati
             && e.value.client_auth == of(Usage::ClientAuth)
             && e.value.server_auth == of(Usage::ServerAuth)
     });
-    // These extensions, the constraints, the authority's key and the names; nothing else.
+    // The usages, the constraints, the authority's key and the names; no other extension.
     let known = [
         oid!(2.5.29.15),
         oid!(2.5.29.17),

@@ -1,7 +1,7 @@
-//! Signs certificates that are requested: what a request was read as, with one of the cluster's CAs.
+//! Signs CertificateSigningRequests with one of the cluster's CAs.
 //!
-//! The certificate is built from the [`CertificateRequest`] that was validated and approved, and read back before it is
-//! handed out (SPEC A1).
+//! The certificate is built from the [`CertificateRequest`] that was validated and approved, and parsed again before it is
+//! issued (SPEC A1).
 
 mod certificate;
 mod check;
@@ -14,20 +14,20 @@ use x509_parser::extensions::ParsedExtension;
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use self::certificate::{Terms, Usage};
+use self::certificate::{CertificateTemplate, Usage};
 use crate::pki::Identity;
 use crate::seams::{Entropy, SystemEntropy};
 
-/// The longest that is signed for unless it is said otherwise (`--cluster-signing-duration`).
+/// The longest validity by default (`--cluster-signing-duration`).
 pub const LONGEST: SignedDuration = SignedDuration::from_hours(365 * 24);
-/// The shortest, so that clocks that differ do not make a certificate useless.
+/// The shortest validity, so that differing clocks do not make a certificate useless.
 const SHORTEST: SignedDuration = SignedDuration::from_mins(10);
-/// Certificates count from a little before now.
+/// Certificates are valid from a little before now.
 const BACKDATE: SignedDuration = SignedDuration::from_mins(5);
-/// Of those that last less, that little is not taken off the end.
+/// A certificate with at least this validity expires that much earlier, too.
 const SHORT: SignedDuration = SignedDuration::from_hours(8);
 
-/// Why nothing is signed.
+/// Why a request was not signed.
 #[derive(Debug, thiserror::Error)]
 pub enum SignError {
     #[error("unrecognized usage {0:?}")]
@@ -48,11 +48,11 @@ pub enum SignError {
 #[derive(Clone, Debug)]
 pub struct Authority {
     ca: Identity,
-    /// No certificate lasts longer; those that are requested without a time last so long.
+    /// The longest validity, which is also that of requests without `expirationSeconds`.
     longest: SignedDuration,
 }
 
-/// When a certificate ends.
+/// When a certificate expires.
 pub fn ends(pem: &[u8]) -> Option<Timestamp> {
     let der = der(pem).ok()?;
     let (_, certificate) = X509Certificate::from_der(&der).ok()?;
@@ -71,7 +71,7 @@ impl Authority {
         Authority { ca, longest: LONGEST }
     }
 
-    /// The same, but nothing it signs lasts longer than this.
+    /// The same signer with this longest validity.
     pub fn for_at_most(mut self, longest: SignedDuration) -> Self {
         self.longest = longest;
         self
@@ -91,7 +91,7 @@ impl Authority {
         let (not_before, not_after) = self.validity(&ca, seconds, now);
         let mut serial = [0; 16];
         SystemEntropy.fill(&mut serial);
-        let terms = Terms {
+        let template = CertificateTemplate {
             serial,
             issuer: ca.subject().as_raw(),
             issuer_key_id: key_id(&ca),
@@ -99,8 +99,8 @@ impl Authority {
             not_after,
             usages: &read_usages(usages)?,
         };
-        let signed = certificate::build(request, &terms, &key)?;
-        check::says(&signed, request, &terms, &ca).map_err(SignError::Differs)?;
+        let signed = certificate::build(request, &template, &key)?;
+        check::verify(&signed, request, &template, &ca).map_err(SignError::Differs)?;
         Ok(crate::pki::pem(&signed))
     }
 
@@ -110,15 +110,19 @@ impl Authority {
         seconds: Option<i32>,
         now: Timestamp,
     ) -> (Timestamp, Timestamp) {
-        // Certificates know whole seconds.
+        // Certificates have whole seconds.
         let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
-        let life = seconds.map_or(self.longest, |s| {
+        let validity_period = seconds.map_or(self.longest, |s| {
             SignedDuration::from_secs(s.into())
                 .max(SHORTEST)
                 .min(self.longest)
         });
         let from = now - BACKDATE;
-        let until = if life < SHORT { now + life } else { from + life };
+        let until = if validity_period < SHORT {
+            now + validity_period
+        } else {
+            from + validity_period
+        };
         let until = Timestamp::from_second(until.as_second()).unwrap_or(until);
         let ca_ends = Timestamp::from_second(ca.validity().not_after.timestamp());
         (from, ca_ends.map_or(until, |ca| ca.min(until)))

@@ -1,4 +1,4 @@
-//! What is validated is what the certificate says, whatever the request.
+//! The certificate says what was validated, whatever the request contains.
 
 use der::asn1::ObjectIdentifier;
 use der::{Encode, Tag};
@@ -7,7 +7,7 @@ use knarr_api::certificates::{AltName, subject_alt_name};
 use rcgen::{CertificateParams, DnType, PublicKeyData, SigningKey};
 
 use super::*;
-use crate::authn::certificate::{Peer, certificate_user};
+use crate::authn::certificate::{PeerCertificate, certificate_user};
 use crate::pki::Pki;
 
 const CLIENT: [&str; 2] = ["digital signature", "client auth"];
@@ -36,7 +36,7 @@ fn request(names: &[&str]) -> CertificateRequest {
 }
 
 /// The PEM of a request with these attributes, by type, tag and bytes, and this list of names.
-fn made(subject: &[(&str, Tag, &[u8])], alt_names: &[AltName]) -> String {
+fn request_pem(subject: &[(&str, Tag, &[u8])], alt_names: &[AltName]) -> String {
     let oid = |text: &str| ObjectIdentifier::new_unwrap(text).to_der().unwrap();
     let seq = |parts: &[&[u8]]| sequence(parts).unwrap();
     let set = |parts: &[&[u8]]| element(Tag::Set, parts).unwrap();
@@ -68,16 +68,18 @@ fn a_request_is_signed_for_what_it_says_and_for_its_time() {
     let directory = tempfile::tempdir().unwrap();
     let pki = Pki::open(directory.path(), now()).unwrap();
     let request = request(&["n", "10.0.0.1"]);
-    for (longest, seconds, lasts) in [
+    for (longest, seconds, validity) in [
         (None, 365 * 24 * 3600 - 300),
         (Some(60), 600),
         (Some(3600), 3600),
         (Some(i32::MAX), 365 * 24 * 3600 - 300),
     ]
-    .map(|(asked, lasts)| (LONGEST, asked, lasts))
+    .map(|(requested, validity)| (LONGEST, requested, validity))
     .into_iter()
-    .chain([(None, 60), (Some(600), 60)].map(|(asked, lasts)| (SignedDuration::from_mins(1), asked, lasts)))
-    {
+    .chain(
+        [(None, 60), (Some(600), 60)]
+            .map(|(requested, validity)| (SignedDuration::from_mins(1), requested, validity)),
+    ) {
         let pem = pki
             .client_authority()
             .for_at_most(longest)
@@ -85,12 +87,12 @@ fn a_request_is_signed_for_what_it_says_and_for_its_time() {
             .unwrap();
         assert_eq!(
             ends(pem.as_bytes()).unwrap().as_second() - now().as_second(),
-            lasts,
+            validity,
             "{seconds:?}"
         );
         let der = der(pem.as_bytes()).unwrap();
         assert_eq!(certificate_user(&der).unwrap().node(), Some("n"));
-        assert!(Peer::of_verified(&der).user(now()).unwrap().is_some());
+        assert!(PeerCertificate::of_verified(&der).user(now()).unwrap().is_some());
     }
 }
 
@@ -125,7 +127,7 @@ fn a1_every_group_of_a_request_is_in_the_certificate_in_its_order() {
         AltName::Uri("spiffe://a".into()),
         AltName::Ip("fd00::1".parse().unwrap()),
     ];
-    let request = CertificateRequest::decode(made(&subject, &names).as_bytes()).unwrap();
+    let request = CertificateRequest::decode(request_pem(&subject, &names).as_bytes()).unwrap();
     let pem = pki
         .client_authority()
         .sign(&request, &usages(&CLIENT), None, now())
@@ -153,14 +155,14 @@ fn a1_a_certificate_that_says_something_else_is_not_handed_out() {
             ("2.5.4.10", Tag::Utf8String, o.as_bytes()),
             ("2.5.4.3", Tag::Utf8String, cn.as_bytes()),
         ];
-        CertificateRequest::decode(made(&subject, &names).as_bytes()).unwrap()
+        CertificateRequest::decode(request_pem(&subject, &names).as_bytes()).unwrap()
     };
     let signed = |authority: Authority, usage: &str| {
         let pem = authority.sign(&request, &usages(&["digital signature", usage]), None, now());
         der(pem.unwrap().as_bytes()).unwrap()
     };
     let good = signed(pki.client_authority(), "client auth");
-    let terms = |usages| Terms {
+    let template = |usages| CertificateTemplate {
         serial: [0; 16],
         issuer: ca.subject().as_raw(),
         issuer_key_id: None,
@@ -168,17 +170,17 @@ fn a1_a_certificate_that_says_something_else_is_not_handed_out() {
         not_after: now() - BACKDATE + LONGEST,
         usages,
     };
-    let client = terms(&[Usage::DigitalSignature, Usage::ClientAuth]);
-    assert_eq!(check::says(&good, &request, &client, &ca), Ok(()));
-    let longer = Terms {
+    let client = template(&[Usage::DigitalSignature, Usage::ClientAuth]);
+    assert_eq!(check::verify(&good, &request, &client, &ca), Ok(()));
+    let longer = CertificateTemplate {
         not_after: now() + LONGEST,
-        ..terms(&[Usage::DigitalSignature, Usage::ClientAuth])
+        ..template(&[Usage::DigitalSignature, Usage::ClientAuth])
     };
-    let both = terms(&[Usage::DigitalSignature, Usage::ClientAuth, Usage::ServerAuth]);
+    let both = template(&[Usage::DigitalSignature, Usage::ClientAuth, Usage::ServerAuth]);
     let server = signed(pki.client_authority(), "server auth");
     let foreign = signed(other.client_authority(), "client auth");
     let longest = [good.as_slice(), &[0]].concat();
-    for (what, certificate, request, terms, expected) in [
+    for (what, certificate, request, template, expected) in [
         (
             "another key",
             &good,
@@ -205,7 +207,7 @@ fn a1_a_certificate_that_says_something_else_is_not_handed_out() {
         ("bytes behind it", &longest, &request, &client, "its length"),
     ] {
         assert_eq!(
-            check::says(certificate, request, terms, &ca),
+            check::verify(certificate, request, template, &ca),
             Err(expected),
             "{what}"
         );

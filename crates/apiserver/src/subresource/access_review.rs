@@ -1,4 +1,4 @@
-//! May somebody do that: SubjectAccessReview, its Self and Local kinds, and SelfSubjectRulesReview.
+//! SubjectAccessReview, SelfSubjectAccessReview, LocalSubjectAccessReview and SelfSubjectRulesReview.
 
 use k8s_openapi::api::authorization::v1::{
     FieldSelectorAttributes, LabelSelectorAttributes, LocalSubjectAccessReview, NonResourceAttributes,
@@ -6,29 +6,28 @@ use k8s_openapi::api::authorization::v1::{
     SubjectAccessReview, SubjectAccessReviewSpec, SubjectAccessReviewStatus, SubjectRulesReviewStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use knarr_api::error::About;
-use knarr_api::field::{Errors, Path};
+use knarr_api::error::ResourceRef;
+use knarr_api::field::{ErrorList, Path};
 use knarr_api::selector::label;
 use knarr_api::{Error, k8s_openapi, meta, names};
 use serde_json::{Value, json};
 
 use super::review::document;
 use crate::authz::Attributes;
-use crate::pipeline::{Ctx, Target};
-use crate::server::Server;
+use crate::pipeline::{Ctx, Pipeline, Target};
 use crate::user::User;
 
-impl Server {
+impl Pipeline {
     pub(super) async fn subject_access(
         &self,
         ctx: &mut Ctx,
         target: &Target<'_>,
         mut review: SubjectAccessReview,
     ) -> Result<Value, Error> {
-        let mut mistakes = check_subject(&review.spec);
-        check_metadata(&review.metadata, "must be empty", &mut mistakes);
-        refuse(&mistakes)?;
-        self.judge_review(ctx, target, &review).await?;
+        let mut errors = validate_spec(&review.spec);
+        validate_metadata(&review.metadata, "must be empty", &mut errors);
+        into_result(&errors)?;
+        self.validate_review(ctx, target, &review).await?;
         review.status = Some(self.status_of(&review.spec));
         document(&review)
     }
@@ -45,30 +44,30 @@ impl Server {
             .namespace
             .get_or_insert_with(|| namespace.to_string());
         let spec = &review.spec;
-        let mut mistakes = check_subject(spec);
+        let mut errors = validate_spec(spec);
         let bare = ObjectMeta {
             namespace: None,
             ..review.metadata.clone()
         };
-        check_metadata(&bare, "must be empty except for namespace", &mut mistakes);
+        validate_metadata(&bare, "must be empty except for namespace", &mut errors);
         if let Some(resource) = &spec.resource_attributes
             && resource.namespace.as_deref().unwrap_or("") != namespace
         {
-            mistakes.invalid(
+            errors.invalid(
                 &Path::new("spec").child("resourceAttributes").child("namespace"),
                 resource.namespace.as_deref().unwrap_or(""),
                 "must match metadata.namespace",
             );
         }
         if let Some(path) = &spec.non_resource_attributes {
-            mistakes.invalid(
+            errors.invalid(
                 &Path::new("spec").child("nonResourceAttributes"),
-                shown(path),
+                printed(path),
                 "disallowed on this kind of request",
             );
         }
-        refuse(&mistakes)?;
-        self.judge_review(ctx, target, &review).await?;
+        into_result(&errors)?;
+        self.validate_review(ctx, target, &review).await?;
         review.status = Some(self.status_of(&review.spec));
         document(&review)
     }
@@ -81,13 +80,13 @@ impl Server {
     ) -> Result<Value, Error> {
         let spec = &review.spec;
         let (resource, path) = (&spec.resource_attributes, &spec.non_resource_attributes);
-        let mut mistakes = Errors::new();
-        check_attributes(resource.as_ref(), path.as_ref(), &mut mistakes);
-        check_selectors(resource.as_ref(), &mut mistakes);
-        check_metadata(&review.metadata, "must be empty", &mut mistakes);
-        refuse(&mistakes)?;
-        self.judge_review(ctx, target, &review).await?;
-        review.status = Some(self.access(&ctx.user, resource.as_ref(), path.as_ref()));
+        let mut errors = ErrorList::new();
+        validate_attributes(resource.as_ref(), path.as_ref(), &mut errors);
+        validate_selectors(resource.as_ref(), &mut errors);
+        validate_metadata(&review.metadata, "must be empty", &mut errors);
+        into_result(&errors)?;
+        self.validate_review(ctx, target, &review).await?;
+        review.status = Some(self.evaluate(&ctx.user, resource.as_ref(), path.as_ref()));
         document(&review)
     }
 
@@ -101,7 +100,7 @@ impl Server {
         if namespace.is_empty() {
             return Err(Error::bad_request("no namespace on request"));
         }
-        self.judge_review(ctx, target, &review).await?;
+        self.validate_review(ctx, target, &review).await?;
         let found = self.authorizer.rules_for(&ctx.user, &namespace);
         let list = |values: Option<Vec<String>>| values.unwrap_or_default();
         let status = SubjectRulesReviewStatus {
@@ -128,7 +127,7 @@ impl Server {
             incomplete: found.error.is_some(),
             evaluation_error: found.error,
         };
-        // The answer says nothing of what was asked, as kube-apiserver's.
+        // The response has no spec, as in kube-apiserver.
         document(&SelfSubjectRulesReview {
             status: Some(status),
             ..SelfSubjectRulesReview::default()
@@ -136,21 +135,21 @@ impl Server {
     }
 
     fn status_of(&self, spec: &SubjectAccessReviewSpec) -> SubjectAccessReviewStatus {
-        let mut who = User::new(
+        let mut user = User::new(
             spec.user.clone().unwrap_or_default(),
             spec.groups.clone().unwrap_or_default(),
         );
-        who.uid = spec.uid.clone().unwrap_or_default();
-        who.extra = spec.extra.clone().unwrap_or_default();
-        self.access(
-            &who,
+        user.uid = spec.uid.clone().unwrap_or_default();
+        user.extra = spec.extra.clone().unwrap_or_default();
+        self.evaluate(
+            &user,
             spec.resource_attributes.as_ref(),
             spec.non_resource_attributes.as_ref(),
         )
     }
 
-    /// Of what has been checked.
-    fn access(
+    /// The authorizer's decision on validated attributes.
+    fn evaluate(
         &self,
         user: &User,
         resource: Option<&ResourceAttributes>,
@@ -159,14 +158,14 @@ impl Server {
         fn of(text: &Option<String>) -> &str {
             text.as_deref().unwrap_or("")
         }
-        let mut problems = Vec::new();
+        let mut evaluation_errors = Vec::new();
         let fields = resource.and_then(|r| r.field_selector.as_ref());
         let fields = fields
-            .map(|s| field_selector(s, &mut problems))
+            .map(|s| field_selector(s, &mut evaluation_errors))
             .unwrap_or_default();
         let labels = resource.and_then(|r| r.label_selector.as_ref());
         let labels = labels
-            .map(|s| label_selector(s, &mut problems))
+            .map(|s| label_selector(s, &mut evaluation_errors))
             .unwrap_or_default();
         let attributes = match (resource, path) {
             (Some(r), _) => Attributes {
@@ -191,21 +190,21 @@ impl Server {
         SubjectAccessReviewStatus {
             allowed: decision.allowed,
             reason: Some(decision.reason).filter(|r| !r.is_empty()),
-            evaluation_error: (!problems.is_empty()).then(|| problems.join("; ")),
+            evaluation_error: (!evaluation_errors.is_empty()).then(|| evaluation_errors.join("; ")),
             ..SubjectAccessReviewStatus::default()
         }
     }
 }
 
-/// The selector in the query string's syntax; what cannot be said in it is left out, which asks for more.
-fn field_selector(selector: &FieldSelectorAttributes, problems: &mut Vec<String>) -> String {
+/// The selector in the query string's syntax. Requirements that have none are dropped, which makes the request broader.
+fn field_selector(selector: &FieldSelectorAttributes, evaluation_errors: &mut Vec<String>) -> String {
     let ignored = |partially: &str| {
         format!("spec.resourceAttributes.fieldSelector {partially}ignored due to parse error")
     };
     if let Some(raw) = selector.raw_selector.as_deref().filter(|r| !r.is_empty()) {
-        let fine = raw.split(',').all(|term| term.is_empty() || term.contains('='));
-        if !fine {
-            problems.push(ignored(""));
+        let parses = raw.split(',').all(|term| term.is_empty() || term.contains('='));
+        if !parses {
+            evaluation_errors.push(ignored(""));
             return String::new();
         }
         return raw.to_string();
@@ -222,19 +221,19 @@ fn field_selector(selector: &FieldSelectorAttributes, problems: &mut Vec<String>
         )
         .collect();
     if terms.len() < all.len() {
-        problems.push(ignored(if terms.is_empty() { "" } else { "partially " }));
+        evaluation_errors.push(ignored(if terms.is_empty() { "" } else { "partially " }));
     }
     terms.join(",")
 }
 
-/// The same of labels.
-fn label_selector(selector: &LabelSelectorAttributes, problems: &mut Vec<String>) -> String {
+/// Like [`field_selector`], for labels.
+fn label_selector(selector: &LabelSelectorAttributes, evaluation_errors: &mut Vec<String>) -> String {
     let ignored = |partially: &str| {
         format!("spec.resourceAttributes.labelSelector {partially}ignored due to parse error")
     };
     if let Some(raw) = selector.raw_selector.as_deref().filter(|r| !r.is_empty()) {
         if label::Selector::parse(raw).is_err() {
-            problems.push(ignored(""));
+            evaluation_errors.push(ignored(""));
             return String::new();
         }
         return raw.to_string();
@@ -258,44 +257,44 @@ fn label_selector(selector: &LabelSelectorAttributes, problems: &mut Vec<String>
         })
         .collect();
     if terms.len() < all.len() {
-        problems.push(ignored(if terms.is_empty() { "" } else { "partially " }));
+        evaluation_errors.push(ignored(if terms.is_empty() { "" } else { "partially " }));
     }
     terms.join(",")
 }
 
-fn check_subject(spec: &SubjectAccessReviewSpec) -> Errors {
-    let mut mistakes = Errors::new();
+fn validate_spec(spec: &SubjectAccessReviewSpec) -> ErrorList {
+    let mut errors = ErrorList::new();
     let resource = spec.resource_attributes.as_ref();
-    check_attributes(resource, spec.non_resource_attributes.as_ref(), &mut mistakes);
+    validate_attributes(resource, spec.non_resource_attributes.as_ref(), &mut errors);
     let user = spec.user.as_deref().unwrap_or("");
     if user.is_empty() && spec.groups.as_ref().is_none_or(Vec::is_empty) {
-        mistakes.invalid(
+        errors.invalid(
             &Path::new("spec").child("user"),
             user,
             "at least one of user or group must be specified",
         );
     }
-    check_selectors(resource, &mut mistakes);
-    mistakes
+    validate_selectors(resource, &mut errors);
+    errors
 }
 
-/// Attributes as refusals show them.
-fn shown(path: &NonResourceAttributes) -> Value {
+/// Attributes as error messages show them.
+fn printed(path: &NonResourceAttributes) -> Value {
     json!({"Path": path.path.as_deref().unwrap_or(""), "Verb": path.verb.as_deref().unwrap_or("")})
 }
 
-fn check_attributes(
+fn validate_attributes(
     resource: Option<&ResourceAttributes>,
     path: Option<&NonResourceAttributes>,
-    mistakes: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     match (resource, path) {
-        (Some(_), Some(path)) => mistakes.invalid(
+        (Some(_), Some(path)) => errors.invalid(
             &Path::new("spec").child("nonResourceAttributes"),
-            shown(path),
+            printed(path),
             "cannot be specified in combination with resourceAttributes",
         ),
-        (None, None) => mistakes.invalid(
+        (None, None) => errors.invalid(
             &Path::new("spec").child("resourceAttributes"),
             json!(null),
             "exactly one of nonResourceAttributes or resourceAttributes must be specified",
@@ -304,22 +303,22 @@ fn check_attributes(
     }
 }
 
-fn check_selectors(resource: Option<&ResourceAttributes>, mistakes: &mut Errors) {
+fn validate_selectors(resource: Option<&ResourceAttributes>, errors: &mut ErrorList) {
     let base = Path::new("spec").child("resourceAttributes");
     let Some(resource) = resource else { return };
     if let Some(s) = &resource.field_selector {
         let requirements = s.requirements.iter().flatten();
         let parts = requirements.map(|r| requirement(&r.key, &r.operator, &r.values));
-        check_selector(
+        validate_selector(
             &base.child("fieldSelector"),
             s.raw_selector.as_deref(),
             parts.clone().collect(),
-            mistakes,
+            errors,
         );
         for (i, (key, ..)) in parts.enumerate() {
             if key.is_empty() {
                 let at = base.child("fieldSelector").child("requirements").index(i);
-                mistakes.required(&at.child("key"), "must be specified");
+                errors.required(&at.child("key"), "must be specified");
             }
         }
     }
@@ -327,20 +326,20 @@ fn check_selectors(resource: Option<&ResourceAttributes>, mistakes: &mut Errors)
         let requirements = s.requirements.iter().flatten();
         let parts = requirements.map(|r| requirement(&r.key, &r.operator, &r.values));
         let at = base.child("labelSelector");
-        check_selector(&at, s.raw_selector.as_deref(), parts.clone().collect(), mistakes);
+        validate_selector(&at, s.raw_selector.as_deref(), parts.clone().collect(), errors);
         for (i, (key, _, values)) in parts.enumerate() {
             let at = at.child("requirements").index(i);
-            mistakes.extend(meta::label_name(key, &at.child("key")));
+            errors.extend(meta::label_name(key, &at.child("key")));
             for (j, value) in values.iter().enumerate() {
-                for words in names::label_value(value) {
-                    mistakes.invalid(&at.child("values").index(j), value, words);
+                for message in names::label_value(value) {
+                    errors.invalid(&at.child("values").index(j), value, message);
                 }
             }
         }
     }
 }
 
-/// A field's or a label's: key, operator, values.
+/// A requirement on a field or label: key, operator, values.
 fn requirement<'a>(
     key: &'a str,
     operator: &'a str,
@@ -349,23 +348,23 @@ fn requirement<'a>(
     (key, operator, values.as_deref().unwrap_or_default())
 }
 
-/// Each requirement: key, operator, values.
-fn check_selector(
+/// Validates a selector. Its requirements are key, operator and values.
+fn validate_selector(
     at: &Path,
     raw: Option<&str>,
     requirements: Vec<(&str, &str, &[String])>,
-    mistakes: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let raw = raw.unwrap_or("");
     if !raw.is_empty() && !requirements.is_empty() {
-        mistakes.invalid(
+        errors.invalid(
             &at.child("rawSelector"),
             raw,
             "may not specified at the same time as requirements",
         );
     }
     if raw.is_empty() && requirements.is_empty() {
-        mistakes.required(
+        errors.required(
             &at.child("requirements"),
             format!("when {at} is specified, requirements or rawSelector is required"),
         );
@@ -373,11 +372,11 @@ fn check_selector(
     for (i, (_, operator, values)) in requirements.into_iter().enumerate() {
         let at = at.child("requirements").index(i);
         match operator {
-            "In" | "NotIn" if values.is_empty() => mistakes.required(
+            "In" | "NotIn" if values.is_empty() => errors.required(
                 &at.child("values"),
                 "must be specified when `operator` is 'In' or 'NotIn'",
             ),
-            "Exists" | "DoesNotExist" if !values.is_empty() => mistakes.forbidden(
+            "Exists" | "DoesNotExist" if !values.is_empty() => errors.forbidden(
                 &at.child("values"),
                 "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
             ),
@@ -386,26 +385,26 @@ fn check_selector(
     }
 }
 
-fn check_metadata(meta: &ObjectMeta, words: &str, mistakes: &mut Errors) {
+fn validate_metadata(meta: &ObjectMeta, message: &str, errors: &mut ErrorList) {
     let bare = ObjectMeta {
         managed_fields: None,
         ..meta.clone()
     };
     if bare != ObjectMeta::default() {
         let value = serde_json::to_value(meta).unwrap_or_default();
-        mistakes.invalid(&Path::new("metadata"), value, words);
+        errors.invalid(&Path::new("metadata"), value, message);
     }
 }
 
-/// Kubernetes names no kind here.
-fn refuse(mistakes: &Errors) -> Result<(), Error> {
-    if mistakes.is_empty() {
+/// The error of an invalid review. As in Kubernetes it names no kind.
+fn into_result(errors: &ErrorList) -> Result<(), Error> {
+    if errors.is_empty() {
         return Ok(());
     }
-    let about = About {
+    let about = ResourceRef {
         group: "authorization.k8s.io",
         resource: "",
         name: "",
     };
-    Err(Error::invalid(about, mistakes))
+    Err(Error::invalid(about, errors))
 }

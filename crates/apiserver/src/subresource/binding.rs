@@ -1,19 +1,17 @@
-//! `pods/binding`: a pod is given to a node, once (SPEC L2).
+//! `pods/binding`: assigns a pod to a node, once (SPEC L2).
 
 use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
-use knarr_api::field::{Cause, Errors, FieldError, Path, quoted};
+use knarr_api::field::{Cause, ErrorList, FieldError, Path, quoted};
 use knarr_api::time::seconds;
 use knarr_api::{Error, Object, k8s_openapi};
 use knarr_client::Preconditions;
 use serde_json::Value;
 
-use crate::admission::extension::{Operation, Shown};
-use crate::admission::pod_topology_labels;
-use crate::http::answer::success;
-use crate::pipeline::{Ctx, Target};
-use crate::server::Server;
+use crate::admission::{Operation, pod_topology_labels};
+use crate::http::response::success;
+use crate::pipeline::{AdmissionObject, Ctx, Pipeline, Target};
 
-impl Server {
+impl Pipeline {
     pub(super) async fn bind(
         &self,
         ctx: &mut Ctx,
@@ -27,12 +25,12 @@ impl Server {
             ));
         }
         let node = &binding.target;
-        let mut mistakes = Errors::new();
+        let mut errors = ErrorList::new();
         let path = Path::new("target");
         let kind = node.kind.clone().unwrap_or_default();
         if !kind.is_empty() && kind != "Node" {
             // The values in the order that Kubernetes gives them, which is not sorted.
-            mistakes.push(FieldError {
+            errors.push(FieldError {
                 cause: Cause::NotSupported,
                 field: path.child("kind").to_string(),
                 value: Some(quoted(&kind)),
@@ -40,24 +38,26 @@ impl Server {
             });
         }
         if node.name.as_deref().unwrap_or("").is_empty() {
-            mistakes.required(&path.child("name"), "");
+            errors.required(&path.child("name"), "");
         }
-        if !mistakes.is_empty() {
-            // As Kubernetes has it: the bare mistakes, and no reason.
-            return Err(Error::new(500, "", mistakes.to_string()));
+        if !errors.is_empty() {
+            // As in Kubernetes: only the field errors, and no reason.
+            return Err(Error::new(500, "", errors.to_string()));
         }
         if name.is_empty() {
             return Err(Error::bad_request("Name parameter required."));
         }
-        let shown = serde_json::to_value(&binding).map_err(Error::internal)?;
-        self.judge_part(ctx, target, Operation::Create, &shown).await?;
-        ctx.shown = Shown::Nothing;
+        let document = serde_json::to_value(&binding).map_err(Error::internal)?;
+        self.admission
+            .validate_request_object(ctx, target, Operation::Create, &document)
+            .await?;
+        ctx.admission_object = AdmissionObject::None;
         let meta = &binding.metadata;
-        let wanted_uid = meta.uid.as_deref().filter(|u| !u.is_empty());
-        let wanted_version = meta.resource_version.as_deref().filter(|v| !v.is_empty());
-        let machine = node.name.clone().unwrap_or_default();
-        let refused = |why: String| {
-            let about = knarr_api::error::About {
+        let expected_uid = meta.uid.as_deref().filter(|u| !u.is_empty());
+        let expected_version = meta.resource_version.as_deref().filter(|v| !v.is_empty());
+        let node_name = node.name.clone().unwrap_or_default();
+        let conflict = |why: String| {
+            let about = knarr_api::error::ResourceRef {
                 group: "",
                 resource: "pods/binding",
                 name: target.name,
@@ -65,29 +65,29 @@ impl Server {
             Err(Error::conflict(about, &why))
         };
         let unconditional = Preconditions::default();
-        let topology = pod_topology_labels::of_node(self, &machine);
+        let topology = pod_topology_labels::topology_labels(&self.admission, &node_name);
         self.update(ctx, &binding_target(target), &unconditional, &mut |ctx, old| {
-            check_preconditions(target, wanted_uid, wanted_version, old)?;
+            check_preconditions(target, expected_uid, expected_version, old)?;
             let mut pod: Pod = old
                 .to_typed()
-                .ok_or_else(|| Error::internal("a Pod that is none"))?;
+                .ok_or_else(|| Error::internal("an object stored as a Pod does not decode as one"))?;
             if pod.metadata.deletion_timestamp.is_some() {
-                return refused(format!(
+                return conflict(format!(
                     "pod {} is being deleted, cannot be assigned to a host",
                     target.name
                 ));
             }
             let spec = pod.spec.get_or_insert_default();
             if let Some(assigned) = spec.node_name.as_deref().filter(|n| !n.is_empty()) {
-                return refused(format!(
+                return conflict(format!(
                     "pod {} is already assigned to node {assigned:?}",
                     target.name
                 ));
             }
             if spec.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty()) {
-                return refused(format!("pod {} has non-empty .spec.schedulingGates", target.name));
+                return conflict(format!("pod {} has non-empty .spec.schedulingGates", target.name));
             }
-            spec.node_name = Some(machine.clone());
+            spec.node_name = Some(node_name.clone());
             let meta = &mut pod.metadata;
             if let Some(annotations) = &binding.metadata.annotations {
                 meta.annotations
@@ -102,8 +102,8 @@ impl Server {
             }
             let status = pod.status.get_or_insert_default();
             status.nominated_node_name = None;
-            scheduled(status.conditions.get_or_insert_default(), ctx.now);
-            // Whoever writes its status meanwhile has nothing against its node: it is bound to what they left.
+            set_scheduled(status.conditions.get_or_insert_default(), ctx.now);
+            // A concurrent status update does not conflict with the assignment: the pod is bound in its latest state.
             pod.metadata.resource_version = None;
             Ok(Box::new(pod))
         })
@@ -119,7 +119,7 @@ fn binding_target<'a>(target: &Target<'a>) -> Target<'a> {
     }
 }
 
-/// As Kubernetes' storage says it, which checks a binding's preconditions itself.
+/// Checks a Binding's preconditions, with the error of Kubernetes' storage layer.
 fn check_preconditions(
     target: &Target<'_>,
     uid: Option<&str>,
@@ -131,13 +131,13 @@ fn check_preconditions(
         ("UID", uid, found.uid()),
         ("ResourceVersion", version, &found_version),
     ];
-    for (field, wanted, found) in pairs {
-        if let Some(wanted) = wanted.filter(|w| *w != found) {
+    for (field, expected, found) in pairs {
+        if let Some(expected) = expected.filter(|w| *w != found) {
             return Err(Error::conflict(
-                target.about(),
+                target.resource_ref(),
                 &format!(
                     "StorageError: invalid object, Code: 4, Key: /registry/pods/{}/{}, ResourceVersion: 0, \
-AdditionalErrorMsg: Precondition failed: {field} in precondition: {wanted}, {field} in object meta: {found}",
+AdditionalErrorMsg: Precondition failed: {field} in precondition: {expected}, {field} in object meta: {found}",
                     target.namespace, target.name
                 ),
             ));
@@ -146,7 +146,7 @@ AdditionalErrorMsg: Precondition failed: {field} in precondition: {wanted}, {fie
     Ok(())
 }
 
-fn scheduled(conditions: &mut Vec<PodCondition>, now: k8s_openapi::jiff::Timestamp) {
+fn set_scheduled(conditions: &mut Vec<PodCondition>, now: k8s_openapi::jiff::Timestamp) {
     match conditions.iter_mut().find(|c| c.type_ == "PodScheduled") {
         Some(c) => {
             if c.status != "True" {

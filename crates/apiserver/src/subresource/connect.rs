@@ -1,4 +1,4 @@
-//! What a request to connect to something says (`PodExecOptions` and its like), as admission is shown it.
+//! The options of a connect request (`PodExecOptions` and the like), as admission gets them.
 
 use knarr_api::Error;
 use knarr_api::kind::Subresource;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::http::Http;
 use crate::pipeline::Target;
 
-/// Streams that exec and attach may ask for.
+/// The streams that exec and attach may request.
 const STREAMS: [&str; 4] = ["stdin", "stdout", "stderr", "tty"];
 
 /// The options object of the subresource's kind.
@@ -53,7 +53,7 @@ pub(super) fn options(http: &Http, target: &Target<'_>, served: &Subresource) ->
     Ok(options)
 }
 
-/// What is asked of whatever is behind a proxy, as it was sent: empty, or from its first slash on.
+/// The path behind the proxy, as it was sent: empty, or beginning with a slash.
 pub(super) fn path(http: &Http) -> String {
     match http.info.rest.as_str() {
         "" if http.info.path.ends_with('/') => "/".into(),

@@ -1,22 +1,23 @@
-//! `pods/eviction`: a deletion that asks the pod's disruption budget first.
+//! `pods/eviction`: deletes a pod if its PodDisruptionBudget allows it.
 
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_api::selector::label::Selector;
 use knarr_api::time::seconds;
 use knarr_api::{Error, k8s_openapi, registry};
 use knarr_client::{DeleteOptions, Preconditions, Propagation};
 use serde_json::Value;
 
-use crate::admission::extension::{Operation, Shown};
+use crate::admission::Operation;
 use crate::cache::change::Filter;
-use crate::http::answer::success;
-use crate::pipeline::delete::DeleteRequest;
-use crate::pipeline::{Ctx, Target};
-use crate::server::Server;
+use crate::http::response::success;
+use crate::pipeline::preconditions::check_preconditions;
+use crate::pipeline::write::DeleteRequest;
+use crate::pipeline::{AdmissionObject, Ctx, Pipeline, Target};
 
-impl Server {
+impl Pipeline {
     pub(super) async fn evict(
         &self,
         ctx: &mut Ctx,
@@ -28,18 +29,20 @@ impl Server {
                 "name in URL does not match name in Eviction object",
             ));
         }
-        let shown = serde_json::to_value(&eviction).map_err(Error::internal)?;
-        self.judge_part(ctx, target, Operation::Create, &shown).await?;
-        ctx.shown = Shown::Nothing;
+        let document = serde_json::to_value(&eviction).map_err(Error::internal)?;
+        self.admission
+            .validate_request_object(ctx, target, Operation::Create, &document)
+            .await?;
+        ctx.admission_object = AdmissionObject::None;
         let options = eviction.delete_options.unwrap_or_default();
         ctx.dry_run |= options.dry_run.is_some_and(|d| d.iter().any(|v| v == "All"));
-        let wanted = options.preconditions.unwrap_or_default();
+        let preconditions = options.preconditions.unwrap_or_default();
         let mut request = DeleteRequest {
             options: DeleteOptions {
                 grace_period_seconds: options.grace_period_seconds,
                 preconditions: Preconditions {
-                    uid: wanted.uid,
-                    resource_version: wanted.resource_version,
+                    uid: preconditions.uid,
+                    resource_version: preconditions.resource_version,
                 },
                 propagation: match options.propagation_policy.as_deref() {
                     Some("Orphan") => Some(Propagation::Orphan),
@@ -49,30 +52,31 @@ impl Server {
                 },
             },
             orphan_dependents: options.orphan_dependents,
-            why: None,
+            pod_condition: None,
         };
         let pod_target = Target::main(target.kind, target.namespace, target.name);
         let object = self.get(&pod_target)?;
-        crate::pipeline::update::check_preconditions(target.kind, &request.options.preconditions, &object)?;
+        check_preconditions(target.kind, &request.options.preconditions, &object)?;
         let pod: &Pod = object
             .get()
-            .ok_or_else(|| Error::internal("a Pod that is none"))?;
-        if !ignores_budgets(pod) {
-            let tie = self.ask_budget(ctx, pod, target.namespace).await?;
-            if tie && request.options.preconditions.resource_version.is_none() {
+            .ok_or_else(|| Error::internal("an object stored as a Pod does not decode as one"))?;
+        if !can_ignore_pdb(pod) {
+            let requires_unchanged = self.check_budget(ctx, pod, target.namespace).await?;
+            if requires_unchanged && request.options.preconditions.resource_version.is_none() {
                 request.options.preconditions.resource_version = Some(object.revision().to_string());
             }
         }
         if object.metadata().deletion_timestamp.is_none() && !ctx.dry_run {
-            self.mark_disrupted(ctx, &pod_target, &mut request).await?;
+            self.add_disruption_condition(ctx, &pod_target, &mut request)
+                .await?;
         }
         self.delete(ctx, &pod_target, &request).await?;
         success(Some(201), None)
     }
 
-    /// Asks the one budget that covers the pod, and takes one disruption from it. True where the pod must not have
-    /// changed by the time it is deleted.
-    async fn ask_budget(&self, ctx: &mut Ctx, pod: &Pod, namespace: &str) -> Result<bool, Error> {
+    /// Checks the one budget that covers the pod, and takes one disruption from it. True if the pod may only be deleted
+    /// unchanged.
+    async fn check_budget(&self, ctx: &mut Ctx, pod: &Pod, namespace: &str) -> Result<bool, Error> {
         let kind = &registry::POD_DISRUPTION_BUDGET;
         let all = self.cache.of(kind)?.list(&Filter::everything(kind, namespace));
         let mut covering = Vec::new();
@@ -119,18 +123,18 @@ impl Server {
             ..Target::main(kind, namespace, &name)
         };
         self.update(ctx, &target, &Preconditions::default(), &mut |ctx, old| {
-            let mut budget: PodDisruptionBudget = old
-                .to_typed()
-                .ok_or_else(|| Error::internal("a PodDisruptionBudget that is none"))?;
-            take_one(&mut budget, &pod_name, ctx.now)?;
+            let mut budget: PodDisruptionBudget = old.to_typed().ok_or_else(|| {
+                Error::internal("an object stored as a PodDisruptionBudget does not decode as one")
+            })?;
+            check_and_decrement(&mut budget, &pod_name, ctx.now)?;
             Ok(Box::new(budget))
         })
         .await?;
         Ok(false)
     }
 
-    /// Says on the pod why it goes (condition DisruptionTarget), before it does.
-    async fn mark_disrupted(
+    /// Sets the pod's condition DisruptionTarget before it is deleted (addConditionAndDeletePod).
+    async fn add_disruption_condition(
         &self,
         ctx: &mut Ctx,
         target: &Target<'_>,
@@ -145,7 +149,7 @@ impl Server {
             .update(ctx, &status, &preconditions, &mut |ctx, old| {
                 let mut pod: Pod = old
                     .to_typed()
-                    .ok_or_else(|| Error::internal("a Pod that is none"))?;
+                    .ok_or_else(|| Error::internal("an object stored as a Pod does not decode as one"))?;
                 let conditions = pod
                     .status
                     .get_or_insert_default()
@@ -175,9 +179,9 @@ impl Server {
     }
 }
 
-fn ignores_budgets(pod: &Pod) -> bool {
+fn can_ignore_pdb(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or("");
-    matches!(phase, "Succeeded" | "Failed" | "Pending") || pod.metadata.deletion_timestamp.is_some()
+    phase == "Pending" || is_terminal(pod) || pod.metadata.deletion_timestamp.is_some()
 }
 
 fn is_ready(pod: &Pod) -> bool {
@@ -187,10 +191,10 @@ fn is_ready(pod: &Pod) -> bool {
         .any(|c| c.type_ == "Ready" && c.status == "True")
 }
 
-/// How many evictions may wait for the disruption controller to confirm them.
+/// How many evictions may be unconfirmed by the disruption controller (MaxDisruptedPodSize).
 const DISRUPTED_PODS_MAX: usize = 2000;
 
-fn take_one(
+fn check_and_decrement(
     budget: &mut PodDisruptionBudget,
     pod: &str,
     now: k8s_openapi::jiff::Timestamp,
@@ -209,7 +213,7 @@ fn take_one(
         );
         return Err(error);
     }
-    let about = knarr_api::error::About {
+    let about = knarr_api::error::ResourceRef {
         group: "policy",
         resource: "poddisruptionbudget",
         name: &name,

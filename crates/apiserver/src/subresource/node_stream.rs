@@ -1,6 +1,6 @@
-//! `log`, `exec`, `attach` and `portforward`: the pod's node is asked, and the bytes pass through.
+//! `log`, `exec`, `attach` and `portforward`: requests that are proxied to the kubelet of the pod's node.
 //!
-//! The kubelet speaks WebSocket and SPDY itself; this end only authorises, finds the node and carries bytes.
+//! The kubelet implements WebSocket and SPDY; this server authorizes, finds the node and copies bytes.
 
 use std::sync::Arc;
 
@@ -12,19 +12,18 @@ use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use knarr_api::kind::Subresource;
 use knarr_api::{Error, k8s_openapi};
-use knarr_client::Conn;
+use knarr_client::{Conn, NodeDialer};
 use serde_json::Value;
 use tracing::debug;
 
 use super::connect;
-use crate::admission::extension::Operation;
+use crate::admission::Operation;
 use crate::http::Http;
-use crate::http::answer::Answer;
 use crate::http::body::{Body, full};
-use crate::pipeline::{Ctx, Target, not_served};
-use crate::server::Server;
+use crate::http::response::HandlerResponse;
+use crate::pipeline::{Ctx, Pipeline, Target, not_served};
 
-/// What a log request may say to the kubelet.
+/// The query parameters of a log request that are sent to the kubelet.
 const LOG_OPTIONS: [&str; 9] = [
     "follow",
     "previous",
@@ -37,79 +36,98 @@ const LOG_OPTIONS: [&str; 9] = [
     "insecureSkipTLSVerifyBackend",
 ];
 
-impl Server {
-    /// `log`, which is read like any object.
-    pub(super) async fn log(self: &Arc<Self>, http: &mut Http, target: &Target<'_>) -> Result<Answer, Error> {
-        match self.pod_path(http, target, &Value::Null)? {
-            Some((node, path)) => self.ask_node(http, &node, &path).await,
-            // A pod without a node has written nothing yet.
-            None => Ok(Answer::Raw(crate::http::answer::text(StatusCode::OK, ""))),
+/// Connects clients with pods and nodes.
+pub(crate) struct Connector {
+    pub pipeline: Arc<Pipeline>,
+    pub nodes: Arc<dyn NodeDialer>,
+}
+
+impl Connector {
+    /// `log`: read without a connect admission.
+    pub(super) async fn log(&self, http: &mut Http, target: &Target<'_>) -> Result<HandlerResponse, Error> {
+        match self.kubelet_path(http, target, &Value::Null)? {
+            Some((node, path)) => self.proxy_to_kubelet(http, &node, &path).await,
+            // A pod without a node has no logs yet.
+            None => Ok(HandlerResponse::Raw(crate::http::response::text(
+                StatusCode::OK,
+                "",
+            ))),
         }
     }
 
-    /// What connects a client with a pod or a node: admission is asked first, as of everything that does something.
+    /// Connects a client with a pod or a node, after admission of the operation CONNECT.
     pub(super) async fn connect_request(
-        self: &Arc<Self>,
+        &self,
         ctx: &mut Ctx,
         http: &mut Http,
         target: &Target<'_>,
         served: &Subresource,
-    ) -> Result<Answer, Error> {
-        let asked = connect::options(http, target, served)?;
+    ) -> Result<HandlerResponse, Error> {
+        let requested = connect::options(http, target, served)?;
         let options = self
-            .admit_part(ctx, target, Operation::Connect, asked.clone())
+            .pipeline
+            .admission
+            .admit_request_object(ctx, target, Operation::Connect, requested.clone())
             .await?;
         if target.subresource == "proxy" {
             let path = match options.get("path").and_then(Value::as_str) {
-                same if same == asked.get("path").and_then(Value::as_str) => connect::path(http),
+                same if same == requested.get("path").and_then(Value::as_str) => connect::path(http),
                 other => encoded_path(other.unwrap_or("")),
             };
             return self.proxy(http, target, &path).await;
         }
-        self.may_create(ctx, http, target)?;
-        match self.pod_path(http, target, &options)? {
-            Some((node, path)) => self.ask_node(http, &node, &path).await,
+        self.authorize_connect(ctx, http, target)?;
+        match self.kubelet_path(http, target, &options)? {
+            Some((node, path)) => self.proxy_to_kubelet(http, &node, &path).await,
             None => Err(not_served()),
         }
     }
 
-    /// A WebSocket begins with a GET, and who may only read must not run commands by one.
-    fn may_create(&self, ctx: &Ctx, http: &Http, target: &Target<'_>) -> Result<(), Error> {
-        let mut asked = http.attributes();
-        if asked.verb == "create" {
+    /// Requires the verb `create`: a WebSocket begins with a GET, and permission to read must not allow running commands.
+    fn authorize_connect(&self, ctx: &Ctx, http: &Http, target: &Target<'_>) -> Result<(), Error> {
+        let mut attributes = http.attributes();
+        if attributes.verb == "create" {
             return Ok(());
         }
-        asked.verb = "create";
-        let decision = self.authorizer.explain(&ctx.user, &asked);
+        attributes.verb = "create";
+        let decision = self.pipeline.authorizer.explain(&ctx.user, &attributes);
         match decision.allowed {
             true => Ok(()),
-            false => Err(Error::forbidden(target.about(), &decision.reason)),
+            false => Err(Error::forbidden(target.resource_ref(), &decision.reason)),
         }
     }
 
-    /// The pod's node, and what to ask it. `None`: a log of a pod that has no node.
-    fn pod_path(
+    /// The pod's node, and the path and query for its kubelet. `None` for the log of a pod without a node.
+    fn kubelet_path(
         &self,
         http: &Http,
         target: &Target<'_>,
-        asked: &Value,
+        connect_options: &Value,
     ) -> Result<Option<(String, String)>, Error> {
         // Before the pod is read, as kube-apiserver does.
         if target.subresource == "log" {
             check_log_options(http)?;
         }
-        let object = self.get(&Target::main(target.kind, target.namespace, target.name))?;
+        let object = self
+            .pipeline
+            .get(&Target::main(target.kind, target.namespace, target.name))?;
         let pod: &Pod = object
             .get()
-            .ok_or_else(|| Error::internal("a Pod that is none"))?;
+            .ok_or_else(|| Error::internal("an object stored as a Pod does not decode as one"))?;
         let spec = pod.spec.clone().unwrap_or_default();
         let (namespace, name) = (target.namespace, target.name);
         let query = &http.query;
         let mut options: Vec<(&str, String)> = Vec::new();
-        let listed = |field: &str| asked.get(field).and_then(Value::as_array).into_iter().flatten();
+        let listed = |field: &str| {
+            connect_options
+                .get(field)
+                .and_then(Value::as_array)
+                .into_iter()
+                .flatten()
+        };
         let path = match target.subresource {
             "log" => {
-                let container = container(&spec, name, query.get("container"))?;
+                let container = select_container(&spec, name, query.get("container"))?;
                 options.extend(
                     LOG_OPTIONS
                         .iter()
@@ -123,15 +141,15 @@ impl Server {
                 format!("/portForward/{namespace}/{name}")
             }
             verb => {
-                let wanted = asked.get("container").and_then(Value::as_str);
-                let container = container(&spec, name, wanted.unwrap_or(""))?;
+                let container_name = connect_options.get("container").and_then(Value::as_str);
+                let container = select_container(&spec, name, container_name.unwrap_or(""))?;
                 for (from, to) in [
                     ("stdin", "input"),
                     ("stdout", "output"),
                     ("stderr", "error"),
                     ("tty", "tty"),
                 ] {
-                    if asked.get(from) == Some(&Value::Bool(true)) {
+                    if connect_options.get(from) == Some(&Value::Bool(true)) {
                         options.push((to, "1".into()));
                     }
                 }
@@ -151,78 +169,83 @@ impl Server {
         Ok(Some((node, with_query(path, &options))))
     }
 
-    async fn ask_node(self: &Arc<Self>, http: &mut Http, node: &str, path: &str) -> Result<Answer, Error> {
+    async fn proxy_to_kubelet(
+        &self,
+        http: &mut Http,
+        node: &str,
+        path: &str,
+    ) -> Result<HandlerResponse, Error> {
         let failed =
             |e: &dyn std::fmt::Display| Error::internal(format!("error dialing backend: node {node}: {e}"));
         let stream = self.nodes.dial(node).await.map_err(|e| failed(&e))?;
-        self.exchange(http, stream, node, path, Passes::Handshake)
+        self.proxy_request(http, stream, node, path, ForwardedHeaders::Handshake)
             .await
-            .map(Answer::Raw)
+            .map(HandlerResponse::Raw)
             .map_err(|e| match e {
-                Failed::Far(e) => failed(&e),
-                Failed::Near(e) => e,
+                ProxyError::Backend(e) => failed(&e),
+                ProxyError::Client(e) => e,
             })
     }
 
-    /// Carries the request over `stream`, and whatever becomes of it back.
-    pub(super) async fn exchange(
+    /// Sends the request over `stream` and returns the response, upgraded if it is.
+    pub(super) async fn proxy_request(
         &self,
         http: &mut Http,
         stream: Box<dyn Conn>,
         host: &str,
         path: &str,
-        passes: Passes,
-    ) -> Result<Response<Body>, Failed> {
+        forwarded: ForwardedHeaders,
+    ) -> Result<Response<Body>, ProxyError> {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
-            .map_err(Failed::Far)?;
+            .map_err(ProxyError::Backend)?;
         tokio::spawn(async move {
             if let Err(e) = connection.with_upgrades().await {
-                debug!("a connection to a node ended: {e}");
+                debug!("a connection to a node failed: {e}");
             }
         });
         let upgrades = http.headers.contains_key(UPGRADE);
         let body = if upgrades {
             Bytes::new()
         } else {
-            http.body().await.map_err(Failed::Near)?
+            http.body().await.map_err(ProxyError::Client)?
         };
         let mut request = Request::builder().method(http.method.clone()).uri(path);
         if let Some(headers) = request.headers_mut() {
-            pass_on(&http.headers, headers, upgrades, passes);
+            copy_headers(&http.headers, headers, upgrades, forwarded);
             if let Ok(host) = host.parse() {
                 headers.insert(HOST, host);
             }
         }
         let request = request
             .body(Full::new(body))
-            .map_err(|e| Failed::Near(Error::bad_request(e.to_string())))?;
-        let mut answer = sender.send_request(request).await.map_err(Failed::Far)?;
-        if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-            let (parts, body) = answer.into_parts();
-            // The connection lives as long as what still comes over it.
+            .map_err(|e| ProxyError::Client(Error::bad_request(e.to_string())))?;
+        let mut backend_response = sender.send_request(request).await.map_err(ProxyError::Backend)?;
+        if backend_response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            let (parts, body) = backend_response.into_parts();
+            // The connection stays open until the response body is complete.
             let body = body.map_err(Into::into).boxed_unsync();
             let mut response = http::Response::from_parts(parts, body);
-            hop_by_hop(response.headers_mut());
+            remove_hop_by_hop_headers(response.headers_mut());
             return Ok(response);
         }
-        splice(&mut answer, &mut http.request);
+        copy_upgraded(&mut backend_response, &mut http.request);
         let mut response = http::Response::new(full(Bytes::new()));
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-        *response.headers_mut() = answer.headers().clone();
+        *response.headers_mut() = backend_response.headers().clone();
         Ok(response)
     }
 }
 
-/// Carries bytes between the two ends of a connection that has been upgraded at both, until one of them goes.
-pub(crate) fn splice<A, B>(answer: &mut Response<A>, request: &mut Request<B>) {
-    let (theirs, ours) = (hyper::upgrade::on(answer), hyper::upgrade::on(request));
+/// Copies bytes between two upgraded connections until one of them is closed.
+pub(crate) fn copy_upgraded<A, B>(response: &mut Response<A>, request: &mut Request<B>) {
+    let (backend, client) = (hyper::upgrade::on(response), hyper::upgrade::on(request));
     tokio::spawn(async move {
-        match tokio::try_join!(theirs, ours) {
-            Ok((theirs, ours)) => {
-                let (mut theirs, mut ours) = (TokioIo::new(theirs), TokioIo::new(ours));
-                if let Err(e) = tokio::io::copy_bidirectional(&mut ours, &mut theirs).await {
-                    debug!("an upgraded connection ended: {e}");
+        match tokio::try_join!(backend, client) {
+            Ok((backend, client)) => {
+                let (mut backend, mut client) = (TokioIo::new(backend), TokioIo::new(client));
+                if let Err(e) = tokio::io::copy_bidirectional(&mut client, &mut backend).await {
+                    debug!("an upgraded connection failed: {e}");
                 }
             }
             Err(e) => debug!("an upgrade failed: {e}"),
@@ -230,23 +253,23 @@ pub(crate) fn splice<A, B>(answer: &mut Response<A>, request: &mut Request<B>) {
     });
 }
 
-/// Which of a client's headers pass.
+/// Which of the client's headers are forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Passes {
-    /// What the kubelet needs.
+pub(super) enum ForwardedHeaders {
+    /// The headers that the kubelet needs.
     Handshake,
-    /// All but what is between the client and this server.
-    Everything,
+    /// All but credentials and hop-by-hop headers.
+    All,
 }
 
-/// Which end it was.
-pub(super) enum Failed {
-    Far(hyper::Error),
-    Near(Error),
+/// The end of a proxied request that failed.
+pub(super) enum ProxyError {
+    Backend(hyper::Error),
+    Client(Error),
 }
 
-/// A client's headers, never its credentials.
-fn pass_on(from: &HeaderMap, to: &mut HeaderMap, upgrades: bool, passes: Passes) {
+/// Copies the client's headers, never its credentials.
+fn copy_headers(from: &HeaderMap, to: &mut HeaderMap, upgrades: bool, forwarded: ForwardedHeaders) {
     for (name, value) in from {
         let text = name.as_str();
         let handshake = upgrades
@@ -268,17 +291,17 @@ fn pass_on(from: &HeaderMap, to: &mut HeaderMap, upgrades: bool, passes: Passes)
                 | "content-length"
                 | "proxy-authorization"
         ) || text.starts_with("impersonate-")
-            // Who asks is the front proxy's to say, and there is none.
+            // Only a front proxy may name the user, and there is none.
             || text.starts_with("x-remote-");
         let needed = matches!(text, "accept" | "content-type" | "accept-encoding" | "origin");
-        if handshake || needed || (passes == Passes::Everything && !own) {
+        if handshake || needed || (forwarded == ForwardedHeaders::All && !own) {
             to.append(name.clone(), value.clone());
         }
     }
 }
 
-/// What speaks of one connection only does not pass to the next.
-pub(crate) fn hop_by_hop(headers: &mut HeaderMap) {
+/// Removes the headers that apply to one connection only.
+pub(crate) fn remove_hop_by_hop_headers(headers: &mut HeaderMap) {
     for name in [
         "connection",
         "keep-alive",
@@ -316,8 +339,8 @@ fn with_query(path: String, options: &[(&str, impl AsRef<str>)]) -> String {
     }
 }
 
-/// The container that is meant; of several it must be named.
-fn container(spec: &PodSpec, name: &str, wanted: &str) -> Result<String, Error> {
+/// The selected container. A pod with several containers requires its name.
+fn select_container(spec: &PodSpec, name: &str, container_name: &str) -> Result<String, Error> {
     let main: Vec<&str> = spec.containers.iter().map(|c| c.name.as_str()).collect();
     let init: Vec<&str> = spec
         .init_containers
@@ -331,12 +354,15 @@ fn container(spec: &PodSpec, name: &str, wanted: &str) -> Result<String, Error> 
         .flatten()
         .map(|c| c.name.as_str())
         .collect();
-    if !wanted.is_empty() {
-        return if main.contains(&wanted) || init.contains(&wanted) || ephemeral.contains(&wanted) {
-            Ok(wanted.to_string())
+    if !container_name.is_empty() {
+        return if main.contains(&container_name)
+            || init.contains(&container_name)
+            || ephemeral.contains(&container_name)
+        {
+            Ok(container_name.to_string())
         } else {
             Err(Error::bad_request(format!(
-                "container {wanted} is not valid for pod {name}"
+                "container {container_name} is not valid for pod {name}"
             )))
         };
     }
@@ -355,39 +381,39 @@ fn container(spec: &PodSpec, name: &str, wanted: &str) -> Result<String, Error> 
 }
 
 fn check_log_options(http: &Http) -> Result<(), Error> {
-    let mut mistakes = knarr_api::field::Errors::new();
+    let mut errors = knarr_api::field::ErrorList::new();
     let path = knarr_api::field::Path::new;
-    for (name, least) in [("tailLines", 0), ("sinceSeconds", 1), ("limitBytes", 1)] {
+    for (name, minimum) in [("tailLines", 0), ("sinceSeconds", 1), ("limitBytes", 1)] {
         let Some(n) = http.query.int(name)? else { continue };
-        if n < least {
-            let detail = if least == 0 {
+        if n < minimum {
+            let detail = if minimum == 0 {
                 "must be greater than or equal to 0"
             } else {
                 "must be greater than 0"
             };
-            mistakes.invalid(&path(name), n, detail);
+            errors.invalid(&path(name), n, detail);
         }
     }
     if http.query.has("sinceSeconds") && http.query.has("sinceTime") {
-        // A path without a name is written so.
-        mistakes.forbidden(
+        // Upstream's path without a name is printed like this.
+        errors.forbidden(
             &path("[]"),
             "at most one of `sinceTime` or `sinceSeconds` may be specified",
         );
     }
     // PodLogsQuerySplitStreams is off by default.
     if http.query.has("stream") {
-        mistakes.forbidden(&path("stream"), "may not be specified");
+        errors.forbidden(&path("stream"), "may not be specified");
     }
-    if mistakes.is_empty() {
+    if errors.is_empty() {
         return Ok(());
     }
-    let about = knarr_api::error::About {
+    let about = knarr_api::error::ResourceRef {
         group: "",
         resource: "PodLogOptions",
         name: http.info.name.as_str(),
     };
-    Err(Error::invalid(about, &mistakes))
+    Err(Error::invalid(about, &errors))
 }
 
 #[cfg(test)]
@@ -406,7 +432,9 @@ mod tests {
             init_containers: Some(vec![named("i")]),
             ..PodSpec::default()
         };
-        let of = |wanted: &str| container(&spec, "p", wanted).map_err(|e| e.message().to_string());
+        let of = |container_name: &str| {
+            select_container(&spec, "p", container_name).map_err(|e| e.message().to_string())
+        };
         assert_eq!(
             of(""),
             Err("a container name must be specified for pod p, choose one of: [i a b]".into())

@@ -1,4 +1,4 @@
-//! Kinds that are asked and not stored: who am I, whose token is this; [`super::access_review`] answers the rest.
+//! Reviews, which are created and not stored: SelfSubjectReview and TokenReview; the others are in [`super::access_review`].
 
 use k8s_openapi::api::authentication::v1::{
     SelfSubjectReview, SelfSubjectReviewStatus, TokenReview, TokenReviewStatus, UserInfo,
@@ -10,13 +10,14 @@ use knarr_api::time::seconds;
 use knarr_api::{AnyObject, Error, k8s_openapi, registry};
 use serde_json::Value;
 
-use crate::admission::extension::{Operation, json_of};
-use crate::pipeline::create::check_namespace;
-use crate::pipeline::{Ctx, Target, not_served};
-use crate::server::Server;
+use super::Subresources;
+use crate::admission::Operation;
+use crate::admission::extension::json_of;
+use crate::pipeline::metadata::check_namespace;
+use crate::pipeline::{Ctx, Pipeline, Target, not_served};
 use crate::user::User;
 
-/// What can be asked.
+/// The kinds of reviews.
 enum Review {
     SelfSubject(Box<SelfSubjectReview>),
     Token(Box<TokenReview>),
@@ -49,8 +50,8 @@ impl Review {
     }
 }
 
-impl Server {
-    /// Answers a create of a kind that is not stored.
+impl Subresources {
+    /// Creates an object of a kind that is not stored.
     pub(crate) async fn review(
         &self,
         ctx: &mut Ctx,
@@ -60,7 +61,7 @@ impl Server {
     ) -> Result<Value, Error> {
         if *target.kind == registry::BINDING {
             let name = object.metadata().name.clone().unwrap_or_default();
-            // Which pod is meant only its own subresource may say by UID.
+            // As in Kubernetes, only `pods/binding` accepts a UID.
             let mut body = body;
             if let Some(meta) = body.get_mut("metadata").and_then(Value::as_object_mut) {
                 meta.remove("uid");
@@ -75,17 +76,17 @@ impl Server {
         }
         let mut object = object;
         check_namespace(target, &mut *object)?;
-        // As `WipeObjectMetaSystemFields` does for all that is created.
+        // As `WipeObjectMetaSystemFields` does for all created objects.
         let meta = object.metadata_mut();
         meta.uid = None;
         meta.creation_timestamp = None;
         meta.deletion_timestamp = None;
         meta.deletion_grace_period_seconds = None;
         meta.self_link = None;
-        let object = self.mutate_review(ctx, target, object).await?;
+        let object = self.pipeline.mutate_review(ctx, target, object).await?;
         match Review::of(object) {
             Some(Review::SelfSubject(mut review)) => {
-                self.judge_review(ctx, target, &*review).await?;
+                self.pipeline.validate_review(ctx, target, &*review).await?;
                 review.metadata.creation_timestamp = Some(seconds(ctx.now));
                 review.status = Some(SelfSubjectReviewStatus {
                     user_info: Some(user_info(&ctx.user)),
@@ -93,53 +94,14 @@ impl Server {
                 document(&*review)
             }
             Some(Review::Token(review)) => self.token_review(ctx, target, *review).await,
-            Some(Review::SelfAccess(review)) => self.self_subject_access(ctx, target, *review).await,
-            Some(Review::Access(review)) => self.subject_access(ctx, target, *review).await,
-            Some(Review::LocalAccess(review)) => self.local_subject_access(ctx, target, *review).await,
-            Some(Review::SelfRules(review)) => self.self_subject_rules(ctx, target, *review).await,
+            Some(Review::SelfAccess(review)) => self.pipeline.self_subject_access(ctx, target, *review).await,
+            Some(Review::Access(review)) => self.pipeline.subject_access(ctx, target, *review).await,
+            Some(Review::LocalAccess(review)) => {
+                self.pipeline.local_subject_access(ctx, target, *review).await
+            }
+            Some(Review::SelfRules(review)) => self.pipeline.self_subject_rules(ctx, target, *review).await,
             None => Err(not_served()),
         }
-    }
-
-    /// What webhooks make of a review.
-    async fn mutate_review(
-        &self,
-        ctx: &mut Ctx,
-        target: &Target<'_>,
-        object: Box<dyn AnyObject>,
-    ) -> Result<Box<dyn AnyObject>, Error> {
-        if !self.asks_about_parts() {
-            return Ok(object);
-        }
-        let before = json_of(&*object)?;
-        let after = self
-            .mutate_part(ctx, target, Operation::Create, before.clone())
-            .await?;
-        if after == before {
-            return Ok(object);
-        }
-        let json = serde_json::to_vec(&after).map_err(Error::internal)?;
-        let decoded = target.kind.ops.decode(&json).map_err(|e| {
-            Error::internal(format!(
-                "what admission made of the review is none: {}",
-                e.message
-            ))
-        })?;
-        Ok(decoded.object)
-    }
-
-    /// Lets webhooks refuse a review that is known to be valid.
-    pub(super) async fn judge_review<T: serde::Serialize>(
-        &self,
-        ctx: &mut Ctx,
-        target: &Target<'_>,
-        review: &T,
-    ) -> Result<(), Error> {
-        if !self.asks_about_parts() {
-            return Ok(());
-        }
-        self.judge_part(ctx, target, Operation::Create, &document(review)?)
-            .await
     }
 
     async fn token_review(
@@ -153,10 +115,11 @@ impl Server {
                 "token is required for TokenReview in authentication",
             ));
         };
-        self.judge_review(ctx, target, &review).await?;
-        let wanted = review.spec.audiences.clone().unwrap_or_default();
+        self.pipeline.validate_review(ctx, target, &review).await?;
+        let requested_audiences = review.spec.audiences.clone().unwrap_or_default();
         let found = self
-            .token_holder(&token, &wanted, ctx.now)
+            .authenticator
+            .authenticate_token(&token, &requested_audiences, ctx.now)
             .map(|(user, audiences)| (user.authenticated(), audiences));
         review.status = Some(match found {
             Some((user, audiences)) => TokenReviewStatus {
@@ -172,6 +135,51 @@ impl Server {
             },
         });
         document(&review)
+    }
+}
+
+impl Pipeline {
+    /// Runs mutating webhooks on a review.
+    async fn mutate_review(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        object: Box<dyn AnyObject>,
+    ) -> Result<Box<dyn AnyObject>, Error> {
+        if !self.admission.has_extensions() {
+            return Ok(object);
+        }
+        let before = json_of(&*object)?;
+        let after = self
+            .admission
+            .mutate_request_object(ctx, target, Operation::Create, before.clone())
+            .await?;
+        if after == before {
+            return Ok(object);
+        }
+        let json = serde_json::to_vec(&after).map_err(Error::internal)?;
+        let decoded = target.kind.ops.decode(&json).map_err(|e| {
+            Error::internal(format!(
+                "admission changed the review to one that does not decode: {}",
+                e.message
+            ))
+        })?;
+        Ok(decoded.object)
+    }
+
+    /// Runs validating webhooks on a review that is known to be valid.
+    pub(super) async fn validate_review<T: serde::Serialize>(
+        &self,
+        ctx: &mut Ctx,
+        target: &Target<'_>,
+        review: &T,
+    ) -> Result<(), Error> {
+        if !self.admission.has_extensions() {
+            return Ok(());
+        }
+        self.admission
+            .validate_request_object(ctx, target, Operation::Create, &document(review)?)
+            .await
     }
 }
 

@@ -1,4 +1,4 @@
-//! `scale`: the number of replicas, for whoever needs to know nothing else of a kind.
+//! `scale`: reads and sets the number of replicas of any scalable kind.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use k8s_openapi::api::autoscaling::v1::Scale;
 use knarr_api::custom::CustomObject;
-use knarr_api::error::About;
+use knarr_api::error::ResourceRef;
 use knarr_api::field::Path;
 use knarr_api::managed_fields::{Managed, ManagerId, Operation};
 use knarr_api::scale::{self, SCALE};
@@ -14,31 +14,29 @@ use knarr_api::{Error, Object, codec, k8s_openapi, meta};
 use knarr_client::Preconditions;
 use serde_json::Value;
 
-use crate::admission::extension::Shown;
 use crate::http::Http;
-use crate::http::answer::Answer;
-use crate::http::resource::patch_options;
+use crate::http::patch::patch_options;
+use crate::http::response::HandlerResponse;
 use crate::pipeline::apply::{ApplyBody, ApplyOptions};
 use crate::pipeline::decode::{decode_document, to_json};
 use crate::pipeline::managed_fields;
 use crate::pipeline::patch::PatchBody;
-use crate::pipeline::{Ctx, Target, not_served, seconds};
-use crate::server::Server;
+use crate::pipeline::{AdmissionObject, Ctx, Pipeline, Target, not_served, seconds};
 
-/// What a request asks for.
+/// The change that a request makes.
 enum Change {
     Replace(Scale),
     Patch(PatchBody),
     Apply(ApplyBody, ApplyOptions),
 }
 
-impl Server {
+impl Pipeline {
     pub(super) async fn scale(
         &self,
         ctx: &mut Ctx,
         http: &mut Http,
         target: &Target<'_>,
-    ) -> Result<Answer, Error> {
+    ) -> Result<HandlerResponse, Error> {
         let content_type = http.header(CONTENT_TYPE).to_string();
         let main = Target::main(target.kind, target.namespace, target.name);
         let object = match http.info.verb {
@@ -66,13 +64,13 @@ impl Server {
             }
         };
         let scale = scale_of(&object)?;
-        Ok(Answer::Document(
+        Ok(HandlerResponse::Document(
             StatusCode::OK,
             serde_json::to_value(scale).map_err(Error::internal)?,
         ))
     }
 
-    /// As a PUT of the scale does.
+    /// Replaces the scale, like a PUT.
     pub(crate) async fn replace_scale(
         &self,
         ctx: &mut Ctx,
@@ -88,14 +86,14 @@ impl Server {
         target: &Target<'_>,
         change: &Change,
     ) -> Result<Arc<Object>, Error> {
-        // Who holds the replicas is decided here; the object's other fields do not change.
+        // The managed fields of the replicas are set here; the object's other fields do not change.
         let manager = ctx.manager.take();
-        ctx.shown = Shown::Scale;
+        ctx.admission_object = AdmissionObject::Scale;
         self.update(ctx, target, &Preconditions::default(), &mut |ctx, old| {
             let before = serde_json::to_value(scale_of(old)?).map_err(Error::internal)?;
             let parents = managed_fields::of(Some(old));
-            let holders = parents.of_scale(target.kind);
-            let (new, holders) = changed(ctx, change, before, holders, manager.as_deref())?;
+            let managers = parents.of_scale(target.kind);
+            let (new, managers) = apply_change(ctx, change, before, managers, manager.as_deref())?;
             if !matches!(change, Change::Replace(_)) {
                 check_names(target, &new)?;
             }
@@ -106,7 +104,7 @@ impl Server {
             let annotations = new.metadata.annotations.as_ref();
             errors.extend(meta::annotations(annotations, &path.child("annotations")));
             if !errors.is_empty() {
-                let about = About {
+                let about = ResourceRef {
                     group: "autoscaling",
                     resource: "Scale",
                     name: target.name,
@@ -120,7 +118,7 @@ impl Server {
             }
             let meta = object.metadata_mut();
             if !parents.is_empty() {
-                meta.managed_fields = parents.with_scale(target.kind, holders).encode();
+                meta.managed_fields = parents.with_scale(target.kind, managers).encode();
             }
             meta.resource_version.clone_from(&new.metadata.resource_version);
             if let Some(uid) = new.metadata.uid {
@@ -132,26 +130,26 @@ impl Server {
     }
 }
 
-/// The scale as a request leaves it, and who holds its replicas then.
-fn changed(
+/// The scale after the change, and its managed fields.
+fn apply_change(
     ctx: &Ctx,
     change: &Change,
     before: Value,
-    holders: Managed,
+    managers: Managed,
     manager: Option<&str>,
 ) -> Result<(Scale, Managed), Error> {
     let now = seconds(ctx.now);
     let (new, after) = match change {
         Change::Apply(body, options) => {
             let by = ManagerId::new(&options.manager, Operation::Apply, &SCALE, "scale");
-            let applied = holders
+            let applied = managers
                 .apply(&SCALE, &before, &body.config, by, options.force, now)
-                .map_err(|refused| body.refusal(refused))?;
+                .map_err(|error| body.apply_error(error))?;
             let mut after = applied.object.unwrap_or_else(|| before.clone());
             let was = &before["metadata"]["resourceVersion"];
             let given = body.config.pointer("/metadata/resourceVersion");
             if given.is_none() && after["metadata"]["resourceVersion"] == *was {
-                forget_version(&mut after);
+                remove_resource_version(&mut after);
             }
             let json = serde_json::to_vec(&after).map_err(Error::internal)?;
             let (new, ..) = codec::read::<Scale>(&json).map_err(|e| Error::new(500, "", e.message))?;
@@ -165,7 +163,7 @@ fn changed(
             let mut after = before.clone();
             patch.apply_to_scale(&mut after)?;
             if after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"] {
-                forget_version(&mut after);
+                remove_resource_version(&mut after);
             }
             let json = serde_json::to_vec(&after).map_err(Error::internal)?;
             let (new, ..) =
@@ -173,17 +171,17 @@ fn changed(
             (new, after)
         }
     };
-    let holders = match manager {
-        Some(manager) if !holders.is_empty() => {
+    let managers = match manager {
+        Some(manager) if !managers.is_empty() => {
             let by = ManagerId::new(manager, Operation::Update, &SCALE, "scale");
-            holders.update(&SCALE, &before, &after, by, now)
+            managers.update(&SCALE, &before, &after, by, now)
         }
-        _ => holders,
+        _ => managers,
     };
-    Ok((new, holders))
+    Ok((new, managers))
 }
 
-/// The name and namespace of a scale are those of the URL.
+/// Checks that name and namespace of a scale are those of the URL.
 fn check_names(target: &Target<'_>, scale: &Scale) -> Result<(), Error> {
     match scale.metadata.name.as_deref().unwrap_or("") {
         "" => {
@@ -209,8 +207,8 @@ fn check_names(target: &Target<'_>, scale: &Scale) -> Result<(), Error> {
     }
 }
 
-/// What was not changed is no precondition.
-fn forget_version(scale: &mut Value) {
+/// Removes the resourceVersion: if the request did not change it, it is not a precondition.
+fn remove_resource_version(scale: &mut Value) {
     if let Some(meta) = scale.get_mut("metadata").and_then(Value::as_object_mut) {
         meta.remove("resourceVersion");
     }

@@ -1,34 +1,34 @@
-//! `serviceaccounts/token`: a token for an account, for a time, for some audiences, bound to something or not.
+//! `serviceaccounts/token`: issues a token for a service account, with expiration, audiences and optionally a bound object.
 
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestStatus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::error::About;
-use knarr_api::field::{Errors, Path};
+use knarr_api::error::ResourceRef;
+use knarr_api::field::{ErrorList, Path};
 use knarr_api::time;
 use knarr_api::{Error, Kind, k8s_openapi, registry};
 use serde_json::Value;
 
-use crate::admission::extension::Operation;
-use crate::authn::service_account::{Bound, Reference};
+use super::Subresources;
+use crate::admission::Operation;
+use crate::authn::service_account::{KubernetesClaims, ObjectReference};
 use crate::pipeline::{Ctx, Target};
 use crate::seams;
-use crate::server::Server;
 
 const SECONDS_DEFAULT: i64 = 3600;
 const SECONDS_MIN: i64 = 600;
 const SECONDS_MAX: i64 = 1 << 32;
-/// What pods' own tokens ask for; they get a year, and are to be renewed within the hour.
+/// The lifetime that pods' projected tokens request; they get a year, and are to be renewed within the hour.
 const PROJECTED_SECONDS: i64 = 3607;
 const EXTENDED_SECONDS: i64 = 365 * 24 * 3600;
 
-const ABOUT: About<'static> = About {
+const ABOUT: ResourceRef<'static> = ResourceRef {
     group: "authentication.k8s.io",
     resource: "TokenRequest",
     name: "",
 };
 
-impl Server {
+impl Subresources {
     pub(super) async fn token(
         &self,
         ctx: &mut Ctx,
@@ -36,7 +36,7 @@ impl Server {
         mut request: TokenRequest,
     ) -> Result<Value, Error> {
         let meta = &mut request.metadata;
-        let mut errors = Errors::new();
+        let mut errors = ErrorList::new();
         for (field, given, is) in [
             ("name", &meta.name, target.name),
             ("namespace", &meta.namespace, target.namespace),
@@ -50,14 +50,16 @@ impl Server {
                 );
             }
         }
-        let about = About {
+        let about = ResourceRef {
             name: target.name,
             ..ABOUT
         };
         if !errors.is_empty() {
             return Err(Error::invalid(about, &errors));
         }
-        let account = self.get(&Target::main(target.kind, target.namespace, target.name))?;
+        let account = self
+            .pipeline
+            .get(&Target::main(target.kind, target.namespace, target.name))?;
         if let Some(given) = meta
             .uid
             .as_deref()
@@ -78,7 +80,7 @@ impl Server {
         let spec = request.spec.get_or_insert_default();
         let audiences = match spec.audiences.take() {
             Some(given) if !given.is_empty() => given,
-            _ => self.tokens.default_audiences().to_vec(),
+            _ => self.authenticator.tokens.default_audiences().to_vec(),
         };
         spec.audiences = Some(audiences.clone());
         let seconds = spec.expiration_seconds.unwrap_or(SECONDS_DEFAULT);
@@ -97,12 +99,15 @@ impl Server {
         if !errors.is_empty() {
             return Err(Error::invalid(ABOUT, &errors));
         }
-        let asked_for = spec.bound_object_ref.clone();
-        let shown = serde_json::to_value(&request).map_err(Error::internal)?;
-        self.judge_part(ctx, target, Operation::Create, &shown).await?;
-        let mut bound = Bound {
+        let bound_object_ref = spec.bound_object_ref.clone();
+        let document_for_admission = serde_json::to_value(&request).map_err(Error::internal)?;
+        self.pipeline
+            .admission
+            .validate_request_object(ctx, target, Operation::Create, &document_for_admission)
+            .await?;
+        let mut bound = KubernetesClaims {
             namespace: account.namespace().to_string(),
-            serviceaccount: Reference {
+            serviceaccount: ObjectReference {
                 name: account.name().to_string(),
                 uid: account.uid().to_string(),
             },
@@ -111,41 +116,42 @@ impl Server {
             node: None,
             warnafter: None,
         };
-        if let Some(to) = &asked_for {
-            self.bind_to(&mut bound, to)?;
+        if let Some(to) = &bound_object_ref {
+            self.bind_to_object(&mut bound, to)?;
         }
-        let own = || self.tokens.default_audiences();
+        let own = || self.authenticator.tokens.default_audiences();
         let extend = bound.pod.is_some()
             && seconds == PROJECTED_SECONDS
             && audiences.iter().all(|a| own().contains(a));
-        let lives = if extend { EXTENDED_SECONDS } else { seconds };
+        let lifetime_seconds = if extend { EXTENDED_SECONDS } else { seconds };
         bound.warnafter = extend.then(|| ctx.now.as_second() + seconds);
-        let id = seams::uid(&*self.entropy);
+        let id = seams::uid(&*self.pipeline.entropy);
         let token = self
+            .authenticator
             .tokens
-            .sign(bound, audiences, ctx.now, lives, id)
+            .sign(bound, audiences, ctx.now, lifetime_seconds, id)
             .map_err(Error::internal)?;
-        let unbound = asked_for.is_none();
+        let unbound = bound_object_ref.is_none();
         request.status = Some(TokenRequestStatus {
             expiration_timestamp: Some(time::seconds(ctx.now + SignedDuration::from_secs(seconds))),
             token: Some(token),
         });
         let mut document = serde_json::to_value(&request).map_err(Error::internal)?;
-        // Go has no way to leave this one out.
+        // As in Go, where this field is not omitted.
         if unbound {
             document["spec"]["boundObjectRef"] = Value::Null;
         }
         Ok(document)
     }
 
-    fn bind_to(&self, bound: &mut Bound, to: &BoundObjectReference) -> Result<(), Error> {
+    fn bind_to_object(&self, bound: &mut KubernetesClaims, to: &BoundObjectReference) -> Result<(), Error> {
         let name = to.name.clone().unwrap_or_default();
         let (version, kind) = (
             to.api_version.as_deref().unwrap_or(""),
             to.kind.as_deref().unwrap_or(""),
         );
-        let lookup = |kind: &Kind, namespace: &str| self.get(&Target::main(kind, namespace, &name));
-        // Of whatever version of the core group.
+        let lookup = |kind: &Kind, namespace: &str| self.pipeline.get(&Target::main(kind, namespace, &name));
+        // Any version of the core group is accepted.
         let group = version.split_once('/').map_or("", |(group, _)| group);
         let found = match (group, kind) {
             ("", "Pod") => {
@@ -161,13 +167,17 @@ impl Server {
                     )));
                 }
                 bound.pod = Some(reference(&object));
-                bound.node = spec.node_name.filter(|n| !n.is_empty()).map(|name| Reference {
-                    uid: self
-                        .cache
-                        .get(&registry::NODE, "", &name)
-                        .map_or(String::new(), |n| n.uid().to_string()),
-                    name,
-                });
+                bound.node = spec
+                    .node_name
+                    .filter(|n| !n.is_empty())
+                    .map(|name| ObjectReference {
+                        uid: self
+                            .pipeline
+                            .cache
+                            .get(&registry::NODE, "", &name)
+                            .map_or(String::new(), |n| n.uid().to_string()),
+                        name,
+                    });
                 object
             }
             ("", "Secret") => {
@@ -189,7 +199,7 @@ impl Server {
         };
         match to.uid.as_deref().filter(|u| !u.is_empty()) {
             Some(uid) if uid != found.uid() => Err(Error::conflict(
-                About {
+                ResourceRef {
                     group: "",
                     resource: kind,
                     name: &name,
@@ -204,8 +214,8 @@ The object might have been deleted and then recreated"
     }
 }
 
-fn reference(object: &knarr_api::Object) -> Reference {
-    Reference {
+fn reference(object: &knarr_api::Object) -> ObjectReference {
+    ObjectReference {
         name: object.name().to_string(),
         uid: object.uid().to_string(),
     }

@@ -1,4 +1,4 @@
-//! Which client certificates count, over a pipe.
+//! Which client certificates are accepted, over an in-memory connection.
 
 use k8s_openapi::jiff::SignedDuration;
 use rustls::pki_types::ServerName;
@@ -8,19 +8,19 @@ use super::*;
 use crate::pki::Pki;
 
 fn now() -> Timestamp {
-    // The handshake is on the real clock.
+    // The handshake uses the real clock.
     Timestamp::now()
 }
 
-/// Who the server finds at the other end.
-async fn peer(tls: &Tls, shown: &Identity) -> Peer {
-    peer_at(tls, shown, now()).await
+/// The client certificate as the server sees it.
+async fn peer(tls: &Tls, presented: &Identity) -> PeerCertificate {
+    peer_at(tls, presented, now()).await
 }
 
-/// The same for a server whose clock says this.
-async fn peer_at(tls: &Tls, shown: &Identity, at: Timestamp) -> Peer {
+/// Like [`peer`], for a server whose clock shows `at`.
+async fn peer_at(tls: &Tls, presented: &Identity, at: Timestamp) -> PeerCertificate {
     let (client, server) = tokio::io::duplex(64 * 1024);
-    let connector = connector(Some(shown), None).unwrap();
+    let connector = connector(Some(presented), None).unwrap();
     let name = ServerName::try_from("localhost").unwrap();
     let acceptor = TlsAcceptor::from(tls.config.clone());
     let (_client, stream) =
@@ -28,12 +28,12 @@ async fn peer_at(tls: &Tls, shown: &Identity, at: Timestamp) -> Peer {
     tls.peer(stream.get_ref().1, at)
 }
 
-fn user(peer: &Peer) -> Option<&str> {
+fn user(peer: &PeerCertificate) -> Option<&str> {
     peer.user(now()).ok().flatten().map(|user| user.name.as_str())
 }
 
 #[tokio::test]
-async fn a4_only_the_client_ca_makes_users() {
+async fn a4_only_certificates_of_the_client_ca_authenticate() {
     let directory = tempfile::tempdir().unwrap();
     let pki = Pki::open(directory.path(), now()).unwrap();
     let server = pki.server(&["localhost".into()]).unwrap();
@@ -50,7 +50,7 @@ async fn a4_only_the_client_ca_makes_users() {
             .push(rcgen::DnType::CommonName, "system:node:n");
         let pem = params.serialize_request(&key).unwrap().pem().unwrap();
         let request = knarr_api::certificates::CertificateRequest::decode(pem.as_bytes()).unwrap();
-        // Of a kubelet's port; and one for clients that the CA of kubelets' ports should never have signed.
+        // A kubelet's serving certificate, and a client certificate that the CA of kubelets' ports should never sign.
         ["server auth", "client auth"].map(|usage| Identity {
             certificate_pem: pki
                 .kubelet_serving_authority()
@@ -60,7 +60,7 @@ async fn a4_only_the_client_ca_makes_users() {
         })
     };
     let [serving, serving_as_client] = serving;
-    for (what, shown, expected) in [
+    for (what, presented, expected) in [
         ("the admin", &pki.admin().unwrap(), Some("kubernetes-admin")),
         ("a node", &pki.node("n").unwrap(), Some("system:node:n")),
         ("the front proxy", &pki.front_proxy_client().unwrap(), None),
@@ -68,26 +68,26 @@ async fn a4_only_the_client_ca_makes_users() {
         ("a kubelet's port", &serving, None),
         ("a kubelet's port, for clients", &serving_as_client, None),
     ] {
-        assert_eq!(user(&peer(&tls, shown).await), expected, "{what}");
+        assert_eq!(user(&peer(&tls, presented).await), expected, "{what}");
     }
-    let nobody = Tls::without_clients(&server).unwrap();
-    assert_eq!(user(&peer(&nobody, &pki.admin().unwrap()).await), None);
-    nobody.trust_clients_of(pki.client_ca_pem()).unwrap();
-    let admin = peer(&nobody, &pki.admin().unwrap()).await;
+    let without_ca = Tls::without_client_ca(&server).unwrap();
+    assert_eq!(user(&peer(&without_ca, &pki.admin().unwrap()).await), None);
+    without_ca.set_client_ca(pki.client_ca_pem()).unwrap();
+    let admin = peer(&without_ca, &pki.admin().unwrap()).await;
     assert_eq!(user(&admin), Some("kubernetes-admin"));
 }
 
 #[tokio::test]
-async fn a_connection_made_while_the_clock_was_wrong_counts_once_it_is_right() {
+async fn a_connection_made_with_a_wrong_clock_authenticates_once_the_clock_is_right() {
     let directory = tempfile::tempdir().unwrap();
     let pki = Pki::open(directory.path(), now()).unwrap();
     let server = pki.server(&["localhost".into()]).unwrap();
     let tls = Tls::new(&server, pki.client_ca_pem()).unwrap();
-    let shown = pki.node("n").unwrap();
+    let presented = pki.node("n").unwrap();
     // A certificate is valid for a year at the most.
     for years in [-3, 3] {
         let wrong = now() + SignedDuration::from_hours(24 * 365 * years);
-        let peer = peer_at(&tls, &shown, wrong).await;
+        let peer = peer_at(&tls, &presented, wrong).await;
         assert!(peer.user(wrong).is_err(), "{years}");
         assert_eq!(user(&peer), Some("system:node:n"), "{years}");
     }
@@ -98,8 +98,8 @@ async fn a_connection_made_while_the_clock_was_wrong_counts_once_it_is_right() {
 }
 
 #[tokio::test]
-async fn a4_what_the_one_ca_of_an_earlier_version_signed_before_counts_until_it_ends() {
-    // As an earlier version left it: one CA, by which clients are known.
+async fn a4_certificates_of_an_earlier_versions_ca_are_accepted_until_they_expire() {
+    // The data directory of an earlier version: one CA, which also signs clients.
     let made = tempfile::tempdir().unwrap();
     let earlier = now() - SignedDuration::from_hours(24);
     drop(Pki::open(made.path(), earlier).unwrap());
@@ -109,7 +109,7 @@ async fn a4_what_the_one_ca_of_an_earlier_version_signed_before_counts_until_it_
         std::fs::copy(from, old.path().join(format!("ca.{extension}"))).unwrap();
     }
     let before = Pki::open(made.path(), earlier).unwrap().node("n").unwrap();
-    // The same CA goes on signing clients: that is what no longer counts.
+    // A later client certificate of the same CA is not accepted.
     let after = tempfile::tempdir().unwrap();
     for extension in ["crt", "key"] {
         let from = made.path().join(format!("client-ca.{extension}"));
@@ -120,7 +120,8 @@ async fn a4_what_the_one_ca_of_an_earlier_version_signed_before_counts_until_it_
 
     let pki = Pki::open(old.path(), now()).unwrap();
     let server = pki.server(&["localhost".into()]).unwrap();
-    let accepting = Tls::accepting_previous(&server, pki.client_ca_pem(), pki.previous_clients()).unwrap();
+    let accepting =
+        Tls::with_previous_client_ca(&server, pki.client_ca_pem(), pki.previous_clients()).unwrap();
     let strict = Tls::new(&server, pki.client_ca_pem()).unwrap();
     assert_eq!(user(&peer(&accepting, &before).await), Some("system:node:n"));
     assert_eq!(user(&peer(&accepting, &after).await), None);
@@ -128,27 +129,27 @@ async fn a4_what_the_one_ca_of_an_earlier_version_signed_before_counts_until_it_
         user(&peer(&accepting, &pki.admin().unwrap()).await),
         Some("kubernetes-admin")
     );
-    // Neither is the API server's own certificate, though the same CA signed it, a client's.
+    // The API server's own certificate is not accepted as a client's, although the same CA signed it.
     assert_eq!(user(&peer(&accepting, &server).await), None);
     assert_eq!(user(&peer(&strict, &before).await), None);
 }
 
-/// Whether a client that trusts this CA speaks to a server that shows this.
-async fn believes(ca_pem: &str, shown: &Identity, name: &str) -> bool {
+/// Whether a client that trusts this CA accepts a server with this certificate.
+async fn is_accepted(ca_pem: &str, presented: &Identity, name: &str) -> bool {
     let authority = certificates(ca_pem, "the CA").unwrap().remove(0);
     let connector = connector(None, Some(&authority)).unwrap();
     let (client, server) = tokio::io::duplex(64 * 1024);
-    let acceptor = TlsAcceptor::from(Tls::without_clients(shown).unwrap().config);
+    let acceptor = TlsAcceptor::from(Tls::without_client_ca(presented).unwrap().config);
     let accept = tokio::spawn(async move { acceptor.accept(server).await.map(drop) });
     let name = ServerName::try_from(name.to_string()).unwrap();
-    let believed = connector.connect(name, client).await.is_ok();
-    // Where the client turned away, so did the server.
+    let accepted = connector.connect(name, client).await.is_ok();
+    // If the client aborts the handshake, so does the server.
     drop(accept.await.unwrap());
-    believed
+    accepted
 }
 
 #[tokio::test]
-async fn a4_servers_are_known_by_the_ca_of_their_kind() {
+async fn a4_servers_are_verified_with_the_ca_of_their_kind() {
     let directory = tempfile::tempdir().unwrap();
     let pki = Pki::open(directory.path(), now()).unwrap();
     let api_server = pki.server(&["127.0.0.1".into()]).unwrap();
@@ -165,7 +166,7 @@ async fn a4_servers_are_known_by_the_ca_of_their_kind() {
     };
     let kubelet = signed(pki.kubelet_serving_authority());
     let of_clients = signed(pki.client_authority());
-    for (what, ca, shown, name, believed) in [
+    for (what, ca, presented, name, accepted) in [
         ("the API server", pki.ca_pem(), &api_server, "127.0.0.1", true),
         (
             "a kubelet",
@@ -210,7 +211,7 @@ async fn a4_servers_are_known_by_the_ca_of_their_kind() {
             false,
         ),
     ] {
-        assert_eq!(believes(ca, shown, name).await, believed, "{what}");
+        assert_eq!(is_accepted(ca, presented, name).await, accepted, "{what}");
     }
 }
 

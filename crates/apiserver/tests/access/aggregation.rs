@@ -1,4 +1,4 @@
-//! APIServices that name a Service: their group versions as clients see them, and what extension API servers are told.
+//! APIServices that name a Service: their group versions as clients see them, and what extension API servers receive.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use knarr_client::Component;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::cluster::{ADMIN, Answer, Cluster, Shows, grant};
+use crate::cluster::{ADMIN, Cluster, Credentials, TestResponse, grant};
 use crate::extension::Extension;
 
 const API_SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
@@ -53,11 +53,11 @@ async fn condition(cluster: &Cluster, reason: &str) -> Value {
     panic!("no condition with reason {reason}, but {last}");
 }
 
-/// Waits until the answer at a path is what is wanted.
-async fn until(cluster: &Cluster, path: &str, wanted: impl Fn(&Answer) -> bool) -> Answer {
+/// Waits until the response at a path matches.
+async fn until(cluster: &Cluster, path: &str, matches: impl Fn(&TestResponse) -> bool) -> TestResponse {
     for _ in 0..300 {
         let answer = cluster.admin("GET", path, None).await;
-        if wanted(&answer) {
+        if matches(&answer) {
             return answer;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -79,27 +79,30 @@ async fn aggregated(http2: bool) -> (Cluster, Extension) {
 }
 
 #[tokio::test]
-async fn n1_an_extension_api_server_is_told_who_asks_and_by_whom() {
+async fn n1_an_extension_api_server_gets_the_user_from_the_front_proxy() {
     for http2 in [true, false] {
         let (cluster, extension) = aggregated(http2).await;
         let rules = json!([{"apiGroups": ["example.com"], "resources": ["things"], "verbs": ["create"]}]);
         grant(&cluster, "things", "ann", rules).await;
-        let shows = Shows::token("ann-token")
+        let credentials = Credentials::token("ann-token")
             .header("x-remote-user", "admin")
             .header("x-remote-group", "system:masters")
             .header("x-remote-extra-a", "b")
             .header("x-forwarded-for", "192.0.2.7")
             .header("x-mine", "1");
         let path = format!("{THINGS}?fieldManager=me&x=a%2Fb");
-        let told = cluster
-            .ask(&shows, "POST", &path, Some(json!({"k": "v"})))
+        let received = cluster
+            .ask(&credentials, "POST", &path, Some(json!({"k": "v"})))
             .await
             .expect(200);
-        assert_eq!(told["version"], if http2 { "HTTP/2.0" } else { "HTTP/1.1" });
-        assert_eq!((&told["method"], &told["path"]), (&json!("POST"), &json!(THINGS)));
-        assert_eq!(told["query"], "fieldManager=me&x=a%2Fb");
-        assert_eq!(told["proxy"], "front-proxy-client");
-        let headers = &told["headers"];
+        assert_eq!(received["version"], if http2 { "HTTP/2.0" } else { "HTTP/1.1" });
+        assert_eq!(
+            (&received["method"], &received["path"]),
+            (&json!("POST"), &json!(THINGS))
+        );
+        assert_eq!(received["query"], "fieldManager=me&x=a%2Fb");
+        assert_eq!(received["proxy"], "front-proxy-client");
+        let headers = &received["headers"];
         assert_eq!(headers["x-remote-user"], json!(["ann"]));
         assert_eq!(headers["x-remote-group"], json!(["dev", "system:authenticated"]));
         assert_eq!(headers["x-mine"], json!(["1"]));
@@ -108,17 +111,22 @@ async fn n1_an_extension_api_server_is_told_who_asks_and_by_whom() {
         for name in ["authorization", "x-remote-extra-a", "x-remote-uid"] {
             assert!(headers[name].is_null(), "{name}: {headers}");
         }
-        assert_eq!(told["length"], 9);
-        // Who may not is told here; the extension API server is not asked.
+        assert_eq!(received["length"], 9);
+        // A client without permission gets a 403 here; the extension API server is not called.
         let denied = cluster
-            .ask(&Shows::token("ann-token"), "DELETE", &format!("{THINGS}/x"), None)
+            .ask(
+                &Credentials::token("ann-token"),
+                "DELETE",
+                &format!("{THINGS}/x"),
+                None,
+            )
             .await;
         assert_eq!(denied.code, 403, "{}", denied.text);
         assert!(extension.last(&format!("{THINGS}/x")).is_null());
-        let impersonated = Shows::token(ADMIN).header("impersonate-user", "ann");
-        let told = cluster.ask(&impersonated, "POST", THINGS, None).await.expect(200);
-        assert_eq!(told["headers"]["x-remote-user"], json!(["ann"]));
-        assert!(told["headers"]["impersonate-user"].is_null());
+        let impersonated = Credentials::token(ADMIN).header("impersonate-user", "ann");
+        let received = cluster.ask(&impersonated, "POST", THINGS, None).await.expect(200);
+        assert_eq!(received["headers"]["x-remote-user"], json!(["ann"]));
+        assert!(received["headers"]["impersonate-user"].is_null());
     }
 }
 
@@ -127,13 +135,13 @@ async fn n1_large_bodies_and_watches_stream_through() {
     let (cluster, extension) = aggregated(true).await;
     // Larger than any object of this server's own.
     let large = json!({"data": "x".repeat(8 << 20)});
-    let told = cluster.admin("POST", THINGS, Some(large)).await.expect(200);
-    assert_eq!(told["length"], (8 << 20) + 11);
-    let client = cluster.connect(&Shows::token(ADMIN)).await.unwrap();
+    let received = cluster.admin("POST", THINGS, Some(large)).await.expect(200);
+    assert_eq!(received["length"], (8 << 20) + 11);
+    let client = cluster.connect(&Credentials::token(ADMIN)).await.unwrap();
     let state = extension.state.clone();
     let events = client
         .events(&format!("{THINGS}?watch=true"), |events| {
-            // Each comes before there is a next one.
+            // Each is received before the next is sent.
             if events.len() < 3 && !events.is_empty() {
                 let _ = state
                     .events
@@ -149,7 +157,7 @@ async fn n1_large_bodies_and_watches_stream_through() {
 #[tokio::test]
 async fn n1_a_connection_can_become_another_protocols() {
     let (cluster, extension) = aggregated(true).await;
-    let mut client = cluster.connect(&Shows::token(ADMIN)).await.unwrap();
+    let mut client = cluster.connect(&Credentials::token(ADMIN)).await.unwrap();
     let path = format!("{THINGS}/x/console");
     let (code, stream) = client.upgrade(&path).await;
     assert_eq!(code, StatusCode::SWITCHING_PROTOCOLS);
@@ -158,12 +166,12 @@ async fn n1_a_connection_can_become_another_protocols() {
     let mut buffer = [0; 4];
     stream.read_exact(&mut buffer).await.unwrap();
     assert_eq!(&buffer, b"dcba");
-    let told = extension.last(&path);
-    assert_eq!(told["proxy"], "front-proxy-client");
-    assert_eq!(told["headers"]["x-remote-user"], json!(["admin"]));
-    assert!(told["headers"]["authorization"].is_null());
-    // Who does not agree is heard, too.
-    let mut client = cluster.connect(&Shows::token(ADMIN)).await.unwrap();
+    let received = extension.last(&path);
+    assert_eq!(received["proxy"], "front-proxy-client");
+    assert_eq!(received["headers"]["x-remote-user"], json!(["admin"]));
+    assert!(received["headers"]["authorization"].is_null());
+    // An upgrade that the extension API server rejects is returned to the client, too.
+    let mut client = cluster.connect(&Credentials::token(ADMIN)).await.unwrap();
     let (code, _) = client.upgrade(THINGS).await;
     assert_eq!(code, StatusCode::SERVICE_UNAVAILABLE);
 }
@@ -195,7 +203,7 @@ async fn n1_redirects_and_ambiguous_paths_lead_nowhere() {
 async fn n1_the_condition_says_what_is_wrong_and_clients_get_a_503() {
     let cluster = Cluster::start().await;
     let extension = Extension::start(cluster.pki.front_proxy_ca_pem(), cluster.now(), true).await;
-    // Of an authority that did not sign its certificate.
+    // A CA that did not sign its certificate.
     let other = Extension::start(cluster.pki.front_proxy_ca_pem(), cluster.now(), true).await;
     cluster
         .create(API_SERVICES, api_service(json!({"caBundle": other.ca})))
@@ -203,9 +211,9 @@ async fn n1_the_condition_says_what_is_wrong_and_clients_get_a_503() {
     let found = condition(&cluster, "ServiceNotFound").await;
     assert_eq!(found["status"], "False");
     assert_eq!(found["message"], "service/api in \"default\" is not present");
-    let refused = cluster.admin("GET", THINGS, None).await;
+    let rejected = cluster.admin("GET", THINGS, None).await;
     assert_eq!(
-        (refused.code, refused.text.as_str()),
+        (rejected.code, rejected.text.as_str()),
         (503, "service unavailable\n")
     );
     service(&cluster, extension.port).await;
@@ -228,13 +236,13 @@ async fn n1_the_condition_says_what_is_wrong_and_clients_get_a_503() {
         found["message"],
         "endpointslices for service/api in \"default\" have no addresses with port name \"https\""
     );
-    // The right authority, and later none at all.
+    // The right CA, and later none at all.
     made["endpoints"][0]["conditions"]["ready"] = json!(true);
     cluster
         .admin("PUT", &format!("{SLICES}/api-1"), Some(made))
         .await
         .expect(200);
-    let merge = Shows::token(ADMIN).header("content-type", "application/merge-patch+json");
+    let merge = Credentials::token(ADMIN).header("content-type", "application/merge-patch+json");
     let path = format!("{API_SERVICES}/{NAME}");
     for spec in [
         json!({"caBundle": extension.ca}),
@@ -246,7 +254,7 @@ async fn n1_the_condition_says_what_is_wrong_and_clients_get_a_503() {
         assert_eq!(found["message"], "all checks passed");
         until(&cluster, THINGS, |answer| answer.code == 200).await;
     }
-    // One that names no Service any more is this server's own again.
+    // An APIService without a Service is served by this server again.
     let patch = json!({"spec": {"service": null, "insecureSkipTLSVerify": null}});
     cluster.ask(&merge, "PATCH", &path, Some(patch)).await.expect(200);
     let found = condition(&cluster, "Local").await;
@@ -268,7 +276,7 @@ async fn n1_discovery_and_openapi_show_all_servers() {
     let version = cluster.admin("GET", ROOT, None).await.expect(200);
     assert_eq!(version["mine"], true);
     let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-    let whole = Shows::token(ADMIN).header("accept", accept);
+    let whole = Credentials::token(ADMIN).header("accept", accept);
     let of_group = |list: &Value| {
         let items = list["items"].as_array().unwrap().iter();
         let mut found = items.filter(|i| i["metadata"]["name"] == "example.com");
@@ -316,7 +324,7 @@ async fn n1_discovery_and_openapi_show_all_servers() {
     let v3 = "/openapi/v3/apis/example.com/v1?hash=AB";
     let document = cluster.admin("GET", v3, None).await.expect(200);
     assert_eq!(document["openapi"], "3.0.0");
-    // Without it nothing is left of it.
+    // Without the APIService nothing of it is left.
     cluster
         .admin("DELETE", &format!("{API_SERVICES}/{NAME}"), None)
         .await
@@ -356,7 +364,7 @@ async fn n1_components_read_and_empty_what_extension_api_servers_have() {
         if emptied.is_ok() {
             break;
         }
-        // What it serves was not downloaded yet.
+        // Its discovery was not downloaded yet.
         tokio::time::sleep(Duration::from_millis(50)).await;
         emptied = api.delete_extension_contents("default").await;
     }
@@ -369,6 +377,6 @@ async fn n1_components_read_and_empty_what_extension_api_servers_have() {
             .unwrap_err()
             .is_not_found()
     );
-    let nobody = cluster.server.api_as("bob", [""; 0]);
-    assert_eq!(nobody.get_raw(THINGS).await.unwrap_err().code(), 403);
+    let bob = cluster.server.api_as("bob", [""; 0]);
+    assert_eq!(bob.get_raw(THINGS).await.unwrap_err().code(), 403);
 }

@@ -1,4 +1,4 @@
-//! Secrets in the store.
+//! Encryption of Secrets in the store.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::cluster::Cluster;
 
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 
-/// What the store holds under the secret's key.
+/// The stored value of the Secret.
 async fn raw(cluster: &Cluster, name: &str) -> Vec<u8> {
     let key = format!("/registry/core/secrets/default/{name}");
     let range = Range {
@@ -39,12 +39,12 @@ async fn secrets_are_encrypted_in_the_store_and_nowhere_else() {
     let cluster = Cluster::with(|options, _| options.encryption = Some(keys(&[K1]))).await;
     let body = json!({"metadata": {"name": "s"}, "stringData": {"password": "correct horse"}});
     let made = cluster.create(SECRETS, body).await;
-    // base64 of it, as the stored JSON would have it.
+    // Its base64, as it would be in the stored JSON.
     assert_eq!(made["data"]["password"], "Y29ycmVjdCBob3JzZQ==");
     let stored = raw(&cluster, "s").await;
     assert!(stored.starts_with(b"k8s:enc:aesgcm:v1:k1:"));
-    let shows = |bytes: &[u8]| String::from_utf8_lossy(bytes).contains("Y29ycmVjdCBob3JzZQ");
-    assert!(!shows(&stored));
+    let credentials = |bytes: &[u8]| String::from_utf8_lossy(bytes).contains("Y29ycmVjdCBob3JzZQ");
+    assert!(!credentials(&stored));
     let read = cluster
         .admin("GET", &format!("{SECRETS}/s"), None)
         .await
@@ -55,7 +55,7 @@ async fn secrets_are_encrypted_in_the_store_and_nowhere_else() {
         .await
         .expect(200);
     assert_eq!(list["items"][0]["data"], made["data"]);
-    // Another resource is as it was.
+    // Another resource is not encrypted.
     let maps = "/api/v1/namespaces/default/configmaps";
     cluster.create(maps, json!({"metadata": {"name": "m"}})).await;
     let range = Range {
@@ -97,7 +97,7 @@ async fn keys_are_rotated_by_writing_what_is_there_again() {
             "{expected}: {}",
             String::from_utf8_lossy(&stored)
         );
-        // Once more changes nothing.
+        // Doing it once more changes nothing.
         let secret = next.admin("GET", &path, None).await.expect(200);
         next.admin("PUT", &path, Some(secret)).await.expect(200);
         assert_eq!(raw(&cluster, "s").await, stored);

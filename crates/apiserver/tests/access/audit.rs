@@ -1,9 +1,9 @@
-//! What is written down of requests.
+//! What the audit log records of requests.
 
 use knarr_apiserver::audit::{Audit, Lines, Policy};
 use serde_json::{Value, json};
 
-use crate::cluster::{ADMIN, Cluster, Shows};
+use crate::cluster::{ADMIN, Cluster, Credentials};
 
 async fn audited(policy: &str) -> (Cluster, Lines) {
     let text = format!("apiVersion: audit.k8s.io/v1\nkind: Policy\n{policy}");
@@ -21,7 +21,7 @@ fn events(lines: &mut Lines) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn each_level_tells_more() {
+async fn each_level_records_more() {
     let (cluster, mut lines) = audited(
         "omitManagedFields: true
 rules:
@@ -33,14 +33,14 @@ rules:
     )
     .await;
     let maps = "/api/v1/namespaces/default/configmaps";
-    let shows = Shows::token(ADMIN)
+    let credentials = Credentials::token(ADMIN)
         .header("user-agent", "test/1")
         .header("audit-id", "id-1")
         .header("impersonate-user", "admin2")
         .header("impersonate-group", "system:masters");
     let body = json!({"metadata": {"name": "m"}, "data": {"a": "b"}});
     cluster
-        .ask(&shows, "POST", maps, Some(body.clone()))
+        .ask(&credentials, "POST", maps, Some(body.clone()))
         .await
         .expect(201);
     let found = events(&mut lines);
@@ -64,7 +64,7 @@ rules:
             "objectRef",
             json!({"resource": "configmaps", "namespace": "default", "name": "m", "apiVersion": "v1"}),
         ),
-        // As it was decoded, and so with what the URL says it is.
+        // As it was decoded, with the defaults from the URL.
         (
             "requestObject",
             json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": body["metadata"], "data": body["data"]}),
@@ -89,14 +89,14 @@ rules:
 
     let secret = json!({"metadata": {"name": "s"}, "stringData": {"k": "hidden"}});
     cluster.create("/api/v1/namespaces/default/secrets", secret).await;
-    let patch = Shows::token(ADMIN).header("content-type", "application/merge-patch+json");
+    let patch = Credentials::token(ADMIN).header("content-type", "application/merge-patch+json");
     let change = json!({"data": {"c": "d"}});
     cluster
         .ask(&patch, "PATCH", &format!("{maps}/m"), Some(change.clone()))
         .await
         .expect(200);
     cluster
-        .ask(&Shows::token("ann-token"), "GET", "/api/v1/secrets", None)
+        .ask(&Credentials::token("ann-token"), "GET", "/api/v1/secrets", None)
         .await;
     let found = events(&mut lines);
     assert_eq!(found.len(), 2, "{found:?}");
@@ -109,13 +109,13 @@ rules:
 }
 
 #[tokio::test]
-async fn refusals_and_watches_are_told() {
+async fn errors_and_watches_are_recorded() {
     let (cluster, mut lines) = audited("rules: [{level: Metadata, omitStages: [RequestReceived]}]\n").await;
     cluster
-        .ask(&Shows::token("wrong"), "GET", "/api/v1/pods", None)
+        .ask(&Credentials::token("wrong"), "GET", "/api/v1/pods", None)
         .await;
     cluster
-        .ask(&Shows::token("bob-token"), "GET", "/api/v1/pods", None)
+        .ask(&Credentials::token("bob-token"), "GET", "/api/v1/pods", None)
         .await;
     let found = events(&mut lines);
     let codes: Vec<_> = found

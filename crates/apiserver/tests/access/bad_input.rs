@@ -1,12 +1,12 @@
-//! What people and broken or hostile clients send by mistake or on purpose: each gets a `Status` that says what is wrong,
-//! in kube-apiserver's words where it has some, and afterwards everything is as it was.
+//! Errors of users and requests of broken or hostile clients: each gets a `Status` that names what is wrong, with kube-apiserver's message where it
+//! has one, and afterwards nothing has changed.
 
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use crate::cluster::{ADMIN, Answer, Cluster, Shows};
+use crate::cluster::{ADMIN, Cluster, Credentials, TestResponse};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const KEPT: &str = "/api/v1/namespaces/default/configmaps/kept";
@@ -19,7 +19,7 @@ const APPLY: &str = "application/apply-patch+yaml";
 const YAML: &str = "application/yaml";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-/// Asked for what cannot be had: method, path, content type, body; then code, reason and what the message has in it.
+/// An invalid request: method, path, content type, body; then the code, the reason and a part of the message.
 type Case = (
     &'static str,
     String,
@@ -40,12 +40,12 @@ fn case(
     (method, path.into(), media, body.into(), code, reason, message)
 }
 
-/// A body in JSON for a new ConfigMap.
+/// A JSON body for a new ConfigMap.
 fn posted(body: impl Into<Vec<u8>>, wrong: (u16, &'static str), message: &'static str) -> Case {
     case(("POST", MAPS), JSON, body, wrong, message)
 }
 
-/// A patch of the ConfigMap there is.
+/// A patch of the existing ConfigMap.
 fn patched(
     media: &'static str,
     body: impl Into<Vec<u8>>,
@@ -56,7 +56,7 @@ fn patched(
 }
 
 const BAD: (u16, &str) = (400, "BadRequest");
-/// A version that is no number, of a watch: Kubernetes gives no reason.
+/// A resourceVersion of a watch that is not a number: Kubernetes gives no reason.
 const UNREADABLE: (u16, &str) = (500, "");
 const INVALID: (u16, &str) = (422, "Invalid");
 const LARGE: (u16, &str) = (413, "RequestEntityTooLarge");
@@ -66,7 +66,7 @@ const METHOD: (u16, &str) = (405, "MethodNotAllowed");
 const UNNAMED: (u16, &str) = (500, "");
 const MISSING: (u16, &str) = (404, "NotFound");
 
-/// So deep that a reader that recurses without a bound is out of stack.
+/// So deep that an unbounded recursive parser would run out of stack.
 fn nested(depth: usize) -> String {
     format!("{}{}", "[".repeat(depth), "]".repeat(depth))
 }
@@ -220,7 +220,7 @@ fn bodies() -> Vec<Case> {
             BAD,
             "protobuf",
         ),
-        // A compressed body is not opened, so no bomb in it goes off: it is bytes that are no JSON.
+        // A compressed body is not decompressed, so a decompression bomb does no harm: it is bytes that are not JSON.
         posted(
             b"\x1f\x8b\x08\0\0\0\0\0".as_slice(),
             BAD,
@@ -507,7 +507,7 @@ fn requests() -> Vec<Case> {
     ]
 }
 
-/// Asked for in a form that there is not: path, `Accept`, and what the message says.
+/// Requests for a media type that is not supported: path, `Accept`, and a part of the message.
 const UNACCEPTABLE: [(&str, &str, &str); 9] = [
     (KEPT, "application/xml", "406: Not Acceptable"),
     (KEPT, "text/*", "406: Not Acceptable"),
@@ -534,12 +534,12 @@ application/json;stream=watch",
 ];
 
 #[tokio::test]
-async fn a_form_that_there_is_not_is_told_so_with_those_there_are() {
+async fn a_media_type_that_is_not_supported_is_rejected_with_those_that_are() {
     let cluster = Cluster::start().await;
     cluster.create(MAPS, json!({"metadata": {"name": "kept"}})).await;
     for (path, accept, message) in UNACCEPTABLE {
-        let shows = Shows::token(ADMIN).header("accept", accept);
-        let answer = cluster.ask(&shows, "GET", path, None).await;
+        let credentials = Credentials::token(ADMIN).header("accept", accept);
+        let answer = cluster.ask(&credentials, "GET", path, None).await;
         let status = &answer.body;
         assert_eq!(
             (answer.code, &status["kind"], &status["reason"], &status["code"]),
@@ -552,9 +552,10 @@ async fn a_form_that_there_is_not_is_told_so_with_those_there_are() {
             "{path} {accept}: {}",
             answer.text
         );
-        // Whoever also takes what there is gets that.
-        let shows = Shows::token(ADMIN).header("accept", format!("{accept},application/json;q=0.1"));
-        let answer = cluster.ask(&shows, "GET", path, None).await;
+        // A client that also accepts a supported media type gets that.
+        let credentials =
+            Credentials::token(ADMIN).header("accept", format!("{accept},application/json;q=0.1"));
+        let answer = cluster.ask(&credentials, "GET", path, None).await;
         assert_eq!(answer.code, 200, "{path} {accept}: {}", answer.text);
     }
 }
@@ -565,19 +566,19 @@ fn resident_bytes() -> u64 {
     4096 * pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap()
 }
 
-async fn sent(cluster: &Cluster, (method, path, media, body, ..): &Case) -> Answer {
-    let mut shows = Shows::token(ADMIN);
+async fn sent(cluster: &Cluster, (method, path, media, body, ..): &Case) -> TestResponse {
+    let mut credentials = Credentials::token(ADMIN);
     if !media.is_empty() {
-        shows = shows.header("content-type", *media);
+        credentials = credentials.header("content-type", *media);
     }
-    let mut client = cluster.connect(&shows).await.unwrap();
+    let mut client = cluster.connect(&credentials).await.unwrap();
     client
         .send_bytes(method, path, Some(Bytes::from(body.clone())))
         .await
 }
 
-/// What a refusal has wrong with it; `None` if nothing.
-fn mistake(case: &Case, answer: &Answer) -> Option<String> {
+/// What is wrong with an error response; `None` if nothing.
+fn error_of(case: &Case, answer: &TestResponse) -> Option<String> {
     let (method, path, media, body, code, reason, message) = case;
     let status = &answer.body;
     let right = answer.code == *code
@@ -599,7 +600,7 @@ fn mistake(case: &Case, answer: &Answer) -> Option<String> {
 }
 
 #[tokio::test]
-async fn bad_input_is_told_what_is_wrong_and_nothing_is_lost() {
+async fn bad_input_is_rejected_with_its_error_and_nothing_is_lost() {
     let cluster = Cluster::start().await;
     cluster
         .create(MAPS, json!({"metadata": {"name": "kept"}, "data": {"k": "v"}}))
@@ -617,36 +618,39 @@ async fn bad_input_is_told_what_is_wrong_and_nothing_is_lost() {
         before.push(cluster.admin("GET", path, None).await.expect(200));
     }
     let cases = [bodies(), patches(), requests()].concat();
-    // Once to fill what is filled once, then for the memory.
-    let mut mistakes = BTreeSet::new();
+    // Once to fill all caches, then to measure the memory.
+    let mut errors = BTreeSet::new();
     let mut least = 0;
     for round in 0..4 {
         for case in &cases {
             let answer = sent(&cluster, case).await;
-            mistakes.extend(mistake(case, &answer));
+            errors.extend(error_of(case, &answer));
         }
         if round == 1 {
             least = resident_bytes();
         }
     }
     let grown = resident_bytes().saturating_sub(least);
-    let mistakes: Vec<String> = mistakes.into_iter().collect();
-    assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
+    let errors: Vec<String> = errors.into_iter().collect();
+    assert!(errors.is_empty(), "{}", errors.join("\n"));
     assert!(
         grown < 100 << 20,
-        "{grown} bytes more after as many refusals again"
+        "{grown} bytes more after the same requests again"
     );
     for (path, before) in [KEPT, DEPLOYMENT, MAPS].into_iter().zip(before) {
         let now: Value = cluster.admin("GET", path, None).await.expect(200);
         assert_eq!(without_revision(now), without_revision(before), "{path}");
     }
     assert_eq!(
-        cluster.ask(&Shows::default(), "GET", "/livez", None).await.code,
+        cluster
+            .ask(&Credentials::default(), "GET", "/livez", None)
+            .await
+            .code,
         200
     );
 }
 
-/// Lists carry the revision of when they were made.
+/// Lists have the revision of when they were read.
 fn without_revision(mut value: Value) -> Value {
     if value["kind"].as_str().is_some_and(|kind| kind.ends_with("List")) {
         value["metadata"] = Value::Null;

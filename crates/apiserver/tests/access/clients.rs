@@ -1,10 +1,10 @@
-//! What well-known clients ask, request by request, where their own tests of the whole cluster do not: Helm 4 (server-side
-//! apply, taking over what Helm 3 wrote), Argo CD, and operators made with controller-runtime.
+//! Requests of well-known clients, where their own tests do not cover them: Helm 4 (server-side apply, migrating releases of
+//! Helm 3), Argo CD, and operators built with controller-runtime.
 
 use serde_json::{Value, json};
 
-use crate::cluster::{ADMIN, Cluster, Shows};
-use crate::forms::{Forms, told};
+use crate::cluster::{ADMIN, Cluster, Credentials};
+use crate::forms::{Forms, expect_code};
 
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/default/deployments";
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
@@ -25,10 +25,10 @@ fn release(revision: u32, status: &str) -> Value {
         "type": "helm.sh/release.v1", "data": {"release": "SDRzSUFBQUFBQUFD"}})
 }
 
-/// The managers of an object, each with its operation.
+/// The field managers of an object, each with its operation.
 fn managers(object: &Value) -> Vec<String> {
     let entries = object["metadata"]["managedFields"].as_array().unwrap();
-    let told = entries.iter().map(|m| {
+    let described = entries.iter().map(|m| {
         let subresource = m["subresource"]
             .as_str()
             .map(|s| format!("/{s}"))
@@ -39,23 +39,23 @@ fn managers(object: &Value) -> Vec<String> {
             m["operation"].as_str().unwrap()
         )
     });
-    let mut told: Vec<String> = told.collect();
-    told.sort();
-    told
+    let mut described: Vec<String> = described.collect();
+    described.sort();
+    described
 }
 
-/// Helm 3 made a release; Helm 4 takes its fields over, applies, meets somebody else's field, and is forced.
+/// Helm 3 made a release; Helm 4 migrates its fields, applies, conflicts with another manager's field, and forces.
 #[tokio::test]
 async fn helm_4_takes_over_a_release_of_helm_3() {
     let cluster = Cluster::start().await;
     let mut to = Forms::to(&cluster).await;
     let one = format!("{DEPLOYMENTS}/demo");
-    told(&mut to.json, 201, "POST", SECRETS, Some(release(1, "deployed"))).await;
+    expect_code(&mut to.json, 201, "POST", SECRETS, Some(release(1, "deployed"))).await;
     let by_three = format!("{DEPLOYMENTS}?fieldManager=helm&fieldValidation=Strict");
-    told(&mut to.json, 201, "POST", &by_three, Some(deployment("img:1", 1))).await;
+    expect_code(&mut to.json, 201, "POST", &by_three, Some(deployment("img:1", 1))).await;
 
-    // The upgrade begins with a record of it, of which there is one only.
-    told(
+    // The upgrade begins by creating a record of it, whose name is unique.
+    expect_code(
         &mut to.json,
         201,
         "POST",
@@ -63,7 +63,7 @@ async fn helm_4_takes_over_a_release_of_helm_3() {
         Some(release(2, "pending-upgrade")),
     )
     .await;
-    let second = told(
+    let second = expect_code(
         &mut to.json,
         409,
         "POST",
@@ -74,11 +74,11 @@ async fn helm_4_takes_over_a_release_of_helm_3() {
     assert_eq!(second["reason"], "AlreadyExists");
     let pending =
         format!("{SECRETS}?labelSelector=name%3Ddemo%2Cowner%3Dhelm%2Cstatus+in+(pending-upgrade,deployed)");
-    let found = told(&mut to.json, 200, "GET", &pending, None).await;
+    let found = expect_code(&mut to.json, 200, "GET", &pending, None).await;
     assert_eq!(found["items"].as_array().map(Vec::len), Some(2));
 
-    // Taking over: what `helm` holds by Update becomes held by Apply, if nobody wrote in between.
-    let now = told(&mut to.json, 200, "GET", &one, None).await;
+    // Migration: the fields that `helm` owns by Update become owned by Apply, if there was no write in between.
+    let now = expect_code(&mut to.json, 200, "GET", &one, None).await;
     assert_eq!(managers(&now), ["helm Update"]);
     let mut taken = now["metadata"]["managedFields"].clone();
     taken[0]["operation"] = json!("Apply");
@@ -88,26 +88,26 @@ async fn helm_4_takes_over_a_release_of_helm_3() {
             {"op": "replace", "path": "/metadata/resourceVersion", "value": version}]),
         )
     };
-    let late = told(&mut to.operations, 409, "PATCH", &one, take(&json!("1"))).await;
+    let late = expect_code(&mut to.operations, 409, "PATCH", &one, take(&json!("1"))).await;
     assert_eq!(late["reason"], "Conflict");
     let version = &now["metadata"]["resourceVersion"];
-    let upgraded = told(&mut to.operations, 200, "PATCH", &one, take(version)).await;
+    let upgraded = expect_code(&mut to.operations, 200, "PATCH", &one, take(version)).await;
     assert_eq!(managers(&upgraded), ["helm Apply"]);
     assert_eq!(upgraded["metadata"]["generation"], 1);
 
-    // What is no longer applied goes.
+    // Fields that are no longer applied are removed.
     let apply = format!("{one}?fieldManager=helm&force=false&fieldValidation=Strict");
     let mut next = deployment("img:2", 1);
     let annotations = next["metadata"]["annotations"].as_object_mut().unwrap();
     annotations.remove("meta.helm.sh/release-name");
     let dry = format!("{apply}&dryRun=All");
-    let tried = told(&mut to.apply, 200, "PATCH", &dry, Some(next.clone())).await;
-    let there = told(&mut to.json, 200, "GET", &one, None).await;
+    let tried = expect_code(&mut to.apply, 200, "PATCH", &dry, Some(next.clone())).await;
+    let there = expect_code(&mut to.json, 200, "GET", &one, None).await;
     assert_eq!(
         tried["metadata"]["resourceVersion"],
         there["metadata"]["resourceVersion"]
     );
-    let applied = told(&mut to.apply, 200, "PATCH", &apply, Some(next.clone())).await;
+    let applied = expect_code(&mut to.apply, 200, "PATCH", &apply, Some(next.clone())).await;
     assert_eq!(
         applied["spec"]["template"]["spec"]["containers"][0]["image"],
         "img:2"
@@ -119,43 +119,43 @@ async fn helm_4_takes_over_a_release_of_helm_3() {
     );
     assert_eq!(managers(&applied), ["helm Apply"]);
 
-    // An autoscaler takes the count; Helm is told, and asks again with force.
+    // An autoscaler sets the replicas; Helm gets a conflict, and applies again with force.
     let scale = json!({"spec": {"replicas": 3}});
     let path = format!("{one}/scale?fieldManager=hpa");
-    told(&mut to.merge, 200, "PATCH", &path, Some(scale)).await;
-    let refused = told(&mut to.apply, 409, "PATCH", &apply, Some(deployment("img:2", 1))).await;
-    assert_eq!(refused["reason"], "Conflict");
-    let causes = refused["details"]["causes"].as_array().unwrap();
-    assert_eq!(causes.len(), 1, "{refused}");
+    expect_code(&mut to.merge, 200, "PATCH", &path, Some(scale)).await;
+    let rejected = expect_code(&mut to.apply, 409, "PATCH", &apply, Some(deployment("img:2", 1))).await;
+    assert_eq!(rejected["reason"], "Conflict");
+    let causes = rejected["details"]["causes"].as_array().unwrap();
+    assert_eq!(causes.len(), 1, "{rejected}");
     assert_eq!(
         (&causes[0]["reason"], &causes[0]["field"]),
         (&json!("FieldManagerConflict"), &json!(".spec.replicas"))
     );
     let force = format!("{one}?fieldManager=helm&force=true");
-    let forced = told(&mut to.apply, 200, "PATCH", &force, Some(deployment("img:2", 1))).await;
+    let forced = expect_code(&mut to.apply, 200, "PATCH", &force, Some(deployment("img:2", 1))).await;
     assert_eq!(
         (&forced["spec"]["replicas"], managers(&forced)),
         (&json!(1), vec!["helm Apply".to_string()])
     );
 
-    // A mistake in a chart is told with its place, and changes nothing.
+    // An error in a chart is reported with its field path, and changes nothing.
     let mut wrong = deployment("img:3", 1);
     wrong["spec"]["template"]["spec"]["containers"][0]["imagee"] = json!("x");
-    let refused = told(&mut to.apply, 500, "PATCH", &apply, Some(wrong)).await;
+    let rejected = expect_code(&mut to.apply, 500, "PATCH", &apply, Some(wrong)).await;
     let said = "failed to create typed patch object (/demo; apps/v1, Kind=Deployment): \
         .spec.template.spec.containers[name=\"demo\"].imagee: field not declared in schema";
-    assert_eq!(refused["message"], said);
+    assert_eq!(rejected["message"], said);
 
     for (revision, status) in [(1, "superseded"), (2, "deployed")] {
         let path = format!("{SECRETS}/sh.helm.release.v1.demo.v{revision}");
-        told(&mut to.json, 200, "PUT", &path, Some(release(revision, status))).await;
+        expect_code(&mut to.json, 200, "PUT", &path, Some(release(revision, status))).await;
     }
     let deployed = format!("{SECRETS}?labelSelector=name%3Ddemo%2Cowner%3Dhelm%2Cstatus%3Ddeployed");
-    let found = told(&mut to.json, 200, "GET", &deployed, None).await;
+    let found = expect_code(&mut to.json, 200, "GET", &deployed, None).await;
     assert_eq!(found["items"][0]["metadata"]["labels"]["version"], "2");
 }
 
-/// A definition as charts bring them: its schema is long, and says much.
+/// A definition as in charts: its schema is long.
 fn definition(descriptions: usize) -> Value {
     let fields: serde_json::Map<String, Value> = (0..descriptions)
         .map(|i| {
@@ -179,7 +179,7 @@ fn definition(descriptions: usize) -> Value {
                                 "reason": {"type": "string"}}}}}}}}}}]}})
 }
 
-/// Until the kind is served.
+/// Waits until the kind is served.
 async fn served(to: &mut Forms, path: &str) {
     for n in 0.. {
         if to.json.send("GET", path, None).await.code == 200 {
@@ -190,8 +190,8 @@ async fn served(to: &mut Forms, path: &str) {
     }
 }
 
-/// A comparison without effect, a sync by apply that a definition of a megabyte goes through as well, a cache of it all by
-/// pages and a watch that goes on from there, and a pruning.
+/// A dry run, a sync by apply with a definition of a megabyte, a cache filled by pages and a watch that continues from
+/// their revision, and a pruning.
 #[tokio::test]
 async fn argo_cd_syncs_an_application() {
     let cluster = Cluster::start().await;
@@ -200,7 +200,7 @@ async fn argo_cd_syncs_an_application() {
     let crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.example.com";
     let large = definition(200);
     assert!(large.to_string().len() > 1_000_000);
-    let made = told(
+    let made = expect_code(
         &mut to.apply,
         201,
         "PATCH",
@@ -210,16 +210,16 @@ async fn argo_cd_syncs_an_application() {
     .await;
     assert_eq!(made["metadata"]["generation"], 1);
     served(&mut to, WIDGETS).await;
-    let again = told(&mut to.apply, 200, "PATCH", &format!("{crd}?{by}"), Some(large)).await;
+    let again = expect_code(&mut to.apply, 200, "PATCH", &format!("{crd}?{by}"), Some(large)).await;
     assert_eq!(again["metadata"]["generation"], 1);
 
     let one = format!("{DEPLOYMENTS}/demo");
     let wanted = deployment("img:1", 1);
-    // Before the object is there, and when it is: what it would be.
+    // The predicted object, before and after the object exists.
     let dry = format!("{one}?{by}&dryRun=All");
-    let predicted = told(&mut to.apply, 201, "PATCH", &dry, Some(wanted.clone())).await;
-    told(&mut to.json, 404, "GET", &one, None).await;
-    let live = told(
+    let predicted = expect_code(&mut to.apply, 201, "PATCH", &dry, Some(wanted.clone())).await;
+    expect_code(&mut to.json, 404, "GET", &one, None).await;
+    let live = expect_code(
         &mut to.apply,
         201,
         "PATCH",
@@ -231,7 +231,7 @@ async fn argo_cd_syncs_an_application() {
     let edit = Some(
         json!({"spec": {"template": {"spec": {"containers": [{"name": "demo", "image": "img:evil"}]}}}}),
     );
-    told(
+    expect_code(
         &mut to.strategic,
         200,
         "PATCH",
@@ -239,19 +239,19 @@ async fn argo_cd_syncs_an_application() {
         edit,
     )
     .await;
-    let predicted = told(&mut to.apply, 200, "PATCH", &dry, Some(wanted.clone())).await;
+    let predicted = expect_code(&mut to.apply, 200, "PATCH", &dry, Some(wanted.clone())).await;
     assert_eq!(predicted["spec"], live["spec"]);
-    let drifted = told(&mut to.json, 200, "GET", &one, None).await;
+    let drifted = expect_code(&mut to.json, 200, "GET", &one, None).await;
     assert_ne!(drifted["spec"], live["spec"]);
-    let healed = told(&mut to.apply, 200, "PATCH", &format!("{one}?{by}"), Some(wanted)).await;
+    let healed = expect_code(&mut to.apply, 200, "PATCH", &format!("{one}?{by}"), Some(wanted)).await;
     assert_eq!(healed["spec"], live["spec"]);
     assert_eq!(managers(&healed), ["argocd-controller Apply"]);
 
-    // The cache: pages of one revision, then what happens from there.
+    // The cache: pages of one revision, then the changes since.
     for name in ["a", "b", "c", "d", "e"] {
         let widget = json!({"apiVersion": "example.com/v1", "kind": "Widget",
             "metadata": {"name": name, "annotations": {"argocd.argoproj.io/tracking-id": format!("app:{name}")}}});
-        told(
+        expect_code(
             &mut to.apply,
             201,
             "PATCH",
@@ -263,7 +263,7 @@ async fn argo_cd_syncs_an_application() {
     let (mut names, mut next) = (Vec::new(), String::new());
     let all = "/apis/example.com/v1/widgets";
     let revision = loop {
-        let page = told(
+        let page = expect_code(
             &mut to.json,
             200,
             "GET",
@@ -284,21 +284,21 @@ async fn argo_cd_syncs_an_application() {
     };
     assert_eq!(names, ["a", "b", "c", "d", "e"]);
     let foreground = Some(json!({"propagationPolicy": "Foreground"}));
-    let held = told(&mut to.json, 200, "DELETE", &format!("{WIDGETS}/a"), foreground).await;
+    let held = expect_code(&mut to.json, 200, "DELETE", &format!("{WIDGETS}/a"), foreground).await;
     assert_eq!(held["metadata"]["finalizers"], json!(["foregroundDeletion"]));
-    told(&mut to.json, 200, "DELETE", &format!("{WIDGETS}/b"), None).await;
+    expect_code(&mut to.json, 200, "DELETE", &format!("{WIDGETS}/b"), None).await;
     let watch =
         format!("{all}?watch=true&allowWatchBookmarks=true&resourceVersion={revision}&timeoutSeconds=300");
-    let watcher = cluster.connect(&Shows::token(ADMIN)).await.unwrap();
+    let watcher = cluster.connect(&Credentials::token(ADMIN)).await.unwrap();
     let events = watcher
         .events(&watch, |events| events.iter().any(|e| e["type"] == "DELETED"))
         .await;
-    let told: Vec<_> = events
+    let types: Vec<_> = events
         .iter()
         .map(|e| (&e["type"], &e["object"]["metadata"]["name"]))
         .collect();
     assert_eq!(
-        told,
+        types,
         [
             (&json!("MODIFIED"), &json!("a")),
             (&json!("DELETED"), &json!("b"))
@@ -306,29 +306,29 @@ async fn argo_cd_syncs_an_application() {
     );
 }
 
-/// Finalizers and status under optimistic locks, owners, events, a leader's lease, caches of metadata alone.
+/// Finalizers and status with optimistic locking, owners, events, a leader's Lease, and caches of metadata only.
 #[tokio::test]
 async fn an_operator_of_controller_runtime_reconciles() {
     let cluster = Cluster::start().await;
     let mut to = Forms::to(&cluster).await;
     let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-    told(&mut to.json, 201, "POST", crds, Some(definition(1))).await;
+    expect_code(&mut to.json, 201, "POST", crds, Some(definition(1))).await;
     served(&mut to, WIDGETS).await;
     let one = format!("{WIDGETS}/w");
     let widget = json!({"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "w"}, "spec": {"size": 1}});
-    let made = told(&mut to.json, 201, "POST", WIDGETS, Some(widget)).await;
+    let made = expect_code(&mut to.json, 201, "POST", WIDGETS, Some(widget)).await;
     let locked = |object: &Value, mut patch: Value| {
         patch["metadata"]["resourceVersion"] = object["metadata"]["resourceVersion"].clone();
         Some(patch)
     };
 
-    // The finalizer first; who saw an older object is refused.
+    // The finalizer first; a writer with an older resourceVersion gets a conflict.
     let held = json!({"metadata": {"finalizers": ["example.com/f"]}});
-    let held = told(&mut to.merge, 200, "PATCH", &one, locked(&made, held)).await;
+    let held = expect_code(&mut to.merge, 200, "PATCH", &one, locked(&made, held)).await;
     assert_eq!(held["metadata"]["generation"], 1);
     let condition = |status: &str| json!({"status": {"observedGeneration": 1, "conditions": [{"type": "Ready", "status": status, "reason": "R"}]}});
     let status = format!("{one}/status");
-    let stale = told(
+    let stale = expect_code(
         &mut to.merge,
         409,
         "PATCH",
@@ -339,7 +339,7 @@ async fn an_operator_of_controller_runtime_reconciles() {
     assert_eq!(stale["reason"], "Conflict");
     let said = "the object has been modified; please apply your changes to the latest version and try again";
     assert!(stale["message"].as_str().unwrap().ends_with(said), "{stale}");
-    let ready = told(
+    let ready = expect_code(
         &mut to.merge,
         200,
         "PATCH",
@@ -351,8 +351,8 @@ async fn an_operator_of_controller_runtime_reconciles() {
         (&ready["metadata"]["generation"], &ready["spec"]["size"]),
         (&json!(1), &json!(1))
     );
-    // Nothing changes: nothing is written.
-    let same = told(
+    // No change, no write.
+    let same = expect_code(
         &mut to.merge,
         200,
         "PATCH",
@@ -364,18 +364,18 @@ async fn an_operator_of_controller_runtime_reconciles() {
         same["metadata"]["resourceVersion"],
         ready["metadata"]["resourceVersion"]
     );
-    // Each manager of status by apply has conditions of its own.
+    // Each manager of the status by apply has conditions of its own.
     let mut apply = json!({"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "w"}});
     apply["status"] = json!({"conditions": [{"type": "Synced", "status": "True"}]});
     let path = format!("{status}?fieldManager=syncer&force=true");
-    let synced = told(&mut to.apply, 200, "PATCH", &path, Some(apply.clone())).await;
+    let synced = expect_code(&mut to.apply, 200, "PATCH", &path, Some(apply.clone())).await;
     assert_eq!(synced["status"]["conditions"].as_array().map(Vec::len), Some(2));
     apply["status"] = json!({});
-    let synced = told(&mut to.apply, 200, "PATCH", &path, Some(apply)).await;
+    let synced = expect_code(&mut to.apply, 200, "PATCH", &path, Some(apply)).await;
     assert_eq!(synced["status"]["conditions"][0]["type"], "Ready");
     assert_eq!(synced["status"]["conditions"].as_array().map(Vec::len), Some(1));
 
-    // What it owns.
+    // The objects that it owns.
     let owner = |controller: bool, uid: &str| {
         json!({"apiVersion": "example.com/v1", "kind": "Widget", "name": "w", "uid": uid,
             "controller": controller, "blockOwnerDeletion": true})
@@ -383,9 +383,9 @@ async fn an_operator_of_controller_runtime_reconciles() {
     let maps = "/api/v1/namespaces/default/configmaps";
     let uid = made["metadata"]["uid"].as_str().unwrap();
     let map = |owners: Value| Some(json!({"metadata": {"generateName": "w-", "ownerReferences": owners}}));
-    let child = told(&mut to.json, 201, "POST", maps, map(json!([owner(true, uid)]))).await;
+    let child = expect_code(&mut to.json, 201, "POST", maps, map(json!([owner(true, uid)]))).await;
     assert!(child["metadata"]["name"].as_str().unwrap().starts_with("w-"));
-    let two = told(
+    let two = expect_code(
         &mut to.json,
         422,
         "POST",
@@ -399,13 +399,13 @@ async fn an_operator_of_controller_runtime_reconciles() {
         "{said}"
     );
 
-    // Caches of metadata alone, by a stream that begins with what is there.
+    // Caches of metadata only, by a watch that begins with the existing objects.
     let partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-    let shows = Shows::token(ADMIN).header("accept", partial);
+    let credentials = Credentials::token(ADMIN).header("accept", partial);
     let watch = format!(
         "{maps}?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
     );
-    let watcher = cluster.connect(&shows).await.unwrap();
+    let watcher = cluster.connect(&credentials).await.unwrap();
     let events = watcher
         .events(&watch, |events| events.iter().any(|e| e["type"] == "BOOKMARK"))
         .await;
@@ -420,40 +420,40 @@ async fn an_operator_of_controller_runtime_reconciles() {
     let ends = &events.last().unwrap()["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"];
     assert_eq!(ends, "true", "{events:?}");
 
-    // Told as an event, and told again.
+    // Reported as an event, and then again as a series.
     let events = "/apis/events.k8s.io/v1/namespaces/default/events";
     let event = json!({"metadata": {"name": "w.1", "namespace": "default"}, "eventTime": "2027-01-15T08:00:00.123456Z",
         "reportingController": "example.com/operator", "reportingInstance": "operator-0", "action": "Reconcile",
         "reason": "Synced", "type": "Normal", "note": "n", "regarding": {"apiVersion": "example.com/v1",
             "kind": "Widget", "name": "w", "namespace": "default", "uid": uid}});
-    told(&mut to.json, 201, "POST", events, Some(event)).await;
+    expect_code(&mut to.json, 201, "POST", events, Some(event)).await;
     let series = Some(json!({"series": {"count": 2, "lastObservedTime": "2027-01-15T08:00:01.000000Z"}}));
-    let again = told(&mut to.strategic, 200, "PATCH", &format!("{events}/w.1"), series).await;
+    let again = expect_code(&mut to.strategic, 200, "PATCH", &format!("{events}/w.1"), series).await;
     assert_eq!(again["series"]["count"], 2);
     let regarding = format!(
         "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3Dw%2CinvolvedObject.uid%3D{uid}"
     );
-    let found = told(&mut to.json, 200, "GET", &regarding, None).await;
+    let found = expect_code(&mut to.json, 200, "GET", &regarding, None).await;
     assert_eq!(found["items"][0]["series"]["count"], 2);
 
-    // The end: marked, no new finalizers, gone with the last.
+    // The deletion: marked, no new finalizers, deleted with the last finalizer.
     let foreground = json!({"propagationPolicy": "Background", "preconditions": {"uid": uid}});
-    let marked = told(&mut to.json, 200, "DELETE", &one, Some(foreground)).await;
+    let marked = expect_code(&mut to.json, 200, "DELETE", &one, Some(foreground)).await;
     assert!(marked["metadata"]["deletionTimestamp"].is_string());
     assert_eq!(marked["metadata"]["generation"], 2);
     let more = Some(json!({"metadata": {"finalizers": ["example.com/f", "example.com/g"]}}));
-    let refused = told(&mut to.merge, 422, "PATCH", &one, more).await;
-    let said = refused["message"].as_str().unwrap();
+    let rejected = expect_code(&mut to.merge, 422, "PATCH", &one, more).await;
+    let said = rejected["message"].as_str().unwrap();
     assert!(
         said.contains("no new finalizers can be added if the object is being deleted"),
         "{said}"
     );
     let none = json!({"metadata": {"finalizers": null}});
-    told(&mut to.merge, 200, "PATCH", &one, locked(&marked, none)).await;
-    told(&mut to.json, 404, "GET", &one, None).await;
+    expect_code(&mut to.merge, 200, "PATCH", &one, locked(&marked, none)).await;
+    expect_code(&mut to.json, 404, "GET", &one, None).await;
 }
 
-/// Of several operators one leads; who renews a lease that another took is told.
+/// One of several operators leads; one that renews a Lease that another has acquired gets a conflict.
 #[tokio::test]
 async fn leaders_elect_each_other_by_a_lease() {
     let cluster = Cluster::start().await;
@@ -465,10 +465,10 @@ async fn leaders_elect_each_other_by_a_lease() {
             "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": transitions,
                 "acquireTime": "2027-01-15T08:00:00.000001Z", "renewTime": "2027-01-15T08:00:00.000001Z"}})
     };
-    told(&mut to.json, 404, "GET", &one, None).await;
-    let first = told(&mut to.json, 201, "POST", leases, Some(lease("a", 0))).await;
+    expect_code(&mut to.json, 404, "GET", &one, None).await;
+    let first = expect_code(&mut to.json, 201, "POST", leases, Some(lease("a", 0))).await;
     assert_eq!(first["spec"]["renewTime"], "2027-01-15T08:00:00.000001Z");
-    let late = told(&mut to.json, 409, "POST", leases, Some(lease("b", 0))).await;
+    let late = expect_code(&mut to.json, 409, "POST", leases, Some(lease("b", 0))).await;
     assert_eq!(late["reason"], "AlreadyExists");
     let version = |lease: &Value| lease["metadata"]["resourceVersion"].clone();
     let taken_from = |seen: &Value, holder: &str, transitions: u32| {
@@ -476,20 +476,20 @@ async fn leaders_elect_each_other_by_a_lease() {
         next["metadata"]["resourceVersion"] = version(seen);
         Some(next)
     };
-    let taken = told(&mut to.json, 200, "PUT", &one, taken_from(&first, "b", 1)).await;
+    let taken = expect_code(&mut to.json, 200, "PUT", &one, taken_from(&first, "b", 1)).await;
     assert_eq!(taken["spec"]["holderIdentity"], "b");
-    let late = told(&mut to.json, 409, "PUT", &one, taken_from(&first, "a", 0)).await;
+    let late = expect_code(&mut to.json, 409, "PUT", &one, taken_from(&first, "a", 0)).await;
     assert_eq!(late["reason"], "Conflict");
-    let renewed = told(&mut to.json, 200, "PUT", &one, taken_from(&taken, "b", 1)).await;
+    let renewed = expect_code(&mut to.json, 200, "PUT", &one, taken_from(&taken, "b", 1)).await;
     assert_eq!(
         version(&renewed),
         version(&taken),
         "the same again is written once"
     );
-    // Let go: nobody holds it.
+    // Released: the Lease has no holder.
     let mut free = json!({"metadata": {"name": "operator"}, "spec": {"holderIdentity": "", "leaseDurationSeconds": 1,
         "leaseTransitions": 1, "renewTime": "2027-01-15T08:00:02.000000Z", "acquireTime": "2027-01-15T08:00:02.000000Z"}});
     free["metadata"]["resourceVersion"] = version(&renewed);
-    let free = told(&mut to.json, 200, "PUT", &one, Some(free)).await;
+    let free = expect_code(&mut to.json, 200, "PUT", &one, Some(free)).await;
     assert_eq!(free["spec"]["holderIdentity"], "");
 }

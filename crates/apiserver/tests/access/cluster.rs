@@ -1,4 +1,4 @@
-//! The server under test, and clients that show what a test wants shown.
+//! The server under test, and clients with the credentials that a test needs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -30,16 +30,16 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Of the administrator.
+/// The administrator's token.
 pub const ADMIN: &str = "admin-token";
 
-/// When the cluster is made, and its keys with it.
+/// When the cluster and its keys are created.
 const START: i64 = 1_800_000_000;
 
-/// How long what must come is waited for.
+/// The timeout for everything that must happen.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Moved by hand.
+/// A clock that tests advance.
 pub struct TestClock(AtomicI64);
 
 impl Clock for TestClock {
@@ -48,7 +48,7 @@ impl Clock for TestClock {
     }
 }
 
-/// Every address is loopback, whatever it says; and so is the one kubelet, once its port is known.
+/// Resolves every address to loopback, and to the only kubelet once its port is known.
 #[derive(Default)]
 struct Loopback {
     kubelet: AtomicU16,
@@ -71,7 +71,7 @@ impl NodeDialer for Loopback {
 }
 
 pub struct Cluster {
-    /// Without HTTP in between.
+    /// The API without HTTP in between.
     pub server: Arc<Server>,
     pub store: Arc<dyn Store>,
     pub pki: Pki,
@@ -82,26 +82,26 @@ pub struct Cluster {
     _stop: DropGuard,
 }
 
-/// What a client shows.
+/// A client's credentials and headers.
 #[derive(Clone, Default)]
-pub struct Shows {
+pub struct Credentials {
     pub token: Option<String>,
     pub certificate: Option<Identity>,
     pub headers: Vec<(&'static str, String)>,
 }
 
-impl Shows {
+impl Credentials {
     pub fn token(token: impl Into<String>) -> Self {
-        Shows {
+        Credentials {
             token: Some(token.into()),
-            ..Shows::default()
+            ..Credentials::default()
         }
     }
 
     pub fn certificate(identity: Identity) -> Self {
-        Shows {
+        Credentials {
             certificate: Some(identity),
-            ..Shows::default()
+            ..Credentials::default()
         }
     }
 
@@ -111,16 +111,16 @@ impl Shows {
     }
 }
 
-/// What came back; the body is null unless it is JSON.
+/// A response; the body is null unless it is JSON.
 #[derive(Debug)]
-pub struct Answer {
+pub struct TestResponse {
     pub code: u16,
     pub headers: HeaderMap,
     pub text: String,
     pub body: Value,
 }
 
-impl Answer {
+impl TestResponse {
     #[track_caller]
     pub fn expect(self, code: u16) -> Value {
         assert_eq!(self.code, code, "{}", self.text);
@@ -222,23 +222,23 @@ impl Cluster {
         self.clock.0.fetch_add(seconds, Ordering::Relaxed);
     }
 
-    /// A connection on which nothing has been said after the handshake, which offers these protocols.
+    /// A TLS connection that offers these protocols, on which nothing has been sent.
     pub async fn tls(
         &self,
-        shows: &Shows,
+        credentials: &Credentials,
         protocols: &[&[u8]],
         stream: TcpStream,
     ) -> std::io::Result<TlsStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         roots.add(certificates(self.pki.ca_pem()).remove(0)).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        // The server's certificate is of the test's clock, which is not the machine's.
+        // The server's certificate is valid by the test's clock, which is not the host's.
         let at = Arc::new(At(Timestamp::from_second(START).unwrap()));
         let config = ClientConfig::builder_with_details(provider, at)
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots);
-        let mut config = match &shows.certificate {
+        let mut config = match &credentials.certificate {
             None => config.with_no_client_auth(),
             Some(identity) => config
                 .with_client_auth_cert(
@@ -252,28 +252,38 @@ impl Cluster {
         TlsConnector::from(Arc::new(config)).connect(name, stream).await
     }
 
-    /// A connection on which this is shown.
-    pub async fn connect(&self, shows: &Shows) -> std::io::Result<Client> {
+    /// A connection with these credentials.
+    pub async fn connect(&self, credentials: &Credentials) -> std::io::Result<Client> {
         let stream = TcpStream::connect(self.address).await?;
-        let stream = self.tls(shows, &[], stream).await?;
+        let stream = self.tls(credentials, &[], stream).await?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(std::io::Error::other)?;
         tokio::spawn(connection.with_upgrades());
         Ok(Client {
             sender,
-            shows: shows.clone(),
+            credentials: credentials.clone(),
         })
     }
 
     /// One request over a connection of its own.
-    pub async fn ask(&self, shows: &Shows, method: &str, path: &str, body: Option<Value>) -> Answer {
-        self.connect(shows).await.unwrap().send(method, path, body).await
+    pub async fn ask(
+        &self,
+        credentials: &Credentials,
+        method: &str,
+        path: &str,
+        body: Option<Value>,
+    ) -> TestResponse {
+        self.connect(credentials)
+            .await
+            .unwrap()
+            .send(method, path, body)
+            .await
     }
 
     /// As administrator.
-    pub async fn admin(&self, method: &str, path: &str, body: Option<Value>) -> Answer {
-        self.ask(&Shows::token(ADMIN), method, path, body).await
+    pub async fn admin(&self, method: &str, path: &str, body: Option<Value>) -> TestResponse {
+        self.ask(&Credentials::token(ADMIN), method, path, body).await
     }
 
     pub async fn create(&self, path: &str, body: Value) -> Value {
@@ -300,13 +310,13 @@ pub fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
 
 pub struct Client {
     sender: http1::SendRequest<Full<Bytes>>,
-    shows: Shows,
+    credentials: Credentials,
 }
 
 impl Client {
-    /// Asks for a WebSocket; what it comes to, and the bytes that follow.
+    /// Requests a WebSocket; the response's status, and the stream if it was upgraded.
     pub async fn upgrade(&mut self, path: &str) -> (http::StatusCode, Option<Upgraded>) {
-        let token = self.shows.token.clone().unwrap_or_default();
+        let token = self.credentials.token.clone().unwrap_or_default();
         let request = Request::builder()
             .uri(path)
             .header(header::HOST, "localhost")
@@ -324,12 +334,12 @@ impl Client {
         (answer.status(), upgraded)
     }
 
-    pub async fn send(&mut self, method: &str, path: &str, body: Option<Value>) -> Answer {
+    pub async fn send(&mut self, method: &str, path: &str, body: Option<Value>) -> TestResponse {
         let body = body.map(|body| Bytes::from(body.to_string()));
         self.send_bytes(method, path, body).await
     }
 
-    /// What a watch tells, until it is enough. Nothing else can be asked over this connection any more.
+    /// The events of a watch, until there are enough. The connection cannot be used afterwards.
     pub async fn events(mut self, path: &str, enough: impl Fn(&[Value]) -> bool) -> Vec<Value> {
         let request = self.request("GET", path, None);
         self.sender.ready().await.unwrap();
@@ -349,8 +359,8 @@ impl Client {
         events
     }
 
-    /// The code of an answer, and what a refusal says. What is granted is not read, since a watch does not end; the
-    /// connection can be used again only where all was read.
+    /// The code of a response, and the message of an error. A success is not read, because a watch does not end; the connection can be used
+    /// again only if all was read.
     pub async fn begin(
         mut self,
         method: &str,
@@ -375,30 +385,30 @@ impl Client {
             .method(method)
             .uri(path)
             .header(header::HOST, "localhost");
-        let shows = |wanted: &str| self.shows.headers.iter().any(|(name, _)| *name == wanted);
-        if !shows("accept") {
+        let credentials = |wanted: &str| self.credentials.headers.iter().any(|(name, _)| *name == wanted);
+        if !credentials("accept") {
             request = request.header(header::ACCEPT, "application/json");
         }
-        if let Some(token) = &self.shows.token {
+        if let Some(token) = &self.credentials.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        if body.is_some() && !shows("content-type") {
+        if body.is_some() && !credentials("content-type") {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }
-        for (name, value) in &self.shows.headers {
+        for (name, value) in &self.credentials.headers {
             request = request.header(*name, value);
         }
         request.body(Full::new(body.unwrap_or_default())).unwrap()
     }
 
-    /// Whatever the bytes are, as JSON unless the headers shown say otherwise.
-    pub async fn send_bytes(&mut self, method: &str, path: &str, body: Option<Bytes>) -> Answer {
+    /// Sends any bytes, as JSON unless the credentials' headers say otherwise.
+    pub async fn send_bytes(&mut self, method: &str, path: &str, body: Option<Bytes>) -> TestResponse {
         let request = self.request(method, path, body);
         self.sender.ready().await.unwrap();
         let (head, body) = self.sender.send_request(request).await.unwrap().into_parts();
         let bytes = body.collect().await.unwrap().to_bytes();
         let text = String::from_utf8_lossy(&bytes).into_owned();
-        Answer {
+        TestResponse {
             code: head.status.as_u16(),
             headers: head.headers,
             body: serde_json::from_str(&text).unwrap_or_default(),
@@ -407,7 +417,7 @@ impl Client {
     }
 }
 
-/// A ClusterRole of these rules and a binding of it to `user`, both called `name`.
+/// Creates a ClusterRole with these rules and its binding to `user`, both called `name`.
 pub async fn grant(cluster: &Cluster, name: &str, user: &str, rules: Value) {
     let group = "/apis/rbac.authorization.k8s.io/v1";
     let role = json!({"metadata": {"name": name}, "rules": rules});

@@ -1,19 +1,19 @@
-//! Steps of Kubernetes' conformance tests that are about one kind only, in the form in which Go's clients send them.
+//! Steps of Kubernetes' conformance tests about one kind only, with the requests that Go's clients send.
 
 use serde_json::{Value, json};
 
-use crate::cluster::{ADMIN, Cluster, Shows};
+use crate::cluster::{ADMIN, Cluster, Credentials};
 
-/// "Services should complete a service status lifecycle": Go sends times that are not set as null.
+/// "Services should complete a service status lifecycle": Go sends unset times as null.
 #[tokio::test]
-async fn a_services_status_lives_its_life() {
+async fn a_services_status_completes_its_lifecycle() {
     let cluster = Cluster::start().await;
     let all = "/api/v1/namespaces/default/services";
     let ports = json!([{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 80}]);
     let service = json!({"metadata": {"name": "s", "creationTimestamp": null, "labels": {"test-service-static": "true"}},
         "spec": {"type": "LoadBalancer", "ports": ports}, "status": {"loadBalancer": {}}});
     cluster.create(all, service).await;
-    let merge = Shows::token(ADMIN).header("content-type", "application/merge-patch+json");
+    let merge = Credentials::token(ADMIN).header("content-type", "application/merge-patch+json");
     let patch = json!({"metadata": {"annotations": {"patchedstatus": "true"}},
         "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}}});
     let path = format!("{all}/s/status");
@@ -43,7 +43,7 @@ async fn a_services_status_lives_its_life() {
 
 /// "Service CIDRs should support ServiceCIDR API operations": a cluster has one from the start.
 #[tokio::test]
-async fn the_range_of_services_is_there() {
+async fn the_default_service_cidr_exists() {
     let cluster = Cluster::start().await;
     let all = "/apis/networking.k8s.io/v1/servicecidrs";
     let found = cluster
@@ -73,14 +73,14 @@ async fn the_range_of_services_is_there() {
     );
 }
 
-/// Conditions of the kinds that judge theirs.
+/// Conditions of the kinds that validate their conditions.
 #[tokio::test]
-async fn conditions_that_are_none_are_told() {
+async fn invalid_conditions_are_rejected() {
     let cluster = Cluster::start().await;
     let all = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
     let budget = json!({"metadata": {"name": "b"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"a": "b"}}}});
     cluster.create(all, budget).await;
-    let merge = Shows::token(ADMIN).header("content-type", "application/merge-patch+json");
+    let merge = Credentials::token(ADMIN).header("content-type", "application/merge-patch+json");
     let noon = "2027-01-15T08:00:00Z";
     let good =
         json!({"type": "A", "status": "True", "reason": "R_", "message": "", "lastTransitionTime": noon});
@@ -89,7 +89,7 @@ async fn conditions_that_are_none_are_told() {
         condition[key] = value;
         json!([condition])
     };
-    for (conditions, told) in [
+    for (conditions, error) in [
         (json!([good]), None),
         (
             json!([good, good]),
@@ -133,23 +133,23 @@ async fn conditions_that_are_none_are_told() {
         let answer = cluster
             .ask(&merge, "PATCH", &format!("{all}/b/status"), patch)
             .await;
-        match told {
+        match error {
             None => assert_eq!(answer.code, 200, "{}", answer.text),
-            Some(told) => {
+            Some(error) => {
                 assert_eq!(answer.code, 422, "{}", answer.text);
-                let expected = format!("PodDisruptionBudget.policy \"b\" is invalid: {told}");
+                let expected = format!("PodDisruptionBudget.policy \"b\" is invalid: {error}");
                 assert_eq!(answer.message(), expected);
             }
         }
     }
 }
 
-/// `kubectl get apiservices`: every group and version that is served, those of custom kinds while they are.
+/// `kubectl get apiservices`: every group and version that is served, those of custom resources while they are.
 #[tokio::test]
 async fn what_is_served_has_its_api_service() {
     let cluster = Cluster::start().await;
     let all = "/apis/apiregistration.k8s.io/v1/apiservices";
-    let table = Shows::token(ADMIN).header("accept", "application/json;as=Table;v=v1;g=meta.k8s.io");
+    let table = Credentials::token(ADMIN).header("accept", "application/json;as=Table;v=v1;g=meta.k8s.io");
     let rows = cluster.ask(&table, "GET", all, None).await.expect(200);
     let rows = rows["rows"].as_array().unwrap().clone();
     let row = |name: &str| {

@@ -1,4 +1,4 @@
-//! An extension API server over TLS on loopback: it serves `things` of `example.com/v1`, and keeps what it was asked.
+//! An extension API server over TLS on loopback: it serves `things` of `example.com/v1`, and records the requests it gets.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -18,7 +18,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_apiserver::authn::certificate::Peer;
+use knarr_apiserver::authn::certificate::PeerCertificate;
 use knarr_apiserver::http::body::{Body, full};
 use knarr_apiserver::pki::Identity;
 use knarr_apiserver::tls::Tls;
@@ -31,26 +31,26 @@ use tokio::sync::broadcast;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::AbortOnDropHandle;
 
-/// What it has, and what it was asked.
+/// Its objects, and the requests that it got.
 pub struct State {
     pub asked: Mutex<Vec<Value>>,
-    /// By their paths.
+    /// By path.
     pub things: Mutex<BTreeMap<String, Value>>,
     pub events: broadcast::Sender<String>,
-    /// It answers everything with 500.
+    /// It answers every request with 500.
     pub sick: AtomicBool,
 }
 
 pub struct Extension {
     pub port: u16,
-    /// In base64.
+    /// The CA, in base64.
     pub ca: String,
     pub state: Arc<State>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Extension {
-    /// Knows front proxies by this CA, whose certificates are of the time `now`.
+    /// Trusts front proxies by this CA, with certificates that are valid at the time `now`.
     pub async fn start(front_proxy_ca_pem: &str, now: Timestamp, http2: bool) -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec!["api.default.svc".to_string()]).unwrap();
@@ -83,7 +83,7 @@ impl Extension {
                     };
                     let connection = stream.get_ref().1;
                     let proxy = match tls.peer(connection, now) {
-                        Peer::Known { user, .. } => user.name,
+                        PeerCertificate::Verified { user, .. } => user.name,
                         _ => String::new(),
                     };
                     let is_h2 = connection.alpn_protocol() == Some(b"h2");
@@ -116,7 +116,7 @@ impl Extension {
         }
     }
 
-    /// What it was asked at this path last.
+    /// The last request at this path.
     pub fn last(&self, path: &str) -> Value {
         let asked = self.state.asked.lock();
         let mut found = asked.iter().rev().filter(|a| a["path"] == path);

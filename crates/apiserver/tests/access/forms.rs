@@ -1,10 +1,10 @@
-//! A client that can send every form of a body, one connection each.
+//! A client that can send every media type of a body, with one connection each.
 
 use serde_json::Value;
 
-use crate::cluster::{ADMIN, Client, Cluster, Shows};
+use crate::cluster::{ADMIN, Client, Cluster, Credentials};
 
-/// A connection for each form a body can have.
+/// A connection for each media type.
 pub struct Forms {
     pub json: Client,
     pub merge: Client,
@@ -16,8 +16,8 @@ pub struct Forms {
 impl Forms {
     pub async fn to(cluster: &Cluster) -> Self {
         let of = |media: &'static str| {
-            let shows = Shows::token(ADMIN).header("content-type", media);
-            async move { cluster.connect(&shows).await.unwrap() }
+            let credentials = Credentials::token(ADMIN).header("content-type", media);
+            async move { cluster.connect(&credentials).await.unwrap() }
         };
         Forms {
             json: of("application/json").await,
@@ -29,8 +29,14 @@ impl Forms {
     }
 }
 
-/// What came back, if it is what was expected.
-pub async fn told(client: &mut Client, code: u16, method: &str, path: &str, body: Option<Value>) -> Value {
+/// Sends a request, checks the code of the response and returns its body.
+pub async fn expect_code(
+    client: &mut Client,
+    code: u16,
+    method: &str,
+    path: &str,
+    body: Option<Value>,
+) -> Value {
     let answer = client.send(method, path, body).await;
     assert_eq!(answer.code, code, "{method} {path}: {}", answer.text);
     answer.body

@@ -1,7 +1,7 @@
-//! Clients that take the server's time and memory on purpose: each is sent away or told why, and meanwhile and
-//! afterwards everybody else is served.
+//! Clients that use up the server's time and memory on purpose: each is disconnected or gets an error, and other clients are
+//! served during and after it.
 //!
-//! Limits of time are made short here and waited for; nothing depends on how long the machine takes.
+//! Timeouts are short in these tests, and waited for; nothing depends on the speed of the host.
 
 mod frames;
 
@@ -14,14 +14,14 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::client::TlsStream;
 
 use self::frames::*;
-use crate::cluster::{ADMIN, Cluster, Shows};
+use crate::cluster::{ADMIN, Cluster, Credentials};
 
 const H1: &[&[u8]] = &[b"http/1.1"];
 const H2: &[&[u8]] = &[b"h2"];
 
-/// Longer than anything takes that is going to happen.
+/// A timeout that is never reached.
 const EVENTUALLY: Duration = Duration::from_secs(120);
-/// What is waited for a client where a test makes it short.
+/// The timeouts of a client that tests shorten.
 const SHORT: Duration = Duration::from_secs(1);
 
 async fn eventually<T>(what: &str, future: impl Future<Output = T>) -> T {
@@ -31,12 +31,12 @@ async fn eventually<T>(what: &str, future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Connects as often as it takes: the limits for everybody are short in some tests.
+/// Connects as often as necessary: limits that apply to all clients are short in some tests.
 async fn connected(cluster: &Cluster, protocols: &[&[u8]]) -> TlsStream<TcpStream> {
     let connect = async {
         loop {
             let stream = TcpStream::connect(cluster.address).await.unwrap();
-            if let Ok(stream) = cluster.tls(&Shows::default(), protocols, stream).await {
+            if let Ok(stream) = cluster.tls(&Credentials::default(), protocols, stream).await {
                 return stream;
             }
         }
@@ -44,7 +44,7 @@ async fn connected(cluster: &Cluster, protocols: &[&[u8]]) -> TlsStream<TcpStrea
     eventually("a connection", connect).await
 }
 
-/// Somebody else is served.
+/// Another client is served.
 async fn serves(cluster: &Cluster) {
     let served = async {
         loop {
@@ -59,11 +59,11 @@ async fn serves(cluster: &Cluster) {
             }
         }
     };
-    eventually("an answer to somebody else", served).await;
+    eventually("a response to another client", served).await;
 }
 
-/// Reads until the connection has ended, however it does; what came.
-async fn to_the_end(mut stream: impl AsyncRead + Unpin) -> Vec<u8> {
+/// Reads until the connection is closed; returns what was received.
+async fn read_to_end(mut stream: impl AsyncRead + Unpin) -> Vec<u8> {
     let mut all = Vec::new();
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(n @ 1..) = stream.read(&mut buffer).await {
@@ -72,19 +72,19 @@ async fn to_the_end(mut stream: impl AsyncRead + Unpin) -> Vec<u8> {
     all
 }
 
-/// What is said before nothing more is, and on what: a bare connection, or one over TLS for these protocols.
-type Silence = (&'static str, Option<&'static [&'static [u8]]>, Vec<u8>);
+/// What is sent before the client stops sending, and over what: TCP alone, or TLS with these protocols.
+type PartialRequest = (&'static str, Option<&'static [&'static [u8]]>, Vec<u8>);
 
 #[tokio::test]
-async fn who_says_nothing_or_half_of_it_is_dropped() {
+async fn clients_that_send_nothing_or_half_a_request_are_dropped() {
     let cluster = Cluster::with(|options, _| {
-        options.patience.handshake = SHORT;
-        options.patience.head = SHORT;
-        options.patience.keep_alive = SHORT;
+        options.timeouts.handshake = SHORT;
+        options.timeouts.head = SHORT;
+        options.timeouts.keep_alive = SHORT;
     })
     .await;
     let no_end = [hello(65_535), frame(HEADERS, 0, 1, &head("GET", "/livez", ADMIN))].concat();
-    let cases: [Silence; 10] = [
+    let cases: [PartialRequest; 10] = [
         ("no handshake", None, vec![]),
         ("half a handshake", None, b"\x16\x03\x01\x02\x00\x01".to_vec()),
         (
@@ -111,21 +111,21 @@ async fn who_says_nothing_or_half_of_it_is_dropped() {
                 None => Box::new(TcpStream::connect(cluster.address).await.unwrap()),
                 Some(protocols) => Box::new(connected(&cluster, protocols).await),
             };
-            // It may have been dropped by now.
+            // The server may have closed the connection by now.
             let _ = stream.write_all(says).await;
             open.push((*what, stream));
         }
     }
     serves(&cluster).await;
     for (what, stream) in open {
-        eventually(what, to_the_end(stream)).await;
+        eventually(what, read_to_end(stream)).await;
     }
     serves(&cluster).await;
 }
 
 #[tokio::test]
-async fn a_head_byte_by_byte_is_not_waited_for() {
-    let cluster = Cluster::with(|options, _| options.patience.head = SHORT).await;
+async fn a_request_head_sent_byte_by_byte_times_out() {
+    let cluster = Cluster::with(|options, _| options.timeouts.head = SHORT).await;
     let (read, mut write) = tokio::io::split(connected(&cluster, H1).await);
     let drips = tokio::spawn(async move {
         let begun = write.write_all(b"GET /livez HTTP/1.1\r\nhost: ").await;
@@ -133,16 +133,16 @@ async fn a_head_byte_by_byte_is_not_waited_for() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
-    let answer = eventually("the end of a dripping head", to_the_end(read)).await;
+    let answer = eventually("the end of a dripping head", read_to_end(read)).await;
     assert!(!answer.starts_with(b"HTTP/1.1 200"));
     drips.abort();
     serves(&cluster).await;
 }
 
 #[tokio::test]
-async fn a_body_that_stops_coming_is_refused_and_its_seat_is_free() {
+async fn a_body_that_is_not_completed_is_rejected_and_its_seat_is_free() {
     let cluster = Cluster::with(|options, _| {
-        options.patience.body = SHORT;
+        options.timeouts.body = SHORT;
         options.max_in_flight = (8, 8);
     })
     .await;
@@ -172,16 +172,16 @@ async fn a_body_that_stops_coming_is_refused_and_its_seat_is_free() {
     write.write_all(&says).await.unwrap();
     serves(&cluster).await;
     for stream in stalled {
-        let answer = eventually("a refusal", to_the_end(stream)).await;
+        let answer = eventually("an error response", read_to_end(stream)).await;
         let text = String::from_utf8_lossy(&answer).into_owned();
         assert!(text.starts_with("HTTP/1.1 408 "), "{text}");
         assert!(text.contains(r#""reason":"Timeout""#), "{text}");
         assert!(
-            text.contains("the rest of the request's body did not come"),
+            text.contains("the rest of the request body was not received in time"),
             "{text}"
         );
     }
-    let refused = async {
+    let rejected = async {
         while let Some(frame) = next(&mut read).await {
             if frame.kind == HEADERS {
                 return frame.is_status(408);
@@ -189,7 +189,7 @@ async fn a_body_that_stops_coming_is_refused_and_its_seat_is_free() {
         }
         false
     };
-    assert!(eventually("a refusal over HTTP/2", refused).await);
+    assert!(eventually("an error response over HTTP/2", rejected).await);
     let metrics = cluster.admin("GET", "/metrics", None).await.text;
     let free = "apiserver_current_inflight_requests{request_kind=\"mutating\"} 0\n";
     assert!(metrics.contains(free), "{metrics}");
@@ -198,15 +198,15 @@ async fn a_body_that_stops_coming_is_refused_and_its_seat_is_free() {
 const MEGABYTE: usize = 1 << 20;
 const LARGE: &str = "/api/v1/namespaces/default/configmaps";
 
-/// Objects that make no buffer on the way hold their list.
-async fn with_much_to_tell(cluster: &Cluster) {
+/// Creates objects whose list fits into no buffer between server and client.
+async fn with_large_objects(cluster: &Cluster) {
     for n in 0..16 {
         let map = json!({"metadata": {"name": format!("m{n}")}, "data": {"k": "x".repeat(MEGABYTE - 1000)}});
         cluster.create(LARGE, map).await;
     }
 }
 
-/// Whether the server has ended its side of this connection, as the kernel has it; that nobody reads it does not show
+/// Whether the server has closed its side of this connection, by the kernel's table; a connection that is not read does not show it
 /// otherwise.
 fn ended(server: SocketAddr, client: SocketAddr) -> bool {
     const ESTABLISHED: &str = "01";
@@ -219,16 +219,16 @@ fn ended(server: SocketAddr, client: SocketAddr) -> bool {
 }
 
 #[tokio::test]
-async fn who_never_reads_over_http1_is_dropped_and_others_read_on() {
-    let cluster = Cluster::with(|options, _| options.patience.answer = SHORT).await;
-    with_much_to_tell(&cluster).await;
+async fn a_client_that_never_reads_over_http1_is_dropped_and_others_read_on() {
+    let cluster = Cluster::with(|options, _| options.timeouts.response = SHORT).await;
+    with_large_objects(&cluster).await;
     let mut deaf = Vec::new();
     for query in ["", "?watch=1", "?limit=500"] {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
         let stream = socket.connect(cluster.address).await.unwrap();
         let client = stream.local_addr().unwrap();
-        let mut stream = cluster.tls(&Shows::default(), H1, stream).await.unwrap();
+        let mut stream = cluster.tls(&Credentials::default(), H1, stream).await.unwrap();
         let request = format!(
             "GET {LARGE}{query} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {ADMIN}\r\n\r\n"
         );
@@ -248,10 +248,10 @@ async fn who_never_reads_over_http1_is_dropped_and_others_read_on() {
 }
 
 #[tokio::test]
-async fn who_never_reads_over_http2_is_dropped_and_costs_little() {
-    // Long enough that all streams are there before the first is given up.
-    let cluster = Cluster::with(|options, _| options.patience.answer = 5 * SHORT).await;
-    with_much_to_tell(&cluster).await;
+async fn a_client_that_never_reads_over_http2_is_dropped_and_costs_little() {
+    // Long enough that all streams are open before the first is aborted.
+    let cluster = Cluster::with(|options, _| options.timeouts.response = 5 * SHORT).await;
+    with_large_objects(&cluster).await;
     let before = resident_bytes();
     let (mut read, mut write) = tokio::io::split(connected(&cluster, H2).await);
     let mut says = hello(1);
@@ -269,15 +269,15 @@ async fn who_never_reads_over_http2_is_dropped_and_costs_little() {
     };
     eventually("100 answers' beginnings", answered).await;
     let grown = resident_bytes().saturating_sub(before);
-    // All of them whole would be 1600 MB.
+    // All of them complete would be 1600 MB.
     assert!(grown < 400 << 20, "{grown} bytes more");
     serves(&cluster).await;
-    eventually("the end", to_the_end(read)).await;
+    eventually("the end", read_to_end(read)).await;
     serves(&cluster).await;
 }
 
 #[tokio::test]
-async fn an_answer_to_head_over_http2_has_no_body() {
+async fn a_response_to_head_over_http2_has_no_body() {
     let cluster = Cluster::start().await;
     for (method, path, body) in [
         ("HEAD", "/livez", false),
@@ -314,18 +314,18 @@ fn resident_bytes() -> u64 {
     4096 * pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap()
 }
 
-/// What a flood comes to.
-enum Comes {
-    /// The connection is ended with one of these errors.
+/// The result of a flood.
+enum Outcome {
+    /// The connection is closed with one of these errors.
     Ends(&'static [u32]),
-    /// This status, and the connection goes on.
+    /// This status, and the connection stays open.
     Status(u16),
-    /// Nothing that others would notice: the connection is ended, or it still answers.
+    /// Nothing that others would notice: the connection is closed, or it still responds.
     Nothing,
 }
 
 async fn flood(mut write: WriteHalf<TlsStream<TcpStream>>, opening: Vec<u8>, again: Vec<u8>, times: usize) {
-    // Whoever is sent away cannot say the rest.
+    // A client that was disconnected cannot send the rest.
     if write.write_all(&opening).await.is_err() {
         return;
     }
@@ -339,18 +339,18 @@ async fn flood(mut write: WriteHalf<TlsStream<TcpStream>>, opening: Vec<u8>, aga
     if write.write_all(&asks).await.is_ok() {
         let _ = write.flush().await;
     }
-    // Held open: it is for the server to end it.
+    // Kept open: the server has to close it.
     std::future::pending::<()>().await;
 }
 
-/// The frames that tell what a flood comes to, until that is known or the connection has ended.
-async fn heard(mut read: ReadHalf<TlsStream<TcpStream>>, comes: &Comes) -> Vec<Frame> {
+/// The frames that are received until the result of the flood is known or the connection is closed.
+async fn read_frames(mut read: ReadHalf<TlsStream<TcpStream>>, outcome: &Outcome) -> Vec<Frame> {
     let mut all = Vec::new();
     while let Some(frame) = next(&mut read).await {
-        let known = match comes {
-            Comes::Ends(_) => frame.kind == GOAWAY,
-            Comes::Status(_) => frame.kind == HEADERS,
-            Comes::Nothing => frame.kind == PING && frame.flags == ACK && frame.payload == b"all said",
+        let known = match outcome {
+            Outcome::Ends(_) => frame.kind == GOAWAY,
+            Outcome::Status(_) => frame.kind == HEADERS,
+            Outcome::Nothing => frame.kind == PING && frame.flags == ACK && frame.payload == b"all said",
         };
         if matches!(frame.kind, HEADERS | GOAWAY | RST_STREAM) {
             all.push(frame);
@@ -372,7 +372,7 @@ async fn floods_of_frames_are_ended_or_cost_nothing() {
         .flat_map(|n| [get(2 * n + 1), frame(RST_STREAM, 0, 2 * n + 1, &cancel)].concat())
         .collect();
     let streams: Vec<u8> = (0..20_000).flat_map(|n| get(2 * n + 1)).collect();
-    // Each counts for 32 bytes more than it takes on the wire: too large before it is too many frames.
+    // Each counts 32 bytes more than it has on the wire: the limit of bytes is reached before that of frames.
     let many = (0..30_000).map(|n| header(&format!("x-{n}"), b"x"));
     let long = [head("GET", "/api", ADMIN), many.flatten().collect()].concat();
     let endless = [header("x", &[b'x'; 5000]), header("y", &[b'y'; 5000])].concat();
@@ -382,102 +382,110 @@ async fn floods_of_frames_are_ended_or_cost_nothing() {
             resets,
             vec![],
             0,
-            Comes::Ends(&[ENHANCE_YOUR_CALM]),
+            Outcome::Ends(&[ENHANCE_YOUR_CALM]),
         ),
-        ("streams beyond their number", streams, vec![], 0, Comes::Nothing),
+        (
+            "streams beyond their number",
+            streams,
+            vec![],
+            0,
+            Outcome::Nothing,
+        ),
         (
             "a head without end",
             frame(HEADERS, 0, 1, &head("GET", "/api", ADMIN)),
             frame(CONTINUATION, 0, 1, &endless),
             2000,
-            Comes::Ends(&[ENHANCE_YOUR_CALM]),
+            Outcome::Ends(&[ENHANCE_YOUR_CALM]),
         ),
         (
             "a head without end in empty frames",
             frame(HEADERS, 0, 1, &head("GET", "/api", ADMIN)),
             frame(CONTINUATION, 0, 1, &[]),
             20_000,
-            Comes::Ends(&[ENHANCE_YOUR_CALM]),
+            Outcome::Ends(&[ENHANCE_YOUR_CALM]),
         ),
         (
             "a head too large",
             request(1, &long, END_STREAM),
             vec![],
             0,
-            Comes::Status(431),
+            Outcome::Status(431),
         ),
         (
             "no code",
             frame(HEADERS, END_HEADERS, 1, &[0xff; 20]),
             vec![],
             0,
-            Comes::Ends(&[COMPRESSION_ERROR, PROTOCOL_ERROR]),
+            Outcome::Ends(&[COMPRESSION_ERROR, PROTOCOL_ERROR]),
         ),
         (
             "settings",
             vec![],
             frame(SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 9]),
             50_000,
-            Comes::Nothing,
+            Outcome::Nothing,
         ),
         (
             "pings",
             vec![],
             frame(PING, 0, 0, b"and now?"),
             50_000,
-            Comes::Nothing,
+            Outcome::Nothing,
         ),
         (
             "priorities",
             vec![],
             frame(PRIORITY, 0, 9, &[0, 0, 0, 1, 7]),
             50_000,
-            Comes::Nothing,
+            Outcome::Nothing,
         ),
         (
             "frames of no kind",
             vec![],
             frame(99, 0, 0, &[7; 100]),
             50_000,
-            Comes::Nothing,
+            Outcome::Nothing,
         ),
         (
             "windows",
             vec![],
             frame(WINDOW_UPDATE, 0, 0, &[0x7f, 255, 255, 255]),
             2,
-            Comes::Ends(&[FLOW_CONTROL_ERROR]),
+            Outcome::Ends(&[FLOW_CONTROL_ERROR]),
         ),
         (
             "data of no length",
             post,
             frame(DATA, 0, 1, &[]),
             50_000,
-            Comes::Ends(&[ENHANCE_YOUR_CALM]),
+            Outcome::Ends(&[ENHANCE_YOUR_CALM]),
         ),
     ];
-    for (what, opening, again, times, comes) in cases {
+    for (what, opening, again, times, outcome) in cases {
         let (read, write) = tokio::io::split(connected(&cluster, H2).await);
         let says = [hello(65_535), opening].concat();
         let flood = tokio::spawn(flood(write, says, again, times));
-        let frames = eventually(what, heard(read, &comes)).await;
+        let frames = eventually(what, read_frames(read, &outcome)).await;
         flood.abort();
         let ends: Vec<u32> = frames
             .iter()
             .filter(|f| f.kind == GOAWAY)
             .filter_map(Frame::error_code)
             .collect();
-        match comes {
-            Comes::Ends(codes) => assert!(ends.iter().any(|code| codes.contains(code)), "{what}: {frames:?}"),
-            Comes::Status(code) => assert!(frames.iter().any(|f| f.is_status(code)), "{what}: {frames:?}"),
-            Comes::Nothing => {}
+        match outcome {
+            Outcome::Ends(codes) => {
+                assert!(ends.iter().any(|code| codes.contains(code)), "{what}: {frames:?}")
+            }
+            Outcome::Status(code) => assert!(frames.iter().any(|f| f.is_status(code)), "{what}: {frames:?}"),
+            Outcome::Nothing => {}
         }
         serves(&cluster).await;
     }
 }
 
 #[tokio::test]
-async fn heads_that_are_too_much_over_http1_are_refused() {
+async fn heads_that_are_too_large_over_http1_are_rejected() {
     let cluster = Cluster::start().await;
     let headers = |n: usize, bytes: usize| {
         let one = |i| format!("x-{i}: {}\r\n", "x".repeat(bytes));
@@ -510,9 +518,9 @@ async fn heads_that_are_too_much_over_http1_are_refused() {
         ("a folded header", get("/api", "a: b\r\n c\r\n"), 400),
     ] {
         let (read, mut write) = tokio::io::split(connected(&cluster, H1).await);
-        // It may be refused before all is said.
+        // The server may reject it before all is sent.
         let _ = write.write_all(request.as_bytes()).await;
-        let answer = eventually(what, to_the_end(read)).await;
+        let answer = eventually(what, read_to_end(read)).await;
         let text = String::from_utf8_lossy(&answer).into_owned();
         assert!(text.starts_with(&format!("HTTP/1.1 {code} ")), "{what}: {text}");
         serves(&cluster).await;
@@ -573,7 +581,7 @@ async fn selectors_of_ten_thousand_requirements_select() {
 }
 
 #[tokio::test]
-async fn a6_nobody_makes_up_series_of_metrics() {
+async fn a6_clients_cannot_create_series_of_metrics() {
     let cluster = Cluster::start().await;
     for n in 0..20 {
         for path in [
@@ -581,11 +589,13 @@ async fn a6_nobody_makes_up_series_of_metrics() {
             format!("/api/v1/namespaces/default/made-up-{n}/x"),
             format!("/made-up-{n}"),
         ] {
-            let found = cluster.ask(&Shows::default(), "GET", &path, None).await;
+            let found = cluster.ask(&Credentials::default(), "GET", &path, None).await;
             assert_eq!(found.code, 403, "{path}");
         }
     }
-    let metrics = cluster.ask(&Shows::token(ADMIN), "GET", "/metrics", None).await;
+    let metrics = cluster
+        .ask(&Credentials::token(ADMIN), "GET", "/metrics", None)
+        .await;
     assert!(
         metrics.text.contains("apiserver_request_total"),
         "{}",
@@ -602,7 +612,7 @@ async fn a6_a_body_of_unknown_fields_is_warned_about_in_moderation() {
         body[format!("f{n}")] = 0.into();
     }
     let path = "/api/v1/namespaces/default/configmaps";
-    let admin = Shows::token(ADMIN);
+    let admin = Credentials::token(ADMIN);
     let made = eventually("an answer", cluster.ask(&admin, "POST", path, Some(body))).await;
     assert_eq!(made.code, 201);
 }

@@ -1,56 +1,20 @@
-//! Who knarr's own components are, and what each of them may not do (SPEC A4).
+//! The users of knarr's own components, and what each of them may not do (SPEC A4).
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
-use k8s_openapi::jiff::Timestamp;
-use knarr_api::certificates::CertificateRequest;
 use knarr_api::k8s_openapi;
 use knarr_api::{Kind, registry};
 use knarr_apiserver::authz::default_roles;
 use knarr_client::{Api, Component, ListOptions, Patch, TypedApi};
-use knarr_control::ControllersConfig;
-use knarr_control::certificates::{Authority, Ca};
 use serde_json::json;
 
 use super::cluster::Cluster;
 
-#[derive(Debug)]
-struct NoAuthority;
-
-impl Authority for NoAuthority {
-    fn sign(
-        &self,
-        _: Ca,
-        _: &CertificateRequest,
-        _: &[String],
-        _: Option<i32>,
-        _: Timestamp,
-    ) -> Result<String, String> {
-        Err("none".into())
-    }
-
-    fn ends(&self, _: &[u8]) -> Option<Timestamp> {
-        None
-    }
-}
-
-/// All controllers there are.
+/// All controllers.
 fn accounts() -> BTreeSet<&'static str> {
-    knarr_control::accounts(&ControllersConfig {
-        root_ca: Some("PEM".into()),
-        authority: Some(Arc::new(NoAuthority)),
-        node_ipam: knarr_control::nodeipam::Config::try_from(&knarr_control::nodeipam::Flags {
-            cluster_cidrs: vec!["10.244.0.0/16".into()],
-            ..Default::default()
-        })
-        .ok(),
-        service_load_balancer: Some(Default::default()),
-        cluster_dns: vec!["10.96.0.10".parse().unwrap()],
-        ..ControllersConfig::default()
-    })
+    knarr_control::accounts(&knarr_controllers::fake::config())
 }
 
 #[test]
@@ -144,7 +108,7 @@ async fn code(api: &dyn Api, verb: &str, kind: &'static Kind, namespace: &str, n
     answer.map_or_else(|e| e.code(), |()| 200)
 }
 
-/// What a controller can be made to do for somebody else ends at its own role.
+/// What a controller can be tricked into doing for a user ends at its own role.
 #[tokio::test]
 async fn a4_a_confused_controller_does_no_more_than_its_role_allows() {
     let cluster = Cluster::start().await;
@@ -213,7 +177,7 @@ async fn a4_a_confused_controller_does_no_more_than_its_role_allows() {
             "{component:?} {verb} {} in {namespace:?}",
             kind.plural()
         );
-        // Kubelets are denied what their pods do not need as a matter of course.
+        // Kubelets are regularly denied what their pods do not need.
         if expected == 403 && !matches!(component, Component::Node(_)) {
             denied.insert((component, verb, kind.plural()));
         }
@@ -221,7 +185,7 @@ async fn a4_a_confused_controller_does_no_more_than_its_role_allows() {
     assert_eq!(cluster.server.denied_components().len(), denied.len());
 }
 
-/// Whatever is asked as, `Server::api` gives no member of `system:masters`.
+/// Whatever component it is for, `Server::api` gives no member of `system:masters`.
 #[tokio::test]
 async fn a4_no_component_may_do_everything() {
     let cluster = Cluster::start().await;
@@ -237,13 +201,13 @@ async fn a4_no_component_may_do_everything() {
         let kind = &registry::CLUSTER_ROLE_BINDING;
         let may_delete_all = component == Component::Controller("generic-garbage-collector")
             || component == Component::Controller("namespace-controller");
-        // The two may delete anything, as in Kubernetes; no component may bind a role.
+        // These two may delete anything, as in Kubernetes; no component may bind a role.
         let found = code(&*api, "delete", kind, "", "none").await;
         assert_eq!(found, if may_delete_all { 404 } else { 403 }, "{component:?}");
         let binding = json!({"metadata": {"name": "mine"}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io",
             "kind": "ClusterRole", "name": "cluster-admin"}});
         let binding: ClusterRoleBinding = serde_json::from_value(binding).unwrap();
-        let refused = api.create_as(binding).await.unwrap_err();
-        assert_eq!(refused.code(), 403, "{component:?}: {refused}");
+        let denied = api.create_as(binding).await.unwrap_err();
+        assert_eq!(denied.code(), 403, "{component:?}: {denied}");
     }
 }

@@ -1,4 +1,4 @@
-//! What who would join may do with a bootstrap token, and what a node may ask for once it has joined.
+//! What a joining node may do with a bootstrap token, and what it may request once it has joined.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -6,13 +6,13 @@ use knarr_apiserver::joining::JOINERS;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Shows};
+use crate::cluster::{Cluster, Credentials};
 
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 const INFO: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
 
-/// A token of these groups.
-async fn token(cluster: &Cluster, id: &str, groups: &str) -> Shows {
+/// A bootstrap token of these groups.
+async fn token(cluster: &Cluster, id: &str, groups: &str) -> Credentials {
     let secret = "0123456789abcdef";
     let data = json!({"token-id": id, "token-secret": secret, "usage-bootstrap-authentication": "true",
         "auth-extra-groups": groups});
@@ -21,7 +21,7 @@ async fn token(cluster: &Cluster, id: &str, groups: &str) -> Shows {
     cluster
         .create("/api/v1/namespaces/kube-system/secrets", body)
         .await;
-    Shows::token(format!("{id}.{secret}"))
+    Credentials::token(format!("{id}.{secret}"))
 }
 
 fn request(name: &str, user: &str, signer: &str, usage: &str) -> Value {
@@ -38,7 +38,7 @@ fn request(name: &str, user: &str, signer: &str, usage: &str) -> Value {
 }
 
 #[tokio::test]
-async fn who_holds_a_token_learns_where_the_cluster_is_and_asks_for_a_certificate() {
+async fn a_holder_of_a_token_reads_cluster_info_and_requests_a_certificate() {
     let cluster = Cluster::start().await;
     let joiner = token(&cluster, "aaaaaa", JOINERS).await;
     let other = token(&cluster, "bbbbbb", "").await;
@@ -49,13 +49,13 @@ async fn who_holds_a_token_learns_where_the_cluster_is_and_asks_for_a_certificat
         "{kubeconfig}"
     );
     cluster.ask(&other, "GET", INFO, None).await.expect(200);
-    // Nobody else, and nothing else.
+    // No other user, and nothing else.
     cluster
-        .ask(&Shows::token("ann-token"), "GET", INFO, None)
+        .ask(&Credentials::token("ann-token"), "GET", INFO, None)
         .await
         .expect(403);
     cluster
-        .ask(&Shows::default(), "GET", INFO, None)
+        .ask(&Credentials::default(), "GET", INFO, None)
         .await
         .expect(403);
     let all = "/api/v1/namespaces/kube-public/configmaps";
@@ -80,7 +80,7 @@ async fn who_holds_a_token_learns_where_the_cluster_is_and_asks_for_a_certificat
     );
     let own = format!("{REQUESTS}/first");
     cluster.ask(&joiner, "GET", &own, None).await.expect(200);
-    // Approving is somebody else's.
+    // It may not approve requests.
     cluster
         .ask(&joiner, "PUT", &format!("{own}/approval"), Some(made))
         .await
@@ -88,9 +88,9 @@ async fn who_holds_a_token_learns_where_the_cluster_is_and_asks_for_a_certificat
 }
 
 #[tokio::test]
-async fn a_node_asks_for_certificates_of_its_own_name_only() {
+async fn a_node_requests_certificates_of_its_own_name_only() {
     let cluster = Cluster::start().await;
-    let node = Shows::token("n1-token");
+    let node = Credentials::token("n1-token");
     for (signer, usage) in [
         ("kube-apiserver-client-kubelet", "client auth"),
         ("kubelet-serving", "server auth"),
@@ -101,9 +101,9 @@ async fn a_node_asks_for_certificates_of_its_own_name_only() {
             async move { cluster.ask(node, "POST", REQUESTS, body).await }
         };
         ask(format!("own-{signer}"), "system:node:n1").await.expect(201);
-        let refused = ask(format!("other-{signer}"), "system:node:n2").await;
-        assert_eq!(refused.code, 403, "{}", refused.text);
+        let denied = ask(format!("other-{signer}"), "system:node:n2").await;
+        assert_eq!(denied.code, 403, "{}", denied.text);
         let why = "can only create a node CSR with CN=system:node:n1";
-        assert!(refused.message().ends_with(why), "{}", refused.text);
+        assert!(denied.message().ends_with(why), "{}", denied.text);
     }
 }

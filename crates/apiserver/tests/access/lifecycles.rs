@@ -1,9 +1,9 @@
-//! Every kind that discovery names through its whole life, as Kubernetes' conformance tests lead theirs ("… should
-//! support … API operations", "… lifecycle", "… status", "… collection"): created, listed here and everywhere, patched in
-//! every way, updated, applied, its status read, patched, replaced and applied, deleted alone and by selector, and all of it watched.
+//! The lifecycle of every kind in discovery, as in Kubernetes' conformance tests ("… should support … API operations", "…
+//! lifecycle", "… status", "… collection"): created, listed in the namespace and in all, patched in every way, updated, applied,
+//! its status read, patched, replaced and applied, deleted alone and by selector, and all of it watched.
 //!
-//! The objects stand in `lifecycles.json`: where they are listed, one of them, and what is written into its status
-//! (`status_keeps_metadata` where v1.36's strategy puts metadata back when status is written).
+//! The objects are in `lifecycles.json`: the path of their list, one object, and what is written into its status
+//! (`status_keeps_metadata` where v1.36's strategy ignores metadata in writes of the status).
 
 use std::collections::BTreeSet;
 
@@ -13,8 +13,8 @@ use rcgen::{CertificateParams, KeyPair};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::cluster::{ADMIN, Client, Cluster, Shows};
-use crate::forms::{Forms, told};
+use crate::cluster::{ADMIN, Client, Cluster, Credentials};
+use crate::forms::{Forms, expect_code};
 
 const NAMESPACE: &str = "lives";
 const IN_NAMESPACE: &str = "/namespaces/lives";
@@ -28,7 +28,7 @@ struct Row {
     status: Option<Value>,
     #[serde(default)]
     status_keeps_metadata: bool,
-    /// Where names cannot be chosen freely.
+    /// Set where names cannot be chosen freely.
     names: Option<[String; 3]>,
 }
 
@@ -54,10 +54,10 @@ impl Row {
     }
 }
 
-/// What replaces the object that is there, whoever else (the server, too) writes it; and what it was written from.
+/// Replaces the object, with retries if it is written (by the server, too) in between; returns it and what it was written from.
 async fn replaced(client: &mut Client, path: &str, key: &str) -> (Value, Value) {
     loop {
-        let mut now = told(client, 200, "GET", path, None).await;
+        let mut now = expect_code(client, 200, "GET", path, None).await;
         now["metadata"]["annotations"][key] = json!("yes");
         let answer = client.send("PUT", path, Some(now.clone())).await;
         match answer.code {
@@ -91,15 +91,15 @@ fn bare(value: &Value) -> Value {
 async fn created(forms: &mut Forms, row: &Row, path: &str) -> Vec<Value> {
     let mut made = Vec::new();
     for (i, name) in row.names().iter().enumerate() {
-        // Of `v1.a.example.com` and of `as.example.com` the part that tells them apart.
+        // The part of `v1.a.example.com` and of `as.example.com` that distinguishes them.
         let part = name.trim_start_matches("v1.").split('.').next().unwrap();
         let cidr = format!("10.2{i}.0.0/24");
         let text = row.object.to_string();
         let text = text.replace("{cidr}", &cidr).replace("{name}", part);
         let mut object: Value = serde_json::from_str(&text).unwrap();
         object["metadata"] = json!({"name": name, "labels": {"life": "yes"}});
-        made.push(told(&mut forms.json, 201, "POST", path, Some(object.clone())).await);
-        let again = told(&mut forms.json, 409, "POST", path, Some(object)).await;
+        made.push(expect_code(&mut forms.json, 201, "POST", path, Some(object.clone())).await);
+        let again = expect_code(&mut forms.json, 409, "POST", path, Some(object)).await;
         assert_eq!(again["reason"], "AlreadyExists", "{path}");
     }
     made
@@ -107,21 +107,21 @@ async fn created(forms: &mut Forms, row: &Row, path: &str) -> Vec<Value> {
 
 async fn written(forms: &mut Forms, one: &str, identity: &Value) {
     let patch = |how: &str| Some(json!({"metadata": {"annotations": {how: "yes"}}}));
-    let merged = told(&mut forms.merge, 200, "PATCH", one, patch("merged")).await;
-    told(&mut forms.strategic, 200, "PATCH", one, patch("strategic")).await;
+    let merged = expect_code(&mut forms.merge, 200, "PATCH", one, patch("merged")).await;
+    expect_code(&mut forms.strategic, 200, "PATCH", one, patch("strategic")).await;
     let add = json!([{"op": "add", "path": "/metadata/annotations/operations", "value": "yes"}]);
-    let patched = told(&mut forms.operations, 200, "PATCH", one, Some(add)).await;
+    let patched = expect_code(&mut forms.operations, 200, "PATCH", one, Some(add)).await;
     assert!(revision(&patched) > revision(&merged), "{one}");
 
     let (mut now, updated) = replaced(&mut forms.json, one, "updated").await;
     now["metadata"]["annotations"]["updated"] = json!("too late");
-    let late = told(&mut forms.json, 409, "PUT", one, Some(now)).await;
+    let late = expect_code(&mut forms.json, 409, "PUT", one, Some(now)).await;
     assert_eq!(late["reason"], "Conflict", "{one}");
 
     let mut config = identity.clone();
     config["metadata"]["annotations"] = json!({"applied": "yes"});
     let path = format!("{one}?fieldManager=life&force=true");
-    let applied = told(&mut forms.apply, 200, "PATCH", &path, Some(config)).await;
+    let applied = expect_code(&mut forms.apply, 200, "PATCH", &path, Some(config)).await;
     assert!(revision(&applied) > revision(&updated), "{one}");
     for how in ["merged", "strategic", "operations", "updated", "applied"] {
         assert_eq!(annotation(&applied, how), "yes", "{one}: {how}");
@@ -130,10 +130,10 @@ async fn written(forms: &mut Forms, one: &str, identity: &Value) {
 
 async fn status_written(forms: &mut Forms, row: &Row, one: &str, identity: &Value, status: &Value) {
     let path = format!("{one}/status");
-    told(&mut forms.json, 200, "GET", &path, None).await;
+    expect_code(&mut forms.json, 200, "GET", &path, None).await;
     let meta = json!({"annotations": {"patchedstatus": "yes"}, "ownerReferences": []});
     let patch = Some(json!({"metadata": meta, "status": status}));
-    let patched = told(&mut forms.merge, 200, "PATCH", &path, patch).await;
+    let patched = expect_code(&mut forms.merge, 200, "PATCH", &path, patch).await;
     let noted = annotation(&patched, "patchedstatus") == "yes";
     assert_eq!(noted, !row.status_keeps_metadata, "{path}: {patched}");
     for (key, value) in status.as_object().unwrap() {
@@ -146,51 +146,51 @@ async fn status_written(forms: &mut Forms, row: &Row, one: &str, identity: &Valu
     let mut config = identity.clone();
     config["status"] = status.clone();
     let apply = format!("{path}?fieldManager=life-status&force=true");
-    let applied = told(&mut forms.apply, 200, "PATCH", &apply, Some(config)).await;
+    let applied = expect_code(&mut forms.apply, 200, "PATCH", &apply, Some(config)).await;
     let managers = applied["metadata"]["managedFields"].as_array().unwrap();
     let of_status = |m: &&Value| m["manager"] == "life-status" && m["subresource"] == "status";
     assert!(managers.iter().any(|m| of_status(&m)), "{path}: {managers:?}");
 }
 
-/// What holds an object back is its controllers', and there are none here.
-async fn let_go(forms: &mut Forms, one: &str) {
+/// Removes the finalizers, which controllers would remove; there are none here.
+async fn remove_finalizers(forms: &mut Forms, one: &str) {
     let none = Some(json!({"metadata": {"finalizers": null}}));
-    told(&mut forms.merge, 200, "PATCH", one, none).await;
+    expect_code(&mut forms.merge, 200, "PATCH", one, none).await;
 }
 
 async fn deleted(forms: &mut Forms, row: &Row, path: &str) {
     let names = row.names();
     let one = format!("{path}/{}", names[0]);
     for name in &names {
-        let_go(forms, &format!("{path}/{name}")).await;
+        remove_finalizers(forms, &format!("{path}/{name}")).await;
     }
     let dry = format!("{one}?dryRun=All");
-    told(&mut forms.json, 200, "DELETE", &dry, None).await;
-    told(&mut forms.json, 200, "GET", &one, None).await;
+    expect_code(&mut forms.json, 200, "DELETE", &dry, None).await;
+    expect_code(&mut forms.json, 200, "GET", &one, None).await;
     let background = Some(json!({"propagationPolicy": "Background"}));
-    told(&mut forms.json, 200, "DELETE", &one, background).await;
+    expect_code(&mut forms.json, 200, "DELETE", &one, background).await;
     if row.resource() == "namespaces" {
-        // Its controller would empty it, and there is no deletion of many.
+        // Its controller would delete the contents, and there is no deletecollection.
         for name in &names[1..] {
             let path = format!("{path}/{name}");
-            told(&mut forms.json, 200, "DELETE", &path, None).await;
+            expect_code(&mut forms.json, 200, "DELETE", &path, None).await;
         }
-        let left = told(&mut forms.json, 200, "GET", &format!("{path}{CHOSEN}"), None).await;
+        let left = expect_code(&mut forms.json, 200, "GET", &format!("{path}{CHOSEN}"), None).await;
         for item in left["items"].as_array().unwrap() {
             assert_eq!(item["status"]["phase"], "Terminating");
         }
         return;
     }
     if row.resource() != "customresourcedefinitions" {
-        let gone = told(&mut forms.json, 404, "GET", &one, None).await;
+        let gone = expect_code(&mut forms.json, 404, "GET", &one, None).await;
         assert_eq!(gone["reason"], "NotFound", "{one}");
     }
     let many = format!("{path}{CHOSEN}&propagationPolicy=Background");
-    told(&mut forms.json, 200, "DELETE", &many, None).await;
+    expect_code(&mut forms.json, 200, "DELETE", &many, None).await;
 }
 
 #[tokio::test]
-async fn every_kind_lives_its_life() {
+async fn every_kind_completes_its_lifecycle() {
     let cluster = Cluster::start().await;
     let namespace = json!({"metadata": {"name": NAMESPACE}});
     cluster.create("/api/v1/namespaces", namespace).await;
@@ -205,10 +205,10 @@ async fn every_kind_lives_its_life() {
         let name = made[0]["metadata"]["name"].as_str().unwrap();
         let identity =
             json!({"apiVersion": made[0]["apiVersion"], "kind": made[0]["kind"], "metadata": {"name": name}});
-        let listed = told(&mut forms.json, 200, "GET", &chosen, None).await;
+        let listed = expect_code(&mut forms.json, 200, "GET", &chosen, None).await;
         assert_eq!(listed["items"].as_array().map(Vec::len), Some(3), "{path}");
         let everywhere = chosen.replace(IN_NAMESPACE, "");
-        let listed_all = told(&mut forms.json, 200, "GET", &everywhere, None).await;
+        let listed_all = expect_code(&mut forms.json, 200, "GET", &everywhere, None).await;
         assert_eq!(
             listed_all["items"].as_array().map(Vec::len),
             Some(3),
@@ -226,7 +226,7 @@ async fn every_kind_lives_its_life() {
         let watch = format!("{everywhere}&watch=true&resourceVersion={since}");
         let ends = if row.resource() == "namespaces" { 0 } else { 3 };
         let events = cluster
-            .connect(&Shows::token(ADMIN))
+            .connect(&Credentials::token(ADMIN))
             .await
             .unwrap()
             .events(&watch, |events| {
@@ -242,13 +242,13 @@ async fn every_kind_lives_its_life() {
     }
 }
 
-/// So that a kind which comes is led through its life, too.
+/// So that a new kind is tested, too.
 #[tokio::test]
-async fn every_kind_of_discovery_has_a_life() {
+async fn every_kind_of_discovery_has_a_lifecycle() {
     let cluster = Cluster::start().await;
-    let mut client = cluster.connect(&Shows::token(ADMIN)).await.unwrap();
+    let mut client = cluster.connect(&Credentials::token(ADMIN)).await.unwrap();
     let mut groups = vec!["/api/v1".to_string()];
-    let all = told(&mut client, 200, "GET", "/apis", None).await;
+    let all = expect_code(&mut client, 200, "GET", "/apis", None).await;
     for group in all["groups"].as_array().unwrap() {
         for version in group["versions"].as_array().unwrap() {
             groups.push(format!("/apis/{}", version["groupVersion"].as_str().unwrap()));
@@ -256,7 +256,7 @@ async fn every_kind_of_discovery_has_a_life() {
     }
     let mut served = BTreeSet::new();
     for group in groups {
-        let list = told(&mut client, 200, "GET", &group, None).await;
+        let list = expect_code(&mut client, 200, "GET", &group, None).await;
         for resource in list["resources"].as_array().unwrap() {
             let verbs = resource["verbs"].as_array().unwrap();
             if ["create", "watch"]

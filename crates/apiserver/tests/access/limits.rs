@@ -1,10 +1,10 @@
-//! What one client may ask of the server, and what the server tells of itself.
+//! Limits for a client's requests, and the server's health and metrics.
 
 use std::time::Duration;
 
 use serde_json::json;
 
-use crate::cluster::{ADMIN, Cluster, Shows};
+use crate::cluster::{ADMIN, Cluster, Credentials};
 
 #[tokio::test]
 async fn a_body_is_as_large_as_kubernetes_lets_it_be() {
@@ -20,9 +20,9 @@ async fn a_body_is_as_large_as_kubernetes_lets_it_be() {
 }
 
 #[tokio::test]
-async fn a_request_ends_when_its_time_is_over() {
+async fn a_request_ends_at_its_timeout() {
     let cluster = Cluster::with(|options, _| options.request_timeout = Duration::from_millis(300)).await;
-    // It would wait for a revision that nobody writes.
+    // It would wait for a revision that is never written.
     let path = "/api/v1/namespaces/default/pods?resourceVersion=999999";
     let answer = cluster.admin("GET", path, None).await;
     assert!(answer.code == 504 || answer.code == 500, "{}", answer.text);
@@ -37,13 +37,13 @@ async fn a_request_ends_when_its_time_is_over() {
 }
 
 #[tokio::test]
-async fn who_finds_all_places_taken_is_told_to_come_back() {
+async fn a_request_without_a_free_seat_gets_a_429() {
     let cluster = Cluster::with(|options, _| {
         options.max_in_flight = (0, 0);
         options.request_timeout = Duration::from_secs(2);
     })
     .await;
-    let ann = Shows::token("ann-token");
+    let ann = Credentials::token("ann-token");
     for (method, path) in [("GET", "/api"), ("POST", "/api/v1/namespaces/default/pods")] {
         let body = (method == "POST").then(|| json!({}));
         let answer = cluster.ask(&ann, method, path, body).await;
@@ -54,7 +54,7 @@ async fn who_finds_all_places_taken_is_told_to_come_back() {
         );
         assert_eq!(answer.headers["retry-after"], "1", "{method}");
     }
-    // Administrators and health checks are not held up.
+    // Administrators and health checks are exempt.
     assert_eq!(cluster.admin("GET", "/api", None).await.code, 200);
     assert_eq!(cluster.ask(&ann, "GET", "/livez", None).await.code, 200);
     let metrics = cluster.admin("GET", "/metrics", None).await.text;
@@ -62,6 +62,7 @@ async fn who_finds_all_places_taken_is_told_to_come_back() {
         priority_level=\"global-default\",reason=\"time-out\"} 2";
     assert!(metrics.contains(counted), "{metrics}");
     for line in [
+        "# HELP apiserver_flowcontrol_nominal_limit_seats [BETA] Nominal number of execution seats configured for each priority level\n",
         "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"global-default\"} ",
         "apiserver_flowcontrol_lower_limit_seats{priority_level=\"catch-all\"} ",
         "apiserver_flowcontrol_upper_limit_seats{priority_level=\"system\"} ",
@@ -74,10 +75,10 @@ async fn who_finds_all_places_taken_is_told_to_come_back() {
 }
 
 #[tokio::test]
-async fn answers_tell_the_flow_and_the_level_of_their_requests() {
+async fn responses_have_the_flow_schema_and_priority_level_of_their_requests() {
     let cluster = Cluster::start().await;
     let group = "/apis/flowcontrol.apiserver.k8s.io/v1";
-    let of = |answer: &crate::cluster::Answer| {
+    let of = |answer: &crate::cluster::TestResponse| {
         [
             "x-kubernetes-pf-flowschema-uid",
             "x-kubernetes-pf-prioritylevel-uid",
@@ -91,7 +92,7 @@ async fn answers_tell_the_flow_and_the_level_of_their_requests() {
             .expect(200);
         Some(found["metadata"]["uid"].as_str().unwrap().to_string())
     };
-    let ann = Shows::token("ann-token");
+    let ann = Credentials::token("ann-token");
     let before = cluster.ask(&ann, "GET", "/api", None).await;
     let default = [
         uid("flowschemas", "global-default").await,
@@ -104,7 +105,7 @@ async fn answers_tell_the_flow_and_the_level_of_their_requests() {
         uid("prioritylevelconfigurations", "exempt").await,
     ];
     assert_eq!(of(&root), exempt);
-    // A schema of one's own counts from when its level is there, and says so.
+    // A user's FlowSchema is used once its priority level exists, and its condition says so.
     let level = json!({"metadata": {"name": "mine"}, "spec": {"type": "Limited", "limited":
         {"nominalConcurrencyShares": 1, "limitResponse": {"type": "Reject"}}}});
     let schema = json!({"metadata": {"name": "mine"}, "spec": {
@@ -133,7 +134,7 @@ async fn answers_tell_the_flow_and_the_level_of_their_requests() {
     dangles("False").await;
     let mine = [&schema, &level].map(|o| o["metadata"]["uid"].as_str().map(String::from));
     assert_eq!(of(&cluster.ask(&ann, "GET", "/api", None).await), mine);
-    // What nobody can do without comes back.
+    // Mandatory objects are restored.
     cluster
         .admin("DELETE", &format!("{group}/flowschemas/catch-all"), None)
         .await
@@ -151,20 +152,22 @@ async fn answers_tell_the_flow_and_the_level_of_their_requests() {
 }
 
 #[tokio::test]
-async fn every_answer_names_its_request() {
+async fn every_response_has_its_audit_id() {
     let cluster = Cluster::start().await;
-    let named = Shows::token(ADMIN).header("audit-id", "my-request");
+    let named = Credentials::token(ADMIN).header("audit-id", "my-request");
     assert_eq!(
         cluster.ask(&named, "GET", "/api", None).await.headers["audit-id"],
         "my-request"
     );
-    let answer = cluster.ask(&Shows::token("wrong"), "GET", "/api", None).await;
+    let answer = cluster
+        .ask(&Credentials::token("wrong"), "GET", "/api", None)
+        .await;
     assert_eq!(answer.headers["audit-id"].len(), 36);
     assert_eq!(answer.headers["cache-control"], "no-cache, private");
 }
 
 #[tokio::test]
-async fn health_is_told_whole_and_check_by_check() {
+async fn health_is_reported_as_a_whole_and_by_check() {
     let cluster = Cluster::start().await;
     let get = |path: &'static str| {
         let cluster = &cluster;
@@ -221,12 +224,17 @@ async fn metrics_have_kubernetes_names() {
         "apiserver_current_inflight_requests{request_kind=\"readOnly\"} 1\n",
         "apiserver_watch_events_total{group=\"\",kind=\"LimitRange\",version=\"v1\"} 1\n",
         "etcd_request_duration_seconds_count{operation=\"create\",type=\"limitranges\"} 1\n",
+        "# HELP apiserver_storage_objects [STABLE] (Deprecated since 1.34.0) [DEPRECATED, consider using apiserver_resource_objects instead] \
+         Number of stored objects at the time of last check split by kind. In case of a fetching error, the value will be -1.\n",
         "apiserver_storage_objects{resource=\"limitranges\"} 1\n",
+        "apiserver_admission_step_admission_duration_seconds_count{operation=\"CREATE\",rejected=\"false\",type=\"validate\"} ",
+        "apiserver_admission_controller_admission_duration_seconds_count{name=\"LimitRanger\",operation=\"CREATE\",rejected=\"false\",type=\"admit\"} ",
+        "apiserver_watch_cache_events_dispatched_total{group=\"\",resource=\"limitranges\"} 1\n",
         "apiserver_request_total{code=\"200\",component=\"apiserver\",dry_run=\"\",group=\"\",resource=\"limitranges\",scope=\"namespace\",subresource=\"\",verb=\"WATCH\",version=\"v1\"} 1\n",
     ] {
         assert!(text.contains(part), "{part} is missing in\n{text}");
     }
-    // Every series has its head, and every line is one.
+    // Every series has its HELP and TYPE, and every line is one.
     for line in text.lines() {
         let fine = line.starts_with('#')
             || line

@@ -1,4 +1,4 @@
-//! Who gets in and what he may do, asked over HTTPS of a server in this process with a clock of its own.
+//! Authentication, authorization and the API over HTTPS, of a server in this process with a clock of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
@@ -20,11 +20,11 @@ mod lifecycles;
 mod limits;
 mod nothing_open;
 mod operators;
-mod parts;
 mod proxy;
 mod rbac;
 mod requests;
 mod reviews;
+mod subresource_admission;
 mod tokens;
 mod verbs;
 mod versions;

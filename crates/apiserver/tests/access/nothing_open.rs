@@ -1,15 +1,15 @@
-//! Every path that discovery names, asked without a credential and with wrong ones.
+//! Every path of discovery, requested without credentials and with wrong ones.
 
 use knarr_api::k8s_openapi;
 use knarr_apiserver::pki::Pki;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Shows};
+use crate::cluster::{Cluster, Credentials};
 
-/// What v1.36 answers to clients that show nothing (`system:public-info-viewer`).
+/// What v1.36 serves to clients without credentials (`system:public-info-viewer`).
 const PUBLIC: [&str; 5] = ["/healthz", "/livez", "/readyz", "/version", "/version/"];
 
-/// Paths that discovery does not name.
+/// Paths that are not in discovery.
 const OTHERS: [&str; 22] = [
     "/",
     "/api",
@@ -35,7 +35,7 @@ const OTHERS: [&str; 22] = [
     "/api/v1/nothing",
 ];
 
-/// Every resource and subresource of every group, as a path, with the methods its verbs are asked by.
+/// Every resource and subresource of every group, as a path, with the methods of its verbs.
 async fn paths(cluster: &Cluster) -> Vec<(String, &'static str)> {
     let mut roots = vec!["/api/v1".to_string()];
     let groups = cluster.admin("GET", "/apis", None).await.expect(200);
@@ -80,7 +80,7 @@ async fn paths(cluster: &Cluster) -> Vec<(String, &'static str)> {
     all
 }
 
-/// A service-account token that ran out while its certificate-less bearer was away.
+/// A service-account token that has expired.
 async fn expired_token(cluster: &Cluster) -> String {
     let account = json!({"metadata": {"name": "robot"}});
     cluster
@@ -92,17 +92,17 @@ async fn expired_token(cluster: &Cluster) -> String {
         .as_str()
         .unwrap()
         .to_string();
-    let shows = Shows::token(&token);
-    assert_eq!(cluster.ask(&shows, "GET", "/api", None).await.code, 200);
+    let credentials = Credentials::token(&token);
+    assert_eq!(cluster.ask(&credentials, "GET", "/api", None).await.code, 200);
     cluster.pass(601);
     token
 }
 
 #[tokio::test]
-async fn nothing_but_health_and_version_answers_who_shows_no_good_credential() {
+async fn only_health_and_version_are_served_without_valid_credentials() {
     let cluster = Cluster::start().await;
     let expired_token = expired_token(&cluster).await;
-    // A certificate that ended, of the right CA; and a good one of another CA with the same names.
+    // An expired certificate of the right CA; and a valid one of another CA with the same names.
     let earlier = cluster.now() - days(400);
     let directory = tempfile::tempdir().unwrap();
     for file in ["client-ca.crt", "client-ca.key"] {
@@ -114,40 +114,40 @@ async fn nothing_but_health_and_version_answers_who_shows_no_good_credential() {
         .unwrap()
         .admin()
         .unwrap();
-    // The server's own certificate is no client's, and neither is the front proxy's.
+    // The server's own certificate is not a client's, and neither is the front proxy's.
     let server = cluster.pki.server(&["localhost".to_string()]).unwrap();
     let front_proxy = cluster.pki.front_proxy_client().unwrap();
     let clients = [
-        ("nothing", Shows::default(), false),
-        ("a wrong token", Shows::token("wrong"), true),
-        ("an expired token", Shows::token(expired_token), true),
+        ("nothing", Credentials::default(), false),
+        ("a wrong token", Credentials::token("wrong"), true),
+        ("an expired token", Credentials::token(expired_token), true),
         (
-            "a bootstrap token of nobody",
-            Shows::token("abcdef.0123456789abcdef"),
+            "a bootstrap token that does not exist",
+            Credentials::token("abcdef.0123456789abcdef"),
             true,
         ),
-        ("an expired certificate", Shows::certificate(expired), true),
-        ("a foreign certificate", Shows::certificate(foreign), true),
-        ("a server's certificate", Shows::certificate(server), true),
+        ("an expired certificate", Credentials::certificate(expired), true),
+        ("a foreign certificate", Credentials::certificate(foreign), true),
+        ("a server's certificate", Credentials::certificate(server), true),
         (
             "the front proxy's certificate",
-            Shows::certificate(front_proxy),
+            Credentials::certificate(front_proxy),
             true,
         ),
         (
             "no bearer",
-            Shows::default().header("authorization", "Basic YWRtaW46YWRtaW4="),
+            Credentials::default().header("authorization", "Basic YWRtaW46YWRtaW4="),
             false,
         ),
     ];
     let paths = paths(&cluster).await;
     assert!(paths.len() > 400, "{} paths", paths.len());
-    for (what, shows, wrong) in clients {
-        let mut client = cluster.connect(&shows).await.unwrap();
+    for (what, credentials, wrong) in clients {
+        let mut client = cluster.connect(&credentials).await.unwrap();
         for (path, method) in &paths {
             let body = (*method != "GET").then(|| json!({}));
             let answer = client.send(method, path, body).await;
-            // Who shows nothing is anonymous, and may see next to nothing; what does not hold is no credential.
+            // A client without credentials is anonymous, and may get next to nothing; invalid credentials are rejected.
             let code = if wrong { 401 } else { 403 };
             assert_eq!(answer.code, code, "{method} {path} with {what}: {}", answer.text);
             assert_eq!(
@@ -170,18 +170,18 @@ fn days(days: i64) -> k8s_openapi::jiff::SignedDuration {
 #[tokio::test]
 async fn a_certificate_ends_while_its_connection_is_open() {
     let cluster = Cluster::start().await;
-    let shows = Shows::certificate(cluster.pki.admin().unwrap());
-    let mut client = cluster.connect(&shows).await.unwrap();
+    let credentials = Credentials::certificate(cluster.pki.admin().unwrap());
+    let mut client = cluster.connect(&credentials).await.unwrap();
     assert_eq!(client.send("GET", "/api/v1/nodes", None).await.code, 200);
     cluster.pass(366 * 24 * 3600);
     assert_eq!(client.send("GET", "/api/v1/nodes", None).await.code, 401);
 }
 
 #[tokio::test]
-async fn without_anonymous_users_even_health_wants_a_credential() {
+async fn without_anonymous_users_even_health_needs_credentials() {
     let cluster = Cluster::with(|options, _| options.anonymous = false).await;
     for path in PUBLIC {
-        let answer = cluster.ask(&Shows::default(), "GET", path, None).await;
+        let answer = cluster.ask(&Credentials::default(), "GET", path, None).await;
         assert_eq!(answer.code, 401, "{path}");
         assert_eq!(cluster.admin("GET", path, None).await.code, 200, "{path}");
     }

@@ -1,19 +1,19 @@
-//! What cert-manager, the Prometheus operator, KEDA, Crossplane and Argo CD send, request by request, where it is more than
-//! reading and writing objects. Each answer was compared with kube-apiserver v1.36.2's to the operators' own definitions;
+//! Requests of cert-manager, the Prometheus operator, KEDA, Crossplane and Argo CD, where they are more than reading and
+//! writing objects. Each response was compared with kube-apiserver v1.36.2's for the operators' own definitions;
 //! the definitions here are short ones with the same constructs.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{ADMIN, Cluster, Shows};
-use crate::forms::{Forms, told as answered};
+use crate::cluster::{ADMIN, Cluster, Credentials};
+use crate::forms::{Forms, expect_code};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
-/// Waits until `path` answers as it should.
+/// Waits until the response at `path` matches.
 async fn until(to: &mut Forms, path: &str, is: impl Fn(u16, &Value) -> bool) -> Value {
     let limit = Duration::from_secs(60);
     let waited = tokio::time::timeout(limit, async {
@@ -31,7 +31,7 @@ async fn until(to: &mut Forms, path: &str, is: impl Fn(u16, &Value) -> bool) -> 
 async fn define(to: &mut Forms, definition: Value) {
     let name = definition["metadata"]["name"].as_str().unwrap();
     let path = format!("{DEFINITIONS}/{name}?fieldManager=installer&force=true");
-    answered(&mut to.apply, 201, "PATCH", &path, Some(definition.clone())).await;
+    expect_code(&mut to.apply, 201, "PATCH", &path, Some(definition.clone())).await;
     let (group, version) = (
         &definition["spec"]["group"],
         &definition["spec"]["versions"][0]["name"],
@@ -61,7 +61,7 @@ fn conditions() -> Value {
             "lastTransitionTime": {"type": "string", "format": "date-time"}}}})
 }
 
-/// As the Prometheus operator's: limits, patterns, integers or strings, a template of a claim, a scale, columns.
+/// Like the Prometheus operator's: limits, patterns, int-or-string, a claim template, scale, columns.
 fn prometheus() -> Value {
     let schema = json!({"type": "object", "required": ["metadata", "spec"], "properties": {
         "apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"},
@@ -90,7 +90,7 @@ fn prometheus() -> Value {
 
 const PROMETHEUSES: &str = "/apis/monitoring.example.com/v1/namespaces/default/prometheuss";
 
-/// What is stored is pruned; the status is applied; the scale is written by others; lists and tables are read.
+/// Stored objects are pruned; the status is applied; the scale is written by others; lists and tables are read.
 #[tokio::test]
 async fn the_prometheus_operator_reconciles_what_its_users_write() {
     let cluster = Cluster::start().await;
@@ -103,14 +103,14 @@ async fn the_prometheus_operator_reconciles_what_its_users_write() {
     };
     let spec = json!({"replicas": 2, "port": "web", "unknown": 1, "storage": {"volumeClaimTemplate":
         {"metadata": {"name": "db", "uid": "pruned", "labels": {"a": "b"}}}}});
-    let made = answered(&mut to.json, 201, "POST", PROMETHEUSES, object("k8s", spec)).await;
+    let made = expect_code(&mut to.json, 201, "POST", PROMETHEUSES, object("k8s", spec)).await;
     assert_eq!(
         made["spec"],
         json!({"replicas": 2, "port": "web", "scrapeInterval": "30s", "storage": {"volumeClaimTemplate":
             {"metadata": {"name": "db", "labels": {"a": "b"}}}}})
     );
     let wrong = json!({"shards": 9, "scrapeInterval": "1", "hostAliases": [{"ip": "1"}, {"ip": "1"}]});
-    let rejected = answered(&mut to.json, 422, "POST", PROMETHEUSES, object("wrong", wrong)).await;
+    let rejected = expect_code(&mut to.json, 422, "POST", PROMETHEUSES, object("wrong", wrong)).await;
     let said = rejected["message"].as_str().unwrap();
     for part in [
         "spec.scrapeInterval: Invalid value: \"1\": spec.scrapeInterval in body should match",
@@ -118,7 +118,7 @@ async fn the_prometheus_operator_reconciles_what_its_users_write() {
     ] {
         assert!(said.contains(part), "{said}");
     }
-    let shards = answered(
+    let shards = expect_code(
         &mut to.json,
         422,
         "POST",
@@ -131,7 +131,7 @@ async fn the_prometheus_operator_reconciles_what_its_users_write() {
         "{shards}"
     );
 
-    // Status by apply, each manager its conditions.
+    // Status by apply, each manager with its own conditions.
     let one = format!("{PROMETHEUSES}/k8s");
     let status = |conditions: Value| {
         Some(
@@ -143,25 +143,25 @@ async fn the_prometheus_operator_reconciles_what_its_users_write() {
     let path = format!("{one}/status?fieldManager=PrometheusOperator&force=true");
     let both = json!([{"type": "Available", "status": "False", "observedGeneration": 1},
         {"type": "Reconciled", "status": "True", "observedGeneration": 1}]);
-    answered(&mut to.apply, 200, "PATCH", &path, status(both)).await;
+    expect_code(&mut to.apply, 200, "PATCH", &path, status(both)).await;
     let fewer = json!([{"type": "Available", "status": "True", "observedGeneration": 1}]);
-    let applied = answered(&mut to.apply, 200, "PATCH", &path, status(fewer)).await;
+    let applied = expect_code(&mut to.apply, 200, "PATCH", &path, status(fewer)).await;
     assert_eq!(applied["status"]["conditions"].as_array().map(Vec::len), Some(1));
     assert_eq!(applied["metadata"]["generation"], 1);
 
-    let scale = answered(&mut to.json, 200, "GET", &format!("{one}/scale"), None).await;
+    let scale = expect_code(&mut to.json, 200, "GET", &format!("{one}/scale"), None).await;
     assert_eq!(scale["status"], json!({"replicas": 2, "selector": "app=k8s"}));
     let more = Some(json!({"spec": {"replicas": 4}}));
-    answered(&mut to.merge, 200, "PATCH", &format!("{one}/scale"), more).await;
-    let scaled = answered(&mut to.json, 200, "GET", &one, None).await;
+    expect_code(&mut to.merge, 200, "PATCH", &format!("{one}/scale"), more).await;
+    let scaled = expect_code(&mut to.json, 200, "GET", &one, None).await;
     assert_eq!(
         (&scaled["spec"]["replicas"], &scaled["metadata"]["generation"]),
         (&json!(4), &json!(2))
     );
 
-    // Lists of custom resources are unstructured: each item says what it is, and the token is always there.
+    // Lists of custom resources are unstructured: each item has its type, and `continue` is always present.
     for path in [PROMETHEUSES.to_string(), format!("{PROMETHEUSES}?pretty=true")] {
-        let list = answered(&mut to.json, 200, "GET", &path, None).await;
+        let list = expect_code(&mut to.json, 200, "GET", &path, None).await;
         assert_eq!(
             (&list["kind"], &list["metadata"]["continue"]),
             (&json!("PrometheusList"), &json!(""))
@@ -171,16 +171,16 @@ async fn the_prometheus_operator_reconciles_what_its_users_write() {
             (&json!("Prometheus"), &json!("monitoring.example.com/v1"))
         );
     }
-    let maps = answered(&mut to.json, 200, "GET", CONFIG_MAPS, None).await;
+    let maps = expect_code(&mut to.json, 200, "GET", CONFIG_MAPS, None).await;
     assert!(maps["metadata"].get("continue").is_none(), "{maps}");
     let found = format!("{PROMETHEUSES}?fieldSelector=spec.scrapeInterval%3D30s");
-    let found = answered(&mut to.json, 200, "GET", &found, None).await;
+    let found = expect_code(&mut to.json, 200, "GET", &found, None).await;
     assert_eq!(found["items"].as_array().map(Vec::len), Some(1));
     let mut tables = cluster
-        .connect(&Shows::token(ADMIN).header("accept", TABLE))
+        .connect(&Credentials::token(ADMIN).header("accept", TABLE))
         .await
         .unwrap();
-    let table = answered(&mut tables, 200, "GET", PROMETHEUSES, None).await;
+    let table = expect_code(&mut tables, 200, "GET", PROMETHEUSES, None).await;
     let columns = table["columnDefinitions"].as_array().unwrap();
     let described: Vec<&str> = columns[1..]
         .iter()
@@ -196,7 +196,7 @@ async fn the_prometheus_operator_reconciles_what_its_users_write() {
     assert_eq!(table["rows"][0]["cells"], json!(["k8s", 4, "True"]));
 }
 
-/// What clients validate by says what the definition says.
+/// The published schemas, which clients validate by, match the definition.
 #[tokio::test]
 async fn published_schemas_of_custom_resources_say_what_their_definitions_say() {
     let cluster = Cluster::start().await;
@@ -219,7 +219,7 @@ async fn published_schemas_of_custom_resources_say_what_their_definitions_say() 
     }
 }
 
-/// As Crossplane's: two versions with other defaults, conversion None, resources inside resources.
+/// Like Crossplane's: two versions with different defaults, conversion None, embedded resources.
 fn composition() -> Value {
     let version = |name: &str, storage: bool, more: Value| {
         let mut fields = json!({"input": {"type": "object", "x-kubernetes-embedded-resource": true,
@@ -258,8 +258,8 @@ async fn crossplane_applies_definitions_and_resources_in_several_versions() {
         )
     };
     let path = |manager: &str| format!("{all}/c?fieldManager={manager}");
-    // What is stored has the storage version's defaults, though no manager owns them.
-    let made = answered(
+    // Stored objects have the storage version's defaults, though no manager owns them.
+    let made = expect_code(
         &mut to.apply,
         201,
         "PATCH",
@@ -273,13 +273,13 @@ async fn crossplane_applies_definitions_and_resources_in_several_versions() {
     let managed = &made["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"];
     assert!(managed.get("f:deletePolicy").is_none(), "{managed}");
     let other = config(json!({"input": {"apiVersion": "x/v1", "kind": "Input", "a": [2]}}));
-    let rejected = answered(&mut to.apply, 409, "PATCH", &path("b"), other.clone()).await;
+    let rejected = expect_code(&mut to.apply, 409, "PATCH", &path("b"), other.clone()).await;
     assert_eq!(rejected["details"]["causes"][0]["field"], ".spec.input.a");
     let forced = format!("{}&force=true", path("b"));
-    let forced = answered(&mut to.apply, 200, "PATCH", &forced, other).await;
+    let forced = expect_code(&mut to.apply, 200, "PATCH", &forced, other).await;
     assert_eq!(forced["spec"]["input"]["a"], json!([2]));
 
-    // A finalizer without a path is warned of by the field, not by its place in the list.
+    // The warning about a finalizer without a path names the field, not its index.
     let held = Some(json!({"metadata": {"finalizers": ["composite.crossplane.example.com"]}}));
     let answer = to.merge.send("PATCH", &format!("{all}/c"), held).await;
     assert_eq!(answer.code, 200, "{}", answer.text);
@@ -313,7 +313,7 @@ async fn cert_manager_injects_bundles() {
         })
     })
     .await;
-    let rejected = answered(&mut to.merge, 422, "PATCH", &one, webhook(&bad)).await;
+    let rejected = expect_code(&mut to.merge, 422, "PATCH", &one, webhook(&bad)).await;
     assert_eq!(
         rejected["message"],
         format!(
@@ -322,20 +322,20 @@ async fn cert_manager_injects_bundles() {
              unable to parse bytes as PEM block"
         )
     );
-    answered(&mut to.merge, 200, "PATCH", &one, webhook(&good)).await;
+    expect_code(&mut to.merge, 200, "PATCH", &one, webhook(&good)).await;
     // By apply, as the injector does: nothing but the bundle.
     let mut config = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": "compositions.crossplane.example.com"}});
     config["spec"]["conversion"]["webhook"]["clientConfig"]["caBundle"] = good.as_str().into();
     let path = format!("{one}?fieldManager=cert-manager-cainjector&force=true");
-    let applied = answered(&mut to.apply, 200, "PATCH", &path, Some(config)).await;
+    let applied = expect_code(&mut to.apply, 200, "PATCH", &path, Some(config)).await;
     let service = &applied["spec"]["conversion"]["webhook"]["clientConfig"]["service"]["name"];
     assert_eq!(service, "a");
 
     let hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
     let hook = json!({"metadata": {"name": "w"}, "webhooks": [{"name": "w.example.com", "sideEffects": "None",
         "admissionReviewVersions": ["v1"], "clientConfig": {"url": "https://127.0.0.1:1/"}}]});
-    answered(
+    expect_code(
         &mut to.json,
         201,
         "POST",
@@ -346,7 +346,7 @@ async fn cert_manager_injects_bundles() {
     let config = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
         "metadata": {"name": "w"}, "webhooks": [{"name": "w.example.com", "clientConfig": {"caBundle": good}}]});
     let path = format!("{hooks}/w?fieldManager=cert-manager-cainjector&force=true");
-    let applied = answered(&mut to.apply, 200, "PATCH", &path, Some(config)).await;
+    let applied = expect_code(&mut to.apply, 200, "PATCH", &path, Some(config)).await;
     assert_eq!(
         (
             &applied["webhooks"][0]["clientConfig"]["url"],
@@ -356,7 +356,7 @@ async fn cert_manager_injects_bundles() {
     );
 }
 
-/// Its metrics come from an extension API server that is not there yet.
+/// Its metrics come from an extension API server that does not run yet.
 #[tokio::test]
 async fn keda_registers_metrics_before_they_are_served() {
     let cluster = Cluster::start().await;
@@ -365,7 +365,7 @@ async fn keda_registers_metrics_before_they_are_served() {
         "group": "external.metrics.k8s.io", "version": "v1beta1", "groupPriorityMinimum": 100, "versionPriority": 100,
         "service": {"name": "keda-operator-metrics-apiserver", "namespace": "keda"}}});
     let services = "/apis/apiregistration.k8s.io/v1/apiservices";
-    answered(&mut to.json, 201, "POST", services, Some(service)).await;
+    expect_code(&mut to.json, 201, "POST", services, Some(service)).await;
     until(&mut to, "/apis/external.metrics.k8s.io/v1beta1", |code, _| {
         code == 503
     })
@@ -376,13 +376,13 @@ async fn keda_registers_metrics_before_they_are_served() {
     })
     .await;
     assert_eq!(object["status"]["conditions"][0]["reason"], "ServiceNotFound");
-    let group = answered(&mut to.json, 200, "GET", "/apis/external.metrics.k8s.io", None).await;
+    let group = expect_code(&mut to.json, 200, "GET", "/apis/external.metrics.k8s.io", None).await;
     assert_eq!(group["preferredVersion"]["version"], "v1beta1");
 }
 
-/// Events that client-go's two recorders send: what they leave out has no manager.
+/// Events that client-go's two recorders send: empty fields have no manager.
 #[tokio::test]
-async fn events_are_managed_where_they_say_something() {
+async fn empty_fields_of_events_have_no_manager() {
     let cluster = Cluster::start().await;
     let mut to = Forms::to(&cluster).await;
     let owned = |event: &Value| -> Vec<String> {
@@ -393,7 +393,7 @@ async fn events_are_managed_where_they_say_something() {
     };
     let old = json!({"metadata": {"name": "old"}, "involvedObject": {"kind": "Pod", "name": "p", "namespace": "default"},
         "reason": "R", "message": "m", "type": "Normal"});
-    let old = answered(
+    let old = expect_code(
         &mut to.json,
         201,
         "POST",
@@ -409,7 +409,7 @@ async fn events_are_managed_where_they_say_something() {
         "reportingController": "example.com/o", "reportingInstance": "o-0", "type": "Normal",
         "regarding": {"kind": "Pod", "name": "p", "namespace": "default"}});
     let events = "/apis/events.k8s.io/v1/namespaces/default/events";
-    let new = answered(&mut to.json, 201, "POST", events, Some(new)).await;
+    let new = expect_code(&mut to.json, 201, "POST", events, Some(new)).await;
     assert_eq!(
         owned(&new),
         [

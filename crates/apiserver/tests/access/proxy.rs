@@ -15,11 +15,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::cluster::{ADMIN, Cluster, Shows};
+use crate::cluster::{ADMIN, Cluster, Credentials};
 
 const NS: &str = "/api/v1/namespaces/default";
 
-/// What a pod serves.
+/// The server of a pod.
 struct Backend {
     port: u16,
     _stop: DropGuard,
@@ -99,14 +99,14 @@ async fn answer(mut request: Request<Incoming>) -> Response<Full<Bytes>> {
                 .collect();
             let (head, body) = request.into_parts();
             let body = body.collect().await.unwrap().to_bytes();
-            let told = json!({"method": head.method.as_str(), "uri": head.uri.to_string(), "headers": headers,
+            let received = json!({"method": head.method.as_str(), "uri": head.uri.to_string(), "headers": headers,
                 "body": String::from_utf8_lossy(&body)});
-            text(&told.to_string())
+            text(&received.to_string())
         }
     }
 }
 
-/// A pod at this address.
+/// Creates a pod with this address.
 async fn pod(cluster: &Cluster, name: &str, ip: &str, port: u16) {
     let account = json!({"metadata": {"name": "robot"}});
     cluster
@@ -116,7 +116,7 @@ async fn pod(cluster: &Cluster, name: &str, ip: &str, port: u16) {
     let pod = json!({"metadata": {"name": name},
         "spec": {"serviceAccountName": "robot", "nodeName": "n1", "containers": [container]}});
     cluster.create(&format!("{NS}/pods"), pod).await;
-    let merge = Shows::token(ADMIN).header("content-type", "application/merge-patch+json");
+    let merge = Credentials::token(ADMIN).header("content-type", "application/merge-patch+json");
     let status = json!({"status": {"podIP": ip, "podIPs": [{"ip": ip}]}});
     let path = format!("{NS}/pods/{name}/status");
     cluster
@@ -125,7 +125,7 @@ async fn pod(cluster: &Cluster, name: &str, ip: &str, port: u16) {
         .expect(200);
 }
 
-/// The same behind a Service of port 80.
+/// The same behind a Service with port 80.
 async fn served(cluster: &Cluster, name: &str, ip: &str, port: u16) {
     pod(cluster, name, ip, port).await;
     let ports = json!([{"name": "web", "port": 80, "targetPort": port}]);
@@ -142,7 +142,7 @@ async fn served(cluster: &Cluster, name: &str, ip: &str, port: u16) {
 async fn every_method_reaches_a_pod_and_no_credential_does() {
     let (cluster, backend) = (Cluster::start().await, Backend::start().await);
     served(&cluster, "web", "10.244.0.5", backend.port).await;
-    let shows = Shows::token(ADMIN)
+    let credentials = Credentials::token(ADMIN)
         .header("x-mine", "1")
         .header("x-forwarded-for", "192.0.2.7");
     for method in ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"] {
@@ -153,25 +153,25 @@ async fn every_method_reaches_a_pod_and_no_credential_does() {
         ] {
             let path = format!("{NS}/{of}/proxy/a%2Fb/c/?d=e");
             let body = (method == "POST").then(|| json!({"k": "v"}));
-            let told = cluster.ask(&shows, method, &path, body).await.expect(200);
-            assert_eq!(told["method"], method, "{of}");
-            assert_eq!(told["uri"], "/a%2Fb/c/?d=e", "{of}");
-            assert_eq!(told["headers"]["x-mine"], "1");
-            assert_eq!(told["headers"]["host"], "localhost");
-            assert_eq!(told["headers"]["x-forwarded-for"], "192.0.2.7, 127.0.0.1");
+            let received = cluster.ask(&credentials, method, &path, body).await.expect(200);
+            assert_eq!(received["method"], method, "{of}");
+            assert_eq!(received["uri"], "/a%2Fb/c/?d=e", "{of}");
+            assert_eq!(received["headers"]["x-mine"], "1");
+            assert_eq!(received["headers"]["host"], "localhost");
+            assert_eq!(received["headers"]["x-forwarded-for"], "192.0.2.7, 127.0.0.1");
             assert_eq!(
-                told["headers"]["x-forwarded-uri"],
+                received["headers"]["x-forwarded-uri"],
                 format!("{NS}/{of}/proxy/a%2Fb/c/")
             );
-            assert!(told["headers"].get("authorization").is_none(), "{told}");
+            assert!(received["headers"].get("authorization").is_none(), "{received}");
             let sent = if method == "POST" { r#"{"k":"v"}"# } else { "" };
-            assert_eq!(told["body"], sent);
+            assert_eq!(received["body"], sent);
         }
     }
 }
 
 #[tokio::test]
-async fn what_a_pod_answers_comes_back_with_its_links_mended() {
+async fn responses_of_a_pod_have_their_links_rewritten() {
     let (cluster, backend) = (Cluster::start().await, Backend::start().await);
     served(&cluster, "web", "10.244.0.5", backend.port).await;
     let root = format!("{NS}/services/web:web/proxy");
@@ -186,14 +186,14 @@ async fn what_a_pod_answers_comes_back_with_its_links_mended() {
     assert_eq!(moved.headers["location"], format!("{root}/there?a=b"));
     let missing = cluster.admin("GET", &format!("{root}/missing"), None).await;
     assert_eq!((missing.code, missing.text.as_str()), (404, "nothing here"));
-    // The root ends with a slash, or links beside it would lead elsewhere.
+    // The root ends with a slash, or relative links would be wrong.
     let bare = cluster.admin("GET", &format!("{root}?q=1"), None).await;
     assert_eq!(
         (bare.code, &bare.headers["location"]),
         (301, &format!("{root}/?q=1").parse().unwrap())
     );
-    // HEAD is answered like GET, but for the body; a page is no document of the API, whatever its reader takes.
-    let browser = Shows::token(ADMIN).header("accept", "text/html");
+    // HEAD is answered like GET, without the body; a page is not a document of the API, whatever its client accepts.
+    let browser = Credentials::token(ADMIN).header("accept", "text/html");
     for (path, code) in [
         (format!("{root}?q=1"), 301),
         (format!("{NS}/pods/web/proxy?q=1"), 301),
@@ -214,7 +214,7 @@ async fn what_a_pod_answers_comes_back_with_its_links_mended() {
 async fn a_websocket_passes() {
     let (cluster, backend) = (Cluster::start().await, Backend::start().await);
     served(&cluster, "web", "10.244.0.5", backend.port).await;
-    let mut client = cluster.connect(&Shows::token(ADMIN)).await.unwrap();
+    let mut client = cluster.connect(&Credentials::token(ADMIN)).await.unwrap();
     let (code, stream) = client.upgrade(&format!("{NS}/pods/web/proxy/socket")).await;
     assert_eq!(code, StatusCode::SWITCHING_PROTOCOLS);
     let mut stream = TokioIo::new(stream.unwrap());
@@ -238,15 +238,15 @@ async fn a_nodes_proxy_is_its_kubelet() {
         (&format!("http:n1:{}", backend.port), "/stats"),
     ] {
         let path = format!("/api/v1/nodes/{name}/proxy/stats");
-        let told = cluster.admin("GET", &path, None).await.expect(200);
-        assert_eq!(told["uri"], uri, "{name}");
+        let received = cluster.admin("GET", &path, None).await.expect(200);
+        assert_eq!(received["uri"], uri, "{name}");
     }
 }
 
 #[tokio::test]
-async fn what_cannot_be_reached_is_told_as_kubernetes_does() {
+async fn unreachable_backends_are_reported_as_in_kubernetes() {
     let cluster = Cluster::start().await;
-    // Nobody listens there: it was closed again.
+    // No process listens there: the listener was closed again.
     let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .await
         .unwrap()
@@ -263,7 +263,7 @@ async fn what_cannot_be_reached_is_told_as_kubernetes_does() {
             json!({"metadata": {"name": "lonely"}}),
         )
         .await;
-    // An address that is no pod's.
+    // An address that is not a pod's.
     let to = json!({"kind": "Pod", "namespace": "default", "name": "web"});
     let subset = json!({"addresses": [{"ip": "10.0.0.9", "targetRef": to}], "ports": [{"port": closed}]});
     let ports = json!([{"port": 80}]);
@@ -279,11 +279,11 @@ async fn what_cannot_be_reached_is_told_as_kubernetes_does() {
             json!({"metadata": {"name": "sly"}, "subsets": [subset]}),
         )
         .await;
-    let refused =
+    let rejected =
         format!("error trying to reach service: dial tcp 10.244.0.5:{closed}: connect: connection refused");
     for (path, code, message) in [
-        ("pods/web/proxy/", 503, refused.as_str()),
-        ("services/web:web/proxy/", 503, &refused),
+        ("pods/web/proxy/", 503, rejected.as_str()),
+        ("services/web:web/proxy/", 503, &rejected),
         (
             "pods/web:http/proxy/",
             503,
@@ -323,8 +323,8 @@ async fn what_cannot_be_reached_is_told_as_kubernetes_does() {
         let answer = cluster.admin("GET", &format!("{NS}/{path}"), None).await;
         assert_eq!((answer.code, answer.message()), (code, message), "{path}");
     }
-    // Whoever may not is told before anything is looked for.
-    let ann = Shows::token("ann-token");
+    // A client without permission gets a 403 before anything is read.
+    let ann = Credentials::token("ann-token");
     let answer = cluster
         .ask(&ann, "GET", &format!("{NS}/pods/web/proxy/"), None)
         .await;

@@ -1,17 +1,17 @@
-//! Roles, bindings and nodes: nobody gets more than he was given, and nobody gives more than he has.
+//! Roles, bindings and nodes: users have only the permissions they were granted, and grant only permissions they have.
 
 use serde_json::{Value, json};
 
-use crate::cluster::{ADMIN, Cluster, Shows, grant};
+use crate::cluster::{ADMIN, Cluster, Credentials, grant};
 
 const GROUP: &str = "/apis/rbac.authorization.k8s.io/v1";
 
-fn ann() -> Shows {
-    Shows::token("ann-token")
+fn ann() -> Credentials {
+    Credentials::token("ann-token")
 }
 
-fn node() -> Shows {
-    Shows::token("n1-token")
+fn node() -> Credentials {
+    Credentials::token("n1-token")
 }
 
 fn binding(name: &str, kind: &str, role: &str) -> Value {
@@ -23,7 +23,7 @@ fn binding(name: &str, kind: &str, role: &str) -> Value {
 }
 
 #[tokio::test]
-async fn nobody_grants_what_he_does_not_hold() {
+async fn a_user_grants_only_permissions_that_the_user_has() {
     let cluster = Cluster::start().await;
     let everything = json!({"apiGroups": ["rbac.authorization.k8s.io"], "resources": ["*"],
         "verbs": ["get", "create", "update", "patch", "delete"]});
@@ -41,16 +41,16 @@ async fn nobody_grants_what_he_does_not_hold() {
     ask("POST", roles.clone(), role("fine", json!(["get"])))
         .await
         .expect(201);
-    let refused = ask("POST", roles.clone(), role("more", json!(["get", "delete"]))).await;
-    assert_eq!(refused.code, 403);
-    let message = refused.message().to_string();
+    let denied = ask("POST", roles.clone(), role("more", json!(["get", "delete"]))).await;
+    assert_eq!(denied.code, 403);
+    let message = denied.message().to_string();
     assert_eq!(
         message,
         "roles.rbac.authorization.k8s.io \"more\" is forbidden: user \"ann\" \
 (groups=[\"dev\" \"system:authenticated\"]) is attempting to grant RBAC permissions not currently held:\n\
 {APIGroups:[\"\"], Resources:[\"pods\"], Verbs:[\"delete\"]}"
     );
-    // Neither later nor by patch.
+    // Neither by an update nor by a patch.
     assert_eq!(
         ask("PUT", format!("{roles}/fine"), role("fine", json!(["*"])))
             .await
@@ -61,10 +61,10 @@ async fn nobody_grants_what_he_does_not_hold() {
     let more = json!({"rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]});
     let path = format!("{roles}/fine");
     assert_eq!(cluster.ask(&patch, "PATCH", &path, Some(more)).await.code, 403);
-    // What changes nothing of its rules passes.
+    // A write that does not change its rules is allowed.
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     assert_eq!(cluster.ask(&patch, "PATCH", &path, Some(label)).await.code, 200);
-    // A binding gives what its role has.
+    // A binding grants the permissions of its role.
     let bindings = format!("{GROUP}/namespaces/default/rolebindings");
     ask("POST", bindings.clone(), binding("fine", "Role", "fine"))
         .await
@@ -88,12 +88,12 @@ async fn nobody_grants_what_he_does_not_hold() {
     let cluster_bindings = format!("{GROUP}/clusterrolebindings");
     let all = binding("x", "ClusterRole", "cluster-admin");
     assert_eq!(ask("POST", cluster_bindings.clone(), all.clone()).await.code, 403);
-    // An aggregation rule gathers anything.
+    // An aggregation rule can select any role.
     let aggregates = json!({"metadata": {"name": "gather"}, "rules": [],
         "aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}});
-    let refused = ask("POST", format!("{GROUP}/clusterroles"), aggregates.clone()).await;
+    let denied = ask("POST", format!("{GROUP}/clusterroles"), aggregates.clone()).await;
     assert!(
-        refused
+        denied
             .message()
             .ends_with("must have cluster-admin privileges to use the aggregationRule")
     );
@@ -108,13 +108,13 @@ async fn nobody_grants_what_he_does_not_hold() {
         .await
         .expect(201);
     ask("POST", cluster_bindings, all).await.expect(201);
-    let bob = Shows::token("bob-token");
+    let bob = Credentials::token("bob-token");
     assert_eq!(cluster.ask(&bob, "GET", "/api/v1/secrets", None).await.code, 200);
     ask("POST", format!("{GROUP}/clusterroles"), aggregates).await;
 }
 
 #[tokio::test]
-async fn default_roles_are_put_back_when_the_server_starts() {
+async fn default_roles_are_restored_when_the_server_starts() {
     let cluster = Cluster::start().await;
     let path = format!("{GROUP}/clusterroles/system:basic-user");
     let mut role = cluster.admin("GET", &path, None).await.expect(200);
@@ -141,13 +141,13 @@ async fn default_roles_are_put_back_when_the_server_starts() {
 }
 
 #[tokio::test]
-async fn a_refusal_names_a_role_that_is_missing() {
+async fn a_denial_names_a_role_that_is_missing() {
     let cluster = Cluster::start().await;
     let lost = binding("lost", "ClusterRole", "gone");
     cluster
         .create(&format!("{GROUP}/clusterrolebindings"), lost)
         .await;
-    let bob = Shows::token("bob-token");
+    let bob = Credentials::token("bob-token");
     let answer = cluster.ask(&bob, "GET", "/api/v1/namespaces/a/pods", None).await;
     assert_eq!(
         answer.message(),
@@ -179,16 +179,19 @@ async fn who_may_impersonate_may_do_it_for_each_thing() {
             "extra": {"scopes": ["view"]}})
     );
     for more in [("impersonate-group", "dev"), ("impersonate-extra-other", "x")] {
-        let shows = as_bob.clone().header(more.0, more.1);
+        let credentials = as_bob.clone().header(more.0, more.1);
         assert_eq!(
-            cluster.ask(&shows, "POST", who, review.clone()).await.code,
+            cluster.ask(&credentials, "POST", who, review.clone()).await.code,
             403,
             "{more:?}"
         );
     }
-    let shows = ann().header("impersonate-user", "carol");
-    assert_eq!(cluster.ask(&shows, "POST", who, review.clone()).await.code, 403);
-    let admin = Shows::token(ADMIN).header("impersonate-user", "system:serviceaccount:a:b");
+    let credentials = ann().header("impersonate-user", "carol");
+    assert_eq!(
+        cluster.ask(&credentials, "POST", who, review.clone()).await.code,
+        403
+    );
+    let admin = Credentials::token(ADMIN).header("impersonate-user", "system:serviceaccount:a:b");
     let user = cluster.ask(&admin, "POST", who, review).await.expect(201);
     assert_eq!(
         user["status"]["userInfo"]["groups"][1],

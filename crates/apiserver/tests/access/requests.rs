@@ -1,11 +1,11 @@
-//! CertificateSigningRequests through their whole life, as Kubernetes' conformance test has it.
+//! The lifecycle of CertificateSigningRequests, as in Kubernetes' conformance test.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 
-use crate::cluster::{ADMIN, Cluster, Shows};
+use crate::cluster::{ADMIN, Cluster, Credentials};
 
 const CSRS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
@@ -34,9 +34,9 @@ fn with_condition(mut csr: Value, type_: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_request_for_a_certificate_is_written_approved_and_answered() {
+async fn a_certificate_signing_request_is_created_approved_and_issued() {
     let cluster = Cluster::start().await;
-    let merge = Shows::token(ADMIN).header("content-type", "application/merge-patch+json");
+    let merge = Credentials::token(ADMIN).header("content-type", "application/merge-patch+json");
     let group = cluster
         .admin("GET", "/apis/certificates.k8s.io/v1", None)
         .await
@@ -100,8 +100,8 @@ async fn a_request_for_a_certificate_is_written_approved_and_answered() {
         .expect(200);
     assert_eq!(csr["status"]["certificate"], certificate);
     assert_eq!(csr["metadata"]["annotations"]["patchedstatus"], "true");
-    let told = with_condition(csr, "StatusUpdate");
-    let csr = cluster.admin("PUT", &status, Some(told)).await.expect(200);
+    let received = with_condition(csr, "StatusUpdate");
+    let csr = cluster.admin("PUT", &status, Some(received)).await.expect(200);
     assert_eq!(csr["status"]["conditions"][2]["type"], "StatusUpdate");
 
     cluster.admin("DELETE", &path, None).await.expect(200);
@@ -111,13 +111,13 @@ async fn a_request_for_a_certificate_is_written_approved_and_answered() {
     assert_eq!(listed["items"], json!([]));
 }
 
-/// The approver of kubelets' serving certificates decides by it: nobody else may say it.
+/// The approver of kubelets' serving certificates decides by it: no client may set it.
 #[tokio::test]
 async fn a4_the_server_records_where_a_request_came_from_whatever_the_requester_says() {
     const KEY: &str = "certificates.knarr.io/remote-address";
     let cluster = Cluster::start().await;
-    let admin = Shows::token(ADMIN);
-    let spoofing = Shows::token(ADMIN)
+    let admin = Credentials::token(ADMIN);
+    let spoofing = Credentials::token(ADMIN)
         .header("impersonate-user", "jane")
         .header("impersonate-group", "system:masters")
         .header(
@@ -128,7 +128,7 @@ async fn a4_the_server_records_where_a_request_came_from_whatever_the_requester_
     let mut params = CertificateParams::new(vec!["n".to_string()]).unwrap();
     params.distinguished_name = rcgen::DistinguishedName::new();
     let pem = params.serialize_request(&key).unwrap().pem().unwrap();
-    for (who, shows) in [("admin", &admin), ("jane", &spoofing)] {
+    for (who, credentials) in [("admin", &admin), ("jane", &spoofing)] {
         for (signer, expected) in [
             ("kubernetes.io/kubelet-serving", json!(["127.0.0.1"])),
             ("kubernetes.io/kube-apiserver-client", Value::Null),
@@ -137,14 +137,17 @@ async fn a4_the_server_records_where_a_request_came_from_whatever_the_requester_
             let csr = json!({"metadata": {"generateName": "origin-"}, "spec": {
                 "request": STANDARD.encode(&pem), "signerName": signer, "usages": ["server auth"],
                 "extra": {KEY: ["in-process"]}}});
-            let made = cluster.ask(shows, "POST", CSRS, Some(csr)).await.expect(201);
+            let made = cluster
+                .ask(credentials, "POST", CSRS, Some(csr))
+                .await
+                .expect(201);
             assert_eq!(made["spec"]["extra"][KEY], expected, "{who} at {signer}");
             assert_eq!(made["spec"]["username"], who);
         }
     }
 }
 
-/// For Kubernetes' own signers only what they can sign is admitted; other signers read requests themselves.
+/// For Kubernetes' own signers only requests that they can sign are admitted; other signers validate requests themselves.
 #[tokio::test]
 async fn a1_a_request_is_validated_as_it_will_be_signed() {
     let cluster = Cluster::start().await;
@@ -189,9 +192,9 @@ async fn a1_a_request_is_validated_as_it_will_be_signed() {
 }
 
 #[tokio::test]
-async fn whoever_is_impersonated_is_told_who_he_is() {
+async fn a_self_subject_review_shows_the_impersonated_user() {
     let cluster = Cluster::start().await;
-    let shows = Shows::token(ADMIN)
+    let credentials = Credentials::token(ADMIN)
         .header("impersonate-user", "jane")
         .header("impersonate-uid", "uniq-id")
         .header("impersonate-group", "developers")
@@ -199,12 +202,12 @@ async fn whoever_is_impersonated_is_told_who_he_is() {
         .header("impersonate-extra-projects", "p1")
         .header("impersonate-extra-projects", "p2");
     let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-    let told = cluster
-        .ask(&shows, "POST", path, Some(json!({})))
+    let received = cluster
+        .ask(&credentials, "POST", path, Some(json!({})))
         .await
         .expect(201);
     assert_eq!(
-        told["status"]["userInfo"],
+        received["status"]["userInfo"],
         json!({"username": "jane", "uid": "uniq-id", "groups": ["developers", "system:authenticated"],
             "extra": {"projects": ["p1", "p2"]}})
     );

@@ -1,8 +1,8 @@
-//! What the review kinds answer.
+//! Responses of the review kinds.
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Shows, grant};
+use crate::cluster::{Cluster, Credentials, grant};
 
 const GROUP: &str = "/apis/authorization.k8s.io/v1";
 
@@ -20,7 +20,7 @@ async fn review(cluster: &Cluster, kind: &str, spec: Value) -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn subjects_are_judged_as_if_they_asked() {
+async fn subject_access_reviews_answer_as_for_the_subject() {
     let cluster = Cluster::start().await;
     let rules = json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]);
     grant(&cluster, "pods", "ann", rules).await;
@@ -113,7 +113,7 @@ async fn a_users_rules_are_listed() {
     let cluster = Cluster::start().await;
     let rules = json!([{"apiGroups": [""], "resources": ["pods"], "resourceNames": ["p"], "verbs": ["get"]}]);
     grant(&cluster, "pods", "ann", rules).await;
-    let ann = Shows::token("ann-token");
+    let ann = Credentials::token("ann-token");
     let path = format!("{GROUP}/selfsubjectrulesreviews");
     let ask = |namespace: &str| {
         let body = json!({"spec": {"namespace": namespace}});
@@ -128,7 +128,7 @@ async fn a_users_rules_are_listed() {
     assert!(resources.contains(&wanted), "{status}");
     let urls = status["nonResourceRules"].as_array().unwrap();
     assert!(urls.iter().any(|r| r["nonResourceURLs"][0] == "/api"), "{status}");
-    let node = Shows::token("n1-token");
+    let node = Credentials::token("n1-token");
     let body = json!({"spec": {"namespace": "a"}});
     let status = cluster.ask(&node, "POST", &path, Some(body)).await.expect(201)["status"].clone();
     assert_eq!(status["incomplete"], true);

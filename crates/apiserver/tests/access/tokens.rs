@@ -1,11 +1,11 @@
-//! Service-account and bootstrap tokens: whom they stand for, how long, and for whom they are good.
+//! Service-account and bootstrap tokens: their user, validity and audiences.
 
 use base64::Engine;
 use knarr_apiserver::authn::secret_token::SecretTokenSigner;
 use knarr_apiserver::pki::Pki;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Shows};
+use crate::cluster::{Cluster, Credentials};
 
 const ACCOUNTS: &str = "/api/v1/namespaces/default/serviceaccounts";
 const REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
@@ -23,13 +23,16 @@ async fn token(cluster: &Cluster, spec: Value) -> String {
 }
 
 async fn holds(cluster: &Cluster, token: &str) -> bool {
-    let code = cluster.ask(&Shows::token(token), "GET", "/api", None).await.code;
+    let code = cluster
+        .ask(&Credentials::token(token), "GET", "/api", None)
+        .await
+        .code;
     assert!(code == 200 || code == 401, "{code}");
     code == 200
 }
 
 #[tokio::test]
-async fn a_token_ends_with_what_it_is_bound_to() {
+async fn a_token_is_rejected_once_its_bound_object_is_deleted() {
     let cluster = Cluster::start().await;
     account(&cluster).await;
     let ns = "/api/v1/namespaces/default";
@@ -60,7 +63,7 @@ async fn a_token_ends_with_what_it_is_bound_to() {
         .await
         .expect(200);
     assert!(!holds(&cluster, &free).await);
-    // Another account of the same name is another.
+    // Another account of the same name has another UID.
     account(&cluster).await;
     assert!(!holds(&cluster, &free).await);
 }
@@ -99,7 +102,7 @@ async fn a1_a_secrets_token_is_good_as_long_as_the_secret_holds_it() {
         Value::Null,
         "it is for this server only"
     );
-    // Another token for the same Secret, and one of an account of before.
+    // Another token for the same Secret, and one of a deleted account.
     let other = sign("robot", uid, "t");
     assert!(
         other == token || !holds(&cluster, &other).await,
@@ -108,7 +111,7 @@ async fn a1_a_secrets_token_is_good_as_long_as_the_secret_holds_it() {
     let before = sign("robot", "uid-before", "b");
     cluster.create(secrets, hold("b", &before)).await;
     assert!(!holds(&cluster, &before).await);
-    // Marked as invalid; then allowed again; then deleted.
+    // Marked as invalid; then valid again; then deleted.
     let path = format!("{secrets}/t");
     for (since, is_good) in [(json!("2026-01-01"), false), (Value::Null, true)] {
         let mut secret = cluster.admin("GET", &path, None).await.expect(200);
@@ -165,12 +168,12 @@ async fn a_pods_own_token_lives_on_while_it_is_renewed() {
         .create(&format!("{ACCOUNTS}/robot/token"), json!({"spec": bound}))
         .await;
     let token = made["status"]["token"].as_str().unwrap();
-    let told: knarr_api::k8s_openapi::jiff::Timestamp = made["status"]["expirationTimestamp"]
+    let expires: knarr_api::k8s_openapi::jiff::Timestamp = made["status"]["expirationTimestamp"]
         .as_str()
         .unwrap()
         .parse()
         .unwrap();
-    assert_eq!(told.as_second() - cluster.now().as_second(), 3607);
+    assert_eq!(expires.as_second() - cluster.now().as_second(), 3607);
     cluster.pass(24 * 3600);
     assert!(holds(&cluster, token).await);
     cluster.pass(365 * 24 * 3600);
@@ -205,12 +208,15 @@ async fn tokens_of_both_algorithms_are_signed_verified_and_published() {
             found["id_token_signing_alg_values_supported"],
             json!(["ES256", "RS256"])
         );
-        // A service account may read both; somebody else may not.
-        for (shows, code) in [(Shows::token(&token), 200), (Shows::token("ann-token"), 403)] {
-            assert_eq!(cluster.ask(&shows, "GET", path, None).await.code, code);
+        // A service account may read both; other users may not.
+        for (credentials, code) in [
+            (Credentials::token(&token), 200),
+            (Credentials::token("ann-token"), 403),
+        ] {
+            assert_eq!(cluster.ask(&credentials, "GET", path, None).await.code, code);
         }
     }
-    // Tokens of a server with another key say nothing here.
+    // Tokens of a server with another key are not valid here.
     let (here, there) = (Cluster::start().await, Cluster::start().await);
     account(&here).await;
     account(&there).await;
@@ -228,10 +234,10 @@ async fn a_bootstrap_token_asks_for_certificates_and_nothing_else() {
     cluster
         .create("/api/v1/namespaces/kube-system/secrets", secret)
         .await;
-    let shows = Shows::token("abcdef.0123456789abcdef");
+    let credentials = Credentials::token("abcdef.0123456789abcdef");
     let who = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
     let user = cluster
-        .ask(&shows, "POST", who, Some(json!({})))
+        .ask(&credentials, "POST", who, Some(json!({})))
         .await
         .expect(201);
     assert_eq!(user["status"]["userInfo"]["username"], "system:bootstrap:abcdef");
@@ -243,20 +249,23 @@ async fn a_bootstrap_token_asks_for_certificates_and_nothing_else() {
             "system:authenticated"
         ])
     );
-    assert_eq!(cluster.ask(&shows, "GET", "/api/v1/nodes", None).await.code, 403);
-    let wrong = Shows::token("abcdef.0123456789abcdeF");
+    assert_eq!(
+        cluster.ask(&credentials, "GET", "/api/v1/nodes", None).await.code,
+        403
+    );
+    let wrong = Credentials::token("abcdef.0123456789abcdeF");
     assert_eq!(cluster.ask(&wrong, "GET", "/api", None).await.code, 401);
     cluster.pass(3600);
-    assert_eq!(cluster.ask(&shows, "GET", "/api", None).await.code, 401);
+    assert_eq!(cluster.ask(&credentials, "GET", "/api", None).await.code, 401);
 }
 
 #[tokio::test]
-async fn a_certificates_user_is_told_by_which_certificate() {
+async fn the_user_of_a_certificate_has_its_credential_id() {
     let cluster = Cluster::start().await;
     let identity = cluster.pki.client("carol", "carol", &["dev"]).unwrap();
     let who = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
     let user = cluster
-        .ask(&Shows::certificate(identity), "POST", who, Some(json!({})))
+        .ask(&Credentials::certificate(identity), "POST", who, Some(json!({})))
         .await
         .expect(201);
     let info = &user["status"]["userInfo"];
@@ -269,17 +278,17 @@ async fn a_certificates_user_is_told_by_which_certificate() {
         .unwrap();
     assert!(id.starts_with("X509SHA256=") && id.len() == 75, "{id}");
     let directory = tempfile::tempdir().unwrap();
-    // A stranger with a good token is let in by the token.
+    // A client with an untrusted certificate and a valid token is authenticated by the token.
     let stranger = Pki::open(directory.path(), cluster.now())
         .unwrap()
         .admin()
         .unwrap();
-    let shows = Shows {
+    let credentials = Credentials {
         token: Some("ann-token".into()),
-        ..Shows::certificate(stranger)
+        ..Credentials::certificate(stranger)
     };
     let user = cluster
-        .ask(&shows, "POST", who, Some(json!({})))
+        .ask(&credentials, "POST", who, Some(json!({})))
         .await
         .expect(201);
     assert_eq!(user["status"]["userInfo"]["username"], "ann");

@@ -1,8 +1,7 @@
-//! What the authorizer is asked for every kind, subresource and way of reading and writing (SPEC A2), over HTTPS.
+//! The authorization of every kind, subresource and verb (SPEC A2), over HTTPS.
 //!
-//! The rows come from discovery, so that a kind that is added is asked about, too. Each row names the permissions that
-//! kube-apiserver asks for; the test asks for exactly those, is denied without any one of them, and gets through with
-//! those alone.
+//! The rows come from discovery, so that a new kind is tested, too. Each row names the permissions that kube-apiserver requires; the test grants
+//! exactly those, is denied without any one of them, and succeeds with those alone.
 
 mod acting;
 mod authorizer;

@@ -1,16 +1,16 @@
-//! Which version of an object a write is for, and who must say so.
+//! The resourceVersion of a write, and which writes require one.
 
 use knarr_api::emulation::{Emulation, MinorVersion};
 use serde_json::json;
 
-use crate::cluster::{ADMIN, Cluster, Shows};
+use crate::cluster::{ADMIN, Cluster, Credentials};
 
-/// A kind that Kubernetes updates only for a version that is named: who applies names none and is not sent away.
+/// A kind without unconditional update: appliers without a resourceVersion do not conflict.
 #[tokio::test]
-async fn appliers_who_name_no_version_all_get_their_turn() {
+async fn applies_without_a_resource_version_all_succeed() {
     let cluster = Cluster::start().await;
     let path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets/b";
-    let shows = Shows::token(ADMIN).header("content-type", "application/apply-patch+yaml");
+    let credentials = Credentials::token(ADMIN).header("content-type", "application/apply-patch+yaml");
     let applied = async |n: usize, version: Option<&str>| {
         let mut budget = json!({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
             "metadata": {"name": "b", "labels": {format!("l{n}"): "x"}}});
@@ -18,7 +18,7 @@ async fn appliers_who_name_no_version_all_get_their_turn() {
             budget["metadata"]["resourceVersion"] = json!(version);
         }
         let path = format!("{path}?fieldManager=m{n}");
-        cluster.ask(&shows, "PATCH", &path, Some(budget)).await
+        cluster.ask(&credentials, "PATCH", &path, Some(budget)).await
     };
     let made = applied(0, None).await.expect(201);
     let all = futures::future::join_all((1..10).map(|n| applied(n, None))).await;
@@ -27,7 +27,7 @@ async fn appliers_who_name_no_version_all_get_their_turn() {
     }
     let found = cluster.admin("GET", path, None).await.expect(200);
     assert_eq!(found["metadata"]["labels"].as_object().map(|l| l.len()), Some(10));
-    // One who names a version means that one; one who replaces must.
+    // An applier with a resourceVersion gets a conflict; an update requires one.
     let old = made["metadata"]["resourceVersion"].as_str();
     assert_eq!(applied(1, old).await.body["reason"], "Conflict");
     let mut bare = found.clone();
@@ -38,7 +38,7 @@ async fn appliers_who_name_no_version_all_get_their_turn() {
     assert!(answer.message().contains(said), "{}", answer.text);
 }
 
-/// What an API server of v1.33 does not serve is not there: in discovery, OpenAPI, requests and APIServices (KEP-4330).
+/// What an API server of v1.33 does not serve is absent: in discovery, OpenAPI, requests and APIServices (KEP-4330).
 #[tokio::test]
 async fn an_emulated_version_serves_what_that_version_served() {
     let minor = |text: &str| Some(text.parse::<MinorVersion>().unwrap());

@@ -1,19 +1,19 @@
-//! Webhooks as their users configure them, step by step as Kubernetes' conformance tests do: configurations are updated,
-//! patched, listed and deleted and count as they are now; what webhooks change is defaulted and pruned like what
-//! clients send. The webhook's certificate is its own authority, as Helm charts make it.
+//! Webhook configurations, step by step as in Kubernetes' conformance tests: configurations are updated,
+//! patched, listed and deleted and take effect at once; objects that webhooks change are defaulted and pruned like those of
+//! clients. The webhook's certificate is self-signed, as in Helm charts.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rcgen::{BasicConstraints, IsCa};
 use serde_json::{Value, json};
 
-use crate::cluster::{ADMIN, Answer, Cluster, Shows};
-use crate::hooks::{Hooks, hook, hooks};
+use crate::cluster::{ADMIN, Cluster, Credentials, TestResponse};
+use crate::hooks::{WebhookServer, hook, hooks};
 
 const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// As Kubernetes' own test webhook answers: what it denies, and what it adds step by step.
+/// Like Kubernetes' own test webhook: what it denies, and what it adds step by step.
 fn answer(path: &str, request: &Value) -> Value {
     let object = &request["object"];
     let patch = |patch: Value| json!({"allowed": true, "patchType": "JSONPatch", "patch": STANDARD.encode(patch.to_string())});
@@ -35,7 +35,7 @@ fn answer(path: &str, request: &Value) -> Value {
     }
 }
 
-async fn webhook() -> Hooks {
+async fn webhook() -> WebhookServer {
     hooks(answer, IsCa::Ca(BasicConstraints::Unconstrained)).await
 }
 
@@ -43,8 +43,8 @@ fn for_resource(group: &str, version: &str, resource: &str) -> Value {
     json!({"rules": [{"apiGroups": [group], "apiVersions": [version], "operations": ["CREATE"], "resources": [resource]}]})
 }
 
-/// A new ConfigMap that both kinds of webhooks care for, deleted again if it came to be.
-async fn tried(cluster: &Cluster, name: &str) -> Answer {
+/// Creates a ConfigMap that both kinds of webhooks match, and deletes it again if it was created.
+async fn tried(cluster: &Cluster, name: &str) -> TestResponse {
     let map =
         json!({"metadata": {"name": name}, "data": {"mutation-start": "yes", "webhook-e2e-test": "yes"}});
     let answer = cluster.admin("POST", MAPS, Some(map)).await;
@@ -59,11 +59,11 @@ async fn tried(cluster: &Cluster, name: &str) -> Answer {
 async fn configurations_count_as_they_are_now() {
     let cluster = Cluster::start().await;
     let server = webhook().await;
-    let denied: fn(&Answer) -> bool = |answer| {
+    let denied: fn(&TestResponse) -> bool = |answer| {
         let said = "denied the request: the configmap contains unwanted key and value";
         answer.code == 400 && answer.message().ends_with(said)
     };
-    let mutated: fn(&Answer) -> bool =
+    let mutated: fn(&TestResponse) -> bool =
         |answer| answer.code == 201 && answer.body["data"]["mutation-stage-1"] == "yes";
     for (resource, path, acts) in [
         ("validatingwebhookconfigurations", "/deny-configmaps", denied),
@@ -84,7 +84,7 @@ async fn configurations_count_as_they_are_now() {
         assert!(found.code == 201 && !acts(&found), "{resource}: {}", found.text);
 
         let patch = json!([{"op": "replace", "path": "/webhooks/0/rules/0/operations", "value": ["CREATE"]}]);
-        let media = Shows::token(ADMIN).header("content-type", "application/json-patch+json");
+        let media = Credentials::token(ADMIN).header("content-type", "application/json-patch+json");
         let patched = cluster.ask(&media, "PATCH", &one, Some(patch)).await.expect(200);
         let revision = |o: &Value| {
             o["metadata"]["resourceVersion"]
@@ -137,11 +137,11 @@ async fn conditions_are_as_they_were_last_written() {
     assert!(!changed("other").await);
     let bad = json!({"matchConditions": [{"name": "bad", "expression": "... [] bad expression"}]});
     let configuration = json!({"metadata": {"name": "bad"}, "webhooks": [hook(&server, "/stage-1", bad)]});
-    let refused = cluster.admin("POST", &all, Some(configuration)).await;
+    let rejected = cluster.admin("POST", &all, Some(configuration)).await;
     assert!(
-        refused.code == 422 && refused.text.contains("compilation failed"),
+        rejected.code == 422 && rejected.text.contains("compilation failed"),
         "{}",
-        refused.text
+        rejected.text
     );
 }
 
@@ -179,7 +179,7 @@ async fn what_webhooks_change_is_defaulted_and_pruned() {
         assert_eq!(&added[field], value, "{field} of {added}");
     }
 
-    // Two definitions one after another: one takes any data, the other drops what its schema does not name.
+    // Two definitions one after another: one accepts any data, the other prunes what its schema does not have.
     let any = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
     let steps = json!({"type": "object", "properties": {
         "mutation-start": {"type": "string"}, "mutation-stage-1": {"type": "string"}}});
@@ -221,7 +221,7 @@ async fn what_webhooks_change_is_defaulted_and_pruned() {
 }
 
 #[tokio::test]
-async fn webhooks_are_told_of_reviews_and_policies_are_not() {
+async fn webhooks_get_reviews_and_policies_do_not() {
     let cluster = Cluster::start().await;
     let server = webhook().await;
     let everything =
@@ -284,17 +284,17 @@ async fn webhooks_are_told_of_reviews_and_policies_are_not() {
             "{asked}"
         );
     }
-    // One that is no question at all is refused before anybody is told of it.
+    // An invalid review is rejected before any webhook is called.
     let empty = json!({"spec": {}});
-    let told = server.asked.lock().len();
+    let before = server.asked.lock().len();
     let path = "/apis/authentication.k8s.io/v1/tokenreviews";
     assert_eq!(cluster.admin("POST", path, Some(empty)).await.code, 400);
-    assert_eq!(server.asked.lock().len(), told);
+    assert_eq!(server.asked.lock().len(), before);
 }
 
 /// "should mutate custom resource with different stored version": stored as v1, then patched as v2, which is stored by then.
 #[tokio::test]
-async fn what_is_stored_in_another_version_is_mutated_in_the_one_asked_for() {
+async fn objects_stored_in_another_version_are_mutated_in_the_requested_one() {
     let cluster = Cluster::start().await;
     let server = webhook().await;
     let rules = |name: &str, operations: &[&str]| {
@@ -331,7 +331,7 @@ async fn what_is_stored_in_another_version_is_mutated_in_the_one_asked_for() {
     let all_steps = json!({"mutation-start": "yes", "mutation-stage-1": "yes", "mutation-stage-2": "yes"});
     assert_eq!(made.expect(201)["data"], all_steps);
 
-    let media = |media: &str| Shows::token(ADMIN).header("content-type", media);
+    let media = |media: &str| Credentials::token(ADMIN).header("content-type", media);
     let patch = json!({"spec": {"versions": [version("v1", false), version("v2", true)]}});
     let one = format!("{definitions}/widgets.stable.example.com");
     let strategic = media("application/strategic-merge-patch+json");
@@ -351,7 +351,7 @@ async fn what_is_stored_in_another_version_is_mutated_in_the_one_asked_for() {
         (&patched["data"], &patched["dummy"]),
         (&all_steps, &json!("test"))
     );
-    // The first stage alone is asked about updates; in which version, the request says.
+    // Only the first stage matches updates; the request says in which version.
     let patch = json!([{"op": "remove", "path": "/data/mutation-stage-1"}, {"op": "remove", "path": "/data/mutation-stage-2"}]);
     for version in ["v1", "v2"] {
         let one = format!("{}/w", path(version));
@@ -384,7 +384,7 @@ async fn a_webhook_is_called_over_the_connection_of_the_last_call() {
         tried(&cluster, &format!("one-{n}")).await.expect(201);
     }
     assert_eq!((hooks.asked.lock().len(), connections()), (5, 1));
-    // One that the webhook closes is not used again, and costs no call.
+    // A connection that the webhook closes is not used again, and costs no call.
     let one = format!("{path}/kept");
     cluster.admin("DELETE", &one, None).await.expect(200);
     let made = cluster.admin("POST", &path, Some(configuration("/close"))).await;
@@ -413,7 +413,7 @@ fn convert(_: &str, request: &Value) -> Value {
     json!({"result": {"status": "Success"}, "convertedObjects": converted.collect::<Vec<_>>()})
 }
 
-/// Conflicts are found between appliers of versions that only the webhook converts, as kube-apiserver finds them.
+/// Conflicts are found between appliers of versions that only the webhook converts, as in kube-apiserver.
 #[tokio::test]
 async fn appliers_of_versions_that_a_webhook_converts_conflict() {
     let cluster = Cluster::start().await;
@@ -433,12 +433,12 @@ async fn appliers_of_versions_that_a_webhook_converts_conflict() {
     while cluster.admin("GET", &all("v1"), None).await.code != 200 {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
-    let shows = Shows::token(ADMIN).header("content-type", "application/apply-patch+yaml");
+    let credentials = Credentials::token(ADMIN).header("content-type", "application/apply-patch+yaml");
     let apply = async |version: &str, query: &str, spec: Value| {
         let path = format!("{}/w?{query}", all(version));
         let config = json!({"apiVersion": format!("example.com/{version}"), "kind": "Widget",
             "metadata": {"name": "w"}, "spec": spec});
-        cluster.ask(&shows, "PATCH", &path, Some(config)).await
+        cluster.ask(&credentials, "PATCH", &path, Some(config)).await
     };
     apply("v1", "fieldManager=a", json!({"host": "h", "port": 1}))
         .await
@@ -451,7 +451,7 @@ async fn appliers_of_versions_that_a_webhook_converts_conflict() {
             "Apply failed with 1 conflict: conflict with \"a\": .spec.host"
         )
     );
-    // The same value is shared, and stays when one of the two leaves it out.
+    // The same value is shared, and stays when one of the two no longer applies it.
     apply("v2", "fieldManager=b", json!({"address": "h"}))
         .await
         .expect(200);

@@ -1,4 +1,4 @@
-//! Policies and webhooks that users add to admission, on a server over the memory store; webhooks over TLS on loopback.
+//! Admission policies and webhooks, on a server over the memory store; webhooks over TLS on loopback.
 
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ async fn a_policy_denies_with_its_binding_and_parameters() {
         "configmaps \"large\" is forbidden: ValidatingAdmissionPolicy 'size' with binding 'size-b' denied request: \
          n must be at most 3 in default"
     );
-    // As with Kubernetes' storage, the version is looked at when admission has nothing against it.
+    // As in Kubernetes' storage, the resourceVersion is checked after admission.
     let mut versioned = map("versioned", json!({"n": "4"}));
     versioned["metadata"]["resourceVersion"] = "5".into();
     let (code, message) = create(&c, &CONFIG_MAP, versioned.clone()).await.unwrap_err();
@@ -121,7 +121,7 @@ async fn a_policy_denies_with_its_binding_and_parameters() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_policy_guards_deletions_and_asks_who_may_do_what() {
+async fn a_policy_validates_deletions_and_uses_the_authorizer() {
     let c = cluster().await;
     policy(
         &c,
@@ -139,17 +139,17 @@ async fn a_policy_guards_deletions_and_asks_who_may_do_what() {
         c.api
             .delete(&CONFIG_MAP, "default", name, DeleteOptions::default())
     };
-    let refused = delete("kept").await.unwrap_err();
-    assert_eq!((refused.code(), refused.reason()), (403, "Forbidden"));
+    let rejected = delete("kept").await.unwrap_err();
+    assert_eq!((rejected.code(), rejected.reason()), (403, "Forbidden"));
     assert!(
-        refused.message().ends_with("denied request: it stays"),
-        "{refused}"
+        rejected.message().ends_with("denied request: it stays"),
+        "{rejected}"
     );
     delete("other").await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_policy_that_is_none_is_refused_with_the_field_that_is_wrong() {
+async fn an_invalid_policy_is_rejected_with_the_field_that_is_wrong() {
     let c = cluster().await;
     let spec = json!({"failurePolicy": "Fail", "matchConstraints": {"resourceRules": rules(json!(["*"]))},
         "variables": [{"name": "y", "expression": "1"}],
@@ -172,7 +172,7 @@ async fn a_policy_that_is_none_is_refused_with_the_field_that_is_wrong() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_webhook_with_conditions_that_are_none_is_refused() {
+async fn a_webhook_with_invalid_match_conditions_is_rejected() {
     let c = cluster().await;
     for kind in [&VALIDATING_WEBHOOK_CONFIGURATION, &MUTATING_WEBHOOK_CONFIGURATION] {
         for (name, condition, why) in [
@@ -236,7 +236,7 @@ fn patched(path: &str, request: &Value) -> Value {
     match path {
         "/label" => {
             let patch = json!([{"op": "add", "path": "/data/seen", "value": request["operation"]}]);
-            json!({"allowed": true, "patchType": "JSONPatch", "patch": encode(patch), "warnings": ["looked at it"]})
+            json!({"allowed": true, "patchType": "JSONPatch", "patch": encode(patch), "warnings": ["seen by the webhook"]})
         }
         "/count" => {
             let before = request["object"]["data"]["count"]
@@ -258,7 +258,7 @@ fn patched(path: &str, request: &Value) -> Value {
 
 /// Real time: connections are made.
 #[tokio::test]
-async fn a_mutating_webhook_changes_what_is_written_and_is_asked_again_if_it_wants() {
+async fn a_mutating_webhook_changes_what_is_written_and_is_reinvoked_by_its_policy() {
     let c = cluster().await;
     let server = hooks(patched, IsCa::NoCa).await;
     let again = json!({"name": "count.example.com", "reinvocationPolicy": "IfNeeded"});
@@ -292,7 +292,7 @@ async fn a_mutating_webhook_changes_what_is_written_and_is_asked_again_if_it_wan
 }
 
 #[tokio::test]
-async fn a_validating_webhook_refuses_in_its_words_and_its_failures_are_told() {
+async fn a_validating_webhook_denies_with_its_message_and_its_failures_are_reported() {
     let c = cluster().await;
     let server = hooks(patched, IsCa::NoCa).await;
     let url = |path: &str| format!("https://127.0.0.1:{}{path}?timeout=30s", server.port);
@@ -334,7 +334,7 @@ async fn a_validating_webhook_refuses_in_its_words_and_its_failures_are_told() {
             Ok(()),
         ),
         (
-            "answers somebody else",
+            "answers for another UID",
             hook(&server, "/other", json!({})),
             internal("received invalid webhook response: expected response.uid="),
         ),
@@ -398,7 +398,7 @@ async fn a_validating_webhook_refuses_in_its_words_and_its_failures_are_told() {
 async fn an_update_that_loses_against_a_deletion_is_answered_404() {
     let c = cluster().await;
     let server = hooks(patched, IsCa::NoCa).await;
-    // It holds the update while the object is deleted.
+    // It delays the update while the object is deleted.
     let holding = json!({"timeoutSeconds": 1, "failurePolicy": "Ignore", "rules": rules(json!(["UPDATE"]))});
     let configuration = json!({"metadata": {"name": "v"}, "webhooks": [hook(&server, "/hang", holding)]});
     create(&c, &VALIDATING_WEBHOOK_CONFIGURATION, configuration)
@@ -424,7 +424,7 @@ async fn an_update_that_loses_against_a_deletion_is_answered_404() {
 async fn a_webhook_is_reached_through_its_service() {
     let c = cluster().await;
     let server = hooks(patched, IsCa::NoCa).await;
-    // Endpoints may not be on loopback; which of them is taken is shown by a table beside the code.
+    // Endpoints may not be on loopback; a table in the module's own tests shows which of them is chosen.
     let service = json!({"metadata": {"name": "hook", "namespace": "default"},
         "spec": {"type": "ExternalName", "externalName": "localhost"}});
     create(&c, &SERVICE, service).await.unwrap();

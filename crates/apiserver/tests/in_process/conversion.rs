@@ -9,10 +9,10 @@ use rcgen::IsCa;
 use serde_json::Value;
 
 use super::custom::{decode, established};
-use super::hooks::{Hooks, hook, hooks};
+use super::hooks::{WebhookServer, hook, hooks};
 use super::*;
 
-fn definition(server: &Hooks, path: &str) -> Value {
+fn definition(server: &WebhookServer, path: &str) -> Value {
     let version = |name: &str, storage: bool, fields: Value| {
         json!({"name": name, "served": true, "storage": storage, "schema": {"openAPIV3Schema": {"type": "object",
             "properties": {"spec": {"type": "object", "properties": fields}}}}})
@@ -26,7 +26,7 @@ fn definition(server: &Hooks, path: &str) -> Value {
             version("v2", false, json!({"address": text}))]}})
 }
 
-/// Converts; and as an admission webhook changes the host of what it is shown.
+/// Converts; and as an admission webhook changes the host.
 fn answer(path: &str, request: &Value) -> Value {
     if path == "/admit" {
         let patch = r#"[{"op": "replace", "path": "/spec/host", "value": "mutated"}]"#;
@@ -117,7 +117,7 @@ async fn each_version_shows_what_the_webhook_makes_of_the_stored_one() {
         }
     }
     assert_eq!(seen, ["h:1", "g:2", "g:3"]);
-    // The watch and the requests call it at the same time at the most.
+    // The watch and the requests call it at the same time at most.
     let connections = server.connections.load(std::sync::atomic::Ordering::SeqCst);
     let calls = server.asked.lock().len();
     assert!(connections < calls, "{connections} connections for {calls} calls");
@@ -167,7 +167,7 @@ async fn policies_and_webhooks_of_another_version_are_shown_that_version() {
 }
 
 #[tokio::test]
-async fn a_conversion_that_fails_is_said_and_holds_nothing_else() {
+async fn a_failed_conversion_is_reported_and_affects_nothing_else() {
     let c = cluster().await;
     let server = hooks(answer, IsCa::NoCa).await;
     c.api

@@ -1,4 +1,4 @@
-//! Kinds that users bring, from their definition to their end.
+//! The lifecycle of custom resources, from their definition to its deletion.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub fn decode(kind: &Kind, value: &Value) -> Box<dyn knarr_api::AnyObject> {
     kind.ops.decode(value.to_string().as_bytes()).unwrap().object
 }
 
-/// Waits until the definition is established, and gives the kind it made.
+/// Waits until the definition is Established, and returns its kind.
 pub async fn established(c: &Cluster) -> Kind {
     for _ in 0..100 {
         if let Some(kind) = c.server.served().by_kind("example.com/v1", "Widget") {
@@ -88,21 +88,21 @@ async fn a_definition_is_established_and_its_objects_are_written_and_watched() {
     );
     assert_eq!((&grown["spec"]["size"], grown.get("status")), (&json!(4), None));
     assert_eq!(grown["metadata"]["generation"], 2);
-    let refused = patch(json!({"spec": {"size": 1}})).await.unwrap_err();
+    let rejected = patch(json!({"spec": {"size": 1}})).await.unwrap_err();
     assert_eq!(
-        refused.message(),
+        rejected.message(),
         "Widget.example.com \"w\" is invalid: spec.size: Invalid value: 1: may only grow"
     );
-    let told = c.api.patch(
+    let patched = c.api.patch(
         kind,
         "default",
         "w",
         "status",
         Patch::Merge(json!({"status": {"x": 1}})),
     );
-    let told = json_of(&told.await.unwrap());
+    let patched = json_of(&patched.await.unwrap());
     assert_eq!(
-        (&told["status"], &told["metadata"]["generation"]),
+        (&patched["status"], &patched["metadata"]["generation"]),
         (&json!({"x": 1}), &json!(2))
     );
 }
@@ -133,7 +133,7 @@ async fn a_changed_definition_changes_the_objects_there_are() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_definition_takes_its_objects_with_it() {
+async fn deleting_a_definition_deletes_its_objects() {
     let c = cluster().await;
     c.api.create(&CRD, decode(&CRD, &definition())).await.unwrap();
     let kind = &established(&c).await;

@@ -1,5 +1,5 @@
-//! Definitions that come, change and go leave nothing behind: their kinds are freed, in the server and in the caches of
-//! components, while objects, lists and watches go on.
+//! CustomResourceDefinitions that are created, changed and deleted leave nothing behind: their kinds are freed, in the server and in the caches of
+//! components, while objects, lists and watches continue.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use serde_json::{Map, Value};
 use super::custom::decode;
 use super::*;
 
-/// How often definitions are updated, and how often one is created and deleted. [`a6_memory_stays_flat`] takes more.
+/// How often definitions are updated, and how often one is created and deleted. [`a6_memory_stays_flat`] does it more often.
 const UPDATES: usize = 40;
 const LIVES: usize = 20;
 /// The properties of a schema; each takes about 100 bytes.
 const PROPERTIES: usize = 50;
 
-/// A definition with a large schema, of which each round has another.
+/// A definition with a large schema, which is different in each round.
 fn definition(plural: &str, properties: usize, round: usize) -> Value {
     let described =
         "A property with a long description, so that the schema takes as much memory as those of operators";
@@ -41,7 +41,7 @@ fn definition(plural: &str, properties: usize, round: usize) -> Value {
     })
 }
 
-/// Handles that keep nothing, of every kind that was seen.
+/// Weak references to every kind that was seen.
 #[derive(Default)]
 struct Seen(Vec<WeakKind>);
 
@@ -52,7 +52,7 @@ impl Seen {
         self.0.extend(caches.custom_kinds().iter().map(Kind::downgrade));
     }
 
-    /// The different kinds of those that are still in memory.
+    /// The distinct kinds that are still in memory.
     fn live(&self) -> Vec<Kind> {
         let mut live: Vec<Kind> = Vec::new();
         for kind in self.0.iter().filter_map(WeakKind::upgrade) {
@@ -63,7 +63,7 @@ impl Seen {
         live
     }
 
-    /// Waits until no more than `most` are live: whoever was at work with one finishes first.
+    /// Waits until no more than `most` are live: tasks that use one finish first.
     async fn wait_for(&self, most: usize) {
         let at_most = async {
             while self.live().len() > most {
@@ -75,12 +75,12 @@ impl Seen {
     }
 }
 
-/// Caches as the garbage collector keeps them: they follow every custom kind.
+/// Caches as the garbage collector has them: they follow every custom kind.
 fn following(c: &Cluster) -> Arc<Caches> {
     let caches = Arc::new(Caches::new(c.api.clone()));
-    caches.follow_custom_kinds(|change| {
-        if let KindChange::Came(store) = change {
-            store.subscribe(|_| {});
+    caches.add_custom_kind_handler(|change| {
+        if let KindChange::Added(store) = change {
+            store.add_event_handler(|_| {});
         }
     });
     caches
@@ -120,7 +120,7 @@ fn round_of(object: &Object) -> i64 {
     json["spec"]["round"].as_i64().unwrap()
 }
 
-/// Updates one definition again and again, and looks at its objects in between.
+/// Updates one definition repeatedly, and reads its objects in between.
 async fn update_often(c: &Cluster, caches: &Arc<Caches>, updates: usize, properties: usize) {
     let mut seen = Seen::default();
     c.api
@@ -139,10 +139,10 @@ async fn update_often(c: &Cluster, caches: &Arc<Caches>, updates: usize, propert
         replace(c, &definition("things", properties, round)).await;
         let now = served(c, "v1", "things").await;
         assert!(now != before, "an update makes other kinds");
-        // What was stored under the first schema is read by this one; a value that was set stays.
+        // Objects stored under the first schema are decoded by this one; a value that was set stays.
         let first = c.api.get(&now, "default", "first").await.unwrap();
         assert_eq!(round_of(&first), 0);
-        // Who still holds the kind as it was is served by what it is now.
+        // A caller with the old kind is served by the current one.
         let name = format!("n{round}");
         let made = c.api.create(&before, thing(&before, &name)).await.unwrap();
         assert_eq!(
@@ -152,14 +152,14 @@ async fn update_often(c: &Cluster, caches: &Arc<Caches>, updates: usize, propert
         );
         let list = c.api.list(&before, ListOptions::default()).await.unwrap();
         assert_eq!(list.items.len(), 2);
-        // A watch ends with the definition, and goes on from there when it is taken up again.
+        // A watch ends when the definition changes, and continues when it is resumed.
         while let Some(Ok(_)) = watch.next().await {}
         let mut watch = c.api.watch(&watched, WatchOptions::default()).await.unwrap();
         let Some(Ok(WatchEvent::Added(one))) = watch.next().await else {
             panic!("the objects there are come first");
         };
         assert_eq!(one.name(), "first");
-        // A component's cache follows through all of it.
+        // A component's cache follows all of it.
         let followed = caches.custom_kinds();
         let store = caches.existing(&followed[0]).unwrap();
         store.wait_for(made.revision()).await;
@@ -182,8 +182,8 @@ async fn update_often(c: &Cluster, caches: &Arc<Caches>, updates: usize, propert
     seen.wait_for(0).await;
 }
 
-/// Creates and deletes definitions, each of its own name, with an object.
-async fn live_often(c: &Cluster, caches: &Arc<Caches>, lives: usize, properties: usize) {
+/// Creates and deletes definitions, each with its own name, with an object.
+async fn create_and_delete_often(c: &Cluster, caches: &Arc<Caches>, lives: usize, properties: usize) {
     let mut seen = Seen::default();
     for n in 0..lives {
         let plural = format!("things{n}");
@@ -227,5 +227,5 @@ async fn a6_a_definition_that_is_updated_is_freed_and_its_objects_stay() {
 async fn a6_definitions_that_are_deleted_are_freed() {
     let c = cluster().await;
     let caches = following(&c);
-    live_often(&c, &caches, LIVES, PROPERTIES).await;
+    create_and_delete_often(&c, &caches, LIVES, PROPERTIES).await;
 }

@@ -1,4 +1,4 @@
-//! A webhook's server over TLS on loopback, for tests of whoever calls it.
+//! A webhook server over TLS on loopback, for tests.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// A webhook's server: answers each path as told, and keeps what it was asked.
-pub struct Hooks {
+/// A webhook server: answers each path by a function, and records the requests it gets.
+pub struct WebhookServer {
     pub port: u16,
     pub ca: String,
     pub asked: Arc<Mutex<Vec<Value>>>,
@@ -25,7 +25,7 @@ pub struct Hooks {
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for Hooks {
+impl Drop for WebhookServer {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -33,8 +33,8 @@ impl Drop for Hooks {
 
 pub type Answer = fn(&str, &Value) -> Value;
 
-/// With a certificate that no authority signed, and that may (`ca`) or may not sign others.
-pub async fn hooks(answer: Answer, ca: IsCa) -> Hooks {
+/// With a self-signed certificate that is (`ca`) or is not a CA's.
+pub async fn hooks(answer: Answer, ca: IsCa) -> WebhookServer {
     let key = KeyPair::generate().unwrap();
     let names = vec!["127.0.0.1".to_string(), "hook.default.svc".to_string()];
     let mut params = CertificateParams::new(names).unwrap();
@@ -52,25 +52,25 @@ pub async fn hooks(answer: Answer, ca: IsCa) -> Hooks {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let asked = Arc::new(Mutex::new(Vec::new()));
-    let heard = asked.clone();
+    let requests = asked.clone();
     let connections = Arc::new(AtomicUsize::new(0));
     let accepted = connections.clone();
     let task = tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             accepted.fetch_add(1, Ordering::SeqCst);
-            let (acceptor, heard) = (acceptor.clone(), heard.clone());
+            let (acceptor, requests) = (acceptor.clone(), requests.clone());
             tokio::spawn(async move {
                 let Ok(stream) = acceptor.accept(stream).await else {
                     return;
                 };
                 let service = hyper::service::service_fn(
                     move |request: http::Request<hyper::body::Incoming>| {
-                        let heard = heard.clone();
+                        let requests = requests.clone();
                         async move {
                             let path = request.uri().path().to_string();
                             let body = request.into_body().collect().await.unwrap().to_bytes();
                             let review: Value = serde_json::from_slice(&body).unwrap();
-                            heard.lock().push(review["request"].clone());
+                            requests.lock().push(review["request"].clone());
                             if path == "/hang" {
                                 std::future::pending::<()>().await;
                             }
@@ -94,7 +94,7 @@ pub async fn hooks(answer: Answer, ca: IsCa) -> Hooks {
             });
         }
     });
-    Hooks {
+    WebhookServer {
         port,
         ca: base64::engine::general_purpose::STANDARD.encode(certificate.pem()),
         asked,
@@ -103,8 +103,8 @@ pub async fn hooks(answer: Answer, ca: IsCa) -> Hooks {
     }
 }
 
-/// A webhook that is asked there about new ConfigMaps, changed by `more`.
-pub fn hook(hooks: &Hooks, path: &str, more: Value) -> Value {
+/// A webhook of this server for new ConfigMaps, changed by `more`.
+pub fn hook(hooks: &WebhookServer, path: &str, more: Value) -> Value {
     let mut hook = json!({"name": "hook.example.com", "admissionReviewVersions": ["v1"], "sideEffects": "None",
         "timeoutSeconds": 30, "rules": rules(json!(["CREATE"])),
         "clientConfig": {"url": format!("https://127.0.0.1:{}{path}", hooks.port), "caBundle": hooks.ca}});

@@ -23,7 +23,7 @@ async fn quota(c: &Cluster, hard: Value) {
     report(c, json!({"hard": hard, "used": none})).await.unwrap();
 }
 
-/// Writes the quota's status, as the controller does: the version it saw goes with it.
+/// Writes the quota's status, as the controller does: with the resourceVersion that it read.
 async fn report(c: &Cluster, status: Value) -> Result<(), Error> {
     let found = c.api.get(&RESOURCE_QUOTA, "default", "q").await.unwrap();
     let mut quota: ResourceQuota = found.to_typed().unwrap();
@@ -46,9 +46,9 @@ async fn however_many_create_at_once_a_quota_is_never_exceeded() {
         async move { api.create_as(config_map(&format!("m{i}"), "v")).await }
     }))
     .await;
-    let (made, refused): (Vec<_>, Vec<_>) = all.into_iter().partition(Result::is_ok);
-    assert_eq!((made.len(), refused.len()), (20, 40));
-    for error in refused.into_iter().filter_map(Result::err) {
+    let (made, rejected): (Vec<_>, Vec<_>) = all.into_iter().partition(Result::is_ok);
+    assert_eq!((made.len(), rejected.len()), (20, 40));
+    for error in rejected.into_iter().filter_map(Result::err) {
         assert_eq!((error.code(), error.reason()), (403, "Forbidden"));
         let message = error.message();
         assert!(
@@ -69,22 +69,22 @@ async fn what_was_not_written_is_not_charged() {
     let again = c.api.create_as(config_map("m", "v")).await.unwrap_err();
     assert!(again.is_already_exists(), "{again}");
     assert_eq!(used(&c).await, json!({"count/configmaps": "1"}));
-    // Racing for one name, one is charged.
+    // Of concurrent creations of one name, one is charged.
     let race = join_all((0..8).map(|_| c.api.create_as(config_map("n", "v")))).await;
     assert_eq!(race.iter().filter(|r| r.is_ok()).count(), 1);
     assert_eq!(used(&c).await, json!({"count/configmaps": "2"}));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_count_from_an_old_picture_is_refused() {
+async fn a_status_with_a_stale_resource_version_is_rejected() {
     let c = cluster().await;
     quota(&c, json!({"configmaps": "5"})).await;
     for name in ["a", "b", "c"] {
         c.api.create_as(config_map(name, "v")).await.unwrap();
     }
     let status = |used: &str| json!({"hard": {"configmaps": "5"}, "used": {"configmaps": used}});
-    let refused = report(&c, status("2")).await.unwrap_err();
-    assert!(refused.is_conflict(), "{refused}");
+    let rejected = report(&c, status("2")).await.unwrap_err();
+    assert!(rejected.is_conflict(), "{rejected}");
     c.api
         .delete(&CONFIG_MAP, "default", "c", DeleteOptions::default())
         .await
@@ -107,9 +107,9 @@ async fn objects_of_custom_kinds_are_counted() {
     let widget =
         |name: &str| custom::decode(kind, &json!({"metadata": {"name": name, "namespace": "default"}}));
     c.api.create(kind, widget("a")).await.unwrap();
-    let refused = c.api.create(kind, widget("b")).await.unwrap_err();
+    let rejected = c.api.create(kind, widget("b")).await.unwrap_err();
     assert_eq!(
-        refused.message(),
+        rejected.message(),
         "widgets.example.com \"b\" is forbidden: exceeded quota: q, requested: count/widgets.example.com=1, \
 used: count/widgets.example.com=1, limited: count/widgets.example.com=1"
     );

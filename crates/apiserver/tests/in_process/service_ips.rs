@@ -1,4 +1,4 @@
-//! Cluster IPs and the IPAddresses that hold them.
+//! Cluster IPs and their IPAddresses.
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::IPAddress;
@@ -44,7 +44,7 @@ async fn n2_an_address_that_something_else_holds_is_not_allocated() {
         .delete(&IP_ADDRESS, "", &ip, DeleteOptions::default())
         .await
         .unwrap();
-    // What follows Services does not keep one from the next that has its address.
+    // An IPAddress of a Service does not keep the address from the next Service.
     c.api
         .create_as(ip_address(&ip, Some("ipallocator.k8s.io")))
         .await
@@ -58,7 +58,7 @@ async fn n2_an_address_that_something_else_holds_is_not_allocated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn n2_the_load_balancers_finalizer_comes_and_goes_with_the_status() {
+async fn n2_the_load_balancers_finalizer_follows_the_status() {
     const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
     let c = cluster().await;
     let mut web = service("web", "");

@@ -1,4 +1,4 @@
-//! Components in this process are asked for what they touch by the attributes that a request over HTTP has (SPEC A2).
+//! Requests of components in this process are authorized with the same attributes as requests over HTTP (SPEC A2).
 
 use http::Method;
 use knarr_api::registry::{self, ALL};
@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use super::*;
 
-/// Writes down what it is asked of whom, and denies it.
+/// Records the requests and their users, and denies them.
 #[derive(Default)]
-struct Denier(Mutex<Vec<String>>);
+struct DenyingRecorder(Mutex<Vec<String>>);
 
 fn text(a: &Attributes<'_>) -> String {
     let (path, fields, labels) = (a.path, a.field_selector, a.label_selector);
@@ -30,7 +30,7 @@ fn text(a: &Attributes<'_>) -> String {
     format!("{} {path:?}", parts.join("|"))
 }
 
-impl Authorizer for Denier {
+impl Authorizer for DenyingRecorder {
     fn allows(&self, user: &User, request: &Attributes<'_>) -> bool {
         if user.name == "tester" {
             self.0.lock().push(text(request));
@@ -39,8 +39,8 @@ impl Authorizer for Denier {
     }
 }
 
-async fn denied() -> (Cluster, Arc<dyn Api>, Arc<Denier>) {
-    let denier = Arc::<Denier>::default();
+async fn denied() -> (Cluster, Arc<dyn Api>, Arc<DenyingRecorder>) {
+    let denier = Arc::<DenyingRecorder>::default();
     let options = Options {
         authorizer: Some(denier.clone()),
         ..Options::default()
@@ -51,7 +51,7 @@ async fn denied() -> (Cluster, Arc<dyn Api>, Arc<Denier>) {
     (cluster, api, denier)
 }
 
-/// What a request over HTTP would ask.
+/// The attributes of a request over HTTP.
 fn over_http(method: &Method, path: &str, watch: bool, selectors: (&str, &str)) -> String {
     let info = RequestInfo::parse(method, path, watch);
     let selectors = knarr_apiserver::authz::Selectors {
@@ -157,7 +157,7 @@ async fn a2_a_component_in_this_process_is_asked_as_a_client_over_http_is() {
     }
 }
 
-/// What names a kind where it is not is not found, and nobody is asked about it.
+/// A kind outside its scope gets a 404, and no authorizer is called.
 #[tokio::test]
 async fn a2_a_component_in_this_process_reaches_no_kind_outside_its_scope() {
     let (_cluster, api, denier) = denied().await;
@@ -185,7 +185,7 @@ async fn a2_a_component_in_this_process_reaches_no_kind_outside_its_scope() {
     assert_eq!(*denier.0.lock(), Vec::<String>::new());
 }
 
-/// An update that creates asks for both, in this process too.
+/// An update that creates requires both permissions, in this process too.
 #[tokio::test]
 async fn a2_an_update_in_this_process_that_creates_asks_for_create() {
     struct Updates;

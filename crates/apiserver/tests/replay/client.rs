@@ -28,7 +28,7 @@ impl NodeDialer for NoNodes {
     }
 }
 
-/// The server as the recorded one was: service range, issuer, an RSA key and a client of the group `system:masters`.
+/// A server configured like the recorded one: service range, issuer, an RSA key and a client of the group `system:masters`.
 pub async fn server() -> Arc<Server> {
     let config = Config {
         advertised: "127.0.0.1:6443".into(),
@@ -52,13 +52,13 @@ pub async fn server() -> Arc<Server> {
     Server::new(config, seams, store).await.unwrap()
 }
 
-/// A connection; one request at a time. A server may end it after an answer; then there is another.
+/// A connection; one request at a time. The server may close it after a response; then there is another.
 pub struct Client {
     server: Arc<Server>,
     sender: http1::SendRequest<Full<Bytes>>,
 }
 
-/// What came back, as far as it is compared.
+/// The parts of a response that are compared.
 pub struct Response {
     pub status: u16,
     pub content_type: String,
@@ -123,13 +123,13 @@ impl Client {
 async fn connection(server: Arc<Server>) -> http1::SendRequest<Full<Bytes>> {
     let (near, far) = tokio::io::duplex(PIPE_BYTES);
     let stop = CancellationToken::new();
-    tokio::spawn(server.serve_connection(far, Protocol::Http1, Arc::default(), None, stop));
+    tokio::spawn(server.serve_connection(far, Protocol::Http1, Arc::default(), stop));
     let (sender, connection) = http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection);
     sender
 }
 
-/// A path as it goes over the wire: what no URL may hold is escaped, escapes stay.
+/// A path as it is sent: characters that a URL may not have are escaped, escapes stay.
 fn escaped(path: &str) -> String {
     const PLAIN: &[u8] = b"/?&=%,:;+!~*()'@$-._";
     let mut out = String::new();

@@ -1,4 +1,4 @@
-//! The controllers that some recordings need beside the server.
+//! The controllers that some recordings need in addition to the server.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use knarr_controllers::replicationcontroller::ReplicationControllers;
 use knarr_controllers::resourcequota::ResourceQuotas;
 use tokio::task::JoinSet;
 
-/// Runs them until what is returned is dropped.
+/// Runs them until the result is dropped.
 pub fn start(server: &Arc<Server>) -> JoinSet<()> {
     let api = server.api(&Component::ControllerManager);
     let clock = Arc::new(SystemClock);
@@ -21,6 +21,7 @@ pub fn start(server: &Arc<Server>) -> JoinSet<()> {
         events: EventRecorder::new(api, "controller-manager", "", clock.clone()),
         identities: server.identities(),
         clock,
+        metrics: Default::default(),
     };
     let all: [Box<dyn Controller>; 4] = [
         Box::new(ResourceQuotas),

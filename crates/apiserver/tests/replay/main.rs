@@ -1,14 +1,14 @@
-//! What kube-apiserver v1.36.2 answered, request by request, and what this server answers.
+//! Recorded requests and responses of kube-apiserver v1.36.2, compared with this server's.
 //!
 //! One trial for each topic of recordings, each with a server of its own (memory store, the few controllers that recordings need, no nodes)
-//! spoken to over HTTP in this process. Every scenario must pass but those that `not_yet.txt` names with a reason;
-//! one named there that passes is a failure too, so the list cannot grow stale. `GOLDEN_API_DIR` names other
-//! recordings: the list does not hold for them, but the least percentage of each topic does.
+//! over HTTP in this process. Every scenario must pass except those that `not_yet.txt` names with a reason;
+//! a scenario that is listed and passes is a failure too, so that the list cannot become stale. `GOLDEN_API_DIR` names other
+//! recordings: the list does not apply to them, but the minimum percentage of each topic does.
 
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 #![allow(
     clippy::disallowed_methods,
-    reason = "recorded answers tell the time of day; the server's clock is the real one"
+    reason = "recorded responses have the time of day; the server's clock is the real one"
 )]
 
 mod client;
@@ -26,9 +26,9 @@ use scenario::Scenario;
 
 /// The percentage of each topic's scenarios that must pass, whatever the recordings.
 const LEAST_PERCENT: usize = 98;
-/// Topics that are not there yet: the percentage must not fall below this.
+/// Topics that are not complete yet: the percentage must not fall below this.
 const LEAST_PERCENT_OF: [(&str, usize); 1] = [
-    // Of few scenarios, one speaks of RS256; tokens are signed with ES256 here.
+    // Of few scenarios, one is about RS256; tokens are signed with ES256 here.
     ("discovery", 97),
 ];
 

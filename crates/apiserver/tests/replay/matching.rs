@@ -1,14 +1,14 @@
-//! Compares a recorded answer, in which placeholders stand for what differs from run to run, with a real one.
+//! Compares a recorded response, in which placeholders replace what differs from run to run, with a real one.
 
 use std::collections::BTreeMap;
 
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-/// Seconds by which the end of a grace period may be off.
+/// Tolerance of the end of a grace period, in seconds.
 const GRACE_SLACK_SECONDS: i64 = 6;
 
-/// Placeholders are `{name}` or `{name:number}`; the numbered ones stand for one value throughout a scenario.
+/// Placeholders are `{name}` or `{name:number}`; the numbered ones have one value throughout a scenario.
 pub struct Matcher {
     bound: BTreeMap<String, String>,
     pub differences: Vec<String>,
@@ -16,11 +16,11 @@ pub struct Matcher {
 
 enum Piece<'a> {
     Text(&'a str),
-    /// All of it, and its name.
+    /// The whole placeholder, and its name.
     Placeholder(&'a str, &'a str),
 }
 
-/// Whether `text` can be what a placeholder of this name stands for.
+/// Whether `text` can be a value of a placeholder of this name.
 fn fits(name: &str, text: &str) -> bool {
     let digits = |t: &str| !t.is_empty() && t.bytes().all(|b| b.is_ascii_digit());
     let only = |also: &str| {
@@ -71,7 +71,7 @@ fn is_placeholder(name: &str) -> bool {
     NAMES.contains(&name)
 }
 
-/// A recorded text cut at its placeholders.
+/// A recorded text split at its placeholders.
 fn pieces(text: &str) -> Vec<Piece<'_>> {
     let mut pieces = Vec::new();
     let (mut rest, mut from) = (text, 0);
@@ -104,7 +104,7 @@ impl Matcher {
         }
     }
 
-    /// What is bound, to go back to after an answer that did not match.
+    /// The values so far, to restore after a response that did not match.
     pub fn bound(&self) -> BTreeMap<String, String> {
         self.bound.clone()
     }
@@ -118,7 +118,7 @@ impl Matcher {
         all.fold(text.to_string(), |text, (name, value)| text.replace(name, value))
     }
 
-    /// A body as it goes out: a JSON document, or a string that is sent as it is.
+    /// A body as it is sent: a JSON document, or a string that is sent unchanged.
     pub fn fill_body(&self, recorded: &str) -> String {
         if let Ok(Value::String(text)) = serde_json::from_str(recorded) {
             return self.fill_text(&text);
@@ -133,7 +133,7 @@ impl Matcher {
         self.fill_text(&numbers)
     }
 
-    /// Puts in what placeholders stand for; a node port is a number.
+    /// Replaces placeholders by their values; a node port is a number.
     pub fn fill(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => {
@@ -252,7 +252,7 @@ impl Matcher {
     }
 }
 
-/// Where pieces leave a choice (one placeholder behind another's text), the longest that works is taken.
+/// If a match is ambiguous (a placeholder follows another's text), the longest is taken.
 fn unify(
     pieces: &[Piece<'_>],
     actual: &str,
@@ -292,7 +292,7 @@ fn unify(
     }
 }
 
-/// Of several causes the order is no promise, nor that of the message's words.
+/// The order of several causes is not guaranteed, nor that of the message's parts.
 fn words(value: &Value) -> Vec<String> {
     let text = value.as_str().unwrap_or("").replace(['[', ']', ','], " ");
     let mut words: Vec<String> = text.split_whitespace().map(String::from).collect();

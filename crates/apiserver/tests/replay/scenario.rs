@@ -1,4 +1,4 @@
-//! Recorded scenarios: read, and played against a server.
+//! Recorded scenarios: parsed, and replayed against a server.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -19,7 +19,7 @@ use crate::matching::Matcher;
 
 /// Scenarios of one topic that run at once; they mostly wait.
 const AT_ONCE: usize = 8;
-/// A scenario that is not expected to pass is not waited for longer.
+/// The timeout of a scenario that is not expected to pass.
 const PATIENCE_IN_VAIN: Duration = Duration::from_millis(300);
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -47,7 +47,7 @@ struct Sent {
     path: String,
     #[serde(default)]
     headers: BTreeMap<String, String>,
-    /// As it was sent: the order of members shows in answers.
+    /// As it was sent: the order of members is visible in responses.
     body: Option<Box<RawValue>>,
 }
 
@@ -75,7 +75,7 @@ pub fn read(directory: &Path) -> BTreeMap<String, Vec<Scenario>> {
 
 type Outcome = (String, String, Result<(), Vec<String>>);
 
-/// Plays them all on one new server.
+/// Replays all scenarios on one new server.
 pub async fn play_all(scenarios: Vec<Scenario>, listed: &BTreeMap<String, String>) -> Vec<Outcome> {
     let server = server().await;
     let _controllers = controllers::start(&server);
@@ -152,7 +152,7 @@ async fn play(
     }
 }
 
-/// An answer as recordings have it: status, the headers that matter, and the body (JSON, watch events or text).
+/// A response as recorded: status, the headers that matter, and the body (JSON, watch events or text).
 fn compared(answer: &Response, path: &str, managed_fields: bool) -> Value {
     let text = &answer.body;
     let mut body = Value::String(text.clone());
@@ -205,14 +205,14 @@ fn built_in(group: &str) -> bool {
     !group.contains('.') || group.ends_with(".k8s.io")
 }
 
-/// What is never compared: the CA's ConfigMap, and bookmarks that come when they like.
+/// Objects that are never compared: the CA's ConfigMap, and bookmarks, which come at any time.
 fn skipped(item: &Value) -> bool {
     let object = item.get("object").filter(|o| o.is_object()).unwrap_or(item);
     object["metadata"]["name"] == "kube-root-ca.crt"
         || (item["type"] == "BOOKMARK" && !item.to_string().contains("k8s.io/initial-events-end"))
 }
 
-/// Drops what is never compared.
+/// Removes what is never compared.
 fn prepare(value: &mut Value, managed_fields: bool, path: &str) {
     match value {
         Value::Array(items) => {

@@ -98,7 +98,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The answer's head and body as it comes; anything but a 2xx is an error with the server's message.
+    /// Sends a request and returns the response's body as a stream; a status other than 2xx is an error with the server's message.
     pub async fn stream(&mut self, method: Method, path: &str, body: Bytes) -> Result<Incoming> {
         let request = Request::builder()
             .method(method)
@@ -107,8 +107,8 @@ impl Connection {
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(body))?;
         self.sender.ready().await?;
-        let answer = tokio::time::timeout(LIMIT, self.sender.send_request(request)).await??;
-        let (head, body) = answer.into_parts();
+        let response = tokio::time::timeout(LIMIT, self.sender.send_request(request)).await??;
+        let (head, body) = response.into_parts();
         if head.status.is_success() {
             return Ok(body);
         }
@@ -121,7 +121,7 @@ impl Connection {
         Ok(body.collect().await?.to_bytes())
     }
 
-    /// Reads an answer and counts its bytes.
+    /// Reads a response and counts its bytes.
     pub async fn count(&mut self, path: &str) -> Result<usize> {
         let mut body = self.stream(Method::GET, path, Bytes::new()).await?;
         let mut bytes = 0;

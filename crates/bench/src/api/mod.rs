@@ -1,4 +1,4 @@
-//! The API server under load, over HTTPS, with the embedded store and fsync on. Generator and server share the machine.
+//! The API server under load, over HTTPS, with the embedded store and fsync on. Generator and server share the host.
 
 mod in_process;
 mod load;
@@ -27,18 +27,18 @@ const LARGE_LIST_MB: f64 = 100.0;
 
 /// All of it, or the part of this name.
 pub async fn all(only: &str) -> Result<Vec<Report>> {
-    let wanted = |part: &str| part.contains(only);
+    let selected = |part: &str| part.contains(only);
     let mut reports = Vec::new();
-    if wanted("small") {
+    if selected("small") {
         reports.push(small().await?);
     }
-    if wanted("pods") {
+    if selected("pods") {
         reports.extend(pods().await?);
     }
-    if wanted("watches") {
+    if selected("watches") {
         reports.push(watches::report().await?);
     }
-    if wanted("leases") {
+    if selected("leases") {
         reports.push(in_process::leases().await?);
     }
     Ok(reports)
@@ -179,7 +179,7 @@ async fn pods() -> Result<Vec<Report>> {
     let connections = server.connections(MANY).await?;
     let mut growth = Report::new(
         "api, growth",
-        "the same cluster as it fills; lists by one connection, whole",
+        "the same cluster as it fills; complete lists over one connection",
     );
     let mut connections = connections;
     let mut there = 0;

@@ -1,4 +1,4 @@
-//! Cluster DNS: names of Services asked for over UDP by Debian's `dnsperf`, on the same cores as the server.
+//! Cluster DNS: queries for names of Services over UDP by Debian's `dnsperf`, on the same cores as the server.
 
 use std::fmt::Write as _;
 use std::process::{Command, Stdio};

@@ -155,7 +155,7 @@ async fn listening(netns: &str) -> Result<Child> {
                 return Ok(server);
             }
         }
-        Err("iperf3 -s ended".into())
+        Err("iperf3 -s exited".into())
     };
     timeout(LIMIT, is_listening).await?
 }

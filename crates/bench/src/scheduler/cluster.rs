@@ -12,6 +12,7 @@ use knarr_api::registry::Registered;
 use knarr_api::{k8s_openapi, registry};
 use knarr_apiserver::seams::{Clock as _, SystemClock, SystemEntropy};
 use knarr_apiserver::{Config, Seams, Server, ServiceRange};
+use knarr_client::metrics::Registry;
 use knarr_client::{Api, Caches, Conn, EventRecorder, NodeDialer, TypedApi};
 use knarr_control::Base;
 use knarr_control::scheduler::Metrics;
@@ -99,8 +100,8 @@ impl Bound {
     /// Counts bound pods that are not stuck.
     fn follow(self: &Arc<Self>, caches: &Caches) {
         let bound = self.clone();
-        caches.store(&registry::POD).subscribe(move |change| {
-            // As an index asks it: without reading objects again.
+        caches.store(&registry::POD).add_event_handler(move |change| {
+            // As an index is queried: without reading objects again.
             let on_node = |pod: Option<&Arc<knarr_api::Object>>| {
                 pod.is_some_and(|o| o.field("spec.nodeName").is_ok_and(|node| !node.is_empty()))
             };
@@ -182,18 +183,20 @@ pub async fn run(workload: &Workload) -> Result<Found> {
         caches: caches.clone(),
         events: EventRecorder::new(api.clone(), "bench", "", clock.clone()),
         clock,
+        metrics: Default::default(),
     };
     let bound = Arc::new(Bound::default());
     bound.follow(&caches);
-    let metrics = Metrics::default();
-    let scheduler = knarr_control::scheduler::run(base, Scheduler::default(), metrics.clone());
+    let registry = Registry::default();
+    let metrics = Metrics::new(&registry);
+    let scheduler = knarr_control::scheduler::run(base, Scheduler::default(), metrics);
     let scheduler = tokio::spawn(scheduler);
 
     create::<Pod>(&api, numbered(stuck, 0, workload.stuck)).await?;
     let (count, of) = workload.initial;
     create::<Pod>(&api, numbered(of, 0, count)).await?;
     bound.wait_for(count).await?;
-    let before = buckets(&metrics.text());
+    let before = buckets(&registry.text());
 
     let (measured, of) = workload.measured;
     let pods = numbered(of, count, measured);
@@ -208,7 +211,7 @@ pub async fn run(workload: &Workload) -> Result<Found> {
     };
     let seconds = at.last().copied().unwrap_or_default();
     let cpu_seconds = cpu_seconds(std::process::id())? - cpu_before;
-    let after = buckets(&metrics.text());
+    let after = buckets(&registry.text());
     scheduler.abort();
     Ok(Found {
         pods_per_second: measured as f64 / seconds.max(1e-9),

@@ -6,7 +6,7 @@ use knarr_api::k8s_openapi::api::core::v1::{Node, Pod};
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::registry::Registered;
 use knarr_api::{Object, Shared};
-use knarr_scheduler::{Scheduler, Step};
+use knarr_scheduler::{Action, Scheduler};
 use serde_json::Value;
 
 use super::{Workload, node, stuck};
@@ -36,7 +36,7 @@ const TOO_MANY: usize = 1_000_000;
 fn drain(scheduler: &mut Scheduler, clock: &mut Timestamp) -> Result<usize, String> {
     let (mut bound, mut reports) = (0, 0);
     loop {
-        let Some(step) = scheduler.step(*clock) else {
+        let Some(action) = scheduler.schedule_one(*clock) else {
             // What is in back-off because of its victims comes when that is over.
             match scheduler.next_due() {
                 Some(due) if reports < TOO_MANY => {
@@ -46,8 +46,8 @@ fn drain(scheduler: &mut Scheduler, clock: &mut Timestamp) -> Result<usize, Stri
                 _ => return Ok(bound),
             }
         };
-        match step {
-            Step::Bind { pod, node, .. } => {
+        match action {
+            Action::Bind { pod, node, .. } => {
                 scheduler.bound(&pod);
                 let mut object = Pod::clone(&pod);
                 object.spec.get_or_insert_default().node_name = Some(node);
@@ -56,8 +56,8 @@ fn drain(scheduler: &mut Scheduler, clock: &mut Timestamp) -> Result<usize, Stri
                 scheduler.pod_changed(Some(&pod), Some(&now), *clock);
                 bound += 1;
             }
-            Step::Report { .. } => reports += 1,
-            Step::Preempt { pod, victims, .. } => {
+            Action::Report { .. } => reports += 1,
+            Action::Preempt { pod, victims, .. } => {
                 scheduler.preempted(&pod, false, *clock);
                 for victim in &victims {
                     scheduler.pod_changed(Some(victim), None, *clock);

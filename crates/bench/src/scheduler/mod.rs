@@ -17,7 +17,7 @@ pub struct Workload {
     pub stuck: usize,
     /// Pods per second that were promised.
     pub target: Option<f64>,
-    /// The throughput of kube-scheduler v1.36.2 on such a machine.
+    /// The throughput of kube-scheduler v1.36.2 on such a host.
     pub kubernetes: Option<f64>,
 }
 

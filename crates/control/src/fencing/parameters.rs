@@ -9,14 +9,14 @@ use knarr_client::{Api, Error, TypedApi};
 use knarr_controllers::fencing::Run;
 use knarr_controllers::fencing::parameters::{Allowed, Denied, VALUE_MAX, secret};
 
-/// Replaces a secret value in an agent's output.
+/// The replacement of a secret value in an agent's output.
 const REDACTED: &[u8] = b"[redacted]";
 
 /// The parameters of one run, see the module. It is not `Debug`: some of them are secret.
 #[derive(Default)]
 pub struct Parameters {
     values: BTreeMap<String, String>,
-    /// The keys of those that come from a Secret.
+    /// The keys of the parameters that come from a Secret.
     secret: BTreeSet<String>,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum NotGiven {
 }
 
 impl Parameters {
-    /// What the run is given. The Secret is read when the agent is run, and nothing of it is kept.
+    /// The parameters of a run. The Secret is read when the agent is run, and nothing of it is kept.
     pub(super) async fn of(api: &dyn Api, allowed: &Allowed, run: &Run) -> Result<Self, NotGiven> {
         let agent = &run.agent;
         allowed.agent(agent)?;
@@ -66,7 +66,7 @@ impl Parameters {
                     let (agent, key) = (agent.clone(), key.clone());
                     return Err(Denied::Twice { agent, key }.into());
                 }
-                // A line break at the end is an editor's.
+                // A line break at the end is ignored: editors add it.
                 all.values.insert(key.clone(), text.trim_end().to_string());
                 all.secret.insert(key.clone());
             }

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use crate::view::CacheView;
 
-/// How long an API may take for one metric.
+/// The timeout of reading one metric.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The window of a sample whose API has none.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -47,7 +47,7 @@ fn encoded(text: &str) -> String {
 }
 
 impl Readings<'_> {
-    /// What the metric of this spec is now, for pods that the selector matches.
+    /// Reads the metric of this spec, for the pods that the selector matches.
     pub async fn of(&self, spec: &MetricSpec, namespace: &str, selector: &str) -> Reading {
         let read = async {
             if let Some(source) = &spec.resource {
@@ -77,10 +77,10 @@ impl Readings<'_> {
     }
 
     async fn get(&self, api: &str, path: &str) -> Result<Value> {
-        let answer = timeout(TIMEOUT, self.api.get_raw(path)).await;
-        let answer =
-            answer.map_err(|_| format!("unable to fetch metrics from {api} API: no answer in time"))?;
-        answer.map_err(|error| format!("unable to fetch metrics from {api} API: {error}"))
+        let response = timeout(TIMEOUT, self.api.get_raw(path)).await;
+        let response =
+            response.map_err(|_| format!("unable to fetch metrics from {api} API: no answer in time"))?;
+        response.map_err(|error| format!("unable to fetch metrics from {api} API: {error}"))
     }
 
     async fn pod_metrics(&self, namespace: &str, selector: &str) -> Result<Vec<Value>> {

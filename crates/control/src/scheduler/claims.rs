@@ -8,12 +8,11 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
 use knarr_api::time::seconds;
 use knarr_api::{Kind, k8s_openapi, registry};
-use knarr_client::{Caches, DeleteOptions, EventType, Patch, Preconditions, Shared, TypedApi};
+use knarr_client::{Caches, DeleteOptions, Error, EventType, Patch, Preconditions, Shared, TypedApi};
 use knarr_scheduler::dynamic_resources::claims::{Change, allocation};
 use knarr_scheduler::dynamic_resources::extended::{ExtendedClaim, is_for_extended_resources};
-use knarr_scheduler::plugins::dynamic_resources::{
-    BINDING_TIMEOUT, ClaimsToBind, NAME, is_ready, is_reserved_for,
-};
+use knarr_scheduler::plugins::dynamic_resources::{BINDING_TIMEOUT, ClaimsToBind, is_ready, is_reserved_for};
+use knarr_scheduler::pre_bind::PreBindError;
 use serde_json::json;
 use tokio::time::timeout;
 use tracing::warn;
@@ -31,13 +30,46 @@ const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// How often a conflict on a claim is retried.
 const ATTEMPTS: usize = 5;
 
+/// Why the claims of a pod are not bound, with its cause, as kube-scheduler's plugin words it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ClaimBindingError {
+    #[error("create claim for extended resources {namespace}/: {source}")]
+    Create { namespace: String, source: Error },
+    #[error("update pod {pod} ExtendedResourceClaimStatus: {message}")]
+    PodStatus { pod: String, message: String },
+    #[error("add {what} to claim {claim}: {source}")]
+    Add {
+        what: &'static str,
+        claim: String,
+        source: Error,
+    },
+    #[error("get updated claim {claim} after conflict: {source}")]
+    Read { claim: String, source: Error },
+    #[error("claim {claim} got deleted in the meantime")]
+    Deleted { claim: String },
+    #[error("claim {claim} got allocated elsewhere in the meantime")]
+    Allocated { claim: String },
+    #[error("claim {claim} got deallocated elsewhere in the meantime")]
+    Deallocated { claim: String },
+    #[error(transparent)]
+    NotReady(#[from] PreBindError),
+    #[error("device binding timeout: context deadline exceeded")]
+    Timeout,
+}
+
+impl ClaimBindingError {
+    fn is_conflict(&self) -> bool {
+        matches!(self, ClaimBindingError::Add { source, .. } if source.is_conflict())
+    }
+}
+
 impl Driver {
     /// Follows devices, classes and claims.
     pub(super) async fn follow_devices(&self, caches: &Arc<Caches>) {
         for kind in KINDS {
             let store = caches.store(kind);
             let driver = self.clone();
-            store.subscribe(move |change| {
+            store.add_event_handler(move |change| {
                 if let Some(change) = Change::of(change.before(), change.after()) {
                     let now = driver.clock.now();
                     driver.scheduler.lock().devices_changed(&change, now);
@@ -49,28 +81,23 @@ impl Driver {
         }
     }
 
-    /// The error is the message of the pod's condition.
     pub(super) async fn bind_claims(
         &self,
         pod: &Shared<Pod>,
         node: &str,
         claims: &ClaimsToBind,
-    ) -> Result<(), String> {
-        let bound = async {
-            for (claim, new) in &claims.claims {
-                if !is_reserved_for(claim, pod.object().uid()) {
-                    self.bind_claim(pod, claim, new.as_ref()).await?;
-                }
+    ) -> Result<(), ClaimBindingError> {
+        for (claim, new) in &claims.claims {
+            if !is_reserved_for(claim, pod.object().uid()) {
+                self.bind_claim(pod, claim, new.as_ref()).await?;
             }
-            let mut claims = claims.clone();
-            if let Some((extended, new)) = claims.extended.take() {
-                let made = self.bind_extended_claim(pod, &extended, &new).await?;
-                claims.claims.push((made, None));
-            }
-            self.wait_for_devices(pod, node, &claims).await
-        };
-        let bound: Result<(), String> = bound.await;
-        bound.map_err(|why| format!("running PreBind plugin {NAME:?}: {why}"))
+        }
+        let mut claims = claims.clone();
+        if let Some((extended, new)) = claims.extended.take() {
+            let made = self.bind_extended_claim(pod, &extended, &new).await?;
+            claims.claims.push((made, None));
+        }
+        self.wait_for_devices(pod, node, &claims).await
     }
 
     /// Creates the claim for the pod's extended resources, and records it in the pod's status.
@@ -79,21 +106,27 @@ impl Driver {
         pod: &Shared<Pod>,
         extended: &ExtendedClaim,
         new: &AllocationResult,
-    ) -> Result<Shared<ResourceClaim>, String> {
+    ) -> Result<Shared<ResourceClaim>, ClaimBindingError> {
         let (namespace, name) = (pod.object().namespace(), pod.object().name());
         let mut claim = extended.claim.clone();
         claim.metadata.uid = None;
         let made = self.api.create_as(claim).await;
         self.metrics.claim_created(made.is_ok());
-        let made = made.map_err(|e| format!("create claim for extended resources {namespace}/: {e}"))?;
+        let made = made.map_err(|source| ClaimBindingError::Create {
+            namespace: namespace.to_string(),
+            source,
+        })?;
         let uid = pod.object().uid();
         let is_on_its_way = self.scheduler.lock().extended_claim_created(uid, &made);
         if !is_on_its_way {
-            return Err("pod does not exist any more".into());
+            return Err(PreBindError::PodGone.into());
         }
         let made = self.bind_claim(pod, &made, Some(new)).await?;
-        let mappings = serde_json::to_value(&extended.mappings)
-            .map_err(|e| format!("update pod {namespace}/{name} ExtendedResourceClaimStatus: {e}"))?;
+        let pod_status = |error: &dyn std::fmt::Display| ClaimBindingError::PodStatus {
+            pod: format!("{namespace}/{name}"),
+            message: error.to_string(),
+        };
+        let mappings = serde_json::to_value(&extended.mappings).map_err(|e| pod_status(&e))?;
         let patch = json!({
             "metadata": {"uid": uid},
             "status": {"extendedResourceClaimStatus": {
@@ -106,7 +139,7 @@ impl Driver {
             .api
             .patch(kind, namespace, name, "status", Patch::Strategic(patch))
             .await;
-        patched.map_err(|e| format!("update pod {namespace}/{name} ExtendedResourceClaimStatus: {e}"))?;
+        patched.map_err(|e| pod_status(&e))?;
         Ok(made)
     }
 
@@ -116,7 +149,7 @@ impl Driver {
         pod: &Shared<Pod>,
         claim: &Shared<ResourceClaim>,
         new: Option<&AllocationResult>,
-    ) -> Result<Shared<ResourceClaim>, String> {
+    ) -> Result<Shared<ResourceClaim>, ClaimBindingError> {
         let (namespace, name) = (claim.object().namespace(), claim.object().name());
         let id = format!("{namespace}/{name}");
         let mut claim = claim.clone();
@@ -127,48 +160,53 @@ impl Driver {
                     self.scheduler.lock().claim_written(&written);
                     return Ok(written);
                 }
-                Err((true, _)) if attempt < ATTEMPTS => attempt += 1,
-                Err((_, why)) => return Err(why),
+                Err(error) if error.is_conflict() && attempt < ATTEMPTS => attempt += 1,
+                Err(error) => return Err(error),
             }
             let read = self.api.get_as::<ResourceClaim>(namespace, name).await;
-            let read = read.map_err(|e| format!("get updated claim {id} after conflict: {e}"))?;
+            let read = read.map_err(|source| ClaimBindingError::Read {
+                claim: id.clone(),
+                source,
+            })?;
             if read.object().uid() != claim.object().uid() {
-                return Err(format!("claim {id} got deleted in the meantime"));
+                return Err(ClaimBindingError::Deleted { claim: id });
             }
             claim = read;
         }
     }
 
-    /// The error: whether it was a conflict, and the message.
     async fn write_claim(
         &self,
         pod: &Shared<Pod>,
         claim: &Shared<ResourceClaim>,
         new: Option<&AllocationResult>,
         id: &str,
-    ) -> Result<Shared<ResourceClaim>, (bool, String)> {
-        let never = |why: &str| Err((false, format!("claim {id} {why}")));
+    ) -> Result<Shared<ResourceClaim>, ClaimBindingError> {
+        let id = || id.to_string();
         if claim.metadata.deletion_timestamp.is_some() {
-            return never("got deleted in the meantime");
+            return Err(ClaimBindingError::Deleted { claim: id() });
         }
         let mut changed: ResourceClaim = (**claim).clone();
         if let Some(new) = new {
             if allocation(claim).is_some() {
-                return never("got allocated elsewhere in the meantime");
+                return Err(ClaimBindingError::Allocated { claim: id() });
             }
             let finalizers = changed.metadata.finalizers.get_or_insert_default();
             if !finalizers.iter().any(|f| f == FINALIZER) {
                 finalizers.push(FINALIZER.into());
                 let written = self.api.update_as(changed).await;
-                let written =
-                    written.map_err(|e| (e.is_conflict(), format!("add finalizer to claim {id}: {e}")))?;
+                let written = written.map_err(|source| ClaimBindingError::Add {
+                    what: "finalizer",
+                    claim: id(),
+                    source,
+                })?;
                 changed = (*written).clone();
             }
             changed.status.get_or_insert_default().allocation = Some(new.clone());
         }
         let status = changed.status.get_or_insert_default();
         let Some(allocation) = &mut status.allocation else {
-            return never("got deallocated elsewhere in the meantime");
+            return Err(ClaimBindingError::Deallocated { claim: id() });
         };
         if allocation.allocation_timestamp.is_none() {
             allocation.allocation_timestamp = Some(seconds(self.clock.now()));
@@ -188,7 +226,11 @@ impl Driver {
             "reservation"
         };
         let written = self.api.update_status_as(changed).await;
-        written.map_err(|e| (e.is_conflict(), format!("add {what} to claim {id}: {e}")))
+        written.map_err(|source| ClaimBindingError::Add {
+            what,
+            claim: id(),
+            source,
+        })
     }
 
     async fn wait_for_devices(
@@ -196,7 +238,7 @@ impl Driver {
         pod: &Shared<Pod>,
         node: &str,
         claims: &ClaimsToBind,
-    ) -> Result<(), String> {
+    ) -> Result<(), ClaimBindingError> {
         let waits = |of: &AllocationResult| {
             let results = of.devices.as_ref().and_then(|d| d.results.as_ref());
             let mut results = results.into_iter().flatten();
@@ -227,10 +269,10 @@ impl Driver {
         };
         let within = Duration::try_from(BINDING_TIMEOUT).unwrap_or_default();
         let ready = timeout(within, ready).await;
-        ready.unwrap_or_else(|_| Err("device binding timeout: context deadline exceeded".into()))
+        ready.unwrap_or(Err(ClaimBindingError::Timeout))
     }
 
-    /// The pod is not bound: its claims are unreserved. Their allocations stay.
+    /// Unreserves the claims of a pod that is not bound. Their allocations are kept.
     pub(super) async fn unreserve_claims(&self, pod: &Shared<Pod>, claims: &ClaimsToBind) {
         for (claim, _) in &claims.claims {
             let (namespace, name) = (claim.object().namespace(), claim.object().name());

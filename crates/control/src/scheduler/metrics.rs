@@ -1,13 +1,13 @@
-//! What the scheduler counts, under kube-scheduler's names.
+//! The metrics of the scheduler, with kube-scheduler's names.
 
 use std::sync::{Arc, Weak};
 
+use knarr_client::metrics::{Registry, count, doubling};
 use knarr_scheduler::Scheduler;
 use parking_lot::Mutex;
-use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
-    TextEncoder, exponential_buckets,
-};
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts};
 
 /// The result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,9 +27,9 @@ impl Attempt {
     }
 }
 
-#[derive(Debug)]
-struct Series {
-    registry: Registry,
+/// See the module. Clones share their values.
+#[derive(Clone, Debug)]
+pub struct Metrics {
     attempts: IntCounterVec,
     attempt_seconds: HistogramVec,
     algorithm_seconds: Histogram,
@@ -37,197 +37,170 @@ struct Series {
     preemptions: IntCounter,
     pods: Histogram,
     sli_seconds: HistogramVec,
-    pending: IntGaugeVec,
-    unschedulable: IntGaugeVec,
-    cache: IntGaugeVec,
     claims: IntCounterVec,
-}
-
-/// See the module. Clones count together; nothing is counted where the series could not be made.
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    series: Option<Arc<Series>>,
-    /// The scheduler whose queue is counted at each scrape.
-    scheduler: Arc<Mutex<Weak<Mutex<Scheduler>>>>,
-}
-
-impl Default for Metrics {
-    fn default() -> Self {
-        // The names are constants: that they are valid and different is shown by a test.
-        let series = Series::new();
-        if let Err(error) = &series {
-            tracing::error!(%error, "the scheduler counts nothing");
-        }
-        Metrics {
-            series: series.ok().map(Arc::new),
-            scheduler: Arc::default(),
-        }
-    }
-}
-
-impl Series {
-    fn new() -> prometheus::Result<Self> {
-        let registry = Registry::new();
-        let opts = |name: &str, help: &str| Opts::new(name, help).subsystem("scheduler");
-        let histogram = |name: &str, help: &str, start: f64, count: usize| {
-            let opts = HistogramOpts::new(name, help).subsystem("scheduler");
-            exponential_buckets(start, 2.0, count).map(|buckets| opts.buckets(buckets))
-        };
-        let series = Series {
-            attempts: IntCounterVec::new(
-                opts(
-                    "schedule_attempts_total",
-                    "Attempts to place pods, by what came of them.",
-                ),
-                &["result", "profile"],
-            )?,
-            attempt_seconds: HistogramVec::new(
-                histogram(
-                    "scheduling_attempt_duration_seconds",
-                    "How long an attempt took, binding included.",
-                    0.001,
-                    15,
-                )?,
-                &["result", "profile"],
-            )?,
-            algorithm_seconds: Histogram::with_opts(histogram(
-                "scheduling_algorithm_duration_seconds",
-                "How long a decision took.",
-                0.001,
-                15,
-            )?)?,
-            victims: Histogram::with_opts(histogram(
-                "preemption_victims",
-                "How many pods had to go for one.",
-                1.0,
-                7,
-            )?)?,
-            preemptions: IntCounter::with_opts(opts(
-                "preemption_attempts_total",
-                "Attempts to make room by preemption.",
-            ))?,
-            pods: Histogram::with_opts(histogram(
-                "pod_scheduling_attempts",
-                "How many attempts it took until a pod was placed.",
-                1.0,
-                5,
-            )?)?,
-            sli_seconds: HistogramVec::new(
-                histogram(
-                    "pod_scheduling_sli_duration_seconds",
-                    "How long it took from when the pod was there until it was bound, by the number of attempts.",
-                    0.01,
-                    20,
-                )?,
-                &["attempts"],
-            )?,
-            pending: IntGaugeVec::new(
-                opts("pending_pods", "Pods without a node, by the queue they are in."),
-                &["queue"],
-            )?,
-            unschedulable: IntGaugeVec::new(
-                opts(
-                    "unschedulable_pods",
-                    "Pods that fit nowhere, by each plugin that is against them.",
-                ),
-                &["plugin", "profile"],
-            )?,
-            cache: IntGaugeVec::new(opts("cache_size", "What the scheduler knows of."), &["type"])?,
-            claims: IntCounterVec::new(
-                opts(
-                    "resourceclaim_creates_total",
-                    "ResourceClaims created for extended resources, by what came of it.",
-                ),
-                &["status"],
-            )?,
-            registry,
-        };
-        let all: [Box<dyn prometheus::core::Collector>; 11] = [
-            Box::new(series.attempts.clone()),
-            Box::new(series.attempt_seconds.clone()),
-            Box::new(series.algorithm_seconds.clone()),
-            Box::new(series.victims.clone()),
-            Box::new(series.preemptions.clone()),
-            Box::new(series.pods.clone()),
-            Box::new(series.sli_seconds.clone()),
-            Box::new(series.pending.clone()),
-            Box::new(series.unschedulable.clone()),
-            Box::new(series.cache.clone()),
-            Box::new(series.claims.clone()),
-        ];
-        for collector in all {
-            series.registry.register(collector)?;
-        }
-        Ok(series)
-    }
+    extension_point_seconds: HistogramVec,
+    queue: Queue,
 }
 
 impl Metrics {
-    /// The page, in Prometheus' text form.
-    pub fn text(&self) -> String {
-        let Some(series) = &self.series else {
-            return String::new();
-        };
-        if let Some(scheduler) = self.scheduler.lock().upgrade() {
-            series.observe(&scheduler.lock());
+    pub fn new(registry: &Registry) -> Self {
+        let queue = Queue::new();
+        registry.register(queue.clone());
+        Metrics {
+            attempts: registry.counters(
+                "scheduler_schedule_attempts_total",
+                "Number of attempts to schedule pods, by the result. 'unschedulable' means a pod could not be scheduled, while 'error' means an \
+                 internal scheduler problem.",
+                &["result", "profile"],
+            ),
+            attempt_seconds: registry.histograms(
+                "scheduler_scheduling_attempt_duration_seconds",
+                "Scheduling attempt latency in seconds (scheduling algorithm + binding)",
+                &["result", "profile"],
+                &doubling(0.001, 15),
+            ),
+            algorithm_seconds: registry.histogram(
+                "scheduler_scheduling_algorithm_duration_seconds",
+                "Scheduling algorithm latency in seconds",
+                &doubling(0.001, 15),
+            ),
+            victims: registry.histogram(
+                "scheduler_preemption_victims",
+                "Number of selected preemption victims",
+                &doubling(1.0, 7),
+            ),
+            preemptions: registry.counter(
+                "scheduler_preemption_attempts_total",
+                "Total preemption attempts in the cluster till now",
+            ),
+            pods: registry.histogram(
+                "scheduler_pod_scheduling_attempts",
+                "Number of attempts to successfully schedule a pod.",
+                &doubling(1.0, 5),
+            ),
+            sli_seconds: registry.histograms(
+                "scheduler_pod_scheduling_sli_duration_seconds",
+                "E2e latency for a pod being scheduled, from the time the pod enters the scheduling queue and might involve multiple scheduling \
+                 attempts.",
+                &["attempts"],
+                &doubling(0.01, 20),
+            ),
+            claims: registry.counters(
+                "scheduler_resourceclaim_creates_total",
+                "ResourceClaims created for extended resources, by the result.",
+                &["status"],
+            ),
+            extension_point_seconds: registry.histograms(
+                "scheduler_framework_extension_point_duration_seconds",
+                "Latency for running all plugins of a specific extension point.",
+                &["extension_point", "status", "profile"],
+                &doubling(0.0001, 12),
+            ),
+            queue,
         }
-        let encoded = TextEncoder::new().encode_to_string(&series.registry.gather());
-        encoded.unwrap_or_else(|error| {
-            tracing::error!(%error, "the scheduler's metrics cannot be written");
-            String::new()
-        })
     }
 
     pub(super) fn of(&self, scheduler: &Arc<Mutex<Scheduler>>) {
-        *self.scheduler.lock() = Arc::downgrade(scheduler);
+        *self.queue.scheduler.lock() = Arc::downgrade(scheduler);
     }
 
     pub(super) fn decided(&self, seconds: f64) {
-        if let Some(series) = &self.series {
-            series.algorithm_seconds.observe(seconds);
-        }
+        self.algorithm_seconds.observe(seconds);
     }
 
     pub(super) fn attempted(&self, what: Attempt, profile: &str, seconds: f64) {
-        if let Some(series) = &self.series {
-            let labels = [what.as_str(), profile];
-            series.attempts.with_label_values(&labels).inc();
-            series.attempt_seconds.with_label_values(&labels).observe(seconds);
-        }
+        let labels = [what.as_str(), profile];
+        self.attempts.with_label_values(&labels).inc();
+        self.attempt_seconds.with_label_values(&labels).observe(seconds);
+    }
+
+    /// All plugins of an extension point have run, such as Bind.
+    pub(super) fn extension_point(&self, name: &str, succeeded: bool, profile: &str, seconds: f64) {
+        let status = if succeeded { "Success" } else { "Error" };
+        self.extension_point_seconds
+            .with_label_values(&[name, status, profile])
+            .observe(seconds);
     }
 
     /// A claim for extended resources was created, or could not be.
     pub(super) fn claim_created(&self, created: bool) {
-        if let Some(series) = &self.series {
-            let status = if created { "success" } else { "failure" };
-            series.claims.with_label_values(&[status]).inc();
-        }
+        let status = if created { "success" } else { "failure" };
+        self.claims.with_label_values(&[status]).inc();
     }
 
     pub(super) fn placed(&self, attempts: u32, seconds: f64) {
-        if let Some(series) = &self.series {
-            series.pods.observe(attempts.into());
-            // As kube-scheduler: sixteen and more are one.
-            let shown = if attempts >= 16 {
-                "16+".to_string()
-            } else {
-                attempts.to_string()
-            };
-            series.sli_seconds.with_label_values(&[&shown]).observe(seconds);
-        }
+        self.pods.observe(attempts.into());
+        // As kube-scheduler: sixteen and more are one.
+        let shown = if attempts >= 16 {
+            "16+".to_string()
+        } else {
+            attempts.to_string()
+        };
+        self.sli_seconds
+            .with_label_values(&[shown.as_str()])
+            .observe(seconds);
     }
 
     pub(super) fn preempted(&self, victims: usize) {
-        if let Some(series) = &self.series {
-            series.preemptions.inc();
-            series.victims.observe(victims as f64);
-        }
+        self.preemptions.inc();
+        self.victims.observe(victims as f64);
     }
 }
 
-impl Series {
-    fn observe(&self, scheduler: &Scheduler) {
-        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+/// What the scheduler's queue and snapshot contain, counted when it is read.
+#[derive(Clone, Debug)]
+struct Queue {
+    scheduler: Arc<Mutex<Weak<Mutex<Scheduler>>>>,
+    pending: IntGaugeVec,
+    incoming: IntCounterVec,
+    unschedulable: IntGaugeVec,
+    cache: IntGaugeVec,
+}
+
+impl Queue {
+    fn new() -> Self {
+        let gauges =
+            |name: &str, help: &str, labels: &[&str]| match IntGaugeVec::new(Opts::new(name, help), labels) {
+                Ok(gauges) => gauges,
+                Err(error) => panic!("an invalid metric: {error}"),
+            };
+        let incoming = Opts::new(
+            "scheduler_queue_incoming_pods_total",
+            "Number of pods added to scheduling queues by event and queue type.",
+        );
+        let incoming = match IntCounterVec::new(incoming, &["queue", "event"]) {
+            Ok(incoming) => incoming,
+            Err(error) => panic!("an invalid metric: {error}"),
+        };
+        Queue {
+            scheduler: Arc::default(),
+            incoming,
+            pending: gauges(
+                "scheduler_pending_pods",
+                "Number of pending pods, by the queue type. 'active' means number of pods in activeQ; 'backoff' means number of pods in backoffQ; \
+                 'unschedulable' means number of pods in unschedulablePods that the scheduler attempted to schedule and failed; 'gated' is the \
+                 number of unschedulable pods that the scheduler never attempted to schedule because they are gated.",
+                &["queue"],
+            ),
+            unschedulable: gauges(
+                "scheduler_unschedulable_pods",
+                "The number of unschedulable pods broken down by plugin name. A pod will increment the gauge for all plugins that caused it to \
+                 not schedule and so this metric have meaning only when broken down by plugin.",
+                &["plugin", "profile"],
+            ),
+            cache: gauges(
+                "scheduler_cache_size",
+                "Number of nodes, pods, and assumed (bound) pods in the scheduler cache.",
+                &["type"],
+            ),
+        }
+    }
+
+    fn all(&self) -> [&dyn Collector; 4] {
+        [&self.pending, &self.incoming, &self.unschedulable, &self.cache]
+    }
+
+    fn update(&self, scheduler: &Scheduler) {
         let lengths = scheduler.queue_lengths();
         for (queue, pods) in [
             ("active", lengths.active),
@@ -237,6 +210,10 @@ impl Series {
         ] {
             self.pending.with_label_values(&[queue]).set(count(pods));
         }
+        self.incoming.reset();
+        for ((event, queue), pods) in scheduler.incoming_pods() {
+            self.incoming.with_label_values(&[*queue, *event]).inc_by(*pods);
+        }
         self.unschedulable.reset();
         for ((plugin, profile), pods) in scheduler.unschedulable_by() {
             let gauge = self.unschedulable.with_label_values(&[plugin, &*profile]);
@@ -244,10 +221,24 @@ impl Series {
         }
         for (what, known) in [
             ("nodes", scheduler.cluster().len()),
-            ("pods", scheduler.standing()),
+            ("pods", scheduler.assigned()),
             ("assumed_pods", scheduler.assumed()),
         ] {
             self.cache.with_label_values(&[what]).set(count(known));
         }
+    }
+}
+
+impl Collector for Queue {
+    fn desc(&self) -> Vec<&Desc> {
+        self.all().into_iter().flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let scheduler = self.scheduler.lock().upgrade();
+        if let Some(scheduler) = scheduler {
+            self.update(&scheduler.lock());
+        }
+        self.all().into_iter().flat_map(Collector::collect).collect()
     }
 }

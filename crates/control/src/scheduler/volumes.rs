@@ -11,6 +11,7 @@ use knarr_api::{Kind, k8s_openapi, registry};
 use knarr_client::events::reference;
 use knarr_client::{Caches, Error, Shared, TypedApi};
 use knarr_scheduler::plugins::volume_binding::VolumesToBind;
+use knarr_scheduler::pre_bind::PreBindError;
 use knarr_scheduler::volumes::{BOUND_BY_CONTROLLER, Change, SELECTED_NODE};
 use tokio::time::timeout;
 
@@ -27,13 +28,24 @@ const KINDS: [&Kind; 7] = [
     &registry::VOLUME_ATTACHMENT,
 ];
 
+/// Why the volumes of a pod are not bound: the message of the pod's condition, with its cause, as kube-scheduler's.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum VolumeBindingError {
+    #[error("running PreBind plugin \"VolumeBinding\": {0}")]
+    Write(#[from] Error),
+    #[error("running PreBind plugin \"VolumeBinding\": binding volumes: {0}")]
+    NotBound(#[from] PreBindError),
+    #[error("running PreBind plugin \"VolumeBinding\": binding volumes: context deadline exceeded")]
+    Timeout,
+}
+
 impl Driver {
     /// Watches volumes, claims and the objects about them.
     pub(super) async fn follow_storage(&self, caches: &Arc<Caches>) {
         for kind in KINDS {
             let store = caches.store(kind);
             let driver = self.clone();
-            store.subscribe(move |change| {
+            store.add_event_handler(move |change| {
                 if let Some(change) = Change::of(change.before(), change.after()) {
                     let now = driver.clock.now();
                     driver.scheduler.lock().storage_changed(&change, now);
@@ -45,25 +57,24 @@ impl Driver {
         }
     }
 
-    /// The error is the message of the pod's condition.
     pub(super) async fn bind_volumes(
         &self,
         pod: &Shared<Pod>,
         node: &str,
         volumes: &VolumesToBind,
-    ) -> Result<(), String> {
-        let bound = async {
-            let written = self.write(node, volumes).await.map_err(|e| e.to_string())?;
-            let within = Duration::try_from(volumes.timeout).unwrap_or_default();
-            let bound = timeout(within, self.bound(pod, node, &written)).await;
-            let bound = bound.unwrap_or_else(|_| Err("context deadline exceeded".into()));
-            bound.map_err(|why| format!("binding volumes: {why}"))
-        };
-        let bound = bound.await;
-        bound.map_err(|why| format!("running PreBind plugin \"VolumeBinding\": {why}"))
+    ) -> Result<(), VolumeBindingError> {
+        let written = self.write(node, volumes).await?;
+        let within = Duration::try_from(volumes.timeout).unwrap_or_default();
+        let bound = timeout(within, self.bound(pod, node, &written)).await;
+        Ok(bound.map_err(|_| VolumeBindingError::Timeout)??)
     }
 
-    async fn bound(&self, pod: &Shared<Pod>, node: &str, volumes: &VolumesToBind) -> Result<(), String> {
+    async fn bound(
+        &self,
+        pod: &Shared<Pod>,
+        node: &str,
+        volumes: &VolumesToBind,
+    ) -> Result<(), PreBindError> {
         loop {
             // Before reading, so that no change in between is missed.
             let changed = self.storage_changed.notified();
@@ -104,7 +115,7 @@ impl Driver {
     }
 }
 
-/// The volume reserved for the claim; `None`: it is already.
+/// The volume reserved for the claim; `None` if it is reserved already.
 fn given(
     volume: &Shared<PersistentVolume>,
     claim: &Shared<PersistentVolumeClaim>,
@@ -112,7 +123,7 @@ fn given(
     let to = reference(claim.object());
     let has = volume.spec.as_ref().and_then(|s| s.claim_ref.as_ref());
     let is_to = |has: &ObjectReference| has.name == to.name && has.namespace == to.namespace;
-    // One that its user has kept for the claim was not bound by us, even where the claim's uid is still to be written.
+    // A volume that a user reserved for the claim was not bound by the controller, even if the claim's uid is still missing.
     let by_user = has.is_some_and(|has| {
         is_to(has)
             && has

@@ -1,13 +1,13 @@
-//! Removes bootstrap tokens that have ended.
+//! Deletes expired bootstrap tokens (kube-controller-manager's token-cleaner).
 
 use k8s_openapi::api::core::v1::Secret;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
-use super::{Left, NAMESPACE, is_token, left};
+use super::{Expiration, NAMESPACE, expiration, is_token};
 use crate::action::{Action, Delete};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
 /// See the module. Its keys are Secrets.
 pub struct TokenCleaner;
@@ -25,7 +25,7 @@ impl Controller for TokenCleaner {
         vec![&registry::SECRET]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         let of_tokens = changed.object().filter(|o| o.namespace() == NAMESPACE);
         of_tokens.map(ObjectKey::of).into_iter().collect()
     }
@@ -39,10 +39,10 @@ impl Controller for TokenCleaner {
         if context.failure.is_some() || object.metadata().deletion_timestamp.is_some() {
             return Vec::new();
         }
-        match secret.map(|s| left(s, context.now)) {
-            Some(Left::Ended) => vec![Action::Delete(Delete::of(&object))],
-            Some(Left::For(time)) => vec![Action::RequeueAfter(time)],
-            Some(Left::Forever) | None => Vec::new(),
+        match secret.map(|s| expiration(s, context.now)) {
+            Some(Expiration::Expired) => vec![Action::Delete(Delete::of(&object))],
+            Some(Expiration::In(time)) => vec![Action::RequeueAfter(time)],
+            Some(Expiration::Never) | None => Vec::new(),
         }
     }
 }
@@ -54,7 +54,7 @@ mod tests {
     use k8s_openapi::ByteString;
 
     #[test]
-    fn a_token_goes_when_its_time_is_over() {
+    fn an_expired_token_is_deleted() {
         for (type_, expiration, expected) in [
             (
                 super::super::TYPE,

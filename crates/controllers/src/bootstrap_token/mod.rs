@@ -1,5 +1,5 @@
-//! Bootstrap tokens: Secrets in `kube-system` by which nodes join. One controller removes those that have ended, one
-//! signs `kube-public/cluster-info` with the others, so that who knows a token knows whom to trust.
+//! Bootstrap tokens: Secrets in `kube-system` by which nodes join. One controller deletes expired tokens, one signs
+//! `kube-public/cluster-info` with the others, so that a node that has a token can verify the cluster's CA.
 
 pub mod cleaner;
 pub mod signer;
@@ -22,21 +22,21 @@ fn text<'a>(secret: &'a Secret, key: &str) -> &'a str {
     value.map_or("", |v| std::str::from_utf8(&v.0).unwrap_or(""))
 }
 
-/// Whether a token has ended, or how long it has left; `None`: it never ends.
+/// Whether a token has expired, or how long it is still valid; `None`: it never expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Left {
-    Ended,
-    For(Duration),
-    Forever,
+enum Expiration {
+    Expired,
+    In(Duration),
+    Never,
 }
 
-fn left(secret: &Secret, now: Timestamp) -> Left {
+fn expiration(secret: &Secret, now: Timestamp) -> Expiration {
     match text(secret, "expiration") {
-        "" => Left::Forever,
-        // One that cannot be read has ended.
+        "" => Expiration::Never,
+        // A token whose expiration does not parse has expired.
         until => match until.parse::<Timestamp>().map(|t| t.duration_since(now)) {
-            Ok(left) if left.is_positive() => Left::For(left.unsigned_abs()),
-            _ => Left::Ended,
+            Ok(left) if left.is_positive() => Expiration::In(left.unsigned_abs()),
+            _ => Expiration::Expired,
         },
     }
 }

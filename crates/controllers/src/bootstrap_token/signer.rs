@@ -1,4 +1,4 @@
-//! Signs the kubeconfig in `kube-public/cluster-info` once with each token that may sign (a detached JWS, HS256).
+//! Signs the kubeconfig in `kube-public/cluster-info` with each token whose usages include signing (a detached JWS, HS256).
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 use sha2::Sha256;
 
-use super::{Left, NAMESPACE, is_token, left, text};
+use super::{Expiration, NAMESPACE, expiration, is_token, text};
 use crate::action::Action;
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
 const PUBLIC: &str = "kube-public";
 const CLUSTER_INFO: &str = "cluster-info";
@@ -36,7 +36,7 @@ impl Controller for BootstrapSigner {
         vec![&registry::SECRET, &registry::CONFIG_MAP]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         let concerns = changed.states().any(|o| {
             let info = o.namespace() == PUBLIC && o.name() == CLUSTER_INFO;
             info || o.get::<Secret>().is_some_and(is_token)
@@ -64,7 +64,7 @@ impl Controller for BootstrapSigner {
                 && !key.is_empty()
                 && secret.metadata.name.as_deref() == Some(format!("bootstrap-token-{id}").as_str())
                 && text(&secret, "usage-bootstrap-signing") == "true"
-                && left(&secret, context.now) != Left::Ended;
+                && expiration(&secret, context.now) != Expiration::Expired;
             if signs && let Some(signature) = signature(&content, id, key) {
                 data.insert(format!("{SIGNATURE}{id}"), signature);
             }

@@ -1,5 +1,5 @@
-//! Approves a kubelet's request for a client certificate, if who asks may have one: a node for itself
-//! (`selfnodeclient`), a bootstrapper for any node (`nodeclient`).
+//! Approves a kubelet's request for a client certificate if the requester is allowed to make it: a node for itself
+//! (`selfnodeclient`), a bootstrap token for any node (`nodeclient`).
 
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec};
 use knarr_api::certificates::CertificateRequest;
@@ -7,9 +7,9 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
-use super::{KUBELET_CLIENT, approved, is_open, kubelet_client, request};
-use crate::action::{Action, Fact};
-use crate::controller::{Changed, Context, Controller, View};
+use super::{KUBELET_CLIENT, approved, is_pending, kubelet_client, request};
+use crate::action::{Action, LiveCheck};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
 /// See the module. Its keys are requests.
 pub struct Approver;
@@ -27,7 +27,7 @@ impl Controller for Approver {
         vec![&registry::CERTIFICATE_SIGNING_REQUEST]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         changed
             .key_of(&registry::CERTIFICATE_SIGNING_REQUEST)
             .into_iter()
@@ -38,16 +38,16 @@ impl Controller for Approver {
         let Some(csr) = request(context) else {
             return Vec::new();
         };
-        if !is_open(&csr, KUBELET_CLIENT) {
+        if !is_pending(&csr, KUBELET_CLIENT) {
             return Vec::new();
         }
-        let Ok(asked) = CertificateRequest::decode(&csr.spec.request.0) else {
+        let Ok(parsed) = CertificateRequest::decode(&csr.spec.request.0) else {
             return Vec::new();
         };
-        if kubelet_client(&asked, csr.spec.usages.as_deref().unwrap_or_default()).is_err() {
+        if kubelet_client(&parsed, csr.spec.usages.as_deref().unwrap_or_default()).is_err() {
             return Vec::new();
         }
-        let own = csr.spec.username.as_deref() == Some(asked.common_name());
+        let own = csr.spec.username.as_deref() == Some(parsed.common_name());
         let permissions: &[&str] = if own {
             &["selfnodeclient", "nodeclient"]
         } else {
@@ -71,11 +71,11 @@ impl Controller for Approver {
         let kind = if own { "self kubelet" } else { "kubelet" };
         let message = format!("Auto approving {kind} client certificate after SubjectAccessReview.");
         vec![
-            Action::Require(Fact::Allowed {
+            Action::Require(LiveCheck::Allowed {
                 about: context.key.clone(),
                 any_of: permissions.iter().map(who).collect(),
             }),
-            Action::update_part(approved(&csr, &message, context.now), "approval"),
+            Action::update_subresource(approved(&csr, &message, context.now), "approval"),
         ]
     }
 }
@@ -88,7 +88,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn only_what_a_kubelet_asks_for_is_approved_and_only_if_it_may() {
+    fn only_kubelet_client_requests_are_approved_and_only_if_the_requester_is_allowed() {
         let node = json!({"cn": "system:node:n", "o": ["system:nodes"]});
         let client = ["digital signature", "client auth"];
         let approves = [
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_asks_for_itself_by_a_permission_of_its_own() {
+    fn a_node_that_requests_for_itself_has_a_permission_of_its_own() {
         let node = json!({"cn": "system:node:n", "o": ["system:nodes"]});
         let mut own = csr("x", KUBELET_CLIENT, &["digital signature", "client auth"], node);
         for (user, expected) in [
@@ -156,14 +156,14 @@ mod tests {
             let mut world = World::default();
             world.put(own.clone());
             let actions = world.run(&Approver, ("", "x"), at(0));
-            let Some(Action::Require(Fact::Allowed { any_of, .. })) = actions.first() else {
+            let Some(Action::Require(LiveCheck::Allowed { any_of, .. })) = actions.first() else {
                 panic!("{actions:?}");
             };
-            let asked: Vec<_> = any_of
+            let checked: Vec<_> = any_of
                 .iter()
                 .filter_map(|s| s.resource_attributes.as_ref()?.subresource.clone())
                 .collect();
-            assert_eq!(asked, expected);
+            assert_eq!(checked, expected);
             assert!(any_of.iter().all(|s| s.user.as_deref() == Some(user)));
         }
     }

@@ -1,5 +1,5 @@
-//! Removes requests that nobody needs any more: decided or failed an hour ago, waiting for a day, or with a
-//! certificate that has ended.
+//! Deletes CertificateSigningRequests that are no longer needed: approved, denied or failed an hour ago, pending for a day,
+//! or with an expired certificate.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,14 +40,14 @@ impl Sweep for Cleaner {
     fn sweep(&mut self, view: &dyn View, now: Timestamp) -> Vec<Vec<Action>> {
         view.list(&registry::CERTIFICATE_SIGNING_REQUEST, "")
             .iter()
-            .filter(|o| o.get().is_some_and(|csr| self.is_over(csr, now)))
+            .filter(|o| o.get().is_some_and(|csr| self.is_no_longer_needed(csr, now)))
             .map(|o| vec![Action::Delete(Delete::of(o))])
             .collect()
     }
 }
 
 impl Cleaner {
-    fn is_over(&self, csr: &CertificateSigningRequest, now: Timestamp) -> bool {
+    fn is_no_longer_needed(&self, csr: &CertificateSigningRequest, now: Timestamp) -> bool {
         let made = csr.metadata.creation_timestamp.as_ref().map(|t| t.0);
         let conditions: Vec<_> = csr
             .status
@@ -66,8 +66,8 @@ impl Cleaner {
             match c.type_.as_str() {
                 "Denied" | "Failed" => old,
                 "Approved" => match issued {
-                    Some(pem) => old || self.0.ends(pem).is_some_and(|t| t < now),
-                    // Nobody has signed it for a day.
+                    Some(pem) => old || self.0.expires(pem).is_some_and(|t| t < now),
+                    // It was not signed for a day.
                     None => c
                         .last_update_time
                         .as_ref()
@@ -89,7 +89,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn requests_go_when_they_are_of_no_more_use() {
+    fn requests_are_deleted_when_they_are_no_longer_needed() {
         let (hour, day) = (3600, 24 * 3600);
         for (what, ends, after, expected) in [
             (None, None, day, false),
@@ -114,8 +114,8 @@ mod tests {
             }
             let mut world = World::default();
             world.put(found);
-            let gone = !Cleaner(Arc::new(Fake)).sweep(&world, at(after)).is_empty();
-            assert_eq!(gone, expected, "{what:?} {ends:?} after {after} s");
+            let deleted = !Cleaner(Arc::new(Fake)).sweep(&world, at(after)).is_empty();
+            assert_eq!(deleted, expected, "{what:?} {ends:?} after {after} s");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! CertificateSigningRequests: kubelets' are approved when they may ask and ask for what is theirs, approved ones of Kubernetes' own signers are
-//! signed, old ones are removed.
+//! CertificateSigningRequests: a kubelet's request is approved if the kubelet is allowed to make it and it names that node only; approved
+//! requests for Kubernetes' own signers are signed; old ones are deleted.
 //!
-//! Requests are read by [`CertificateRequest::decode`], as everywhere. Certificates are signed by an [`Authority`] that is
-//! handed in: it has the keys and the randomness.
+//! Requests are parsed by [`CertificateRequest::decode`], as everywhere. Certificates are signed by the [`Authority`] of the
+//! configuration: it has the keys and the randomness.
 
 pub mod approver;
 pub mod cleaner;
@@ -10,6 +10,7 @@ pub mod network_agent_approver;
 pub mod serving_approver;
 pub mod signer;
 
+use std::error::Error;
 use std::fmt::Debug;
 
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
@@ -23,23 +24,50 @@ use crate::controller::Context;
 
 pub const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
 pub const KUBELET_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+const NODES: &str = "system:nodes";
 /// The group and the names of nodes' network agents, as in `knarr_client::Component::NetworkAgent`.
 const NETWORK_AGENTS: &str = "system:knarr:network-agents";
 const NETWORK_AGENT_PREFIX: &str = "system:knarr:network-agent:";
 pub const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
 
-/// The CA that signs: a certificate of one is worth nothing where another's is asked for.
+/// The CA that signs: a certificate of one is not accepted where that of another is required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ca {
-    /// Of clients of the API server and of kubelets.
+    /// Signs client certificates for the API server and kubelets.
     Client,
-    /// Of kubelets' ports, which only the API server trusts.
+    /// Signs kubelets' serving certificates, which only the API server trusts.
     KubeletServing,
+}
+
+/// Why an [`Authority`] did not sign.
+pub type SignError = Box<dyn Error + Send + Sync>;
+
+/// Why a request is not one that its signer signs, worded as Kubernetes words it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidRequest {
+    #[error("usages did not match [{expected}]")]
+    Usages { expected: String },
+    #[error("subject organization is not {0}")]
+    Organization(&'static str),
+    #[error("subject common name does not begin with system:node:")]
+    NotANode,
+    #[error("subject common name is not {expected}")]
+    CommonName { expected: String },
+    #[error("subject has an attribute {0}")]
+    Attribute(String),
+    #[error("{0} subjectAltNames are not allowed")]
+    AltName(&'static str),
+    #[error("DNS or IP subjectAltName is required")]
+    NoHost,
+    #[error("invalid usage for client certificate: {0}")]
+    ClientUsage(String),
+    #[error("missing required usage for client certificate: client auth")]
+    NoClientAuth,
 }
 
 /// Signs requests and reads certificates.
 pub trait Authority: Debug + Send + Sync {
-    /// A PEM certificate of this CA for these usages and at most this time.
+    /// A PEM certificate of this CA with these usages and at most this validity.
     fn sign(
         &self,
         ca: Ca,
@@ -47,20 +75,20 @@ pub trait Authority: Debug + Send + Sync {
         usages: &[String],
         seconds: Option<i32>,
         now: Timestamp,
-    ) -> Result<String, String>;
+    ) -> Result<String, SignError>;
 
-    /// When a PEM certificate ends.
-    fn ends(&self, certificate: &[u8]) -> Option<Timestamp>;
+    /// When a PEM certificate expires.
+    fn expires(&self, certificate: &[u8]) -> Option<Timestamp>;
 }
 
-/// The request that a controller is asked about; none once it is gone, or if what was decided on it failed.
+/// The request of the key; `None` if it was deleted, or if an action on it has just failed.
 fn request(context: &Context<'_>) -> Option<Shared<CertificateSigningRequest>> {
     let found = context.view.get_as("", &context.key.name);
     found.filter(|_| context.failure.is_none())
 }
 
 /// Whether a condition of this type is true.
-fn has(csr: &CertificateSigningRequest, type_: &str) -> bool {
+fn has_condition(csr: &CertificateSigningRequest, type_: &str) -> bool {
     let conditions = csr.status.iter().flat_map(|s| s.conditions.iter().flatten());
     conditions
         .into_iter()
@@ -72,13 +100,14 @@ fn certificate(csr: &CertificateSigningRequest) -> Option<&[u8]> {
     (!bytes.0.is_empty()).then_some(&*bytes.0)
 }
 
-/// Whether a request of this signer waits for somebody to decide.
-fn is_open(csr: &CertificateSigningRequest, signer: &str) -> bool {
-    let decided = certificate(csr).is_some() || has(csr, "Approved") || has(csr, "Denied");
+/// Whether a request for this signer is pending.
+fn is_pending(csr: &CertificateSigningRequest, signer: &str) -> bool {
+    let decided =
+        certificate(csr).is_some() || has_condition(csr, "Approved") || has_condition(csr, "Denied");
     !decided && csr.spec.signer_name == signer
 }
 
-/// The request with the word that it is approved.
+/// The request with the condition Approved.
 fn approved(csr: &CertificateSigningRequest, message: &str, now: Timestamp) -> CertificateSigningRequest {
     let mut new = csr.clone();
     let conditions = &mut new.status.get_or_insert_default().conditions;
@@ -95,8 +124,8 @@ fn approved(csr: &CertificateSigningRequest, message: &str, now: Timestamp) -> C
     new
 }
 
-/// The usages are these, with or without `key encipherment`, which RSA keys need.
-fn usages_are(found: &[String], with: &str) -> Result<(), String> {
+/// Checks that the usages are these, with or without `key encipherment`, which RSA keys need.
+fn check_usages(found: &[String], with: &str) -> Result<(), InvalidRequest> {
     let mut found: Vec<&str> = found.iter().map(String::as_str).collect();
     found.sort_unstable();
     found.dedup();
@@ -106,41 +135,41 @@ fn usages_are(found: &[String], with: &str) -> Result<(), String> {
     if found == all || found == without {
         return Ok(());
     }
-    Err(format!("usages did not match [{}]", all.join(" ")))
+    Err(InvalidRequest::Usages {
+        expected: all.join(" "),
+    })
 }
 
-const NOT_A_NODE: &str = "subject common name does not begin with system:node:";
-
-/// What both certificates of a kubelet have.
-fn of_a_node(request: &CertificateRequest) -> Result<(), String> {
-    if !request.organizations().eq(["system:nodes"]) {
-        return Err("subject organization is not system:nodes".into());
+/// Checks what both certificates of a kubelet have.
+fn check_node_subject(request: &CertificateRequest) -> Result<(), InvalidRequest> {
+    if !request.organizations().eq([NODES]) {
+        return Err(InvalidRequest::Organization(NODES));
     }
     has_no_other_attribute(request)
 }
 
-/// The subject is a common name and organizations, nothing else.
-fn has_no_other_attribute(request: &CertificateRequest) -> Result<(), String> {
+/// Checks that the subject consists of a common name and organizations only.
+fn has_no_other_attribute(request: &CertificateRequest) -> Result<(), InvalidRequest> {
     let other = request
         .subject()
         .attributes()
         .iter()
         .find(|a| !matches!(a.kind, AttributeType::CommonName | AttributeType::Organization));
     if let Some(other) = other {
-        return Err(format!("subject has an attribute {}", other.kind.short_name()));
+        return Err(InvalidRequest::Attribute(other.kind.short_name().to_string()));
     }
     Ok(())
 }
 
-fn is_named_as_node(request: &CertificateRequest) -> Result<(), String> {
+fn is_named_as_node(request: &CertificateRequest) -> Result<(), InvalidRequest> {
     let name = request.common_name().strip_prefix("system:node:");
     if name.is_none_or(str::is_empty) {
-        return Err(NOT_A_NODE.into());
+        return Err(InvalidRequest::NotANode);
     }
     Ok(())
 }
 
-/// What Kubernetes calls the kind of an alternative name.
+/// Kubernetes' name for the kind of an alternative name.
 fn alt_name_kind(name: &AltName) -> &'static str {
     match name {
         AltName::Dns(_) => "DNS",
@@ -150,54 +179,57 @@ fn alt_name_kind(name: &AltName) -> &'static str {
     }
 }
 
-fn kubelet_client(request: &CertificateRequest, usages: &[String]) -> Result<(), String> {
-    of_a_node(request)?;
+fn kubelet_client(request: &CertificateRequest, usages: &[String]) -> Result<(), InvalidRequest> {
+    check_node_subject(request)?;
     if let Some(name) = request.alt_names().first() {
-        return Err(format!("{} subjectAltNames are not allowed", alt_name_kind(name)));
+        return Err(InvalidRequest::AltName(alt_name_kind(name)));
     }
     is_named_as_node(request)?;
-    usages_are(usages, "client auth")
+    check_usages(usages, "client auth")
 }
 
-/// What a node may ask for its network agent: a client certificate whose name ends with the node's.
-fn network_agent_client(request: &CertificateRequest, usages: &[String], node: &str) -> Result<(), String> {
+/// Checks a node's request for its network agent: a client certificate whose common name ends with the node's name.
+fn network_agent_client(
+    request: &CertificateRequest,
+    usages: &[String],
+    node: &str,
+) -> Result<(), InvalidRequest> {
     if !request.organizations().eq([NETWORK_AGENTS]) {
-        return Err(format!("subject organization is not {NETWORK_AGENTS}"));
+        return Err(InvalidRequest::Organization(NETWORK_AGENTS));
     }
     if request.common_name().strip_prefix(NETWORK_AGENT_PREFIX) != Some(node) {
-        return Err(format!("subject common name is not {NETWORK_AGENT_PREFIX}{node}"));
+        return Err(InvalidRequest::CommonName {
+            expected: format!("{NETWORK_AGENT_PREFIX}{node}"),
+        });
     }
     has_no_other_attribute(request)?;
     if let Some(name) = request.alt_names().first() {
-        return Err(format!("{} subjectAltNames are not allowed", alt_name_kind(name)));
+        return Err(InvalidRequest::AltName(alt_name_kind(name)));
     }
-    usages_are(usages, "client auth")
+    check_usages(usages, "client auth")
 }
 
-fn kubelet_serving(request: &CertificateRequest, usages: &[String]) -> Result<(), String> {
-    of_a_node(request)?;
+fn kubelet_serving(request: &CertificateRequest, usages: &[String]) -> Result<(), InvalidRequest> {
+    check_node_subject(request)?;
     let names = request.alt_names();
     let is_host = |name: &&AltName| matches!(name, AltName::Dns(_) | AltName::Ip(_));
     if !names.iter().any(|name| is_host(&name)) {
-        return Err("DNS or IP subjectAltName is required".into());
+        return Err(InvalidRequest::NoHost);
     }
     if let Some(other) = names.iter().find(|name| !is_host(name)) {
-        return Err(format!(
-            "{} subjectAltNames are not allowed",
-            alt_name_kind(other)
-        ));
+        return Err(InvalidRequest::AltName(alt_name_kind(other)));
     }
-    usages_are(usages, "server auth")?;
+    check_usages(usages, "server auth")?;
     is_named_as_node(request)
 }
 
-fn client(usages: &[String]) -> Result<(), String> {
+fn client(usages: &[String]) -> Result<(), InvalidRequest> {
     const ALLOWED: [&str; 3] = ["digital signature", "key encipherment", "client auth"];
     if let Some(other) = usages.iter().find(|u| !ALLOWED.contains(&u.as_str())) {
-        return Err(format!("invalid usage for client certificate: {other}"));
+        return Err(InvalidRequest::ClientUsage(other.clone()));
     }
     if !usages.iter().any(|u| u == "client auth") {
-        return Err("missing required usage for client certificate: client auth".into());
+        return Err(InvalidRequest::NoClientAuth);
     }
     Ok(())
 }
@@ -224,23 +256,23 @@ pub(crate) mod fake {
             usages: &[String],
             seconds: Option<i32>,
             now: Timestamp,
-        ) -> Result<String, String> {
+        ) -> Result<String, SignError> {
             let ends = now.as_second() + i64::from(seconds.unwrap_or(3600));
             let subject = request.common_name();
             let ca = format!("{ca:?}");
             Ok(serde_json::json!({"ca": ca, "subject": subject, "ends": ends, "usages": usages}).to_string())
         }
 
-        fn ends(&self, certificate: &[u8]) -> Option<Timestamp> {
+        fn expires(&self, certificate: &[u8]) -> Option<Timestamp> {
             let value: serde_json::Value = serde_json::from_slice(certificate).ok()?;
             Timestamp::from_second(value["ends"].as_i64()?).ok()
         }
     }
 
-    /// A request for what this JSON says, in PEM.
-    fn pem(asked: &serde_json::Value) -> Result<Vec<u8>, der::Error> {
+    /// A PEM request for the certificate that this JSON describes.
+    fn pem(requested: &serde_json::Value) -> Result<Vec<u8>, der::Error> {
         let list = |key: &str| {
-            let items = asked[key].as_array().into_iter().flatten();
+            let items = requested[key].as_array().into_iter().flatten();
             items
                 .filter_map(|v| v.as_str().map(str::to_string))
                 .collect::<Vec<_>>()
@@ -248,7 +280,7 @@ pub(crate) mod fake {
         let mut rdns = Vec::new();
         let names = list("o").into_iter().map(|o| ("2.5.4.10", o));
         let names = names.chain(list("ou").into_iter().map(|ou| ("2.5.4.11", ou)));
-        let common = asked["cn"].as_str().map(|cn| ("2.5.4.3", cn.to_string()));
+        let common = requested["cn"].as_str().map(|cn| ("2.5.4.3", cn.to_string()));
         for (oid, value) in names.chain(common) {
             let oid = ObjectIdentifier::new_unwrap(oid).to_der()?;
             let value = element(Tag::Utf8String, &[value.as_bytes()])?;

@@ -1,4 +1,4 @@
-//! Approves a node's request for the client certificate of its own network agent, if the node may ask for it
+//! Approves a node's request for the client certificate of its own network agent, if the node is allowed to make it
 //! (`certificatesigningrequests/selfnetworkagent`).
 
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec};
@@ -7,9 +7,9 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
-use super::{CLIENT, approved, is_open, network_agent_client, request};
-use crate::action::{Action, Fact};
-use crate::controller::{Changed, Context, Controller, View};
+use super::{CLIENT, approved, is_pending, network_agent_client, request};
+use crate::action::{Action, LiveCheck};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
 /// See the module. Its keys are requests.
 pub struct NetworkAgentApprover;
@@ -27,7 +27,7 @@ impl Controller for NetworkAgentApprover {
         vec![&registry::CERTIFICATE_SIGNING_REQUEST]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         changed
             .key_of(&registry::CERTIFICATE_SIGNING_REQUEST)
             .into_iter()
@@ -38,22 +38,22 @@ impl Controller for NetworkAgentApprover {
         let Some(csr) = request(context) else {
             return Vec::new();
         };
-        // Who asks is the node itself, by its name and its group.
+        // The requester is the node itself, by its user name and group.
         let user = csr.spec.username.as_deref().unwrap_or_default();
         let groups = csr.spec.groups.as_deref().unwrap_or_default();
         let node = user.strip_prefix("system:node:").filter(|node| !node.is_empty());
         let (true, Some(node), true) = (
-            is_open(&csr, CLIENT),
+            is_pending(&csr, CLIENT),
             node,
             groups.iter().any(|group| group == "system:nodes"),
         ) else {
             return Vec::new();
         };
-        let Ok(asked) = CertificateRequest::decode(&csr.spec.request.0) else {
+        let Ok(requested) = CertificateRequest::decode(&csr.spec.request.0) else {
             return Vec::new();
         };
         let usages = csr.spec.usages.as_deref().unwrap_or_default();
-        if network_agent_client(&asked, usages, node).is_err() {
+        if network_agent_client(&requested, usages, node).is_err() {
             return Vec::new();
         }
         let review = SubjectAccessReviewSpec {
@@ -74,11 +74,11 @@ impl Controller for NetworkAgentApprover {
         let message =
             "Auto approving the client certificate of the node's network agent after SubjectAccessReview.";
         vec![
-            Action::Require(Fact::Allowed {
+            Action::Require(LiveCheck::Allowed {
                 about: context.key.clone(),
                 any_of: vec![review],
             }),
-            Action::update_part(approved(&csr, message, context.now), "approval"),
+            Action::update_subresource(approved(&csr, message, context.now), "approval"),
         ]
     }
 }
@@ -96,13 +96,13 @@ mod tests {
     fn a4_a_node_gets_a_certificate_for_its_own_network_agent_only() {
         let own = json!({"cn": format!("{NETWORK_AGENT_PREFIX}n"), "o": [NETWORK_AGENTS]});
         let with = |key: &str, value| {
-            let mut asked = own.clone();
-            asked[key] = value;
-            asked
+            let mut requested = own.clone();
+            requested[key] = value;
+            requested
         };
         let client = ["digital signature", "client auth"];
         let node = ("system:node:n", "system:nodes");
-        for (what, (user, group), signer, usages, asked, approves) in [
+        for (what, (user, group), signer, usages, requested, approves) in [
             ("its own", node, CLIENT, client, own.clone(), true),
             (
                 "another node's",
@@ -121,7 +121,7 @@ mod tests {
                 false,
             ),
             (
-                "somebody else",
+                "another user",
                 ("ann", "system:nodes"),
                 CLIENT,
                 client,
@@ -172,7 +172,7 @@ mod tests {
             ("a unit", node, CLIENT, client, with("ou", json!(["x"])), false),
             ("a host", node, CLIENT, client, with("dns", json!(["n"])), false),
         ] {
-            let mut request = csr("x", signer, &usages, asked);
+            let mut request = csr("x", signer, &usages, requested);
             request.spec.username = Some(user.into());
             request.spec.groups = Some(vec![group.into()]);
             let mut world = World::default();

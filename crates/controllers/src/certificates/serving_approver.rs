@@ -1,13 +1,13 @@
-//! Approves a kubelet's request for the certificate of its port. Kubernetes leaves this to whoever runs the cluster; without
-//! the certificate nobody could tell a node's port from another's.
+//! Approves a kubelet's request for its serving certificate. Kubernetes leaves this to the cluster administrator; without
+//! the certificate the API server could not authenticate a kubelet.
 //!
 //! A certificate names only what the node has proved (SPEC A4): its own name, by its credentials, and the address from
-//! which it made the request, which the API server recorded with it. What a node merely writes into its status proves
-//! nothing. The node in the API server's own process has no such address: its addresses are those of its status, loopback
-//! among them. No address is approved that another node, a Service or the range of Services has, and to nodes elsewhere
-//! nothing that is in the API server's own certificate.
+//! which it made the request, which the API server recorded with it. The addresses in a node's status prove nothing: the node
+//! writes them itself. The node in the API server's own process has no remote address: it gets the addresses of its status,
+//! loopback among them. An address is not approved if another node, a Service or the Service CIDR has it, and other nodes
+//! get no name or address of the API server's own certificate.
 //!
-//! What is not approved stays pending for a person to decide; it is examined again when its node's addresses change.
+//! A request that is not approved stays pending for an administrator; it is checked again when its node's addresses change.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,25 +15,25 @@ use std::net::IpAddr;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Node, Service};
 use knarr_api::certificates::{CertificateRequest, IN_PROCESS, REMOTE_ADDRESS};
+use knarr_api::cidr::Cidr;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::service_ips::Cidr;
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey};
 
-use super::{KUBELET_SERVING, approved, is_open, kubelet_serving, request};
+use super::{KUBELET_SERVING, approved, is_pending, kubelet_serving, request};
 use crate::action::Action;
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
-/// User of a node's own kubelet.
+/// The prefix of kubelets' user names.
 const NODE_USER: &str = "system:node:";
 const NODES: &str = "system:nodes";
 
-/// What no kubelet's certificate may name.
+/// The names and addresses that no kubelet's certificate may have.
 #[derive(Clone, Debug, Default)]
 pub struct Reserved {
-    /// The names and addresses in the API server's own certificate.
+    /// Those of the API server's own certificate.
     pub api_server: BTreeSet<String>,
-    /// The addresses of Services.
+    /// The Service CIDRs.
     pub service_ranges: Vec<Cidr>,
 }
 
@@ -59,12 +59,12 @@ impl Controller for ServingApprover {
         ]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::CERTIFICATE_SIGNING_REQUEST) {
             return vec![key];
         }
         let of = |o: Option<&Object>| o.and_then(Object::get::<Node>).map(addresses);
-        // Of Services both are none.
+        // For a change of a Service both are `None`.
         if of(changed.old) == of(changed.new) {
             return Vec::new();
         }
@@ -72,13 +72,13 @@ impl Controller for ServingApprover {
         let requests = view.list_as::<CertificateSigningRequest>("");
         requests
             .iter()
-            .filter(|csr| is_open(csr, KUBELET_SERVING) && csr.spec.username == user)
+            .filter(|csr| is_pending(csr, KUBELET_SERVING) && csr.spec.username == user)
             .filter_map(|csr| Some(ObjectKey::new("", csr.metadata.name.as_deref()?)))
             .collect()
     }
 
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
-        let Some(csr) = request(context).filter(|csr| is_open(csr, KUBELET_SERVING)) else {
+        let Some(csr) = request(context).filter(|csr| is_pending(csr, KUBELET_SERVING)) else {
             return Vec::new();
         };
         let Ok(request) = CertificateRequest::decode(&csr.spec.request.0) else {
@@ -90,14 +90,14 @@ impl Controller for ServingApprover {
         }
         let message = "Auto approving kubelet serving certificate: it names the node that requests it, at the address \
                        from which it does.";
-        vec![Action::update_part(
+        vec![Action::update_subresource(
             approved(&csr, message, context.now),
             "approval",
         )]
     }
 }
 
-/// Where a request came from, as the API server recorded it.
+/// The origin of a request, as the API server recorded it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     InProcess,
@@ -116,7 +116,7 @@ impl Origin {
 }
 
 impl ServingApprover {
-    /// Whether the node itself requests it, and all names in it are that node's and nobody else's.
+    /// Whether the node itself is the requester, and all names in the request are proved to be that node's and no other's.
     fn is_proved(
         &self,
         csr: &CertificateSigningRequest,
@@ -149,7 +149,7 @@ impl ServingApprover {
         !reserved && !self.is_of_services(request, view) && !is_of_other_nodes(&claimed, name, view)
     }
 
-    /// Whether an address in it is one of a Service, or could become one.
+    /// Whether an address in the request is one of a Service, or could be allocated to one.
     fn is_of_services(&self, request: &CertificateRequest, view: &dyn View) -> bool {
         let in_range = |ip| {
             self.reserved
@@ -181,7 +181,7 @@ fn service_addresses(service: &Service) -> impl Iterator<Item = &str> {
         .map(String::as_str)
 }
 
-/// Whether another node says that one of these names is its own. A loopback address is that of every machine.
+/// Whether the status of another node has one of these names. Every node has the loopback addresses.
 fn is_of_other_nodes(claimed: &BTreeSet<String>, name: &str, view: &dyn View) -> bool {
     let is_loopback = |n: &str| n.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
     let others = view.list_as::<Node>("");
@@ -197,7 +197,7 @@ fn addresses(node: &Node) -> BTreeSet<String> {
     let addresses = node.status.iter().flat_map(|s| s.addresses.iter().flatten());
     addresses
         .map(|a| match a.address.parse::<IpAddr>() {
-            // In one form.
+            // In their canonical form.
             Ok(ip) => ip.to_string(),
             Err(_) => a.address.clone(),
         })

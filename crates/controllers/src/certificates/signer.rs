@@ -1,24 +1,24 @@
-//! Signs what was approved for one of Kubernetes' own signers, if it is what that signer signs, with the signer's CA.
+//! Signs approved requests for Kubernetes' own signers with the signer's CA, if they meet the signer's rules.
 //!
-//! `kubernetes.io/legacy-unknown` is not signed: v1 of the API admits no request for it, and no CA here is without a
+//! `kubernetes.io/legacy-unknown` is not signed: certificates.k8s.io/v1 admits no request for it, and each CA here has one
 //! purpose.
 
 use std::sync::Arc;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
-use knarr_api::certificates::CertificateRequest;
+use knarr_api::certificates::{CertificateRequest, RequestError};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey};
 
 use super::{
-    Authority, CLIENT, Ca, KUBELET_CLIENT, KUBELET_SERVING, certificate, client, has, kubelet_client,
-    kubelet_serving, request,
+    Authority, CLIENT, Ca, InvalidRequest, KUBELET_CLIENT, KUBELET_SERVING, SignError, certificate, client,
+    has_condition, kubelet_client, kubelet_serving, request,
 };
 use crate::action::Action;
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
 /// See the module. Its keys are requests.
 pub struct Signer(pub Arc<dyn Authority>);
@@ -36,7 +36,7 @@ impl Controller for Signer {
         vec![&registry::CERTIFICATE_SIGNING_REQUEST]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         changed
             .key_of(&registry::CERTIFICATE_SIGNING_REQUEST)
             .into_iter()
@@ -47,7 +47,9 @@ impl Controller for Signer {
         let Some(csr) = request(context) else {
             return Vec::new();
         };
-        let open = has(&csr, "Approved") && !has(&csr, "Denied") && !has(&csr, "Failed");
+        let open = has_condition(&csr, "Approved")
+            && !has_condition(&csr, "Denied")
+            && !has_condition(&csr, "Failed");
         let ours = [CLIENT, KUBELET_CLIENT, KUBELET_SERVING].contains(&csr.spec.signer_name.as_str());
         if !open || !ours || certificate(&csr).is_some() {
             return Vec::new();
@@ -63,7 +65,7 @@ impl Controller for Signer {
                     type_: "Failed".into(),
                     status: "True".into(),
                     reason: Some("SignerValidationFailure".into()),
-                    message: Some(why),
+                    message: Some(why.to_string()),
                     last_update_time: Some(seconds(context.now)),
                     last_transition_time: Some(seconds(context.now)),
                 }),
@@ -72,15 +74,25 @@ impl Controller for Signer {
     }
 }
 
+/// Why a request is not signed: the message of its condition Failed, which has the cause in it, as in Kubernetes.
+#[derive(Debug, thiserror::Error)]
+enum SignerError {
+    #[error("unable to parse csr {name:?}: {source}")]
+    Unreadable { name: String, source: RequestError },
+    #[error(transparent)]
+    Invalid(#[from] InvalidRequest),
+    #[error(transparent)]
+    Authority(SignError),
+}
+
 impl Signer {
-    fn signed(&self, csr: &CertificateSigningRequest, context: &Context<'_>) -> Result<String, String> {
+    fn signed(&self, csr: &CertificateSigningRequest, context: &Context<'_>) -> Result<String, SignerError> {
         let usages = csr.spec.usages.as_deref().unwrap_or_default();
-        let request = CertificateRequest::decode(&csr.spec.request.0).map_err(|e| {
-            format!(
-                "unable to parse csr {:?}: {e}",
-                csr.metadata.name.as_deref().unwrap_or("")
-            )
-        })?;
+        let request =
+            CertificateRequest::decode(&csr.spec.request.0).map_err(|source| SignerError::Unreadable {
+                name: csr.metadata.name.clone().unwrap_or_default(),
+                source,
+            })?;
         let ca = match csr.spec.signer_name.as_str() {
             KUBELET_SERVING => {
                 kubelet_serving(&request, usages)?;
@@ -97,6 +109,7 @@ impl Signer {
         };
         self.0
             .sign(ca, &request, usages, csr.spec.expiration_seconds, context.now)
+            .map_err(SignerError::Authority)
     }
 }
 
@@ -154,7 +167,7 @@ mod tests {
             assert_eq!(failed.and_then(|c| c.message.as_deref()), wrong, "{signer}");
             assert_eq!(certificate(&new).is_some(), wrong.is_none(), "{signer}");
             world.take(&actions);
-            assert!(run(&world).is_empty(), "once is enough: {signer}");
+            assert!(run(&world).is_empty(), "it is signed once: {signer}");
         }
     }
 

@@ -1,6 +1,6 @@
-//! CronJob: a Job for each time its schedule comes due, named for that minute, so that none is made twice.
+//! CronJob: creates a Job at each scheduled time, named for that minute, so that none is created twice.
 //!
-//! Of several times that were missed only the last is made up for, if `startingDeadlineSeconds` still lets it.
+//! Of several missed times only the last one gets a Job, if it is within `startingDeadlineSeconds`.
 
 pub mod schedule;
 
@@ -18,19 +18,19 @@ use knarr_api::{Kind, ObjectKey, Shared};
 
 use self::schedule::Schedule;
 use crate::action::{Action, Create, Delete, Dependents, Report, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::job::finished;
 use crate::owner::{controller_of, controller_reference};
 
-/// A little after the time itself, for clocks that differ.
-const LATER: Duration = Duration::from_millis(100);
-/// More missed times than this are told of: a clock may be wrong.
-const MANY: i64 = 100;
-const SCHEDULED_AT: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
+/// Added to the wait for the scheduled time, for clock skew (kube-controller-manager's nextScheduleDelta).
+const NEXT_SCHEDULE_DELTA: Duration = Duration::from_millis(100);
+/// More missed times than this are reported in an event: a clock may be wrong.
+const TOO_MANY_MISSED: i64 = 100;
+pub const SCHEDULED_AT: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
 
 /// See the module.
 pub struct CronJobs {
-    /// Looks a time zone up by name; the database is the driver's.
+    /// Finds a time zone by its IANA name; the driver has the database.
     pub time_zone: fn(&str) -> Option<TimeZone>,
 }
 
@@ -47,7 +47,7 @@ impl Controller for CronJobs {
         vec![&registry::CRON_JOB, &registry::JOB]
     }
 
-    fn keys(&self, _: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::CRON_JOB) {
             return vec![key];
         }
@@ -73,31 +73,31 @@ impl Controller for CronJobs {
             let started = j.status.as_ref().and_then(|s| s.start_time.clone());
             (started.is_none(), started, j.metadata.name.clone())
         });
-        let mut look = Look {
+        let mut sync = SyncCronJob {
             now: context.now,
             cron: &cron,
             status: cron.status.clone().unwrap_or_default(),
             about: reference(cron.object()),
             actions: Vec::new(),
         };
-        look.jobs(&jobs);
+        sync.sync_active(&jobs);
         let next = if cron.metadata.deletion_timestamp.is_none() {
-            look.clean_up(&jobs);
-            look.start(&cron.spec, &jobs, self.time_zone)
+            sync.clean_up(&jobs);
+            sync.create_due_job(&cron.spec, &jobs, self.time_zone)
         } else {
             None
         };
-        if cron.status.clone().unwrap_or_default() != look.status {
+        if cron.status.clone().unwrap_or_default() != sync.status {
             let mut changed = (*cron).clone();
-            changed.status = Some(look.status);
-            look.actions.push(Action::update_status(changed));
+            changed.status = Some(sync.status);
+            sync.actions.push(Action::update_status(changed));
         }
-        look.actions.extend(next.map(Action::RequeueAfter));
-        look.actions
+        sync.actions.extend(next.map(Action::RequeueAfter));
+        sync.actions
     }
 }
 
-struct Look<'a> {
+struct SyncCronJob<'a> {
     now: Timestamp,
     cron: &'a Shared<CronJob>,
     status: CronJobStatus,
@@ -105,20 +105,20 @@ struct Look<'a> {
     actions: Vec<Action>,
 }
 
-/// What a schedule says about now.
-struct Due {
-    /// The last time that came due, if any.
+/// The times of a schedule relative to now.
+struct ScheduleTimes {
+    /// The last scheduled time that has not had its Job, if any.
     at: Option<Timestamp>,
     missed: i64,
     since: Timestamp,
 }
 
-impl Look<'_> {
+impl SyncCronJob<'_> {
     fn name_at(&self, at: Timestamp) -> String {
         format!("{}-{}", self.cron.object().name(), at.as_second().div_euclid(60))
     }
 
-    /// Whether the name is one that a schedule gives.
+    /// Whether the name is one that this controller generates.
     fn is_ours(&self, name: &str) -> bool {
         let minute = name
             .strip_prefix(self.cron.object().name())
@@ -126,8 +126,8 @@ impl Look<'_> {
         minute.is_some_and(|m| !m.is_empty() && m.bytes().all(|b| b.is_ascii_digit()))
     }
 
-    /// Brings the status up to what became of the Jobs.
-    fn jobs(&mut self, jobs: &[Shared<Job>]) {
+    /// Updates `active` and the last times in the status from the Jobs.
+    fn sync_active(&mut self, jobs: &[Shared<Job>]) {
         let mut active = self.status.active.take().unwrap_or_default();
         for job in jobs {
             let uid = job.object().uid();
@@ -166,7 +166,7 @@ impl Look<'_> {
         self.status.active = (!active.is_empty()).then_some(active);
     }
 
-    /// Removes the oldest finished Jobs beyond the limits.
+    /// Deletes the oldest finished Jobs beyond the history limits.
     fn clean_up(&mut self, jobs: &[Shared<Job>]) {
         let spec = &self.cron.spec;
         for (type_, limit) in [
@@ -176,12 +176,12 @@ impl Look<'_> {
             let Some(limit) = limit.and_then(|l| usize::try_from(l).ok()) else {
                 continue;
             };
-            let ended: Vec<&Shared<Job>> = jobs
+            let finished_jobs: Vec<&Shared<Job>> = jobs
                 .iter()
                 .filter(|j| finished(j).is_some_and(|c| c.type_ == type_))
                 .collect();
-            let surplus = ended.len().saturating_sub(limit);
-            for job in ended.into_iter().take(surplus) {
+            let surplus = finished_jobs.len().saturating_sub(limit);
+            for job in finished_jobs.into_iter().take(surplus) {
                 self.delete(job);
             }
         }
@@ -202,14 +202,14 @@ impl Look<'_> {
         }));
     }
 
-    /// Starts what is due; answers when to look again.
-    fn start(
+    /// Creates the Job that is due; returns when to requeue.
+    fn create_due_job(
         &mut self,
         spec: &CronJobSpec,
         jobs: &[Shared<Job>],
         time_zone: fn(&str) -> Option<TimeZone>,
     ) -> Option<Duration> {
-        // An old form that the API keeps: the zone in front of the schedule.
+        // A former way to set the time zone, which the API still accepts: in front of the schedule.
         let old_form = spec
             .schedule
             .strip_prefix("CRON_TZ=")
@@ -253,17 +253,18 @@ impl Look<'_> {
             }
         };
         let deadline = spec.starting_deadline_seconds.map(SignedDuration::from_secs);
-        let due = self.due(&schedule, deadline);
+        let due = self.schedule_times(&schedule, deadline);
         let from = due
             .at
             .unwrap_or(if due.missed == 0 { due.since } else { self.now });
         let wait = schedule
             .next(from)
             .and_then(|at| Duration::try_from(at.duration_since(self.now)).ok());
-        // A time that is past already is looked at in a moment.
-        let next = Some(wait.unwrap_or_default() + LATER).filter(|_| schedule.next(self.now).is_some());
+        // For a time that has already passed the key is requeued soon.
+        let next = Some(wait.unwrap_or_default() + NEXT_SCHEDULE_DELTA)
+            .filter(|_| schedule.next(self.now).is_some());
         let Some(at) = due.at else { return next };
-        if due.missed > MANY {
+        if due.missed > TOO_MANY_MISSED {
             let message = "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew";
             self.actions
                 .push(Action::warning(&self.about, "TooManyMissedTimes", message));
@@ -334,7 +335,7 @@ impl Look<'_> {
             status: None,
         };
         Action::Create(Create {
-            or_exists: true,
+            ignore_already_exists: true,
             report: Some(Report {
                 about: self.about.clone(),
                 done: Some(("SuccessfulCreate", "Created job ".into())),
@@ -344,8 +345,8 @@ impl Look<'_> {
         })
     }
 
-    /// The last time that came due since the last that was served (or the CronJob's creation, or the deadline).
-    fn due(&self, schedule: &Schedule, deadline: Option<SignedDuration>) -> Due {
+    /// The last scheduled time since the last one that had its Job (or since the CronJob's creation, or the deadline).
+    fn schedule_times(&self, schedule: &Schedule, deadline: Option<SignedDuration>) -> ScheduleTimes {
         let created = self.cron.metadata.creation_timestamp.as_ref();
         let mut since = self
             .status
@@ -356,7 +357,7 @@ impl Look<'_> {
         if let Some(earliest) = deadline.and_then(|d| self.now.checked_sub(d).ok()) {
             since = since.max(earliest);
         }
-        let none = Due {
+        let none = ScheduleTimes {
             at: None,
             missed: 0,
             since,
@@ -365,12 +366,12 @@ impl Look<'_> {
             return none;
         };
         let Some(second) = schedule.next(first).filter(|t| *t <= self.now) else {
-            return Due {
+            return ScheduleTimes {
                 at: Some(first),
                 ..none
             };
         };
-        // Not all of years of missed times are gone through: by the distance of the first two.
+        // Years of missed times are not iterated: their number follows from the distance of the first two.
         let between = second.duration_since(first).as_secs().max(1);
         let missed = self.now.duration_since(first).as_secs() / between + 1;
         let near = first
@@ -382,7 +383,7 @@ impl Look<'_> {
             last = Some(time);
             at = schedule.next(time);
         }
-        Due {
+        ScheduleTimes {
             at: last,
             missed,
             since,
@@ -419,8 +420,8 @@ mod tests {
         world
     }
 
-    /// Looks twice, as the first look's own writes bring it back.
-    fn look(world: &mut World, n: i64) -> Vec<String> {
+    /// Syncs twice, as the writes of the first sync enqueue the key again.
+    fn sync(world: &mut World, n: i64) -> Vec<String> {
         let mut done = Vec::new();
         for _ in 0..2 {
             let actions = world.run(&ZONES, KEY, minute(n));
@@ -456,12 +457,12 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_made_when_its_time_comes_and_only_once() {
+    fn a_job_is_created_at_its_time_and_only_once() {
         let mut world = world(json!({}));
         let early = world.run(&ZONES, KEY, minute(4));
         assert_eq!(lines(&early), ["requeue after 360.1s"]);
-        assert_eq!(look(&mut world, 10), [format!("create jobs a/{}", name(10))]);
-        assert_eq!(look(&mut world, 11), [""; 0]);
+        assert_eq!(sync(&mut world, 10), [format!("create jobs a/{}", name(10))]);
+        assert_eq!(sync(&mut world, 11), [""; 0]);
         let is = status(&world);
         assert_eq!(is.last_schedule_time, Some(seconds(minute(10))));
         assert_eq!(is.active.unwrap()[0].name, Some(name(10)));
@@ -472,7 +473,7 @@ mod tests {
             "2026-01-01T10:10:00Z"
         );
         end(&mut world, &name(10), "Complete", 12);
-        let done = look(&mut world, 12);
+        let done = sync(&mut world, 12);
         assert_eq!(
             done,
             [format!(
@@ -487,10 +488,10 @@ mod tests {
     }
 
     #[test]
-    fn policies_say_what_becomes_of_one_that_still_runs() {
+    fn the_concurrency_policy_decides_about_a_job_that_still_runs() {
         let create = format!("create jobs a/{}", name(20));
         let forbid = "event JobAlreadyActive: Not starting job because prior execution is running and concurrency policy is Forbid";
-        for (policy, wanted) in [
+        for (policy, expected) in [
             ("Allow", vec![create.clone()]),
             ("Forbid", vec![forbid.to_string(), forbid.to_string()]),
             (
@@ -499,43 +500,43 @@ mod tests {
             ),
         ] {
             let mut world = world(json!({"concurrencyPolicy": policy}));
-            look(&mut world, 10);
-            assert_eq!(look(&mut world, 20), wanted, "{policy}");
+            sync(&mut world, 10);
+            assert_eq!(sync(&mut world, 20), expected, "{policy}");
         }
     }
 
     #[test]
-    fn of_missed_times_the_last_is_made_up_for_within_the_deadline() {
+    fn the_last_missed_time_gets_its_job_within_the_deadline() {
         let mut late = world(json!({}));
-        assert_eq!(look(&mut late, 47), [format!("create jobs a/{}", name(40))]);
+        assert_eq!(sync(&mut late, 47), [format!("create jobs a/{}", name(40))]);
         let mut in_time = world(json!({"startingDeadlineSeconds": 480}));
-        assert_eq!(look(&mut in_time, 47), [format!("create jobs a/{}", name(40))]);
+        assert_eq!(sync(&mut in_time, 47), [format!("create jobs a/{}", name(40))]);
         let mut too_late = world(json!({"startingDeadlineSeconds": 300}));
-        assert_eq!(look(&mut too_late, 47), [""; 0]);
+        assert_eq!(sync(&mut too_late, 47), [""; 0]);
         let mut years = world(json!({}));
-        let done = look(&mut years, 10_007);
+        let done = sync(&mut years, 10_007);
         assert!(done[0].starts_with("event TooManyMissedTimes: "), "{done:?}");
         assert_eq!(done[1], format!("create jobs a/{}", name(10_000)));
     }
 
     #[test]
-    fn zones_suspension_and_what_cannot_be_read() {
+    fn time_zones_suspension_and_invalid_schedules() {
         let mut plus_two = world(json!({"schedule": "30 12 * * *", "timeZone": "Etc/Plus2"}));
-        assert_eq!(look(&mut plus_two, 29), [""; 0]);
-        assert_eq!(look(&mut plus_two, 30), [format!("create jobs a/{}", name(30))]);
+        assert_eq!(sync(&mut plus_two, 29), [""; 0]);
+        assert_eq!(sync(&mut plus_two, 30), [format!("create jobs a/{}", name(30))]);
         let view: &dyn View = &plus_two;
         let job = view.get_as::<Job>("a", &name(30)).unwrap();
         assert_eq!(
             job.metadata.annotations.as_ref().unwrap()[SCHEDULED_AT],
             "2026-01-01T12:30:00+02:00"
         );
-        let unknown = look(&mut world(json!({"timeZone": "Nowhere"})), 10);
+        let unknown = sync(&mut world(json!({"timeZone": "Nowhere"})), 10);
         assert!(
             unknown[0].starts_with("event UnknownTimeZone: invalid timeZone: \"Nowhere\""),
             "{unknown:?}"
         );
-        assert_eq!(look(&mut world(json!({"suspend": true})), 10), [""; 0]);
-        let wrong = look(&mut world(json!({"schedule": "x"})), 10);
+        assert_eq!(sync(&mut world(json!({"suspend": true})), 10), [""; 0]);
+        let wrong = sync(&mut world(json!({"schedule": "x"})), 10);
         assert!(
             wrong[0].starts_with("event UnparseableSchedule: unparseable schedule: \"x\" : "),
             "{wrong:?}"
@@ -543,10 +544,10 @@ mod tests {
     }
 
     #[test]
-    fn history_limits_remove_the_oldest() {
+    fn history_limits_delete_the_oldest() {
         let mut world = world(json!({"successfulJobsHistoryLimit": 1, "failedJobsHistoryLimit": 0}));
         for n in [10, 20, 30] {
-            look(&mut world, n);
+            sync(&mut world, n);
             end(
                 &mut world,
                 &name(n),
@@ -554,9 +555,9 @@ mod tests {
                 n + 1,
             );
         }
-        let done = look(&mut world, 32);
+        let done = sync(&mut world, 32);
         let deleted: Vec<&String> = done.iter().filter(|l| l.starts_with("delete")).collect();
-        // The first success went when the second was seen.
+        // The first successful Job was deleted when the second one had finished.
         assert_eq!(deleted, [&format!("delete jobs a/{}", name(30))]);
         let view: &dyn View = &world;
         let left: Vec<String> = view

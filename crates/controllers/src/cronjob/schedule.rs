@@ -1,13 +1,13 @@
-//! When a cron schedule comes due: five fields or a descriptor, in a time zone.
+//! Cron schedules: five fields or a descriptor, in a time zone.
 
 use k8s_openapi::jiff::tz::TimeZone;
 use k8s_openapi::jiff::{SignedDuration, Timestamp, Zoned};
 use knarr_api::{duration, k8s_openapi};
 
-/// A schedule that finds no time within so many days has none (31 February).
+/// A schedule without a time within this many days has none (31 February).
 const HORIZON_DAYS: i64 = 5 * 366;
 
-/// One field: a bit for each value, and whether it says nothing (`*`).
+/// One field: a bit for each value, and whether it is `*`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Field {
     bits: u64,
@@ -60,7 +60,7 @@ impl Schedule {
         if let Some(duration) = fields.strip_prefix("@every ") {
             let every =
                 duration::parse(duration).ok_or_else(|| format!("failed to parse duration {text}"))?;
-            // Whole seconds, at least one.
+            // In whole_seconds seconds, at least one.
             let every = SignedDuration::from_secs(every.as_secs().max(1));
             return Ok(Schedule {
                 when: When::Every(every),
@@ -70,17 +70,17 @@ impl Schedule {
         if fields.starts_with('@') {
             return Err(format!("unrecognized descriptor: {text}"));
         }
-        let words: Vec<&str> = fields.split_whitespace().collect();
-        if words.len() != RANGES.len() {
-            let found = words.len();
+        let parts: Vec<&str> = fields.split_whitespace().collect();
+        if parts.len() != RANGES.len() {
+            let found = parts.len();
             return Err(format!(
                 "expected exactly 5 fields, found {found}: [{}]",
-                words.join(" ")
+                parts.join(" ")
             ));
         }
         let mut parsed = [Field::default(); 5];
-        for ((field, word), (min, max, names)) in parsed.iter_mut().zip(words).zip(RANGES) {
-            for range in word.split(',').filter(|r| !r.is_empty()) {
+        for ((field, part), (min, max, names)) in parsed.iter_mut().zip(parts).zip(RANGES) {
+            for range in part.split(',').filter(|r| !r.is_empty()) {
                 add(field, range, min, max, names)
                     .ok_or_else(|| format!("failed to parse {range} in {text}"))?;
             }
@@ -93,30 +93,34 @@ impl Schedule {
 
     /// The first time after `time`; `None` if there is none.
     pub fn next(&self, time: Timestamp) -> Option<Timestamp> {
-        let whole = Timestamp::from_second(time.as_second()).ok()?;
+        let whole_seconds = Timestamp::from_second(time.as_second()).ok()?;
         let fields = match &self.when {
-            When::Every(every) => return whole.checked_add(*every).ok(),
+            When::Every(every) => return whole_seconds.checked_add(*every).ok(),
             When::Fields(fields) => fields,
         };
-        let end = whole
+        let end = whole_seconds
             .checked_add(SignedDuration::from_hours(24 * HORIZON_DAYS))
             .ok()?;
-        let after = whole.as_second().div_euclid(60).checked_add(1)?.checked_mul(60)?;
+        let after = whole_seconds
+            .as_second()
+            .div_euclid(60)
+            .checked_add(1)?
+            .checked_mul(60)?;
         let mut at = Timestamp::from_second(after).ok()?;
-        // From the coarsest field to the finest; each step goes past what cannot match.
+        // From the coarsest field to the finest; each step skips what cannot match.
         while at <= end {
             let local = at.to_zoned(self.zone.clone());
             at = match self.step(fields, &local)? {
                 None => return Some(at),
                 Some(next) if next > at => next,
-                // Where clocks are set back the local day begins again: go on by the hour.
+                // Where clocks are set back the local day begins again: continue by the hour.
                 Some(_) => at.checked_add(SignedDuration::from_hours(1)).ok()?,
             };
         }
         None
     }
 
-    /// Where to look next, or nothing if this is it. Local hours that are skipped are no times, those that come twice are two.
+    /// The next candidate, or `None` if this time matches. Local hours that are skipped have no times, those that occur twice have two.
     fn step(
         &self,
         [minute, hour, day, month, weekday]: &[Field; 5],
@@ -131,7 +135,7 @@ impl Schedule {
         }
         let by_day = day.has(date.day());
         let by_weekday = weekday.has(date.weekday().to_sunday_zero_offset());
-        // Where both say something, either is enough.
+        // Where neither of the two is `*`, one match is enough.
         let matches = if day.any || weekday.any {
             by_day && by_weekday
         } else {
@@ -156,7 +160,7 @@ impl Schedule {
 fn add(field: &mut Field, range: &str, min: u32, max: u32, names: &[&str]) -> Option<()> {
     let (ends, step) = match range.split_once('/') {
         Some((ends, step)) => {
-            // Too large is taken for as large as can be, as the API server lets it in.
+            // A step that is too large counts as the largest one: validation accepts it.
             let step = step.parse::<i64>().ok().filter(|s| *s > 0)?;
             (ends, Some(u32::try_from(step).unwrap_or(u32::MAX)))
         }
@@ -171,7 +175,7 @@ fn add(field: &mut Field, range: &str, min: u32, max: u32, names: &[&str]) -> Op
         named.map(|n| n + min).or_else(|| text.parse().ok())
     };
     let (first, last) = match ends.split_once('-') {
-        // Cron does not look at what stands behind a star: `*-1` is `*`.
+        // As robfig/cron, what follows a star is ignored: `*-1` is `*`.
         _ if matches!(ends.split('-').next(), Some("*" | "?")) => {
             field.any |= step.is_none_or(|s| s == 1);
             (min, max)
@@ -194,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn schedules_come_due_as_cron_says() {
+    fn schedules_have_the_times_of_cron() {
         let zone = |name: &str| match name {
             "UTC" => TimeZone::UTC,
             // Clocks are set forward on 29 March 2026 at 2:00 and back on 25 October 2026 at 3:00.
@@ -260,10 +264,10 @@ mod tests {
                 "2026-10-25T01:30:00Z",
             ),
         ];
-        for (text, of, after, wanted) in table {
+        for (text, of, after, expected) in table {
             let schedule = Schedule::parse(text, zone(of)).unwrap();
             let next = schedule.next(after.parse().unwrap());
-            assert_eq!(next, Some(wanted.parse().unwrap()), "{text} {of} {after}");
+            assert_eq!(next, Some(expected.parse().unwrap()), "{text} {of} {after}");
         }
         let never = Schedule::parse("59 23 31 2 *", TimeZone::UTC).unwrap();
         assert_eq!(never.next("2026-01-01T00:00:00Z".parse().unwrap()), None);

@@ -1,7 +1,7 @@
 //! DaemonSet: one pod on every node that its template fits.
 //!
-//! Its pods are pinned to their node by affinity, and the scheduler binds them; whether a node is one of theirs is
-//! decided here, by name, selector, affinity and taints only ([`placement`]). A pod stays through its node's troubles.
+//! Its pods are pinned to their node by affinity, and the scheduler binds them; whether a node should run one is decided
+//! here, by name, selector, affinity and taints only ([`placement`]). A pod stays while its node is not ready.
 
 mod placement;
 mod rollout;
@@ -13,21 +13,22 @@ use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetStatus};
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use self::placement::Placement;
 use crate::action::{Action, Create, Delete, Report, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::history::{self, REVISION_HASH, label};
-use crate::owner::{claim, owners_of, selecting};
+use crate::owner::{claim, non_empty_selector, owners_of};
 use crate::pod::{self, Availability};
 use crate::replicaset::count;
 
-/// Pods created or deleted for one DaemonSet at one time.
+/// Pods created or deleted in one sync of a DaemonSet (kube-controller-manager's BurstReplicas).
 const BURST: usize = 250;
-/// A pod that failed is replaced at once if it is older than this, else when it is: a kubelet that refuses a pod is
-/// not asked in a tight loop. (Kubernetes doubles its wait up to 15 minutes and forgets it when it restarts.)
+/// A failed pod is replaced once it is older than this: a kubelet that rejects a pod does not get another one in a tight loop.
+/// (Kubernetes doubles the wait up to 15 minutes, and forgets it when it restarts.)
 const FAILED_POD_BACKOFF: SignedDuration = SignedDuration::from_secs(10);
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 const TEMPLATE_GENERATION_LABEL: &str = "pod-template-generation";
@@ -35,7 +36,7 @@ const TEMPLATE_GENERATION_LABEL: &str = "pod-template-generation";
 /// See the module.
 pub struct DaemonSets;
 
-/// The number of the template, by which pods were told apart before there were revisions.
+/// The template generation, by which pods of different templates were distinguished before there were revisions.
 fn template_generation(set: &DaemonSet) -> Option<i64> {
     let annotations = set.metadata.annotations.as_ref()?;
     annotations.get(TEMPLATE_GENERATION)?.parse().ok()
@@ -59,12 +60,12 @@ impl Controller for DaemonSets {
         ]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::DAEMON_SET) {
             return vec![key];
         }
         if changed.kind == &registry::NODE {
-            // Heartbeats move no daemon.
+            // Heartbeats of nodes change nothing.
             let matters = |node: &Node| {
                 let taints = node.spec.as_ref().and_then(|s| s.taints.clone());
                 (node.metadata.labels.clone(), taints, node.metadata.uid.clone())
@@ -86,11 +87,11 @@ impl Controller for DaemonSets {
         };
         let Some(spec) = &set.spec else { return Vec::new() };
         let owner = set.object();
-        let Some(selector) = selecting(&spec.selector) else {
+        let Some(selector) = non_empty_selector(&spec.selector) else {
             let message = "This daemon set is selecting all pods. A non-empty selector is required.";
             return vec![Action::warning(&reference(owner), "SelectingAll", message)];
         };
-        // Its history may be gone before its pods are: nothing about it can be said any more.
+        // Its revisions may be deleted before its pods: its status can no longer be computed.
         if set.metadata.deletion_timestamp.is_some() {
             return Vec::new();
         }
@@ -103,9 +104,9 @@ impl Controller for DaemonSets {
         let mut known: Vec<Shared<Pod>> = context.view.controlled_by_as(owner.uid());
         known.extend(context.view.orphans_as(owner.namespace()));
         let claimed = claim(owner, &selector, known);
-        let pod_spec = placement::tolerant(&spec.template);
+        let pod_spec = placement::with_daemon_tolerations(&spec.template);
         let nodes: Vec<Shared<Node>> = context.view.list_as("");
-        let look = Look {
+        let sync = SyncDaemonSet {
             now: context.now,
             set: &set,
             spec,
@@ -118,11 +119,11 @@ impl Controller for DaemonSets {
         };
         let mut by_node: BTreeMap<String, Vec<&Shared<Pod>>> = BTreeMap::new();
         for pod in &claimed.objects {
-            // Its end is only a matter of a finalizer or of the kubelet's last word.
-            if pod::is_finished(pod) && pod::is_deleting(pod) {
+            // Its deletion waits only for a finalizer or for the kubelet.
+            if is_terminal(pod) && pod::is_deleting(pod) {
                 continue;
             }
-            if let Some(node) = placement::target(pod) {
+            if let Some(node) = placement::target_node(pod) {
                 by_node.entry(node.to_string()).or_default().push(pod);
             }
         }
@@ -142,15 +143,15 @@ impl Controller for DaemonSets {
             actions.extend(claimed.actions);
             actions.extend(history.actions);
             actions.extend(update.action);
-            let mut managed = look.manage(&by_node);
+            let mut managed = sync.manage(&by_node);
             if managed.actions.is_empty() && rollout::is_rolling(spec) {
-                let step = rollout::step(&look, &by_node);
-                managed.actions = look.sync(step.end, step.start);
+                let step = rollout::rolling_update(&sync, &by_node);
+                managed.actions = sync.sync_nodes(step.pods_to_delete, step.nodes_needing_pods);
             }
             actions.extend(managed.actions);
             next = managed.wait;
         }
-        let mut status = look.status(&by_node);
+        let mut status = sync.status(&by_node);
         status.collision_count = (update.collisions != 0)
             .then_some(update.collisions)
             .or(old.collision_count);
@@ -176,12 +177,12 @@ impl Controller for DaemonSets {
                 .filter(is_live)
                 .map(|r| r.object().name().to_string());
             let live: BTreeSet<String> = live.collect();
-            // Live ones count against the limit, the current one apart.
+            // Live revisions count against the limit, except the current one.
             let limit = usize::try_from(spec.revision_history_limit.unwrap_or(10)).unwrap_or(0);
             let left = (limit + 1).saturating_sub(live.len());
             actions.extend(history::truncate(&history.objects, &live, Some(count(left))));
         }
-        let ready = claimed.objects.iter().filter_map(|p| match look.availability(p) {
+        let ready = claimed.objects.iter().filter_map(|p| match sync.availability(p) {
             Availability::In(wait) => Some(wait),
             Availability::Available | Availability::NotReady => None,
         });
@@ -193,22 +194,22 @@ impl Controller for DaemonSets {
 #[derive(Default)]
 struct Managed {
     actions: Vec<Action>,
-    /// Until a failed pod may be replaced.
+    /// The time until a failed pod may be replaced.
     wait: Option<Duration>,
 }
 
-/// All that one look goes by.
-struct Look<'a> {
+/// One sync of a DaemonSet.
+struct SyncDaemonSet<'a> {
     now: Timestamp,
     set: &'a Shared<DaemonSet>,
     spec: &'a DaemonSetSpec,
-    /// The template's, with a daemon's tolerations.
+    /// The template's pod spec, with the tolerations of daemon pods.
     pod_spec: &'a PodSpec,
     hash: &'a str,
     nodes: BTreeMap<&'a str, Placement>,
 }
 
-impl Look<'_> {
+impl SyncDaemonSet<'_> {
     fn availability(&self, pod: &Pod) -> Availability {
         pod::availability(pod, self.spec.min_ready_seconds.unwrap_or(0), self.now)
     }
@@ -217,7 +218,7 @@ impl Look<'_> {
         self.availability(pod) == Availability::Available
     }
 
-    /// Whether it is of the current template.
+    /// Whether the pod has the current template.
     fn is_updated(&self, pod: &Pod) -> bool {
         let labels = pod.metadata.labels.as_ref();
         let generation = template_generation(self.set).map(|g| g.to_string());
@@ -225,22 +226,22 @@ impl Look<'_> {
             || generation.is_some_and(|g| label(labels, TEMPLATE_GENERATION_LABEL) == g)
     }
 
-    /// One pod where one belongs, none where none does.
+    /// One pod on each node that should run one, none on the others.
     fn manage(&self, by_node: &BTreeMap<String, Vec<&Shared<Pod>>>) -> Managed {
         let mut managed = Managed::default();
-        let mut start = Vec::new();
-        let mut end: Vec<&Shared<Pod>> = Vec::new();
+        let mut nodes_needing_pods = Vec::new();
+        let mut pods_to_delete: Vec<&Shared<Pod>> = Vec::new();
         let mut events = Vec::new();
         for (node, placement) in &self.nodes {
             let Some(pods) = by_node.get(*node) else {
                 if placement.should_run {
-                    start.push(node.to_string());
+                    nodes_needing_pods.push(node.to_string());
                 }
                 continue;
             };
             let alive = pods.iter().filter(|p| !pod::is_deleting(p)).copied();
             if !placement.may_stay {
-                end.extend(alive);
+                pods_to_delete.extend(alive);
                 continue;
             }
             let mut running: Vec<&Shared<Pod>> = Vec::new();
@@ -256,36 +257,38 @@ impl Look<'_> {
                             continue;
                         }
                         events.push(self.found("failed", pod, node, "FailedDaemonPod"));
-                        end.push(pod);
+                        pods_to_delete.push(pod);
                     }
                     "Succeeded" => {
                         events.push(self.found("succeeded", pod, node, "SucceededDaemonPod"));
-                        end.push(pod);
+                        pods_to_delete.push(pod);
                     }
                     _ => running.push(pod),
                 }
             }
             if rollout::max_surge(self.spec, 1) == 0 {
-                end.extend(running.into_iter().skip(1));
+                pods_to_delete.extend(running.into_iter().skip(1));
             } else if running.is_empty() {
                 if placement.should_run {
-                    start.push(node.to_string());
+                    nodes_needing_pods.push(node.to_string());
                 }
             } else if running.len() > 1 {
-                self.surplus(&running, &mut end);
+                self.surplus(&running, &mut pods_to_delete);
             }
         }
-        // Made for a node that is gone before it was bound: nobody else would remove it.
+        // Its node was deleted before it was bound: no other component would delete the pod.
         for (node, pods) in by_node {
             if !self.nodes.contains_key(node.as_str()) {
-                end.extend(
+                pods_to_delete.extend(
                     pods.iter()
                         .filter(|p| pod::node_name(p).is_empty() && !pod::is_deleting(p)),
                 );
             }
         }
         managed.actions = events;
-        managed.actions.extend(self.sync(end, start));
+        managed
+            .actions
+            .extend(self.sync_nodes(pods_to_delete, nodes_needing_pods));
         managed
     }
 
@@ -300,28 +303,32 @@ impl Look<'_> {
         }
     }
 
-    /// While surging, a node has the oldest pod of the new template and the oldest of an old one, this until the new one serves.
-    fn surplus<'p>(&self, running: &[&'p Shared<Pod>], end: &mut Vec<&'p Shared<Pod>>) {
+    /// With maxSurge, a node keeps the oldest pod of the new template and the oldest of an old one, the latter until the new one is available.
+    fn surplus<'p>(&self, running: &[&'p Shared<Pod>], pods_to_delete: &mut Vec<&'p Shared<Pod>>) {
         let (mut new, mut old) = (None, None);
         for pod in running {
             let is_new = label(pod.metadata.labels.as_ref(), REVISION_HASH) == self.hash;
-            let place = if is_new { &mut new } else { &mut old };
-            match place {
-                None => *place = Some(*pod),
-                Some(_) => end.push(*pod),
+            let slot = if is_new { &mut new } else { &mut old };
+            match slot {
+                None => *slot = Some(*pod),
+                Some(_) => pods_to_delete.push(*pod),
             }
         }
         if let (Some(new), Some(old)) = (new, old)
             && (!pod::is_ready(old) || self.is_available(new))
         {
-            end.push(old);
+            pods_to_delete.push(old);
         }
     }
 
-    /// Starts and ends these pods, so many at one time.
-    fn sync(&self, mut end: Vec<&Shared<Pod>>, mut start: Vec<String>) -> Vec<Action> {
-        end.truncate(BURST);
-        start.truncate(BURST);
+    /// Deletes and creates these pods, at most [`BURST`] at one time.
+    fn sync_nodes(
+        &self,
+        mut pods_to_delete: Vec<&Shared<Pod>>,
+        mut nodes_needing_pods: Vec<String>,
+    ) -> Vec<Action> {
+        pods_to_delete.truncate(BURST);
+        nodes_needing_pods.truncate(BURST);
         let owner = self.set.object();
         let report = |done: (&'static str, &str), failed: (&'static str, &str)| Report {
             about: reference(owner),
@@ -329,12 +336,12 @@ impl Look<'_> {
             failed: (failed.0, failed.1.into()),
         };
         let mut actions = Vec::new();
-        if !start.is_empty() {
+        if !nodes_needing_pods.is_empty() {
             let report = report(
                 ("SuccessfulCreate", "Created pod: "),
                 ("FailedCreate", "Error creating: "),
             );
-            let pods = start
+            let pods = nodes_needing_pods
                 .iter()
                 .filter_map(|node| placement::new_pod(owner, self.set, self.pod_spec, self.hash, node));
             let creates = pods.map(|pod| Create {
@@ -343,12 +350,12 @@ impl Look<'_> {
             });
             actions.push(Action::CreateMany(creates.collect()));
         }
-        if !end.is_empty() {
+        if !pods_to_delete.is_empty() {
             let report = report(
                 ("SuccessfulDelete", "Deleted pod: "),
                 ("FailedDelete", "Error deleting: "),
             );
-            let deletes = end.iter().map(|pod| Delete {
+            let deletes = pods_to_delete.iter().map(|pod| Delete {
                 report: Some(report.clone()),
                 ..Delete::of(pod.object())
             });

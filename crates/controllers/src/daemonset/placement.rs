@@ -1,4 +1,4 @@
-//! Where a DaemonSet's pods belong: the scheduling rules that count for them, and the pod pinned to its node.
+//! Which nodes run a DaemonSet's pods: the scheduling rules that apply to them, and the pod that is pinned to its node.
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
@@ -11,7 +11,7 @@ use crate::node::eviction::tolerates;
 use crate::pod;
 
 const NAME: &str = "metadata.name";
-/// A daemon belongs to its node in its bad hours too.
+/// The taints of node conditions, which daemon pods tolerate.
 const TOLERATED: [(&str, &str); 6] = [
     (crate::node::NOT_READY, "NoExecute"),
     (crate::node::UNREACHABLE, "NoExecute"),
@@ -22,17 +22,17 @@ const TOLERATED: [(&str, &str); 6] = [
 ];
 const NETWORK_UNAVAILABLE: (&str, &str) = ("node.kubernetes.io/network-unavailable", "NoSchedule");
 
-/// What a node means for a DaemonSet.
+/// Whether a node should run a DaemonSet's pod (kube-controller-manager's NodeShouldRunDaemonPod).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// A pod is to be there.
+    /// The node should have a pod.
     pub should_run: bool,
-    /// A pod that is there may stay.
+    /// A pod on the node may continue to run.
     pub may_stay: bool,
 }
 
-/// The pod's specification with the tolerations that every daemon has.
-pub fn tolerant(template: &PodTemplateSpec) -> PodSpec {
+/// The pod spec with the tolerations of daemon pods.
+pub fn with_daemon_tolerations(template: &PodTemplateSpec) -> PodSpec {
     let mut spec = template.spec.clone().unwrap_or_default();
     let network = (spec.host_network == Some(true)).then_some(NETWORK_UNAVAILABLE);
     let tolerations = spec.tolerations.get_or_insert_default();
@@ -43,7 +43,7 @@ pub fn tolerant(template: &PodTemplateSpec) -> PodSpec {
             effect: Some(effect.into()),
             ..Toleration::default()
         };
-        // One that says how long a node's trouble is tolerated gives way: for ever.
+        // A toleration with tolerationSeconds is replaced: daemon pods tolerate these taints for ever.
         let same = |t: &&mut Toleration| {
             let value = |t: &Toleration| t.value.clone().unwrap_or_default();
             t.key == toleration.key
@@ -59,11 +59,11 @@ pub fn tolerant(template: &PodTemplateSpec) -> PodSpec {
     spec
 }
 
-/// Whether a pod of this specification (with its tolerations) belongs on the node.
+/// Whether the node should run a pod of this spec (with its tolerations).
 pub fn placement(spec: &PodSpec, node: &Node) -> Placement {
     let name = node.metadata.name.as_deref().unwrap_or("");
-    let wanted_name = spec.node_name.as_deref().unwrap_or("");
-    if !(wanted_name.is_empty() || wanted_name == name) || !matches_affinity(spec, node) {
+    let required_name = spec.node_name.as_deref().unwrap_or("");
+    if !(required_name.is_empty() || required_name == name) || !matches_affinity(spec, node) {
         return Placement {
             should_run: false,
             may_stay: false,
@@ -100,7 +100,7 @@ fn matches_affinity(spec: &PodSpec, node: &Node) -> bool {
     selected && required.is_none_or(|r| r.node_selector_terms.iter().any(|term| matches_term(term, node)))
 }
 
-/// Terms are ORed, what is in one is ANDed; an empty term matches nothing.
+/// Terms are ORed, the requirements of one are ANDed; an empty term matches nothing.
 fn matches_term(term: &NodeSelectorTerm, node: &Node) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
@@ -131,8 +131,8 @@ fn admits(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     }
 }
 
-/// The node a daemon's pod is on, or is made for.
-pub fn target(pod: &Pod) -> Option<&str> {
+/// The node that a daemon pod is bound to, or was created for.
+pub fn target_node(pod: &Pod) -> Option<&str> {
     let name = pod::node_name(pod);
     if !name.is_empty() {
         return Some(name);
@@ -152,7 +152,7 @@ pub fn target(pod: &Pod) -> Option<&str> {
     }
 }
 
-/// The pod for one node. The scheduler binds it; its affinity leaves it one choice.
+/// The pod for one node. The scheduler binds it; its affinity allows this node only.
 pub fn new_pod(owner: &Object, set: &DaemonSet, spec: &PodSpec, hash: &str, node: &str) -> Option<Pod> {
     let template = &set.spec.as_ref()?.template;
     let mut pod = pod::from_template(owner, template);

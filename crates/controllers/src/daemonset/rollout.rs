@@ -1,5 +1,5 @@
-//! A DaemonSet's new template on node after node: by ending old pods while few enough are missing (`maxUnavailable`), or by
-//! starting new ones beside them (`maxSurge`).
+//! Rolling update of a DaemonSet: deletes old pods while few enough are unavailable (`maxUnavailable`), or creates new
+//! ones in addition to them (`maxSurge`).
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use k8s_openapi::api::core::v1::Pod;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 
-use super::Look;
+use super::SyncDaemonSet;
 use crate::deployment::scaling::scaled;
 use crate::pod;
 
-/// Pods to end and nodes that get one more.
+/// Pods to delete, and nodes that get a further pod.
 #[derive(Default)]
-pub struct Step<'p> {
-    pub end: Vec<&'p Shared<Pod>>,
-    pub start: Vec<String>,
+pub struct RolloutStep<'p> {
+    pub pods_to_delete: Vec<&'p Shared<Pod>>,
+    pub nodes_needing_pods: Vec<String>,
 }
 
 pub fn is_rolling(spec: &DaemonSetSpec) -> bool {
@@ -24,7 +24,7 @@ pub fn is_rolling(spec: &DaemonSetSpec) -> bool {
     strategy != Some("OnDelete")
 }
 
-/// How many more than one a node may have for an update, of so many nodes.
+/// How many nodes may have a second pod during an update, of so many nodes.
 pub fn max_surge(spec: &DaemonSetSpec, nodes: i32) -> i32 {
     let rolling = spec
         .update_strategy
@@ -45,40 +45,46 @@ fn max_unavailable(spec: &DaemonSetSpec, nodes: i32) -> i32 {
     unavailable.map_or(0, |u| scaled(u, nodes, true))
 }
 
-/// The pods of one node that are not asked to end: the one of the new template and the one of an old one. `None` if there are
-/// more of a kind: these are cleaned up first.
-fn of_node<'p>(look: &Look<'_>, pods: &[&'p Shared<Pod>]) -> Option<[Option<&'p Shared<Pod>>; 2]> {
+/// The pods of one node that are not terminating: the one of the new template and the one of an old template. `None` if there is
+/// more than one of either: these are cleaned up first.
+fn new_and_old_pod<'p>(
+    sync: &SyncDaemonSet<'_>,
+    pods: &[&'p Shared<Pod>],
+) -> Option<[Option<&'p Shared<Pod>>; 2]> {
     let mut found = [None, None];
     for pod in pods.iter().filter(|p| !pod::is_deleting(p)) {
-        let of = if look.is_updated(pod) { 0 } else { 1 };
-        let place = found.get_mut(of)?;
-        if place.is_some() {
+        let of = if sync.is_updated(pod) { 0 } else { 1 };
+        let slot = found.get_mut(of)?;
+        if slot.is_some() {
             return None;
         }
-        *place = Some(*pod);
+        *slot = Some(*pod);
     }
     Some(found)
 }
 
-pub fn step<'p>(look: &Look<'_>, by_node: &BTreeMap<String, Vec<&'p Shared<Pod>>>) -> Step<'p> {
-    let wanted: Vec<&str> = look
+pub fn rolling_update<'p>(
+    sync: &SyncDaemonSet<'_>,
+    by_node: &BTreeMap<String, Vec<&'p Shared<Pod>>>,
+) -> RolloutStep<'p> {
+    let desired: Vec<&str> = sync
         .nodes
         .iter()
         .filter(|(_, p)| p.should_run)
         .map(|(n, _)| *n)
         .collect();
-    let nodes = crate::replicaset::count(wanted.len());
-    let surge = max_surge(look.spec, nodes);
+    let nodes = crate::replicaset::count(desired.len());
+    let surge = max_surge(sync.spec, nodes);
     let mut by_node = by_node.clone();
-    for node in wanted {
+    for node in desired {
         by_node.entry(node.to_string()).or_default();
     }
     if surge > 0 {
-        surging(look, &by_node, surge, nodes)
+        update_with_max_surge(sync, &by_node, surge, nodes)
     } else {
-        let unavailable = max_unavailable(look.spec, nodes);
-        ending(
-            look,
+        let unavailable = max_unavailable(sync.spec, nodes);
+        update_with_max_unavailable(
+            sync,
             &by_node,
             if unavailable == 0 && nodes > 0 {
                 1
@@ -89,16 +95,20 @@ pub fn step<'p>(look: &Look<'_>, by_node: &BTreeMap<String, Vec<&'p Shared<Pod>>
     }
 }
 
-fn ending<'p>(look: &Look<'_>, by_node: &BTreeMap<String, Vec<&'p Shared<Pod>>>, allowed: i32) -> Step<'p> {
+fn update_with_max_unavailable<'p>(
+    sync: &SyncDaemonSet<'_>,
+    by_node: &BTreeMap<String, Vec<&'p Shared<Pod>>>,
+    allowed: i32,
+) -> RolloutStep<'p> {
     let mut unavailable = 0;
-    let mut end = Vec::new();
+    let mut pods_to_delete = Vec::new();
     let mut candidates = Vec::new();
     for pods in by_node.values() {
-        match of_node(look, pods) {
-            Some([Some(new), None]) => unavailable += i32::from(!look.is_available(new)),
-            // It serves nobody: it can be replaced at any time.
-            Some([None, Some(old)]) if !look.is_available(old) => {
-                end.push(old);
+        match new_and_old_pod(sync, pods) {
+            Some([Some(new), None]) => unavailable += i32::from(!sync.is_available(new)),
+            // It is not available: it can be replaced at any time.
+            Some([None, Some(old)]) if !sync.is_available(old) => {
+                pods_to_delete.push(old);
                 unavailable += 1;
             }
             Some([None, Some(old)]) => candidates.push(old),
@@ -106,46 +116,46 @@ fn ending<'p>(look: &Look<'_>, by_node: &BTreeMap<String, Vec<&'p Shared<Pod>>>,
         }
     }
     let room = usize::try_from(allowed - unavailable).unwrap_or(0);
-    end.extend(candidates.into_iter().take(room));
-    Step {
-        end,
-        start: Vec::new(),
+    pods_to_delete.extend(candidates.into_iter().take(room));
+    RolloutStep {
+        pods_to_delete,
+        nodes_needing_pods: Vec::new(),
     }
 }
 
-fn surging<'p>(
-    look: &Look<'_>,
+fn update_with_max_surge<'p>(
+    sync: &SyncDaemonSet<'_>,
     by_node: &BTreeMap<String, Vec<&'p Shared<Pod>>>,
     max_surge: i32,
-    wanted: i32,
-) -> Step<'p> {
-    let mut step = Step::default();
+    desired: i32,
+) -> RolloutStep<'p> {
+    let mut step = RolloutStep::default();
     let (mut surge, mut available) = (0, 0);
-    let mut not_wanted = Vec::new();
+    let mut misplaced = Vec::new();
     let mut candidates = Vec::new();
     for (node, pods) in by_node {
-        let Some([new, old]) = of_node(look, pods) else {
+        let Some([new, old]) = new_and_old_pod(sync, pods) else {
             surge += 1;
             continue;
         };
-        available += i32::from(old.or(new).is_some_and(|p| look.is_available(p)));
+        available += i32::from(old.or(new).is_some_and(|p| sync.is_available(p)));
         let Some(old) = old else { continue };
-        let should_run = look.nodes.get(node.as_str()).is_some_and(|p| p.should_run);
+        let should_run = sync.nodes.get(node.as_str()).is_some_and(|p| p.should_run);
         match new {
-            Some(new) if look.is_available(new) => step.end.push(old),
+            Some(new) if sync.is_available(new) => step.pods_to_delete.push(old),
             Some(_) => surge += 1,
-            None => match (look.is_available(old), should_run) {
-                (false, false) => step.end.push(old),
-                (false, true) => step.start.push(node.clone()),
-                // Its work goes elsewhere: it ends once enough others are available.
-                (true, false) => not_wanted.push(old),
+            None => match (sync.is_available(old), should_run) {
+                (false, false) => step.pods_to_delete.push(old),
+                (false, true) => step.nodes_needing_pods.push(node.clone()),
+                // The node should not run it: it is deleted once enough others are available.
+                (true, false) => misplaced.push(old),
                 (true, true) => candidates.push(node.clone()),
             },
         }
     }
-    let surplus = usize::try_from(available - wanted).unwrap_or(0);
-    step.end.extend(not_wanted.into_iter().take(surplus));
+    let surplus = usize::try_from(available - desired).unwrap_or(0);
+    step.pods_to_delete.extend(misplaced.into_iter().take(surplus));
     let room = usize::try_from(max_surge - surge).unwrap_or(0);
-    step.start.extend(candidates.into_iter().take(room));
+    step.nodes_needing_pods.extend(candidates.into_iter().take(room));
     step
 }

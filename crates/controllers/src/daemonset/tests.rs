@@ -40,7 +40,7 @@ fn world(nodes: usize) -> World {
     world
 }
 
-fn look(world: &mut World, second: i64) -> Vec<String> {
+fn sync(world: &mut World, second: i64) -> Vec<String> {
     let actions = world.run(&DaemonSets, KEY, at(second));
     world.take(&actions);
     lines(&actions)
@@ -54,7 +54,7 @@ fn pods(world: &World) -> Vec<Shared<Pod>> {
     view.list_as("a")
 }
 
-/// Pods that were asked to end are gone, all others run on their node and are ready.
+/// Terminating pods are removed, all others run on their node and are ready.
 fn settle(world: &mut World) {
     for pod in pods(world) {
         let mut pod = (*pod).clone();
@@ -63,7 +63,7 @@ fn settle(world: &mut World) {
             world.remove(&registry::POD, "a", &name);
             continue;
         }
-        let on = placement::target(&pod).unwrap().to_string();
+        let on = placement::target_node(&pod).unwrap().to_string();
         pod.spec.as_mut().unwrap().node_name = Some(on);
         pod.status = serde_json::from_value(json!({"phase": "Running", "conditions": [
             {"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-12T13:46:40Z"},
@@ -92,13 +92,13 @@ fn change(world: &mut World, image: &str) {
 }
 
 #[test]
-fn every_node_gets_one_pod_that_can_go_nowhere_else() {
+fn every_node_gets_one_pod_that_no_other_node_can_run() {
     let mut world = world(3);
     world.put(set("one", json!({}), rolling()));
-    assert_eq!(look(&mut world, 0), ["create 3 pods a/d-*"]);
+    assert_eq!(sync(&mut world, 0), ["create 3 pods a/d-*"]);
     let targets: Vec<String> = pods(&world)
         .iter()
-        .map(|p| placement::target(p).unwrap().to_string())
+        .map(|p| placement::target_node(p).unwrap().to_string())
         .collect();
     assert_eq!(targets.iter().collect::<BTreeSet<_>>().len(), 3);
     let pod = &pods(&world)[0];
@@ -106,7 +106,7 @@ fn every_node_gets_one_pod_that_can_go_nowhere_else() {
     assert_eq!(tolerations.len(), 6);
     assert!(pod.metadata.labels.as_ref().unwrap().contains_key(REVISION_HASH));
     settle(&mut world);
-    assert_eq!(look(&mut world, 1), [""; 0]);
+    assert_eq!(sync(&mut world, 1), [""; 0]);
     let is = status(&world);
     assert_eq!(
         (is.desired_number_scheduled, is.number_ready, is.number_available),
@@ -123,7 +123,7 @@ fn every_node_gets_one_pod_that_can_go_nowhere_else() {
 }
 
 #[test]
-fn a_node_is_one_of_theirs_by_name_selector_affinity_and_taints() {
+fn a_node_runs_a_pod_by_name_selector_affinity_and_taints() {
     let gpu = json!({"gpu": "yes", "n": "5"});
     let taint = |effect: &str| json!([{"key": "k", "value": "v", "effect": effect}]);
     let term = |term: Value| {
@@ -222,7 +222,7 @@ fn a_node_is_one_of_theirs_by_name_selector_affinity_and_taints() {
     ];
     for (template, labels, taints, should_run, may_stay) in table {
         let set = set("one", template.clone(), rolling());
-        let spec = placement::tolerant(&set.spec.unwrap().template);
+        let spec = placement::with_daemon_tolerations(&set.spec.unwrap().template);
         let found = placement::placement(&spec, &node("n", labels.clone(), taints.clone()));
         assert_eq!(
             found,
@@ -233,20 +233,20 @@ fn a_node_is_one_of_theirs_by_name_selector_affinity_and_taints() {
 }
 
 #[test]
-fn pods_go_where_none_belongs_and_failed_ones_are_replaced_not_too_often() {
+fn misplaced_pods_are_deleted_and_failed_ones_are_replaced_not_too_often() {
     let mut world = world(2);
     world.put(set("one", json!({}), rolling()));
-    look(&mut world, 0);
+    sync(&mut world, 0);
     settle(&mut world);
     world.put(node(
         "n1",
         json!({}),
         json!([{"key": "k", "effect": "NoExecute"}]),
     ));
-    assert_eq!(look(&mut world, 1).len(), 1);
+    assert_eq!(sync(&mut world, 1).len(), 1);
     assert_eq!(status(&world).number_misscheduled, 1);
     settle(&mut world);
-    assert_eq!(look(&mut world, 2), [""; 0]);
+    assert_eq!(sync(&mut world, 2), [""; 0]);
     let mut failed = (*pods(&world)[0]).clone();
     failed.status = serde_json::from_value(json!({"phase": "Failed"})).unwrap();
     failed.metadata.creation_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(3)));
@@ -259,54 +259,54 @@ fn pods_go_where_none_belongs_and_failed_ones_are_replaced_not_too_often() {
             .iter()
             .any(|l| l.starts_with("event FailedDaemonPod: Found failed daemon pod a/d-"))
     );
-    assert_eq!(look(&mut world, 13).len(), 1);
+    assert_eq!(sync(&mut world, 13).len(), 1);
 }
 
 #[test]
-fn an_update_ends_as_many_as_may_be_missing() {
+fn an_update_deletes_as_many_as_may_be_unavailable() {
     let mut world = world(3);
     world.put(set("one", json!({}), rolling()));
-    look(&mut world, 0);
+    sync(&mut world, 0);
     settle(&mut world);
     change(&mut world, "two");
     for round in 0..3 {
-        let ended = look(&mut world, 1);
-        assert_eq!(ended.len(), 1, "{round} {ended:?}");
-        assert!(ended[0].starts_with("delete pods"));
-        assert_eq!(look(&mut world, 2), [""; 0], "the next waits");
+        let deleted = sync(&mut world, 1);
+        assert_eq!(deleted.len(), 1, "{round} {deleted:?}");
+        assert!(deleted[0].starts_with("delete pods"));
+        assert_eq!(sync(&mut world, 2), [""; 0], "the next waits");
         settle(&mut world);
-        assert_eq!(look(&mut world, 3), ["create 1 pods a/d-*"]);
-        assert_eq!(look(&mut world, 4), [""; 0], "until the new one is available");
+        assert_eq!(sync(&mut world, 3), ["create 1 pods a/d-*"]);
+        assert_eq!(sync(&mut world, 4), [""; 0], "until the new one is available");
         settle(&mut world);
     }
-    assert_eq!(look(&mut world, 5), [""; 0]);
-    look(&mut world, 6);
+    assert_eq!(sync(&mut world, 5), [""; 0]);
+    sync(&mut world, 6);
     assert_eq!(status(&world).updated_number_scheduled, Some(3));
 }
 
 #[test]
-fn a_surge_starts_the_new_before_the_old_ends() {
+fn a_surge_creates_the_new_pod_before_the_old_one_is_deleted() {
     let mut world = world(2);
     world.put(set(
         "one",
         json!({}),
         json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}),
     ));
-    look(&mut world, 0);
+    sync(&mut world, 0);
     settle(&mut world);
     change(&mut world, "two");
     for _ in 0..2 {
-        assert_eq!(look(&mut world, 1), ["create 1 pods a/d-*"]);
-        assert_eq!(look(&mut world, 2), [""; 0]);
+        assert_eq!(sync(&mut world, 1), ["create 1 pods a/d-*"]);
+        assert_eq!(sync(&mut world, 2), [""; 0]);
         settle(&mut world);
-        let ended = look(&mut world, 3);
+        let deleted = sync(&mut world, 3);
         assert!(
-            ended.len() == 1 && ended[0].starts_with("delete pods"),
-            "{ended:?}"
+            deleted.len() == 1 && deleted[0].starts_with("delete pods"),
+            "{deleted:?}"
         );
         settle(&mut world);
     }
-    assert_eq!(look(&mut world, 4), [""; 0]);
+    assert_eq!(sync(&mut world, 4), [""; 0]);
     assert_eq!(pods(&world).len(), 2);
 }
 
@@ -314,13 +314,13 @@ fn a_surge_starts_the_new_before_the_old_ends() {
 fn on_delete_waits_for_the_user() {
     let mut world = world(1);
     world.put(set("one", json!({}), json!({"type": "OnDelete"})));
-    look(&mut world, 0);
+    sync(&mut world, 0);
     settle(&mut world);
     change(&mut world, "two");
-    assert_eq!(look(&mut world, 1), [""; 0]);
+    assert_eq!(sync(&mut world, 1), [""; 0]);
     let name = pods(&world)[0].object().name().to_string();
     world.remove(&registry::POD, "a", &name);
-    assert_eq!(look(&mut world, 2), ["create 1 pods a/d-*"]);
+    assert_eq!(sync(&mut world, 2), ["create 1 pods a/d-*"]);
     assert_eq!(
         pods(&world)[0].spec.as_ref().unwrap().containers[0]
             .image

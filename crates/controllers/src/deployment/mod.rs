@@ -1,7 +1,7 @@
-//! Deployment: pods of one template, replaced by those of the next one at a bearable pace.
+//! Deployment: pods of one template, replaced by those of the next one step by step.
 //!
-//! Each template is a ReplicaSet; the Deployment only ever changes their sizes. Rolling out ([`rollout`]), being
-//! resized in the middle of it ([`scaling`]), going back ([`revision`]) and telling of it ([`status`]) are v1.36's.
+//! Each template has a ReplicaSet, and the Deployment only changes their sizes. Rollout ([`rollout`]), proportional scaling
+//! ([`scaling`]), rollback ([`revision`]) and status ([`status`]) follow kube-controller-manager v1.36.
 
 pub mod revision;
 pub mod rollout;
@@ -11,16 +11,16 @@ pub mod template;
 
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus, ReplicaSet};
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use crate::action::{Action, Verb, reference};
-use crate::controller::{Changed, Context, Controller, View};
-use crate::owner::{claim, controller_of, owners_of, selecting};
-use crate::pod;
+use crate::controller::{Context, Controller, ObjectChange, View};
+use crate::owner::{claim, controller_of, non_empty_selector, owners_of};
 
 use revision::{DESIRED_REPLICAS, REVISION};
-use rollout::{Collision, Rollout, Set};
+use rollout::{Collision, PlannedReplicaSet, Rollout};
 
 /// See the module.
 pub struct Deployments;
@@ -38,14 +38,14 @@ impl Controller for Deployments {
         vec![&registry::DEPLOYMENT, &registry::REPLICA_SET, &registry::POD]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::DEPLOYMENT) {
             return vec![key];
         }
         if changed.kind == &registry::REPLICA_SET {
             return owners_of::<Deployment>(view, changed, |d| d.spec.as_ref().map(|s| &s.selector));
         }
-        recreated(view, changed).into_iter().collect()
+        waiting_for_pod_deletion(view, changed).into_iter().collect()
     }
 
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
@@ -59,7 +59,7 @@ impl Controller for Deployments {
             return Vec::new();
         };
         let owner = deployment.object();
-        let Some(selector) = selecting(&spec.selector) else {
+        let Some(selector) = non_empty_selector(&spec.selector) else {
             let message = "This deployment is selecting all pods. A non-empty selector is required.";
             let mut actions = vec![Action::warning(&reference(owner), "SelectingAll", message)];
             let observed = deployment.status.as_ref().and_then(|s| s.observed_generation);
@@ -75,7 +75,7 @@ impl Controller for Deployments {
         known.extend(context.view.orphans_as(owner.namespace()));
         let claimed = claim(owner, &selector, known);
         if !claimed.actions.is_empty() && context.failure.is_none() {
-            // They come back as changes; then they are its own.
+            // The adopted sets come back as changes; the next sync uses them.
             return claimed.actions;
         }
         let mut sets = claimed.objects;
@@ -87,7 +87,7 @@ impl Controller for Deployments {
         });
         let is_new = |set: &Shared<ReplicaSet>| {
             let template = set.spec.as_ref().and_then(|s| s.template.as_ref());
-            template.is_some_and(|t| template::same(t, &spec.template))
+            template.is_some_and(|t| template::equal_ignoring_hash(t, &spec.template))
         };
         let new = sets.iter().position(is_new).map(|at| sets.remove(at));
         let rollout = Rollout {
@@ -95,8 +95,8 @@ impl Controller for Deployments {
             now: context.now,
             deployment: &deployment,
             spec,
-            old: sets.into_iter().map(Set::new).collect(),
-            new: new.map(Set::new),
+            old: sets.into_iter().map(PlannedReplicaSet::new).collect(),
+            new: new.map(PlannedReplicaSet::new),
             status: deployment.status.clone().unwrap_or_default(),
             revision: None,
         };
@@ -115,11 +115,11 @@ impl Controller for Deployments {
     }
 }
 
-/// The Deployment that waits for this pod's end before it starts new ones.
-fn recreated(view: &dyn View, changed: Changed<'_>) -> Option<ObjectKey> {
+/// The Deployment of type Recreate that waits for this pod's deletion before it creates new pods.
+fn waiting_for_pod_deletion(view: &dyn View, changed: ObjectChange<'_>) -> Option<ObjectKey> {
     let old: &k8s_openapi::api::core::v1::Pod = changed.old?.get()?;
     let new: Option<&k8s_openapi::api::core::v1::Pod> = changed.new.and_then(|n| n.get());
-    if new.is_some_and(|new| !pod::is_finished(new) || pod::is_finished(old)) {
+    if new.is_some_and(|new| !is_terminal(new) || is_terminal(old)) {
         return None;
     }
     let namespace = old.metadata.namespace.as_deref().unwrap_or("");
@@ -139,16 +139,16 @@ fn advance(mut rollout: Rollout<'_>) -> Result<Vec<Action>, Collision> {
     status::pause_or_resume(&mut rollout);
     let paused = rollout.spec.paused == Some(true);
     let mut cleanup = paused;
-    if paused || is_resized(&rollout) {
-        rollout.find_new(false)?;
+    if paused || is_scaling_event(&rollout) {
+        rollout.get_new_replica_set(false)?;
         scaling::scale(&mut rollout);
         status::count(&mut rollout);
     } else {
         if scaling::is_rolling(rollout.spec) {
-            rollout.find_new(true)?;
-            rollout.roll();
+            rollout.get_new_replica_set(true)?;
+            rollout.roll_out();
         } else {
-            rollout.find_new(false)?;
+            rollout.get_new_replica_set(false)?;
             rollout.recreate()?;
         }
         let before = rollout.deployment.status.clone().unwrap_or_default();
@@ -160,15 +160,15 @@ fn advance(mut rollout: Rollout<'_>) -> Result<Vec<Action>, Collision> {
     if cleanup {
         actions.extend(revision::cleanup(rollout.spec, &rollout.old));
     }
-    actions.extend(status::next_look(&rollout).map(Action::RequeueAfter));
+    actions.extend(status::next_progress_check(&rollout).map(Action::RequeueAfter));
     Ok(actions)
 }
 
-/// Whether its size was changed since its sets were last sized.
-fn is_resized(rollout: &Rollout<'_>) -> bool {
-    let wanted = rollout.replicas();
+/// Whether `spec.replicas` has changed since the sets were last scaled (upstream: isScalingEvent).
+fn is_scaling_event(rollout: &Rollout<'_>) -> bool {
+    let desired = rollout.replicas();
     let mut active = rollout.all().filter(|s| s.replicas() > 0);
-    active.any(|s| s.annotation(DESIRED_REPLICAS).is_some_and(|n| n != wanted))
+    active.any(|s| s.annotation(DESIRED_REPLICAS).is_some_and(|n| n != desired))
 }
 
 fn report_failure(mut rollout: Rollout<'_>, failure: &crate::action::Failure) -> Vec<Action> {
@@ -184,7 +184,7 @@ fn report_failure(mut rollout: Rollout<'_>, failure: &crate::action::Failure) ->
 }
 
 /// Status and revision in one write: the revision is an annotation, and writing it with the spec would
-/// count as a new generation.
+/// increase the generation.
 fn status_action(rollout: &Rollout<'_>) -> Option<Action> {
     let mut changed = (**rollout.deployment).clone();
     let empty = DeploymentStatus::default();

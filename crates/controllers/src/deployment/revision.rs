@@ -1,19 +1,19 @@
-//! Revisions: every template a Deployment has had is a ReplicaSet with a number, and the old ones are kept so that
-//! `kubectl rollout undo` can go back to them, up to `revisionHistoryLimit`.
+//! Revisions: every template that a Deployment has had is a ReplicaSet with a revision number, and the old ones are kept for
+//! `kubectl rollout undo`, up to `revisionHistoryLimit`.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, ReplicaSet};
 use knarr_api::k8s_openapi;
 
-use super::rollout::Set;
+use super::rollout::PlannedReplicaSet;
 use crate::action::{Action, Delete};
 
 pub const REVISION: &str = "deployment.kubernetes.io/revision";
 pub const REVISION_HISTORY: &str = "deployment.kubernetes.io/revision-history";
 pub const DESIRED_REPLICAS: &str = "deployment.kubernetes.io/desired-replicas";
 pub const MAX_REPLICAS: &str = "deployment.kubernetes.io/max-replicas";
-/// What a Deployment's ReplicaSets do not take over from its annotations.
+/// The annotations of a Deployment that its ReplicaSets do not get.
 const NOT_COPIED: [&str; 6] = [
     "kubectl.kubernetes.io/last-applied-configuration",
     "deprecated.deployment.rollback.to",
@@ -22,10 +22,10 @@ const NOT_COPIED: [&str; 6] = [
     DESIRED_REPLICAS,
     MAX_REPLICAS,
 ];
-/// Bytes of revision history kept on one ReplicaSet; the oldest go first.
+/// Bytes of revision history on one ReplicaSet; the oldest revisions are dropped first.
 const HISTORY_BYTES: usize = 2000;
 
-/// The number of a ReplicaSet; 0 where it has none that can be read.
+/// The revision number of a ReplicaSet; 0 if it has none that parses.
 pub fn revision(set: &ReplicaSet) -> i64 {
     let annotations = set.metadata.annotations.as_ref();
     annotations
@@ -34,12 +34,12 @@ pub fn revision(set: &ReplicaSet) -> i64 {
         .unwrap_or(0)
 }
 
-/// The number the current template gets: one more than all others.
-pub fn next(old: &[Set]) -> i64 {
+/// The revision number of the current template: one more than the largest.
+pub fn next(old: &[PlannedReplicaSet]) -> i64 {
     old.iter().map(|set| revision(&set.now)).max().unwrap_or(0) + 1
 }
 
-/// Takes over the Deployment's annotations and numbers the set, if it does not have a higher number already.
+/// Copies the Deployment's annotations and sets the revision number, unless the set has a higher one already.
 pub fn annotate(set: &mut ReplicaSet, deployment: &Deployment, number: i64) {
     let annotations = set.metadata.annotations.get_or_insert_default();
     for (key, value) in deployment.metadata.annotations.iter().flatten() {
@@ -52,13 +52,13 @@ pub fn annotate(set: &mut ReplicaSet, deployment: &Deployment, number: i64) {
     if old_number < number {
         annotations.insert(REVISION.into(), number.to_string());
         if let Some(old) = old.filter(|o| !o.is_empty()) {
-            remember(annotations, &old);
+            add_to_history(annotations, &old);
         }
     }
 }
 
-/// Adds a number the set once had to its history.
-fn remember(annotations: &mut BTreeMap<String, String>, number: &str) {
+/// Adds a former revision number of the set to its history annotation.
+fn add_to_history(annotations: &mut BTreeMap<String, String>, number: &str) {
     let history = annotations.get(REVISION_HISTORY).cloned().unwrap_or_default();
     let mut numbers: Vec<&str> = history.split(',').filter(|n| !n.is_empty()).collect();
     numbers.push(number);
@@ -69,18 +69,18 @@ fn remember(annotations: &mut BTreeMap<String, String>, number: &str) {
     annotations.insert(REVISION_HISTORY.into(), numbers.join(","));
 }
 
-/// What of the history goes: the oldest beyond the limit that have no pods and wait for none.
-pub fn cleanup(spec: &DeploymentSpec, old: &[Set]) -> Vec<Action> {
+/// Deletes the oldest sets beyond the history limit that have no pods and are scaled to 0.
+pub fn cleanup(spec: &DeploymentSpec, old: &[PlannedReplicaSet]) -> Vec<Action> {
     let Some(limit) = spec.revision_history_limit.filter(|limit| *limit != i32::MAX) else {
         return Vec::new();
     };
-    let mut sets: Vec<&Set> = old
+    let mut sets: Vec<&PlannedReplicaSet> = old
         .iter()
         .filter(|set| set.now.metadata.deletion_timestamp.is_none())
         .collect();
     let surplus = sets.len().saturating_sub(usize::try_from(limit).unwrap_or(0));
     sets.sort_by_key(|set| revision(&set.now));
-    let idle = |set: &&Set| {
+    let idle = |set: &&PlannedReplicaSet| {
         let status = set.now.status.clone().unwrap_or_default();
         let seen = status.observed_generation.unwrap_or(0) >= set.now.metadata.generation.unwrap_or(0);
         status.replicas == 0 && set.replicas() == 0 && seen

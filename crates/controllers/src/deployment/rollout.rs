@@ -1,4 +1,4 @@
-//! From the old template's pods to the new one's: gradually within the fences, or all at once.
+//! Replaces pods of old templates by those of the new one: gradually within maxSurge and maxUnavailable, or all at once.
 
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStatus, ReplicaSet, ReplicaSetSpec};
 use k8s_openapi::api::core::v1::Pod;
@@ -6,34 +6,34 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 
 use super::revision::{self, DESIRED_REPLICAS, MAX_REPLICAS};
-use super::scaling::{Fences, fences, is_rolling};
+use super::scaling::{RolloutBounds, is_rolling, rollout_bounds};
 use super::{status, template};
 use crate::action::{Action, Create, Report, reference};
 use crate::controller::View;
 use crate::owner::controller_reference;
-use crate::pod;
 
-/// A ReplicaSet as it is and as it is to be.
-pub struct Set {
-    /// `None`: it is to be created.
+/// A ReplicaSet in its current and its desired state.
+pub struct PlannedReplicaSet {
+    /// The current state; `None`: it has to be created.
     pub before: Option<Shared<ReplicaSet>>,
     pub now: ReplicaSet,
-    /// What happened to its size, for events.
+    /// The message of the scaling event, if it is scaled.
     scaled: Option<String>,
 }
 
-/// A Deployment's size and the most pods it may have, as its sets note them down.
+/// The annotations `desired-replicas` and `max-replicas` of a Deployment's ReplicaSets.
 #[derive(Clone, Copy, Debug)]
-pub struct Sizes {
+pub struct SizeAnnotations {
     pub desired: i32,
     pub max: i32,
 }
 
-impl Set {
+impl PlannedReplicaSet {
     pub fn new(set: Shared<ReplicaSet>) -> Self {
-        Set {
+        PlannedReplicaSet {
             now: (*set).clone(),
             before: Some(set),
             scaled: None,
@@ -77,8 +77,8 @@ impl Set {
         annotations.get(key)?.parse().ok()
     }
 
-    /// Sets its size and notes down the Deployment's.
-    pub fn scale(&mut self, to: i32, sizes: Sizes) {
+    /// Sets `spec.replicas` and the size annotations.
+    pub fn scale(&mut self, to: i32, sizes: SizeAnnotations) {
         let from = self.replicas();
         if from != to {
             let way = if to > from { "up" } else { "down" };
@@ -88,32 +88,32 @@ impl Set {
             ));
             self.now.spec.get_or_insert_default().replicas = Some(to);
         }
-        self.note(sizes);
+        self.annotate_sizes(sizes);
     }
 
-    fn note(&mut self, sizes: Sizes) {
+    fn annotate_sizes(&mut self, sizes: SizeAnnotations) {
         let annotations = self.now.metadata.annotations.get_or_insert_default();
         annotations.insert(DESIRED_REPLICAS.into(), sizes.desired.to_string());
         annotations.insert(MAX_REPLICAS.into(), sizes.max.to_string());
     }
 }
 
-/// A Deployment with its sets, being worked on.
+/// One sync of a Deployment and its ReplicaSets.
 pub struct Rollout<'a> {
     pub view: &'a dyn View,
     pub now: Timestamp,
     pub deployment: &'a Shared<Deployment>,
     pub spec: &'a DeploymentSpec,
-    /// Of other templates, the oldest first.
-    pub old: Vec<Set>,
-    /// Of the current template.
-    pub new: Option<Set>,
+    /// The sets of other templates, the oldest first.
+    pub old: Vec<PlannedReplicaSet>,
+    /// The set of the current template.
+    pub new: Option<PlannedReplicaSet>,
     pub status: DeploymentStatus,
-    /// The revision to stand on the Deployment, once known.
+    /// The revision annotation of the Deployment, once known.
     pub revision: Option<String>,
 }
 
-/// The name that the new set would get is another's.
+/// The name of the new set is taken by another one (a hash collision).
 pub struct Collision;
 
 impl Rollout<'_> {
@@ -121,20 +121,20 @@ impl Rollout<'_> {
         self.spec.replicas.unwrap_or(1)
     }
 
-    pub fn all(&self) -> impl Iterator<Item = &Set> {
+    pub fn all(&self) -> impl Iterator<Item = &PlannedReplicaSet> {
         self.old.iter().chain(self.new.as_ref())
     }
 
-    pub fn sizes(&self) -> Sizes {
+    pub fn sizes(&self) -> SizeAnnotations {
         let desired = self.replicas();
-        Sizes {
+        SizeAnnotations {
             desired,
-            max: desired + fences(self.spec).surge,
+            max: desired + rollout_bounds(self.spec).surge,
         }
     }
 
-    /// Numbers the new set and, if there is none and `create`, makes one.
-    pub fn find_new(&mut self, create: bool) -> Result<(), Collision> {
+    /// Sets the revision of the new set; creates the set if there is none and `create` (upstream: getNewReplicaSet).
+    pub fn get_new_replica_set(&mut self, create: bool) -> Result<(), Collision> {
         let number = revision::next(&self.old);
         if let Some(new) = &mut self.new {
             revision::annotate(&mut new.now, self.deployment, number);
@@ -150,7 +150,7 @@ impl Rollout<'_> {
         if !create {
             return Ok(());
         }
-        let mut new = self.make_new(number);
+        let mut new = self.new_replica_set(number);
         if self
             .view
             .get(
@@ -162,9 +162,9 @@ impl Rollout<'_> {
         {
             return Err(Collision);
         }
-        let size = self.new_size(0);
+        let size = self.new_replicas(0);
         new.now.spec.get_or_insert_default().replicas = Some(size);
-        new.note(self.sizes());
+        new.annotate_sizes(self.sizes());
         if size > 0 {
             new.scaled = Some(format!("Scaled up replica set {} from 0 to {size}", new.name()));
         }
@@ -174,7 +174,7 @@ impl Rollout<'_> {
         Ok(())
     }
 
-    fn make_new(&self, number: i64) -> Set {
+    fn new_replica_set(&self, number: i64) -> PlannedReplicaSet {
         let owner = self.deployment.object();
         let hash = template::hash(&self.spec.template, self.status.collision_count.unwrap_or(0));
         let mut template = self.spec.template.clone();
@@ -207,37 +207,37 @@ impl Rollout<'_> {
             status: None,
         };
         revision::annotate(&mut set, self.deployment, number);
-        Set {
+        PlannedReplicaSet {
             before: None,
             now: set,
             scaled: None,
         }
     }
 
-    /// The size the new set may have now, given it has `size`.
-    fn new_size(&self, size: i32) -> i32 {
-        let wanted = self.replicas();
+    /// The size that the new set may have now, given that it has `size` (upstream: NewRSNewReplicas).
+    fn new_replicas(&self, size: i32) -> i32 {
+        let desired = self.replicas();
         if !is_rolling(self.spec) {
-            return wanted;
+            return desired;
         }
-        let pods: i32 = self.all().map(Set::replicas).sum();
-        let room = wanted + fences(self.spec).surge - pods;
+        let pods: i32 = self.all().map(PlannedReplicaSet::replicas).sum();
+        let room = desired + rollout_bounds(self.spec).surge - pods;
         if room <= 0 {
             return size;
         }
-        size + room.min(wanted - size)
+        size + room.min(desired - size)
     }
 
-    /// One step of a gradual replacement: first grow the new set; if it cannot grow, shrink the old ones.
-    pub fn roll(&mut self) {
-        let (wanted, sizes) = (self.replicas(), self.sizes());
-        let Some(size) = self.new.as_ref().map(Set::replicas) else {
+    /// One step of a rolling update: first the new set is scaled up; if it cannot be, the old ones are scaled down.
+    pub fn roll_out(&mut self) {
+        let (desired, sizes) = (self.replicas(), self.sizes());
+        let Some(size) = self.new.as_ref().map(PlannedReplicaSet::replicas) else {
             return;
         };
-        let to = if size > wanted {
-            wanted
+        let to = if size > desired {
+            desired
         } else {
-            self.new_size(size)
+            self.new_replicas(size)
         };
         if let Some(new) = &mut self.new
             && to != size
@@ -245,31 +245,31 @@ impl Rollout<'_> {
             new.scale(to, sizes);
             return;
         }
-        self.shrink_old(fences(self.spec), sizes);
+        self.scale_down_old(rollout_bounds(self.spec), sizes);
     }
 
-    fn shrink_old(&mut self, fences: Fences, sizes: Sizes) {
+    fn scale_down_old(&mut self, bounds: RolloutBounds, sizes: SizeAnnotations) {
         if self.old.iter().all(|s| s.replicas() == 0) {
             return;
         }
-        let must_be_available = self.replicas() - fences.unavailable;
-        let pods: i32 = self.all().map(Set::replicas).sum();
+        let must_be_available = self.replicas() - bounds.unavailable;
+        let pods: i32 = self.all().map(PlannedReplicaSet::replicas).sum();
         let new_not_available = self.new.as_ref().map_or(0, |s| s.replicas() - s.available());
         let most = pods - must_be_available - new_not_available;
         if most <= 0 {
             return;
         }
-        // First the pods that serve nobody anyway.
-        let mut gone = 0;
+        // First the pods that are not available anyway (upstream: cleanupUnhealthyReplicas).
+        let mut scaled_down = 0;
         for set in &mut self.old {
             let unhealthy = set.replicas() - set.available();
-            let less = unhealthy.min(most - gone);
+            let less = unhealthy.min(most - scaled_down);
             if set.replicas() > 0 && less > 0 {
-                gone += less;
+                scaled_down += less;
                 set.scale(set.replicas() - less, sizes);
             }
         }
-        let available: i32 = self.all().map(Set::available).sum();
+        let available: i32 = self.all().map(PlannedReplicaSet::available).sum();
         let mut rest = available - must_be_available;
         for set in &mut self.old {
             let less = set.replicas().min(rest);
@@ -280,7 +280,7 @@ impl Rollout<'_> {
         }
     }
 
-    /// All old pods end before the first new one starts.
+    /// Strategy Recreate: all old pods terminate before the first new one is created.
     pub fn recreate(&mut self) -> Result<(), Collision> {
         let sizes = self.sizes();
         let mut ending = false;
@@ -288,28 +288,28 @@ impl Rollout<'_> {
             set.scale(0, sizes);
             ending = true;
         }
-        if ending || self.old_pods_run() {
+        if ending || self.old_pods_running() {
             return Ok(());
         }
-        self.find_new(true)?;
-        let wanted = self.replicas();
+        self.get_new_replica_set(true)?;
+        let desired = self.replicas();
         if let Some(new) = &mut self.new
-            && new.replicas() != wanted
+            && new.replicas() != desired
         {
-            new.scale(wanted, sizes);
+            new.scale(desired, sizes);
         }
         Ok(())
     }
 
-    fn old_pods_run(&self) -> bool {
+    fn old_pods_running(&self) -> bool {
         self.old.iter().any(|set| {
             let uid = set.now.metadata.uid.as_deref().unwrap_or("");
             let pods = self.view.controlled_by_as::<Pod>(uid);
-            set.status_replicas() > 0 || pods.iter().any(|p| !pod::is_finished(p))
+            set.status_replicas() > 0 || pods.iter().any(|p| !is_terminal(p))
         })
     }
 
-    /// What of the sets is to be written.
+    /// The writes of the sets.
     pub fn actions(&self) -> Vec<Action> {
         let about = reference(self.deployment.object());
         let mut actions = Vec::new();

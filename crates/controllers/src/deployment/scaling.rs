@@ -1,30 +1,31 @@
-//! How many pods a Deployment may have and must have, and sharing a change of size among its ReplicaSets.
+//! How many pods a Deployment may have and must have, and proportional scaling of its ReplicaSets.
 
 use k8s_openapi::api::apps::v1::DeploymentSpec;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use knarr_api::k8s_openapi;
 
 use super::revision::MAX_REPLICAS;
-use super::rollout::{Rollout, Set};
+use super::rollout::{PlannedReplicaSet, Rollout};
 
-/// `maxSurge` and `maxUnavailable` in pods.
+/// `maxSurge` and `maxUnavailable` as numbers of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fences {
+pub struct RolloutBounds {
     pub surge: i32,
     pub unavailable: i32,
 }
 
-/// Whether pods are replaced gradually (the default) and not all at once.
+/// Whether the strategy is RollingUpdate (the default).
 pub fn is_rolling(spec: &DeploymentSpec) -> bool {
     let strategy = spec.strategy.as_ref().and_then(|s| s.type_.as_deref());
     strategy != Some("Recreate")
 }
 
-/// Surge is rounded up, unavailable down; both 0 would stand still, so then one may be unavailable.
-pub fn fences(spec: &DeploymentSpec) -> Fences {
+/// maxSurge is rounded up, maxUnavailable down; if both are 0 the rollout would make no progress, so one pod may be unavailable
+/// (upstream: ResolveFenceposts).
+pub fn rollout_bounds(spec: &DeploymentSpec) -> RolloutBounds {
     let replicas = spec.replicas.unwrap_or(1);
     if !is_rolling(spec) {
-        return Fences {
+        return RolloutBounds {
             surge: 0,
             unavailable: 0,
         };
@@ -43,13 +44,13 @@ pub fn fences(spec: &DeploymentSpec) -> Fences {
     } else {
         unavailable
     };
-    Fences {
+    RolloutBounds {
         surge,
         unavailable: unavailable.min(replicas),
     }
 }
 
-/// A number, or a percentage of `total`. What cannot be read is 0 (validation keeps it out).
+/// A number, or a percentage of `total`. What does not parse is 0 (validation rejects it).
 pub(crate) fn scaled(value: &IntOrString, total: i32, up: bool) -> i32 {
     match value {
         IntOrString::Int(n) => *n,
@@ -66,13 +67,13 @@ pub(crate) fn scaled(value: &IntOrString, total: i32, up: bool) -> i32 {
     }
 }
 
-/// Brings the sets to the Deployment's size without a rollout step: in the middle of a rollout, or while paused.
+/// Scales the sets to the Deployment's size without a rollout step: during a rollout, or while paused.
 pub fn scale(rollout: &mut Rollout<'_>) {
-    let wanted = rollout.replicas();
-    let fences = fences(rollout.spec);
+    let deployment_replicas = rollout.replicas();
+    let bounds = rollout_bounds(rollout.spec);
     let deployment_sizes = rollout.sizes();
 
-    // One set that has pods (or, if none has, the newest): it is the whole Deployment.
+    // If only one set has pods (or none has: the newest), it gets all of the Deployment's replicas.
     let active = rollout.all().filter(|s| s.replicas() > 0).count();
     if active <= 1 {
         let has_active = active == 1;
@@ -88,12 +89,16 @@ pub fn scale(rollout: &mut Rollout<'_>) {
             rollout.old.last_mut()
         };
         if let Some(set) = set {
-            set.scale(wanted, deployment_sizes);
+            set.scale(deployment_replicas, deployment_sizes);
         }
         return;
     }
 
-    if rollout.new.as_ref().is_some_and(|new| is_saturated(new, wanted)) {
+    if rollout
+        .new
+        .as_ref()
+        .is_some_and(|new| is_saturated(new, deployment_replicas))
+    {
         for set in rollout.old.iter_mut().filter(|s| s.replicas() > 0) {
             set.scale(0, deployment_sizes);
         }
@@ -103,21 +108,25 @@ pub fn scale(rollout: &mut Rollout<'_>) {
     if !is_rolling(rollout.spec) {
         return;
     }
-    let allowed = if wanted > 0 { wanted + fences.surge } else { 0 };
+    let allowed = if deployment_replicas > 0 {
+        deployment_replicas + bounds.surge
+    } else {
+        0
+    };
     let before_fallback = rollout
         .deployment
         .status
         .as_ref()
         .and_then(|s| s.replicas)
         .unwrap_or(0);
-    let mut sets: Vec<&mut Set> = rollout
+    let mut sets: Vec<&mut PlannedReplicaSet> = rollout
         .old
         .iter_mut()
         .chain(rollout.new.as_mut())
         .filter(|s| s.replicas() > 0)
         .collect();
     let change = allowed - sets.iter().map(|s| s.replicas()).sum::<i32>();
-    // The largest first; of equal ones the newest when growing, the oldest when shrinking.
+    // The largest first; of equal ones the newest when scaling up, the oldest when scaling down.
     sets.sort_by(|a, b| {
         let by_size = b.replicas().cmp(&a.replicas());
         let by_age = a.created().cmp(&b.created());
@@ -126,7 +135,12 @@ pub fn scale(rollout: &mut Rollout<'_>) {
     let mut shared_out = 0;
     let mut sizes: Vec<i32> = Vec::with_capacity(sets.len());
     for set in &sets {
-        let share = share(set, wanted, wanted + fences.surge, before_fallback);
+        let share = replica_set_proportion(
+            set,
+            deployment_replicas,
+            deployment_replicas + bounds.surge,
+            before_fallback,
+        );
         let rest = change - shared_out;
         let share = if change > 0 {
             share.min(rest)
@@ -138,7 +152,7 @@ pub fn scale(rollout: &mut Rollout<'_>) {
         shared_out += share;
         sizes.push(set.replicas() + share);
     }
-    // What rounding left goes to the largest.
+    // The largest gets the rest from rounding.
     if let Some(first) = sizes.first_mut() {
         *first = (*first + change - shared_out).max(0);
     }
@@ -147,15 +161,22 @@ pub fn scale(rollout: &mut Rollout<'_>) {
     }
 }
 
-/// The new set is as large as the Deployment, and all of it available.
-fn is_saturated(new: &Set, wanted: i32) -> bool {
+/// Whether the new set is as large as the Deployment, and all its pods are available (upstream: IsSaturated).
+fn is_saturated(new: &PlannedReplicaSet, deployment_replicas: i32) -> bool {
     let desired = new.annotation(super::revision::DESIRED_REPLICAS);
-    new.replicas() == wanted && desired == Some(wanted) && new.available() == wanted
+    new.replicas() == deployment_replicas
+        && desired == Some(deployment_replicas)
+        && new.available() == deployment_replicas
 }
 
-/// By how much a set grows so that it keeps its share of the Deployment.
-fn share(set: &Set, wanted: i32, max_after: i32, status_replicas: i32) -> i32 {
-    if wanted == 0 {
+/// By how much a set is scaled so that it keeps its proportion of the Deployment (upstream: getReplicaSetFraction).
+fn replica_set_proportion(
+    set: &PlannedReplicaSet,
+    deployment_replicas: i32,
+    max_after: i32,
+    status_replicas: i32,
+) -> i32 {
+    if deployment_replicas == 0 {
         return -set.replicas();
     }
     let max_before = set.annotation(MAX_REPLICAS).unwrap_or(status_replicas);
@@ -163,6 +184,6 @@ fn share(set: &Set, wanted: i32, max_after: i32, status_replicas: i32) -> i32 {
         return 0;
     }
     let size = f64::from(set.replicas()) * f64::from(max_after) / f64::from(max_before);
-    // In range: a share of two 32-bit sizes; `as` saturates where it is not.
+    // In range, as a proportion of two 32-bit sizes; otherwise `as` saturates.
     size.round() as i32 - set.replicas()
 }

@@ -1,4 +1,4 @@
-//! What a Deployment says of itself: counts, and the conditions Available, Progressing and ReplicaFailure.
+//! The status of a Deployment: counts, and the conditions Available, Progressing and ReplicaFailure.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::time::seconds;
 
-use super::rollout::{Rollout, Set};
-use super::scaling::fences;
+use super::rollout::{PlannedReplicaSet, Rollout};
+use super::scaling::rollout_bounds;
 
 pub const AVAILABLE: &str = "Available";
 pub const PROGRESSING: &str = "Progressing";
@@ -33,7 +33,7 @@ fn remove(status: &mut DeploymentStatus, type_: &str) {
     status.conditions = (!conditions.is_empty()).then_some(conditions);
 }
 
-/// Puts a condition in, unless it says what is said already; its transition time moves only with its status.
+/// Sets a condition, unless status and reason are the same; its transition time changes only with its status.
 fn set(status: &mut DeploymentStatus, mut condition: DeploymentCondition) {
     if let Some(old) = find(status, &condition.type_) {
         if old.status == condition.status && old.reason == condition.reason {
@@ -70,13 +70,13 @@ fn progressing(rollout: &mut Rollout<'_>, is: &str, reason: &str, message: Strin
     }
 }
 
-/// The new set was just decided on.
+/// The new set is being created.
 pub fn created(rollout: &mut Rollout<'_>, name: &str) {
     let message = format!("Created new replica set {name:?}");
     progressing(rollout, "True", NEW_SET_CREATED, message);
 }
 
-/// The current template's set was there already.
+/// The current template already had a set.
 pub fn found(rollout: &mut Rollout<'_>) {
     if find(&rollout.status, PROGRESSING).is_none()
         && let Some(name) = rollout.new.as_ref().map(|s| s.name().to_string())
@@ -91,7 +91,7 @@ pub fn create_failed(rollout: &mut Rollout<'_>, message: String) {
     progressing(rollout, "False", CREATE_ERROR, message);
 }
 
-/// A paused Deployment's deadline stands still.
+/// The progress deadline of a paused Deployment does not run.
 pub fn pause_or_resume(rollout: &mut Rollout<'_>) {
     let reason = find(&rollout.status, PROGRESSING).and_then(|c| c.reason.clone());
     let reason = reason.as_deref().unwrap_or("");
@@ -106,7 +106,7 @@ pub fn pause_or_resume(rollout: &mut Rollout<'_>) {
     }
 }
 
-fn sum<'a>(sets: impl Iterator<Item = &'a Set>, of: fn(&Set) -> i32) -> i32 {
+fn sum<'a>(sets: impl Iterator<Item = &'a PlannedReplicaSet>, of: fn(&PlannedReplicaSet) -> i32) -> i32 {
     sets.map(of).sum()
 }
 
@@ -114,23 +114,23 @@ fn sum<'a>(sets: impl Iterator<Item = &'a Set>, of: fn(&Set) -> i32) -> i32 {
 pub fn count(rollout: &mut Rollout<'_>) {
     // Kubernetes leaves these out when they are 0.
     let some = |n: i32| (n != 0).then_some(n);
-    let available = sum(rollout.all(), Set::available);
-    let wanted = sum(rollout.all(), Set::replicas);
-    let updated = rollout.new.as_ref().map_or(0, Set::status_replicas);
+    let available = sum(rollout.all(), PlannedReplicaSet::available);
+    let desired = sum(rollout.all(), PlannedReplicaSet::replicas);
+    let updated = rollout.new.as_ref().map_or(0, PlannedReplicaSet::status_replicas);
     let terminating = terminating(rollout.all());
     let status = DeploymentStatus {
         observed_generation: rollout.deployment.metadata.generation,
-        replicas: some(sum(rollout.all(), Set::status_replicas)),
+        replicas: some(sum(rollout.all(), PlannedReplicaSet::status_replicas)),
         updated_replicas: some(updated),
-        ready_replicas: some(sum(rollout.all(), Set::ready)),
+        ready_replicas: some(sum(rollout.all(), PlannedReplicaSet::ready)),
         available_replicas: some(available),
-        unavailable_replicas: some((wanted - available).max(0)),
+        unavailable_replicas: some((desired - available).max(0)),
         terminating_replicas: terminating,
         collision_count: rollout.status.collision_count,
         conditions: rollout.status.conditions.take(),
     };
     rollout.status = status;
-    let enough = available >= rollout.replicas() - fences(rollout.spec).unavailable;
+    let enough = available >= rollout.replicas() - rollout_bounds(rollout.spec).unavailable;
     let (is, reason, message) = if enough {
         (
             "True",
@@ -148,8 +148,8 @@ pub fn count(rollout: &mut Rollout<'_>) {
     set(&mut rollout.status, available);
 }
 
-/// Unknown while one of the sets does not say.
-fn terminating<'a>(mut sets: impl Iterator<Item = &'a Set>) -> Option<i32> {
+/// Unknown while one of the sets does not report it.
+fn terminating<'a>(mut sets: impl Iterator<Item = &'a PlannedReplicaSet>) -> Option<i32> {
     sets.try_fold(0, |sum, set| {
         let status = set.now.status.as_ref();
         match status.and_then(|s| s.terminating_replicas) {
@@ -162,17 +162,17 @@ fn terminating<'a>(mut sets: impl Iterator<Item = &'a Set>) -> Option<i32> {
     })
 }
 
-/// Whether every pod is of the current template and available.
+/// Whether every pod has the current template and is available (upstream: DeploymentComplete).
 pub fn is_complete(rollout: &Rollout<'_>, status: &DeploymentStatus) -> bool {
-    let wanted = rollout.replicas();
-    let all = |n: Option<i32>| n.unwrap_or(0) == wanted;
+    let desired = rollout.replicas();
+    let all = |n: Option<i32>| n.unwrap_or(0) == desired;
     all(status.updated_replicas)
         && all(status.replicas)
         && all(status.available_replicas)
         && status.observed_generation.unwrap_or(0) >= rollout.deployment.metadata.generation.unwrap_or(0)
 }
 
-/// Whether something has got better since the status was last written.
+/// Whether there is progress since the status was last written (upstream: DeploymentProgressing).
 fn has_progressed(old: &DeploymentStatus, new: &DeploymentStatus) -> bool {
     let n = |n: Option<i32>| n.unwrap_or(0);
     let old_pods = |s: &DeploymentStatus| n(s.replicas) - n(s.updated_replicas);
@@ -182,7 +182,7 @@ fn has_progressed(old: &DeploymentStatus, new: &DeploymentStatus) -> bool {
         || n(new.available_replicas) > n(old.available_replicas)
 }
 
-/// Counts, and how the rollout goes.
+/// Counts, and the condition Progressing.
 pub fn sync_rollout(rollout: &mut Rollout<'_>) {
     let old = rollout.deployment.status.clone().unwrap_or_default();
     count(rollout);
@@ -209,7 +209,7 @@ pub fn sync_rollout(rollout: &mut Rollout<'_>) {
             if let Some(current) = current.filter(|c| c.status == "True") {
                 progress.last_transition_time = current.last_transition_time;
             }
-            // Its update time moves with every step: the deadline counts from there.
+            // Its update time changes with every step: the deadline is measured from there.
             remove(&mut rollout.status, PROGRESSING);
             set(&mut rollout.status, progress);
         } else if current.is_some_and(|c| has_timed_out(&c, deadline, now)) {
@@ -232,7 +232,7 @@ fn has_timed_out(progress: &DeploymentCondition, deadline: SignedDuration, now: 
     }
 }
 
-/// ReplicaFailure is taken over from the sets, the new one's first.
+/// ReplicaFailure is copied from the sets, the new one's first.
 fn failures(rollout: &mut Rollout<'_>) {
     let failure = rollout.new.iter().chain(&rollout.old).find_map(|set| {
         let conditions = set.now.status.as_ref()?.conditions.as_ref()?;
@@ -252,8 +252,8 @@ fn failures(rollout: &mut Rollout<'_>) {
     }
 }
 
-/// When to look whether the deadline has passed without progress; `None` when there is nothing to wait for.
-pub fn next_look(rollout: &Rollout<'_>) -> Option<Duration> {
+/// When to check whether the progress deadline has passed; `None` when no progress is expected.
+pub fn next_progress_check(rollout: &Rollout<'_>) -> Option<Duration> {
     let deadline = deadline(rollout.spec)?;
     let progress = find(&rollout.status, PROGRESSING)?;
     if progress.reason.as_deref() == Some(TIMED_OUT) || is_complete(rollout, &rollout.status) {
@@ -261,6 +261,6 @@ pub fn next_look(rollout: &Rollout<'_>) -> Option<Duration> {
     }
     let since = progress.last_update_time.as_ref()?.0;
     let rest = deadline - rollout.now.duration_since(since);
-    // One second on top: it is to be past then, not just now.
+    // One second more, so that the deadline has passed by then.
     Some(Duration::try_from(rest).unwrap_or_default() + Duration::from_secs(1))
 }

@@ -1,13 +1,13 @@
-//! Telling pod templates apart: equality without the hash label, and the hash itself.
+//! Compares pod templates: equality without the hash label, and the hash itself.
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use knarr_api::k8s_openapi;
 
-/// The label that tells the pods of one template from those of another.
+/// The label that distinguishes the pods of one template from those of another.
 pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
 
-/// Whether two templates make the same pods.
-pub fn same(a: &PodTemplateSpec, b: &PodTemplateSpec) -> bool {
+/// Whether two templates are equal but for the hash label (upstream: EqualIgnoreHash).
+pub fn equal_ignoring_hash(a: &PodTemplateSpec, b: &PodTemplateSpec) -> bool {
     a.spec == b.spec && without_hash(a) == without_hash(b)
 }
 
@@ -25,7 +25,7 @@ fn without_hash(template: &PodTemplateSpec) -> PodTemplateSpec {
     }
 }
 
-/// A name for the template: stable over restarts, other after a collision.
+/// The hash of a template: stable over restarts, different after a collision.
 pub fn hash(template: &PodTemplateSpec, collisions: i32) -> String {
     let template = PodTemplateSpec {
         spec: template.spec.clone(),
@@ -92,11 +92,11 @@ mod tests {
     fn the_hash_label_makes_no_difference_and_a_collision_does() {
         let plain = template(&[("app", "web")]);
         let labelled = template(&[("app", "web"), (POD_TEMPLATE_HASH, "abc")]);
-        assert!(same(&plain, &labelled));
+        assert!(equal_ignoring_hash(&plain, &labelled));
         assert_eq!(hash(&plain, 0), hash(&labelled, 0));
         assert_ne!(hash(&plain, 0), hash(&plain, 1));
         assert_ne!(hash(&plain, 0), hash(&template(&[("app", "db")]), 0));
-        assert!(!same(&plain, &template(&[("app", "db")])));
+        assert!(!equal_ignoring_hash(&plain, &template(&[("app", "db")])));
     }
 
     #[test]

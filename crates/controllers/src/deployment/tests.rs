@@ -1,5 +1,5 @@
-//! Deployments played through: after each reconcile the ReplicaSets are pictured as their controller would
-//! leave them, so that a history is a list of sizes.
+//! Whole rollouts: after each reconciliation the ReplicaSets' statuses are set as their controller would
+//! set them, so that a rollout is a list of sizes.
 
 use std::collections::BTreeMap;
 
@@ -65,8 +65,8 @@ fn template(image: &str) -> PodTemplateSpec {
     }
 }
 
-/// A Deployment, the ReplicaSet controller and a kubelet, in one.
-struct Play {
+/// A Deployment, with the ReplicaSet controller and the kubelet in one.
+struct Fixture {
     world: World,
     second: i64,
     /// Pods of these images never become ready.
@@ -74,11 +74,11 @@ struct Play {
     events: Vec<String>,
 }
 
-impl Play {
+impl Fixture {
     fn new(deployment: Deployment) -> Self {
         let mut world = World::default();
         world.put(deployment);
-        Play {
+        Fixture {
             world,
             second: 0,
             broken: "",
@@ -127,7 +127,7 @@ impl Play {
         self.condition(type_).reason.unwrap()
     }
 
-    /// One reconcile, its writes taken in. What it did, without the status.
+    /// One reconciliation, with its writes applied. What it did, without the status.
     fn decide(&mut self) -> Vec<Action> {
         self.second += 1;
         let actions = self.world.run(&Deployments, KEY, at(self.second));
@@ -147,7 +147,7 @@ impl Play {
         actions
     }
 
-    /// All pods as they should be.
+    /// Makes all pods run and be ready.
     fn settle(&mut self) {
         for set in self.sets() {
             let mut set = (*set).clone();
@@ -169,7 +169,7 @@ impl Play {
         }
     }
 
-    /// Until nothing is left to do; the sizes after each step that changed them.
+    /// Reconciles until nothing is left to do; the sizes after each step that changed them.
     fn run(&mut self) -> Vec<String> {
         let mut history: Vec<String> = Vec::new();
         for _ in 0..100 {
@@ -189,8 +189,8 @@ impl Play {
 
 #[test]
 fn a_new_deployment_gets_one_set_of_its_size_and_becomes_available() {
-    let mut play = Play::new(deployment(3, "v1"));
-    let actions = play.decide();
+    let mut fixture = Fixture::new(deployment(3, "v1"));
+    let actions = fixture.decide();
     let hash = template::hash(&template("v1"), 0);
     assert_eq!(
         lines(&actions),
@@ -201,9 +201,9 @@ fn a_new_deployment_gets_one_set_of_its_size_and_becomes_available() {
             "requeue after 601s".to_string(),
         ]
     );
-    assert_eq!(play.reason("Progressing"), "NewReplicaSetCreated");
-    assert_eq!(play.reason("Available"), "MinimumReplicasUnavailable");
-    let set = play.sets().remove(0);
+    assert_eq!(fixture.reason("Progressing"), "NewReplicaSetCreated");
+    assert_eq!(fixture.reason("Available"), "MinimumReplicasUnavailable");
+    let set = fixture.sets().remove(0);
     let spec = set.spec.clone().unwrap();
     assert_eq!(spec.selector.match_labels.unwrap()["pod-template-hash"], hash);
     assert_eq!(
@@ -215,11 +215,11 @@ fn a_new_deployment_gets_one_set_of_its_size_and_becomes_available() {
     assert_eq!(annotations["deployment.kubernetes.io/desired-replicas"], "3");
     assert_eq!(annotations["deployment.kubernetes.io/max-replicas"], "4");
 
-    play.settle();
-    play.run();
-    assert_eq!(play.reason("Progressing"), "NewReplicaSetAvailable");
-    assert_eq!(play.reason("Available"), "MinimumReplicasAvailable");
-    let status = play.deployment().status.unwrap();
+    fixture.settle();
+    fixture.run();
+    assert_eq!(fixture.reason("Progressing"), "NewReplicaSetAvailable");
+    assert_eq!(fixture.reason("Available"), "MinimumReplicasAvailable");
+    let status = fixture.deployment().status.unwrap();
     assert_eq!(status.replicas, Some(3));
     assert_eq!(
         (status.updated_replicas, status.ready_replicas),
@@ -230,19 +230,19 @@ fn a_new_deployment_gets_one_set_of_its_size_and_becomes_available() {
         (Some(3), None)
     );
     assert_eq!(status.observed_generation, Some(1));
-    let revision = &play.deployment().metadata.annotations.unwrap()[REVISION];
+    let revision = &fixture.deployment().metadata.annotations.unwrap()[REVISION];
     assert_eq!(revision, "1");
 }
 
 #[test]
-fn a_rolling_update_stays_within_its_fences() {
-    let fences = |surge, unavailable| RollingUpdateDeployment {
+fn a_rolling_update_stays_within_max_surge_and_max_unavailable() {
+    let rolling_update = |surge, unavailable| RollingUpdateDeployment {
         max_surge: Some(IntOrString::Int(surge)),
         max_unavailable: Some(IntOrString::Int(unavailable)),
     };
     let table: [(RollingUpdateDeployment, &[&str]); 3] = [
         (
-            fences(1, 0),
+            rolling_update(1, 0),
             &[
                 "v1=3 v2=1",
                 "v1=2 v2=1",
@@ -253,7 +253,7 @@ fn a_rolling_update_stays_within_its_fences() {
             ],
         ),
         (
-            fences(0, 1),
+            rolling_update(0, 1),
             &[
                 "v1=2 v2=0",
                 "v1=2 v2=1",
@@ -263,17 +263,17 @@ fn a_rolling_update_stays_within_its_fences() {
                 "v1=0 v2=3",
             ],
         ),
-        (fences(3, 3), &["v1=0 v2=3"]),
+        (rolling_update(3, 3), &["v1=0 v2=3"]),
     ];
     for (rolling, expected) in table {
-        let mut play = Play::new(deployment(3, "v1"));
-        play.run();
-        play.edit(|spec| {
+        let mut fixture = Fixture::new(deployment(3, "v1"));
+        fixture.run();
+        fixture.edit(|spec| {
             spec.template = template("v2");
             spec.strategy.as_mut().unwrap().rolling_update = Some(rolling.clone());
         });
-        assert_eq!(play.run(), expected, "{rolling:?}");
-        assert_eq!(play.reason("Progressing"), "NewReplicaSetAvailable");
+        assert_eq!(fixture.run(), expected, "{rolling:?}");
+        assert_eq!(fixture.reason("Progressing"), "NewReplicaSetAvailable");
     }
 }
 
@@ -293,9 +293,9 @@ fn percentages_round_surge_up_and_unavailable_down() {
             max_surge: Some(IntOrString::String(surge.into())),
             max_unavailable: Some(IntOrString::String(unavailable.into())),
         });
-        let fences = scaling::fences(&spec);
+        let bounds = scaling::rollout_bounds(&spec);
         assert_eq!(
-            (fences.surge, fences.unavailable),
+            (bounds.surge, bounds.unavailable),
             expected,
             "{replicas} {surge} {unavailable}"
         );
@@ -303,139 +303,143 @@ fn percentages_round_surge_up_and_unavailable_down() {
 }
 
 #[test]
-fn recreate_starts_new_pods_only_when_the_old_have_gone() {
-    let mut play = Play::new(deployment(2, "v1"));
-    play.edit(|spec| {
+fn recreate_creates_new_pods_only_when_the_old_ones_are_removed() {
+    let mut fixture = Fixture::new(deployment(2, "v1"));
+    fixture.edit(|spec| {
         spec.strategy = Some(DeploymentStrategy {
             type_: Some("Recreate".into()),
             rolling_update: None,
         });
     });
-    play.run();
-    play.edit(|spec| spec.template = template("v2"));
-    play.decide();
-    assert_eq!(play.sizes(), ["v1=0"]);
-    play.decide();
-    assert_eq!(play.sizes(), ["v1=0"], "the old set's status still counts pods");
-    play.settle();
-    assert_eq!(play.run(), ["v1=0 v2=2"]);
+    fixture.run();
+    fixture.edit(|spec| spec.template = template("v2"));
+    fixture.decide();
+    assert_eq!(fixture.sizes(), ["v1=0"]);
+    fixture.decide();
+    assert_eq!(
+        fixture.sizes(),
+        ["v1=0"],
+        "the old set's status still counts pods"
+    );
+    fixture.settle();
+    assert_eq!(fixture.run(), ["v1=0 v2=2"]);
 }
 
 #[test]
-fn undo_takes_the_old_set_up_again_under_a_new_revision() {
-    let mut play = Play::new(deployment(1, "v1"));
-    play.run();
-    play.edit(|spec| spec.template = template("v2"));
-    play.run();
-    play.edit(|spec| spec.template = template("v1"));
-    play.run();
-    assert_eq!(play.sizes(), ["v1=1", "v2=0"]);
-    let annotations = play.sets()[0].metadata.annotations.clone().unwrap();
+fn a_rollback_uses_the_old_set_again_under_a_new_revision() {
+    let mut fixture = Fixture::new(deployment(1, "v1"));
+    fixture.run();
+    fixture.edit(|spec| spec.template = template("v2"));
+    fixture.run();
+    fixture.edit(|spec| spec.template = template("v1"));
+    fixture.run();
+    assert_eq!(fixture.sizes(), ["v1=1", "v2=0"]);
+    let annotations = fixture.sets()[0].metadata.annotations.clone().unwrap();
     assert_eq!(annotations["deployment.kubernetes.io/revision"], "3");
     assert_eq!(annotations["deployment.kubernetes.io/revision-history"], "1");
-    assert_eq!(play.deployment().metadata.annotations.unwrap()[REVISION], "3");
+    assert_eq!(fixture.deployment().metadata.annotations.unwrap()[REVISION], "3");
 }
 
 #[test]
-fn a_paused_deployment_keeps_its_template_but_follows_its_size() {
-    let mut play = Play::new(deployment(2, "v1"));
-    play.run();
-    play.edit(|spec| {
+fn a_paused_deployment_keeps_its_template_but_is_scaled() {
+    let mut fixture = Fixture::new(deployment(2, "v1"));
+    fixture.run();
+    fixture.edit(|spec| {
         spec.paused = Some(true);
         spec.template = template("v2");
     });
-    assert_eq!(play.run(), ["v1=2"]);
-    assert_eq!(play.reason("Progressing"), "DeploymentPaused");
-    assert_eq!(play.condition("Progressing").status, "Unknown");
-    play.edit(|spec| spec.replicas = Some(5));
-    assert_eq!(play.run(), ["v1=5"]);
-    play.edit(|spec| spec.paused = None);
-    assert_eq!(play.run().last().unwrap(), "v1=0 v2=5");
-    assert_eq!(play.reason("Progressing"), "NewReplicaSetAvailable");
+    assert_eq!(fixture.run(), ["v1=2"]);
+    assert_eq!(fixture.reason("Progressing"), "DeploymentPaused");
+    assert_eq!(fixture.condition("Progressing").status, "Unknown");
+    fixture.edit(|spec| spec.replicas = Some(5));
+    assert_eq!(fixture.run(), ["v1=5"]);
+    fixture.edit(|spec| spec.paused = None);
+    assert_eq!(fixture.run().last().unwrap(), "v1=0 v2=5");
+    assert_eq!(fixture.reason("Progressing"), "NewReplicaSetAvailable");
 }
 
 #[test]
-fn resizing_in_the_middle_of_a_rollout_keeps_the_sets_shares() {
-    let mut play = Play::new(deployment(10, "v1"));
-    play.broken = "v2";
-    play.edit(|spec| {
+fn scaling_during_a_rollout_keeps_the_sets_proportions() {
+    let mut fixture = Fixture::new(deployment(10, "v1"));
+    fixture.broken = "v2";
+    fixture.edit(|spec| {
         spec.strategy.as_mut().unwrap().rolling_update = Some(RollingUpdateDeployment {
             max_surge: Some(IntOrString::Int(3)),
             max_unavailable: Some(IntOrString::Int(2)),
         });
     });
-    play.run();
-    play.edit(|spec| spec.template = template("v2"));
-    play.run();
-    assert_eq!(play.sizes(), ["v1=8", "v2=5"]);
-    // Kubernetes' documented example: 5 more pods are shared out 3 to 2.
-    play.edit(|spec| spec.replicas = Some(15));
-    play.decide();
-    assert_eq!(play.sizes(), ["v1=11", "v2=7"]);
-    play.settle();
-    play.edit(|spec| spec.replicas = Some(0));
-    assert_eq!(play.run().last().unwrap(), "v1=0 v2=0");
+    fixture.run();
+    fixture.edit(|spec| spec.template = template("v2"));
+    fixture.run();
+    assert_eq!(fixture.sizes(), ["v1=8", "v2=5"]);
+    // Kubernetes' documented example of proportional scaling: 5 more pods are distributed 3 to 2.
+    fixture.edit(|spec| spec.replicas = Some(15));
+    fixture.decide();
+    assert_eq!(fixture.sizes(), ["v1=11", "v2=7"]);
+    fixture.settle();
+    fixture.edit(|spec| spec.replicas = Some(0));
+    assert_eq!(fixture.run().last().unwrap(), "v1=0 v2=0");
 }
 
 #[test]
-fn without_progress_for_the_deadline_the_deployment_says_so() {
-    let mut play = Play::new(deployment(2, "v1"));
-    play.run();
-    play.broken = "v2";
-    play.edit(|spec| spec.template = template("v2"));
-    play.run();
-    assert_eq!(play.reason("Progressing"), "ReplicaSetUpdated");
-    let waits = play.decide();
+fn missing_progress_is_reported_after_the_deadline() {
+    let mut fixture = Fixture::new(deployment(2, "v1"));
+    fixture.run();
+    fixture.broken = "v2";
+    fixture.edit(|spec| spec.template = template("v2"));
+    fixture.run();
+    assert_eq!(fixture.reason("Progressing"), "ReplicaSetUpdated");
+    let waits = fixture.decide();
     let wait = waits.iter().find_map(|a| match a {
         Action::RequeueAfter(wait) => Some(wait.as_secs()),
         _ => None,
     });
     assert!(wait.is_some_and(|w| (590..=601).contains(&w)), "{wait:?}");
-    play.second += 601;
-    play.decide();
-    let condition = play.condition("Progressing");
+    fixture.second += 601;
+    fixture.decide();
+    let condition = fixture.condition("Progressing");
     assert_eq!(condition.reason.as_deref(), Some("ProgressDeadlineExceeded"));
     assert_eq!(condition.status, "False");
-    let name = play.sets()[1].metadata.name.clone().unwrap();
+    let name = fixture.sets()[1].metadata.name.clone().unwrap();
     assert_eq!(
         condition.message,
         Some(format!("ReplicaSet \"{name}\" has timed out progressing."))
     );
-    assert_eq!(play.reason("Available"), "MinimumReplicasAvailable");
+    assert_eq!(fixture.reason("Available"), "MinimumReplicasAvailable");
 }
 
 #[test]
-fn history_beyond_the_limit_is_cleaned_up_the_oldest_first() {
-    let mut play = Play::new(deployment(1, "v1"));
-    play.edit(|spec| spec.revision_history_limit = Some(2));
+fn old_sets_beyond_the_history_limit_are_deleted_the_oldest_first() {
+    let mut fixture = Fixture::new(deployment(1, "v1"));
+    fixture.edit(|spec| spec.revision_history_limit = Some(2));
     for image in ["v1", "v2", "v3", "v4", "v5"] {
-        play.edit(|spec| spec.template = template(image));
-        play.run();
+        fixture.edit(|spec| spec.template = template(image));
+        fixture.run();
     }
-    assert_eq!(play.sizes(), ["v3=0", "v4=0", "v5=1"]);
+    assert_eq!(fixture.sizes(), ["v3=0", "v4=0", "v5=1"]);
 }
 
 #[test]
-fn a_set_that_cannot_be_created_shows_as_not_progressing() {
-    let mut play = Play::new(deployment(1, "v1"));
+fn a_set_that_cannot_be_created_is_reported_as_not_progressing() {
+    let mut fixture = Fixture::new(deployment(1, "v1"));
     let failure = Failure {
         verb: Verb::Create,
         kind: registry::REPLICA_SET.clone(),
         name: "web-x".into(),
-        error: Error::forbidden(registry::REPLICA_SET.about("web-x"), "quota"),
+        error: Error::forbidden(registry::REPLICA_SET.resource_ref("web-x"), "quota"),
     };
-    let actions = play.world.run_after(&Deployments, KEY, at(1), Some(&failure));
+    let actions = fixture.world.run_after(&Deployments, KEY, at(1), Some(&failure));
     assert_eq!(lines(&actions), ["update deployments/status default/web"]);
-    play.world.take_updates(&actions);
-    assert_eq!(play.reason("Progressing"), "ReplicaSetCreateError");
-    assert_eq!(play.condition("Progressing").status, "False");
-    play.run();
-    assert_eq!(play.reason("Progressing"), "NewReplicaSetAvailable");
+    fixture.world.take_updates(&actions);
+    assert_eq!(fixture.reason("Progressing"), "ReplicaSetCreateError");
+    assert_eq!(fixture.condition("Progressing").status, "False");
+    fixture.run();
+    assert_eq!(fixture.reason("Progressing"), "NewReplicaSetAvailable");
 }
 
 #[test]
-fn a_name_that_is_taken_by_another_is_avoided_by_counting_up() {
-    let mut play = Play::new(deployment(1, "v1"));
+fn a_hash_collision_raises_the_collision_count() {
+    let mut fixture = Fixture::new(deployment(1, "v1"));
     let mut other = ReplicaSet::default();
     other.metadata.namespace = Some("default".into());
     other.metadata.name = Some(format!("web-{}", template::hash(&template("v1"), 0)));
@@ -446,11 +450,11 @@ fn a_name_that_is_taken_by_another_is_avoided_by_counting_up() {
             ..Default::default()
         },
     ]);
-    play.world.put(other);
-    let first = play.decide();
+    fixture.world.put(other);
+    let first = fixture.decide();
     let status = updated::<Deployment>(&first, "status").unwrap().status.unwrap();
     assert_eq!(status.collision_count, Some(1));
-    let second = play.decide();
+    let second = fixture.decide();
     let expected = format!(
         "create replicasets default/web-{}",
         template::hash(&template("v1"), 1)

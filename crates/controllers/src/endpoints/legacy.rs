@@ -1,4 +1,4 @@
-//! Endpoints: the older form, one object a Service. What is being deleted is not in it (SPEC T7).
+//! Endpoints: the older API, one object for each Service. Terminating pods are not in it (SPEC T7).
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ use super::{
     selects, target,
 };
 use crate::action::{Action, Create, Delete};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::pod;
 
-/// Addresses in one object; what is more is left out, and said so (Kubernetes' limit).
+/// Addresses in one object (Kubernetes' limit); further ones are left out, and an annotation reports it.
 pub const MAX_ADDRESSES: usize = 1000;
 const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
@@ -40,7 +40,7 @@ impl Controller for Endpoints {
         vec![&registry::SERVICE, &registry::POD, &registry::ENDPOINTS]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if changed.kind == &registry::POD {
             return super::services_of(view, changed);
         }
@@ -54,7 +54,7 @@ impl Controller for Endpoints {
             return Vec::new();
         }
         let Some(service) = context.view.get_as::<Service>(&key.namespace, &key.name) else {
-            // Only what was made here goes with the Service: others keep Endpoints of their own.
+            // Only Endpoints of this controller are deleted with the Service: users may keep Endpoints of their own.
             let ours = old.filter(|o| {
                 o.metadata
                     .labels
@@ -115,7 +115,7 @@ fn subsets<'a>(
 ) -> (Vec<EndpointSubset>, bool) {
     type Addresses = Vec<EndpointAddress>;
     let publish = publishes_not_ready(service);
-    let no_ports_wanted = service
+    let has_no_ports = service
         .spec
         .as_ref()
         .is_none_or(|s| s.ports.as_ref().is_none_or(Vec::is_empty));
@@ -135,7 +135,7 @@ fn subsets<'a>(
             continue;
         };
         let ports = ports(service, pod);
-        if ports.is_empty() && !no_ports_wanted {
+        if ports.is_empty() && !has_no_ports {
             continue;
         }
         if count == MAX_ADDRESSES {

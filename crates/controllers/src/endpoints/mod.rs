@@ -1,7 +1,7 @@
-//! Which pods stand behind a Service: what Endpoints and EndpointSlices have in common.
+//! The endpoints of a Service: what Endpoints and EndpointSlices have in common.
 //!
-//! A pod counts while it has an address and has not ended. The moment its deletion is recorded it is not ready any
-//! more (SPEC T7); slices go on to show it as `terminating`, with `serving` as its readiness is.
+//! A pod is an endpoint while it has an address and is not finished. From its deletionTimestamp on it is not ready (SPEC T7);
+//! slices still have it as `terminating`, with `serving` set to its readiness (KEP-1672).
 
 pub mod legacy;
 pub mod mirroring;
@@ -12,13 +12,14 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, Service, ServicePort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_api::registry;
 use knarr_api::{ObjectKey, Shared};
 
-use crate::controller::{Changed, View};
+use crate::controller::{ObjectChange, View};
 use crate::pod;
 
-/// On the Endpoints and EndpointSlices of Services without an address.
+/// The label of Endpoints and EndpointSlices of headless Services.
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
 
 /// A port of a Service on one pod.
@@ -30,13 +31,13 @@ pub struct Port {
     pub app_protocol: Option<String>,
 }
 
-/// The selector of a Service whose endpoints are worked out here: it has one, and does not stand for a foreign name.
+/// The selector of a Service that has one and is not of type ExternalName.
 pub fn selector(service: &Service) -> Option<&BTreeMap<String, String>> {
     let spec = service.spec.as_ref()?;
     if spec.type_.as_deref() == Some("ExternalName") {
         return None;
     }
-    // An empty selector is as good as none: such a Service's endpoints are its owner's business.
+    // An empty selector is no selector: the user manages the endpoints of such a Service.
     spec.selector.as_ref().filter(|s| !s.is_empty())
 }
 
@@ -58,9 +59,9 @@ pub fn publishes_not_ready(service: &Service) -> bool {
     spec.and_then(|s| s.publish_not_ready_addresses).unwrap_or(false)
 }
 
-/// Whether a pod has an address and has not ended.
+/// Whether a pod has an address and is not finished.
 pub fn is_addressable(pod: &Pod) -> bool {
-    !pod::is_finished(pod) && !addresses(pod).is_empty()
+    !is_terminal(pod) && !addresses(pod).is_empty()
 }
 
 /// All addresses of a pod, the primary first.
@@ -91,14 +92,14 @@ pub fn target(pod: &Shared<Pod>) -> ObjectReference {
     }
 }
 
-/// The pod's own name under the Service's, if it asks for one.
+/// The pod's hostname in the Service's subdomain, if it has one.
 pub fn hostname(service: &Service, pod: &Pod) -> Option<String> {
     let spec = pod.spec.as_ref()?;
     let hostname = spec.hostname.clone().filter(|h| !h.is_empty())?;
     (spec.subdomain == service.metadata.name).then_some(hostname)
 }
 
-/// The Service's ports on this pod; a named one that the pod does not have is left out.
+/// The Service's ports on this pod; a named target port that the pod does not have is left out.
 pub fn ports(service: &Service, pod: &Pod) -> Vec<Port> {
     let ports = service.spec.iter().flat_map(|s| s.ports.iter().flatten());
     let find = |port: &ServicePort| {
@@ -130,19 +131,19 @@ fn target_port(port: &ServicePort, pod: &Pod) -> Option<i32> {
                 .iter()
                 .chain(sidecars)
                 .flat_map(|c| c.ports.iter().flatten());
-            let wanted = protocol(port.protocol.as_ref());
-            all.find(|p| p.name.as_ref() == Some(name) && protocol(p.protocol.as_ref()) == wanted)
+            let expected = protocol(port.protocol.as_ref());
+            all.find(|p| p.name.as_ref() == Some(name) && protocol(p.protocol.as_ref()) == expected)
                 .map(|p| p.container_port)
         }
     }
 }
 
-/// The Services a pod's change concerns: those that select it or did, if what they show of it has changed.
-pub fn services_of(view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+/// The Services to enqueue for a pod's change: those that select it or did, if its endpoint has changed.
+pub fn services_of(view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
     let old: Option<&Pod> = changed.old.and_then(|o| o.get());
     let new: Option<&Pod> = changed.new.and_then(|n| n.get());
     if let (Some(old), Some(new)) = (old, new)
-        && shown(old) == shown(new)
+        && endpoint_fields(old) == endpoint_fields(new)
     {
         return Vec::new();
     }
@@ -156,22 +157,22 @@ pub fn services_of(view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
     concerned.map(|s| ObjectKey::of(s.object())).collect()
 }
 
-/// What endpoints show of a pod, and what decides whether they do.
-fn shown(pod: &Pod) -> impl PartialEq + '_ {
+/// The fields of a pod that its endpoints depend on.
+fn endpoint_fields(pod: &Pod) -> impl PartialEq + '_ {
     let spec = pod.spec.as_ref();
     (
         (pod.metadata.uid.as_ref(), pod.metadata.labels.as_ref()),
-        (pod::is_ready(pod), pod::is_deleting(pod), pod::is_finished(pod)),
+        (pod::is_ready(pod), pod::is_deleting(pod), is_terminal(pod)),
         (addresses(pod), pod::node_name(pod)),
         spec.map(|s| (&s.hostname, &s.subdomain)),
     )
 }
 
-/// The Services with a pod on this node.
+/// The Services that have a pod on this node.
 pub fn services_on(view: &dyn View, node: &str) -> Vec<ObjectKey> {
     let mut keys: Vec<ObjectKey> = Vec::new();
     for object in view.pods_on(node) {
-        let changed = Changed {
+        let changed = ObjectChange {
             kind: &registry::POD,
             old: None,
             new: Some(&object),

@@ -1,4 +1,4 @@
-//! What a Service's endpoints show of its pods.
+//! How a Service's endpoints follow from its pods.
 
 use k8s_openapi::api::core::v1::{Endpoints as EndpointsObject, Node};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -57,7 +57,7 @@ pub(super) fn world(service: Service) -> World {
     world
 }
 
-/// Runs the slices' controller until nothing is left to do; how many writes it took.
+/// Runs the EndpointSlice controller until nothing is left to do; the number of writes.
 pub(super) fn settle(world: &mut World) -> usize {
     let mut writes = 0;
     for _ in 0..5 {
@@ -86,7 +86,7 @@ pub(super) fn sizes(world: &World) -> Vec<usize> {
 }
 
 #[test]
-fn a_slice_shows_address_port_target_node_and_zone() {
+fn a_slice_has_address_port_target_node_and_zone() {
     let mut world = world(service(json!({})));
     world.put(pod_at(1, true));
     settle(&mut world);
@@ -130,7 +130,7 @@ fn t7_a_pod_stops_being_ready_when_its_deletion_is_recorded() {
         ((false, false, true), (true, false, false), "ready"),
         ((true, true, true), (true, true, true), "ready"),
     ];
-    for ((ready, deleting, publish), conditions, place) in table {
+    for ((ready, deleting, publish), conditions, in_endpoints) in table {
         let mut world = world(service(json!({"publishNotReadyAddresses": publish})));
         let mut pod = pod_at(1, ready);
         if deleting {
@@ -158,26 +158,26 @@ fn t7_a_pod_stops_being_ready_when_its_deletion_is_recorded() {
             Some(_) => "not ready",
         };
         assert_eq!(
-            found, place,
+            found, in_endpoints,
             "ready {ready}, deleting {deleting}, publish {publish}"
         );
     }
 }
 
 #[test]
-fn slices_hold_a_hundred_and_change_as_little_as_can_be() {
+fn slices_have_a_hundred_endpoints_and_change_as_little_as_possible() {
     let mut world = world(service(json!({})));
     for n in 0..250 {
         world.put(pod_at(n, true));
     }
     settle(&mut world);
     assert_eq!(sizes(&world), [50, 100, 100]);
-    // One goes, one comes: one slice is written, and it holds both changes.
+    // One pod is removed, one is added: one slice is written, with both changes.
     world.remove(&registry::POD, "default", "p005");
     world.put(pod_at(400, true));
     assert_eq!(settle(&mut world), 1);
     assert_eq!(sizes(&world), [50, 100, 100]);
-    // Nothing that shows: nothing is written.
+    // No endpoint changes: nothing is written.
     assert_eq!(settle(&mut world), 0);
     for n in 0..250 {
         world.remove(&registry::POD, "default", &format!("p{n:03}"));
@@ -240,7 +240,7 @@ fn pods_with_other_ports_get_slices_and_subsets_of_their_own() {
         .map(|s| s.ports.clone().unwrap()[0].port)
         .collect();
     assert_eq!(ports, [8080, 9090]);
-    // With the Service they go, but nobody else's do.
+    // They are deleted with the Service, but those of other owners are not.
     world.remove(&registry::SERVICE, "default", "web");
     world.put(object.clone());
     assert_eq!(

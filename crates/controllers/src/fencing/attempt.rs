@@ -1,4 +1,4 @@
-//! One try at a node: which agent is asked for what next, and what its answers come to.
+//! One attempt to fence or unfence a node: which agent runs next with which action, and what follows from its results.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,54 +6,54 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_api::time::seconds;
 
-use super::evidence;
 use super::kinds::{Agent, Evidence, FencingPolicy, Level, NodeFencing, SecretRef};
 
-/// A program to be run, once.
+/// One run of a fence agent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
     /// The NodeFencing it is for.
     pub fencing: String,
-    /// Which of this controller's attempts it belongs to; answers to others count nothing.
+    /// The attempt that it belongs to; results of other attempts are ignored.
     pub attempt: u64,
     /// The program's name.
     pub agent: String,
     pub action: &'static str,
     /// Written to its standard input, one `key=value` a line, `action` first.
     pub parameters: BTreeMap<String, String>,
-    /// Where more parameters are.
+    /// The Secret with further parameters.
     pub secret: Option<SecretRef>,
     pub timeout: Duration,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// By the convention: 0 is success; of `status`, 0 is on and 2 is off.
+pub enum AgentResult {
+    /// By the fence-agent convention: 0 is success; of `status`, 0 is on and 2 is off.
     Exited {
         code: i32,
         output: String,
     },
     TimedOut,
-    /// It could not be run, or did not end by itself.
+    /// The agent could not be run, or was killed by a signal.
     Broken {
         why: String,
     },
 }
 
-/// Out of the cluster, or back into it.
+/// Whether the node is fenced (agents' `off` or `reboot`) or unfenced (`on`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Course {
-    Away,
-    Back,
+pub(super) enum Direction {
+    Fence,
+    Unfence,
 }
 
-/// What is next.
-pub(super) enum Done {
+/// What an attempt does next.
+pub(super) enum Progress {
     Run(Box<Run>),
-    /// An agent is at work.
-    Waits,
+    /// An agent is running.
+    AgentRunning,
     Succeeded {
         level: usize,
     },
@@ -62,130 +62,131 @@ pub(super) enum Done {
     },
 }
 
-/// Which of an agent's actions is next.
+/// Which action of an agent is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum AgentStep {
     Act,
-    /// It says it has done it: does it say that it is so, too?
+    /// The action succeeded: `status` has to confirm it.
     Verify,
 }
 
 /// See the module.
 pub(super) struct Attempt {
-    /// Another for each attempt of this process.
+    /// Unique for each attempt of this process.
     id: u64,
-    course: Course,
-    /// The start time of the fencing that it belongs to.
+    direction: Direction,
+    /// The start time of the NodeFencing that it belongs to.
     start: Option<Time>,
     level: usize,
     agent: usize,
-    step: Step,
-    /// Of the agent that is next, so far.
+    step: AgentStep,
+    /// Failures of the current agent.
     failures: usize,
-    /// Whether it waits for an answer.
-    asked: bool,
-    /// What failed last.
+    /// Whether an agent is running.
+    agent_running: bool,
+    /// The last failure.
     why: String,
     over: bool,
-    /// Of a node that is let back in: since when it has been well, as long as it is.
-    well_since: Option<Timestamp>,
-    /// To be written down.
-    pub answers: Vec<Evidence>,
-    /// What the node had said of itself last when its agents were asked last.
-    heard: Option<Time>,
+    /// Of a node that is unfenced: since when it has been Ready, while it is.
+    ready_since: Option<Timestamp>,
+    /// Results that are not yet in the status.
+    pub evidence_to_record: Vec<Evidence>,
+    /// The node's last heartbeat when the last agent was started.
+    last_heartbeat: Option<Time>,
 }
 
 impl Attempt {
-    /// From the beginning: whatever was done before is done again, which harms nothing.
-    pub fn new(id: u64, course: Course, fencing: &NodeFencing) -> Self {
+    /// Starts from the beginning: actions that were done before are repeated, which is harmless.
+    pub fn new(id: u64, direction: Direction, fencing: &NodeFencing) -> Self {
         let fenced_by = fencing.status.level;
         Attempt {
             id,
-            course,
+            direction,
             start: fencing.status.start_time.clone(),
-            level: match course {
-                Course::Away => 0,
-                Course::Back => fenced_by.unwrap_or(0),
+            level: match direction {
+                Direction::Fence => 0,
+                Direction::Unfence => fenced_by.unwrap_or(0),
             },
             agent: 0,
-            step: Step::Act,
+            step: AgentStep::Act,
             failures: 0,
-            asked: false,
-            why: "no agent was asked".into(),
+            agent_running: false,
+            why: "no agent was run".into(),
             over: false,
-            well_since: None,
-            answers: Vec::new(),
-            heard: None,
+            ready_since: None,
+            evidence_to_record: Vec::new(),
+            last_heartbeat: None,
         }
     }
 
-    /// An agent is asked now, of a node that was heard last then.
-    pub fn asked_of(&mut self, heard: Option<Time>) {
-        self.heard = heard;
+    /// An agent is started, with the node's last heartbeat at this time.
+    pub fn agent_started(&mut self, last_heartbeat: Option<Time>) {
+        self.last_heartbeat = last_heartbeat;
     }
 
-    /// What the node had said of itself last when its agents were asked last: what they answered says nothing of a node that
-    /// was heard since.
-    pub fn heard(&self) -> Option<&Time> {
-        self.heard.as_ref()
+    /// The node's last heartbeat when the last agent was started: the agents' results prove nothing about a node that has
+    /// reported since.
+    pub fn last_heartbeat(&self) -> Option<&Time> {
+        self.last_heartbeat.as_ref()
     }
 
-    /// The same once more, when none of its agents is at work.
+    /// Starts the attempt again, when none of its agents is running.
     pub fn begin_again(&mut self, fencing: &NodeFencing) {
-        *self = Attempt::new(self.id, self.course, fencing);
+        *self = Attempt::new(self.id, self.direction, fencing);
     }
 
-    /// Whether it is the attempt that the fencing's status speaks of. Another controller may have ended the one that this is,
-    /// and begun the next: what agents answered before then proves nothing of the node as it is now.
-    pub fn is_of(&self, course: Course, fencing: &NodeFencing) -> bool {
-        self.course == course && self.start == fencing.status.start_time
+    /// Whether this is the attempt of the NodeFencing's status. Another controller may have finished this attempt and started
+    /// the next one: results from before then prove nothing about the node's current state.
+    pub fn is_of(&self, direction: Direction, fencing: &NodeFencing) -> bool {
+        self.direction == direction && self.start == fencing.status.start_time
     }
 
-    /// Whether its node, which is well now or is not, has been for so long. A clock that is set back begins anew.
-    pub fn is_well_for(&mut self, wait: SignedDuration, well: bool, now: Timestamp) -> bool {
-        if !well {
-            self.well_since = None;
+    /// Whether the node, which is `ready` now or not, has been ready for this long. If the clock is set back the wait starts again.
+    pub fn has_been_ready_for(&mut self, wait: SignedDuration, ready: bool, now: Timestamp) -> bool {
+        if !ready {
+            self.ready_since = None;
             return false;
         }
-        let since = self.well_since.filter(|since| *since <= now).unwrap_or(now);
-        self.well_since = Some(since);
+        let since = self.ready_since.filter(|since| *since <= now).unwrap_or(now);
+        self.ready_since = Some(since);
         now.duration_since(since) >= wait
     }
 
     fn action(&self, level: &Level) -> &'static str {
-        match (self.step, self.course, level.action.as_str()) {
-            (Step::Verify, ..) => "status",
-            (Step::Act, Course::Back, _) => "on",
-            (Step::Act, Course::Away, "reboot") => "reboot",
-            (Step::Act, Course::Away, _) => "off",
+        match (self.step, self.direction, level.action.as_str()) {
+            (AgentStep::Verify, ..) => "status",
+            (AgentStep::Act, Direction::Unfence, _) => "on",
+            (AgentStep::Act, Direction::Fence, "reboot") => "reboot",
+            (AgentStep::Act, Direction::Fence, _) => "off",
         }
     }
 
-    pub fn next(&mut self, policy: &FencingPolicy, fencing: &NodeFencing) -> Done {
-        if self.asked {
-            return Done::Waits;
+    /// Starts the next agent, or returns the result of the attempt.
+    pub fn next(&mut self, policy: &FencingPolicy, fencing: &NodeFencing) -> Progress {
+        if self.agent_running {
+            return Progress::AgentRunning;
         }
         loop {
             let Some(level) = policy.spec.levels.get(self.level).filter(|_| !self.over) else {
                 let why = std::mem::take(&mut self.why);
-                return Done::Failed { why };
+                return Progress::Failed { why };
             };
             let Some(agent) = level.agents.get(self.agent) else {
-                // Every one of them has said so.
-                return Done::Succeeded { level: self.level };
+                // All agents of the level have succeeded.
+                return Progress::Succeeded { level: self.level };
             };
             if self.failures > agent.retries {
                 self.agent = 0;
                 self.failures = 0;
-                self.step = Step::Act;
-                match self.course {
-                    Course::Away => self.level += 1,
-                    Course::Back => self.over = true,
+                self.step = AgentStep::Act;
+                match self.direction {
+                    Direction::Fence => self.level += 1,
+                    Direction::Unfence => self.over = true,
                 }
                 continue;
             }
-            self.asked = true;
-            return Done::Run(Box::new(self.run(agent, level, fencing)));
+            self.agent_running = true;
+            return Progress::Run(Box::new(self.run(agent, level, fencing)));
         }
     }
 
@@ -194,7 +195,7 @@ impl Attempt {
         let mut parameters = agent.parameters.clone();
         match agent.node_parameters.get(node) {
             Some(more) => parameters.extend(more.clone()),
-            // `port` is another word for it.
+            // `port` is another name of the parameter `plug`.
             None if parameters.contains_key("port") => {}
             None => drop(parameters.entry("plug".into()).or_insert_with(|| node.clone())),
         }
@@ -210,15 +211,16 @@ impl Attempt {
         }
     }
 
-    pub fn answered(&mut self, run: &Run, answer: Answer, now: Timestamp) {
+    /// Records the result of a run of this attempt.
+    pub fn record_result(&mut self, run: &Run, result: AgentResult, now: Timestamp) {
         if run.attempt != self.id {
             return;
         }
-        self.asked = false;
-        let (good, outcome, output) = match &answer {
-            Answer::TimedOut => (false, format!("timed out after {} s", run.timeout.as_secs()), ""),
-            Answer::Broken { why } => (false, why.clone(), ""),
-            Answer::Exited { code, output } => {
+        self.agent_running = false;
+        let (good, outcome, output) = match &result {
+            AgentResult::TimedOut => (false, format!("timed out after {} s", run.timeout.as_secs()), ""),
+            AgentResult::Broken { why } => (false, why.clone(), ""),
+            AgentResult::Exited { code, output } => {
                 let (good, outcome) = match (run.action, *code) {
                     ("status", 2) => (true, "says off".to_string()),
                     ("status", 0) => (false, "says on".to_string()),
@@ -228,20 +230,32 @@ impl Attempt {
                 (good, outcome, output.as_str())
             }
         };
-        self.answers.push(evidence(run, outcome.clone(), output, now));
+        self.evidence_to_record
+            .push(evidence(run, outcome.clone(), output, now));
         if !good {
             self.failures += 1;
             self.why = format!("{} {}: {outcome}", run.agent, run.action);
-            self.step = Step::Act;
+            self.step = AgentStep::Act;
             return;
         }
-        // What `off` has done can be asked for; a reboot is over when it has been.
+        // `status` can confirm `off`; a reboot is complete when it has succeeded.
         if run.action == "off" {
-            self.step = Step::Verify;
+            self.step = AgentStep::Verify;
         } else {
-            self.step = Step::Act;
+            self.step = AgentStep::Act;
             self.agent += 1;
             self.failures = 0;
         }
+    }
+}
+
+/// The result of a run, for the status.
+fn evidence(run: &Run, outcome: String, output: &str, now: Timestamp) -> Evidence {
+    Evidence {
+        agent: run.agent.clone(),
+        action: run.action.into(),
+        time: seconds(now),
+        outcome,
+        output: output.trim().into(),
     }
 }

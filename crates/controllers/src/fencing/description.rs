@@ -1,57 +1,57 @@
-//! What fence agents say of themselves (`metadata`), and whether policies give them what they know: a parameter that is
-//! spelled wrong is to be found when the policy is written, not when a node is lost.
+//! The agents' own descriptions (action `metadata`), and whether policies name only parameters that they know: a misspelled
+//! parameter has to be found when the policy is written, not when a node is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
-use super::attempt::{Answer, Run};
+use super::attempt::{AgentResult, Run};
 use super::kinds::{FencingPolicy, PolicyStatus};
 use super::parameters::{Allowed, Denied};
 
-/// The action that asks for it.
+/// The action by which an agent prints its description.
 pub const METADATA: &str = "metadata";
-/// How long an agent may take over it; it reaches no device for that.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
-/// An agent that did not say is asked again after this.
-const AGAIN: SignedDuration = SignedDuration::from_mins(5);
-/// What every agent takes, whether it says so or not.
-const ALWAYS: [&str; 2] = ["action", "nodename"];
+/// The timeout of that action, for which the agent contacts no device.
+const METADATA_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
+/// After a failure an agent is run again after this time.
+const RETRY_AFTER: SignedDuration = SignedDuration::from_mins(5);
+/// Parameters that every agent accepts, whether its description has them or not.
+const COMMON_PARAMETERS: [&str; 2] = ["action", "nodename"];
 
 #[derive(Debug)]
-enum Said {
+enum Metadata {
     /// The names of its parameters.
     Parameters(BTreeSet<String>),
-    /// It did not say, for this reason; since when.
-    Nothing(String, Timestamp),
+    /// It failed, for this reason, at this time.
+    Failed(String, Timestamp),
 }
 
-/// What is known of the agents that policies name.
+/// The descriptions of the agents that policies name.
 #[derive(Debug, Default)]
 pub struct Descriptions {
-    asked: BTreeSet<String>,
-    said: BTreeMap<String, Said>,
+    running: BTreeSet<String>,
+    known: BTreeMap<String, Metadata>,
 }
 
 impl Descriptions {
-    /// Which agents are to be asked now.
-    pub fn wanted<'a>(
+    /// The agents whose description has to be read now.
+    pub fn due_runs<'a>(
         &mut self,
         policies: impl IntoIterator<Item = &'a FencingPolicy>,
         allowed: &Allowed,
         now: Timestamp,
     ) -> Vec<Run> {
         let mut named: BTreeSet<&str> = policies.into_iter().flat_map(agents).collect();
-        // What may not be run is not run for this either.
+        // An agent that is not allowed is not run for this either.
         named.retain(|agent| allowed.agent(agent).is_ok());
-        self.said.retain(|agent, said| {
-            let stale = matches!(said, Said::Nothing(_, at) if now.duration_since(*at) >= AGAIN);
+        self.known.retain(|agent, metadata| {
+            let stale = matches!(metadata, Metadata::Failed(_, at) if now.duration_since(*at) >= RETRY_AFTER);
             named.contains(agent.as_str()) && !stale
         });
         let mut runs = Vec::new();
         for agent in named {
-            if !self.said.contains_key(agent) && self.asked.insert(agent.into()) {
+            if !self.known.contains_key(agent) && self.running.insert(agent.into()) {
                 runs.push(Run {
                     fencing: String::new(),
                     attempt: 0,
@@ -59,29 +59,33 @@ impl Descriptions {
                     action: METADATA,
                     parameters: BTreeMap::new(),
                     secret: None,
-                    timeout: PATIENCE,
+                    timeout: METADATA_TIMEOUT,
                 });
             }
         }
         runs
     }
 
-    pub fn answered(&mut self, agent: &str, answer: Answer, now: Timestamp) {
-        self.asked.remove(agent);
-        let said = match answer {
-            Answer::Exited { code: 0, output } => match parameters(&output) {
+    /// Records the output of an agent's `metadata`.
+    pub fn record_result(&mut self, agent: &str, result: AgentResult, now: Timestamp) {
+        self.running.remove(agent);
+        let metadata = match result {
+            AgentResult::Exited { code: 0, output } => match parameters(&output) {
                 names if names.is_empty() => Err("its metadata names no parameters".to_string()),
                 names => Ok(names),
             },
-            Answer::Exited { code, .. } => Err(format!("metadata failed with code {code}")),
-            Answer::TimedOut => Err(format!("metadata timed out after {} s", PATIENCE.as_secs())),
-            Answer::Broken { why } => Err(why),
+            AgentResult::Exited { code, .. } => Err(format!("metadata failed with code {code}")),
+            AgentResult::TimedOut => Err(format!(
+                "metadata timed out after {} s",
+                METADATA_TIMEOUT.as_secs()
+            )),
+            AgentResult::Broken { why } => Err(why),
         };
-        let said = said.map_or_else(|why| Said::Nothing(why, now), Said::Parameters);
-        self.said.insert(agent.into(), said);
+        let metadata = metadata.map_or_else(|why| Metadata::Failed(why, now), Metadata::Parameters);
+        self.known.insert(agent.into(), metadata);
     }
 
-    /// What the policy's status should say; `None` while an agent has not been asked yet.
+    /// The status of a policy; `None` while the description of an agent is missing.
     pub fn status(&self, policy: &FencingPolicy, allowed: &Allowed) -> Option<PolicyStatus> {
         let mut denied = BTreeSet::new();
         let mut unknown = BTreeSet::new();
@@ -91,33 +95,34 @@ impl Descriptions {
             if allowed.agent(&agent.agent).is_err() {
                 continue;
             }
-            match self.said.get(&agent.agent)? {
-                Said::Nothing(why, _) => drop(silent.insert(format!("{}: {why}", agent.agent))),
-                Said::Parameters(known) => {
+            match self.known.get(&agent.agent)? {
+                Metadata::Failed(why, _) => drop(silent.insert(format!("{}: {why}", agent.agent))),
+                Metadata::Parameters(known) => {
                     let of_nodes = agent.node_parameters.values().flat_map(BTreeMap::keys);
                     let given = agent.parameters.keys().chain(of_nodes);
-                    let odd = given.filter(|name| !known.contains(*name) && !ALWAYS.contains(&name.as_str()));
+                    let odd = given
+                        .filter(|name| !known.contains(*name) && !COMMON_PARAMETERS.contains(&name.as_str()));
                     unknown.extend(odd.map(|name| format!("{}: {name}", agent.agent)));
                 }
             }
         }
-        let mut words: Vec<String> = denied.into_iter().collect();
+        let mut messages: Vec<String> = denied.into_iter().collect();
         if !unknown.is_empty() {
             let all: Vec<&str> = unknown.iter().map(String::as_str).collect();
-            words.push(format!(
+            messages.push(format!(
                 "parameters that their agents do not know: {}",
                 all.join(", ")
             ));
         }
         if !silent.is_empty() {
             let all: Vec<&str> = silent.iter().map(String::as_str).collect();
-            words.push(format!(
+            messages.push(format!(
                 "agents that do not say what they know: {}",
                 all.join(", ")
             ));
         }
         Some(PolicyStatus {
-            message: words.join("; "),
+            message: messages.join("; "),
             unknown_parameters: unknown.into_iter().collect(),
             observed_generation: policy.metadata.generation,
         })
@@ -133,7 +138,7 @@ fn agents(policy: &FencingPolicy) -> impl Iterator<Item = &str> {
 fn parameters(xml: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for element in xml.split("<parameter").skip(1) {
-        // Not of `<parameters>`, and nothing of what is inside of it.
+        // Not of `<parameters>`, nor of its content.
         let Some(element) = element
             .split('>')
             .next()
@@ -187,8 +192,8 @@ mod tests {
         Allowed::parse("fence_t:ip,ipp,plugg,x").unwrap()
     }
 
-    fn says(code: i32, output: &str) -> Answer {
-        Answer::Exited {
+    fn says(code: i32, output: &str) -> AgentResult {
+        AgentResult::Exited {
             code,
             output: output.into(),
         }
@@ -200,12 +205,12 @@ mod tests {
             "nodeParameters": {"n1": {"plug": "1"}, "n2": {"plugg": "2"}}}]));
         let mut known = Descriptions::default();
         let all = [policy];
-        let runs = known.wanted(&all, &allowed(), at(0));
+        let runs = known.due_runs(&all, &allowed(), at(0));
         assert_eq!(runs.len(), 1);
         assert_eq!((runs[0].agent.as_str(), runs[0].action), ("fence_t", "metadata"));
-        assert!(known.wanted(&all, &allowed(), at(1)).is_empty(), "asked once");
+        assert!(known.due_runs(&all, &allowed(), at(1)).is_empty(), "run once");
         assert_eq!(known.status(&all[0], &allowed()), None);
-        known.answered("fence_t", says(0, XML), at(2));
+        known.record_result("fence_t", says(0, XML), at(2));
         let status = known.status(&all[0], &allowed()).unwrap();
         assert_eq!(status.unknown_parameters, ["fence_t: ipp", "fence_t: plugg"]);
         assert_eq!(
@@ -216,52 +221,52 @@ mod tests {
     }
 
     #[test]
-    fn s6_an_agent_that_does_not_say_is_named_and_asked_again() {
-        for (answer, word) in [
+    fn s6_an_agent_without_metadata_is_reported_and_run_again() {
+        for (result, word) in [
             (
-                Answer::Broken {
+                AgentResult::Broken {
                     why: "cannot run it".into(),
                 },
                 "fence_t: cannot run it",
             ),
-            (Answer::TimedOut, "timed out after 60 s"),
+            (AgentResult::TimedOut, "timed out after 60 s"),
             (says(1, ""), "failed with code 1"),
             (says(0, "no xml"), "names no parameters"),
         ] {
             let all = [policy(json!([{"agent": "fence_t", "parameters": {"x": "1"}}]))];
             let mut known = Descriptions::default();
-            known.wanted(&all, &allowed(), at(0));
-            known.answered("fence_t", answer, at(0));
+            known.due_runs(&all, &allowed(), at(0));
+            known.record_result("fence_t", result, at(0));
             let status = known.status(&all[0], &allowed()).unwrap();
             assert!(status.message.contains(word), "{}", status.message);
             assert!(status.unknown_parameters.is_empty());
-            assert!(known.wanted(&all, &allowed(), at(299)).is_empty());
-            assert_eq!(known.wanted(&all, &allowed(), at(300)).len(), 1);
+            assert!(known.due_runs(&all, &allowed(), at(299)).is_empty());
+            assert_eq!(known.due_runs(&all, &allowed(), at(300)).len(), 1);
         }
     }
 
     #[test]
-    fn a_policy_whose_parameters_are_all_known_has_nothing_to_say() {
+    fn a_policy_whose_parameters_are_all_known_has_an_empty_status() {
         let all = [policy(json!([{"agent": "fence_t", "parameters": {"ip": "1"}}]))];
         let mut known = Descriptions::default();
-        known.wanted(&all, &allowed(), at(0));
-        known.answered("fence_t", says(0, XML), at(0));
+        known.due_runs(&all, &allowed(), at(0));
+        known.record_result("fence_t", says(0, XML), at(0));
         assert_eq!(known.status(&all[0], &allowed()).unwrap().message, "");
     }
 
     #[test]
-    fn a4_what_a_policy_may_not_say_stands_in_its_status_and_its_agent_is_not_run() {
+    fn a4_what_a_policy_may_not_name_is_in_its_status_and_its_agent_is_not_run() {
         let all = [policy(json!([
             {"agent": "fence_t", "parameters": {"action": "status"}},
             {"agent": "fence_other", "parameters": {"ip": "1"}},
         ]))];
         let mut known = Descriptions::default();
-        let runs = known.wanted(&all, &allowed(), at(0));
+        let runs = known.due_runs(&all, &allowed(), at(0));
         assert_eq!(
             runs.iter().map(|r| r.agent.as_str()).collect::<Vec<_>>(),
             ["fence_t"]
         );
-        known.answered("fence_t", says(0, XML), at(0));
+        known.record_result("fence_t", says(0, XML), at(0));
         let message = known.status(&all[0], &allowed()).unwrap().message;
         assert!(
             message.contains("fence_t: parameter \"action\" is not allowed"),

@@ -1,7 +1,7 @@
-//! The kinds of `safety.knarr.io/v1alpha1`: what is to be done about lost nodes, and what has been done about one.
+//! The kinds of `safety.knarr.io/v1alpha1`: FencingPolicy (how lost nodes are fenced) and NodeFencing (the fencing of one node).
 //!
-//! They are custom kinds like those that users bring: a definition each, made when the control loops start, so that
-//! kubectl explains, validates and prints them like any other.
+//! They are custom resources as those of users: each has a CustomResourceDefinition, created when the control loops start, so
+//! that kubectl explains, validates and prints them like any other.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -20,7 +20,7 @@ use crate::controller::View;
 pub const GROUP: &str = "safety.knarr.io";
 const VERSION: &str = "v1alpha1";
 
-/// What is to be done about nodes that are lost.
+/// How lost nodes are fenced.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FencingPolicy {
@@ -30,14 +30,14 @@ pub struct FencingPolicy {
     pub status: PolicyStatus,
 }
 
-/// What its agents say to what they are given.
+/// Whether its agents accept their parameters.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PolicyStatus {
-    /// What is wrong with it, in words; empty if nothing is known to be.
+    /// What is wrong with the policy; empty if nothing is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Parameters that are given to agents which do not know them, as `agent: parameter`.
+    /// Parameters that their agents do not know, as `agent: parameter`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unknown_parameters: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,25 +47,25 @@ pub struct PolicyStatus {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PolicySpec {
-    /// The nodes it is for; all of them if it selects nothing.
+    /// The nodes that the policy is for; an empty selector selects all nodes.
     pub node_selector: Option<LabelSelector>,
-    /// Whether nodes are fenced without being asked for.
+    /// Whether lost nodes are fenced without a user's request.
     pub automatic: bool,
-    /// For whose sake: `AtMostOne` (only where pods run that must not run twice) or `Any` pods.
+    /// The pods that a node is fenced for: `AtMostOne` (only pods that must not run twice) or `Any`.
     pub workloads: String,
-    /// How long a node must have been Unknown.
+    /// How long a node must have been Unknown before it is fenced.
     pub unreachable_seconds: i64,
     /// Fencings at the same time.
     pub max_concurrent: usize,
-    /// Fencings begun in an hour.
+    /// Fencings that are started within an hour.
     pub max_per_hour: usize,
-    /// With more of its nodes lost, the policy takes its own view for broken and waits.
+    /// While more of its nodes are lost, fencing waits: more likely this server is cut off.
     pub max_lost_percent: usize,
-    /// After all levels have failed: until the next try.
+    /// The time until the next attempt after all levels have failed.
     pub retry_seconds: i64,
-    /// Whether a node is switched on again once its pods have been released. If not, that is its owner's to do.
+    /// Whether a node is switched on again once its pods have been released. If not, a user has to switch it on.
     pub automatic_return: bool,
-    /// Tried in this order, until one succeeds.
+    /// Attempted in this order, until one succeeds.
     pub levels: Vec<Level>,
 }
 
@@ -102,14 +102,14 @@ pub struct Level {
 pub struct Agent {
     /// Its name in the server's directory of agents, such as `fence_ipmilan`.
     pub agent: String,
-    /// Given to it for every node.
+    /// The agent's parameters for every node.
     pub parameters: BTreeMap<String, String>,
-    /// Given to it for one node, by the node's name; without any, it gets `plug=<node's name>`.
+    /// Further parameters by node name; without an entry the agent gets `plug=<node name>`.
     pub node_parameters: BTreeMap<String, BTreeMap<String, String>>,
-    /// More parameters, from a Secret.
+    /// Further parameters, from a Secret.
     pub secret_ref: Option<SecretRef>,
     pub timeout_seconds: i64,
-    /// Tries after the first.
+    /// Retries after the first run.
     pub retries: usize,
 }
 
@@ -133,7 +133,7 @@ pub struct SecretRef {
     pub name: String,
 }
 
-/// One node's fencing, from the request to the node's return.
+/// The fencing of one node, from the request until the node is Ready again.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeFencing {
@@ -147,35 +147,35 @@ pub struct NodeFencing {
 #[serde(rename_all = "camelCase", default)]
 pub struct FencingSpec {
     pub node_name: String,
-    /// Of the Node that is meant; another of the same name is left alone.
+    /// The uid of the Node; another Node of the same name is not fenced.
     #[serde(rename = "nodeUID", skip_serializing_if = "String::is_empty")]
     pub node_uid: String,
-    /// The first that selects the node, by name, if none is named.
+    /// The FencingPolicy; if empty, the first one by name that selects the node.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub policy: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// Whether the policy asks for it, and not a user. Such a one is given up when the node comes back.
+    /// Whether the policy requested it, and not a user. An automatic fencing is cancelled when the node reports again.
     pub automatic: bool,
 }
 
-/// Where a fencing stands. From `Fenced` on, the node's pods are released.
+/// The phase of a fencing. From `Fenced` on, the node's pods are released.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub enum Phase {
-    /// It waits: for a policy, for its turn.
+    /// Waits for a policy, or for a limit.
     #[default]
     Pending,
-    /// Agents work.
+    /// Agents are running.
     Fencing,
-    /// No level succeeded; nothing is released. It is tried again.
+    /// No level succeeded; nothing is released. It is attempted again.
     Failed,
     /// There is evidence that nothing of the node runs or reaches its storage.
     Fenced,
-    /// Agents let the node back in.
+    /// The node is being unfenced.
     Returning,
-    /// The node is back and well.
+    /// The node is Ready again.
     Returned,
-    /// Not needed any more.
+    /// The fencing is no longer needed.
     Cancelled,
 }
 
@@ -183,7 +183,7 @@ pub enum Phase {
 #[serde(rename_all = "camelCase", default)]
 pub struct FencingStatus {
     pub phase: Phase,
-    /// In a sentence: what is waited for, and what a user can do.
+    /// What the fencing waits for, and what a user can do.
     pub message: String,
     /// The level that fenced it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -192,10 +192,10 @@ pub struct FencingStatus {
     pub start_time: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// When the node said last that it lives, as was known when it was fenced: any other word of it is a sign of life.
+    /// The node's last heartbeat when it was fenced: any later one shows that it runs again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_heartbeat_time: Option<Time>,
-    /// When all levels are tried again, or its agents are asked again to let it in.
+    /// When all levels are attempted again, or the agents' `on` is run again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_try_time: Option<Time>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -204,41 +204,41 @@ pub struct FencingStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// What an agent was asked and what it answered.
+/// An action of an agent and its result.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Evidence {
     pub agent: String,
     pub action: String,
     pub time: Time,
-    /// In words: `succeeded`, `says off`, `timed out after 60 s`, …
+    /// `succeeded`, `says off`, `timed out after 60 s`, …
     pub outcome: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub output: String,
 }
 
-/// A type of this module and the kind it is.
+/// A type of this module and its kind.
 pub trait Custom: DeserializeOwned + Serialize {
     fn kind() -> &'static Kind;
     fn metadata(&self) -> &ObjectMeta;
 
-    /// As read from the API; `None` where it does not parse.
+    /// Parses an object; `None` if it is invalid.
     fn of(object: &Object) -> Option<Self> {
         serde_json::from_slice(object.json()).ok()
     }
 
-    /// As written to the API.
+    /// The object to write.
     fn to_object(&self) -> Result<Box<dyn AnyObject>, Error> {
-        let mut whole = serde_json::to_value(self).map_err(Error::internal)?;
-        whole["metadata"] = serde_json::to_value(self.metadata()).map_err(Error::internal)?;
-        whole["apiVersion"] = format!("{GROUP}/{VERSION}").into();
-        whole["kind"] = Self::kind().kind().into();
-        let decoded = Self::kind().ops.decode(whole.to_string().as_bytes());
+        let mut json = serde_json::to_value(self).map_err(Error::internal)?;
+        json["metadata"] = serde_json::to_value(self.metadata()).map_err(Error::internal)?;
+        json["apiVersion"] = format!("{GROUP}/{VERSION}").into();
+        json["kind"] = Self::kind().kind().into();
+        let decoded = Self::kind().ops.decode(json.to_string().as_bytes());
         Ok(decoded.map_err(|e| Error::internal(e.message))?.object)
     }
 }
 
-/// The objects of a kind, each parsed once for as long as it does not change: most are fencings that are over.
+/// The objects of a kind, each parsed once while it does not change: most are finished fencings.
 #[derive(Debug)]
 pub struct Parsed<T>(BTreeMap<String, (Arc<Object>, Option<T>)>);
 
@@ -249,7 +249,7 @@ impl<T> Default for Parsed<T> {
 }
 
 impl<T: Custom> Parsed<T> {
-    /// All there are now, in their names' order, without those that do not parse.
+    /// All current objects in the order of their names, without those that do not parse.
     pub fn parse(&mut self, view: &dyn View) -> Vec<&T> {
         let objects = view.list(T::kind(), "");
         let mut before = std::mem::take(&mut self.0);
@@ -285,7 +285,7 @@ impl Custom for NodeFencing {
     }
 }
 
-/// Read from the definitions as the API server will read them.
+/// Made from the definitions as in the API server.
 static KINDS: LazyLock<[Kind; 2]> = LazyLock::new(|| {
     definitions().map(|mut crd| {
         let status = crd.status.get_or_insert_default();
@@ -293,13 +293,13 @@ static KINDS: LazyLock<[Kind; 2]> = LazyLock::new(|| {
         conditions::set(status, conditions::ESTABLISHED, "True", "Known", "", now);
         match Definition::of(&crd) {
             Some(definition) => definition.stored,
-            // What is written below, and nothing from outside, decides it.
-            None => unreachable!("a definition of knarr's own is none"),
+            // The definitions below are constants.
+            None => unreachable!("a built-in CustomResourceDefinition defines no kind"),
         }
     })
 });
 
-/// The two definitions, as they are made in every cluster.
+/// The two CustomResourceDefinitions, which are created in every cluster.
 pub fn definitions() -> [CustomResourceDefinition; 2] {
     let seconds =
         |default: i64| json!({"type": "integer", "format": "int64", "minimum": 0, "default": default});

@@ -1,12 +1,12 @@
 //! Which fence agents a FencingPolicy may name, and which parameters it may give them: closed lists (SPEC A4).
 //!
-//! Agents run on the server, as its user. Many of their parameters are not about a device: they name programs
+//! Agents run on the server, as the server's user. Many of their parameters are not about a device: they name programs
 //! (`ssh_path`, `password_script`), options of programs (`ssh_options`), files that are read or written (`identity_file`,
-//! `debug_file`, `logfile`), or change what an answer means (`action`, `method`, `missing_as_off`). A policy gives none of
-//! these, whoever wrote it. The lists are of Debian's fence-agents 4.12; the administrator of the server adds agents and
-//! parameters of other agents ([`Allowed::parse`]), but nothing of [`is_never_given`].
+//! `debug_file`, `logfile`), or change what a result means (`action`, `method`, `missing_as_off`). No policy may set
+//! these. The lists are from Debian's fence-agents 4.12; the administrator of the server adds agents and
+//! parameters of other agents ([`Allowed::parse`]), but nothing of [`is_forbidden`].
 //!
-//! Names are compared as they stand. Debian's agents take `-` for `_` and strip spaces around a line, so that only an
+//! Names are compared exactly. Debian's agents accept `-` for `_` and strip spaces around a line, so that only an
 //! exact comparison with a list leaves no second spelling of a parameter. A line ends with CR as well as with LF for
 //! them: values have no control characters at all.
 
@@ -14,12 +14,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::kinds::{Agent, SecretRef};
 
-/// The only namespace whose Secrets agents are given. The fencing controller may read no others.
+/// The only namespace whose Secrets are used for agents. The fencing controller may read no others.
 pub const SECRETS: &str = "knarr-fencing";
 /// Bytes of one value; the longest real one is a key of a cloud's API.
 pub const VALUE_MAX: usize = 1024;
 
-/// Of every agent: which machine is meant, and how long to wait for its device.
+/// Of every agent: the node, and timeouts for its device.
 const EVERY: &[&str] = &[
     "delay",
     "login_timeout",
@@ -30,9 +30,9 @@ const EVERY: &[&str] = &[
     "shell_timeout",
     "stonith_status_sleep",
 ];
-/// A machine's or an outlet's number or name, in another word than `plug`.
+/// The name or number of a node or an outlet, under another name than `plug`.
 const PORT: &[&str] = &["port"];
-/// Where a device is and who logs in.
+/// The address of a device and the login.
 const LOGIN: &[&str] = &[
     "ip", "ipaddr", "ipport", "login", "passwd", "password", "username",
 ];
@@ -86,8 +86,8 @@ const OPENSTACK: &[&str] = &[
 ];
 const PVE: &[&str] = &["node_name", "pve_node", "pve_node_auto", "vmtype"];
 
-/// Debian's agents that switch a machine off, or keep it from its storage, and what each may be given besides [`EVERY`].
-/// Not here: agents that answer without a device (`fence_dummy`, `fence_heuristics_ping`, `fence_ack_manual`), that need
+/// Debian's agents that switch a node off, or cut it off from its storage, with the allowed parameters of each in addition to [`EVERY`].
+/// Not here: agents that succeed without a device (`fence_dummy`, `fence_heuristics_ping`, `fence_ack_manual`), that need
 /// files of the server (`fence_kubevirt`: a kubeconfig, which may name programs; `fence_ibm_vpc`: a token file), or that act
 /// for another cluster manager (`fence_compute`, `fence_evacuate`).
 const AGENTS: &[(&str, &[&[&str]])] = &[
@@ -147,7 +147,7 @@ const AGENTS: &[(&str, &[&[&str]])] = &[
     ("fence_xvm", &[VIRT, PORT]),
 ];
 
-/// Parameters that are given as they are to devices' logins or APIs, and hold any printable character.
+/// Parameters that are passed on to logins or APIs of devices, and may contain any printable character.
 const TEXTS: &[&str] = &[
     "access_key",
     "community",
@@ -160,10 +160,10 @@ const TEXTS: &[&str] = &[
     "snmp_priv_passwd",
     "username",
 ];
-/// Block devices of the server.
+/// The parameter with block devices of the server.
 const DEVICES: &str = "devices";
 
-/// Why an agent is not run as a policy asks.
+/// Why an agent or a parameter of a policy is denied.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Denied {
     #[error("{agent} is not an allowed fence agent; the server's --fence-agents-allow names others")]
@@ -182,9 +182,9 @@ pub enum Denied {
     Secret { agent: String, namespace: String },
 }
 
-/// Whether no agent is ever given this parameter, in whatever spelling: it names a program, options of one, or a file,
-/// or it changes what is asked or what the answer means.
-fn is_never_given(key: &str) -> bool {
+/// Whether this parameter is denied for every agent, in whatever spelling: it names a program, options of one, or a file,
+/// or it changes the action or what the result means.
+fn is_forbidden(key: &str) -> bool {
     let key = key.trim().to_ascii_lowercase().replace('-', "_");
     let exactly = [
         "action",
@@ -222,7 +222,7 @@ pub struct Allowed {
 }
 
 impl Allowed {
-    /// Reads what is allowed besides the lists: words such as `fence_own` or `fence_own:ip,zone`.
+    /// Parses what is allowed in addition to the lists: `fence_own` or `fence_own:ip,zone`, separated by spaces.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut added: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for word in text.split_whitespace() {
@@ -235,7 +235,7 @@ impl Allowed {
             }
             let of_agent = added.entry(agent.to_string()).or_default();
             for key in keys.split(',').filter(|k| !k.is_empty()) {
-                if is_never_given(key) {
+                if is_forbidden(key) {
                     return Err(format!("{agent}: parameter {key:?} is never given to an agent"));
                 }
                 of_agent.insert(key.to_string());
@@ -254,7 +254,7 @@ impl Allowed {
         }
     }
 
-    /// Whether the agent may be given this.
+    /// Whether the agent may get this parameter.
     pub fn parameter(&self, agent: &str, key: &str, value: &str) -> Result<(), Denied> {
         self.agent(agent)?;
         let of_agent = listed(agent).unwrap_or_default();
@@ -264,7 +264,7 @@ impl Allowed {
         let well_formed = key
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'.');
-        if !known || !well_formed || is_never_given(key) {
+        if !known || !well_formed || is_forbidden(key) {
             return Err(Denied::Parameter {
                 agent: agent.to_string(),
                 key: key.to_string(),
@@ -289,7 +289,7 @@ impl Allowed {
         if value.starts_with('-') || value.contains(is_special) {
             return denied("no leading \"-\", no quotes and none of \\ $ ; & | < > ( ) # *");
         }
-        // A machine's name may hold spaces; anything else could become several arguments of a program.
+        // A node's name may contain spaces; any other value could become several arguments of a program.
         if !["plug", "port"].contains(&key) && value.contains(char::is_whitespace) {
             return denied("no spaces");
         }
@@ -300,7 +300,7 @@ impl Allowed {
         Ok(())
     }
 
-    /// All that a policy says of an agent, its Secret's content aside.
+    /// Checks everything about an agent in a policy, except the content of its Secret.
     pub fn policy(&self, agent: &Agent) -> Vec<Denied> {
         if let Err(denied) = self.agent(&agent.agent) {
             return vec![denied];
@@ -314,7 +314,7 @@ impl Allowed {
     }
 }
 
-/// Whether an agent may be given this Secret.
+/// Whether an agent may use this Secret.
 pub fn secret(agent: &str, secret: &SecretRef) -> Result<(), Denied> {
     match secret.namespace == SECRETS {
         true => Ok(()),
@@ -330,7 +330,7 @@ fn listed(agent: &str) -> Option<&'static [&'static [&'static str]]> {
     AGENTS.get(at).map(|(_, keys)| *keys)
 }
 
-/// Whether a shell, or what splits words as one, takes the character for something else than itself.
+/// Whether a shell, or a program that splits words as a shell does, treats the character specially.
 fn is_special(c: char) -> bool {
     matches!(
         c,
@@ -345,11 +345,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a4_the_lists_are_in_order_and_hold_nothing_that_is_never_given() {
+    fn a4_the_lists_are_in_order_and_contain_no_forbidden_parameter() {
         assert!(AGENTS.is_sorted_by_key(|(name, _)| *name));
         for (agent, keys) in AGENTS {
             for key in keys.iter().copied().flatten().chain(EVERY) {
-                assert!(!is_never_given(key), "{agent}: {key}");
+                assert!(!is_forbidden(key), "{agent}: {key}");
                 let value = if *key == DEVICES { "/dev/sdb" } else { "1" };
                 assert_eq!(
                     Allowed::default().parameter(agent, key, value),
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a4_what_an_agent_is_asked_cannot_be_said_by_a_parameter_in_any_spelling() {
+    fn a4_the_action_of_an_agent_cannot_be_set_by_a_parameter_in_any_spelling() {
         let added = Allowed::parse("fence_own:zone").unwrap();
         for agent in ["fence_ipmilan", "fence_scsi", "fence_own"] {
             for key in [
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a4_a_policy_is_told_of_everything_that_it_may_not_say() {
+    fn a4_everything_that_a_policy_may_not_name_is_reported() {
         let agent = |value| serde_json::from_value::<Agent>(value).unwrap();
         let good = agent(
             json!({"agent": "fence_ipmilan", "parameters": {"ip": "192.0.2.1", "lanplus": "1"},
@@ -477,13 +477,13 @@ mod tests {
             "nodeParameters": {"n1": {"ipmitool_path": "/tmp/x"}},
             "secretRef": {"namespace": "kube-system", "name": "t"}}),
         );
-        let words: Vec<String> = Allowed::default()
+        let messages: Vec<String> = Allowed::default()
             .policy(&bad)
             .iter()
             .map(Denied::to_string)
             .collect();
         assert_eq!(
-            words,
+            messages,
             [
                 "fence_ipmilan: parameter \"action\" is not allowed",
                 "fence_ipmilan: parameter \"ipmitool_path\" is not allowed",

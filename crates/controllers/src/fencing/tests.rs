@@ -1,4 +1,4 @@
-//! A node's way out of the cluster and back, with agents that do their work, and agents that lie, hang and half succeed.
+//! Fencing and unfencing of a node, with agents that succeed, and agents that report false results, hang and partly succeed.
 
 mod bounds;
 mod node_state;
@@ -16,7 +16,7 @@ fn from<T: Registered>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-/// A cluster of three nodes, of which n1 fell silent at second 0 with a StatefulSet's pod on it.
+/// A cluster of three nodes, of which n1 is lost since second 0, with a StatefulSet's pod on it.
 fn world(policy: Value) -> World {
     let mut world = World::default();
     for name in ["n1", "n2", "n3"] {
@@ -63,9 +63,9 @@ fn one_agent() -> Value {
     json!({"levels": [{"agents": [{"agent": "fence_a", "retries": 1}]}]})
 }
 
-/// What an agent answers, in words.
-fn answer(word: &str) -> Answer {
-    let exited = |code| Answer::Exited {
+/// The result of an agent by a keyword.
+fn result(word: &str) -> AgentResult {
+    let exited = |code| AgentResult::Exited {
         code,
         output: String::new(),
     };
@@ -73,8 +73,8 @@ fn answer(word: &str) -> Answer {
         "ok" | "on" => exited(0),
         "off" => exited(2),
         "fails" => exited(1),
-        "hangs" => Answer::TimedOut,
-        other => Answer::Broken { why: other.into() },
+        "hangs" => AgentResult::TimedOut,
+        other => AgentResult::Broken { why: other.into() },
     }
 }
 
@@ -96,22 +96,22 @@ impl Story {
         }
     }
 
-    /// Looks until nothing changes any more; agents answer as `say` has it.
+    /// Syncs until nothing changes any more; `say` returns the agents' results.
     fn settle(&mut self, second: i64, mut say: impl FnMut(&Run) -> &'static str) -> Vec<String> {
         let mut done = Vec::new();
         for _ in 0..60 {
-            let todo = self.fencing.look(&self.world, at(second));
-            if todo.actions.is_empty() && todo.runs.is_empty() {
+            let decision = self.fencing.sync(&self.world, at(second));
+            if decision.actions.is_empty() && decision.runs.is_empty() {
                 return done;
             }
-            for list in &todo.actions {
+            for list in &decision.actions {
                 self.world.take(list);
                 done.extend(lines(list));
             }
-            for run in todo.runs.into_iter().filter(|run| run.action != METADATA) {
+            for run in decision.runs.into_iter().filter(|run| run.action != METADATA) {
                 self.runs.push(format!("{} {}", run.agent, run.action));
-                let answer = answer(say(&run));
-                self.fencing.answered(&run, answer, at(second));
+                let result = result(say(&run));
+                self.fencing.record_result(&run, result, at(second));
             }
         }
         panic!("it does not settle: {done:?}");
@@ -128,7 +128,7 @@ impl Story {
         self.the_fencing().map(|f| f.status.phase)
     }
 
-    /// The node as it says of itself from then on, with what others wrote into it.
+    /// The node with the status that it reports from then on, and with what other components wrote.
     fn ready_since(&self, second: i64) -> Node {
         let view: &dyn View = &self.world;
         Node {
@@ -139,7 +139,7 @@ impl Story {
 
     fn is_tainted(&self) -> bool {
         let view: &dyn View = &self.world;
-        has_taint(&view.get_as::<Node>("", "n1").unwrap())
+        has_out_of_service_taint(&view.get_as::<Node>("", "n1").unwrap())
     }
 }
 
@@ -161,7 +161,7 @@ fn both_definitions_are_served_as_they_are_read() {
 }
 
 #[test]
-fn s6_a_lost_node_is_fenced_and_only_then_vouched_for() {
+fn s6_a_lost_node_is_fenced_and_only_then_tainted_as_out_of_service() {
     let mut story = Story::new(world(one_agent()));
     assert_eq!(story.settle(59, |_| "ok"), [""; 0], "not lost for long enough");
     let done = story.settle(60, |run| if run.action == "status" { "off" } else { "ok" });
@@ -175,16 +175,16 @@ fn s6_a_lost_node_is_fenced_and_only_then_vouched_for() {
     let taint = done.iter().position(|l| l == "update nodes n1").unwrap();
     assert!(
         evidence < taint,
-        "the evidence is written before anything follows: {done:?}"
+        "the evidence is written before the taint: {done:?}"
     );
     let fencing = story.the_fencing().unwrap();
-    let said: Vec<&str> = fencing
+    let outcomes: Vec<&str> = fencing
         .status
         .evidence
         .iter()
         .map(|e| e.outcome.as_str())
         .collect();
-    assert_eq!(said, ["succeeded", "says off"]);
+    assert_eq!(outcomes, ["succeeded", "says off"]);
     assert_eq!(fencing.status.conditions[0].status, "True");
     assert_eq!(fencing.status.message, "releasing 1 pods and 0 volumes");
 }
@@ -195,7 +195,7 @@ fn s6_without_evidence_nothing_is_released_and_the_status_says_so() {
         ("fails", "off", "fence_a off: failed with code 1"),
         ("hangs", "off", "fence_a off: timed out after 60 s"),
         ("no such program", "off", "fence_a off: no such program"),
-        // It lies: it has done nothing.
+        // A false result: it has done nothing.
         ("ok", "on", "fence_a status: says on"),
         ("ok", "hangs", "fence_a status: timed out after 60 s"),
         ("ok", "fails", "fence_a status: failed with code 1"),
@@ -213,7 +213,7 @@ fn s6_without_evidence_nothing_is_released_and_the_status_says_so() {
         assert!(!story.is_tainted());
         let offs = story.runs.iter().filter(|r| r.ends_with(" off")).count();
         assert_eq!(offs, 2, "one retry");
-        // Later it is tried again, from the beginning.
+        // Later it is attempted again, from the beginning.
         assert_eq!(story.settle(359, |_| "fails"), [""; 0]);
         story.settle(360, |run| if run.action == "status" { "off" } else { "ok" });
         assert_eq!(story.phase(), Some(Phase::Fenced));
@@ -221,51 +221,51 @@ fn s6_without_evidence_nothing_is_released_and_the_status_says_so() {
 }
 
 #[test]
-fn s6_what_agents_answer_to_an_attempt_that_another_controller_ended_is_no_evidence() {
+fn s6_results_of_an_attempt_that_another_controller_finished_are_no_evidence() {
     let reboot = json!({"levels": [{"action": "reboot", "agents": [{"agent": "fence_a", "retries": 0}]}]});
-    // The answer comes before the next attempt begins, or after.
+    // The result comes before the next attempt starts, or after.
     for late in [false, true] {
         let mut story = Story::new(world(reboot.clone()));
         let mut other = Story::new(world(reboot.clone()));
-        let mut asked = None;
+        let mut reboot = None;
         for second in 60..64 {
-            let todo = story.fencing.look(&story.world, at(second));
-            todo.actions.iter().for_each(|list| story.world.take(list));
-            asked = asked.or(todo.runs.into_iter().find(|run| run.action == "reboot"));
+            let decision = story.fencing.sync(&story.world, at(second));
+            decision.actions.iter().for_each(|list| story.world.take(list));
+            reboot = reboot.or(decision.runs.into_iter().find(|run| run.action == "reboot"));
         }
-        let asked = asked.unwrap();
-        // The other one's agent fails at once, and it says so in the status.
+        let reboot = reboot.unwrap();
+        // The other controller's agent fails at once, which that writes to the status.
         std::mem::swap(&mut story.world, &mut other.world);
         other.settle(64, |_| "fails");
         assert_eq!(other.phase(), Some(Phase::Failed));
         std::mem::swap(&mut story.world, &mut other.world);
-        assert!(story.fencing.look(&story.world, at(65)).runs.is_empty());
+        assert!(story.fencing.sync(&story.world, at(65)).runs.is_empty());
         if !late {
-            story.fencing.answered(&asked, answer("ok"), at(66));
+            story.fencing.record_result(&reboot, result("ok"), at(66));
         }
-        // The other one begins the next attempt.
-        let todo = other.fencing.look(&story.world, at(400));
-        todo.actions.iter().for_each(|list| story.world.take(list));
+        // The other controller starts the next attempt.
+        let decision = other.fencing.sync(&story.world, at(400));
+        decision.actions.iter().for_each(|list| story.world.take(list));
         let mut runs = Vec::new();
         for second in 401..404 {
-            let todo = story.fencing.look(&story.world, at(second));
-            todo.actions.iter().for_each(|list| story.world.take(list));
-            runs.extend(todo.runs.into_iter().filter(|run| run.action != METADATA));
+            let decision = story.fencing.sync(&story.world, at(second));
+            decision.actions.iter().for_each(|list| story.world.take(list));
+            runs.extend(decision.runs.into_iter().filter(|run| run.action != METADATA));
         }
         if late {
-            story.fencing.answered(&asked, answer("ok"), at(404));
-            assert!(story.fencing.look(&story.world, at(405)).actions.is_empty());
+            story.fencing.record_result(&reboot, result("ok"), at(404));
+            assert!(story.fencing.sync(&story.world, at(405)).actions.is_empty());
         }
         assert_eq!(story.phase(), Some(Phase::Fencing), "late: {late}");
-        // Asked anew, and believed.
-        story.fencing.answered(&runs[0], answer("ok"), at(406));
+        // The agents run again, and their results count.
+        story.fencing.record_result(&runs[0], result("ok"), at(406));
         story.settle(407, |_| "fails");
         assert_eq!(story.phase(), Some(Phase::Fenced));
     }
 }
 
 #[test]
-fn s6_a_level_needs_all_its_agents_and_the_next_level_begins_anew() {
+fn s6_a_level_needs_all_its_agents_and_the_next_level_starts_from_the_beginning() {
     let levels = json!({"levels": [
         {"agents": [{"agent": "fence_disk", "retries": 0}, {"agent": "fence_path", "retries": 0}]},
         {"action": "reboot", "agents": [{"agent": "fence_plug", "retries": 0}]},
@@ -284,7 +284,7 @@ fn s6_a_level_needs_all_its_agents_and_the_next_level_begins_anew() {
             "fence_path off",
             "fence_plug reboot"
         ],
-        "half of a level is none"
+        "half of a level is not enough"
     );
     assert_eq!(story.the_fencing().unwrap().status.level, Some(1));
     let mut story = Story::new(world(levels));
@@ -294,7 +294,7 @@ fn s6_a_level_needs_all_its_agents_and_the_next_level_begins_anew() {
 }
 
 #[test]
-fn s6_a_storm_is_waited_out() {
+fn s6_fencing_waits_while_too_many_nodes_are_lost() {
     let lost = |world: &mut World, names: &[&str]| {
         names.iter().for_each(|n| drop(world.put(node(n, "Unknown", 0))));
     };
@@ -311,27 +311,27 @@ fn s6_a_storm_is_waited_out() {
         fencing.status.message
     );
     assert!(story.runs.is_empty());
-    // It passes, and the node with it.
+    // The nodes report again.
     story.world.put(node("n2", "True", 70));
     story.world.put(node("n1", "True", 70));
     story.settle(70, |_| "ok");
     assert_eq!(story.phase(), Some(Phase::Cancelled));
     assert!(story.runs.is_empty());
-    // What a user asks for does not wait for the weather.
-    let mut asked = world(one_agent());
-    lost(&mut asked, &["n2"]);
+    // A user's request does not wait for that.
+    let mut requested = world(one_agent());
+    lost(&mut requested, &["n2"]);
     let mut n1 = node("n1", "Unknown", 0);
     n1.metadata.annotations = Some(BTreeMap::from([(
-        ASKED.to_string(),
-        "the rack burns".to_string(),
+        FENCE_ANNOTATION.to_string(),
+        "fire in the rack".to_string(),
     )]));
-    asked.put(n1);
-    let mut story = Story::new(asked);
+    requested.put(n1);
+    let mut story = Story::new(requested);
     story.settle(10, |run| if run.action == "status" { "off" } else { "ok" });
     let fencing = story.the_fencing().unwrap();
     assert_eq!(
         (fencing.status.phase, fencing.spec.reason.as_str()),
-        (Phase::Fenced, "the rack burns")
+        (Phase::Fenced, "fire in the rack")
     );
 }
 
@@ -349,16 +349,16 @@ fn s6_only_so_many_at_once_and_in_an_hour() {
     let mut working = 0;
     let mut offs = Vec::new();
     for second in 60..90 {
-        let todo = fencing.look(&many, at(second));
-        todo.actions.iter().for_each(|list| many.take(list));
-        for run in todo.runs.into_iter().filter(|run| run.action != METADATA) {
+        let decision = fencing.sync(&many, at(second));
+        decision.actions.iter().for_each(|list| many.take(list));
+        for run in decision.runs.into_iter().filter(|run| run.action != METADATA) {
             working += 1;
             assert_eq!(working, 1, "one at a time");
             if run.action == "off" {
                 offs.push(run.fencing.clone());
             }
-            let answer = answer(if run.action == "status" { "off" } else { "ok" });
-            fencing.answered(&run, answer, at(second));
+            let result = result(if run.action == "status" { "off" } else { "ok" });
+            fencing.record_result(&run, result, at(second));
             working -= 1;
         }
     }
@@ -374,7 +374,7 @@ fn s6_only_so_many_at_once_and_in_an_hour() {
 }
 
 #[test]
-fn s6_nobody_is_fenced_for_pods_that_may_run_twice_unless_the_policy_says_so() {
+fn s6_no_node_is_fenced_for_pods_that_may_run_twice_unless_the_policy_is_for_any() {
     for (workloads, fenced) in [("AtMostOne", false), ("Any", true)] {
         let mut policy = one_agent();
         policy["workloads"] = workloads.into();
@@ -391,7 +391,7 @@ fn s6_nobody_is_fenced_for_pods_that_may_run_twice_unless_the_policy_says_so() {
 }
 
 #[test]
-fn s6_a_fenced_node_comes_back_by_its_agents_and_is_trusted_when_it_is_well() {
+fn s6_a_fenced_node_is_unfenced_by_its_agents_and_trusted_when_it_is_ready() {
     let mut story = Story::new(world(one_agent()));
     let good = |run: &Run| if run.action == "status" { "off" } else { "ok" };
     story.settle(60, good);
@@ -400,9 +400,9 @@ fn s6_a_fenced_node_comes_back_by_its_agents_and_is_trusted_when_it_is_well() {
     let message = story.the_fencing().unwrap().status.message;
     assert!(message.contains("switch the node on again"), "{message}");
     story.runs.clear();
-    // Somebody has.
+    // A user has switched it on.
     let mut back = story.ready_since(100);
-    // What it ran has to end first, by its own kubelet.
+    // Its kubelet has to terminate the former pods first.
     story.world.put(stateful("p", "n1"));
     story.world.put(back.clone());
     story.settle(110, good);
@@ -424,7 +424,7 @@ fn s6_a_fenced_node_comes_back_by_its_agents_and_is_trusted_when_it_is_well() {
 }
 
 #[test]
-fn s6_what_a_node_is_given_after_its_return_does_not_keep_it_out() {
+fn s6_volumes_attached_after_unfencing_do_not_delay_the_end() {
     let mut policy = one_agent();
     policy["automaticReturn"] = true.into();
     let mut story = Story::new(world(policy));
@@ -433,7 +433,7 @@ fn s6_what_a_node_is_given_after_its_return_does_not_keep_it_out() {
     story.world.remove(&registry::POD, "a", "p");
     story.settle(80, good);
     assert_eq!(story.phase(), Some(Phase::Returning));
-    // Its taint was taken off by a controller that died before it wrote that it is back, and it has a volume again.
+    // Its taint was removed by a controller that exited before it wrote the phase, and the node has a volume again.
     let mut back = node("n1", "True", 90);
     back.spec = Some(Default::default());
     back.status.as_mut().unwrap().volumes_in_use = Some(vec!["exclusive.knarr.io/v".into()]);
@@ -450,7 +450,7 @@ fn s6_a_node_that_does_not_come_up_is_switched_on_again() {
     policy["automaticReturn"] = true.into();
     policy["retrySeconds"] = 30.into();
     let mut story = Story::new(world(policy));
-    // Its `on` says that it succeeded, and nothing comes of it.
+    // Its `on` succeeds, but the node does not report.
     let lies = |run: &Run| if run.action == "status" { "off" } else { "ok" };
     story.settle(60, lies);
     story.world.remove(&registry::POD, "a", "p");
@@ -460,10 +460,10 @@ fn s6_a_node_that_does_not_come_up_is_switched_on_again() {
         story.settle(second, lies);
         ons.extend(story.runs.iter().map(|run| format!("{second}: {run}")));
     }
-    let wanted = [80, 110, 140, 170].map(|second| format!("{second}: fence_a on"));
-    assert_eq!(ons, wanted);
+    let expected = [80, 110, 140, 170].map(|second| format!("{second}: fence_a on"));
+    assert_eq!(ons, expected);
     assert!(story.is_tainted() && story.phase() == Some(Phase::Returning));
-    // One that has shown itself since is waited for, and left alone.
+    // If it has reported since, no agent is run again.
     let back = story.ready_since(195);
     story.world.put(back);
     story.runs.clear();
@@ -476,10 +476,13 @@ fn s6_a_node_that_does_not_come_up_is_switched_on_again() {
 }
 
 #[test]
-fn s6_a_node_that_was_well_when_it_was_switched_off_is_not_back_because_of_that() {
+fn s6_the_status_from_before_a_node_was_switched_off_does_not_count_as_its_return() {
     let mut world = world(one_agent());
     let mut well = node("n1", "True", 50);
-    well.metadata.annotations = Some(BTreeMap::from([(ASKED.to_string(), "a test".to_string())]));
+    well.metadata.annotations = Some(BTreeMap::from([(
+        FENCE_ANNOTATION.to_string(),
+        "a test".to_string(),
+    )]));
     world.put(well);
     world.remove(&registry::POD, "a", "p");
     let mut story = Story::new(world);
@@ -489,12 +492,12 @@ fn s6_a_node_that_was_well_when_it_was_switched_off_is_not_back_because_of_that(
 }
 
 #[test]
-fn s6_a_controller_whose_clock_was_ahead_keeps_no_node_out() {
+fn s6_a_controller_whose_clock_was_ahead_does_not_delay_unfencing() {
     let mut policy = one_agent();
     policy["automaticReturn"] = true.into();
     let mut story = Story::new(world(policy));
     let good = |run: &Run| if run.action == "status" { "off" } else { "ok" };
-    // Fenced, and its way back failed, by a clock that is hours ahead of what comes then.
+    // Fenced, and unfencing failed, by a clock that is hours ahead of the next controller's.
     story.settle(9000, good);
     story.world.remove(&registry::POD, "a", "p");
     story.settle(9010, |_| "fails");
@@ -510,8 +513,8 @@ fn s6_a_controller_whose_clock_was_ahead_keeps_no_node_out() {
 #[test]
 fn s6_a_node_of_the_same_name_is_another_node() {
     let mut story = Story::new(world(one_agent()));
-    let todo = story.fencing.look(&story.world, at(60));
-    todo.actions.iter().for_each(|list| story.world.take(list));
+    let decision = story.fencing.sync(&story.world, at(60));
+    decision.actions.iter().for_each(|list| story.world.take(list));
     let mut other = node("n1", "Unknown", 61);
     other.metadata.uid = Some("other".into());
     story.world.put(other);
@@ -551,15 +554,15 @@ fn s6_agents_get_their_parameters_one_nodes_apart_from_anothers() {
     });
 }
 
-/// Somebody switches the node on while its agents' answers are on their way, or before anything has followed from them.
+/// A user switches the node on while its agents' results are being returned, or before anything has followed from them.
 #[test]
-fn s6_what_agents_said_of_a_node_that_was_heard_since_releases_nothing() {
-    for (heard_after, fenced_before) in [("status", false), ("fenced", true)] {
+fn s6_results_of_agents_release_nothing_of_a_node_that_has_reported_since() {
+    for (reported_after, fenced_before) in [("status", false), ("fenced", true)] {
         let mut story = Story::new(world(one_agent()));
         let mut actions = Vec::new();
         for _ in 0..20 {
-            let todo = story.fencing.look(&story.world, at(60));
-            for list in &todo.actions {
+            let decision = story.fencing.sync(&story.world, at(60));
+            for list in &decision.actions {
                 // The taint is not written yet.
                 let lines = lines(list);
                 if lines.iter().any(|l| l == "update nodes n1") {
@@ -569,35 +572,39 @@ fn s6_what_agents_said_of_a_node_that_was_heard_since_releases_nothing() {
                 actions.extend(lines);
             }
             let is_fenced = story.phase() == Some(Phase::Fenced);
-            if is_fenced && heard_after == "fenced" {
+            if is_fenced && reported_after == "fenced" {
                 story.world.put(node("n1", "False", 61));
             }
-            for run in todo.runs.into_iter().filter(|run| run.action != METADATA) {
+            for run in decision.runs.into_iter().filter(|run| run.action != METADATA) {
                 story.runs.push(run.action.to_string());
-                if run.action == "status" && heard_after == "status" {
+                if run.action == "status" && reported_after == "status" {
                     story.world.put(node("n1", "False", 61));
                 }
-                let said = if run.action == "status" { "off" } else { "ok" };
-                story.fencing.answered(&run, answer(said), at(60));
+                let outcome = if run.action == "status" { "off" } else { "ok" };
+                story.fencing.record_result(&run, result(outcome), at(60));
             }
             if story.phase() == Some(Phase::Failed) {
                 break;
             }
         }
-        assert_eq!(story.runs, ["off", "status"], "{heard_after}");
-        assert_eq!(story.phase(), Some(Phase::Failed), "{heard_after}: {actions:?}");
-        assert!(!story.is_tainted(), "{heard_after}");
+        assert_eq!(story.runs, ["off", "status"], "{reported_after}");
+        assert_eq!(
+            story.phase(),
+            Some(Phase::Failed),
+            "{reported_after}: {actions:?}"
+        );
+        assert!(!story.is_tainted(), "{reported_after}");
         let message = story.the_fencing().unwrap().status.message;
         assert!(message.ends_with("nothing is released"), "{message}");
         let was_fenced = actions.iter().any(|l| l.starts_with("event NodeFenced"));
         assert_eq!(was_fenced, fenced_before, "{actions:?}");
-        // It is not silent, so nobody fences it by himself.
+        // It reports its status, so no policy fences it.
         story.settle(61, |_| "ok");
-        assert_eq!(story.phase(), Some(Phase::Cancelled), "{heard_after}");
+        assert_eq!(story.phase(), Some(Phase::Cancelled), "{reported_after}");
     }
 }
 
-/// Told by where its text lies: what is parsed once more lies elsewhere.
+/// Compares addresses of the strings: an object that is parsed again has its strings elsewhere.
 #[test]
 fn what_has_not_changed_is_not_parsed_again_and_what_has_is() {
     let fencing = |name: &str, message: &str| NodeFencing {
@@ -616,12 +623,12 @@ fn what_has_not_changed_is_not_parsed_again_and_what_has_is() {
         let texts = all.into_iter().map(|f| f.status.message.clone());
         texts.collect()
     };
-    let place = |all: Vec<&NodeFencing>| all.first().map(|f| f.status.message.as_ptr());
-    let first = place(parsed.parse(&world));
-    assert_eq!(place(parsed.parse(&world)), first);
+    let message_address = |all: Vec<&NodeFencing>| all.first().map(|f| f.status.message.as_ptr());
+    let first = message_address(parsed.parse(&world));
+    assert_eq!(message_address(parsed.parse(&world)), first);
     world.put_custom(&fencing("b", "two"));
     assert_eq!(texts(parsed.parse(&world)), ["one", "two"]);
-    assert_eq!(place(parsed.parse(&world)), first);
+    assert_eq!(message_address(parsed.parse(&world)), first);
     world.put_custom(&fencing("a", "three"));
     assert_eq!(texts(parsed.parse(&world)), ["three", "two"]);
     assert!(parsed.parse(&World::default()).is_empty());

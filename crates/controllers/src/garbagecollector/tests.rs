@@ -1,4 +1,4 @@
-//! Who goes, who stays and who waits, by what the picture holds.
+//! Which objects are deleted, which stay and which wait, by the graph.
 
 use std::sync::Arc;
 
@@ -39,27 +39,33 @@ fn deleting(finalizer: &'static str) -> impl FnOnce(&mut ObjectMeta) {
 
 fn plain(_: &mut ObjectMeta) {}
 
-/// What is to be done, in words.
+/// The decision as text.
 fn decided(graph: &Graph, name: &str) -> String {
-    match graph.look(&format!("uid-{name}"), &BTreeSet::new()) {
+    shown(graph.decide(&format!("uid-{name}"), &BTreeSet::new()))
+}
+
+fn shown(work: Work) -> String {
+    match work {
         Work::Nothing => "nothing".into(),
-        Work::Ask(asked) => format!("ask {} {}", asked.key, asked.uid),
-        Work::Do(todo) => {
-            let words = todo.iter().map(|t| match &t.change {
-                TodoChange::Delete(dependents) => format!("delete {} {dependents:?}", t.key.name),
-                TodoChange::RemoveOwners(uids) => {
+        Work::GetOwner(owner) => format!("ask {} {}", owner.key, owner.uid),
+        Work::GetDefinition { name, owner } => format!("ask whether {name} exists, of {owner}"),
+        Work::Requeue => "again".into(),
+        Work::Write(write) => {
+            let writes = write.iter().map(|t| match &t.change {
+                WriteKind::Delete(dependents) => format!("delete {} {dependents:?}", t.key.name),
+                WriteKind::RemoveOwners(uids) => {
                     let uids: Vec<_> = uids.iter().map(String::as_str).collect();
                     format!("remove {} from {}", uids.join("+"), t.key.name)
                 }
-                TodoChange::RemoveFinalizer(f) => format!("remove {f} from {}", t.key.name),
+                WriteKind::RemoveFinalizer(f) => format!("remove {f} from {}", t.key.name),
             });
-            words.collect::<Vec<_>>().join(", ")
+            writes.collect::<Vec<_>>().join(", ")
         }
     }
 }
 
 #[test]
-fn a_dependent_stays_with_its_owner_and_goes_after_it() {
+fn a_dependent_is_deleted_only_after_its_owner() {
     let mut graph = Graph::default();
     graph.put(&object("owner", &[], plain));
     assert_eq!(graph.put(&object("child", &["owner"], plain)), ["uid-child"]);
@@ -69,7 +75,7 @@ fn a_dependent_stays_with_its_owner_and_goes_after_it() {
 }
 
 #[test]
-fn an_owner_of_a_kind_that_users_brought_is_asked_for_once_its_kind_is_known() {
+fn an_owner_of_a_custom_kind_is_read_once_its_kind_is_known() {
     let widgets = crate::world::widgets();
     let mut graph = Graph::default();
     let owned = |meta: &mut ObjectMeta| {
@@ -84,50 +90,138 @@ fn an_owner_of_a_kind_that_users_brought_is_asked_for_once_its_kind_is_known() {
     assert_eq!(
         decided(&graph, "child"),
         "nothing",
-        "nobody can say that it is gone"
+        "it is not known whether the owner exists"
     );
-    assert_eq!(graph.know(&widgets), ["uid-child"]);
+    assert_eq!(graph.add_kind(&widgets), ["uid-child"]);
     assert_eq!(decided(&graph, "child"), "ask default/owner uid-owner");
-    graph.answered("uid-owner", false);
+    graph.record_owner("uid-owner", false);
     assert_eq!(decided(&graph, "child"), "delete child Background");
 
     let json = r#"{"metadata": {"name": "owner", "namespace": "default", "uid": "uid-owner",
         "deletionTimestamp": "2020-01-01T00:00:00Z", "finalizers": ["foregroundDeletion"]}}"#;
     let typed = widgets.ops.decode(json.as_bytes()).unwrap().object;
     graph.put(&Object::from_typed(&widgets, typed));
-    assert_eq!(decided(&graph, "owner"), "nothing", "its dependent goes first");
+    assert_eq!(
+        decided(&graph, "owner"),
+        "nothing",
+        "its dependent is deleted first"
+    );
     graph.remove("uid-child");
     assert_eq!(decided(&graph, "owner"), "remove foregroundDeletion from owner");
 
-    // Its definition says something else now: that is no end of the object.
+    // Its CustomResourceDefinition has other names now: that does not delete the object.
     let mut graph = Graph::default();
-    graph.know(&widgets);
+    graph.add_kind(&widgets);
     let typed = widgets.ops.decode(json.as_bytes()).unwrap().object;
     graph.put(&Object::from_typed(&widgets, typed));
     graph.put(&object("child", &[], owned));
-    graph.forget(&widgets);
-    assert_eq!(decided(&graph, "child"), "nothing");
-    graph.know(&widgets);
-    assert_eq!(decided(&graph, "child"), "ask default/owner uid-owner");
-}
-
-#[test]
-fn an_owner_that_is_not_known_is_asked_for_before_anything_is_deleted() {
-    let mut graph = Graph::default();
-    graph.put(&object("child", &["owner"], plain));
-    assert_eq!(decided(&graph, "child"), "ask default/owner uid-owner");
+    assert_eq!(graph.remove_kind(&widgets), ["uid-child"]);
+    let definition = "ask whether widgets.example.com exists, of uid-owner";
+    assert_eq!(decided(&graph, "child"), definition);
     let there = BTreeSet::from(["uid-owner".to_string()]);
-    assert!(matches!(graph.look("uid-child", &there), Work::Nothing));
-    graph.answered("uid-owner", false);
+    assert!(matches!(graph.decide("uid-child", &there), Work::Requeue));
+    graph.add_kind(&widgets);
+    assert_eq!(decided(&graph, "child"), "ask default/owner uid-owner");
+    // It is deleted with its objects, before the child's owner can be read.
+    let typed = widgets.ops.decode(json.as_bytes()).unwrap().object;
+    graph.put(&Object::from_typed(&widgets, typed));
+    assert_eq!(graph.remove("uid-owner"), ["uid-child"]);
+    assert_eq!(graph.remove_kind(&widgets), ["uid-child"]);
+    assert_eq!(decided(&graph, "child"), definition);
+    graph.record_owner("uid-owner", false);
     assert_eq!(decided(&graph, "child"), "delete child Background");
 }
 
 #[test]
-fn an_update_that_is_about_neither_owners_nor_endings_wakes_nobody() {
+fn a_custom_owner_that_is_reported_as_deleted_is_read_before_its_dependent_is_deleted() {
+    let widgets = crate::world::widgets();
+    let mut graph = Graph::default();
+    graph.add_kind(&widgets);
+    let json = r#"{"metadata": {"name": "owner", "namespace": "default", "uid": "uid-owner"}}"#;
+    let typed = widgets.ops.decode(json.as_bytes()).unwrap().object;
+    graph.put(&Object::from_typed(&widgets, typed));
+    graph.put(&object("child", &[], |meta| {
+        let owner = OwnerReference {
+            api_version: "example.com/v1".into(),
+            kind: "Widget".into(),
+            ..owner_of("owner")
+        };
+        meta.owner_references = Some(vec![owner]);
+    }));
+    // An informer that stops because an earlier definition was deleted reports the objects of the next one, too.
+    assert_eq!(graph.remove("uid-owner"), ["uid-child"]);
+    assert_eq!(decided(&graph, "child"), "ask default/owner uid-owner");
+    graph.record_owner("uid-owner", false);
+    assert_eq!(decided(&graph, "child"), "delete child Background");
+}
+
+#[test]
+fn an_owner_is_absent_only_if_the_response_says_so_of_its_name() {
+    let owner = OwnerKey {
+        kind: crate::world::widgets(),
+        key: ObjectKey::new("default", "owner"),
+        uid: "uid-owner".into(),
+    };
+    let same = object("owner", &[], plain);
+    let other = object("owner", &[], |meta| meta.uid = Some("uid-other".into()));
+    let not_served = "the server could not find the requested resource";
+    for (response, exists) in [
+        (Ok(&*same), Some(true)),
+        (Ok(&*other), Some(false)),
+        (
+            Err(Error::not_found(owner.kind.resource_ref("owner"))),
+            Some(false),
+        ),
+        (Err(Error::not_found(owner.kind.resource_ref(""))), None),
+        (Err(Error::new(404, "NotFound", not_served)), None),
+        (Err(Error::unavailable("starting")), None),
+    ] {
+        let shown = format!("{response:?}");
+        assert_eq!(owner.exists(response).ok(), exists, "{shown}");
+    }
+}
+
+#[test]
+fn an_unknown_owner_is_read_before_anything_is_deleted() {
+    let mut graph = Graph::default();
+    graph.put(&object("child", &["owner"], plain));
+    assert_eq!(decided(&graph, "child"), "ask default/owner uid-owner");
+    graph.record_owner("uid-owner", false);
+    assert_eq!(decided(&graph, "child"), "delete child Background");
+}
+
+#[test]
+fn a_dependent_is_requeued_as_long_as_an_owner_that_a_live_read_finds_is_not_in_the_graph() {
+    // The owners, those of them that are in the graph, those that live reads find (the others are absent), and the decision.
+    for (owners, observed, there, decision) in [
+        (vec!["a"], vec!["a"], vec![], "nothing"),
+        (vec!["a"], vec![], vec!["a"], "again"),
+        (vec!["a"], vec!["a"], vec!["a"], "nothing"),
+        (vec!["a", "b"], vec!["a"], vec!["b"], "again"),
+        (vec!["a", "b"], vec![], vec!["b"], "remove uid-a from child"),
+        (vec!["a"], vec![], vec![], "delete child Background"),
+    ] {
+        let mut graph = Graph::default();
+        graph.put(&object("child", &owners, plain));
+        for owner in &owners {
+            if observed.contains(owner) {
+                graph.put(&object(owner, &[], plain));
+            } else {
+                graph.record_owner(&format!("uid-{owner}"), there.contains(owner));
+            }
+        }
+        let uids = there.iter().map(|owner| format!("uid-{owner}")).collect();
+        let decided = shown(graph.decide("uid-child", &uids));
+        assert_eq!(decided, decision, "{owners:?} {observed:?} {there:?}");
+    }
+}
+
+#[test]
+fn an_update_of_neither_owners_nor_deletion_enqueues_nothing() {
     let mut graph = Graph::default();
     assert_eq!(graph.put(&object("child", &["owner"], plain)), ["uid-child"]);
     let again = graph.put(&object("child", &["owner"], plain));
-    assert_eq!(again, ["uid-child"], "its owner may never come");
+    assert_eq!(again, ["uid-child"], "its owner may not exist");
     graph.put(&object("owner", &[], plain));
     assert!(graph.put(&object("child", &["owner"], plain)).is_empty());
     assert!(graph.put(&object("owner", &[], plain)).is_empty());
@@ -139,7 +233,7 @@ fn an_update_that_is_about_neither_owners_nor_endings_wakes_nobody() {
 }
 
 #[test]
-fn one_owner_left_keeps_it_and_the_others_are_taken_off() {
+fn one_existing_owner_keeps_it_and_references_to_the_others_are_removed() {
     let mut graph = Graph::default();
     graph.put(&object("a", &[], plain));
     graph.put(&object("b", &[], plain));
@@ -157,7 +251,7 @@ fn an_owner_of_the_same_uid_but_another_name_is_no_owner() {
 }
 
 #[test]
-fn foreground_deletes_the_dependents_first_and_then_lets_the_owner_go() {
+fn foreground_deletes_the_dependents_first_and_then_the_owner() {
     let mut graph = Graph::default();
     graph.put(&object("owner", &[], plain));
     graph.put(&object("child", &["owner"], plain));
@@ -187,7 +281,7 @@ fn a_dependent_that_does_not_block_does_not_hold_its_owner_back() {
 }
 
 #[test]
-fn orphaning_takes_the_owner_off_its_dependents_before_it_goes() {
+fn orphaning_removes_the_owner_references_before_the_owner() {
     let mut graph = Graph::default();
     graph.put(&object("a", &["owner"], plain));
     graph.put(&object("b", &["owner"], plain));
@@ -199,15 +293,15 @@ fn orphaning_takes_the_owner_off_its_dependents_before_it_goes() {
 }
 
 #[test]
-fn a_todo_is_carried_out_only_on_the_object_it_was_meant_for() {
-    let todo = |change| Todo {
+fn a_write_is_made_only_on_the_object_it_was_decided_for() {
+    let write = |change| ObjectWrite {
         kind: registry::CONFIG_MAP.clone(),
         key: ObjectKey::new("default", "child"),
         uid: "uid-child".into(),
         change,
     };
     let child = object("child", &["owner"], plain);
-    let delete = todo(TodoChange::Delete(Dependents::Background));
+    let delete = write(WriteKind::Delete(Dependents::Background));
     let Some(Action::Delete(d)) = action(&delete, &child) else {
         panic!("a delete")
     };
@@ -219,9 +313,7 @@ fn a_todo_is_carried_out_only_on_the_object_it_was_meant_for() {
     assert!(action(&delete, &another).is_none());
     let ending = object("child", &["owner"], deleting("x"));
     assert!(action(&delete, &ending).is_none());
-    let release = todo(TodoChange::RemoveOwners(BTreeSet::from(
-        ["uid-owner".to_string()],
-    )));
+    let release = write(WriteKind::RemoveOwners(BTreeSet::from(["uid-owner".to_string()])));
     let Some(Action::Update { object: released, .. }) = action(&release, &child) else {
         panic!("an update")
     };
@@ -230,21 +322,21 @@ fn a_todo_is_carried_out_only_on_the_object_it_was_meant_for() {
 }
 
 #[test]
-fn a_circle_of_owners_that_all_wait_is_opened() {
+fn a_circle_of_owners_that_all_wait_is_broken() {
     let mut graph = Graph::default();
     graph.put(&object("a", &["c"], deleting(FOREGROUND)));
     graph.put(&object("b", &["a"], plain));
     graph.put(&object("c", &["b"], plain));
-    assert_eq!(decided(&graph, "a"), "nothing", "b is not asked to go yet");
+    assert_eq!(decided(&graph, "a"), "nothing", "b is not being deleted yet");
     assert_eq!(decided(&graph, "b"), "delete b Foreground");
     graph.put(&object("b", &["a"], deleting(FOREGROUND)));
     assert_eq!(decided(&graph, "a"), "nothing", "nor is c");
     assert_eq!(decided(&graph, "c"), "delete c Foreground");
-    // The last to wait closes the circle, and whoever is behind it is looked at.
+    // The last one to wait closes the circle, and its owner is enqueued.
     let woken = graph.put(&object("c", &["b"], deleting(FOREGROUND)));
     assert_eq!(woken, ["uid-b", "uid-c", "uid-a"]);
     assert_eq!(decided(&graph, "a"), "remove foregroundDeletion from a");
-    // What hangs on the circle is still waited for by its own owner.
+    // A dependent outside of the circle still blocks its own owner.
     graph.put(&object("leaf", &["c"], plain));
     assert_eq!(decided(&graph, "c"), "nothing");
     assert_eq!(decided(&graph, "leaf"), "delete leaf Background");
@@ -254,7 +346,7 @@ fn a_circle_of_owners_that_all_wait_is_opened() {
 }
 
 #[test]
-fn an_object_that_owns_itself_can_go() {
+fn an_object_that_owns_itself_can_be_deleted() {
     let mut graph = Graph::default();
     graph.put(&object("a", &["a"], deleting(FOREGROUND)));
     assert_eq!(decided(&graph, "a"), "remove foregroundDeletion from a");
@@ -302,7 +394,7 @@ fn an_owner_is_named_by_kind_group_name_and_namespace_and_not_by_its_uid_alone()
         meta.owner_references = Some(vec![owner("example.com/v1", "ConfigMap", "owner")]);
     }));
     assert_eq!(decided(&graph, "child"), "nothing", "its kind is not known");
-    graph.know(&crate::world::custom_kind(
+    graph.add_kind(&crate::world::custom_kind(
         "example.com",
         "configmaps",
         "ConfigMap",
@@ -333,14 +425,14 @@ fn a_custom_kind_is_known_and_forgotten_by_group_and_kind() {
         let typed = kind.ops.decode(json.as_bytes()).unwrap().object;
         graph.put(&Object::from_typed(kind, typed));
     }
-    assert_eq!(graph.know(&kinds[0]), ["uid-of-0"]);
+    assert_eq!(graph.add_kind(&kinds[0]), ["uid-of-0"]);
     assert_eq!(graph.nodes.len(), 6);
-    graph.forget(&kinds[0]);
+    graph.remove_kind(&kinds[0]);
     assert_eq!(graph.nodes.len(), 5, "the objects of other kinds are still known");
 }
 
 #[test]
-fn the_finalizer_of_foreground_deletion_wakes_an_object_only_when_it_is_deleted() {
+fn the_finalizer_of_foreground_deletion_enqueues_an_object_only_when_it_is_deleted() {
     let mut graph = Graph::default();
     let waits = object("owner", &[], |meta| {
         meta.finalizers = Some(vec![FOREGROUND.to_string()])
@@ -355,16 +447,16 @@ fn the_finalizer_of_foreground_deletion_wakes_an_object_only_when_it_is_deleted(
 #[test]
 fn what_is_being_deleted_already_is_not_deleted_again() {
     let mut graph = Graph::default();
-    graph.answered("uid-owner", false);
+    graph.record_owner("uid-owner", false);
     graph.put(&object("child", &["owner"], deleting("example.com/in-use")));
     assert_eq!(decided(&graph, "child"), "nothing");
 }
 
 #[test]
-fn of_owners_that_are_gone_the_oldest_is_forgotten_and_asked_for_again() {
+fn the_oldest_absent_owner_is_dropped_and_read_again() {
     let mut graph = Graph::default();
-    for n in 0..=GONE_KEPT {
-        graph.answered(&format!("uid-{n}"), false);
+    for n in 0..=ABSENT_OWNER_CACHE_SIZE {
+        graph.record_owner(&format!("uid-{n}"), false);
     }
     for (owner, found) in [("0", "ask default/0 uid-0"), ("1", "delete child Background")] {
         graph.put(&object("child", &[owner], plain));

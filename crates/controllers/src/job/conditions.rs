@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::time::seconds;
 
-/// The condition by which a Job has ended: `Complete` or `Failed`.
+/// The condition of a finished Job: `Complete` or `Failed`.
 pub fn finished(job: &Job) -> Option<&JobCondition> {
     let conditions = job.status.as_ref()?.conditions.as_ref()?;
     conditions
@@ -29,7 +29,7 @@ pub fn condition(type_: &str, reason: &str, message: &str, now: Timestamp) -> Jo
     }
 }
 
-/// Puts a condition in where it says something new (False says nothing new where there is none); whether it did.
+/// Sets a condition that differs (False does not differ from a missing one); whether it did.
 pub fn set_condition(status: &mut JobStatus, new: JobCondition) -> bool {
     let conditions = status.conditions.get_or_insert_default();
     let changed = match conditions.iter_mut().find(|c| c.type_ == new.type_) {

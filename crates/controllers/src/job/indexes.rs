@@ -1,14 +1,14 @@
-//! Sets of completion indexes, written as Kubernetes writes them: `0,2-5,7`.
+//! Sets of completion indexes in Kubernetes' notation: `0,2-5,7`.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// First and last, ascending, neither touching nor overlapping.
+/// First and last index of each interval, ascending, neither adjacent nor overlapping.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Indexes(Vec<(i32, i32)>);
 
 impl Indexes {
-    /// What is below `completions`; a part that does not parse is passed over.
+    /// The indexes below `completions`; a part that does not parse is skipped.
     pub fn parse(text: &str, completions: i32) -> Self {
         let mut all = Indexes::default();
         for part in text.split(',').filter(|p| !p.is_empty()) {
@@ -41,7 +41,7 @@ impl Indexes {
     }
 
     pub fn add_all(&mut self, indexes: &BTreeSet<i32>) {
-        // Neighbours come together, so that a thousand of them are added at once.
+        // Adjacent indexes are added as one interval.
         let mut run: Option<(i32, i32)> = None;
         for index in indexes {
             run = match run {
@@ -77,7 +77,7 @@ impl Indexes {
         self.0.is_empty()
     }
 
-    /// How many are in both.
+    /// How many indexes are in both sets.
     pub fn common(&self, other: &Indexes) -> i32 {
         let overlap = |a: &(i32, i32), b: &(i32, i32)| (a.1.min(b.1) - a.0.max(b.0) + 1).max(0);
         self.0
@@ -86,7 +86,7 @@ impl Indexes {
             .sum()
     }
 
-    /// The lowest that are not among these, up to so many.
+    /// The lowest indexes that are not in the set, at most `count`.
     pub fn missing(&self, count: usize, completions: i32) -> Vec<i32> {
         let mut found = Vec::new();
         let mut candidate = 0;
@@ -134,9 +134,9 @@ mod tests {
             ("1-9", 5, "1-4", 4),
             ("x,1,2-y,3", 5, "1,3", 2),
         ];
-        for (text, completions, wanted, total) in table {
+        for (text, completions, expected, total) in table {
             let indexes = Indexes::parse(text, completions);
-            assert_eq!(indexes.to_string(), wanted, "{text}");
+            assert_eq!(indexes.to_string(), expected, "{text}");
             assert_eq!(indexes.total(), total, "{text}");
         }
         let mut some = Indexes::parse("1,3-5", 10);

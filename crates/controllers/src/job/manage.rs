@@ -1,4 +1,4 @@
-//! As many pods as a Job wants: which are created, when, and which are ended.
+//! The number of pods of a Job: which are created, when, and which are deleted (upstream: manageJob).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 
-use super::{Look, MAX_PODS, Numbers, pods, policy};
+use super::{MAX_PODS, PodCounts, SyncJob, pods, policy};
 use crate::action::{Action, Create, Delete};
 use crate::pod;
 use crate::replicaset::{count, deletion_order};
 
-impl<'a> Look<'a> {
-    /// Asks pods to end; those that are not to be counted lose their finalizer first.
+impl<'a> SyncJob<'a> {
+    /// Deletes pods; from those that are not to be counted the finalizer is removed first.
     pub(super) fn delete(&mut self, which: &[&Shared<Pod>], untracked: bool) {
         if which.is_empty() {
             return;
@@ -35,19 +35,19 @@ impl<'a> Look<'a> {
         self.actions.push(Action::DeleteMany(deletes.collect()));
     }
 
-    /// As many active pods as are wanted: either some are deleted in one look, or some are made.
-    pub(super) fn manage(&mut self, active: &[&'a Shared<Pod>], succeeded: i32, numbers: &mut Numbers) {
+    /// Brings the active pods to the desired number: one sync either deletes or creates pods.
+    pub(super) fn manage(&mut self, active: &[&'a Shared<Pod>], succeeded: i32, numbers: &mut PodCounts) {
         let suspended = self.spec.suspend == Some(true);
         let running = count(active.len());
         let parallelism = self.spec.parallelism.unwrap_or(1);
-        let wanted = match self.spec.completions {
+        let desired = match self.spec.completions {
             _ if suspended => 0,
-            // One success is enough; what runs may end.
+            // One success is enough; running pods may complete.
             None if succeeded > 0 => running,
             None => parallelism,
             Some(completions) => (completions - succeeded).min(parallelism).max(0),
         };
-        let mut surplus = self.surplus(active, usize::try_from(running - wanted).unwrap_or(0));
+        let mut surplus = self.surplus(active, usize::try_from(running - desired).unwrap_or(0));
         if !suspended {
             surplus.truncate(MAX_PODS);
         }
@@ -63,7 +63,7 @@ impl<'a> Look<'a> {
         } else {
             0
         };
-        let missing = usize::try_from(wanted - ending - running)
+        let missing = usize::try_from(desired - ending - running)
             .unwrap_or(0)
             .min(MAX_PODS);
         if missing == 0 {
@@ -72,7 +72,7 @@ impl<'a> Look<'a> {
         if self.spec.backoff_limit_per_index.is_none() {
             let wait = self.backoff();
             if !wait.is_zero() {
-                self.look_again(wait);
+                self.requeue_after(wait);
                 return;
             }
         }
@@ -103,7 +103,7 @@ impl<'a> Look<'a> {
         self.actions.push(Action::CreateMany(creates.collect()));
     }
 
-    /// Pods that are too many: of an index all but one, of no valid index all, then those whose loss costs least.
+    /// Surplus pods: all but one of an index, all without a valid index, then those whose deletion costs least.
     fn surplus(&self, active: &[&'a Shared<Pod>], at_least: usize) -> Vec<&'a Shared<Pod>> {
         let mut ranked: Vec<&'a Shared<Pod>> = active.to_vec();
         deletion_order::sort(&mut ranked, &BTreeMap::new(), self.now);
@@ -124,7 +124,7 @@ impl<'a> Look<'a> {
         surplus
     }
 
-    /// The lowest indexes that have neither ended nor a pod.
+    /// The lowest indexes that are not finished and have no pod.
     fn pending(&self, active: &[&'a Shared<Pod>], missing: usize) -> Vec<i32> {
         let mut taken = self.succeeded.clone();
         taken.add_all(&pods::indexes(active.iter().copied()));
@@ -139,7 +139,7 @@ impl<'a> Look<'a> {
         taken.missing(missing, self.spec.completions.unwrap_or(0))
     }
 
-    /// Those whose back-off is over.
+    /// The indexes whose back-off is over.
     fn due(&mut self, indexes: Vec<i32>) -> Vec<i32> {
         if self.spec.backoff_limit_per_index.is_none() {
             return indexes;
@@ -149,7 +149,7 @@ impl<'a> Look<'a> {
         for index in indexes {
             let wait = self.kept.get(&index).map_or(Duration::ZERO, |pod| {
                 let failures = usize::try_from(pods::all_failures(pod)).unwrap_or(0) + 1;
-                policy::time_left(failures, policy::finished_at(pod), self.now)
+                policy::remaining_backoff(failures, policy::finished_at(pod), self.now)
             });
             if wait.is_zero() {
                 due.push(index);
@@ -158,12 +158,12 @@ impl<'a> Look<'a> {
             }
         }
         if let Some(wait) = soonest {
-            self.look_again(wait);
+            self.requeue_after(wait);
         }
         due
     }
 
-    /// The wait after the failures since the last success. It goes by the pods that are there, so it outlives a restart.
+    /// The back-off after the failures since the last success. It is computed from the existing pods, so it survives a restart.
     fn backoff(&self) -> Duration {
         let mut ends: Vec<(Option<Timestamp>, bool)> = self
             .pods
@@ -171,7 +171,7 @@ impl<'a> Look<'a> {
             .filter_map(|p| match pod::phase(p) {
                 "Succeeded" => Some((policy::finished_at(p), false)),
                 "Failed" => Some((policy::finished_at(p), true)),
-                // One that ends without the finalizer was taken away by the Job itself.
+                // A pod that terminates without the finalizer was deleted by the Job itself.
                 _ if pods::is_failed(self.spec, p) && pods::is_tracked(p) => {
                     Some((policy::finished_at(p), true))
                 }
@@ -180,6 +180,6 @@ impl<'a> Look<'a> {
             .collect();
         ends.sort();
         let failures = ends.iter().rev().take_while(|(_, failed)| *failed).count();
-        policy::time_left(failures, ends.last().and_then(|(at, _)| *at), self.now)
+        policy::remaining_backoff(failures, ends.last().and_then(|(at, _)| *at), self.now)
     }
 }

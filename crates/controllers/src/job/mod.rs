@@ -1,15 +1,15 @@
-//! Job: pods that run to their end, until enough of them succeeded or too many failed.
+//! Job: pods that run to completion, until enough of them have succeeded or too many have failed.
 //!
-//! No end is counted twice or lost: a pod keeps a finalizer until its uid stands in `status.uncountedTerminatedPods` (or its
-//! index in `completedIndexes`); only when the finalizer is off does the uid become a number. One look does one of these steps; the
-//! next follows from the change it made. How a Job ends is written down first (`SuccessCriteriaMet`, `FailureTarget`)
-//! and comes true (`Complete`, `Failed`) once every pod has ended and is counted.
+//! No finished pod is counted twice or lost (KEP-2307): a pod keeps a finalizer until its uid is in `status.uncountedTerminatedPods` (or
+//! its index in `completedIndexes`); only when the finalizer is removed the uid is counted. One sync does one of these steps; the next
+//! follows from the change it made. How a Job finishes is recorded first (`SuccessCriteriaMet`, `FailureTarget`), and it is finished
+//! (`Complete`, `Failed`) once every pod has terminated and is counted (KEP-3329, KEP-3998).
 
 mod conditions;
-mod ends;
+mod finish;
 mod indexes;
-mod leftovers;
 mod manage;
+mod orphan_pods;
 mod pods;
 mod policy;
 mod tracking;
@@ -28,22 +28,28 @@ use knarr_api::{Kind, ObjectKey, Shared};
 pub use self::conditions::finished;
 use self::conditions::{condition, set_condition};
 use self::indexes::Indexes;
-use self::policy::Verdict;
+use self::policy::FailureAction;
 use crate::action::{Action, Report, reference};
-use crate::controller::{Changed, Context, Controller, View};
-use crate::owner::{claim, controller_of, owners_of, selecting};
+use crate::controller::{Context, Controller, ObjectChange, View};
+use crate::owner::{claim, controller_of, non_empty_selector, owners_of};
 use crate::pod;
 use crate::replicaset::count;
 use knarr_api::finalizer;
 
-/// Pods created or deleted for one Job at one time.
+/// Pods created or deleted in one sync of a Job (upstream: MaxPodCreateDeletePerSync).
 const MAX_PODS: usize = 500;
-/// Uids that may wait in the status at one time, so that it stays under 20 KB.
+/// Uids in the status at one time, so that it stays under 20 KB (upstream: MaxUncountedPods).
 const MAX_UNCOUNTED: usize = 500;
 const MANAGED_BY: &str = "kubernetes.io/job-controller";
 
 /// See the module.
 pub struct Jobs;
+
+/// Whether this controller syncs the Job: its `managedBy` names it, or is absent.
+pub fn is_managed(job: &Job) -> bool {
+    let manager = job.spec.as_ref().and_then(|s| s.managed_by.as_deref());
+    manager.is_none_or(|by| by == MANAGED_BY)
+}
 
 impl Controller for Jobs {
     fn name(&self) -> &'static str {
@@ -58,34 +64,34 @@ impl Controller for Jobs {
         vec![&registry::JOB, &registry::POD]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::JOB) {
             return vec![key];
         }
         let mut keys = owners_of::<Job>(view, changed, |job| {
             job.spec.as_ref().and_then(|s| s.selector.as_ref())
         });
-        keys.extend(leftovers::key(changed));
+        keys.extend(orphan_pods::key(changed));
         keys
     }
 
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
         let key = context.key;
         let Some(job) = context.view.get_as::<Job>(&key.namespace, &key.name) else {
-            return leftovers::of_no_job(context);
+            return orphan_pods::of_no_job(context);
         };
-        let mut actions = leftovers::of_predecessors(context, &job);
+        let mut actions = orphan_pods::of_predecessors(context, &job);
         if !actions.is_empty() {
-            // Its own pods have their turn at once, after this.
+            // The Job's own pods are synced after this.
             actions.push(Action::RequeueAfter(Duration::ZERO));
             return actions;
         }
         let Some(spec) = &job.spec else { return Vec::new() };
-        if spec.managed_by.as_deref().is_some_and(|by| by != MANAGED_BY) {
+        if !is_managed(&job) {
             return Vec::new();
         }
         if finished(&job).is_some() {
-            return leftovers::of_finished(context, &job);
+            return orphan_pods::of_finished(context, &job);
         }
         let mode = spec.completion_mode.as_deref().unwrap_or("NonIndexed");
         let owner = job.object();
@@ -97,7 +103,7 @@ impl Controller for Jobs {
                 message,
             )];
         }
-        let Some(selector) = spec.selector.as_ref().and_then(selecting) else {
+        let Some(selector) = spec.selector.as_ref().and_then(non_empty_selector) else {
             return Vec::new();
         };
         let mut known: Vec<Shared<Pod>> = context.view.controlled_by_as(owner.uid());
@@ -105,7 +111,7 @@ impl Controller for Jobs {
         let claimed = claim(owner, &selector, known);
         let mut status = job.status.clone().unwrap_or_default();
         status.uncounted_terminated_pods.get_or_insert_default();
-        let mut look = Look {
+        let mut sync = SyncJob {
             now: context.now,
             job: &job,
             spec,
@@ -119,17 +125,17 @@ impl Controller for Jobs {
             wait: None,
         };
         if context.failure.is_some() {
-            // What was planned did not happen; the next look plans it again.
+            // The actions were not carried out; the next sync decides again.
             return Vec::new();
         }
-        look.actions = tracked(claimed.actions);
-        look.run();
-        look.actions.extend(look.wait.map(Action::RequeueAfter));
-        look.actions
+        sync.actions = tracked(claimed.actions);
+        sync.run();
+        sync.actions.extend(sync.wait.map(Action::RequeueAfter));
+        sync.actions
     }
 }
 
-/// Pods that are taken up are tracked from then on, and no longer once they are let go.
+/// Adopted pods get the tracking finalizer, released pods lose it.
 fn tracked(claims: Vec<Action>) -> Vec<Action> {
     let track = |action| match action {
         Action::Update {
@@ -139,9 +145,9 @@ fn tracked(claims: Vec<Action>) -> Vec<Action> {
         } => {
             let meta = object.metadata_mut();
             if controller_of(meta).is_some() {
-                finalizer::hold(meta, pods::FINALIZER);
+                finalizer::add(meta, pods::FINALIZER);
             } else {
-                finalizer::release(meta, pods::FINALIZER);
+                finalizer::remove(meta, pods::FINALIZER);
             }
             Action::Update {
                 kind,
@@ -154,55 +160,55 @@ fn tracked(claims: Vec<Action>) -> Vec<Action> {
     claims.into_iter().map(track).collect()
 }
 
-/// One look at one Job.
-struct Look<'a> {
+/// One sync of one Job.
+struct SyncJob<'a> {
     now: Timestamp,
     job: &'a Shared<Job>,
     spec: &'a JobSpec,
-    /// As it is to be.
+    /// The desired status.
     status: JobStatus,
     pods: &'a [Shared<Pod>],
     is_indexed: bool,
-    /// With those that succeeded since the status was written.
+    /// With the indexes that have succeeded since the status was written.
     succeeded: Indexes,
     failed: Option<Indexes>,
-    /// By index: the failed pod that is kept until its successor has taken over its number of failures.
+    /// By index: the failed pod that is kept until its successor has its number of failures (upstream: podsWithDelayedDeletionPerIndex).
     kept: BTreeMap<i32, &'a Shared<Pod>>,
     actions: Vec<Action>,
     wait: Option<Duration>,
 }
 
-/// Numbers of pods as this look leaves them.
-struct Numbers {
+/// The numbers of pods after this sync.
+struct PodCounts {
     active: usize,
     ready: usize,
     terminating: usize,
 }
 
-impl<'a> Look<'a> {
+impl<'a> SyncJob<'a> {
     fn run(&mut self) {
         let suspended = self.spec.suspend == Some(true);
         if self.status.start_time.is_none() && !suspended {
             self.status.start_time = Some(seconds(self.now));
         }
-        self.settle_uncounted();
+        self.clean_uncounted();
         let active: Vec<&'a Shared<Pod>> = self.pods.iter().filter(|p| pod::is_active(p)).collect();
-        let mut numbers = Numbers {
+        let mut numbers = PodCounts {
             active: active.len(),
             ready: active.iter().filter(|p| pod::is_ready(p)).count(),
             terminating: self.pods.iter().filter(|p| pod::is_terminating(p)).count(),
         };
-        let (mut succeeded, failed) = self.ends();
+        let (mut succeeded, failed) = self.finished_pods();
         let completions = self.spec.completions.unwrap_or(0);
 
-        let mut end = self.known_end().or_else(|| self.failure(failed));
+        let mut end = self.recorded_end().or_else(|| self.failure(failed));
         if self.is_indexed {
             self.count_indexes(completions);
             succeeded = self.succeeded.total();
             if end.is_none() {
                 end = self.index_failure(completions);
             }
-            self.kept = self.kept_for_successors(&active);
+            self.kept = self.pods_with_delayed_deletion(&active);
             if end.is_none()
                 && let Some(policy) = &self.spec.success_policy
             {
@@ -215,7 +221,7 @@ impl<'a> Look<'a> {
             numbers.ready -= active.iter().filter(|p| pod::is_ready(p)).count();
             numbers.terminating += active.len();
             numbers.active = 0;
-            // Their finalizers stay until they are counted.
+            // Their finalizers are kept until they are counted.
             self.delete(&active, false);
         } else {
             let managed = self.job.metadata.deletion_timestamp.is_none();
@@ -224,7 +230,7 @@ impl<'a> Look<'a> {
             }
             let enough = match self.spec.completions {
                 None => succeeded > 0,
-                Some(wanted) => succeeded >= wanted,
+                Some(desired) => succeeded >= desired,
             };
             if enough && numbers.active == 0 {
                 let message = "Reached expected number of succeeded pods";
@@ -235,13 +241,13 @@ impl<'a> Look<'a> {
                     self.now,
                 ));
             } else if managed {
-                self.tell_suspended(suspended);
+                self.report_suspended(suspended);
             }
         }
         self.status.active = (numbers.active > 0).then(|| count(numbers.active));
         self.status.ready = Some(count(numbers.ready));
         self.status.terminating = Some(count(numbers.terminating));
-        self.track(end, numbers.terminating);
+        self.track_status_and_remove_finalizers(end, numbers.terminating);
     }
 
     fn is_valid(&self, pod: &Pod) -> bool {
@@ -249,8 +255,8 @@ impl<'a> Look<'a> {
         !self.is_indexed || pods::index(pod).is_some_and(|i| i < completions)
     }
 
-    /// How many pods succeeded and failed, in the status or since.
-    fn ends(&self) -> (i32, i32) {
+    /// How many pods have succeeded and failed, by the status or since.
+    fn finished_pods(&self) -> (i32, i32) {
         let uncounted = self.status.uncounted_terminated_pods.clone().unwrap_or_default();
         let (succeeded, failed) = (
             uncounted.succeeded.unwrap_or_default(),
@@ -267,7 +273,8 @@ impl<'a> Look<'a> {
         };
         let new_succeeded = new(&succeeded, &|p| pod::phase(p) == "Succeeded");
         let new_failed = new(&failed, &|p| {
-            pods::is_failed(self.spec, p) && policy::verdict(self.spec, p) != Verdict::Ignore
+            pods::is_failed(self.spec, p)
+                && policy::match_failure_policy(self.spec, p) != FailureAction::Ignore
         });
         (
             self.status.succeeded.unwrap_or(0) + new_succeeded + count(succeeded.len()),
@@ -275,7 +282,7 @@ impl<'a> Look<'a> {
         )
     }
 
-    fn look_again(&mut self, wait: Duration) {
+    fn requeue_after(&mut self, wait: Duration) {
         self.wait = Some(self.wait.map_or(wait, |w| w.min(wait)));
     }
 
@@ -287,7 +294,7 @@ impl<'a> Look<'a> {
         }
     }
 
-    fn tell_suspended(&mut self, suspended: bool) {
+    fn report_suspended(&mut self, suspended: bool) {
         let (status, reason, message, event) = if suspended {
             ("True", "JobSuspended", "Job suspended", "Suspended")
         } else {
@@ -301,7 +308,7 @@ impl<'a> Look<'a> {
             self.actions
                 .push(Action::event(&reference(self.job.object()), event, message));
             if !suspended {
-                // The deadline counts while it is active.
+                // activeDeadlineSeconds counts while the Job is not suspended.
                 self.status.start_time = Some(seconds(self.now));
             }
         }

@@ -1,4 +1,4 @@
-//! A Job's pods: which are whose index, which have failed, and new ones.
+//! A Job's pods: their indexes, which have failed, and new ones.
 
 use std::collections::BTreeSet;
 
@@ -7,26 +7,26 @@ use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSel
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 
-use super::policy::{Verdict, verdict};
+use super::policy::{FailureAction, match_failure_policy};
 use crate::pod;
 use knarr_api::finalizer;
 
-/// Holds a pod until its end has been counted.
+/// The finalizer that keeps a pod until it is counted.
 pub const FINALIZER: &str = "batch.kubernetes.io/job-tracking";
 const INDEX: &str = "batch.kubernetes.io/job-completion-index";
 const FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
 const IGNORED_FAILURES: &str = "batch.kubernetes.io/job-index-ignored-failure-count";
 const INDEX_ENV: &str = "JOB_COMPLETION_INDEX";
-/// Longest generated prefix, so that five letters more make a name.
+/// The longest prefix of a generated name, which five random characters follow.
 const PREFIX_BYTES: usize = 58;
 
 pub fn is_tracked(pod: &Pod) -> bool {
-    finalizer::is_held(&pod.metadata, FINALIZER)
+    finalizer::contains(&pod.metadata, FINALIZER)
 }
 
 pub fn without_finalizer(pod: &Pod) -> Pod {
     let mut changed = pod.clone();
-    finalizer::release(&mut changed.metadata, FINALIZER);
+    finalizer::remove(&mut changed.metadata, FINALIZER);
     changed
 }
 
@@ -39,17 +39,17 @@ pub fn index(pod: &Pod) -> Option<i32> {
     annotation(pod, INDEX)
 }
 
-/// The failures that its index had before it.
+/// The failures of its index before this pod.
 pub fn failures(pod: &Pod) -> i32 {
     annotation(pod, FAILURES).unwrap_or(0)
 }
 
-/// The same with those that a policy ignored.
+/// The same, with failures that the podFailurePolicy ignored.
 pub fn all_failures(pod: &Pod) -> i32 {
     failures(pod).saturating_add(annotation(pod, IGNORED_FAILURES).unwrap_or(0))
 }
 
-/// Whether replacements wait until a pod has ended, and do not start when it begins to.
+/// Whether a pod is replaced only when it has failed, and not already when it is terminating (podReplacementPolicy, KEP-3939).
 pub fn replaces_only_failed(spec: &JobSpec) -> bool {
     spec.pod_replacement_policy.as_deref() == Some("Failed") || spec.pod_failure_policy.is_some()
 }
@@ -62,13 +62,13 @@ pub fn is_failed(spec: &JobSpec, pod: &Pod) -> bool {
     }
 }
 
-/// Whether this pod's failure is its index's last.
+/// Whether this pod's failure exceeds its index's backoff limit.
 pub fn fails_index(spec: &JobSpec, limit: i32, pod: &Pod) -> bool {
     is_failed(spec, pod)
-        && match verdict(spec, pod) {
-            Verdict::FailIndex => true,
-            Verdict::Ignore => false,
-            Verdict::Count | Verdict::FailJob(_) => failures(pod) >= limit,
+        && match match_failure_policy(spec, pod) {
+            FailureAction::FailIndex => true,
+            FailureAction::Ignore => false,
+            FailureAction::Count | FailureAction::FailJob(_) => failures(pod) >= limit,
         }
 }
 
@@ -76,11 +76,11 @@ pub fn indexes<'p>(pods: impl Iterator<Item = &'p Shared<Pod>>) -> BTreeSet<i32>
     pods.filter_map(|p| index(p)).collect()
 }
 
-/// A pod of the Job; for an index it has that, and what is known of the failures of the one it replaces.
+/// A new pod of the Job, with its completion index and the failure counts of the pod that it replaces.
 pub fn new_pod(job: &Shared<Job>, spec: &JobSpec, of: Option<(i32, Option<&Pod>)>) -> Pod {
     let owner = job.object();
     let mut pod = pod::from_template(owner, &spec.template);
-    finalizer::hold(&mut pod.metadata, FINALIZER);
+    finalizer::add(&mut pod.metadata, FINALIZER);
     let Some((index, replaced)) = of else { return pod };
     let suffix = format!("-{index}-");
     let room = PREFIX_BYTES.saturating_sub(suffix.len());
@@ -92,8 +92,8 @@ pub fn new_pod(job: &Shared<Job>, spec: &JobSpec, of: Option<(i32, Option<&Pod>)
         let mut counted = replaced.map_or(0, failures);
         let mut ignored = replaced.map_or(0, |p| all_failures(p) - failures(p));
         if let Some(replaced) = replaced {
-            match verdict(spec, replaced) {
-                Verdict::Ignore => ignored = ignored.saturating_add(1),
+            match match_failure_policy(spec, replaced) {
+                FailureAction::Ignore => ignored = ignored.saturating_add(1),
                 _ => counted = counted.saturating_add(1),
             }
         }
@@ -106,12 +106,16 @@ pub fn new_pod(job: &Shared<Job>, spec: &JobSpec, of: Option<(i32, Option<&Pod>)
     labels.insert(INDEX.into(), index.to_string());
     let pod_spec = pod.spec.get_or_insert_default();
     pod_spec.hostname = Some(format!("{}-{index}", owner.name()));
-    pod_spec.init_containers.iter_mut().flatten().for_each(tell_index);
-    pod_spec.containers.iter_mut().for_each(tell_index);
+    pod_spec
+        .init_containers
+        .iter_mut()
+        .flatten()
+        .for_each(add_completion_index_env);
+    pod_spec.containers.iter_mut().for_each(add_completion_index_env);
     pod
 }
 
-fn tell_index(container: &mut Container) {
+fn add_completion_index_env(container: &mut Container) {
     let env = container.env.get_or_insert_default();
     if env.iter().any(|e| e.name == INDEX_ENV) {
         return;

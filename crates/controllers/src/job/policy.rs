@@ -1,4 +1,4 @@
-//! What a failed pod means for its Job (podFailurePolicy), and which successes are enough (successPolicy).
+//! The effect of a failed pod on its Job (podFailurePolicy, KEP-3329), and which successes are enough (successPolicy, KEP-3998).
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use knarr_api::k8s_openapi;
 use super::indexes::Indexes;
 use crate::pod;
 
-/// Wait after the first failure; doubled with each further one.
+/// The back-off after the first failure; doubled with each further one.
 const BACKOFF: Duration = Duration::from_secs(10);
 const MAX_BACKOFF: Duration = Duration::from_secs(600);
 
-/// What becomes of a failure.
+/// The action for a failed pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Counts against the back-off limit.
+pub enum FailureAction {
+    /// Counts towards backoffLimit.
     Count,
     Ignore,
     FailIndex,
@@ -27,22 +27,22 @@ pub enum Verdict {
     FailJob(String),
 }
 
-/// The first rule that matches decides.
-pub fn verdict(spec: &JobSpec, failed: &Pod) -> Verdict {
+/// The first matching rule decides (upstream: matchPodFailurePolicy).
+pub fn match_failure_policy(spec: &JobSpec, failed: &Pod) -> FailureAction {
     let rules = spec.pod_failure_policy.iter().flat_map(|p| &p.rules);
     for (index, rule) in rules.enumerate() {
         let Some(what) = matched(rule, failed) else {
             continue;
         };
         return match rule.action.as_str() {
-            "Ignore" => Verdict::Ignore,
-            "FailIndex" => Verdict::FailIndex,
-            "Count" => Verdict::Count,
-            "FailJob" => Verdict::FailJob(format!("{what} matching FailJob rule at index {index}")),
+            "Ignore" => FailureAction::Ignore,
+            "FailIndex" => FailureAction::FailIndex,
+            "Count" => FailureAction::Count,
+            "FailJob" => FailureAction::FailJob(format!("{what} matching FailJob rule at index {index}")),
             _ => continue,
         };
     }
-    Verdict::Count
+    FailureAction::Count
 }
 
 fn matched(rule: &PodFailurePolicyRule, failed: &Pod) -> Option<String> {
@@ -53,10 +53,10 @@ fn matched(rule: &PodFailurePolicyRule, failed: &Pod) -> Option<String> {
         meta.name.as_deref().unwrap_or("")
     );
     let status = failed.status.as_ref()?;
-    if let Some(wanted) = &rule.on_exit_codes {
+    if let Some(requirement) = &rule.on_exit_codes {
         let containers = status.container_statuses.iter().flatten();
         let mut all = containers.chain(status.init_container_statuses.iter().flatten());
-        let (container, code) = all.find_map(|c| exit_code(wanted, c).map(|code| (&c.name, code)))?;
+        let (container, code) = all.find_map(|c| exit_code(requirement, c).map(|code| (&c.name, code)))?;
         return Some(format!(
             "Container {container} for pod {name} failed with exit code {code}"
         ));
@@ -64,7 +64,7 @@ fn matched(rule: &PodFailurePolicyRule, failed: &Pod) -> Option<String> {
     let patterns = rule.on_pod_conditions.as_deref()?;
     let mut conditions = status.conditions.iter().flatten();
     let condition = conditions.find(|c| {
-        // The API fills the status in; it is True where it does not.
+        // The API defaults the status to True.
         patterns
             .iter()
             .any(|p| p.type_ == c.type_ && c.status == p.status.as_deref().unwrap_or("True"))
@@ -72,14 +72,17 @@ fn matched(rule: &PodFailurePolicyRule, failed: &Pod) -> Option<String> {
     Some(format!("Pod {name} has condition {}", condition.type_))
 }
 
-fn exit_code(wanted: &PodFailurePolicyOnExitCodesRequirement, container: &ContainerStatus) -> Option<i32> {
+fn exit_code(
+    requirement: &PodFailurePolicyOnExitCodesRequirement,
+    container: &ContainerStatus,
+) -> Option<i32> {
     let code = container.state.as_ref()?.terminated.as_ref()?.exit_code;
-    let named = wanted
+    let named = requirement
         .container_name
         .as_ref()
         .is_none_or(|n| *n == container.name);
-    let listed = wanted.values.contains(&code);
-    let matches = match wanted.operator.as_str() {
+    let listed = requirement.values.contains(&code);
+    let matches = match requirement.operator.as_str() {
         "In" => listed,
         "NotIn" => !listed,
         _ => false,
@@ -87,13 +90,13 @@ fn exit_code(wanted: &PodFailurePolicyOnExitCodesRequirement, container: &Contai
     (named && code != 0 && matches).then_some(code)
 }
 
-/// The message of the first rule that these successes meet.
+/// The message of the first rule that these successes satisfy.
 pub fn success(policy: &SuccessPolicy, completions: i32, succeeded: &Indexes) -> Option<String> {
     if succeeded.is_empty() {
         return None;
     }
     let met = policy.rules.iter().position(|rule| {
-        let enough = |n: i32| rule.succeeded_count.is_some_and(|wanted| n >= wanted);
+        let enough = |n: i32| rule.succeeded_count.is_some_and(|required| n >= required);
         match &rule.succeeded_indexes {
             Some(text) => {
                 let required = Indexes::parse(text, completions);
@@ -106,7 +109,7 @@ pub fn success(policy: &SuccessPolicy, completions: i32, succeeded: &Indexes) ->
     Some(format!("Matched rules at index {met}"))
 }
 
-/// When a pod ended: its last container; else the loss of its readiness; else the request to end; else its creation.
+/// When a pod finished: its last container did; else it became unready; else its deletionTimestamp; else its creation.
 pub fn finished_at(pod: &Pod) -> Option<Timestamp> {
     let status = pod.status.as_ref();
     let containers = status
@@ -132,8 +135,8 @@ pub fn finished_at(pod: &Pod) -> Option<Timestamp> {
         .or_else(|| pod.metadata.creation_timestamp.as_ref().map(|t| t.0))
 }
 
-/// How long to wait still after so many failures in a row, the last of them at this time.
-pub fn time_left(failures: usize, last: Option<Timestamp>, now: Timestamp) -> Duration {
+/// The rest of the back-off after this many failures in a row, the last of them at this time.
+pub fn remaining_backoff(failures: usize, last: Option<Timestamp>, now: Timestamp) -> Duration {
     let Some(last) = last.filter(|_| failures > 0) else {
         return Duration::ZERO;
     };

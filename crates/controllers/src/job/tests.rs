@@ -1,5 +1,6 @@
-//! Jobs from their first pod to their end.
+//! Jobs from their first pod until they are finished.
 
+use knarr_api::kinds::pod::is_terminal;
 use serde_json::{Value, json};
 
 use super::*;
@@ -27,27 +28,27 @@ fn start(spec: Value) -> World {
     world
 }
 
-/// Looks until nothing is asked for any more; what was asked for of pods.
+/// Syncs until there are no more actions; the actions on pods.
 fn settle(world: &mut World, second: i64) -> Vec<String> {
     let mut done = Vec::new();
     for _ in 0..20 {
         let actions = world.run(&Jobs, KEY, at(second));
         world.take(&actions);
-        let asked: Vec<String> = lines(&actions)
+        let on_pods: Vec<String> = lines(&actions)
             .into_iter()
             .filter(|l| !l.starts_with("requeue"))
             .collect();
-        if asked.is_empty() {
+        if on_pods.is_empty() {
             return done;
         }
         done.extend(
-            asked
+            on_pods
                 .into_iter()
                 .filter(|l| l.contains(" pods ") && !l.starts_with("update")),
         );
         for pod in pods_of(world) {
-            // The API removes what was asked to end and has ended, once nothing holds it.
-            if pod::is_deleting(&pod) && pod::is_finished(&pod) && !pods::is_tracked(&pod) {
+            // The API server removes deleted pods that have finished, once they have no finalizers.
+            if pod::is_deleting(&pod) && is_terminal(&pod) && !pods::is_tracked(&pod) {
                 world.remove(&registry::POD, "a", pod.object().name());
             }
         }
@@ -66,7 +67,7 @@ fn active(world: &World) -> Vec<Shared<Pod>> {
     pods
 }
 
-/// Ends a pod at this second.
+/// Finishes a pod at this second.
 fn end(world: &mut World, pod: &Pod, phase: &str, code: i32, second: i64) {
     let mut pod = pod.clone();
     pod.status = serde_json::from_value(json!({"phase": phase, "containerStatuses": [{
@@ -97,7 +98,7 @@ fn conditions(world: &World) -> Vec<String> {
         .collect()
 }
 
-/// The API takes no completion before the start.
+/// Validation rejects a completionTime before the startTime.
 #[test]
 fn a_job_whose_controllers_clock_was_set_back_completes_when_it_began() {
     let mut world = start(json!({"completions": 1}));
@@ -123,7 +124,7 @@ fn a_job_is_complete_when_enough_pods_succeeded() {
     assert!(
         !pods_of(&world)
             .iter()
-            .any(|p| pod::is_finished(p) && pods::is_tracked(p))
+            .any(|p| is_terminal(p) && pods::is_tracked(p))
     );
     for pod in active(&world) {
         end(&mut world, &pod, "Succeeded", 0, 2);
@@ -146,7 +147,7 @@ fn a_job_is_complete_when_enough_pods_succeeded() {
 }
 
 #[test]
-fn a_pod_is_let_go_only_after_the_status_says_how_it_ended() {
+fn a_finalizer_is_removed_only_after_the_status_has_recorded_the_pod() {
     let mut world = start(json!({"completions": 2}));
     settle(&mut world, 0);
     let pod = active(&world)[0].clone();
@@ -163,7 +164,7 @@ fn a_pod_is_let_go_only_after_the_status_says_how_it_ended() {
             format!("update pods a/{}", pod.object().name())
         ]
     );
-    // The status is written, then the controller dies: the pod's uid waits and is counted once.
+    // The status is written, then the controller exits: the pod's uid is in the status and is counted once.
     let written: Vec<Action> = actions
         .into_iter()
         .filter(|a| {
@@ -187,7 +188,7 @@ fn a_pod_is_let_go_only_after_the_status_says_how_it_ended() {
 }
 
 #[test]
-fn failures_back_off_and_end_the_job_beyond_the_limit() {
+fn failures_back_off_and_fail_the_job_beyond_the_limit() {
     let mut world = start(json!({"backoffLimit": 1}));
     settle(&mut world, 0);
     let pod = active(&world)[0].clone();
@@ -213,16 +214,16 @@ fn failures_back_off_and_end_the_job_beyond_the_limit() {
 fn the_wait_after_failures_doubles_up_to_ten_minutes() {
     for (failures, wait) in [(0, 0), (1, 10), (2, 20), (3, 40), (6, 320), (7, 600), (100, 600)] {
         assert_eq!(
-            policy::time_left(failures, Some(at(0)), at(0)),
+            policy::remaining_backoff(failures, Some(at(0)), at(0)),
             Duration::from_secs(wait),
             "{failures}"
         );
     }
-    assert_eq!(policy::time_left(3, Some(at(0)), at(100)), Duration::ZERO);
+    assert_eq!(policy::remaining_backoff(3, Some(at(0)), at(100)), Duration::ZERO);
 }
 
 #[test]
-fn s2_what_runs_when_a_job_ends_is_asked_to_end_and_the_job_waits_for_it() {
+fn s2_pods_that_run_when_a_job_finishes_are_deleted_and_the_job_waits_for_them() {
     let mut world = start(json!({"completions": 4, "parallelism": 2, "activeDeadlineSeconds": 30}));
     settle(&mut world, 0);
     let running = active(&world);
@@ -285,7 +286,7 @@ fn an_indexed_job_has_each_index_succeed_once() {
 }
 
 #[test]
-fn an_index_fails_by_its_own_limit_and_the_others_go_on() {
+fn an_index_fails_by_its_own_limit_and_the_others_continue() {
     let mut world = start(json!({
         "completions": 2, "parallelism": 2, "completionMode": "Indexed", "backoffLimitPerIndex": 1, "backoffLimit": 2147483647,
     }));
@@ -315,12 +316,12 @@ fn an_index_fails_by_its_own_limit_and_the_others_go_on() {
 }
 
 #[test]
-fn policies_decide_what_a_failure_and_a_success_mean() {
+fn pod_failure_and_success_policies_are_applied() {
     let on_exit = |action: &str| {
         json!({"podFailurePolicy": {"rules": [
             {"action": action, "onExitCodes": {"operator": "In", "values": [42]}}]}})
     };
-    for (action, code, wanted) in [
+    for (action, code, expected) in [
         (
             "FailJob",
             42,
@@ -338,10 +339,10 @@ fn policies_decide_what_a_failure_and_a_success_mean() {
         let pod = active(&world)[0].clone();
         end(&mut world, &pod, "Failed", code, 1);
         settle(&mut world, 1);
-        assert_eq!(conditions(&world), wanted, "{action} {code}");
+        assert_eq!(conditions(&world), expected, "{action} {code}");
         let counted = if action == "Ignore" { None } else { Some(1) };
         assert_eq!(status(&world).failed, counted, "{action} {code}");
-        if !wanted.is_empty() {
+        if !expected.is_empty() {
             let name = pod.object().name();
             let message = status(&world).conditions.unwrap()[0].message.clone().unwrap();
             assert_eq!(
@@ -378,7 +379,7 @@ fn policies_decide_what_a_failure_and_a_success_mean() {
 }
 
 #[test]
-fn a_suspended_job_has_no_pods_and_starts_its_clock_when_resumed() {
+fn a_suspended_job_has_no_pods_and_gets_its_start_time_when_resumed() {
     let mut world = start(json!({}));
     settle(&mut world, 0);
     let suspend = |world: &mut World, suspend: bool| {
@@ -398,7 +399,7 @@ fn a_suspended_job_has_no_pods_and_starts_its_clock_when_resumed() {
 }
 
 #[test]
-fn a_replacement_waits_for_the_end_where_the_policy_says_so() {
+fn a_replacement_waits_for_the_failed_pod_with_that_replacement_policy() {
     for (policy, replaced) in [("Failed", false), ("TerminatingOrFailed", true)] {
         let mut world = start(json!({"podReplacementPolicy": policy}));
         settle(&mut world, 0);
@@ -411,7 +412,7 @@ fn a_replacement_waits_for_the_end_where_the_policy_says_so() {
 }
 
 #[test]
-fn nobody_else_s_job_is_touched_and_pods_of_no_job_are_let_go() {
+fn jobs_of_other_controllers_are_not_changed_and_orphan_pods_lose_their_finalizer() {
     let world = start(json!({"managedBy": "example.com/other"}));
     assert_eq!(lines(&world.run(&Jobs, KEY, at(0))), [""; 0]);
     let mut world = start(json!({}));
@@ -423,7 +424,7 @@ fn nobody_else_s_job_is_touched_and_pods_of_no_job_are_let_go() {
 }
 
 #[test]
-fn a_pod_that_a_job_lets_go_is_no_longer_held_for_it() {
+fn a_pod_that_a_job_releases_loses_its_finalizer() {
     let mut world = start(json!({}));
     settle(&mut world, 0);
     let mut pod = Pod::clone(&pods_of(&world)[0]);
@@ -438,7 +439,7 @@ fn a_pod_that_a_job_lets_go_is_no_longer_held_for_it() {
         .find(|p| p.object().name() == name)
         .unwrap();
     assert!(controller_of(&released.metadata).is_none() && !pods::is_tracked(&released));
-    // Somebody else's hand takes the owner and every label away: it is found all the same.
+    // A user removes the owner reference and all labels: the pod is found nevertheless.
     pod.metadata.owner_references = None;
     world.put(pod);
     let actions = lines(&world.run(&Jobs, ("a", ""), at(2)));

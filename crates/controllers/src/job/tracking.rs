@@ -1,4 +1,5 @@
-//! No end is counted twice or lost: uids are written down, pods are let go of, uids become numbers.
+//! Tracking of finished pods (KEP-2307): none is counted twice or lost, as first their uids are recorded, then the finalizers are removed,
+//! then the uids are counted.
 
 use std::collections::BTreeSet;
 
@@ -10,19 +11,19 @@ use knarr_api::time::seconds;
 
 use super::conditions::{condition, set_condition};
 use super::indexes::Indexes;
-use super::policy::Verdict;
-use super::{Look, MAX_UNCOUNTED, conditions, pods, policy};
+use super::policy::FailureAction;
+use super::{MAX_UNCOUNTED, SyncJob, conditions, pods, policy};
 use crate::action::{Action, reference};
 use crate::pod;
 use crate::replicaset::count;
 
-impl<'a> Look<'a> {
+impl<'a> SyncJob<'a> {
     fn uncounted(&mut self) -> &mut k8s_openapi::api::batch::v1::UncountedTerminatedPods {
         self.status.uncounted_terminated_pods.get_or_insert_default()
     }
 
-    /// Uids whose pods no longer have the finalizer become numbers.
-    pub(super) fn settle_uncounted(&mut self) {
+    /// Counts the uids whose pods no longer have the finalizer.
+    pub(super) fn clean_uncounted(&mut self) {
         let tracked: BTreeSet<&str> = self
             .pods
             .iter()
@@ -48,8 +49,12 @@ impl<'a> Look<'a> {
         add(&mut self.status.failed, failed);
     }
 
-    /// Writes down which pods have ended, and then lets go of them; finishes the Job when all is counted.
-    pub(super) fn track(&mut self, end: Option<JobCondition>, terminating: usize) {
+    /// Records finished pods in the status, and then removes their finalizers; finishes the Job when all are counted.
+    pub(super) fn track_status_and_remove_finalizers(
+        &mut self,
+        end: Option<JobCondition>,
+        terminating: usize,
+    ) {
         let is_success = end.as_ref().is_some_and(|e| e.type_ == "SuccessCriteriaMet");
         let completions = self.spec.completions.unwrap_or(0);
         let before = Indexes::parse(
@@ -64,7 +69,7 @@ impl<'a> Look<'a> {
         ordered.sort_by_key(|p| pods::index(p));
         for pod in ordered {
             let is_failed = pods::is_failed(self.spec, pod);
-            if !self.may_release(pod, is_failed, end.is_some()) {
+            if !self.may_remove_finalizer(pod, is_failed, end.is_some()) {
                 continue;
             }
             let uid = pod.object().uid().to_string();
@@ -84,7 +89,7 @@ impl<'a> Look<'a> {
             } else if (is_failed || (end.is_some() && !is_success))
                 && valid
                 && !as_failed.contains(&uid)
-                && policy::verdict(self.spec, pod) != Verdict::Ignore
+                && policy::match_failure_policy(self.spec, pod) != FailureAction::Ignore
             {
                 as_failed.push(uid);
             }
@@ -126,7 +131,7 @@ impl<'a> Look<'a> {
         self.actions.extend(updates);
     }
 
-    fn may_release(&self, pod: &Shared<Pod>, is_failed: bool, has_end: bool) -> bool {
+    fn may_remove_finalizer(&self, pod: &Shared<Pod>, is_failed: bool, has_end: bool) -> bool {
         if self.job.metadata.deletion_timestamp.is_some() || has_end || pod::phase(pod) == "Succeeded" {
             return true;
         }
@@ -146,14 +151,14 @@ impl<'a> Look<'a> {
         if !is_success {
             return vec![Action::warning(&about, conditions::reason(&reason), message)];
         }
-        // A clock that was set back since says a time that the API would refuse.
+        // If the clock was set back since, validation would reject the time.
         let end = seconds(self.now);
         self.status.completion_time = self.status.start_time.clone().max(Some(end));
         let mut events = Vec::new();
         if self
             .spec
             .completions
-            .is_some_and(|wanted| self.status.succeeded.unwrap_or(0) > wanted)
+            .is_some_and(|completions| self.status.succeeded.unwrap_or(0) > completions)
         {
             let message = "Too many succeeded pods running after completion count reached";
             events.push(Action::warning(&about, "TooManySucceededPods", message));

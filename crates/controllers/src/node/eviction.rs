@@ -1,5 +1,5 @@
-//! Taints with the effect NoExecute: pods that do not tolerate them are asked to end, with their grace, at once or after
-//! the time they tolerate them for (300 s for the node's own, unless they say otherwise).
+//! Taint eviction (NoExecute): pods that do not tolerate a taint are deleted, with their grace period, at once or after
+//! tolerationSeconds (300 s for the taints of lost nodes, unless the pod sets another time).
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use knarr_api::{Kind, ObjectKey, Shared};
 
 use super::{NO_EXECUTE, UNREACHABLE};
 use crate::action::{Action, Delete, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::pod;
 
 /// See the module. Its keys are nodes.
@@ -31,7 +31,7 @@ impl Controller for TaintEviction {
         vec![&registry::NODE, &registry::POD]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::NODE) {
             return vec![key];
         }
@@ -72,16 +72,16 @@ impl Controller for TaintEviction {
                 "TaintManagerEviction",
                 message,
             ));
-            let mut ending = disrupted(
+            let mut evicted = with_disruption_target(
                 &pod,
                 "DeletionByTaintManager",
                 "Taint manager: deleting due to NoExecute taint",
                 context.now,
             );
             if taints.iter().any(|t| t.key == UNREACHABLE) {
-                lost(&mut ending, &context.key.name);
+                set_node_lost(&mut evicted, &context.key.name);
             }
-            actions.push(Action::update_status(ending));
+            actions.push(Action::update_status(evicted));
             actions.push(Action::Delete(Delete::of(pod.object())));
         }
         actions.extend(next.map(Action::RequeueAfter));
@@ -94,7 +94,7 @@ fn no_execute(node: &Node) -> impl Iterator<Item = &Taint> {
     taints.filter(|t| t.effect == NO_EXECUTE)
 }
 
-/// How long a pod may stay under these taints: `None` is for ever, zero is over.
+/// How long a pod may stay under these taints: `None` for ever, zero no longer.
 fn time_left(pod: &Pod, taints: &[&Taint], now: Timestamp) -> Option<Duration> {
     let tolerations: Vec<&Toleration> = pod
         .spec
@@ -139,8 +139,8 @@ pub(crate) fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     }
 }
 
-/// Says that nobody knows how the pod is: `kubectl get pods` shows it as Unknown until its node is back or gone for good.
-fn lost(pod: &mut Pod, node: &str) {
+/// Sets the pod's reason to NodeLost: `kubectl get pods` shows it as Unknown until its node is Ready again or deleted.
+fn set_node_lost(pod: &mut Pod, node: &str) {
     let name = pod.metadata.name.clone().unwrap_or_default();
     let status = pod.status.get_or_insert_default();
     status.reason = Some("NodeLost".into());
@@ -149,8 +149,8 @@ fn lost(pod: &mut Pod, node: &str) {
     ));
 }
 
-/// The pod with DisruptionTarget: it is to go through no fault of its own.
-pub fn disrupted(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> Pod {
+/// The pod with the condition DisruptionTarget (KEP-3329): it is deleted because of a disruption.
+pub fn with_disruption_target(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> Pod {
     const TYPE: &str = "DisruptionTarget";
     let mut changed = pod.clone();
     let conditions = changed

@@ -1,8 +1,8 @@
-//! Noticing silence: a node whose Lease and status have not moved for 40 s becomes Unknown; and the taint that evicts
-//! pods, for each node that is not ready, as fast as its zone's state allows ([`super::zones`]).
+//! Monitors node health: a node whose Lease and status were not renewed for 40 s becomes Unknown; and a node that is not ready gets
+//! the NoExecute taint, at the rate that its zone's state allows ([`super::zones`]).
 //!
-//! Times on a lease are the node's own; what counts is when *we* last saw them move. After a restart of ours every node
-//! has its whole grace again.
+//! Times on a lease are by the node's clock; what counts is when *this controller* last observed a change. After its restart every node
+//! has its whole grace period again.
 
 use std::collections::BTreeMap;
 
@@ -15,30 +15,30 @@ use knarr_api::registry;
 use knarr_api::time::seconds;
 use knarr_api::{Kind, Shared};
 
-use super::zones::{EvictionRates, Look, Zones};
+use super::zones::{EvictionRates, NodeObservation, Zones};
 use super::{NO_EXECUTE, NOT_READY, UNREACHABLE, condition};
 use crate::action::{Action, reference};
 use crate::controller::View;
 use crate::sweep::Sweep;
 
-/// Silence after which a node is Unknown (kube-controller-manager's node-monitor-grace-period, SPEC S4).
+/// The grace period without renewals after which a node is Unknown (kube-controller-manager's node-monitor-grace-period, SPEC S4).
 pub const GRACE: SignedDuration = SignedDuration::from_secs(40);
-/// How long a node may take itself for alive after it renewed its lease: never longer than others wait for it.
+/// How long a node may act as a member of the cluster after it has renewed its lease: never longer than the grace period.
 pub const LEASE_SECONDS: i64 = 40;
-/// The same for a node that has never reported.
+/// The grace period of a node that has never reported its status.
 pub const STARTUP_GRACE: SignedDuration = SignedDuration::from_secs(60);
 const LEASES: &str = "kube-node-lease";
-/// From one look to the next (kube-controller-manager's node-monitor-period).
+/// The period (kube-controller-manager's node-monitor-period).
 const PERIOD: std::time::Duration = std::time::Duration::from_secs(5);
-/// The same while a node waits for its taint.
+/// The period while a node waits for its taint.
 const SOON: std::time::Duration = std::time::Duration::from_secs(1);
 const NO_EXECUTE_TAINTS: [&str; 2] = [NOT_READY, UNREACHABLE];
-/// What only the kubelet can know.
-const ITS_OWN: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
+/// The conditions that the kubelet sets.
+const KUBELET_CONDITIONS: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
 
-/// What moves while a node lives.
+/// What a running node renews.
 #[derive(PartialEq)]
-struct Pulse {
+struct NodeHealthData {
     uid: Option<String>,
     renewed: Option<MicroTime>,
     heartbeat: Option<Time>,
@@ -47,18 +47,18 @@ struct Pulse {
 /// See the module.
 pub struct NodeHealth {
     config: Lifecycle,
-    seen: BTreeMap<String, (Pulse, Timestamp)>,
-    /// Who has been told of: uid and name.
+    seen: BTreeMap<String, (NodeHealthData, Timestamp)>,
+    /// The nodes that events were recorded for: uid and name.
     known: BTreeMap<String, String>,
     zones: Zones,
-    /// Whether somebody waits for its taint.
+    /// Whether a node waits for its taint.
     waiting: bool,
 }
 
-/// What the node controllers must be told.
+/// The configuration of the node lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lifecycle {
-    /// Silence after which a node is Unknown (kube-controller-manager's node-monitor-grace-period).
+    /// The grace period without renewals after which a node is Unknown (kube-controller-manager's node-monitor-grace-period).
     pub grace: SignedDuration,
     pub rates: EvictionRates,
 }
@@ -91,40 +91,40 @@ impl Sweep for NodeHealth {
 
     fn sweep(&mut self, view: &dyn View, now: Timestamp) -> Vec<Vec<Action>> {
         let nodes: Vec<Shared<Node>> = view.list_as("");
-        let mut lists = self.announce(&nodes);
+        let mut lists = self.record_events(&nodes);
         self.seen
             .retain(|name, _| view.get(&registry::NODE, "", name).is_some());
-        let mut looked: Vec<_> = nodes
+        let mut observed_nodes: Vec<_> = nodes
             .iter()
             .map(|node| {
-                let (since, actions) = self.look(view, node, now);
+                let (since, actions) = self.monitor_node(view, node, now);
                 (since, node, actions)
             })
             .collect();
-        // Whoever has been lost for longest is first in line.
-        looked.sort_by_key(|(since, ..)| *since);
-        let looks: Vec<Look<'_>> = looked
+        // The node that was lost first is the first to be tainted.
+        observed_nodes.sort_by_key(|(since, ..)| *since);
+        let observations: Vec<NodeObservation<'_>> = observed_nodes
             .iter()
-            .map(|(_, node, silent)| Look {
+            .map(|(_, node, silent)| NodeObservation {
                 node,
                 ready: silent.is_none() && condition(node, "Ready").is_some_and(|c| c.status == "True"),
-                // Its status first; the taint has a look of its own.
-                waits: silent.is_none() && due(node).is_some_and(|taint| !has(node, taint)),
+                // Its status first; the taint follows in the next period.
+                waits: silent.is_none() && no_execute_taint(node).is_some_and(|taint| !has(node, taint)),
             })
             .collect();
-        let verdict = self.zones.look(&looks, now);
-        self.waiting = !verdict.withdraw && looks.iter().any(|l| l.waits);
-        if verdict.forgive {
+        let decision = self.zones.sync(&observations, now);
+        self.waiting = !decision.remove_all && observations.iter().any(|l| l.waits);
+        if decision.restart_grace {
             self.seen.values_mut().for_each(|(_, moved)| *moved = now);
         }
-        for (_, node, silent) in looked {
+        for (_, node, silent) in observed_nodes {
             let quiet = silent.is_none();
             lists.extend(silent);
             if !quiet || node.metadata.deletion_timestamp.is_some() {
                 continue;
             }
-            let taint = due(node).filter(|_| verdict.taint.contains(node.object().name()));
-            if verdict.withdraw && NO_EXECUTE_TAINTS.iter().any(|key| has(node, key)) {
+            let taint = no_execute_taint(node).filter(|_| decision.taint.contains(node.object().name()));
+            if decision.remove_all && NO_EXECUTE_TAINTS.iter().any(|key| has(node, key)) {
                 lists.push(vec![Action::update(evicting(node, None, now))]);
             } else if taint.is_some() {
                 lists.push(vec![Action::update(evicting(node, taint, now))]);
@@ -134,8 +134,8 @@ impl Sweep for NodeHealth {
     }
 }
 
-/// The taint by which a node that is not ready evicts its pods.
-fn due(node: &Node) -> Option<&'static str> {
+/// The NoExecute taint for a node that is not ready.
+fn no_execute_taint(node: &Node) -> Option<&'static str> {
     match condition(node, "Ready")?.status.as_str() {
         "False" => Some(NOT_READY),
         "Unknown" => Some(UNREACHABLE),
@@ -148,7 +148,7 @@ fn has(node: &Node, key: &str) -> bool {
     taints.any(|t| t.key == key && t.effect == NO_EXECUTE)
 }
 
-/// The node with this and none of the other taints that evict.
+/// The node with this and no other of the NoExecute taints.
 fn evicting(node: &Node, taint: Option<&str>, now: Timestamp) -> Node {
     let mut changed = node.clone();
     let spec = changed.spec.get_or_insert_default();
@@ -175,13 +175,13 @@ impl NodeHealth {
         }
     }
 
-    /// Events of nodes that are new, or gone.
-    fn announce(&mut self, nodes: &[Shared<Node>]) -> Vec<Vec<Action>> {
+    /// Events about nodes that were added or removed.
+    fn record_events(&mut self, nodes: &[Shared<Node>]) -> Vec<Vec<Action>> {
         let now: BTreeMap<String, String> = nodes
             .iter()
             .map(|n| (n.object().uid().to_string(), n.object().name().to_string()))
             .collect();
-        let tell = |uid: &str, name: &str, reason: &'static str, message: String| {
+        let event = |uid: &str, name: &str, reason: &'static str, message: String| {
             let about = ObjectReference {
                 kind: Some("Node".into()),
                 name: Some(name.into()),
@@ -197,18 +197,18 @@ impl NodeHealth {
         let mut lists = Vec::new();
         for (uid, name) in now.iter().filter(|(uid, _)| !self.known.contains_key(*uid)) {
             let message = format!("Registered Node {name} in Controller");
-            lists.push(tell(uid, name, "RegisteredNode", message));
+            lists.push(event(uid, name, "RegisteredNode", message));
         }
         for (uid, name) in self.known.iter().filter(|(uid, _)| !now.contains_key(*uid)) {
             let message = format!("Removing Node {name} from Controller");
-            lists.push(tell(uid, name, "RemovingNode", message));
+            lists.push(event(uid, name, "RemovingNode", message));
         }
         self.known = now;
         lists
     }
 
-    /// Since when it has not moved, and what is to be said of it if that is too long.
-    fn look(
+    /// Since when the node has not been renewed, and the update of its status if that is longer than the grace period.
+    fn monitor_node(
         &mut self,
         view: &dyn View,
         node: &Shared<Node>,
@@ -217,7 +217,7 @@ impl NodeHealth {
         let name = node.object().name();
         let lease = view.get_as::<Lease>(LEASES, name);
         let ready = condition(node, "Ready");
-        let pulse = Pulse {
+        let observed = NodeHealthData {
             uid: node.metadata.uid.clone(),
             renewed: lease.and_then(|l| l.spec.as_ref()?.renew_time.clone()),
             heartbeat: ready.and_then(|c| c.last_heartbeat_time.clone()),
@@ -228,19 +228,19 @@ impl NodeHealth {
             STARTUP_GRACE
         };
         let moved = match self.seen.get(name) {
-            Some((before, moved)) if *before == pulse => *moved,
+            Some((before, moved)) if *before == observed => *moved,
             _ => {
-                self.seen.insert(name.to_string(), (pulse, now));
+                self.seen.insert(name.to_string(), (observed, now));
                 now
             }
         };
         if now.duration_since(moved) <= grace {
             return (moved, None);
         }
-        (moved, self.silent(node, now))
+        (moved, self.set_unknown(node, now))
     }
 
-    fn silent(&self, node: &Shared<Node>, now: Timestamp) -> Option<Vec<Action>> {
+    fn set_unknown(&self, node: &Shared<Node>, now: Timestamp) -> Option<Vec<Action>> {
         let mut changed = (**node).clone();
         let was_ready = condition(node, "Ready").is_some_and(|c| c.status == "True");
         let conditions = changed
@@ -248,7 +248,7 @@ impl NodeHealth {
             .get_or_insert_default()
             .conditions
             .get_or_insert_default();
-        for type_ in ITS_OWN {
+        for type_ in KUBELET_CONDITIONS {
             let unknown = |reason: &str, message: &str| NodeCondition {
                 type_: type_.into(),
                 status: "Unknown".into(),

@@ -1,9 +1,8 @@
-//! Nodes that are not well (SPEC S4): they are told apart from those that are, pods are kept off them, and in time asked
-//! to end.
+//! Node lifecycle (SPEC S4): nodes that are not ready are noticed and tainted, and in time their pods are deleted.
 //!
-//! [`health`] notices that a node has gone silent and, as fast as [`zones`] allows, gives it the taint that evicts;
-//! [`taints`] turns its conditions into the other taints and takes back what no longer holds; [`eviction`] asks pods that
-//! do not tolerate these to end. Nothing here removes a pod by force.
+//! [`health`] notices that a node no longer reports and, at the rate that [`zones`] allows, gives it the NoExecute taint;
+//! [`taints`] sets the other taints by the node's conditions and removes those that no longer hold; [`eviction`] deletes pods
+//! that do not tolerate the taints. Nothing here removes a pod by force.
 
 pub mod eviction;
 pub mod health;
@@ -13,7 +12,7 @@ pub mod zones;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use knarr_api::k8s_openapi;
 
-pub(crate) const NO_EXECUTE: &str = "NoExecute";
+pub const NO_EXECUTE: &str = "NoExecute";
 pub const NOT_READY: &str = "node.kubernetes.io/not-ready";
 pub const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 

@@ -1,8 +1,7 @@
-//! A node's conditions as taints, which the scheduler and [`super::eviction`] go by; and the pods of a node that cannot be
-//! reached, which lose their readiness, all at once.
+//! Sets taints by a node's conditions, for the scheduler and [`super::eviction`]; and marks the pods of an unreachable node as
+//! not ready, all at once.
 //!
-//! The taints that evict are given by [`super::health`], which is in no hurry; here they only go, or change their name
-//! with the condition.
+//! NoExecute taints are added by [`super::health`], at a limited rate; here they are only removed, or changed with the condition.
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use k8s_openapi::jiff::Timestamp;
@@ -13,12 +12,12 @@ use knarr_api::{Kind, ObjectKey, Shared};
 
 use super::{NO_EXECUTE, NOT_READY, UNREACHABLE, condition};
 use crate::action::{Action, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::pod;
 
 const NO_SCHEDULE: &str = "NoSchedule";
 
-/// Condition, the status that is bad, the taint that says so.
+/// Condition, status, and the taint for it.
 const BY_CONDITION: [(&str, &str, &str); 6] = [
     ("Ready", "False", NOT_READY),
     ("Ready", "Unknown", UNREACHABLE),
@@ -49,11 +48,11 @@ impl Controller for NodeTaints {
         vec![&registry::NODE, &registry::POD]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::NODE) {
             return vec![key];
         }
-        // A pod that is ready matters only on a node that is not.
+        // A ready pod matters only on a node that is not ready.
         let pod: Option<&Pod> = changed.new.and_then(|n| n.get());
         let Some(pod) = pod.filter(|p| pod::is_ready(p)) else {
             return Vec::new();
@@ -119,25 +118,25 @@ fn not_ready(pod: &Shared<Pod>, now: Timestamp) -> Pod {
     changed
 }
 
-/// The taints a node is to have: those of its conditions, and whatever others it has.
+/// The desired taints of a node: those of its conditions, and all others that it has.
 fn with_conditions(node: &Node, had: Vec<Taint>, now: Timestamp) -> Vec<Taint> {
-    let mut wanted: Vec<(&str, &str)> = Vec::new();
+    let mut desired: Vec<(&str, &str)> = Vec::new();
     for (type_, bad, key) in BY_CONDITION {
-        // A node that has not reported anything is tainted when it is created, and stays so.
+        // A node that has not reported its status was tainted when it was created, and keeps the taint.
         if condition(node, type_).is_some_and(|c| c.status == bad) {
-            wanted.push((key, NO_SCHEDULE));
+            desired.push((key, NO_SCHEDULE));
         }
     }
     if node.spec.as_ref().and_then(|s| s.unschedulable) == Some(true) {
-        wanted.push((UNSCHEDULABLE, NO_SCHEDULE));
+        desired.push((UNSCHEDULABLE, NO_SCHEDULE));
     }
     let evicts = |t: &Taint| t.effect == NO_EXECUTE && [NOT_READY, UNREACHABLE].contains(&&*t.key);
     if had.iter().any(evicts) {
-        let lost = wanted
+        let lost = desired
             .iter()
             .find(|(key, _)| [NOT_READY, UNREACHABLE].contains(key));
         let lost = lost.map(|(key, _)| (*key, NO_EXECUTE));
-        wanted.extend(lost);
+        desired.extend(lost);
     }
 
     let never_reported = condition(node, "Ready").is_none();
@@ -153,9 +152,9 @@ fn with_conditions(node: &Node, had: Vec<Taint>, now: Timestamp) -> Vec<Taint> {
             _ => false,
         }
     };
-    let is_wanted = |taint: &Taint| wanted.contains(&(taint.key.as_str(), taint.effect.as_str()));
-    let mut taints: Vec<Taint> = had.into_iter().filter(|t| !is_ours(t) || is_wanted(t)).collect();
-    for (key, effect) in wanted {
+    let is_desired = |taint: &Taint| desired.contains(&(taint.key.as_str(), taint.effect.as_str()));
+    let mut taints: Vec<Taint> = had.into_iter().filter(|t| !is_ours(t) || is_desired(t)).collect();
+    for (key, effect) in desired {
         if !taints.iter().any(|t| t.key == key && t.effect == effect) {
             taints.push(Taint {
                 key: key.into(),

@@ -1,11 +1,11 @@
-//! A node's way from well to lost and back.
+//! Nodes that become lost and ready again.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use knarr_api::registry::Registered;
 use serde_json::{Value, json};
 
-use super::eviction::{TaintEviction, disrupted, tolerates};
+use super::eviction::{TaintEviction, tolerates, with_disruption_target};
 use super::health::{Lifecycle, NodeHealth};
 use super::taints::NodeTaints;
 use super::*;
@@ -28,7 +28,7 @@ fn node(ready: &str) -> Node {
     }))
 }
 
-fn well(name: &str) -> Node {
+fn ready_node(name: &str) -> Node {
     let mut node = node("True");
     node.metadata.name = Some(name.into());
     node
@@ -70,7 +70,7 @@ fn taints(world: &mut World, second: i64) -> Vec<String> {
 }
 
 #[test]
-fn s4_a_node_is_unknown_after_forty_seconds_without_a_sign_whatever_its_clock_says() {
+fn s4_a_node_is_unknown_after_forty_seconds_without_renewal_whatever_its_clock_shows() {
     let mut world = World::default();
     world.put(node("True"));
     // Its clock is an hour behind.
@@ -105,7 +105,7 @@ fn s4_a_node_is_unknown_after_forty_seconds_without_a_sign_whatever_its_clock_sa
         of("DiskPressure"),
         ("Unknown".into(), "NodeStatusNeverUpdated".into())
     );
-    assert_eq!(sweep(&mut health, &mut world, 56), [""; 0], "said once");
+    assert_eq!(sweep(&mut health, &mut world, 56), [""; 0], "recorded once");
 }
 
 #[test]
@@ -126,10 +126,10 @@ fn s4_conditions_become_taints_and_go_with_them() {
     };
     with("False", &mut world);
     assert_eq!(taints(&mut world, 1), ["not-ready:NoSchedule", "mine:NoExecute"]);
-    // The taint that evicts, once given, follows the condition, and goes with it.
+    // The NoExecute taint, once added, changes with the condition, and is removed with it.
     let evicting = ["not-ready:NoSchedule", "mine:NoExecute", "not-ready:NoExecute"];
     let mut health = NodeHealth::new(Lifecycle::default());
-    world.put(well("other"));
+    world.put(ready_node("other"));
     sweep(&mut health, &mut world, 2);
     assert_eq!(taints(&mut world, 2), evicting);
     with("Unknown", &mut world);
@@ -166,13 +166,13 @@ fn s4_pods_of_an_unreachable_node_lose_their_readiness() {
 }
 
 #[test]
-fn s4_pods_are_asked_to_end_after_the_time_they_tolerate() {
+fn s4_pods_are_deleted_after_their_toleration_seconds() {
     let key = UNREACHABLE;
     let for_seconds =
         |n: i64| json!([{"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": n}]);
     let mut world = World::default();
     world.put(node("Unknown"));
-    world.put(well("other"));
+    world.put(ready_node("other"));
     taints(&mut world, 0);
     sweep(&mut NodeHealth::new(Lifecycle::default()), &mut world, 0);
     world.put(pod("default", for_seconds(300)));
@@ -209,14 +209,14 @@ fn s4_pods_are_asked_to_end_after_the_time_they_tolerate() {
 }
 
 #[test]
-fn s4_a_single_node_that_is_lost_evicts_nobody_and_one_of_many_does_in_its_turn() {
+fn s4_the_only_node_is_not_tainted_when_lost_and_one_of_many_is_in_its_turn() {
     let mut world = World::default();
     let mut health = NodeHealth::new(Lifecycle::default());
     for name in ["a", "b", "c"] {
-        world.put(well(name));
+        world.put(ready_node(name));
     }
     assert_eq!(sweep(&mut health, &mut world, 0).len(), 3);
-    // All fall silent at once.
+    // All stop reporting at once.
     let all = sweep(&mut health, &mut world, 41);
     assert_eq!(
         all.iter()
@@ -228,10 +228,10 @@ fn s4_a_single_node_that_is_lost_evicts_nobody_and_one_of_many_does_in_its_turn(
     assert_eq!(
         sweep(&mut health, &mut world, 900),
         [""; 0],
-        "nobody is left to judge by"
+        "no node of the zone is ready"
     );
-    // One is back: the others are lost, and go one by one.
-    let mut back = well("c");
+    // One is ready again: the others are lost, and are tainted one by one.
+    let mut back = ready_node("c");
     for condition in back
         .status
         .iter_mut()
@@ -279,7 +279,7 @@ fn s4_a_node_that_is_deleted_gets_no_taint() {
     let mut deleted = node("Unknown");
     deleted.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0)));
     world.put(deleted);
-    world.put(well("other"));
+    world.put(ready_node("other"));
     assert_eq!(lines(&world.run(&NodeTaints, KEY, at(0))), [""; 0]);
     let lines = sweep(&mut NodeHealth::new(Lifecycle::default()), &mut world, 0);
     assert!(
@@ -305,7 +305,7 @@ fn s4_taints_of_others_stay_whatever_their_effect() {
 }
 
 #[test]
-fn s4_only_pods_of_lost_nodes_wake_the_controllers_of_taints() {
+fn s4_only_pods_of_lost_nodes_enqueue_keys_of_the_taint_controllers() {
     let mut world = World::default();
     let the_node = world.put(node("Unknown"));
     for controller in [&NodeTaints as &dyn crate::Controller, &TaintEviction] {
@@ -313,7 +313,7 @@ fn s4_only_pods_of_lost_nodes_wake_the_controllers_of_taints() {
     }
     let evicting = json!([{"key": UNREACHABLE, "effect": "NoExecute"}]);
     let mild = json!([{"key": UNREACHABLE, "effect": "NoSchedule"}]);
-    // Ready, the taints of the node, the pod's readiness -> woken by it: NodeTaints, TaintEviction.
+    // Ready, the taints of the node, the pod's readiness -> keys of: NodeTaints, TaintEviction.
     for (ready, taints, pod_ready, wakes) in [
         ("Unknown", &mild, "True", (true, false)),
         ("Unknown", &evicting, "False", (false, true)),
@@ -370,7 +370,7 @@ fn l6_a_pod_is_a_disruption_target_once_and_since_it_became_one() {
             {"type": "DisruptionTarget", "status": had, "lastTransitionTime": time(0)},
         ]}))
         .unwrap();
-        let conditions = disrupted(&pod, "Why", "because", at(9))
+        let conditions = with_disruption_target(&pod, "Why", "because", at(9))
             .status
             .unwrap()
             .conditions
@@ -389,7 +389,7 @@ fn s4_a_sweep_comes_sooner_while_a_lost_node_waits_for_its_taint() {
     let mut world = World::default();
     let mut health = NodeHealth::new(Lifecycle::default());
     for name in ["a", "b"] {
-        world.put(well(name));
+        world.put(ready_node(name));
     }
     let usual = health.period();
     assert!(!usual.is_zero());

@@ -1,8 +1,8 @@
-//! How fast nodes that are lost may have their pods evicted: per zone, by how much of the zone is lost (SPEC S4).
+//! Rate limits of the tainting of lost nodes: per zone, by how much of the zone is lost (SPEC S4).
 //!
-//! One node in a hundred that falls silent is lost; a whole zone that falls silent is more likely our own view that is
-//! broken. So each zone has a token bucket, whose rate depends on the zone's state, and when nothing at all is left
-//! nobody is evicted. The rules and their numbers are kube-controller-manager's.
+//! If one node of a hundred no longer reports it is lost; if a whole zone no longer reports, more likely the control plane is cut off.
+//! So each zone has a token bucket, whose rate depends on the zone's state, and when no node at all is ready no pod is evicted. The
+//! rules and their numbers are kube-controller-manager's (ComputeZoneState, handleDisruption).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,24 +10,24 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-/// Nodes that may wait for no token at once.
+/// The burst of the token bucket.
 const BURST: f64 = 1.0;
-/// A zone needs more lost nodes than this to count as partially disrupted.
-const FEW: usize = 2;
-/// A node with this label says nothing of its zone's health.
+/// A zone with more lost nodes than this can be in PartialDisruption.
+const FEW_LOST: usize = 2;
+/// A node with this label does not count for its zone's state.
 const EXCLUDED: &str = "node.kubernetes.io/exclude-disruption";
 
 /// kube-controller-manager's flags of the same names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvictionRates {
-    /// Nodes a second that get their taint in a zone that is well, or wholly lost while others are not
+    /// Nodes a second that are tainted in a zone in state Normal, or in FullDisruption while other zones are not
     /// (`--node-eviction-rate`).
     pub node_eviction_rate: f64,
-    /// The same in a large zone of which a large part is lost; a small one waits (`--secondary-node-eviction-rate`).
+    /// The same in a large zone in PartialDisruption; in a small one no node is tainted (`--secondary-node-eviction-rate`).
     pub secondary_node_eviction_rate: f64,
     /// A zone with more nodes is large (`--large-cluster-size-threshold`).
     pub large_cluster_size_threshold: usize,
-    /// The part of a zone that must be lost for that (`--unhealthy-zone-threshold`).
+    /// The fraction of a zone that is lost in PartialDisruption (`--unhealthy-zone-threshold`).
     pub unhealthy_zone_threshold: f64,
 }
 
@@ -50,13 +50,13 @@ pub enum ZoneState {
 }
 
 impl EvictionRates {
-    /// A zone's state by its counts.
+    /// The state of a zone with these counts (upstream: ComputeZoneState).
     pub fn state(&self, ready: usize, not_ready: usize) -> ZoneState {
         if ready == 0 && not_ready > 0 {
             return ZoneState::FullDisruption;
         }
         let part = not_ready as f64 / (ready + not_ready).max(1) as f64;
-        if not_ready > FEW && part >= self.unhealthy_zone_threshold {
+        if not_ready > FEW_LOST && part >= self.unhealthy_zone_threshold {
             ZoneState::PartialDisruption
         } else {
             ZoneState::Normal
@@ -75,7 +75,7 @@ impl EvictionRates {
     }
 }
 
-/// The zone a node is in: region and zone, from its labels; all nodes without are in one.
+/// The zone of a node: region and zone by its labels; all nodes without these are in one zone.
 pub fn zone_of(node: &Node) -> String {
     let label = |keys: [&str; 2]| {
         let labels = node.metadata.labels.as_ref()?;
@@ -93,37 +93,37 @@ pub fn zone_of(node: &Node) -> String {
     if zone.is_empty() && region.is_empty() {
         return String::new();
     }
-    // A separator that no label's value holds.
+    // A separator that no label value contains.
     format!("{region}:\u{0}:{zone}")
 }
 
-/// What one look showed of a node.
-pub struct Look<'a> {
+/// The state of a node in one sync.
+pub struct NodeObservation<'a> {
     pub node: &'a Node,
     pub ready: bool,
-    /// Not ready, and without the taint that evicts.
+    /// Not ready, and without its NoExecute taint.
     pub waits: bool,
 }
 
-/// What is to be done after a look at all nodes.
+/// The decision about all nodes.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
-    /// Nodes, by name, that may get the taint now.
+pub struct EvictionDecision {
+    /// The nodes, by name, that may be tainted now.
     pub taint: BTreeSet<String>,
-    /// Nothing is left that is well: all such taints are to go, and nobody is evicted until some node is back.
-    pub withdraw: bool,
-    /// Some node is back after all were lost: every node has its whole grace again.
-    pub forgive: bool,
+    /// No node is ready: all NoExecute taints are removed, and no pod is evicted until a node is ready again.
+    pub remove_all: bool,
+    /// A node is ready again after all were lost: every node has its whole grace period again.
+    pub restart_grace: bool,
 }
 
 #[derive(Default)]
 struct Zone {
-    /// `None` until it has been looked at once.
+    /// `None` until the first sync.
     state: Option<ZoneState>,
     rate: f64,
     tokens: f64,
     filled: Option<Timestamp>,
-    /// Those that have their token and not yet their taint.
+    /// The nodes that have a token but not yet the taint.
     granted: BTreeSet<String>,
 }
 
@@ -135,7 +135,7 @@ impl Zone {
     }
 
     fn take(&mut self) -> bool {
-        // Under a rate of zero what is saved up is not spent either.
+        // At a rate of zero no tokens are used.
         let may = self.rate > 0.0 && self.tokens >= 1.0;
         if may {
             self.tokens -= 1.0;
@@ -144,7 +144,7 @@ impl Zone {
     }
 }
 
-/// All zones, from look to look.
+/// The state of all zones.
 #[derive(Default)]
 pub struct Zones {
     rates: EvictionRates,
@@ -159,17 +159,17 @@ impl Zones {
         }
     }
 
-    /// Those that wait get their tokens in the order they are named.
-    pub fn look(&mut self, nodes: &[Look<'_>], now: Timestamp) -> Verdict {
+    /// Nodes that wait get tokens in the order of `nodes`.
+    pub fn sync(&mut self, nodes: &[NodeObservation<'_>], now: Timestamp) -> EvictionDecision {
         let mut counts: BTreeMap<String, (usize, usize)> = BTreeMap::new();
-        for look in nodes {
-            // A node that does not count still is in a zone, whose tokens it needs.
-            let (ready, not_ready) = counts.entry(zone_of(look.node)).or_default();
-            let labels = look.node.metadata.labels.as_ref();
+        for observation in nodes {
+            // A node that does not count is still in a zone, whose tokens it needs.
+            let (ready, not_ready) = counts.entry(zone_of(observation.node)).or_default();
+            let labels = observation.node.metadata.labels.as_ref();
             if labels.is_some_and(|l| l.contains_key(EXCLUDED)) {
                 continue;
             }
-            if look.ready {
+            if observation.ready {
                 *ready += 1;
             } else {
                 *not_ready += 1;
@@ -182,14 +182,18 @@ impl Zones {
                 ..Zone::default()
             });
         }
-        let verdict = self.judge(&counts, now);
-        if verdict.withdraw {
-            return verdict;
+        let decision = self.update_states(&counts, now);
+        if decision.remove_all {
+            return decision;
         }
-        self.grant(nodes, verdict)
+        self.grant_tokens(nodes, decision)
     }
 
-    fn judge(&mut self, counts: &BTreeMap<String, (usize, usize)>, now: Timestamp) -> Verdict {
+    fn update_states(
+        &mut self,
+        counts: &BTreeMap<String, (usize, usize)>,
+        now: Timestamp,
+    ) -> EvictionDecision {
         let full = Some(ZoneState::FullDisruption);
         let counted = || counts.iter().filter(|(_, (ready, not))| ready + not > 0);
         let state = |(ready, not): (usize, usize)| self.rates.state(ready, not);
@@ -206,31 +210,35 @@ impl Zones {
                 self.rates.rate(state, ready + not)
             };
         }
-        Verdict {
-            withdraw: all_are,
-            forgive: all_were && !all_are,
+        EvictionDecision {
+            remove_all: all_are,
+            restart_grace: all_were && !all_are,
             taint: BTreeSet::new(),
         }
     }
 
-    fn grant(&mut self, nodes: &[Look<'_>], mut verdict: Verdict) -> Verdict {
+    fn grant_tokens(
+        &mut self,
+        nodes: &[NodeObservation<'_>],
+        mut decision: EvictionDecision,
+    ) -> EvictionDecision {
         let mut waiting: BTreeSet<&str> = BTreeSet::new();
-        for look in nodes.iter().filter(|l| l.waits) {
-            let name = look.node.metadata.name.as_deref().unwrap_or_default();
+        for observation in nodes.iter().filter(|l| l.waits) {
+            let name = observation.node.metadata.name.as_deref().unwrap_or_default();
             waiting.insert(name);
-            let Some(zone) = self.zones.get_mut(&zone_of(look.node)) else {
+            let Some(zone) = self.zones.get_mut(&zone_of(observation.node)) else {
                 continue;
             };
-            // A write that failed costs no second token.
+            // After a failed write no second token is needed.
             if zone.granted.contains(name) || zone.take() {
                 zone.granted.insert(name.to_string());
-                verdict.taint.insert(name.to_string());
+                decision.taint.insert(name.to_string());
             }
         }
         for zone in self.zones.values_mut() {
             zone.granted.retain(|name| waiting.contains(name.as_str()));
         }
-        verdict
+        decision
     }
 }
 
@@ -278,7 +286,7 @@ mod tests {
         serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}})).unwrap()
     }
 
-    /// Looks at nodes of these names (`zone/name`); those after `!` are lost. Answers who gets its taint.
+    /// Syncs nodes of these names (`zone/name`); those with `!` are lost. Returns the nodes to taint.
     fn sync(zones: &mut Zones, nodes: &str, tainted: &[&str], second: i64) -> String {
         let all: Vec<(Node, bool)> = nodes
             .split(' ')
@@ -288,19 +296,19 @@ mod tests {
                 (node(name, zone), !lost)
             })
             .collect();
-        let looks: Vec<Look<'_>> = all
+        let observations: Vec<NodeObservation<'_>> = all
             .iter()
-            .map(|(node, ready)| Look {
+            .map(|(node, ready)| NodeObservation {
                 node,
                 ready: *ready,
                 waits: !ready && !tainted.contains(&node.metadata.name.as_deref().unwrap()),
             })
             .collect();
-        let verdict = zones.look(&looks, at(second));
-        let mut words: Vec<String> = verdict.taint.into_iter().collect();
-        words.extend(verdict.withdraw.then(|| "withdraw".into()));
-        words.extend(verdict.forgive.then(|| "forgive".into()));
-        words.join(" ")
+        let decision = zones.sync(&observations, at(second));
+        let mut parts: Vec<String> = decision.taint.into_iter().collect();
+        parts.extend(decision.remove_all.then(|| "remove_all".into()));
+        parts.extend(decision.restart_grace.then(|| "restart_grace".into()));
+        parts.join(" ")
     }
 
     #[test]
@@ -308,11 +316,7 @@ mod tests {
         let mut zones = Zones::default();
         let nodes = "a/n1 a/n2 a/n3 !a/l1 !a/l2";
         assert_eq!(sync(&mut zones, nodes, &[], 0), "l1");
-        assert_eq!(
-            sync(&mut zones, nodes, &[], 5),
-            "l1",
-            "its taint is not there yet"
-        );
+        assert_eq!(sync(&mut zones, nodes, &[], 5), "l1", "it is not tainted yet");
         assert_eq!(sync(&mut zones, nodes, &["l1"], 9), "");
         assert_eq!(sync(&mut zones, nodes, &["l1"], 10), "l2");
         assert_eq!(sync(&mut zones, nodes, &["l1", "l2"], 60), "");
@@ -324,7 +328,7 @@ mod tests {
                 61
             ),
             "l3",
-            "no more than one is saved up"
+            "the burst is one"
         );
     }
 
@@ -334,32 +338,32 @@ mod tests {
         let nodes = "a/n1 !a/l1 !a/l2 !a/l3 b/n2 b/n3 !b/l4";
         assert_eq!(sync(&mut zones, nodes, &[], 0), "l4");
         assert_eq!(sync(&mut zones, nodes, &["l4"], 1000), "");
-        // A zone lost wholly beside one that is well is evicted at the usual rate.
+        // If one zone is lost and another is not, its nodes are tainted at the usual rate.
         let nodes = "!a/n1 !a/l1 !a/l2 !a/l3 b/n2 b/n3 b/l4";
         assert_eq!(sync(&mut zones, nodes, &[], 1001), "n1");
         assert_eq!(sync(&mut zones, nodes, &["n1"], 1011), "l1");
     }
 
     #[test]
-    fn s4_when_all_is_lost_nobody_is_evicted_until_somebody_is_back() {
+    fn s4_when_all_nodes_are_lost_none_is_tainted_until_one_is_ready_again() {
         let mut zones = Zones::default();
         assert_eq!(sync(&mut zones, "a/n1 b/n2", &[], 0), "");
-        assert_eq!(sync(&mut zones, "!a/n1 !b/n2", &[], 50), "withdraw");
-        assert_eq!(sync(&mut zones, "!a/n1 !b/n2", &[], 5000), "withdraw");
-        assert_eq!(sync(&mut zones, "a/n1 !b/n2", &[], 5005), "n2 forgive");
+        assert_eq!(sync(&mut zones, "!a/n1 !b/n2", &[], 50), "remove_all");
+        assert_eq!(sync(&mut zones, "!a/n1 !b/n2", &[], 5000), "remove_all");
+        assert_eq!(sync(&mut zones, "a/n1 !b/n2", &[], 5005), "n2 restart_grace");
         assert_eq!(sync(&mut zones, "a/n1 !b/n2", &["n2"], 5010), "");
         let single = "!/only";
-        assert_eq!(sync(&mut Zones::default(), single, &[], 0), "withdraw");
+        assert_eq!(sync(&mut Zones::default(), single, &[], 0), "remove_all");
     }
 
     #[test]
     fn s4_a_zone_of_excluded_nodes_only_does_not_keep_the_others_from_being_lost_wholly() {
         let mut zones = Zones::default();
-        assert_eq!(sync(&mut zones, "!a/n1 !a/n2 c/excluded", &[], 0), "withdraw");
+        assert_eq!(sync(&mut zones, "!a/n1 !a/n2 c/excluded", &[], 0), "remove_all");
     }
 
     #[test]
-    fn s4_whether_a_zone_is_small_is_a_question_of_the_sum_of_its_nodes() {
+    fn s4_the_size_of_a_zone_is_the_number_of_all_its_nodes() {
         let mut zones = Zones::default();
         let lost: Vec<String> = (0..13).map(|n| format!("!a/l{n}")).collect();
         let nodes = format!("a/n1 a/n2 a/n3 a/n4 {}", lost.join(" "));

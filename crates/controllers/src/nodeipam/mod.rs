@@ -1,20 +1,20 @@
 //! Node IPAM: every node gets its part of the cluster CIDRs, `spec.podCIDRs` (kube-controller-manager's range allocator,
 //! SPEC N1).
 //!
-//! **No range is used twice.** What is allocated stands in one ConfigMap ([`Ledger`]), and a range is written there before
-//! it is written into a Node. The ConfigMap is written with its resourceVersion as precondition, so two leaders, a write of
-//! which nobody knows whether it was made, and a restart at any moment cannot give one range to two nodes. A node that came
-//! with podCIDRs keeps them, and they are recorded.
+//! **No range is used twice.** Allocations are recorded in one ConfigMap ([`Allocations`]), and a range is recorded there before
+//! it is written to a Node. The ConfigMap is written with its resourceVersion as precondition, so two leaders, a write with an
+//! unknown result, and a restart at any moment cannot allocate one range to two nodes. A node that registers with podCIDRs keeps
+//! them, and they are recorded.
 //!
-//! **A range is not given out again while its last user may still run.** A node that is deleted may be cut off, with pods
-//! that go on. Its ranges stay allocated for [`Config::quarantine`], counted from when a leader first saw that the Node had
-//! gone, and as long as any pod is bound to a node of that name. A node that registers under the same name before that gets
-//! the same ranges.
+//! **A range is not allocated again while its last node may still run.** A deleted node may be cut off, with pods that
+//! still run. Its ranges stay allocated for [`Config::quarantine`], from when a leader first observed that the Node does not
+//! exist, and as long as any pod is bound to a node of that name. A node that registers with the same name before that gets the
+//! same ranges.
 //!
 //! Kubelets register without podCIDRs, and with the condition `NetworkUnavailable=True` until their network is set up, which
 //! [`super::node::taints`] turns into the taint that keeps pods off.
 
-mod ledger;
+mod allocations;
 mod ranges;
 #[cfg(test)]
 mod tests;
@@ -24,18 +24,18 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node, ObjectReference};
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::cidr::Cidr;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::service_ips::Cidr;
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
-pub use self::ledger::{Entry, Ledger, NAME, NAMESPACE};
-use self::ranges::Free;
+pub use self::allocations::{Allocations, Entry, NAME, NAMESPACE};
 pub use self::ranges::{Config, Flags, QUARANTINE};
+use self::ranges::{FreeRanges, NoneLeft};
 use crate::action::{Action, Create, Verb};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
-/// How soon is looked again whether a deleted node's last pods have gone.
+/// How often it is checked whether the last pods of a deleted node are removed.
 const RECHECK: Duration = Duration::from_secs(60);
 
 /// See the module. It has one key, so one reconciliation at a time sees all nodes.
@@ -60,14 +60,14 @@ impl Controller for NodeIpam {
         vec![&registry::NODE, &registry::CONFIG_MAP, &registry::POD]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         let concerns = match (changed.kind, changed.old, changed.new) {
             (kind, Some(old), Some(new)) if kind == &registry::NODE => cidrs_of(old) != cidrs_of(new),
             (kind, ..) if kind == &registry::NODE => true,
             (kind, ..) if kind == &registry::CONFIG_MAP => {
                 changed.object().map(ObjectKey::of) == Some(the_key())
             }
-            // The last pods of a deleted node are looked for now and then.
+            // Pods of a deleted node are checked periodically.
             _ => false,
         };
         concerns.then(the_key).into_iter().collect()
@@ -92,9 +92,9 @@ impl Controller for NodeIpam {
 
         let mut actions = Vec::new();
         match recorded {
-            Some(recorded) => actions.extend(plan.ledger.updated(&recorded).map(Action::update)),
-            None if plan.ledger.0.is_empty() => {}
-            None => actions.push(Action::Create(Create::new(plan.ledger.to_config_map()))),
+            Some(recorded) => actions.extend(plan.allocations.updated(&recorded).map(Action::update)),
+            None if plan.allocations.0.is_empty() => {}
+            None => actions.push(Action::Create(Create::new(plan.allocations.to_config_map()))),
         }
         if !assigned.is_empty() {
             actions.push(Action::update_many(assigned.into_iter(), ""));
@@ -105,7 +105,7 @@ impl Controller for NodeIpam {
     }
 }
 
-/// As the Node has them, as far as they can be read.
+/// The podCIDRs of a Node that parse.
 fn cidrs(node: &Node) -> Vec<Cidr> {
     let all = node.spec.iter().flat_map(|s| s.pod_cidrs.iter().flatten());
     all.filter_map(|c| Cidr::parse(c)).map(|c| c.masked()).collect()
@@ -115,7 +115,7 @@ fn cidrs_of(object: &Object) -> Vec<Cidr> {
     object.get::<Node>().map(cidrs).unwrap_or_default()
 }
 
-/// As Kubernetes' node controllers report it.
+/// The event, in the form of Kubernetes' node controllers.
 fn status_event(node: &Shared<Node>, reason: &'static str, why: &str) -> Action {
     let name = node.object().name();
     let about = ObjectReference {
@@ -131,10 +131,10 @@ fn status_event(node: &Shared<Node>, reason: &'static str, why: &str) -> Action 
     )
 }
 
-/// What is to be recorded and reported.
+/// The allocations and events of one reconciliation.
 struct Plan<'a> {
     config: &'a Config,
-    ledger: Ledger,
+    allocations: Allocations,
     events: Vec<Action>,
 }
 
@@ -142,30 +142,30 @@ impl<'a> Plan<'a> {
     fn new(config: &'a Config, recorded: Option<&ConfigMap>) -> Self {
         Plan {
             config,
-            ledger: recorded.map(Ledger::read).unwrap_or_default(),
+            allocations: recorded.map(Allocations::read).unwrap_or_default(),
             events: Vec::new(),
         }
     }
 
-    /// What nodes have is theirs, wherever it came from.
+    /// Records the ranges that nodes have, by whichever component they were assigned.
     fn record(&mut self, nodes: &[Shared<Node>]) {
         for node in nodes {
             let (name, has) = (node.object().name(), cidrs(node));
             if has.is_empty() {
                 continue;
             }
-            let known = self.ledger.0.get(name);
+            let known = self.allocations.0.get(name);
             if known.is_some_and(|e| e.cidrs == has && e.released.is_none()) {
                 continue;
             }
-            // Reported once, when it is recorded: the node's podCIDRs cannot be changed any more.
+            // Reported once, when it is recorded: podCIDRs are immutable.
             if known.is_none_or(|e| e.cidrs != has) {
                 for cidr in &has {
                     if !self.config.contains(cidr) {
-                        let why = format!("{cidr} is in none of the cluster CIDRs {}", self.config.shown());
+                        let why = format!("{cidr} is in none of the cluster CIDRs {}", self.config.to_text());
                         self.events.push(status_event(node, "CIDRNotAvailable", &why));
                     }
-                    if let Some(other) = self.ledger.holder_of(cidr, name) {
+                    if let Some(other) = self.allocations.holder_of(cidr, name) {
                         let why = format!("{cidr} overlaps a range of node {other}");
                         self.events.push(status_event(node, "CIDRNotAvailable", &why));
                     }
@@ -175,15 +175,15 @@ impl<'a> Plan<'a> {
                 cidrs: has,
                 released: None,
             };
-            self.ledger.0.insert(name.to_string(), entry);
+            self.allocations.0.insert(name.to_string(), entry);
         }
     }
 
-    /// Frees the ranges of nodes that have gone for long enough; answers when to look again.
+    /// Releases the ranges of nodes that have not existed for the quarantine; returns when to requeue.
     fn release(&mut self, nodes: &[Shared<Node>], view: &dyn View, now: Timestamp) -> Option<Duration> {
         let present: BTreeSet<&str> = nodes.iter().map(|n| n.object().name()).collect();
         let mut soonest: Option<Duration> = None;
-        self.ledger.0.retain(|name, entry| {
+        self.allocations.0.retain(|name, entry| {
             if present.contains(name.as_str()) {
                 return true;
             }
@@ -200,9 +200,9 @@ impl<'a> Plan<'a> {
         soonest
     }
 
-    /// Nodes that have no podCIDRs yet, with those that they get.
+    /// The nodes without podCIDRs, with those that they get.
     fn allocate(&mut self, nodes: &[Shared<Node>]) -> Vec<Node> {
-        let mut free: Option<Vec<Free<'_>>> = None;
+        let mut free: Option<Vec<FreeRanges<'_>>> = None;
         let mut assigned = Vec::new();
         for node in nodes {
             let name = node.object().name();
@@ -210,19 +210,24 @@ impl<'a> Plan<'a> {
             if has.is_some_and(|c| !c.is_empty()) || node.metadata.deletion_timestamp.is_some() {
                 continue;
             }
-            let kept = self.ledger.0.get(name).map(|e| e.cidrs.clone());
+            let kept = self.allocations.0.get(name).map(|e| e.cidrs.clone());
             let kept = kept.filter(|cidrs| {
-                self.config.fits(cidrs) && cidrs.iter().all(|c| self.ledger.holder_of(c, name).is_none())
+                self.config.fits(cidrs)
+                    && cidrs
+                        .iter()
+                        .all(|c| self.allocations.holder_of(c, name).is_none())
             });
             let cidrs = match kept {
                 Some(cidrs) => cidrs,
                 None => {
-                    let free = free.get_or_insert_with(|| self.config.free(&self.ledger));
-                    let allocated: Result<Vec<Cidr>, String> = free.iter_mut().map(Free::next).collect();
+                    let free = free.get_or_insert_with(|| self.config.free(&self.allocations));
+                    let allocated: Result<Vec<Cidr>, NoneLeft> =
+                        free.iter_mut().map(FreeRanges::next).collect();
                     match allocated {
                         Ok(cidrs) => cidrs,
                         Err(why) => {
-                            self.events.push(status_event(node, "CIDRNotAvailable", &why));
+                            self.events
+                                .push(status_event(node, "CIDRNotAvailable", &why.to_string()));
                             continue;
                         }
                     }
@@ -238,11 +243,11 @@ impl<'a> Plan<'a> {
                 cidrs,
                 released: None,
             };
-            self.ledger.0.insert(name.to_string(), entry);
+            self.allocations.0.insert(name.to_string(), entry);
         }
         assigned
     }
 }
 
-/// By node: what is allocated to it, and since when it has been gone.
+/// By node name: its ranges, and since when the node does not exist.
 type Entries = BTreeMap<String, Entry>;

@@ -1,25 +1,25 @@
-//! The cluster CIDRs, and what of them is free.
+//! The cluster CIDRs, and their free ranges.
 
 use k8s_openapi::jiff::SignedDuration;
+use knarr_api::cidr::Cidr;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::service_ips::Cidr;
 
-use super::Ledger;
+use super::Allocations;
 
-/// How long the ranges of a deleted node stay allocated. A node that is cut off ends what must run at most once within
-/// its grace; what else runs there is given up on after this time.
+/// How long the ranges of a deleted node stay allocated. A node that is cut off terminates at-most-one pods within
+/// its grace period; other pods may run there longer, but their ranges are free after this time.
 pub const QUARANTINE: SignedDuration = SignedDuration::from_mins(10);
 /// The largest difference of a cluster CIDR's and its nodes' prefix lengths, as in Kubernetes: 65 536 nodes.
 const MAX_DIFFERENCE: u8 = 16;
 
-/// A cluster CIDR, and how long the prefix of a node's part of it is.
+/// A cluster CIDR, and the prefix length of a node's range in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ClusterCidr {
     cidr: Cidr,
     node_prefix: u8,
 }
 
-/// What nodes get addresses from.
+/// The configuration of the range allocator.
 #[derive(Clone, Debug)]
 pub struct Config {
     cluster: Vec<ClusterCidr>,
@@ -28,7 +28,7 @@ pub struct Config {
     pub quarantine: SignedDuration,
 }
 
-/// As kube-controller-manager's flags name it.
+/// The values of kube-controller-manager's flags.
 #[derive(Clone, Debug)]
 pub struct Flags {
     /// `--cluster-cidr`: one range, or one of each family, the primary first.
@@ -53,15 +53,15 @@ impl Default for Flags {
 }
 
 impl TryFrom<&Flags> for Config {
-    /// Every mistake, named by its flag.
+    /// All errors, each with its flag.
     type Error = Vec<String>;
 
     fn try_from(flags: &Flags) -> Result<Self, Vec<String>> {
-        let mut mistakes = Vec::new();
+        let mut errors = Vec::new();
         let mut cluster: Vec<ClusterCidr> = Vec::new();
         for text in &flags.cluster_cidrs {
             let Some(cidr) = Cidr::parse(text).map(|c| c.masked()) else {
-                mistakes.push(format!("--cluster-cidr: {text:?} is not an address range"));
+                errors.push(format!("--cluster-cidr: {text:?} is not an address range"));
                 continue;
             };
             let (flag, node_prefix) = if cidr.is_ipv6() {
@@ -72,7 +72,7 @@ impl TryFrom<&Flags> for Config {
             let from = cidr.prefix_len();
             let to = (from + MAX_DIFFERENCE).min(if cidr.is_ipv6() { 128 } else { 32 });
             if !(from..=to).contains(&node_prefix) {
-                mistakes.push(format!(
+                errors.push(format!(
                     "{flag}: {node_prefix} must be from {from} to {to} for --cluster-cidr {cidr}"
                 ));
             }
@@ -80,17 +80,17 @@ impl TryFrom<&Flags> for Config {
         }
         let v6 = cluster.iter().filter(|c| c.cidr.is_ipv6()).count();
         if cluster.is_empty() || v6 > 1 || cluster.len() - v6 > 1 {
-            mistakes.push("--cluster-cidr: one range, or one of each family, is needed".into());
+            errors.push("--cluster-cidr: expected one range, or one of each IP family".into());
         }
         let mut service = Vec::new();
         for text in &flags.service_cidrs {
             match Cidr::parse(text) {
                 Some(cidr) => service.push(cidr.masked()),
-                None => mistakes.push(format!("--service-cidr: {text:?} is not an address range")),
+                None => errors.push(format!("--service-cidr: {text:?} is not an address range")),
             }
         }
-        if !mistakes.is_empty() {
-            return Err(mistakes);
+        if !errors.is_empty() {
+            return Err(errors);
         }
         Ok(Config {
             cluster,
@@ -101,13 +101,13 @@ impl TryFrom<&Flags> for Config {
 }
 
 impl Config {
-    /// Whether this range is within the cluster CIDR of its family.
+    /// Whether this range is in the cluster CIDR of its family.
     pub(super) fn contains(&self, cidr: &Cidr) -> bool {
         let mut cluster = self.cluster.iter();
         cluster.any(|c| c.cidr == *cidr || c.cidr.strictly_contains(cidr))
     }
 
-    /// Whether a node's ranges are as they would be allocated.
+    /// Whether a node's ranges have the form of allocated ones.
     pub(super) fn fits(&self, cidrs: &[Cidr]) -> bool {
         cidrs.len() == self.cluster.len()
             && cidrs.iter().zip(&self.cluster).all(|(has, of)| {
@@ -118,15 +118,15 @@ impl Config {
             })
     }
 
-    pub(super) fn shown(&self) -> String {
+    pub(super) fn to_text(&self) -> String {
         let shown: Vec<String> = self.cluster.iter().map(|c| c.cidr.to_string()).collect();
         shown.join(",")
     }
 
-    /// What is left beside services' ranges and what nodes have, for each cluster CIDR.
-    pub(super) fn free(&self, ledger: &Ledger) -> Vec<Free<'_>> {
-        let mut free: Vec<Free<'_>> = self.cluster.iter().map(Free::new).collect();
-        let taken = ledger.0.values().flat_map(|entry| &entry.cidrs);
+    /// The free ranges of each cluster CIDR: without Service CIDRs and nodes' ranges.
+    pub(super) fn free(&self, allocations: &Allocations) -> Vec<FreeRanges<'_>> {
+        let mut free: Vec<FreeRanges<'_>> = self.cluster.iter().map(FreeRanges::new).collect();
+        let taken = allocations.0.values().flat_map(|entry| &entry.cidrs);
         for cidr in self.service.iter().chain(taken) {
             free.iter_mut().for_each(|f| f.take(cidr));
         }
@@ -134,19 +134,27 @@ impl Config {
     }
 }
 
-/// The parts of one cluster CIDR that nobody has.
-pub(super) struct Free<'a> {
+/// Every range of a cluster CIDR is allocated.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("no /{prefix} of the cluster CIDR {cluster_cidr} is left")]
+pub(super) struct NoneLeft {
+    prefix: u8,
+    cluster_cidr: Cidr,
+}
+
+/// The free ranges of one cluster CIDR.
+pub(super) struct FreeRanges<'a> {
     of: &'a ClusterCidr,
     taken: Vec<bool>,
-    /// Everything before this is taken.
+    /// All ranges before this one are allocated.
     next: usize,
 }
 
-impl<'a> Free<'a> {
+impl<'a> FreeRanges<'a> {
     fn new(of: &'a ClusterCidr) -> Self {
         // At most 65 536, by MAX_DIFFERENCE.
         let parts = 1usize << (of.node_prefix - of.cidr.prefix_len());
-        Free {
+        FreeRanges {
             of,
             taken: vec![false; parts],
             next: 0,
@@ -162,21 +170,19 @@ impl<'a> Free<'a> {
         self.taken[index(*parts.start())..=index(*parts.end())].fill(true);
     }
 
-    /// The next range, which is taken from now on.
-    pub(super) fn next(&mut self) -> Result<Cidr, String> {
-        let none = || {
-            format!(
-                "no /{} of the cluster CIDR {} is left",
-                self.of.node_prefix, self.of.cidr
-            )
+    /// Allocates the next range.
+    pub(super) fn next(&mut self) -> Result<Cidr, NoneLeft> {
+        let none = NoneLeft {
+            prefix: self.of.node_prefix,
+            cluster_cidr: self.of.cidr,
         };
         let found = self.taken.iter().skip(self.next).position(|taken| !taken);
-        let at = found.map(|n| self.next + n).ok_or_else(none)?;
+        let at = found.map(|n| self.next + n).ok_or(none)?;
         let cidr = self
             .of
             .cidr
             .subrange(self.of.node_prefix, at as u128)
-            .ok_or_else(none)?;
+            .ok_or(none)?;
         self.taken[at] = true;
         self.next = at + 1;
         Ok(cidr)

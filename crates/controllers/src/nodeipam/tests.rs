@@ -1,4 +1,4 @@
-//! Who gets which range, who keeps it, and when it is given to another.
+//! Which node gets which range, when it keeps it, and when the range is allocated again.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
@@ -37,7 +37,7 @@ fn run(world: &mut World, controller: &NodeIpam, second: i64) -> Vec<String> {
     lines(&actions)
 }
 
-/// Each node with what it has.
+/// Each node with its ranges.
 fn all(world: &World) -> Vec<String> {
     let view: &dyn View = world;
     let nodes = view.list_as::<Node>("");
@@ -81,11 +81,11 @@ fn n1_every_node_gets_a_range_of_its_own_of_each_family() {
 }
 
 #[test]
-fn n1_what_nodes_have_is_theirs_and_nobody_elses() {
+fn n1_ranges_that_nodes_have_are_recorded_and_not_allocated_to_others() {
     let controller = controller(&["10.244.0.0/16"], 24);
     let mut world = World::default();
     world.put(node("a", &["10.244.0.0/24"]));
-    // A larger range than this cluster gives, and one of another cluster CIDR.
+    // A larger range than this cluster allocates, and one of another cluster CIDR.
     world.put(node("b", &["10.244.2.0/23"]));
     world.put(node("c", &["172.16.0.0/24"]));
     world.put(node("d", &["10.244.3.0/24"]));
@@ -107,7 +107,7 @@ fn n1_what_nodes_have_is_theirs_and_nobody_elses() {
 }
 
 #[test]
-fn n1_the_range_of_a_deleted_node_is_not_given_out_while_it_may_run() {
+fn n1_the_range_of_a_deleted_node_is_not_allocated_while_it_may_run() {
     let controller = controller(&["10.244.0.0/23"], 24);
     let quarantine = QUARANTINE.as_secs();
     let mut world = World::default();
@@ -129,7 +129,7 @@ fn n1_the_range_of_a_deleted_node_is_not_given_out_while_it_may_run() {
         recorded(&world)["a"],
         format!("10.244.0.0/24 released {}", at(100))
     );
-    // Whoever leads now goes by what is recorded.
+    // The next leader uses the recorded time.
     let next = self::controller(&["10.244.0.0/23"], 24);
     assert_eq!(
         run(&mut world, &next, 100 + quarantine - 1),
@@ -171,7 +171,7 @@ fn n1_a_node_that_registers_again_gets_what_it_had() {
         ["a 10.244.0.0/24", "a2 10.244.2.0/24", "b 10.244.1.0/24"]
     );
     assert_eq!(recorded(&world)["b"], "10.244.1.0/24");
-    // With other cluster CIDRs what it had does not fit any more.
+    // With other cluster CIDRs its former range does not fit any more.
     world.put(node("b", &[]));
     let other = self::controller(&["10.250.0.0/16"], 24);
     run(&mut world, &other, 30);
@@ -184,7 +184,7 @@ fn n1_a_range_is_recorded_before_a_node_has_it() {
     let mut world = World::default();
     world.put(node("b", &[]));
     let actions = world.run(&controller, KEY, at(0));
-    // The record was written, the Node was not; then a node comes whose name is before it.
+    // The allocation was recorded, but not written to the Node; then a node with a lower name is added.
     world.take(&actions[..1]);
     world.put(node("a", &[]));
     run(&mut world, &controller, 1);
@@ -192,8 +192,8 @@ fn n1_a_range_is_recorded_before_a_node_has_it() {
 }
 
 #[test]
-fn no_node_gets_addresses_of_services_and_a_spoilt_record_is_put_right() {
-    // The cluster CIDR's middle is the services'.
+fn no_node_gets_addresses_of_services_and_an_invalid_record_is_corrected() {
+    // The Service CIDR is in the middle of the cluster CIDR.
     let controller = controller(&["10.94.0.0/14"], 16);
     let mut world = World::default();
     for name in ["a", "b", "c", "d"] {
@@ -240,7 +240,7 @@ fn a_node_that_is_being_deleted_gets_none_and_failures_are_reported() {
         error,
     };
     let run = |failure: &Failure| lines(&world.run_after(&controller, KEY, at(0), Some(failure)));
-    let conflict = knarr_api::Error::conflict(registry::NODE.about("a"), "changed");
+    let conflict = knarr_api::Error::conflict(registry::NODE.resource_ref("a"), "changed");
     assert_eq!(run(&failure(conflict)), [""; 0]);
     let found = run(&failure(knarr_api::Error::internal("no")));
     assert!(
@@ -250,14 +250,14 @@ fn a_node_that_is_being_deleted_gets_none_and_failures_are_reported() {
 }
 
 #[test]
-fn changes_of_a_nodes_status_concern_nobody() {
+fn changes_of_a_nodes_status_enqueue_nothing() {
     let controller = controller(&["10.244.0.0/16"], 24);
     let mut world = World::default();
     let old = world.put(node("a", &[]));
     let has = world.put(node("a", &["10.244.0.0/24"]));
     let keys = |old: Option<&Object>, new: Option<&Object>| {
         let kind = &registry::NODE;
-        controller.keys(&world, Changed { kind, old, new }).len()
+        controller.keys(&world, ObjectChange { kind, old, new }).len()
     };
     assert_eq!(keys(None, Some(&old)), 1);
     assert_eq!(keys(Some(&old), Some(&has)), 1);

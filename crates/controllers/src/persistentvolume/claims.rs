@@ -1,8 +1,9 @@
-//! A claim's way to its volume: found, or asked for at a provisioner; bound; lost, if its volume goes.
+//! Binding of claims: a volume is found or requested from a provisioner, and bound; if it is deleted the claim is lost.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
@@ -11,14 +12,14 @@ use super::{
     claim_ref, class_of_claim, is_for, matching, volume_name,
 };
 use crate::action::{Action, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::protection;
 
 const DEFAULT_CLASS: [&str; 2] = [
     "storageclass.kubernetes.io/is-default-class",
     "storageclass.beta.kubernetes.io/is-default-class",
 ];
-/// Provisioners of this prefix were once built in; there are none any more.
+/// The prefix of in-tree provisioners, none of which exists any more.
 const BUILT_IN: &str = "kubernetes.io/";
 const WAIT: &str = "WaitForFirstConsumer";
 
@@ -28,6 +29,10 @@ pub struct ClaimBinder;
 impl Controller for ClaimBinder {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn queue(&self) -> &'static str {
+        "claims"
     }
 
     fn account(&self) -> &'static str {
@@ -43,12 +48,12 @@ impl Controller for ClaimBinder {
         ]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::PERSISTENT_VOLUME_CLAIM) {
             return vec![key];
         }
         if changed.kind == &registry::POD {
-            // A pod that has got its node says where its claims are needed.
+            // The node of a scheduled pod is where its claims are needed.
             let on = |o: Option<&Object>| o.and_then(|o| o.get::<Pod>()).is_some_and(is_placed);
             let placed = changed.new.filter(|_| on(changed.new) && !on(changed.old));
             let pod = placed.and_then(|o| o.get::<Pod>());
@@ -64,7 +69,7 @@ impl Controller for ClaimBinder {
                 name.unwrap_or_default(),
             )];
         }
-        // A volume or class that is new may be what somebody waits for.
+        // Claims may wait for a new volume or class.
         let Some(new) = changed.new else {
             return Vec::new();
         };
@@ -72,8 +77,8 @@ impl Controller for ClaimBinder {
         claims
             .iter()
             .filter(|claim| {
-                let asked = volume_name(claim);
-                asked == new.name() || (asked.is_empty() && !is_complete(claim))
+                let requested = volume_name(claim);
+                requested == new.name() || (requested.is_empty() && !is_complete(claim))
             })
             .map(|claim| ObjectKey::of(claim.object()))
             .collect()
@@ -91,7 +96,7 @@ impl Controller for ClaimBinder {
         match (is_complete(&claim), volume_name(&claim)) {
             (true, volume) => bound(view, &claim, volume),
             (false, "") => unbound(view, &claim),
-            (false, volume) => asking_for(view, &claim, volume),
+            (false, volume) => request_provisioning(view, &claim, volume),
         }
     }
 }
@@ -104,7 +109,7 @@ fn is_complete(claim: &PersistentVolumeClaim) -> bool {
     annotation(&claim.metadata, BIND_COMPLETED).is_some()
 }
 
-/// A claim that takes any volume that suits.
+/// A claim without `volumeName`: any matching volume is bound.
 fn unbound(view: &dyn View, claim: &Shared<PersistentVolumeClaim>) -> Vec<Action> {
     let about = reference(claim.object());
     let class_name = class_of_claim(claim);
@@ -131,7 +136,7 @@ fn unbound(view: &dyn View, claim: &Shared<PersistentVolumeClaim>) -> Vec<Action
     }
     let undecided = delayed && annotation(&claim.metadata, SELECTED_NODE).is_none();
     if let Some(node) = undecided.then(|| node_of_user(view, claim)).flatten() {
-        // Its pod was placed without the scheduler, or by one that does not say so.
+        // Its pod was bound without the scheduler, or by one that does not set the annotation.
         let mut changed = (**claim).clone();
         annotate(&mut changed.metadata, SELECTED_NODE, &node);
         return vec![Action::update(changed)];
@@ -155,7 +160,7 @@ fn has_class(claim: &PersistentVolumeClaim) -> bool {
         || annotation(&claim.metadata, super::CLASS).is_some()
 }
 
-/// The newest of those that are marked; of several as new, the first by name.
+/// The newest default class; of several of the same age the first by name.
 fn default_class(view: &dyn View) -> Option<Shared<StorageClass>> {
     let marked = |class: &Shared<StorageClass>| {
         DEFAULT_CLASS
@@ -171,23 +176,23 @@ fn default_class(view: &dyn View) -> Option<Shared<StorageClass>> {
     marked.into_iter().next()
 }
 
-/// The node of a pod that has one already and uses the claim.
+/// The node of a scheduled pod that uses the claim.
 fn node_of_user(view: &dyn View, claim: &Shared<PersistentVolumeClaim>) -> Option<String> {
     let (namespace, name) = (claim.object().namespace(), claim.object().name());
     let pods = view.list_as::<Pod>(namespace);
     let user = pods
         .iter()
-        .find(|pod| !crate::pod::is_finished(pod) && protection::uses(pod, name));
+        .find(|pod| !is_terminal(pod) && protection::uses(pod, name));
     user.map(|pod| crate::pod::node_name(pod).to_string())
 }
 
-/// Whom a claim waits for, whose volume is chosen with the node of its first pod.
+/// What a claim with WaitForFirstConsumer waits for.
 fn waiting_for(view: &dyn View, claim: &Shared<PersistentVolumeClaim>) -> (&'static str, String) {
     let (namespace, name) = (claim.object().namespace(), claim.object().name());
     let pods = view.list_as::<Pod>(namespace);
     let waiting: Vec<&str> = pods
         .iter()
-        .filter(|pod| crate::pod::node_name(pod).is_empty() && !crate::pod::is_finished(pod))
+        .filter(|pod| crate::pod::node_name(pod).is_empty() && !is_terminal(pod))
         .filter(|pod| protection::claims(pod).any(|c| c == name))
         .map(|pod| pod.object().name())
         .collect();
@@ -207,7 +212,7 @@ fn waiting_for(view: &dyn View, claim: &Shared<PersistentVolumeClaim>) -> (&'sta
     }
 }
 
-/// Tells the provisioner of the claim's class that it is asked for.
+/// Sets the annotation that requests a volume from the provisioner of the claim's class.
 fn provision(
     claim: &Shared<PersistentVolumeClaim>,
     class: Option<&StorageClass>,
@@ -236,21 +241,21 @@ fn provision(
          the provisioner is running and correctly registered."
     );
     let mut actions = vec![Action::update(changed)];
-    // What knarr makes itself is there before anybody could read that.
+    // A volume of knarr's own provisioner exists before a user could read that event.
     if provisioner != super::local::PROVISIONER {
         actions.push(Action::event(&about, "ExternalProvisioning", message));
     }
     actions
 }
 
-/// A claim whose user has named the volume.
-fn asking_for(view: &dyn View, claim: &Shared<PersistentVolumeClaim>, name: &str) -> Vec<Action> {
+/// A claim with `volumeName`.
+fn request_provisioning(view: &dyn View, claim: &Shared<PersistentVolumeClaim>, name: &str) -> Vec<Action> {
     let about = reference(claim.object());
     let pending = status(claim, "Pending", None);
     let Some(volume) = view.get_as::<PersistentVolume>("", name) else {
         return pending.into_iter().collect();
     };
-    let refused = match claim_ref(&volume) {
+    let rejected = match claim_ref(&volume) {
         None => matching::mismatch(&volume, claim).map(|why| {
             (
                 "VolumeMismatch",
@@ -263,7 +268,7 @@ fn asking_for(view: &dyn View, claim: &Shared<PersistentVolumeClaim>, name: &str
             format!("volume {name:?} already bound to a different claim."),
         )),
     };
-    let Some((reason, message)) = refused else {
+    let Some((reason, message)) = rejected else {
         return bind(&volume, claim);
     };
     let mut actions = vec![Action::warning(&about, reason, message)];
@@ -271,7 +276,7 @@ fn asking_for(view: &dyn View, claim: &Shared<PersistentVolumeClaim>, name: &str
     actions
 }
 
-/// A claim that has been bound: it stays so, or is lost for ever.
+/// A claim that was bound: it stays bound, or is lost for ever.
 fn bound(view: &dyn View, claim: &Shared<PersistentVolumeClaim>, name: &str) -> Vec<Action> {
     let lost = |reason: &'static str, message: &str| {
         let about = reference(claim.object());
@@ -300,7 +305,7 @@ fn bound(view: &dyn View, claim: &Shared<PersistentVolumeClaim>, name: &str) -> 
     }
 }
 
-/// What is left to do until both are bound: the volume first, then the claim, then the claim's status.
+/// The next write until both are bound: the volume first, then the claim, then the claim's status.
 fn bind(volume: &Shared<PersistentVolume>, claim: &Shared<PersistentVolumeClaim>) -> Vec<Action> {
     let mut actions = Vec::new();
     let mut bound = (**volume).clone();
@@ -326,13 +331,13 @@ fn bind(volume: &Shared<PersistentVolume>, claim: &Shared<PersistentVolumeClaim>
     if changed == **claim {
         actions.extend(status(claim, "Bound", Some(volume)));
     } else {
-        // Its status follows when this is seen.
+        // Its status is written in the next sync.
         actions.push(Action::update(changed));
     }
     actions
 }
 
-/// The claim with this phase and what it has of the volume, unless it says so already.
+/// The claim with this phase and the capacity and access modes of the volume, if its status differs.
 fn status(claim: &PersistentVolumeClaim, phase: &str, volume: Option<&PersistentVolume>) -> Option<Action> {
     let mut changed = claim.clone();
     let status: &mut PersistentVolumeClaimStatus = changed.status.get_or_insert_default();

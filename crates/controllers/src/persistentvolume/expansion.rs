@@ -1,7 +1,7 @@
-//! Says of a claim whose user asks for more that a resizer has to grow its volume.
+//! Reports on a claim that requests more storage that an external resizer has to expand its volume.
 //!
-//! Volumes are grown by their CSI driver's external-resizer and, on the nodes, by kubelets; kube-controller-manager v1.36
-//! (persistentvolume-expander-controller) grows none itself since the in-tree plugins are gone.
+//! Volumes are expanded by their CSI driver's external-resizer and, on the nodes, by kubelets; kube-controller-manager v1.36
+//! (persistentvolume-expander-controller) expands none itself since the in-tree plugins were removed.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use knarr_api::k8s_openapi;
@@ -10,13 +10,13 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
 
 use crate::action::{Action, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
 /// See the module. Its keys are claims.
 pub struct VolumeExpansion;
 
 impl Controller for VolumeExpansion {
-    /// As the events' source.
+    /// The source of the events.
     fn name(&self) -> &'static str {
         "volume_expand"
     }
@@ -29,7 +29,7 @@ impl Controller for VolumeExpansion {
         vec![&registry::PERSISTENT_VOLUME_CLAIM, &registry::PERSISTENT_VOLUME]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         let of = |object: Option<&knarr_api::Object>| object.and_then(|o| requested(o.get()?));
         let key = changed.key_of(&registry::PERSISTENT_VOLUME_CLAIM);
         let has_grown = matches!((of(changed.old), of(changed.new)), (Some(old), Some(new)) if new > old);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_asks_for_more_is_waiting_for_its_resizer() {
+    fn a_claim_that_requests_more_waits_for_its_resizer() {
         let mut world = World::default();
         let volume = json!({"metadata": {"name": "v"}, "spec": {"claimRef": {"uid": "u"}}});
         world.put(serde_json::from_value::<PersistentVolume>(volume).unwrap());
@@ -98,11 +98,15 @@ mod tests {
         let run = |world: &World| lines(&world.run(&VolumeExpansion, ("d", "c"), at(0)));
         assert_eq!(run(&world), [""; 0]);
         let grown = world.put(claim("2Gi", "1Gi"));
-        let said = run(&world);
-        assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].contains("ExternalExpanding"), "{said:?}");
+        let events = run(&world);
+        assert_eq!(events.len(), 1, "{events:?}");
+        assert!(events[0].contains("ExternalExpanding"), "{events:?}");
         let kind = &registry::PERSISTENT_VOLUME_CLAIM;
-        let keys = |old, new| VolumeExpansion.keys(&world, Changed { kind, old, new }).len();
+        let keys = |old, new| {
+            VolumeExpansion
+                .keys(&world, ObjectChange { kind, old, new })
+                .len()
+        };
         assert_eq!(keys(Some(&small), Some(&grown)), 1);
         assert_eq!(keys(None, Some(&grown)), 0);
         assert_eq!(keys(Some(&grown), Some(&small)), 0);

@@ -1,11 +1,11 @@
-//! Volumes that are directories of a node: what the class `local` gives, out of the box.
+//! Volumes that are directories of a node: the provisioner of the default class `local`.
 //!
-//! A claim of a class with this provisioner waits for its first pod. When the scheduler has named the pod's node, the
-//! claim gets a volume there: a directory below the place that the node names in an annotation of its own. The node makes
-//! the directory when a pod first needs it. When the volume is deleted, a finalizer holds it until the node has emptied and
-//! removed the directory; if there is no such node any more, there is nothing left to clean.
+//! A claim of a class with this provisioner waits for its first consumer. When the scheduler has selected the pod's node, the
+//! claim gets a volume there: a directory in the directory that an annotation of the node names. The node creates it when a pod
+//! first needs it. When the volume is deleted, a finalizer keeps it until the node has removed the directory; if the node does
+//! not exist any more there is nothing to clean up.
 //!
-//! A directory has no size: what a claim asks for is written down, and raised on demand, but not enforced.
+//! A directory has no size: the requested size is recorded, and increased on request, but not enforced.
 
 use std::collections::BTreeMap;
 
@@ -21,16 +21,16 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use super::{PROVISIONED_BY, SELECTED_NODE, STORAGE, annotation, class_of_claim, matching, volume_name};
-use crate::action::{Action, Create, Fact, Report, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::action::{Action, Create, LiveCheck, Report, reference};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use knarr_api::finalizer;
 
 pub const PROVISIONER: &str = LOCAL_PROVISIONER;
 const HOSTNAME: &str = "kubernetes.io/hostname";
-/// The access modes that a directory of one node can keep.
+/// The access modes that a directory of one node supports.
 const MODES: [&str; 2] = ["ReadWriteOnce", "ReadWriteOncePod"];
 
-/// The class every cluster has from the start.
+/// The StorageClass that is created in every cluster.
 pub fn default_class() -> StorageClass {
     StorageClass {
         metadata: ObjectMeta {
@@ -49,7 +49,7 @@ pub fn default_class() -> StorageClass {
     }
 }
 
-/// Makes volumes for claims. Its keys are claims.
+/// Provisions volumes for claims. Its keys are claims.
 pub struct LocalProvisioner;
 
 impl Controller for LocalProvisioner {
@@ -70,7 +70,7 @@ impl Controller for LocalProvisioner {
         ]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         changed
             .key_of(&registry::PERSISTENT_VOLUME_CLAIM)
             .into_iter()
@@ -88,25 +88,25 @@ impl Controller for LocalProvisioner {
         let name = volume_name(&claim);
         if !name.is_empty() {
             let volume = view.get_as::<PersistentVolume>("", name);
-            return volume.and_then(|v| grown(&v, &claim)).into_iter().collect();
+            return volume.and_then(|v| expanded(&v, &claim)).into_iter().collect();
         }
-        let asked = super::PROVISIONER
+        let is_requested = super::PROVISIONER
             .iter()
             .any(|key| annotation(&claim.metadata, key) == Some(PROVISIONER));
         let Some(class) = view.get_as::<StorageClass>("", class_of_claim(&claim)) else {
             return Vec::new();
         };
-        if !asked || class.provisioner != PROVISIONER {
+        if !is_requested || class.provisioner != PROVISIONER {
             return Vec::new();
         }
-        match made(view, &claim, &class) {
+        match provision_volume(view, &claim, &class) {
             Ok(volume) => vec![Action::Create(volume)],
-            Err(Refused::Never(why)) => {
+            Err(ProvisionError::Never(why)) => {
                 let about = reference(claim.object());
                 vec![Action::warning(&about, "ProvisioningFailed", why)]
             }
-            Err(Refused::Elsewhere(why)) => {
-                // The scheduler is to choose again.
+            Err(ProvisionError::OtherNode(why)) => {
+                // The scheduler has to select a node again.
                 let mut again = (*claim).clone();
                 super::remove_annotation(&mut again.metadata, SELECTED_NODE);
                 let about = reference(claim.object());
@@ -119,48 +119,48 @@ impl Controller for LocalProvisioner {
     }
 }
 
-enum Refused {
+enum ProvisionError {
     Never(String),
-    /// Another node could do.
-    Elsewhere(String),
+    /// Another node may be able to provide the volume.
+    OtherNode(String),
 }
 
 /// The volume for this claim.
-fn made(
+fn provision_volume(
     view: &dyn View,
     claim: &Shared<PersistentVolumeClaim>,
     class: &StorageClass,
-) -> Result<Create, Refused> {
-    let never = |why: String| Err(Refused::Never(why));
+) -> Result<Create, ProvisionError> {
+    let never = |why: String| Err(ProvisionError::Never(why));
     let spec = claim.spec.clone().unwrap_or_default();
     let Some(node_name) = annotation(&claim.metadata, SELECTED_NODE) else {
         return never(format!(
-            "{PROVISIONER} makes a volume where the claim's first pod goes: its class needs volumeBindingMode WaitForFirstConsumer"
+            "{PROVISIONER} provisions volumes on the node of the claim's first pod: the StorageClass must have volumeBindingMode WaitForFirstConsumer"
         ));
     };
     if spec.volume_mode.as_deref() == Some("Block") {
         return never(format!(
-            "{PROVISIONER} makes directories: volumeMode Block is not supported"
+            "{PROVISIONER} provisions directories: volumeMode Block is not supported"
         ));
     }
     let modes = spec.access_modes.unwrap_or_default();
     if let Some(mode) = modes.iter().find(|m| !MODES.contains(&m.as_str())) {
         return never(format!(
-            "{PROVISIONER} makes volumes of one node: access mode {mode} is not supported, expected one of {}",
+            "{PROVISIONER} provisions volumes of one node: access mode {mode} is not supported, expected one of {}",
             MODES.join(", ")
         ));
     }
     if spec.data_source.is_some() || spec.data_source_ref.is_some() {
         return never(format!(
-            "{PROVISIONER} makes empty volumes: a dataSource is not supported"
+            "{PROVISIONER} provisions empty volumes: dataSource is not supported"
         ));
     }
     let Some(node) = view.get_as::<Node>("", node_name) else {
-        return Err(Refused::Elsewhere(format!("node {node_name:?} not found")));
+        return Err(ProvisionError::OtherNode(format!("node {node_name:?} not found")));
     };
-    let Some(place) = annotation(&node.metadata, LOCAL_PATH) else {
+    let Some(directory) = annotation(&node.metadata, LOCAL_PATH) else {
         return never(format!(
-            "node {node_name:?} offers no place for local volumes (annotation {LOCAL_PATH})"
+            "node {node_name:?} has no directory for local volumes (annotation {LOCAL_PATH})"
         ));
     };
     let labels = node.metadata.labels.as_ref();
@@ -183,7 +183,7 @@ fn made(
             capacity: Some(BTreeMap::from([(STORAGE.to_string(), capacity)])),
             claim_ref: Some(reference(claim.object())),
             local: Some(LocalVolumeSource {
-                path: format!("{}/{name}", place.trim_end_matches('/')),
+                path: format!("{}/{name}", directory.trim_end_matches('/')),
                 fs_type: None,
             }),
             node_affinity: Some(VolumeNodeAffinity {
@@ -206,7 +206,7 @@ fn made(
         status: None,
     };
     Ok(Create {
-        or_exists: true,
+        ignore_already_exists: true,
         report: Some(Report {
             about: reference(claim.object()),
             done: Some(("ProvisioningSucceeded", "Successfully provisioned volume ".into())),
@@ -216,8 +216,8 @@ fn made(
     })
 }
 
-/// The volume with the size that its claim asks for by now.
-fn grown(volume: &Shared<PersistentVolume>, claim: &PersistentVolumeClaim) -> Option<Action> {
+/// The volume with the size that its claim now requests.
+fn expanded(volume: &Shared<PersistentVolume>, claim: &PersistentVolumeClaim) -> Option<Action> {
     let ours = annotation(&volume.metadata, PROVISIONED_BY) == Some(PROVISIONER);
     if !ours || matching::capacity(volume) >= matching::requested(claim) {
         return None;
@@ -232,12 +232,16 @@ fn grown(volume: &Shared<PersistentVolume>, claim: &PersistentVolumeClaim) -> Op
     Some(Action::update(changed))
 }
 
-/// Lets go of deleted volumes whose node has gone for good. Its keys are volumes.
-pub struct LocalLeftovers;
+/// Removes the finalizer from deleted volumes whose node does not exist. Its keys are volumes.
+pub struct LocalVolumeCleanup;
 
-impl Controller for LocalLeftovers {
+impl Controller for LocalVolumeCleanup {
     fn name(&self) -> &'static str {
         PROVISIONER
+    }
+
+    fn queue(&self) -> &'static str {
+        "knarr.io/local-cleanup"
     }
 
     fn account(&self) -> &'static str {
@@ -248,7 +252,7 @@ impl Controller for LocalLeftovers {
         vec![&registry::PERSISTENT_VOLUME, &registry::NODE]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::PERSISTENT_VOLUME) {
             return vec![key];
         }
@@ -256,7 +260,7 @@ impl Controller for LocalLeftovers {
             return Vec::new();
         };
         let volumes = view.list_as::<PersistentVolume>("");
-        let there = volumes.iter().filter(|v| place_of(v) == Some(node.name()));
+        let there = volumes.iter().filter(|v| node_of(v) == Some(node.name()));
         there.map(|v| ObjectKey::of(v.object())).collect()
     }
 
@@ -264,8 +268,8 @@ impl Controller for LocalLeftovers {
         let Some(volume) = context.view.get_as::<PersistentVolume>("", &context.key.name) else {
             return Vec::new();
         };
-        let held = finalizer::is_held(&volume.metadata, LOCAL_FINALIZER);
-        let Some(node) = place_of(&volume) else {
+        let held = finalizer::contains(&volume.metadata, LOCAL_FINALIZER);
+        let Some(node) = node_of(&volume) else {
             return Vec::new();
         };
         let there = context.view.get(&registry::NODE, "", node).is_some();
@@ -273,8 +277,8 @@ impl Controller for LocalLeftovers {
             return Vec::new();
         }
         let mut changed = (*volume).clone();
-        finalizer::release(&mut changed.metadata, LOCAL_FINALIZER);
-        let absent = Action::Require(Fact::Absent {
+        finalizer::remove(&mut changed.metadata, LOCAL_FINALIZER);
+        let absent = Action::Require(LiveCheck::Absent {
             kind: registry::NODE.clone(),
             key: ObjectKey::new("", node),
         });
@@ -282,8 +286,8 @@ impl Controller for LocalLeftovers {
     }
 }
 
-/// The node whose directory a volume is.
-fn place_of(volume: &PersistentVolume) -> Option<&str> {
+/// The node that has a volume's directory.
+fn node_of(volume: &PersistentVolume) -> Option<&str> {
     let labels = volume.metadata.labels.as_ref()?;
     labels.get(LOCAL_NODE).map(String::as_str)
 }

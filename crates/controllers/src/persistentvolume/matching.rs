@@ -1,4 +1,4 @@
-//! Which of the volumes there are suits a claim.
+//! Which volume matches a claim.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use knarr_api::selector::label::Selector;
 
 use super::{STORAGE, class_of_claim, class_of_volume, is_for, volume_phase};
 
-/// Why a volume that a claim names does not suit it, as users are told.
+/// Why a volume does not match the claim that names it, as in the event.
 pub fn mismatch(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<String> {
     let name = volume.metadata.name.as_deref().unwrap_or("");
     if volume.metadata.deletion_timestamp.is_some() {
@@ -19,11 +19,11 @@ pub fn mismatch(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Opt
         "requested PV is too small"
     } else if class_of_volume(volume) != class_of_claim(claim) {
         "storageClassName does not match"
-    } else if attributes_class(volume) != wanted_attributes_class(claim) {
+    } else if attributes_class(volume) != requested_attributes_class(claim) {
         "volumeAttributesClassName does not match"
     } else if modes_differ(volume, claim) {
         "incompatible volumeMode"
-    } else if !wanted_modes(claim).is_subset(&access_modes(volume)) {
+    } else if !requested_modes(claim).is_subset(&access_modes(volume)) {
         "incompatible accessMode"
     } else {
         return None;
@@ -31,8 +31,8 @@ pub fn mismatch(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Opt
     Some(why.into())
 }
 
-/// The volume for a claim that names none: the one that is reserved for it, else (unless the choice is the scheduler's)
-/// the smallest that does; with no more access modes than needed, where there is a choice.
+/// The volume for a claim that names none: the one that is reserved for it, else (unless the scheduler selects it) of those that
+/// match and have the fewest access modes the smallest.
 pub fn best<'a, V>(
     claim: &PersistentVolumeClaim,
     volumes: &'a [V],
@@ -47,15 +47,15 @@ where
         .map(Selector::from_label_selector)
         .transpose()
         .map_err(|e| format!("the claim's selector does not parse: {e}"))?;
-    let wanted = wanted_modes(claim);
-    let suits = |volume: &&&'a V| {
+    let required = requested_modes(claim);
+    let matches = |volume: &&&'a V| {
         volume.metadata.deletion_timestamp.is_none()
             && capacity(volume) >= requested(claim)
             && !modes_differ(volume, claim)
-            && attributes_class(volume) == wanted_attributes_class(claim)
-            && wanted.is_subset(&access_modes(volume))
+            && attributes_class(volume) == requested_attributes_class(claim)
+            && required.is_subset(&access_modes(volume))
     };
-    let candidates: Vec<&V> = volumes.iter().filter(|v| suits(&v)).collect();
+    let candidates: Vec<&V> = volumes.iter().filter(|v| matches(&v)).collect();
     if let Some(reserved) = candidates.iter().find(|v| is_for(v, claim)) {
         return Ok(Some(reserved));
     }
@@ -92,12 +92,12 @@ fn quantity(wire: Option<&k8s_openapi::apimachinery::pkg::api::resource::Quantit
     wire.and_then(|q| Quantity::of(q).ok()).unwrap_or_default()
 }
 
-/// Whether one is a file system and the other a block device.
+/// Whether their volumeModes differ.
 pub fn modes_differ(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     let mode = |m: Option<&String>| m.map_or("Filesystem", String::as_str).to_string();
-    let wanted = claim.spec.as_ref().and_then(|s| s.volume_mode.as_ref());
+    let required = claim.spec.as_ref().and_then(|s| s.volume_mode.as_ref());
     let has = volume.spec.as_ref().and_then(|s| s.volume_mode.as_ref());
-    mode(wanted) != mode(has)
+    mode(required) != mode(has)
 }
 
 fn set(modes: Option<&Vec<String>>) -> BTreeSet<&str> {
@@ -108,7 +108,7 @@ fn access_modes(volume: &PersistentVolume) -> BTreeSet<&str> {
     set(volume.spec.as_ref().and_then(|s| s.access_modes.as_ref()))
 }
 
-fn wanted_modes(claim: &PersistentVolumeClaim) -> BTreeSet<&str> {
+fn requested_modes(claim: &PersistentVolumeClaim) -> BTreeSet<&str> {
     let spec: Option<&PersistentVolumeClaimSpec> = claim.spec.as_ref();
     set(spec.and_then(|s| s.access_modes.as_ref()))
 }
@@ -119,7 +119,7 @@ fn attributes_class(volume: &PersistentVolume) -> &str {
         .unwrap_or("")
 }
 
-fn wanted_attributes_class(claim: &PersistentVolumeClaim) -> &str {
+fn requested_attributes_class(claim: &PersistentVolumeClaim) -> &str {
     let spec = claim.spec.as_ref();
     spec.and_then(|s| s.volume_attributes_class_name.as_deref())
         .unwrap_or("")

@@ -1,4 +1,4 @@
-//! Claims and volumes on their way to each other and apart.
+//! Binding, provisioning and reclaiming.
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -7,7 +7,7 @@ use knarr_api::registry::{self, Registered};
 use serde_json::{Value, json};
 
 use super::claims::ClaimBinder;
-use super::local::{LocalLeftovers, LocalProvisioner, default_class};
+use super::local::{LocalProvisioner, LocalVolumeCleanup, default_class};
 use super::volumes::VolumePhases;
 use crate::controller::View;
 use crate::world::{World, at, lines};
@@ -66,7 +66,7 @@ fn class(mode: &str) -> StorageClass {
     }))
 }
 
-/// Runs all binders over the claim and all volumes until nothing more is done; what was done.
+/// Runs the controllers for the claim and all volumes until there are no more actions; the actions.
 fn settle(world: &mut World) -> Vec<String> {
     let mut done = Vec::new();
     for _ in 0..10 {
@@ -98,14 +98,14 @@ fn the_volume(world: &World, name: &str) -> PersistentVolume {
     (*view.get_as::<PersistentVolume>("", name).unwrap()).clone()
 }
 
-/// The volume a claim got, after all has settled.
-fn got(world: &World) -> String {
+/// The volume that the claim is bound to in the end.
+fn bound_volume(world: &World) -> String {
     super::volume_name(&the_claim(world)).to_string()
 }
 
 #[test]
-fn a_claim_gets_the_smallest_volume_that_suits_it() {
-    // The volume `v` beside a larger one that always suits, and whether it is taken.
+fn a_claim_gets_the_smallest_volume_that_matches() {
+    // The volume `v` next to a larger one that always matches, and whether `v` is bound.
     for (over, taken) in [
         (json!({}), true),
         (json!({"spec": {"capacity": {"storage": "4Gi"}}}), false),
@@ -128,7 +128,7 @@ fn a_claim_gets_the_smallest_volume_that_suits_it() {
             json!({"spec": {"claimRef": {"namespace": "a", "name": "other"}}}),
             false,
         ),
-        // Reserved for it: size and modes must do, all else is its user's choice.
+        // Reserved for the claim: size and modes have to match, all else is the user's choice.
         (
             json!({"spec": {"claimRef": {"namespace": "a", "name": "c"}, "capacity": {"storage": "50Gi"}, "storageClassName": "fast"}}),
             true,
@@ -139,7 +139,7 @@ fn a_claim_gets_the_smallest_volume_that_suits_it() {
         world.put(volume("v", over.clone()));
         world.put(volume("wide", json!({"spec": {"capacity": {"storage": "10Gi"}}})));
         settle(&mut world);
-        assert_eq!(got(&world) == "v", taken, "{over}");
+        assert_eq!(bound_volume(&world) == "v", taken, "{over}");
     }
 }
 
@@ -155,7 +155,7 @@ fn a_selector_chooses_by_labels() {
         json!({"metadata": {"labels": {"disk": "ssd"}}, "spec": {"capacity": {"storage": "9Gi"}}}),
     ));
     settle(&mut world);
-    assert_eq!(got(&world), "ssd");
+    assert_eq!(bound_volume(&world), "ssd");
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn binding_writes_the_volume_then_the_claim_then_their_phases() {
 }
 
 #[test]
-fn a_claim_that_names_its_volume_gets_it_or_is_told_why_not() {
+fn a_claim_that_names_its_volume_gets_it_or_an_event_with_the_reason() {
     let named = || claim(json!({"spec": {"volumeName": "v"}}));
     let other = json!({"spec": {"claimRef": {"namespace": "a", "name": "x", "uid": "u"}}});
     for (over, expected) in [
@@ -225,7 +225,7 @@ fn a_claim_that_names_its_volume_gets_it_or_is_told_why_not() {
         let phase = the_claim(&world).status.unwrap().phase.unwrap();
         assert_eq!(phase, if expected.is_empty() { "Bound" } else { "Pending" });
     }
-    // A volume its user chose is not marked as the controller's choice.
+    // A volume that a user selected is not annotated as the controller's choice.
     let mut world = World::default();
     world.put(named());
     world.put(volume(
@@ -239,7 +239,7 @@ fn a_claim_that_names_its_volume_gets_it_or_is_told_why_not() {
 }
 
 #[test]
-fn a_claim_without_a_volume_says_what_it_waits_for() {
+fn a_claim_without_a_volume_has_an_event_with_what_it_waits_for() {
     let run = |class: Option<StorageClass>, over: Value, pods: &[&str]| {
         let mut world = World::default();
         class.map(|c| world.put(c));
@@ -291,19 +291,19 @@ fn a_claim_without_a_volume_says_what_it_waits_for() {
 }
 
 #[test]
-fn a_volume_that_suits_waits_for_the_scheduler_if_the_class_does() {
+fn a_matching_volume_is_bound_by_the_scheduler_with_wait_for_first_consumer() {
     let mut world = World::default();
     world.put(class("WaitForFirstConsumer"));
     world.put(claim(json!({})));
     world.put(volume("v", json!({})));
     assert_eq!(settle(&mut world), [""; 0]);
-    // The scheduler's choice is a volume that is reserved with the claim's uid.
+    // The volume that the scheduler selected has a claimRef with the claim's uid.
     world.put(volume(
         "v",
         json!({"spec": {"claimRef": {"namespace": "a", "name": "c", "uid": "uid-c"}}}),
     ));
     settle(&mut world);
-    assert_eq!(got(&world), "v");
+    assert_eq!(bound_volume(&world), "v");
 }
 
 #[test]
@@ -324,14 +324,14 @@ fn a_claim_without_a_class_gets_the_default_one_the_newest_of_several() {
     }
     world.take(&world.run(&ClaimBinder, ("a", "c"), at(0)));
     assert_eq!(super::class_of_claim(&the_claim(&world)), "new");
-    // One that asks for none gets none.
+    // A claim with an empty class gets no default.
     world.put(claim(json!({"spec": {"storageClassName": ""}})));
     let lines = lines(&world.run(&ClaimBinder, ("a", "c"), at(0)));
     assert!(lines[0].starts_with("event FailedBinding"), "{lines:?}");
 }
 
 #[test]
-fn a_bound_claim_whose_volume_goes_is_lost() {
+fn a_bound_claim_whose_volume_is_deleted_is_lost() {
     let bound = json!({"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
         "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}});
     let mut world = World::default();
@@ -353,7 +353,7 @@ fn a_bound_claim_whose_volume_goes_is_lost() {
 }
 
 #[test]
-fn a_volume_whose_claim_has_gone_follows_its_policy() {
+fn a_volume_whose_claim_was_deleted_follows_its_reclaim_policy() {
     let csi = json!({"spec": {"csi": {"driver": "d", "volumeHandle": "h"}}});
     let made = |by: &str| json!({"metadata": {"annotations": {"pv.kubernetes.io/provisioned-by": by}}});
     for (policy, over, phase, then) in [
@@ -402,12 +402,12 @@ fn a_claim_of_the_same_name_does_not_get_the_data_of_the_one_before() {
     ));
     world.put(class("WaitForFirstConsumer"));
     settle(&mut world);
-    assert_eq!(got(&world), "");
+    assert_eq!(bound_volume(&world), "");
     assert_eq!(super::volume_phase(&the_volume(&world, "v")), "Released");
 }
 
 #[test]
-fn a_volume_chosen_for_a_claim_that_got_another_is_free_again() {
+fn a_volume_that_was_selected_for_a_claim_with_another_volume_is_available_again() {
     let mut world = World::default();
     world.put(claim(json!({
         "metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
@@ -444,12 +444,12 @@ fn local_world(over: Value) -> World {
 }
 
 #[test]
-fn a_local_volume_is_made_on_the_node_that_was_selected_and_grows_on_demand() {
+fn a_local_volume_is_provisioned_on_the_selected_node_and_expanded_on_request() {
     let mut world = local_world(json!({}));
     world.take(&world.run(&ClaimBinder, ("a", "c"), at(0)));
     world.take(&world.run(&LocalProvisioner, ("a", "c"), at(0)));
     settle(&mut world);
-    assert_eq!(got(&world), "pvc-uid-c");
+    assert_eq!(bound_volume(&world), "pvc-uid-c");
     let spec = the_volume(&world, "pvc-uid-c").spec.unwrap();
     assert_eq!(spec.local.unwrap().path, "/data/volumes/pvc-uid-c");
     assert_eq!(spec.persistent_volume_reclaim_policy.as_deref(), Some("Delete"));
@@ -471,7 +471,7 @@ fn a_local_volume_is_made_on_the_node_that_was_selected_and_grows_on_demand() {
 }
 
 #[test]
-fn what_no_local_volume_can_be_is_said() {
+fn unsupported_requests_for_local_volumes_are_reported() {
     let node =
         |name: &str| json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": name}}});
     for (over, word) in [
@@ -483,29 +483,29 @@ fn what_no_local_volume_can_be_is_said() {
             json!({"spec": {"accessModes": ["ReadWriteMany"]}}),
             "access mode ReadWriteMany is not supported",
         ),
-        (node("bare"), "node \"bare\" offers no place for local volumes"),
+        (node("bare"), "node \"bare\" has no directory for local volumes"),
         (node("gone"), "node \"gone\" not found"),
     ] {
         let mut world = local_world(over);
         world.take(&world.run(&ClaimBinder, ("a", "c"), at(0)));
         let actions = world.run(&LocalProvisioner, ("a", "c"), at(0));
-        let said = lines(&actions);
+        let events = lines(&actions);
         assert!(
-            said[0].starts_with("event ProvisioningFailed") && said[0].contains(word),
-            "{said:?}"
+            events[0].starts_with("event ProvisioningFailed") && events[0].contains(word),
+            "{events:?}"
         );
         world.take(&actions);
         let selected = super::annotation(&the_claim(&world).metadata, super::SELECTED_NODE).is_some();
         assert_eq!(
             selected,
             !word.contains("gone"),
-            "only a node that has gone is chosen anew"
+            "another node is selected only if the node was deleted"
         );
     }
 }
 
 #[test]
-fn a_deleted_local_volume_waits_for_its_node_unless_that_has_gone() {
+fn a_deleted_local_volume_waits_for_its_node_unless_that_was_deleted() {
     let mut world = local_world(json!({}));
     world.put(volume(
         "v",
@@ -514,16 +514,16 @@ fn a_deleted_local_volume_waits_for_its_node_unless_that_has_gone() {
             "deletionTimestamp": "2026-01-01T00:00:00Z",
         }}),
     ));
-    assert_eq!(lines(&world.run(&LocalLeftovers, ("", "v"), at(0))), [""; 0]);
+    assert_eq!(lines(&world.run(&LocalVolumeCleanup, ("", "v"), at(0))), [""; 0]);
     world.remove(&registry::NODE, "", "n");
     assert_eq!(
-        lines(&world.run(&LocalLeftovers, ("", "v"), at(0))),
+        lines(&world.run(&LocalVolumeCleanup, ("", "v"), at(0))),
         ["require no nodes n", "update persistentvolumes v"]
     );
 }
 
 #[test]
-fn a_claim_is_provisioned_where_its_pod_is_if_that_was_placed_without_the_scheduler() {
+fn a_claim_is_provisioned_on_the_node_of_a_pod_that_was_bound_without_the_scheduler() {
     let mut world = local_world(json!({"metadata": {"annotations": null}}));
     world.put::<Pod>(from(json!({
         "metadata": {"namespace": "a", "name": "p"},
@@ -535,5 +535,5 @@ fn a_claim_is_provisioned_where_its_pod_is_if_that_was_placed_without_the_schedu
     }
     world.take(&world.run(&LocalProvisioner, ("a", "c"), at(0)));
     settle(&mut world);
-    assert_eq!(got(&world), "pvc-uid-c");
+    assert_eq!(bound_volume(&world), "pvc-uid-c");
 }

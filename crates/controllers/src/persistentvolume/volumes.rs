@@ -1,4 +1,4 @@
-//! A volume's phase, and what becomes of it when its claim has gone.
+//! Phases of volumes, and their reclaim policy when their claim was deleted.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use knarr_api::k8s_openapi;
@@ -9,8 +9,8 @@ use super::{
     BOUND_BY_CONTROLLER, NAME, PROVISIONED_BY, annotation, claim_ref, local, matching, volume_name,
     volume_phase,
 };
-use crate::action::{Action, Delete, Fact, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::action::{Action, Delete, LiveCheck, reference};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
 /// See the module. Its keys are volumes.
 pub struct VolumePhases;
@@ -18,6 +18,10 @@ pub struct VolumePhases;
 impl Controller for VolumePhases {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn queue(&self) -> &'static str {
+        "volumes"
     }
 
     fn account(&self) -> &'static str {
@@ -28,7 +32,7 @@ impl Controller for VolumePhases {
         vec![&registry::PERSISTENT_VOLUME, &registry::PERSISTENT_VOLUME_CLAIM]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::PERSISTENT_VOLUME) {
             return vec![key];
         }
@@ -39,7 +43,7 @@ impl Controller for VolumePhases {
             .filter(|name| !name.is_empty())
             .map(|name| ObjectKey::new("", name))
             .collect();
-        // A claim that goes, or is bound elsewhere, lets go of what was reserved for it.
+        // A claim that is deleted, or is bound to another volume, releases the volume that was reserved for it.
         let named = |o: Option<&Object>| {
             let claim = o.and_then(|o| o.get::<PersistentVolumeClaim>());
             claim.map(|c| volume_name(c).to_string())
@@ -72,7 +76,7 @@ impl Controller for VolumePhases {
         };
         let uid = to.uid.as_deref().unwrap_or("");
         if uid.is_empty() {
-            // Reserved by name; the claim's side completes it.
+            // Reserved by name; the claim's sync completes the binding.
             return phase(&volume, "Available").into_iter().collect();
         }
         let (namespace, name) = (to.namespace.as_deref(), to.name.as_deref());
@@ -82,19 +86,19 @@ impl Controller for VolumePhases {
             .get_as::<PersistentVolumeClaim>(&key.namespace, &key.name)
             .filter(|c| c.object().uid() == uid);
         let Some(claim) = claim else {
-            // The cache may lag: what a claim still holds is not given away.
-            let gone = Action::Require(Fact::Gone {
+            // The cache may lag: a volume that a claim still has must not be released.
+            let claim_absent = Action::Require(LiveCheck::AbsentUid {
                 kind: registry::PERSISTENT_VOLUME_CLAIM.clone(),
                 key,
                 uid: uid.into(),
             });
-            return released(&volume, gone);
+            return reclaim(&volume, claim_absent);
         };
         match volume_name(&claim) {
             "" if matching::modes_differ(&volume, &claim) => mode_mismatch(&volume, &claim),
             "" => Vec::new(),
             name if name == volume.object().name() => phase(&volume, "Bound").into_iter().collect(),
-            _ => elsewhere(&volume, &claim),
+            _ => bound_to_other(&volume, &claim),
         }
     }
 }
@@ -133,16 +137,16 @@ fn mode_mismatch(volume: &Shared<PersistentVolume>, claim: &Shared<PersistentVol
     ]
 }
 
-/// Its claim is bound to another volume: what was made for it goes, what was chosen for it is free again.
-fn elsewhere(volume: &Shared<PersistentVolume>, claim: &Shared<PersistentVolumeClaim>) -> Vec<Action> {
+/// The claim is bound to another volume: a volume that was provisioned for it is deleted, a selected one is available again.
+fn bound_to_other(volume: &Shared<PersistentVolume>, claim: &Shared<PersistentVolumeClaim>) -> Vec<Action> {
     let made = annotation(&volume.metadata, PROVISIONED_BY).is_some();
     if made && policy(volume) == "Delete" {
-        let alive = Action::Require(Fact::Alive {
+        let alive = Action::Require(LiveCheck::Exists {
             kind: registry::PERSISTENT_VOLUME_CLAIM.clone(),
             key: ObjectKey::of(claim.object()),
             uid: claim.object().uid().into(),
         });
-        return released(volume, alive);
+        return reclaim(volume, alive);
     }
     let mut changed = (**volume).clone();
     let chosen = annotation(&volume.metadata, BOUND_BY_CONTROLLER).is_some();
@@ -162,12 +166,12 @@ fn policy(volume: &PersistentVolume) -> &str {
         .unwrap_or("Retain")
 }
 
-/// Nobody's any more: `sure` holds at the API, then its reclaim policy is followed.
-fn released(volume: &Shared<PersistentVolume>, sure: Action) -> Vec<Action> {
-    let has_ended = ["Released", "Failed"].contains(&volume_phase(volume));
-    if !has_ended {
+/// The claim was deleted: after `live_check` the reclaim policy is applied.
+fn reclaim(volume: &Shared<PersistentVolume>, live_check: Action) -> Vec<Action> {
+    let is_released = ["Released", "Failed"].contains(&volume_phase(volume));
+    if !is_released {
         let update = phase(volume, "Released");
-        return std::iter::once(sure).chain(update).collect();
+        return std::iter::once(live_check).chain(update).collect();
     }
     let failed = |reason: &'static str, message: String| {
         let mut changed = (**volume).clone();
@@ -191,10 +195,10 @@ fn released(volume: &Shared<PersistentVolume>, sure: Action) -> Vec<Action> {
         ),
         "Delete" => match annotation(&volume.metadata, PROVISIONED_BY) {
             Some(local::PROVISIONER) if volume.metadata.deletion_timestamp.is_none() => {
-                // What is in it goes with the object: its node holds that back until it has cleaned up.
-                vec![sure, Action::Delete(Delete::of(volume.object()))]
+                // Its data is deleted with the object: a finalizer keeps it until its node has cleaned up.
+                vec![live_check, Action::Delete(Delete::of(volume.object()))]
             }
-            // Its own driver sees to it.
+            // An external provisioner deletes it.
             Some(by) if !by.starts_with("kubernetes.io/") => Vec::new(),
             _ if volume.spec.as_ref().is_some_and(|s| s.csi.is_some()) => Vec::new(),
             _ => failed(

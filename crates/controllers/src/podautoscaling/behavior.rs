@@ -1,4 +1,4 @@
-//! Stabilization windows and scaling policies: how far and how fast the number of replicas may move.
+//! Stabilization windows and scaling policies: how far and how fast the number of replicas may change.
 
 use k8s_openapi::api::autoscaling::v2::{HPAScalingRules, HorizontalPodAutoscalerBehavior};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -11,7 +11,7 @@ use super::status::Reason;
 const SCALE_UP_MINIMUM: i32 = 4;
 const SCALE_UP_FACTOR: i32 = 2;
 
-/// A number at a time: a recommendation, or by how much the target was scaled.
+/// A number with its time: a recommendation, or by how much the target was scaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dated {
     pub replicas: i32,
@@ -132,7 +132,7 @@ impl History {
         }
     }
 
-    /// Notes that the target was scaled, for the policies of the behavior.
+    /// Records that the target was scaled, for the policies of the behavior.
     pub fn scaled(&mut self, behavior: &HorizontalPodAutoscalerBehavior, from: i32, to: i32, now: Timestamp) {
         let (events, rules) = if to > from {
             (&mut self.scaled_up, &behavior.scale_up)
@@ -194,7 +194,7 @@ impl History {
         }
     }
 
-    /// Moves no further up than the lowest, and no further down than the highest recommendation of the windows.
+    /// Scales no further up than the lowest, and no further down than the highest recommendation of the windows.
     fn stabilize(
         &mut self,
         behavior: &HorizontalPodAutoscalerBehavior,

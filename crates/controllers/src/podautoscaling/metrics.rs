@@ -8,12 +8,13 @@ use k8s_openapi::api::autoscaling::v2::{
     ObjectMetricStatus, PodsMetricSource, PodsMetricStatus, ResourceMetricSource, ResourceMetricStatus,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use knarr_api::k8s_openapi;
 use knarr_api::quantity::{Notation, Quantity};
+use knarr_api::selector::label::go_string;
 
 use super::replicas::{Calculated, Target};
 use super::samples::PodMetric;
-use super::selector::printed;
 use super::status::Reason;
 
 /// What a metrics API answered for one metric of the spec; values are thousandths. The error is the API's own text.
@@ -42,7 +43,7 @@ pub struct Proposed {
 pub struct Unusable {
     /// For the event and the condition ScalingActive.
     pub condition: Reason,
-    /// As it stands in the summary of all metrics.
+    /// The error in the summary of all metrics.
     pub summary: String,
 }
 
@@ -63,7 +64,7 @@ fn average(milli: i64) -> MetricValueStatus {
     }
 }
 
-fn whole(milli: i64) -> MetricValueStatus {
+fn total_value(milli: i64) -> MetricValueStatus {
     MetricValueStatus {
         value: quantity(milli, Notation::DecimalSi),
         ..MetricValueStatus::default()
@@ -78,7 +79,7 @@ fn status(type_: &str) -> MetricStatus {
 }
 
 fn unfit() -> String {
-    "the answer does not fit the metric's type".into()
+    "the response does not match the metric's type".into()
 }
 
 fn by_pod<'a>(reading: &'a Reading, what: &str) -> Result<&'a BTreeMap<String, PodMetric>> {
@@ -104,7 +105,7 @@ fn object(source: &ObjectMetricSource, reading: &Reading, target: &Target<'_>, n
         ("Value", Some(goal), _) => {
             let found = target.by_value(value()?, milli(goal)?)?;
             let name = format!("{} metric {}", described.kind, metric.name);
-            (found.replicas, name, whole(found.usage))
+            (found.replicas, name, total_value(found.usage))
         }
         ("AverageValue", _, Some(goal)) => {
             let failed = |why| format!("failed to get {} object metric: {why}", metric.name);
@@ -231,8 +232,12 @@ fn container_resource(
     })
 }
 
+fn shown_selector(selector: Option<&LabelSelector>) -> String {
+    selector.map_or_else(|| "nil".into(), go_string)
+}
+
 fn external_name(metric: &MetricIdentifier) -> String {
-    let selector = printed(metric.selector.as_ref());
+    let selector = shown_selector(metric.selector.as_ref());
     format!("external metric {}({selector})", metric.name)
 }
 
@@ -248,7 +253,7 @@ fn external(
         Reading::Failed(why) => Err(format!(
             "unable to get external metric {ns}/{}/{}: {why}",
             metric.name,
-            printed(metric.selector.as_ref())
+            shown_selector(metric.selector.as_ref())
         )),
         _ => Err(unfit()),
     };
@@ -260,7 +265,7 @@ fn external(
         let goal = milli(goal)?;
         let found = value().and_then(|v| target.by_value(v, goal));
         let found = found.map_err(|why| format!("failed to get external metric {}: {why}", metric.name))?;
-        (found.replicas, whole(found.usage))
+        (found.replicas, total_value(found.usage))
     } else {
         let why =
             "invalid external metric source: neither a value target nor an average value target was set";

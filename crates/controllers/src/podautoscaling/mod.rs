@@ -1,7 +1,7 @@
 //! HorizontalPodAutoscaler (autoscaling/v2): how many replicas its target should have.
 //!
-//! One reconciliation is a [`Reconciliation`]: the driver reads the target's scale, [`Reconciliation::start`] says whether
-//! metrics are needed, the driver reads them, [`Reconciliation::decide`] says whether to write the scale, and
+//! One reconciliation is a [`Reconciliation`]: the driver reads the target's scale, [`Reconciliation::start`] returns whether
+//! metrics are needed, the driver reads them, [`Reconciliation::decide`] returns whether to write the scale, and
 //! [`Reconciliation::finish`] takes the result of that write and returns the status and the events. Reasons, messages and
 //! arithmetic are those of Kubernetes v1.36. What has to be remembered between two reconciliations (recommendations and
 //! scale events) is a [`History`]; it is lost when the leader changes, as in Kubernetes.

@@ -47,7 +47,7 @@ pub enum Decision {
     Failed,
 }
 
-/// How a reconciliation ended.
+/// The result of a reconciliation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// To be written if it differs from the one that is there.
@@ -65,7 +65,7 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Computation {
     pub metric_type: String,
-    /// `scale_up`, `scale_down` or `none`, against the replicas that the status has said.
+    /// `scale_up`, `scale_down` or `none`, compared with the replicas in the status.
     pub action: &'static str,
     pub has_failed: bool,
 }
@@ -148,7 +148,7 @@ impl<'a> Reconciliation<'a> {
         self.settings.scale_to_zero && self.conditions.is_true(SCALED_TO_ZERO)
     }
 
-    /// The target, or its scale, could not be read: ends the reconciliation.
+    /// Finishes the reconciliation if the target or its scale could not be read.
     pub fn scale_failed(mut self, error: &str) -> Report {
         let why = format!("the HPA controller was unable to get the target's current scale: {error}");
         self.conditions
@@ -198,7 +198,7 @@ impl<'a> Reconciliation<'a> {
         Needs::Nothing
     }
 
-    /// The scale's selector. `None` ends the deciding: [`Reconciliation::finish`] follows.
+    /// The scale's selector. After `None` no decision follows: the driver calls [`Reconciliation::finish`].
     pub fn selector(&mut self, scale: &Scale) -> Option<Selector> {
         let text = scale.status.as_ref().and_then(|s| s.selector.as_deref());
         let text = text.unwrap_or_default();
@@ -222,7 +222,7 @@ impl<'a> Reconciliation<'a> {
     }
 
     /// Checks that no other autoscaler controls these pods; `controlling` is what
-    /// [`controlling`](super::controlling) returns for them. False ends the deciding.
+    /// [`controlling`](super::controlling) returns for them. After false the driver calls [`Reconciliation::finish`].
     pub fn is_alone(&mut self, scale: &Scale, controlling: &[Key]) -> bool {
         if controlling.len() <= 1 {
             return true;
@@ -270,7 +270,7 @@ impl<'a> Reconciliation<'a> {
         }
     }
 
-    /// The most that a metric proposes, and its name. `None` if that cannot be said.
+    /// The most that a metric proposes, and its name. `None` if it cannot be computed.
     fn computed(&mut self, pods: &[&Pod], readings: &[Reading]) -> Option<(i32, String)> {
         let specs = self.specs();
         let target = Target {
@@ -376,7 +376,7 @@ impl<'a> Reconciliation<'a> {
         self.decision
     }
 
-    /// What was decided so far: where [`Needs::Nothing`] was the answer, the decision.
+    /// The decision so far: final where [`Needs::Nothing`] was returned.
     pub fn decision(&self) -> Decision {
         self.decision
     }

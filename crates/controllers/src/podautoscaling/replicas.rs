@@ -232,7 +232,7 @@ impl Target<'_> {
         } else {
             ceil(usage as f64 / goal as f64)
         };
-        // With no replica yet there is no average; the whole is the least surprising figure.
+        // Without replicas there is no average; the whole value is the least surprising number.
         let average = if self.observed_replicas == 0 {
             usage
         } else {

@@ -124,8 +124,8 @@ fn pod_level(pod: &Pod, resource: &str) -> Option<Option<i64>> {
         let milli = |q| Quantity::of(q).ok().map(|q| q.milli_value());
         let own = requests.get(resource).and_then(milli).or_else(|| {
             // A resource that the pod as a whole does not name is the sum of its containers'.
-            let asked: Vec<i64> = lasting(pod).filter_map(|c| requested(c, resource)).collect();
-            (!asked.is_empty()).then(|| asked.iter().fold(0, |sum: i64, n| sum.saturating_add(*n)))
+            let requests: Vec<i64> = lasting(pod).filter_map(|c| requested(c, resource)).collect();
+            (!requests.is_empty()).then(|| requests.iter().fold(0, |sum: i64, n| sum.saturating_add(*n)))
         })?;
         Some(own.saturating_add(overhead.and_then(milli).unwrap_or(0)))
     })
@@ -134,9 +134,10 @@ fn pod_level(pod: &Pod, resource: &str) -> Option<Option<i64>> {
 fn request(pod: &Pod, container: Option<&str>, resource: &str) -> Result<i64, String> {
     let pod_name = name(pod);
     if container.is_none()
-        && let Some(whole) = pod_level(pod, resource)
+        && let Some(pod_request) = pod_level(pod, resource)
     {
-        return whole.ok_or_else(|| format!("missing pod-level request for {resource} in Pod {pod_name}"));
+        return pod_request
+            .ok_or_else(|| format!("missing pod-level request for {resource} in Pod {pod_name}"));
     }
     let missing = |c: &Container| {
         format!(
@@ -145,9 +146,10 @@ fn request(pod: &Pod, container: Option<&str>, resource: &str) -> Result<i64, St
         )
     };
     match container {
-        Some(wanted) => {
-            let found = lasting(pod).find(|c| c.name == wanted);
-            let found = found.ok_or_else(|| format!("container {wanted} not found in Pod {pod_name}"))?;
+        Some(container_name) => {
+            let found = lasting(pod).find(|c| c.name == container_name);
+            let found =
+                found.ok_or_else(|| format!("container {container_name} not found in Pod {pod_name}"))?;
             requested(found, resource).ok_or_else(|| missing(found))
         }
         None => lasting(pod).try_fold(0i64, |sum, c| {

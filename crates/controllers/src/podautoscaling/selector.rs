@@ -1,10 +1,9 @@
-//! Which autoscalers control the same pods, and selectors in the words of Kubernetes' messages.
+//! Which autoscalers control the same pods.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use knarr_api::ObjectKey;
 use knarr_api::k8s_openapi;
 use knarr_api::selector::label::Selector;
@@ -27,33 +26,4 @@ pub fn controlling(namespace: &str, pods: &[&Pod], selectors: &BTreeMap<ObjectKe
         .filter(|(_, s)| pods.iter().any(|p| s.matches(p.metadata.labels.as_ref())))
         .map(|(key, _)| Key(key.clone()))
         .collect()
-}
-
-/// As Go prints it with `%+v`.
-pub(super) fn printed(selector: Option<&LabelSelector>) -> String {
-    let Some(selector) = selector else {
-        return "nil".into();
-    };
-    let labels: String = selector
-        .match_labels
-        .iter()
-        .flatten()
-        .map(|(k, v)| format!("{k}: {v},"))
-        .collect();
-    let expressions: String = selector
-        .match_expressions
-        .iter()
-        .flatten()
-        .map(|e| {
-            let values = e.values.as_deref().unwrap_or_default().join(" ");
-            format!(
-                "LabelSelectorRequirement{{Key:{},Operator:{},Values:[{values}],}},",
-                e.key, e.operator
-            )
-        })
-        .collect();
-    format!(
-        "&LabelSelector{{MatchLabels:map[string]string{{{labels}}},\
-         MatchExpressions:[]LabelSelectorRequirement{{{expressions}}},}}"
-    )
 }

@@ -1,4 +1,4 @@
-//! Which pods go first when there are too many: those whose loss costs least.
+//! Which pods are deleted first when there are too many (upstream: ActivePodsWithRanks).
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
@@ -12,16 +12,16 @@ use crate::pod;
 
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// Sorts: first to be deleted first. `beside` is how many related pods stand on each node.
+/// Sorts pods in the order of deletion. `related_by_node` is the number of related pods on each node.
 ///
-/// Unbound before bound; Pending before Unknown before Running; not ready before ready; cheaper before dearer by
-/// annotation; on a node with many related pods before on one with few; ready for less time; restarted more
-/// often; newer. Times are compared by magnitude only (powers of two), ties by uid, so that not always the youngest go.
-pub fn sort(pods: &mut [&Shared<Pod>], beside: &BTreeMap<String, usize>, now: Timestamp) {
-    pods.sort_by(|a, b| compare(a, b, beside, now));
+/// Unassigned before assigned; Pending before Unknown before Running; not ready before ready; lower pod-deletion-cost before higher;
+/// on a node with more related pods before on one with fewer; ready for less time; restarted more often; newer. Times are compared by
+/// magnitude only (powers of two), ties by uid, so that not always the youngest pods are deleted (LogarithmicScaleDown, KEP-2185).
+pub fn sort(pods: &mut [&Shared<Pod>], related_by_node: &BTreeMap<String, usize>, now: Timestamp) {
+    pods.sort_by(|a, b| compare(a, b, related_by_node, now));
 }
 
-fn compare(a: &Pod, b: &Pod, beside: &BTreeMap<String, usize>, now: Timestamp) -> Ordering {
+fn compare(a: &Pod, b: &Pod, related_by_node: &BTreeMap<String, usize>, now: Timestamp) -> Ordering {
     let first = |p: &Pod| {
         (
             !pod::node_name(p).is_empty(),
@@ -32,7 +32,7 @@ fn compare(a: &Pod, b: &Pod, beside: &BTreeMap<String, usize>, now: Timestamp) -
             },
             pod::is_ready(p),
             deletion_cost(p),
-            Reverse(beside.get(pod::node_name(p)).copied().unwrap_or(0)),
+            Reverse(related_by_node.get(pod::node_name(p)).copied().unwrap_or(0)),
         )
     };
     first(a)
@@ -65,13 +65,13 @@ fn younger_first(
             .cmp(&magnitude(y, now))
             .then_with(|| a.metadata.uid.cmp(&b.metadata.uid)),
         (None, None) => Ordering::Equal,
-        // No time is the youngest of all.
+        // A missing time counts as the youngest.
         (None, Some(_)) => Ordering::Less,
         (Some(_), None) => Ordering::Greater,
     }
 }
 
-/// The power of two of the nanoseconds since `time`; -1 if it is not past.
+/// The binary logarithm of the nanoseconds since `time`; -1 if it has not passed.
 fn magnitude(time: Timestamp, now: Timestamp) -> i64 {
     let nanoseconds = now.duration_since(time).as_nanos();
     match u128::try_from(nanoseconds) {

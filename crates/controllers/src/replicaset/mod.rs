@@ -1,7 +1,7 @@
-//! ReplicaSet: keep `spec.replicas` pods of the template alive.
+//! ReplicaSet: keeps `spec.replicas` pods of the template running.
 //!
-//! Pods that end or have ended are not counted (SPEC T7, S8). It prefers availability: while an old pod still ends,
-//! its replacement may run. Deleted are first the pods whose loss costs least ([`deletion_order`]).
+//! Terminating and finished pods are not counted (SPEC T7, S8). It prefers availability: while an old pod is terminating its
+//! replacement may run. [`deletion_order`] decides which pods are deleted first.
 
 pub mod deletion_order;
 
@@ -15,11 +15,11 @@ use knarr_api::time::seconds;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
 
 use crate::action::{Action, Create, Delete, Failure, Report, Verb, reference};
-use crate::controller::{Changed, Context, Controller, View};
-use crate::owner::{claim, controller_of, owners_of, selecting};
+use crate::controller::{Context, Controller, ObjectChange, View};
+use crate::owner::{claim, controller_of, non_empty_selector, owners_of};
 use crate::pod::{self, Availability};
 
-/// Pods created or deleted for one ReplicaSet at one time, so that none keeps the others waiting for long.
+/// Pods created or deleted in one sync of a ReplicaSet, so that others do not wait for long (upstream: BurstReplicas).
 pub const BURST_REPLICAS: usize = 500;
 
 /// See the module.
@@ -38,7 +38,7 @@ impl Controller for ReplicaSets {
         vec![&registry::REPLICA_SET, &registry::POD]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         match changed.key_of(&registry::REPLICA_SET) {
             Some(key) => vec![key],
             None => owners_of::<ReplicaSet>(view, changed, |set| set.spec.as_ref().map(|s| &s.selector)),
@@ -54,7 +54,7 @@ impl Controller for ReplicaSets {
         };
         let owner = set.object();
         let Some(spec) = &set.spec else { return Vec::new() };
-        let Some(selector) = selecting(&spec.selector) else {
+        let Some(selector) = non_empty_selector(&spec.selector) else {
             return Vec::new();
         };
 
@@ -67,8 +67,8 @@ impl Controller for ReplicaSets {
         let mut actions = claimed.actions;
 
         if context.failure.is_none() && set.metadata.deletion_timestamp.is_none() {
-            let wanted = spec.replicas.unwrap_or(1);
-            actions.extend(manage(context, owner, wanted, spec.template.as_ref(), &pods));
+            let desired = spec.replicas.unwrap_or(1);
+            actions.extend(manage(context, owner, desired, spec.template.as_ref(), &pods));
         } else {
             actions.clear();
         }
@@ -96,39 +96,39 @@ pub(crate) fn count(n: usize) -> i32 {
     i32::try_from(n).unwrap_or(i32::MAX)
 }
 
-/// As many pods as are wanted, for a ReplicaSet or what is like one.
+/// Brings the pods to the desired number, for a ReplicaSet or a ReplicationController.
 pub(crate) fn manage(
     context: &Context<'_>,
     owner: &Object,
-    wanted: i32,
+    desired: i32,
     template: Option<&PodTemplateSpec>,
     pods: &[Shared<Pod>],
 ) -> Option<Action> {
-    let wanted = usize::try_from(wanted).unwrap_or(0);
-    if pods.len() < wanted {
+    let desired = usize::try_from(desired).unwrap_or(0);
+    if pods.len() < desired {
         let template = template?;
         let report = Report {
             about: reference(owner),
             done: Some(("SuccessfulCreate", "Created pod: ".into())),
             failed: ("FailedCreate", "Error creating: ".into()),
         };
-        let missing = (wanted - pods.len()).min(BURST_REPLICAS);
+        let missing = (desired - pods.len()).min(BURST_REPLICAS);
         let creates = (0..missing).map(|_| Create {
             report: Some(report.clone()),
             ..Create::new(pod::from_template(owner, template))
         });
         return Some(Action::CreateMany(creates.collect()));
     }
-    if pods.len() > wanted {
+    if pods.len() > desired {
         let report = Report {
             about: reference(owner),
             done: Some(("SuccessfulDelete", "Deleted pod: ".into())),
             failed: ("FailedDelete", "Error deleting: ".into()),
         };
-        let surplus = (pods.len() - wanted).min(BURST_REPLICAS);
-        let beside = related_by_node(context.view, owner);
+        let surplus = (pods.len() - desired).min(BURST_REPLICAS);
+        let related_by_node = related_by_node(context.view, owner);
         let mut ranked: Vec<&Shared<Pod>> = pods.iter().collect();
-        deletion_order::sort(&mut ranked, &beside, context.now);
+        deletion_order::sort(&mut ranked, &related_by_node, context.now);
         let deletes = ranked.into_iter().take(surplus).map(|p| Delete {
             report: Some(report.clone()),
             ..Delete::of(p.object())
@@ -138,7 +138,7 @@ pub(crate) fn manage(
     None
 }
 
-/// How many active pods of this set, and of the sets that have the same controller, stand on each node.
+/// The number of active pods on each node, of this set and of the sets with the same controller.
 fn related_by_node(view: &dyn View, owner: &Object) -> BTreeMap<String, usize> {
     let sets: Vec<String> = match controller_of(owner.metadata()) {
         Some(controller) => {
@@ -147,15 +147,15 @@ fn related_by_node(view: &dyn View, owner: &Object) -> BTreeMap<String, usize> {
         }
         None => vec![owner.uid().to_string()],
     };
-    let mut beside = BTreeMap::new();
+    let mut related_by_node = BTreeMap::new();
     for uid in sets {
         for p in view.controlled_by_as::<Pod>(&uid) {
             if pod::is_active(&p) {
-                *beside.entry(pod::node_name(&p).to_string()).or_default() += 1;
+                *related_by_node.entry(pod::node_name(&p).to_string()).or_default() += 1;
             }
         }
     }
-    beside
+    related_by_node
 }
 
 fn status(set: &ReplicaSet, pods: &[Shared<Pod>], context: &Context<'_>) -> ReplicaSetStatus {
@@ -182,7 +182,7 @@ fn status(set: &ReplicaSet, pods: &[Shared<Pod>], context: &Context<'_>) -> Repl
     }
 }
 
-/// ReplicaFailure is there while pods cannot be created or deleted.
+/// Sets the condition ReplicaFailure while pods cannot be created or deleted.
 fn conditions(set: &ReplicaSet, context: &Context<'_>) -> Option<Vec<ReplicaSetCondition>> {
     const TYPE: &str = "ReplicaFailure";
     let had = set
@@ -194,7 +194,7 @@ fn conditions(set: &ReplicaSet, context: &Context<'_>) -> Option<Vec<ReplicaSetC
     let mut conditions = had;
     conditions.retain(|c| c.type_ != TYPE);
     if let Some((reason, failure)) = context.failure.and_then(failed) {
-        // The first failure stays until it is over, so that the condition does not move with every attempt.
+        // The first failure is kept while it lasts, so that the condition does not change with every attempt.
         conditions.push(old.unwrap_or_else(|| ReplicaSetCondition {
             type_: TYPE.into(),
             status: "True".into(),

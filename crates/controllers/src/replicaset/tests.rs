@@ -1,4 +1,4 @@
-//! ReplicaSet's decisions, as tables.
+//! The decisions of the ReplicaSet controller, as tables.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
@@ -128,7 +128,7 @@ fn missing_pods_are_created_from_the_template_with_a_controller_reference() {
 }
 
 #[test]
-fn t7_pods_that_end_or_have_ended_are_no_replicas() {
+fn t7_terminating_and_finished_pods_are_not_replicas() {
     let mut world = World::default();
     world.put(set(2));
     world.put(owned(ready(bare_pod("a"), 0)));
@@ -143,7 +143,7 @@ fn t7_pods_that_end_or_have_ended_are_no_replicas() {
 }
 
 #[test]
-fn nothing_is_done_when_everything_is_as_it_should_be() {
+fn nothing_is_done_when_the_desired_state_is_reached() {
     let mut world = World::default();
     world.put(set(1));
     world.put(owned(ready(bare_pod("a"), 0)));
@@ -167,7 +167,7 @@ fn a_set_that_is_being_deleted_neither_creates_nor_deletes_nor_adopts() {
 }
 
 #[test]
-fn an_orphan_is_taken_up_only_after_its_owner_was_asked_for_at_the_api() {
+fn an_orphan_is_adopted_only_after_a_live_read_of_its_owner() {
     let mut world = World::default();
     world.put(set(1));
     world.put(bare_pod("orphan"));
@@ -190,7 +190,7 @@ fn an_orphan_is_taken_up_only_after_its_owner_was_asked_for_at_the_api() {
 }
 
 #[test]
-fn a_pod_that_no_longer_matches_is_let_go_and_replaced() {
+fn a_pod_that_no_longer_matches_is_released_and_replaced() {
     let mut world = World::default();
     world.put(set(1));
     let mut pod = owned(bare_pod("a"));
@@ -206,7 +206,7 @@ fn a_pod_that_no_longer_matches_is_let_go_and_replaced() {
 }
 
 #[test]
-fn surplus_pods_go_in_the_order_of_what_they_cost() {
+fn surplus_pods_are_deleted_in_their_order() {
     let restarted = |mut pod: Pod, n| {
         pod.status.get_or_insert_default().container_statuses = Some(vec![ContainerStatus {
             restart_count: n,
@@ -232,7 +232,7 @@ fn surplus_pods_go_in_the_order_of_what_they_cost() {
         pod
     };
     let p = |name: &str| owned(bare_pod(name));
-    // (why, goes first, stays longer)
+    // (why, deleted first, deleted later)
     let table = [
         ("unbound", on(p("z"), ""), p("a")),
         ("pending", phase(p("z"), "Pending"), p("a")),
@@ -253,7 +253,7 @@ fn surplus_pods_go_in_the_order_of_what_they_cost() {
         let actions = world.run(&ReplicaSets, KEY, at(1000));
         assert_eq!(lines(&actions)[0], format!("delete pods default/{name}"), "{why}");
     }
-    // Two on one node: one of the two goes, though the third is younger.
+    // Two on one node: one of them is deleted, though the third is younger.
     let mut world = World::default();
     world.put(set(2));
     world.put(created(on(p("b1"), "n1"), 1));
@@ -268,14 +268,14 @@ fn surplus_pods_go_in_the_order_of_what_they_cost() {
 }
 
 #[test]
-fn a_failed_create_shows_as_a_condition_and_goes_with_success() {
+fn a_failed_create_sets_a_condition_that_is_removed_with_success() {
     let mut world = World::default();
     world.put(set(2));
     let failure = Failure {
         verb: Verb::Create,
         kind: registry::POD.clone(),
         name: "web-".into(),
-        error: Error::forbidden(registry::POD.about("web-x"), "exceeded quota"),
+        error: Error::forbidden(registry::POD.resource_ref("web-x"), "exceeded quota"),
     };
     let actions = world.run_after(&ReplicaSets, KEY, at(5), Some(&failure));
     assert_eq!(lines(&actions), ["update replicasets/status default/web"]);
@@ -294,14 +294,14 @@ fn a_failed_create_shows_as_a_condition_and_goes_with_success() {
     );
     world.take_updates(&actions);
     let again = world.run_after(&ReplicaSets, KEY, at(9), Some(&failure));
-    assert_eq!(lines(&again), [""; 0], "the condition does not move");
+    assert_eq!(lines(&again), [""; 0], "the condition does not change");
     let actions = world.run(&ReplicaSets, KEY, at(10));
     let status = updated::<ReplicaSet>(&actions, "status").unwrap().status.unwrap();
     assert_eq!(status.conditions, None);
 }
 
 #[test]
-fn min_ready_seconds_delays_available_and_asks_to_be_looked_at_then() {
+fn min_ready_seconds_delays_availability_and_requeues_the_set() {
     let mut world = World::default();
     let mut set = set(1);
     set.spec.as_mut().unwrap().min_ready_seconds = Some(10);

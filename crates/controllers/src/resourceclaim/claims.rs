@@ -1,8 +1,8 @@
-//! What becomes of claims: reservations of pods that have ended are removed, with the last of them the allocation; one
-//! that was made for a pod is deleted when the pod has ended; a deleted one loses its finalizer when nobody uses it.
+//! Cleans up ResourceClaims: reservations of finished pods are removed, and the allocation with the last of them; a claim that was
+//! created for a pod is deleted when the pod is finished; the finalizer of a deleted claim is removed when it is not in use.
 //!
-//! The finalizer of a claim that is deallocated stays until the claim is deleted: scheduler writes it before the
-//! allocation, and between the two the claim looks the same.
+//! The finalizer of a deallocated claim is kept until the claim is deleted: the scheduler adds it before the allocation,
+//! and in between the claim has the same state.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference};
@@ -10,19 +10,19 @@ use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, k8s_openapi};
 
 use super::{ACCOUNT, FINALIZER, NAME, claims_of, is_allocated, is_done, reserved_for};
-use crate::action::{Action, Delete, Fact};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::action::{Action, Delete, LiveCheck};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::owner::controller_of;
 
 /// See the module. Its keys are claims.
 pub struct ResourceClaims;
 
-/// Whether a reservation stays.
+/// Whether a reservation is kept.
 enum Reservation {
     Stays,
     Ends,
-    /// It ends if the API says, too, that the pod is gone.
-    EndsIf(Fact),
+    /// It is removed if a live read confirms that the pod does not exist.
+    EndsIf(LiveCheck),
 }
 
 fn reservation(view: &dyn View, namespace: &str, user: &ResourceClaimConsumerReference) -> Reservation {
@@ -33,7 +33,7 @@ fn reservation(view: &dyn View, namespace: &str, user: &ResourceClaimConsumerRef
     match view.get_as::<Pod>(namespace, &user.name) {
         Some(pod) if pod.object().uid() == user.uid && !is_done(&pod) => Reservation::Stays,
         Some(_) => Reservation::Ends,
-        None => Reservation::EndsIf(Fact::Gone {
+        None => Reservation::EndsIf(LiveCheck::AbsentUid {
             kind: registry::POD.clone(),
             key: ObjectKey::new(namespace, &user.name),
             uid: user.uid.clone(),
@@ -54,14 +54,14 @@ impl Controller for ResourceClaims {
         vec![&registry::RESOURCE_CLAIM, &registry::POD]
     }
 
-    fn keys(&self, _view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, _view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::RESOURCE_CLAIM) {
             return changed.new.map(|_| key).into_iter().collect();
         }
         let Some((object, pod)) = changed.object().and_then(|o| Some((o, o.get::<Pod>()?))) else {
             return Vec::new();
         };
-        // Pods that run hold on to their claims.
+        // Running pods keep their claims.
         if changed.new.is_some() && !is_done(pod) {
             return Vec::new();
         }
@@ -102,7 +102,7 @@ impl Controller for ResourceClaims {
                 status.allocation = None;
                 status.devices = None;
             }
-            // What follows from it is seen when the change is.
+            // The next step follows from this change.
             actions.push(Action::update_status(changed));
         } else if ours && deleting && unused {
             let mut changed: ResourceClaim = (*claim).clone();
@@ -113,7 +113,7 @@ impl Controller for ResourceClaims {
         if unused && !deleting {
             let owner = controller_of(&claim.metadata).filter(|o| o.kind == "Pod" && o.api_version == "v1");
             let pod = owner.and_then(|o| Some((o, view.get_as::<Pod>(&key.namespace, &o.name)?)));
-            // Without a pod of that name garbage collection sees to it.
+            // Without a pod of that name garbage collection deletes it.
             if pod.is_some_and(|(owner, pod)| pod.object().uid() != owner.uid || is_done(&pod)) {
                 actions.push(Action::Delete(Delete::of(claim.object())));
             }

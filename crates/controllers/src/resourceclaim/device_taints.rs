@@ -12,8 +12,8 @@ use knarr_api::{Kind, ObjectKey, k8s_openapi};
 
 use super::reserved_for;
 use crate::action::{Action, Delete, reference};
-use crate::controller::{Changed, Context, Controller, View};
-use crate::node::eviction::disrupted;
+use crate::controller::{Context, Controller, ObjectChange, View};
+use crate::node::eviction::with_disruption_target;
 use crate::pod;
 
 const NO_EXECUTE: &str = "NoExecute";
@@ -40,7 +40,7 @@ fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
     }
 }
 
-/// When the slice was written last: no taint in it that does not say when it was added is younger.
+/// When the slice was last written: a taint without timeAdded was added then at the latest.
 fn last_written(slice: &ResourceSlice) -> Option<Timestamp> {
     let writes = slice.metadata.managed_fields.iter().flatten();
     let writes = writes.filter_map(|m| m.time.as_ref()).map(|t| t.0);
@@ -48,7 +48,7 @@ fn last_written(slice: &ResourceSlice) -> Option<Timestamp> {
     writes.chain(created).max()
 }
 
-/// How long a device may still be used under a taint: `None` is for ever, zero is over.
+/// How long a device may still be used under a taint: `None` for ever, zero no longer.
 fn time_left(
     tolerations: &[DeviceToleration],
     taint: &DeviceTaint,
@@ -69,7 +69,7 @@ fn time_left(
     Some(Duration::try_from(rest).unwrap_or_default())
 }
 
-/// The same of all devices of a claim. Only the newest generation of a pool says something of its devices.
+/// The same for all devices of a claim. Only slices of the newest generation of a pool count.
 fn claim_time_left(view: &dyn View, claim: &ResourceClaim, now: Timestamp) -> Option<Duration> {
     let slices = view.list_as::<ResourceSlice>("");
     let mut left: Option<Duration> = None;
@@ -113,7 +113,7 @@ impl Controller for DeviceTaintEviction {
         ]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::RESOURCE_CLAIM) {
             return changed.new.map(|_| key).into_iter().collect();
         }
@@ -156,7 +156,7 @@ impl Controller for DeviceTaintEviction {
             Some(rest) if !rest.is_zero() => vec![Action::RequeueAfter(rest)],
             Some(_) => pods
                 .flat_map(|pod| {
-                    let ending = disrupted(
+                    let evicted = with_disruption_target(
                         &pod,
                         "DeletionByDeviceTaintManager",
                         "Device Taint manager: deleting due to NoExecute taint",
@@ -165,7 +165,7 @@ impl Controller for DeviceTaintEviction {
                     let about = reference(pod.object());
                     [
                         Action::event(&about, "DeviceTaintManagerEviction", "Marking for deletion"),
-                        Action::update_status(ending),
+                        Action::update_status(evicted),
                         Action::Delete(Delete::of(pod.object())),
                     ]
                 })
@@ -182,7 +182,7 @@ mod tests {
     use crate::world::{World, at, lines};
 
     #[test]
-    fn pods_go_when_a_device_has_a_taint_that_is_not_tolerated() {
+    fn pods_are_evicted_when_a_device_has_a_taint_that_is_not_tolerated() {
         let evicted = vec![
             "event DeviceTaintManagerEviction: Marking for deletion",
             "update pods/status a/p",

@@ -1,6 +1,6 @@
-//! Claims for pods: made from the template that an entry of the pod names, with a name that the API generates, and then
-//! written to the pod's status. A claim is found again by its owner and its annotation, so that none is made twice. Pods
-//! that were bound without the scheduler (DaemonSets of old, `spec.nodeName`) have their allocated claims reserved.
+//! Creates claims for pods from the ResourceClaimTemplates that their entries name, with a generated name that is then written to the
+//! pod's status. A claim is found again by its owner and its annotation, so that none is created twice. For pods that were bound without
+//! the scheduler (`spec.nodeName`) the allocated claims are reserved.
 
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim, PodResourceClaimStatus};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference, ResourceClaimTemplate};
@@ -13,34 +13,34 @@ use super::{
     reserved_for,
 };
 use crate::action::{Action, Create, Report, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::owner::controller_of;
 use crate::pod;
 
 const FAILED: &str = "FailedResourceClaimCreation";
-/// The longest beginning of a generated name that leaves room for a hyphen and five characters of 63.
+/// The longest generateName, which leaves room for a hyphen and five characters of 63.
 const GENERATE_NAME_MAX: usize = 57;
 
 /// See the module. Its keys are pods.
 pub struct PodResourceClaims;
 
-/// What is to become of an entry.
+/// What an entry needs.
 enum Entry {
-    /// Nothing, or nothing that this controller could do.
+    /// Nothing, or nothing that this controller can do.
     Leave,
-    /// The claim of this name was made and is to be named in the pod's status.
+    /// The claim of this name exists and has to be written to the pod's status.
     Name(String),
     Create(Box<ResourceClaim>),
 }
 
-/// As the API will complete it.
+/// The generateName, which the API server completes.
 fn generate_name(pod: &str, entry: &str) -> String {
-    let whole = format!("{pod}-{entry}-");
-    if whole.len() <= GENERATE_NAME_MAX {
-        return whole;
+    let full_name = format!("{pod}-{entry}-");
+    if full_name.len() <= GENERATE_NAME_MAX {
+        return full_name;
     }
     let cut = |text: &str| {
-        let most = text.len() * GENERATE_NAME_MAX / whole.len();
+        let most = text.len() * GENERATE_NAME_MAX / full_name.len();
         text.chars().take(most).collect::<String>()
     };
     format!("{}-{}", cut(pod), cut(entry))
@@ -73,7 +73,7 @@ fn from_template(pod: &Shared<Pod>, entry: &str, template: &ResourceClaimTemplat
 }
 
 impl PodResourceClaims {
-    /// The error is told in an event.
+    /// The error is the message of an event.
     fn entry(&self, view: &dyn View, pod: &Shared<Pod>, entry: &PodResourceClaim) -> Result<Entry, String> {
         let (namespace, uid) = (pod.object().namespace(), pod.object().uid());
         let Some(template) = &entry.resource_claim_template_name else {
@@ -81,7 +81,7 @@ impl PodResourceClaims {
         };
         match made_for(pod, &entry.name) {
             Some(None) => return Ok(Entry::Leave),
-            // One that is another's by now is made anew.
+            // If the claim now belongs to another owner, a new one is created.
             Some(Some(name)) => {
                 let claim = view.get_as::<ResourceClaim>(namespace, name);
                 if claim.is_some_and(|claim| is_for(&claim, uid)) {
@@ -110,7 +110,7 @@ impl PodResourceClaims {
         Ok(Entry::Create(Box::new(claim)))
     }
 
-    /// Reserves what is allocated for a pod that has a node.
+    /// Reserves allocated claims for a pod that is bound to a node.
     fn reserve(&self, view: &dyn View, pod: &Shared<Pod>) -> Vec<Action> {
         let (namespace, uid) = (pod.object().namespace(), pod.object().uid());
         let mut actions = Vec::new();
@@ -148,6 +148,10 @@ impl Controller for PodResourceClaims {
         NAME
     }
 
+    fn queue(&self) -> &'static str {
+        "resource_claim_pods"
+    }
+
     fn account(&self) -> &'static str {
         ACCOUNT
     }
@@ -160,7 +164,7 @@ impl Controller for PodResourceClaims {
         ]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         let Some(object) = changed.object() else {
             return Vec::new();
         };
@@ -190,7 +194,7 @@ impl Controller for PodResourceClaims {
         let Some(pod) = view.get_as::<Pod>(&key.namespace, &key.name) else {
             return Vec::new();
         };
-        // What failed is tried again later; a pod that has ended needs no claims any more.
+        // After a failure the key is retried later; a finished pod needs no claims any more.
         if pod::is_deleting(&pod) || is_done(&pod) || context.failure.is_some() {
             return Vec::new();
         }

@@ -1,4 +1,4 @@
-//! Both controllers on small worlds: objects as JSON, outcomes as lines and written objects.
+//! Both controllers: objects as JSON, results as lines of actions and written objects.
 
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use knarr_api::k8s_openapi;
@@ -8,7 +8,7 @@ use super::claims::ResourceClaims;
 use super::pods::PodResourceClaims;
 use super::*;
 use crate::action::Action;
-use crate::controller::{Changed, Controller};
+use crate::controller::{Controller, ObjectChange};
 use crate::world::{World, at, lines, updated};
 
 fn pod(over: Value) -> Pod {
@@ -32,7 +32,7 @@ fn template() -> ResourceClaimTemplate {
     serde_json::from_value(template).unwrap()
 }
 
-/// A claim that was made for the pod p.
+/// A claim that was created for the pod p.
 fn claim(name: &str, over: Value) -> ResourceClaim {
     let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p", "controller": true});
     let mut claim = json!({
@@ -69,7 +69,7 @@ fn of_claim(world: &World, name: &str) -> Vec<Action> {
 }
 
 #[test]
-fn a_claim_is_made_from_the_template_once_and_named_in_the_pods_status() {
+fn a_claim_is_created_from_the_template_once_and_is_in_the_pods_status() {
     let mut world = World::default();
     world.put(pod(json!({})));
     world.put(template());
@@ -97,7 +97,7 @@ fn a_claim_is_made_from_the_template_once_and_named_in_the_pods_status() {
 }
 
 #[test]
-fn long_names_are_cut_in_proportion() {
+fn long_names_are_truncated_in_proportion() {
     let mut world = World::default();
     let (long, entry) = ("x".repeat(63), "y".repeat(63));
     let entries = json!([{"name": entry, "resourceClaimTemplateName": "t"}]);
@@ -111,7 +111,7 @@ fn long_names_are_cut_in_proportion() {
 }
 
 #[test]
-fn a_claim_that_is_gone_or_anothers_is_made_anew() {
+fn a_claim_that_was_deleted_or_has_another_owner_is_created_again() {
     for (over, expect) in [
         (None, vec!["create resourceclaims a/p-gpu-*"]),
         (Some(json!({})), vec![]),
@@ -131,7 +131,7 @@ fn a_claim_that_is_gone_or_anothers_is_made_anew() {
 }
 
 #[test]
-fn nothing_is_made_for_pods_that_end_or_need_none() {
+fn no_claim_is_created_for_finished_pods_or_those_that_need_none() {
     let none = json!({"status": {"resourceClaimStatuses": [{"name": "gpu"}]}});
     for over in [
         json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
@@ -147,14 +147,14 @@ fn nothing_is_made_for_pods_that_end_or_need_none() {
 }
 
 #[test]
-fn a_missing_template_is_an_event_and_its_coming_brings_the_pod_back() {
+fn a_missing_template_is_reported_and_its_creation_enqueues_the_pod() {
     let mut world = World::default();
     world.put(pod(json!({})));
     let expect = "event FailedResourceClaimCreation: PodResourceClaim gpu: resource claim template \"t\": \
                   resourceclaimtemplate.resource.k8s.io \"t\" not found";
     assert_eq!(lines(&of_pod(&world)), [expect]);
     let template = world.put(template());
-    let changed = Changed {
+    let changed = ObjectChange {
         kind: template.kind(),
         old: None,
         new: Some(&template),
@@ -187,8 +187,8 @@ fn a_pod_with_a_node_has_its_allocated_claims_reserved() {
 }
 
 #[test]
-fn reservations_end_with_their_pods_and_the_allocation_with_the_last() {
-    let ended = json!({"status": {"phase": "Failed"}});
+fn reservations_are_removed_with_their_pods_and_the_allocation_with_the_last() {
+    let finished = json!({"status": {"phase": "Failed"}});
     let never_ran = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     let ends = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "spec": {"nodeName": "n"}});
     let replaced = json!({"metadata": {"uid": "another"}});
@@ -201,7 +201,7 @@ fn reservations_end_with_their_pods_and_the_allocation_with_the_last() {
     for (over, released) in [
         (json!({}), false),
         (ends, false),
-        (ended.clone(), true),
+        (finished.clone(), true),
         (never_ran, true),
         (replaced, true),
     ] {
@@ -219,7 +219,7 @@ fn reservations_end_with_their_pods_and_the_allocation_with_the_last() {
     }
     // Another one still uses it.
     let mut world = World::default();
-    world.put(pod(ended));
+    world.put(pod(finished));
     world.put(pod(json!({"metadata": {"name": "q"}})));
     world.put(user_made(&["p", "q"]));
     let changed: ResourceClaim = updated(&of_claim(&world, "c"), "status").unwrap();
@@ -228,7 +228,7 @@ fn reservations_end_with_their_pods_and_the_allocation_with_the_last() {
 }
 
 #[test]
-fn a_pod_that_the_caches_do_not_know_is_asked_for_first() {
+fn a_pod_that_is_not_in_the_caches_is_read_live_first() {
     let mut world = World::default();
     world.put(claim("c", in_use(&["p"])));
     let expect = ["require pods a/p gone", "update resourceclaims/status a/c"];
@@ -236,7 +236,7 @@ fn a_pod_that_the_caches_do_not_know_is_asked_for_first() {
 }
 
 #[test]
-fn a_claim_that_is_reserved_for_something_else_is_left_alone() {
+fn a_claim_that_is_reserved_for_another_kind_is_not_changed() {
     let mut world = World::default();
     let users = json!([{"apiGroup": "example.com", "resource": "jobs", "name": "p", "uid": "x"}]);
     let mut over = in_use(&[]);
@@ -246,7 +246,7 @@ fn a_claim_that_is_reserved_for_something_else_is_left_alone() {
 }
 
 #[test]
-fn a_deleted_claim_loses_allocation_and_finalizer_when_nobody_uses_it() {
+fn a_deleted_claim_loses_allocation_and_finalizer_when_it_is_not_in_use() {
     let mut world = World::default();
     world.put(pod(json!({})));
     let mut over = in_use(&["p"]);
@@ -265,7 +265,7 @@ fn a_deleted_claim_loses_allocation_and_finalizer_when_nobody_uses_it() {
 }
 
 #[test]
-fn a_claim_that_was_made_for_a_pod_is_deleted_when_the_pod_has_ended() {
+fn a_claim_that_was_created_for_a_pod_is_deleted_when_the_pod_is_finished() {
     for (over, expect) in [
         (json!({}), vec![]),
         (
@@ -285,18 +285,18 @@ fn a_claim_that_was_made_for_a_pod_is_deleted_when_the_pod_has_ended() {
 }
 
 #[test]
-fn the_end_of_a_pod_brings_its_claims_back() {
+fn a_finished_pod_enqueues_its_claims() {
     let mut world = World::default();
     let running = world.put(pod(named("c")));
     let mut over = named("c");
     over["status"]["phase"] = json!("Succeeded");
-    let ended = world.put(pod(over));
+    let finished = world.put(pod(over));
     let keys = |old, new| {
-        let kind = ended.kind();
-        ResourceClaims.keys(&world, Changed { kind, old, new })
+        let kind = finished.kind();
+        ResourceClaims.keys(&world, ObjectChange { kind, old, new })
     };
     assert!(keys(None, Some(&*running)).is_empty());
     let expect = [knarr_api::ObjectKey::new("a", "c")];
-    assert_eq!(keys(Some(&*running), Some(&*ended)), expect);
+    assert_eq!(keys(Some(&*running), Some(&*finished)), expect);
     assert_eq!(keys(Some(&*running), None), expect);
 }

@@ -2,15 +2,16 @@
 //!
 //! It concerns Services without `loadBalancerClass`, and those with [`CLASS`]. Their `status.loadBalancer.ingress` names
 //! addresses of nodes that are ready, are not excluded by `node.kubernetes.io/exclude-from-external-load-balancers`, and
-//! are among those that [`nodes::ENABLED`] and [`nodes::POOL`] leave; with `externalTrafficPolicy: Local` only nodes with
-//! a ready endpoint, as long as there is one: clients may wait for an address before the first pod is ready. ExternalIPs are taken if there are any, InternalIPs otherwise, in the order of the Service's families.
+//! are selected by [`nodes::ENABLED`] and [`nodes::POOL`]; with `externalTrafficPolicy: Local` only nodes with a ready endpoint, as long
+//! as there is one: clients may wait for an address before the first pod is ready. ExternalIPs are used if there are any, InternalIPs
+//! otherwise, in the order of the Service's families.
 //! Every node's service proxy serves these addresses.
 //!
-//! Two Services cannot have one port of one address. The one that has it keeps it, among new ones the oldest gets it, and
-//! the other waits with the condition [`CONDITION`] and an event that name the first. The same holds for node ports of
-//! other Services, and for [`Config::reserved_ports`], by which nodes themselves are reached.
+//! Two Services cannot have the same port of an address. The one that has it keeps it, among new ones the oldest gets it, and
+//! the other one waits with the condition [`CONDITION`] and an event that name the first. The same holds for node ports of
+//! other Services, and for [`Config::reserved_ports`], on which the nodes themselves listen.
 //!
-//! When no node at all is ready, addresses stay as they are: more likely it is this controller's view that is wrong.
+//! While no node is ready the addresses are kept: more likely the control plane is cut off.
 
 mod nodes;
 mod ports;
@@ -33,22 +34,22 @@ use self::nodes::{Candidate, candidate};
 use self::ports::Holders;
 pub use self::ports::Port;
 use crate::action::{Action, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 
-/// The `loadBalancerClass` of Services that are to have nodes' addresses although another load balancer is the default.
+/// The `loadBalancerClass` of Services that get nodes' addresses although another load balancer is the default.
 pub const CLASS: &str = "knarr.io/node-addresses";
-/// Whether a Service has its addresses, and if not, why.
+/// The condition that reports whether a Service has its addresses, and if not, why.
 pub const CONDITION: &str = "knarr.io/LoadBalancerReady";
-/// Addresses of one Service at most: more than a client tries, and a status that stays small in a large cluster.
+/// The most addresses of one Service: more than a client tries, and a status that stays small in a large cluster.
 pub const MAX_ADDRESSES: usize = 128;
-/// Keeps a Service until its addresses are released, as Kubernetes' service controller does.
+/// The finalizer that keeps a Service until its addresses are released, as with Kubernetes' service controller.
 pub const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// What the load balancer has to leave alone.
+/// The configuration of the load balancer.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Ports of nodes' own addresses that no Service gets: those of the API server, of kubelets, of etcd, …
+    /// Ports of the nodes that no Service gets: those of the API server, of kubelets, of etcd, …
     pub reserved_ports: BTreeSet<Port>,
 }
 
@@ -79,7 +80,7 @@ impl Controller for ServiceLoadBalancer {
         vec![&registry::SERVICE, &registry::NODE, &registry::ENDPOINT_SLICE]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         let concerns = match changed.kind {
             kind if kind == &registry::SERVICE => changed
                 .states()
@@ -105,7 +106,7 @@ impl Controller for ServiceLoadBalancer {
         let view = context.view;
         let services: Vec<Shared<Service>> = view.list_as("");
         let mut ours: Vec<&Shared<Service>> = services.iter().filter(|s| is_balanced(s)).collect();
-        // Whoever has addresses keeps them; then the oldest first.
+        // Services that have addresses first, then the oldest.
         ours.sort_by_cached_key(|s| {
             let created = s.metadata.creation_timestamp.as_ref().map(|t| t.0);
             (ingress(s).is_empty(), created, ObjectKey::of(s.object()))
@@ -194,8 +195,8 @@ fn condition(service: &Service) -> Option<&Condition> {
     conditions.iter().find(|c| c.type_ == CONDITION)
 }
 
-/// Whether a slice is of a Service that goes by where its endpoints are, and shows them somewhere else.
-fn slice_concerns(view: &dyn View, changed: Changed<'_>) -> bool {
+/// Whether the nodes with ready endpoints have changed in a slice of a Service with `externalTrafficPolicy: Local`.
+fn slice_concerns(view: &dyn View, changed: ObjectChange<'_>) -> bool {
     let slice = |o: Option<&Object>| {
         o.and_then(|o| o.get::<EndpointSlice>())
             .map(ready_nodes)
@@ -217,7 +218,7 @@ fn ready_nodes(slice: &EndpointSlice) -> BTreeSet<String> {
     ready.filter_map(|e| e.node_name.clone()).collect()
 }
 
-/// The addresses that a Service is to have, as far as other Services leave them.
+/// The addresses of a Service, by the ports that other Services have.
 fn decide(
     view: &dyn View,
     service: &Shared<Service>,
@@ -244,16 +245,16 @@ fn decide(
         }
     }
     let mut addresses = nodes::addresses(&serving, spec(service).ip_families.as_deref());
-    if let Some(wanted) = spec(service)
+    if let Some(requested) = spec(service)
         .load_balancer_ip
         .as_deref()
         .filter(|ip| !ip.is_empty())
     {
-        addresses.retain(|a| wanted.parse() == Ok(*a));
+        addresses.retain(|a| requested.parse() == Ok(*a));
         if addresses.is_empty() {
             return Err(Pending {
                 reason: "AddressNotAvailable",
-                message: format!("loadBalancerIP {wanted} is no address of an available node"),
+                message: format!("loadBalancerIP {requested} is no address of an available node"),
             });
         }
     }
@@ -266,7 +267,7 @@ fn decide(
     Ok(addresses)
 }
 
-/// The Service with the status that it should have, if it has another, and the event that says so.
+/// The Service with its desired status, if it differs, and the event about it.
 fn report(
     service: &Shared<Service>,
     decision: Result<Vec<IpAddr>, Pending>,
@@ -278,7 +279,7 @@ fn report(
         Ok(addresses) => (addresses, "True", "Ensured", String::new()),
         Err(pending) => (Vec::new(), "False", pending.reason, pending.message),
     };
-    let wanted: Vec<LoadBalancerIngress> = addresses
+    let desired: Vec<LoadBalancerIngress> = addresses
         .iter()
         .map(|address| LoadBalancerIngress {
             ip: Some(address.to_string()),
@@ -288,11 +289,11 @@ fn report(
         .collect();
     let same_condition =
         was.is_some_and(|c| c.status == status && c.reason == reason && c.message == message);
-    let same_ingress = had == wanted;
+    let same_ingress = had == desired;
     if same_condition && same_ingress && has_finalizer(service) {
         return (None, Vec::new());
     }
-    let events = match (had.is_empty(), wanted.is_empty()) {
+    let events = match (had.is_empty(), desired.is_empty()) {
         (true, false) => vec![
             Action::event(&about, "EnsuringLoadBalancer", "Ensuring load balancer"),
             Action::event(&about, "EnsuredLoadBalancer", "Ensured load balancer"),
@@ -324,7 +325,7 @@ fn report(
     }
     let generation = changed.metadata.generation;
     let current = changed.status.get_or_insert_default();
-    current.load_balancer.get_or_insert_default().ingress = Some(wanted).filter(|w| !w.is_empty());
+    current.load_balancer.get_or_insert_default().ingress = Some(desired).filter(|w| !w.is_empty());
     let since = was
         .filter(|c| c.status == status)
         .map(|c| c.last_transition_time.clone());
@@ -341,8 +342,8 @@ fn report(
     (Some(changed), events)
 }
 
-/// A Service that is not, or no longer, this controller's: without its condition and the finalizer, which it has only where the
-/// condition says that the finalizer is this controller's. Addresses go with the type, at the API.
+/// A Service that this controller no longer serves: without its condition and the finalizer, which is this controller's only if the
+/// condition is set. The API server clears the addresses when the type changes.
 fn release(service: &Shared<Service>) -> (Option<Service>, Vec<Action>) {
     if condition(service).is_none() {
         return (None, Vec::new());

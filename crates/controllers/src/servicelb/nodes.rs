@@ -1,4 +1,4 @@
-//! Which nodes may serve, and by which addresses.
+//! Which nodes serve load balancers, and with which addresses.
 
 use std::net::IpAddr;
 
@@ -8,10 +8,9 @@ use knarr_api::k8s_openapi;
 use super::MAX_ADDRESSES;
 use crate::node::condition;
 
-/// On a node: `false` takes it out. As soon as one node says `true`, only those that do serve.
+/// Label of a node: `false` excludes it. If any node has `true`, only nodes with `true` serve.
 pub const ENABLED: &str = "knarr.io/service-lb";
-/// On a node: the pool it belongs to. On a Service: the pool its addresses come from; without it, nodes without pool and
-/// all others serve.
+/// Label of a node: its pool. Label of a Service: the pool of its addresses; without it all nodes serve.
 pub const POOL: &str = "knarr.io/service-lb-pool";
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
@@ -19,7 +18,7 @@ const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers"
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate<'a> {
     pub name: &'a str,
-    asked_for: bool,
+    explicitly_enabled: bool,
     pool: Option<&'a str>,
     external: Vec<IpAddr>,
     internal: Vec<IpAddr>,
@@ -46,24 +45,24 @@ pub fn candidate(node: &Node) -> Option<Candidate<'_>> {
     let of = |type_: &str| -> Vec<IpAddr> {
         let of_type = addresses.clone().filter(|a| a.type_ == type_);
         let parsed = of_type.filter_map(|a| a.address.parse::<IpAddr>().ok());
-        // Nobody else reaches a node by these.
+        // Loopback and unspecified addresses are not reachable from other hosts.
         parsed
             .filter(|a| !a.is_loopback() && !a.is_unspecified())
             .collect()
     };
     Some(Candidate {
         name: node.metadata.name.as_deref().unwrap_or_default(),
-        asked_for: enabled == Some("true"),
+        explicitly_enabled: enabled == Some("true"),
         pool: label(POOL).map(String::as_str).filter(|p| !p.is_empty()),
         external: of("ExternalIP"),
         internal: of("InternalIP"),
     })
 }
 
-/// Only those that are asked for, if any are.
+/// Only the nodes that are enabled explicitly, if there are any.
 pub fn enabled(mut candidates: Vec<Candidate<'_>>) -> Vec<Candidate<'_>> {
-    if candidates.iter().any(|c| c.asked_for) {
-        candidates.retain(|c| c.asked_for);
+    if candidates.iter().any(|c| c.explicitly_enabled) {
+        candidates.retain(|c| c.explicitly_enabled);
     }
     candidates
 }

@@ -1,4 +1,4 @@
-//! Who has which port of which address.
+//! Which Service has which port of which address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -66,7 +66,7 @@ impl<'a> Holders<'a> {
         }
     }
 
-    /// Takes all ports of the Service on all these addresses, or none.
+    /// Allocates all ports of the Service on all these addresses, or none.
     pub fn take(
         &mut self,
         service: &ObjectKey,

@@ -1,4 +1,4 @@
-//! Who gets which addresses.
+//! Which Services get which addresses.
 
 use serde_json::{Value, json};
 
@@ -144,11 +144,11 @@ fn n2_two_services_do_not_have_one_port_of_one_address() {
         " | PortConflict Service d/first has port 80/TCP of 192.0.2.1"
     );
     assert_eq!(shown(&world, "udp"), "192.0.2.1 | Ensured");
-    // An older one that comes later does not take it away.
+    // An older Service that becomes a load balancer later does not get it.
     world.put(service("oldest", 0, json!({})));
     settle(&mut world);
     assert_eq!(shown(&world, "first"), "192.0.2.1 | Ensured");
-    // The first goes: the oldest that waits is next.
+    // The first is deleted: the oldest waiting Service is next.
     world.remove(&registry::SERVICE, "d", "first");
     settle(&mut world);
     assert_eq!(shown(&world, "oldest"), "192.0.2.1 | Ensured");
@@ -202,7 +202,7 @@ fn n2_with_local_traffic_policy_only_nodes_with_ready_endpoints_serve() {
     assert_eq!(shown(&world, "web"), "192.0.2.2 | Ensured");
 
     let keys = |world: &World, old: &Object, new: &Object| {
-        let changed = Changed {
+        let changed = ObjectChange {
             kind: &registry::ENDPOINT_SLICE,
             old: Some(old),
             new: Some(new),
@@ -296,7 +296,7 @@ fn families_pools_external_addresses_and_load_balancer_ip() {
 const ENABLED_LABEL: &str = nodes::ENABLED;
 
 #[test]
-fn addresses_stay_while_no_node_is_ready_and_the_condition_goes_with_the_type() {
+fn addresses_are_kept_while_no_node_is_ready_and_the_condition_is_removed_with_the_type() {
     let mut world = World::default();
     world.put(plain("a", "192.0.2.1"));
     world.put(service("web", 1, json!({})));

@@ -1,5 +1,5 @@
-//! The claims of a StatefulSet's pods: made before the pod, kept or given to an owner that takes them along, as
-//! `persistentVolumeClaimRetentionPolicy` says.
+//! The claims of a StatefulSet's pods: created before the pod, and kept or owned by the set or the pod, so that they are deleted with
+//! it, by `persistentVolumeClaimRetentionPolicy` (KEP-1847).
 
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
@@ -13,7 +13,7 @@ use crate::action::{Action, Create, Report, reference};
 use crate::controller::View;
 use crate::owner::controller_reference;
 
-/// The name of the claim from this template for this pod; zone spreading of volumes goes by it too.
+/// The name of the claim of this template for this pod; zone spreading of volumes uses it, too.
 pub fn claim_name(set: &str, template: &str, ordinal: i64) -> String {
     format!("{template}-{set}-{ordinal}")
 }
@@ -32,11 +32,11 @@ fn policy(spec: &StatefulSetSpec) -> Policy {
     }
 }
 
-/// What a pod of this ordinal needs before it can be made.
+/// What a pod of this ordinal needs before it can be created.
 pub enum Claims {
-    /// To be done; nothing if all are there.
+    /// The creates of missing claims; empty if all exist.
     Missing(Vec<Action>),
-    /// The name of one that is being deleted, or belongs to an earlier pod of the name: wait until it is gone.
+    /// The name of a claim that is being deleted, or belongs to an earlier pod of the name: the pod waits for its removal.
     InTheWay(String),
 }
 
@@ -72,7 +72,7 @@ pub fn missing(view: &dyn View, set: &Shared<StatefulSet>, ordinal: i64, pod_uid
         claim.status = None;
         let set_name = owner.name();
         actions.push(Action::Create(Create {
-            or_exists: true,
+            ignore_already_exists: true,
             report: Some(Report {
                 about: reference(owner),
                 done: None,
@@ -94,7 +94,7 @@ pub fn missing(view: &dyn View, set: &Shared<StatefulSet>, ordinal: i64, pod_uid
     Claims::Missing(actions)
 }
 
-/// A reference by this kind and name to something that is not there any more.
+/// An owner reference of this kind and name to an object that does not exist any more.
 fn refers_to_other(claim: &Object, api_version: &str, kind: &str, name: &str, uid: Option<&str>) -> bool {
     let owners = claim.metadata().owner_references.iter().flatten();
     owners
@@ -102,18 +102,18 @@ fn refers_to_other(claim: &Object, api_version: &str, kind: &str, name: &str, ui
         .any(|o| uid != Some(o.uid.as_str()))
 }
 
-/// Gives the claims of this pod the owners its policy asks for. Claims that somebody else controls, or that an earlier
-/// set or pod of the name left, are not touched.
+/// Sets the owners of this pod's claims by the retention policy. Claims with another controller, or from an earlier set or pod of
+/// the name, are not changed.
 pub fn retain(view: &dyn View, set: &Shared<StatefulSet>, pod: &Shared<Pod>, ordinal: i64) -> Vec<Action> {
     let Some(spec) = &set.spec else { return Vec::new() };
     let owner = set.object();
     let policy = policy(spec);
-    let scaled_down = !identity::is_wanted(spec, ordinal);
-    let mut wanted: Vec<OwnerReference> = Vec::new();
+    let scaled_down = !identity::is_in_ordinal_range(spec, ordinal);
+    let mut desired: Vec<OwnerReference> = Vec::new();
     if policy.delete_when_scaled && scaled_down {
-        wanted.push(controller_reference(pod.object()));
+        desired.push(controller_reference(pod.object()));
     } else if policy.delete_with_set {
-        wanted.push(controller_reference(owner));
+        desired.push(controller_reference(owner));
     }
     let mut actions = Vec::new();
     for template in spec.volume_claim_templates.iter().flatten() {
@@ -150,14 +150,14 @@ pub fn retain(view: &dyn View, set: &Shared<StatefulSet>, pod: &Shared<Pod>, ord
                 ),
             ));
         } else {
-            now.extend(wanted.clone());
+            now.extend(desired.clone());
         }
         if had != now {
             let mut changed = (*claim).clone();
             changed.metadata.owner_references = (!now.is_empty()).then_some(now);
             actions.push(Action::update(changed));
         } else if is_foreign {
-            // Nothing is to be cleaned up: the event was said when there was.
+            // No owner reference changes: the event was recorded before.
             actions.pop_if(|a| matches!(a, Action::Event { .. }));
         }
     }

@@ -1,4 +1,4 @@
-//! Who a pod of a StatefulSet is: its ordinal, its name, the labels that say so, and the pod as it is made.
+//! The identity of a StatefulSet's pod: its ordinal, name and labels, and the new pod.
 
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaimVolumeSource, Pod, PodTemplateSpec, Volume};
@@ -22,12 +22,12 @@ pub fn replicas(spec: &StatefulSetSpec) -> i64 {
     i64::from(spec.replicas.unwrap_or(1).max(0))
 }
 
-/// Whether this is the ordinal of a pod the set is to have.
-pub fn is_wanted(spec: &StatefulSetSpec, ordinal: i64) -> bool {
+/// Whether the set should have a pod of this ordinal (upstream: podInOrdinalRange).
+pub fn is_in_ordinal_range(spec: &StatefulSetSpec, ordinal: i64) -> bool {
     (start(spec)..start(spec) + replicas(spec)).contains(&ordinal)
 }
 
-/// The ordinal in a pod's name, if it is a name of this set: `db-3` of `db`.
+/// The ordinal in a pod's name, if the name belongs to this set: 3 for `db-3` of `db`.
 pub fn ordinal(set: &str, pod: &str) -> Option<i64> {
     let digits = pod.strip_prefix(set)?.strip_prefix('-')?;
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
@@ -36,17 +36,17 @@ pub fn ordinal(set: &str, pod: &str) -> Option<i64> {
     digits.parse::<i32>().ok().map(i64::from)
 }
 
-/// The template it was made of.
+/// The revision of the template that a pod was created from.
 pub fn revision(pod: &Pod) -> &str {
     label(pod.metadata.labels.as_ref(), REVISION_HASH)
 }
 
-/// Whether its labels say who it is.
+/// Whether the pod has the labels of its identity.
 pub fn is_labelled(pod: &Pod) -> bool {
     label(pod.metadata.labels.as_ref(), POD_NAME) == pod.metadata.name.as_deref().unwrap_or("")
 }
 
-/// Writes the labels that say who it is.
+/// Sets the labels of the pod's identity.
 pub fn set_labels(pod: &mut Pod, ordinal: i64) {
     let name = pod.metadata.name.clone().unwrap_or_default();
     let labels = pod.metadata.labels.get_or_insert_default();
@@ -85,7 +85,7 @@ pub fn new_pod(set: &Shared<StatefulSet>, template: &PodTemplateSpec, revision: 
         });
     }
     if !volumes.is_empty() {
-        // A claim's volume takes the place of one of the template's that has its name.
+        // A claim's volume replaces the template's volume of the same name.
         let of_template = spec.volumes.take().unwrap_or_default();
         let others = of_template
             .into_iter()

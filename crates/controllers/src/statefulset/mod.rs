@@ -1,9 +1,9 @@
-//! StatefulSet: pods with a name and a disk of their own, never two of one name (SPEC S1).
+//! StatefulSet: pods with a stable name and storage, never two of one name (SPEC S1).
 //!
-//! A pod is replaced only once the object of the old one is gone, which only the kubelet (or PodGC, where the node is
-//! gone for good) brings about; this controller asks pods to end and waits. `OrderedReady` makes them one by one, each after those
-//! before it are available, and ends them in the reverse order; `Parallel` does not wait. An update ends the highest ordinal that is of
-//! another revision first; [`claims`] keeps the disks.
+//! A pod is replaced only once its object is removed, which only its kubelet does (or PodGC, for a node that was deleted or is out of
+//! service); this controller deletes pods with their grace period and waits. `OrderedReady` creates pods one by one, each after those
+//! before it are available, and deletes them in the reverse order; `Parallel` does not wait. A rolling update deletes the pod of the
+//! highest ordinal that has another revision first; [`claims`] manages the claims.
 
 mod claims;
 mod identity;
@@ -17,15 +17,16 @@ use k8s_openapi::api::apps::v1::{
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
 
 use self::claims::Claims;
 use crate::action::{Action, Create, Delete, Report, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::deployment::scaling::scaled;
 use crate::history;
-use crate::owner::{claim_if, owners_of, selecting};
+use crate::owner::{claim_if, non_empty_selector, owners_of};
 use crate::pod::{self, Availability};
 use crate::replicaset::count;
 
@@ -50,7 +51,7 @@ impl Controller for StatefulSets {
         ]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::STATEFUL_SET) {
             return vec![key];
         }
@@ -66,7 +67,7 @@ impl Controller for StatefulSets {
             return Vec::new();
         };
         let Some(spec) = &set.spec else { return Vec::new() };
-        let Some(selector) = selecting(&spec.selector) else {
+        let Some(selector) = non_empty_selector(&spec.selector) else {
             return Vec::new();
         };
         let owner = set.object();
@@ -118,10 +119,10 @@ impl Controller for StatefulSets {
         plan.count(&claimed.objects);
         let mut status = plan.status.clone();
         if context.failure.is_none() && !is_deleting {
-            let ended = plan.pods(&claimed.objects);
+            let deleted = plan.pods(&claimed.objects);
             status.current_replicas = status
                 .current_replicas
-                .map(|n| n.saturating_sub(count(ended)))
+                .map(|n| n.saturating_sub(count(deleted)))
                 .filter(|n| *n > 0);
         }
         let mut actions = plan.actions;
@@ -137,17 +138,17 @@ impl Controller for StatefulSets {
             let limit = spec.revision_history_limit.or(Some(10));
             actions.extend(history::truncate(&history.objects, &live, limit));
         }
-        actions.extend(next_look(spec, &claimed.objects, context.now).map(Action::RequeueAfter));
+        actions.extend(next_available(spec, &claimed.objects, context.now).map(Action::RequeueAfter));
         actions
     }
 }
 
-/// Sets one of whose claims this is or was: a pod may wait for it to be gone.
-fn of_claim(view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+/// The keys of the sets of this claim: a pod may wait for its removal.
+fn of_claim(view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
     let Some(claim) = changed.object() else {
         return Vec::new();
     };
-    // Most claims are no set's, and a set's own changes come anyway: only what goes is waited for.
+    // Most claims belong to no set, and the creation of a claim needs no sync: only deletions are waited for.
     if changed.new.is_some() && claim.metadata().deletion_timestamp.is_none() {
         return Vec::new();
     }
@@ -179,16 +180,16 @@ fn is_running_and_ready(pod: &Pod) -> bool {
 /// The pod of one ordinal.
 enum Replica<'p> {
     There(&'p Shared<Pod>),
-    /// Made in this look, or still to be made, of this revision.
+    /// Created in this sync, or to be created, from this revision.
     New {
         revision: String,
     },
 }
 
-/// What goes on.
-enum Step {
+/// Whether the sync continues after a pod.
+enum Progress {
     Next,
-    /// In order: nothing further now.
+    /// OrderedReady: the following pods wait.
     Wait,
 }
 
@@ -219,7 +220,7 @@ impl Plan<'_> {
         }
     }
 
-    /// The status' numbers.
+    /// Counts the replicas for the status.
     fn count(&mut self, pods: &[Shared<Pod>]) {
         let number = |is: &dyn Fn(&Pod) -> bool| count(pods.iter().filter(|p| is(p)).count());
         let (current, update) = (self.revision(false), self.revision(true));
@@ -250,11 +251,11 @@ impl Plan<'_> {
         name.clone().unwrap_or_default()
     }
 
-    /// Whether a new pod of this ordinal is still of the current revision.
+    /// Whether a new pod of this ordinal is still created from the current revision.
     fn is_of_current(&self, ordinal: i64) -> bool {
         let strategy = self.spec.update_strategy.as_ref();
         if strategy.and_then(|s| s.type_.as_deref()) == Some("OnDelete") {
-            // With a partition beside it (which says nothing there) Kubernetes reads it all the same.
+            // With OnDelete a partition has no meaning, but Kubernetes evaluates it nevertheless.
             let partition = strategy
                 .and_then(|s| s.rolling_update.as_ref())
                 .and_then(|r| r.partition);
@@ -270,7 +271,7 @@ impl Plan<'_> {
         ordinal < identity::start(self.spec) + i64::from(below)
     }
 
-    /// Brings the pods one step nearer to what is wanted; answers how many of the current revision were asked to end.
+    /// Brings the pods one step nearer to the desired state; returns how many of the current revision were deleted.
     fn pods(&mut self, pods: &[Shared<Pod>]) -> usize {
         let start = identity::start(self.spec);
         let mut there: BTreeMap<i64, &Shared<Pod>> = BTreeMap::new();
@@ -290,7 +291,7 @@ impl Plan<'_> {
                 (ordinal, replica)
             })
             .collect();
-        // What is left is too much, the highest first.
+        // The remaining pods are condemned, the highest ordinal first.
         let condemned: Vec<(i64, &Shared<Pod>)> = there.into_iter().rev().collect();
 
         let first_unavailable = if replicas.iter().any(|(_, r)| self.is_unavailable(r)) {
@@ -302,7 +303,7 @@ impl Plan<'_> {
                 .map(|(n, _)| *n)
         };
         for (ordinal, replica) in &replicas {
-            if let Step::Wait = self.replica(*ordinal, replica)
+            if let Progress::Wait = self.replica(*ordinal, replica)
                 && self.is_monotonic()
             {
                 return 0;
@@ -318,39 +319,39 @@ impl Plan<'_> {
                     && first_unavailable != Some(*ordinal));
             if self.is_monotonic() {
                 if !waits {
-                    self.end(pod);
+                    self.delete_pod(pod);
                 }
                 // One at a time.
                 return 0;
             }
             if !pod::is_deleting(pod) {
-                self.end(pod);
+                self.delete_pod(pod);
             }
         }
         self.update(&replicas)
     }
 
-    fn replica(&mut self, ordinal: i64, replica: &Replica<'_>) -> Step {
+    fn replica(&mut self, ordinal: i64, replica: &Replica<'_>) -> Progress {
         let pod = match replica {
             Replica::New { revision } => {
                 match claims::missing(self.view, self.set, ordinal, None) {
                     Claims::Missing(actions) => self.actions.extend(actions),
                     Claims::InTheWay(name) => {
-                        self.tell_of_claim(ordinal, &name);
-                        return Step::Wait;
+                        self.report_deleted_claim(ordinal, &name);
+                        return Progress::Wait;
                     }
                 }
                 self.create(ordinal, revision);
-                return Step::Wait;
+                return Progress::Wait;
             }
             Replica::There(pod) => *pod,
         };
-        if pod::is_finished(pod) {
-            // A pod that has ended is replaced whatever it ended with, once its object is gone.
+        if is_terminal(pod) {
+            // A finished pod is replaced whatever its exit codes, once its object is removed.
             if !pod::is_deleting(pod) {
-                self.end(pod);
+                self.delete_pod(pod);
             }
-            return Step::Wait;
+            return Progress::Wait;
         }
         if pod::phase(pod) == "Pending" {
             let uid = Some(pod.object().uid());
@@ -360,7 +361,7 @@ impl Plan<'_> {
         }
         let is_well = !pod::is_deleting(pod) && is_running_and_ready(pod) && self.is_available(pod);
         if !is_well && self.is_monotonic() {
-            return Step::Wait;
+            return Progress::Wait;
         }
         let actions = claims::retain(self.view, self.set, pod, ordinal);
         self.actions.extend(actions);
@@ -370,7 +371,7 @@ impl Plan<'_> {
             self.actions.push(Action::update(changed));
             self.done("SuccessfulUpdate", "Update", pod.object().name());
         }
-        Step::Next
+        Progress::Next
     }
 
     fn create(&mut self, ordinal: i64, revision: &str) {
@@ -389,8 +390,8 @@ impl Plan<'_> {
         self.done("SuccessfulCreate", "Create", &name);
     }
 
-    /// Asks a pod to end, with its own grace.
-    fn end(&mut self, pod: &Shared<Pod>) {
+    /// Deletes a pod, with its own grace period.
+    fn delete_pod(&mut self, pod: &Shared<Pod>) {
         let name = pod.object().name();
         self.actions.push(Action::Delete(Delete {
             report: Some(self.report("FailedDelete", "Delete", name)),
@@ -417,7 +418,7 @@ impl Plan<'_> {
         self.actions.push(Action::event(&reference(set), reason, message));
     }
 
-    fn tell_of_claim(&mut self, ordinal: i64, claim: &str) {
+    fn report_deleted_claim(&mut self, ordinal: i64, claim: &str) {
         let set = self.set.object();
         let name = set.name();
         let message = format!(
@@ -427,7 +428,7 @@ impl Plan<'_> {
             .push(Action::warning(&reference(set), "FailedCreate", message));
     }
 
-    /// Ends what is of another revision, from the highest ordinal down to the partition.
+    /// Deletes pods of other revisions, from the highest ordinal down to the partition.
     fn update(&mut self, replicas: &[(i64, Replica<'_>)]) -> usize {
         let strategy = self.spec.update_strategy.as_ref();
         if strategy.and_then(|s| s.type_.as_deref()) == Some("OnDelete") {
@@ -448,7 +449,7 @@ impl Plan<'_> {
                 if let Replica::There(pod) = replica
                     && outdated(pod)
                 {
-                    self.end(pod);
+                    self.delete_pod(pod);
                     return 1;
                 }
                 if self.is_unavailable(replica) {
@@ -468,27 +469,27 @@ impl Plan<'_> {
             .take(room)
             .collect();
         for pod in &pods {
-            self.end(pod);
+            self.delete_pod(pod);
         }
         pods.len()
     }
 }
 
-/// Once every pod is of the new revision and ready, it is the current one.
+/// Once every pod has the update revision and is ready, that becomes the current revision.
 fn complete(spec: &StatefulSetSpec, status: &mut StatefulSetStatus) {
     let strategy = spec.update_strategy.as_ref().and_then(|s| s.type_.as_deref());
-    let wanted = spec.replicas.unwrap_or(1);
+    let desired = spec.replicas.unwrap_or(1);
     if strategy != Some("OnDelete")
-        && status.updated_replicas.unwrap_or(0) == wanted
-        && status.ready_replicas.unwrap_or(0) == wanted
-        && status.replicas == wanted
+        && status.updated_replicas.unwrap_or(0) == desired
+        && status.ready_replicas.unwrap_or(0) == desired
+        && status.replicas == desired
     {
         status.current_replicas = status.updated_replicas;
         status.current_revision.clone_from(&status.update_revision);
     }
 }
 
-/// Whether anything but the number of collisions moved.
+/// Whether anything but the collision count has changed.
 fn differs(old: &StatefulSetStatus, new: &StatefulSetStatus) -> bool {
     let plain = |s: &StatefulSetStatus| {
         (
@@ -509,7 +510,7 @@ fn differs(old: &StatefulSetStatus, new: &StatefulSetStatus) -> bool {
 }
 
 /// When the next pod becomes available.
-fn next_look(spec: &StatefulSetSpec, pods: &[Shared<Pod>], now: Timestamp) -> Option<Duration> {
+fn next_available(spec: &StatefulSetSpec, pods: &[Shared<Pod>], now: Timestamp) -> Option<Duration> {
     let seconds = spec.min_ready_seconds.unwrap_or(0);
     let waits = pods
         .iter()

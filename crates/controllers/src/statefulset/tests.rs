@@ -1,12 +1,12 @@
-//! A set, its pods and its claims over time: what is asked for is carried out on the world, nothing else moves it.
+//! A set, its pods and its claims over several syncs: the actions are applied to the test's objects, which change only by them.
 
 use serde_json::{Value, json};
 
 mod condemned;
+mod enqueue;
 mod retention;
 mod revisions;
 mod status;
-mod wakes;
 
 use super::*;
 use crate::world::{World, at, lines, updated};
@@ -28,7 +28,7 @@ fn set(spec: Value) -> StatefulSet {
     serde_json::from_value(value).unwrap()
 }
 
-/// Edits the set as it stands, as a user does.
+/// Edits the current set, as a user does.
 fn edit(world: &mut World, change: impl FnOnce(&mut StatefulSetSpec)) {
     let view: &dyn View = world;
     let mut set = (*view.get_as::<StatefulSet>("a", "db").unwrap()).clone();
@@ -53,7 +53,7 @@ fn set_pod(world: &mut World, name: &str, phase: &str, ready: bool, deleting: bo
     world.put(pod);
 }
 
-/// One sync; what was asked for takes place, deletions only as a request.
+/// One sync; the actions are applied, deletions of pods only set the deletionTimestamp.
 fn sync(world: &mut World, second: i64) -> Vec<String> {
     let actions = world.run(&StatefulSets, KEY, at(second));
     world.take(&actions);
@@ -63,7 +63,7 @@ fn sync(world: &mut World, second: i64) -> Vec<String> {
         .collect()
 }
 
-/// Every pod that is there runs and is ready; those that were asked to end are gone.
+/// Makes all pods run and be ready, and removes terminating ones.
 fn settle(world: &mut World) {
     for n in 0..6 {
         let name = format!("db-{n}");
@@ -76,7 +76,7 @@ fn settle(world: &mut World) {
 }
 
 #[test]
-fn pods_are_made_one_by_one_and_end_in_the_reverse_order() {
+fn pods_are_created_one_by_one_and_deleted_in_the_reverse_order() {
     let mut world = World::default();
     world.put(set(json!({})));
     assert_eq!(sync(&mut world, 0), ["create pods a/db-0"]);
@@ -120,7 +120,7 @@ fn a_pod_has_the_name_labels_and_host_name_of_its_ordinal() {
 }
 
 #[test]
-fn s1_a_pod_that_ends_or_is_cut_off_is_not_replaced_before_its_object_is_gone() {
+fn s1_a_finished_or_lost_pod_is_not_replaced_before_its_object_is_removed() {
     for policy in ["OrderedReady", "Parallel"] {
         let mut world = World::default();
         world.put(set(json!({"podManagementPolicy": policy, "replicas": 1})));
@@ -159,7 +159,7 @@ fn s2_every_delete_carries_the_uid_it_was_decided_on() {
 }
 
 #[test]
-fn an_update_goes_from_the_highest_ordinal_to_the_partition() {
+fn a_rolling_update_proceeds_from_the_highest_ordinal_to_the_partition() {
     let mut world = World::default();
     world.put(set(json!({"podManagementPolicy": "Parallel"})));
     sync(&mut world, 0);
@@ -184,8 +184,8 @@ fn an_update_goes_from_the_highest_ordinal_to_the_partition() {
     settle(&mut world);
     assert_eq!(sync(&mut world, 7), ["create pods a/db-1"]);
     settle(&mut world);
-    assert_eq!(sync(&mut world, 8), [""; 0], "db-0 is under the partition");
-    // A pod under the partition that goes comes back as it was.
+    assert_eq!(sync(&mut world, 8), [""; 0], "db-0 is below the partition");
+    // A deleted pod below the partition is created again from the current revision.
     world.remove(&registry::POD, "a", "db-0");
     assert_eq!(sync(&mut world, 9), ["create pods a/db-0"]);
     assert_eq!(revision(&world, "db-0"), first);
@@ -195,7 +195,7 @@ fn an_update_goes_from_the_highest_ordinal_to_the_partition() {
             .as_deref(),
         Some("one")
     );
-    // Rolling back takes up the old revision again, with a new number.
+    // A rollback uses the old revision again, with a new number.
     settle(&mut world);
     edit(&mut world, |s| {
         s.template.spec.as_mut().unwrap().containers[0].image = Some("one".into());
@@ -229,7 +229,7 @@ fn max_unavailable_lets_several_be_updated_at_once_and_on_delete_none() {
             vec!["delete pods a/db-2"],
         ),
     ];
-    for (strategy, wanted) in table {
+    for (strategy, expected) in table {
         let mut world = World::default();
         world.put(set(
             json!({"podManagementPolicy": "Parallel", "updateStrategy": strategy}),
@@ -239,12 +239,12 @@ fn max_unavailable_lets_several_be_updated_at_once_and_on_delete_none() {
         edit(&mut world, |s| {
             s.template.spec.as_mut().unwrap().containers[0].image = Some("two".into())
         });
-        assert_eq!(sync(&mut world, 2), wanted, "{strategy}");
+        assert_eq!(sync(&mut world, 2), expected, "{strategy}");
     }
 }
 
 #[test]
-fn min_ready_seconds_holds_the_next_pod_back() {
+fn min_ready_seconds_delays_the_next_pod() {
     let mut world = World::default();
     world.put(set(json!({"minReadySeconds": 10})));
     sync(&mut world, 0);
@@ -267,7 +267,7 @@ fn min_ready_seconds_holds_the_next_pod_back() {
 }
 
 #[test]
-fn status_tells_how_far_an_update_is() {
+fn the_status_reports_the_progress_of_an_update() {
     let mut world = World::default();
     world.put(set(json!({"podManagementPolicy": "Parallel", "replicas": 2})));
     sync(&mut world, 0);
@@ -311,16 +311,16 @@ fn status_tells_how_far_an_update_is() {
 }
 
 #[test]
-fn claims_come_before_the_pod_and_go_as_the_policy_says() {
+fn claims_are_created_before_the_pod_and_owned_by_the_retention_policy() {
     let claims = json!([{"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"]}}]);
-    // whenDeleted, whenScaled -> owners of a wanted pod's claim, owners of a condemned pod's claim
+    // whenDeleted, whenScaled -> owners of a desired pod's claim, owners of a condemned pod's claim
     let table = [
         ("Retain", "Retain", vec![], vec![]),
         ("Delete", "Retain", vec!["db"], vec!["db"]),
         ("Retain", "Delete", vec![], vec!["db-1"]),
         ("Delete", "Delete", vec!["db"], vec!["db-1"]),
     ];
-    for (deleted, scaled, wanted, condemned) in table {
+    for (deleted, scaled, expected, condemned) in table {
         let mut world = World::default();
         world.put(set(json!({
             "replicas": 2, "podManagementPolicy": "Parallel", "volumeClaimTemplates": claims,
@@ -345,7 +345,7 @@ fn claims_come_before_the_pod_and_go_as_the_policy_says() {
             let owners = claim.metadata().owner_references.iter().flatten();
             owners.map(|o| o.name.clone()).collect()
         };
-        assert_eq!(owners("data-db-0"), wanted, "{deleted} {scaled}");
+        assert_eq!(owners("data-db-0"), expected, "{deleted} {scaled}");
         assert_eq!(owners("data-db-1"), condemned, "{deleted} {scaled}");
         let volumes = pod(&world, "db-0").unwrap().spec.unwrap().volumes.unwrap();
         assert_eq!(

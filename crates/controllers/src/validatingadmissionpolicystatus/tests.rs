@@ -15,7 +15,7 @@ fn policy(name: &str, group: &str, resource: &str, validations: Value) -> Valida
     serde_json::from_value(policy).unwrap()
 }
 
-/// Runs the controller until it has nothing more to do, and gives what it found.
+/// Runs the controller until it has no more actions; returns the warnings.
 fn checked(world: &mut World, name: &str) -> Vec<ExpressionWarning> {
     let actions = world.run(&PolicyStatus, ("", name), at(0));
     world.take(&actions);
@@ -95,7 +95,7 @@ fn expressions_on_custom_kinds_are_type_checked() {
     );
     assert_eq!(found[1].field_ref, "spec.validations[1].expression");
     assert!(found[1].warning.contains("undefined field 'maxRetries'"));
-    // The field comes, and the warning goes.
+    // The field is added, and the warning is removed.
     world.put(crontabs(
         json!({"replicas": {"type": "integer"}, "maxRetries": {"type": "integer"}}),
     ));
@@ -103,13 +103,13 @@ fn expressions_on_custom_kinds_are_type_checked() {
 }
 
 #[test]
-fn a_definition_that_changes_concerns_every_policy() {
+fn a_definition_that_changes_enqueues_every_policy() {
     let mut world = World::default();
     world.put(policy("p", "apps", "deployments", json!([])));
     let old = world.put(crontabs(json!({})));
     let new = world.put(crontabs(json!({"a": {"type": "string"}})));
     let keys = |old, new| {
-        let changed = Changed {
+        let changed = ObjectChange {
             kind: &registry::CUSTOM_RESOURCE_DEFINITION,
             old: Some(old),
             new: Some(new),

@@ -6,16 +6,16 @@ use rustls::pki_types::CertificateDer;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::{NodeApis, PreparedNode};
 use super::join::{self, JoinArgs, Joined};
-use super::{Failure, asked_to_end, shared_settings};
+use super::running_node::{NodeApis, PreparedNode};
+use super::{Failure, shared_settings, shutdown_signal};
 use crate::config::Config;
 use crate::lock::DataDir;
 
 pub const AFTER_HELP: &str = "\
-A node joins by the command that `knarr token create` prints on the server. It checks the server by the pin, asks for a
-certificate of its own with the token, keeps that in its data directory and renews it. Started again it needs no flags;
-only a node whose certificate has ended while it was away needs a token again.";
+A node joins by the command that `knarr token create` prints on the server. It verifies the server by the pin, requests a
+certificate with the token, stores it in its data directory and renews it. When it is started again it needs no flags;
+only a node whose certificate expired while it was not running needs a token again.";
 
 #[derive(Args)]
 pub struct AgentArgs {
@@ -29,16 +29,25 @@ pub async fn run(config: Config, args: AgentArgs) -> Result<(), Failure> {
         api,
         bootstrap,
         rotation,
+        metrics,
     } = join::join(&config, &args.join).await?;
     let server = api.server().to_string();
-    let authorities: Vec<CertificateDer> = api.authorities().iter().map(|der| der.clone().into()).collect();
+    let authorities: Vec<CertificateDer> = api
+        .certificate_authorities()
+        .iter()
+        .map(|der| der.clone().into())
+        .collect();
     let cancel = CancellationToken::new();
-    let ended = cancel.clone().drop_guard();
-    let shown = api.clone();
+    let stop = cancel.clone().drop_guard();
+    let client = api.clone();
     let renewal = rotation.run(
         api.clone(),
         bootstrap.map(|b| b as Arc<dyn Api>),
-        move |identity| shown.show(&join::credential(identity)).map_err(|e| e.to_string()),
+        move |identity| {
+            client
+                .set_credential(&join::credential(identity))
+                .map_err(|e| e.to_string())
+        },
         cancel.clone(),
     );
     tokio::spawn(renewal);
@@ -48,14 +57,15 @@ pub async fn run(config: Config, args: AgentArgs) -> Result<(), Failure> {
         kubelet: api,
         network_agent,
         is_in_process: false,
+        metrics,
     };
     let node = PreparedNode::start(&config, &cancel)
         .await?
         .join(&config, apis, &authorities, &cancel)
         .await?;
     tracing::info!(%server, node = config.node_name, "joined");
-    asked_to_end().await?;
-    drop(ended);
+    shutdown_signal().await?;
+    drop(stop);
     node.wait().await;
     Ok(())
 }

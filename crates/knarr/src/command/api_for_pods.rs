@@ -1,9 +1,9 @@
-//! A second address of an API server that listens on a loopback address: this machine's own, for its pods.
+//! A second address of an API server that listens on a loopback address: an address of this node, for its pods.
 //!
 //! In a pod a loopback address is the pod itself, so the Service `kubernetes` would lead nowhere, and no in-cluster client
-//! would work. Connections to the second address are closed before TLS unless they come from a pod or this machine: what
-//! `--listen 127.0.0.1:6443` keeps from others stays kept from them. A source address cannot be forged here, for the
-//! answers of a TCP handshake go to the pod that has it.
+//! would work. Connections to the second address are closed before TLS unless they come from a pod or this node: other
+//! hosts reach the API no more than with `--listen 127.0.0.1:6443` alone. A source address cannot be forged here, because
+//! the replies of the TCP handshake are sent to the pod that has the address.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,14 +14,14 @@ use tracing::warn;
 use super::node_address;
 use crate::config::{Config, Part};
 
-/// See the module.
+/// The listener at the second address, and which clients it accepts.
 pub struct ApiForPods {
     pub listener: TcpListener,
     pub address: SocketAddr,
     pub clients: Clients,
 }
 
-/// Who may connect.
+/// Which source addresses may connect.
 #[derive(Clone, Debug)]
 pub struct Clients {
     own: IpAddr,
@@ -36,8 +36,8 @@ impl Clients {
 }
 
 impl ApiForPods {
-    /// `None` where pods reach the API by the address it listens on, are given their network by somebody else, or this
-    /// machine has no other address than loopback ones.
+    /// `None` where pods reach the API by the address it listens on, another component provides the pod network, or this
+    /// node has only loopback addresses.
     pub async fn bind(config: &Config, listen: SocketAddr) -> Option<Self> {
         if !listen.ip().is_loopback() || !config.network.has(Part::Network) {
             return None;
@@ -53,7 +53,7 @@ impl ApiForPods {
                 clients: Clients { own, pods },
             }),
             Err(error) => {
-                warn!(%error, "cannot listen on {address}: pods do not reach the API server");
+                warn!(%error, "cannot listen on {address}: pods of this node cannot reach the API server");
                 None
             }
         }
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn n2_only_pods_and_the_machine_itself_connect() {
+    fn n2_only_pods_and_the_node_itself_connect() {
         let clients = Clients {
             own: "192.0.2.7".parse().unwrap(),
             pods: vec!["10.244.0.0/16".parse().unwrap(), "fd00::/56".parse().unwrap()],

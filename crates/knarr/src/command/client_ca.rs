@@ -1,8 +1,8 @@
-//! By which CA a kubelet's port knows its clients: what the API server publishes in
-//! `kube-system/extension-apiserver-authentication`, followed for as long as the node runs.
+//! The CA by which a kubelet's port authenticates its clients: what the API server publishes in
+//! `kube-system/extension-apiserver-authentication`, watched for as long as the node runs.
 //!
-//! The last that was read is kept in a file, so that a node that starts while the API is away knows its clients. Until a CA
-//! is known no client certificate counts.
+//! The last CA that was read is stored in a file, so that a node that starts while the API is unreachable can authenticate
+//! its clients. Until a CA is known no client certificate is accepted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use tokio_util::sync::CancellationToken;
 use super::Failure;
 use crate::private;
 
-/// Before a watch that ended is begun again.
+/// Before a watch that ended is started again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What was kept, if anything was.
-pub fn kept(file: &Path) -> Result<Option<String>, Failure> {
+/// The stored CA, if there is one.
+pub fn stored(file: &Path) -> Result<Option<String>, Failure> {
     match std::fs::read_to_string(file) {
         Ok(pem) => Ok(Some(pem)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -45,7 +45,7 @@ pub async fn follow(api: Arc<dyn Api>, tls: Tls, file: PathBuf, cancel: Cancella
     }
 }
 
-/// Until the watch ends.
+/// Returns when the watch ends.
 async fn watch(api: &dyn Api, tls: &Tls, file: &Path) {
     let options = WatchOptions {
         namespace: NAMESPACE.into(),
@@ -55,12 +55,12 @@ async fn watch(api: &dyn Api, tls: &Tls, file: &Path) {
     let mut events = match api.watch(ConfigMap::kind_of(), options).await {
         Ok(events) => events,
         Err(error) => {
-            tracing::debug!(%error, "cannot watch the CA of the kubelet's clients yet");
+            tracing::debug!(%error, "cannot watch the published client CA yet");
             return;
         }
     };
     while let Some(Ok(event)) = events.next().await {
-        // Without the ConfigMap the last CA goes on: the API server writes it again.
+        // When the ConfigMap is deleted the last CA stays in use: the API server creates the ConfigMap again.
         let (WatchEvent::Added(object) | WatchEvent::Modified(object)) = event else {
             continue;
         };
@@ -68,17 +68,17 @@ async fn watch(api: &dyn Api, tls: &Tls, file: &Path) {
         let Some(pem) = data.and_then(|data| data.get(CLIENT_CA)) else {
             continue;
         };
-        if let Err(error) = take(tls, pem, file) {
-            tracing::warn!(%error, "the published CA of the kubelet's clients is not usable");
+        if let Err(error) = trust(tls, pem, file) {
+            tracing::warn!(%error, "the client CA in kube-system/extension-apiserver-authentication is not usable");
         }
     }
 }
 
-fn take(tls: &Tls, pem: &str, file: &Path) -> Result<(), Failure> {
-    tls.trust_clients_of(pem).map_err(Failure::new)?;
-    if kept(file)?.as_deref() != Some(pem) {
+fn trust(tls: &Tls, pem: &str, file: &Path) -> Result<(), Failure> {
+    tls.set_client_ca(pem).map_err(Failure::new)?;
+    if stored(file)?.as_deref() != Some(pem) {
         private::write(file, pem)?;
-        tracing::info!("knows the CA of the kubelet's clients");
+        tracing::info!("the kubelet's port trusts the published client CA");
     }
     Ok(())
 }

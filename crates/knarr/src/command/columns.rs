@@ -1,6 +1,6 @@
-//! Rows of words as a table for people.
+//! Text tables, as commands print them.
 
-/// Columns two spaces apart, no wider than they need; the last is not filled up.
+/// Columns two spaces apart, each as wide as its widest cell; the last is not padded.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -20,7 +20,7 @@ pub fn table(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Some of the names, and how many more there are.
+/// The first `most` names, and how many more there are.
 pub fn some(names: &[String], most: usize) -> String {
     let shown = names.iter().take(most).cloned().collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(most) {

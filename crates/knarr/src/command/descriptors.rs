@@ -1,8 +1,8 @@
-//! How the process's file descriptors are shared out.
+//! How the process's file descriptors are divided.
 //!
 //! Of those it may open (`RLIMIT_NOFILE`), half are for connections to the API, an eighth for the kubelet's port. The rest
-//! is for the store, containerd, what is dialled for clients, logs and pods' files, so that none of them fails because
-//! somebody opens connections.
+//! is for the store, containerd, connections that are dialled for clients, logs and pods' files, so that none of them fails
+//! because clients open many connections.
 
 use knarr_apiserver::http::connections::Limits;
 use nix::sys::resource::{Resource, getrlimit};
@@ -21,7 +21,7 @@ pub fn kubelet_port() -> Result<Limits, Failure> {
 
 fn available() -> Result<usize, Failure> {
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE)
-        .map_err(|e| Failure::new("the limit of open files cannot be read").because(e))?;
-    // Where there is no limit in numbers, the ports have their own.
+        .map_err(|e| Failure::new("cannot read the limit of open files (RLIMIT_NOFILE)").because(e))?;
+    // Without a finite limit the ports' own maxima hold.
     Ok(usize::try_from(soft).unwrap_or(usize::MAX))
 }

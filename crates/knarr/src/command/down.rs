@@ -1,4 +1,4 @@
-//! `knarr down`: ends the process, then everything it ran on this machine.
+//! `knarr down`: stops the process, then everything it ran on this host.
 
 use std::time::Duration;
 
@@ -11,53 +11,57 @@ use nix::unistd::Pid;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, cluster, network};
+use super::{Failure, network, running_node};
 use crate::config::Config;
 use crate::lock::{self, DataDir};
 
-/// How long the running knarr gets to end on TERM.
-const END_LIMIT: Duration = Duration::from_secs(30);
-/// Between two looks at whether it has ended.
-const END_POLL: Duration = Duration::from_millis(20);
+/// How long the running knarr has to exit after SIGTERM, and after SIGKILL.
+const EXIT_LIMIT: Duration = Duration::from_secs(30);
+/// How often it is checked whether the process has exited.
+const EXIT_POLL: Duration = Duration::from_millis(20);
 
 #[derive(Args)]
 pub struct DownArgs {
-    /// Forget everything: objects, images, certificates and the kubeconfig.
+    /// Delete all state, too: objects, images, certificates and the kubeconfig.
     #[arg(long)]
     wipe: bool,
 }
 
 pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
     if !config.data_dir.exists() {
-        println!("nothing is up: there is no {}", config.data_dir.display());
+        println!(
+            "knarr is not up: the data directory {} does not exist",
+            config.data_dir.display()
+        );
         return Ok(());
     }
-    end_process(&config).await?;
+    stop_process(&config).await?;
     let _held = DataDir::lock(&config.data_dir)?;
     let mut faults = Vec::new();
-    let containerd = cluster::containerd_config(&config);
+    let containerd = running_node::containerd_config(&config);
     if containerd.file().exists() {
         let cancel = CancellationToken::new();
-        let failed = |e| Failure::new("cannot start containerd, which is needed to end the pods").because(e);
+        let failed =
+            |e| Failure::new("cannot start containerd, which is needed to terminate the pods").because(e);
         let running = Containerd::start(containerd.clone(), cancel.clone())
             .await
             .map_err(failed)?;
         let runtime = Cri::new(&format!("unix://{}", running.socket().display()));
         running.serves(&runtime).await.map_err(failed)?;
-        let _agent = network::serve_departures(&config).await?;
-        println!("ending the pods …");
+        let _agent = network::serve_teardown(&config).await?;
+        println!("terminating the pods …");
         let torn = teardown::stop_pods(&runtime).await;
-        println!("{} pods ended", torn.pods);
+        println!("{} pods terminated", torn.pods);
         faults.extend(torn.faults);
         cancel.cancel();
         running.wait().await;
         stop_leftover(&containerd)
             .await
-            .map_err(|e| Failure::new("containerd does not end").because(e))?;
+            .map_err(|e| Failure::new("containerd does not exit").because(e))?;
     }
     faults.extend(network::remove(&config).await);
     faults.extend(teardown::clean_host(&config.data_dir).await);
-    // What is left can only be freed with what is known of it: it stays until all is.
+    // The data directory is needed to remove what is left, so it is kept until nothing is.
     if args.wipe && faults.is_empty() {
         let remove = std::fs::remove_dir_all(&config.data_dir);
         remove
@@ -70,7 +74,7 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
     }
     if !faults.is_empty() {
         return Err(Failure::new(format!(
-            "this is left behind:\n  {}\nrun `knarr down` again",
+            "some of it could not be removed:\n  {}\nrun `knarr down` again",
             faults.join("\n  ")
         )));
     }
@@ -78,22 +82,22 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// TERM, and KILL if that is not enough.
-async fn end_process(config: &Config) -> Result<(), Failure> {
+/// SIGTERM, then SIGKILL if the process does not exit.
+async fn stop_process(config: &Config) -> Result<(), Failure> {
     let Some(pid) = lock::holder(&config.data_dir) else {
         return Ok(());
     };
-    println!("ending knarr (process {pid}) …");
-    for (signal, limit) in [(Signal::SIGTERM, END_LIMIT), (Signal::SIGKILL, END_LIMIT)] {
-        // Gone already is as good as ended.
+    println!("stopping knarr (process {pid}) …");
+    for (signal, limit) in [(Signal::SIGTERM, EXIT_LIMIT), (Signal::SIGKILL, EXIT_LIMIT)] {
+        // A process that has already exited is no error.
         let _ = kill(Pid::from_raw(pid), signal);
         let begin = Instant::now();
         while begin.elapsed() < limit {
             if lock::holder(&config.data_dir).is_none() {
                 return Ok(());
             }
-            tokio::time::sleep(END_POLL).await;
+            tokio::time::sleep(EXIT_POLL).await;
         }
     }
-    Err(Failure::new(format!("knarr (process {pid}) does not end")))
+    Err(Failure::new(format!("knarr (process {pid}) does not exit")))
 }

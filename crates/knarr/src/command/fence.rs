@@ -1,4 +1,4 @@
-//! `knarr fence NODE`: asks for a node's fencing (SPEC S6), and tells what comes of it.
+//! `knarr fence NODE`: requests a node's fencing (SPEC S6), and reports its outcome.
 
 use std::time::Duration;
 
@@ -12,25 +12,25 @@ use tokio::time::{Instant, sleep};
 use super::{Failure, cluster};
 use crate::config::Config;
 
-/// Between two looks while waiting.
+/// How often the NodeFencing is read while waiting.
 const POLL: Duration = Duration::from_millis(250);
 
 pub const AFTER_HELP: &str = "\
-A FencingPolicy says which agents fence which nodes (kubectl explain fencingpolicy.spec). The node's pods and volumes are
-released when every agent of one level has switched it off and says so; if none does, nothing is released, and this
-command fails. It asks whatever the policy's budgets say. `kubectl get nodefencings` shows all that was asked for.";
+A FencingPolicy defines which agents fence which nodes (kubectl explain fencingpolicy.spec). The node's pods and volumes are
+released when every agent of one level reports that it has switched the node off; if none does, nothing is released, and this
+command fails. The policy's budgets do not limit this command. `kubectl get nodefencings` lists all requests.";
 
 #[derive(Args)]
 pub struct FenceArgs {
-    /// The node to be fenced, lost or not.
+    /// The node to fence, lost or not.
     node: String,
-    /// Why; stays in the record.
-    #[arg(long, default_value = "asked for with knarr fence")]
+    /// Why the node is fenced; it is recorded in the NodeFencing.
+    #[arg(long, default_value = "requested with knarr fence")]
     reason: String,
-    /// The FencingPolicy to go by [default: the first that selects the node].
+    /// The FencingPolicy to use [default: the first that selects the node].
     #[arg(long, default_value = "")]
     policy: String,
-    /// How long to wait for the outcome; 0 only asks.
+    /// How long to wait for the outcome; 0 does not wait.
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     wait: u64,
 }
@@ -39,7 +39,7 @@ pub async fn run(config: Config, args: FenceArgs) -> Result<(), Failure> {
     let (api, _) = cluster::admin(&config).await?;
     let failed = |e: knarr_api::Error| Failure::new(format!("cannot fence {}", args.node)).because(e);
     let node = api.get_as::<Node>("", &args.node).await.map_err(failed)?;
-    let wanted = NodeFencing {
+    let fencing = NodeFencing {
         metadata: ObjectMeta {
             generate_name: Some(format!("{}-", args.node)),
             ..ObjectMeta::default()
@@ -53,7 +53,7 @@ pub async fn run(config: Config, args: FenceArgs) -> Result<(), Failure> {
         },
         ..NodeFencing::default()
     };
-    let object = wanted.to_object().map_err(failed)?;
+    let object = fencing.to_object().map_err(failed)?;
     let made = api.create(NodeFencing::kind(), object).await.map_err(failed)?;
     let name = made.name().to_string();
     println!("nodefencing.safety.knarr.io/{name} created");
@@ -61,14 +61,14 @@ pub async fn run(config: Config, args: FenceArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let end = Instant::now() + Duration::from_secs(args.wait);
-    let mut told = String::new();
+    let mut printed = String::new();
     loop {
         let live = api.get(NodeFencing::kind(), "", &name).await.map_err(failed)?;
         let status = NodeFencing::of(&live).map(|f| f.status).unwrap_or_default();
         let line = format!("{:?}: {}", status.phase, status.message);
-        if line != told && !status.message.is_empty() {
+        if line != printed && !status.message.is_empty() {
             println!("{line}");
-            told = line;
+            printed = line;
         }
         match status.phase {
             Phase::Fenced | Phase::Returning | Phase::Returned => return Ok(()),
@@ -80,7 +80,7 @@ pub async fn run(config: Config, args: FenceArgs) -> Result<(), Failure> {
             }
             Phase::Pending | Phase::Fencing if Instant::now() >= end => {
                 return Err(Failure::new(format!(
-                    "{} is not fenced after {} s: {}; kubectl get nodefencing {name} tells more",
+                    "{} is not fenced after {} s: {}; see kubectl describe nodefencing {name}",
                     args.node, args.wait, status.message
                 )));
             }

@@ -1,8 +1,8 @@
-//! How a node comes to its credentials: the cluster's CA by its pin, a first certificate by a bootstrap token, and what it
-//! keeps of both, so that it needs neither again.
+//! How a node gets its credentials (TLS bootstrapping): the cluster's CA by its pin, a first certificate by a bootstrap token.
+//! It stores both, so that it needs neither pin nor token again.
 //!
-//! The server sends its CA along in the TLS handshake. Nothing is sent to the server before the CA is known to be the one
-//! that the pin says, so that a token is shown to nobody else.
+//! The server includes its CA in the chain of the TLS handshake. Nothing is sent to the server before the CA is known to match
+//! the pin, so that the token is sent to no other server.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +14,9 @@ use knarr_apiserver::authn::bootstrap_token;
 use knarr_apiserver::joining::JOINERS;
 use knarr_apiserver::pki;
 use knarr_client::SystemClock;
-use knarr_client::remote::{Credential, Remote};
+use knarr_client::metrics::Registry;
+use knarr_client::metrics::rest_client::RestClientMetrics;
+use knarr_client::remote::{Credential, RemoteApi};
 use knarr_node::certificates::{self, Identity, RequestError, Rotation};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -32,9 +34,9 @@ use super::{Failure, cluster};
 use crate::config::Config;
 use crate::private;
 
-/// How long a server may be away when a node joins or starts, as kubeadm waits.
+/// How long a server may be unreachable when a node joins or starts, as kubeadm waits.
 pub const SERVER_LIMIT: Duration = Duration::from_secs(300);
-/// Between two tries.
+/// Between two attempts.
 pub const PAUSE: Duration = Duration::from_secs(1);
 /// How long a connection and its handshake may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -44,11 +46,11 @@ pub struct JoinArgs {
     /// URL of the API server to join; needed the first time.
     #[arg(long, value_name = "URL", env = "KNARR_SERVER", requires = "ca_cert_hash")]
     server: Option<String>,
-    /// Bootstrap token, by which the node asks for its first certificate (`knarr token create` makes one).
+    /// Bootstrap token, with which the node requests its first certificate (`knarr token create` creates one).
     #[arg(long, env = "KNARR_TOKEN", requires = "server", hide_env_values = true)]
     token: Option<String>,
-    /// A file with the bootstrap token, `-` for standard input. Arguments are shown to every user of the machine; this
-    /// one's are not.
+    /// A file with the bootstrap token, `-` for standard input. Unlike the token as an argument it is not visible to
+    /// every user of the host.
     #[arg(
         long,
         value_name = "FILE",
@@ -57,7 +59,7 @@ pub struct JoinArgs {
         conflicts_with = "token"
     )]
     token_file: Option<PathBuf>,
-    /// Pin of the cluster's CA, `sha256:` and 64 digits; several if any of them is right.
+    /// Pin of the cluster's CA: `sha256:` and 64 hexadecimal digits. Of several, separated by commas, one has to match.
     #[arg(
         long,
         value_name = "HASH",
@@ -66,7 +68,7 @@ pub struct JoinArgs {
         requires = "server"
     )]
     ca_cert_hash: Vec<String>,
-    /// Instead of these three: a kubeconfig whose user may ask for a node's certificate.
+    /// Instead of these three: a kubeconfig whose user may request a node's certificate.
     #[arg(
         long,
         value_name = "FILE",
@@ -100,7 +102,7 @@ impl JoinArgs {
             Failure::new(format!("--token-file {}: cannot be read", path.display())).because(e)
         })?;
         let token = text.trim();
-        // What the file holds is not shown.
+        // The error does not show the content of the file.
         if bootstrap_token::parts(token).is_none() {
             return Err(Failure::new(format!(
                 "--token-file {}: expected a token as `knarr token create` prints it",
@@ -111,7 +113,7 @@ impl JoinArgs {
     }
 }
 
-/// Where the cluster is, and who may say so.
+/// The API server's URL, and the CAs that may sign its certificate.
 struct Cluster {
     server: Uri,
     authorities: Vec<Vec<u8>>,
@@ -119,17 +121,19 @@ struct Cluster {
 
 /// A node with a certificate of the cluster.
 pub struct Joined {
-    /// The cluster as this node sees it.
-    pub api: Arc<Remote>,
-    /// As it saw it before it had a certificate.
-    pub bootstrap: Option<Arc<Remote>>,
+    /// A client of the API with the node's certificate.
+    pub api: Arc<RemoteApi>,
+    /// The client with the bootstrap credentials, if they were given.
+    pub bootstrap: Option<Arc<RemoteApi>>,
     /// The certificate, to be renewed.
     pub rotation: Rotation,
+    /// Those of the requests to the API server.
+    pub metrics: Registry,
 }
 
-/// Uses what the node has, and asks for what it has not.
+/// Uses the credentials that the node has stored, and requests those that it has not.
 pub async fn join(config: &Config, args: &JoinArgs) -> Result<Joined, Failure> {
-    let kept = config.data_dir.join("kubelet.kubeconfig");
+    let stored = config.data_dir.join("kubelet.kubeconfig");
     let token = args.token().await?;
     let rotation = open(
         config,
@@ -150,10 +154,10 @@ pub async fn join(config: &Config, args: &JoinArgs) -> Result<Joined, Failure> {
                 .transpose()?;
             (cluster, bootstrap)
         }
-        (None, None) if kept.exists() => (cluster_of(&cluster::remote(&kept).await?)?, None),
+        (None, None) if stored.exists() => (cluster_of(&cluster::remote(&stored).await?)?, None),
         (None, None) => {
             return Err(Failure::new(
-                "which cluster is to be joined? Say so with --server, --token and --ca-cert-hash, as `knarr token create` on the server prints them",
+                "no cluster to join: expected --server, --token and --ca-cert-hash, as `knarr token create` on the server prints them",
             ));
         }
     };
@@ -162,12 +166,14 @@ pub async fn join(config: &Config, args: &JoinArgs) -> Result<Joined, Failure> {
     }
     let Some(identity) = rotation.current() else {
         return Err(Failure::new(
-            "the node's new certificate does not count yet: is this machine's clock right?",
+            "the node's new certificate is not valid yet: check this host's clock",
         ));
     };
-    let api = Arc::new(reach(&cluster, &credential(identity))?);
-    remember(
-        &kept,
+    let metrics = Registry::default();
+    let counted = RestClientMetrics::new(&metrics);
+    let api = Arc::new(reach(&cluster, &credential(identity))?.with_metrics(counted));
+    store_kubeconfig(
+        &stored,
         &cluster,
         &pki_dir(config).join("kubelet-client-current.pem"),
     )?;
@@ -175,18 +181,18 @@ pub async fn join(config: &Config, args: &JoinArgs) -> Result<Joined, Failure> {
         api,
         bootstrap,
         rotation,
+        metrics,
     })
 }
 
-/// The cluster as the network agent of this node sees it: with a certificate of its own, which the node asks for and
-/// renews.
+/// A client of the API for the network agent of this node, with a certificate of its own, which the node requests and renews.
 pub async fn network_agent(
     config: &Config,
-    node: &Arc<Remote>,
+    node: &Arc<RemoteApi>,
     cancel: &CancellationToken,
-) -> Result<Arc<Remote>, Failure> {
-    let wanted = certificates::network_agent(&config.node_name);
-    let mut rotation = open(config, wanted, "network-agent-client-current.pem")?;
+) -> Result<Arc<RemoteApi>, Failure> {
+    let requested = certificates::network_agent(&config.node_name);
+    let mut rotation = open(config, requested, "network-agent-client-current.pem")?;
     let begin = Instant::now();
     let identity = loop {
         if let Some(identity) = rotation.current() {
@@ -199,16 +205,26 @@ pub async fn network_agent(
                 sleep(PAUSE).await;
             }
             Err(error) => {
-                return Err(Failure::new("the node's network agent gets no certificate").because(error));
+                return Err(
+                    Failure::new("cannot get a certificate for the node's network agent").because(error),
+                );
             }
         }
     };
-    let agent = Arc::new(reach(&cluster_of(node)?, &credential(identity))?);
-    let shown = agent.clone();
+    let agent = reach(&cluster_of(node)?, &credential(identity))?;
+    let agent = Arc::new(match node.metrics() {
+        Some(metrics) => agent.with_metrics(metrics.clone()),
+        None => agent,
+    });
+    let client = agent.clone();
     let renewal = rotation.run(
         node.clone(),
         None,
-        move |identity| shown.show(&credential(identity)).map_err(|e| e.to_string()),
+        move |identity| {
+            client
+                .set_credential(&credential(identity))
+                .map_err(|e| e.to_string())
+        },
         cancel.clone(),
     );
     tokio::spawn(renewal);
@@ -220,15 +236,19 @@ fn pki_dir(config: &Config) -> PathBuf {
 }
 
 /// One of this node's certificates.
-pub fn open(config: &Config, wanted: certificates::Wanted, file: &str) -> Result<Rotation, Failure> {
-    // Nodes that started together do not renew together.
+pub fn open(
+    config: &Config,
+    requested: certificates::CertificateTemplate,
+    file: &str,
+) -> Result<Rotation, Failure> {
+    // Random, so that nodes that started together do not renew together.
     let rng = StdRng::try_from_rng(&mut rand::rngs::SysRng)
-        .map_err(|e| Failure::new("the system's random generator fails").because(e))?;
-    Rotation::open(wanted, pki_dir(config).join(file), Arc::new(SystemClock), rng)
+        .map_err(|e| Failure::new("the system's random number generator fails").because(e))?;
+    Rotation::open(requested, pki_dir(config).join(file), Arc::new(SystemClock), rng)
         .map_err(|e| Failure::new("the node's certificate is not usable").because(e))
 }
 
-/// What is shown to the API server.
+/// The credentials that the API server authenticates.
 pub fn credential(identity: &Identity) -> Credential {
     Credential::Certificate {
         certificate_pem: identity.certificate_pem.clone(),
@@ -236,32 +256,32 @@ pub fn credential(identity: &Identity) -> Credential {
     }
 }
 
-fn reach(cluster: &Cluster, credential: &Credential) -> Result<Remote, Failure> {
-    Remote::at(cluster.server.clone(), cluster.authorities.clone(), credential)
-        .map_err(|e| Failure::new(format!("{} cannot be spoken to", cluster.server)).because(e))
+fn reach(cluster: &Cluster, credential: &Credential) -> Result<RemoteApi, Failure> {
+    RemoteApi::new(cluster.server.clone(), cluster.authorities.clone(), credential)
+        .map_err(|e| Failure::new(format!("cannot create a client for {}", cluster.server)).because(e))
 }
 
-fn cluster_of(remote: &Remote) -> Result<Cluster, Failure> {
+fn cluster_of(remote: &RemoteApi) -> Result<Cluster, Failure> {
     let server = remote.server();
     Ok(Cluster {
-        server: server
-            .parse()
-            .map_err(|e: http::uri::InvalidUri| Failure::new(format!("{server:?} is no URL")).because(e))?,
-        authorities: remote.authorities().to_vec(),
+        server: server.parse().map_err(|e: http::uri::InvalidUri| {
+            Failure::new(format!("{server:?} is not a URL")).because(e)
+        })?,
+        authorities: remote.certificate_authorities().to_vec(),
     })
 }
 
-/// Asks until the server has answered.
+/// Requests the certificate until the server has answered.
 async fn first_certificate(
     config: &Config,
     rotation: &mut Rotation,
-    bootstrap: Option<&Remote>,
+    bootstrap: Option<&RemoteApi>,
     token: Option<&str>,
 ) -> Result<(), Failure> {
     let node = &config.node_name;
     let Some(bootstrap) = bootstrap else {
         let why = match rotation.ends() {
-            Some(ended) => format!("the certificate of node {node} has ended ({ended})"),
+            Some(expiry) => format!("the certificate of node {node} expired at {expiry}"),
             None => format!("node {node} has no certificate of the cluster"),
         };
         return Err(Failure::new(format!(
@@ -281,20 +301,20 @@ async fn first_certificate(
         let id = token.map(|t| t.split('.').next().unwrap_or(""));
         let failure = match (code, id) {
             (401, Some(id)) => Failure::new(format!(
-                "{} does not accept the token {id}.…: it is mistyped, was deleted or has ended; `knarr token create` on the server makes another",
+                "{} does not accept the token {id}.…: it is mistyped, was deleted or has expired; `knarr token create` on the server creates another",
                 bootstrap.server()
             )),
             (403, Some(id)) => Failure::new(format!(
-                "the token {id}.… may not ask for the certificate of node {node}: is {JOINERS} among its groups? (`knarr token list` on the server)"
+                "the token {id}.… is not allowed to request the certificate of node {node}: expected the group {JOINERS} among its extra groups (`knarr token list` on the server)"
             ))
             .because(error),
-            // Not reached, or not yet up.
+            // The server is not reachable, or not ready.
             (500.., _) if begin.elapsed() < SERVER_LIMIT => {
                 tracing::warn!(%error, "the server does not answer yet");
                 sleep(PAUSE).await;
                 continue;
             }
-            _ => Failure::new(format!("node {node} gets no certificate")).because(error),
+            _ => Failure::new(format!("cannot get a certificate for node {node}")).because(error),
         };
         return Err(failure);
     }
@@ -316,7 +336,12 @@ async fn pinned(server: &str, pins: &[String]) -> Result<Cluster, Failure> {
     let pins = pins.iter().map(|p| pin(p)).collect::<Result<Vec<_>, _>>()?;
     let begin = Instant::now();
     let chain = loop {
-        match timeout(CONNECT_LIMIT, shown(&host, uri.port_u16().unwrap_or(443))).await {
+        match timeout(
+            CONNECT_LIMIT,
+            presented_chain(&host, uri.port_u16().unwrap_or(443)),
+        )
+        .await
+        {
             Ok(Ok(chain)) => break chain,
             Ok(Err(e)) if begin.elapsed() < SERVER_LIMIT => {
                 tracing::warn!("{server} cannot be reached yet: {e}");
@@ -327,7 +352,8 @@ async fn pinned(server: &str, pins: &[String]) -> Result<Cluster, Failure> {
             Err(_) => return Err(Failure::new(format!("{server} does not answer"))),
         }
     };
-    let authority = vouched(&chain, &pins, &host).map_err(|e| Failure::new(format!("{server}: {e}")))?;
+    let authority =
+        pinned_authority(&chain, &pins, &host).map_err(|e| Failure::new(format!("{server}: {e}")))?;
     Ok(Cluster {
         server: uri,
         authorities: vec![authority.to_vec()],
@@ -345,44 +371,48 @@ fn pin(text: &str) -> Result<String, Failure> {
     )))
 }
 
-/// The certificates that a server shows, its own first; that it holds the key of its own is checked.
-async fn shown(host: &str, port: u16) -> std::io::Result<Vec<CertificateDer<'static>>> {
+/// The certificate chain that a server presents, its own certificate first; the handshake proves that it holds the key of that.
+async fn presented_chain(host: &str, port: u16) -> std::io::Result<Vec<CertificateDer<'static>>> {
     let tls = knarr_apiserver::tls::connector(None, None).map_err(std::io::Error::other)?;
     let name = ServerName::try_from(host.to_string()).map_err(std::io::Error::other)?;
     let stream = TcpStream::connect((host, port)).await?;
     let stream = tls.connect(name, stream).await?;
-    let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
-    Ok(shown.iter().map(|c| c.clone().into_owned()).collect())
+    let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    Ok(chain.iter().map(|c| c.clone().into_owned()).collect())
 }
 
-/// The CA of the chain that has one of the pins and vouches for the first certificate.
-fn vouched(
+/// The CA of the chain that matches one of the pins and signed the first certificate.
+fn pinned_authority(
     chain: &[CertificateDer<'static>],
     pins: &[String],
     host: &str,
 ) -> Result<CertificateDer<'static>, String> {
-    let (leaf, others) = chain.split_first().ok_or("the server shows no certificate")?;
+    let (leaf, others) = chain.split_first().ok_or("the server presents no certificate")?;
     let mut found = Vec::new();
     for certificate in others {
         let pin = pki::pin(certificate)?;
         if pins.contains(&pin) {
-            return vouches(certificate, leaf, host).map(|()| certificate.clone());
+            return verify_leaf(certificate, leaf, host).map(|()| certificate.clone());
         }
         found.push(pin);
     }
     let expected = pins.join(" or ");
     Err(match found.as_slice() {
         [] => format!(
-            "the server sends no CA along whose hash could be compared with {expected}; join with --bootstrap-kubeconfig"
+            "the server sends no CA whose hash could be compared with {expected}; join with --bootstrap-kubeconfig"
         ),
         found => format!(
-            "the hash of its CA is {}, but --ca-cert-hash says {expected}: it is another cluster, or somebody stands between. Nothing was sent",
+            "the hash of its CA is {}, but --ca-cert-hash is {expected}: it is another cluster, or the connection is intercepted. Nothing was sent",
             found.join(" and ")
         ),
     })
 }
 
-fn vouches(authority: &CertificateDer<'static>, leaf: &CertificateDer<'_>, host: &str) -> Result<(), String> {
+fn verify_leaf(
+    authority: &CertificateDer<'static>,
+    leaf: &CertificateDer<'_>,
+    host: &str,
+) -> Result<(), String> {
     let mut roots = RootCertStore::empty();
     roots.add(authority.clone()).map_err(|e| e.to_string())?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -392,11 +422,13 @@ fn vouches(authority: &CertificateDer<'static>, leaf: &CertificateDer<'_>, host:
         .map_err(|e| e.to_string())?
         .verify_server_cert(leaf, &[], &name, &[], UnixTime::now())
         .map(drop)
-        .map_err(|e| format!("its certificate is not good for {host}, though its CA is the right one: {e}"))
+        .map_err(|e| {
+            format!("its certificate is not valid for {host}, though its CA matches --ca-cert-hash: {e}")
+        })
 }
 
-/// Keeps where the cluster is: a kubeconfig as a kubelet has one.
-fn remember(path: &Path, cluster: &Cluster, certificate: &Path) -> Result<(), Failure> {
+/// Stores the API server's URL and CAs as a kubeconfig, as a kubelet has one.
+fn store_kubeconfig(path: &Path, cluster: &Cluster, certificate: &Path) -> Result<(), Failure> {
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD;
     let pem: String = cluster.authorities.iter().map(|der| pki::pem(der)).collect();
@@ -441,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_believed_by_the_pin_of_its_ca_alone() {
+    fn a_server_is_trusted_by_the_pin_of_its_ca_alone() {
         let now = knarr_api::k8s_openapi::jiff::Timestamp::now();
         let directories = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let [ours, theirs] = directories.each_ref().map(|d| Pki::open(d.path(), now).unwrap());
@@ -449,7 +481,7 @@ mod tests {
         let shown = chain(&ours, &names);
         let right = pki::pin(&shown[1]).unwrap();
         let wrong = pki::pin(&chain(&theirs, &names)[1]).unwrap();
-        // A certificate of another CA beside the CA that is pinned.
+        // A certificate of another CA, followed by the CA that is pinned.
         let mixed = vec![chain(&theirs, &names)[0].clone(), shown[1].clone()];
         for (what, chain, pins, host, expected) in [
             ("right", &shown[..], vec![&right], "10.0.0.1", None),
@@ -466,7 +498,7 @@ mod tests {
                 &shown,
                 vec![&right],
                 "10.0.0.2",
-                Some("is not good for 10.0.0.2"),
+                Some("is not valid for 10.0.0.2"),
             ),
             (
                 "no CA",
@@ -476,15 +508,15 @@ mod tests {
                 Some("sends no CA"),
             ),
             (
-                "not vouched for",
+                "signed by another CA",
                 &mixed,
                 vec![&right],
                 "10.0.0.1",
-                Some("is not good for"),
+                Some("is not valid for"),
             ),
         ] {
             let pins: Vec<String> = pins.into_iter().cloned().collect();
-            match (vouched(chain, &pins, host), expected) {
+            match (pinned_authority(chain, &pins, host), expected) {
                 (Ok(authority), None) => assert_eq!(authority, shown[1], "{what}"),
                 (Err(error), Some(part)) => assert!(error.contains(part), "{what}: {error}"),
                 (found, _) => panic!("{what}: {found:?}"),
@@ -493,7 +525,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a5_a_token_can_stand_in_a_file_and_is_not_shown() {
+    async fn a5_a_token_is_read_from_a_file_and_is_not_shown() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let args = JoinArgs {
             server: None,
@@ -520,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pin_is_named() {
+    fn an_invalid_pin_is_an_error_that_shows_the_form() {
         let good = format!("sha256:{}", "0A".repeat(32));
         assert_eq!(pin(&good).unwrap(), good.to_lowercase());
         for bad in [
@@ -542,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_remembers_is_a_kubeconfig() {
+    fn a_node_stores_the_cluster_as_a_kubeconfig() {
         let directory = tempfile::tempdir().unwrap();
         let pki = Pki::open(directory.path(), knarr_api::k8s_openapi::jiff::Timestamp::now()).unwrap();
         let authority = chain(&pki, &["n".to_string()])[1].to_vec();
@@ -555,7 +587,7 @@ mod tests {
             pki::pem(&cluster.authorities[0]).trim(),
             pki.ca_pem().replace("\r\n", "\n").trim()
         );
-        remember(&path, &cluster, Path::new("/c.pem")).unwrap();
+        store_kubeconfig(&path, &cluster, Path::new("/c.pem")).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(
             text.contains("server: https://10.0.0.1:6443/")

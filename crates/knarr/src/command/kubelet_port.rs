@@ -1,12 +1,12 @@
-//! The kubelet's port between machines: TLS on both sides of `client::NodeDialer`.
+//! The kubelet's port: TLS on both sides of `client::NodeDialer`.
 //!
-//! Who asks is known by a certificate of the CA of clients or a token the API server knows; whether he may is asked of
-//! the API server too, as a verb on a subresource of the Node (`nodes/proxy`, `nodes/pods`, …). Who shows nothing that
-//! counts gets 401, who may not 403; no path is excepted. The API server speaks to no port but one that shows a
-//! certificate of the CA of kubelets' ports for the address that is dialled (kube-apiserver's
+//! A client is authenticated by a certificate of the client CA or a token (TokenReview); it is authorized by the API server
+//! (SubjectAccessReview), as a verb on a subresource of the Node (`nodes/proxy`, `nodes/pods`, …, KEP-2862). A client that
+//! is not authenticated gets 401, one that is not authorized 403, on every path. The API server connects only to a port whose
+//! certificate the CA of kubelets' serving certificates signed for the address that is dialled (kube-apiserver's
 //! `--kubelet-certificate-authority`).
 //!
-//! How many connections there may be, and how long each is waited for, is bounded before anybody has authenticated.
+//! The number of connections, and how long a handshake may take, are limited before a client has authenticated.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -17,8 +17,8 @@ use async_trait::async_trait;
 use http::{HeaderMap, Method, StatusCode};
 use knarr_api::k8s_openapi::api::core::v1::Node;
 use knarr_apiserver::authn::bearer;
-use knarr_apiserver::authn::certificate::Peer;
-use knarr_apiserver::authn::delegated::{Access, subresources, verb};
+use knarr_apiserver::authn::certificate::PeerCertificate;
+use knarr_apiserver::authn::delegated::{KubeletAccess, subresources, verb};
 use knarr_apiserver::http::connections::{Connections, Limits, Permit};
 use knarr_apiserver::pki::Identity;
 use knarr_apiserver::tls::Tls;
@@ -33,22 +33,22 @@ use super::Failure;
 
 /// How long a connection to a kubelet, or its handshake, may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// After a failed accept: out of file descriptors, most likely, and others will end.
+/// After a failed accept: most likely no file descriptor is free, and other connections will close.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Members may everything; the API server need not be asked about itself.
+/// Members are authorized for everything, without a SubjectAccessReview; the API server is one.
 const MASTERS: &str = "system:masters";
 
 /// A listening kubelet port.
 pub struct KubeletPort {
     listener: TcpListener,
     tls: Tls,
-    access: Arc<Access<Arc<dyn Api>>>,
+    access: Arc<KubeletAccess<Arc<dyn Api>>>,
     connections: Arc<Connections>,
 }
 
 impl KubeletPort {
-    /// Listens at `address` and knows clients by this CA, if one is known yet. `identity` is what clients are shown.
+    /// Listens at `address` and authenticates clients by this CA, if one is known yet. `identity` is the serving certificate.
     pub async fn bind(
         address: SocketAddr,
         node: &str,
@@ -65,18 +65,18 @@ impl KubeletPort {
         })?;
         let tls = match client_ca_pem {
             Some(pem) => Tls::new(identity, pem),
-            None => Tls::without_clients(identity),
+            None => Tls::without_client_ca(identity),
         };
         let tls = tls.map_err(|e| Failure::new(format!("cannot serve the kubelet's port {address}: {e}")))?;
         Ok(KubeletPort {
             listener,
             tls: tls.http1(),
-            access: Arc::new(Access::new(node, api)),
+            access: Arc::new(KubeletAccess::new(node, api)),
             connections: Connections::new(limits),
         })
     }
 
-    /// Where the identity can be exchanged while the port serves.
+    /// The TLS settings, whose certificate can be replaced while the port serves.
     pub fn tls(&self) -> Tls {
         self.tls.clone()
     }
@@ -116,13 +116,13 @@ impl KubeletPort {
                         if matches!(peer.user(SystemClock.now()), Ok(Some(_))) {
                             permit.authenticate();
                         }
-                        let visitor = Visitor {
+                        let authorizer = PeerAuthorizer {
                             access,
                             peer,
                             address: address.ip().to_canonical(),
                             permit,
                         };
-                        server.serve_authorized(stream, &visitor).await;
+                        server.serve_authorized(stream, &authorizer).await;
                     }
                     Ok(Err(e)) => tracing::debug!(error = %e, "handshake on the kubelet's port failed"),
                     Err(_) => tracing::debug!("handshake on the kubelet's port took too long"),
@@ -132,16 +132,16 @@ impl KubeletPort {
     }
 }
 
-/// One connection's client at the door.
-struct Visitor {
-    access: Arc<Access<Arc<dyn Api>>>,
-    peer: Peer,
+/// Authenticates and authorizes the requests of one connection.
+struct PeerAuthorizer {
+    access: Arc<KubeletAccess<Arc<dyn Api>>>,
+    peer: PeerCertificate,
     address: IpAddr,
     permit: Permit,
 }
 
 #[async_trait]
-impl RequestAuthorizer for Visitor {
+impl RequestAuthorizer for PeerAuthorizer {
     async fn pass(
         &self,
         method: &Method,
@@ -174,26 +174,29 @@ impl RequestAuthorizer for Visitor {
     }
 }
 
-/// Dials nodes on other machines by the address in their Node object.
+/// Dials the nodes of other processes by the address in their Node object.
 pub struct RemoteNodes {
-    /// Where Node objects are read; set when the API is there.
+    /// Where Node objects are read; set when the API has started.
     api: OnceLock<Arc<dyn Api>>,
     tls: TlsConnector,
 }
 
 impl RemoteNodes {
-    /// `identity` is what kubelets are shown; theirs are of the CA `serving_ca`.
+    /// `identity` is the client certificate; the CA `serving_ca` signs the kubelets' serving certificates.
     pub fn new(identity: &Identity, serving_ca: &CertificateDer<'static>) -> Result<Self, Failure> {
-        let tls = knarr_apiserver::tls::connector(Some(identity), Some(serving_ca))
-            .map_err(|e| Failure::new(format!("what kubelets are shown is not usable: {e}")))?;
+        let tls = knarr_apiserver::tls::connector(Some(identity), Some(serving_ca)).map_err(|e| {
+            Failure::new(format!(
+                "the API server's client certificate for kubelets is not usable: {e}"
+            ))
+        })?;
         Ok(RemoteNodes {
             api: OnceLock::new(),
             tls,
         })
     }
 
-    /// From now on nodes can be found.
-    pub fn find_by(&self, api: Arc<dyn Api>) {
+    /// Sets the API in which Node objects are read; until then no node is dialled.
+    pub fn set_api(&self, api: Arc<dyn Api>) {
         // Only the first counts; there is one API.
         let _ = self.api.set(api);
     }
@@ -238,12 +241,13 @@ impl NodeDialer for RemoteNodes {
             stream.set_nodelay(true)?;
             self.tls.connect(name, stream).await
         };
-        let place = |e: io::Error| io::Error::new(e.kind(), format!("node {node} at {address}:{port}: {e}"));
+        let in_context =
+            |e: io::Error| io::Error::new(e.kind(), format!("node {node} at {address}:{port}: {e}"));
         let stream = tokio::time::timeout(CONNECT_LIMIT, connect)
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))
             .flatten()
-            .map_err(place)?;
+            .map_err(in_context)?;
         Ok(Box::new(stream))
     }
 }
@@ -269,7 +273,7 @@ mod tests {
         }
     }
 
-    /// What a GET answers to who shows this; the connection ends with the answer.
+    /// The response to a GET with these credentials; the connection is closed after it.
     async fn get(
         address: SocketAddr,
         certificate: Option<&Identity>,
@@ -289,16 +293,20 @@ mod tests {
         };
         let request = format!("GET {path} HTTP/1.1\r\nHost: n1\r\n{credential}Connection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = Vec::new();
-        // The far side may close without a TLS goodbye.
-        let _ = stream.read_to_end(&mut answer).await;
-        let answer = String::from_utf8_lossy(&answer).into_owned();
-        let code = answer.split(' ').nth(1).and_then(|c| c.parse().ok()).unwrap_or(0);
-        (code, answer)
+        let mut response = Vec::new();
+        // The server may close without a TLS close_notify.
+        let _ = stream.read_to_end(&mut response).await;
+        let response = String::from_utf8_lossy(&response).into_owned();
+        let code = response
+            .split(' ')
+            .nth(1)
+            .and_then(|c| c.parse().ok())
+            .unwrap_or(0);
+        (code, response)
     }
 
     #[tokio::test]
-    async fn the_kubelets_port_answers_nobody_but_who_may() {
+    async fn the_kubelets_port_serves_authorized_clients_only() {
         let directory = tempfile::tempdir().unwrap();
         let now = SystemClock.now();
         let pki = Pki::open(directory.path(), now).unwrap();
@@ -311,7 +319,7 @@ mod tests {
             static_tokens: HashMap::from([
                 ("admin".to_string(), user("admin", &["system:masters"])),
                 ("reader".to_string(), user("reader", &[])),
-                ("nobody".to_string(), user("nobody", &[])),
+                ("unprivileged".to_string(), user("unprivileged", &[])),
             ]),
             issuer: knarr_apiserver::ISSUER.into(),
             service_account_key: pki.service_account_key().unwrap(),
@@ -394,10 +402,10 @@ mod tests {
                 ("a foreign certificate", Some(&foreign), "", 401),
                 ("an expired certificate", Some(&expired), "", 401),
                 ("another node's certificate", Some(&kubelet), "", 403),
-                ("a token that may nothing", None, "nobody", 403),
+                ("a token without permissions", None, "unprivileged", 403),
             ] {
-                let (code, answer) = get(address, certificate, token, path).await;
-                assert_eq!(code, expected, "{path} with {what}: {answer}");
+                let (code, response) = get(address, certificate, token, path).await;
+                assert_eq!(code, expected, "{path} with {what}: {response}");
             }
         }
         for (certificate, token, path, expected) in [
@@ -407,8 +415,8 @@ mod tests {
             (None, "reader", "/healthz", 403),
             (None, "admin", "/nothing", 404),
         ] {
-            let (code, answer) = get(address, certificate, token, path).await;
-            assert_eq!(code, expected, "{path} with {token:?}: {answer}");
+            let (code, response) = get(address, certificate, token, path).await;
+            assert_eq!(code, expected, "{path} with {token:?}: {response}");
         }
     }
 }

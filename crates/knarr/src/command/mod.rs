@@ -5,6 +5,7 @@ mod api_for_pods;
 mod client_ca;
 pub mod cluster;
 mod columns;
+mod control_plane;
 mod descriptors;
 pub mod down;
 pub mod fence;
@@ -14,6 +15,7 @@ pub mod net;
 mod network;
 pub mod node;
 mod node_address;
+mod running_node;
 pub mod server;
 mod shared_settings;
 mod snapshot;
@@ -37,7 +39,7 @@ pub fn git_version() -> String {
     format!("{KUBERNETES}+knarr.{VERSION}")
 }
 
-/// Why a command failed, for a person: what could not be done, and every cause below it.
+/// Why a command failed, as the user reads it: what could not be done, followed by every cause.
 #[derive(Debug)]
 pub struct Failure(String);
 
@@ -73,26 +75,27 @@ fn bare_name<'a>(named: &'a str, kinds: &[&str]) -> Result<&'a str, Failure> {
         None => Ok(named),
         Some((kind, name)) if kinds.contains(&kind) => Ok(name),
         Some((kind, _)) => Err(Failure::new(format!(
-            "{named:?} is a {kind:?}: expected a name or {}/NAME",
+            "{named:?} is of the kind {kind:?}: expected NAME or {}/NAME",
             kinds.first().unwrap_or(&"")
         ))),
     }
 }
 
-fn print_json(of: &impl serde::Serialize) -> Result<(), Failure> {
-    let json = serde_json::to_string_pretty(of).map_err(|e| Failure::new("cannot print").because(e))?;
+fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    let json = serde_json::to_string_pretty(value)
+        .map_err(|e| Failure::new("cannot write the output as JSON").because(e))?;
     println!("{json}");
     Ok(())
 }
 
-/// Completes on TERM or INT.
-pub async fn asked_to_end() -> Result<(), Failure> {
+/// Completes on SIGTERM or SIGINT.
+pub async fn shutdown_signal() -> Result<(), Failure> {
     use tokio::signal::unix::{SignalKind, signal};
-    let catch = |kind| signal(kind).map_err(|e| Failure::new("cannot listen for signals").because(e));
+    let catch = |kind| signal(kind).map_err(|e| Failure::new("cannot install a signal handler").because(e));
     let (mut term, mut int) = (catch(SignalKind::terminate())?, catch(SignalKind::interrupt())?);
     tokio::select! {
-        _ = term.recv() => tracing::info!("ending on TERM"),
-        _ = int.recv() => tracing::info!("ending on Ctrl-C"),
+        _ = term.recv() => tracing::info!("received SIGTERM, shutting down"),
+        _ = int.recv() => tracing::info!("received SIGINT, shutting down"),
     }
     Ok(())
 }

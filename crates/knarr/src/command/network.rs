@@ -1,5 +1,5 @@
-//! The network of this machine's node, put together: pods' interfaces, routes to other nodes, the service proxy, and what
-//! the kubelet asks of them.
+//! The network components of this node: pods' interfaces, routes to other nodes, the service proxy, the DNS server and
+//! NetworkPolicies, and the kubelet's interface to them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -32,15 +32,16 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::Failure;
-use super::cluster::{cluster_domain, containerd_config, resolv_conf};
+use super::cluster::cluster_domain;
+use super::running_node::{containerd_config, resolv_conf};
 use crate::config::{Config, Network, Part};
 
-/// Of the cluster DNS server.
+/// Port of the cluster DNS server.
 const DNS_PORT: u16 = 53;
-/// How often the addresses of sandboxes that the runtime has forgotten are given back.
+/// How often the addresses of sandboxes that the runtime no longer has are released.
 const RECONCILE: Duration = Duration::from_secs(60);
 
-/// What is named after the instance: empty for the only one of a machine.
+/// Names of devices, tables and directories, with a suffix where several instances run on one host.
 pub struct Names {
     instance: Option<String>,
     suffix: String,
@@ -60,7 +61,7 @@ impl Names {
         }
     }
 
-    /// What the service proxy of every node decides by.
+    /// The configuration of the service proxy of every node.
     pub fn proxy(&self, network: &Network) -> proxy::Config {
         proxy::Config {
             table: self.proxy_table(),
@@ -79,7 +80,7 @@ impl Names {
         format!("{}{}", policy::TABLE, self.suffix)
     }
 
-    /// The device of VXLAN.
+    /// The VXLAN device.
     pub fn tunnel(&self) -> String {
         format!("knarr-vx{}", self.suffix)
     }
@@ -99,7 +100,7 @@ impl Names {
         }
     }
 
-    /// Records of pods' addresses.
+    /// The directory with the records of pods' addresses.
     fn records(&self) -> PathBuf {
         self.directory.join("pods")
     }
@@ -109,37 +110,37 @@ impl Names {
     }
 }
 
-/// A running network; it ends when it is dropped, and what the kernel has stays.
-pub struct Running {
+/// The running network components; they stop when this is dropped, and the kernel keeps its tables and routes.
+pub struct RunningNetwork {
     proxy: Option<ServiceProxy>,
     propagation: Option<EndpointPropagation>,
     dns: Option<dns::Server>,
     policies: Option<Arc<NetworkPolicies>>,
     /// The namespaces of this node's pods with the default search list, by their addresses.
-    searching: Arc<RwLock<HashMap<IpAddr, Arc<str>>>>,
+    default_search_namespaces: Arc<RwLock<HashMap<IpAddr, Arc<str>>>>,
     availability: Option<Arc<Signal<Availability>>>,
-    /// What the kubelet last asked for.
-    shown: Mutex<Option<Availability>>,
+    /// What the kubelet last read.
+    last_read: Mutex<Option<Availability>>,
     _catalog: Arc<Shared>,
     _router: Option<Router>,
     _own: own_node::OwnNodeWatch,
     _tasks: JoinSet<()>,
 }
 
-impl std::fmt::Debug for Running {
+impl std::fmt::Debug for RunningNetwork {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Running")
+        f.write_str("RunningNetwork")
     }
 }
 
-/// Starts the parts that are knarr's. `api` acts as the network agent of this node.
+/// Starts the components that are not disabled. `api` is authenticated as the network agent of this node.
 pub async fn start(
     config: &Config,
     api: Arc<dyn Api>,
     runtime: Arc<dyn Runtime>,
     node_ips: &[IpAddr],
     clock: Arc<dyn Clock>,
-) -> Result<Arc<Running>, Failure> {
+) -> Result<Arc<RunningNetwork>, Failure> {
     let names = Names::of(config);
     let catalog = Arc::new(Shared::start(api.clone()));
     let own = own_node::OwnNodeWatch::start(api.clone(), &config.node_name);
@@ -149,7 +150,7 @@ pub async fn start(
     let mut policies = None;
     if config.network.has(Part::Network) {
         let routes = Router::start(names.routes(config), api.clone(), clock.clone())
-            .map_err(|e| Failure::new("cannot watch this machine's routes").because(e))?;
+            .map_err(|e| Failure::new("cannot watch the routes of this host").because(e))?;
         let enforces = config.network.has(Part::Policy);
         let isolation = Arc::new(Isolation::default());
         let before_up: Arc<dyn pods::BeforeUp> = match enforces {
@@ -168,9 +169,9 @@ pub async fn start(
             .await?,
         );
         if enforces {
-            // With the pods that run already, whose rules stay in force until everything is known.
+            // With the pods that already run, whose rules stay in force until all objects are synced.
             let started = start_policies(config, &names, &pods, api.clone(), clock.clone())?;
-            isolation.begin(started.clone());
+            isolation.set(started.clone());
             tasks.spawn(follow_sandboxes(pods.clone(), started.clone()));
             policies = Some(started);
         }
@@ -186,11 +187,11 @@ pub async fn start(
         };
         ServiceProxy::start(proxy, api.clone(), catalog.clone(), clock.clone())
     });
-    let searching = Arc::<RwLock<HashMap<IpAddr, Arc<str>>>>::default();
+    let default_search_namespaces = Arc::<RwLock<HashMap<IpAddr, Arc<str>>>>::default();
     let dns = match config.network.has(Part::Dns) {
         false => None,
         true => {
-            let known = searching.clone();
+            let known = default_search_namespaces.clone();
             let server = dns::start(
                 dns::Config {
                     addresses: config.network.dns_addresses(),
@@ -205,8 +206,10 @@ pub async fn start(
                 catalog.clone(),
             );
             Some(server.await.map_err(|e| {
-                Failure::new("the cluster DNS server does not start; --disable dns leaves it to others")
-                    .because(e)
+                Failure::new(
+                    "cannot start the cluster DNS server; with --disable dns another DNS server can be used",
+                )
+                .because(e)
             })?)
         }
     };
@@ -219,14 +222,14 @@ pub async fn start(
             clock,
         )
     });
-    Ok(Arc::new(Running {
+    Ok(Arc::new(RunningNetwork {
         proxy,
         propagation,
         dns,
         policies,
-        searching,
+        default_search_namespaces,
         availability,
-        shown: Mutex::default(),
+        last_read: Mutex::default(),
         _catalog: catalog,
         _router: router,
         _own: own,
@@ -234,7 +237,7 @@ pub async fn start(
     }))
 }
 
-/// Pods' interfaces and addresses, once the node has a range of them.
+/// Starts the pod network: pods' interfaces and addresses, once the node has a pod CIDR.
 async fn start_pods(
     config: &Config,
     names: &Names,
@@ -246,7 +249,7 @@ async fn start_pods(
     let (network, known) = watch::channel(None);
     let cni_conf = containerd_config(config).cni_conf;
     let earlier = earlier(config)
-        .map_err(|e| Failure::new("cannot read the pod network's configuration").because(e))?;
+        .map_err(|e| Failure::new("cannot read the CNI configuration of the pod network").because(e))?;
     let server = pods::Server::start(pods::Config {
         directory: names.records(),
         socket: names.socket(),
@@ -258,10 +261,10 @@ async fn start_pods(
         earlier,
     })
     .await
-    .map_err(|e| Failure::new("the pod network does not start").because(e))?;
+    .map_err(|e| Failure::new("cannot start the pod network").because(e))?;
     let install = Install {
         program: std::env::current_exe()
-            .map_err(|e| Failure::new("cannot find this program's own file").because(e))?,
+            .map_err(|e| Failure::new("cannot find the path of the knarr program").because(e))?,
         bin_dir: containerd_config(config).cni_bin,
         conf_dir: cni_conf,
         socket: names.socket(),
@@ -269,30 +272,30 @@ async fn start_pods(
     let availability = Arc::new(Signal::new(Availability {
         is_available: false,
         reason: "NoPodCIDR",
-        message: "the node has no range of pod addresses yet".into(),
+        message: "the node has no pod CIDR yet".into(),
     }));
-    let (own, status, shown) = (own.node(), router.status(), availability.clone());
+    let (own, status, reported) = (own.node(), router.status(), availability.clone());
     let cluster_cidrs = config.network.cluster_cidrs.nets().to_vec();
-    // Pods cannot answer a loopback address: the kernel chooses another one.
-    let of_machine = node_ips.iter().filter(|ip| !ip.is_loopback());
-    let node_addresses: Vec<IpAddr> = of_machine.copied().collect();
+    // Pods cannot reply to a loopback address: the kernel chooses another one.
+    let of_host = node_ips.iter().filter(|ip| !ip.is_loopback());
+    let node_addresses: Vec<IpAddr> = of_host.copied().collect();
     let node_name = config.node_name.clone();
     tasks.spawn(async move {
-        let mut given = (Node::default(), routes::Status::default());
+        let mut seen = (Node::default(), routes::Status::default());
         loop {
-            // One of the two changes; the other is then read.
+            // When one of the two changes, both are read.
             tokio::select! {
-                _ = own.wait_for(|node| *node != given.0) => {}
-                _ = status.wait_for(|status| *status != given.1) => {}
+                _ = own.wait_for(|node| *node != seen.0) => {}
+                _ = status.wait_for(|status| *status != seen.1) => {}
             }
-            given = (own.get(), status.get());
-            let (node, routes) = &given;
+            seen = (own.get(), status.get());
+            let (node, routes) = &seen;
             if let Some(conflict) = routes.conflicts.iter().find(|c| c.node == node_name) {
-                shown.set(Availability {
+                reported.set(Availability {
                     is_available: false,
                     reason: "PodCIDRConflict",
                     message: format!(
-                        "the node's range {} cannot be its pods': {}; set --cluster-cidr",
+                        "the node's pod CIDR {} cannot be used: {}; set --cluster-cidr to another range",
                         conflict.cidr, conflict.message
                     ),
                 });
@@ -307,16 +310,16 @@ async fn start_pods(
                 node_addresses: node_addresses.clone(),
                 mtu: routes.mtu,
             }));
-            // From here on the runtime's network is ready.
+            // With the CNI configuration the runtime's network is ready.
             match install.write() {
-                Ok(()) => shown.set(Availability {
+                Ok(()) => reported.set(Availability {
                     is_available: true,
                     reason: "KnarrIsUp",
-                    message: "the node's pods are routed".into(),
+                    message: "the routes to the node's pods are set".into(),
                 }),
                 Err(error) => tracing::error!(
                     error = &error as &dyn std::error::Error,
-                    "the CNI plugin cannot be installed"
+                    "cannot install the CNI plugin"
                 ),
             }
         }
@@ -327,28 +330,31 @@ async fn start_pods(
             let listed = async {
                 let sandboxes = runtime.sandboxes().await?;
                 let listed = sandboxes.into_iter().map(|sandbox| Sandbox {
-                    id: sandbox.id,
+                    id: sandbox.id.into(),
                     pod: Some(PodName {
                         namespace: sandbox.pod.namespace.into(),
                         name: sandbox.pod.name.into(),
-                        uid: Some(sandbox.pod.uid.into()),
+                        uid: Some(String::from(sandbox.pod.uid).into()),
                     }),
                 });
                 Ok::<_, knarr_node::runtime::RuntimeError>(listed.collect())
             };
             match server.reconcile(listed).await {
                 Ok(0) => {}
-                Ok(released) => tracing::info!(released, "gave back what sandboxes had that are gone"),
-                Err(error) => tracing::debug!(%error, "the sandboxes cannot be listed"),
+                Ok(released) => tracing::info!(
+                    released,
+                    "released the addresses of sandboxes that no longer exist"
+                ),
+                Err(error) => tracing::debug!(%error, "cannot list the sandboxes"),
             }
         }
     });
     Ok(availability)
 }
 
-/// The bridge network of earlier versions, while its leases are there.
+/// The bridge network of earlier versions, while it has leases.
 fn earlier(config: &Config) -> std::io::Result<Option<pods::EarlierNetwork>> {
-    /// The default name of its bridge, where the configuration no longer says it.
+    /// The default name of its bridge, where the configuration no longer has it.
     const BRIDGE: &str = "knarr0";
     let leases = config.data_dir.join("cni/ipam").join(Install::NETWORK);
     if !leases.exists() {
@@ -383,40 +389,42 @@ fn start_policies(
     NetworkPolicies::start(api, settings, running)
         .map(Arc::new)
         .map_err(|e| {
-            Failure::new("the NetworkPolicies cannot be enforced; --disable policy leaves them to others")
-                .because(e)
+            Failure::new(
+                "cannot enforce NetworkPolicies; with --disable policy another component can enforce them",
+            )
+            .because(e)
         })
 }
 
-fn attachment(of: &pods::Attachment) -> policy::Attachment {
-    let pod = of.pod.as_ref();
+fn attachment(attached: &pods::Attachment) -> policy::Attachment {
+    let pod = attached.pod.as_ref();
     policy::Attachment {
-        sandbox: of.sandbox.to_string().into(),
+        sandbox: attached.sandbox.to_string().into(),
         pod: pod.map(|pod| policy::PodKey::new(&pod.namespace, &pod.name)),
         uid: pod.and_then(|pod| pod.uid.as_deref()).map(Into::into),
-        addresses: of.addresses.clone(),
+        addresses: attached.addresses.clone(),
     }
 }
 
-/// Forgets the rules of sandboxes that are gone.
+/// Removes the rules of sandboxes that are deleted.
 async fn follow_sandboxes(pods: Pods, policies: Arc<NetworkPolicies>) {
     let mut changes = pods.subscribe();
     while changes.changed().await.is_ok() {
-        let left: BTreeSet<Arc<str>> = pods
+        let remaining: BTreeSet<Arc<str>> = pods
             .list()
             .iter()
             .map(|pod| pod.sandbox.to_string().into())
             .collect();
-        policies.retain(&left);
+        policies.retain(&remaining);
     }
 }
 
-/// Lets a pod send only when its policies are in the kernel.
+/// Brings a pod's interface up only when the kernel has its policies.
 #[derive(Default)]
 struct Isolation(OnceLock<Arc<NetworkPolicies>>);
 
 impl Isolation {
-    fn begin(&self, policies: Arc<NetworkPolicies>) {
+    fn set(&self, policies: Arc<NetworkPolicies>) {
         // Set once, when the node's network starts.
         let _ = self.0.set(policies);
     }
@@ -435,13 +443,13 @@ impl pods::BeforeUp for Isolation {
     }
 }
 
-/// Answers the CNI plugin while the last sandboxes end: a node that goes has no agent. Ends when it is dropped.
-pub async fn serve_departures(config: &Config) -> Result<Option<pods::Server>, Failure> {
+/// Serves the CNI plugin while `knarr down` removes the last sandboxes, when no node runs. Stops when it is dropped.
+pub async fn serve_teardown(config: &Config) -> Result<Option<pods::Server>, Failure> {
     if !config.network.has(Part::Network) {
         return Ok(None);
     }
     let names = Names::of(config);
-    // Without a range of addresses no pod is added.
+    // Without a pod CIDR no pod is added.
     let (_, network) = watch::channel(None);
     let server = pods::Server::start(pods::Config {
         directory: names.records(),
@@ -454,11 +462,11 @@ pub async fn serve_departures(config: &Config) -> Result<Option<pods::Server>, F
         earlier: None,
     });
     let failed =
-        |e| Failure::new("the pod network, which is needed to end the pods, does not start").because(e);
+        |e| Failure::new("cannot start the pod network, which is needed to terminate the pods").because(e);
     server.await.map(Some).map_err(failed)
 }
 
-/// Removes all that the network of this data directory has on the machine.
+/// Removes the network of this data directory from the host. Returns what could not be removed.
 pub async fn remove(config: &Config) -> Vec<String> {
     let names = Names::of(config);
     let mut faults = Vec::new();
@@ -478,7 +486,7 @@ pub async fn remove(config: &Config) -> Vec<String> {
         }
     };
     if let Err(error) = policy::remove_all(&names.policy_table()).await {
-        faults.push(format!("the table of policies: {error}"));
+        faults.push(format!("the nftables table of NetworkPolicies: {error}"));
     }
     let instance = names.instance.clone();
     let blocking = tokio::task::spawn_blocking(move || {
@@ -493,7 +501,7 @@ pub async fn remove(config: &Config) -> Vec<String> {
             faults.push(format!("the pods' network: {error}"));
         }
         if let Err(error) = knarr_node_network::proxy::remove(&names.proxy_table()) {
-            faults.push(format!("the service proxy's tables: {error}"));
+            faults.push(format!("the service proxy's nftables tables: {error}"));
         }
         faults
     });
@@ -505,9 +513,9 @@ pub async fn remove(config: &Config) -> Vec<String> {
 }
 
 #[async_trait]
-impl NodeNetwork for Running {
+impl NodeNetwork for RunningNetwork {
     async fn withdrawn(&self, pod: &Pod) {
-        // Without our proxy it is not asked.
+        // Without knarr's proxy there is no propagation.
         if let Some(propagation) = &self.propagation {
             propagation.withdrawn(pod).await;
         }
@@ -519,10 +527,8 @@ impl NodeNetwork for Running {
 
     fn metrics(&self) -> String {
         let mut text = self.proxy.as_ref().map(ServiceProxy::metrics).unwrap_or_default();
-        match self.dns.as_ref().map(dns::Server::metrics) {
-            Some(Ok(of_dns)) => text.push_str(&of_dns),
-            Some(Err(error)) => tracing::warn!(%error, "the metrics of DNS cannot be written"),
-            None => {}
+        if let Some(dns) = &self.dns {
+            text.push_str(&dns.metrics());
         }
         if let Some(policies) = &self.policies {
             text.push_str(&policies.metrics());
@@ -532,14 +538,14 @@ impl NodeNetwork for Running {
 
     fn availability(&self) -> Option<Availability> {
         let now = self.availability.as_ref().map(|availability| availability.get());
-        self.shown.lock().clone_from(&now);
+        self.last_read.lock().clone_from(&now);
         now
     }
 
     async fn availability_changed(&self) {
         match &self.availability {
             Some(availability) => {
-                let is_new = |now: &Availability| self.shown.lock().as_ref() != Some(now);
+                let is_new = |now: &Availability| self.last_read.lock().as_ref() != Some(now);
                 availability.wait_for(is_new).await;
             }
             None => std::future::pending().await,
@@ -547,21 +553,21 @@ impl NodeNetwork for Running {
     }
 }
 
-impl Running {
-    /// From now on DNS follows the search lists of these pods in one step, where they are the default ones.
+impl RunningNetwork {
+    /// From now on DNS expands the search lists of these pods in one step, where they are the default ones.
     pub fn follow_pods(&self, pods: &Store) {
-        let searching = self.searching.clone();
-        pods.subscribe(move |change| {
-            let mut searching = searching.write();
+        let default_search_namespaces = self.default_search_namespaces.clone();
+        pods.add_event_handler(move |change| {
+            let mut default_search_namespaces = default_search_namespaces.write();
             for (address, _) in change
                 .before()
                 .and_then(|pod| default_search(pod))
                 .into_iter()
                 .flatten()
             {
-                searching.remove(&address);
+                default_search_namespaces.remove(&address);
             }
-            searching.extend(
+            default_search_namespaces.extend(
                 change
                     .after()
                     .and_then(|pod| default_search(pod))
@@ -572,7 +578,7 @@ impl Running {
     }
 }
 
-/// The addresses of a pod whose search list is the default one of its namespace, with that.
+/// The addresses of a pod whose search list is the default one of its namespace, with that namespace.
 fn default_search(pod: &Object) -> Option<Vec<(IpAddr, Arc<str>)>> {
     let namespace: Arc<str> = pod.namespace().into();
     let pod = pod.to_typed::<Pod>()?;

@@ -1,4 +1,4 @@
-//! `knarr node`: what the machine's own scripts tell the node that runs on it.
+//! `knarr node`: commands for the node of this host, such as its graceful shutdown.
 
 use clap::{Args, Subcommand};
 use knarr_node::kubelet::shutdown::{Progress, Request};
@@ -8,15 +8,16 @@ use crate::config::Config;
 use crate::node_socket;
 
 pub const SHUTDOWN_HELP: &str = "\
-To be called when the machine goes down, while knarr still runs. Pods end by priority, the lowest first, in the time that
-the KubeletConfiguration (--kubelet-config) gives them: shutdownGracePeriod and shutdownGracePeriodCriticalPods, or
-shutdownGracePeriodByPodPriority. They end as Failed with the reason Terminated; meanwhile, and until knarr is started
-again, the node is not Ready and takes no pods. Ending knarr itself ends no pod, so it may be restarted at any time.
+Graceful node shutdown: to be called when the host shuts down, while knarr still runs. Pods are terminated by priority, the
+lowest first, within the time that the KubeletConfiguration (--kubelet-config) sets: shutdownGracePeriod and
+shutdownGracePeriodCriticalPods, or shutdownGracePeriodByPodPriority. Their phase is then Failed with the reason Terminated;
+meanwhile, and until knarr is started again, the node is not Ready and accepts no pods. Stopping knarr itself terminates no
+pod, so it may be restarted at any time.
 
-knarr does not ask systemd to hold a shutdown back. A unit beside its own does, as units stop in the reverse order:
+knarr takes no systemd inhibitor lock. A second unit delays the shutdown, as units stop in the reverse order:
 
     [Unit]
-    Description=End the pods of this node before the machine goes down
+    Description=Terminate the pods of this node before the host shuts down
     After=knarr.service
     Requires=knarr.service
     [Service]
@@ -36,10 +37,10 @@ pub struct NodeArgs {
 
 #[derive(Subcommand)]
 enum NodeCommand {
-    /// End this node's pods because the machine goes down, and wait for them.
+    /// Terminate this node's pods because the host shuts down, and wait for them.
     #[command(after_help = SHUTDOWN_HELP)]
     Shutdown {
-        /// The machine stays up after all: the node takes pods again. What has ended stays ended.
+        /// The host does not shut down after all: the node accepts pods again. Pods that are terminated stay terminated.
         #[arg(long)]
         cancel: bool,
     },
@@ -52,26 +53,28 @@ pub async fn run(config: Config, args: NodeArgs) -> Result<(), Failure> {
     } else {
         Request::Shutdown
     };
-    let last = node_socket::ask(&config.data_dir, request, |said| match said {
-        Progress::Begun { longest_seconds } => {
-            println!("the node shuts down, within {longest_seconds} s at the most");
+    let last = node_socket::send(&config.data_dir, request, |progress| match progress {
+        Progress::Begun { max_seconds } => {
+            println!("the node shuts down, within {max_seconds} s");
         }
         Progress::Group {
             priority,
             seconds,
             pods,
-        } => println!("ending {pods} pods of priority {priority} and more, within {seconds} s"),
+        } => println!("terminating {pods} pods of priority {priority} or higher, within {seconds} s"),
         Progress::Done { .. } | Progress::Rejected { .. } | Progress::Cancelled => {}
     })
     .await?;
     match last {
-        Progress::Done { left: 0 } => println!("all pods have ended"),
+        Progress::Done { left: 0 } => println!("all pods are terminated"),
         Progress::Done { left } => {
-            return Err(Failure::new(format!("{left} pods have not ended in their time")));
+            return Err(Failure::new(format!(
+                "{left} pods did not terminate within their grace period"
+            )));
         }
         Progress::Rejected { why } => return Err(Failure::new(why)),
-        Progress::Cancelled if cancel => println!("the node takes pods again"),
-        Progress::Cancelled => return Err(Failure::new("the shutdown was called off")),
+        Progress::Cancelled if cancel => println!("the node accepts pods again"),
+        Progress::Cancelled => return Err(Failure::new("the shutdown was cancelled")),
         Progress::Begun { .. } | Progress::Group { .. } => {}
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Under which addresses other machines and pods find this node.
+//! The addresses at which other nodes and pods reach this node.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -7,7 +7,7 @@ use knarr_apiserver::default_route;
 use crate::config::Config;
 
 /// The node's addresses, the primary first: those of `--node-ip`, else that of the kubelet's port, else the source
-/// address of the default route, one of each family that pods have; a loopback address where the machine has no other.
+/// address of the default route, one of each IP family that pods have; a loopback address where the host has no other.
 pub fn node_ips(config: &Config) -> Vec<IpAddr> {
     if !config.network.node_ips.is_empty() {
         return config.network.node_ips.clone();
@@ -32,7 +32,7 @@ pub fn node_ips(config: &Config) -> Vec<IpAddr> {
     ips
 }
 
-/// An address of this machine that is no loopback address: the node's, else that of the default route.
+/// An address of this host that is not a loopback address: the node's, else that of the default route.
 pub fn reachable(config: &Config) -> Option<IpAddr> {
     let of_node = node_ips(config).into_iter();
     let of_routes = [false, true].into_iter().filter_map(default_route::source);

@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::{ControlPlane, LocalNode};
-use super::{Failure, asked_to_end};
+use super::control_plane::{ControlPlane, LocalNode};
+use super::{Failure, shutdown_signal};
 use crate::config::Config;
 use crate::lock::DataDir;
 
 pub async fn run(config: Config) -> Result<(), Failure> {
     let _held = DataDir::lock(&config.data_dir)?;
     let cancel = CancellationToken::new();
-    let ended = cancel.clone().drop_guard();
+    let stop = cancel.clone().drop_guard();
     let plane = ControlPlane::start(&config, Arc::new(LocalNode::default()), &cancel).await?;
-    asked_to_end().await?;
-    drop(ended);
+    shutdown_signal().await?;
+    drop(stop);
     plane.wait().await;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! How an agent comes to the settings that are the cluster's: from the ConfigMap that servers publish, and from its own
-//! copy of it where the server is away when the node starts again.
+//! How an agent gets the cluster-wide settings: from the ConfigMap that servers publish, and from its own copy of it where the
+//! server is unreachable when the node starts again.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,33 +18,33 @@ use crate::private;
 
 type Settings = BTreeMap<String, String>;
 
-/// The configuration with the cluster's settings in it.
+/// The configuration with the cluster's settings.
 ///
-/// A node that has joined before starts with its copy at once; what the server has then is compared in the background,
-/// and a difference is logged: it counts from the next start on.
+/// A node that has joined before starts with its copy at once. The server's settings are compared with it in the background,
+/// and a difference is logged and stored: it takes effect at the next start.
 pub async fn adopted(mut config: Config, api: Arc<dyn Api>) -> Result<Config, Failure> {
     let file = config.data_dir.join("cluster.json");
-    let settings = match kept(&file)? {
+    let settings = match stored(&file)? {
         Some(settings) => {
             tokio::spawn(compare(api, file, settings.clone()));
             settings
         }
         None => {
             let settings = published(&*api, Some(Instant::now() + SERVER_LIMIT)).await?;
-            keep(&file, &settings)?;
+            store(&file, &settings)?;
             settings
         }
     };
     config.adopt(&settings).map_err(|errors| {
         let errors = errors.join("\n  ");
         Failure::new(format!(
-            "the settings of this node do not fit the cluster's:\n  {errors}"
+            "the settings of this node differ from the cluster's:\n  {errors}"
         ))
     })?;
     Ok(config)
 }
 
-fn kept(file: &Path) -> Result<Option<Settings>, Failure> {
+fn stored(file: &Path) -> Result<Option<Settings>, Failure> {
     let text = match std::fs::read_to_string(file) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -52,18 +52,18 @@ fn kept(file: &Path) -> Result<Option<Settings>, Failure> {
     };
     serde_json::from_str(&text).map(Some).map_err(|e| {
         let what = format!(
-            "{}: expected the cluster's settings; remove it, and it is fetched anew",
+            "{}: expected the cluster's settings in JSON; remove the file, and they are read from the server again",
             file.display()
         );
         Failure::new(what).because(e)
     })
 }
 
-fn keep(file: &Path, settings: &Settings) -> Result<(), Failure> {
+fn store(file: &Path, settings: &Settings) -> Result<(), Failure> {
     private::write(file, &serde_json::json!(settings).to_string())
 }
 
-/// What the server has published: nothing, if it is of a version that does not. Asks until then, or until the limit.
+/// The settings that the server has published; none, if its version publishes none. Retries until the limit.
 async fn published(api: &dyn Api, limit: Option<Instant>) -> Result<Settings, Failure> {
     let (namespace, name) = SHARED_SETTINGS;
     loop {
@@ -73,10 +73,10 @@ async fn published(api: &dyn Api, limit: Option<Instant>) -> Result<Settings, Fa
             Err(error) => error,
         };
         if limit.is_some_and(|limit| Instant::now() >= limit) {
-            let what = format!("the cluster's settings cannot be read (ConfigMap {namespace}/{name})");
+            let what = format!("cannot read the cluster's settings from ConfigMap {namespace}/{name}");
             return Err(Failure::new(what).because(error));
         }
-        tracing::debug!(%error, "the cluster's settings cannot be read yet");
+        tracing::debug!(%error, "cannot read the cluster's settings yet, retrying");
         sleep(PAUSE).await;
     }
 }
@@ -90,9 +90,9 @@ async fn compare(api: Arc<dyn Api>, file: PathBuf, known: Settings) {
     }
     tracing::warn!(
         ?settings,
-        "the cluster's settings have changed: restart this node"
+        "the cluster's settings have changed: restart knarr on this node to apply them"
     );
-    if let Err(error) = keep(&file, &settings) {
-        tracing::warn!(%error, "the cluster's settings cannot be kept");
+    if let Err(error) = store(&file, &settings) {
+        tracing::warn!(%error, "cannot store the cluster's settings");
     }
 }

@@ -1,5 +1,5 @@
-//! A cluster's objects as `knarr why`, `knarr whatif` and `knarr net` look at them: read from the API, or from files that
-//! `kubectl get -o json` wrote. Nothing is ever written.
+//! A cluster's objects as `knarr why`, `knarr whatif` and `knarr net` read them: from the API, or from files that
+//! `kubectl get -o json` wrote. Nothing is written.
 
 use std::env;
 use std::io::Read;
@@ -10,14 +10,14 @@ use clap::Args;
 use futures::future::join_all;
 use knarr_api::{Kind, Object, registry};
 use knarr_client::{Api, Clock, ListOptions, SystemClock};
-use knarr_scheduler::whatif::Picture;
+use knarr_scheduler::whatif::Snapshot;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{Failure, cluster};
 use crate::config::Config;
 
-/// What scheduling looks at. Without the first two there is nothing to say.
+/// The kinds that scheduling depends on. The first two are required.
 const KINDS: [&Kind; 22] = [
     &registry::NODE,
     &registry::POD,
@@ -42,55 +42,54 @@ const KINDS: [&Kind; 22] = [
     &registry::DEVICE_CLASS,
     &registry::DAEMON_SET,
 ];
-const NEEDED: usize = 2;
+const REQUIRED: usize = 2;
 
-/// Which objects a question is about.
-pub struct Wanted<'a> {
+/// Which objects a command reads.
+pub struct ObjectSelection<'a> {
     pub kinds: &'a [&'a Kind],
-    /// Without those of the first so many kinds there is no answer; of the others those that cannot be listed are left
-    /// out, with a line about it.
-    pub needed: usize,
-    /// Kinds of which only one namespace's objects matter.
+    /// How many of the first kinds are required. Of the others those that cannot be listed are left out, with a warning.
+    pub required: usize,
+    /// Kinds of which only the objects of one namespace are read.
     pub only_in: &'a [(&'a Kind, &'a str)],
 }
 
 #[derive(Args, Clone, Debug, Default)]
 pub struct Source {
-    /// Namespace of what is named.
+    /// Namespace of the named object.
     #[arg(short, long, value_name = "NAMESPACE", default_value = "default")]
     pub namespace: String,
-    /// Look at objects that `kubectl get KINDS -A -o json` wrote, instead of at a live cluster. `-` reads standard input;
-    /// given more than once, all files are one cluster.
+    /// Read the objects from a file that `kubectl get KINDS -A -o json` wrote, instead of from the live cluster. `-` reads
+    /// standard input; if given more than once, the objects of all files form one cluster.
     #[arg(long, value_name = "FILE")]
     pub from: Vec<PathBuf>,
 }
 
 impl Source {
-    /// The cluster to imagine things in.
-    pub async fn picture(&self, config: &Config, kubeconfig_named: bool) -> Result<Picture, Failure> {
-        let wanted = Wanted {
+    /// The snapshot that scheduling is computed on.
+    pub async fn snapshot(&self, config: &Config, kubeconfig_named: bool) -> Result<Snapshot, Failure> {
+        let selection = ObjectSelection {
             kinds: &KINDS,
-            needed: NEEDED,
+            required: REQUIRED,
             only_in: &[],
         };
-        let objects = self.objects(config, kubeconfig_named, &wanted).await?;
+        let objects = self.objects(config, kubeconfig_named, &selection).await?;
         let now = SystemClock.now();
-        Ok(Picture::new(config.scheduler.scheduler(), &objects, now))
+        Ok(Snapshot::new(config.scheduler.scheduler(), &objects, now))
     }
 
-    /// All objects that are wanted.
+    /// All selected objects.
     pub async fn objects(
         &self,
         config: &Config,
         kubeconfig_named: bool,
-        wanted: &Wanted<'_>,
+        selection: &ObjectSelection<'_>,
     ) -> Result<Vec<Arc<Object>>, Failure> {
         if self.from.is_empty() {
-            return live(config, kubeconfig_named, wanted).await;
+            return list_live(config, kubeconfig_named, selection).await;
         }
         let mut all = Vec::new();
         for file in &self.from {
-            all.extend(read(&file.display().to_string(), &text(file)?, wanted.kinds)?);
+            all.extend(read(&file.display().to_string(), &text(file)?, selection.kinds)?);
         }
         Ok(all)
     }
@@ -103,15 +102,15 @@ fn kubeconfig(config: &Config, named: bool) -> PathBuf {
     first.unwrap_or_else(|| config.kubeconfig.clone())
 }
 
-async fn live(
+async fn list_live(
     config: &Config,
     kubeconfig_named: bool,
-    wanted: &Wanted<'_>,
+    selection: &ObjectSelection<'_>,
 ) -> Result<Vec<Arc<Object>>, Failure> {
-    let kinds = wanted.kinds;
+    let kinds = selection.kinds;
     let api = cluster::remote(&kubeconfig(config, kubeconfig_named)).await?;
     let lists = kinds.iter().map(|kind| {
-        let only_in = wanted.only_in.iter().find(|(of, _)| of == kind);
+        let only_in = selection.only_in.iter().find(|(of, _)| of == kind);
         let options = ListOptions {
             namespace: only_in.map_or_else(String::new, |(_, namespace)| (*namespace).into()),
             ..ListOptions::default()
@@ -122,12 +121,12 @@ async fn live(
     for (i, (kind, list)) in kinds.iter().zip(join_all(lists).await).enumerate() {
         match list {
             Ok(list) => all.extend(list.items),
-            Err(error) if i < wanted.needed => {
-                let what = format!("cannot list {} at {}", kind.plural(), api.server());
+            Err(error) if i < selection.required => {
+                let what = format!("cannot list {} from {}", kind.plural(), api.server());
                 return Err(Failure::new(what).because(error));
             }
             Err(error) => eprintln!(
-                "knarr: the answer leaves {} out, which cannot be listed: {error}",
+                "knarr: warning: cannot list {}, they are left out: {error}",
                 kind.plural()
             ),
         }
@@ -145,10 +144,10 @@ fn text(file: &Path) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// An object, or a list of them: what is in it is read when it is known what it is.
+/// An object, or a list of them: the content is decoded when the kind is known.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Written<'a> {
+struct Document<'a> {
     #[serde(default)]
     api_version: String,
     #[serde(default)]
@@ -157,23 +156,23 @@ struct Written<'a> {
     items: Option<Vec<&'a RawValue>>,
 }
 
-/// All objects of a text. One that cannot be read is passed over, with a line about it; a text that is no JSON is not.
+/// All objects of a text. An object that cannot be decoded is skipped, with a warning; a text that is not JSON is an error.
 fn read(file: &str, text: &str, kinds: &[&Kind]) -> Result<Vec<Arc<Object>>, Failure> {
     let mut all = Vec::new();
     let documents = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
     for document in documents {
-        let document = document.map_err(|e| Failure::new(format!("{file} is not JSON")).because(e))?;
+        let document = document.map_err(|e| Failure::new(format!("{file} is not valid JSON")).because(e))?;
         read_document(file, document, None, kinds, &mut all)?;
     }
     if all.is_empty() {
         return Err(Failure::new(format!(
-            "{file} holds no objects; expected what `kubectl get nodes,pods,… -A -o json` writes"
+            "{file} has no objects: expected the output of `kubectl get nodes,pods,… -A -o json`"
         )));
     }
     Ok(all)
 }
 
-/// `of`: what the list says of its items, for those that do not say it themselves.
+/// `of`: apiVersion and kind of the items of a list, for items that have none themselves.
 fn read_document(
     file: &str,
     document: &RawValue,
@@ -181,29 +180,29 @@ fn read_document(
     kinds: &[&Kind],
     all: &mut Vec<Arc<Object>>,
 ) -> Result<(), Failure> {
-    let written: Written = serde_json::from_str(document.get())
-        .map_err(|e| Failure::new(format!("{file} holds something that is no object")).because(e))?;
-    if let Some(items) = written.items {
-        let of = written
+    let header: Document = serde_json::from_str(document.get())
+        .map_err(|e| Failure::new(format!("{file} has a JSON document that is not an object")).because(e))?;
+    if let Some(items) = header.items {
+        let of = header
             .kind
             .strip_suffix("List")
-            .map(|kind| (&*written.api_version, kind));
+            .map(|kind| (&*header.api_version, kind));
         for item in items {
             read_document(file, item, of, kinds, all)?;
         }
         return Ok(());
     }
     let (api_version, kind) = match of {
-        Some(of) if written.kind.is_empty() => of,
-        _ => (&*written.api_version, &*written.kind),
+        Some(of) if header.kind.is_empty() => of,
+        _ => (&*header.api_version, &*header.kind),
     };
-    // Other kinds than those that are asked for may well be in a dump.
+    // A dump may have objects of other kinds than the selected ones.
     let Some(kind) = registry::by_kind(api_version, kind).filter(|k| kinds.contains(k)) else {
         return Ok(());
     };
     match kind.ops.decode(document.get().as_bytes()) {
         Ok(decoded) => all.push(Arc::new(Object::from_typed(kind, decoded.object))),
-        Err(error) => eprintln!("knarr: {file}: a {} is passed over: {error}", kind.kind()),
+        Err(error) => eprintln!("knarr: warning: {file}: skipping a {}: {error}", kind.kind()),
     }
     Ok(())
 }
@@ -219,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn b2_a_dump_is_a_list_or_lists_or_objects_and_what_cannot_be_read_is_passed_over() {
+    fn b2_a_dump_is_a_list_or_lists_or_objects_and_invalid_objects_are_skipped() {
         let node = r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"n"}}"#;
         let pod = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},"spec":{"containers":[]}}"#;
         let broken = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":7}}"#;
@@ -235,19 +234,23 @@ mod tests {
         assert_eq!(
             names(raw),
             ["Node/n"],
-            "items that leave it to their list what they are"
+            "items without apiVersion and kind have those of their list"
         );
     }
 
     #[test]
-    fn b2_a_dump_of_nothing_or_of_no_json_says_what_was_expected() {
-        let said = |text| read("dump", text, &KINDS).map(|_| ()).unwrap_err().to_string();
+    fn b2_an_empty_dump_or_one_that_is_not_json_is_an_error_with_what_was_expected() {
+        let error = |text| read("dump", text, &KINDS).map(|_| ()).unwrap_err().to_string();
         assert!(
-            said("nodes: []").starts_with("dump is not JSON"),
+            error("nodes: []").starts_with("dump is not valid JSON"),
             "{}",
-            said("nodes: []")
+            error("nodes: []")
         );
         let empty = r#"{"apiVersion":"v1","kind":"List","items":[]}"#;
-        assert!(said(empty).contains("kubectl get nodes,pods"), "{}", said(empty));
+        assert!(
+            error(empty).contains("kubectl get nodes,pods"),
+            "{}",
+            error(empty)
+        );
     }
 }

@@ -1,9 +1,10 @@
-//! `knarr status`: whether a cluster runs, and how it is; with `--wait`, until it is well.
+//! `knarr status`: whether the cluster runs, and the state of its nodes; with `--wait`, until all are Ready.
 
 use std::time::Duration;
 
 use clap::Args;
 use knarr_api::k8s_openapi::api::core::v1::{Node, Pod};
+use knarr_api::kinds::node::is_ready;
 use knarr_api::registry;
 use knarr_client::ListOptions;
 use serde::Serialize;
@@ -14,15 +15,15 @@ use super::{Failure, cluster};
 use crate::config::Config;
 use crate::lock;
 
-/// Between two looks while waiting.
+/// How often the status is read while waiting.
 const POLL: Duration = Duration::from_millis(50);
 
 #[derive(Args)]
 pub struct StatusArgs {
-    /// Wait until the API answers and every node is Ready, at most so long.
+    /// Wait until the API answers and every node is Ready, at most this long.
     #[arg(long, value_name = "SECONDS")]
     wait: Option<u64>,
-    /// With --wait: give up at once when this process ends.
+    /// With --wait: fail at once when the process with this id exits.
     #[arg(long, value_name = "PID")]
     pid: Option<i32>,
     /// Print as `text` or `json`.
@@ -30,7 +31,7 @@ pub struct StatusArgs {
     output: Output,
 }
 
-/// What there is to tell.
+/// The output of the command.
 #[derive(Serialize)]
 struct Status {
     pid: Option<i32>,
@@ -46,7 +47,7 @@ struct NodeStatus {
 }
 
 impl Status {
-    fn is_well(&self) -> bool {
+    fn is_healthy(&self) -> bool {
         !self.nodes.is_empty() && self.nodes.iter().all(|n| n.ready)
     }
 }
@@ -55,24 +56,24 @@ pub async fn run(config: Config, args: StatusArgs) -> Result<(), Failure> {
     let begin = Instant::now();
     let limit = args.wait.map(Duration::from_secs);
     let status = loop {
-        let looked = look(&config).await;
-        let waited_enough = limit.is_none_or(|limit| begin.elapsed() >= limit);
-        match looked {
-            Ok(status) if status.is_well() || waited_enough => break status,
-            Err(failure) if waited_enough => return Err(failure),
+        let read = read_status(&config).await;
+        let is_timed_out = limit.is_none_or(|limit| begin.elapsed() >= limit);
+        match read {
+            Ok(status) if status.is_healthy() || is_timed_out => break status,
+            Err(failure) if is_timed_out => return Err(failure),
             _ => {}
         }
         if let Some(pid) = args.pid
             && !std::path::Path::new("/proc").join(pid.to_string()).exists()
         {
-            return Err(Failure::new(format!("knarr (process {pid}) has ended")));
+            return Err(Failure::new(format!("knarr (process {pid}) has exited")));
         }
         tokio::time::sleep(POLL).await;
     };
     print(&status, args.output)?;
-    if args.wait.is_some() && !status.is_well() {
+    if args.wait.is_some() && !status.is_healthy() {
         let waited = begin.elapsed().as_secs();
-        return Err(Failure::new(format!("not every node is Ready after {waited} s")));
+        return Err(Failure::new(format!("after {waited} s not every node is Ready")));
     }
     Ok(())
 }
@@ -84,7 +85,7 @@ fn print(status: &Status, output: Output) -> Result<(), Failure> {
     let process = status
         .pid
         .map_or_else(String::new, |pid| format!(" (process {pid})"));
-    println!("knarr runs{process}, its API is {}", status.server);
+    println!("knarr is running{process}, its API server is {}", status.server);
     for node in &status.nodes {
         println!(
             "node {}: {}",
@@ -96,24 +97,24 @@ fn print(status: &Status, output: Output) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn look(config: &Config) -> Result<Status, Failure> {
+async fn read_status(config: &Config) -> Result<Status, Failure> {
     let pid = lock::holder(&config.data_dir);
     if pid.is_none() {
         return Err(Failure::new(format!(
-            "no knarr runs with the data directory {}",
+            "knarr is not running with the data directory {}",
             config.data_dir.display()
         )));
     }
     let (api, server) = cluster::admin(config).await?;
-    let asked = |e| Failure::new(format!("the API at {server} does not answer as it should")).because(e);
+    let failed = |e| Failure::new(format!("cannot list nodes and pods from {server}")).because(e);
     let nodes = api
         .list(&registry::NODE, ListOptions::default())
         .await
-        .map_err(asked)?;
+        .map_err(failed)?;
     let pods = api
         .list(&registry::POD, ListOptions::default())
         .await
-        .map_err(asked)?;
+        .map_err(failed)?;
     let nodes = nodes
         .items
         .iter()
@@ -129,11 +130,4 @@ async fn look(config: &Config) -> Result<Status, Failure> {
         nodes: nodes.collect(),
         pods,
     })
-}
-
-fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    conditions
-        .into_iter()
-        .any(|c| c.type_ == "Ready" && c.status == "True")
 }

@@ -1,4 +1,4 @@
-//! `knarr token`: bootstrap tokens, by which nodes join, under the names and flags that kubeadm has.
+//! `knarr token`: bootstrap tokens, with which nodes join, with kubeadm's subcommands and flags.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use serde_json::Value;
 use super::{Failure, cluster, columns};
 use crate::config::Config;
 
-/// What a token may be good for.
+/// The usages that a token may have.
 const USAGES: [&str; 2] = ["signing", "authentication"];
 const ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 
@@ -32,36 +32,36 @@ pub struct TokenArgs {
 
 #[derive(Subcommand)]
 enum TokenCommand {
-    /// Make a token, and print it and the command by which a node joins with it.
+    /// Create a token, and print it and the command with which a node joins.
     Create(CreateArgs),
-    /// List the tokens there are.
+    /// List the tokens.
     List,
-    /// Delete tokens, named by their ids or whole. Nodes that have joined stay.
+    /// Delete tokens, given by id or in full. Nodes that have joined stay.
     Delete {
         #[arg(required = true, value_name = "TOKEN")]
         tokens: Vec<String>,
     },
-    /// Print a new token without making it known to the cluster.
+    /// Print a new token without creating it in the cluster.
     Generate,
 }
 
 #[derive(Args)]
 struct CreateArgs {
-    /// The token, of the form abcdef.0123456789abcdef [default: a new one].
+    /// The token, in the form abcdef.0123456789abcdef [default: a random one].
     token: Option<String>,
-    /// After what time it ends, such as 30m or 24h; 0 is never.
+    /// How long the token is valid, such as 30m or 24h; 0 means that it never expires.
     #[arg(long, default_value = "24h")]
     ttl: String,
-    /// What it is for; `knarr token list` shows it.
+    /// A description, which `knarr token list` shows.
     #[arg(long, default_value = "")]
     description: String,
-    /// What it is good for: signing (of cluster-info), authentication, or both.
+    /// What it can be used for: signing (of cluster-info), authentication, or both.
     #[arg(long, value_delimiter = ',', default_values = USAGES)]
     usages: Vec<String>,
-    /// The groups of who joins with it.
+    /// Extra groups of a node that authenticates with it.
     #[arg(long, value_delimiter = ',', default_value = JOINERS)]
     groups: Vec<String>,
-    /// Print nothing but the command by which a node joins.
+    /// Print only the command with which a node joins.
     #[arg(long)]
     print_join_command: bool,
 }
@@ -83,23 +83,23 @@ pub async fn run(config: Config, args: TokenArgs) -> Result<(), Failure> {
 async fn create(api: &dyn Api, args: &CreateArgs) -> Result<(), Failure> {
     let token = args.token.clone().unwrap_or_else(generate);
     let secret = secret(&token, args, Timestamp::now()).map_err(Failure::new)?;
-    // First, so that no token is made that nobody can use.
+    // First, so that no token is created that no node can use.
     let join = join_command(api, &token).await?;
     let made = api.create_as(secret).await;
-    made.map_err(|e| Failure::new("the token cannot be made").because(e))?;
+    made.map_err(|e| Failure::new("cannot create the token").because(e))?;
     if args.print_join_command {
         println!("{join}");
     } else {
         println!("{token}");
-        eprintln!("A node joins with it by:\n\n  {join}\n");
+        eprintln!("Join a node with:\n\n  {join}\n");
     }
     Ok(())
 }
 
-/// The Secret of a token, or what is wrong with what was asked for.
+/// The Secret of a token, or the first invalid argument.
 fn secret(token: &str, args: &CreateArgs, now: Timestamp) -> Result<Secret, String> {
     let (id, key) = parts(token).ok_or_else(|| {
-        format!("{token:?} is no token: expected {ID_LENGTH} and {SECRET_LENGTH} of a-z and 0-9 with a dot between")
+        format!("{token:?} is not a token: expected {ID_LENGTH} and {SECRET_LENGTH} characters of a-z and 0-9, separated by a dot")
     })?;
     if let Some(other) = args.usages.iter().find(|u| !USAGES.contains(&u.as_str())) {
         return Err(format!("--usages: {other:?}: expected {}", USAGES.join(" or ")));
@@ -108,9 +108,9 @@ fn secret(token: &str, args: &CreateArgs, now: Timestamp) -> Result<Secret, Stri
     let ttl = ttl.ok_or_else(|| format!("--ttl: {:?}: expected a duration such as 30m or 24h", args.ttl))?;
     let mut data = BTreeMap::from([("token-id", id.to_string()), ("token-secret", key.to_string())]);
     if !ttl.is_zero() {
-        let ends = now.checked_add(ttl).map_err(|e| format!("--ttl: {e}"))?;
-        let ends = Timestamp::from_second(ends.as_second()).map_err(|e| format!("--ttl: {e}"))?;
-        data.insert("expiration", ends.to_string());
+        let expiration = now.checked_add(ttl).map_err(|e| format!("--ttl: {e}"))?;
+        let expiration = Timestamp::from_second(expiration.as_second()).map_err(|e| format!("--ttl: {e}"))?;
+        data.insert("expiration", expiration.to_string());
     }
     for usage in USAGES {
         if args.usages.iter().any(|u| u == usage) {
@@ -144,9 +144,9 @@ fn secret(token: &str, args: &CreateArgs, now: Timestamp) -> Result<Secret, Stri
     })
 }
 
-/// What is typed on a node.
+/// The command that the administrator runs on the node.
 async fn join_command(api: &dyn Api, token: &str) -> Result<String, Failure> {
-    let unknown = || Failure::new("kube-public/cluster-info does not say where the cluster is");
+    let unknown = || Failure::new("ConfigMap kube-public/cluster-info has no usable kubeconfig");
     let info = api.get_as::<ConfigMap>("kube-public", "cluster-info").await;
     let info = info.map_err(|e| unknown().because(e))?;
     let text = info
@@ -176,7 +176,7 @@ async fn list(api: &dyn Api) -> Result<(), Failure> {
         ..ListOptions::default()
     };
     let listed = api.list(Secret::kind_of(), options).await;
-    let listed = listed.map_err(|e| Failure::new("the tokens cannot be listed").because(e))?;
+    let listed = listed.map_err(|e| Failure::new("cannot list the tokens").because(e))?;
     let secrets = listed.items.iter().filter_map(|o| o.get::<Secret>());
     print!("{}", table(secrets, Timestamp::now()));
     Ok(())
@@ -220,7 +220,7 @@ fn table<'a>(secrets: impl Iterator<Item = &'a Secret>, now: Timestamp) -> Strin
     columns::table(&rows)
 }
 
-/// The largest unit that is full, as kubectl has ages.
+/// In the largest unit that fits, as kubectl shows ages.
 fn short(left: SignedDuration) -> String {
     let seconds = left.as_secs();
     match seconds {
@@ -237,7 +237,7 @@ async fn delete(api: &dyn Api, tokens: &[String]) -> Result<(), Failure> {
         let name = format!("bootstrap-token-{id}");
         api.delete(Secret::kind_of(), NAMESPACE, &name, DeleteOptions::default())
             .await
-            .map_err(|e| Failure::new(format!("the token {id} cannot be deleted")).because(e))?;
+            .map_err(|e| Failure::new(format!("cannot delete the token {id}")).because(e))?;
         println!("bootstrap token {id:?} deleted");
     }
     Ok(())
@@ -248,7 +248,7 @@ fn generate() -> String {
     while token.len() < ID_LENGTH + SECRET_LENGTH {
         let mut bytes = [0; 32];
         SystemEntropy.fill(&mut bytes);
-        // What is past the last full round would make some letters likelier.
+        // Bytes past the last full multiple of the alphabet would make some characters more likely.
         let even = bytes
             .iter()
             .filter(|b| usize::from(**b) < 256 / ALPHABET.len() * ALPHABET.len());
@@ -267,7 +267,7 @@ fn generate() -> String {
 mod tests {
     use super::*;
 
-    fn asked(ttl: &str, usages: &[&str]) -> CreateArgs {
+    fn create_args(ttl: &str, usages: &[&str]) -> CreateArgs {
         CreateArgs {
             token: None,
             ttl: ttl.into(),
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn a_token_is_a_secret_as_the_api_server_reads_it() {
         let now: Timestamp = "2030-01-01T00:00:00.5Z".parse().unwrap();
-        let made = secret(TOKEN, &asked("90m", &USAGES), now).unwrap();
+        let made = secret(TOKEN, &create_args("90m", &USAGES), now).unwrap();
         let lines = table([&made].into_iter(), now);
         let found: Vec<&str> = lines
             .lines()
@@ -304,7 +304,7 @@ mod tests {
                 JOINERS
             ]
         );
-        let forever = secret(TOKEN, &asked("0", &["signing"]), now).unwrap();
+        let forever = secret(TOKEN, &create_args("0", &["signing"]), now).unwrap();
         let text = table([&forever].into_iter(), now);
         assert!(
             text.contains("<forever>") && text.contains("  signing  "),
@@ -313,14 +313,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_time_or_usage_is_named() {
+    fn an_invalid_token_ttl_or_usage_is_an_error_that_names_it() {
         let now = Timestamp::UNIX_EPOCH;
         for (token, ttl, usage, part) in [
             (
                 "abc",
                 "1h",
                 "signing",
-                "\"abc\" is no token: expected 6 and 16 of a-z and 0-9",
+                "\"abc\" is not a token: expected 6 and 16 characters of a-z and 0-9",
             ),
             (TOKEN, "soon", "signing", "--ttl: \"soon\": expected a duration"),
             (TOKEN, "-1h", "signing", "--ttl: \"-1h\": expected a duration"),
@@ -331,7 +331,7 @@ mod tests {
                 "--usages: \"all\": expected signing or authentication",
             ),
         ] {
-            let error = secret(token, &asked(ttl, &[usage]), now).unwrap_err();
+            let error = secret(token, &create_args(ttl, &[usage]), now).unwrap_err();
             assert!(error.contains(part), "{error}");
         }
     }

@@ -5,17 +5,18 @@ use std::sync::Arc;
 use knarr_client::Component;
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::{ControlPlane, LocalNode, NodeApis, PreparedNode};
-use super::{Failure, asked_to_end};
+use super::control_plane::{ControlPlane, LocalNode};
+use super::running_node::{NodeApis, PreparedNode};
+use super::{Failure, shutdown_signal};
 use crate::config::Config;
 use crate::lock::DataDir;
 
 pub async fn run(config: Config) -> Result<(), Failure> {
     let _held = DataDir::lock(&config.data_dir)?;
     let cancel = CancellationToken::new();
-    let ended = cancel.clone().drop_guard();
+    let stop = cancel.clone().drop_guard();
     let local = Arc::new(LocalNode::default());
-    // containerd takes longest to start, and neither half waits for the other.
+    // containerd takes longest to start, and control plane and node do not wait for each other.
     let (plane, prepared) = tokio::try_join!(
         ControlPlane::start(&config, local.clone(), &cancel),
         PreparedNode::start(&config, &cancel),
@@ -26,13 +27,14 @@ pub async fn run(config: Config) -> Result<(), Failure> {
             .server
             .api(&Component::NetworkAgent(config.node_name.clone())),
         is_in_process: true,
+        metrics: Default::default(),
     };
     let node = prepared
         .join(&config, apis, std::slice::from_ref(&plane.authority), &cancel)
         .await?;
     local.set(&config, node.server.clone());
-    asked_to_end().await?;
-    drop(ended);
+    shutdown_signal().await?;
+    drop(stop);
     tokio::join!(plane.wait(), node.wait());
     Ok(())
 }

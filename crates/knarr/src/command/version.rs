@@ -11,7 +11,7 @@ pub struct VersionArgs {
     output: Output,
 }
 
-/// How answers are printed.
+/// The output format of a command.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     Text,

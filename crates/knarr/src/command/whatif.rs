@@ -10,23 +10,23 @@ use super::version::Output;
 use crate::config::Config;
 
 pub const HELP: &str = "\
-Nothing is written: the scheduler decides on a copy of the cluster until nothing moves any more, as it would decide in \
-the cluster itself. Pods that go and have a controller come back as it would make them.
+Nothing is written: the scheduler runs on a copy of the cluster until no pod is moved any more, as it would in the \
+cluster itself. Deleted pods that have a controller are created again as the controller would.
 
-  knarr whatif drain node-3                          which pods move, which wait, which a budget holds back
-  knarr whatif scale deployment/web 50 -n shop       where new pods go, whom they cost
-  knarr whatif lose-zone eu-west-1b                  what is left when a zone is gone
-  knarr whatif priority web-7d4b9c high -n shop      whom a pod would push aside
+  knarr whatif drain node-3                          which pods move, stay pending, or are blocked by a budget
+  knarr whatif scale deployment/web 50 -n shop       where new pods are placed, and which pods they preempt
+  knarr whatif lose-zone eu-west-1b                  which pods still run without the zone
+  knarr whatif priority web-7d4b9c high -n shop      which pods a pod would preempt
   kubectl get nodes,pods,deploy,rs,sts,svc,pdb,priorityclasses,pvc,pv,sc -A -o json > dump.json
   knarr whatif drain node-3 --from dump.json         without the cluster
 
-The cluster is that of --kubeconfig, else of $KUBECONFIG, else of this machine's knarr.";
+The cluster is that of --kubeconfig, else of $KUBECONFIG, else of knarr on this host.";
 
 #[derive(Args)]
 #[command(after_help = HELP)]
 pub struct WhatIfArgs {
     #[command(subcommand)]
-    what: What,
+    command: WhatIfCommand,
 }
 
 #[derive(Args)]
@@ -39,41 +39,41 @@ struct Common {
 }
 
 #[derive(Subcommand)]
-enum What {
-    /// A node is cordoned and its pods are evicted, as `kubectl drain --ignore-daemonsets --force` does it.
+enum WhatIfCommand {
+    /// Cordon a node and evict its pods, as `kubectl drain --ignore-daemonsets --force` does.
     Drain {
         /// The node, as NODE or node/NODE.
         node: String,
         #[command(flatten)]
         common: Common,
     },
-    /// A workload has more pods, or fewer.
+    /// Scale a workload.
     Scale {
-        /// KIND/NAME, such as deployment/web, sts/db, rs/web-7d4b.
+        /// The workload, as KIND/NAME, such as deployment/web, sts/db, rs/web-7d4b.
         workload: String,
-        /// How many pods it has then.
+        /// The new number of replicas.
         replicas: usize,
         #[command(flatten)]
         common: Common,
     },
-    /// All nodes of a zone (topology.kubernetes.io/zone) are gone for good.
+    /// Lose all nodes of a zone (topology.kubernetes.io/zone) for good.
     LoseZone {
         zone: String,
         #[command(flatten)]
         common: Common,
     },
-    /// A pod is made anew with another priority class.
+    /// Create a pod again with another PriorityClass.
     Priority {
         /// The pod, as POD or pod/POD.
         pod: String,
-        /// The name of the class.
+        /// The name of the PriorityClass.
         class: String,
         #[command(flatten)]
         common: Common,
     },
 }
 
-/// What can be scaled, under the names that kubectl knows.
+/// The kinds that can be scaled, with the names that kubectl accepts.
 const WORKLOADS: [(&str, &[&str]); 5] = [
     ("Deployment", &["deployment", "deployments", "deploy"]),
     ("ReplicaSet", &["replicaset", "replicasets", "rs"]),
@@ -88,7 +88,7 @@ const WORKLOADS: [(&str, &[&str]); 5] = [
 fn workload(named: &str) -> Result<(&'static str, &str), Failure> {
     let expected = || {
         Failure::new(format!(
-            "{named:?} names no workload: expected KIND/NAME with deployment, replicaset, statefulset, \
+            "{named:?} is not a workload: expected KIND/NAME with deployment, replicaset, statefulset, \
              replicationcontroller or job, such as deployment/web"
         ))
     };
@@ -102,14 +102,14 @@ fn workload(named: &str) -> Result<(&'static str, &str), Failure> {
     }
 }
 
-fn change(what: What) -> Result<(Change, Common), Failure> {
-    Ok(match what {
-        What::Drain { node, common } => {
+fn change(command: WhatIfCommand) -> Result<(Change, Common), Failure> {
+    Ok(match command {
+        WhatIfCommand::Drain { node, common } => {
             let node = super::bare_name(&node, &["node", "nodes", "no"])?.to_string();
             (Change::Drain { node }, common)
         }
-        What::LoseZone { zone, common } => (Change::LoseZone { zone }, common),
-        What::Scale {
+        WhatIfCommand::LoseZone { zone, common } => (Change::LoseZone { zone }, common),
+        WhatIfCommand::Scale {
             workload: named,
             replicas,
             common,
@@ -123,7 +123,7 @@ fn change(what: What) -> Result<(Change, Common), Failure> {
             };
             (change, common)
         }
-        What::Priority { pod, class, common } => {
+        WhatIfCommand::Priority { pod, class, common } => {
             let change = Change::Priority {
                 namespace: common.source.namespace.clone(),
                 pod: super::bare_name(&pod, &["pod", "pods", "po"])?.to_string(),
@@ -135,19 +135,19 @@ fn change(what: What) -> Result<(Change, Common), Failure> {
 }
 
 pub async fn run(config: Config, args: WhatIfArgs, kubeconfig_named: bool) -> Result<(), Failure> {
-    let (change, common) = change(args.what)?;
-    let picture = common.source.picture(&config, kubeconfig_named).await?;
-    let what = picture
+    let (change, common) = change(args.command)?;
+    let snapshot = common.source.snapshot(&config, kubeconfig_named).await?;
+    let what = snapshot
         .what_if(&change)
-        .map_err(|e| Failure::new("cannot imagine that").because(e))?;
+        .map_err(|e| Failure::new("cannot compute the change").because(e))?;
     match common.output {
-        Output::Text => print!("{}", shown(&what)),
+        Output::Text => print!("{}", to_text(&what)),
         Output::Json => super::print_json(&what)?,
     }
     Ok(())
 }
 
-fn shown(what: &WhatIf) -> String {
+fn to_text(what: &WhatIf) -> String {
     let mut rows = vec![["POD", "WHAT", "FROM", "TO", "WHY"].map(String::from).to_vec()];
     let mut row = |pod: &str, what: &str, from: &str, to: &str, why: &str| {
         rows.push([pod, what, from, to, why].map(String::from).to_vec());
@@ -164,19 +164,19 @@ fn shown(what: &WhatIf) -> String {
     }
     let groups = [
         ("pending", &what.pending),
-        ("gone", &what.gone),
+        ("deleted", &what.gone),
         ("blocked", &what.blocked),
     ];
-    for (group, said) in groups {
-        for of in said {
-            row(&of.pod, group, "", "", &of.words);
+    for (group, pods) in groups {
+        for pod in pods {
+            row(&pod.pod, group, "", "", &pod.words);
         }
     }
     if rows.len() == 1 {
-        return "Nothing would change: no pod is placed, moved or left waiting.\n".into();
+        return "Nothing would change: no pod is placed, moved or pending.\n".into();
     }
     let sum = format!(
-        "\n{} placed, {} preempted, {} left waiting, {} gone, {} blocked\n",
+        "\n{} placed, {} preempted, {} pending, {} deleted, {} blocked\n",
         what.placements.len(),
         what.victims.len(),
         what.pending.len(),
@@ -188,7 +188,7 @@ fn shown(what: &WhatIf) -> String {
 
 #[cfg(test)]
 mod tests {
-    use knarr_scheduler::whatif::{Placement, Said};
+    use knarr_scheduler::whatif::{Placement, PodMessage};
 
     use super::*;
 
@@ -198,32 +198,32 @@ mod tests {
             assert_eq!(workload(named).unwrap(), ("Deployment", "web"), "{named}");
         }
         for wrong in ["web", "deploy/", "node/web", ""] {
-            let said = workload(wrong).unwrap_err().to_string();
-            assert!(said.contains("expected KIND/NAME"), "{wrong}: {said}");
+            let error = workload(wrong).unwrap_err().to_string();
+            assert!(error.contains("expected KIND/NAME"), "{wrong}: {error}");
         }
     }
 
     #[test]
-    fn b2_the_answer_is_a_table_with_its_sum() {
+    fn b2_the_text_output_is_a_table_with_a_summary() {
         let what = WhatIf {
             placements: vec![Placement {
                 pod: "default/web-1".into(),
                 from: Some("n1".into()),
                 to: "n2".into(),
             }],
-            pending: vec![Said {
+            pending: vec![PodMessage {
                 pod: "default/big".into(),
                 words: "0/2 nodes are available".into(),
             }],
             ..WhatIf::default()
         };
         assert_eq!(
-            shown(&what),
+            to_text(&what),
             "POD            WHAT     FROM  TO  WHY\n\
              default/web-1  moves    n1    n2\n\
              default/big    pending            0/2 nodes are available\n\n\
-             1 placed, 0 preempted, 1 left waiting, 0 gone, 0 blocked\n"
+             1 placed, 0 preempted, 1 pending, 0 deleted, 0 blocked\n"
         );
-        assert!(shown(&WhatIf::default()).starts_with("Nothing would change"));
+        assert!(to_text(&WhatIf::default()).starts_with("Nothing would change"));
     }
 }

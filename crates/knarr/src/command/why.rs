@@ -1,4 +1,4 @@
-//! `knarr why` (SPEC B1): which rule refuses which node to a pod, and the smallest change that would place it.
+//! `knarr why` (SPEC B1): which plugin rejects which node for a pod, and the smallest change with which it would be scheduled.
 
 use clap::Args;
 use knarr_scheduler::why::{Verdict, Why};
@@ -9,19 +9,19 @@ use super::snapshot::Source;
 use super::version::Output;
 use crate::config::Config;
 
-/// So many nodes of a group are named; `-o json` has all.
+/// How many nodes of a group are shown; `-o json` has all.
 const NAMED: usize = 6;
 
 pub const HELP: &str = "\
-Nothing is written: the scheduler's own rules are asked on a copy of the cluster. What is offered as help was tried on \
-that copy and placed the pod.
+Nothing is written: the scheduler's own plugins run on a copy of the cluster. Every suggested change was tried on that \
+copy, and the pod was scheduled with it.
 
   knarr why web-7d4b9c                       a pod of the namespace default
-  knarr why web-7d4b9c -n shop -o json       for programs
+  knarr why web-7d4b9c -n shop -o json       of another namespace, as JSON
   kubectl get nodes,pods,rs,pvc,pv,sc -A -o json > dump.json
   knarr why web-7d4b9c --from dump.json      without the cluster
 
-The cluster is that of --kubeconfig, else of $KUBECONFIG, else of this machine's knarr.";
+The cluster is that of --kubeconfig, else of $KUBECONFIG, else of knarr on this host.";
 
 #[derive(Args)]
 #[command(after_help = HELP)]
@@ -36,46 +36,46 @@ pub struct WhyArgs {
 }
 
 pub async fn run(config: Config, args: WhyArgs, kubeconfig_named: bool) -> Result<(), Failure> {
-    let picture = args.source.picture(&config, kubeconfig_named).await?;
+    let snapshot = args.source.snapshot(&config, kubeconfig_named).await?;
     let name = super::bare_name(&args.pod, &["pod", "pods", "po"])?;
-    let why = picture
-        .why(&args.source.namespace, name)
-        .map_err(|e| Failure::new("cannot say why").because(e))?;
+    let why = snapshot.why(&args.source.namespace, name).map_err(|e| {
+        Failure::new(format!("cannot explain the pod {}/{name}", args.source.namespace)).because(e)
+    })?;
     match args.output {
-        Output::Text => print!("{}", shown(&why)),
+        Output::Text => print!("{}", to_text(&why)),
         Output::Json => super::print_json(&why)?,
     }
     Ok(())
 }
 
-fn shown(why: &Why) -> String {
+fn to_text(why: &Why) -> String {
     let pod = &why.pod;
     let mut text = match &why.verdict {
-        Verdict::Finished => format!("{pod} has finished: it needs no node.\n"),
-        Verdict::Bound { node } => format!("{pod} is on {node}.\n"),
+        Verdict::Finished => format!("{pod} has terminated: it is not scheduled again.\n"),
+        Verdict::Bound { node } => format!("{pod} is assigned to {node}.\n"),
         Verdict::Gated { gates } => format!(
-            "{pod} waits for its scheduling gates to be taken away: {}.\n",
+            "{pod} waits until its scheduling gates are removed: {}.\n",
             gates.join(", ")
         ),
         Verdict::NotMine { scheduler_name } => {
             format!(
-                "{pod} waits for the scheduler {scheduler_name}, which is not of this cluster's control plane.\n"
+                "{pod} waits for the scheduler {scheduler_name}, which is not a profile of this cluster's scheduler.\n"
             )
         }
         Verdict::Fits { nodes } => {
-            format!("{pod} fits on {nodes} of the nodes as they are now: it is only to be its turn.\n")
+            format!("{pod} fits on {nodes} nodes now: it waits in the scheduling queue.\n")
         }
         Verdict::Waits { message } => format!("{pod} fits on no node: {message}\n"),
     };
     if !why.refused.is_empty() {
-        let mut rows = vec![["RULE", "NODES", "WHY", "WHICH"].map(String::from).to_vec()];
-        for refused in &why.refused {
-            let nodes = &refused.nodes;
+        let mut rows = vec![["PLUGIN", "NODES", "WHY", "WHICH"].map(String::from).to_vec()];
+        for rejected in &why.refused {
+            let nodes = &rejected.nodes;
             rows.push(vec![
-                if refused.plugin.is_empty() {
-                    "(not asked)"
+                if rejected.plugin.is_empty() {
+                    "(not evaluated)"
                 } else {
-                    refused.plugin
+                    rejected.plugin
                 }
                 .to_string(),
                 if nodes.is_empty() {
@@ -83,7 +83,7 @@ fn shown(why: &Why) -> String {
                 } else {
                     nodes.len().to_string()
                 },
-                refused.words.clone(),
+                rejected.words.clone(),
                 some(nodes, NAMED),
             ]);
         }
@@ -91,19 +91,21 @@ fn shown(why: &Why) -> String {
         text.push_str(&table(&rows));
     }
     if let Some(preemption) = why.preemption.as_ref().filter(|p| !p.is_empty()) {
-        text.push_str(&format!("\nMaking room by preemption: {preemption}\n"));
+        text.push_str(&format!("\nPreemption: {preemption}\n"));
     }
     if let Verdict::Waits { .. } = why.verdict {
         if why.help.is_empty() {
-            text.push_str("\nNo single change of the pod, nor two together, would place it now.\n");
+            text.push_str(
+                "\nNo single change of the pod, nor two together, would make it fit on a node now.\n",
+            );
         } else {
             let rows = why.help.iter().map(|help| {
                 vec![
                     "  ".to_string() + &help.change,
-                    format!("then it goes to {}", help.node),
+                    format!("then it is scheduled to {}", help.node),
                 ]
             });
-            text.push_str("\nAny one of these would place it:\n");
+            text.push_str("\nEach of these changes would make it fit:\n");
             text.push_str(&table(&rows.collect::<Vec<_>>()));
         }
     }
@@ -112,34 +114,34 @@ fn shown(why: &Why) -> String {
 
 #[cfg(test)]
 mod tests {
-    use knarr_scheduler::why::{Help, Refused};
+    use knarr_scheduler::why::{RejectedNodes, Suggestion};
 
     use super::*;
 
     #[test]
-    fn b1_the_answer_names_the_rule_the_nodes_and_what_would_help() {
+    fn b1_the_text_output_names_the_plugin_the_nodes_and_what_would_help() {
         let why = Why {
             pod: "default/web".into(),
             verdict: Verdict::Waits {
                 message: "0/9 nodes are available: 9 Insufficient cpu.".into(),
             },
-            refused: vec![Refused {
+            refused: vec![RejectedNodes {
                 plugin: "NodeResourcesFit",
-                words: "has left only 1 cpu of the 2 asked for".into(),
+                words: "has left only 1 cpu of the 2 requested".into(),
                 nodes: (1..10).map(|n| format!("n{n}")).collect(),
             }],
             preemption: None,
-            help: vec![Help {
-                change: "ask for 1 cpu in all".into(),
+            help: vec![Suggestion {
+                change: "request 1 cpu in all".into(),
                 node: "n1".into(),
             }],
         };
         assert_eq!(
-            shown(&why),
+            to_text(&why),
             "default/web fits on no node: 0/9 nodes are available: 9 Insufficient cpu.\n\n\
-             RULE              NODES  WHY                                     WHICH\n\
-             NodeResourcesFit  9      has left only 1 cpu of the 2 asked for  n1, n2, n3, n4, n5, n6 and 3 more\n\n\
-             Any one of these would place it:\n  ask for 1 cpu in all  then it goes to n1\n"
+             PLUGIN            NODES  WHY                                     WHICH\n\
+             NodeResourcesFit  9      has left only 1 cpu of the 2 requested  n1, n2, n3, n4, n5, n6 and 3 more\n\n\
+             Each of these changes would make it fit:\n  request 1 cpu in all  then it is scheduled to n1\n"
         );
         let json = serde_json::to_value(&why).unwrap();
         assert_eq!(json["verdict"], "Waits");

@@ -1,5 +1,5 @@
-//! Settings of the API server that concern access: what is encrypted, written down, limited, and whose tokens count.
-//! Files are read here, so that a bad one is told before anything starts.
+//! Settings of the API server for encryption at rest, audit, request limits, authentication and service account tokens.
+//! Files are read here, so that an invalid one is reported before anything starts.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use knarr_apiserver::encryption::Encryption;
 use super::heading;
 use super::reader::{Reader, absolute, list};
 
-/// As kube-apiserver calls them.
+/// kube-apiserver's flags.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = heading::SECURITY)]
 pub struct AccessFlags {
-    /// An EncryptionConfiguration: what is encrypted in the store, with which keys.
+    /// An EncryptionConfiguration: which resources are encrypted in the store, and with which keys.
     #[arg(
         long,
         env = "KNARR_ENCRYPTION_PROVIDER_CONFIG",
@@ -28,25 +28,25 @@ pub struct AccessFlags {
         global = true
     )]
     pub encryption_provider_config: Option<String>,
-    /// An audit policy; without it nothing is written down.
+    /// An audit policy; without it no request is audited.
     #[arg(long, env = "KNARR_AUDIT_POLICY_FILE", value_name = "FILE", global = true)]
     pub audit_policy_file: Option<String>,
-    /// Where requests are written down, `-` for standard output [default: audit.log in the data directory].
+    /// The audit log, `-` for standard output [default: audit.log in the data directory].
     #[arg(long, env = "KNARR_AUDIT_LOG_PATH", value_name = "FILE", global = true)]
     pub audit_log_path: Option<String>,
-    /// Largest audit log in megabytes before it is moved aside, 0 for any [default: 100].
+    /// Maximum size of the audit log in megabytes before it is rotated, 0 for no limit [default: 100].
     #[arg(long, env = "KNARR_AUDIT_LOG_MAXSIZE", value_name = "MB", global = true)]
     pub audit_log_maxsize: Option<String>,
-    /// Days for which audit logs that were moved aside are kept, 0 for ever [default: 0].
+    /// Days for which rotated audit logs are retained, 0 for ever [default: 0].
     #[arg(long, env = "KNARR_AUDIT_LOG_MAXAGE", value_name = "DAYS", global = true)]
     pub audit_log_maxage: Option<String>,
-    /// How many audit logs that were moved aside are kept, 0 for any [default: 10].
+    /// Number of rotated audit logs that are retained, 0 for no limit [default: 10].
     #[arg(long, env = "KNARR_AUDIT_LOG_MAXBACKUP", value_name = "N", global = true)]
     pub audit_log_maxbackup: Option<String>,
-    /// Requests that only read and are worked on at once [default: 400].
+    /// Maximum number of non-mutating requests in flight [default: 400].
     #[arg(long, env = "KNARR_MAX_REQUESTS_INFLIGHT", value_name = "N", global = true, help_heading = heading::API_SERVER)]
     pub max_requests_inflight: Option<String>,
-    /// Other requests that are worked on at once [default: 200].
+    /// Maximum number of mutating requests in flight [default: 200].
     #[arg(
         long,
         env = "KNARR_MAX_MUTATING_REQUESTS_INFLIGHT",
@@ -55,21 +55,21 @@ pub struct AccessFlags {
         help_heading = heading::API_SERVER
     )]
     pub max_mutating_requests_inflight: Option<String>,
-    /// Seconds that a request may take which is no watch or stream [default: 60].
+    /// Timeout in seconds of requests that are not watches or streams [default: 60].
     #[arg(long, env = "KNARR_REQUEST_TIMEOUT", value_name = "SECONDS", global = true, help_heading = heading::API_SERVER)]
     pub request_timeout: Option<String>,
-    /// Whether requests without a credential are the user system:anonymous; else they are refused [default: true].
+    /// Whether requests without credentials are authenticated as system:anonymous; else they get 401 [default: true].
     #[arg(long, env = "KNARR_ANONYMOUS_AUTH", value_name = "BOOL", global = true, help_heading = heading::API_SERVER)]
     pub anonymous_auth: Option<String>,
-    /// The version whose API clients are served, 1.33 to 1.36: kinds that became stable after it are not served. Fields and
+    /// The Kubernetes version whose API is served, 1.33 to 1.36: kinds that became stable after it are not served. Fields and
     /// the components of the cluster stay those of 1.36 [default: 1.36].
     #[arg(long, env = "KNARR_EMULATED_VERSION", value_name = "VERSION", global = true, help_heading = heading::API_SERVER)]
     pub emulated_version: Option<String>,
-    /// The oldest version that other servers of the cluster may have, as `/version` reports it; at most the emulated version
-    /// [default: the version before the emulated one].
+    /// The oldest version that other API servers of the cluster may have, as `/version` reports it; at most the emulated
+    /// version [default: the version before the emulated one].
     #[arg(long, env = "KNARR_MIN_COMPATIBILITY_VERSION", value_name = "VERSION", global = true, help_heading = heading::API_SERVER)]
     pub min_compatibility_version: Option<String>,
-    /// The key that signs service-account tokens (PEM: P-256 or RSA); knarr makes its own unless one is named.
+    /// The key that signs service account tokens (PEM: P-256 or RSA) [default: one that knarr generates].
     #[arg(
         long,
         env = "KNARR_SERVICE_ACCOUNT_SIGNING_KEY_FILE",
@@ -77,7 +77,7 @@ pub struct AccessFlags {
         global = true
     )]
     pub service_account_signing_key_file: Option<String>,
-    /// Further keys whose service-account tokens are taken, separated by commas.
+    /// Additional keys whose service account tokens are accepted, separated by commas.
     #[arg(
         long,
         env = "KNARR_SERVICE_ACCOUNT_KEY_FILE",
@@ -85,12 +85,12 @@ pub struct AccessFlags {
         global = true
     )]
     pub service_account_key_file: Option<String>,
-    /// Who issues service-account tokens [default: https://kubernetes.default.svc].
+    /// The issuer of service account tokens [default: https://kubernetes.default.svc].
     #[arg(long, env = "KNARR_SERVICE_ACCOUNT_ISSUER", value_name = "URL", global = true)]
     pub service_account_issuer: Option<String>,
 }
 
-/// The same, checked.
+/// The validated settings.
 #[derive(Clone, Debug)]
 pub struct Access {
     pub encryption: Option<Arc<Encryption>>,
@@ -115,7 +115,7 @@ impl Access {
             s.parse::<u32>()
                 .map_err(|_| "expected a number, 0 or more".to_string())
         };
-        let places = |s: &str| {
+        let positive = |s: &str| {
             let n = s.parse().ok().filter(|n: &usize| *n > 0);
             n.ok_or_else(|| "expected a number above 0".to_string())
         };
@@ -238,14 +238,14 @@ impl Access {
                     "--max-requests-inflight",
                     &flags.max_requests_inflight,
                     &read_only.to_string(),
-                    places,
+                    positive,
                 ),
                 reader.get(
                     "maxMutatingRequestsInflight",
                     "--max-mutating-requests-inflight",
                     &flags.max_mutating_requests_inflight,
                     &mutating.to_string(),
-                    places,
+                    positive,
                 ),
             ),
             request_timeout: Duration::from_secs(
@@ -255,7 +255,7 @@ impl Access {
                         "--request-timeout",
                         &flags.request_timeout,
                         &defaults.request_timeout.as_secs().to_string(),
-                        places,
+                        positive,
                     )
                     .try_into()
                     .unwrap_or(u64::MAX),

@@ -1,4 +1,4 @@
-//! How HorizontalPodAutoscalers are reconciled, by kube-controller-manager's flags.
+//! Settings of the HorizontalPodAutoscaler controller.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use knarr_control::pod_autoscaling::Settings;
 use super::heading;
 use super::reader::Reader;
 
-/// As kube-controller-manager calls them.
+/// kube-controller-manager's flags.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = heading::CONTROLLERS)]
 pub struct AutoscalingFlags {
-    /// Time between two reconciliations of a HorizontalPodAutoscaler [default: 15s].
+    /// Period in which each HorizontalPodAutoscaler is synced [default: 15s].
     #[arg(
         long,
         env = "KNARR_HORIZONTAL_POD_AUTOSCALER_SYNC_PERIOD",
@@ -21,7 +21,8 @@ pub struct AutoscalingFlags {
         global = true
     )]
     pub horizontal_pod_autoscaler_sync_period: Option<String>,
-    /// How far the ratio of usage to target may differ from 1 before a HorizontalPodAutoscaler scales [default: 0.1].
+    /// How far the ratio of current to target metrics may differ from 1 before a HorizontalPodAutoscaler scales
+    /// [default: 0.1].
     #[arg(
         long,
         env = "KNARR_HORIZONTAL_POD_AUTOSCALER_TOLERANCE",
@@ -29,7 +30,7 @@ pub struct AutoscalingFlags {
         global = true
     )]
     pub horizontal_pod_autoscaler_tolerance: Option<String>,
-    /// Time over which the highest recommendation counts before a HorizontalPodAutoscaler scales down [default: 5m].
+    /// Window whose highest recommendation is used when a HorizontalPodAutoscaler scales down [default: 5m].
     #[arg(
         long,
         env = "KNARR_HORIZONTAL_POD_AUTOSCALER_DOWNSCALE_STABILIZATION",
@@ -37,7 +38,7 @@ pub struct AutoscalingFlags {
         global = true
     )]
     pub horizontal_pod_autoscaler_downscale_stabilization: Option<String>,
-    /// Time after a pod's start in which its CPU samples might be skipped [default: 5m].
+    /// Time after a pod's start in which its CPU samples may be skipped [default: 5m].
     #[arg(
         long,
         env = "KNARR_HORIZONTAL_POD_AUTOSCALER_CPU_INITIALIZATION_PERIOD",
@@ -45,7 +46,7 @@ pub struct AutoscalingFlags {
         global = true
     )]
     pub horizontal_pod_autoscaler_cpu_initialization_period: Option<String>,
-    /// Time after a pod's start in which changes of its readiness count as its first one [default: 30s].
+    /// Time after a pod's start in which readiness changes are treated as initial readiness [default: 30s].
     #[arg(
         long,
         env = "KNARR_HORIZONTAL_POD_AUTOSCALER_INITIAL_READINESS_DELAY",

@@ -1,4 +1,4 @@
-//! IP networks, as flags and the configuration file name them: one, or one of each family (dual stack).
+//! CIDRs of flags and the configuration file: one, or one of each IP family (dual-stack).
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 
-/// At most one network of each family, the primary first, such as `10.96.0.0/16` or `10.96.0.0/16,fd00:96::/108`.
+/// At most one CIDR of each IP family, the primary first, such as `10.96.0.0/16` or `10.96.0.0/16,fd00:96::/108`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cidrs(Vec<IpNet>);
 
@@ -15,7 +15,7 @@ impl Cidrs {
         &self.0
     }
 
-    /// The first pair of networks, one of each, that have addresses in common.
+    /// The first pair of CIDRs, one of each, that have addresses in common.
     pub fn overlap(&self, other: &Cidrs) -> Option<(IpNet, IpNet)> {
         let pairs = self.0.iter().flat_map(|a| other.0.iter().map(move |b| (*a, *b)));
         pairs
@@ -24,11 +24,11 @@ impl Cidrs {
     }
 }
 
-/// One network without host bits.
+/// One CIDR without host bits.
 fn network(text: &str) -> Result<IpNet, String> {
     let (base, prefix) = text
         .split_once('/')
-        .ok_or("expected a network such as 10.96.0.0/16 or fd00:96::/108")?;
+        .ok_or("expected a CIDR such as 10.96.0.0/16 or fd00:96::/108")?;
     let base: IpAddr = base
         .parse()
         .map_err(|_| format!("{base:?} is not an IP address"))?;
@@ -40,7 +40,10 @@ fn network(text: &str) -> Result<IpNet, String> {
         .ok_or_else(|| format!("expected a prefix length from {shortest} to {longest}"))?;
     let net = IpNet::new(base, prefix).map_err(|e| e.to_string())?;
     if net.trunc() != net {
-        return Err(format!("host bits are set; the network is {}", net.trunc()));
+        return Err(format!(
+            "expected a CIDR without host bits, such as {}",
+            net.trunc()
+        ));
     }
     Ok(net)
 }
@@ -58,7 +61,7 @@ impl FromStr for Cidrs {
         match nets.as_slice() {
             [] | [_] => Ok(Cidrs(nets)),
             [a, b] if is_v6(a) != is_v6(b) => Ok(Cidrs(nets)),
-            _ => Err("expected one network, or one of each IP family".into()),
+            _ => Err("expected one CIDR, or one of each IP family".into()),
         }
     }
 }
@@ -77,17 +80,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn n1_networks_are_one_or_one_of_each_family() {
+    fn n1_cidrs_are_one_or_one_of_each_family() {
         for (text, expected) in [
             ("10.96.0.0/16", Ok("10.96.0.0/16")),
             ("10.96.0.0/16, fd00::/108", Ok("10.96.0.0/16,fd00::/108")),
             ("fd00::/108,10.96.0.0/16", Ok("fd00::/108,10.96.0.0/16")),
             ("", Ok("")),
-            ("10.96.0.0", Err("expected a network")),
+            ("10.96.0.0", Err("expected a CIDR")),
             ("10.96/16", Err("is not an IP address")),
             (
                 "10.96.0.1/16",
-                Err("host bits are set; the network is 10.96.0.0/16"),
+                Err("expected a CIDR without host bits, such as 10.96.0.0/16"),
             ),
             ("10.96.0.0/31", Err("from 8 to 30")),
             ("10.1.0.0/16,10.2.0.0/16", Err("one of each IP family")),

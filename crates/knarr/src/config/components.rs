@@ -1,4 +1,4 @@
-//! Settings that stand in files of the components' own formats, and those that flags add to them.
+//! Configuration files of components (KubeletConfiguration, KubeSchedulerConfiguration), and the flags that override them.
 
 use knarr_api::k8s_openapi::jiff::SignedDuration;
 use knarr_control::node_lifecycle::{EvictionRates, LEASE_SECONDS, Lifecycle};
@@ -10,7 +10,7 @@ use super::Flags;
 use super::reader::Reader;
 
 impl Reader {
-    /// The kubelet's settings from the file named, and from flags; each mistake in it is one of this configuration.
+    /// The kubelet's configuration, from its file and from flags; errors of the file are errors of this configuration.
     pub(super) fn kubelet(&mut self, flags: &Flags) -> KubeletConfiguration {
         let manifests = &flags.pod_manifest_path;
         let file = self.get(
@@ -48,7 +48,7 @@ impl Reader {
         if !taints.is_empty() {
             kubelet.register_with_taints = taints;
         }
-        // Components run in other directories than the one that was meant.
+        // The kubelet may run in another working directory.
         if let Some(path) = &mut kubelet.static_pod_path
             && let Ok(absolute) = std::path::absolute(&*path)
         {
@@ -67,18 +67,18 @@ impl Reader {
         let document = match document {
             Ok(document) => document,
             Err(why) => {
-                self.mistakes.push(format!("{file}: {why}"));
+                self.errors.push(format!("{file}: {why}"));
                 return KubeletConfiguration::default();
             }
         };
         knarr_node::kubelet::configuration::read(&document).unwrap_or_else(|errors| {
-            let mistakes = errors.iter().map(|e| format!("{file}: {e}"));
-            self.mistakes.extend(mistakes);
+            let errors = errors.iter().map(|e| format!("{file}: {e}"));
+            self.errors.extend(errors);
             KubeletConfiguration::default()
         })
     }
 
-    /// The scheduler's settings from the file named; each mistake in it is one of this configuration.
+    /// The scheduler's configuration, from its file; errors of the file are errors of this configuration.
     pub(super) fn scheduler(&mut self, flag: &Option<String>) -> KubeSchedulerConfiguration {
         let file = self.get("schedulerConfig", "--scheduler-config", flag, "", |s| {
             Ok((!s.is_empty()).then(|| s.to_string()))
@@ -89,18 +89,18 @@ impl Reader {
         let text = match std::fs::read_to_string(&file) {
             Ok(text) => text,
             Err(e) => {
-                self.mistakes.push(format!("{file}: cannot be read: {e}"));
+                self.errors.push(format!("{file}: cannot be read: {e}"));
                 return KubeSchedulerConfiguration::default();
             }
         };
         scheduler_config::parse(&text).unwrap_or_else(|errors| {
-            let mistakes = errors.iter().map(|e| format!("{file}: {e}"));
-            self.mistakes.extend(mistakes);
+            let errors = errors.iter().map(|e| format!("{file}: {e}"));
+            self.errors.extend(errors);
             KubeSchedulerConfiguration::default()
         })
     }
 
-    /// When a node is lost, and how fast its pods are evicted then.
+    /// When a node is lost, and at what rate pods are evicted from lost nodes.
     pub(super) fn node_lifecycle(&mut self, flags: &Flags) -> Lifecycle {
         let seconds = self.get(
             "nodeMonitorGracePeriod",
@@ -109,13 +109,15 @@ impl Reader {
             "40",
             |s| {
                 s.parse().ok().filter(|n| *n >= LEASE_SECONDS).ok_or_else(|| {
-                    format!("expected whole seconds, at least the {LEASE_SECONDS} that a node's lease lasts")
+                    format!(
+                        "expected whole seconds, at least {LEASE_SECONDS}, the duration of a node's Lease"
+                    )
                 })
             },
         );
         let rate = |s: &str| {
             let rate = s.parse().ok().filter(|r: &f64| r.is_finite() && *r >= 0.0);
-            rate.ok_or_else(|| "expected a number of nodes a second, such as 0.1".to_string())
+            rate.ok_or_else(|| "expected a number of nodes per second, such as 0.1".to_string())
         };
         let rates = EvictionRates {
             node_eviction_rate: self.get(
@@ -146,7 +148,7 @@ impl Reader {
                 "0.55",
                 |s| {
                     let part = s.parse().ok().filter(|p| (0.0..=1.0).contains(p));
-                    part.ok_or_else(|| "expected a part from 0 to 1".to_string())
+                    part.ok_or_else(|| "expected a fraction from 0 to 1".to_string())
                 },
             ),
         };

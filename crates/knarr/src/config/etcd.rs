@@ -1,7 +1,7 @@
-//! Settings of the store `etcd`: where it is, whom to believe, and who knarr is to it; flags as kube-apiserver has them.
+//! Settings of the store `etcd`: its endpoints, its CA, and knarr's client certificate; flags as kube-apiserver has them.
 //!
-//! Everything in the cluster, Secrets included, passes over these connections, and whoever may write to etcd is the
-//! cluster's administrator. So plaintext is accepted to loopback only, unless it is asked for by name.
+//! All objects of the cluster, Secrets included, are sent over these connections, and a client that may write to etcd has
+//! all permissions in the cluster. So plaintext is accepted to loopback only, unless --etcd-allow-plaintext is set.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -15,24 +15,24 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use super::heading;
 use super::reader::{Reader, absolute, list};
 
-/// As kube-apiserver calls them, but for the endpoints (its `--etcd-servers`) and the last one.
+/// kube-apiserver's flags, except for the endpoints (its `--etcd-servers`) and the last one.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = heading::STORAGE)]
 pub struct EtcdFlags {
     /// etcd's client URLs, separated by commas (with `--store etcd`).
     #[arg(long, env = "KNARR_ETCD_ENDPOINTS", value_name = "URLS", global = true)]
     pub etcd_endpoints: Option<String>,
-    /// The CA of etcd's certificates [default: the CAs of this machine].
+    /// The CA of etcd's certificates [default: the CAs of this host].
     #[arg(long, env = "KNARR_ETCD_CAFILE", value_name = "FILE", global = true)]
     pub etcd_cafile: Option<String>,
-    /// The certificate that is shown to etcd; read at the start.
+    /// The client certificate for etcd; it is read when knarr starts.
     #[arg(long, env = "KNARR_ETCD_CERTFILE", value_name = "FILE", global = true)]
     pub etcd_certfile: Option<String>,
-    /// The key of that certificate.
+    /// The key of the client certificate.
     #[arg(long, env = "KNARR_ETCD_KEYFILE", value_name = "FILE", global = true)]
     pub etcd_keyfile: Option<String>,
-    /// Whether http:// endpoints beyond this machine are accepted. Whoever is on the way between reads every Secret and
-    /// may change every object [default: false].
+    /// Whether http:// endpoints on other hosts are accepted. All objects, Secrets included, can then be read and changed on
+    /// the network between [default: false].
     #[arg(
         long,
         env = "KNARR_ETCD_ALLOW_PLAINTEXT",
@@ -45,7 +45,7 @@ pub struct EtcdFlags {
     pub etcd_allow_plaintext: Option<String>,
 }
 
-/// The same, checked.
+/// The validated settings.
 #[derive(Clone, Debug)]
 pub struct Etcd {
     pub endpoints: Vec<String>,
@@ -54,8 +54,8 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// `wanted`: whether the store is etcd.
-    pub(super) fn read(reader: &mut Reader, flags: &EtcdFlags, wanted: bool) -> Self {
+    /// `is_used`: whether the store is etcd.
+    pub(super) fn read(reader: &mut Reader, flags: &EtcdFlags, is_used: bool) -> Self {
         let file = |s: &str| match s {
             "" => Ok(None),
             path => absolute(path).map(Some),
@@ -74,29 +74,29 @@ impl Etcd {
             "false",
             |s| s.parse().map_err(|_| "expected true or false".to_string()),
         );
-        if wanted && endpoints.is_empty() {
-            reader.mistakes.push(format!(
-                "{endpoints_key}: needed with the store etcd, such as https://10.0.0.1:2379"
+        if is_used && endpoints.is_empty() {
+            reader.errors.push(format!(
+                "{endpoints_key}: required with the store etcd, such as https://10.0.0.1:2379"
             ));
         }
         if certificate.is_some() != key.is_some() {
             reader
-                .mistakes
-                .push("--etcd-certfile and --etcd-keyfile belong together: expected both or neither".into());
+                .errors
+                .push("--etcd-certfile and --etcd-keyfile: expected both or neither".into());
         }
-        let asked_for_tls = ca.is_some() || certificate.is_some();
+        let has_certificates = ca.is_some() || certificate.is_some();
         let mut encrypted = 0;
         for endpoint in &endpoints {
-            match judge(endpoint, allow_plaintext, asked_for_tls) {
+            match validate(endpoint, allow_plaintext, has_certificates) {
                 Ok(Scheme::Https) => encrypted += 1,
                 Ok(Scheme::Http) => {}
                 Err(why) => reader
-                    .mistakes
+                    .errors
                     .push(format!("{endpoints_key}: {endpoint:?}: {why}")),
             }
         }
         if encrypted != 0 && encrypted != endpoints.len() {
-            reader.mistakes.push(format!(
+            reader.errors.push(format!(
                 "{endpoints_key}: expected https:// for every endpoint or for none"
             ));
         }
@@ -121,18 +121,18 @@ enum Scheme {
     Https,
 }
 
-fn judge(endpoint: &str, allow_plaintext: bool, asked_for_tls: bool) -> Result<Scheme, String> {
+fn validate(endpoint: &str, allow_plaintext: bool, has_certificates: bool) -> Result<Scheme, String> {
     let expected = "expected a URL such as https://10.0.0.1:2379";
     let uri: Uri = endpoint.parse().map_err(|_| expected)?;
     let host = uri.host().filter(|h| !h.is_empty()).ok_or(expected)?;
     match uri.scheme_str() {
         Some("https") => Ok(Scheme::Https),
-        Some("http") if asked_for_tls => {
+        Some("http") if has_certificates => {
             Err("certificates need an https:// endpoint; leave out --etcd-cafile, --etcd-certfile and --etcd-keyfile for plaintext".into())
         }
         Some("http") if allow_plaintext || is_loopback(host) => Ok(Scheme::Http),
         Some("http") => Err(
-            "plaintext beyond this machine shows every Secret on the way: expected https://, with --etcd-cafile, --etcd-certfile and --etcd-keyfile (or --etcd-allow-plaintext, where the network is closed otherwise)"
+            "expected https:// for another host, with --etcd-cafile, --etcd-certfile and --etcd-keyfile: over http:// every Secret can be read on the network (--etcd-allow-plaintext accepts that)"
                 .into(),
         ),
         _ => Err(expected.into()),
@@ -157,7 +157,7 @@ fn certificates(text: &str) -> Result<Vec<u8>, Vec<String>> {
 fn private_key(text: &str) -> Result<Vec<u8>, Vec<String>> {
     match PrivateKeyDer::from_pem_slice(text.as_bytes()) {
         Ok(_) => Ok(text.as_bytes().to_vec()),
-        // What the file holds is not shown.
+        // The error does not show the content of the file.
         Err(_) => Err(vec![
             "expected a private key in PEM (PKCS#8, PKCS#1 or SEC 1)".into(),
         ]),
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a5_plaintext_beyond_loopback_is_a_mistake_unless_it_is_asked_for() {
+    fn a5_plaintext_beyond_loopback_is_an_error_unless_it_is_allowed() {
         for accepted in [
             "etcdEndpoints: http://127.0.0.1:2379",
             "etcdEndpoints: http://localhost:2379,http://[::1]:2379",
@@ -202,22 +202,22 @@ mod tests {
             let config = load(accepted).unwrap_or_else(|e| panic!("{accepted}: {e}"));
             assert!(config.etcd.tls.is_none(), "{accepted}");
         }
-        for (refused, part) in [
+        for (rejected, part) in [
             (
                 "etcdEndpoints: http://10.0.0.1:2379",
-                "--etcd-cafile, --etcd-certfile and --etcd-keyfile (or --etcd-allow-plaintext",
+                "--etcd-cafile, --etcd-certfile and --etcd-keyfile: over http://",
             ),
             (
                 "etcdEndpoints: http://127.0.0.1.example.com:2379",
-                "plaintext beyond this machine",
+                "expected https:// for another host",
             ),
             (
                 "etcdEndpoints: http://127.0.0.1:2379,http://etcd:2379",
-                "\"http://etcd:2379\": plaintext",
+                "\"http://etcd:2379\": expected https://",
             ),
             (
                 "etcdEndpoints: http://localhost@etcd:2379",
-                "plaintext beyond this machine",
+                "expected https:// for another host",
             ),
             ("etcdEndpoints: 10.0.0.1:2379", "expected a URL"),
             ("etcdEndpoints: ftp://10.0.0.1:2379", "expected a URL"),
@@ -225,31 +225,34 @@ mod tests {
                 "etcdEndpoints: https://10.0.0.1:2379,http://127.0.0.1:2379",
                 "for every endpoint or for none",
             ),
-            ("", "etcdEndpoints: needed with the store etcd"),
+            ("", "etcdEndpoints: required with the store etcd"),
         ] {
-            let error = load(refused).unwrap_err();
-            assert!(error.contains(part), "{refused}: {error}");
+            let error = load(rejected).unwrap_err();
+            assert!(error.contains(part), "{rejected}: {error}");
         }
     }
 
     #[test]
-    fn a5_certificates_for_etcd_are_read_and_their_mistakes_named() {
+    fn a5_certificates_for_etcd_are_read_and_their_errors_named() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
         let url = "etcdEndpoints: https://10.0.0.1:2379\n";
         let tls = load(&format!("{url}{files}")).unwrap().etcd.tls.unwrap();
         assert!(tls.ca.is_some() && tls.identity.is_some());
         let roots = load(url).unwrap().etcd.tls.unwrap();
-        assert!(
-            roots.ca.is_none() && roots.identity.is_none(),
-            "the machine's CAs"
-        );
+        assert!(roots.ca.is_none() && roots.identity.is_none(), "the host's CAs");
 
         let line = |name: &str| files.lines().find(|l| l.starts_with(name)).unwrap().to_string();
         let key = dir.path().join("c.key").display().to_string();
         for (settings, part) in [
-            (format!("{url}{}", line("etcdCertfile")), "belong together"),
-            (format!("{url}{}", line("etcdKeyfile")), "belong together"),
+            (
+                format!("{url}{}", line("etcdCertfile")),
+                "expected both or neither",
+            ),
+            (
+                format!("{url}{}", line("etcdKeyfile")),
+                "expected both or neither",
+            ),
             (
                 format!("etcdEndpoints: http://127.0.0.1:2379\n{files}"),
                 "certificates need an https:// endpoint",

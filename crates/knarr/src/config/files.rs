@@ -1,8 +1,8 @@
-//! Files that settings name. They are read before anything starts, so that a bad one is reported like any other mistake.
+//! Files that settings name. They are read before anything starts, so that an invalid one is reported like any other error.
 //!
-//! A file of keys must be closed to other users of the machine, as ssh demands of its keys: it belongs to root or to
-//! the user that knarr runs as, its group may read it at most (a package gives it to the group of its service), and
-//! others have no permission at all. What is checked is the file that is then read, not its name.
+//! A file of keys must be closed to other users of the host, as ssh requires of its keys: its owner is root or the user
+//! that knarr runs as, its group may at most read it (a package gives it to the group of its service), and other users
+//! have no permission. The permissions of the opened file are checked, not of its name.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,11 +11,11 @@ use std::path::PathBuf;
 
 use super::reader::Reader;
 
-/// What a file of keys must not have: writing for its group, anything for others.
+/// Mode bits that a file of keys must not have: write for its group, any for others.
 const TOO_WIDE: u32 = 0o027;
 
 impl Reader {
-    /// What a file holds, if one is named; what is wrong with it is collected.
+    /// The parsed content of a file, if one is named; its errors are collected.
     pub(super) fn parsed<T>(
         &mut self,
         path: Option<PathBuf>,
@@ -24,13 +24,13 @@ impl Reader {
         self.read(path?, |_| Ok(()), parse)
     }
 
-    /// The same for a file that holds keys; one that is open to other users is a mistake.
+    /// The same for a file of keys; one that is open to other users is an error.
     pub(super) fn parsed_secret<T>(
         &mut self,
         path: Option<PathBuf>,
         parse: impl FnOnce(&str) -> Result<T, Vec<String>>,
     ) -> Option<T> {
-        self.read(path?, closed, parse)
+        self.read(path?, check_closed, parse)
     }
 
     fn read<T>(
@@ -42,42 +42,41 @@ impl Reader {
         let shown = path.display();
         let mut text = String::new();
         let read = File::open(&path).and_then(|mut file| file.read_to_string(&mut text).map(|_| file));
-        let mut mistakes = Vec::new();
+        let mut errors = Vec::new();
         let parsed = match read {
             Err(e) => {
-                mistakes.push(format!("cannot be read: {e}"));
+                errors.push(format!("cannot be read: {e}"));
                 None
             }
             Ok(file) => {
-                mistakes.extend(check(&file).err());
+                errors.extend(check(&file).err());
                 match parse(&text) {
                     Ok(value) => Some(value),
                     Err(found) => {
-                        mistakes.extend(found);
+                        errors.extend(found);
                         None
                     }
                 }
             }
         };
-        self.mistakes
-            .extend(mistakes.iter().map(|m| format!("{shown}: {m}")));
+        self.errors.extend(errors.iter().map(|m| format!("{shown}: {m}")));
         parsed
     }
 }
 
-fn closed(file: &File) -> Result<(), String> {
-    let about = file.metadata().map_err(|e| e.to_string())?;
+fn check_closed(file: &File) -> Result<(), String> {
+    let metadata = file.metadata().map_err(|e| e.to_string())?;
     let own = nix::unistd::geteuid().as_raw();
-    if about.uid() != 0 && about.uid() != own {
+    if metadata.uid() != 0 && metadata.uid() != own {
         return Err(format!(
-            "it belongs to user {}: a file of keys must belong to root or to user {own}",
-            about.uid()
+            "its owner is user {}: expected root or user {own} for a file of keys",
+            metadata.uid()
         ));
     }
-    let mode = about.mode() & 0o777;
+    let mode = metadata.mode() & 0o777;
     if mode & TOO_WIDE != 0 {
         return Err(format!(
-            "its mode is {mode:04o}, so that other users may read or change it: a file of keys must have mode 0600, 0640 or less (chmod go= on it)"
+            "its mode is {mode:04o}, so that other users may read or change it: expected mode 0600, 0640 or less for a file of keys (chmod go=)"
         ));
     }
     Ok(())
@@ -104,7 +103,7 @@ mod tests {
         ] {
             let permissions = std::fs::Permissions::from_mode(mode);
             std::fs::set_permissions(file.path(), permissions).unwrap();
-            let found = closed(file.as_file());
+            let found = check_closed(file.as_file());
             assert_eq!(found.is_ok(), good, "{mode:o}: {found:?}");
         }
     }

@@ -1,7 +1,7 @@
-//! The groups of flags, and which of them each command shows.
+//! The groups of flags, and which of them the help of each command shows.
 //!
-//! Every command accepts every flag, before or after its name, since one configuration file and one environment serve all; its help
-//! shows what it uses.
+//! Every command accepts every flag, before or after its name, because all share one configuration file and environment; its
+//! help shows the flags that it uses.
 
 use clap::Command;
 
@@ -15,7 +15,7 @@ pub const NETWORK: &str = "Network";
 pub const SECURITY: &str = "Security";
 pub const LOGGING: &str = "Logging";
 
-/// What `-h` shows of a long list; `--help` shows all.
+/// The flags that `-h` shows; `--help` shows all.
 const IN_SHORT_HELP: [&str; 16] = [
     "config",
     "data_dir",
@@ -36,7 +36,7 @@ const IN_SHORT_HELP: [&str; 16] = [
 ];
 
 /// The headings whose flags this command uses.
-fn of(command: &str) -> &'static [&'static str] {
+fn headings(command: &str) -> &'static [&'static str] {
     match command {
         "up" => &[
             CONFIGURATION,
@@ -66,9 +66,9 @@ fn of(command: &str) -> &'static [&'static str] {
     }
 }
 
-/// Each command with the flags that it uses in its help, and the others out of it.
-pub fn shaped(command: Command) -> Command {
-    // Whether `-h` and `--help` differ is settled when commands are built, and so are the flags that all share.
+/// Hides in the help of each command the flags that it does not use.
+pub fn hide_unused(command: Command) -> Command {
+    // `build` copies the global flags to all commands and decides whether `-h` and `--help` differ, so the short help is set before.
     let mut command = command.mut_args(|arg| {
         let is_short = IN_SHORT_HELP.contains(&arg.get_id().as_str());
         arg.hide_short_help(!is_short)
@@ -78,27 +78,27 @@ pub fn shaped(command: Command) -> Command {
         .get_subcommands()
         .map(|c| c.get_name().to_string())
         .collect();
-    // The page of all commands names commands only.
-    let command = shown(command, &[]);
+    // `knarr --help` shows commands only.
+    let command = show_only(command, &[]);
     names.into_iter().fold(command, |command, name| {
-        let headings = of(&name);
+        let headings = headings(&name);
         command.mut_subcommand(name, |c| with_nested(c, headings))
     })
 }
 
-/// With commands within commands, such as `knarr token create`.
+/// The same for nested commands, such as `knarr token create`.
 fn with_nested(command: Command, headings: &'static [&'static str]) -> Command {
     let nested: Vec<String> = command
         .get_subcommands()
         .map(|c| c.get_name().to_string())
         .collect();
-    let command = shown(command, headings);
+    let command = show_only(command, headings);
     nested.into_iter().fold(command, |command, name| {
         command.mut_subcommand(name, |c| with_nested(c, headings))
     })
 }
 
-fn shown(command: Command, headings: &'static [&'static str]) -> Command {
+fn show_only(command: Command, headings: &'static [&'static str]) -> Command {
     command.mut_args(|arg| {
         let is_used = arg.get_help_heading().is_some_and(|h| headings.contains(&h));
         let is_own = !arg.is_global_set();

@@ -1,4 +1,4 @@
-//! Settings of the network: addresses of pods, nodes and Services, and which parts of it knarr leaves to others.
+//! Settings of the network: CIDRs of pods and Services, addresses of nodes, and which network components are disabled.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,18 +12,18 @@ use super::Cidrs;
 use super::heading;
 use super::reader::Reader;
 
-/// As kube-controller-manager, kubelet and k3s call them.
+/// Flags of kube-controller-manager, kubelet and k3s.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = heading::NETWORK)]
 pub struct NetworkFlags {
-    /// Addresses of Services, of one family or, separated by a comma, of both [default: 10.96.0.0/16].
+    /// CIDR of Services, or one of each IP family, separated by a comma [default: 10.96.0.0/16].
     #[arg(long, env = "KNARR_SERVICE_CIDR", value_name = "CIDR[,CIDR]", global = true)]
     pub service_cidr: Option<String>,
-    /// Addresses of pods in the whole cluster, of one family or of both; each node is allocated a part
+    /// CIDR of pods in the cluster, or one of each IP family; each node is allocated a pod CIDR from it
     /// [default: 10.244.0.0/16].
     #[arg(long, env = "KNARR_CLUSTER_CIDR", value_name = "CIDR[,CIDR]", global = true)]
     pub cluster_cidr: Option<String>,
-    /// Prefix length of the part of a node, IPv4 [default: 24].
+    /// Prefix length of a node's pod CIDR, IPv4 [default: 24].
     #[arg(
         long,
         env = "KNARR_NODE_CIDR_MASK_SIZE_IPV4",
@@ -32,7 +32,7 @@ pub struct NetworkFlags {
         help_heading = heading::CONTROLLERS
     )]
     pub node_cidr_mask_size_ipv4: Option<String>,
-    /// Prefix length of the part of a node, IPv6 [default: 64].
+    /// Prefix length of a node's pod CIDR, IPv6 [default: 64].
     #[arg(
         long,
         env = "KNARR_NODE_CIDR_MASK_SIZE_IPV6",
@@ -41,22 +41,23 @@ pub struct NetworkFlags {
         help_heading = heading::CONTROLLERS
     )]
     pub node_cidr_mask_size_ipv6: Option<String>,
-    /// Addresses of this node's pods, instead of those that the cluster would allocate.
+    /// CIDR of this node's pods, instead of one that the cluster allocates.
     #[arg(long, env = "KNARR_POD_CIDR", value_name = "CIDR[,CIDR]", global = true, help_heading = heading::NODE)]
     pub pod_cidr: Option<String>,
-    /// Addresses of this node, one of each family at the most [default: that of the kubelet's port; where that is a
-    /// loopback address and other nodes may join, the default route's].
+    /// Addresses of this node, at most one of each IP family [default: that of the kubelet's port; where that is a loopback
+    /// address and other nodes may join, the default route's].
     #[arg(long, env = "KNARR_NODE_IP", value_name = "IP[,IP]", global = true, help_heading = heading::NODE)]
     pub node_ip: Option<String>,
-    /// Parts left to others, separated by commas: proxy, dns, network, policy, load-balancer [default: none].
+    /// Components that are disabled so that others can be used, separated by commas: proxy, dns, network, policy,
+    /// load-balancer [default: none].
     #[arg(long, env = "KNARR_DISABLE", value_name = "PARTS", global = true)]
     pub disable: Option<String>,
-    /// Directory of CNI configurations of another pod network, such as /etc/cni/net.d; knarr's own is then not used
+    /// Directory of the CNI configuration of another pod network, such as /etc/cni/net.d; knarr's own is then not used
     /// [default: none].
     #[arg(long, env = "KNARR_CNI_CONF_DIR", value_name = "DIR", global = true, help_heading = heading::NODE)]
     pub cni_conf_dir: Option<String>,
-    /// Whether pods' traffic to other nodes goes through WireGuard, true or false; the same on all nodes. Nothing is then
-    /// sent in the clear to the pods of a node that does not encrypt [default: false].
+    /// Whether pods' traffic to other nodes is encrypted with WireGuard, true or false; the same on all nodes. Pods of a node
+    /// that does not encrypt are then not reachable from other nodes [default: false].
     #[arg(
         long,
         env = "KNARR_ENCRYPT_POD_TRAFFIC",
@@ -69,10 +70,10 @@ pub struct NetworkFlags {
     pub encrypt_pod_traffic: Option<String>,
 }
 
-/// A part of the network that can be left to others.
+/// A component of the network that can be disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// Services' addresses.
+    /// The service proxy.
     Proxy,
     /// The cluster DNS server of each node.
     Dns,
@@ -95,23 +96,23 @@ const PARTS: [(&str, Part); 5] = [
 pub(super) const DEFAULT_SERVICE_CIDR: &str = "10.96.0.0/16";
 pub(super) const DEFAULT_CLUSTER_CIDR: &str = "10.244.0.0/16";
 
-/// See the flags.
+/// The validated settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
     pub service_cidrs: Cidrs,
     pub cluster_cidrs: Cidrs,
     pub node_mask_ipv4: u8,
     pub node_mask_ipv6: u8,
-    /// Empty: what the cluster allocates.
+    /// Empty: the cluster allocates one.
     pub pod_cidrs: Cidrs,
-    /// Empty: worked out.
+    /// Empty: detected.
     pub node_ips: Vec<IpAddr>,
     disabled: BTreeSet<Part>,
-    /// Another pod network's.
+    /// The CNI configuration of another pod network.
     pub cni_conf_dir: Option<PathBuf>,
     pub encrypt_pod_traffic: bool,
-    /// What the names of nftables tables and devices end with; empty for the default data directory. So several clusters
-    /// can share a machine.
+    /// Suffix of the names of nftables tables and devices, so that several clusters can run on a host; empty for the default
+    /// data directory.
     pub instance: String,
 }
 
@@ -170,7 +171,7 @@ impl Network {
         }
     }
 
-    /// What is wrong in how the settings go together.
+    /// The errors of settings that contradict each other.
     pub(super) fn check(&self) -> Vec<String> {
         let mut errors = Vec::new();
         let service = &self.service_cidrs;
@@ -182,7 +183,7 @@ impl Network {
         }
         if self.encrypt_pod_traffic && !self.has(Part::Network) {
             errors.push(
-                "encryptPodTraffic: another pod network is used, which would have to encrypt (disable, cniConfDir)".into(),
+                "encryptPodTraffic: expected knarr's own pod network; another one is used (disable, cniConfDir) and has to encrypt itself".into(),
             );
         }
         let has_v6 = |nets: &Cidrs| nets.nets().iter().any(|net| net.network().is_ipv6());
@@ -195,7 +196,7 @@ impl Network {
         errors
     }
 
-    /// How nodes' parts of the cluster's pod addresses are allocated.
+    /// The configuration of the node IPAM controller.
     pub fn node_ipam(&self) -> Result<nodeipam::Config, Vec<String>> {
         let text = |cidrs: &Cidrs| cidrs.nets().iter().map(ToString::to_string).collect();
         nodeipam::Config::try_from(&nodeipam::Flags {
@@ -206,13 +207,13 @@ impl Network {
         })
     }
 
-    /// Whether knarr does this part.
+    /// Whether the component is enabled.
     pub fn has(&self, part: Part) -> bool {
         let is_foreign = self.cni_conf_dir.is_some() && matches!(part, Part::Network | Part::Policy);
         !self.disabled.contains(&part) && !is_foreign
     }
 
-    /// Where knarr answers DNS: nowhere, if that is left to others.
+    /// The addresses of knarr's cluster DNS server; none, if it is disabled.
     pub fn served_dns_addresses(&self) -> Vec<IpAddr> {
         match self.has(Part::Dns) {
             true => self.dns_addresses(),
@@ -220,7 +221,7 @@ impl Network {
         }
     }
 
-    /// The cluster DNS server's addresses: the tenth of each Service range, as kubeadm has it.
+    /// The cluster DNS addresses: the tenth of each Service CIDR, as kubeadm has it.
     pub fn dns_addresses(&self) -> Vec<IpAddr> {
         const TENTH: u32 = 10;
         let nets = self.service_cidrs.nets().iter();
@@ -235,7 +236,7 @@ impl Network {
 fn present(text: &str) -> Result<Cidrs, String> {
     let cidrs: Cidrs = text.parse()?;
     if cidrs.nets().is_empty() {
-        return Err("expected a network such as 10.96.0.0/16".into());
+        return Err("expected a CIDR such as 10.96.0.0/16".into());
     }
     Ok(cidrs)
 }
@@ -270,7 +271,7 @@ fn parts(text: &str) -> Result<BTreeSet<Part>, String> {
         .collect()
 }
 
-/// Four hexadecimal digits of the data directory's name.
+/// Four hexadecimal digits of the hash of the data directory's path.
 fn instance(data_dir: &Path) -> String {
     if data_dir == Path::new("/var/lib/knarr") {
         return String::new();
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn n1_defaults_hold_together_and_parts_can_be_left_to_others() {
+    fn n1_defaults_are_consistent_and_components_can_be_disabled() {
         let (network, errors) = network("disable: dns, load-balancer\n");
         assert_eq!(errors, Vec::<String>::new());
         assert_eq!(network.check(), Vec::<String>::new());
@@ -299,7 +300,7 @@ mod tests {
         assert_eq!(network.dns_addresses(), ["10.96.0.10".parse::<IpAddr>().unwrap()]);
         assert_eq!(network.instance.len(), 4);
         assert_eq!(instance(Path::new("/var/lib/knarr")), "");
-        // As in kube-controller-manager: nodes are given nothing of the Service range.
+        // As in kube-controller-manager: the node IPAM controller allocates no address of the Service CIDR.
         let (within, _) = self::network("clusterCidr: 10.0.0.0/8\n");
         assert_eq!(within.check(), Vec::<String>::new());
         assert!(!network.encrypt_pod_traffic);
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn n1_settings_that_contradict_each_other_are_named() {
+    fn n1_settings_that_contradict_each_other_are_errors() {
         for (file, part) in [
             (
                 "podCidr: 10.96.4.0/24\n",
@@ -330,7 +331,7 @@ mod tests {
             ),
             (
                 "encryptPodTraffic: true\ndisable: network\n",
-                "encryptPodTraffic: another pod network",
+                "encryptPodTraffic: expected knarr's own pod network",
             ),
         ] {
             let (network, errors) = network(file);

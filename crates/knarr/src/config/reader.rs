@@ -1,5 +1,5 @@
-//! One setting after another out of flags and file, where flags outweigh the file and the file the defaults; all mistakes
-//! are collected, so that they are told at once.
+//! Reads settings from flags and the file, where flags take precedence over the file and the file over defaults; all errors
+//! are collected, so that they are reported at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -13,18 +13,18 @@ use serde_json::Value;
 
 use super::{Cidrs, Flags, LogFormat, Part, StoreEngine};
 
-/// A value and where it was given, for errors.
-struct Given {
+/// A value, and the flag or the file and key that set it, for errors.
+struct Setting {
     text: String,
-    place: String,
+    source: String,
 }
 
-/// Takes settings out of the file and collects what is wrong.
+/// Reads settings and collects errors.
 pub(super) struct Reader {
     name: String,
     file: serde_json::Map<String, Value>,
     known: Vec<&'static str>,
-    pub(super) mistakes: Vec<String>,
+    pub(super) errors: Vec<String>,
 }
 
 impl Reader {
@@ -33,7 +33,7 @@ impl Reader {
             .config
             .as_ref()
             .map_or_else(String::new, |p| p.display().to_string());
-        let mut mistakes = Vec::new();
+        let mut errors = Vec::new();
         let file = if text.trim().is_empty() {
             serde_json::Map::new()
         } else {
@@ -41,11 +41,11 @@ impl Reader {
                 Ok(Value::Object(map)) => map,
                 Ok(Value::Null) => serde_json::Map::new(),
                 Ok(other) => {
-                    mistakes.push(format!("{name}: expected settings (`listen: …`), found {other}"));
+                    errors.push(format!("{name}: expected settings (`listen: …`), found {other}"));
                     serde_json::Map::new()
                 }
                 Err(e) => {
-                    mistakes.push(format!("{name}: {e}"));
+                    errors.push(format!("{name}: {e}"));
                     serde_json::Map::new()
                 }
             }
@@ -54,20 +54,20 @@ impl Reader {
             name,
             file,
             known: Vec::new(),
-            mistakes,
+            errors,
         }
     }
 
-    fn given(&mut self, key: &'static str, flag: &str, set: &Option<String>) -> Option<Given> {
+    fn setting(&mut self, key: &'static str, flag: &str, set: &Option<String>) -> Option<Setting> {
         self.known.push(key);
         if let Some(text) = set {
-            return Some(Given {
+            return Some(Setting {
                 text: text.clone(),
-                place: flag.to_string(),
+                source: flag.to_string(),
             });
         }
         let value = self.file.get(key)?;
-        let place = format!("{}: {key}", self.name);
+        let source = format!("{}: {key}", self.name);
         let text = match value {
             Value::String(s) => s.clone(),
             Value::Number(n) => n.to_string(),
@@ -78,16 +78,16 @@ impl Reader {
                 .collect::<Vec<_>>()
                 .join(","),
             other => {
-                self.mistakes
-                    .push(format!("{place}: expected text, found {other}"));
+                self.errors
+                    .push(format!("{source}: expected text, found {other}"));
                 return None;
             }
         };
-        Some(Given { text, place })
+        Some(Setting { text, source })
     }
 
-    /// The setting, from the flag, else the file, else its default (whose parse is known to work; a default
-    /// that does not, such as an odd host name, is reported like any other).
+    /// The parsed setting, from the flag, else the file, else its default. An invalid default, such as a host name that is not
+    /// a DNS name, is reported like any other error.
     pub(super) fn get<T>(
         &mut self,
         key: &'static str,
@@ -99,15 +99,15 @@ impl Reader {
     where
         T: Fallback,
     {
-        let given = self.given(key, flag, set).unwrap_or_else(|| Given {
+        let setting = self.setting(key, flag, set).unwrap_or_else(|| Setting {
             text: default.to_string(),
-            place: format!("{key} (its default)"),
+            source: format!("{key} (default)"),
         });
-        match parse(&given.text) {
+        match parse(&setting.text) {
             Ok(value) => value,
             Err(why) => {
-                self.mistakes
-                    .push(format!("{}: {:?}: {why}", given.place, given.text));
+                self.errors
+                    .push(format!("{}: {:?}: {why}", setting.source, setting.text));
                 T::fallback()
             }
         }
@@ -117,16 +117,16 @@ impl Reader {
         for key in self.file.keys() {
             if !self.known.contains(&key.as_str()) {
                 let known = self.known.join(", ");
-                self.mistakes.push(format!(
-                    "{}: {key}: there is no such setting (there are {known})",
+                self.errors.push(format!(
+                    "{}: {key}: unknown setting; expected one of {known}",
                     self.name
                 ));
             }
         }
-        self.mistakes
+        self.errors
     }
 }
-/// A stand-in for a setting that was refused, so that the rest can be checked too; never used to run.
+/// The value of an invalid setting, so that the others can be validated, too; knarr never runs with it.
 pub(super) trait Fallback {
     fn fallback() -> Self;
 }
@@ -168,7 +168,7 @@ pub(super) fn socket(s: &str) -> Result<SocketAddr, String> {
         .map_err(|_| "expected an address with a port, such as 127.0.0.1:6443".into())
 }
 
-/// A path, made absolute from the working directory (components run in others).
+/// A path, made absolute from the working directory (components may run in other ones).
 pub(super) fn absolute(s: &str) -> Result<PathBuf, String> {
     if s.is_empty() {
         return Err("expected a path".into());

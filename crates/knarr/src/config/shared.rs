@@ -1,4 +1,4 @@
-//! The settings that are the cluster's and not a node's: servers publish them, and agents take them over when they join.
+//! The cluster-wide settings: servers publish them, and agents adopt them when they join.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ const CLUSTER_DOMAIN: &str = "clusterDomain";
 const ENCRYPT_POD_TRAFFIC: &str = "encryptPodTraffic";
 
 impl Config {
-    /// What this server publishes, by the names of the configuration file.
+    /// The settings that this server publishes, by the names of the configuration file.
     pub fn shared(&self, cluster_domain: &str) -> BTreeMap<String, String> {
         let network = &self.network;
         let settings = [
@@ -23,8 +23,8 @@ impl Config {
         settings.map(|(name, value)| (name.to_string(), value)).into()
     }
 
-    /// Takes over what a server has published. Settings of this node that are not the defaults must be the same; the
-    /// errors name those that differ, and what cannot be read. Unknown settings are of a newer server, and are left out.
+    /// Adopts the settings that a server has published. Settings of this node that are not defaults must be the same; the
+    /// errors name those that differ, and those that cannot be parsed. Unknown settings, of a newer server, are ignored.
     pub fn adopt(&mut self, published: &BTreeMap<String, String>) -> Result<(), Vec<String>> {
         let network = &mut self.network;
         let mut errors = Vec::new();
@@ -51,7 +51,7 @@ impl Config {
     }
 }
 
-/// Sets a setting that has its default to what was published; the error, if it cannot be.
+/// Sets a setting that has its default to the published value. Returns the error, if the setting has another value.
 fn adopt<T: PartialEq>(
     published: &BTreeMap<String, String>,
     name: &str,
@@ -66,7 +66,7 @@ fn adopt<T: PartialEq>(
             None
         }
         Ok(_) => Some(format!(
-            "{name}: the cluster's is {text}, and this node is given another; leave it out, it is taken over from the server"
+            "{name}: expected {text} as in the cluster, but this node is configured with another value; leave it out to use the cluster's"
         )),
         Err(error) => Some(format!("{name}: the server published {text:?}: {error}")),
     }
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn n1_a_node_takes_over_the_cluster_s_settings() {
+    fn n1_a_node_adopts_the_cluster_s_settings() {
         let server = {
             let mut config = defaults();
             config.network.service_cidrs = "10.7.0.0/16,fd00:7::/112".parse().unwrap();
@@ -97,13 +97,13 @@ mod tests {
         assert_eq!(node.network.cluster_cidrs, server.network.cluster_cidrs);
         assert!(node.network.encrypt_pod_traffic);
         assert_eq!(node.kubelet.cluster_domain, "example.local");
-        // Taken over once more, nothing changes.
+        // Adopting them again changes nothing.
         node.adopt(&published).unwrap();
         assert_eq!(node.shared("example.local"), published);
     }
 
     #[test]
-    fn n1_a_node_that_is_given_other_settings_does_not_start() {
+    fn n1_a_node_with_other_settings_does_not_start() {
         let published = defaults().shared("cluster.local");
         let mut node = defaults();
         node.network.service_cidrs = "10.7.0.0/16".parse().unwrap();

@@ -58,7 +58,7 @@ fn a5_what_is_open_is_closed_at_every_start() {
         for name in &files[..4] {
             assert_eq!(mode(&data.join(name)), 0o600, "{name}");
         }
-        assert_eq!(mode(&data.join("pki/program")), 0o400, "nothing is given");
+        assert_eq!(mode(&data.join("pki/program")), 0o400, "no permission is added");
         assert_eq!(
             mode(&data.join("kubelet/pods/1")),
             0o777,
@@ -68,16 +68,16 @@ fn a5_what_is_open_is_closed_at_every_start() {
 }
 
 #[test]
-fn a5_a_directory_that_is_somebody_elses_is_left_alone() {
+fn a5_a_directory_with_other_files_is_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     let home = dir.path().join("home");
     std::fs::create_dir(&home).unwrap();
     std::fs::write(home.join("letter"), "").unwrap();
     set(&home, 0o755);
-    let refused = make_data_dir(&home).unwrap_err().to_string();
-    assert!(refused.contains("was never a data directory"), "{refused}");
+    let error = make_data_dir(&home).unwrap_err().to_string();
+    assert!(error.contains("was never a data directory"), "{error}");
     assert_eq!(mode(&home), 0o755);
-    // An empty one was made for it, and a closed one harms nobody.
+    // An empty directory is used, and closed.
     std::fs::remove_file(home.join("letter")).unwrap();
     std::fs::create_dir(home.join("lost+found")).unwrap();
     make_data_dir(&home).unwrap();
@@ -95,7 +95,7 @@ fn a5_no_link_in_a_data_directory_is_followed() {
     assert!(repair(&data).unwrap_err().to_string().contains("d/run"));
     assert_eq!(mode(&victim), 0o755);
     std::fs::remove_file(data.join("run")).unwrap();
-    // A link among the secret files is none of them.
+    // A link among the secret files is not followed.
     std::fs::create_dir(data.join("pki")).unwrap();
     let file = victim.join("file");
     std::fs::write(&file, "").unwrap();
@@ -103,7 +103,7 @@ fn a5_no_link_in_a_data_directory_is_followed() {
     symlink(&file, data.join("pki/ca.key")).unwrap();
     repair(&data).unwrap();
     assert_eq!(mode(&file), 0o644);
-    // The administrator's own link to the data directory is.
+    // A link in the path of the data directory is followed.
     let link = dir.path().join("link");
     symlink(&data, &link).unwrap();
     set(&data, 0o755);
@@ -128,5 +128,5 @@ fn a5_a_private_file_replaces_wider_ones_and_links() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "three");
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "victim");
     let left = std::fs::read_dir(path.parent().unwrap()).unwrap().count();
-    assert_eq!(left, 1, "nothing is left beside it");
+    assert_eq!(left, 1, "no temporary file is left");
 }

@@ -1,23 +1,21 @@
-//! What is encrypted and written down of a server that is told to by its flags.
+//! Encryption at rest and the audit log of a server, configured by flags.
 
 use std::os::unix::fs::PermissionsExt;
 
 use crate::cluster::{Cluster, eventually, has};
-use crate::{Alone, Outcome};
+use crate::{Outcome, StandaloneScenario};
 
-pub const SCENARIOS: &[Alone] = &[(
-    "secrets_are_encrypted_and_requests_written_down_as_files_say",
-    files,
-)];
+pub const SCENARIOS: &[StandaloneScenario] =
+    &[("secrets_are_encrypted_and_requests_audited_as_configured", files)];
 
 fn files() -> Outcome {
     let cluster = Cluster::prepare("access")?;
-    let folder = cluster.data_dir().with_file_name("settings");
-    std::fs::create_dir_all(&folder)?;
+    let directory = cluster.data_dir().with_file_name("settings");
+    std::fs::create_dir_all(&directory)?;
     let (keys, policy, log) = (
-        folder.join("keys.yaml"),
-        folder.join("policy.yaml"),
-        folder.join("log"),
+        directory.join("keys.yaml"),
+        directory.join("policy.yaml"),
+        directory.join("log"),
     );
     std::fs::write(
         &keys,
@@ -56,7 +54,7 @@ fn files() -> Outcome {
         &ns.run(&["get", "secret", "s", "-o", "jsonpath={.data.k}"])?,
         "dW5taXN0YWthYmxl",
     )?;
-    eventually("the request is written down", || {
+    eventually("the request is in the audit log", || {
         let written = std::fs::read_to_string(&log).unwrap_or_default();
         written
             .lines()
@@ -64,25 +62,25 @@ fn files() -> Outcome {
     })?;
     has(&ns.run(&["get", "--raw", "/metrics"])?, "apiserver_request_total")?;
     cluster.kill()?;
-    // What was acknowledged is in the files, and what it says is not.
-    let (mut seen, mut folders) = (false, vec![cluster.data_dir()]);
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder)? {
+    // The acknowledged Secret is in the store's files, and not in plaintext.
+    let (mut seen, mut directories) = (false, vec![cluster.data_dir()]);
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory)? {
             let entry = entry?;
             if entry.file_type()?.is_dir() {
-                folders.push(entry.path());
+                directories.push(entry.path());
                 continue;
             }
             let bytes = std::fs::read(entry.path())?;
             let holds = |text: &[u8]| bytes.windows(text.len()).any(|w| w == text);
             if holds(b"dW5taXN0YWthYmxl") || holds(b"unmistakable") {
-                return Err(format!("{} holds the secret", entry.path().display()).into());
+                return Err(format!("{} has the secret in plaintext", entry.path().display()).into());
             }
             seen |= holds(b"k8s:enc:secretbox:v1:one:");
         }
     }
     match seen {
         true => Ok(()),
-        false => Err("no file holds an encrypted value".into()),
+        false => Err("no file has an encrypted value".into()),
     }
 }

@@ -1,4 +1,4 @@
-//! A Deployment that a HorizontalPodAutoscaler scales by what its containers really use; and the token of a Secret, used.
+//! A Deployment that a HorizontalPodAutoscaler scales by its containers' real usage; and the use of a token Secret.
 
 use crate::Outcome;
 use crate::cluster::{Namespace, Scenario, has, same};

@@ -1,16 +1,16 @@
-//! Pods that ask for what cannot be, with real containers: the reason stands in their status and events, and the node
-//! goes on.
+//! Pods that cannot run as specified, with real containers: the reason is in their status and events, and the node
+//! keeps working.
 
 use crate::Outcome;
 use crate::cluster::{Namespace, Scenario, has};
 use crate::kubectl::{WEB, running};
 
 pub const SCENARIOS: &[(&str, Scenario)] = &[(
-    "l4_what_a_pod_asks_for_in_vain_stands_in_its_status_and_the_node_goes_on",
-    in_vain,
+    "l4_why_a_pod_cannot_run_is_in_its_status_and_the_node_keeps_working",
+    invalid_pods,
 )];
 
-/// What a pod says of itself, and the message of an event about it.
+/// A pod, a part of its status, and the message of an event about it.
 struct Case {
     pod: &'static str,
     spec: &'static str,
@@ -19,7 +19,7 @@ struct Case {
     event: &'static str,
 }
 
-/// A process that stays.
+/// A process that keeps running.
 const SLEEP: &str = r#""image": "localhost/knarr/busybox:1", "command": ["sleep", "1000"]"#;
 
 const CASES: &[Case] = &[
@@ -105,7 +105,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-fn in_vain(ns: &Namespace) -> Outcome {
+fn invalid_pods(ns: &Namespace) -> Outcome {
     let broken = ns.cluster.manifests().join("broken.yaml");
     std::fs::write(&broken, "kind: Pod\nspec: [\n")?;
     let pods: Vec<String> = CASES
@@ -124,11 +124,11 @@ fn in_vain(ns: &Namespace) -> Outcome {
     );
     ns.apply(&list)?;
     for case in CASES {
-        let said = |e| format!("{}: {e:?}", case.pod);
+        let in_case = |e| format!("{}: {e:?}", case.pod);
         ns.eventually_run(&["get", "pod", case.pod, "-o", "json"], |t| {
             t.contains(case.status)
         })
-        .map_err(said)?;
+        .map_err(in_case)?;
         let about = format!("involvedObject.name={}", case.pod);
         let events = [
             "get",
@@ -138,15 +138,15 @@ fn in_vain(ns: &Namespace) -> Outcome {
             "-o",
             "jsonpath={.items[*].message}",
         ];
-        let told = ns
+        let messages = ns
             .eventually_run(&events, |t| t.contains(case.event))
-            .map_err(said)?;
-        // Whatever a process prints, an event stays short.
-        if told.len() > 100_000 {
-            return Err(format!("{}: events of {} bytes", case.pod, told.len()).into());
+            .map_err(in_case)?;
+        // A process may print much; an event stays short.
+        if messages.len() > 100_000 {
+            return Err(format!("{}: events of {} bytes", case.pod, messages.len()).into());
         }
     }
-    // Other pods run as ever, and all of these go.
+    // Other pods run, and all of these are deleted.
     ns.apply(WEB)?;
     running(ns, "web")?;
     ns.run(&["delete", "pods", "--all", "--timeout=60s"])?;

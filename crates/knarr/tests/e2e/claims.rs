@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use crate::cluster::{Cluster, has, same};
 use crate::dra_driver::{Driver, serve};
-use crate::{Alone, Outcome};
+use crate::{Outcome, StandaloneScenario};
 
-pub const SCENARIOS: &[Alone] = &[(
+pub const SCENARIOS: &[StandaloneScenario] = &[(
     "l4_a_claimed_device_is_in_one_container_at_a_time_over_kill_9",
     one_at_a_time,
 )];
@@ -53,7 +53,7 @@ spec:
       resources: { claims: [{ name: gpu }] }
 "#;
 
-/// A CDI specification in the machine's directory; gone when dropped.
+/// A CDI specification in the host's directory; it is removed when dropped.
 struct Specification(PathBuf);
 
 impl Specification {
@@ -91,7 +91,7 @@ fn one_at_a_time() -> Outcome {
     let _serving = serve(&driver, DRIVER, &socket, &kubelet, &["v1.DRAPlugin"]);
 
     let ns = cluster.namespace("default");
-    ns.takes_pods()?;
+    ns.wait_for_service_account()?;
     ns.apply(OBJECTS)?;
     let phase = |pod: &str| {
         let shown = ns.try_run(&["get", "pod", pod, "-o", "jsonpath={.status.phase}"]);

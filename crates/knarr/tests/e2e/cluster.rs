@@ -1,30 +1,33 @@
-//! A cluster of its own for tests: temporary directory, own ports, own pod network; ended by process id.
+//! A cluster of its own for tests: temporary directory, own ports, own pod network; stopped by process id.
 
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libtest_mimic::Failed;
 use sha2::{Digest, Sha256};
 
 pub use knarr_nemesis::fleet::{output_of, text};
+use knarr_nemesis::wait::Wait;
 
 use crate::Outcome;
 
-/// How long anything in a scenario may take before it counts as never.
+/// How long a condition of a scenario is waited for.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// Between two looks.
-const POLL: Duration = Duration::from_millis(50);
+const WAIT: Wait = Wait {
+    limit: LIMIT,
+    poll: Duration::from_millis(50),
+};
 
 pub type Scenario = fn(&Namespace) -> Outcome;
 
 /// A running `knarr up`.
 pub struct Cluster {
     dir: tempfile::TempDir,
-    /// One node's share.
+    /// A range with one node's pod CIDR.
     cluster_cidr: String,
     service_cidr: String,
     port: u16,
@@ -96,7 +99,7 @@ impl Cluster {
         knarr.arg("--kubelet-config").arg(self.kubelet_config());
         knarr.arg("--fence-agents-dir").arg(self.agents_dir());
         knarr.args(["--fence-agents-allow", "fence_test"]);
-        // Pods' use counts soon after their start.
+        // Pods' usage counts soon after their start.
         knarr.args(["--horizontal-pod-autoscaler-sync-period", "2s"]);
         knarr.args(["--horizontal-pod-autoscaler-cpu-initialization-period", "1s"]);
         knarr.args(["--horizontal-pod-autoscaler-initial-readiness-delay", "1s"]);
@@ -104,7 +107,7 @@ impl Cluster {
         knarr
     }
 
-    /// The folder of the node's static pods.
+    /// The directory of the node's static pods.
     pub fn manifests(&self) -> PathBuf {
         self.dir.path().join("manifests")
     }
@@ -113,7 +116,7 @@ impl Cluster {
         self.dir.path().join("kubelet.yaml")
     }
 
-    /// How full this machine is must not decide what the tests come to: nothing is evicted or thrown away for it.
+    /// The free space of this host must not influence the tests: no pod is evicted and no image is deleted for it.
     fn configure_kubelet(&self) -> std::io::Result<()> {
         std::fs::create_dir_all(self.manifests())?;
         let text = format!(
@@ -183,7 +186,7 @@ impl Cluster {
         child.as_ref().map(Child::id).ok_or_else(|| "not running".into())
     }
 
-    /// Ends it as an administrator does, and waits for it.
+    /// Stops it with SIGTERM, and waits for it.
     pub fn terminate(&self) -> Result<(), String> {
         let child = self.child.lock().map_err(|e| e.to_string())?.take();
         if let Some(mut child) = child {
@@ -205,7 +208,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// `knarr down --wipe`, and a look that nothing is left.
+    /// `knarr down --wipe`, and a check that nothing is left.
     pub fn end(&self) -> Result<(), String> {
         let out = self
             .knarr("down")
@@ -220,16 +223,16 @@ impl Cluster {
         if !out.status.success() {
             return Err(format!("{}\n{}", text(&out), self.log_tail()));
         }
-        let left = self.left_behind();
+        let left = self.leftovers();
         if left.is_empty() {
             Ok(())
         } else {
-            Err(format!("left behind: {}", left.join(", ")))
+            Err(format!("not removed: {}", left.join(", ")))
         }
     }
 
     /// Mounts, interfaces, processes and rules that name this cluster.
-    fn left_behind(&self) -> Vec<String> {
+    fn leftovers(&self) -> Vec<String> {
         let mut left = Vec::new();
         let dir = self.data_dir().display().to_string();
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -343,7 +346,7 @@ impl Cluster {
         let short: Vec<&str> = name.split('_').take(6).collect();
         let ns = self.namespace(&short.join("-"));
         ns.cluster_run(&["create", "namespace", &ns.name])?;
-        ns.takes_pods()?;
+        ns.wait_for_service_account()?;
         let outcome = run(&ns);
         if outcome.is_err() {
             eprintln!("--- {name}: knarr's log ends\n{}\n---", self.log_tail());
@@ -358,13 +361,13 @@ impl Drop for Cluster {
         if self.child.lock().is_ok_and(|c| c.is_some())
             && let Err(e) = self.end()
         {
-            eprintln!("a test cluster did not end cleanly: {e}");
+            eprintln!("a test cluster was not stopped cleanly: {e}");
         }
     }
 }
 
-/// Two neighbouring ports that nobody listens on. Below those that the kernel gives to connections (a connection
-/// could take one between the look and the start) and below node ports.
+/// Two neighbouring ports that no process listens on. Below the ephemeral ports (a connection could take one between the
+/// check and the start) and below node ports.
 fn free_ports() -> Result<(u16, u16), String> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = u16::try_from(std::process::id() % 9_000).unwrap_or(0);
@@ -392,14 +395,14 @@ impl Namespace<'_> {
         kubectl
     }
 
-    /// Waits for what pods need of a namespace that has just been made.
-    pub fn takes_pods(&self) -> Outcome {
+    /// Waits for the service account that pods need in a new namespace.
+    pub fn wait_for_service_account(&self) -> Outcome {
         self.eventually("the default service account", || {
             self.try_run(&["get", "serviceaccount", "default"]).is_ok()
         })
     }
 
-    /// Its output if it succeeds, else all it said.
+    /// Its output if it succeeds, else standard output and error.
     pub fn try_run(&self, args: &[&str]) -> Result<String, String> {
         output_of(&mut self.kubectl(args))
     }
@@ -411,9 +414,13 @@ impl Namespace<'_> {
     }
 
     /// Must fail.
-    pub fn refused(&self, args: &[&str]) -> Result<String, Failed> {
+    pub fn run_failing(&self, args: &[&str]) -> Result<String, Failed> {
         match self.try_run(args) {
-            Ok(out) => Err(format!("kubectl {} should have failed, but said:\n{out}", args.join(" ")).into()),
+            Ok(out) => Err(format!(
+                "kubectl {} should have failed, but succeeded:\n{out}",
+                args.join(" ")
+            )
+            .into()),
             Err(out) => Ok(out),
         }
     }
@@ -445,38 +452,19 @@ impl Namespace<'_> {
     }
 
     /// Waits for a condition, at most [`LIMIT`].
-    pub fn eventually(&self, what: &str, mut holds: impl FnMut() -> bool) -> Outcome {
-        eventually(what, &mut holds)
+    pub fn eventually(&self, what: &str, holds: impl FnMut() -> bool) -> Outcome {
+        eventually(what, holds)
     }
 
-    /// Waits until a command's output satisfies, and returns it.
+    /// Waits until the output of kubectl satisfies the condition, and returns it.
     pub fn eventually_run(&self, args: &[&str], holds: impl Fn(&str) -> bool) -> Result<String, Failed> {
-        let mut last = String::new();
-        let reached = eventually("", || {
-            last = self.try_run(args).unwrap_or_else(|e| e);
-            holds(&last)
-        });
-        match reached {
-            Ok(()) => Ok(last),
-            Err(_) => Err(format!(
-                "kubectl {} never said what was expected; at last:\n{last}",
-                args.join(" ")
-            )
-            .into()),
-        }
+        WAIT.until_output(args, |args| self.try_run(args), holds)
     }
 }
 
 /// Waits for a condition, at most [`LIMIT`].
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Outcome {
-    let begin = Instant::now();
-    while !holds() {
-        if begin.elapsed() > LIMIT {
-            return Err(format!("waited {} s in vain for {what}", LIMIT.as_secs()).into());
-        }
-        std::thread::sleep(POLL);
-    }
-    Ok(())
+pub fn eventually(what: &str, holds: impl FnMut() -> bool) -> Outcome {
+    WAIT.until(what, holds)
 }
 
 /// Fails unless `text` has `part`.

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use crate::cluster::{Cluster, eventually, same, text};
 use crate::kubectl::WEB;
-use crate::{Alone, Outcome};
+use crate::{Outcome, StandaloneScenario};
 
-pub const SCENARIOS: &[Alone] = &[(
+pub const SCENARIOS: &[StandaloneScenario] = &[(
     "s1_kill_9_under_load_loses_nothing_and_runs_nothing_twice",
     kill_nine,
 )];
@@ -26,7 +26,7 @@ fn kill_nine() -> Outcome {
     let cluster = Arc::new(Cluster::start("kill")?);
     let apply = |manifest: &str| -> Outcome {
         let ns = cluster.namespace("default");
-        ns.takes_pods()?;
+        ns.wait_for_service_account()?;
         ns.apply(manifest)?;
         ns.run(&["wait", "--for=condition=Ready", "pod/web", "--timeout=60s"])
             .map(drop)
@@ -36,13 +36,13 @@ fn kill_nine() -> Outcome {
     same(&before.len().to_string(), "1")?;
 
     let acknowledged = Arc::new(Mutex::new(BTreeSet::new()));
-    let ending = Arc::new(AtomicBool::new(false));
+    let stopping = Arc::new(AtomicBool::new(false));
     let writers: Vec<_> = (0..4)
         .map(|writer| {
-            let (cluster, acknowledged, ending) = (cluster.clone(), acknowledged.clone(), ending.clone());
+            let (cluster, acknowledged, stopping) = (cluster.clone(), acknowledged.clone(), stopping.clone());
             std::thread::spawn(move || {
                 for n in 0.. {
-                    if ending.load(Ordering::Relaxed) {
+                    if stopping.load(Ordering::Relaxed) {
                         return;
                     }
                     let name = format!("w{writer}-{n}");
@@ -68,7 +68,7 @@ fn kill_nine() -> Outcome {
         cluster.launch()?;
         cluster.wait_ready()?;
     }
-    ending.store(true, Ordering::Relaxed);
+    stopping.store(true, Ordering::Relaxed);
     for writer in writers {
         writer.join().map_err(|_| "a writer failed")?;
     }
@@ -111,7 +111,7 @@ fn kill_nine() -> Outcome {
     cluster.end().map_err(Into::into)
 }
 
-/// Ids of the running containers that are no sandboxes.
+/// Ids of the running containers, without sandboxes.
 fn containers(cluster: &Cluster) -> Result<Vec<String>, libtest_mimic::Failed> {
     let ctr = |args: &[&str]| -> Result<String, libtest_mimic::Failed> {
         let mut ctr = Command::new("ctr");

@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cluster::{Cluster, Namespace, eventually, has, same, text};
-use crate::{Alone, Outcome};
+use crate::{Outcome, StandaloneScenario};
 
-pub const SCENARIOS: &[Alone] = &[(
-    "a_full_disk_is_said_and_takes_nothing_acknowledged_with_it",
+pub const SCENARIOS: &[StandaloneScenario] = &[(
+    "a_full_disk_is_reported_and_no_acknowledged_write_is_lost",
     full_disk,
 )];
 
-/// Of the file system; a few of the objects below fill it.
+/// Size of the file system; a few of the objects below fill it.
 const SIZE: &str = "12m";
 
-/// A tmpfs that is there as long as this value.
+/// A tmpfs that is mounted until this is dropped.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -69,21 +69,21 @@ fn fill_and_recover(cluster: &Cluster) -> Outcome {
             acknowledged.insert(format!("configmap/{name}"));
             None
         }
-        Err(said) => Some(said),
+        Err(output) => Some(output),
     };
-    let refusal = (0..20)
+    let rejection = (0..20)
         .find_map(|n| create(format!("big-{n}")))
-        .ok_or("18 MB of objects went onto a disk of 12 MB")?;
-    has(&refusal, "the disk is full")?;
+        .ok_or("18 MB of objects were written to a disk of 12 MB")?;
+    has(&rejection, "the disk is full")?;
 
-    // Reads go on, and a refused write left nothing.
+    // Reads succeed, and a rejected write left nothing.
     let there = ns.run(&["get", "configmaps", "-o", "name"])?;
     same(
         &format!("{:?}", big(&there)),
         &format!("{:?}", names(&acknowledged)),
     )?;
 
-    // Space comes back: writes go on, without a restart.
+    // Space is freed: writes succeed again, without a restart.
     std::fs::remove_file(&filler)?;
     eventually("a write after space came back", || {
         ns.try_run(&["create", "configmap", "big-after", &from_file])
@@ -105,7 +105,7 @@ fn start(ns: &Namespace<'_>) -> Outcome {
     ns.cluster.launch_server()?;
     ns.eventually("the server", || {
         ns.try_run(&["get", "--raw", "/readyz"])
-            .is_ok_and(|said| said == "ok")
+            .is_ok_and(|output| output == "ok")
     })
 }
 

@@ -14,41 +14,44 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[(
 )];
 
 fn lifecycle(ns: &Namespace) -> Outcome {
-    let folder = folder_with_client()?;
+    let directory = directory_with_client()?;
     let out = Command::new("node")
-        .arg(folder.join("client.mjs"))
+        .arg(directory.join("client.mjs"))
         .arg(ns.cluster.kubeconfig())
         .arg(&ns.name)
         .output()?;
-    let said = text(&out);
+    let output = text(&out);
     if !out.status.success() {
-        return Err(said.into());
+        return Err(output.into());
     }
-    has(&said, "running\npatched\napplied\nrefused\nexec: ahoy\ndeleted\n")
+    has(
+        &output,
+        "running\npatched\napplied\nrejected\nexec: ahoy\ndeleted\n",
+    )
 }
 
-/// A folder beside the build's output with the script and the packages of `package-lock.json`. These are
-/// installed once for each lock; modules are looked for beside the script, so that stands there too.
-fn folder_with_client() -> Result<PathBuf, Failed> {
+/// A directory next to the build's output with the script and the packages of `package-lock.json`. These are
+/// installed once for each lock; Node.js resolves modules next to the script, so the script is copied there, too.
+fn directory_with_client() -> Result<PathBuf, Failed> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/javascript");
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("javascript-client");
-    std::fs::create_dir_all(&folder)?;
-    std::fs::copy(source.join("client.mjs"), folder.join("client.mjs"))?;
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("javascript-client");
+    std::fs::create_dir_all(&directory)?;
+    std::fs::copy(source.join("client.mjs"), directory.join("client.mjs"))?;
     let lock = std::fs::read(source.join("package-lock.json"))?;
-    let done = folder.join("done");
+    let done = directory.join("done");
     if std::fs::read(&done).is_ok_and(|installed| installed == lock) {
-        return Ok(folder);
+        return Ok(directory);
     }
     for file in ["package.json", "package-lock.json"] {
-        std::fs::copy(source.join(file), folder.join(file))?;
+        std::fs::copy(source.join(file), directory.join(file))?;
     }
     let mut npm = Command::new("npm");
     npm.args(["ci", "--no-audit", "--no-fund", "--ignore-scripts"])
-        .current_dir(&folder);
+        .current_dir(&directory);
     let out = npm.output()?;
     if !out.status.success() {
         return Err(format!("{npm:?}:\n{}", text(&out)).into());
     }
     std::fs::write(done, lock)?;
-    Ok(folder)
+    Ok(directory)
 }

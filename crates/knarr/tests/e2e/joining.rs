@@ -1,5 +1,5 @@
-//! Nodes that join by a bootstrap token, in networks of their own: who is let in, what their certificates are good for,
-//! and that they are renewed under running pods.
+//! Nodes that join with a bootstrap token, in networks of their own: which nodes are accepted, what their certificates are
+//! valid for, and that they are renewed under running pods.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -7,42 +7,42 @@ use std::path::PathBuf;
 use libtest_mimic::Failed;
 
 use crate::cluster::{has, same, text};
-use crate::{Alone, KNARR, Outcome};
-use knarr_nemesis::fleet::{Fleet, Machine};
+use crate::{KNARR, Outcome, StandaloneScenario};
+use knarr_nemesis::fleet::{Fleet, Host};
 
-pub const SCENARIOS: &[Alone] = &[(
+pub const SCENARIOS: &[StandaloneScenario] = &[(
     "agents_join_by_token_and_renew_their_certificates_under_running_pods",
     agents_join,
 )];
 
-/// So short that certificates are renewed while one waits; nothing below depends on how soon.
+/// So short that certificates are renewed during the test; nothing below depends on how soon.
 const SIGNING: [&str; 2] = ["--cluster-signing-duration", "20s"];
 
 fn agents_join() -> Outcome {
     let fleet = Fleet::start(KNARR, 2, &SIGNING)?;
     scenario(&fleet).map_err(|e| fleet.with_logs(e))?;
-    fleet.end()
+    fleet.tear_down()
 }
 
 fn scenario(fleet: &Fleet) -> Outcome {
-    let words = fleet.join_words()?;
-    let join: Vec<&str> = words.iter().map(String::as_str).collect();
+    let args = fleet.join_args()?;
+    let join: Vec<&str> = args.iter().map(String::as_str).collect();
     let [a, b] = fleet.agents.as_slice() else {
-        return Err("two agents were asked for".into());
+        return Err("expected two agents".into());
     };
-    strangers_are_refused(fleet, a, &join)?;
+    wrong_credentials_are_rejected(fleet, a, &join)?;
 
     for agent in [a, b] {
         agent.launch(fleet.agent(agent, &join))?;
     }
     for agent in [a, b] {
         let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
-        fleet.eventually(&["get", "node", &agent.name, "-o", ready], |out| out == "True")?;
+        fleet.eventually_run(&["get", "node", &agent.name, "-o", ready], |out| out == "True")?;
         fleet.apply(&POD.replace("NODE", &agent.name))?;
     }
     for agent in [a, b] {
         let pod = format!("on-{}", agent.name);
-        fleet.eventually(&["get", "pod", &pod], |out| out.contains("Running"))?;
+        fleet.eventually_run(&["get", "pod", &pod], |out| out.contains("Running"))?;
         through_the_port(fleet, &pod)?;
     }
     let requests = fleet.run(&["get", "csr"])?;
@@ -57,17 +57,17 @@ fn scenario(fleet: &Fleet) -> Outcome {
     }
 
     let before = container(fleet, a)?;
-    let kept = [certificate(a, "client")?, certificate(a, "server")?];
-    for (kind, first) in ["client", "server"].into_iter().zip(&kept) {
-        fleet.waits(&format!("another {kind} certificate"), || {
+    let first_ones = [certificate(a, "client")?, certificate(a, "server")?];
+    for (kind, first) in ["client", "server"].into_iter().zip(&first_ones) {
+        fleet.eventually(&format!("another {kind} certificate"), || {
             certificate(a, kind).is_ok_and(|now| now != *first)
         })?;
     }
-    fleet.eventually(&["get", "csr"], |out| out.contains("system:node:node1"))?;
+    fleet.eventually_run(&["get", "csr"], |out| out.contains("system:node:node1"))?;
     through_the_port(fleet, "on-node1")?;
     same(&container(fleet, a)?, &before)?;
 
-    // It dies and comes back with what it has kept; its pods never noticed.
+    // It is killed and starts again with its stored credentials; its pods are not affected.
     a.kill()?;
     a.launch(fleet.agent(a, &join))?;
     through_the_port(fleet, "on-node1")?;
@@ -87,44 +87,44 @@ spec:
       command: ["sh", "-c", "echo hello from NODE; trap 'exit 0' TERM; while :; do sleep 0.1; done"]
 "#;
 
-/// Neither a wrong token nor a wrong pin lets a node in, and each is told in words.
-fn strangers_are_refused(fleet: &Fleet, agent: &Machine, join: &[&str]) -> Outcome {
+/// A node with a wrong token or a wrong pin cannot join, and the error says why.
+fn wrong_credentials_are_rejected(fleet: &Fleet, agent: &Host, join: &[&str]) -> Outcome {
     let with = |flag: &str, value: &str| {
         let mut changed = join.to_vec();
-        if let Some(place) = changed.iter().position(|w| *w == flag)
-            && let Some(word) = changed.get_mut(place + 1)
+        if let Some(position) = changed.iter().position(|arg| *arg == flag)
+            && let Some(arg) = changed.get_mut(position + 1)
         {
-            *word = value;
+            *arg = value;
         }
         let out = fleet.agent(agent, &changed).output()?;
         same(&format!("{:?}", out.status.code()), "Some(1)")?;
         Ok::<_, Failed>(text(&out))
     };
     let other_pin = format!("sha256:{}", "0".repeat(64));
-    let said = with("--ca-cert-hash", &other_pin)?;
-    has(&said, "the hash of its CA is sha256:")?;
-    has(&said, "Nothing was sent")?;
-    let said = with("--token", "abcdef.0123456789abcdef")?;
-    has(&said, "does not accept the token abcdef.…")?;
-    has(&said, "knarr token create")?;
+    let output = with("--ca-cert-hash", &other_pin)?;
+    has(&output, "the hash of its CA is sha256:")?;
+    has(&output, "Nothing was sent")?;
+    let output = with("--token", "abcdef.0123456789abcdef")?;
+    has(&output, "does not accept the token abcdef.…")?;
+    has(&output, "knarr token create")?;
     same(&fleet.run(&["get", "csr"])?, "No resources found\n")
 }
 
-/// exec and logs reach the pod through its node's port, which shows a certificate of the cluster's CA.
+/// exec and logs reach the pod through its node's kubelet port, whose certificate the cluster signed.
 fn through_the_port(fleet: &Fleet, pod: &str) -> Outcome {
-    fleet.eventually(&["exec", pod, "--", "echo", "within"], |out| out == "within\n")?;
-    fleet.eventually(&["logs", pod], |out| out.starts_with("hello from"))?;
+    fleet.eventually_run(&["exec", pod, "--", "echo", "within"], |out| out == "within\n")?;
+    fleet.eventually_run(&["logs", pod], |out| out.starts_with("hello from"))?;
     Ok(())
 }
 
-fn container(fleet: &Fleet, agent: &Machine) -> Result<String, Failed> {
+fn container(fleet: &Fleet, agent: &Host) -> Result<String, Failed> {
     let id =
         "jsonpath={.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}";
     fleet.run(&["get", "pod", &format!("on-{}", agent.name), "-o", id])
 }
 
-/// What is in the file, which is for its owner only.
-fn certificate(agent: &Machine, kind: &str) -> Result<String, Failed> {
+/// The content of the file, which only its owner can read.
+fn certificate(agent: &Host, kind: &str) -> Result<String, Failed> {
     let file: PathBuf = agent.data_dir().join(format!("pki/kubelet-{kind}-current.pem"));
     let mode = std::fs::metadata(&file)?.permissions().mode();
     same(&format!("{:o}", mode & 0o777), "600")?;

@@ -93,7 +93,7 @@ async fn program(ns: &Namespace<'_>) -> Outcome {
         match events
             .try_next()
             .await?
-            .ok_or("the watch ended before the pod went")?
+            .ok_or("the watch ended before the pod was deleted")?
         {
             WatchEvent::Deleted(_) => break,
             WatchEvent::Error(e) => return Err(e.message.clone().into()),

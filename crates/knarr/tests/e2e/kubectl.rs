@@ -1,4 +1,4 @@
-//! What people do with kubectl all day: create, look, change, scale, roll, delete.
+//! What users do with kubectl all day: create, get, describe, change, scale, roll out, delete.
 
 use std::time::Instant;
 
@@ -7,13 +7,16 @@ use crate::cluster::{Namespace, Scenario, has, same};
 
 pub const SCENARIOS: &[(&str, Scenario)] = &[
     ("apply_shows_a_running_pod_in_every_output_form", apply_and_get),
-    ("describe_and_events_tell_the_life_of_a_pod", describe_and_events),
+    (
+        "describe_and_events_show_the_lifecycle_of_a_pod",
+        describe_and_events,
+    ),
     ("deployment_scales_rolls_out_and_back", deployment),
     ("objects_are_labelled_annotated_edited_and_patched", change),
     ("t1_delete_is_graceful_now_or_forced", delete),
     ("create_generators_and_dry_runs", generators),
     ("explain_and_api_resources_know_the_kinds", explain),
-    ("manifests_with_mistakes_name_the_field", bad_manifests),
+    ("errors_of_manifests_name_the_field", bad_manifests),
     (
         "volumes_bring_configuration_into_the_container_and_follow_its_changes",
         volumes,
@@ -23,12 +26,12 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[
         init_containers,
     ),
     ("l5_a_failing_container_is_restarted_with_back_off", restarts),
-    ("l4_an_image_that_is_not_there_shows_its_reason", missing_image),
-    ("owners_take_their_dependents_along", propagation),
+    ("l4_a_missing_image_shows_its_reason", missing_image),
+    ("dependents_are_deleted_with_their_owners", propagation),
     ("endpoints_follow_readiness", endpoints),
 ];
 
-/// A pod that serves until TERM, and ends at once on it.
+/// A pod that runs until SIGTERM, and exits at once on it.
 pub const WEB: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -224,7 +227,7 @@ fn change(ns: &Namespace) -> Outcome {
         "configmap/c labeled\n",
     )?;
     has(
-        &ns.refused(&["label", "configmap", "c", "tier=web"])?,
+        &ns.run_failing(&["label", "configmap", "c", "tier=web"])?,
         "already has a value (db), and --overwrite is false",
     )?;
     same(
@@ -284,7 +287,7 @@ fn change(ns: &Namespace) -> Outcome {
         "8",
     )?;
     has(
-        &ns.refused(&[
+        &ns.run_failing(&[
             "patch",
             "configmap",
             "c",
@@ -302,11 +305,15 @@ fn delete(ns: &Namespace) -> Outcome {
     running(ns, "web")?;
     let begin = Instant::now();
     same(&ns.run(&["delete", "pod", "web"])?, "pod \"web\" deleted\n")?;
-    // It obeys TERM, so nowhere near its 20 s of grace.
+    // It exits on SIGTERM, so long before its grace period of 20 s is over.
     if begin.elapsed().as_secs() >= 10 {
-        return Err(format!("a pod that obeys TERM took {:?} to go", begin.elapsed()).into());
+        return Err(format!(
+            "a pod that exits on SIGTERM took {:?} to be deleted",
+            begin.elapsed()
+        )
+        .into());
     }
-    // This one ignores TERM: only its grace, shortened by the request, ends it.
+    // This one ignores SIGTERM: it is killed after its grace period, which the request shortens.
     let stubborn = WEB.replace("trap 'echo bye; exit 0' TERM", "trap '' TERM");
     ns.apply(&stubborn)?;
     running(ns, "web")?;
@@ -317,10 +324,10 @@ fn delete(ns: &Namespace) -> Outcome {
     }
     ns.apply(&stubborn)?;
     running(ns, "web")?;
-    let said = ns.run(&["delete", "pod", "web", "--grace-period=0", "--force"])?;
-    has(&said, "Immediate deletion does not wait for confirmation")?;
-    has(&said, "pod \"web\" force deleted")?;
-    has(&ns.refused(&["get", "pod", "web"])?, "pods \"web\" not found")?;
+    let output = ns.run(&["delete", "pod", "web", "--grace-period=0", "--force"])?;
+    has(&output, "Immediate deletion does not wait for confirmation")?;
+    has(&output, "pod \"web\" force deleted")?;
+    has(&ns.run_failing(&["get", "pod", "web"])?, "pods \"web\" not found")?;
     Ok(())
 }
 
@@ -384,7 +391,7 @@ fn generators(ns: &Namespace) -> Outcome {
         ])?,
         "job.batch/j created (server dry run)\n",
     )?;
-    has(&ns.refused(&["get", "job", "j"])?, "NotFound")?;
+    has(&ns.run_failing(&["get", "job", "j"])?, "NotFound")?;
     same(
         &ns.run(&[
             "create",
@@ -442,32 +449,32 @@ fn bad_manifests(ns: &Namespace) -> Outcome {
         "terminationGracePeriodSeconds: 20",
         "terminationGracePeriodSeconds: soon",
     );
-    has(&refused_apply(ns, &wrong_type)?, "terminationGracePeriodSeconds")?;
+    has(&failing_apply(ns, &wrong_type)?, "terminationGracePeriodSeconds")?;
     let unknown = WEB.replace("      image:", "      imagee: x\n      image:");
     has(
-        &refused_apply(ns, &unknown)?,
+        &failing_apply(ns, &unknown)?,
         "unknown field \"spec.containers[0].imagee\"",
     )?;
     let bad_name = WEB.replace("name: web\n  labels", "name: Web_1\n  labels");
     has(
-        &refused_apply(ns, &bad_name)?,
+        &failing_apply(ns, &bad_name)?,
         "metadata.name: Invalid value: \"Web_1\"",
     )?;
     let no_image = WEB.replace("      image: localhost/knarr/busybox:1\n", "");
     has(
-        &refused_apply(ns, &no_image)?,
+        &failing_apply(ns, &no_image)?,
         "spec.containers[0].image: Required value",
     )?;
     has(
-        &refused_apply(ns, "apiVersion: v9\nkind: Pod\nmetadata: {name: x}\n")?,
+        &failing_apply(ns, "apiVersion: v9\nkind: Pod\nmetadata: {name: x}\n")?,
         "no matches for kind \"Pod\" in version \"v9\"",
     )?;
     has(&ns.run(&["get", "pods"])?, "No resources found")
 }
 
-fn refused_apply(ns: &Namespace, manifest: &str) -> Result<String, libtest_mimic::Failed> {
+fn failing_apply(ns: &Namespace, manifest: &str) -> Result<String, libtest_mimic::Failed> {
     match ns.apply(manifest) {
-        Ok(out) => Err(format!("this should have been refused, but: {out}\n{manifest}").into()),
+        Ok(out) => Err(format!("this manifest should have been rejected, but: {out}\n{manifest}").into()),
         Err(e) => Ok(e.message().unwrap_or("").to_string()),
     }
 }

@@ -18,19 +18,19 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[
     ("port_forward_carries_connections", port_forward),
 ];
 
-/// Ends a client that would go on for ever.
+/// Kills a client that would run for ever.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Gone already is what is wanted.
+        // It may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 fn logs(ns: &Namespace) -> Outcome {
-    // One stream only: the order of lines of standard output and error is nobody's promise.
+    // One stream only: the order of lines of standard output and error is not guaranteed.
     ns.apply(&WEB.replace(
         "echo hello; echo oops >&2;",
         "for i in 1 2 3 4 5; do echo line $i; done; echo oops;",
@@ -52,11 +52,11 @@ fn logs(ns: &Namespace) -> Outcome {
     let mut lines = BufReader::new(follow.0.stdout.take().ok_or("no output")?).lines();
     same(&lines.next().ok_or("the log is empty")??, "line 1")?;
     ns.run(&["delete", "pod", "web", "--wait=false"])?;
-    // It ends by itself when the container does, and has the last words.
+    // It exits when the container does, and has its last lines.
     let rest: Vec<String> = lines.collect::<Result<_, _>>()?;
     same(rest.last().map_or("", String::as_str), "bye")?;
     if !follow.0.wait()?.success() {
-        return Err("logs -f failed at the container's end".into());
+        return Err("logs -f failed when the container exited".into());
     }
     Ok(())
 }
@@ -68,16 +68,16 @@ fn exec(ns: &Namespace) -> Outcome {
     let big = "0123456789abcdef\n".repeat(40_000);
     let back = ns.run_with(&["exec", "-i", "web", "--", "cat"], &big)?;
     same(&back.len().to_string(), &big.len().to_string())?;
-    let refused = ns.refused(&["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 3"])?;
-    has(&refused, "out\n")?;
-    has(&refused, "err\n")?;
-    has(&refused, "command terminated with exit code 3")?;
+    let rejected = ns.run_failing(&["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 3"])?;
+    has(&rejected, "out\n")?;
+    has(&rejected, "err\n")?;
+    has(&rejected, "command terminated with exit code 3")?;
     has(
-        &ns.refused(&["exec", "web", "--", "no-such-program"])?,
+        &ns.run_failing(&["exec", "web", "--", "no-such-program"])?,
         "no-such-program",
     )?;
     has(
-        &ns.refused(&["exec", "web", "-c", "nope", "--", "true"])?,
+        &ns.run_failing(&["exec", "web", "-c", "nope", "--", "true"])?,
         "container nope is not valid for pod web",
     )?;
     Ok(())
@@ -86,7 +86,7 @@ fn exec(ns: &Namespace) -> Outcome {
 fn exec_tty(ns: &Namespace) -> Outcome {
     ns.apply(WEB)?;
     running(ns, "web")?;
-    // `script` gives kubectl a terminal, as a person would have.
+    // `script` gives kubectl a terminal.
     let kubectl = ns.kubectl(&[
         "exec",
         "-it",
@@ -104,9 +104,9 @@ fn exec_tty(ns: &Namespace) -> Outcome {
         .args(["-qec", &line, "/dev/null"])
         .stdin(Stdio::null())
         .output()?;
-    let said = crate::cluster::text(&out);
-    has(&said, "/dev/pts/")?;
-    has(&said, "33 111")
+    let output = crate::cluster::text(&out);
+    has(&output, "/dev/pts/")?;
+    has(&output, "33 111")
 }
 
 fn attach(ns: &Namespace) -> Outcome {
@@ -116,8 +116,8 @@ fn attach(ns: &Namespace) -> Outcome {
     );
     ns.apply(&listens.replace("while :; do sleep 0.1; done", "read x; echo got $x; sleep 1"))?;
     running(ns, "reader")?;
-    let said = ns.run_with(&["attach", "-i", "reader"], "salt\n")?;
-    has(&said, "got salt")
+    let output = ns.run_with(&["attach", "-i", "reader"], "salt\n")?;
+    has(&output, "got salt")
 }
 
 fn cp(ns: &Namespace) -> Outcome {
@@ -148,7 +148,7 @@ fn port_forward(ns: &Namespace) -> Outcome {
         .spawn()?;
     let mut forward = Running(forward);
     let mut lines = BufReader::new(forward.0.stdout.take().ok_or("no output")?).lines();
-    let line = lines.next().ok_or("port-forward said nothing")??;
+    let line = lines.next().ok_or("port-forward printed nothing")??;
     let port = line
         .strip_prefix("Forwarding from 127.0.0.1:")
         .and_then(|l| l.split(' ').next())

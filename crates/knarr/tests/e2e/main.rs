@@ -1,6 +1,6 @@
 //! End to end, as a user: the built `knarr` with real containerd, driven by unmodified kubectl.
 //!
-//! One cluster is started for all scenarios and ended after them; each scenario has a namespace of its own.
+//! One cluster is started for all scenarios and stopped after them; each scenario has a namespace of its own.
 //! Everything waits for conditions with a limit; nothing sleeps in their place.
 
 #![allow(clippy::disallowed_methods, reason = "real processes run on the real clock")]
@@ -12,26 +12,26 @@ mod claims;
 mod cluster;
 mod crash;
 mod disk;
-mod foresight;
-mod golden_life;
 mod javascript;
 mod joining;
 mod kube_rs;
 mod kubectl;
 mod kubectl_streams;
-mod mistakes;
 mod nemesis;
 mod network;
 mod node;
 mod operator;
 mod partitions;
+mod pod_lifecycle;
 mod python;
 mod quorum;
 mod reachability;
 mod safety;
 mod security;
 mod shutdown;
+mod startup_errors;
 mod steps;
+mod why_whatif;
 
 #[allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 #[path = "../../../node/tests/support/dra_driver.rs"]
@@ -52,8 +52,8 @@ pub use knarr_nemesis::fleet::Outcome;
 /// The program under test.
 pub const KNARR: &str = env!("CARGO_BIN_EXE_knarr");
 
-/// A scenario that starts what it needs by itself.
-pub type Alone = (&'static str, fn() -> Outcome);
+/// A scenario that starts its own clusters.
+pub type StandaloneScenario = (&'static str, fn() -> Outcome);
 
 fn main() -> ExitCode {
     let args = Arguments::from_args();
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     let scenarios = kubectl::SCENARIOS
         .iter()
         .chain(kubectl_streams::SCENARIOS)
-        .chain(foresight::SCENARIOS)
+        .chain(why_whatif::SCENARIOS)
         .chain(reachability::SCENARIOS)
         .chain(autoscaling::SCENARIOS)
         .chain(node::SCENARIOS)
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
         .chain(network::bad_input::SCENARIOS)
         .chain(python::SCENARIOS)
         .chain(javascript::SCENARIOS)
-        .chain(golden_life::SCENARIOS)
+        .chain(pod_lifecycle::SCENARIOS)
         .chain(kube_rs::SCENARIOS)
         .chain(safety::SCENARIOS)
         .chain(security::identities::SCENARIOS)
@@ -95,32 +95,32 @@ fn main() -> ExitCode {
             None => Ok(()),
         }));
     }
-    let alone = crash::SCENARIOS
+    let standalone = crash::SCENARIOS
         .iter()
-        .chain(security::at_rest::ALONE)
+        .chain(security::at_rest::STANDALONE)
         .chain(access::SCENARIOS)
         .chain(claims::SCENARIOS)
         .chain(disk::SCENARIOS)
         .chain(joining::SCENARIOS)
         .chain(network::SCENARIOS)
-        .chain(network::bad_input::ALONE)
+        .chain(network::bad_input::STANDALONE)
         .chain(security::authorities::SCENARIOS)
-        .chain(security::bounds::ALONE)
-        .chain(security::stalled_disk::ALONE)
+        .chain(security::bounds::STANDALONE)
+        .chain(security::stalled_disk::STANDALONE)
         .chain(partitions::SCENARIOS)
         .chain(shutdown::SCENARIOS)
         .chain(steps::SCENARIOS)
         .chain(quorum::SCENARIOS)
         .chain(nemesis::SCENARIOS)
-        .chain(mistakes::SCENARIOS);
-    for (name, run) in alone {
+        .chain(startup_errors::SCENARIOS);
+    for (name, run) in standalone {
         trials.push(Trial::test(*name, run));
     }
     let conclusion = libtest_mimic::run(&args, trials);
     if let Some(cluster) = shared
         && let Err(e) = cluster.end()
     {
-        eprintln!("the cluster did not end cleanly: {e}");
+        eprintln!("the cluster was not stopped cleanly: {e}");
         return ExitCode::FAILURE;
     }
     conclusion.exit_code()

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use knarr_nemesis::run::{Options, Store, run};
-use knarr_nemesis::schedule::Kind;
+use knarr_nemesis::schedule::FaultKind;
 
-use crate::{Alone, KNARR, Outcome};
+use crate::{KNARR, Outcome, StandaloneScenario};
 
-pub const SCENARIOS: &[Alone] = &[
+pub const SCENARIOS: &[StandaloneScenario] = &[
     (
         "s9_three_servers_on_etcd_keep_every_promise_under_kills_cuts_pauses_clocks_and_full_disks",
         || short(Store::Etcd),
@@ -27,17 +27,17 @@ const ROUND: Duration = Duration::from_secs(25);
 const SEED: u64 = 20;
 
 fn short(store: Store) -> Outcome {
-    let asked = std::env::var("KNARR_TEST_NEMESIS_SEED").ok();
-    let seed = asked.and_then(|n| n.parse().ok()).unwrap_or(SEED);
-    let kept = tempfile::Builder::new().prefix("knarr-nemesis-").tempdir()?;
+    let configured = std::env::var("KNARR_TEST_NEMESIS_SEED").ok();
+    let seed = configured.and_then(|n| n.parse().ok()).unwrap_or(SEED);
+    let directory = tempfile::Builder::new().prefix("knarr-nemesis-").tempdir()?;
     let options = Options {
         knarr: PathBuf::from(KNARR),
         store,
         seed,
-        kinds: Kind::ALL.to_vec(),
+        kinds: FaultKind::ALL.to_vec(),
         length: Duration::ZERO,
         round: ROUND,
-        directory: kept.path().join("run"),
+        directory: directory.path().join("run"),
         is_verbose: false,
     };
     let report = run(&options, &Arc::default())?;
@@ -46,9 +46,9 @@ fn short(store: Store) -> Outcome {
     }
     let violations: Vec<String> = report.violations.iter().map(ToString::to_string).collect();
     Err(format!(
-        "seed {seed}: {}\nkept: {}",
+        "seed {seed}: {}\nhistory and logs: {}",
         violations.join("\n"),
-        kept.keep().display()
+        directory.keep().display()
     )
     .into())
 }

@@ -1,4 +1,4 @@
-//! The network of several machines as its users meet it: Services, names, policies, and updates under load.
+//! The network of several hosts as users see it: Services, DNS names, policies, and updates under load.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
 
-use crate::{Alone, KNARR, Outcome};
+use crate::{KNARR, Outcome, StandaloneScenario};
 use knarr_nemesis::fleet::Fleet;
 
 pub mod bad_input;
@@ -14,18 +14,18 @@ mod load;
 mod two_networks;
 mod updates;
 
-pub const SCENARIOS: &[Alone] = &[
-    ("n1_n2_n5_n6_n7_five_machines_on_two_networks", five_machines),
-    ("b7_n4_updates_under_load_refuse_no_connection", updates::planned),
-    ("b7_n3_n4_losses_under_load_refuse_no_connection", updates::losses),
+pub const SCENARIOS: &[StandaloneScenario] = &[
+    ("n1_n2_n5_n6_n7_five_nodes_on_two_networks", five_nodes),
+    ("b7_n4_updates_under_load_fail_no_connection", updates::planned),
+    ("b7_n3_n4_losses_under_load_fail_no_connection", updates::losses),
 ];
 
 const NODE_PORT: u16 = 30080;
 const HOST_PORT: u16 = 8088;
-/// How long one connection may take; a proxy that drops packets shows.
+/// How long one connection may take; a proxy that drops packets exceeds it.
 const CONNECTION: Duration = Duration::from_secs(2);
 
-/// A web tier on every node, which asks an API tier, which alone may ask the store.
+/// A web tier on every node, which connects to an API tier, which alone may connect to the store.
 const TIERS: &str = r#"
 apiVersion: apps/v1
 kind: DaemonSet
@@ -119,16 +119,16 @@ spec:
 
 /// A fleet whose agents are Ready; so many, the last ones, behind a router.
 fn start(agents: u8, far: u8, agent_flags: &[&str]) -> Result<Fleet, Failed> {
-    let fleet = Fleet::start_apart(KNARR, agents, far, &[])?;
+    let fleet = Fleet::start_on_two_networks(KNARR, agents, far, &[])?;
     let joined = || -> Outcome {
-        let words = fleet.join_words()?;
-        let mut join: Vec<&str> = words.iter().map(String::as_str).collect();
+        let args = fleet.join_args()?;
+        let mut join: Vec<&str> = args.iter().map(String::as_str).collect();
         join.extend(agent_flags);
         for agent in &fleet.agents {
             agent.launch(fleet.agent(agent, &join))?;
         }
         let ready = usize::from(agents);
-        fleet.eventually(&["get", "nodes"], |nodes| {
+        fleet.eventually_run(&["get", "nodes"], |nodes| {
             nodes.matches(" Ready ").count() == ready
         })?;
         Ok(())
@@ -139,14 +139,14 @@ fn start(agents: u8, far: u8, agent_flags: &[&str]) -> Result<Fleet, Failed> {
     }
 }
 
-fn five_machines() -> Outcome {
+fn five_nodes() -> Outcome {
     let fleet = start(5, u8::try_from(two_networks::FAR)?, &[])?;
     let check = || -> Outcome {
         use_tiers(&fleet)?;
         two_networks::check(&fleet)
     };
     check().map_err(|e| fleet.with_logs(e))?;
-    fleet.end()
+    fleet.tear_down()
 }
 
 fn use_tiers(fleet: &Fleet) -> Outcome {
@@ -175,7 +175,7 @@ fn use_tiers(fleet: &Fleet) -> Outcome {
     // Every node answers on the node port, with pods of every node.
     for agent in &fleet.agents {
         let mut seen = std::collections::BTreeSet::new();
-        fleet.waits(
+        fleet.eventually(
             &format!("all pods behind the node port of {}", agent.name),
             || {
                 seen.extend(get(agent.address, NODE_PORT).ok());
@@ -187,14 +187,14 @@ fn use_tiers(fleet: &Fleet) -> Outcome {
     for agent in &fleet.agents {
         let got = get(agent.address, HOST_PORT)?;
         if got.trim() != format!("web on {}", agent.name) {
-            return Err(format!("the host port of {} says {got:?}", agent.name).into());
+            return Err(format!("the host port of {} responds {got:?}", agent.name).into());
         }
     }
-    let refused = Instant::now();
-    if fetch("daemonset/web", "http://nothing").is_ok() || refused.elapsed() > Duration::from_secs(5) {
+    let begin = Instant::now();
+    if fetch("daemonset/web", "http://nothing").is_ok() || begin.elapsed() > Duration::from_secs(5) {
         return Err(format!(
-            "a Service without endpoints took {:?} to refuse",
-            refused.elapsed()
+            "a Service without endpoints took {:?} to reject a connection",
+            begin.elapsed()
         )
         .into());
     }
@@ -210,11 +210,14 @@ fn use_tiers(fleet: &Fleet) -> Outcome {
         &format!("http://{store}:7000"),
     ]);
     if let Ok(got) = denied {
-        return Err(format!("the policy should deny web the store, which said {got:?}").into());
+        return Err(format!(
+            "the policy should deny connections of web to the store, which responded {got:?}"
+        )
+        .into());
     }
-    // Without the policy it may.
+    // Without the policy it is allowed.
     fleet.run(&["delete", "networkpolicy", "store"])?;
-    fleet.waits("the store without a policy", || {
+    fleet.eventually("the store without a policy", || {
         fetch("daemonset/web", &format!("http://{store}:7000")).is_ok()
     })
 }
@@ -239,9 +242,11 @@ fn body(address: Ipv4Addr, port: u16, path: &str) -> Result<String, String> {
         .map_err(text)?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).map_err(text)?;
-    let (head, body) = answer.split_once("\r\n\r\n").ok_or("an answer without an end")?;
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .ok_or("a response without an end of its headers")?;
     if !head.contains(" 200 ") {
-        return Err(format!("answered {head:?}"));
+        return Err(format!("responded {head:?}"));
     }
     Ok(body.trim().to_string())
 }

@@ -1,24 +1,21 @@
-//! What a node does by itself: pods from its own files, figures, pods over their limits, the memory of ends.
+//! What a node does by itself: static pods, stats, evictions of pods over their limits, the record of terminations.
 
 use crate::Outcome;
 use crate::cluster::{Namespace, Scenario, has};
 use crate::kubectl::{WEB, running};
 
 pub const SCENARIOS: &[(&str, Scenario)] = &[
-    ("l13_top_and_the_kubelets_figures_show_what_is_used", figures),
+    ("l13_top_and_the_kubelets_stats_show_the_usage", stats),
     ("n2_a_pod_reaches_the_api_as_its_service_account", in_cluster),
-    ("l13_a_static_pod_runs_by_its_file_alone", static_pod),
+    ("l13_a_static_pod_runs_from_its_manifest", static_pod),
     (
         "t8_a_pod_that_fills_its_empty_dir_over_the_limit_is_evicted",
         over_its_limit,
     ),
-    (
-        "b8_terminations_and_the_end_are_remembered_in_the_api",
-        memory_of_ends,
-    ),
+    ("b8_terminations_are_recorded_in_the_api", recorded_terminations),
 ];
 
-/// The machine's kubectl in a pod.
+/// A pod with the host's kubectl.
 const CLIENT: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -35,7 +32,7 @@ spec:
       hostPath: { path: KUBECTL, type: File }
 "#;
 
-fn figures(ns: &Namespace) -> Outcome {
+fn stats(ns: &Namespace) -> Outcome {
     ns.apply(WEB)?;
     running(ns, "web")?;
     let top = ns.eventually_run(&["top", "pods", "--containers"], |t| t.contains("web"))?;
@@ -72,7 +69,7 @@ fn in_cluster(ns: &Namespace) -> Outcome {
         &in_pod(&["auth", "whoami"])?,
         &format!("system:serviceaccount:{}:default", ns.name),
     )?;
-    // The CA and the names of the certificate hold for the Service's name, too.
+    // The CA and the names of the certificate are valid for the Service's name, too.
     let account = "/var/run/secrets/kubernetes.io/serviceaccount";
     let by_name = format!(
         "/kubectl --server=https://kubernetes.default.svc --certificate-authority={account}/ca.crt --token=$(cat {account}/token) get --raw /apis"
@@ -122,15 +119,17 @@ spec:
       volumeMounts: [{ name: scratch, mountPath: /scratch }]
 "#,
     )?;
-    let said = "jsonpath={.status.phase} {.status.reason} {.status.message}";
-    let end = ns.eventually_run(&["get", "pod", "greedy", "-o", said], |t| t.starts_with("Failed"))?;
+    let status = "jsonpath={.status.phase} {.status.reason} {.status.message}";
+    let status = ns.eventually_run(&["get", "pod", "greedy", "-o", status], |t| {
+        t.starts_with("Failed")
+    })?;
     has(
-        &end,
+        &status,
         "Failed Evicted Usage of EmptyDir volume \"scratch\" exceeds the limit \"1Mi\". ",
     )
 }
 
-fn memory_of_ends(ns: &Namespace) -> Outcome {
+fn recorded_terminations(ns: &Namespace) -> Outcome {
     ns.run(&[
         "run",
         "once",

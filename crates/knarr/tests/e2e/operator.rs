@@ -1,6 +1,6 @@
-//! An operator as its author would write it with kube-rs: a definition made of Rust types, a controller with a
-//! finalizer, children applied on the server's side, a status; and the cluster around it: garbage collection in all
-//! three ways, conflicts over the scale, rules that refuse, a namespace and a definition that go.
+//! An operator as its author would write it with kube-rs: a CustomResourceDefinition of Rust types, a controller with a
+//! finalizer, dependents by server-side apply, a status; and the cluster around it: garbage collection with all three
+//! propagation policies, conflicts over the scale, validation rules, deletion of a namespace and of the definition.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -29,7 +29,7 @@ use tokio::time::timeout;
 use crate::Outcome;
 use crate::cluster::{LIMIT, Namespace, Scenario, same};
 
-pub const SCENARIOS: &[(&str, Scenario)] = &[("an_operator_lives_its_life", life)];
+pub const SCENARIOS: &[(&str, Scenario)] = &[("an_operator_reconciles_custom_resources", lifecycle)];
 
 const FINALIZER: &str = "e2e.knarr.io/farewell";
 const DEFINITION: &str = "greetings.e2e.knarr.io";
@@ -57,7 +57,7 @@ struct GreetingStatus {
     ready: i32,
 }
 
-fn life(ns: &Namespace) -> Outcome {
+fn lifecycle(ns: &Namespace) -> Outcome {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -65,7 +65,7 @@ fn life(ns: &Namespace) -> Outcome {
     runtime.block_on(program(ns))
 }
 
-/// What a controller does goes on beside the program and ends with it.
+/// The operator runs in the background and is stopped at the end.
 async fn program(ns: &Namespace<'_>) -> Outcome {
     let kubeconfig = Kubeconfig::read_from(ns.cluster.kubeconfig())?;
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
@@ -88,12 +88,12 @@ async fn program(ns: &Namespace<'_>) -> Outcome {
     outcome?;
     same(&format!("alive: {alive}"), "alive: true")?;
 
-    // With the definition everything of its kind goes; nobody holds it any more.
+    // With the definition all its custom resources are deleted; no finalizer holds them any more.
     let crd = definitions.get(DEFINITION).await?;
     definitions.delete(DEFINITION, &DeleteParams::default()).await?;
     let uid = crd.uid().unwrap_or_default();
-    let gone = await_condition(definitions, DEFINITION, conditions::is_deleted(&uid));
-    timeout(LIMIT, gone).await??;
+    let deleted = await_condition(definitions, DEFINITION, conditions::is_deleted(&uid));
+    timeout(LIMIT, deleted).await??;
     Ok(())
 }
 
@@ -125,7 +125,7 @@ async fn reconcile(
     .await
 }
 
-/// One map a copy, and how many there are.
+/// One ConfigMap for each copy, and their number in the status.
 async fn greet(client: &Client, namespace: &str, greeting: &Greeting) -> Result<Action, kube::Error> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let mine = PatchParams::apply("greeter").force();
@@ -152,13 +152,13 @@ async fn greet(client: &Client, namespace: &str, greeting: &Greeting) -> Result<
     Ok(Action::await_change())
 }
 
-/// Leaves a note behind, which shows that it was asked.
+/// Creates a ConfigMap, which shows that the finalizer ran.
 async fn farewell(client: &Client, namespace: &str, greeting: &Greeting) -> Result<Action, kube::Error> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let note = json!({"metadata": {"name": format!("farewell-{}", greeting.name_any())}});
     let note = serde_json::from_value(note).map_err(kube::Error::SerdeError)?;
     match maps.create(&PostParams::default(), &note).await {
-        // It was told before, or its namespace goes, too.
+        // It ran before, or its namespace is terminating, too.
         Err(kube::Error::Api(e)) if matches!(e.code, 403 | 409) => {}
         other => drop(other?),
     }
@@ -180,10 +180,10 @@ async fn story(ns: &Namespace<'_>, client: Client) -> Outcome {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &ns.name);
     let post = PostParams::default();
 
-    // Rules that refuse, in the words users see.
-    let refused = told(greetings.create(&post, &greeting("hi", 6)).await);
+    // Validation rules, with the messages that users see.
+    let rejected = error(greetings.create(&post, &greeting("hi", 6)).await);
     same(
-        &refused,
+        &rejected,
         "422 Greeting.e2e.knarr.io \"hi\" is invalid: <nil>: Invalid value: at most five copies",
     )?;
     greetings.create(&post, &greeting("hi", 2)).await?;
@@ -203,22 +203,22 @@ async fn story(ns: &Namespace<'_>, client: Client) -> Outcome {
     let ready = || async { Ok(greetings.get("hi").await?.status.unwrap_or_default().ready) };
     eventually("the status", ready, |n| *n == 2).await?;
     let other = Patch::Merge(json!({"spec": {"text": "bye"}}));
-    let refused = told(greetings.patch("hi", &PatchParams::default(), &other).await);
+    let rejected = error(greetings.patch("hi", &PatchParams::default(), &other).await);
     same(
-        &refused,
+        &rejected,
         "422 Greeting.e2e.knarr.io \"hi\" is invalid: <nil>: Invalid value: the text stays",
     )?;
 
-    // The scale is somebody's, and what he set nobody else changes unawares.
+    // The scale has a field manager, and other managers do not overwrite its fields without force.
     let scale = |n: i32| {
         Patch::Apply(
             json!({"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": "hi"}, "spec": {"replicas": n}}),
         )
     };
     let scaler = PatchParams::apply("scaler");
-    let refused = told(greetings.patch_scale("hi", &scaler, &scale(3)).await);
+    let rejected = error(greetings.patch_scale("hi", &scaler, &scale(3)).await);
     same(
-        &refused,
+        &rejected,
         "409 Apply failed with 1 conflict: conflict with \"unknown\" using autoscaling/v1: .spec.replicas",
     )?;
     greetings
@@ -226,20 +226,20 @@ async fn story(ns: &Namespace<'_>, client: Client) -> Outcome {
         .await?;
     eventually("three copies", copies("hi"), |maps| maps.len() == 3).await?;
     let config = json!({"apiVersion": "e2e.knarr.io/v1", "kind": "Greeting", "metadata": {"name": "hi"}, "spec": {"copies": 1}});
-    let refused = told(
+    let rejected = error(
         greetings
             .patch("hi", &PatchParams::apply("user"), &Patch::Apply(config))
             .await,
     );
     same(
-        &refused,
+        &rejected,
         "409 Apply failed with 1 conflict: conflict with \"scaler\" with subresource \"scale\": .spec.copies",
     )?;
     let hi = greetings.get("hi").await?;
     let owners = |subresource: &str| {
         let all = hi.metadata.managed_fields.iter().flatten();
         let of = all.filter(|e| e.subresource.as_deref().unwrap_or("") == subresource);
-        let told: Vec<Value> = of
+        let entries: Vec<Value> = of
             .map(|e| {
                 json!([
                     e.manager,
@@ -249,7 +249,7 @@ async fn story(ns: &Namespace<'_>, client: Client) -> Outcome {
                 ])
             })
             .collect();
-        Value::from(told).to_string()
+        Value::from(entries).to_string()
     };
     same(
         &owners("scale"),
@@ -260,7 +260,7 @@ async fn story(ns: &Namespace<'_>, client: Client) -> Outcome {
         &json!([["greeter", "Apply", "e2e.knarr.io/v1", {"f:status": {"f:ready": {}}}]]).to_string(),
     )?;
 
-    // In the foreground: the children first, then the object, and its operator was asked.
+    // In the foreground: the dependents first, then the object, and its finalizer ran.
     remove(&greetings, "hi", PropagationPolicy::Foreground).await?;
     eventually("no copies", copies("hi"), Vec::is_empty).await?;
     maps.get("farewell-hi").await?;
@@ -271,8 +271,8 @@ async fn story(ns: &Namespace<'_>, client: Client) -> Outcome {
     remove(&greetings, "back", PropagationPolicy::Background).await?;
     eventually("no copy", copies("back"), Vec::is_empty).await?;
 
-    // Orphans stay, and are nobody's. The operator has no hand in this one: what it applies may arrive after the owner
-    // was taken off, and names it again.
+    // Orphans stay, without an owner. The operator does not apply this one: its apply may arrive after the owner reference was
+    // removed, and add it again.
     let lost = greetings.create(&post, &greeting("lost", 0)).await?;
     let orphan = ConfigMap {
         metadata: ObjectMeta {
@@ -285,10 +285,10 @@ async fn story(ns: &Namespace<'_>, client: Client) -> Outcome {
     };
     maps.create(&post, &orphan).await?;
     remove(&greetings, "lost", PropagationPolicy::Orphan).await?;
-    let orphan = copies("lost")().await?.pop().ok_or("the orphan has gone")?;
+    let orphan = copies("lost")().await?.pop().ok_or("the orphan was deleted")?;
     same(&format!("{:?}", orphan.owner_references()), "[]")?;
 
-    // What a built-in object owns goes with it, even of a kind that users brought.
+    // A custom resource is deleted with its owner, a built-in object.
     let owner = maps.get("farewell-hi").await?;
     let mut owned = greeting("owned", 0);
     owned.metadata.owner_references = Some(vec![OwnerReference {
@@ -301,9 +301,9 @@ async fn story(ns: &Namespace<'_>, client: Client) -> Outcome {
     greetings.create(&post, &owned).await?;
     maps.delete(&owner.name_any(), &DeleteParams::default()).await?;
     let there = || async { Ok(greetings.get_opt("owned").await?.is_some()) };
-    eventually("what it owned to go", there, |there| !there).await?;
+    eventually("the dependent to be deleted", there, |there| !there).await?;
 
-    // A namespace takes its objects of every kind with it.
+    // All objects of a namespace are deleted with it.
     let namespaces: Api<KubeNamespace> = Api::all(client.clone());
     let name = format!("{}-x", ns.name);
     let made = json!({"metadata": {"name": name}});
@@ -312,7 +312,7 @@ async fn story(ns: &Namespace<'_>, client: Client) -> Outcome {
     inside.create(&post, &greeting("in", 1)).await?;
     namespaces.delete(&name, &DeleteParams::default()).await?;
     let there = || async { Ok(namespaces.get_opt(&name).await?.is_some()) };
-    eventually("the namespace to go", there, |there| !there).await
+    eventually("the namespace to be deleted", there, |there| !there).await
 }
 
 async fn remove(greetings: &Api<Greeting>, name: &str, how: PropagationPolicy) -> Outcome {
@@ -322,11 +322,11 @@ async fn remove(greetings: &Api<Greeting>, name: &str, how: PropagationPolicy) -
     };
     greetings.delete(name, &params).await?;
     let there = || async { Ok(greetings.get_opt(name).await?.is_some()) };
-    eventually(&format!("{name} to go"), there, |there| !there).await
+    eventually(&format!("{name} to be deleted"), there, |there| !there).await
 }
 
-/// The code and message of a refusal.
-fn told<T>(result: kube::Result<T>) -> String {
+/// The code and message of an error.
+fn error<T>(result: kube::Result<T>) -> String {
     match result {
         Err(kube::Error::Api(status)) => format!("{} {}", status.code, status.message),
         Err(other) => other.to_string(),
@@ -334,19 +334,19 @@ fn told<T>(result: kube::Result<T>) -> String {
     }
 }
 
-/// Looks until it holds, at most [`LIMIT`].
-async fn eventually<T, F>(what: &str, mut look: impl FnMut() -> F, holds: impl Fn(&T) -> bool) -> Outcome
+/// Polls until the condition holds, at most [`LIMIT`].
+async fn eventually<T, F>(what: &str, mut read: impl FnMut() -> F, holds: impl Fn(&T) -> bool) -> Outcome
 where
     F: Future<Output = Result<T, libtest_mimic::Failed>>,
 {
-    let looking = async {
-        while !holds(&look().await?) {
+    let polling = async {
+        while !holds(&read().await?) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         Ok(())
     };
-    match timeout(LIMIT, looking).await {
+    match timeout(LIMIT, polling).await {
         Ok(outcome) => outcome,
-        Err(_) => Err(format!("waited {} s in vain for {what}", LIMIT.as_secs()).into()),
+        Err(_) => Err(format!("waited {} s for {what}", LIMIT.as_secs()).into()),
     }
 }

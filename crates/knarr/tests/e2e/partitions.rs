@@ -1,27 +1,27 @@
-//! Real partitions (SPEC S1–S7): a server and three agents whose links are cut and healed, and whose parts are killed,
-//! while a StatefulSet writes to a volume that every node could open. Its processes keep a record of who holds the
-//! volume, on the volume itself; no order of events may show two holders.
+//! Real partitions (SPEC S1–S7): a server and three agents whose links are cut and healed, and whose processes are killed,
+//! while a StatefulSet writes to a volume that every node could mount. Its processes record on the volume which pod writes
+//! to it; the record must never show two pods at the same time.
 
 use std::path::{Path, PathBuf};
 
 use libtest_mimic::Failed;
 
 use crate::cluster::has;
-use crate::{Alone, KNARR, Outcome};
+use crate::{KNARR, Outcome, StandaloneScenario};
 use knarr_nemesis::fleet::{Fleet, system};
 
-pub const SCENARIOS: &[Alone] = &[(
+pub const SCENARIOS: &[StandaloneScenario] = &[(
     "s7_through_partitions_and_kills_a_volume_never_has_two_holders",
     partitions,
 )];
 
-/// How often the whole is gone through. More by `KNARR_TEST_PARTITIONS=10`; once in the everyday run.
+/// The number of rounds: one in the everyday run, more with `KNARR_TEST_PARTITIONS=10`.
 fn rounds() -> usize {
-    let said = std::env::var("KNARR_TEST_PARTITIONS").ok();
-    said.and_then(|n| n.parse().ok()).unwrap_or(1)
+    let configured = std::env::var("KNARR_TEST_PARTITIONS").ok();
+    configured.and_then(|n| n.parse().ok()).unwrap_or(1)
 }
 
-/// A file with a file system, mounted from a loop device; unmounted and let go of at the end.
+/// A file with a file system, mounted from a loop device; it is unmounted and detached when dropped.
 pub struct Disk {
     directory: tempfile::TempDir,
     device: Option<String>,
@@ -67,14 +67,14 @@ impl Drop for Disk {
         }
         for error in undo.into_iter().filter_map(Result::err) {
             eprintln!(
-                "the disk of a test is not let go of: {}",
+                "the disk of a test cannot be removed: {}",
                 error.message().unwrap_or("")
             );
         }
     }
 }
 
-/// Writes who it is to a volume at PATH, ten times a second.
+/// Writes the pod's UID to a volume at PATH, ten times a second.
 pub const STATEFUL: &str = r#"
 apiVersion: v1
 kind: PersistentVolume
@@ -128,29 +128,29 @@ fn partitions() -> Outcome {
         )
         .into());
     }
-    fleet.end()?;
+    fleet.tear_down()?;
     Ok(())
 }
 
 fn run(fleet: &Fleet, disk: &Disk) -> Outcome {
-    let words = fleet.join_words()?;
-    let join: Vec<&str> = words.iter().map(String::as_str).collect();
+    let args = fleet.join_args()?;
+    let join: Vec<&str> = args.iter().map(String::as_str).collect();
     for agent in &fleet.agents {
         agent.launch(fleet.agent(agent, &join))?;
     }
     for agent in &fleet.agents {
-        fleet.eventually(&["get", "node", &agent.name], |out| out.contains(" Ready "))?;
+        fleet.eventually_run(&["get", "node", &agent.name], |out| out.contains(" Ready "))?;
     }
     fleet.apply(&STATEFUL.replace("PATH", &disk.mount().display().to_string()))?;
     let record = disk.mount().join("record");
     for _ in 0..rounds() {
-        fleet.eventually(&["get", "pod", "db-0"], |out| out.contains("Running"))?;
+        fleet.eventually_run(&["get", "pod", "db-0"], |out| out.contains("Running"))?;
         round(fleet, &record, &join)?;
     }
     Ok(())
 }
 
-/// Cuts the holder's node off, kills what there is to kill, heals, and sees the volume move.
+/// Cuts the node of the pod off, kills processes on all hosts, heals, and waits until the volume has moved.
 fn round(fleet: &Fleet, record: &Path, join: &[&str]) -> Outcome {
     let uid = ["get", "pod", "db-0", "-o", "jsonpath={.metadata.uid}"];
     let first = fleet.run(&uid)?;
@@ -164,46 +164,46 @@ fn round(fleet: &Fleet, record: &Path, join: &[&str]) -> Outcome {
         .agents
         .iter()
         .find(|a| a.name != name)
-        .ok_or("there is but one agent")?;
+        .ok_or("there is only one agent")?;
     grows(fleet, record, &first)?;
 
-    // Server and node no longer hear each other, nor do two of the nodes. The process writes on.
+    // Server and node no longer reach each other, nor do two of the nodes. The process continues to write.
     holding.cut(&[fleet.server.address, other.address])?;
-    fleet.eventually(&["get", "node", &holding.name], |out| out.contains("NotReady"))?;
-    let ending = [
+    fleet.eventually_run(&["get", "node", &holding.name], |out| out.contains("NotReady"))?;
+    let terminating = [
         "get",
         "pod",
         "db-0",
         "-o",
         "jsonpath={.metadata.uid} {.metadata.deletionTimestamp}",
     ];
-    fleet.eventually(&ending, |out| out.starts_with(&first) && out.trim() != first)?;
+    fleet.eventually_run(&terminating, |out| out.starts_with(&first) && out.trim() != first)?;
     grows(fleet, record, &first)?;
 
-    // Whoever comes back from the dead meanwhile releases nothing either.
+    // Components that are killed and started again meanwhile do not release the pod either.
     fleet.server.kill()?;
     holding.kill()?;
     holding.kill_containerd()?;
     fleet.launch_server(&fleet.server, &[])?;
-    fleet.eventually(&ending, |out| out.starts_with(&first) && out.trim() != first)?;
+    fleet.eventually_run(&terminating, |out| out.starts_with(&first) && out.trim() != first)?;
     other.kill()?;
     other.launch(fleet.agent(other, join))?;
-    fleet.eventually(&["get", "node", &holding.name], |out| out.contains("NotReady"))?;
+    fleet.eventually_run(&["get", "node", &holding.name], |out| out.contains("NotReady"))?;
     grows(fleet, record, &first)?;
     let attached = fleet.run(&["get", "volumeattachments"])?;
     has(&attached, &holding.name)?;
 
-    // Nobody wants it back on the node it comes from.
+    // The node is cordoned so that the pod is not scheduled to it again.
     fleet.run(&["cordon", &holding.name])?;
     holding.heal()?;
     holding.launch(fleet.agent(holding, join))?;
-    let now = fleet.eventually(&uid, |out| {
+    let now = fleet.eventually_run(&uid, |out| {
         !out.contains("NotFound") && !out.is_empty() && out != first
     })?;
-    fleet.eventually(&["get", "pod", "db-0"], |out| out.contains("Running"))?;
+    fleet.eventually_run(&["get", "pod", "db-0"], |out| out.contains("Running"))?;
     grows(fleet, record, &now)?;
     holders(record)?;
-    fleet.eventually(&["get", "node", &holding.name], |out| out.contains(" Ready,"))?;
+    fleet.eventually_run(&["get", "node", &holding.name], |out| out.contains(" Ready,"))?;
     fleet.run(&["uncordon", &holding.name]).map(drop)
 }
 
@@ -211,12 +211,12 @@ fn round(fleet: &Fleet, record: &Path, join: &[&str]) -> Outcome {
 pub fn grows(fleet: &Fleet, record: &Path, uid: &str) -> Outcome {
     let lines = || std::fs::read_to_string(record).unwrap_or_default();
     let before = lines().lines().filter(|l| *l == uid).count();
-    fleet.waits("its process to write", || {
+    fleet.eventually("its process to write", || {
         lines().lines().filter(|l| *l == uid).count() > before + 3
     })
 }
 
-/// The pods that wrote, in their order; each only once, for who had let go never writes again.
+/// The pods that wrote, in their order. It is an error if a pod writes again after another pod has written.
 pub fn holders(record: &Path) -> Result<Vec<String>, Failed> {
     let text = std::fs::read_to_string(record)?;
     let mut holders: Vec<String> = Vec::new();
@@ -226,7 +226,7 @@ pub fn holders(record: &Path) -> Result<Vec<String>, Failed> {
         }
         if holders.iter().any(|h| h == line) {
             return Err(format!(
-                "line {} of the record is of {line}, after others had the volume: {holders:?}",
+                "line {} of the record is of {line}, after other pods had the volume: {holders:?}",
                 number + 1
             )
             .into());

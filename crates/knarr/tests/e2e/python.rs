@@ -1,5 +1,5 @@
-//! The Python client (`kubernetes` of PyPI) creates, watches, patches, execs and deletes; and what Helm does, asked
-//! through its connection.
+//! The Python client (`kubernetes` of PyPI) creates, watches, patches, execs and deletes; and Helm's requests, sent through
+//! its connection.
 
 use std::process::Command;
 use std::sync::Mutex;
@@ -12,10 +12,10 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[
         "the_python_client_creates_watches_patches_execs_and_deletes",
         lifecycle,
     ),
-    ("what_helm_asks_installs_upgrades_rolls_back_and_uninstalls", helm),
+    ("helms_requests_install_upgrade_roll_back_and_uninstall", helm),
 ];
 
-/// Scenarios run side by side; they share one environment.
+/// Scenarios run in parallel; they share one environment.
 static INSTALLING: Mutex<()> = Mutex::new(());
 
 fn lifecycle(ns: &Namespace) -> Outcome {
@@ -31,26 +31,26 @@ fn helm(ns: &Namespace) -> Outcome {
     script(ns, "helm.py", steps)
 }
 
-/// Runs a script of this folder, which has to say `expected`.
+/// Runs a script of this directory, which has to print `expected`.
 fn script(ns: &Namespace, name: &str, expected: &str) -> Outcome {
     let python = {
-        let _alone = INSTALLING.lock().map_err(|e| e.to_string())?;
+        let _guard = INSTALLING.lock().map_err(|e| e.to_string())?;
         python_with_client()?
     };
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e");
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e");
     let out = Command::new(python)
-        .arg(format!("{folder}/{name}"))
+        .arg(format!("{directory}/{name}"))
         .arg(ns.cluster.kubeconfig())
         .arg(&ns.name)
         .output()?;
-    let said = text(&out);
+    let output = text(&out);
     if !out.status.success() {
-        return Err(said.into());
+        return Err(output.into());
     }
-    has(&said, expected)
+    has(&output, expected)
 }
 
-/// A virtual environment beside the build's output, made once, with the version in `requirements.txt`.
+/// A virtual environment next to the build's output, created once, with the version in `requirements.txt`.
 fn python_with_client() -> Result<std::path::PathBuf, libtest_mimic::Failed> {
     let requirements = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/requirements.txt");
     let venv = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("python-client");

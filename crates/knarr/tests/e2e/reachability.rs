@@ -1,4 +1,4 @@
-//! `knarr net` on a running cluster, and what connections then really come to.
+//! `knarr net` on a running cluster, compared with the outcome of real connections.
 
 use libtest_mimic::Failed;
 
@@ -6,7 +6,7 @@ use crate::Outcome;
 use crate::cluster::{Namespace, Scenario, has, same, text};
 
 pub const SCENARIOS: &[(&str, Scenario)] =
-    &[("n2_n6_net_says_what_then_happens_to_connections", connections)];
+    &[("n2_n6_net_predicts_what_then_happens_to_connections", connections)];
 
 /// What `knarr net` prints, and its exit code.
 fn net(ns: &Namespace, args: &[&str]) -> Result<(i32, String), Failed> {
@@ -16,13 +16,13 @@ fn net(ns: &Namespace, args: &[&str]) -> Result<(i32, String), Failed> {
     Ok((code, text(&out)))
 }
 
-/// Must end with this code, and say these things.
-fn says(ns: &Namespace, args: &[&str], code: i32, parts: &[&str]) -> Outcome {
-    let (found, said) = net(ns, args)?;
+/// Must exit with this code, and print these parts.
+fn expect(ns: &Namespace, args: &[&str], code: i32, parts: &[&str]) -> Outcome {
+    let (found, output) = net(ns, args)?;
     if found != code {
-        return Err(format!("{args:?} ended with {found}, expected {code}:\n{said}").into());
+        return Err(format!("{args:?} exited with {found}, expected {code}:\n{output}").into());
     }
-    parts.iter().try_for_each(|part| has(&said, part))
+    parts.iter().try_for_each(|part| has(&output, part))
 }
 
 const SHOP: &str = r#"
@@ -97,21 +97,21 @@ fn connections(ns: &Namespace) -> Outcome {
         ns.try_run(&[exec.as_slice(), &[&url]].concat())
     };
     let address = ns.run(&["get", "pod", "web", "-o", "jsonpath={.status.podIP}"])?;
-    let endpoint = format!("go to {address}:8080");
-    // The kernel is a moment behind the API.
-    ns.eventually("the kernel's tables in step", || {
-        net(ns, &["service", "web"]).is_ok_and(|(_, said)| said.contains(" are in step ("))
+    let endpoint = format!("are sent to {address}:8080");
+    // The kernel's tables follow the API with a short delay.
+    ns.eventually("the kernel's tables are up to date", || {
+        net(ns, &["service", "web"]).is_ok_and(|(_, output)| output.contains(" are up to date ("))
     })?;
     let web = format!("web.{}.svc.cluster.local", ns.name);
-    says(ns, &["service", "svc/web"], 0, &[&endpoint, "NodePort", &web])?;
-    says(
+    expect(ns, &["service", "svc/web"], 0, &[&endpoint, "NodePort", &web])?;
+    expect(
         ns,
         &["connect", "client", "svc/web:http"],
         0,
         &["no policy isolates it", "\nAllowed.\n"],
     )?;
     has(&fetch("web").map_err(Failed::from)?, "here")?;
-    // With a policy it is as it says, too.
+    // With a policy the report agrees with the connections, too.
     ns.apply(ONLY_ADMINS)?;
     let policy = format!("isolated by {}/only-admins", ns.name);
     let parts = [
@@ -120,28 +120,28 @@ fn connections(ns: &Namespace) -> Outcome {
         "a rule would have to allow from pod",
         "labels app=client",
     ];
-    says(ns, &["connect", "client", "svc/web:80"], 1, &parts)?;
+    expect(ns, &["connect", "client", "svc/web:80"], 1, &parts)?;
     ns.eventually("the policy in force", || fetch("web").is_err())?;
-    says(
+    expect(
         ns,
         &["connect", "node/node1", "pod/web:8080"],
         0,
-        &["a node always reaches its own pods"],
+        &["policies do not apply to connections of a node to its own pods"],
     )?;
     let (_, json) = net(ns, &["connect", "client", "svc/web:80", "-o", "json"])?;
     let json: serde_json::Value = serde_json::from_str(&json)?;
     same(json["verdict"].as_str().unwrap_or_default(), "Denied")?;
-    // What cannot work is known before somebody tries.
-    says(
+    // What cannot work is reported before a client tries it.
+    expect(
         ns,
         &["service", "typo"],
         1,
-        &["has the labels app=wep", "are rejected"],
+        &["matches the Service's selector app=wep", "are rejected"],
     )?;
-    says(ns, &["connect", "client", "svc/typo"], 1, &["rejects it"])?;
+    expect(ns, &["connect", "client", "svc/typo"], 1, &["rejects it"])?;
     if fetch("typo").is_ok() {
         return Err("a Service without endpoints answered".into());
     }
-    says(ns, &["service", "nothing"], 2, &["there is no Service"])?;
-    says(ns, &["nodes"], 0, &["node1", "this node", "ready"])
+    expect(ns, &["service", "nothing"], 2, &["there is no Service"])?;
+    expect(ns, &["nodes"], 0, &["node1", "this node", "ready"])
 }

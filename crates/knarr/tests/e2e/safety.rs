@@ -1,4 +1,4 @@
-//! What is promised about pods and their storage: local volumes out of the box, and fencing by real agents (scripts).
+//! Guarantees about pods and their storage: local volumes by default, and fencing by real agents (scripts).
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use crate::cluster::{Namespace, Scenario, has, same, text};
 
 pub const SCENARIOS: &[(&str, Scenario)] = &[
     (
-        "s7_a_statefulset_has_storage_out_of_the_box_and_it_goes_with_its_claim",
+        "s7_a_statefulset_gets_local_storage_by_default_and_it_is_deleted_with_its_claim",
         storage,
     ),
     (
@@ -58,7 +58,7 @@ fn storage(ns: &Namespace) -> Outcome {
     let path = PathBuf::from(path);
     same(&format!("{}", path.join("starts").exists()), "true")?;
 
-    // The same data under the next pod of the name.
+    // The next pod of the name has the same data.
     let before = ns.run(&["get", "pod", "db-0", "-o", "jsonpath={.metadata.uid}"])?;
     ns.run(&["delete", "pod", "db-0"])?;
     ns.eventually_run(
@@ -75,17 +75,17 @@ fn storage(ns: &Namespace) -> Outcome {
         out == "db-0\ndb-0\n"
     })?;
 
-    // In use it stays; then it goes, and what was in it.
+    // While it is in use it stays; then it is deleted with its data.
     ns.run(&["delete", "pvc", "data-db-0", "--wait=false"])?;
     has(&ns.run(&["get", "pvc", "data-db-0"])?, "Terminating")?;
     ns.run(&["delete", "statefulset", "db"])?;
-    ns.eventually("the volume to go", || {
+    ns.eventually("the volume to be deleted", || {
         ns.try_run(&["get", "pv", &volume]).is_err()
     })?;
     same(&format!("{}", path.exists()), "false")
 }
 
-/// An agent that switches a node off by a file, unless its node says that it is not to.
+/// A fence agent that switches a node off by creating a file, or, with the file `lie`, only claims to.
 const AGENT: &str = r#"#!/bin/sh
 while read -r line; do case "$line" in action=*) action=${line#action=} ;; plug=*) plug=${line#plug=} ;; esac; done
 here=$(dirname "$0")
@@ -136,10 +136,13 @@ spec: { nodeName: lost, containers: [{ name: a, image: localhost/knarr/busybox:1
 "#,
     )?;
     ns.run(&["delete", "pod", "stuck", "--wait=false"])?;
-    // Its agent lies: nothing is released.
-    let refused = fence(ns, "lost")?;
-    same(&format!("{:?}", refused.status.code()), "Some(1)")?;
-    has(&text(&refused), "fence_test status: says on: nothing is released")?;
+    // The agent reports success, but the node is still on: nothing is released.
+    let rejected = fence(ns, "lost")?;
+    same(&format!("{:?}", rejected.status.code()), "Some(1)")?;
+    has(
+        &text(&rejected),
+        "fence_test status: says on: nothing is released",
+    )?;
     has(&ns.run(&["get", "pod", "stuck"])?, "Terminating")?;
     has(&ns.run(&["get", "nodefencings"])?, "Failed")?;
 
@@ -147,7 +150,7 @@ spec: { nodeName: lost, containers: [{ name: a, image: localhost/knarr/busybox:1
     let fenced = fence(ns, "lost")?;
     has(&text(&fenced), "Fenced: ")?;
     let asked = std::fs::read_to_string(agents.join("asked"))?;
-    // What an agent can do is asked of it once, for no node.
+    // The metadata of an agent is requested once, without a node.
     let (described, asked): (Vec<&str>, Vec<&str>) =
         asked.lines().partition(|line| line.ends_with(" metadata"));
     same(&described.join(","), " metadata")?;

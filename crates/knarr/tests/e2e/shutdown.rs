@@ -1,18 +1,17 @@
-//! The machine of a node goes down (SPEC T9), with real containers: what its own script tells knarr, and what comes
-//! of it.
+//! Graceful node shutdown (SPEC T9), with real containers: `knarr node shutdown`, and its effects on pods and the node.
 
 use std::time::{Duration, Instant};
 
 use crate::cluster::{Cluster, eventually, has, same, text};
 use crate::kubectl::running;
-use crate::{Alone, Outcome};
+use crate::{Outcome, StandaloneScenario};
 
-pub const SCENARIOS: &[Alone] = &[(
-    "t9_pods_end_by_priority_when_the_machine_goes_down_and_not_before",
-    machine_goes_down,
+pub const SCENARIOS: &[StandaloneScenario] = &[(
+    "t9_pods_terminate_by_priority_when_the_host_shuts_down_and_not_before",
+    node_shutdown,
 )];
 
-/// Two that take their time, one that belongs to the system.
+/// Two with a long grace period, of which one ignores SIGTERM, and a node-critical one.
 const PODS: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -42,10 +41,10 @@ spec:
       command: [sh, -c, "trap 'exit 0' TERM; while :; do sleep 0.1; done"]
 "#;
 
-fn machine_goes_down() -> Outcome {
+fn node_shutdown() -> Outcome {
     let cluster = Cluster::start("halt")?;
     let ns = cluster.namespace("default");
-    ns.takes_pods()?;
+    ns.wait_for_service_account()?;
     ns.apply(PODS)?;
     for pod in ["deaf", "polite", "vital"] {
         running(&ns, pod)?;
@@ -54,7 +53,7 @@ fn machine_goes_down() -> Outcome {
         let at = "jsonpath={.status.containerStatuses[0].containerID}";
         ns.run(&["get", "pod", pod, "-o", at])
     };
-    // knarr itself may end at any time: that is no shutdown.
+    // knarr itself may be stopped at any time: that is not a node shutdown.
     let before = (started("deaf")?, started("vital")?);
     cluster.terminate()?;
     cluster.launch()?;
@@ -66,14 +65,14 @@ fn machine_goes_down() -> Outcome {
 
     let begin = Instant::now();
     let out = cluster.knarr("node").arg("shutdown").output()?;
-    let (took, said) = (begin.elapsed(), text(&out));
-    has(&said, "within 5 s at the most")?;
+    let (took, output) = (begin.elapsed(), text(&out));
+    has(&output, "within 5 s")?;
     has(
-        &said,
-        "ending 2 pods of priority 0 and more, within 3 s\nending 1 pods of priority 2000000000",
+        &output,
+        "terminating 2 pods of priority 0 or higher, within 3 s\nterminating 1 pods of priority 2000000000",
     )?;
-    has(&said, "all pods have ended")?;
-    // The deaf one has all of its group's time, and not its own; how much longer a slow machine takes does not matter.
+    has(&output, "all pods are terminated")?;
+    // The pod that ignores SIGTERM has its group's period, not its own; how much longer a slow host takes does not matter.
     if took < Duration::from_secs(3) || took > Duration::from_secs(60) {
         return Err(format!("the shutdown took {took:?}").into());
     }
@@ -89,20 +88,20 @@ fn machine_goes_down() -> Outcome {
         &ns.run(&["get", "node", "node1", "-o", ready])?,
         "node is shutting down",
     )?;
-    // Nothing of them is left on the machine.
+    // Nothing of them is left on the host.
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
     let volumes = cluster.data_dir().join("kubelet/pods").display().to_string();
     if let Some(mount) = mounts.lines().find(|l| l.contains(&volumes)) {
         return Err(format!("still mounted: {mount}").into());
     }
-    // The machine comes up again: the node takes pods.
+    // After a restart the node accepts pods again.
     cluster.terminate()?;
     cluster.launch()?;
     eventually("the node to be ready again", || {
         ns.try_run(&["get", "node", "node1", "-o", ready])
             .is_ok_and(|m| m == "kubelet is posting ready status")
     })?;
-    let refused = text(&cluster.knarr("node").args(["shutdown", "--cancel"]).output()?);
-    has(&refused, "no shutdown is under way")?;
+    let rejected = text(&cluster.knarr("node").args(["shutdown", "--cancel"]).output()?);
+    has(&rejected, "no shutdown is under way")?;
     cluster.end().map_err(Into::into)
 }

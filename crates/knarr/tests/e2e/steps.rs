@@ -1,8 +1,8 @@
-//! kill -9 of knarr and of containerd at the steps of a pod's start and end, with real containers (SPEC S1, T4): no
-//! pod is lost, none runs twice, none is ended without its TERM, and nothing is left of any.
+//! kill -9 of knarr and of containerd at the steps of a pod's start and termination, with real containers (SPEC S1, T4): no
+//! pod is lost, none runs twice, none is killed without SIGTERM, and nothing of any pod is left.
 //!
-//! Steps are containerd's own events: whoever is to die dies when the event of that number is heard. Which events a
-//! life has is learnt from one that nobody disturbs.
+//! Steps are containerd's own events: the process is killed when the event of that number is received. The number of events
+//! of a pod's lifecycle is counted on a pod without a kill.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use std::time::Duration;
 use libtest_mimic::Failed;
 
 use crate::cluster::{Cluster, LIMIT, Namespace, eventually, same, text};
-use crate::{Alone, Outcome};
+use crate::{Outcome, StandaloneScenario};
 
-pub const SCENARIOS: &[Alone] = &[(
-    "s1_t4_kill_9_at_the_steps_of_a_start_and_an_end_loses_doubles_and_leaks_nothing",
+pub const SCENARIOS: &[StandaloneScenario] = &[(
+    "s1_t4_kill_9_at_the_steps_of_a_start_and_a_termination_loses_doubles_and_leaks_nothing",
     steps,
 )];
 
@@ -26,7 +26,7 @@ enum Victim {
     Containerd,
 }
 
-/// Each how many of a life's events is a step, unless all are asked for by `KNARR_TEST_STEPS=all`.
+/// Every how many events the process is killed, unless `KNARR_TEST_STEPS=all` is set.
 const EVERY: usize = 6;
 
 fn every() -> usize {
@@ -36,7 +36,7 @@ fn every() -> usize {
     }
 }
 
-/// Each process marks what happens to it: one that ran twice would mark that twice.
+/// Each process writes a mark of what happens to it: one that ran twice would write its mark twice.
 const POD: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -65,10 +65,10 @@ spec:
       volumeMounts: [{ name: marks, mountPath: /marks }, { name: scratch, mountPath: /scratch }]
 "#;
 
-/// The topic of what is done for ctr to notice.
-const NOTICED: &str = "/namespaces/update";
-/// How long an event is waited for before another is caused.
-const HEARD_WITHIN: Duration = Duration::from_millis(500);
+/// The topic of the test events that show that ctr is subscribed.
+const TEST_TOPIC: &str = "/namespaces/update";
+/// How long a test event is waited for before another one is caused.
+const EVENT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// containerd's events, as they come.
 struct Events {
@@ -77,7 +77,7 @@ struct Events {
 }
 
 impl Events {
-    /// Returns when ctr listens: it has told of something that was done for it to hear.
+    /// Returns when ctr is subscribed: it has printed a test event.
     fn of(cluster: &Cluster) -> Result<Events, Failed> {
         let ctr = || {
             let mut ctr = Command::new("ctr");
@@ -91,38 +91,38 @@ impl Events {
             .stderr(Stdio::null())
             .spawn()?;
         let out = child.stdout.take().ok_or("ctr has no output")?;
-        let (heard, lines) = mpsc::channel();
+        let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
             for line in BufReader::new(out).lines().map_while(Result::ok) {
-                // Only what happens to containers; each probe of an image would count else.
-                if ["/containers/", "/tasks/", NOTICED]
+                // Only events of containers; otherwise events of images would count.
+                if ["/containers/", "/tasks/", TEST_TOPIC]
                     .iter()
                     .any(|topic| line.contains(topic))
-                    && heard.send(line).is_err()
+                    && sender.send(line).is_err()
                 {
                     return;
                 }
             }
         });
         let mut count = 0;
-        eventually("ctr to hear events", || {
+        eventually("ctr to receive events", || {
             count += 1;
             let label = format!("knarr-test={count}");
-            let told = ctr().args(["namespaces", "label", "k8s.io", &label]).status();
-            told.is_ok_and(|s| s.success()) && lines.recv_timeout(HEARD_WITHIN).is_ok()
+            let labeled = ctr().args(["namespaces", "label", "k8s.io", &label]).status();
+            labeled.is_ok_and(|s| s.success()) && lines.recv_timeout(EVENT_TIMEOUT).is_ok()
         })?;
         Ok(Events { ctr: child, lines })
     }
 
     /// Another event of a container, if there is one.
     fn next(&self) -> Option<String> {
-        self.lines.try_iter().find(|line| !line.contains(NOTICED))
+        self.lines.try_iter().find(|line| !line.contains(TEST_TOPIC))
     }
 }
 
 impl Drop for Events {
     fn drop(&mut self) {
-        // Gone already, with its containerd, is as good.
+        // It may have exited with its containerd.
         let _ = self.ctr.kill();
         let _ = self.ctr.wait();
     }
@@ -133,13 +133,13 @@ fn steps() -> Outcome {
     let marks = cluster.data_dir().with_file_name("marks");
     std::fs::create_dir_all(&marks)?;
     let ns = cluster.namespace("default");
-    ns.takes_pods()?;
-    let undisturbed = live(&ns, &marks, "calm", None)?;
+    ns.wait_for_service_account()?;
+    let undisturbed = run_pod(&ns, &marks, "calm", None)?;
     if undisturbed < 15 {
-        return Err(format!("a life has more events than {undisturbed}").into());
+        return Err(format!("expected at least 15 events of a pod's lifecycle, found {undisturbed}").into());
     }
     for victim in [Victim::Knarr, Victim::Containerd] {
-        // The two walk over different steps.
+        // The two are killed at different steps.
         let first = match victim {
             Victim::Knarr => 0,
             Victim::Containerd => every() / 2,
@@ -149,7 +149,7 @@ fn steps() -> Outcome {
                 "p{}{step}",
                 if matches!(victim, Victim::Knarr) { "k" } else { "c" }
             );
-            live(&ns, &marks, &name, Some((victim, step)))
+            run_pod(&ns, &marks, &name, Some((victim, step)))
                 .map_err(|e| format!("{victim:?} killed at event {step}: {e:?}"))?;
         }
     }
@@ -157,19 +157,24 @@ fn steps() -> Outcome {
     cluster.end().map_err(Into::into)
 }
 
-/// One pod from its creation until nothing is left of it. How many events there were.
-fn live(ns: &Namespace, marks: &Path, name: &str, death: Option<(Victim, usize)>) -> Result<usize, Failed> {
+/// One pod from its creation until it is deleted. Returns the number of events.
+fn run_pod(
+    ns: &Namespace,
+    marks: &Path,
+    name: &str,
+    kill_at: Option<(Victim, usize)>,
+) -> Result<usize, Failed> {
     let events = Events::of(ns.cluster)?;
     let served_by = containerd(ns.cluster)?;
-    let mut heard = 0;
-    let mut dead = false;
-    let mut watch = |heard: &mut usize| -> Outcome {
+    let mut received = 0;
+    let mut killed = false;
+    let mut watch = |received: &mut usize| -> Outcome {
         while events.next().is_some() {
-            if let Some((victim, _)) = death.filter(|(_, step)| *step == *heard && !dead) {
-                dead = true;
+            if let Some((victim, _)) = kill_at.filter(|(_, step)| *step == *received && !killed) {
+                killed = true;
                 kill(ns.cluster, victim)?;
             }
-            *heard += 1;
+            *received += 1;
         }
         Ok(())
     };
@@ -185,46 +190,47 @@ fn live(ns: &Namespace, marks: &Path, name: &str, death: Option<(Victim, usize)>
         r#"jsonpath={.status.conditions[?(@.type=="Ready")].status}"#,
     ];
     wait("the pod to be ready", &mut || {
-        watch(&mut heard)?;
+        watch(&mut received)?;
         Ok(ns.try_run(&ready).is_ok_and(|t| t == "True"))
     })?;
-    let ended_before = |list: &str| {
+    let terminated_before = |list: &str| {
         let path = format!("jsonpath={{.status.{list}[0].lastState.terminated}}");
         ns.try_run(&["get", "pod", name, "-o", &path])
     };
-    let init_ended_before = ended_before("initContainerStatuses");
-    let app_ended_before = ended_before("containerStatuses");
-    wait("the deletion to be taken", &mut || {
-        watch(&mut heard)?;
-        let asked = ns.try_run(&["delete", "pod", name, "--wait=false"]);
-        Ok(asked.is_ok_and(|t| t.contains("deleted")))
+    let init_terminated_before = terminated_before("initContainerStatuses");
+    let app_terminated_before = terminated_before("containerStatuses");
+    wait("the deletion to be accepted", &mut || {
+        watch(&mut received)?;
+        let deleted = ns.try_run(&["delete", "pod", name, "--wait=false"]);
+        Ok(deleted.is_ok_and(|t| t.contains("deleted")))
     })?;
-    wait("the pod to be gone", &mut || {
-        watch(&mut heard)?;
+    wait("the pod to be deleted", &mut || {
+        watch(&mut received)?;
         Ok(ns
             .try_run(&["get", "pod", name])
             .is_err_and(|t| t.contains("NotFound")))
     })?;
-    let said = std::fs::read_to_string(marks.join(name))?;
-    let marked: Vec<&str> = said.lines().collect();
-    // A hook that died with its containerd is not repeated; one that died with knarr is, as its pod has its whole
-    // grace again.
+    let marks = std::fs::read_to_string(marks.join(name))?;
+    let marked: Vec<&str> = marks.lines().collect();
+    // A hook that was killed with containerd is not repeated; one that was killed with knarr is, because its pod has its full
+    // grace period again.
     let inner: Vec<&str> = marked.iter().copied().filter(|mark| *mark != "hook").collect();
-    let told = |state: &Result<String, String>, texts: &[&str]| {
+    let contains_all = |state: &Result<String, String>, texts: &[&str]| {
         let state = state.as_deref().unwrap_or_default();
         texts.iter().all(|text| state.contains(text))
     };
-    // What is said not to have started or to have ended badly runs again, as in Kubernetes: containerd calls back a start
-    // whose caller dies before it is answered, and ends what has started meanwhile; a start that a dying containerd does
-    // not answer has failed; and between the end of a process and its note only containerd knows the exit code.
-    let start_lost =
-        |state: &_| death.is_some() && told(state, &[r#""exitCode":128"#, r#""reason":"StartError""#]);
-    let code_lost =
-        matches!(death, Some((Victim::Containerd, _))) && told(&init_ended_before, &[r#""exitCode":255"#]);
+    // A container whose status is that it failed to start or failed runs again, as in Kubernetes: containerd cancels a start
+    // whose client dies before the response, and kills the process that it has started; a start to which a dying containerd does
+    // not respond has failed; and between the exit of a process and its record only containerd knows the exit code.
+    let start_lost = |state: &_| {
+        kill_at.is_some() && contains_all(state, &[r#""exitCode":128"#, r#""reason":"StartError""#])
+    };
+    let code_lost = matches!(kill_at, Some((Victim::Containerd, _)))
+        && contains_all(&init_terminated_before, &[r#""exitCode":255"#]);
     let mut once = inner;
     for (mark, may_run_again) in [
-        ("init", start_lost(&init_ended_before) || code_lost),
-        ("run", start_lost(&app_ended_before)),
+        ("init", start_lost(&init_terminated_before) || code_lost),
+        ("run", start_lost(&app_terminated_before)),
     ] {
         if let Some(at) = once
             .windows(2)
@@ -235,18 +241,18 @@ fn live(ns: &Namespace, marks: &Path, name: &str, death: Option<(Victim, usize)>
     }
     if once != ["init", "run", "term"] {
         return Err(format!(
-            "expected one init, one run and one term, found {marked:?}; before that ended {init_ended_before:?}, \
-{app_ended_before:?}"
+            "expected one init, one run and one term, found {marked:?}; earlier terminations: {init_terminated_before:?}, \
+            {app_terminated_before:?}"
         )
         .into());
     }
-    if matches!(death, None | Some((Victim::Knarr, _))) && !marked.contains(&"hook") {
-        return Err(format!("its hook never ran: {marked:?}").into());
+    if matches!(kill_at, None | Some((Victim::Knarr, _))) && !marked.contains(&"hook") {
+        return Err(format!("its preStop hook did not run: {marked:?}").into());
     }
-    if matches!(death, Some((Victim::Knarr, _))) {
+    if matches!(kill_at, Some((Victim::Knarr, _))) {
         same(&containerd(ns.cluster)?, &served_by)?;
     }
-    Ok(heard)
+    Ok(received)
 }
 
 fn kill(cluster: &Cluster, victim: Victim) -> Outcome {
@@ -273,10 +279,10 @@ fn containerd(cluster: &Cluster) -> Result<String, Failed> {
     Ok(noted.trim().into())
 }
 
-/// While knarr comes back its API does not answer.
+/// Retried, because the API does not respond while knarr starts again.
 fn apply(ns: &Namespace, manifest: &str) -> Outcome {
     let mut last = None;
-    eventually("the API to take a pod", || {
+    eventually("the API to accept a pod", || {
         last = ns.apply(manifest).err();
         last.is_none()
     })
@@ -287,21 +293,21 @@ fn wait(what: &str, holds: &mut dyn FnMut() -> Result<bool, Failed>) -> Outcome 
     let begin = std::time::Instant::now();
     while !holds()? {
         if begin.elapsed() > LIMIT {
-            return Err(format!("waited {} s in vain for {what}", LIMIT.as_secs()).into());
+            return Err(format!("waited {} s for {what}", LIMIT.as_secs()).into());
         }
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())
 }
 
-/// No mount, address, interface or control group of any of the pods.
+/// Fails if a mount or an address of any of the pods is left.
 fn nothing_left(cluster: &Cluster) -> Outcome {
     let listed = |dir: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
         entries.map(|e| e.path()).collect()
     };
     let pods = cluster.data_dir().join("kubelet/pods");
-    eventually("the pods' directories to go", || listed(&pods).is_empty())?;
+    eventually("the pods' directories to be removed", || listed(&pods).is_empty())?;
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
     let pods = pods.display().to_string();
     if let Some(mount) = mounts.lines().find(|l| l.contains(&pods)) {

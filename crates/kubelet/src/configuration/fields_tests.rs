@@ -1,5 +1,4 @@
-//! Every field of KubeletConfiguration v1beta1 at v1.36, with a value that is not the default: none is passed over in
-//! silence.
+//! Every field of KubeletConfiguration v1beta1 at v1.36, with a value that is not the default: none is ignored silently.
 
 use serde_json::json;
 
@@ -7,17 +6,17 @@ use super::*;
 
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
-    /// The node does something else for it.
+    /// The field changes the node's behaviour.
     InForce,
-    /// knarr does it anyway, and always.
+    /// knarr always behaves like this.
     Always,
-    /// Told to be without effect.
+    /// Noted as without effect.
     Noted,
-    /// A mistake, with its path.
-    Refused,
+    /// An error with its path.
+    Rejected,
 }
 
-use Outcome::{Always, InForce, Noted, Refused};
+use Outcome::{Always, InForce, Noted, Rejected};
 
 fn outcome(name: &str, value: Value) -> Outcome {
     let mut document = json!({"apiVersion": API_VERSION, "kind": KIND});
@@ -28,7 +27,7 @@ fn outcome(name: &str, value: Value) -> Outcome {
                 assert!(error.field.to_string().starts_with(name), "{name}: {error}");
                 assert!(!error.to_string().contains("unknown field"), "{error}");
             }
-            Refused
+            Rejected
         }
         Ok(read) if !read.notes.is_empty() => {
             assert!(
@@ -46,13 +45,13 @@ fn outcome(name: &str, value: Value) -> Outcome {
 
 fn fields() -> Vec<(&'static str, Value, Outcome)> {
     vec![
-        ("enableServer", json!(false), Refused),
+        ("enableServer", json!(false), Rejected),
         ("staticPodPath", json!("/etc/kubernetes/manifests"), InForce),
         ("podLogsDir", json!("/logs"), InForce),
         ("syncFrequency", json!("2m"), Noted),
         ("fileCheckFrequency", json!("5s"), InForce),
         ("httpCheckFrequency", json!("5s"), Noted),
-        ("staticPodURL", json!("http://example.com/pods"), Refused),
+        ("staticPodURL", json!("http://example.com/pods"), Rejected),
         ("staticPodURLHeader", json!({"a": ["b"]}), Noted),
         ("address", json!("10.0.0.1"), Noted),
         ("port", json!(10251), Noted),
@@ -94,29 +93,29 @@ fn fields() -> Vec<(&'static str, Value, Outcome)> {
         ("volumeStatsAggPeriod", json!("2m"), Noted),
         ("kubeletCgroups", json!("/kubelet"), Noted),
         ("systemCgroups", json!("/system"), Noted),
-        ("cgroupRoot", json!("/elsewhere"), Refused),
-        ("cgroupsPerQOS", json!(false), Refused),
+        ("cgroupRoot", json!("/elsewhere"), Rejected),
+        ("cgroupsPerQOS", json!(false), Rejected),
         ("cgroupDriver", json!("systemd"), InForce),
-        ("cpuManagerPolicy", json!("static"), Refused),
+        ("cpuManagerPolicy", json!("static"), Rejected),
         ("singleProcessOOMKill", json!(true), InForce),
         (
             "cpuManagerPolicyOptions",
             json!({"full-pcpus-only": "true"}),
-            Refused,
+            Rejected,
         ),
         ("cpuManagerReconcilePeriod", json!("1s"), InForce),
-        ("memoryManagerPolicy", json!("Static"), Refused),
+        ("memoryManagerPolicy", json!("Static"), Rejected),
         ("topologyManagerPolicy", json!("restricted"), InForce),
         ("topologyManagerScope", json!("pod"), InForce),
-        ("topologyManagerPolicyOptions", json!({"a": "b"}), Refused),
-        ("qosReserved", json!({"memory": "50%"}), Refused),
+        ("topologyManagerPolicyOptions", json!({"a": "b"}), Rejected),
+        ("qosReserved", json!({"memory": "50%"}), Rejected),
         ("runtimeRequestTimeout", json!("1m"), Noted),
         ("hairpinMode", json!("hairpin-veth"), Always),
         ("maxPods", json!(20), InForce),
         ("podCIDR", json!("10.0.0.0/24"), Noted),
         ("podPidsLimit", json!(100), InForce),
         ("resolvConf", json!("/etc/resolv.other"), InForce),
-        ("runOnce", json!(true), Refused),
+        ("runOnce", json!(true), Rejected),
         ("cpuCFSQuota", json!(false), InForce),
         ("cpuCFSQuotaPeriod", json!("10ms"), InForce),
         ("nodeStatusMaxImages", json!(-1), InForce),
@@ -127,11 +126,11 @@ fn fields() -> Vec<(&'static str, Value, Outcome)> {
         ("serializeImagePulls", json!(false), InForce),
         ("maxParallelImagePulls", json!(3), InForce),
         ("evictionHard", json!({"memory.available": "5%"}), InForce),
-        ("evictionSoft", json!({"memory.available": "5%"}), Refused),
+        ("evictionSoft", json!({"memory.available": "5%"}), Rejected),
         (
             "evictionSoftGracePeriod",
             json!({"memory.available": "x"}),
-            Refused,
+            Rejected,
         ),
         ("evictionPressureTransitionPeriod", json!("1m"), InForce),
         ("evictionMaxPodGracePeriod", json!(10), InForce),
@@ -142,14 +141,14 @@ fn fields() -> Vec<(&'static str, Value, Outcome)> {
         ),
         ("mergeDefaultEvictionSettings", json!(true), Always),
         ("podsPerCore", json!(5), InForce),
-        ("enableControllerAttachDetach", json!(false), Refused),
+        ("enableControllerAttachDetach", json!(false), Rejected),
         ("protectKernelDefaults", json!(true), Noted),
         ("makeIPTablesUtilChains", json!(true), Noted),
         ("iptablesMasqueradeBit", json!(3), Noted),
         ("iptablesDropBit", json!(3), Noted),
         ("featureGates", json!({"A": true}), Noted),
         ("failSwapOn", json!(true), Noted),
-        ("memorySwap", json!({"swapBehavior": "LimitedSwap"}), Refused),
+        ("memorySwap", json!({"swapBehavior": "LimitedSwap"}), Rejected),
         ("containerLogMaxSize", json!("1Mi"), InForce),
         ("containerLogMaxFiles", json!(3), InForce),
         ("containerLogMaxWorkers", json!(3), Noted),
@@ -161,16 +160,16 @@ fn fields() -> Vec<(&'static str, Value, Outcome)> {
         ("showHiddenMetricsForVersion", json!("1.35"), Noted),
         ("systemReservedCgroup", json!("/system"), Noted),
         ("kubeReservedCgroup", json!("/kube"), Noted),
-        ("enforceNodeAllocatable", json!(["kube-reserved"]), Refused),
+        ("enforceNodeAllocatable", json!(["kube-reserved"]), Rejected),
         ("allowedUnsafeSysctls", json!(["net.core.somaxconn"]), InForce),
         ("volumePluginDir", json!("/plugins"), Noted),
         ("providerID", json!("cloud://1"), InForce),
         ("kernelMemcgNotification", json!(true), Noted),
         ("logging", json!({"format": "json"}), Noted),
         ("enableSystemLogHandler", json!(false), InForce),
-        ("enableSystemLogQuery", json!(true), Refused),
+        ("enableSystemLogQuery", json!(true), Rejected),
         ("shutdownGracePeriod", json!("30s"), InForce),
-        ("shutdownGracePeriodCriticalPods", json!("10s"), Refused),
+        ("shutdownGracePeriodCriticalPods", json!("10s"), Rejected),
         (
             "shutdownGracePeriodByPodPriority",
             json!([{"priority": 1, "shutdownGracePeriodSeconds": 2}]),
@@ -186,7 +185,7 @@ fn fields() -> Vec<(&'static str, Value, Outcome)> {
         ("enableDebugFlagsHandler", json!(true), Noted),
         ("seccompDefault", json!(true), InForce),
         ("memoryThrottlingFactor", json!(0.5), Noted),
-        ("memoryReservationPolicy", json!("TieredReservation"), Refused),
+        ("memoryReservationPolicy", json!("TieredReservation"), Rejected),
         (
             "registerWithTaints",
             json!([{"key": "a", "effect": "NoSchedule"}]),
@@ -217,19 +216,19 @@ fn t8_no_field_of_the_type_is_passed_over_in_silence() {
 }
 
 #[test]
-fn l13_logs_are_kept_in_a_folder_by_its_whole_path() {
-    for (said, good) in [
+fn l13_the_logs_directory_is_an_absolute_path() {
+    for (directory, good) in [
         ("/var/log/pods", true),
         ("logs", false),
         ("/", false),
         ("/a/../b", false),
         ("/é", false),
     ] {
-        let document = json!({"apiVersion": API_VERSION, "kind": KIND, "podLogsDir": said});
+        let document = json!({"apiVersion": API_VERSION, "kind": KIND, "podLogsDir": directory});
         let read = read(&document);
-        assert_eq!(read.is_ok(), good, "{said}");
+        assert_eq!(read.is_ok(), good, "{directory}");
         if let Ok(read) = read {
-            assert_eq!(read.pod_logs_dir.as_deref(), Some(said));
+            assert_eq!(read.pod_logs_dir.as_deref(), Some(directory));
         }
     }
 }
@@ -273,7 +272,7 @@ fn l4_policies_of_the_resource_managers_are_validated_with_the_kubelets_messages
         }
     };
     let reserved = |limits: Value| json!({"reservedMemory": [{"numaNode": 1, "limits": limits}]});
-    for (document, words) in [
+    for (document, message) in [
         (
             json!({"cpuManagerPolicy": "static"}),
             "the static policy requires systemreserved.cpu + kubereserved.cpu to be greater than zero",
@@ -320,7 +319,7 @@ fn l4_policies_of_the_resource_managers_are_validated_with_the_kubelets_messages
         ),
     ] {
         let found = errors(document.clone());
-        assert!(found.contains(words), "{document}: {found}");
+        assert!(found.contains(message), "{document}: {found}");
     }
     let reserving = json!({"cpuManagerPolicy": "static", "systemReserved": {"cpu": "100m"}});
     assert_eq!(errors(reserving), "");

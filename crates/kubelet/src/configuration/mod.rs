@@ -1,42 +1,42 @@
-//! KubeletConfiguration v1beta1: what an administrator says of a node, in the file that kubelets take.
+//! KubeletConfiguration v1beta1, read from a file as upstream's kubelet does.
 //!
-//! A file is read to its end and every mistake is reported with its path; a field nobody knows is a mistake. What is
-//! accepted and changes nothing here is kept as a note, so that nobody wonders. Defaults are v1.36's.
+//! All errors of a file are reported, each with its path; an unknown field is an error. A field that is accepted and has no
+//! effect is noted, so that the administrator sees it. Defaults are v1.36's.
 
-mod accepted;
+mod effective;
 pub mod registration;
 mod resource_managers;
 mod rules;
-mod shown;
+mod without_effect;
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Taint;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::document::{Fields, Report};
-use knarr_api::field::{Errors, Path};
+use knarr_api::field::{ErrorList, Path};
 use knarr_api::k8s_openapi;
 use knarr_api::quantity::Quantity;
 use serde_json::Value;
 
 use crate::eviction;
-use crate::eviction::threshold::{self, Statements};
+use crate::eviction::threshold::{self, ThresholdFields};
+pub use effective::EnvironmentSettings;
 pub use resource_managers::ResourceManagers;
-pub use shown::Place;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const KIND: &str = "KubeletConfiguration";
 
-/// When images go that nobody uses.
+/// Settings of the image garbage collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageGc {
-    /// Of the images' disk: above it images go, …
+    /// Usage of the image filesystem above which images are deleted, …
     pub high_percent: u32,
-    /// … until it is used no more than this.
+    /// … until the usage is not above this.
     pub low_percent: u32,
-    /// Younger ones stay.
+    /// Younger images are not deleted.
     pub min_age: SignedDuration,
-    /// What was not used for so long goes anyway; zero: never.
+    /// Images that were unused for this long are always deleted; zero: never.
     pub max_age: SignedDuration,
 }
 
@@ -51,7 +51,7 @@ impl Default for ImageGc {
     }
 }
 
-/// How containers' logs are kept from filling the disk.
+/// Settings of the container log rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContainerLogs {
     pub max_bytes: u64,
@@ -69,13 +69,13 @@ impl Default for ContainerLogs {
     }
 }
 
-/// What pods are given when the node shuts down.
+/// Settings of the graceful node shutdown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shutdown {
     pub grace: SignedDuration,
-    /// The part of it that is kept for critical pods.
+    /// The part of it that is for critical pods.
     pub critical: SignedDuration,
-    /// Instead of both: seconds by the least priority that is given them.
+    /// In place of both: grace periods in seconds, by the lowest priority that they apply to.
     pub by_priority: Vec<(i32, i64)>,
 }
 
@@ -86,38 +86,38 @@ pub enum CgroupDriver {
     Systemd,
 }
 
-/// See the module. [`Default`] is a kubelet without a file.
+/// The settings of a kubelet. [`Default`] is a kubelet without a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KubeletConfiguration {
-    /// Where the node's own pods are described; none: it has none.
+    /// The file or directory of static pods; `None`: there are none.
     pub static_pod_path: Option<String>,
-    /// Between looks at it; changes are heard of in between.
+    /// The interval in which it is read again; changes are watched as well.
     pub file_check_frequency: SignedDuration,
-    /// Where pods' logs are kept; none: below the data directory.
+    /// The directory of pods' logs; `None`: in the data directory.
     pub pod_logs_dir: Option<String>,
     pub max_pods: u32,
-    /// At most so many pods for each core; 0: no such limit.
+    /// The most pods for each core; 0: no such limit.
     pub pods_per_core: u32,
-    /// Of all processes of a pod; none: the node's.
+    /// The most processes of a pod; `None`: the node's limit.
     pub pod_pids_limit: Option<u64>,
-    /// At a time; none: not said.
+    /// The most parallel image pulls; `None`: not set.
     pub image_pulls: Option<u32>,
     pub cluster_dns: Vec<String>,
-    /// Empty: not said.
+    /// Empty: not set.
     pub cluster_domain: String,
     pub resolv_conf: Option<String>,
     pub node_status_update_frequency: SignedDuration,
     pub node_status_report_frequency: SignedDuration,
     pub node_lease_duration_seconds: i32,
-    /// Images named in the node's status; none: all.
+    /// The most images in the node's status; `None`: all.
     pub node_status_max_images: Option<usize>,
-    /// Whether the node makes an object of its own where there is none.
+    /// Whether the kubelet creates its Node object.
     pub register_node: bool,
     pub register_with_taints: Vec<Taint>,
-    /// From the command line only.
+    /// Set on the command line only.
     pub node_labels: BTreeMap<String, String>,
     pub provider_id: String,
-    /// Not given to pods.
+    /// Resources that are not allocatable to pods.
     pub system_reserved: BTreeMap<String, Quantity>,
     pub kube_reserved: BTreeMap<String, Quantity>,
     pub resource_managers: ResourceManagers,
@@ -125,26 +125,25 @@ pub struct KubeletConfiguration {
     pub image_gc: ImageGc,
     pub container_logs: ContainerLogs,
     pub shutdown: Shutdown,
-    /// The longest wait before a container that crashes is started again.
+    /// The longest back-off before a crashed container is restarted.
     pub max_container_restart_period: SignedDuration,
     pub cgroup_driver: CgroupDriver,
-    /// Whether what is reserved is kept from pods.
+    /// Whether reservations are enforced on pods (`pods` in `enforceNodeAllocatable`).
     pub enforces_allocatable: bool,
     /// Whether CPU limits are enforced.
     pub cpu_cfs_quota: bool,
     pub cpu_cfs_quota_period: SignedDuration,
-    /// `/logs` is served.
+    /// Whether `/logs` is served.
     pub system_log_handler: bool,
-    /// Logs, exec, attach, port-forward and the like are served.
+    /// Whether logs, exec, attach and port-forward are served.
     pub debugging_handlers: bool,
-    /// Containers that say nothing of seccomp get the runtime's own profile.
+    /// Whether containers without a seccomp profile get RuntimeDefault.
     pub seccomp_default: bool,
-    /// Names of sysctls that pods may set beside the safe ones; `*` at the end stands for anything.
+    /// Names of sysctls that pods may set in addition to the safe ones; a `*` at the end matches any suffix.
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// Whether only the process goes that memory runs out for, and not all of its container; none: as the version of
-    /// cgroups has it.
+    /// Whether the OOM killer kills single processes and not all of a container; `None`: the default of the cgroup version.
     pub single_process_oom_kill: Option<bool>,
-    /// `path: words`, on what was accepted and has no effect.
+    /// `path: message` for fields that were accepted and have no effect.
     pub notes: Vec<String>,
 }
 
@@ -191,19 +190,19 @@ impl Default for KubeletConfiguration {
     }
 }
 
-/// Reads the one document of a file.
-pub fn read(document: &Value) -> Result<KubeletConfiguration, Errors> {
+/// Reads the document of a file.
+pub fn read(document: &Value) -> Result<KubeletConfiguration, ErrorList> {
     let mut report = Report::default();
     let mut configuration = KubeletConfiguration::default();
     let root = Path::default();
     if document.is_null() {
-        let words = format!("the file is empty; expected a {KIND}");
-        report.errors.required(&root, words);
+        let message = format!("the file is empty; expected a {KIND}");
+        report.errors.required(&root, message);
     } else {
         let mut fields = Fields::new(document, root, &mut report);
         if is_ours(&mut fields, &mut report) {
             configuration.take(&mut fields, &mut report);
-            accepted::take(&mut fields, &mut report);
+            without_effect::take(&mut fields, &mut report);
             fields.finish(&mut report);
         }
     }
@@ -214,22 +213,22 @@ pub fn read(document: &Value) -> Result<KubeletConfiguration, Errors> {
     Ok(configuration)
 }
 
-/// Other kinds and versions are not read on: each of their fields would be a mistake.
+/// Whether kind and version match. The fields of other kinds are not read: each would be an error.
 fn is_ours(fields: &mut Fields, report: &mut Report) -> bool {
     let mut good = true;
-    for (name, wanted) in [("apiVersion", API_VERSION), ("kind", KIND)] {
+    for (name, expected) in [("apiVersion", API_VERSION), ("kind", KIND)] {
         let at = fields.at(name);
         match fields.text(name, report) {
-            Some(found) if found == wanted => continue,
-            Some(found) => report.errors.not_supported(&at, found, &[wanted]),
-            None => report.errors.required(&at, format!("expected {wanted}")),
+            Some(found) if found == expected => continue,
+            Some(found) => report.errors.not_supported(&at, found, &[expected]),
+            None => report.errors.required(&at, format!("expected {expected}")),
         }
         good = false;
     }
     good
 }
 
-/// A field that is zero is as good as not set.
+/// Zero counts as not set.
 fn set_duration(to: &mut SignedDuration, fields: &mut Fields, name: &'static str, report: &mut Report) {
     if let Some(value) = fields.duration(name, report).filter(|d| !d.is_zero()) {
         *to = value;
@@ -285,7 +284,7 @@ impl KubeletConfiguration {
                     .invalid(&fields.at(name), value, "must not be a negative number"),
             }
         }
-        // Negative and none at all: as the node has it.
+        // Negative or not set: the node's limit.
         let pids = fields.long("podPidsLimit", report);
         self.pod_pids_limit = pids.and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0);
         let parallel = fields.integer("maxParallelImagePulls", report);
@@ -311,10 +310,10 @@ impl KubeletConfiguration {
                 if bounds.contains(&longest) {
                     self.max_container_restart_period = longest;
                 } else {
-                    let words = "must be set between 1s and 300s";
+                    let message = "must be set between 1s and 300s";
                     report
                         .errors
-                        .invalid(&of.at(NAME), rules::go(longest).as_str(), words);
+                        .invalid(&of.at(NAME), rules::go(longest).as_str(), message);
                 }
             }
             of.finish(report);
@@ -368,12 +367,12 @@ impl KubeletConfiguration {
     }
 
     fn take_eviction(&mut self, fields: &mut Fields, report: &mut Report) {
-        let mut statements = Statements::default();
+        let mut statements = ThresholdFields::default();
         let hard = fields.text_map("evictionHard", report);
         let merge = fields.boolean("mergeDefaultEvictionSettings", report) == Some(true);
-        let is_said = hard.is_some();
+        let is_set = hard.is_some();
         statements.hard = hard.unwrap_or_default();
-        if !is_said || merge {
+        if !is_set || merge {
             for (signal, value) in threshold::DEFAULT_HARD {
                 let known = statements.hard.entry(signal.to_string());
                 known.or_insert_with(|| value.to_string());
@@ -449,9 +448,11 @@ impl KubeletConfiguration {
         const INTERVAL: &str = "containerLogMonitorInterval";
         if let Some(interval) = fields.duration(INTERVAL, report) {
             if interval < SignedDuration::from_secs(3) {
-                let words = "must be a positive time duration greater than or equal to 3s";
+                let message = "must be a positive time duration greater than or equal to 3s";
                 let shown = rules::go(interval);
-                report.errors.invalid(&fields.at(INTERVAL), shown.as_str(), words);
+                report
+                    .errors
+                    .invalid(&fields.at(INTERVAL), shown.as_str(), message);
             }
             self.container_logs.interval = interval;
         }
@@ -493,8 +494,8 @@ impl KubeletConfiguration {
             let bounds = SignedDuration::from_millis(1)..=SignedDuration::from_secs(1);
             if !bounds.contains(&period) {
                 let shown = rules::go(period);
-                let words = "must be between 1ms and 1sec, inclusive";
-                report.errors.invalid(&fields.at(PERIOD), shown.as_str(), words);
+                let message = "must be between 1ms and 1sec, inclusive";
+                report.errors.invalid(&fields.at(PERIOD), shown.as_str(), message);
             }
             self.cpu_cfs_quota_period = period;
         }

@@ -1,23 +1,23 @@
-//! What a node's object begins with: labels and taints, as an administrator writes them on a command line.
+//! Labels and taints with which a node is registered, as on the command line.
 //!
-//! Which of Kubernetes' own labels a node may give itself, the API server's NodeRestriction says.
+//! The API server's NodeRestriction decides which of Kubernetes' labels a node may set itself.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Taint;
-use knarr_api::field::{Errors, Path};
+use knarr_api::field::{ErrorList, Path};
 use knarr_api::{k8s_openapi, names};
 
 const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
 
 /// Whether a node may be registered with the taint.
-pub(super) fn check_taint(taint: &Taint, at: &Path, errors: &mut Errors) {
-    for words in names::qualified_name(&taint.key) {
-        errors.invalid(&at.child("key"), taint.key.as_str(), words);
+pub(super) fn check_taint(taint: &Taint, at: &Path, errors: &mut ErrorList) {
+    for message in names::qualified_name(&taint.key) {
+        errors.invalid(&at.child("key"), taint.key.as_str(), message);
     }
     let value = taint.value.as_deref().unwrap_or("");
-    for words in names::label_value(value) {
-        errors.invalid(&at.child("value"), value, words);
+    for message in names::label_value(value) {
+        errors.invalid(&at.child("value"), value, message);
     }
     if !EFFECTS.contains(&taint.effect.as_str()) {
         errors.not_supported(&at.child("effect"), taint.effect.as_str(), &EFFECTS);
@@ -31,7 +31,7 @@ fn listed(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty())
 }
 
-/// `key=value,…`, as `--node-labels` has it.
+/// Parses `--node-labels`: `key=value,…`.
 pub fn labels(text: &str) -> Result<BTreeMap<String, String>, String> {
     let mut labels = BTreeMap::new();
     for item in listed(text) {
@@ -41,15 +41,15 @@ pub fn labels(text: &str) -> Result<BTreeMap<String, String>, String> {
         let wrong = names::qualified_name(key)
             .into_iter()
             .chain(names::label_value(value));
-        if let Some(words) = wrong.into_iter().next() {
-            return Err(format!("{item:?}: {words}"));
+        if let Some(message) = wrong.into_iter().next() {
+            return Err(format!("{item:?}: {message}"));
         }
         labels.insert(key.to_string(), value.to_string());
     }
     Ok(labels)
 }
 
-/// `key=value:effect,…`, as `--register-with-taints` has it; the value may be missing.
+/// Parses `--register-with-taints`: `key=value:effect,…`; the value is optional.
 pub fn taints(text: &str) -> Result<Vec<Taint>, String> {
     let mut taints: Vec<Taint> = Vec::new();
     for item in listed(text) {
@@ -66,7 +66,7 @@ pub fn taints(text: &str) -> Result<Vec<Taint>, String> {
             effect: effect.into(),
             time_added: None,
         };
-        let mut errors = Errors::default();
+        let mut errors = ErrorList::default();
         check_taint(&taint, &Path::default(), &mut errors);
         if let Some(error) = errors.iter().next() {
             return Err(format!("{item:?}: {error}"));
@@ -111,10 +111,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_label_and_no_taint_is_named() {
+    fn an_invalid_label_or_taint_is_named() {
         for text in ["disk", "a b=c", "disk=s s", "=x"] {
-            let said = labels(text).unwrap_err();
-            assert!(said.contains(&format!("{text:?}")), "{said}");
+            let error = labels(text).unwrap_err();
+            assert!(error.contains(&format!("{text:?}")), "{error}");
         }
         for text in [
             "a=b",

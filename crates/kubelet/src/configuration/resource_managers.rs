@@ -25,15 +25,15 @@ const TOPOLOGY_POLICY: &str = "topologyManagerPolicy";
 const TOPOLOGY_SCOPE: &str = "topologyManagerScope";
 const TOPOLOGY_OPTIONS: &str = "topologyManagerPolicyOptions";
 
-/// See the module.
+/// The settings of the CPU, memory and topology manager.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResourceManagers {
     /// The policy `static`; else `none`.
     pub is_cpu_static: bool,
     pub cpu_options: cpumanager::Options,
-    /// Between checks of the CPUs that containers have.
+    /// The interval in which containers' CPUs are checked.
     pub cpu_reconcile_period: SignedDuration,
-    /// Kept for the system; empty: as many as are reserved, chosen by the topology.
+    /// CPUs for the system; empty: as many as are reserved, chosen by the topology.
     pub reserved_cpus: CpuSet,
     /// The policy `Static`; else `None`.
     pub is_memory_static: bool,
@@ -41,7 +41,7 @@ pub struct ResourceManagers {
     pub topology_policy: Policy,
     pub topology_scope: Scope,
     pub topology_options: topologymanager::Options,
-    /// Both managers' options as they were given.
+    /// The options as they were configured.
     cpu_options_given: BTreeMap<String, String>,
     topology_options_given: BTreeMap<String, String>,
 }
@@ -65,19 +65,19 @@ impl Default for ResourceManagers {
 }
 
 impl KubeletConfiguration {
-    /// After what is reserved has been read.
+    /// Reads the fields; reservations have been read before.
     pub(super) fn take_resource_managers(&mut self, fields: &mut Fields, report: &mut Report) {
         self.take_reserved_cpus(fields, report);
         self.resource_managers.take_cpu(fields, report);
         self.resource_managers.take_memory(fields, report);
         self.resource_managers.take_topology(fields, report);
         if self.resource_managers.is_cpu_static && self.reserved_milli_cpus() <= 0 {
-            let words = CpuError::NoneReserved.to_string();
-            report.errors.invalid(&fields.at(CPU_POLICY), "static", words);
+            let message = CpuError::NoneReserved.to_string();
+            report.errors.invalid(&fields.at(CPU_POLICY), "static", message);
         }
     }
 
-    /// They take the place of what `systemReserved` and `kubeReserved` say of CPU.
+    /// They replace the CPU of `systemReserved` and `kubeReserved`.
     fn take_reserved_cpus(&mut self, fields: &mut Fields, report: &mut Report) {
         let Some(text) = fields.text(RESERVED_CPUS, report).filter(|t| !t.is_empty()) else {
             return;
@@ -93,9 +93,9 @@ impl KubeletConfiguration {
             .map(of_group)
             .contains(&true)
         {
-            let words = "can't use reservedSystemCPUs (--reserved-cpus) with systemReservedCgroup \
+            let message = "can't use reservedSystemCPUs (--reserved-cpus) with systemReservedCgroup \
                          (--system-reserved-cgroup) or kubeReservedCgroup (--kube-reserved-cgroup)";
-            report.errors.invalid(&at, text, words);
+            report.errors.invalid(&at, text, message);
         }
         match cpuset::parse(text) {
             Ok(cpus) => {
@@ -106,14 +106,14 @@ impl KubeletConfiguration {
                 self.resource_managers.reserved_cpus = cpus;
             }
             Err(error) => {
-                let words =
+                let message =
                     format!("unable to parse reservedSystemCPUs (--reserved-cpus) {text}, error: {error}");
-                report.errors.invalid(&at, text, words);
+                report.errors.invalid(&at, text, message);
             }
         }
     }
 
-    /// What of the node's CPUs is not for pods, in thousandths.
+    /// The CPU that is not allocatable to pods, in millicores.
     pub fn reserved_milli_cpus(&self) -> i64 {
         let reserved = [&self.system_reserved, &self.kube_reserved];
         let cpus = reserved.into_iter().filter_map(|of| of.get("cpu"));
@@ -127,8 +127,8 @@ impl ResourceManagers {
             None | Some("" | "none") => {}
             Some("static") => self.is_cpu_static = true,
             Some(other) => {
-                let words = format!("unknown policy: {other:?}");
-                report.errors.invalid(&fields.at(CPU_POLICY), other, words);
+                let message = format!("unknown policy: {other:?}");
+                report.errors.invalid(&fields.at(CPU_POLICY), other, message);
             }
         }
         set_duration(&mut self.cpu_reconcile_period, fields, CPU_PERIOD, report);
@@ -158,8 +158,8 @@ impl ResourceManagers {
             None | Some("" | "None") => {}
             Some("Static") => self.is_memory_static = true,
             Some("BestEffort") => {
-                let words = "policy \"BestEffort\" is not available for platform \"linux\"";
-                report.errors.invalid(&at, "BestEffort", words);
+                let message = "policy \"BestEffort\" is not available for platform \"linux\"";
+                report.errors.invalid(&at, "BestEffort", message);
             }
             Some(other) => report
                 .errors
@@ -178,7 +178,7 @@ impl ResourceManagers {
             };
             for (resource, text) in limits {
                 let at = at.key(&resource);
-                let mut reject = |words: String| report.errors.invalid(&at, text.as_str(), words);
+                let mut reject = |message: String| report.errors.invalid(&at, text.as_str(), message);
                 if resource != MEMORY && !is_hugepages(&resource) {
                     reject(format!(
                         "the limit type {resource:?} for NUMA node {node} is not supported, only [memory \
@@ -188,7 +188,7 @@ impl ResourceManagers {
                 let bytes = match Quantity::parse(&text) {
                     Ok(amount) => u64::try_from(amount.value()).unwrap_or(0),
                     Err(why) => {
-                        reject(why);
+                        reject(why.to_string());
                         continue;
                     }
                 };
@@ -208,8 +208,8 @@ impl ResourceManagers {
         }
         let has_memory = |of: &ReservedMemory| of.limits.contains_key(MEMORY);
         if self.is_memory_static && !self.reserved_memory.iter().any(has_memory) {
-            let words = MemoryError::NoneReserved.to_string();
-            report.errors.invalid(&at, "Static", words);
+            let message = MemoryError::NoneReserved.to_string();
+            report.errors.invalid(&at, "Static", message);
         }
     }
 
@@ -218,11 +218,11 @@ impl ResourceManagers {
             match Policy::parse(name) {
                 Some(policy) => self.topology_policy = policy,
                 None => {
-                    let words = format!(
+                    let message = format!(
                         "topologyManagerPolicy (--topology-manager-policy) {name:?} must be one of: [\"none\" \
                          \"best-effort\" \"restricted\" \"single-numa-node\"]"
                     );
-                    report.errors.invalid(&fields.at(TOPOLOGY_POLICY), name, words);
+                    report.errors.invalid(&fields.at(TOPOLOGY_POLICY), name, message);
                 }
             }
         }
@@ -230,11 +230,11 @@ impl ResourceManagers {
             None | Some("" | "container") => {}
             Some("pod") => self.topology_scope = Scope::Pod,
             Some(other) => {
-                let words = format!(
+                let message = format!(
                     "topologyManagerScope (--topology-manager-scope) {other:?} must be one of: \"container\", or \
                      \"pod\""
                 );
-                report.errors.invalid(&fields.at(TOPOLOGY_SCOPE), other, words);
+                report.errors.invalid(&fields.at(TOPOLOGY_SCOPE), other, message);
             }
         }
         let given = fields.text_map(TOPOLOGY_OPTIONS, report).unwrap_or_default();
@@ -249,7 +249,7 @@ impl ResourceManagers {
         self.topology_options_given = given;
     }
 
-    /// As in a file.
+    /// Adds the fields as in a file.
     pub(super) fn add_to(&self, fields: &mut Map<String, Value>) {
         let memory = match self.is_memory_static {
             true => "Static",
@@ -260,7 +260,7 @@ impl ResourceManagers {
             false => "none",
         };
         let bytes =
-            |(resource, bytes): (&String, &u64)| (resource.clone(), json!(super::shown::bytes(*bytes)));
+            |(resource, bytes): (&String, &u64)| (resource.clone(), json!(super::effective::bytes(*bytes)));
         let reserved = self.reserved_memory.iter().map(|of| {
             let limits: Map<String, Value> = of.limits.iter().map(bytes).collect();
             json!({"numaNode": of.numa_node, "limits": limits})

@@ -1,4 +1,4 @@
-//! What must hold between the fields of a KubeletConfiguration.
+//! Validation of fields of a KubeletConfiguration that depend on each other.
 
 use std::collections::BTreeMap;
 
@@ -23,14 +23,14 @@ pub(super) fn go(duration: SignedDuration) -> String {
 
 pub(super) fn image_gc(gc: &ImageGc, fields: &Fields, report: &mut Report) {
     if gc.low_percent >= gc.high_percent {
-        let words = format!(
+        let message = format!(
             "must be less than imageGCHighThresholdPercent {}",
             gc.high_percent
         );
         report.errors.invalid(
             &fields.at("imageGCLowThresholdPercent"),
             i64::from(gc.low_percent),
-            words,
+            message,
         );
     }
     for (name, age) in [
@@ -45,11 +45,11 @@ pub(super) fn image_gc(gc: &ImageGc, fields: &Fields, report: &mut Report) {
         }
     }
     if gc.max_age > SignedDuration::ZERO && gc.max_age <= gc.min_age {
-        let words = format!("must be greater than imageMinimumGCAge {}", go(gc.min_age));
+        let message = format!("must be greater than imageMinimumGCAge {}", go(gc.min_age));
         let shown = go(gc.max_age);
         report
             .errors
-            .invalid(&fields.at("imageMaximumGCAge"), shown.as_str(), words);
+            .invalid(&fields.at("imageMaximumGCAge"), shown.as_str(), message);
     }
 }
 
@@ -57,15 +57,15 @@ pub(super) fn shutdown(shutdown: &Shutdown, fields: &Fields, report: &mut Report
     let (whole, critical) = (shutdown.grace, shutdown.critical);
     let name = "shutdownGracePeriodCriticalPods";
     if critical > whole {
-        let words = format!("must be <= shutdownGracePeriod {}", go(whole));
+        let message = format!("must be <= shutdownGracePeriod {}", go(whole));
         let shown = go(critical);
-        report.errors.invalid(&fields.at(name), shown.as_str(), words);
+        report.errors.invalid(&fields.at(name), shown.as_str(), message);
     }
     for (name, value) in [("shutdownGracePeriod", whole), (name, critical)] {
         if !value.is_zero() && value < SignedDuration::from_secs(1) {
             let shown = go(value);
-            let words = "must be either zero or otherwise >= 1 sec";
-            report.errors.invalid(&fields.at(name), shown.as_str(), words);
+            let message = "must be either zero or otherwise >= 1 sec";
+            report.errors.invalid(&fields.at(name), shown.as_str(), message);
         }
     }
     let budgeted = !whole.is_zero() || !critical.is_zero();
@@ -77,7 +77,7 @@ pub(super) fn shutdown(shutdown: &Shutdown, fields: &Fields, report: &mut Report
     }
 }
 
-/// What of the node is kept from pods.
+/// Reads a reservation (`systemReserved`, `kubeReserved`).
 pub(super) fn reserved(
     fields: &mut Fields,
     name: &'static str,
@@ -104,26 +104,26 @@ pub(super) fn reserved(
     found
 }
 
-/// A folder by its whole path.
+/// Reads `podLogsDir`: an absolute, normalized path.
 pub(super) fn logs_dir(fields: &mut Fields, report: &mut Report) -> Option<String> {
     const NAME: &str = "podLogsDir";
-    let said = fields.text(NAME, report).filter(|t| !t.is_empty())?.to_string();
+    let value = fields.text(NAME, report).filter(|t| !t.is_empty())?.to_string();
     let at = fields.at(NAME);
-    let parts = || said.split('/').skip(1);
-    let words = if !said.is_ascii() {
+    let parts = || value.split('/').skip(1);
+    let message = if !value.is_ascii() {
         "must only contain ASCII characters"
-    } else if !said.starts_with('/') {
+    } else if !value.starts_with('/') {
         "must be an absolute path"
     } else if parts().any(|part| matches!(part, "" | "." | "..")) {
         "must be normalized, and not the root"
     } else {
-        return Some(said);
+        return Some(value);
     };
-    report.errors.invalid(&at, said.as_str(), words);
+    report.errors.invalid(&at, value.as_str(), message);
     None
 }
 
-/// Whether what is reserved is kept from pods, which is all that is enforced here.
+/// Whether reservations are enforced on pods, which is the only enforcement that is implemented.
 pub(super) fn enforces_pods(fields: &mut Fields, report: &mut Report) -> bool {
     const NAME: &str = "enforceNodeAllocatable";
     const KNOWN: [&str; 6] = [
@@ -134,9 +134,9 @@ pub(super) fn enforces_pods(fields: &mut Fields, report: &mut Report) -> bool {
         "kube-reserved-compressible",
         "none",
     ];
-    let said = fields.texts(NAME, report);
+    let value = fields.texts(NAME, report);
     let mut seen = Vec::new();
-    for (name, path) in &said {
+    for (name, path) in &value {
         if seen.contains(name) {
             report.errors.duplicate(path, *name);
             continue;
@@ -144,26 +144,26 @@ pub(super) fn enforces_pods(fields: &mut Fields, report: &mut Report) -> bool {
         seen.push(*name);
         match *name {
             "pods" => {}
-            "none" if said.len() > 1 => {
-                let words = "may not contain additional enforcements when none is specified";
-                report.errors.invalid(path, *name, words);
+            "none" if value.len() > 1 => {
+                let message = "may not contain additional enforcements when none is specified";
+                report.errors.invalid(path, *name, message);
             }
             "none" => {}
             known if KNOWN.contains(&known) => {
-                let words = "only pods are limited; what is reserved is kept from them";
-                report.errors.invalid(path, known, words);
+                let message = "only pods is supported: reservations are enforced on pods' cgroups";
+                report.errors.invalid(path, known, message);
             }
             other => report.errors.not_supported_in_order(path, other, &KNOWN),
         }
     }
-    said.is_empty() || seen.contains(&"pods")
+    value.is_empty() || seen.contains(&"pods")
 }
 
-/// Patterns of sysctls, as Kubernetes takes them: a name, or the beginning of one and `*`.
+/// Patterns of sysctls: a name, or a prefix and `*`.
 pub(super) fn unsafe_sysctls(fields: &mut Fields, report: &mut Report) -> Vec<String> {
-    let said = fields.texts("allowedUnsafeSysctls", report);
+    let value = fields.texts("allowedUnsafeSysctls", report);
     let mut patterns = Vec::new();
-    for (pattern, path) in said {
+    for (pattern, path) in value {
         let name = pattern.strip_suffix('*').unwrap_or(pattern);
         let named = name.trim_end_matches(['.', '/']);
         let good = !named.is_empty()
@@ -172,13 +172,13 @@ pub(super) fn unsafe_sysctls(fields: &mut Fields, report: &mut Report) -> Vec<St
             });
         let own = crate::sysctl::namespace(&crate::sysctl::normalized(pattern)).is_some();
         if good && !own {
-            let words = "is not known to belong to a pod alone";
-            report.errors.invalid(&path, pattern, words);
+            let message = "is not a namespaced sysctl";
+            report.errors.invalid(&path, pattern, message);
         } else if good {
             patterns.push(pattern.to_string());
         } else {
-            let words = "must be a sysctl's name, or the beginning of one followed by *";
-            report.errors.invalid(&path, pattern, words);
+            let message = "must be the name of a sysctl, or a prefix of one followed by *";
+            report.errors.invalid(&path, pattern, message);
         }
     }
     patterns

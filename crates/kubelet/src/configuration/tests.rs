@@ -1,4 +1,4 @@
-//! Files as administrators write them.
+//! Configuration files of administrators.
 
 use serde_json::json;
 
@@ -12,18 +12,18 @@ fn with(fields: Value) -> Value {
     document
 }
 
-fn mistakes(fields: Value) -> Vec<String> {
+fn errors(fields: Value) -> Vec<String> {
     let errors = read(&with(fields)).unwrap_err();
     errors.iter().map(|e| e.field.to_string()).collect()
 }
 
 #[test]
-fn t8_a_file_that_says_nothing_is_v1_36s_defaults() {
+fn t8_an_empty_file_has_v1_36s_defaults() {
     assert_eq!(read(&with(json!({}))).unwrap(), KubeletConfiguration::default());
 }
 
 #[test]
-fn t8_what_is_said_is_in_force() {
+fn t8_fields_that_are_set_take_effect() {
     let read = read(&with(json!({
         "maxPods": 20, "podPidsLimit": 100, "serializeImagePulls": false,
         "evictionHard": {"memory.available": "5%"},
@@ -89,7 +89,7 @@ fn t8_hard_thresholds_replace_the_defaults_unless_they_are_to_be_merged() {
 }
 
 #[test]
-fn t8_every_mistake_is_named_with_its_path() {
+fn t8_every_error_is_reported_with_its_path() {
     for (fields, want) in [
         (json!({"maxPodz": 1}), "maxPodz"),
         (json!({"maxPods": "many"}), "maxPods"),
@@ -142,16 +142,16 @@ fn t8_every_mistake_is_named_with_its_path() {
         ),
         (json!({"hairpinMode": 3}), "hairpinMode"),
     ] {
-        assert_eq!(mistakes(fields.clone()), [want], "{fields}");
+        assert_eq!(errors(fields.clone()), [want], "{fields}");
     }
     assert_eq!(
-        mistakes(json!({"maxPods": -1, "nope": 1, "cgroupDriver": ""})),
+        errors(json!({"maxPods": -1, "nope": 1, "cgroupDriver": ""})),
         ["maxPods", "nope"]
     );
 }
 
 #[test]
-fn t8_other_kinds_are_refused_without_complaints_about_their_fields() {
+fn t8_other_kinds_are_rejected_without_errors_about_their_fields() {
     let errors = read(&json!({"apiVersion": "v1", "kind": "Pod", "spec": {}})).unwrap_err();
     let fields: Vec<_> = errors.iter().map(|e| e.field.to_string()).collect();
     assert_eq!(fields, ["apiVersion", "kind"]);
@@ -159,7 +159,7 @@ fn t8_other_kinds_are_refused_without_complaints_about_their_fields() {
 }
 
 #[test]
-fn t8_what_has_no_effect_is_accepted_and_noted() {
+fn t8_fields_without_effect_are_accepted_and_noted() {
     let read = read(&with(
         json!({"port": 10250, "featureGates": {"A": true}, "logging": {"format": "json"}}),
     ));

@@ -23,7 +23,7 @@ pub struct NotEnough {
     pub available: usize,
 }
 
-/// Takes `count` of the available CPUs from as few groups as possible. CPUs that the machine does not have are ignored.
+/// Takes `count` of the available CPUs from as few groups as possible. CPUs that the node does not have are ignored.
 pub fn take_packed(
     topology: &CpuTopology,
     available: &BTreeSet<u32>,
@@ -146,7 +146,7 @@ impl<'a> Accumulator<'a> {
         }
     }
 
-    /// Takes groups that are wholly free, while as many CPUs are needed.
+    /// Takes completely free groups, while as many CPUs are needed.
     fn take_full(&mut self, level: Level) {
         for id in self.sorted(level) {
             let free = self.free_in(level, id);
@@ -169,7 +169,7 @@ impl<'a> Accumulator<'a> {
         }
     }
 
-    /// Takes from one cache what is still needed, if it has that much.
+    /// Takes the CPUs that are still needed from one cache, if it has enough.
     fn take_part_of_uncore_cache(&mut self, id: u32) {
         let per_core = self.topology.cpus_per(Level::Core).max(1);
         let free = self.free_in(Level::UncoreCache, id);

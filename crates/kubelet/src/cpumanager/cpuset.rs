@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 /// CPUs by their number.
 pub type CpuSet = BTreeSet<u32>;
 
-/// CPU numbers are below this; the kernel's own bound (`NR_CPUS`) is lower. It bounds what a range can come to.
+/// CPU numbers are below this; the kernel's own bound (`NR_CPUS`) is lower. It bounds the length of a range.
 pub const CPUS_MAX: u32 = 1 << 16;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! Taking CPUs evenly from several NUMA nodes when one has too few (`distribute-cpus-across-numa`, KEP 2902).
 //!
-//! Of all sets of as few NUMA nodes as possible the one is taken that leaves the free CPUs of the machine most balanced:
+//! Of all sets of as few NUMA nodes as possible the one is taken that leaves the free CPUs of the node most balanced:
 //! with the smallest standard deviation per NUMA node.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use super::assignment::{Accumulator, NotEnough, Sorting, take_packed};
 use super::cpuset::CpuSet;
 use super::{CpuTopology, Level};
 
-/// On machines with more NUMA nodes CPUs are packed: the number of sets to compare grows with 3 to the power of the nodes.
+/// On nodes with more NUMA nodes CPUs are packed: the number of sets to compare grows with 3 to the power of the nodes.
 const NODES_MAX: usize = 12;
 
 /// A set of NUMA nodes, and those of them that give one group more than the others.
@@ -83,8 +83,8 @@ fn share(count: usize, nodes: usize, group: usize) -> usize {
     count / nodes.max(1) / group * group
 }
 
-/// How balanced the machine is if the CPUs come from these nodes, and which of them give one group more. None if they
-/// have too few.
+/// The balance of the node's free CPUs if the CPUs come from these NUMA nodes, and which of them give one group more.
+/// `None` if they have too few.
 fn balance_of(
     free: &BTreeMap<u32, usize>,
     nodes: &[u32],
@@ -122,7 +122,7 @@ fn balance_of(
     best
 }
 
-/// What is left when the nodes give what remains in turns, a group at a time. None if they have too few.
+/// The free CPUs after the NUMA nodes give the remainder in turns, one group at a time. `None` if they have too few.
 fn after_remainder(
     left: &BTreeMap<u32, usize>,
     nodes: &[u32],
@@ -179,7 +179,7 @@ impl Accumulator<'_> {
     }
 }
 
-/// The standard deviation, rounded to thousandths so that what is the same compares the same.
+/// The standard deviation, rounded to thousandths so that equal ones compare as equal.
 fn deviation(values: &BTreeMap<u32, usize>) -> f64 {
     let count = values.len().max(1) as f64;
     let mean = values.values().sum::<usize>() as f64 / count;

@@ -1,9 +1,9 @@
-//! The CPU manager: which CPUs a container has to itself.
+//! The CPU manager: exclusive CPUs of containers.
 //!
-//! With the policy `static` containers of Guaranteed pods that request whole CPUs get CPUs of their own, and all others
-//! share the rest. This is the deciding half: it chooses CPUs by the machine's topology and keeps the state; giving them
-//! to containers and writing the state down is the doing half's. No CPU is ever assigned to two containers, except from an
-//! init container that has ended to a container of the same pod.
+//! With the policy `static` containers of Guaranteed pods that request an integer number of CPUs get exclusive CPUs, and all
+//! others share the rest. This is the deciding half: it chooses CPUs by the node's topology and keeps the state;
+//! `knarr-node` sets containers' cpusets and writes the checkpoint. A CPU is never assigned to two containers, except that a
+//! container may reuse those of a finished init container of its pod.
 
 mod assignment;
 pub mod checkpoint;
@@ -26,7 +26,7 @@ pub use options::{Gates, OptionError, Options};
 pub use policy::{Allocated, AllocationError, CpuManager, PolicyError, Settings};
 pub use state::{State, StateError};
 
-/// Where a CPU is. Core, socket and cache ids are unique on the machine.
+/// The location of a CPU. Core, socket and cache ids are unique on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
     pub core: u32,
@@ -36,7 +36,7 @@ pub struct Cpu {
     pub uncore_cache: u32,
 }
 
-/// What CPUs are grouped by.
+/// The levels of the topology that CPUs are grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
     NumaNode,
@@ -45,7 +45,7 @@ pub(crate) enum Level {
     Core,
 }
 
-/// The CPUs of a machine.
+/// The CPUs of a node.
 #[derive(Clone, Debug, Default)]
 pub struct CpuTopology(BTreeMap<u32, Cpu>);
 
@@ -83,7 +83,7 @@ impl CpuTopology {
         self.0.keys().filter_map(|cpu| self.id(*cpu, level)).collect()
     }
 
-    /// How many groups there are on the machine.
+    /// The number of groups on the node.
     pub(crate) fn count(&self, level: Level) -> usize {
         self.ids(level).len()
     }

@@ -132,7 +132,7 @@ impl Options {
         Ok(())
     }
 
-    /// Whether the options fit the machine and the topology manager's policy.
+    /// Whether the options are possible with the node's topology and the topology manager's policy.
     pub fn validate(&self, topology: &CpuTopology, is_single_numa_node: bool) -> Result<(), OptionError> {
         if self.align_by_socket && is_single_numa_node {
             return Err(OptionError::SingleNumaNode);

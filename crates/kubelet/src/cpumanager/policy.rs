@@ -1,4 +1,5 @@
-//! The policies: `none` assigns nothing, `static` whole CPUs to containers of Guaranteed pods (`policy_static.go`).
+//! The policies: `none` assigns nothing, `static` assigns exclusive CPUs to containers of Guaranteed pods
+//! (`policy_static.go`).
 
 use std::collections::BTreeMap;
 
@@ -17,11 +18,11 @@ use crate::topologymanager::{Hint, NumaMask, ProviderHints, masks_of};
 
 const CPU: &str = "cpu";
 
-/// What the static policy is made with.
+/// The settings of the static policy.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     pub options: Options,
-    /// `systemReserved` and `kubeReserved` together, in thousandths.
+    /// `systemReserved` and `kubeReserved` together, in millicores.
     pub reserved_milli_cpus: i64,
     /// `reservedSystemCPUs`; empty: the first ones by the topology.
     pub reserved: CpuSet,
@@ -74,13 +75,13 @@ impl From<AllocationError> for Rejection {
     }
 }
 
-/// What came of an allocation.
+/// The result of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocated {
-    /// The container shares CPUs with others.
+    /// The container uses the shared pool.
     Shared,
-    /// It has CPUs of its own already.
-    Before,
+    /// It has exclusive CPUs already.
+    Existing,
     New {
         is_uncore_aligned: bool,
     },
@@ -95,7 +96,7 @@ struct Static {
     reserved_cores: CpuSet,
 }
 
-/// See the module. [`Default`] is the policy `none`.
+/// The CPU manager. [`Default`] is the policy `none`.
 #[derive(Clone, Debug, Default)]
 pub struct CpuManager {
     policy: Option<Static>,
@@ -103,7 +104,7 @@ pub struct CpuManager {
 }
 
 impl CpuManager {
-    /// The static policy, with the state that was written down.
+    /// The static policy, with the state of the checkpoint.
     pub fn new_static(
         topology: CpuTopology,
         settings: Settings,
@@ -166,7 +167,7 @@ impl CpuManager {
             .collect()
     }
 
-    /// Those of them that nobody has to itself.
+    /// The allocatable CPUs that are not exclusive to a container.
     pub fn available(&self) -> CpuSet {
         let reserved = |cpu: &&u32| self.policy.as_ref().is_some_and(|p| p.reserved.contains(*cpu));
         self.state
@@ -177,7 +178,7 @@ impl CpuManager {
             .collect()
     }
 
-    /// How many CPUs of each NUMA node containers have to themselves.
+    /// The number of exclusive CPUs of each NUMA node.
     pub fn exclusive_by_numa_node(&self) -> BTreeMap<u32, usize> {
         let mut all = BTreeMap::new();
         let Some(policy) = &self.policy else { return all };
@@ -189,7 +190,7 @@ impl CpuManager {
         all
     }
 
-    /// The CPUs that a container has to itself.
+    /// A container's exclusive CPUs.
     pub fn exclusive(&self, uid: &str, container: &str) -> Option<&CpuSet> {
         self.state.of_container(uid, container)
     }
@@ -198,13 +199,13 @@ impl CpuManager {
         self.state.assigned.get(uid).is_some_and(|of| !of.is_empty())
     }
 
-    /// The CPUs on which a container may run: its own, else the shared ones. None with the policy `none`.
+    /// The CPUs on which a container may run: its exclusive ones, else the shared pool. `None` with the policy `none`.
     pub fn affinity(&self, uid: &str, container: &str) -> Option<&CpuSet> {
         self.policy.as_ref()?;
         Some(self.exclusive(uid, container).unwrap_or(&self.state.default))
     }
 
-    /// Where a container's CPUs could be.
+    /// The topology hints of a container's CPUs.
     pub fn hints(&self, pod: &Pod, container: &Container) -> ProviderHints {
         let requested = match guaranteed::qualifies(pod) {
             true => guaranteed::cpus(container),
@@ -224,7 +225,7 @@ impl CpuManager {
         ProviderHints::from([(CPU.to_string(), Some(hints))])
     }
 
-    /// Where all of a pod's CPUs could be.
+    /// The topology hints of all of a pod's CPUs.
     pub fn pod_hints(&self, pod: &Pod) -> ProviderHints {
         let of = |c: &Container| u64::try_from(guaranteed::cpus(c)).unwrap_or(0);
         let requested = match guaranteed::qualifies(pod) {
@@ -250,7 +251,7 @@ impl CpuManager {
         ProviderHints::from([(CPU.to_string(), Some(hints))])
     }
 
-    /// Assigns a container its CPUs, near `affinity` if that is known.
+    /// Assigns exclusive CPUs to a container, on the NUMA nodes of `affinity` if that is given.
     pub fn allocate(
         &mut self,
         pod: &Pod,
@@ -265,7 +266,7 @@ impl CpuManager {
             return Ok(Allocated::Shared);
         };
         if self.exclusive(uid(pod), &container.name).is_some() {
-            return Ok(Allocated::Before);
+            return Ok(Allocated::Existing);
         }
         policy.check_whole_cores(&self.state.default, count)?;
         let mut usable = self.available();
@@ -285,33 +286,33 @@ impl CpuManager {
         Ok(Allocated::New { is_uncore_aligned })
     }
 
-    /// A pod has ended. Whether it had CPUs of its own.
+    /// Releases the CPUs of a terminated pod; returns whether it had exclusive ones.
     pub fn release(&mut self, uid: &str) -> bool {
         self.state.release(uid)
     }
 
-    /// Releases what pods have that are no more. Whether there were any.
+    /// Releases the CPUs of pods that do not exist any more; returns whether there were any.
     pub fn retain_pods(&mut self, is_there: impl Fn(&str) -> bool) -> bool {
-        let gone: Vec<String> = self
+        let deleted: Vec<String> = self
             .state
             .assigned
             .keys()
             .filter(|uid| !is_there(uid))
             .cloned()
             .collect();
-        for uid in &gone {
+        for uid in &deleted {
             self.state.release(uid);
         }
-        !gone.is_empty()
+        !deleted.is_empty()
     }
 
-    /// The CPUs of init containers that have ended when a container starts, unless another one has taken them over.
+    /// The CPUs of init containers that have finished when a container starts, unless another container reuses them.
     fn reusable(&self, pod: &Pod, container: &str) -> CpuSet {
         let mut reusable = CpuSet::new();
-        for (other, has_ended) in guaranteed::before(pod, container) {
+        for (other, has_finished) in guaranteed::before(pod, container) {
             let own = self.exclusive(uid(pod), &other.name).into_iter().flatten();
             for cpu in own {
-                match has_ended {
+                match has_finished {
                     true => drop(reusable.insert(*cpu)),
                     false => drop(reusable.remove(cpu)),
                 }
@@ -389,7 +390,7 @@ impl Static {
             .collect()
     }
 
-    /// The sets of NUMA nodes that have so many CPUs free and all that are reused.
+    /// The sets of NUMA nodes that have this many free CPUs and all reusable ones.
     fn hints(&self, available: &CpuSet, reusable: &CpuSet, requested: usize) -> Vec<Hint> {
         let by_node = |cpus: &CpuSet| {
             let mut all: BTreeMap<u32, usize> = BTreeMap::new();
@@ -434,7 +435,7 @@ impl Static {
         hints.into_iter().map(hint).collect()
     }
 
-    /// Whether the nodes are on as few sockets as so many nodes can be.
+    /// Whether the NUMA nodes are on as few sockets as possible.
     fn is_socket_aligned(&self, mask: NumaMask, least: u32) -> bool {
         let per_socket = self.topology.count(Level::NumaNode) / self.topology.count(Level::Socket).max(1);
         let least = usize::try_from(least).unwrap_or(usize::MAX);

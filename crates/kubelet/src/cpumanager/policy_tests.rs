@@ -1,10 +1,10 @@
-//! Tables of the CPU manager's static policy: what v1.36's tests of it show.
+//! Tables of the CPU manager's static policy, after v1.36's tests.
 
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
 use serde_json::{Value, json};
 
-use super::tests::{dual_socket_ht, dual_socket_multi_numa_ht, machine, options, set, single_socket_ht};
+use super::tests::{dual_socket_ht, dual_socket_multi_numa_ht, options, set, single_socket_ht, topology};
 use super::*;
 use crate::admission::Rejection;
 use crate::topologymanager::NumaMask;
@@ -46,7 +46,7 @@ fn settings(of: &str, reserved: &str) -> Settings {
     }
 }
 
-/// A machine on which another pod has these CPUs to itself.
+/// A node on which another pod has these exclusive CPUs.
 fn manager(topology: CpuTopology, settings: Settings, others: &str) -> CpuManager {
     let mut state = State {
         default: topology.cpus(),
@@ -73,7 +73,7 @@ fn allocate(
 }
 
 #[test]
-fn l4_guaranteed_containers_get_whole_cpus_of_their_own() {
+fn l4_guaranteed_containers_get_exclusive_cpus() {
     for of in ["", "full-pcpus-only=true"] {
         for (topology, others, request, cpus) in [
             (single_socket_ht(), "2,3,6,7", "c2", "1,5"),
@@ -84,7 +84,7 @@ fn l4_guaranteed_containers_get_whole_cpus_of_their_own() {
         ] {
             let mut manager = manager(topology, settings(of, "0"), others);
             let own = allocate(&mut manager, &pod("p", request), None);
-            assert_eq!(own, Ok(set(cpus)), "{request} beside {others} with {of:?}");
+            assert_eq!(own, Ok(set(cpus)), "{request} with {others} with {of:?}");
             assert!(manager.state().default.is_disjoint(&set(cpus)));
         }
     }
@@ -166,7 +166,7 @@ fn l4_cpus_of_init_containers_are_reused_and_those_of_sidecars_are_not() {
 
 /// Two NUMA nodes with CPUs 0-2,6-8 and 3-5,9-11.
 fn two_nodes() -> CpuTopology {
-    machine(12, |n| [n % 6, n % 6 / 3, n % 6 / 3, n % 6 / 3])
+    topology(12, |n| [n % 6, n % 6 / 3, n % 6 / 3, n % 6 / 3])
 }
 
 /// `01` preferred, `01?` not: the nodes of each hint.
@@ -199,12 +199,12 @@ fn l4_hints_name_the_numa_nodes_with_enough_cpus() {
         assert_eq!(
             hints(&manager.hints(&pod, container)),
             expected,
-            "{request} beside {others}"
+            "{request} with {others}"
         );
         assert_eq!(
             hints(&manager.pod_hints(&pod)),
             expected,
-            "{request} beside {others}"
+            "{request} with {others}"
         );
     }
     let mut manager = manager(two_nodes(), settings("", "0"), "");
@@ -227,7 +227,7 @@ fn l4_hints_name_the_numa_nodes_with_enough_cpus() {
 }
 
 #[test]
-fn l4_what_a_pod_needs_at_a_time_is_counted_with_its_init_containers() {
+fn l4_the_cpus_a_pod_needs_at_a_time_include_its_init_containers() {
     for (of, count) in [
         ("i2 c2", 2),
         ("i2 c5", 5),
@@ -247,7 +247,7 @@ fn l4_what_a_pod_needs_at_a_time_is_counted_with_its_init_containers() {
 }
 
 #[test]
-fn l4_a_state_that_is_not_of_this_machine_is_rejected() {
+fn l4_a_state_that_does_not_match_the_node_is_rejected() {
     let check = |of: &str, default: &str, assigned: &[(&str, &str)]| {
         let containers = assigned
             .iter()
@@ -352,7 +352,7 @@ fn l4_checkpoints_are_those_of_the_kubelet() {
     let written: Value = serde_json::from_slice(&bytes).unwrap();
     assert_eq!(written["policyName"], "static");
     assert_eq!(written["defaultCpuSet"], "1-3");
-    // As a kubelet wrote them: their checksums are right, and their policy is another.
+    // As a kubelet wrote them: their checksums are right, and their policy differs.
     for (default, entries, checksum) in [
         ("4-6", json!({}), 354_655_845),
         (

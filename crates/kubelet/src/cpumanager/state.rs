@@ -1,10 +1,10 @@
-//! Which CPUs are shared, and which containers have CPUs of their own.
+//! The shared pool, and the exclusive CPUs of containers.
 
 use std::collections::BTreeMap;
 
 use super::cpuset::{self, CpuSet};
 
-/// See the module. Assignments are by pod uid and container.
+/// The CPU manager's state. Assignments are by pod UID and container name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// The shared pool. Reserved CPUs are in it unless they are strictly reserved.
@@ -23,7 +23,7 @@ impl State {
         containers.insert(container.into(), cpus);
     }
 
-    /// Returns a pod's CPUs to the shared pool. Whether it had any.
+    /// Returns a pod's CPUs to the shared pool; returns whether it had any.
     pub fn release(&mut self, uid: &str) -> bool {
         let released = self.assigned.remove(uid);
         let is_new = released.is_some();
@@ -32,14 +32,14 @@ impl State {
         is_new
     }
 
-    /// All CPUs that containers have to themselves.
+    /// All exclusive CPUs.
     pub fn exclusive(&self) -> CpuSet {
         let sets = self.assigned.values().flat_map(BTreeMap::values);
         sets.flatten().copied().collect()
     }
 }
 
-/// Why a state that was written down cannot be that of this machine, in v1.36's words.
+/// Why a checkpoint's state does not match this node, with v1.36's messages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
     #[error("default cpuset cannot be empty")]
@@ -60,7 +60,7 @@ pub enum StateError {
 }
 
 impl State {
-    /// Checks a restored state against the machine; an empty one becomes that of a machine without pods.
+    /// Checks a restored state against the node; an empty one becomes that of a node without pods.
     pub(super) fn validated(
         mut self,
         all: &CpuSet,

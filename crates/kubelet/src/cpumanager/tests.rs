@@ -1,9 +1,9 @@
-//! Tables of the CPU manager: what v1.36's tests of CPU assignment show.
+//! Tables of the CPU manager, after v1.36's tests of CPU assignment.
 
 use super::*;
 
-/// `cpus` of a machine: the core, socket, NUMA node and cache of each by its number.
-pub(super) fn machine(cpus: u32, of: impl Fn(u32) -> [u32; 4]) -> CpuTopology {
+/// A node with this many CPUs: the core, socket, NUMA node and cache of each by its number.
+pub(super) fn topology(cpus: u32, of: impl Fn(u32) -> [u32; 4]) -> CpuTopology {
     let cpu = |n| {
         let [core, socket, numa_node, uncore_cache] = of(n);
         let cpu = Cpu {
@@ -18,15 +18,15 @@ pub(super) fn machine(cpus: u32, of: impl Fn(u32) -> [u32; 4]) -> CpuTopology {
 }
 
 pub(super) fn single_socket_ht() -> CpuTopology {
-    machine(8, |n| [n % 4, 0, 0, 0])
+    topology(8, |n| [n % 4, 0, 0, 0])
 }
 
 pub(super) fn dual_socket_ht() -> CpuTopology {
-    machine(12, |n| [n % 6, n % 2, n % 2, n % 2])
+    topology(12, |n| [n % 6, n % 2, n % 2, n % 2])
 }
 
 pub(super) fn dual_socket_multi_numa_ht() -> CpuTopology {
-    machine(80, |n| [n % 40, n % 40 / 20, n % 40 / 10, 0])
+    topology(80, |n| [n % 40, n % 40 / 20, n % 40 / 10, 0])
 }
 
 /// `0-3,7`.
@@ -105,9 +105,9 @@ fn l4_cpus_are_spread_over_cores_with_the_option() {
 
 #[test]
 fn l4_cpus_are_taken_from_one_uncore_cache_with_the_option() {
-    let no_smt = machine(16, |n| [n, 0, 0, n / 4]);
-    let dual = machine(16, |n| [n, n / 8, 0, n / 4]);
-    let smt = machine(16, |n| [n % 8, 0, 0, n % 8 / 4]);
+    let no_smt = topology(16, |n| [n, 0, 0, n / 4]);
+    let dual = topology(16, |n| [n, n / 8, 0, n / 4]);
+    let smt = topology(16, |n| [n % 8, 0, 0, n % 8 / 4]);
     let packed = Sorting::Packed;
     check(&no_smt, packed, true, &[("1-15", 10, "1,2,4-11")]);
     check(
@@ -178,7 +178,7 @@ fn l4_cpus_are_distributed_evenly_over_numa_nodes_with_the_option() {
             ),
         ],
     );
-    let large = machine(256, |n| [n % 128, n % 128 / 64, n % 128 / 16, 0]);
+    let large = topology(256, |n| [n % 128, n % 128 / 64, n % 128 / 16, 0]);
     let available = "0,128,30,31,158,159,43-47,171-175,62,63,190,191,75-79,203-207,94,96,222,223,101-111,229-239,126,127,254,255";
     let taken = "43-47,75-79,96,101-105,171-174,203-206,229-232";
     check_distributed(&large, &[(available, 28, 1, taken)]);
@@ -250,7 +250,7 @@ fn l4_options_are_rejected_with_the_kubelets_messages() {
         aligned.validate(&dual_socket_multi_numa_ht(), true),
         Err(OptionError::SingleNumaNode)
     );
-    let more_sockets = machine(16, |n| [n, n / 8, 0, n / 4]);
+    let more_sockets = topology(16, |n| [n, n / 8, 0, n / 4]);
     assert_eq!(
         aligned.validate(&more_sockets, false),
         Err(OptionError::MoreSockets)

@@ -1,4 +1,4 @@
-//! On which NUMA nodes the devices of a container or pod could be, for the topology manager.
+//! The topology hints of the devices of a container or pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,12 +9,12 @@ use super::{Device, DeviceManager, Resource};
 use crate::guaranteed::{self, uid};
 use crate::topologymanager::{Hint, NumaMask, ProviderHints, masks_of};
 
-/// Devices by how near they are to what else a container has.
+/// Devices by whether they are on the NUMA nodes of the affinity.
 #[derive(Debug, Default)]
 pub(super) struct ByAffinity {
     pub aligned: BTreeSet<String>,
     pub unaligned: BTreeSet<String>,
-    /// Those that are near no NUMA node; all of them where that is not asked for.
+    /// Devices without topology information; all devices if there is no affinity.
     pub others: BTreeSet<String>,
 }
 
@@ -30,7 +30,7 @@ fn is_in(device: &Device, mask: NumaMask) -> bool {
 }
 
 impl Resource {
-    /// Whether any device is near a NUMA node.
+    /// Whether any device has topology information.
     fn has_topology(&self) -> bool {
         self.devices.values().any(|device| !device.numa_nodes.is_empty())
     }
@@ -53,18 +53,18 @@ impl Resource {
         all
     }
 
-    /// The sets of NUMA nodes that have so many devices and all that are reused. Only nodes that have any are considered.
+    /// The sets of NUMA nodes that have this many devices and all reusable ones. Only NUMA nodes with devices are considered.
     fn hints(
         &self,
         available: &BTreeSet<String>,
         reusable: &BTreeSet<String>,
         requested: usize,
-        machine: &BTreeSet<u32>,
+        numa_nodes: &BTreeSet<u32>,
     ) -> Vec<Hint> {
         let mut considered: BTreeSet<u32> = self.devices.values().flat_map(nodes).collect();
-        considered.retain(|node| machine.contains(node));
+        considered.retain(|node| numa_nodes.contains(node));
         if considered.is_empty() {
-            considered.clone_from(machine);
+            considered.clone_from(numa_nodes);
         }
         let in_mask = |mask: NumaMask, ids: &BTreeSet<String>| {
             let devices = ids.iter().filter_map(|id| self.devices.get(id));
@@ -95,20 +95,20 @@ impl Resource {
 }
 
 impl DeviceManager {
-    /// Where a container's devices could be; `machine` are the NUMA nodes there are.
-    pub fn hints(&self, pod: &Pod, container: &Container, machine: &BTreeSet<u32>) -> ProviderHints {
+    /// The topology hints of a container's devices; `numa_nodes` are the NUMA nodes of the node.
+    pub fn hints(&self, pod: &Pod, container: &Container, numa_nodes: &BTreeSet<u32>) -> ProviderHints {
         let requests = self.requests(pod, container).into_iter();
         let hints = requests.map(|(resource, requested)| {
             let own = self.assigned.devices_of(uid(pod), &container.name, &resource);
             let reusable = self.assigned.reusable(pod, &container.name, &resource);
-            let hints = self.hints_of(&resource, own, &reusable, requested, machine);
+            let hints = self.hints_of(&resource, own, &reusable, requested, numa_nodes);
             (resource, hints)
         });
         hints.collect()
     }
 
-    /// Where all of a pod's devices could be.
-    pub fn pod_hints(&self, pod: &Pod, machine: &BTreeSet<u32>) -> ProviderHints {
+    /// The topology hints of all of a pod's devices.
+    pub fn pod_hints(&self, pod: &Pod, numa_nodes: &BTreeSet<u32>) -> ProviderHints {
         let mut by_container: BTreeMap<&str, BTreeMap<String, usize>> = BTreeMap::new();
         let mut resources = BTreeSet::new();
         for container in guaranteed::containers(pod) {
@@ -128,7 +128,7 @@ impl DeviceManager {
                 .flatten()
                 .collect();
             let own = (!own.is_empty()).then_some(own);
-            let hints = self.hints_of(&resource, own, &BTreeSet::new(), requested, machine);
+            let hints = self.hints_of(&resource, own, &BTreeSet::new(), requested, numa_nodes);
             (resource, hints)
         });
         hints.collect()
@@ -140,7 +140,7 @@ impl DeviceManager {
         own: Option<BTreeSet<String>>,
         reusable: &BTreeSet<String>,
         requested: usize,
-        machine: &BTreeSet<u32>,
+        numa_nodes: &BTreeSet<u32>,
     ) -> Option<Vec<Hint>> {
         let known = self
             .resources
@@ -148,7 +148,7 @@ impl DeviceManager {
             .filter(|known| known.has_topology())?;
         if let Some(own) = own {
             return Some(match own.len() == requested {
-                true => known.hints(&own, &BTreeSet::new(), requested, machine),
+                true => known.hints(&own, &BTreeSet::new(), requested, numa_nodes),
                 false => Vec::new(),
             });
         }
@@ -156,7 +156,7 @@ impl DeviceManager {
         let available: BTreeSet<String> = known.healthy.difference(&in_use).cloned().collect();
         match available.union(reusable).count() < requested {
             true => Some(Vec::new()),
-            false => Some(known.hints(&available, reusable, requested, machine)),
+            false => Some(known.hints(&available, reusable, requested, numa_nodes)),
         }
     }
 }

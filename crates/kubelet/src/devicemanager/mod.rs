@@ -1,7 +1,7 @@
-//! The device manager: which devices of device plugins (v1beta1) there are, and which containers have them.
+//! The device manager: the devices of device plugins (v1beta1), and the containers that have them.
 //!
-//! It is told what plugins report and what containers ask for, and chooses devices; calling the plugins is the doing
-//! half's. A device is never assigned twice, except from an init container that has ended to a container of the same pod.
+//! From the plugins' reports and the containers' requests it chooses devices; `knarr-node` calls the plugins. A device is
+//! never assigned twice, except that a container may reuse those of a finished init container of its pod.
 
 mod hints;
 pub mod options;
@@ -21,9 +21,9 @@ pub use pods::{Assigned, Assignment};
 
 use crate::topologymanager::NumaMask;
 
-/// How long a resource stays in the node's capacity after its plugin has gone (`endpointStopGracePeriod`).
+/// How long a resource stays in the node's capacity after its plugin has stopped (`endpointStopGracePeriod`).
 pub const STOP_GRACE: SignedDuration = SignedDuration::from_mins(5);
-/// The NUMA node of a device that is near none.
+/// The NUMA node of a device without topology information.
 pub const NO_NUMA_NODE: i64 = -1;
 
 /// A device, as its plugin reports it.
@@ -33,7 +33,7 @@ pub struct Device {
     pub numa_nodes: Vec<i64>,
 }
 
-/// What a plugin wants to be asked.
+/// The optional calls that a plugin supports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PluginOptions {
     pub pre_start_required: bool,
@@ -50,9 +50,9 @@ enum Endpoint {
 #[derive(Clone, Debug)]
 struct Resource {
     endpoint: Endpoint,
-    /// As the plugin reported them last.
+    /// The devices of the plugin's last report.
     devices: BTreeMap<String, Device>,
-    /// Those that can be allocated: none while the plugin is gone, and until it reports again.
+    /// The devices that can be allocated: none while the plugin is stopped, and until it reports again.
     healthy: BTreeSet<String>,
 }
 
@@ -66,14 +66,14 @@ impl Resource {
     }
 }
 
-/// What of a resource a container asks for.
+/// A container's request of a resource.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     pub pod: &'a Pod,
     pub container: &'a str,
     pub resource: &'a str,
     pub count: usize,
-    /// The NUMA nodes of what else the container has, where that is aligned.
+    /// The NUMA nodes of the container's other resources, if they are aligned.
     pub affinity: Option<NumaMask>,
 }
 
@@ -87,22 +87,22 @@ impl Request<'_> {
     }
 }
 
-/// What comes of a request.
+/// What to do for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// The container has its devices, or asks for none.
+    /// The container has its devices, or requests none.
     Nothing,
-    /// The plugin is to say which of these it prefers.
+    /// Call the plugin's GetPreferredAllocation with these.
     Prefer {
         available: BTreeSet<String>,
         must_include: BTreeSet<String>,
         count: usize,
     },
-    /// The plugin is to allocate these. They are reserved until they are assigned or released.
+    /// Call the plugin's Allocate with these. They are reserved until they are assigned or released.
     Allocate(BTreeSet<String>),
 }
 
-/// Why devices are not allocated, in v1.36's words.
+/// Why devices are not allocated, with v1.36's messages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("cannot allocate unregistered device {0}")]
@@ -131,28 +131,28 @@ pub enum Error {
     },
 }
 
-/// What the node's status says of devices.
+/// The devices in the node's status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
     pub capacity: BTreeMap<String, usize>,
     pub allocatable: BTreeMap<String, usize>,
-    /// Resources whose plugins have gone for good.
+    /// Resources whose plugins have stopped for longer than the grace period.
     pub removed: BTreeSet<String>,
 }
 
-/// See the module.
+/// The device manager.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceManager {
     resources: BTreeMap<String, Resource>,
     assigned: Assigned,
-    /// Resources whose plugins have gone for good: the node says that it has none of them.
-    gone: BTreeSet<String>,
-    /// Chosen for a pod, container and resource, whose plugin is allocating them.
+    /// Resources whose plugins have stopped for longer than the grace period: the node reports 0 of them.
+    removed: BTreeSet<String>,
+    /// Devices chosen for a pod, container and resource, whose Allocate call is in flight.
     reserved: BTreeMap<(String, String, String), BTreeSet<String>>,
 }
 
 impl DeviceManager {
-    /// As it was before this kubelet began. Resources have no devices until their plugins register again.
+    /// The state of the checkpoint. Resources have no devices until their plugins register again.
     pub fn restored(resources: BTreeSet<String>, assigned: Assigned, now: Timestamp) -> Self {
         let stopped = |name| (name, Resource::new(Endpoint::Stopped { since: now }));
         DeviceManager {
@@ -162,17 +162,17 @@ impl DeviceManager {
         }
     }
 
-    /// A plugin has registered. What is known of its devices stays until it reports them.
+    /// A plugin has registered. The known devices stay until it reports them.
     pub fn registered(&mut self, resource: &str, options: PluginOptions) {
         let endpoint = Endpoint::Running(options);
-        self.gone.remove(resource);
+        self.removed.remove(resource);
         match self.resources.get_mut(resource) {
             Some(known) => known.endpoint = endpoint,
             None => drop(self.resources.insert(resource.into(), Resource::new(endpoint))),
         }
     }
 
-    /// What a plugin reports. The answer are the pods with a device whose health is not what it was.
+    /// Applies a plugin's report; returns the pods with a device whose health changed.
     pub fn reported(&mut self, resource: &str, devices: BTreeMap<String, Device>) -> BTreeSet<String> {
         let Some(known) = self.resources.get_mut(resource) else {
             return BTreeSet::new();
@@ -187,7 +187,7 @@ impl DeviceManager {
         self.assigned.pods_with(resource, is_changed)
     }
 
-    /// The plugin has gone: none of its devices can be allocated.
+    /// The plugin has stopped: none of its devices can be allocated.
     pub fn stopped(&mut self, resource: &str, now: Timestamp) {
         if let Some(known) = self.resources.get_mut(resource) {
             known.endpoint = Endpoint::Stopped { since: now };
@@ -195,7 +195,7 @@ impl DeviceManager {
         }
     }
 
-    /// The resources that are known, for the checkpoint.
+    /// The registered resources, for the checkpoint.
     pub fn resources(&self) -> BTreeMap<String, BTreeSet<String>> {
         let resources = self.resources.iter();
         resources
@@ -216,13 +216,13 @@ impl DeviceManager {
         })
     }
 
-    /// Whether a device is healthy; one of which nothing is known is taken to be.
+    /// Whether a device is healthy; an unknown one counts as healthy.
     pub fn is_healthy(&self, resource: &str, id: &str) -> bool {
         let devices = self.resources.get(resource).map(|r| &r.devices);
         devices.and_then(|d| d.get(id)).is_none_or(|d| d.is_healthy)
     }
 
-    /// What a container's status says of its devices (KEP 4680).
+    /// The devices in a container's status (KEP 4680).
     pub fn resources_status(&self, uid: &str, container: &str) -> Vec<ResourceStatus> {
         let resources = self.assigned.of_container(uid, container).into_iter().flatten();
         let status = |(resource, of): (&String, &Assignment)| {
@@ -246,28 +246,28 @@ impl DeviceManager {
         resources.map(status).collect()
     }
 
-    /// What the node has. A resource whose plugin has been gone for longer than the grace period is forgotten.
+    /// The node's capacity. A resource whose plugin has stopped for longer than the grace period is removed.
     pub fn capacity(&mut self, now: Timestamp) -> Capacity {
         let mut of = Capacity::default();
-        let gone = &mut self.gone;
+        let removed = &mut self.removed;
         self.resources.retain(|name, resource| {
             let is_over = match resource.endpoint {
                 Endpoint::Stopped { since } => now.duration_since(since) > STOP_GRACE,
                 Endpoint::Running(_) => false,
             };
             if is_over {
-                gone.insert(name.clone());
+                removed.insert(name.clone());
                 return false;
             }
             of.capacity.insert(name.clone(), resource.devices.len());
             of.allocatable.insert(name.clone(), resource.healthy.len());
             true
         });
-        of.removed.clone_from(&self.gone);
+        of.removed.clone_from(&self.removed);
         of
     }
 
-    /// What a container asks for of device plugins, by its limits (extended resources are not overcommitted).
+    /// A container's requests of device plugin resources, by its limits (extended resources are not overcommitted).
     pub fn requests(&self, pod: &Pod, container: &Container) -> Vec<(String, usize)> {
         let limits = container.resources.iter().flat_map(|r| r.limits.iter().flatten());
         let counted = limits.filter_map(|(name, amount)| {
@@ -367,7 +367,7 @@ impl DeviceManager {
         in_use
     }
 
-    /// The plugin has allocated what was chosen: the container has it.
+    /// The plugin has allocated the chosen devices: they are assigned to the container.
     pub fn assign(&mut self, request: &Request<'_>, allocation: Allocation) {
         let Some(chosen) = self.reserved.remove(&request.key()) else {
             return;
@@ -390,23 +390,23 @@ impl DeviceManager {
             .insert(request.uid(), request.container, request.resource, assignment);
     }
 
-    /// The plugin has not allocated what was chosen.
+    /// The plugin has not allocated the chosen devices.
     pub fn release_reserved(&mut self, request: &Request<'_>) {
         self.reserved.remove(&request.key());
     }
 
-    /// A pod has ended. Whether it had anything.
+    /// Releases the devices of a terminated pod; returns whether it had any.
     pub fn release(&mut self, uid: &str) -> bool {
         self.reserved.retain(|(of, _, _), _| of != uid);
         self.assigned.remove(uid)
     }
 
-    /// Releases what pods have that are no more. Whether there were any.
+    /// Releases the devices of pods that do not exist any more; returns whether there were any.
     pub fn retain_pods(&mut self, is_there: impl Fn(&str) -> bool) -> bool {
         self.assigned.retain_pods(is_there)
     }
 
-    /// The devices of a container for which the plugin wants to be called before it starts.
+    /// The devices of a container whose plugin requires PreStartContainer.
     pub fn pre_start(
         &self,
         uid: &str,
@@ -429,7 +429,7 @@ impl DeviceManager {
         }
     }
 
-    /// What a node that has less than its pods were given is to be taken for, so that they are admitted again.
+    /// The least allocatable amounts of a node that has fewer devices than are assigned, so that its pods are admitted again.
     pub fn least_allocatable(&self, uid: &str) -> BTreeMap<String, usize> {
         match self.assigned.has_pod(uid) {
             true => self.assigned.counts(),
@@ -438,7 +438,7 @@ impl DeviceManager {
     }
 }
 
-/// Whether an extended resource of a container is one that a ResourceClaim stands for (KEP 5004).
+/// Whether a ResourceClaim provides an extended resource of a container (KEP 5004).
 fn is_of_a_claim(pod: &Pod, container: &str, resource: &str) -> bool {
     let status = pod.status.as_ref();
     let claim = status.and_then(|s| s.extended_resource_claim_status.as_ref());

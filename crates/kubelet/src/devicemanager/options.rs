@@ -1,8 +1,8 @@
-//! What a device plugin has a container get, and all of it together for the runtime.
+//! The options of a container from one device plugin, and those of all plugins together, for the runtime.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A plugin's answer for one container and resource.
+/// A plugin's response to Allocate for one container and resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allocation {
     pub envs: BTreeMap<String, String>,
@@ -28,7 +28,7 @@ pub struct DeviceNode {
     pub permissions: String,
 }
 
-/// What a container gets of all its plugins. Of two that say different things, the first one (by resource) is right.
+/// A container's options from all its plugins. If two conflict, the first one (by resource name) wins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerOptions {
     pub envs: BTreeMap<String, String>,

@@ -1,4 +1,4 @@
-//! Which devices the containers of which pods have.
+//! The devices that are assigned to pods' containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,10 +7,10 @@ use knarr_api::k8s_openapi;
 
 use super::options::{Allocation, ContainerOptions};
 
-/// What a container has of one resource.
+/// The devices of one resource that a container has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
-    /// By NUMA node; one that is near several stands with each.
+    /// By NUMA node; a device with several NUMA nodes is listed with each.
     pub devices: BTreeMap<i64, Vec<String>>,
     pub allocation: Allocation,
 }
@@ -24,7 +24,7 @@ impl Assignment {
 type ByResource = BTreeMap<String, Assignment>;
 type ByContainer = BTreeMap<String, ByResource>;
 
-/// See the module.
+/// The assignments, by pod UID.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assigned(BTreeMap<String, ByContainer>);
 
@@ -35,7 +35,7 @@ impl Assigned {
         resources.insert(resource.into(), assignment);
     }
 
-    /// All of it: pod, container, resource.
+    /// All assignments: pod, container, resource.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str, &str, &Assignment)> {
         self.0.iter().flat_map(|(uid, containers)| {
             containers.iter().flat_map(move |(container, resources)| {
@@ -45,7 +45,7 @@ impl Assigned {
         })
     }
 
-    /// What a container has, by resource.
+    /// A container's assignments, by resource.
     pub fn of_container(&self, uid: &str, container: &str) -> Option<&ByResource> {
         self.0.get(uid)?.get(container)
     }
@@ -73,7 +73,7 @@ impl Assigned {
         before != self.0.len()
     }
 
-    /// None if nothing was ever assigned.
+    /// `None` if nothing was ever assigned.
     pub(super) fn devices_of(&self, uid: &str, container: &str, resource: &str) -> Option<BTreeSet<String>> {
         self.of_container(uid, container)?
             .get(resource)
@@ -100,8 +100,8 @@ impl Assigned {
         having.map(|(uid, _, _, _)| uid.to_string()).collect()
     }
 
-    /// The devices that a container of the pod may take over: those of init containers that have ended by the time it
-    /// starts, unless another container has taken them.
+    /// The devices that a container of the pod may reuse: those of init containers that have finished when it starts, unless
+    /// another container reuses them.
     pub(super) fn reusable(&self, pod: &Pod, container: &str, resource: &str) -> BTreeSet<String> {
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
         let Some(spec) = &pod.spec else {

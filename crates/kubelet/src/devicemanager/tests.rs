@@ -1,4 +1,4 @@
-//! Tables of the device manager: what v1.36's tests of it show.
+//! Tables of the device manager, after v1.36's tests.
 
 use serde_json::json;
 
@@ -61,19 +61,19 @@ fn allocate(manager: &mut DeviceManager, pod: &Pod, container: &str, count: usiz
 }
 
 #[test]
-fn l4_no_device_is_given_to_two_pods() {
+fn l4_no_device_is_assigned_to_two_pods() {
     let mut manager = manager(&[("d1", true), ("d2", true), ("d3", false)]);
     let (first, second) = (pod("1"), pod("2"));
     assert_eq!(
         manager.choose(&request(&first, "a", 1), None),
         Ok(Choice::Allocate(set(&["d1"])))
     );
-    // The plugin has not answered yet.
+    // The plugin's response has not arrived.
     assert_eq!(allocate(&mut manager, &second, "a", 1), set(&["d2"]));
     let third = pod("3");
-    let refused = manager.choose(&request(&third, "a", 1), None).unwrap_err();
+    let error = manager.choose(&request(&third, "a", 1), None).unwrap_err();
     assert_eq!(
-        refused.to_string(),
+        error.to_string(),
         "requested number of devices unavailable for example.com/gpu. Requested: 1, Available: 0"
     );
     manager.release_reserved(&request(&first, "a", 1));
@@ -93,7 +93,7 @@ fn l4_devices_of_init_containers_are_used_again_and_those_of_sidecars_are_not() 
 }
 
 #[test]
-fn l4_what_a_container_has_is_kept_as_long_as_it_is_healthy() {
+fn l4_a_container_keeps_its_devices_as_long_as_they_are_healthy() {
     let mut manager = manager(&[("d1", true), ("d2", true)]);
     let pod = pod("1");
     allocate(&mut manager, &pod, "a", 1);
@@ -139,7 +139,7 @@ fn l4_what_a_container_has_is_kept_as_long_as_it_is_healthy() {
 }
 
 #[test]
-fn l4_a_plugin_is_asked_what_it_prefers() {
+fn l4_get_preferred_allocation_is_called_if_the_plugin_supports_it() {
     let mut manager = manager(&[("d1", true), ("d2", true), ("d3", true)]);
     let options = PluginOptions {
         get_preferred_allocation: true,
@@ -147,9 +147,9 @@ fn l4_a_plugin_is_asked_what_it_prefers() {
     };
     manager.registered(GPU, options);
     let pod = pod("1");
-    let asked = request(&pod, "a", 2);
+    let devices_request = request(&pod, "a", 2);
     assert_eq!(
-        manager.choose(&asked, None),
+        manager.choose(&devices_request, None),
         Ok(Choice::Prefer {
             available: set(&["d1", "d2", "d3"]),
             must_include: set(&[]),
@@ -164,15 +164,15 @@ fn l4_a_plugin_is_asked_what_it_prefers() {
         (set(&[]), set(&["d1", "d2"])),
     ] {
         assert_eq!(
-            manager.choose(&asked, Some(&preferred)),
+            manager.choose(&devices_request, Some(&preferred)),
             Ok(Choice::Allocate(chosen))
         );
-        manager.release_reserved(&asked);
+        manager.release_reserved(&devices_request);
     }
 }
 
 #[test]
-fn l4_a_plugin_that_has_gone_leaves_no_capacity_after_the_grace_period() {
+fn l4_a_stopped_plugin_leaves_no_capacity_after_the_grace_period() {
     let mut manager = manager(&[("d1", true), ("d2", false)]);
     let counts = |n: usize| BTreeMap::from([(GPU.to_string(), n)]);
     let at = |capacity, allocatable| Capacity {
@@ -184,15 +184,15 @@ fn l4_a_plugin_that_has_gone_leaves_no_capacity_after_the_grace_period() {
     manager.stopped(GPU, now());
     assert_eq!(manager.capacity(now() + STOP_GRACE), at(2, 0));
     let later = now() + STOP_GRACE + SignedDuration::from_secs(1);
-    let gone = Capacity {
+    let removed = Capacity {
         removed: set(&[GPU]),
         ..Capacity::default()
     };
-    assert_eq!(manager.capacity(later), gone);
-    assert_eq!(manager.capacity(later), gone, "until it is back");
+    assert_eq!(manager.capacity(later), removed);
+    assert_eq!(manager.capacity(later), removed, "until it is back");
     manager.registered(GPU, PluginOptions::default());
     assert_eq!(manager.capacity(later), at(0, 0));
-    // After a restart the plugin is waited for as long.
+    // After a restart the plugin has the same grace period.
     let mut restored = DeviceManager::restored(set(&[GPU]), Assigned::default(), now());
     assert_eq!(restored.capacity(now()), at(0, 0));
     restored.registered(GPU, PluginOptions::default());
@@ -201,7 +201,7 @@ fn l4_a_plugin_that_has_gone_leaves_no_capacity_after_the_grace_period() {
 }
 
 #[test]
-fn l4_of_two_plugins_that_say_different_things_the_first_is_right() {
+fn l4_of_two_conflicting_plugins_the_first_one_wins() {
     let envs = |value: &str| [("VISIBLE".to_string(), value.to_string())].into();
     let node = |host: &str| DeviceNode {
         container_path: "/dev/x".into(),
@@ -229,7 +229,7 @@ fn l4_of_two_plugins_that_say_different_things_the_first_is_right() {
 }
 
 #[test]
-fn l4_a_container_asks_for_what_plugins_have() {
+fn l4_only_resources_of_plugins_are_requests() {
     let manager = manager(&[("d1", true)]);
     let mut pod = pod("1");
     let container = pod.spec.as_ref().unwrap().containers[0].clone();
@@ -240,11 +240,11 @@ fn l4_a_container_asks_for_what_plugins_have() {
     pod.status = Some(serde_json::from_value(claimed).unwrap());
     assert!(
         manager.requests(&pod, &container).is_empty(),
-        "a claim stands for it"
+        "a ResourceClaim provides it"
     );
 }
 
-/// Devices by the NUMA nodes they are near: `("0", &[0])`.
+/// Devices by their NUMA nodes: `("0", &[0])`.
 fn manager_with_topology(all: &[(&str, &[i64])]) -> DeviceManager {
     let mut manager = DeviceManager::default();
     manager.registered(GPU, PluginOptions::default());
@@ -271,7 +271,7 @@ fn hints(of: &crate::topologymanager::ProviderHints) -> Option<Vec<String>> {
 
 #[test]
 fn l4_hints_name_the_numa_nodes_with_enough_devices() {
-    let machine = BTreeSet::from([0, 1]);
+    let numa_nodes = BTreeSet::from([0, 1]);
     let one = |count: &str| -> Pod {
         let asks = json!({"limits": {GPU: count}, "requests": {GPU: count}});
         let spec = json!({"containers": [{"name": "a", "resources": asks}]});
@@ -290,7 +290,7 @@ fn l4_hints_name_the_numa_nodes_with_enough_devices() {
         (&both[..], "2", Some(vec!["0", "1", "01?"])),
         (&both[..], "3", Some(vec!["01"])),
         (&[("0", &[0, 1][..])][..], "1", Some(vec!["0", "1", "01?"])),
-        // Only nodes that have devices are considered; those that the machine does not have are not.
+        // Only NUMA nodes with devices are considered, and only existing ones.
         (&[("0", &[1][..]), ("1", &[7][..])][..], "1", Some(vec!["1"])),
     ] {
         let manager = manager_with_topology(all);
@@ -298,12 +298,12 @@ fn l4_hints_name_the_numa_nodes_with_enough_devices() {
         let container = &pod.spec.as_ref().unwrap().containers[0];
         let expected = expected.map(|of| of.into_iter().map(String::from).collect::<Vec<_>>());
         assert_eq!(
-            hints(&manager.hints(&pod, container, &machine)),
+            hints(&manager.hints(&pod, container, &numa_nodes)),
             expected,
             "{count} of {all:?}"
         );
         assert_eq!(
-            hints(&manager.pod_hints(&pod, &machine)),
+            hints(&manager.pod_hints(&pod, &numa_nodes)),
             expected,
             "{count} of {all:?}"
         );
@@ -312,18 +312,18 @@ fn l4_hints_name_the_numa_nodes_with_enough_devices() {
     let pod = one("1");
     let container = &pod.spec.as_ref().unwrap().containers[0];
     allocate(&mut manager, &pod, "a", 1);
-    let assigned = hints(&manager.hints(&pod, container, &machine));
+    let assigned = hints(&manager.hints(&pod, container, &numa_nodes));
     assert_eq!(assigned, Some(vec!["0".into(), "01?".into()]), "as assigned");
     let more = one("2");
     let container = &more.spec.as_ref().unwrap().containers[0];
     assert_eq!(
-        hints(&manager.hints(&more, container, &machine)),
+        hints(&manager.hints(&more, container, &numa_nodes)),
         Some(Vec::new())
     );
 }
 
 #[test]
-fn l4_devices_near_what_else_a_container_has_are_chosen_first() {
+fn l4_devices_on_the_numa_nodes_of_the_affinity_are_chosen_first() {
     let all: [(&str, &[i64]); 5] = [("a", &[]), ("b", &[0]), ("c", &[1]), ("d", &[1]), ("e", &[0])];
     let pod = pod("p");
     let choose = |manager: &mut DeviceManager, count: usize, affinity: &[u32]| {
@@ -345,8 +345,8 @@ fn l4_devices_near_what_else_a_container_has_are_chosen_first() {
             "{count} near {affinity:?}"
         );
     }
-    let mut asked = manager_with_topology(&all);
-    asked.registered(
+    let mut devices_request = manager_with_topology(&all);
+    devices_request.registered(
         GPU,
         PluginOptions {
             get_preferred_allocation: true,
@@ -358,9 +358,9 @@ fn l4_devices_near_what_else_a_container_has_are_chosen_first() {
         must_include: set(&[]),
         count: 1,
     };
-    assert_eq!(choose(&mut asked, 1, &[1]), Ok(only_near));
+    assert_eq!(choose(&mut devices_request, 1, &[1]), Ok(only_near));
     assert_eq!(
-        choose(&mut asked, 2, &[1]),
+        choose(&mut devices_request, 2, &[1]),
         Ok(Choice::Allocate(set(&["c", "d"])))
     );
     let others = Choice::Prefer {
@@ -369,6 +369,6 @@ fn l4_devices_near_what_else_a_container_has_are_chosen_first() {
         count: 3,
     };
     // Those two are reserved by now.
-    asked.release_reserved(&request(&pod, "a", 2));
-    assert_eq!(choose(&mut asked, 3, &[1]), Ok(others));
+    devices_request.release_reserved(&request(&pod, "a", 2));
+    assert_eq!(choose(&mut devices_request, 3, &[1]), Ok(others));
 }

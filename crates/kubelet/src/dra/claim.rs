@@ -1,4 +1,4 @@
-//! Which ResourceClaims a pod uses, and whether it may: as v1.36's `resourceclaim` package decides.
+//! The ResourceClaims that a pod uses, and whether it is allowed to, as v1.36's `resourceclaim` package decides.
 
 use std::collections::BTreeSet;
 
@@ -10,9 +10,9 @@ use knarr_api::quantity::Quantity;
 
 use super::ClaimRef;
 
-/// Why a claim is not prepared, in v1.36's words.
+/// Why a claim is not prepared, with v1.36's messages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unusable {
+pub enum ClaimError {
     #[error("pod \"{namespace}/{pod}\": ResourceClaim not created yet")]
     NotCreated { namespace: String, pod: String },
     #[error("pod \"{namespace}/{pod}\", spec.resourceClaim {claim:?}: none of the supported fields are set")]
@@ -46,9 +46,9 @@ pub enum Unusable {
 
 /// A claim that a pod uses, by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Used {
+pub struct PodClaim {
     pub name: String,
-    /// It was made for this pod from a template.
+    /// It was created for this pod from a template.
     pub is_owned: bool,
 }
 
@@ -58,17 +58,17 @@ fn names(pod: &Pod) -> (String, String, String) {
     (text(&meta.namespace), text(&meta.name), text(&meta.uid))
 }
 
-/// The claim that stands for one of the pod's; none if none is needed.
-fn name(pod: &Pod, claim: &PodResourceClaim) -> Result<Option<Used>, Unusable> {
+/// The ResourceClaim of an entry of `spec.resourceClaims`; `None` if it does not need one.
+fn name(pod: &Pod, claim: &PodResourceClaim) -> Result<Option<PodClaim>, ClaimError> {
     if let Some(name) = &claim.resource_claim_name {
-        return Ok(Some(Used {
+        return Ok(Some(PodClaim {
             name: name.clone(),
             is_owned: false,
         }));
     }
     let (namespace, pod_name, _) = names(pod);
     if claim.resource_claim_template_name.is_none() {
-        return Err(Unusable::Unsupported {
+        return Err(ClaimError::Unsupported {
             namespace,
             pod: pod_name,
             claim: claim.name.clone(),
@@ -79,7 +79,7 @@ fn name(pod: &Pod, claim: &PodResourceClaim) -> Result<Option<Used>, Unusable> {
         .iter()
         .flat_map(|s| s.resource_claim_statuses.iter().flatten());
     let Some(status) = statuses.into_iter().find(|s| s.name == claim.name) else {
-        return Err(Unusable::NotCreated {
+        return Err(ClaimError::NotCreated {
             namespace,
             pod: pod_name,
         });
@@ -87,15 +87,15 @@ fn name(pod: &Pod, claim: &PodResourceClaim) -> Result<Option<Used>, Unusable> {
     Ok(status
         .resource_claim_name
         .clone()
-        .map(|name| Used { name, is_owned: true }))
+        .map(|name| PodClaim { name, is_owned: true }))
 }
 
 fn pod_claims(pod: &Pod) -> impl Iterator<Item = &PodResourceClaim> {
     pod.spec.iter().flat_map(|s| s.resource_claims.iter().flatten())
 }
 
-/// The claim that one of the pod's stands for, by the name that containers use.
-pub(super) fn name_of(pod: &Pod, of: &str) -> Result<Option<String>, Unusable> {
+/// The name of the ResourceClaim of the entry of `spec.resourceClaims` with this name.
+pub(super) fn name_of(pod: &Pod, of: &str) -> Result<Option<String>, ClaimError> {
     match pod_claims(pod).find(|claim| claim.name == of) {
         Some(claim) => Ok(name(pod, claim)?.map(|used| used.name)),
         None => Ok(None),
@@ -107,31 +107,31 @@ pub fn uses_any(pod: &Pod) -> bool {
     pod_claims(pod).next().is_some() || extended(pod).is_some()
 }
 
-/// The claim that the scheduler made for the pod's extended resources (KEP 5004).
+/// The claim that the scheduler created for the pod's extended resources (KEP 5004).
 fn extended(pod: &Pod) -> Option<&k8s_openapi::api::core::v1::PodExtendedResourceClaimStatus> {
     pod.status.as_ref()?.extended_resource_claim_status.as_ref()
 }
 
 /// All claims of a pod.
-pub fn of_pod(pod: &Pod) -> Result<Vec<Used>, Unusable> {
-    let mut used: Vec<Used> = Vec::new();
+pub fn of_pod(pod: &Pod) -> Result<Vec<PodClaim>, ClaimError> {
+    let mut used: Vec<PodClaim> = Vec::new();
     for claim in pod_claims(pod) {
         used.extend(name(pod, claim)?);
     }
-    used.extend(extended(pod).map(|claim| Used {
+    used.extend(extended(pod).map(|claim| PodClaim {
         name: claim.resource_claim_name.clone(),
         is_owned: false,
     }));
     Ok(used)
 }
 
-/// The claims that a container names, each with the request that it wants of it (empty: all).
-pub(super) fn requests_of(pod: &Pod, container: &Container) -> Result<Vec<(String, String)>, Unusable> {
+/// The claims that a container names, each with the request that it uses (empty: all).
+pub(super) fn requests_of(pod: &Pod, container: &Container) -> Result<Vec<(String, String)>, ClaimError> {
     let resources = container.resources.as_ref();
-    let wanted: Vec<_> = resources.iter().flat_map(|r| r.claims.iter().flatten()).collect();
+    let named: Vec<_> = resources.iter().flat_map(|r| r.claims.iter().flatten()).collect();
     let mut requests = Vec::new();
     for claim in pod_claims(pod) {
-        let own: Vec<_> = wanted.iter().filter(|w| w.name == claim.name).collect();
+        let own: Vec<_> = named.iter().filter(|w| w.name == claim.name).collect();
         if own.is_empty() {
             continue;
         }
@@ -141,7 +141,7 @@ pub(super) fn requests_of(pod: &Pod, container: &Container) -> Result<Vec<(Strin
         }
     }
     if let Some(claim) = extended(pod) {
-        let asked: BTreeSet<&String> = resources
+        let requested: BTreeSet<&String> = resources
             .iter()
             .flat_map(|r| r.requests.iter().flatten())
             .filter(|(name, amount)| {
@@ -150,28 +150,28 @@ pub(super) fn requests_of(pod: &Pod, container: &Container) -> Result<Vec<(Strin
             .map(|(name, _)| name)
             .collect();
         let own = claim.request_mappings.iter();
-        let own = own.filter(|m| m.container_name == container.name && asked.contains(&m.resource_name));
+        let own = own.filter(|m| m.container_name == container.name && requested.contains(&m.resource_name));
         requests.extend(own.map(|m| (claim.resource_claim_name.clone(), m.request_name.clone())));
     }
     Ok(requests)
 }
 
 /// The names of the claims that a container uses.
-pub fn of_container(pod: &Pod, container: &Container) -> Result<BTreeSet<String>, Unusable> {
+pub fn of_container(pod: &Pod, container: &Container) -> Result<BTreeSet<String>, ClaimError> {
     Ok(requests_of(pod, container)?
         .into_iter()
         .map(|(name, _)| name)
         .collect())
 }
 
-/// Whether the pod may use the claim as it is now.
-pub fn is_usable(pod: &Pod, used: &Used, claim: &ResourceClaim) -> Result<(), Unusable> {
+/// Whether the pod is allowed to use the claim.
+pub fn is_usable(pod: &Pod, used: &PodClaim, claim: &ResourceClaim) -> Result<(), ClaimError> {
     let (namespace, pod_name, pod_uid) = names(pod);
     let name = used.name.clone();
     let owners = claim.metadata.owner_references.iter().flatten();
     let mut controllers = owners.filter(|o| o.controller == Some(true));
     if used.is_owned && !controllers.any(|owner| owner.uid == pod_uid) {
-        return Err(Unusable::NotOwner {
+        return Err(ClaimError::NotOwner {
             namespace,
             name,
             pod: pod_name,
@@ -180,7 +180,7 @@ pub fn is_usable(pod: &Pod, used: &Used, claim: &ResourceClaim) -> Result<(), Un
     let mut reserved = claim.status.iter().flat_map(|s| s.reserved_for.iter().flatten());
     match reserved.any(|consumer| consumer.uid == pod_uid) {
         true => Ok(()),
-        false => Err(Unusable::NotReserved {
+        false => Err(ClaimError::NotReserved {
             pod: pod_name,
             pod_uid,
             name,
@@ -190,7 +190,7 @@ pub fn is_usable(pod: &Pod, used: &Used, claim: &ResourceClaim) -> Result<(), Un
 }
 
 /// The drivers of a claim's allocation.
-pub fn allocated(claim: &ResourceClaim) -> Result<(ClaimRef, BTreeSet<String>), Unusable> {
+pub fn allocated(claim: &ResourceClaim) -> Result<(ClaimRef, BTreeSet<String>), ClaimError> {
     let text = |of: &Option<String>| of.clone().unwrap_or_default();
     let reference = ClaimRef {
         namespace: text(&claim.metadata.namespace),
@@ -198,7 +198,7 @@ pub fn allocated(claim: &ResourceClaim) -> Result<(ClaimRef, BTreeSet<String>), 
         uid: text(&claim.metadata.uid),
     };
     let Some(allocation) = claim.status.as_ref().and_then(|s| s.allocation.as_ref()) else {
-        return Err(Unusable::NotAllocated(reference.name));
+        return Err(ClaimError::NotAllocated(reference.name));
     };
     let results = allocation.devices.iter().flat_map(|d| d.results.iter().flatten());
     let drivers = results.map(|result| result.driver.clone()).collect();

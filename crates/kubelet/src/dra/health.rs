@@ -1,13 +1,13 @@
-//! The health of drivers' devices, as they report it (KEP 4680). A report holds for as long as the driver says.
+//! The health of devices, as DRA drivers report it (KEP 4680). A report is valid for as long as the driver says.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
-/// How long a report holds where the driver says nothing (`DefaultHealthTimeout`).
+/// How long a report is valid if the driver does not say (`DefaultHealthTimeout`).
 const TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
-/// Of a message in a pod's status (`ResourceHealthMessageMaxLength`).
+/// The longest message in a pod's status (`ResourceHealthMessageMaxLength`).
 const MESSAGE_BYTES: usize = 1024;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl Health {
 /// A device of a driver: its pool and name.
 pub type DeviceId = (String, String);
 
-/// What a driver says of a device.
+/// A driver's report of a device's health.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub health: Health,
@@ -49,12 +49,12 @@ impl Report {
     }
 }
 
-/// What is known of all drivers' devices.
+/// The last reports of all drivers' devices.
 #[derive(Clone, Debug, Default)]
 pub struct DevicesHealth(BTreeMap<String, BTreeMap<DeviceId, (Report, Timestamp)>>);
 
 impl DevicesHealth {
-    /// Takes in what a driver reports. The answer are the devices that are not as they were.
+    /// Applies a driver's report and returns the devices whose health changed.
     pub fn report(
         &mut self,
         driver: &str,
@@ -72,7 +72,7 @@ impl DevicesHealth {
             reported.insert(id.clone());
             known.insert(id, (report, now));
         }
-        // Of those that the driver is silent about, what has been said is over.
+        // The health of devices that the report leaves out becomes unknown.
         known.retain(|id, (report, at)| {
             let holds = reported.contains(id) || now.duration_since(*at) <= report.lasts();
             if !holds {
@@ -83,7 +83,7 @@ impl DevicesHealth {
         changed
     }
 
-    /// Nobody reports for this driver any more.
+    /// Drops the reports of a driver that does not report any more.
     pub fn clear(&mut self, driver: &str) {
         self.0.remove(driver);
     }
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(
             all.report("d", [a], at(7)),
             [id("b")].into(),
-            "silence is news, too"
+            "a report without the device is a change, too"
         );
         all.clear("d");
         assert_eq!(all.get("d", &id("a"), at(7)), (Health::Unknown, None));

@@ -2,7 +2,7 @@
 //! pods.
 //!
 //! A claim is prepared before the first of its pods gets a sandbox, and unprepared when the last of them has no processes
-//! left. That a pod uses a claim is known (and written down) before the driver is called, so that every call is undone.
+//! left. That a pod uses a claim is recorded in the checkpoint before the driver is called, so that every call is undone.
 
 pub mod claim;
 pub mod health;
@@ -17,7 +17,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use serde::{Deserialize, Serialize};
 
-pub use claim::Unusable;
+pub use claim::ClaimError;
 use health::{DeviceId, DevicesHealth};
 
 /// A device as its driver has prepared it.
@@ -28,24 +28,24 @@ pub struct Device {
     pub device_name: String,
     #[serde(rename = "ShareID")]
     pub share_id: Option<String>,
-    /// The claim's requests that it is for; empty: all of them.
+    /// The requests of the claim that the device satisfies; empty: all of them.
     pub request_names: Vec<String>,
     #[serde(rename = "CDIDeviceIDs")]
     pub cdi_device_ids: Vec<String>,
 }
 
-/// What is known of a claim on this node.
+/// A claim that pods of this node use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
     pub uid: String,
     pub pods: BTreeSet<String>,
     /// The drivers of its allocation, also those that have prepared no device.
     pub drivers: BTreeMap<String, Vec<Device>>,
-    /// By this kubelet: a former one's is prepared again, which drivers take as said once.
+    /// Whether this kubelet has prepared it: after a restart it is prepared again, which is idempotent for drivers.
     pub is_prepared: bool,
 }
 
-/// A claim, as a driver is told of it.
+/// A claim as it is named in a driver's request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimRef {
     pub namespace: String,
@@ -53,15 +53,15 @@ pub struct ClaimRef {
     pub uid: String,
 }
 
-/// What drivers are to be called for.
+/// The claims to prepare or unprepare, by driver.
 pub type Batches = BTreeMap<String, Vec<ClaimRef>>;
 
-/// See the module.
+/// The claims that pods of this node use, by namespace and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims(BTreeMap<(String, String), Claim>);
 
 impl Claims {
-    /// As a former kubelet has written them down.
+    /// Restores the claims from the checkpoint.
     pub fn restored(claims: impl IntoIterator<Item = (String, String, Claim)>) -> Self {
         let by_name = claims
             .into_iter()
@@ -84,22 +84,22 @@ impl Claims {
         self.0.get_mut(&(namespace.to_string(), name.to_string()))
     }
 
-    /// Notes that a pod uses these claims, all of which it may use. The answer is what is to be prepared for it.
-    pub fn begin(&mut self, pod_uid: &str, claims: &[ResourceClaim]) -> Result<Batches, Unusable> {
-        let mut wanted = Vec::new();
+    /// Records that a pod uses these claims, which it is allowed to use, and returns those that are to be prepared.
+    pub fn add_pod(&mut self, pod_uid: &str, claims: &[ResourceClaim]) -> Result<Batches, ClaimError> {
+        let mut to_prepare = Vec::new();
         for object in claims {
             let (reference, drivers) = claim::allocated(object)?;
             let known = self.get(&reference.namespace, &reference.name);
             if let Some(known) = known.filter(|known| known.uid != reference.uid) {
-                return Err(Unusable::OldClaim {
+                return Err(ClaimError::OldClaim {
                     name: reference.name,
                     uid: known.uid.clone(),
                 });
             }
-            wanted.push((reference, drivers));
+            to_prepare.push((reference, drivers));
         }
         let mut batches = Batches::new();
-        for (reference, drivers) in wanted {
+        for (reference, drivers) in to_prepare {
             let key = (reference.namespace.clone(), reference.name.clone());
             let claim = self.0.entry(key).or_insert_with(|| Claim {
                 uid: reference.uid.clone(),
@@ -127,8 +127,8 @@ impl Claims {
         }
     }
 
-    /// All drivers have prepared what was to be prepared.
-    pub fn finish(&mut self, batches: &Batches) {
+    /// Marks claims as prepared after all drivers have succeeded.
+    pub fn mark_prepared(&mut self, batches: &Batches) {
         for of in batches.values().flatten() {
             if let Some(claim) = self.get_mut(&of.namespace, &of.name).filter(|c| c.uid == of.uid) {
                 claim.is_prepared = true;
@@ -136,8 +136,8 @@ impl Claims {
         }
     }
 
-    /// What is to be unprepared since a pod has ended. Of claims that other pods use only the pod's use ends.
-    pub fn begin_end(&mut self, pod_uid: &str) -> Batches {
+    /// The claims to unprepare after a pod has terminated. Claims that other pods use lose only the pod's reservation.
+    pub fn begin_unprepare(&mut self, pod_uid: &str) -> Batches {
         let mut batches = Batches::new();
         for ((namespace, name), claim) in &mut self.0 {
             if !claim.pods.contains(pod_uid) {
@@ -147,7 +147,7 @@ impl Claims {
                 claim.pods.remove(pod_uid);
                 continue;
             }
-            // A pod that comes to use it from now on has it prepared again.
+            // A pod that starts to use it from now on has it prepared again.
             claim.is_prepared = false;
             for driver in claim.drivers.keys() {
                 batches.entry(driver.clone()).or_default().push(ClaimRef {
@@ -160,8 +160,8 @@ impl Claims {
         batches
     }
 
-    /// All of a pod's claims are unprepared. One that another pod has come to use stays.
-    pub fn end(&mut self, pod_uid: &str) {
+    /// Removes a pod's claims after they are unprepared. A claim that another pod uses meanwhile stays.
+    pub fn remove_pod(&mut self, pod_uid: &str) {
         self.0.retain(|_, claim| {
             claim.pods.remove(pod_uid);
             !claim.pods.is_empty()
@@ -191,13 +191,13 @@ impl Claims {
         claims.flat_map(|claim| claim.pods.iter().cloned()).collect()
     }
 
-    /// What a container's status says of its claims' devices (KEP 4680).
+    /// The devices of its claims in a container's status (KEP 4680).
     pub fn resources_status(
         &self,
         pod: &Pod,
         container: &Container,
         (health, now): (&DevicesHealth, Timestamp),
-    ) -> Result<Vec<ResourceStatus>, Unusable> {
+    ) -> Result<Vec<ResourceStatus>, ClaimError> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
         let named = container.resources.iter().flat_map(|r| r.claims.iter().flatten());
         let mut all = Vec::new();
@@ -209,7 +209,7 @@ impl Claims {
                 continue;
             };
             let request = named.request.clone().unwrap_or_default();
-            // Devices name requests without their alternatives.
+            // Devices name the request without its subrequest.
             let base = request.split('/').next().unwrap_or_default();
             let mut devices_of = BTreeMap::new();
             for (driver, devices) in &known.drivers {
@@ -246,11 +246,11 @@ impl Claims {
     }
 
     /// The CDI devices of a container: those of the claims (and of these, the requests) that it names.
-    pub fn cdi_devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, Unusable> {
+    pub fn cdi_devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, ClaimError> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
         let mut devices = Vec::new();
         for (name, request) in claim::requests_of(pod, container)? {
-            let claim = self.get(namespace, &name).ok_or_else(|| Unusable::Unknown {
+            let claim = self.get(namespace, &name).ok_or_else(|| ClaimError::Unknown {
                 name: name.clone(),
                 namespace: namespace.to_string(),
             })?;
@@ -265,7 +265,7 @@ impl Claims {
     }
 }
 
-/// The first CDI device stands for a device; where there is none, its own name.
+/// A device's id in the status: its first CDI device, else its name.
 fn resource_id(driver: &str, device: &Device) -> String {
     let first = device.cdi_device_ids.first().cloned();
     first.unwrap_or_else(|| format!("{driver}/{}/{}", device.pool_name, device.device_name))

@@ -1,4 +1,4 @@
-//! Tables of claims on a node: what v1.36's tests of the DRA manager show.
+//! Tables of claims on a node, after v1.36's tests of the DRA manager.
 
 use serde_json::{Value, json};
 
@@ -38,34 +38,38 @@ fn device(requests: &[&str], cdi: &str) -> Device {
 fn l4_a_claim_is_prepared_for_its_first_pod_and_unprepared_after_its_last() {
     let mut claims = Claims::default();
     let shared = [claim("c", "u", &["d1.example", "d2.example"], &["1", "2"])];
-    let batches = claims.begin("1", &shared).unwrap();
+    let batches = claims.add_pod("1", &shared).unwrap();
     assert_eq!(batches.keys().collect::<Vec<_>>(), ["d1.example", "d2.example"]);
-    // Until it is prepared, whoever needs it has it prepared.
-    assert_eq!(claims.begin("2", &shared), Ok(batches.clone()));
-    claims.finish(&batches);
-    assert_eq!(claims.begin("2", &shared), Ok(Batches::new()));
-    assert_eq!(claims.begin_end("1"), Batches::new(), "the other still uses it");
-    claims.end("1");
+    // Until it is prepared, every pod that uses it has it prepared.
+    assert_eq!(claims.add_pod("2", &shared), Ok(batches.clone()));
+    claims.mark_prepared(&batches);
+    assert_eq!(claims.add_pod("2", &shared), Ok(Batches::new()));
+    assert_eq!(
+        claims.begin_unprepare("1"),
+        Batches::new(),
+        "the other still uses it"
+    );
+    claims.remove_pod("1");
     assert!(claims.get("ns", "c").unwrap().is_prepared);
-    assert_eq!(claims.begin_end("2"), batches);
+    assert_eq!(claims.begin_unprepare("2"), batches);
     assert!(claims.are_used_by("2"), "until the drivers have answered");
-    claims.end("2");
+    claims.remove_pod("2");
     assert_eq!(claims, Claims::default());
 }
 
 #[test]
-fn l4_nothing_is_noted_for_a_pod_whose_claims_cannot_be_prepared() {
+fn l4_nothing_is_recorded_for_a_pod_whose_claims_cannot_be_prepared() {
     let mut claims = Claims::default();
     let mut unallocated = claim("c", "u", &[], &["1"]);
     unallocated.status = None;
     let all = [claim("a", "u", &["d"], &["1"]), unallocated];
-    let refused = claims.begin("1", &all).unwrap_err();
-    assert_eq!(refused.to_string(), "ResourceClaim c: not allocated");
+    let error = claims.add_pod("1", &all).unwrap_err();
+    assert_eq!(error.to_string(), "ResourceClaim c: not allocated");
     assert_eq!(claims, Claims::default());
-    claims.begin("1", &[claim("c", "old", &["d"], &["1"])]).unwrap();
+    claims.add_pod("1", &[claim("c", "old", &["d"], &["1"])]).unwrap();
     assert_eq!(
         claims
-            .begin("2", &[claim("c", "new", &["d"], &["2"])])
+            .add_pod("2", &[claim("c", "new", &["d"], &["2"])])
             .unwrap_err()
             .to_string(),
         "old ResourceClaim with same name c and different UID old still exists (previous pod force-deleted?!)"
@@ -75,7 +79,7 @@ fn l4_nothing_is_noted_for_a_pod_whose_claims_cannot_be_prepared() {
 #[test]
 fn l4_a_pod_uses_claims_that_are_its_own_or_reserved_for_it() {
     let made = json!([{"name": "made", "resourceClaimTemplateName": "t"}]);
-    let used = |name: &str, is_owned| claim::Used {
+    let used = |name: &str, is_owned| claim::PodClaim {
         name: name.into(),
         is_owned,
     };
@@ -103,9 +107,9 @@ fn l4_a_pod_uses_claims_that_are_its_own_or_reserved_for_it() {
     }
     let pod = pod("1", made, json!([]));
     let mut owned = claim("p-made", "u", &[], &["1"]);
-    let refused = claim::is_usable(&pod, &used("p-made", true), &owned).unwrap_err();
+    let error = claim::is_usable(&pod, &used("p-made", true), &owned).unwrap_err();
     assert_eq!(
-        refused.to_string(),
+        error.to_string(),
         "ResourceClaim ns/p-made was not created for Pod ns/1 (Pod is not owner)"
     );
     let owner = json!([{"apiVersion": "v1", "kind": "Pod", "name": "1", "uid": "1", "controller": true}]);
@@ -124,7 +128,7 @@ fn l4_a_pod_uses_claims_that_are_its_own_or_reserved_for_it() {
 fn l4_a_container_gets_the_devices_of_the_requests_that_it_names() {
     let mut claims = Claims::default();
     let object = [claim("c", "u", &["d.example"], &["1"])];
-    let batches = claims.begin("1", &object).unwrap();
+    let batches = claims.add_pod("1", &object).unwrap();
     let devices = vec![
         device(&["r1"], "d.example/c=1"),
         device(&["r2"], "d.example/c=2"),

@@ -1,5 +1,5 @@
-//! Pods that use more local storage than they may: an emptyDir over its sizeLimit, a pod or a container over its
-//! limit of ephemeral-storage. They go whether the node is short or not, immediately.
+//! Pods over their local storage limits: an emptyDir over its sizeLimit, a pod or a container over its limit of
+//! ephemeral-storage. They are evicted at once, without node pressure.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use super::{Disks, message};
 use crate::resources;
 use crate::stats::{FsStats, PodStats};
 
-/// The message of its eviction, if the pod is over one of its limits.
+/// The message of the pod's eviction, if it is over one of its limits.
 pub fn exceeded(pod: &Pod, stats: &PodStats, disks: Disks) -> Option<String> {
     empty_dir(pod, stats)
-        .or_else(|| whole_pod(pod, stats))
+        .or_else(|| pod_limit(pod, stats))
         .or_else(|| container(pod, stats, disks))
 }
 
@@ -38,7 +38,7 @@ fn empty_dir(pod: &Pod, stats: &PodStats) -> Option<String> {
     None
 }
 
-fn whole_pod(pod: &Pod, stats: &PodStats) -> Option<String> {
+fn pod_limit(pod: &Pod, stats: &PodStats) -> Option<String> {
     let limit = *resources::limits(pod).get("ephemeral-storage")?;
     let used = stats.ephemeral_storage.as_ref().and_then(|fs| fs.used_bytes);
     let used = i64::try_from(used.unwrap_or(0)).unwrap_or(i64::MAX);
@@ -67,7 +67,7 @@ fn container(pod: &Pod, stats: &PodStats, disks: Disks) -> Option<String> {
     for container in &stats.containers {
         let used = |fs: Option<&FsStats>| fs.and_then(|fs| fs.used_bytes).unwrap_or(0);
         let mut sum = used(container.logs.as_ref());
-        // A layer on another disk than the pods' is not theirs to fill.
+        // Writable layers on another filesystem than the pods' do not count.
         if !disks.dedicated_image_fs {
             sum = sum.saturating_add(used(container.rootfs.as_ref()));
         }

@@ -1,4 +1,4 @@
-//! Why a pod was evicted, in the words that users and their scripts know from v1.36.
+//! The messages of evictions, as in v1.36.
 
 use std::collections::BTreeMap;
 
@@ -21,14 +21,14 @@ pub fn container_storage(name: &str, limit: Quantity) -> String {
     format!("Container {name} exceeded its local ephemeral storage limit \"{limit}\". ")
 }
 
-/// A status message, and the event's annotations: who used too much, how much, and of what.
+/// The status message, and the event's annotations: which containers used too much, how much, and of which resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Eviction {
     pub message: String,
     pub annotations: BTreeMap<String, String>,
 }
 
-/// `met` are the thresholds in force, the first the one that is reclaimed for.
+/// `met` are the thresholds that are met; the first is the one to reclaim for.
 pub fn node_pressure(
     pod: &Pod,
     stats: Option<&PodStats>,
@@ -102,7 +102,7 @@ pub fn node_pressure(
     eviction
 }
 
-/// Ephemeral containers ask for nothing, and are not blamed for that.
+/// The container's spec; ephemeral containers have no requests and are left out.
 fn spec<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
     let spec = pod.spec.as_ref()?;
     let containers = spec

@@ -1,8 +1,8 @@
-//! Node-pressure eviction (SPEC T8): when a node runs short of something, and which pod goes first.
+//! Node-pressure eviction (SPEC T8): when a node is low on a resource, and which pod is evicted first.
 //!
-//! [`Manager::look`] takes what was measured and the time, and answers with the node's conditions and the threshold
-//! to reclaim for, if any. [`ranking`] orders the pods, [`local_storage`] finds those over limits of their own,
-//! [`message`] says why in v1.36's words. Nothing here measures or ends anything.
+//! [`Manager::synchronize`] takes the measured signals and the time, and returns the node's conditions and the threshold to
+//! reclaim for, if any. [`ranking`] orders the pods, [`local_storage`] finds those over their own limits, [`message`] has
+//! v1.36's messages. Nothing here measures or evicts.
 
 pub mod local_storage;
 pub mod message;
@@ -19,22 +19,22 @@ use crate::admission::{self, Rejection};
 use crate::stats::Summary;
 pub use threshold::{Signal, Threshold, Value};
 
-/// `status.reason` of an evicted pod, and of one that is refused because the node is short of something.
+/// `status.reason` of an evicted pod, and of one that is rejected because the node is under pressure.
 pub const REASON: &str = "Evicted";
 /// The reason of the DisruptionTarget condition.
 pub const TERMINATION_BY_KUBELET: &str = "TerminationByKubelet";
-/// What a pod is given where a hard threshold or a limit of its own is crossed.
+/// The grace period of an eviction for a hard threshold or a limit of the pod.
 pub const IMMEDIATE_GRACE_SECONDS: i64 = 1;
 
-/// The administrator's settings.
+/// The eviction settings of the KubeletConfiguration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub thresholds: Vec<Threshold>,
-    /// A condition holds so long after it was last seen.
+    /// How long a condition stays true after its threshold was last met.
     pub pressure_transition_period: SignedDuration,
-    /// The most that a soft eviction gives.
+    /// The longest grace period of a soft eviction.
     pub max_pod_grace_seconds: i64,
-    /// Whether pods are held to their limits of local storage.
+    /// Whether pods over their local storage limits are evicted.
     pub local_storage_capacity_isolation: bool,
 }
 
@@ -49,12 +49,12 @@ impl Default for Settings {
     }
 }
 
-/// How images and containers' writable layers lie on the node's disks.
+/// The layout of the node's filesystems.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Disks {
-    /// Images are on another filesystem than pods' files and logs.
+    /// Images are on another filesystem than pods' volumes and logs.
     pub dedicated_image_fs: bool,
-    /// Writable layers are on the pods' filesystem although images are not.
+    /// Writable layers are on the node filesystem although images are not (KEP 4191).
     pub split_container_fs: bool,
 }
 
@@ -77,7 +77,7 @@ impl Pressure {
     }
 }
 
-/// One signal's figures.
+/// The measured values of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
     pub available: i64,
@@ -88,7 +88,7 @@ pub struct Observation {
 
 pub type Observations = BTreeMap<Signal, Observation>;
 
-/// The signals' figures in what was measured.
+/// The signals in the node's stats.
 pub fn observations(summary: &Summary) -> Observations {
     let mut found = Observations::new();
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
@@ -134,7 +134,7 @@ pub fn observations(summary: &Summary) -> Observations {
             let (Some(available), Some(capacity)) = (available, capacity) else {
                 continue;
             };
-            // Filesystems that make inodes as they need them count none.
+            // Filesystems that allocate inodes dynamically report none.
             if capacity == 0 {
                 continue;
             }
@@ -159,16 +159,16 @@ pub fn observations(summary: &Summary) -> Observations {
     found
 }
 
-/// What follows from a look.
+/// The result of a synchronization.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// The conditions that hold.
+    /// The conditions that are true.
     pub pressures: BTreeSet<Pressure>,
-    /// The thresholds that have been crossed for their whole grace, the one to reclaim for first.
+    /// The thresholds that have been met for their full grace period, the one to reclaim for first.
     pub met: Vec<Threshold>,
 }
 
-/// What is remembered between two looks.
+/// The eviction manager's state between two synchronizations.
 #[derive(Clone, Debug)]
 pub struct Manager {
     settings: Settings,
@@ -195,15 +195,15 @@ impl Manager {
         &self.settings
     }
 
-    /// The conditions that hold.
+    /// The conditions that are true.
     pub fn pressures(&self) -> &BTreeSet<Pressure> {
         &self.pressures
     }
 
-    /// What the figures mean, once in every interval.
-    pub fn look(&mut self, seen: &Observations, now: Timestamp) -> Outcome {
+    /// Compares the signals with the thresholds; called once in every monitoring interval (upstream: `synchronize`).
+    pub fn synchronize(&mut self, seen: &Observations, now: Timestamp) -> Outcome {
         let mut crossed = threshold::crossed(&self.settings.thresholds, seen, false);
-        // What was crossed is left only when its minimum has been reclaimed on top.
+        // A met threshold stays met until minReclaim is available in addition.
         for threshold in threshold::crossed(&self.met, seen, true) {
             if !crossed.contains(&threshold) {
                 crossed.push(threshold);
@@ -234,7 +234,7 @@ impl Manager {
             .map(|(threshold, _)| threshold.clone())
             .collect();
         let mut met = self.met.clone();
-        // Old figures have been acted on already.
+        // Old measurements have been acted on already.
         met.retain(|threshold| {
             let (now, before) = (seen.get(&threshold.signal), self.last.get(&threshold.signal));
             match (now, before) {
@@ -244,7 +244,7 @@ impl Manager {
             }
         });
         self.last.clone_from(seen);
-        // Memory first: it runs out the fastest.
+        // Memory comes first.
         met.sort_by_key(|threshold| threshold.signal.pressure() != Pressure::Memory);
         Outcome {
             pressures: self.pressures.clone(),
@@ -252,12 +252,12 @@ impl Manager {
         }
     }
 
-    /// Whether all thresholds, with what is to be reclaimed on top, are kept by these figures.
+    /// Whether no threshold, with its minReclaim, is met by these values.
     pub fn is_relieved(&self, seen: &Observations) -> bool {
         threshold::crossed(&self.settings.thresholds, seen, true).is_empty()
     }
 
-    /// What an evicted pod is given to end.
+    /// The grace period of an evicted pod.
     pub fn grace_seconds(&self, threshold: &Threshold, pod: &Pod) -> i64 {
         if threshold.is_hard() {
             return IMMEDIATE_GRACE_SECONDS;
@@ -269,7 +269,7 @@ impl Manager {
     }
 }
 
-/// Whether a node under these pressures takes a new pod.
+/// Whether a node with these pressure conditions admits a pod.
 pub fn admit(pod: &Pod, best_effort: bool, pressures: &BTreeSet<Pressure>) -> Result<(), Rejection> {
     if pressures.is_empty() || admission::is_critical(pod) {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Which pod goes first when the node runs short of something: those that use more than they asked for, then by
-//! priority, then by how much more (SPEC T8). For processes there is nothing to ask for: priority, then number.
+//! The order in which pods are evicted: first those that use more than their request, then by priority, then by how much
+//! more (SPEC T8). Processes have no requests: by priority, then by number.
 
 use std::cmp::Ordering;
 
@@ -10,16 +10,16 @@ use super::{Disks, Pressure, Signal};
 use crate::resources;
 use crate::stats::{FsStats, PodStats, Summary};
 
-/// Which files of a pod lie on the filesystem that is short.
+/// Which files of a pod are on the filesystem of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Measured {
+struct MeasuredFiles {
     layers: bool,
     logs: bool,
     volumes: bool,
 }
 
-fn measured(signal: Signal, disks: Disks) -> Measured {
-    let all = |layers, logs, volumes| Measured {
+fn measured_files(signal: Signal, disks: Disks) -> MeasuredFiles {
+    let all = |layers, logs, volumes| MeasuredFiles {
         layers,
         logs,
         volumes,
@@ -33,13 +33,13 @@ fn measured(signal: Signal, disks: Disks) -> Measured {
         (false, _) => all(true, true, true),
         (true, false) if images || containers => all(true, false, false),
         (true, false) => all(false, true, true),
-        // Only images are there, and no pod is counted for them.
+        // That filesystem has only images, which do not count as a pod's usage.
         (true, true) if images => all(false, false, false),
         (true, true) => all(true, true, true),
     }
 }
 
-/// What a pod uses of what is short, as far as it was measured.
+/// A pod's measured usage of a signal's resource.
 fn usage(signal: Signal, disks: Disks, pod: &Pod, stats: &PodStats) -> i64 {
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     match signal.pressure() {
@@ -57,7 +57,7 @@ fn usage(signal: Signal, disks: Disks, pod: &Pod, stats: &PodStats) -> i64 {
                 let used = fs.and_then(|fs| if inodes { fs.inodes_used } else { fs.used_bytes });
                 signed(used.unwrap_or(0))
             };
-            let what = measured(signal, disks);
+            let what = measured_files(signal, disks);
             let mut sum: i64 = 0;
             for container in &stats.containers {
                 if what.layers {
@@ -77,7 +77,7 @@ fn usage(signal: Signal, disks: Disks, pod: &Pod, stats: &PodStats) -> i64 {
     }
 }
 
-/// Whether a volume takes room on the node's own disk.
+/// Whether a volume uses the node filesystem.
 fn is_local(pod: &Pod, name: &str) -> bool {
     let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
     volumes.filter(|v| v.name == name).any(|v| {
@@ -99,28 +99,28 @@ fn request(signal: Signal, pod: &Pod) -> i64 {
         .unwrap_or(0)
 }
 
-/// What a pod is compared by, smallest first: whether it stays within its request, its priority, and how far it is
-/// from using more.
+/// The values that pods are ordered by: whether the usage is within the request, the priority, and the usage above the
+/// request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Standing {
+struct EvictionRank {
     within_request: bool,
     priority: i32,
     over: i64,
 }
 
-/// None for a pod that was not measured: it goes first.
-fn standing(signal: Signal, disks: Disks, pod: &Pod, stats: Option<&PodStats>) -> Option<Standing> {
+/// `None` for a pod without stats: it is evicted first.
+fn eviction_rank(signal: Signal, disks: Disks, pod: &Pod, stats: Option<&PodStats>) -> Option<EvictionRank> {
     let stats = stats?;
     let priority = pod.spec.as_ref().and_then(|s| s.priority).unwrap_or(0);
     let used = usage(signal, disks, pod, stats);
     if signal.pressure() == Pressure::Pid {
-        return Some(Standing {
+        return Some(EvictionRank {
             within_request: true,
             priority,
             over: used,
         });
     }
-    // Nobody asks for inodes; what was asked for of the disk counts against them all the same, as in Kubernetes.
+    // There are no requests of inodes; the disk's request is subtracted all the same, as upstream's `exceedDiskRequests` does.
     let against = if signal.pressure() == Pressure::Disk {
         resources::requests(pod)
             .get("ephemeral-storage")
@@ -129,25 +129,25 @@ fn standing(signal: Signal, disks: Disks, pod: &Pod, stats: Option<&PodStats>) -
     } else {
         request(signal, pod)
     };
-    Some(Standing {
+    Some(EvictionRank {
         within_request: used <= request(signal, pod),
         priority,
         over: used.saturating_sub(against),
     })
 }
 
-/// The pods in the order in which they are to go. Equal ones keep theirs.
+/// The pods in the order of eviction. Equal ones keep their order.
 pub fn rank<'a>(signal: Signal, disks: Disks, pods: &[&'a Pod], summary: &Summary) -> Vec<&'a Pod> {
-    let mut ranked: Vec<(&Pod, Option<Standing>)> = pods
+    let mut ranked: Vec<(&Pod, Option<EvictionRank>)> = pods
         .iter()
         .map(|pod| {
             let uid = pod.metadata.uid.as_deref().unwrap_or("");
-            (*pod, standing(signal, disks, pod, summary.pod(uid)))
+            (*pod, eviction_rank(signal, disks, pod, summary.pod(uid)))
         })
         .collect();
     let pid = signal.pressure() == Pressure::Pid;
     ranked.sort_by(|(one, a), (other, b)| match (a, b) {
-        // Priority comes before everything where requests do not count.
+        // Without requests the priority decides first.
         _ if pid && priority(one) != priority(other) => priority(one).cmp(&priority(other)),
         (None, None) => priority(one).cmp(&priority(other)),
         (None, Some(_)) => Ordering::Less,

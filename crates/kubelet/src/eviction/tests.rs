@@ -1,13 +1,13 @@
-//! Tables of figures, pods and what follows.
+//! Tables of signals, pods and the decisions that follow.
 
 mod limits;
 mod signals;
 
-use knarr_api::field::Errors;
+use knarr_api::field::ErrorList;
 use knarr_api::quantity::{Notation, Quantity};
 use serde_json::{Value as Json, json};
 
-use super::threshold::{Statements, parse, with_container_fs};
+use super::threshold::{ThresholdFields, parse, with_container_fs};
 use super::*;
 use crate::stats::{ContainerStats, FsStats, MemoryStats, PodReference, PodStats, ProcessStats, VolumeStats};
 
@@ -15,9 +15,9 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
 }
 
-fn statements(hard: Json, soft: Json, grace: Json, reclaim: Json) -> Statements {
+fn fields(hard: Json, soft: Json, grace: Json, reclaim: Json) -> ThresholdFields {
     let map = |v: Json| serde_json::from_value(v).unwrap();
-    Statements {
+    ThresholdFields {
         hard: map(hard),
         soft: map(soft),
         soft_grace_period: map(grace),
@@ -26,8 +26,8 @@ fn statements(hard: Json, soft: Json, grace: Json, reclaim: Json) -> Statements 
 }
 
 fn manager(hard: Json, soft: Json, grace: Json, reclaim: Json) -> Manager {
-    let mut errors = Errors::new();
-    let thresholds = parse(&statements(hard, soft, grace, reclaim), false, &mut errors);
+    let mut errors = ErrorList::new();
+    let thresholds = parse(&fields(hard, soft, grace, reclaim), false, &mut errors);
     assert!(errors.is_empty(), "{errors:?}");
     Manager::new(Settings {
         thresholds,
@@ -37,8 +37,8 @@ fn manager(hard: Json, soft: Json, grace: Json, reclaim: Json) -> Manager {
 }
 
 /// Of a capacity of 1000.
-fn seen(figures: &[(Signal, i64)], second: i64) -> Observations {
-    figures
+fn seen(signals: &[(Signal, i64)], second: i64) -> Observations {
+    signals
         .iter()
         .map(|(signal, available)| {
             let seen = Observation {
@@ -77,46 +77,46 @@ fn t8_the_defaults_are_v1_36s() {
 }
 
 #[test]
-fn t8_mistakes_in_thresholds_are_named_with_their_field() {
+fn t8_errors_in_thresholds_are_reported_with_their_field() {
     let none = || json!({});
-    for (statements, want) in [
+    for (fields, want) in [
         (
-            statements(json!({"memory.free": "1Gi"}), none(), none(), none()),
+            fields(json!({"memory.free": "1Gi"}), none(), none(), none()),
             "evictionHard[memory.free]",
         ),
         (
-            statements(json!({"memory.available": "-5"}), none(), none(), none()),
+            fields(json!({"memory.available": "-5"}), none(), none(), none()),
             "evictionHard[memory.available]",
         ),
         (
-            statements(json!({"nodefs.available": "120%"}), none(), none(), none()),
+            fields(json!({"nodefs.available": "120%"}), none(), none(), none()),
             "evictionHard[nodefs.available]",
         ),
         (
-            statements(none(), json!({"memory.available": "1Gi"}), none(), none()),
+            fields(none(), json!({"memory.available": "1Gi"}), none(), none()),
             "evictionSoftGracePeriod[memory.available]",
         ),
         (
-            statements(none(), none(), json!({"memory.available": "soon"}), none()),
+            fields(none(), none(), json!({"memory.available": "soon"}), none()),
             "evictionSoftGracePeriod[memory.available]",
         ),
         (
-            statements(none(), none(), none(), json!({"memory.available": "0%"})),
+            fields(none(), none(), none(), json!({"memory.available": "0%"})),
             "evictionMinimumReclaim[memory.available]",
         ),
     ] {
-        let mut errors = Errors::new();
-        parse(&statements, true, &mut errors);
+        let mut errors = ErrorList::new();
+        parse(&fields, true, &mut errors);
         let fields: Vec<String> = errors.iter().map(|e| e.field.to_string()).collect();
         assert_eq!(fields, [want]);
     }
-    let ignored = statements(
+    let ignored = fields(
         json!({"memory.available": "0%", "pid.available": "100%"}),
         none(),
         none(),
         none(),
     );
-    assert!(parse(&ignored, true, &mut Errors::new()).is_empty());
+    assert!(parse(&ignored, true, &mut ErrorList::new()).is_empty());
 }
 
 #[test]
@@ -128,21 +128,31 @@ fn t8_a_hard_threshold_counts_at_once_and_its_condition_stays_for_the_transition
         json!({}),
     );
     let memory = |available, second| seen(&[(Signal::MemoryAvailable, available)], second);
-    assert_eq!(manager.look(&memory(100, 0), at(0)), Outcome::default());
-    let outcome = manager.look(&memory(99, 10), at(10));
+    assert_eq!(manager.synchronize(&memory(100, 0), at(0)), Outcome::default());
+    let outcome = manager.synchronize(&memory(99, 10), at(10));
     assert_eq!(outcome.met.len(), 1);
     assert!(outcome.pressures.contains(&Pressure::Memory));
-    // The same figures once more are no news.
-    assert!(manager.look(&memory(99, 10), at(20)).met.is_empty());
-    let over = manager.look(&memory(500, 30), at(30));
+    // The same measurement again changes nothing.
+    assert!(manager.synchronize(&memory(99, 10), at(20)).met.is_empty());
+    let over = manager.synchronize(&memory(500, 30), at(30));
     assert!(over.met.is_empty());
     assert!(over.pressures.contains(&Pressure::Memory), "last seen at 20");
-    assert!(!manager.look(&memory(500, 319), at(319)).pressures.is_empty());
-    assert!(manager.look(&memory(500, 320), at(320)).pressures.is_empty());
+    assert!(
+        !manager
+            .synchronize(&memory(500, 319), at(319))
+            .pressures
+            .is_empty()
+    );
+    assert!(
+        manager
+            .synchronize(&memory(500, 320), at(320))
+            .pressures
+            .is_empty()
+    );
 }
 
 #[test]
-fn t8_a_soft_threshold_counts_after_its_grace_and_anew_after_relief() {
+fn t8_a_soft_threshold_is_met_after_its_grace_period_which_restarts_after_relief() {
     let mut manager = manager(
         json!({}),
         json!({"memory.available": "300"}),
@@ -151,18 +161,18 @@ fn t8_a_soft_threshold_counts_after_its_grace_and_anew_after_relief() {
     );
     let mut met = |available, second| {
         let seen = seen(&[(Signal::MemoryAvailable, available)], second);
-        !manager.look(&seen, at(second)).met.is_empty()
+        !manager.synchronize(&seen, at(second)).met.is_empty()
     };
     assert!(!met(200, 0));
     assert!(!met(200, 29));
     assert!(met(200, 30));
     assert!(!met(400, 40));
-    assert!(!met(200, 50), "it begins anew");
+    assert!(!met(200, 50), "the grace period starts again");
     assert!(met(200, 80));
 }
 
 #[test]
-fn t8_what_was_crossed_is_left_only_with_the_minimum_reclaimed() {
+fn t8_a_met_threshold_stays_met_until_min_reclaim_is_available() {
     let mut manager = manager(
         json!({"nodefs.available": "100"}),
         json!({}),
@@ -170,13 +180,13 @@ fn t8_what_was_crossed_is_left_only_with_the_minimum_reclaimed() {
         json!({"nodefs.available": "50"}),
     );
     let disk = |available, second| seen(&[(Signal::NodeFsAvailable, available)], second);
-    assert!(manager.look(&disk(120, 0), at(0)).met.is_empty());
-    assert_eq!(manager.look(&disk(90, 1), at(1)).met.len(), 1);
-    assert_eq!(manager.look(&disk(149, 2), at(2)).met.len(), 1);
+    assert!(manager.synchronize(&disk(120, 0), at(0)).met.is_empty());
+    assert_eq!(manager.synchronize(&disk(90, 1), at(1)).met.len(), 1);
+    assert_eq!(manager.synchronize(&disk(149, 2), at(2)).met.len(), 1);
     assert!(!manager.is_relieved(&disk(149, 3)));
     assert!(manager.is_relieved(&disk(150, 3)));
-    assert!(manager.look(&disk(150, 3), at(3)).met.is_empty());
-    assert!(manager.look(&disk(149, 4), at(4)).met.is_empty());
+    assert!(manager.synchronize(&disk(150, 3), at(3)).met.is_empty());
+    assert!(manager.synchronize(&disk(149, 4), at(4)).met.is_empty());
 }
 
 #[test]
@@ -195,22 +205,22 @@ fn t8_memory_is_reclaimed_before_all_else() {
         ],
         0,
     );
-    let outcome = manager.look(&all, at(0));
+    let outcome = manager.synchronize(&all, at(0));
     assert_eq!(outcome.met[0].signal, Signal::MemoryAvailable);
     assert_eq!(outcome.pressures.len(), 3);
 }
 
 #[test]
-fn t8_containers_filesystem_follows_the_one_it_lies_on() {
+fn t8_the_container_filesystem_has_the_thresholds_of_the_one_it_is_on() {
     let parsed = parse(
-        &statements(
+        &fields(
             json!({"nodefs.available": "1", "imagefs.available": "2", "containerfs.available": "9"}),
             json!({}),
             json!({}),
             json!({}),
         ),
         false,
-        &mut Errors::new(),
+        &mut ErrorList::new(),
     );
     for (dedicated, split, want) in [(false, false, 1), (true, false, 2), (true, true, 1)] {
         let disks = Disks {
@@ -312,7 +322,7 @@ fn stats(case: &Case) -> PodStats {
         process_stats: Some(ProcessStats {
             count: Some(case.processes),
         }),
-        // What lies in memory is no disk.
+        // A memory-backed volume does not count as disk.
         volumes: vec![volume("v", case.disk[2]), volume("ram", 1_000_000)],
         ephemeral_storage: Some(fs(case.disk.iter().sum())),
         ..PodStats::default()
@@ -320,7 +330,7 @@ fn stats(case: &Case) -> PodStats {
 }
 
 #[test]
-fn t8_pods_go_in_order_of_use_over_requests_then_priority_then_amount() {
+fn t8_pods_are_evicted_by_usage_over_requests_then_priority_then_amount() {
     let case = |name, priority, request, memory, processes, disk| Case {
         name,
         priority,
@@ -368,7 +378,7 @@ fn t8_pods_go_in_order_of_use_over_requests_then_priority_then_amount() {
             one,
             "over-a-lot over-a-little over-high within-low within-high",
         ),
-        // Only layers count on the images' disk, only logs and volumes on the pods'.
+        // On the image filesystem only layers count, on the node filesystem only logs and volumes.
         (
             Signal::ImageFsAvailable,
             two,
@@ -384,7 +394,7 @@ fn t8_pods_go_in_order_of_use_over_requests_then_priority_then_amount() {
             two,
             "over-high within-low over-a-little over-a-lot within-high",
         ),
-        // Nobody asks for inodes: whoever has one is over.
+        // There are no requests of inodes: a pod that uses one is over its request.
         (
             Signal::NodeFsInodesFree,
             one,
@@ -393,7 +403,7 @@ fn t8_pods_go_in_order_of_use_over_requests_then_priority_then_amount() {
     ] {
         assert_eq!(order(signal, disks, &summary), want, "{signal:?} {disks:?}");
     }
-    // What was not measured goes first.
+    // A pod without stats is evicted first.
     summary.pods.retain(|p| p.pod_ref.uid != "within-high");
     assert!(order(Signal::MemoryAvailable, one, &summary).starts_with("within-high"));
     assert_eq!(
@@ -404,7 +414,7 @@ fn t8_pods_go_in_order_of_use_over_requests_then_priority_then_amount() {
 }
 
 #[test]
-fn t8_limits_of_local_storage_are_kept_pod_by_pod() {
+fn t8_pods_over_local_storage_limits_are_evicted() {
     let check = |spec: Json, layer: u64, logs: u64, volume: u64, disks: Disks| -> Option<String> {
         let pod: Pod = serde_json::from_value(json!({"metadata": {"uid": "p"}, "spec": spec})).unwrap();
         let stats = stats(&Case {
@@ -433,29 +443,29 @@ fn t8_limits_of_local_storage_are_kept_pod_by_pod() {
         check(limited("1Ki"), 500, 500, 100, one).as_deref(),
         Some("Pod ephemeral local storage usage exceeds the total limit of containers 1Ki. ")
     );
-    let beside = json!({"containers": [{"name": "c", "resources": {"limits": {"ephemeral-storage": "1k"}}},
+    let with_sidecar = json!({"containers": [{"name": "c", "resources": {"limits": {"ephemeral-storage": "1k"}}},
         {"name": "d", "resources": {"limits": {"ephemeral-storage": "5k"}}}]});
     assert_eq!(
-        check(beside.clone(), 600, 600, 0, one).as_deref(),
+        check(with_sidecar.clone(), 600, 600, 0, one).as_deref(),
         Some("Container c exceeded its local ephemeral storage limit \"1k\". ")
     );
     assert_eq!(
-        check(beside, 600, 600, 0, two),
+        check(with_sidecar, 600, 600, 0, two),
         None,
-        "its layer is on another disk"
+        "its layer is on another filesystem"
     );
 }
 
 #[test]
-fn t8_the_message_names_the_threshold_and_whoever_used_more_than_asked() {
+fn t8_the_message_names_the_threshold_and_the_containers_over_their_requests() {
     let mut manager = manager(
         json!({"memory.available": "1Ki"}),
         json!({}),
         json!({}),
         json!({}),
     );
-    let figures = seen(&[(Signal::MemoryAvailable, 512)], 0);
-    let met = manager.look(&figures, at(0)).met;
+    let signals = seen(&[(Signal::MemoryAvailable, 512)], 0);
+    let met = manager.synchronize(&signals, at(0)).met;
     let case = Case {
         name: "p",
         priority: 0,
@@ -464,7 +474,7 @@ fn t8_the_message_names_the_threshold_and_whoever_used_more_than_asked() {
         processes: 0,
         disk: [0; 3],
     };
-    let eviction = message::node_pressure(&pod(&case), Some(&stats(&case)), &met, &figures);
+    let eviction = message::node_pressure(&pod(&case), Some(&stats(&case)), &met, &signals);
     assert_eq!(
         eviction.message,
         "The node was low on resource: memory. Threshold quantity: 1Ki, available: 512. \
@@ -483,7 +493,7 @@ fn t8_the_message_names_the_threshold_and_whoever_used_more_than_asked() {
             ("starved_resource", "memory")
         ]
     );
-    let unmeasured = message::node_pressure(&pod(&case), None, &met, &figures);
+    let unmeasured = message::node_pressure(&pod(&case), None, &met, &signals);
     assert_eq!(
         unmeasured.message,
         "The node was low on resource: memory. Threshold quantity: 1Ki, available: 512. "
@@ -491,7 +501,7 @@ fn t8_the_message_names_the_threshold_and_whoever_used_more_than_asked() {
 }
 
 #[test]
-fn t8_a_node_under_pressure_takes_only_what_it_must() {
+fn t8_a_node_under_pressure_admits_only_critical_and_tolerating_pods() {
     let pod = |spec: Json| -> Pod { serde_json::from_value(json!({"spec": spec})).unwrap() };
     let plain = || pod(json!({"containers": []}));
     let tolerant = || {
@@ -510,11 +520,11 @@ fn t8_a_node_under_pressure_takes_only_what_it_must() {
         (critical(), true, vec![memory, disk], true),
     ] {
         let pressures: BTreeSet<Pressure> = pressures.into_iter().collect();
-        let answer = admit(&pod, best_effort, &pressures);
-        assert_eq!(answer.is_ok(), taken, "{pod:?} {pressures:?}");
-        if let Err(refusal) = answer {
-            assert_eq!(refusal.reason, "Evicted");
-            assert!(refusal.message.starts_with("The node had condition: ["));
+        let result = admit(&pod, best_effort, &pressures);
+        assert_eq!(result.is_ok(), taken, "{pod:?} {pressures:?}");
+        if let Err(rejection) = result {
+            assert_eq!(rejection.reason, "Evicted");
+            assert!(rejection.message.starts_with("The node had condition: ["));
         }
     }
 }

@@ -1,21 +1,20 @@
-//! Signals and thresholds: what is watched, and below which amount something is done (`evictionHard`, `evictionSoft`,
-//! `evictionSoftGracePeriod`, `evictionMinimumReclaim`).
+//! Signals and thresholds (`evictionHard`, `evictionSoft`, `evictionSoftGracePeriod`, `evictionMinimumReclaim`).
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::duration;
-use knarr_api::field::{Errors, Path};
+use knarr_api::field::{ErrorList, Path};
 use knarr_api::k8s_openapi;
 use knarr_api::quantity::{Notation, Quantity};
 
 use super::{Observation, Observations, Pressure};
 
-/// What can run short.
+/// An eviction signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Signal {
     MemoryAvailable,
-    /// Of what the pods together may use.
+    /// The available memory of the cgroup of all pods.
     AllocatableMemoryAvailable,
     NodeFsAvailable,
     NodeFsInodesFree,
@@ -65,7 +64,7 @@ impl Signal {
         }
     }
 
-    /// What is reclaimed, as users are told.
+    /// The resource that is reclaimed, as in messages.
     pub fn resource(self) -> &'static str {
         match self {
             Signal::MemoryAvailable | Signal::AllocatableMemoryAvailable => "memory",
@@ -77,7 +76,7 @@ impl Signal {
         }
     }
 
-    /// How its amounts are written.
+    /// The notation of its amounts.
     pub fn notation(self) -> Notation {
         match self.resource() {
             "memory" | "ephemeral-storage" => Notation::BinarySi,
@@ -86,7 +85,7 @@ impl Signal {
     }
 }
 
-/// An amount, or a share of the whole.
+/// A threshold's value: an amount, or a percentage of the capacity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value {
     Quantity(Quantity),
@@ -106,14 +105,14 @@ impl Value {
     }
 }
 
-/// Something is to be done when less than this is available for so long.
+/// A threshold: it is met when less than `value` is available for `grace_period`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Threshold {
     pub signal: Signal,
     pub value: Value,
-    /// None for hard thresholds.
+    /// Zero for hard thresholds.
     pub grace_period: SignedDuration,
-    /// So much more than the threshold is to be available again.
+    /// The amount above the threshold that has to be available again.
     pub min_reclaim: Option<Value>,
 }
 
@@ -122,28 +121,28 @@ impl Threshold {
         self.grace_period.is_zero()
     }
 
-    /// The amount it stands for.
+    /// The threshold as an amount.
     pub fn quantity(&self, seen: &Observation) -> Quantity {
         self.value.of(seen.capacity)
     }
 }
 
-/// Those of which less is available than they say.
+/// The thresholds that are met.
 pub fn crossed(thresholds: &[Threshold], seen: &Observations, enforce_min_reclaim: bool) -> Vec<Threshold> {
     let is_crossed = |threshold: &&Threshold| {
         let Some(seen) = seen.get(&threshold.signal) else {
             return false;
         };
-        let mut wanted = threshold.quantity(seen);
+        let mut required = threshold.quantity(seen);
         if let (true, Some(more)) = (enforce_min_reclaim, &threshold.min_reclaim) {
-            wanted += more.of(seen.capacity);
+            required += more.of(seen.capacity);
         }
-        wanted > Quantity::from_value(seen.available, Notation::BinarySi)
+        required > Quantity::from_value(seen.available, Notation::BinarySi)
     };
     thresholds.iter().filter(is_crossed).cloned().collect()
 }
 
-/// `evictionHard` where nothing is said.
+/// The default of `evictionHard`.
 pub const DEFAULT_HARD: [(&str, &str); 5] = [
     ("memory.available", "100Mi"),
     ("nodefs.available", "10%"),
@@ -155,25 +154,25 @@ pub const DEFAULT_HARD: [(&str, &str); 5] = [
 /// The thresholds of a kubelet without a configuration file.
 pub fn defaults() -> Vec<Threshold> {
     let hard = DEFAULT_HARD.map(|(signal, value)| (signal.to_string(), value.to_string()));
-    let statements = Statements {
+    let statements = ThresholdFields {
         hard: hard.into_iter().collect(),
-        ..Statements::default()
+        ..ThresholdFields::default()
     };
-    parse(&statements, true, &mut Errors::new())
+    parse(&statements, true, &mut ErrorList::new())
 }
 
-/// As in a configuration file.
+/// The four fields of the configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Statements {
+pub struct ThresholdFields {
     pub hard: BTreeMap<String, String>,
     pub soft: BTreeMap<String, String>,
     pub soft_grace_period: BTreeMap<String, String>,
     pub minimum_reclaim: BTreeMap<String, String>,
 }
 
-/// Reads the four statements; what is wrong is reported with its field. With `allocatable` the pods' own memory is
-/// watched as the node's is.
-pub fn parse(statements: &Statements, allocatable: bool, errors: &mut Errors) -> Vec<Threshold> {
+/// Reads the four fields; errors are reported with their field. With `allocatable` the memory of the cgroup of all pods has
+/// the node's threshold, too.
+pub fn parse(statements: &ThresholdFields, allocatable: bool, errors: &mut ErrorList) -> Vec<Threshold> {
     let at = |field: &str, key: &str| Path::new(field).key(key);
     let periods = each(
         "evictionSoftGracePeriod",
@@ -245,7 +244,7 @@ pub fn parse(statements: &Statements, allocatable: bool, errors: &mut Errors) ->
 fn each<T>(
     field: &str,
     statements: &BTreeMap<String, String>,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
     read: impl Fn(&str) -> Result<Option<T>, String>,
 ) -> BTreeMap<Signal, T> {
     let mut found = BTreeMap::new();
@@ -265,7 +264,7 @@ fn each<T>(
     found
 }
 
-/// `15%` as 0.15; none if it is not a percentage.
+/// `15%` as 0.15; `None` if it is not a percentage.
 fn share(text: &str) -> Result<Option<f32>, String> {
     let Some(number) = text.strip_suffix('%') else {
         return Ok(None);
@@ -276,9 +275,9 @@ fn share(text: &str) -> Result<Option<f32>, String> {
     Ok(Some(number / 100.0))
 }
 
-/// None where it is to be ignored.
+/// `None` if the threshold is disabled.
 fn value(text: &str) -> Result<Option<Value>, String> {
-    // As good as not said.
+    // These disable the threshold.
     if ["0%", "100%"].contains(&text) {
         return Ok(None);
     }
@@ -295,8 +294,8 @@ fn value(text: &str) -> Result<Option<Value>, String> {
     }
 }
 
-/// The containers' filesystem is always one of the two others: what holds for that one holds for it, whatever the
-/// administrator said of it.
+/// The container filesystem is always one of the two others: it has that one's thresholds, whatever the configuration
+/// says.
 pub fn with_container_fs(thresholds: &[Threshold], disks: super::Disks) -> Vec<Threshold> {
     let follows_images = disks.dedicated_image_fs && !disks.split_container_fs;
     let of = |signal| match (signal, follows_images) {

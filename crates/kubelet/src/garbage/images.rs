@@ -1,7 +1,8 @@
-//! Which images go when their disk fills up, or when nobody has used them for long (`imageGC*`, `image*GCAge`).
+//! Image garbage collection: which images are deleted when their filesystem is full, or when they are unused for long
+//! (`imageGC*`, `image*GCAge`).
 //!
-//! An image that a container was made from stays for as long as that container is on record, running or not. The
-//! least recently used go first, among those the ones seen first.
+//! The image of a container is in use as long as the runtime has the container, running or not. The least recently used
+//! images are deleted first, among those the ones detected first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,26 +16,26 @@ use crate::configuration::ImageGc;
 pub struct Image {
     pub id: String,
     pub size_bytes: u64,
-    /// Somebody said that it must stay.
+    /// The runtime reports it as pinned.
     pub pinned: bool,
 }
 
 #[derive(Clone, Debug)]
-struct Record {
+struct ImageRecord {
     size_bytes: u64,
     pinned: bool,
     first_seen: Timestamp,
     last_used: Option<Timestamp>,
 }
 
-/// What is remembered of the node's images, over this kubelet's life.
+/// When the node's images were detected and last used, since this kubelet started.
 #[derive(Clone, Debug)]
-pub struct Records {
+pub struct ImageRecords {
     began: Timestamp,
-    by_id: BTreeMap<String, Record>,
+    by_id: BTreeMap<String, ImageRecord>,
 }
 
-/// The images' disk is too full.
+/// The image filesystem is above its high threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Excess {
     pub used_percent: u64,
@@ -43,7 +44,7 @@ pub struct Excess {
 }
 
 impl Excess {
-    /// The event, where not enough could be freed.
+    /// The message of the event if not enough could be freed.
     pub fn message(&self, freed_bytes: u64) -> String {
         format!(
             "Insufficient free disk space on the node's image filesystem ({}% of {} used). Failed to free \
@@ -74,7 +75,7 @@ fn size(bytes: u64) -> String {
     format!("{amount:.1} {unit}")
 }
 
-/// Whether the images' disk is used above the high mark, and how much is to go to get below the low one.
+/// Whether the image filesystem is above the high threshold, and how many bytes to free to get below the low one.
 pub fn excess(policy: &ImageGc, capacity_bytes: u64, available_bytes: u64) -> Option<Excess> {
     if capacity_bytes == 0 {
         return None;
@@ -85,25 +86,25 @@ pub fn excess(policy: &ImageGc, capacity_bytes: u64, available_bytes: u64) -> Op
     if used_percent < u64::from(policy.high_percent) {
         return None;
     }
-    let wanted = u128::from(capacity_bytes) * u128::from(100 - policy.low_percent.min(100)) / 100;
-    let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
+    let target = u128::from(capacity_bytes) * u128::from(100 - policy.low_percent.min(100)) / 100;
+    let target = u64::try_from(target).unwrap_or(u64::MAX);
     Some(Excess {
         used_percent,
         capacity_bytes,
-        to_free_bytes: wanted.saturating_sub(available),
+        to_free_bytes: target.saturating_sub(available),
     })
 }
 
-impl Records {
+impl ImageRecords {
     pub fn new(began: Timestamp) -> Self {
-        Records {
+        ImageRecords {
             began,
             by_id: BTreeMap::new(),
         }
     }
 
-    /// What is there now, and which of it containers were made from.
-    pub fn see(&mut self, images: &[Image], in_use: &BTreeSet<String>, now: Timestamp) {
+    /// Records the images of the node and those that containers use.
+    pub fn detect_images(&mut self, images: &[Image], in_use: &BTreeSet<String>, now: Timestamp) {
         let mut before = std::mem::take(&mut self.by_id);
         for image in images {
             let known = before.remove(&image.id);
@@ -111,7 +112,7 @@ impl Records {
                 true => Some(now),
                 false => known.as_ref().and_then(|k| k.last_used),
             };
-            let record = Record {
+            let record = ImageRecord {
                 size_bytes: image.size_bytes,
                 pinned: image.pinned,
                 first_seen: known.map_or(now, |k| k.first_seen),
@@ -121,13 +122,13 @@ impl Records {
         }
     }
 
-    /// Ids and sizes of what may go, in that order. Call [`Records::see`] with the same `now` before.
+    /// Ids and sizes of the unused images, in the order of deletion. Call [`ImageRecords::see`] with the same `now` before.
     pub fn unused(&self, policy: &ImageGc, now: Timestamp) -> Vec<(String, u64)> {
-        let old_enough = |r: &Record| now.duration_since(r.first_seen) >= policy.min_age;
+        let old_enough = |r: &ImageRecord| now.duration_since(r.first_seen) >= policy.min_age;
         self.listed(|r| r.last_used.is_none_or(|at| at < now) && old_enough(r))
     }
 
-    /// Those that nobody has used for the maximum age; none before this kubelet itself is as old.
+    /// The images that were unused for the maximum age; none before this kubelet has run for that long.
     pub fn too_old(&self, policy: &ImageGc, now: Timestamp) -> Vec<(String, u64)> {
         let max = policy.max_age;
         if max <= SignedDuration::ZERO || now.duration_since(self.began) <= max {
@@ -136,10 +137,14 @@ impl Records {
         self.listed(|r| r.last_used.is_none_or(|at| now.duration_since(at) > max))
     }
 
-    fn listed(&self, goes: impl Fn(&Record) -> bool) -> Vec<(String, u64)> {
-        let mut going: Vec<_> = self.by_id.iter().filter(|(_, r)| !r.pinned && goes(r)).collect();
-        going.sort_by_key(|(_, r)| (r.last_used, r.first_seen));
-        going
+    fn listed(&self, is_unused: impl Fn(&ImageRecord) -> bool) -> Vec<(String, u64)> {
+        let mut unused: Vec<_> = self
+            .by_id
+            .iter()
+            .filter(|(_, r)| !r.pinned && is_unused(r))
+            .collect();
+        unused.sort_by_key(|(_, r)| (r.last_used, r.first_seen));
+        unused
             .into_iter()
             .map(|(id, r)| (id.clone(), r.size_bytes))
             .collect()
@@ -173,30 +178,30 @@ mod tests {
     }
 
     #[test]
-    fn t8_the_longest_unused_go_first_and_young_used_and_pinned_ones_stay() {
+    fn t8_the_least_recently_used_are_deleted_first_and_young_used_and_pinned_ones_stay() {
         let policy = ImageGc::default();
-        let mut records = Records::new(at(0));
-        records.see(&images(&["b", "c", "p!"]), &used(&["b"]), at(0));
-        records.see(&images(&["a", "b", "c", "p!"]), &used(&["c"]), at(5));
+        let mut records = ImageRecords::new(at(0));
+        records.detect_images(&images(&["b", "c", "p!"]), &used(&["b"]), at(0));
+        records.detect_images(&images(&["a", "b", "c", "p!"]), &used(&["c"]), at(5));
         assert_eq!(
             ids(records.unused(&policy, at(5))),
             "b",
             "a is too young, c is used"
         );
-        records.see(&images(&["a", "b", "c", "new", "p!"]), &used(&[]), at(9));
+        records.detect_images(&images(&["a", "b", "c", "new", "p!"]), &used(&[]), at(9));
         assert_eq!(ids(records.unused(&policy, at(9))), "a b c", "never, at 0, at 5");
-        records.see(&images(&["a", "c"]), &used(&[]), at(10));
+        records.detect_images(&images(&["a", "c"]), &used(&[]), at(10));
         assert_eq!(ids(records.unused(&policy, at(10))), "a c");
     }
 
     #[test]
-    fn t8_what_nobody_used_for_the_maximum_age_goes_once_the_kubelet_is_as_old() {
+    fn t8_images_unused_for_the_maximum_age_are_deleted_once_the_kubelet_has_run_that_long() {
         let policy = ImageGc {
             max_age: SignedDuration::from_mins(10),
             ..ImageGc::default()
         };
-        let mut records = Records::new(at(0));
-        records.see(&images(&["a", "b", "p!"]), &used(&["b"]), at(1));
+        let mut records = ImageRecords::new(at(0));
+        records.detect_images(&images(&["a", "b", "p!"]), &used(&["b"]), at(1));
         assert_eq!(ids(records.too_old(&policy, at(10))), "");
         assert_eq!(ids(records.too_old(&policy, at(11))), "a");
         assert_eq!(ids(records.too_old(&policy, at(12))), "a b");
@@ -204,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn t8_the_disk_is_freed_from_the_high_mark_down_to_the_low_one() {
+    fn t8_the_filesystem_is_freed_from_the_high_threshold_down_to_the_low_one() {
         let policy = ImageGc::default();
         for (capacity, available, want) in [
             (1000, 160, None),

@@ -1,5 +1,5 @@
-//! What may be thrown away: images nobody uses ([`images`]), and what is left of pods and sandboxes that are over
-//! ([`remains`]). Nothing is removed here; these say what is to be.
+//! Garbage collection: unused images ([`images`]), and containers, sandboxes and directories of pods that are finished or
+//! deleted ([`containers`]). Nothing is removed here: the functions return what to remove.
 
+pub mod containers;
 pub mod images;
-pub mod remains;

@@ -94,10 +94,10 @@ pub fn encode(state: &State) -> Result<Vec<u8>, Error> {
     Ok(serde_json::to_vec(&checkpoint)?)
 }
 
-/// Reads what a kubelet with the static policy has written.
+/// Reads a file that a kubelet with the static policy has written.
 pub fn decode(bytes: &[u8]) -> Result<State, Error> {
     let checkpoint: Checkpoint = serde_json::from_slice(bytes)?;
-    // Files of old kubelets have none.
+    // Files of old kubelets have no checksum.
     if checkpoint.checksum != 0 && checkpoint.checksum != checkpoint.checksum() {
         return Err(Error::Checksum);
     }

@@ -1,4 +1,4 @@
-//! From which sets of NUMA nodes memory can be assigned.
+//! The sets of NUMA nodes from which memory can be assigned.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::state::{MachineState, is_same_group};
 use crate::guaranteed::MemoryRequests;
 use crate::topologymanager::{Hint, NumaMask, masks_of};
 
-/// What init containers of a pod that have ended leave to those after them: bytes by nodes and resource.
+/// Memory of finished init containers that later containers of the pod can reuse: bytes by NUMA nodes and resource.
 pub(super) type Reusable = BTreeMap<(NumaMask, String), u64>;
 
 fn sum(machine: &MachineState, mask: NumaMask, resource: &str, of: impl Fn(&super::Table) -> u64) -> u64 {
@@ -16,13 +16,13 @@ fn sum(machine: &MachineState, mask: NumaMask, resource: &str, of: impl Fn(&supe
     tables.map(of).fold(0, u64::saturating_add)
 }
 
-/// Whether so much is free on the nodes.
+/// Whether this much is free on the NUMA nodes.
 pub(super) fn satisfies(machine: &MachineState, mask: NumaMask, requests: &MemoryRequests) -> bool {
     let mut requests = requests.iter();
     requests.all(|(resource, bytes)| sum(machine, mask, resource, |t| t.free) >= *bytes)
 }
 
-/// Whether nodes are used otherwise than all of them together.
+/// Whether a NUMA node of the set belongs to a group that is not the set.
 pub(super) fn violates_groups(machine: &MachineState, mask: NumaMask) -> bool {
     let nodes: Vec<u32> = mask.nodes().collect();
     let is_single = nodes.len() == 1;
@@ -60,7 +60,7 @@ pub(super) fn all(machine: &MachineState, requests: &MemoryRequests, reusable: &
     fitting.into_iter().map(hint).collect()
 }
 
-/// The narrowest one of those that are preferred, else of all.
+/// The narrowest of the preferred hints, else of all.
 pub(super) fn best(hints: impl IntoIterator<Item = Hint>) -> Option<Hint> {
     hints
         .into_iter()

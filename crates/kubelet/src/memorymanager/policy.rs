@@ -1,4 +1,4 @@
-//! The policies: `None` assigns nothing, `Static` the memory of Guaranteed pods (`policy_static.go`).
+//! The policies: `None` assigns nothing, `Static` assigns the memory of Guaranteed pods (`policy_static.go`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ pub enum PolicyError {
     State(#[source] StateError),
 }
 
-/// Why a container does not get its memory, in v1.36's words.
+/// Why a container does not get its memory, with v1.36's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllocationError {
     #[error(
@@ -46,7 +46,7 @@ impl From<AllocationError> for Rejection {
     }
 }
 
-/// See the module. [`Default`] is the policy `None`.
+/// The memory manager. [`Default`] is the policy `None`.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryManager {
     is_static: bool,
@@ -54,7 +54,7 @@ pub struct MemoryManager {
 }
 
 impl MemoryManager {
-    /// The static policy, with the state that was written down. `withheld` is what Node Allocatable withholds from pods.
+    /// The static policy, with the state of the checkpoint. `withheld` is the memory that is not allocatable to pods.
     pub fn new_static(
         nodes: &BTreeMap<u32, NodeMemory>,
         withheld: &BTreeMap<String, u64>,
@@ -101,7 +101,7 @@ impl MemoryManager {
         self.state.of_container(uid, container).map_or(&[], Vec::as_slice)
     }
 
-    /// The NUMA nodes that a container has memory of; none: it may use all.
+    /// The NUMA nodes of a container's memory; empty: it may use all.
     pub fn numa_nodes(&self, uid: &str, container: &str) -> BTreeSet<u32> {
         let blocks = self.blocks(uid, container).iter();
         blocks.flat_map(|block| block.nodes.iter().copied()).collect()
@@ -111,7 +111,7 @@ impl MemoryManager {
         self.is_static && guaranteed::qualifies(pod)
     }
 
-    /// Where a container's memory could be.
+    /// The topology hints of a container's memory.
     pub fn hints(&self, pod: &Pod, container: &Container) -> ProviderHints {
         if !self.concerns(pod) {
             return ProviderHints::new();
@@ -123,7 +123,7 @@ impl MemoryManager {
         }
     }
 
-    /// Where all of a pod's memory could be.
+    /// The topology hints of all of a pod's memory.
     pub fn pod_hints(&self, pod: &Pod) -> ProviderHints {
         if !self.concerns(pod) {
             return ProviderHints::new();
@@ -153,7 +153,7 @@ impl MemoryManager {
     fn calculated(&self, requests: &MemoryRequests, reusable: &Reusable) -> ProviderHints {
         let hints = hints::all(&self.state.machine, requests, reusable);
         if hints.is_empty() {
-            // v1.36 gives no hints at all then, which says that any node will do; allocating fails.
+            // v1.36 returns no hints then, which means no preference; the allocation fails.
             return ProviderHints::new();
         }
         let resources = requests.keys();
@@ -162,7 +162,8 @@ impl MemoryManager {
             .collect()
     }
 
-    /// Assigns a container its memory, from the nodes of `hint` or a set that has all of them. Whether it is new.
+    /// Assigns memory to a container, from the NUMA nodes of `hint` or a set that has all of them; returns whether the
+    /// assignment is new.
     pub fn allocate(
         &mut self,
         pod: &Pod,
@@ -194,7 +195,7 @@ impl MemoryManager {
                 bytes,
             });
         }
-        self.take_over(pod, container, &blocks);
+        self.reuse_memory(pod, container, &blocks);
         let containers = self.state.assigned.entry(uid(pod).into()).or_default();
         containers.insert(container.name.clone(), blocks);
         Ok(true)
@@ -233,11 +234,11 @@ impl MemoryManager {
         }
     }
 
-    /// What earlier init containers have that will have ended, less what others have taken over of it.
+    /// The memory of earlier init containers that will have finished, without what other containers reuse.
     fn reusable(&self, pod: &Pod, container: &str) -> Reusable {
         let mut reusable = Reusable::new();
-        for (other, has_ended) in guaranteed::before(pod, container) {
-            if !has_ended {
+        for (other, has_finished) in guaranteed::before(pod, container) {
+            if !has_finished {
                 continue;
             }
             for block in self.blocks(uid(pod), &other.name) {
@@ -250,11 +251,11 @@ impl MemoryManager {
         reusable
     }
 
-    /// What a container takes over of earlier init containers is not released with these.
-    fn take_over(&mut self, pod: &Pod, container: &Container, blocks: &[Block]) {
+    /// Memory that a container reuses from earlier init containers is not released with these.
+    fn reuse_memory(&mut self, pod: &Pod, container: &Container, blocks: &[Block]) {
         let mut left = blocks.to_vec();
-        for (other, has_ended) in guaranteed::before(pod, &container.name) {
-            let Some(containers) = self.state.assigned.get_mut(uid(pod)).filter(|_| has_ended) else {
+        for (other, has_finished) in guaranteed::before(pod, &container.name) {
+            let Some(containers) = self.state.assigned.get_mut(uid(pod)).filter(|_| has_finished) else {
                 continue;
             };
             for old in containers.get_mut(&other.name).into_iter().flatten() {
@@ -269,16 +270,16 @@ impl MemoryManager {
         }
     }
 
-    /// A container starts: the init containers before it have ended. Whether any of them had memory.
+    /// A container starts, so the init containers before it have finished; returns whether any of them had memory.
     pub fn started(&mut self, pod: &Pod, container: &str) -> bool {
         let mut is_changed = false;
-        for (other, has_ended) in guaranteed::before(pod, container) {
-            is_changed |= has_ended && self.state.release(uid(pod), &other.name);
+        for (other, has_finished) in guaranteed::before(pod, container) {
+            is_changed |= has_finished && self.state.release(uid(pod), &other.name);
         }
         is_changed
     }
 
-    /// A pod has ended. Whether it had memory assigned.
+    /// Releases the memory of a terminated pod; returns whether it had any.
     pub fn release(&mut self, uid: &str) -> bool {
         let containers = self.state.assigned.get(uid);
         let names: Vec<String> = containers.into_iter().flat_map(|c| c.keys().cloned()).collect();
@@ -288,19 +289,19 @@ impl MemoryManager {
         !names.is_empty()
     }
 
-    /// Releases what pods have that are no more. Whether there were any.
+    /// Releases the memory of pods that do not exist any more; returns whether there were any.
     pub fn retain_pods(&mut self, is_there: impl Fn(&str) -> bool) -> bool {
-        let gone: Vec<String> = self
+        let deleted: Vec<String> = self
             .state
             .assigned
             .keys()
             .filter(|uid| !is_there(uid))
             .cloned()
             .collect();
-        for uid in &gone {
+        for uid in &deleted {
             self.release(uid);
         }
-        !gone.is_empty()
+        !deleted.is_empty()
     }
 }
 

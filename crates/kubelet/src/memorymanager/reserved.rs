@@ -1,4 +1,4 @@
-//! How much memory of each NUMA node is the system's (`reservedMemory`).
+//! The memory of each NUMA node that is reserved for the system (`reservedMemory`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use knarr_api::kinds::pod::resources::is_hugepages;
 use super::MEMORY;
 use super::state::{MachineState, NodeState, Table};
 
-/// What the machine has on one NUMA node, in bytes.
+/// The memory of one NUMA node, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeMemory {
     pub memory: u64,
@@ -39,7 +39,7 @@ pub enum ReservedError {
     },
 }
 
-/// What is reserved on each node. The sums have to be what Node Allocatable withholds from pods.
+/// The reservation on each NUMA node. The sums have to equal the difference between capacity and Node Allocatable.
 pub fn reserved_on(
     nodes: &BTreeMap<u32, NodeMemory>,
     withheld: &BTreeMap<String, u64>,
@@ -77,7 +77,7 @@ pub fn reserved_on(
     Ok(by_node)
 }
 
-/// The tables of a machine without pods.
+/// The tables of a node without pods.
 pub(super) fn fresh(
     nodes: &BTreeMap<u32, NodeMemory>,
     reserved: &BTreeMap<u32, BTreeMap<String, u64>>,

@@ -1,10 +1,10 @@
-//! How much memory of each NUMA node is reserved, and for which containers.
+//! The reserved memory of each NUMA node, and the containers that it is reserved for.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Memory that a container has from NUMA nodes together.
+/// Memory that is assigned to a container from a group of NUMA nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Block {
     #[serde(rename = "numaAffinity")]
@@ -38,7 +38,7 @@ impl Table {
         }
     }
 
-    /// Reserves as much as there is. What is missing comes from another node.
+    /// Reserves as much as is free; the rest comes from another NUMA node.
     fn reserve(&mut self, bytes: u64) -> u64 {
         let taken = bytes.min(self.free);
         self.free -= taken;
@@ -57,7 +57,7 @@ impl Table {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeState {
-    /// Blocks that use the node.
+    /// The number of blocks that use the NUMA node.
     pub number_of_assignments: u64,
     pub memory_map: BTreeMap<String, Table>,
     /// The node's group: the nodes that it is assigned together with.
@@ -67,14 +67,14 @@ pub struct NodeState {
 /// By NUMA node.
 pub type MachineState = BTreeMap<u32, NodeState>;
 
-/// See the module. Assignments are by pod uid and container.
+/// The memory manager's state. Assignments are by pod UID and container name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     pub machine: MachineState,
     pub assigned: BTreeMap<String, BTreeMap<String, Vec<Block>>>,
 }
 
-/// Why a state that was written down cannot be that of this machine, in v1.36's words.
+/// Why a checkpoint's state does not match this node, with v1.36's messages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
     #[error("[memorymanager] machine state can not be empty when it has memory assignments")]
@@ -91,7 +91,8 @@ pub enum StateError {
     OtherMachine,
 }
 
-/// Assigns a block: its nodes become a group. `bytes` are reserved; what init containers leave behind is reserved before.
+/// Assigns a block: its NUMA nodes become a group. `bytes` are reserved; reused memory of init containers is reserved
+/// already.
 pub(super) fn assign(machine: &mut MachineState, nodes: &[u32], resource: &str, mut bytes: u64) {
     for node in nodes {
         let Some(state) = machine.get_mut(node) else {
@@ -110,7 +111,7 @@ impl State {
         self.assigned.get(uid)?.get(container)
     }
 
-    /// Returns a container's memory. Whether it had any.
+    /// Releases a container's memory; returns whether it had any.
     pub fn release(&mut self, uid: &str, container: &str) -> bool {
         let Some(containers) = self.assigned.get_mut(uid) else {
             return false;
@@ -137,7 +138,7 @@ impl State {
         blocks.is_some()
     }
 
-    /// Checks a restored state against the machine without pods; an empty one becomes that.
+    /// Checks a restored state against `fresh`, the node without pods; an empty one becomes `fresh`.
     pub(super) fn validated(mut self, fresh: MachineState) -> Result<State, StateError> {
         if self.machine.is_empty() {
             if !self.assigned.is_empty() {
@@ -181,7 +182,7 @@ pub(super) fn is_same_group(a: &[u32], b: &[u32]) -> bool {
     sorted(a) == sorted(b)
 }
 
-/// What is reserved is compared by group: it depends on the order of assignments how a group's nodes share it.
+/// Reservations are compared by group: their distribution within a group depends on the order of assignments.
 fn is_same(a: &MachineState, b: &MachineState) -> bool {
     let in_group = |machine: &MachineState, cells: &[u32], resource: &str| -> (u64, u64) {
         let tables = cells

@@ -1,4 +1,4 @@
-//! Tables of the memory manager's static policy: what v1.36's tests of it show.
+//! Tables of the memory manager's static policy, after v1.36's tests.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ fn container(name: &str, memory: &str, huge: &str) -> Value {
     json!({"name": name, "resources": {"requests": amounts, "limits": amounts}})
 }
 
-/// Init containers and containers by what they request of memory, and of huge pages if that is given.
+/// Init containers and containers by their requests of memory, and of huge pages if given.
 fn pod_with_huge(uid: &str, inits: &[&str], containers: &[&str], huge: &str) -> Pod {
     let all = |kind: &str, of: &[&str]| -> Vec<Value> {
         let of = of.iter().enumerate();
@@ -50,7 +50,7 @@ fn pod(uid: &str, inits: &[&str], containers: &[&str]) -> Pod {
     pod_with_huge(uid, inits, containers, "")
 }
 
-/// So many nodes, each with so much that can be assigned, 512Mi of the system and 1Gi of huge pages.
+/// This many NUMA nodes, each with this much allocatable memory, 512Mi for the system and 1Gi of huge pages.
 fn nodes(count: u32, allocatable: u64) -> (BTreeMap<u32, NodeMemory>, Vec<ReservedMemory>) {
     let has = NodeMemory {
         memory: allocatable + 512 * MIB + GIB,
@@ -92,7 +92,7 @@ fn allocate(manager: &mut MemoryManager, pod: &Pod, hint: Hint) -> Result<Vec<Bl
         .to_vec())
 }
 
-/// What is free and reserved of each node's memory, in MiB, with its group and number of assignments.
+/// Free and reserved memory of each NUMA node, in MiB, with its group and number of assignments.
 fn memory(manager: &MemoryManager) -> Vec<(u64, u64, Vec<u32>, u64)> {
     let nodes = manager.state().machine.values();
     nodes
@@ -155,7 +155,7 @@ fn l4_memory_that_no_node_has_comes_from_a_group_of_nodes() {
         .map(|(_, _, cells, _)| cells)
         .collect();
     assert_eq!(groups, [vec![0, 1], vec![0, 1], vec![2], vec![3]]);
-    // Nodes of a group are not used alone, and others not with a node of it.
+    // NUMA nodes of a group are not used alone, and others not together with one of it.
     let small = self::pod("q", &[], &["256Mi"]);
     let container = &small.spec.as_ref().unwrap().containers[0];
     let hints = manager.hints(&small, container);
@@ -204,7 +204,7 @@ fn l4_memory_of_init_containers_is_reused_by_those_after_them() {
         assert_eq!(table.reserved / GIB, reserved, "{inits:?} {containers:?}");
         let of_init = |name: &str| manager.blocks("p", name)[0].bytes / GIB;
         assert_eq!([of_init("i0"), of_init("i1")], left, "{inits:?} {containers:?}");
-        // When the first container starts, the init containers have ended.
+        // When the first container starts, the init containers have finished.
         assert!(manager.started(&pod, "c0") && !manager.started(&pod, "c1"));
         assert!(manager.blocks("p", "i1").is_empty());
         manager.release("p");
@@ -213,7 +213,7 @@ fn l4_memory_of_init_containers_is_reused_by_those_after_them() {
 }
 
 #[test]
-fn l4_what_is_reserved_for_the_system_equals_what_pods_are_denied() {
+fn l4_reserved_memory_equals_the_memory_that_is_not_allocatable() {
     let (nodes, reserved) = nodes(2, GIB);
     let error = |withheld: &BTreeMap<String, u64>, reserved: &[ReservedMemory]| {
         let made = MemoryManager::new_static(&nodes, withheld, reserved, State::default());
@@ -239,7 +239,7 @@ fn l4_what_is_reserved_for_the_system_equals_what_pods_are_denied() {
 }
 
 #[test]
-fn l4_a_state_that_is_not_of_this_machine_is_rejected() {
+fn l4_a_state_that_does_not_match_the_node_is_rejected() {
     let mut first = manager(2, 2 * GIB);
     allocate(&mut first, &pod("p", &[], &["3Gi"]), hint(&[], false)).unwrap();
     let restore = |state: State, allocatable| {
@@ -253,7 +253,7 @@ fn l4_a_state_that_is_not_of_this_machine_is_rejected() {
     let state = first.state().clone();
     assert_eq!(restore(state.clone(), 2 * GIB), Ok(state.clone()));
     assert_eq!(restore(state.clone(), 3 * GIB), Err(StateError::OtherMachine));
-    // How a group's nodes share what is reserved is not compared.
+    // The distribution of reservations within a group is not compared.
     let mut moved = state.clone();
     for (node, free) in [(0, GIB), (1, 0)] {
         let table = moved

@@ -1,8 +1,8 @@
-//! What the node has set aside for a pod and its containers, and what they really have.
+//! The allocated resources of a pod and its containers, and their actual ones (upstream: the allocation manager).
 //!
-//! Neither need be what the spec asks for while a resize is under way (`resize.rs`). What is made new, a container that
-//! runs again among it, is made from the allocation ([`Pod::allocated`]): a resize that waits for room is not got by
-//! crashing. After a restart of the kubelet both are what the API was told last.
+//! Both may differ from the spec while a resize is in progress (`resize.rs`). Containers are created and restarted with
+//! the allocated resources ([`Pod::allocated`]): a deferred resize does not happen by a crash. After a restart of the
+//! kubelet both are taken from the last reported status.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,37 +10,74 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::pod::resources::{Side, asked};
+use knarr_api::kinds::pod::resources::{RequirementKind, pod_resources};
 use knarr_api::quantity::Quantity;
 
-use super::container::{Container, Role, find_spec};
-use super::{Pod, Sandbox};
+use super::container::{Container, Role};
+use super::{Pod, PodPhase};
 use crate::resources;
 
-/// The kernel counts shares of CPU from here on: of less, nothing can be told apart.
+/// CPU requests up to this are not visible in the cgroup (upstream: `MinShares`).
 const LEAST_SHARE_MILLIS: i64 = 2;
-/// Likewise of limits.
+/// CPU limits up to this are not visible in the cgroup (upstream: `MinQuotaPeriod`).
 const LEAST_QUOTA_MILLIS: i64 = 10;
 
-/// Of the pod as a whole (`spec.resources`).
+/// The resources of a container, or the pod-level ones of a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Whole {
-    pub allocated: Option<core::ResourceRequirements>,
-    pub actual: Option<core::ResourceRequirements>,
+pub(super) struct Allocation {
+    /// What the node has allocated.
+    allocated: Option<core::ResourceRequirements>,
+    /// What the cgroup has (actuated resources, KEP 1287).
+    actual: Option<core::ResourceRequirements>,
 }
 
-impl Whole {
-    /// Of a pod that this kubelet begins to know: a running one has what was told of it, as far as it asks for it
-    /// itself.
-    pub fn recall(pod: &core::Pod) -> Self {
-        let wanted = pod.spec.as_ref().and_then(|s| s.resources.clone());
+impl Allocation {
+    pub(super) fn allocated(&self) -> Option<&core::ResourceRequirements> {
+        self.allocated.as_ref()
+    }
+
+    pub(super) fn actual(&self) -> Option<&core::ResourceRequirements> {
+        self.actual.as_ref()
+    }
+
+    /// Of a container that this kubelet starts to manage: by its status in the API.
+    pub(super) fn recall(&mut self, reported: Option<core::ResourceRequirements>) {
+        self.allocated = reported;
+    }
+
+    /// Allocates to a container that has nothing allocated.
+    pub(super) fn allocate_first(&mut self, desired: core::ResourceRequirements) {
+        self.allocated.get_or_insert(desired);
+    }
+
+    /// The container is created with its allocated resources.
+    pub(super) fn create(&mut self, desired: core::ResourceRequirements) {
+        self.allocate_first(desired);
+        self.actuate();
+    }
+
+    /// A container is found that runs with these resources.
+    pub(super) fn adopt(&mut self, actual: core::ResourceRequirements) {
+        self.allocated = Some(actual);
+        self.actuate();
+    }
+
+    /// The cgroup has the allocated resources.
+    pub(super) fn actuate(&mut self) {
+        self.actual.clone_from(&self.allocated);
+    }
+
+    /// The pod-level ones of a pod that this kubelet starts to manage: a running pod has the resources of its status, as far as its spec sets
+    /// pod-level ones.
+    pub(super) fn of_pod(pod: &core::Pod) -> Self {
+        let desired = pod.spec.as_ref().and_then(|s| s.resources.clone());
         let status = pod.status.as_ref();
-        let running = status.filter(|s| s.phase.as_deref() == Some("Running"));
-        let told = running.and_then(|s| Some((s.allocated_resources.as_ref()?, s.resources.as_ref()?)));
-        let (Some(mut own), Some((allocated, actual))) = (wanted.clone(), told) else {
-            return Whole {
-                allocated: wanted.clone(),
-                actual: wanted,
+        let running = status.filter(|s| PodPhase::of(s) == PodPhase::Running);
+        let reported = running.and_then(|s| Some((s.allocated_resources.as_ref()?, s.resources.as_ref()?)));
+        let (Some(mut own), Some((allocated, actual))) = (desired.clone(), reported) else {
+            return Allocation {
+                allocated: desired.clone(),
+                actual: desired,
             };
         };
         let overhead = pod
@@ -48,66 +85,72 @@ impl Whole {
             .as_ref()
             .and_then(|s| s.overhead.clone())
             .unwrap_or_default();
-        for (list, told) in [
+        for (list, reported) in [
             (&mut own.requests, Some(allocated)),
             (&mut own.limits, actual.limits.as_ref()),
         ] {
             let list = list.get_or_insert_default();
-            list.retain(|name, _| told.is_some_and(|told| told.contains_key(name)));
+            list.retain(|name, _| reported.is_some_and(|reported| reported.contains_key(name)));
             for (name, amount) in list.iter_mut() {
-                if let Some(told) = told.and_then(|told| told.get(name)) {
-                    *amount = without(told, overhead.get(name));
+                if let Some(reported) = reported.and_then(|reported| reported.get(name)) {
+                    *amount = without(reported, overhead.get(name));
                 }
             }
         }
         own.requests = own.requests.filter(|l| !l.is_empty());
         own.limits = own.limits.filter(|l| !l.is_empty());
-        Whole {
+        Allocation {
             allocated: Some(own.clone()),
             actual: Some(own),
         }
     }
 }
 
-fn without(told: &Wire, overhead: Option<&Wire>) -> Wire {
-    let both = overhead.and_then(|o| Some((Quantity::of(told).ok()?, Quantity::of(o).ok()?)));
-    both.map_or_else(|| told.clone(), |(told, overhead)| (told - overhead).to_wire())
+fn without(reported: &Wire, overhead: Option<&Wire>) -> Wire {
+    let both = overhead.and_then(|o| Some((Quantity::of(reported).ok()?, Quantity::of(o).ok()?)));
+    both.map_or_else(
+        || reported.clone(),
+        |(reported, overhead)| (reported - overhead).to_wire(),
+    )
 }
 
 impl Container {
-    /// What it is given can be changed.
+    /// Whether its resources can be changed while it runs.
     pub(super) fn is_resizable(&self) -> bool {
         matches!(self.role, Role::Init | Role::Sidecar | Role::App)
     }
 }
 
 impl Pod {
-    /// The object with what is allocated in place of what is asked for.
+    /// The object with its allocated resources in place of the spec's.
     pub fn allocated(&self) -> Arc<core::Pod> {
-        self.given(&self.whole.allocated, |c| c.allocated.as_ref())
+        self.with_resources(&self.pod_level.allocated, |c| c.resources.allocated())
     }
 
-    /// The object with what it has in place of what is asked for.
+    /// The object with its actual resources in place of the spec's.
     pub fn actual(&self) -> Arc<core::Pod> {
-        self.given(&self.whole.actual, |c| c.actual.as_ref().or(c.allocated.as_ref()))
+        self.with_resources(&self.pod_level.actual, |c| {
+            c.resources.actual().or(c.resources.allocated())
+        })
     }
 
-    fn given(
+    fn with_resources(
         &self,
-        whole: &Option<core::ResourceRequirements>,
+        pod_level: &Option<core::ResourceRequirements>,
         of: impl Fn(&Container) -> Option<&core::ResourceRequirements>,
     ) -> Arc<core::Pod> {
-        if !self.is_asked_for_more() && *whole == self.spec().resources {
-            let same = |c: &Container| of(c).is_none_or(|given| *given == self.wanted(c));
+        if !self.resize_requested() && *pod_level == self.object.spec().resources {
+            let same =
+                |c: &Container| of(c).is_none_or(|given| *given == self.object.desired_resources(&c.name));
             if self.containers.iter().all(same) {
-                return self.object.clone();
+                return self.object.get().clone();
             }
         }
-        let mut object = (*self.object).clone();
+        let mut object = (**self.object.get()).clone();
         let Some(spec) = &mut object.spec else {
-            return self.object.clone();
+            return self.object.get().clone();
         };
-        spec.resources.clone_from(whole);
+        spec.resources.clone_from(pod_level);
         let listed = spec
             .init_containers
             .iter_mut()
@@ -122,57 +165,61 @@ impl Pod {
         Arc::new(object)
     }
 
-    pub(super) fn wanted(&self, container: &Container) -> core::ResourceRequirements {
-        find_spec(self.spec(), &container.name)
-            .and_then(|c| c.resources.clone())
-            .unwrap_or_default()
-    }
-
-    /// Whether the spec asks for something else than is allocated.
-    pub(super) fn is_asked_for_more(&self) -> bool {
+    /// Whether the spec's resources differ from the allocated ones.
+    pub(super) fn resize_requested(&self) -> bool {
         let none = core::ResourceRequirements::default();
-        let (whole, wanted) = (self.whole.allocated.as_ref(), self.spec().resources.as_ref());
+        let (pod_level, desired) = (
+            self.pod_level.allocated.as_ref(),
+            self.object.spec().resources.as_ref(),
+        );
         let differs = |c: &&Container| {
-            let allocated = c.allocated.as_ref().filter(|_| c.is_resizable());
-            allocated.is_some_and(|allocated| !same(allocated, &self.wanted(c)))
+            let allocated = c.resources.allocated().filter(|_| c.is_resizable());
+            allocated.is_some_and(|allocated| !same(allocated, &self.object.desired_resources(&c.name)))
         };
-        !same(whole.unwrap_or(&none), wanted.unwrap_or(&none)) || self.containers.iter().any(|c| differs(&c))
+        !same(pod_level.unwrap_or(&none), desired.unwrap_or(&none))
+            || self.containers.iter().any(|c| differs(&c))
     }
 
-    /// Everything that is asked for is allocated.
+    /// Allocates the spec's resources.
     pub(super) fn allocate(&mut self) {
-        self.whole.allocated = self.spec().resources.clone();
+        self.pod_level.allocated = self.object.spec().resources.clone();
         for i in 0..self.containers.len() {
             if self.containers[i].is_resizable() {
-                self.containers[i].allocated = Some(self.wanted(&self.containers[i]));
+                let container = &mut self.containers[i];
+                container.resources.allocated = Some(self.object.desired_resources(&container.name));
             }
         }
-        if !matches!(self.sandbox, Sandbox::Ready { .. } | Sandbox::Creating) {
-            // Its group is made with it.
-            self.whole.actual.clone_from(&self.whole.allocated);
+        if !self.sandboxes.is_ready() && !self.sandboxes.is_creating() {
+            // Its cgroup is created with the new sandbox.
+            self.pod_level.actuate();
         }
     }
 
-    /// What a container is allocated and what it has, the pod's own limits included.
+    /// A container's allocated and actual resources, with the limits of the pod.
     pub(super) fn allocated_and_actual(
         &self,
         i: usize,
     ) -> (core::ResourceRequirements, core::ResourceRequirements) {
         let container = &self.containers[i];
         let allocated = container
+            .resources
             .allocated
             .clone()
-            .unwrap_or_else(|| self.wanted(container));
-        let actual = container.actual.clone().unwrap_or_else(|| allocated.clone());
+            .unwrap_or_else(|| self.object.desired_resources(&container.name));
+        let actual = container
+            .resources
+            .actual
+            .clone()
+            .unwrap_or_else(|| allocated.clone());
         (
-            resources::with_limits_of_pod(&allocated, self.whole.allocated.as_ref()),
-            resources::with_limits_of_pod(&actual, self.whole.actual.as_ref()),
+            resources::with_limits_of_pod(&allocated, self.pod_level.allocated.as_ref()),
+            resources::with_limits_of_pod(&actual, self.pod_level.actual.as_ref()),
         )
     }
 
-    /// `status.resources` and `status.allocatedResources`. Of a running pod the former is what its control group
-    /// holds: what is too small for it, and limits that not all containers have, are not in it.
-    pub(super) fn resources_status(&self, phase: &str) -> (core::ResourceRequirements, Option<List>) {
+    /// `status.resources` and `status.allocatedResources`. Of a running pod the former is read from its cgroup:
+    /// requests and limits that are too small for the cgroup, and limits that not all containers have, are not in it.
+    pub(super) fn resources_status(&self, phase: PodPhase) -> (core::ResourceRequirements, Option<List>) {
         let wires = |amounts: BTreeMap<String, Quantity>| -> List {
             let wires = amounts.into_iter().map(|(name, amount)| (name, amount.to_wire()));
             wires.collect()
@@ -180,12 +227,12 @@ impl Pod {
         let none = core::PodSpec::default();
         let allocated = self.allocated();
         let spec = allocated.spec.as_ref().unwrap_or(&none);
-        let requests = wires(asked(spec, Side::Requests));
+        let requests = wires(pod_resources(spec, RequirementKind::Requests));
         let some = |list: List| Some(list).filter(|l| !l.is_empty());
-        if phase != "Running" {
+        if phase != PodPhase::Running {
             let resources = core::ResourceRequirements {
                 claims: None,
-                limits: some(wires(asked(spec, Side::Limits))),
+                limits: some(wires(pod_resources(spec, RequirementKind::Limits))),
                 requests: some(requests.clone()),
             };
             return (resources, some(requests));
@@ -194,7 +241,7 @@ impl Pod {
         let spec = actual.spec.as_ref().unwrap_or(&none);
         let own = spec.resources.clone().unwrap_or_default();
         let (mut promised, mut limits) = (own.requests.unwrap_or_default(), own.limits.unwrap_or_default());
-        let sums = asked(spec, Side::Requests);
+        let sums = pod_resources(spec, RequirementKind::Requests);
         for (name, least_request, least_limit) in
             [("cpu", LEAST_SHARE_MILLIS, LEAST_QUOTA_MILLIS), ("memory", 0, 0)]
         {

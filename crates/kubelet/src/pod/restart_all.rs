@@ -1,138 +1,143 @@
-//! Restarting all of a pod's containers in place, as a rule of one of them asks when that ends with a certain code
-//! (`RestartAllContainers`): the others are ended without their grace, and in the same sandbox the pod begins from the
-//! beginning, init containers first.
+//! `RestartAllContainers` (KEP 5532): a container's restartPolicyRule restarts all containers of the pod in place when it
+//! exits with a certain code. The others are stopped without a grace period, and in the same sandbox the pod starts from
+//! the beginning, init containers first.
 //!
-//! What ended is removed once all have: a kubelet that comes back in the middle sees by that how far it got.
+//! The exited containers are removed once all have exited: a kubelet that restarts in between sees by that how far it got.
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-use super::container::{RunState, Work};
-use super::end::StopReason;
-use super::status::Answer;
-use super::{Action, Container, Pod, Role};
+use super::container::{Operation, WaitingReason};
+use super::status::ConditionValue;
+use super::stop::StopReason;
+use super::{Container, Pod, PodPhase, Role};
 
 const ACTION: &str = "RestartAllContainers";
-/// The reason that containers wait for, and that they have ended for.
-const REASON: &str = "RestartingAllContainers";
+/// The reason of the containers' waiting state and of their termination.
+const REASON: WaitingReason = WaitingReason::RestartingAllContainers;
 const MESSAGE: &str = "The container is removed because RestartAllContainers in place";
 pub(super) const CONDITION: &str = "AllContainersRestarting";
 
-/// All but those that users brought in later.
+/// Whether a restart is in progress, and the condition reports it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum RestartAll {
+    #[default]
+    NotRequested,
+    InProgress,
+}
+
+/// All but ephemeral containers.
 fn is_restarted(container: &Container) -> bool {
     container.role != Role::Ephemeral
 }
 
-/// It was removed, and nothing has begun anew yet.
+/// The container was removed, and no container has been restarted yet.
 pub(super) fn is_removed(container: &Container) -> bool {
-    matches!(container.waiting, Some((REASON, _)))
+    container.waits_for(REASON)
 }
 
-/// It was removed, another has begun anew, and this one has not yet.
-pub(super) fn begins_anew(container: &Container) -> bool {
-    container.run.as_ref().is_some_and(|run| run.id.is_empty()) && !is_removed(container)
+/// The container was removed, another one has been restarted, and this one has not.
+pub(super) fn awaits_restart(container: &Container) -> bool {
+    container.runs.latest().is_some_and(|run| run.id.is_none()) && !is_removed(container)
 }
 
 /// Whether a status says that all containers were restarted in place: only then may a pod that ran be pending.
 pub(super) fn is_shown(status: &core::PodStatus) -> bool {
     let last = |c: &core::ContainerStatus| c.last_state.as_ref()?.terminated.as_ref()?.reason.clone();
     let apps = status.container_statuses.iter().flatten();
-    apps.filter_map(last).any(|reason| reason == REASON)
+    apps.filter_map(last).any(|reason| reason == REASON.as_str())
 }
 
 impl Pod {
-    /// Goes as far as it goes now. Whether there is something of it left to be waited for.
+    /// Advances the restart as far as possible. Returns whether it still waits for something.
     pub(super) fn restart_all(&mut self, now: Timestamp) -> bool {
-        let restarts = self.restarts_all();
-        if restarts != self.restarting_all {
-            // It also ends where the sandbox is lost: then all begins from the beginning anyway.
-            self.restarting_all = restarts;
-            self.tell(now);
+        // It is also over when the sandbox is lost: then the pod starts from the beginning anyway.
+        let state = match self.restart_all_requested() {
+            true => RestartAll::InProgress,
+            false => RestartAll::NotRequested,
+        };
+        if state != self.restart_all {
+            self.restart_all = state;
+            self.report_status(now);
         }
-        if !restarts {
+        if state == RestartAll::NotRequested {
             return false;
         }
         for i in 0..self.containers.len() {
             let container = &self.containers[i];
-            let ends = is_restarted(container) && container.running_since().is_some();
-            if ends && container.work == Work::None {
+            if is_restarted(container) && container.runs_undisturbed() {
                 self.stop(i, StopReason::All, "killing".into(), now);
             }
         }
-        // What was made, and not started, never is.
+        // Containers that were created and not started are not started any more.
         for container in self.containers.iter_mut().filter(|c| is_restarted(c)) {
-            if let Work::Created { id, .. } = &container.work {
-                container.remains.push(id.clone());
-                container.work = Work::None;
+            if matches!(container.operation, Operation::Created { .. }) {
+                container.cancel_start();
             }
         }
-        let in_work = |c: &Container| c.has_processes() || c.work != Work::None;
-        if self.containers.iter().any(|c| is_restarted(c) && in_work(c)) {
+        let is_busy = |c: &Container| c.has_processes() || !c.is_idle();
+        if self.containers.iter().any(|c| is_restarted(c) && is_busy(c)) {
             return true;
         }
         for container in self.containers.iter_mut().filter(|c| is_restarted(c)) {
-            let Some(run) = &mut container.run else { continue };
-            let ended = core::ContainerStateTerminated {
+            let terminated = core::ContainerStateTerminated {
                 exit_code: 137,
-                reason: Some(REASON.into()),
+                reason: Some(REASON.as_str().into()),
                 message: Some(MESSAGE.into()),
                 ..core::ContainerStateTerminated::default()
             };
-            run.state = RunState::Exited(Box::new(ended));
-            // Counted from now on, not from the next start.
-            run.attempt = container.attempts;
-            // Of no sandbox that is: nothing of it counts as having run.
-            run.sandbox.clear();
-            let id = std::mem::take(&mut run.id);
-            container.waiting = Some((REASON, MESSAGE.into()));
-            container.anew = true;
-            container.crash.reset();
-            for id in container.remains.drain(..).chain([id]) {
-                if !id.is_empty() && !self.removing.contains(&id) {
-                    self.removing.push(id.clone());
-                    self.out.push(Action::RemoveContainer { id });
-                }
+            // Without a sandbox the run does not count as run in the current one.
+            let Some(removed) = container.runs.discard(terminated) else {
+                continue;
+            };
+            container.wait(REASON, MESSAGE);
+            container.restart.force();
+            container.back_off.reset_crash();
+            for id in removed {
+                self.removals.container_once(id, &mut self.out);
             }
         }
-        self.restarting_all = false;
-        self.tell(now);
+        self.restart_all = RestartAll::NotRequested;
+        self.report_status(now);
         false
     }
 
-    /// The first container of a new beginning runs: the others wait as they did for the first time.
-    pub(super) fn restart_all_begun(&mut self) {
+    /// The first container runs again: the others wait with the reason of a pod that starts.
+    pub(super) fn restart_all_started(&mut self) {
         let fallback = self.waiting_reason();
         let removed = self.containers.iter_mut().filter(|c| is_removed(c));
-        removed.for_each(|container| container.waiting = Some((fallback, String::new())));
+        removed.for_each(|container| container.wait(fallback, ""));
     }
 
-    /// Whether a container of the sandbox in use has ended so that all are to be restarted.
-    pub(super) fn restarts_all(&self) -> bool {
+    /// Whether a container in the current sandbox has exited with a code that restarts all.
+    pub(super) fn restart_all_requested(&self) -> bool {
         (0..self.containers.len()).any(|i| {
             let container = &self.containers[i];
-            let end = container.exited().filter(|_| self.ran_here(container));
+            let end = container
+                .exited()
+                .filter(|_| self.ran_in_current_sandbox(container));
             end.is_some_and(|end| self.rule_after(i, end.exit_code).as_deref() == Some(ACTION))
         })
     }
 
-    /// The condition, for pods that could come to that.
-    pub(super) fn restart_all_condition(&self, phase: &str) -> Option<Answer> {
-        let spec = self.spec();
+    /// The condition, for pods that have such a rule.
+    pub(super) fn restart_all_condition(&self, phase: PodPhase) -> Option<ConditionValue> {
+        let spec = self.object.spec();
         let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-        let asks = |c: &core::Container| {
+        let has_rule = |c: &core::Container| {
             c.restart_policy_rules
                 .iter()
                 .flatten()
                 .any(|rule| rule.action == ACTION)
         };
-        if !containers.any(asks) {
+        if !containers.any(has_rule) {
             return None;
         }
         Some(match phase {
-            "Succeeded" => (false, Some("PodCompleted".into()), None),
-            "Failed" => (false, Some("PodFailed".into()), None),
-            _ if self.restarting_all => (
+            PodPhase::Succeeded => (false, Some("PodCompleted".into()), None),
+            PodPhase::Failed => (false, Some("PodFailed".into()), None),
+            _ if self.restart_all == RestartAll::InProgress => (
                 true,
                 Some("RestartAllContainersStarted".into()),
                 Some("container exited with restart policy rule".into()),

@@ -1,4 +1,4 @@
-//! Pods' lives as scripts against a runtime that is a table: answers come when the script says so.
+//! The life of a pod as a script, against a runtime that is a table: results arrive when the script says so.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,42 +11,45 @@ use knarr_api::k8s_openapi;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::probe::{Answer, Kind};
-use crate::runtime::{ContainerState, PodRef};
+use crate::admission::Rejection;
+use crate::probe::{Kind, ProbeResult};
+use crate::runtime::{self, ContainerState, Exit, PodRef};
 
 mod adopted;
 mod any_order;
 mod clock_jumps;
 mod endpoint_barrier;
-mod ends;
 mod evictions;
 mod exits;
 mod images;
 mod init_containers;
-mod memory_of_ends;
+mod pod_lifecycle;
 mod probes;
 mod resize;
 mod restart_all;
+mod termination;
+mod termination_history;
 mod unhealthy;
-mod whole_pod;
 
-/// A pod and the little of a node it sees.
+/// A pod's state machine and the part of a node that it depends on.
 struct Life {
     pod: Pod,
     object: core::Pod,
     now: Timestamp,
     timer: Option<Timestamp>,
-    /// Actions that wait for their answer.
+    /// Actions whose result has not arrived.
     open: Vec<Action>,
-    /// What runs, by id.
-    running: BTreeMap<String, String>,
-    /// What happened, in words.
+    /// The running containers, by id.
+    running: BTreeMap<ContainerId, String>,
+    /// What happened, as text.
     log: Vec<String>,
-    ends: Option<Ends>,
-    /// The containers whose removal was asked for.
-    removed: Vec<String>,
-    /// What the node answers instead of the good answer.
-    refuses: fn(&Action) -> Option<Event>,
+    history: Option<TerminationHistory>,
+    /// The containers whose removal was requested.
+    removed: Vec<ContainerId>,
+    /// The result of an action in place of success.
+    failure_of: fn(&Action) -> Option<Event>,
+    /// Whether the result of an action does not arrive yet.
+    is_held: fn(&Action) -> bool,
 }
 
 fn container(name: &str) -> Value {
@@ -78,9 +81,10 @@ impl Life {
             open: Vec::new(),
             running: BTreeMap::new(),
             log: Vec::new(),
-            ends: None,
+            history: None,
             removed: Vec::new(),
-            refuses: |_| None,
+            failure_of: |_| None,
+            is_held: |_| false,
         }
     }
 
@@ -102,7 +106,9 @@ impl Life {
                     let mark = if *warning { "!" } else { "" };
                     self.log.push(format!("event {mark}{reason}: {message}"));
                 }
-                Action::WriteEnds(text) => self.ends = Some(serde_json::from_str(text).unwrap()),
+                Action::WriteTerminationHistory(text) => {
+                    self.history = Some(serde_json::from_str(text).unwrap())
+                }
                 Action::FinalDelete => self.log.push("delete".into()),
                 Action::Forget => self.log.push("forget".into()),
                 Action::CancelHook { id, .. } => {
@@ -133,16 +139,19 @@ impl Life {
         }
     }
 
-    /// The good answer to an action; none where only the script can know.
-    fn answer(&self, action: &Action) -> Option<Event> {
-        if let Some(refusal) = (self.refuses)(action) {
-            return Some(refusal);
+    /// The event of an action that succeeds; `None` if only the script knows it.
+    fn success_event(&self, action: &Action) -> Option<Event> {
+        if (self.is_held)(action) {
+            return None;
+        }
+        if let Some(failure) = (self.failure_of)(action) {
+            return Some(failure);
         }
         Some(match action.clone() {
             Action::SetUpVolumes => Event::VolumesReady,
-            Action::TearDownVolumes => Event::VolumesGone,
+            Action::TearDownVolumes => Event::VolumesTornDown,
             Action::CreateSandbox { attempt } => Event::SandboxCreated {
-                id: format!("s{attempt}"),
+                id: format!("s{attempt}").into(),
                 ips: vec!["10.0.0.1".into()],
             },
             Action::StopSandbox { id } => Event::SandboxStopped { id },
@@ -158,7 +167,7 @@ impl Life {
             Action::CreateContainer {
                 container, attempt, ..
             } => Event::ContainerCreated {
-                id: format!("{container}{attempt}"),
+                id: format!("{container}{attempt}").into(),
                 container,
             },
             Action::StartContainer { container, id } => Event::ContainerStarted {
@@ -183,20 +192,20 @@ impl Life {
                 self.log.push(format!("start {id}"));
             }
             Event::SandboxStopped { .. } => self.log.push("sandbox stopped".into()),
-            Event::VolumesGone => self.log.push("volumes gone".into()),
+            Event::VolumesTornDown => self.log.push("volumes torn down".into()),
             _ => {}
         }
         self.step(event);
     }
 
-    /// Gives all good answers until only the script knows what comes.
+    /// Lets all actions succeed until only the script knows the next event.
     fn settle(&mut self) {
         self.step(Event::Timer);
         while let Some((at, event)) = self
             .open
             .iter()
             .enumerate()
-            .find_map(|(at, action)| Some((at, self.answer(action)?)))
+            .find_map(|(at, action)| Some((at, self.success_event(action)?)))
         {
             self.give(at, event);
         }
@@ -227,7 +236,7 @@ impl Life {
         self.settle();
     }
 
-    fn hook_done(&mut self, hook: Hook, result: Result<(), String>) {
+    fn hook_done(&mut self, hook: Hook, result: Result<(), ActionError>) {
         let at = self
             .open
             .iter()
@@ -240,16 +249,16 @@ impl Life {
         self.settle();
     }
 
-    fn probed(&mut self, kind: Kind, answer: Answer) {
+    fn probed(&mut self, kind: Kind, result: ProbeResult) {
         let at = self
             .open
             .iter()
             .position(|a| matches!(a, Action::Probe { kind: k, .. } if *k == kind))
-            .expect("a probe is being asked");
+            .expect("a probe is in flight");
         let Action::Probe { id, .. } = self.open.remove(at) else {
             unreachable!()
         };
-        self.step(Event::Probed { id, kind, answer });
+        self.step(Event::Probed { id, kind, result });
         self.settle();
     }
 
@@ -264,9 +273,9 @@ impl Life {
         std::mem::take(&mut self.log)
     }
 
-    /// As told last.
-    fn ends(&self) -> Ends {
-        self.ends.clone().unwrap_or_default()
+    /// As last written.
+    fn history(&self) -> TerminationHistory {
+        self.history.clone().unwrap_or_default()
     }
 
     fn status(&self) -> String {
@@ -317,7 +326,7 @@ fn l1_l6_a_run_to_completion_shows_what_kubernetes_shows() {
         statuses,
         [
             "status Pending c=ContainerCreating/0",
-            // The sandbox is there now.
+            // The sandbox is ready now.
             "status Pending c=ContainerCreating/0",
             "status Running c=running/0",
             "status Running c=Completed:0/0",
@@ -330,7 +339,7 @@ fn l1_l6_a_run_to_completion_shows_what_kubernetes_shows() {
 }
 
 #[test]
-fn l1_ends_come_to_succeeded_or_failed_by_their_codes() {
+fn l1_the_exit_codes_decide_between_succeeded_and_failed() {
     for (policy, code, want) in [
         ("Never", 0, "Succeeded c=Completed:0/0"),
         ("Never", 1, "Failed c=Error:1/0"),
@@ -353,7 +362,7 @@ fn l5_restarts_wait_longer_each_time_and_say_so() {
     assert_eq!(
         life.status(),
         "Running c=running/1",
-        "the first restart comes at once"
+        "the first restart is immediate"
     );
     life.take_log();
     life.exit("c1", 1);
@@ -364,7 +373,7 @@ fn l5_restarts_wait_longer_each_time_and_say_so() {
         log.contains(&"event !BackOff: Back-off restarting failed container c in pod p_n(u)".to_string()),
         "{log:#?}"
     );
-    // It is shown so by whatever happens to the pod next, and after nine seconds at the latest.
+    // The next event of the pod reports it, or nine seconds at the latest.
     assert_eq!(life.status(), "Running c=Error:1/1");
     life.object.metadata.generation = Some(2);
     let object = Arc::new(life.object.clone());
@@ -389,7 +398,7 @@ fn l5_restarts_wait_longer_each_time_and_say_so() {
 }
 
 #[test]
-fn l4_a_sandbox_is_told_of_before_its_address() {
+fn l4_a_sandbox_is_reported_before_its_address() {
     let mut life = Life::new(json!({}));
     life.step(Event::Timer);
     life.step(Event::VolumesReady);
@@ -407,7 +416,7 @@ fn l4_a_sandbox_is_told_of_before_its_address() {
         )
     };
     assert_eq!(ready(&life), (true, None));
-    // Its own echo is no news; the next container's is.
+    // The update that only echoes the status reports nothing; the next container's status does.
     life.step(Event::Updated(Arc::new(life.object.clone())));
     assert_eq!(ready(&life), (true, None));
     life.settle();
@@ -420,7 +429,7 @@ fn l11_the_deadline_fails_the_pod() {
     life.settle();
     assert_eq!(life.timer, Some(life.now + SignedDuration::from_secs(20)));
     life.wait(19);
-    assert!(!life.pod.is_ending());
+    assert!(!life.pod.is_terminating());
     life.wait(1);
     life.exit("c0", 0);
     assert_eq!(life.pod.status().reason.as_deref(), Some("DeadlineExceeded"));
@@ -448,13 +457,29 @@ fn l7_readiness_gates_hold_ready_back() {
     let merged = merge(&status, life.pod.status());
     assert!(
         merged.conditions.unwrap().iter().any(|c| c.type_ == "x/y"),
-        "what others wrote is kept"
+        "other components' conditions are kept"
     );
+}
+
+#[test]
+fn t5_what_an_earlier_kubelet_reported_as_ended_is_not_reported_as_running() {
+    let of = |status: serde_json::Value| serde_json::from_value::<core::PodStatus>(status).unwrap();
+    let container = |state: &str, ready: bool| json!([{"name": "c", "image": "", "imageID": "", "ready": ready, "restartCount": 0, "state": {state: {"exitCode": 0}}}]);
+    let ended = of(json!({"phase": "Succeeded", "containerStatuses": container("terminated", false)}));
+    // The next kubelet read the pod before that was written.
+    let older = of(json!({"phase": "Running", "containerStatuses": container("running", true)}));
+    assert_eq!(merge(&ended, &older), ended);
+    // A phase that another component wrote does not hide how the containers end.
+    let failed = of(json!({"phase": "Failed", "containerStatuses": container("running", true)}));
+    let now = of(json!({"phase": "Running", "containerStatuses": container("terminated", false)}));
+    let merged = merge(&failed, &now);
+    assert_eq!(merged.phase.as_deref(), Some("Failed"));
+    assert_eq!(merged.container_statuses, now.container_statuses);
 }
 
 fn seen(name: &str, attempt: u32, state: ContainerState) -> runtime::Container {
     runtime::Container {
-        id: format!("{name}{attempt}"),
+        id: format!("{name}{attempt}").into(),
         sandbox_id: "s0".into(),
         pod: PodRef::default(),
         name: name.into(),
@@ -465,6 +490,14 @@ fn seen(name: &str, attempt: u32, state: ContainerState) -> runtime::Container {
         created_at: Timestamp::from_second(1_700_000_000).unwrap(),
         image: "busybox".into(),
         image_id: "sha256:1".into(),
+    }
+}
+
+/// The sandbox whose processes have exited.
+fn lost_sandbox() -> runtime::Sandbox {
+    runtime::Sandbox {
+        ready: false,
+        ..sandbox()
     }
 }
 

@@ -1,6 +1,6 @@
-//! A set of NUMA nodes, as hints name them.
+//! A set of NUMA nodes.
 
-/// The largest number of NUMA nodes a mask can hold: the kubelet's own bound, 64 bits.
+/// The largest number of NUMA nodes in a mask: upstream's bound, 64 bits.
 pub const MAX_NODES: u32 = u64::BITS;
 
 /// A set of NUMA nodes. Masks compare as numbers: the one with lower nodes is the lesser.
@@ -8,7 +8,7 @@ pub const MAX_NODES: u32 = u64::BITS;
 pub struct NumaMask(u64);
 
 impl NumaMask {
-    /// None when a node's id is not below [`MAX_NODES`].
+    /// `None` if a NUMA node's id is not below [`MAX_NODES`].
     pub fn of(nodes: impl IntoIterator<Item = u32>) -> Option<NumaMask> {
         let mut bits = 0;
         for node in nodes {
@@ -44,10 +44,10 @@ impl NumaMask {
     }
 }
 
-/// How many NUMA nodes hints are made of: the sets are 2 to the power of it (v1.36 has no bound, and does not end).
+/// The most NUMA nodes of hints: the number of sets is 2 to the power of it (v1.36 has no bound, and does not terminate).
 const NODES_OF_HINTS_MAX: usize = 16;
 
-/// All sets of these nodes that are not empty, the narrower ones first. Of more than 16 nodes only the set of all.
+/// All non-empty sets of these NUMA nodes, the narrower ones first. Of more than 16 only the set of all.
 pub fn masks_of<'a>(nodes: impl IntoIterator<Item = &'a u32>) -> Vec<NumaMask> {
     let bits: Vec<u64> = nodes
         .into_iter()

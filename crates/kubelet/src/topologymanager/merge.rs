@@ -1,18 +1,18 @@
-//! Merging hints: one of each resource, in all combinations, and of what they have in common the best.
+//! Merging hints: one of each resource, in all combinations; the best of their intersections is the result.
 //!
-//! The comparison is a total order, so combinations that come to the same are examined once: their number is
-//! bounded by the sets of NUMA nodes, not by the product of the hints of all resources.
+//! The comparison is a total order, so combinations with the same intersection are examined once: their number is bounded by
+//! the sets of NUMA nodes, not by the product of the hints of all resources.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use super::{Hint, NumaMask, Policy, ProviderHints, TopologyManager};
 
-/// Of hints that are combined: what they have in common, and whether all are preferred and name the same nodes.
+/// A combination of hints: their intersection, and whether all are preferred and name the same NUMA nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Merged {
     common: NumaMask,
-    /// The nodes that all hints name so far; meaningful while `is_preferred`.
+    /// The NUMA nodes that all hints name so far; meaningful while `is_preferred`.
     same: Option<NumaMask>,
     is_preferred: bool,
 }
@@ -34,7 +34,7 @@ impl Merged {
     }
 }
 
-/// The hints of each resource, made explicit where a provider gives none.
+/// The hints of each resource, with defaults for providers without hints.
 pub(super) fn of_each_resource(providers: &[ProviderHints]) -> Vec<Vec<Hint>> {
     let any = |is_preferred| {
         vec![Hint {
@@ -56,7 +56,7 @@ pub(super) fn of_each_resource(providers: &[ProviderHints]) -> Vec<Vec<Hint>> {
     all
 }
 
-/// How many nodes the resource that needs most of them needs.
+/// The number of NUMA nodes of the resource that needs most of them.
 fn most_needed(hints: &[Vec<Hint>]) -> u32 {
     let fewest = |of: &Vec<Hint>| of.iter().filter_map(|h| Some(h.affinity?.count())).min();
     hints.iter().filter_map(fewest).max().unwrap_or(0)
@@ -85,8 +85,8 @@ impl TopologyManager {
         }
     }
 
-    /// The better one is the lesser. Of two that are not preferred it is the one whose number of nodes comes closest to
-    /// what is needed without exceeding it.
+    /// The better one is less. Of two that are not preferred it is the one whose number of NUMA nodes comes closest to the
+    /// needed number without exceeding it.
     pub(super) fn compare(&self, a: (NumaMask, bool), b: (NumaMask, bool), needed: u32) -> Ordering {
         let rank = |(mask, is_preferred): (NumaMask, bool)| match (is_preferred, mask.count()) {
             (true, _) => (0, 0),

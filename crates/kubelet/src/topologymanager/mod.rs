@@ -1,7 +1,7 @@
-//! The topology manager: on which NUMA nodes the resources of a container or pod are allocated together.
+//! The topology manager: the NUMA nodes on which the resources of a container or pod are aligned.
 //!
-//! Each resource gives hints: sets of NUMA nodes from which it could be allocated. The policy merges them into the
-//! best one and decides whether the pod is admitted. Allocating is the work of the CPU, memory and device managers.
+//! Each resource provides hints: sets of NUMA nodes from which it could be allocated. The policy merges them into the best
+//! one and decides whether the pod is admitted. The CPU, memory and device managers allocate.
 
 mod mask;
 mod merge;
@@ -35,7 +35,7 @@ pub fn unexpected(error: &dyn std::error::Error) -> Rejection {
     )
 }
 
-/// Where a resource can be allocated. Without an affinity any NUMA node will do.
+/// A set of NUMA nodes from which a resource can be allocated; without an affinity any of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Hint {
     pub affinity: Option<NumaMask>,
@@ -111,7 +111,7 @@ pub enum Error {
 /// The distances from a NUMA node to each node, by id.
 pub type Distances = BTreeMap<u32, BTreeMap<u32, u64>>;
 
-/// See the module.
+/// The topology manager.
 #[derive(Clone, Debug)]
 pub struct TopologyManager {
     policy: Policy,
@@ -121,7 +121,7 @@ pub struct TopologyManager {
 }
 
 impl TopologyManager {
-    /// `nodes` are the NUMA nodes of the machine with the distances that are known.
+    /// `nodes` are the NUMA nodes of the node with the known distances.
     pub fn new(policy: Policy, options: Options, nodes: Distances) -> Result<Self, Error> {
         if policy != Policy::None {
             if options.prefer_closest && nodes.values().any(BTreeMap::is_empty) {

@@ -1,4 +1,4 @@
-//! Tables of the topology manager: what v1.36's tests of it show.
+//! Tables of the topology manager, after v1.36's tests.
 
 use std::cmp::Ordering;
 
@@ -11,7 +11,7 @@ const DISTANCES: [[u64; 4]; 4] = [
     [12, 12, 11, 10],
 ];
 
-fn machine(nodes: usize) -> Distances {
+fn topology(nodes: usize) -> Distances {
     let row = |of: &[u64; 4]| (0..).zip(of.iter().copied().take(nodes)).collect();
     (0..).zip(DISTANCES.iter().take(nodes).map(row)).collect()
 }
@@ -21,7 +21,7 @@ fn manager(policy: Policy, prefer_closest: bool, nodes: usize) -> TopologyManage
         prefer_closest,
         ..Options::default()
     };
-    TopologyManager::new(policy, options, machine(nodes)).unwrap()
+    TopologyManager::new(policy, options, topology(nodes)).unwrap()
 }
 
 fn mask(nodes: &[u32]) -> NumaMask {
@@ -74,7 +74,7 @@ fn l4_hints_that_share_a_numa_node_are_merged_into_the_narrowest() {
         (&[&[(&[0, 1], true)], &[(&[0], true)]], &[0], false),
         // Preferred beats narrower.
         (&[&[(&[1], false), (&[0, 1], true)]], &[0, 1], true),
-        // Not preferred: as many nodes as the greediest resource needs.
+        // Not preferred: as many NUMA nodes as the resource that needs most.
         (
             &[
                 &[(&[0, 1], true), (&[0, 2], false)],
@@ -210,7 +210,7 @@ fn l4_options_are_validated_with_the_kubelet_messages() {
 }
 
 #[test]
-fn l4_machines_that_the_options_exclude_are_rejected() {
+fn l4_nodes_that_the_options_exclude_are_rejected() {
     let new = |options, nodes| TopologyManager::new(Policy::Restricted, options, nodes).map(drop);
     let many: Distances = (0..9).map(|n| (n, BTreeMap::new())).collect();
     assert_eq!(new(Options::default(), many.clone()), Err(Error::TooManyNodes(8)));

@@ -1,14 +1,14 @@
-//! Reads and writes of one register are linearizable: there is an order of them, each at a moment between its start and its
-//! answer, in which each is answered as a register would. A write without an answer may have happened at any time after its
-//! start, or never. What was acknowledged and then lost has no such order either.
+//! Reads and writes of one register are linearizable: there is an order of them, each at a moment between its request and its
+//! response, in which each has the response of a register. A write without a response may have happened at any time after its
+//! request, or never. A history in which an acknowledged write is lost has no such order either.
 //!
-//! The search is Wing and Gong's with Lowe's memory of what was tried ("Testing for linearizability", 2017). It stays short
-//! because a version's resourceVersion only grows, writes are unique, and reads that fit are placed at once.
+//! The search is Wing and Gong's with Lowe's cache of visited states ("Testing for linearizability", 2017). It stays short
+//! because a version's resourceVersion only grows, writes are unique, and reads that match are ordered at once.
 
 use std::collections::{BTreeMap, HashSet};
 
 use super::Violation;
-use crate::history::{Answer, Call, Micros, Operation, Version};
+use crate::history::{Call, CallResult, Micros, Operation, Version};
 
 const RULE: &str = "linearizability";
 /// Orders that are tried for one register before its history counts as undecided. A register has some hundred calls, and a
@@ -20,11 +20,11 @@ const STEPS: usize = 200_000;
 pub enum Verdict {
     Linearizable,
     Violated(Violation),
-    /// Too many orders: too many writes had no answer.
+    /// Too many orders: too many writes had no response.
     Undecided,
 }
 
-/// A register: absent, or a version, whose revision is not known if its write was never answered and never seen.
+/// A register: absent, or a version, whose revision is not known if its write had no response and was never seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Register {
     /// The highest revision so far; those of a register only grow, also when it is deleted and created again.
@@ -35,7 +35,7 @@ struct Register {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Current {
     Known(Version),
-    /// By a write that was never seen; which one it was makes no difference.
+    /// Of a write that was never seen; which one it was makes no difference.
     Unseen,
 }
 
@@ -45,9 +45,9 @@ impl Register {
         current: None,
     };
 
-    /// The register after this call, if a register answers like that.
+    /// The register after this call, if the result is possible for it.
     fn after(self, call: &Call) -> Option<Register> {
-        let is_there = self.current.is_some();
+        let exists = self.current.is_some();
         let same = |holds: bool| holds.then_some(self);
         let absent = Register {
             current: None,
@@ -56,57 +56,57 @@ impl Register {
         let expected =
             |revision: u64| matches!(self.current, Some(Current::Known(v)) if v.revision == revision);
         let may_write = match call.operation {
-            Operation::Create { .. } => !is_there,
+            Operation::Create { .. } => !exists,
             Operation::Update { expected: e, .. } => expected(e),
-            Operation::Patch { .. } | Operation::Delete => is_there,
+            Operation::Patch { .. } | Operation::Delete => exists,
             Operation::Get => true,
         };
         match (&call.answer, call.operation) {
-            (Answer::Ok(Some(v)), Operation::Get) => same(self.current == Some(Current::Known(*v))),
-            (Answer::Ok(_), Operation::Delete) | (Answer::Unknown(_), Operation::Delete) => {
+            (CallResult::Ok(Some(v)), Operation::Get) => same(self.current == Some(Current::Known(*v))),
+            (CallResult::Ok(_), Operation::Delete) | (CallResult::Unknown(_), Operation::Delete) => {
                 may_write.then_some(absent)
             }
-            (Answer::Ok(Some(v)), _) => (may_write && v.revision > self.revision).then_some(Register {
+            (CallResult::Ok(Some(v)), _) => (may_write && v.revision > self.revision).then_some(Register {
                 revision: v.revision,
                 current: Some(Current::Known(*v)),
             }),
             (
-                Answer::Unknown(_),
+                CallResult::Unknown(_),
                 Operation::Create { .. } | Operation::Update { .. } | Operation::Patch { .. },
             ) => may_write.then_some(Register {
                 current: Some(Current::Unseen),
                 ..self
             }),
-            (Answer::NotFound, _) => same(!is_there),
-            (Answer::AlreadyExists, _) => same(is_there),
-            (Answer::Conflict, Operation::Update { expected: e, .. }) => same(is_there && !expected(e)),
-            // Of the rest nothing is known, or nothing follows; `relevant` leaves them out.
+            (CallResult::NotFound, _) => same(!exists),
+            (CallResult::AlreadyExists, _) => same(exists),
+            (CallResult::Conflict, Operation::Update { expected: e, .. }) => same(exists && !expected(e)),
+            // Nothing follows from the other results; `is_relevant` leaves them out.
             _ => Some(self),
         }
     }
 }
 
-/// A call that says something about the register: [`Register::after`] is of these.
+/// Whether something about the register follows from the call; [`Register::after`] is defined for these.
 fn is_relevant(call: &Call) -> bool {
     match (&call.answer, call.operation) {
-        (Answer::Rejected(_), _) | (Answer::Unknown(_), Operation::Get) => false,
-        // A patch or a deletion without a resourceVersion that gave up against others.
-        (Answer::Conflict, operation) => matches!(operation, Operation::Update { .. }),
-        (Answer::Ok(None), operation) => operation == Operation::Delete,
+        (CallResult::Rejected(_), _) | (CallResult::Unknown(_), Operation::Get) => false,
+        // A patch or a deletion without a resourceVersion gave up after repeated conflicts.
+        (CallResult::Conflict, operation) => matches!(operation, Operation::Update { .. }),
+        (CallResult::Ok(None), operation) => operation == Operation::Delete,
         _ => true,
     }
 }
 
 struct Entry {
     call: Call,
-    /// It has an answer, or its effect was seen: it must have a place in the order.
+    /// It has a response, or its effect was seen: it must be in the order.
     is_required: bool,
-    /// By when it has happened; never for a write without an answer.
+    /// The latest time at which it happened; unlimited for a write without a response.
     until: Micros,
 }
 
-/// Checks the calls of one register. `seen` has the revisions of writes that anything has seen, watchers included: such a
-/// write has happened, whether it was answered or not.
+/// Checks the calls of one register. `seen` has the revisions of writes that a reader or watcher has seen: such a write has
+/// happened, with or without a response.
 pub fn check(key: &str, calls: &[Call], seen: &BTreeMap<u64, u64>) -> Verdict {
     let mut entries: Vec<Entry> = calls
         .iter()
@@ -114,19 +114,19 @@ pub fn check(key: &str, calls: &[Call], seen: &BTreeMap<u64, u64>) -> Verdict {
         .map(|call| {
             let mut call = call.clone();
             let until = match call.answer {
-                Answer::Unknown(_) => Micros::MAX,
+                CallResult::Unknown(_) => Micros::MAX,
                 _ => call.end,
             };
-            if let (Answer::Unknown(_), Some(write)) = (&call.answer, call.operation.write())
+            if let (CallResult::Unknown(_), Some(write)) = (&call.answer, call.operation.write())
                 && let Some(revision) = seen.get(&write)
             {
                 let version = Version {
                     revision: *revision,
                     write,
                 };
-                call.answer = Answer::Ok(Some(version));
+                call.answer = CallResult::Ok(Some(version));
             }
-            let is_required = !matches!(call.answer, Answer::Unknown(_));
+            let is_required = !matches!(call.answer, CallResult::Unknown(_));
             Entry {
                 call,
                 is_required,
@@ -138,14 +138,14 @@ pub fn check(key: &str, calls: &[Call], seen: &BTreeMap<u64, u64>) -> Verdict {
     Search::new(&entries).run(key)
 }
 
-/// A place in the search: which calls are ordered already, and the register after them.
+/// A state of the search: which calls are ordered already, and the register after them.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Node {
+struct State {
     ordered: Vec<u64>,
     register: Register,
 }
 
-impl Node {
+impl State {
     fn has(&self, n: usize) -> bool {
         self.ordered[n / 64] & (1 << (n % 64)) != 0
     }
@@ -161,9 +161,9 @@ impl Node {
 
 struct Search<'a> {
     entries: &'a [Entry],
-    tried: HashSet<Node>,
-    /// The place that got furthest, for the report.
-    furthest: Option<Node>,
+    tried: HashSet<State>,
+    /// The state with the longest order, for the report.
+    furthest: Option<State>,
 }
 
 impl<'a> Search<'a> {
@@ -175,8 +175,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Calls that may come next: those that no other call, which is not ordered yet, precedes.
-    fn next<'b>(&'b self, node: &'b Node) -> impl Iterator<Item = usize> + 'b {
+    /// Calls that may come next: those that are not preceded by another call that is not ordered yet.
+    fn next<'b>(&'b self, node: &'b State) -> impl Iterator<Item = usize> + 'b {
         let open = move |n: &usize| !node.has(*n);
         let bound = (0..self.entries.len())
             .filter(open)
@@ -189,8 +189,8 @@ impl<'a> Search<'a> {
             .filter(open)
     }
 
-    /// Orders every call at once that can come next and changes nothing: wherever else it fits, it fits here.
-    fn settle(&self, node: &mut Node) {
+    /// Orders at once every call that can come next and changes nothing: if there is an order, there is one with it here.
+    fn settle(&self, node: &mut State) {
         loop {
             let fits = self.next(node).find(|n| {
                 let entry = &self.entries[*n];
@@ -203,15 +203,15 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn is_done(&self, node: &Node) -> bool {
+    fn is_done(&self, node: &State) -> bool {
         (0..self.entries.len()).all(|n| node.has(n) || !self.entries[n].is_required)
     }
 
-    /// Calls that change the register and may come next, with what it is after each; the most promising is the last.
+    /// Calls that change the register and may come next, with the register after each; the most promising is the last.
     ///
-    /// Of writes that were never seen one of each kind is enough: they can wait for ever, and which of them it was makes no
-    /// difference.
-    fn branches(&self, node: &Node) -> Vec<(usize, Register)> {
+    /// Of writes that were never seen one of each operation is enough: they may happen at any later time, and which of them it
+    /// was makes no difference.
+    fn branches(&self, node: &State) -> Vec<(usize, Register)> {
         let mut unseen: Vec<Operation> = Vec::new();
         let mut branches = Vec::new();
         for n in self.next(node) {
@@ -232,7 +232,7 @@ impl<'a> Search<'a> {
             }
             branches.push((n, register));
         }
-        // Required calls last, of those the one that must happen soonest.
+        // Required calls last, and last of those the one that must happen soonest.
         branches.sort_by_key(|(n, _)| {
             let entry = &self.entries[*n];
             (entry.is_required, std::cmp::Reverse(entry.until))
@@ -241,7 +241,7 @@ impl<'a> Search<'a> {
     }
 
     fn run(mut self, key: &str) -> Verdict {
-        let mut first = Node {
+        let mut first = State {
             ordered: vec![0; self.entries.len().div_ceil(64)],
             register: Register::ABSENT,
         };
@@ -272,7 +272,7 @@ impl<'a> Search<'a> {
         Verdict::Violated(Violation::new(RULE, key, self.report()))
     }
 
-    /// Where the longest order ended, and the calls of which none can come next.
+    /// The register after the longest order, and the calls of which none can come next.
     fn report(&self) -> String {
         let Some(node) = &self.furthest else {
             return "no order".into();

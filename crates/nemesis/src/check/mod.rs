@@ -1,4 +1,4 @@
-//! What must hold of a recorded history, one file a promise: plain functions over records, without IO or clock.
+//! The checks of a recorded history, one file for each guarantee: pure functions over records, without IO or clock.
 
 pub mod at_most_one;
 pub mod grace;
@@ -10,12 +10,12 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// A promise that was broken.
+/// A guarantee that was violated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Violation {
     /// The checker: `linearizability`, `watches`, `at-most-one`, `grace`, `self-fencing`, `liveness`, `leftovers`, `panic`.
     pub rule: &'static str,
-    /// Whose history it is: a register, a watcher, a pod, a node.
+    /// The subject: a register, a watcher, a pod, a node.
     pub of: String,
     /// What was found and what was expected.
     pub text: String,

@@ -1,20 +1,20 @@
 //! SPEC B4 on ground truth: on a node that reaches no server, a pod with `knarr.io/at-most-one: "true"` runs no longer than
-//! 40 s, after which others may take the node for lost. Only where nothing else happened to the node meanwhile: a kubelet
-//! that is dead or paused fences nothing, and the promise holds for clocks that go almost right
+//! 40 s, after which the control plane may consider the node lost. Only where no other fault hit the node meanwhile: a kubelet
+//! that is dead or paused fences nothing, and the guarantee requires clocks that run at almost the right rate
 //! (`docs/safety.md`).
 
 use super::Violation;
-use super::at_most_one::Life;
+use super::at_most_one::ContainerProcess;
 use crate::history::Micros;
 
 const RULE: &str = "self-fencing";
 const SECOND: Micros = 1_000_000;
-/// As `LOST` of the kubelet: the last renewal was answered before the cut.
+/// `NODE_LOST_AFTER` of the kubelet: the last renewal was acknowledged before the cut.
 const LOST: Micros = 40 * SECOND;
-/// A process that was killed is seen to be gone at most so late on a machine with more processes than cores.
+/// The longest delay until the exit of a killed process is seen on a host with more processes than cores.
 const SLACK: Micros = 2 * SECOND;
 
-/// A time in which a node reached no server, and nothing else happened to it.
+/// A time in which a node reached no server, and no other fault hit it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Isolation {
     pub node: String,
@@ -22,23 +22,23 @@ pub struct Isolation {
     pub until: Micros,
 }
 
-/// Checks the lives of pods that fence themselves; those of others are not to be among them.
-pub fn check(lives: &[Life], isolations: &[Isolation]) -> Result<(), Violation> {
+/// Checks the processes of pods that are self-fenced; `processes` must have no others.
+pub fn check(processes: &[ContainerProcess], isolations: &[Isolation]) -> Result<(), Violation> {
     for isolation in isolations {
         let (lost, until) = (isolation.from + LOST + SLACK, isolation.until);
-        let runs = |life: &&Life| {
-            life.node == isolation.node && life.started < until && life.last_seen.min(until) > lost
+        let runs = |process: &&ContainerProcess| {
+            process.node == isolation.node && process.started < until && process.last_seen.min(until) > lost
         };
-        if let Some(life) = lives.iter().find(runs) {
+        if let Some(process) = processes.iter().find(runs) {
             return Err(Violation::new(
                 RULE,
-                &life.pod,
+                &process.pod,
                 format!(
                     "pid {} ({}) still ran on {} at {}, which has reached no server since {}",
-                    life.pid,
-                    life.uid,
-                    life.node,
-                    life.last_seen.min(until),
+                    process.pid,
+                    process.uid,
+                    process.node,
+                    process.last_seen.min(until),
                     isolation.from
                 ),
             ));
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     fn found(node: &str, started: u64, last_seen: u64) -> bool {
-        let life = Life {
+        let process = ContainerProcess {
             pod: "p/a".into(),
             uid: "u".into(),
             container: "c".into(),
@@ -68,7 +68,7 @@ mod tests {
             from: 100 * SECOND,
             until: 155 * SECOND,
         };
-        check(&[life], &[isolation]).is_err()
+        check(&[process], &[isolation]).is_err()
     }
 
     #[test]
@@ -78,7 +78,7 @@ mod tests {
             ("node1", 50, 141, false),
             ("node1", 50, 143, true),
             ("node1", 50, 500, true),
-            // Started while it could not be.
+            // Started although the node was isolated.
             ("node1", 150, 154, true),
             // After the cut, or elsewhere.
             ("node1", 160, 500, false),

@@ -1,6 +1,6 @@
-//! A watch neither skips nor repeats: from the list that a watcher began with, over all breaks and servers, its events are
-//! exactly the versions that were committed since, in the order of their revisions, and of the type that the register's
-//! state asks for. What was committed is known from answers to writers and readers and from the other watchers.
+//! A watch neither skips nor repeats events: after the list that a watcher began with, over all interruptions and servers, its
+//! events are exactly the versions that were committed since, in the order of their revisions, and of the type that follows
+//! from the register's state. What was committed is known from the results of writers and readers and from other watchers.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const RULE: &str = "watches";
 pub struct Committed {
     /// From writers, readers, lists and watchers.
     pub versions: BTreeMap<u64, (String, Version)>,
-    /// From watchers; an answer to a deletion has no revision.
+    /// From watchers; the response to a deletion has no revision.
     pub deletions: BTreeMap<u64, String>,
 }
 
@@ -71,17 +71,17 @@ impl Committed {
     }
 }
 
-/// A watcher's position and what it must hold there.
+/// A watcher's position and the registers that it has there.
 struct Replay<'a> {
     watcher: &'a str,
     state: Snapshot,
     committed: &'a Committed,
-    /// Lists that others were answered, by revision.
+    /// Lists of other clients, by revision.
     lists: &'a BTreeMap<u64, &'a Snapshot>,
 }
 
-/// Checks all that one watcher received. Returns what it holds at the end, from which the check of what it receives later
-/// continues (as if that had been listed).
+/// Checks everything that one watcher received. Returns its registers at the end, with which the check of what it receives
+/// later begins (as if they had been listed).
 pub fn check(
     watcher: &str,
     received: &[Received],
@@ -101,8 +101,8 @@ pub fn check(
         } else {
             let replay = replay
                 .as_mut()
-                .ok_or_else(|| Violation::new(RULE, watcher, "it watched before it had listed"))?;
-            replay.take(one)?;
+                .ok_or_else(|| Violation::new(RULE, watcher, "it opened a watch before its first list"))?;
+            replay.apply(one)?;
         }
     }
     Ok(replay.map(|replay| replay.state))
@@ -113,11 +113,11 @@ impl Replay<'_> {
         Violation::new(RULE, self.watcher, text)
     }
 
-    fn take(&mut self, received: &Received) -> Result<(), Violation> {
+    fn apply(&mut self, received: &Received) -> Result<(), Violation> {
         match received {
             Received::Opened { from, server } if *from != self.state.revision => {
                 Err(self.violation(format!(
-                    "it resumed at {server} from {from}, but was at {}: the test itself is wrong",
+                    "it resumed at {server} from {from}, but was at {}: this is an error of the test",
                     self.state.revision
                 )))
             }
@@ -162,7 +162,7 @@ impl Replay<'_> {
         self.compare_lists(revision, revision)
     }
 
-    /// Moves up to a revision, with an event of `key` there or without one; whatever was committed before it was skipped.
+    /// Advances to a revision, with an event of `key` there or without one; a commit before it without an event was skipped.
     fn advance(&mut self, revision: u64, key: Option<&str>) -> Result<(), Violation> {
         let from = self.state.revision;
         if revision == from {
@@ -200,19 +200,19 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// A list of a revision from `from` to `to` shows what the watcher holds there.
+    /// A list of a revision from `from` to `to` must equal the watcher's registers there.
     fn compare_lists(&self, from: u64, to: u64) -> Result<(), Violation> {
         if from > to {
             return Ok(());
         }
         for (revision, list) in self.lists.range(from..=to) {
-            let (held, listed) = (&self.state.registers, &list.registers);
-            let of = held.keys().chain(listed.keys());
-            let differs = of.into_iter().find(|key| held.get(*key) != listed.get(*key));
+            let (watched, listed) = (&self.state.registers, &list.registers);
+            let keys = watched.keys().chain(listed.keys());
+            let differs = keys.into_iter().find(|key| watched.get(*key) != listed.get(*key));
             if let Some(key) = differs {
                 return Err(self.violation(format!(
-                    "at revision {revision} it holds {key} as {:?}, and a list of that revision has {:?}",
-                    held.get(key),
+                    "at revision {revision} it has {key} as {:?}, and a list of that revision has {:?}",
+                    watched.get(key),
                     listed.get(key)
                 )));
             }
@@ -249,8 +249,8 @@ mod tests {
 
     use Change::{Added, Deleted, Modified};
 
-    /// A register is there at 5, another is made at 7, changed at 9, and the first deleted at 12.
-    fn whole() -> Vec<Received> {
+    /// A register exists since 5, another is created at 7, changed at 9, and the first deleted at 12.
+    fn complete() -> Vec<Received> {
         vec![
             Received::Listed(snapshot(6, &[("a", 5)])),
             Received::Opened {
@@ -265,15 +265,15 @@ mod tests {
             },
             event(Modified, "b", 9),
             event(Deleted, "a", 12),
-            // Where it is, and further.
+            // At its position, and further.
             Received::Bookmark(12),
             Received::Bookmark(14),
         ]
     }
 
-    fn check_against_whole(received: &[Received], lists: &[Snapshot]) -> Result<Option<Snapshot>, String> {
+    fn check_against_complete(received: &[Received], lists: &[Snapshot]) -> Result<Option<Snapshot>, String> {
         let mut committed = Committed::default();
-        committed.received(&whole()).map_err(|v| v.text)?;
+        committed.received(&complete()).map_err(|v| v.text)?;
         committed.received(received).map_err(|v| v.text)?;
         let lists: Vec<_> = lists.iter().collect();
         check("w", received, &committed, &lists).map_err(|v| v.text)
@@ -281,8 +281,8 @@ mod tests {
 
     #[test]
     fn events_that_are_what_was_committed_hold_over_a_resumption() {
-        let end = check_against_whole(
-            &whole(),
+        let end = check_against_complete(
+            &complete(),
             &[
                 snapshot(8, &[("a", 5), ("b", 7)]),
                 snapshot(9, &[("a", 5), ("b", 9)]),
@@ -290,13 +290,13 @@ mod tests {
             ],
         );
         assert_eq!(end, Ok(Some(snapshot(14, &[("b", 9)]))));
-        // One that listed later has to receive less.
+        // A watcher that listed later has to receive fewer events.
         let late = [
             Received::Listed(snapshot(9, &[("a", 5), ("b", 9)])),
             event(Deleted, "a", 12),
         ];
         assert_eq!(
-            check_against_whole(&late, &[]),
+            check_against_complete(&late, &[]),
             Ok(Some(snapshot(12, &[("b", 9)])))
         );
     }
@@ -304,11 +304,11 @@ mod tests {
     #[test]
     fn skipped_repeated_and_reordered_events_are_violations() {
         let without = |n: usize| {
-            let mut received = whole();
+            let mut received = complete();
             received.remove(n);
             received
         };
-        let found = |received: &[Received]| check_against_whole(received, &[]).unwrap_err();
+        let found = |received: &[Received]| check_against_complete(received, &[]).unwrap_err();
         assert_eq!(
             found(&without(5)),
             "write 900 of b at revision 9 was skipped between revisions 7 and 12"
@@ -317,30 +317,30 @@ mod tests {
             found(&without(6)),
             "the deletion of a at revision 12 was skipped between revisions 9 and 12"
         );
-        let mut twice = whole();
+        let mut twice = complete();
         twice.insert(6, event(Modified, "b", 9));
         assert!(found(&twice).contains("a repeated event"), "{}", found(&twice));
-        let mut swapped = whole();
+        let mut swapped = complete();
         swapped.swap(5, 6);
         assert!(found(&swapped).contains("skipped"), "{}", found(&swapped));
-        let mut back = whole();
+        let mut back = complete();
         back.push(Received::Bookmark(13));
         assert_eq!(found(&back), "a bookmark returns to 13 from 14");
-        let mut after_bookmark = whole();
+        let mut after_bookmark = complete();
         after_bookmark.insert(5, Received::Bookmark(9));
         assert!(found(&after_bookmark).contains("skipped"));
     }
 
     #[test]
     fn types_and_contents_that_do_not_fit_are_violations() {
-        let mut wrong_type = whole();
+        let mut wrong_type = complete();
         wrong_type[2] = event(Modified, "b", 7);
         assert!(
-            check_against_whole(&wrong_type, &[])
+            check_against_complete(&wrong_type, &[])
                 .unwrap_err()
                 .contains("expected ADDED")
         );
-        let mut other_write = whole();
+        let mut other_write = complete();
         other_write[5] = Received::Event {
             change: Modified,
             key: "b".into(),
@@ -350,16 +350,16 @@ mod tests {
             },
         };
         assert_eq!(
-            check_against_whole(&other_write, &[]).unwrap_err(),
+            check_against_complete(&other_write, &[]).unwrap_err(),
             "revision 9 is write 1 here and write 900 of b elsewhere"
         );
         let list = snapshot(10, &[("b", 9)]);
-        let found = check_against_whole(&whole(), &[list]).unwrap_err();
-        assert!(found.starts_with("at revision 10 it holds a as Some"), "{found}");
+        let found = check_against_complete(&complete(), &[list]).unwrap_err();
+        assert!(found.starts_with("at revision 10 it has a as Some"), "{found}");
         let unlisted = [event(Added, "b", 7)];
         assert_eq!(
-            check_against_whole(&unlisted, &[]).unwrap_err(),
-            "it watched before it had listed"
+            check_against_complete(&unlisted, &[]).unwrap_err(),
+            "it opened a watch before its first list"
         );
     }
 }

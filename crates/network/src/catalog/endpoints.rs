@@ -11,13 +11,13 @@ use super::{Interner, Protocol};
 
 /// Label of the Service a slice belongs to.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Labels of Services and slices that service proxies leave alone: the first names another proxy.
+/// Labels of Services and slices that this proxy does not serve: the first names another proxy.
 const NOT_PROXIED: [&str; 2] = [
     "service.kubernetes.io/service-proxy-name",
     "service.kubernetes.io/headless",
 ];
 
-/// Whether service proxies leave a Service or a slice with these labels alone.
+/// Whether this proxy does not serve a Service or a slice with these labels.
 pub(super) fn is_not_proxied(labels: Option<&BTreeMap<String, String>>) -> bool {
     labels.is_some_and(|labels| NOT_PROXIED.iter().any(|label| labels.contains_key(*label)))
 }
@@ -31,11 +31,11 @@ pub struct SlicePort {
     pub port: Option<u16>,
 }
 
-/// One address behind a Service, with its conditions as consumers shall read them (absent `ready` is true, absent
+/// One endpoint of a Service, with its conditions as the API documents them (absent `ready` is true, absent
 /// `serving` is as `ready`, absent `terminating` is false).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The first of its addresses; the others stand for the same backend and are not used, as in kube-proxy.
+    /// The first of its addresses; the others belong to the same backend and are not used, as in kube-proxy.
     pub address: IpAddr,
     pub ready: bool,
     pub serving: bool,
@@ -54,7 +54,7 @@ pub struct Endpoint {
 /// The endpoints of one slice, all of one address family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// Its labels keep it from service proxies; DNS answers with it.
+    /// Its labels exclude it from this proxy; DNS answers with it.
     pub foreign_proxy: bool,
     pub ports: Box<[SlicePort]>,
     pub endpoints: Box<[Endpoint]>,

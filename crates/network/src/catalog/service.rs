@@ -16,7 +16,7 @@ pub enum ServiceType {
     ClusterIp,
     NodePort,
     LoadBalancer,
-    /// With the name it stands for, as it is written.
+    /// With `spec.externalName`.
     ExternalName(Box<str>),
 }
 
@@ -44,11 +44,11 @@ pub struct ServicePort {
     pub name: Arc<str>,
     pub protocol: Protocol,
     pub port: u16,
-    /// 0 where none is allocated.
+    /// 0 if none is allocated.
     pub node_port: u16,
 }
 
-/// See the module. Addresses and ranges that cannot be read are left out; validation lets none of them in.
+/// A Service, reduced. Addresses and ranges that do not parse, which validation rejects, are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     pub service_type: ServiceType,
@@ -59,20 +59,20 @@ pub struct Service {
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress` addresses whose `ipMode` is `VIP` (or absent).
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Empty: everybody.
+    /// `loadBalancerSourceRanges`; empty: all sources.
     pub source_ranges: Vec<IpNet>,
     /// Seconds that a client stays with its endpoint; `None` without ClientIP affinity.
     pub affinity_seconds: Option<u32>,
     pub internal_policy: TrafficPolicy,
     pub external_policy: TrafficPolicy,
-    /// 0 where there is none.
+    /// 0 if there is none.
     pub health_check_node_port: u16,
     pub publish_not_ready: bool,
     /// Of pods, in the order of the keys; empty: none.
     pub selector: Box<[(Arc<str>, Arc<str>)]>,
-    /// Its labels keep it from service proxies: `service.kubernetes.io/service-proxy-name` or `…/headless`.
+    /// Its labels exclude it from this proxy: `service.kubernetes.io/service-proxy-name` or `…/headless`.
     pub foreign_proxy: bool,
-    /// `spec.trafficDistribution`, as it is written.
+    /// `spec.trafficDistribution`.
     pub traffic_distribution: Option<Arc<str>>,
 }
 

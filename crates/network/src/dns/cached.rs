@@ -1,18 +1,19 @@
-//! Answers of other servers: checked once, kept as they came, and passed on with the client's id, question and EDNS.
+//! Answers of upstream servers: checked once, kept as they were received, and sent with the client's id, question and
+//! EDNS.
 
 use super::message::{response_flags, write_opt};
 use super::name::Name;
 use super::query::{FLAG_RESPONSE, FLAG_TRUNCATED, HEADER_BYTES, Query, skip_name};
 use super::{record_type, response_code};
 
-/// What is kept of answers with records, and of those without: `cache 30` in Kubernetes' Corefile.
+/// The longest time that answers are cached: `cache 30` in Kubernetes' Corefile.
 const TTL_SECONDS_MAX: u32 = 30;
-/// RFC 2308 allows failures to be kept for five minutes; CoreDNS keeps them so long.
+/// How long failures are cached, as in CoreDNS; RFC 2308 allows five minutes.
 const FAILURE_SECONDS: u32 = 5;
-/// 0x0010 is CD, 0x0020 is AD: what an upstream server says of signatures is passed on to those that asked for it.
+/// 0x0010 is CD, 0x0020 is AD: an upstream server's result of validation is sent to clients that requested it.
 const FLAG_AUTHENTIC: u16 = 0x0020;
 
-/// What was asked of the other server.
+/// A question to an upstream server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Question {
     pub name: Name,
@@ -31,7 +32,7 @@ impl Question {
         }
     }
 
-    /// The message that asks it.
+    /// The message with the question.
     pub fn message(&self, id: u16) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEADER_BYTES + self.name.wire_bytes() + 16);
         let flags = super::query::FLAG_RECURSION_DESIRED
@@ -50,10 +51,10 @@ impl Question {
     }
 }
 
-/// Why bytes are no answer to a question.
+/// Why a message is not the answer to a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplyError {
-    /// For another question: late, or forged. Go on waiting.
+    /// It answers another question: late or forged. Keep waiting.
     #[error("the message answers another question")]
     Foreign,
     #[error("the answer cannot be read")]
@@ -63,14 +64,14 @@ pub enum ReplyError {
 /// A checked answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// From behind the question on, without EDNS.
+    /// The bytes after the question, without EDNS.
     records: Box<[u8]>,
     counts: [u16; 3],
     code: u16,
     is_authentic: bool,
-    /// Where the TTLs stand in `records`.
+    /// The offsets of the TTLs in `records`.
     ttls: Box<[u32]>,
-    /// The asked name, as the message had it: pointers into it stay right, whatever the client's case.
+    /// The length of the question: pointers into it stay valid, whatever the client's case.
     question_bytes: usize,
     pub lifetime_seconds: u32,
     pub is_truncated: bool,
@@ -93,17 +94,17 @@ impl Reply {
         if got != id || flags & FLAG_RESPONSE == 0 {
             return Err(ReplyError::Foreign);
         }
-        let mut asked = Vec::with_capacity(question.name.wire_bytes() + 4);
-        question.name.write(&mut asked);
-        asked.extend_from_slice(&question.record_type.to_be_bytes());
-        asked.extend_from_slice(&1u16.to_be_bytes());
-        let end = HEADER_BYTES + asked.len();
+        let mut question_bytes = Vec::with_capacity(question.name.wire_bytes() + 4);
+        question.name.write(&mut question_bytes);
+        question_bytes.extend_from_slice(&question.record_type.to_be_bytes());
+        question_bytes.extend_from_slice(&1u16.to_be_bytes());
+        let end = HEADER_BYTES + question_bytes.len();
         let code = flags & 0xf;
         match bytes.get(HEADER_BYTES..end) {
-            Some(echoed) if header(4)? == 1 && echoed.eq_ignore_ascii_case(&asked) => {}
+            Some(echoed) if header(4)? == 1 && echoed.eq_ignore_ascii_case(&question_bytes) => {}
             // Servers that cannot read a question may leave it out.
             None if header(4)? == 0 && code != response_code::NO_ERROR => {
-                return Ok(Reply::empty(code, asked.len()));
+                return Ok(Reply::empty(code, question_bytes.len()));
             }
             _ => return Err(ReplyError::Foreign),
         }
@@ -112,7 +113,7 @@ impl Reply {
         let mut reply = Reply {
             is_truncated,
             is_authentic: flags & FLAG_AUTHENTIC != 0,
-            ..Reply::empty(code, asked.len())
+            ..Reply::empty(code, question_bytes.len())
         };
         if !is_truncated {
             reply.records(bytes, end, counts).ok_or(ReplyError::Malformed)?;
@@ -133,7 +134,7 @@ impl Reply {
         }
     }
 
-    /// Everything up to EDNS; what stands behind it is additional and left out, which spares moving what pointers mean.
+    /// Keeps everything up to EDNS; additional records after it are left out, so that no pointers have to be moved.
     fn records(&mut self, bytes: &[u8], start: usize, counts: [u16; 3]) -> Option<()> {
         let mut at = start;
         let mut ttls = Vec::new();
@@ -161,7 +162,7 @@ impl Reply {
         let is_answer = self.code == response_code::NO_ERROR && self.counts[0] > 0;
         let lifetime = match self.code {
             _ if is_answer => lowest,
-            // A denial without SOA is not to be kept (RFC 2308).
+            // A negative answer without SOA is not cached (RFC 2308).
             response_code::NO_ERROR | response_code::NAME_ERROR => negative.unwrap_or(0).min(lowest),
             _ => FAILURE_SECONDS,
         };
@@ -184,7 +185,7 @@ impl Reply {
         self.records.len() + self.ttls.len() * 4
     }
 
-    /// Writes the answer for a client that asked for this name itself, `age` seconds after it came.
+    /// Writes the answer for a client whose question has this name, `age` seconds after it was received.
     pub fn write(&self, out: &mut Vec<u8>, query: &Query<'_>, age_seconds: u32, limit: usize) {
         let start = out.len();
         let opt_bytes = if query.edns.is_some() { 11 } else { 0 };

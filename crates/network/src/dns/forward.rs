@@ -1,11 +1,11 @@
-//! Where questions go that the cluster does not answer: hosts, stub domains and upstream servers, from the ConfigMap
+//! Where questions are forwarded that the cluster does not answer: hosts, stub domains and upstream servers, from the ConfigMap
 //! `kube-system/knarr-dns` or the node's resolv.conf.
 //!
 //! Keys of the ConfigMap, all optional:
 //! - `upstreams`: name servers, separated by white space or commas (`1.1.1.1 8.8.8.8:5353 [2001:db8::1]:53`). Without it those of
-//!   the node's resolv.conf are asked.
+//!   the node's resolv.conf are used.
 //! - `stubDomains`: a JSON object from domain to name servers (`{"corp.example": ["10.0.0.1"]}`), as kube-dns has it. The longest
-//!   domain that fits is taken.
+//!   matching domain is used.
 //! - `hosts`: lines as in /etc/hosts; such names are answered from here.
 
 use std::collections::BTreeMap;
@@ -14,17 +14,17 @@ use std::net::{IpAddr, SocketAddr};
 use super::message::{Data, Record};
 use super::name::{Name, NameError};
 use super::record_type;
-use super::zone::{Answer, End};
+use super::zone::{Answer, Outcome};
 
 const PORT: u16 = 53;
-/// Of one list; more are never asked for one question.
+/// The most servers of a list; more are never queried for one question.
 const SERVERS_MAX: usize = 15;
 const STUB_DOMAINS_MAX: usize = 1000;
 const HOSTS_MAX: usize = 10_000;
 /// Names of `hosts` change with the ConfigMap only.
 const HOSTS_TTL_SECONDS: u32 = 30;
 
-/// A part of the ConfigMap that cannot be read.
+/// Why a key of the ConfigMap is rejected.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForwardError {
     #[error("{key}: invalid name server {value:?}, expected an IP address with an optional port")]
@@ -44,7 +44,7 @@ pub enum ForwardError {
     Address(String),
 }
 
-/// See the module.
+/// The forwarding rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forwarding {
     /// `None`: those of the node's resolv.conf.
@@ -54,7 +54,7 @@ pub struct Forwarding {
 }
 
 impl Forwarding {
-    /// Reads the ConfigMap's data. All mistakes are reported; where there is one, the data as a whole is not to be used.
+    /// Reads the ConfigMap's data. All errors are reported; if there is one, none of the data is used.
     pub fn parse(data: &BTreeMap<String, String>) -> Result<Self, Vec<ForwardError>> {
         let mut errors = Vec::new();
         let mut keep = |error| errors.push(error);
@@ -103,9 +103,9 @@ impl Forwarding {
         }
     }
 
-    /// What `hosts` says of a name: addresses only, other types are asked elsewhere.
+    /// The addresses of a name in `hosts`; questions for other types are forwarded.
     pub fn host(&self, name: &Name, record_type: u16) -> Option<Answer> {
-        let is_wanted = |address: &&IpAddr| match record_type {
+        let is_desired = |address: &&IpAddr| match record_type {
             record_type::A => address.is_ipv4(),
             _ => address.is_ipv6(),
         };
@@ -113,20 +113,20 @@ impl Forwarding {
             return None;
         }
         let addresses = self.hosts.get(name)?;
-        let records = addresses.iter().filter(is_wanted).map(|address| Record {
+        let records = addresses.iter().filter(is_desired).map(|address| Record {
             owner: None,
             ttl_seconds: HOSTS_TTL_SECONDS,
             data: Data::Address(*address),
         });
         let records: Vec<Record> = records.collect();
         let end = if records.is_empty() {
-            End::NoData
+            Outcome::NoData
         } else {
-            End::Records
+            Outcome::Records
         };
         Some(Answer {
             records,
-            ..Answer::ending(end)
+            ..Answer::with_outcome(end)
         })
     }
 }

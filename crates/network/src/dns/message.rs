@@ -1,5 +1,5 @@
-//! Writes answers. Owner names that were asked for are a pointer to the question; an answer that is longer than the
-//! client takes has the TC bit and no records, so that the client comes again over TCP.
+//! Writes answers. An owner name that equals the question's is a pointer to it; an answer that is longer than the client
+//! accepts has the TC bit and no records, so that the client retries over TCP.
 
 use std::net::IpAddr;
 
@@ -14,12 +14,12 @@ use super::{record_type, response_code};
 pub const TCP_BYTES_MAX: usize = u16::MAX as usize;
 const OPT_BYTES: usize = 11;
 const CLASS_IN: u16 = 1;
-/// Where the asked name stands in every answer.
+/// A pointer to the question's name, which is at the same offset in every answer.
 const QUESTION_POINTER: u16 = 0xc000 | HEADER_BYTES as u16;
 /// Pointers have 14 bits.
 const POINTER_MAX: usize = 0x3fff;
 
-/// What a record says.
+/// The data of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Data {
     Address(IpAddr),
@@ -69,13 +69,13 @@ impl Data {
 /// A record of class IN.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// `None` is the name that was asked for.
+    /// `None`: the question's name.
     pub owner: Option<Name>,
     pub ttl_seconds: u32,
     pub data: Data,
 }
 
-/// Which part of the message a record stands in; they are written in this order.
+/// The section of a record; sections are written in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
     Answer,
@@ -83,7 +83,7 @@ pub enum Section {
     Additional,
 }
 
-/// Writes one answer behind what `out` already holds.
+/// Appends one answer to `out`.
 pub struct Writer<'a> {
     out: &'a mut Vec<u8>,
     query: &'a Query<'a>,
@@ -91,7 +91,7 @@ pub struct Writer<'a> {
     limit: usize,
     counts: [u16; 3],
     truncated: bool,
-    /// Names that were written whole, and where.
+    /// Names that were written uncompressed, and their offsets.
     names: Vec<(Name, u16)>,
 }
 
@@ -113,7 +113,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// A record that does not fit in empties the answer, but an additional one is left out without a word.
+    /// Adds a record. One that does not fit empties the answer; an additional one that does not fit is left out.
     pub fn record(&mut self, section: Section, record: &Record) {
         if self.truncated {
             return;
@@ -168,7 +168,7 @@ impl<'a> Writer<'a> {
         name.write(self.out);
     }
 
-    /// Names in data stand there whole: RFC 2782 wants it of SRV, and the others are short.
+    /// Names in data are not compressed: RFC 2782 requires that for SRV, and the others are short.
     fn target(&mut self, name: &Name) {
         self.remember(name);
         name.write(self.out);
@@ -248,9 +248,9 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// What every answer says, and what it repeats of the question's flags.
-pub fn response_flags(asked: u16) -> u16 {
-    let repeated = asked & (FLAG_RECURSION_DESIRED | FLAG_CHECKING_DISABLED);
+/// The flags of an answer, some of which are copied from the question.
+pub fn response_flags(question_flags: u16) -> u16 {
+    let repeated = question_flags & (FLAG_RECURSION_DESIRED | FLAG_CHECKING_DISABLED);
     FLAG_RESPONSE | FLAG_RECURSION_AVAILABLE | repeated
 }
 
@@ -273,7 +273,7 @@ pub fn error(out: &mut Vec<u8>, query: &Query<'_>, code: u16) {
     Writer::begin(out, query, TCP_BYTES_MAX).finish(code, false);
 }
 
-/// Writes what a rejected message is answered with. False: nothing.
+/// Writes the answer to a rejected message; returns false if it gets none.
 pub fn rejection(out: &mut Vec<u8>, rejected: &Rejected<'_>) -> bool {
     match rejected {
         Rejected::Ignored => return false,

@@ -1,7 +1,7 @@
-//! What cluster DNS answers: Kubernetes' DNS-based service discovery, version 1.1 (SPEC N5).
+//! The answers of cluster DNS: Kubernetes' DNS-based service discovery, version 1.1 (SPEC N5).
 //!
-//! [`query`] reads a question, [`zone`] says what the cluster knows about it, [`search`] follows a pod's search list in
-//! one step, [`message`] writes the answer. What the cluster does not know is forwarded by [`forward`]'s rules, and
+//! [`query`] reads a question, [`zone`] finds the cluster's records, [`search`] follows a pod's search list in
+//! one step, [`message`] writes the answer. Other names are forwarded by [`forward`]'s rules, and
 //! [`cached`] is the form in which answers of other servers are kept and passed on.
 //!
 //! Every function takes bytes and values and returns bytes and values; nothing here panics, whatever the bytes are.
@@ -19,7 +19,7 @@ pub mod zone;
 #[cfg(test)]
 mod tests;
 
-/// Record types, as they stand in messages.
+/// Record types, by their number in messages.
 pub mod record_type {
     pub const A: u16 = 1;
     pub const NS: u16 = 2;
@@ -36,7 +36,7 @@ pub mod record_type {
     pub const ANY: u16 = 255;
 }
 
-/// Response codes, as they stand in messages; above 15 they need EDNS.
+/// Response codes, by their number in messages; above 15 they need EDNS.
 pub mod response_code {
     pub const NO_ERROR: u16 = 0;
     pub const FORMAT_ERROR: u16 = 1;

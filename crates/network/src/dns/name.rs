@@ -1,4 +1,4 @@
-//! Domain names in the form in which they are compared: labels in lower case, each behind its length.
+//! Domain names in the form in which they are compared: labels in lower case, each after its length.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ pub const NAME_BYTES_MAX: usize = 255;
 /// RFC 1035.
 pub const LABEL_BYTES_MAX: usize = 63;
 
-/// Why a text is no domain name.
+/// Why a text is not a domain name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     #[error("a label is empty")]

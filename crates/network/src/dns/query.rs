@@ -1,16 +1,15 @@
-//! Reads what clients send. Only one ordinary question of class IN is answered; everything else is rejected with a
-//! header's worth of bytes, or ignored where an answer would help nobody but an attacker.
+//! Reads clients' messages. Only one ordinary question of class IN is answered; everything else is rejected with a header
+//! alone, or ignored if an answer would only help an attacker.
 
 use super::name::Name;
 use super::{record_type, response_code};
 
 pub const HEADER_BYTES: usize = 12;
-/// What a client without EDNS can take over UDP (RFC 1035).
+/// The longest message for a client without EDNS over UDP (RFC 1035).
 pub const PLAIN_UDP_BYTES: usize = 512;
-/// The most that is sent over UDP, whatever the client offers: what passes everywhere without fragments
-/// (DNS flag day 2020).
+/// The longest message over UDP, whatever the client offers: it is not fragmented on common networks (DNS flag day 2020).
 pub const UDP_BYTES_MAX: usize = 1232;
-/// OPT and a signature; nothing else stands behind a question.
+/// OPT and a signature: a question has no other additional records.
 const ADDITIONAL_MAX: u16 = 2;
 const CLASS_IN: u16 = 1;
 
@@ -22,7 +21,7 @@ pub const FLAG_RECURSION_AVAILABLE: u16 = 0x0080;
 pub const FLAG_CHECKING_DISABLED: u16 = 0x0010;
 const OPCODE: u16 = 0x7800;
 
-/// What a client says of itself with EDNS0 (RFC 6891).
+/// A client's EDNS0 options (RFC 6891).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edns {
     pub udp_bytes: u16,
@@ -34,7 +33,7 @@ pub struct Edns {
 pub struct Query<'a> {
     pub id: u16,
     pub flags: u16,
-    /// The name as it was asked, type and class: answers repeat it to the letter, whose case clients may check.
+    /// Name, type and class as the client sent them: answers repeat them, whose case clients may check.
     pub question: &'a [u8],
     pub name: Name,
     pub record_type: u16,
@@ -53,7 +52,7 @@ impl Query<'_> {
     }
 }
 
-/// What is not answered as asked.
+/// A message that is not answered normally.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rejected<'a> {
     /// No answer at all: not a question, or not even a header.
@@ -69,7 +68,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([two[0], two[1]]))
 }
 
-/// The name at `at` and where it ends. Pointers are not allowed: nothing stands in front of a question.
+/// The name at `at` and its end. Pointers are not allowed: there is nothing before a question that they could point to.
 fn plain_name(bytes: &[u8], mut at: usize) -> Option<(Name, usize)> {
     let mut name = Name::root();
     loop {
@@ -95,7 +94,7 @@ pub(super) fn skip_name(bytes: &[u8], mut at: usize) -> Option<usize> {
     }
 }
 
-/// Finds OPT among what stands behind the question. `Err` where that cannot be read.
+/// Finds OPT among the records after the question. `Err` if they cannot be read.
 fn read_edns(bytes: &[u8], mut at: usize, count: u16) -> Result<Option<(Edns, u8)>, ()> {
     let mut found = None;
     for _ in 0..count {
@@ -121,7 +120,7 @@ fn read_edns(bytes: &[u8], mut at: usize, count: u16) -> Result<Option<(Edns, u8
             found = Some((edns, (high & 0xff) as u8));
         }
     }
-    // Bytes behind the last record are no part of the message.
+    // Bytes after the last record do not belong to the message.
     (at == bytes.len()).then_some(found).ok_or(())
 }
 
@@ -161,7 +160,7 @@ pub fn read(bytes: &[u8]) -> Result<Query<'_>, Rejected<'_>> {
         (Some((_, 1..)), _) => response_code::BAD_VERSION,
         _ if class != CLASS_IN => response_code::REFUSED,
         (_, record_type::AXFR | record_type::IXFR) => response_code::REFUSED,
-        // What is asked about a transaction, not about a name, and what is reserved for that.
+        // Meta types: about a transaction and not about a name.
         (_, 0 | record_type::OPT | 128..=254) => response_code::NOT_IMPLEMENTED,
         _ => return Ok(query),
     };

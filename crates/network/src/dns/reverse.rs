@@ -1,4 +1,4 @@
-//! Which headless Services have an endpoint of an address, and how reverse names spell addresses.
+//! The headless Services that have an endpoint with an address, and the addresses in reverse names.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use super::name::Name;
 use crate::catalog::{Catalog, ServiceKey};
 
-/// Kept beside a [`Catalog`]. Endpoints of Services with cluster IPs have no reverse names, so it is small.
+/// An index of a [`Catalog`]. Endpoints of Services with cluster IPs have no reverse names, so it is small.
 #[derive(Default)]
 pub struct Reverse {
     by_address: BTreeMap<IpAddr, Vec<ServiceKey>>,
@@ -14,7 +14,7 @@ pub struct Reverse {
 }
 
 impl Reverse {
-    /// Takes over what the catalog says of a Service now.
+    /// Updates a Service from the catalog.
     pub fn update(&mut self, catalog: &Catalog, key: &ServiceKey) {
         if let Some(before) = self.addresses.remove(key) {
             for address in &before {
@@ -42,7 +42,7 @@ impl Reverse {
         self.addresses.insert(key.clone(), addresses.into());
     }
 
-    /// May name Services whose endpoint is not ready, or gone since.
+    /// May include Services whose endpoint is not ready or does not exist any more.
     pub(super) fn services(&self, address: IpAddr) -> &[ServiceKey] {
         self.by_address.get(&address).map_or(&[], |keys| &keys[..])
     }

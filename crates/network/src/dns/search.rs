@@ -1,38 +1,37 @@
-//! A pod's search list in one step: the question for the first name of the list is answered with what the whole list
-//! comes to, so that `example.com` costs one question a family instead of five.
+//! A pod's search list in one step: the question for the first name of the list is answered with the result of the whole
+//! list, so that `example.com` takes one question for each family instead of five.
 //!
-//! That is safe where the name the client will try next is known, and only there:
+//! That is safe only if the names that the client will try next are known:
 //! - the client is a pod with `dnsPolicy: ClusterFirst` and without searches, servers or options of its own
-//!   (the caller vouches for that by naming its namespace);
+//!   (the caller guarantees that by passing its namespace);
 //! - the name ends in the first domain of that list, `<its namespace>.svc.<cluster domain>`, and does not exist;
-//! - what stands before that has fewer dots than `ndots`, so that the client goes down the list before it asks for the name itself;
-//! - an address is asked for.
+//! - the part before that has fewer dots than `ndots`, so that the client tries the search list before the name itself;
+//! - the question is for an address.
 //!
-//! The answer is that of the first name in the list that exists, behind a CNAME from the asked name to it (as CoreDNS'
-//! autopath). Where none exists the asked name does not either, as without all this. A client that wanted one family only passes over
-//! names that have the other one alone; here such a name ends the search, so that both families of one look-up have the
-//! same name.
+//! The answer is that of the first name in the list that exists, after a CNAME from the question's name to it (as CoreDNS'
+//! autopath). If none exists the question's name does not exist either. A client that queries one family skips names that
+//! have only the other one; here such a name ends the search, so that the queries of both families have the same name.
 
 use super::message::{Data, Record};
 use super::name::Name;
 use super::record_type;
-use super::zone::{self, Answer, End, View};
+use super::zone::{self, Answer, Outcome, View};
 
 /// `options ndots:5`, which the kubelet writes into resolv.conf.
 const NDOTS: usize = 5;
 
-/// Who asks, as far as it is safe to know better than the client.
+/// The search list of a client, if it is known.
 #[derive(Clone, Copy, Debug)]
 pub struct SearchList<'a> {
     pub namespace: &'a str,
-    /// The node's own search domains, which stand behind the cluster's in pods' resolv.conf.
+    /// The node's own search domains, which follow the cluster's in pods' resolv.conf.
     pub node_domains: &'a [Name],
 }
 
 /// Answers for a name on behalf of a client that has this search list.
 pub fn resolve(view: &View<'_>, list: Option<SearchList<'_>>, name: &Name, record_type: u16) -> Answer {
     let plain = zone::resolve(view, name, record_type);
-    if plain.end != End::NoName || !plain.records.is_empty() {
+    if plain.end != Outcome::NoName || !plain.records.is_empty() {
         return plain;
     }
     let Some(rest) = list.and_then(|list| rest_of_list(view, list, name, record_type)) else {
@@ -49,7 +48,7 @@ pub fn resolve(view: &View<'_>, list: Option<SearchList<'_>>, name: &Name, recor
             break;
         }
         let mut found = zone::resolve(view, &candidate, record_type);
-        if found.end == End::NoName && found.records.is_empty() {
+        if found.end == Outcome::NoName && found.records.is_empty() {
             continue;
         }
         if let Some(first) = found.records.iter_mut().find(|r| r.owner.is_none()) {
@@ -63,11 +62,11 @@ pub fn resolve(view: &View<'_>, list: Option<SearchList<'_>>, name: &Name, recor
     }
     match elsewhere.is_empty() {
         true => plain,
-        false => Answer::ending(End::Elsewhere(elsewhere)),
+        false => Answer::with_outcome(Outcome::Elsewhere(elsewhere)),
     }
 }
 
-/// The record that leads from the asked name to another one.
+/// The CNAME record from the question's name to another one.
 pub fn alias(view: &View<'_>, target: Name) -> Record {
     Record {
         owner: None,
@@ -84,16 +83,16 @@ fn rest_of_list(view: &View<'_>, list: SearchList<'_>, name: &Name, record_type:
     let domain = &view.zone.domain;
     let svc = Name::of_labels([&b"svc"[..]], domain)?;
     let first = Name::of_labels([list.namespace.as_bytes()], &svc)?;
-    let asked = name.below(&first)?;
-    let asked = asked.as_slice();
+    let host_labels = name.below(&first)?;
+    let host_labels = host_labels.as_slice();
     // One dot fewer than labels.
-    if asked.is_empty() || asked.len() > NDOTS {
+    if host_labels.is_empty() || host_labels.len() > NDOTS {
         return None;
     }
     let domains = [&svc, domain].into_iter().chain(list.node_domains);
     let mut rest: Vec<Name> = domains
-        .filter_map(|domain| Name::of_labels(asked.iter().copied(), domain))
+        .filter_map(|domain| Name::of_labels(host_labels.iter().copied(), domain))
         .collect();
-    rest.push(Name::of_labels(asked.iter().copied(), &Name::root())?);
+    rest.push(Name::of_labels(host_labels.iter().copied(), &Name::root())?);
     Some(rest)
 }

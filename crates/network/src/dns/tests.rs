@@ -1,4 +1,4 @@
-//! Answers as the DNS specification of Kubernetes gives them, and what odd messages come to.
+//! The answers of Kubernetes' DNS specification, and of unusual messages.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use super::query::{self, Query, Rejected};
 use super::resolv_conf::ResolvConf;
 use super::reverse::Reverse;
 use super::search::{self, SearchList};
-use super::zone::{Answer, End, View, Zone};
+use super::zone::{Answer, Outcome, View, Zone};
 use super::{record_type, response_code};
 use crate::catalog::{Catalog, ServiceKey};
 
@@ -26,7 +26,7 @@ fn name(text: &str) -> Name {
     Name::parse(text).unwrap()
 }
 
-/// The examples of the specification, and what stands between them.
+/// The examples of the specification, and cases between them.
 struct Cluster {
     zone: Zone,
     catalog: Catalog,
@@ -152,7 +152,7 @@ impl Cluster {
         let decoded = Message::from_vec(&out).unwrap();
         assert!(decoded.authoritative && decoded.recursion_available);
         let mut lines = vec![match &answer.end {
-            End::Elsewhere(names) => format!("{names:?}"),
+            Outcome::Elsewhere(names) => format!("{names:?}"),
             end => format!("{end:?}"),
         }];
         lines.extend(
@@ -557,7 +557,7 @@ fn n5_the_configmap_is_read_whole_or_not_at_all() {
     assert_eq!(read.host(&name("one"), record_type::A).unwrap().records.len(), 1);
     assert_eq!(
         read.host(&name("two"), record_type::AAAA).unwrap().end,
-        End::NoData
+        Outcome::NoData
     );
     assert_eq!(read.host(&name("three"), record_type::A), None);
     let errors = Forwarding::parse(&data(&[
@@ -629,7 +629,7 @@ fn edns_question(asked: &str, record_type: u16, udp_bytes: u16) -> Vec<u8> {
     bytes
 }
 
-fn answered(cluster: &Cluster, query: &Query<'_>, limit: usize) -> Vec<u8> {
+fn write_answer(cluster: &Cluster, query: &Query<'_>, limit: usize) -> Vec<u8> {
     let answer = cluster.with_view(|view| search::resolve(view, None, &query.name, query.record_type));
     let mut out = Vec::new();
     let mut writer = Writer::begin(&mut out, query, limit);
@@ -652,7 +652,7 @@ proptest! {
         let cluster = cluster();
         let mut out = Vec::new();
         match query::read(&bytes) {
-            Ok(query) => out = answered(&cluster, &query, query.udp_limit()),
+            Ok(query) => out = write_answer(&cluster, &query, query.udp_limit()),
             Err(rejected) => { message::rejection(&mut out, &rejected); }
         }
         prop_assert!(out.len() <= query::UDP_BYTES_MAX);
@@ -675,7 +675,7 @@ proptest! {
         }
         bytes.truncate(bytes.len().saturating_sub(cut / 8));
         if let Ok(query) = query::read(&bytes) {
-            let out = answered(&cluster, &query, query.udp_limit());
+            let out = write_answer(&cluster, &query, query.udp_limit());
             prop_assert!(out.len() <= query.udp_limit());
             let decoded = Message::from_vec(&out);
             prop_assert!(decoded.is_ok(), "{decoded:?}");

@@ -1,4 +1,4 @@
-//! The cluster's zone: what a name below the cluster domain, or the reverse name of a Service's address, stands for.
+//! The cluster's zone: the records of names below the cluster domain, and of the reverse names of Services' addresses.
 //!
 //! As CoreDNS' kubernetes plugin with `pods insecure` answers, but for two things: `_tcp.name.namespace.svc` exists where a port
 //! below it does (RFC 8020), and reverse names of endpoints are known for headless Services only, as the specification
@@ -12,27 +12,27 @@ use super::record_type as types;
 use super::reverse::{self, Reverse};
 use crate::catalog::{Catalog, Endpoint, Protocol, Service, ServiceKey, ServiceType};
 
-/// What the specification wants `dns-version` to say.
+/// The text of `dns-version`.
 const VERSION: &str = "1.1.0";
-/// External names may lead to other external names, so far.
+/// The longest chain of external names.
 const CNAMES_MAX: usize = 8;
-/// SRV records beyond these have their target's address left out; clients ask for it.
+/// SRV records beyond these have their target's address left out; clients query it.
 const ADDITIONAL_MAX: usize = 64;
 
-/// What does not change while the server runs.
+/// The settings of the zone, which do not change while the server runs.
 #[derive(Clone, Debug)]
 pub struct Zone {
     pub domain: Name,
     /// Of all records and of negative answers; 5 in CoreDNS.
     pub ttl_seconds: u32,
-    /// Where the zone's name server answers.
+    /// The addresses of the zone's name server.
     pub addresses: Vec<IpAddr>,
     name_server: Name,
     mailbox: Name,
 }
 
 impl Zone {
-    /// `None` where the domain is so long that nothing fits in front of it.
+    /// `None` if the domain is too long for names below it.
     pub fn new(domain: Name, ttl_seconds: u32, addresses: Vec<IpAddr>) -> Option<Self> {
         Some(Zone {
             name_server: Name::of_labels([&b"ns"[..], b"dns"], &domain)?,
@@ -65,7 +65,7 @@ impl Zone {
     }
 }
 
-/// What is known at the moment of a question.
+/// The data that a question is answered from.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     pub zone: &'a Zone,
@@ -73,25 +73,25 @@ pub struct View<'a> {
     pub reverse: &'a Reverse,
     /// Whether there is a namespace of this name.
     pub has_namespace: &'a dyn Fn(&str) -> bool,
-    /// False until the catalog has been filled once: nothing is denied before.
+    /// Whether the catalog is caught up: before that no name is reported as missing.
     pub is_synced: bool,
     pub serial: u32,
 }
 
-/// What an answer ends with.
+/// The outcome of resolving a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum Outcome {
     /// The records are the answer.
     Records,
     /// The name exists without records of this type.
     NoData,
     /// The name does not exist.
     NoName,
-    /// The first of these names that exists elsewhere, in this order, says the rest.
+    /// The names to forward, in this order; the first one that exists has the answer.
     Elsewhere(Vec<Name>),
-    /// It is not known yet.
+    /// The catalog is not caught up.
     NotReady,
-    /// CNAMEs that lead nowhere.
+    /// A chain of CNAMEs that is too long.
     Failed,
 }
 
@@ -99,11 +99,11 @@ pub enum End {
 pub struct Answer {
     pub records: Vec<Record>,
     pub additional: Vec<Record>,
-    pub end: End,
+    pub end: Outcome,
 }
 
 impl Answer {
-    pub(super) fn ending(end: End) -> Self {
+    pub(super) fn with_outcome(end: Outcome) -> Self {
         Answer {
             records: Vec::new(),
             additional: Vec::new(),
@@ -113,9 +113,9 @@ impl Answer {
 
     fn of(records: Vec<Record>) -> Self {
         let end = if records.is_empty() {
-            End::NoData
+            Outcome::NoData
         } else {
-            End::Records
+            Outcome::Records
         };
         Answer {
             records,
@@ -125,7 +125,7 @@ impl Answer {
     }
 }
 
-/// What a name below the domain leads to.
+/// The object of a name below the domain.
 enum Found<'a> {
     NoName,
     /// The name exists, with nothing of its own.
@@ -146,9 +146,9 @@ enum Found<'a> {
 pub fn resolve(view: &View<'_>, name: &Name, record_type: u16) -> Answer {
     let Some(labels) = name.below(&view.zone.domain) else {
         return resolve_reverse(view, name, record_type)
-            .unwrap_or_else(|| Answer::ending(End::Elsewhere(vec![name.clone()])));
+            .unwrap_or_else(|| Answer::with_outcome(Outcome::Elsewhere(vec![name.clone()])));
     };
-    let mut answer = Answer::ending(End::NoName);
+    let mut answer = Answer::with_outcome(Outcome::NoName);
     let mut owner = None;
     let mut labels = labels;
     let mut current;
@@ -158,7 +158,7 @@ pub fn resolve(view: &View<'_>, name: &Name, record_type: u16) -> Answer {
             None => Found::NoName,
         };
         if !view.is_synced && !matches!(found, Found::Apex | Found::Version | Found::NameServer) {
-            return Answer::ending(End::NotReady);
+            return Answer::with_outcome(Outcome::NotReady);
         }
         let Found::External(target) = found else {
             let own = owner.clone().unwrap_or_else(|| name.clone());
@@ -169,7 +169,7 @@ pub fn resolve(view: &View<'_>, name: &Name, record_type: u16) -> Answer {
             return answer;
         };
         let Some(target) = external_name(target) else {
-            answer.end = End::NoData;
+            answer.end = Outcome::NoData;
             return answer;
         };
         answer.records.push(Record {
@@ -178,20 +178,20 @@ pub fn resolve(view: &View<'_>, name: &Name, record_type: u16) -> Answer {
             data: Data::Cname(target.clone()),
         });
         if matches!(record_type, types::CNAME | types::ANY) {
-            answer.end = End::Records;
+            answer.end = Outcome::Records;
             return answer;
         }
         current = target;
         match current.below(&view.zone.domain) {
             Some(below) => labels = below,
             None => {
-                answer.end = End::Elsewhere(vec![current]);
+                answer.end = Outcome::Elsewhere(vec![current]);
                 return answer;
             }
         }
         owner = Some(current.clone());
     }
-    answer.end = End::Failed;
+    answer.end = Outcome::Failed;
     answer
 }
 
@@ -254,7 +254,7 @@ fn find_in_service<'a>(
         [] if !service.headless => Found::Service(service),
         [] if endpoints(view.catalog, key).next().is_some() => Found::Endpoints(key, None),
         [label] => match protocol(label) {
-            Some(wanted) if has_port(view.catalog, key, service, None, wanted) => Found::Empty,
+            Some(desired) if has_port(view.catalog, key, service, None, desired) => Found::Empty,
             Some(_) => Found::NoName,
             None => match endpoints(view.catalog, key).any(|(_, e)| is_named(e, label)) {
                 true => Found::Endpoints(key, Some(label)),
@@ -262,10 +262,10 @@ fn find_in_service<'a>(
             },
         },
         [port, label] => match (port.strip_prefix('_'), protocol(label)) {
-            (Some(port), Some(wanted))
-                if !port.is_empty() && has_port(view.catalog, key, service, Some(port), wanted) =>
+            (Some(port), Some(desired))
+                if !port.is_empty() && has_port(view.catalog, key, service, Some(port), desired) =>
             {
-                Found::Port(key, service, port, wanted)
+                Found::Port(key, service, port, desired)
             }
             _ => Found::NoName,
         },
@@ -273,7 +273,7 @@ fn find_in_service<'a>(
     }
 }
 
-/// The endpoints that DNS tells of, each with its slice's ports.
+/// The endpoints that DNS answers with, each with its slice's ports.
 fn endpoints<'a>(
     catalog: &'a Catalog,
     key: &'a ServiceKey,
@@ -328,7 +328,7 @@ fn pod_address(label: &str) -> Option<IpAddr> {
     label.replace('-', ":").parse::<Ipv6Addr>().ok().map(IpAddr::V6)
 }
 
-/// The records of this type of what was found. `name` is what was found, `owner` how records call it.
+/// The records of this type of the object that was found. `name` is its name, `owner` the records' owner name.
 fn records(view: &View<'_>, found: Found<'_>, name: &Name, owner: Option<Name>, record_type: u16) -> Answer {
     let record = |data: Data| Record {
         owner: owner.clone(),
@@ -347,10 +347,10 @@ fn records(view: &View<'_>, found: Found<'_>, name: &Name, owner: Option<Name>, 
         Answer::of(of_type.map(|address| record(Data::Address(address))).collect())
     };
     match found {
-        Found::NoName => Answer::ending(End::NoName),
-        Found::Empty | Found::External(_) => Answer::ending(End::NoData),
+        Found::NoName => Answer::with_outcome(Outcome::NoName),
+        Found::Empty | Found::External(_) => Answer::with_outcome(Outcome::NoData),
         Found::Version if record_type == types::TXT => Answer::of(vec![record(Data::Txt(VERSION))]),
-        Found::Version => Answer::ending(End::NoData),
+        Found::Version => Answer::with_outcome(Outcome::NoData),
         Found::Apex if record_type == types::SOA => {
             Answer::of(vec![record(Data::Soa(view.zone.soa(view.serial)))])
         }
@@ -366,7 +366,7 @@ fn records(view: &View<'_>, found: Found<'_>, name: &Name, owner: Option<Name>, 
                 ..Answer::of(vec![record(Data::Ns(server.clone()))])
             }
         }
-        Found::Apex => Answer::ending(End::NoData),
+        Found::Apex => Answer::with_outcome(Outcome::NoData),
         Found::NameServer => addresses(&mut view.zone.addresses.iter().copied()),
         Found::Addresses(all) => addresses(&mut all.into_iter()),
         Found::Service(service) if record_type != types::SRV => {
@@ -385,16 +385,16 @@ fn records(view: &View<'_>, found: Found<'_>, name: &Name, owner: Option<Name>, 
             service_locations(view, &target, service, &record, matching.map(|p| p.port))
         }
         Found::Port(key, _, port, protocol) if record_type == types::SRV => {
-            let wanted = |p: &crate::catalog::SlicePort| *p.name == *port && p.protocol == protocol;
+            let desired = |p: &crate::catalog::SlicePort| *p.name == *port && p.protocol == protocol;
             endpoint_locations(
                 view,
                 &parent(name, 2),
                 &record,
                 endpoints(view.catalog, key),
-                wanted,
+                desired,
             )
         }
-        Found::Port(..) => Answer::ending(End::NoData),
+        Found::Port(..) => Answer::with_outcome(Outcome::NoData),
         Found::Endpoints(key, label) => {
             let all = endpoints(view.catalog, key).filter(|(_, e)| label.is_none_or(|l| is_named(e, l)));
             if record_type == types::SRV {
@@ -414,7 +414,7 @@ fn parent(name: &Name, labels: usize) -> Name {
     Name::of_labels(name.labels().skip(labels), &Name::root()).unwrap_or_default()
 }
 
-/// As CoreDNS weighs records of one priority: all alike, a hundred together.
+/// The weight of SRV records of one priority, as in CoreDNS: all equal, a hundred together.
 fn weight(records: usize) -> u16 {
     u16::try_from(100 / records.max(1)).unwrap_or(0).max(1)
 }
@@ -453,7 +453,7 @@ fn endpoint_locations<'a>(
     service: &Name,
     record: &dyn Fn(Data) -> Record,
     endpoints: impl Iterator<Item = (&'a [crate::catalog::SlicePort], &'a Endpoint)>,
-    wanted: impl Fn(&crate::catalog::SlicePort) -> bool,
+    desired: impl Fn(&crate::catalog::SlicePort) -> bool,
 ) -> Answer {
     let mut located: Vec<(Name, u16)> = Vec::new();
     let mut glue = Vec::new();
@@ -463,7 +463,7 @@ fn endpoint_locations<'a>(
             continue;
         };
         let before = located.len();
-        let numbers = ports.iter().filter(|p| wanted(p)).filter_map(|p| p.port);
+        let numbers = ports.iter().filter(|p| desired(p)).filter_map(|p| p.port);
         located.extend(numbers.map(|port| (target.clone(), port)));
         if located.len() > before && glue.len() < ADDITIONAL_MAX {
             glue.push(Record {
@@ -490,11 +490,11 @@ fn endpoint_locations<'a>(
     }
 }
 
-/// What the reverse name of a cluster IP, or of an endpoint of a headless Service, stands for. Others are not ours.
+/// Resolves the reverse name of a cluster IP or of an endpoint of a headless Service; `None` for other names.
 fn resolve_reverse(view: &View<'_>, name: &Name, record_type: u16) -> Option<Answer> {
     let address = reverse::address_of(name)?;
     if !view.is_synced {
-        return Some(Answer::ending(End::NotReady));
+        return Some(Answer::with_outcome(Outcome::NotReady));
     }
     let service_name = |key: &ServiceKey| {
         let labels = [key.name.as_bytes(), key.namespace.as_bytes(), b"svc"];
@@ -526,6 +526,6 @@ fn resolve_reverse(view: &View<'_>, name: &Name, record_type: u16) -> Option<Ans
     Some(match record_type {
         types::PTR => Answer::of(targets.into_iter().map(|t| record(Data::Ptr(t))).collect()),
         types::ANY => Answer::of(vec![record(Data::MinimalAny)]),
-        _ => Answer::ending(End::NoData),
+        _ => Answer::with_outcome(Outcome::NoData),
     })
 }

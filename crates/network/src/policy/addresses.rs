@@ -101,11 +101,11 @@ impl Ranges {
     }
 
     pub fn contains(&self, address: IpAddr) -> bool {
-        let wanted = number(address);
+        let desired = number(address);
         let ranges = self.of_family(address.is_ipv4());
-        let behind = ranges.partition_point(|(first, _)| *first <= wanted);
+        let behind = ranges.partition_point(|(first, _)| *first <= desired);
         let before = behind.checked_sub(1).and_then(|index| ranges.get(index));
-        before.is_some_and(|(_, last)| wanted <= *last)
+        before.is_some_and(|(_, last)| desired <= *last)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -132,7 +132,7 @@ impl Ranges {
     }
 }
 
-/// An address as it stands in keys.
+/// An address as in keys of sets.
 pub(super) fn bytes(address: IpAddr) -> Box<[u8]> {
     match address {
         IpAddr::V4(v4) => v4.octets().into(),

@@ -1,4 +1,4 @@
-//! From the policies that select a pod to the rules of its group.
+//! Compiles the policies that select a pod into the rules of its group.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,16 +22,16 @@ pub(super) struct GroupRule {
     pub ports: PortSet,
 }
 
-/// What policies come to for a pod in one direction.
+/// The result of a pod's policies in one direction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Compiled {
     /// No policy isolates it, or everything is allowed.
     Open,
-    /// What no rule allows is denied.
+    /// Connections that no rule allows are denied.
     Rules(Arc<[GroupRule]>),
 }
 
-/// Why a rule of a policy does not allow all that it says.
+/// Why a rule of a policy allows less than it specifies.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Shortfall {
     NoSuchPort { protocol: Protocol, name: Box<str> },
@@ -46,7 +46,7 @@ struct Ranged {
     ranges: Vec<PortRange>,
 }
 
-/// What rules allow, by peer.
+/// The allowed ports, by peer.
 #[derive(Default)]
 struct Gathered<'a> {
     numbers: BTreeMap<&'a Peer, Ranged>,

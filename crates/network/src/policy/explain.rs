@@ -25,7 +25,7 @@ pub enum Outcome {
     Unknown,
 }
 
-/// What one rule of an isolating policy says.
+/// The result of one rule of an isolating policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Allows,
@@ -43,14 +43,14 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What the policies of one end say.
+/// The result of the policies of one end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Side {
     pub direction: Direction,
     pub pod: PodKey,
     /// Policies that isolate the pod in this direction; without any, everything is allowed.
     pub isolated_by: Vec<PolicyKey>,
-    /// What each of their rules says, up to the first that allows the connection. Rules count from 0, as in field paths.
+    /// The result of each of their rules, up to the first that allows the connection. Rules count from 0, as in field paths.
     pub rules: Vec<(PolicyKey, usize, Verdict)>,
 }
 
@@ -61,7 +61,7 @@ impl Side {
     }
 }
 
-/// The answer, with its reasons. Both sides have to allow a connection.
+/// The result, with its reasons. Both sides have to allow a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     pub outcome: Outcome,
@@ -75,11 +75,11 @@ struct End<'a> {
 }
 
 struct Peering<'a> {
-    /// Whose policies are asked.
+    /// The end whose policies are evaluated.
     own: (&'a PodKey, &'a Pod),
     peer: Option<(&'a PodKey, &'a Pod)>,
     peer_address: IpAddr,
-    /// Whose named ports count.
+    /// The pod that named ports refer to.
     destination: Option<&'a Pod>,
     protocol: Protocol,
     port: u16,

@@ -1,4 +1,4 @@
-//! What one tenant's policies may cost. What is beyond a limit allows nothing: policies only ever add allowances to
+//! Limits of one tenant's policies. Rules beyond a limit allow nothing: policies only ever add allowances to
 //! isolation, so leaving one out is safe for the pods it selects and does not touch other namespaces.
 
 /// Peers and ports that are kept of all policies of a namespace. A policy that does not fit isolates the pods it selects and

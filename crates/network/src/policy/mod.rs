@@ -3,15 +3,15 @@
 //! What is enforced on a node are the policies that select pods of this node: ingress where the pod is the destination,
 //! egress where it is the source. Pods of other nodes matter as peers only.
 //!
-//! - [`Policies`] takes in Namespaces, Pods, NetworkPolicies and the attachments of local pods, and yields a [`Change`].
+//! - [`Policies`] holds Namespaces, Pods, NetworkPolicies and the attachments of local pods, and yields a [`Change`].
 //! - The layout is in [`ruleset`]: a verdict map leads from the address of an isolated local pod to the chain of its
 //!   *group*. Pods to which the same rules apply share a group, and groups share sets of peers, so the number of chains,
 //!   sets and rules depends on the number of different policies that select local pods, and not on the number of pods. A
-//!   peer that comes, changes or goes is one element in each set that it belongs to.
+//!   peer that is added, changed or removed is one element in each set that it belongs to.
 //! - Chains and sets are never changed into others: a changed policy makes a new chain, and the pods' elements in the
 //!   verdict maps move to it, with all other changes of elements, in one transaction. So nothing in between is ever in force.
 //!
-//! What is unknown is denied: an attached pod whose object has not been seen yet, or which [`Policies::release`] was not
+//! Unknown pods are denied: an attached pod whose object is not known yet, or which [`Policies::release`] was not
 //! called for, is isolated in both directions.
 //!
 //! Decisions where the API leaves room:

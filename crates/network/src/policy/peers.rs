@@ -1,4 +1,4 @@
-//! Peers of rules: which pods a selector means, and which sets of addresses are made of them.
+//! Peers of rules: the pods that a selector matches, and the sets of addresses that are made of them.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -79,7 +79,7 @@ impl PodSelector {
     }
 }
 
-/// Whose named port is meant.
+/// The pods that a named port refers to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Whose {
     Everyone,

@@ -1,10 +1,11 @@
-//! Pods, reduced to what policies need of them.
+//! Pods, reduced to the fields that policies need.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 
 use super::peers::Labels;
 use crate::catalog::Protocol;
@@ -44,14 +45,14 @@ pub struct NamedPort {
 pub struct Attachment {
     /// The sandbox's id.
     pub sandbox: Arc<str>,
-    /// `None` for a sandbox that is no pod's: no policy selects it.
+    /// `None` for a sandbox without a pod: no policy selects it.
     pub pod: Option<PodKey>,
     /// Of the pod's object; where it is known, an object with another one is not this pod.
     pub uid: Option<Box<str>>,
     pub addresses: Vec<IpAddr>,
 }
 
-/// Namespace and labels; pods with equal ones share it, and so what selectors say of them.
+/// Namespace and labels; pods with equal ones share it, and so the results of selectors.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ProfileKey {
     pub namespace: Arc<str>,
@@ -65,7 +66,7 @@ pub(super) struct Pod {
     pub uid: Box<str>,
     /// The uid that the kubelet gave a static pod, whose mirror this is.
     pub mirror_of: Option<Box<str>>,
-    /// Empty for pods in the host network, and for those that have finished: their addresses may be others' by now.
+    /// Empty for pods in the host network, and for those that have finished: their addresses may belong to other pods by now.
     pub addresses: Box<[IpAddr]>,
     pub ports: Arc<[NamedPort]>,
 }
@@ -77,9 +78,7 @@ impl Pod {
     pub fn of(pod: &core::Pod, namespace: Arc<str>) -> Self {
         let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
-        let phase = status.and_then(|s| s.phase.as_deref());
-        let has_no_address = spec.and_then(|s| s.host_network).unwrap_or(false)
-            || matches!(phase, Some("Succeeded" | "Failed"));
+        let has_no_address = spec.and_then(|s| s.host_network).unwrap_or(false) || is_terminal(pod);
         let mut addresses: Vec<IpAddr> = Vec::new();
         if !has_no_address {
             let all = status.and_then(|s| s.pod_ips.as_deref()).unwrap_or_default();
@@ -118,7 +117,7 @@ impl Pod {
     }
 }
 
-/// Of regular containers and sidecars; other init containers have ended when others connect.
+/// Named ports of regular containers and sidecars; other init containers have finished when clients connect.
 fn named_ports(pod: &core::Pod) -> Vec<NamedPort> {
     let Some(spec) = &pod.spec else {
         return Vec::new();

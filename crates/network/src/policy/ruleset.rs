@@ -1,8 +1,8 @@
-//! The table: what is fixed in it as text for `nft -f`, and what comes and goes.
+//! The table: its fixed part as text for `nft -f`, and the names and elements that change.
 //!
 //! - Verdict maps `ingress4`, `ingress6`, `egress4`, `egress6`: from the address of an isolated local pod to its group's chain
 //!   (`jump group7`) or to `drop`. Other pods have no elements. The node's own traffic is not forwarded and does not
-//!   come by.
+//!   pass the chain.
 //! - `self4`, `self6`: each local address with itself; a pod's connections to itself.
 //! - Chains `group<N>`: one rule for each list of ports and set of peers, which returns; the last one drops.
 //! - Sets `peers<N>v4` and `peers<N>v6`: addresses of peers, ranges of addresses, or addresses with protocol and port.
@@ -25,7 +25,7 @@ pub const INGRESS: [&str; 2] = ["ingress4", "ingress6"];
 pub const EGRESS: [&str; 2] = ["egress4", "egress6"];
 /// Local pods' addresses with themselves.
 pub const SELF: [&str; 2] = ["self4", "self6"];
-/// Sets and maps that are always there.
+/// Sets and maps that always exist.
 pub const FIXED_SETS: [&str; 6] = ["ingress4", "ingress6", "egress4", "egress6", "self4", "self6"];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub struct Set {
     pub elements: Elements,
 }
 
-/// Lets pass what it matches.
+/// A rule that accepts what it matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainRule {
     /// Names of the peers' sets, IPv4 first, and what they contain.
@@ -59,14 +59,14 @@ pub struct ChainRule {
     pub ports: PortSet,
 }
 
-/// A group's chain. What none of its rules lets pass it drops.
+/// A group's chain. It drops what none of its rules accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     pub direction: Direction,
     pub rules: Vec<ChainRule>,
 }
 
-/// All that is in the table besides its fixed chains.
+/// The content of the table in addition to its fixed chains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ruleset {
     /// Those of [`FIXED_SETS`] and those of peers.

@@ -1,4 +1,4 @@
-//! NetworkPolicies, reduced to what is enforced of them.
+//! NetworkPolicies, reduced to the enforced fields.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ pub struct Rule {
     pub ports: Ports,
 }
 
-/// What is enforced of a policy.
+/// A policy, reduced to the enforced fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     selector: Selector,
@@ -132,7 +132,7 @@ impl Policy {
             .sum::<usize>()
     }
 
-    /// The same isolation without anything that is allowed.
+    /// The same isolation without allowed connections.
     pub(super) fn without_rules(&self) -> Self {
         Policy {
             selector: self.selector.clone(),

@@ -1,4 +1,4 @@
-//! All that is known of policies, pods and namespaces, and what it comes to in the kernel.
+//! The known policies, pods and namespaces, and the resulting state of the kernel.
 
 mod change;
 mod groups;
@@ -46,7 +46,7 @@ struct Local {
 struct Kept {
     policy: Policy,
     weight: usize,
-    /// It did not fit: its rules were left out.
+    /// It exceeded a limit: its rules were left out.
     is_reduced: bool,
 }
 
@@ -78,7 +78,7 @@ pub enum Problem {
     },
 }
 
-/// Figures for metrics.
+/// Values for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub policies: usize,
@@ -99,12 +99,12 @@ pub struct Policies {
     policies: BTreeMap<Arc<str>, NamespacePolicies>,
     pods: BTreeMap<PodKey, Pod>,
     profiles: BTreeMap<Arc<ProfileKey>, Profile>,
-    /// Pods that have the address, by what the API says; the last one is right.
+    /// Pods that have the address by the API; the last one counts.
     owners: BTreeMap<IpAddr, Vec<PodKey>>,
     locals: BTreeMap<Arc<str>, Local>,
     /// Sandboxes of local pods.
     sandboxes: BTreeMap<PodKey, BTreeSet<Arc<str>>>,
-    /// Sandboxes with the address; the last one is in force.
+    /// Sandboxes with the address; the last one counts.
     local_addresses: BTreeMap<IpAddr, Vec<Arc<str>>>,
     /// Sandboxes whose rules have to be compiled again.
     dirty: BTreeSet<Arc<str>>,
@@ -320,9 +320,9 @@ impl Policies {
             return;
         };
         let addresses = local.attachment.addresses.clone();
-        let mut gone = None;
+        let mut removed_local = None;
         self.change_local(&addresses, |this| {
-            gone = this.locals.remove(sandbox);
+            removed_local = this.locals.remove(sandbox);
             for address in &addresses {
                 if let Some(sandboxes) = this.local_addresses.get_mut(address) {
                     sandboxes.retain(|other| **other != *sandbox);
@@ -332,10 +332,10 @@ impl Policies {
                 }
             }
         });
-        let Some(gone) = gone else {
+        let Some(removed_local) = removed_local else {
             return;
         };
-        if let Some(pod) = &gone.attachment.pod
+        if let Some(pod) = &removed_local.attachment.pod
             && let Some(of) = self.sandboxes.get_mut(pod)
         {
             of.remove(sandbox);
@@ -344,7 +344,7 @@ impl Policies {
             }
         }
         self.dirty.remove(sandbox);
-        for isolation in [gone.ingress, gone.egress] {
+        for isolation in [removed_local.ingress, removed_local.egress] {
             self.let_go(isolation);
         }
     }

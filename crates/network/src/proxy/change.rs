@@ -1,4 +1,4 @@
-//! What a decision asks of the kernel.
+//! The changes of the kernel's tables.
 
 use std::net::IpAddr;
 
@@ -39,7 +39,7 @@ pub struct Element {
     pub data: Option<Data>,
 }
 
-/// What becomes of the table of one family: one transaction, removals first.
+/// The change of the table of one family: one transaction, removals first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableChange {
     pub remove: Vec<Element>,
@@ -56,7 +56,7 @@ impl TableChange {
     }
 }
 
-/// Conntrack entries that would keep UDP clients with endpoints that are gone: all of `protocol` UDP whose original
+/// Conntrack entries that would keep UDP clients with removed endpoints: all of `protocol` UDP whose original
 /// destination is the frontend and whose reply source is none of `keep`. Delete them after the commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StaleUdp {
@@ -68,7 +68,7 @@ pub struct StaleUdp {
     pub keep: Vec<(IpAddr, u16)>,
 }
 
-/// What the change of one Service comes to on this node.
+/// The change of one Service on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     pub v4: TableChange,

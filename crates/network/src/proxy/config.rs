@@ -1,4 +1,4 @@
-//! What the proxy of a node is configured with, and what it has to know of its node.
+//! The configuration of a node's proxy, and the properties of its node.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub struct Config {
     /// Name of the tables, one per family: `knarr-proxy`, with a suffix where several share a network namespace.
     pub table: String,
     /// Sources in here are pods (`--cluster-cidr`). Empty: unknown, so that cluster IPs are never masqueraded and
-    /// pods have no short cut to Services of `externalTrafficPolicy: Local`, as in kube-proxy.
+    /// pods have no short circuit to Services of `externalTrafficPolicy: Local`, as in kube-proxy.
     pub cluster_cidrs: Vec<IpNet>,
     /// Connections to addresses in here that no Service has are dropped.
     pub service_cidrs: Vec<IpNet>,

@@ -1,4 +1,4 @@
-//! What a Service resolves to on this node, and why: for people who look.
+//! What a Service resolves to on this node, and why: for users (`knarr net`).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::catalog::{Catalog, Protocol, ServiceKey, ServiceType};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Explanation {
     NotFound,
-    /// The proxy leaves it alone.
+    /// The proxy does not serve it.
     NotProxied(NotProxied),
     Ports(Vec<PortExplanation>),
 }
@@ -46,7 +46,7 @@ pub struct FrontendExplanation {
     pub frontend: Frontend,
     /// Another Service has this frontend.
     pub taken_by: Option<ServiceKey>,
-    /// What a connection from the source comes to.
+    /// The outcome of a connection from the source.
     pub outcome: Outcome,
 }
 
@@ -83,8 +83,8 @@ pub enum Usage {
     OtherNode,
 }
 
-/// Explains a Service for connections from `source` (a pod, the node, or somebody outside) on a node with these
-/// addresses.
+/// Explains a Service for connections from `source` (a pod, the node, or a client outside of the cluster) on a node with
+/// these addresses.
 pub fn explain(
     proxy: &Proxy,
     catalog: &Catalog,

@@ -1,4 +1,4 @@
-//! What clients connect to, and the bytes of keys and data that stand for it.
+//! Frontends, which clients connect to, and their encoding in keys and data.
 
 use std::net::IpAddr;
 
@@ -27,8 +27,8 @@ pub enum FrontendKind {
 }
 
 impl FrontendKind {
-    /// Where several Services claim the same frontend, the lowest has it: nobody takes a cluster IP over by naming it as
-    /// an external IP (CVE-2020-8554).
+    /// If several Services claim the same frontend, the lowest one has it: no Service gets the cluster IP of another one by
+    /// naming it as an external IP (CVE-2020-8554).
     pub fn precedence(self) -> u8 {
         match self {
             FrontendKind::ClusterIp => 0,
@@ -61,7 +61,7 @@ impl Fields {
         self
     }
 
-    /// A slot or an id, which the kernel has in the machine's byte order.
+    /// A slot or an id, which the kernel has in the host's byte order.
     pub fn number(mut self, number: u32) -> Self {
         self.0.extend(number.to_ne_bytes());
         self

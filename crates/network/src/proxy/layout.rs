@@ -1,7 +1,7 @@
 //! The sets and maps of a table: names, and the fields of their keys and data.
 //!
 //! Keys and data are in the kernel's layout: each field padded to 4 bytes; addresses and ports in network byte order,
-//! protocols one byte, slots and ids 4 bytes in the machine's byte order. "frontend" is `address . protocol . port`.
+//! protocols one byte, slots and ids 4 bytes in the host's byte order. "frontend" is `address . protocol . port`.
 
 /// frontend : verdict. What a new connection to a Service's address does.
 pub const SERVICES: &str = "services";

@@ -1,4 +1,4 @@
-//! Which endpoints a connection to a Service leads to, and the nftables elements that say so (SPEC N2, N3, N4).
+//! The service proxy: the endpoints of connections to Services, and the nftables elements for them (SPEC N2, N3, N4).
 //!
 //! [`skeleton()`] is the fixed text of the table of one family: chains, rules, sets and maps, the same however many
 //! Services there are. [`Proxy`] turns a changed Service into the elements to remove and to add. The driver's work:
@@ -13,13 +13,13 @@
 //!    Removals go first and into the same transaction as the additions: an element whose data changes is both. The
 //!    change of one Service belongs into one transaction per family. Then delete [`Change::stale_udp`].
 //!    An element's chain is always there: all chains are the skeleton's.
-//! 4. When the node's facts change, call [`Proxy::set_node`] and, if it says so, [`Proxy::apply`] for every Service. When
+//! 4. When the node's facts change, call [`Proxy::set_node`] and, if it returns true, [`Proxy::apply`] for every Service. When
 //!    the configuration changes, [`Proxy::set_config`], the skeleton again, and [`Proxy::apply`] for every Service.
 //!
 //! # Layout
 //!
 //! A *frontend* is what clients connect to: address, protocol and port (a Service's cluster IP, external IP or load
-//! balancer IP), or protocol and port alone (a node port). A new connection's frontend is looked up once in
+//! balancer IP), or protocol and port alone (a node port). A new connection's frontend is matched once in
 //! `services` or `node-ports`, whose verdict is a chain named for the number of endpoints; that chain's one rule picks a
 //! slot at random and rewrites the destination to what `endpoints` has for (frontend, slot). Up to
 //! [`slots::EXACT`] endpoints there is a chain for each number. Above it there is one for each power of two; a slot

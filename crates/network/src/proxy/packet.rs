@@ -1,5 +1,5 @@
 //! What a node's table does with the first packet of a connection: the rules of [`skeleton`](super::skeleton()) read over
-//! its elements. For tests, for the simulation, and for telling users what a Service resolves to.
+//! its elements. For tests, for the simulation, and to explain to users what a Service resolves to.
 
 use std::net::IpAddr;
 
@@ -44,7 +44,7 @@ pub enum Outcome {
     Lost,
 }
 
-/// One family's table on a node, with what rules ask the node's routing for.
+/// One family's table on a node, with the results of the node's routing that rules match.
 pub struct Tables<'a> {
     pub config: &'a Config,
     /// Of its interfaces; loopback addresses need not be named.
@@ -268,7 +268,7 @@ impl Tables<'_> {
         let Data::Value(value) = self.elements.get(map)?.get(key)?.as_ref()? else {
             return None;
         };
-        // The length tells the family.
+        // The length identifies the family.
         let family = if value.len() > 8 { Family::V6 } else { Family::V4 };
         let mut reader = Reader::new(value);
         Some((reader.address(family)?, reader.port()?))

@@ -1,4 +1,4 @@
-//! What one Service comes to on this node: frontends and their endpoints in slots, compactly, from which the elements
+//! One Service compiled for this node: frontends and their endpoints in slots, compactly, from which the elements
 //! are rendered whenever they are compared.
 
 use std::collections::BTreeSet;
@@ -79,7 +79,7 @@ impl SharedElement {
 pub(super) type Slots = (Vec<(IpAddr, u16)>, Vec<(IpAddr, u16)>);
 
 impl Program {
-    /// What the catalog's Service comes to; nothing for those that are not proxied here. Endpoints keep the slots they have
+    /// Compiles the catalog's Service; empty for those that this proxy does not serve. Endpoints keep the slots they have
     /// in `old`, or else those that `adopted` has for a frontend: from slot 0, and from [`LOCAL_OFFSET`].
     pub fn of(
         catalog: &Catalog,
@@ -197,7 +197,7 @@ impl Program {
         shared
     }
 
-    /// The UDP clients that stay with endpoints which serve no more, or with none, when `before` becomes this.
+    /// The UDP clients whose endpoints were removed, or that had none, when `before` is replaced by this.
     pub fn stale_udp(&self, before: &Program) -> Vec<StaleUdp> {
         let mut stale = Vec::new();
         for port in self.ports.iter().filter(|port| !port.serving.is_empty()) {

@@ -33,7 +33,7 @@ const SPLIT_NODE_PORTS: &str = "split-node-ports";
 
 /// Clients that are remembered, each at some 100 bytes of kernel memory. When they are more, new ones are not remembered.
 const LEARNED_CLIENTS: usize = 1 << 18;
-/// Of the hash that stands for a client of ip6; any number does.
+/// The seed of the hash that identifies an IPv6 client; any number will do.
 const HASH_SEED: u32 = 0x6b6e_6172;
 
 /// The chain that picks one of so many endpoints of a frontend.
@@ -47,7 +47,7 @@ fn pick_chain_name(node_port: bool, local: bool, class: usize) -> String {
     format!("{prefix}{list}endpoints-{class}")
 }
 
-/// The chain that tells pods and the node from clients outside, for `externalTrafficPolicy: Local`.
+/// The chain that separates pods and the node from clients outside, for `externalTrafficPolicy: Local`.
 pub(super) fn split_chain(frontend: &Frontend) -> &'static str {
     match frontend.address {
         Some(_) => SPLIT,
@@ -204,7 +204,7 @@ impl Text<'_> {
         self.set(layout::FIREWALL_SOURCES, &sources);
     }
 
-    /// What stands for a client and a frontend in the learned map.
+    /// The key of a client and a frontend in the learned map.
     fn client(&self, destination: &str, port: &str) -> String {
         let ip = self.ip;
         let fields = format!("{ip} saddr . {destination} . {port}");
@@ -319,7 +319,7 @@ impl Text<'_> {
             let rules: Vec<String> = pods.into_iter().chain([node, rest]).collect();
             self.chain(chain, &rules);
         }
-        // Reached with the id of a learned endpoint as the packet's priority; comes back when that is gone.
+        // Reached with the id of a learned endpoint as the packet's priority; returns if that endpoint was removed.
         let endpoints = layout::AFFINITY_ENDPOINTS;
         let node_port_endpoints = layout::AFFINITY_NODE_PORT_ENDPOINTS;
         let learned = layout::LEARNED;

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-/// Up to so many endpoints a chain of their exact number picks one.
+/// Up to this many endpoints a chain for their exact number picks one.
 pub const EXACT: usize = 16;
-/// More endpoints than this of one port are not used: 65 slices of 1 000 are a mistake, and slots are 16 bit.
+/// More endpoints than this of one port are not used: 65 slices of 1 000 are not realistic, and slots are 16 bit.
 pub const MOST: usize = 1 << 16;
 /// How often a chain draws a slot before it takes one of the lower half, which are all filled. At most 2^-7 of the
-/// connections come to that.
+/// connections reach that.
 pub const TRIES: usize = 7;
 /// Slots of endpoints of this node, for `externalTrafficPolicy: Local`, begin here.
 pub const LOCAL_OFFSET: u32 = 1 << 16;
@@ -27,7 +27,7 @@ impl Backend {
         (self.address, self.port)
     }
 
-    /// What session affinity remembers of it: 32 bits of FNV-1a. Two endpoints of one Service with the same id share
+    /// Its id in session affinity: 32 bits of FNV-1a. Two endpoints of one Service with the same id share
     /// their clients, which is all that a collision does.
     pub fn affinity_id(self) -> u32 {
         let hash = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
@@ -48,29 +48,29 @@ pub fn size_class(endpoints: usize) -> usize {
     }
 }
 
-/// All that [`size_class`] comes to, but 0.
+/// All results of [`size_class`] but 0.
 pub fn size_classes() -> impl Iterator<Item = usize> {
     let doubled = std::iter::successors(Some(EXACT * 2), |size| Some(size * 2));
     (1..=EXACT).chain(doubled.take_while(|size| *size <= MOST))
 }
 
 /// Gives each endpoint a slot, without a gap. Those that have one keep it where they can: a removal moves one other
-/// endpoint at most. `wanted` is sorted and without repetition.
-pub fn place(previous: &[(IpAddr, u16)], wanted: &[Backend]) -> Box<[Backend]> {
-    let wanted = &wanted[..wanted.len().min(MOST)];
-    let mut slots: Vec<Option<Backend>> = vec![None; wanted.len()];
+/// endpoint at most. `desired` is sorted and without repetition.
+pub fn place(previous: &[(IpAddr, u16)], desired: &[Backend]) -> Box<[Backend]> {
+    let desired = &desired[..desired.len().min(MOST)];
+    let mut slots: Vec<Option<Backend>> = vec![None; desired.len()];
     let mut placed = BTreeSet::new();
     for (slot, before) in slots.iter_mut().zip(previous) {
-        let found = wanted
+        let found = desired
             .binary_search_by(|backend| backend.identity().cmp(before))
             .ok();
-        if let Some(backend) = found.map(|index| wanted[index])
+        if let Some(backend) = found.map(|index| desired[index])
             && placed.insert(backend.identity())
         {
             *slot = Some(backend);
         }
     }
-    let mut others = wanted
+    let mut others = desired
         .iter()
         .filter(|backend| !placed.contains(&backend.identity()));
     slots

@@ -1,4 +1,4 @@
-//! What this node's table has, by Service, and what a change of a Service changes of it.
+//! The content of this node's table, by Service, and the changes of it when a Service changes.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ type Adopted = BTreeMap<(Family, Box<[u8]>), Vec<(u32, IpAddr, u16)>>;
 /// A Service's claim on a frontend. The first in order has it.
 type Claim = (Frontend, u8, ServiceKey);
 
-/// The service proxy's state: what the catalog's Services come to on this node, compactly.
+/// The service proxy's state: the compiled Services of the catalog on this node.
 pub struct Proxy {
     config: Config,
     node: NodeFacts,
@@ -72,9 +72,9 @@ impl Proxy {
         changed
     }
 
-    /// Takes the slots over that endpoints have in the kernel: the elements of [`ENDPOINTS`](super::layout::ENDPOINTS) and
-    /// [`NODE_PORT_ENDPOINTS`](super::layout::NODE_PORT_ENDPOINTS). Before Services are applied for the first time; what
-    /// cannot be read is passed over.
+    /// Adopts the slots that endpoints have in the kernel: the elements of [`ENDPOINTS`](super::layout::ENDPOINTS) and
+    /// [`NODE_PORT_ENDPOINTS`](super::layout::NODE_PORT_ENDPOINTS). Call it before Services are applied for the first
+    /// time; elements that cannot be read are skipped.
     pub fn adopt(&mut self, family: Family, endpoints: &Elements, node_port_endpoints: &Elements) {
         for (key, data) in endpoints.iter().chain(node_port_endpoints) {
             let Some((frontend, slot)) = key.start.split_last_chunk::<4>() else {
@@ -92,13 +92,13 @@ impl Proxy {
         }
     }
 
-    /// Lets go of what [`Proxy::adopt`] took over and no Service has used. After all were applied.
+    /// Drops the adopted slots that no Service has used. Call it after all were applied.
     pub fn finish_adoption(&mut self) {
         self.adopted = BTreeMap::new();
     }
 
-    /// Brings one Service to what the catalog has of it (nothing, if it is gone). The change for the kernel; empty when
-    /// nothing is different.
+    /// Applies the catalog's state of one Service, which may be deleted. Returns the change for the kernel; empty if there is
+    /// none.
     pub fn apply(&mut self, catalog: &Catalog, key: &ServiceKey) -> Change {
         let old = self.programs.remove(key).unwrap_or_default();
         let adopted = &self.adopted;
@@ -153,8 +153,8 @@ impl Proxy {
     /// The Service that connections to a frontend are sent to: of several that claim it, the one whose cluster IP it is,
     /// else the first by namespace and name.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServiceKey> {
-        let nobody = ServiceKey::new("", "");
-        let mut claims = self.claims.range((*frontend, 0, nobody)..);
+        let first_key = ServiceKey::new("", "");
+        let mut claims = self.claims.range((*frontend, 0, first_key)..);
         let (first, _, owner) = claims.next()?;
         (first == frontend).then_some(owner)
     }
@@ -209,12 +209,12 @@ impl Proxy {
             difference(render(before, old, frontend), render(after, new, frontend), table);
         }
         let (had, has) = (old.shared(), new.shared());
-        for gone in had.difference(&has) {
-            if let Some(count) = self.shared.get_mut(gone) {
+        for removed in had.difference(&has) {
+            if let Some(count) = self.shared.get_mut(removed) {
                 *count -= 1;
                 if *count == 0 {
-                    self.shared.remove(gone);
-                    change.table_mut(gone.family()).remove.push(gone.element());
+                    self.shared.remove(removed);
+                    change.table_mut(removed.family()).remove.push(removed.element());
                 }
             }
         }

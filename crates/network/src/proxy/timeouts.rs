@@ -1,7 +1,7 @@
 //! The timeouts of session affinity that a table may have chains for.
 //!
-//! A rule that learns carries its timeout, so each timeout is a chain, made when a Service asks for it. Values that people
-//! write are exact; others are rounded up by less than a tenth, so that there are never more than some hundred chains.
+//! A rule that learns carries its timeout, so each timeout is a chain, created when a Service has it. Common values
+//! are exact; others are rounded up by less than a tenth, so that there are never more than some hundred chains.
 
 /// Ranges of seconds and the step between the timeouts in them.
 const STEPS: [(u32, u32); 6] = [
@@ -14,7 +14,7 @@ const STEPS: [(u32, u32); 6] = [
     (86_400, 1_800),
 ];
 
-/// The timeout that stands for so many seconds.
+/// The timeout whose chain is used for this many seconds.
 pub fn rounded(seconds: u32) -> u32 {
     let seconds = seconds.max(1);
     let (_, step) = STEPS

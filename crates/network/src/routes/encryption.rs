@@ -1,4 +1,4 @@
-//! Encryption of pods' traffic between nodes with WireGuard: what nodes publish, and which ways it closes (SPEC N7).
+//! Encryption of pods' traffic between nodes with WireGuard: the keys that nodes publish (SPEC N7).
 //!
 //! A node publishes its public key as an annotation of its own Lease in `knarr-network`, which only its network agent may
 //! write: so a key belongs to a node as surely as that agent's certificate does. Nothing else of it leaves the node.
@@ -18,7 +18,7 @@ pub const PORT: &str = "knarr.io/wireguard-port";
 
 /// WireGuard's usual port, that of the default data directory.
 pub const DEFAULT_PORT: u16 = 51820;
-/// The ports after it are those of other instances on the machine.
+/// The ports after it are those of other instances on the host.
 const INSTANCE_PORTS: u16 = 8192;
 
 /// What WireGuard adds to a packet: its header and tag (32 bytes), the UDP header and the outer IP header.
@@ -54,7 +54,7 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// What a node says of its end.
+/// The key and port that a node publishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
     pub key: PublicKey,
@@ -62,7 +62,7 @@ pub struct Published {
 }
 
 impl Published {
-    /// `None` for a node that publishes no key, or one that cannot be read: it is then not sent to at all.
+    /// `None` for a node that publishes no valid key: nothing is sent to it then.
     pub fn of(annotations: &BTreeMap<String, String>) -> Option<Self> {
         let port = match annotations.get(PORT) {
             Some(port) => port.parse().ok().filter(|port| *port != 0)?,
@@ -72,7 +72,7 @@ impl Published {
         Some(Published { key, port })
     }
 
-    /// Sets the annotations, or takes them away; whether that changed any.
+    /// Sets or removes the annotations; returns whether any changed.
     pub fn write(published: Option<&Self>, annotations: &mut BTreeMap<String, String>) -> bool {
         let before = [KEY, PORT].map(|name| annotations.get(name).cloned());
         let after = match published {
@@ -94,7 +94,7 @@ impl Published {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     pub endpoint: SocketAddr,
-    /// All that it may send from, and that is sent to it: its ranges of pod addresses, none of which another has.
+    /// The allowed IPs in both directions: its ranges of pod addresses, none of which another node has.
     pub allowed: Vec<IpNet>,
 }
 

@@ -1,13 +1,13 @@
 //! How the pods of other nodes are reached: by a plain route where the node is on a network of ours, through VXLAN
 //! otherwise (SPEC N7).
 //!
-//! One route a range of pod addresses. For VXLAN it leads to the node's [`gateway`] on the tunnel, the first address of
-//! its first range of that family, which no pod has; a permanent neighbour entry says its MAC address and a forwarding
-//! entry the machine behind that: three messages for a node that joins or goes. MAC addresses follow from nodes' names, so
-//! that nothing has to be agreed upon.
+//! Each range of pod addresses has one route. With VXLAN its next hop is the node's [`gateway`] on the tunnel, the first
+//! address of its first range of that family, which no pod has; a permanent neighbour entry has its MAC address and a
+//! forwarding entry the host of that: three messages for a node that joins or leaves. MAC addresses are derived from nodes'
+//! names, so that they need not be exchanged.
 //!
-//! With [`encryption`] all ranges lead into WireGuard's device instead, or nowhere: nothing is sent in the clear to a node
-//! that has published no key.
+//! With [`encryption`] all routes lead to WireGuard's device instead, or are unreachable: nothing is sent unencrypted to a
+//! node that has published no key.
 
 pub mod encryption;
 #[cfg(test)]
@@ -26,7 +26,7 @@ pub const PORT: u16 = 4789;
 const OVERHEAD_V4: u32 = 50;
 const OVERHEAD_V6: u32 = 70;
 
-/// A node of the cluster, as its Node object says.
+/// A node of the cluster, from its Node object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
     /// Of type InternalIP, the primary first.
@@ -34,15 +34,15 @@ pub struct Node {
     pub pod_cidrs: Vec<IpNet>,
 }
 
-/// A network that a link of this machine is on.
+/// A network that a link of this host is on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subnet {
     pub link: u32,
-    /// With this machine's address in it.
+    /// With this host's address in it.
     pub net: IpNet,
 }
 
-/// Where a range's packets go next.
+/// The next hop of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hop {
     /// The node itself, on this link.
@@ -51,7 +51,7 @@ pub enum Hop {
     Tunnel { gateway: IpAddr },
     /// WireGuard's device.
     Encrypted,
-    /// Nowhere: senders get an error.
+    /// Unreachable: senders get an error.
     Unreachable,
 }
 
@@ -62,7 +62,7 @@ pub struct Tunnel {
     pub remote: IpAddr,
 }
 
-/// Why a range of a node is not routed.
+/// A range of a node that is not routed, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
     pub node: String,
@@ -70,7 +70,7 @@ pub struct Conflict {
     pub message: String,
 }
 
-/// What the kernel of this node should have.
+/// The desired state of this node's kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Routes {
     pub routes: BTreeMap<IpNet, Hop>,
@@ -88,7 +88,7 @@ pub fn gateway(cidr: &IpNet) -> IpAddr {
     cidr.network()
 }
 
-/// A locally administered MAC address that follows from the node's name.
+/// A locally administered MAC address, derived from the node's name.
 pub fn mac(node: &str) -> [u8; 6] {
     // FNV-1a: the same in every version and on every node.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -114,14 +114,15 @@ pub fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(&b.network()) || b.contains(&a.network())
 }
 
-/// What leads to the pods of all nodes but `own`. `nodes` holds this node, too.
+/// The routes to the pods of all nodes but `own`. `nodes` includes this node, too.
 ///
-/// Of ranges that overlap the first node's, in the order of names, is routed: a second one would send its pods' packets
-/// elsewhere. Nor is a range that holds a node's address, or one of this machine's networks. This node's own ranges are pods'
-/// unless they hold a node's address or are a part of one of this machine's networks, which would be cut off.
+/// Of ranges that overlap the first node's, in the order of names, is routed: a second one would take its pods'
+/// packets. A range that contains a node's address, or overlaps one of this host's networks, is not routed either. This
+/// node's own ranges are used unless they contain a node's address or are a part of one of this host's networks, which would
+/// become unreachable.
 ///
-/// `keys` is what nodes have published, where traffic is encrypted. A key that two nodes publish is that of the first one,
-/// and this node's own is no other's.
+/// `keys` is what nodes have published, if traffic is encrypted. A key that two nodes publish belongs to the first one, and
+/// this node's own key to no other.
 pub fn routes(
     own: &str,
     nodes: &BTreeMap<String, Node>,
@@ -149,10 +150,7 @@ pub fn routes(
         });
         let message = match (addresses.iter().find(|(_, a)| cidr.contains(a)), network) {
             (Some((other, address)), _) => format!("it contains the address {address} of node {other}"),
-            (None, Some(subnet)) => format!(
-                "it is a part of {}, a network of this machine",
-                subnet.net.trunc()
-            ),
+            (None, Some(subnet)) => format!("it is a part of {}, a network of this host", subnet.net.trunc()),
             (None, None) => {
                 all.own.push(*cidr);
                 continue;
@@ -164,7 +162,7 @@ pub fn routes(
             message,
         });
     }
-    // A node that has not reported any address yet is not in the way of anything: it will.
+    // A node that has not reported an address yet is no conflict: it will report one.
     let others = nodes
         .iter()
         .filter(|(name, node)| *name != own && !node.addresses.is_empty());
@@ -200,7 +198,7 @@ pub fn routes(
             }
             if let Some(subnet) = subnets.iter().find(|s| overlap(cidr, &s.net.trunc())) {
                 all.conflicts.push(conflict(format!(
-                    "it overlaps {}, a network of this machine",
+                    "it overlaps {}, a network of this host",
                     subnet.net.trunc()
                 )));
                 continue;

@@ -106,7 +106,7 @@ fn n7_a_range_that_cannot_be_routed_is_named_and_harms_no_other() {
         (
             "a network of ours",
             "10.0.0.128/25",
-            "it overlaps 10.0.0.0/24, a network of this machine",
+            "it overlaps 10.0.0.0/24, a network of this host",
         ),
     ] {
         let nodes = cluster(&[
@@ -128,7 +128,7 @@ fn n7_a_range_that_cannot_be_routed_is_named_and_harms_no_other() {
     let all = routes("a", &without, &subnets(), None);
     assert_eq!(all.conflicts[0].message, "the node has no IPv4 address");
     assert!(
-        routes("nobody", &without, &subnets(), None).routes.is_empty(),
+        routes("unknown", &without, &subnets(), None).routes.is_empty(),
         "before this node is known"
     );
 }
@@ -139,7 +139,7 @@ fn n7_a_range_of_this_node_that_would_cut_its_network_off_is_named_and_not_taken
         (
             "a part of our network",
             "10.0.0.128/25",
-            Some("it is a part of 10.0.0.0/24, a network of this machine"),
+            Some("it is a part of 10.0.0.0/24, a network of this host"),
         ),
         (
             "our network",
@@ -156,7 +156,7 @@ fn n7_a_range_of_this_node_that_would_cut_its_network_off_is_named_and_not_taken
             "10.9.0.0/24",
             Some("it contains the address 10.9.0.3 of node c"),
         ),
-        ("what nobody has", "10.244.0.0/24", None),
+        ("a range that no node has", "10.244.0.0/24", None),
     ] {
         let nodes = cluster(&[
             ("a", node(&["10.0.0.1"], &[range, "fd01::/64"])),
@@ -189,11 +189,7 @@ fn n7_a_node_without_addresses_is_waited_for_and_no_conflict() {
 fn n7_the_tunnel_takes_what_the_link_takes_less_its_headers() {
     assert_eq!(tunnel_mtu(1500, "10.0.0.1".parse().unwrap()), 1450);
     assert_eq!(tunnel_mtu(1500, "fd00::1".parse().unwrap()), 1430);
-    assert_eq!(
-        mac("node1")[0] & 0b11,
-        0b10,
-        "locally administered, of one machine"
-    );
+    assert_eq!(mac("node1")[0] & 0b11, 0b10, "locally administered, of one host");
     assert_ne!(mac("node1"), mac("node2"));
 }
 
@@ -243,7 +239,7 @@ fn n7_encrypted_ranges_lead_to_their_own_node_and_to_no_other() {
 }
 
 #[test]
-fn n7_nothing_is_sent_in_the_clear_where_encryption_is_asked_for() {
+fn n7_nothing_is_sent_unencrypted_if_encryption_is_configured() {
     let cidr = "10.244.1.0/24";
     for (what, address, known, message) in [
         (

@@ -9,7 +9,7 @@ use std::time::Duration;
 use knarr_network::dns::cached::{Question, Reply};
 use tokio::time::Instant;
 
-/// What an entry takes in addition to its answer and its name (stored twice).
+/// The bytes of an entry in addition to its answer and its name (stored twice).
 const ENTRY_BYTES: usize = 240;
 
 struct Entry {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn n5_the_cache_keeps_what_is_asked_for_within_its_bytes_and_nothing_too_long() {
+    async fn n5_the_cache_keeps_recent_answers_within_its_bytes_and_none_too_long() {
         let mut cache = Cache::new(5000);
         for n in 0..100 {
             let q = question(n);

@@ -73,13 +73,17 @@ impl Forwarder {
     pub fn cached(&self, question: &Question) -> Option<(Arc<Reply>, u32)> {
         let found = self.cache.lock().get(question, Instant::now());
         self.metrics
-            .cache_looked_up(found.as_ref().map(|(reply, _)| &**reply));
+            .count_cache_result(found.as_ref().map(|(reply, _)| &**reply));
         found
     }
 
     /// Queries the servers for this name; returns the answer and its age in seconds. Clients with the same question
     /// meanwhile wait for the same answer.
-    pub async fn look_up(self: &Arc<Self>, question: Question, routes: &Routes) -> Option<(Arc<Reply>, u32)> {
+    pub async fn query_upstream(
+        self: &Arc<Self>,
+        question: Question,
+        routes: &Routes,
+    ) -> Option<(Arc<Reply>, u32)> {
         let servers: Vec<SocketAddr> = {
             let loops = self.loops.lock();
             let servers = routes.forwarding.servers(&question.name, &routes.of_node).iter();
@@ -148,8 +152,8 @@ impl Forwarder {
     }
 
     /// Whether this question is one of our own loop probes that was forwarded back: its server is not used.
-    pub fn is_own_probe(&self, name: &Name, asked_type: u16) -> bool {
-        if asked_type != record_type::HINFO {
+    pub fn is_own_probe(&self, name: &Name, query_type: u16) -> bool {
+        if query_type != record_type::HINFO {
             return false;
         }
         let mut loops = self.loops.lock();
@@ -157,7 +161,7 @@ impl Forwarder {
             return false;
         };
         if loops.found.insert(server) {
-            error!(%server, "name server forwards to this one and is not asked any more");
+            error!(%server, "name server forwards to this one and is not queried any more");
         }
         true
     }
@@ -186,8 +190,8 @@ impl Forwarder {
                 dnssec_ok: false,
                 checking_disabled: false,
             };
-            let answered = timeout(ATTEMPT, exchange(server, &question)).await;
-            debug!(%server, answered = matches!(answered, Ok(Ok(_))), "probed for a loop");
+            let count_answer = timeout(ATTEMPT, exchange(server, &question)).await;
+            debug!(%server, count_answer = matches!(count_answer, Ok(Ok(_))), "probed for a loop");
             self.loops.lock().probes.remove(&name);
         }
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use knarr_api::{Object, ObjectKey, k8s_openapi};
-use knarr_client::informer::Sink;
+use knarr_client::informer::ReflectorStore;
 use knarr_network::dns::forward::Forwarding;
 use knarr_network::dns::resolv_conf::ResolvConf;
 use knarr_network::dns::reverse::Reverse;
@@ -166,7 +166,7 @@ impl Knowledge {
 /// Stores the namespaces' names.
 pub struct Namespaces(pub Arc<Knowledge>);
 
-impl Sink for Namespaces {
+impl ReflectorStore for Namespaces {
     fn apply(&self, object: &Arc<Object>) {
         let name = ObjectKey::of(object).name;
         self.0.namespaces.write().insert(name.as_str().into());
@@ -189,7 +189,7 @@ impl Sink for Namespaces {
 /// Follows the ConfigMap.
 pub struct Configuration(pub Arc<Knowledge>);
 
-impl Sink for Configuration {
+impl ReflectorStore for Configuration {
     fn apply(&self, object: &Arc<Object>) {
         if let Some(config) = object.to_typed::<ConfigMap>() {
             self.0.set_config(&config.data.clone().unwrap_or_default());

@@ -3,12 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use knarr_client::metrics::{Registry, count};
 use knarr_network::dns::cached::Reply;
 use knarr_network::dns::record_type;
-use prometheus::{
-    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
-    TextEncoder,
-};
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec};
 
 /// Types that have a count of their own, as in CoreDNS; others are `other`.
 const TYPES: [(u16, &str); 12] = [
@@ -60,79 +58,39 @@ pub struct Metrics {
     pub closed: IntCounter,
 }
 
-fn counters(name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntCounterVec> {
-    IntCounterVec::new(Opts::new(name, help), labels)
-}
-
 impl Metrics {
-    pub fn new() -> prometheus::Result<Self> {
-        let registry = Registry::new();
-        let requests = counters(
+    pub fn new() -> Self {
+        let registry = Registry::default();
+        let requests = registry.counters(
             "coredns_dns_requests_total",
             "Counter of DNS requests made per zone, protocol and family.",
             &["server", "zone", "view", "proto", "family", "type"],
-        )?;
-        let responses = counters(
+        );
+        let responses = registry.counters(
             "coredns_dns_responses_total",
             "Counter of response status codes.",
             &["server", "zone", "view", "rcode", "plugin"],
-        )?;
-        let duration = HistogramVec::new(
-            HistogramOpts::new(
-                "coredns_dns_request_duration_seconds",
-                "Histogram of the time (in seconds) each request took per zone.",
-            )
-            .buckets(BUCKETS.to_vec()),
+        );
+        let duration = registry.histograms(
+            "coredns_dns_request_duration_seconds",
+            "Histogram of the time (in seconds) each request took per zone.",
             &["server", "zone", "view"],
-        )?;
-        let hits = counters(
+            &BUCKETS,
+        );
+        let hits = registry.counters(
             "coredns_cache_hits_total",
             "The count of cache hits.",
             &["server", "type", "zones", "view"],
-        )?;
-        let misses = counters(
+        );
+        let misses = registry.counters(
             "coredns_cache_misses_total",
             "The count of cache misses.",
             &["server", "zones", "view"],
-        )?;
-        let cache_entries = IntGaugeVec::new(
-            Opts::new("coredns_cache_entries", "The number of elements in the cache."),
-            &["server", "type", "zones", "view"],
-        )?;
-        let forward = counters(
-            "coredns_forward_requests_total",
-            "Counter of requests made per upstream.",
-            &["to", "rcode"],
-        )?;
-        let forward_duration = HistogramVec::new(
-            HistogramOpts::new(
-                "coredns_forward_request_duration_seconds",
-                "Histogram of the time each request to an upstream took.",
-            )
-            .buckets(BUCKETS.to_vec()),
-            &["to"],
-        )?;
-        let rejected = IntCounter::new(
-            "coredns_forward_max_concurrent_rejects_total",
-            "Counter of the number of queries rejected because the concurrent queries were at maximum.",
-        )?;
-        let dropped = IntCounter::new("knarr_dns_dropped_total", "Messages that got no answer.")?;
-        let closed = IntCounter::new("knarr_dns_closed_total", "TCP connections closed for a limit.")?;
-        registry.register(Box::new(requests.clone()))?;
-        registry.register(Box::new(responses.clone()))?;
-        registry.register(Box::new(duration.clone()))?;
-        registry.register(Box::new(hits.clone()))?;
-        registry.register(Box::new(misses.clone()))?;
-        registry.register(Box::new(cache_entries.clone()))?;
-        registry.register(Box::new(forward.clone()))?;
-        registry.register(Box::new(forward_duration.clone()))?;
-        for counter in [&rejected, &dropped, &closed] {
-            registry.register(Box::new(counter.clone()))?;
-        }
+        );
         let request =
             |proto, family, name| requests.with_label_values(&[SERVER, ".", "", proto, family, name]);
         let response = |code| responses.with_label_values(&[SERVER, ".", "", code, ""]);
-        Ok(Metrics {
+        Metrics {
             requests: TYPES
                 .iter()
                 .map(|(_, name)| {
@@ -144,29 +102,45 @@ impl Metrics {
             duration: duration.with_label_values(&[SERVER, ".", ""]),
             cache_hits: ["success", "denial"].map(|kind| hits.with_label_values(&[SERVER, kind, ".", ""])),
             cache_misses: misses.with_label_values(&[SERVER, ".", ""]),
-            cache_entries,
-            forward,
-            forward_duration,
-            rejected,
-            dropped,
-            closed,
+            cache_entries: registry.gauges(
+                "coredns_cache_entries",
+                "The number of elements in the cache.",
+                &["server", "type", "zones", "view"],
+            ),
+            forward: registry.counters(
+                "coredns_forward_requests_total",
+                "Counter of requests made per upstream.",
+                &["to", "rcode"],
+            ),
+            forward_duration: registry.histograms(
+                "coredns_forward_request_duration_seconds",
+                "Histogram of the time each request to an upstream took.",
+                &["to"],
+                &BUCKETS,
+            ),
+            rejected: registry.counter(
+                "coredns_forward_max_concurrent_rejects_total",
+                "Counter of the number of queries rejected because the concurrent queries were at maximum.",
+            ),
+            dropped: registry.counter("knarr_dns_dropped_total", "Messages that got no answer."),
+            closed: registry.counter("knarr_dns_closed_total", "TCP connections closed for a limit."),
             registry,
-        })
+        }
     }
 
-    pub fn asked(&self, transport: Transport, is_ipv6: bool, asked_type: u16) {
-        let at = TYPES.iter().position(|(t, _)| *t == asked_type);
+    pub fn count_question(&self, transport: Transport, is_ipv6: bool, query_type: u16) {
+        let at = TYPES.iter().position(|(t, _)| *t == query_type);
         let at = at.unwrap_or(TYPES.len() - 1);
         self.requests[at][usize::from(transport == Transport::Tcp)][usize::from(is_ipv6)].inc();
     }
 
-    pub fn answered(&self, code: u16, took: Duration) {
+    pub fn count_answer(&self, code: u16, took: Duration) {
         let counter = self.responses.get(usize::from(code));
         counter.unwrap_or(&self.other_responses).inc();
         self.duration.observe(took.as_secs_f64());
     }
 
-    pub fn cache_looked_up(&self, found: Option<&Reply>) {
+    pub fn count_cache_result(&self, found: Option<&Reply>) {
         match found {
             Some(reply) => self.cache_hits[usize::from(!reply.has_answers())].inc(),
             None => self.cache_misses.inc(),
@@ -186,13 +160,11 @@ impl Metrics {
     }
 
     /// In Prometheus' text format.
-    pub fn text(&self, (positive, negative): (usize, usize)) -> prometheus::Result<String> {
-        for (kind, count) in [("success", positive), ("denial", negative)] {
+    pub fn text(&self, (positive, negative): (usize, usize)) -> String {
+        for (kind, entries) in [("success", positive), ("denial", negative)] {
             let gauge = self.cache_entries.with_label_values(&[SERVER, kind, ".", ""]);
-            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+            gauge.set(count(entries));
         }
-        let mut text = Vec::new();
-        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
-        Ok(String::from_utf8_lossy(&text).into_owned())
+        self.registry.text()
     }
 }

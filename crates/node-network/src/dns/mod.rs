@@ -89,8 +89,6 @@ pub enum StartError {
         #[source]
         source: io::Error,
     },
-    #[error("cannot make metrics")]
-    Metrics(#[from] prometheus::Error),
 }
 
 /// The running server. Dropping it stops it; the addresses stay on the loopback interface until [`addresses::remove`], so
@@ -103,7 +101,7 @@ pub struct Server {
 
 impl Server {
     /// The answer to `/metrics`, in Prometheus' text format under CoreDNS' names.
-    pub fn metrics(&self) -> Result<String, prometheus::Error> {
+    pub fn metrics(&self) -> String {
         self.responder
             .metrics
             .text(self.responder.forwarder.cache_counts())
@@ -136,7 +134,7 @@ pub async fn start(config: Config, api: Arc<dyn Api>, catalog: Arc<Shared>) -> R
         .collect();
     let mut changes = catalog.subscribe();
     let knowledge = Arc::new(Knowledge::new(zone, catalog, own.clone(), config.serial));
-    let metrics = Arc::new(Metrics::new()?);
+    let metrics = Arc::new(Metrics::new());
     let forwarder = Forwarder::new(metrics.clone());
     let namespace_of = config.namespace_of.clone();
     let responder = Arc::new(Responder::new(

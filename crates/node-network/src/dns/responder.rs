@@ -14,7 +14,7 @@ use knarr_network::dns::message::{self, Data, Record, Section, TCP_BYTES_MAX, Wr
 use knarr_network::dns::name::Name;
 use knarr_network::dns::query::{self, Query};
 use knarr_network::dns::search::{self, SearchList};
-use knarr_network::dns::zone::{Answer, End};
+use knarr_network::dns::zone::{Answer, Outcome};
 use knarr_network::dns::{record_type, response_code};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -116,9 +116,10 @@ impl Responder {
                 return Next::Dropped;
             }
         };
-        self.metrics.asked(transport, client.is_ipv6(), query.record_type);
+        self.metrics
+            .count_question(transport, client.is_ipv6(), query.record_type);
         let mut answer = self.resolve(&query, client);
-        if answer.end == End::Elsewhere(vec![query.name.clone()]) {
+        if answer.end == Outcome::Elsewhere(vec![query.name.clone()]) {
             if self.forwarder.is_own_probe(&query.name, query.record_type) {
                 message::error(out, &query, response_code::SERVER_FAILURE);
                 return Next::Answered;
@@ -134,7 +135,7 @@ impl Responder {
                 return Next::Answered;
             }
         }
-        if matches!(answer.end, End::Elsewhere(_)) {
+        if matches!(answer.end, Outcome::Elsewhere(_)) {
             return Next::Elsewhere(answer);
         }
         let by = self.rotation.fetch_add(1, Ordering::Relaxed);
@@ -143,9 +144,9 @@ impl Responder {
         Next::Answered
     }
 
-    fn host(&self, name: &Name, asked_type: u16) -> Option<Answer> {
+    fn host(&self, name: &Name, query_type: u16) -> Option<Answer> {
         let routes = self.knowledge.routes();
-        routes.forwarding.host(name, asked_type)
+        routes.forwarding.host(name, query_type)
     }
 
     fn resolve(&self, query: &Query<'_>, client: IpAddr) -> Answer {
@@ -153,7 +154,7 @@ impl Responder {
             .knowledge
             .with_view(|view| search::resolve(view, None, &query.name, query.record_type));
         let namespace = match (&plain.end, &self.namespace_of) {
-            (End::NoName, Some(namespace_of)) if plain.records.is_empty() => namespace_of(client),
+            (Outcome::NoName, Some(namespace_of)) if plain.records.is_empty() => namespace_of(client),
             _ => None,
         };
         let Some(namespace) = namespace else {
@@ -170,15 +171,17 @@ impl Responder {
 
     fn write(&self, out: &mut Vec<u8>, query: &Query<'_>, answer: &Answer, limit: usize) {
         let code = match answer.end {
-            End::Records | End::NoData | End::Elsewhere(_) => response_code::NO_ERROR,
-            End::NoName => response_code::NAME_ERROR,
-            End::NotReady | End::Failed => return message::error(out, query, response_code::SERVER_FAILURE),
+            Outcome::Records | Outcome::NoData | Outcome::Elsewhere(_) => response_code::NO_ERROR,
+            Outcome::NoName => response_code::NAME_ERROR,
+            Outcome::NotReady | Outcome::Failed => {
+                return message::error(out, query, response_code::SERVER_FAILURE);
+            }
         };
         let mut writer = Writer::begin(out, query, limit);
         for record in &answer.records {
             writer.record(Section::Answer, record);
         }
-        if matches!(answer.end, End::NoData | End::NoName) {
+        if matches!(answer.end, Outcome::NoData | Outcome::NoName) {
             let authority = self.knowledge.zone().authority(self.knowledge.serial());
             writer.record(Section::Authority, &authority);
         }
@@ -200,13 +203,17 @@ impl Responder {
             return out;
         };
         let names = match &answer.end {
-            End::Elsewhere(names) => names.clone(),
+            Outcome::Elsewhere(names) => names.clone(),
             _ => Vec::new(),
         };
         let is_plain = answer.records.is_empty() && names.len() == 1 && names[0] == query.name;
         if is_plain {
             let question = Question::new(query.name.clone(), &query);
-            match self.forwarder.look_up(question, &self.knowledge.routes()).await {
+            match self
+                .forwarder
+                .query_upstream(question, &self.knowledge.routes())
+                .await
+            {
                 Some((reply, age)) => reply.write(&mut out, &query, age, limit),
                 None => message::error(&mut out, &query, response_code::SERVER_FAILURE),
             }
@@ -219,7 +226,7 @@ impl Responder {
             if is_search {
                 found.records = vec![self.knowledge.with_view(|view| search::alias(view, name.clone()))];
             }
-            found.end = End::Records;
+            found.end = Outcome::Records;
             if let Some(host) = self.host(&name, query.record_type) {
                 found.records.extend(host.records.into_iter().map(|mut record| {
                     record.owner = Some(name.clone());
@@ -229,14 +236,14 @@ impl Responder {
                 return out;
             }
             let question = Question::new(name.clone(), &query);
-            let looked_up = match self.forwarder.cached(&question) {
+            let resolved = match self.forwarder.cached(&question) {
                 Some(known) => Some(known),
                 None => {
                     let routes = self.knowledge.routes();
-                    self.forwarder.look_up(question.clone(), &routes).await
+                    self.forwarder.query_upstream(question.clone(), &routes).await
                 }
             };
-            match looked_up {
+            match resolved {
                 Some((reply, _)) if is_search && reply.code() == response_code::NAME_ERROR => continue,
                 Some((reply, age))
                     if matches!(reply.code(), response_code::NO_ERROR | response_code::NAME_ERROR) =>
@@ -273,7 +280,7 @@ fn no_name() -> Answer {
     Answer {
         records: Vec::new(),
         additional: Vec::new(),
-        end: End::NoName,
+        end: Outcome::NoName,
     }
 }
 
@@ -286,7 +293,7 @@ fn minimal_any() -> Answer {
     Answer {
         records: vec![record],
         additional: Vec::new(),
-        end: End::Records,
+        end: Outcome::Records,
     }
 }
 

@@ -136,7 +136,7 @@ async fn answer_all(mut stream: TcpStream, client: SocketAddr, responder: &Arc<R
         out[..2].copy_from_slice(&length.to_be_bytes());
         responder
             .metrics
-            .answered(message::code_of(&out[2..]), begun.elapsed());
+            .count_answer(message::code_of(&out[2..]), begun.elapsed());
         timeout(ANSWER, stream.write_all(&out)).await??;
     }
 }

@@ -180,7 +180,7 @@ impl Worker {
             Next::Answered => {
                 self.responder
                     .metrics
-                    .answered(message::code_of(out), begun.elapsed());
+                    .count_answer(message::code_of(out), begun.elapsed());
                 send(&self.socket, out, client);
             }
             Next::Elsewhere(answer) => {
@@ -194,7 +194,7 @@ impl Worker {
                     if !reply.is_empty() {
                         responder
                             .metrics
-                            .answered(message::code_of(&reply), begun.elapsed());
+                            .count_answer(message::code_of(&reply), begun.elapsed());
                         send(&socket, &reply, &client);
                     }
                     drop(permit);

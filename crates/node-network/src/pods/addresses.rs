@@ -73,7 +73,7 @@ impl Addresses {
         Ok(found.into_iter().map(|(_, address)| address).collect())
     }
 
-    /// Takes an address that is in use already; an error names who has it.
+    /// Takes an address that is in use already; an error names the sandbox that has it.
     pub fn reserve(&mut self, address: IpAddr, owner: &SandboxId) -> Result<(), SandboxId> {
         match self.used.get(&address) {
             Some(other) if other != owner => Err(other.clone()),

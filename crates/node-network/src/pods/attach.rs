@@ -168,7 +168,7 @@ impl Inner {
 
     fn create_link(&self, record: &Record, netns: &Path, mtu: u32) -> Result<u32, Failure> {
         let failed = kernel;
-        let namespace = Namespace::open(netns).map_err(|error| match error.is_gone() {
+        let namespace = Namespace::open(netns).map_err(|error| match error.is_deleted() {
             true => {
                 Failure::new(Code::UnknownContainer, "the sandbox does not exist any more").because(&error)
             }

@@ -49,10 +49,10 @@ pub fn check<'a>(record: &Record, others: impl Iterator<Item = &'a Record>) -> R
     if record.host_ports.is_empty() {
         return Ok(());
     }
-    let wanted: BTreeMap<Place, &HostPort> = places(record).map(|(place, port, _)| (place, port)).collect();
+    let desired: BTreeMap<Place, &HostPort> = places(record).map(|(place, port, _)| (place, port)).collect();
     for other in others.filter(|other| other.sandbox != record.sandbox) {
         for (place, _, _) in places(other) {
-            if let Some(port) = wanted.get(&place) {
+            if let Some(port) = desired.get(&place) {
                 return Err(Error::InUse {
                     port: (*port).clone(),
                     by: other.sandbox.clone(),
@@ -65,7 +65,7 @@ pub fn check<'a>(record: &Record, others: impl Iterator<Item = &'a Record>) -> R
 
 /// The elements of all sets for these attachments.
 fn elements<'a>(records: impl Iterator<Item = &'a Record>) -> BTreeMap<&'static str, Elements> {
-    let mut wanted: BTreeMap<&'static str, Elements> = table::ANY
+    let mut desired: BTreeMap<&'static str, Elements> = table::ANY
         .iter()
         .chain(&table::ONE)
         .chain(&table::HAIRPIN)
@@ -86,15 +86,15 @@ fn elements<'a>(records: impl Iterator<Item = &'a Record>) -> BTreeMap<&'static 
             key.extend_from_slice(&padded(host_port));
             let mut data = octets(pod);
             data.extend_from_slice(&padded(port.container_port));
-            wanted.entry(set).or_default().insert(key, Some(data));
+            desired.entry(set).or_default().insert(key, Some(data));
             let pair = [octets(pod), octets(pod)].concat();
-            wanted
+            desired
                 .entry(table::HAIRPIN[family])
                 .or_default()
                 .insert(pair, None);
         }
     }
-    wanted
+    desired
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {
@@ -128,7 +128,7 @@ pub fn apply<'a>(table: &str, records: impl Iterator<Item = &'a Record>) -> Resu
     let mut nftables = Nftables::open()?;
     let sets = nftables.sets(Family::Inet, table)?;
     let mut batch = Batch::new();
-    for (name, wanted) in elements(records) {
+    for (name, desired) in elements(records) {
         let set: &Arc<Set> = sets
             .iter()
             .find(|set| *set.name == *name)
@@ -140,12 +140,12 @@ pub fn apply<'a>(table: &str, records: impl Iterator<Item = &'a Record>) -> Resu
             .collect();
         for key in present
             .iter()
-            .filter(|(key, data)| wanted.get(*key) != Some(*data))
+            .filter(|(key, data)| desired.get(*key) != Some(*data))
             .map(|(key, _)| key)
         {
             batch.delete(set, Element::key(key))?;
         }
-        for (key, data) in wanted
+        for (key, data) in desired
             .iter()
             .filter(|(key, data)| present.get(*key) != Some(*data))
         {
@@ -171,7 +171,7 @@ fn value(data: Option<Data<'_>>) -> Option<Vec<u8>> {
 
 /// Deletes the UDP flows whose destination has changed because these host ports were added or removed: a flow keeps its
 /// destination while its packets arrive.
-pub fn delete_stale_flows(record: &Record, is_gone: bool) -> Result<(), Error> {
+pub fn delete_stale_flows(record: &Record, is_deleted: bool) -> Result<(), Error> {
     let udp: Vec<(Place, u16, IpAddr)> = places(record)
         .filter(|((protocol, ..), _, _)| *protocol == Protocol::Udp)
         .map(|(place, port, pod)| (place, port.container_port, pod))
@@ -192,7 +192,7 @@ pub fn delete_stale_flows(record: &Record, is_gone: bool) -> Result<(), Error> {
                 .any(|((_, host_port, address, _), container_port, pod)| {
                     let endpoint = flow.reply.source;
                     let leads_to_pod = (endpoint.ip(), endpoint.port()) == (*pod, *container_port);
-                    is_to(flow, *host_port, *address, &local) && leads_to_pod == is_gone
+                    is_to(flow, *host_port, *address, &local) && leads_to_pod == is_deleted
                 })
         })?;
     }
@@ -282,18 +282,18 @@ mod tests {
     #[test]
     fn n8_a_host_port_is_an_element_for_each_family_and_one_for_hairpin() {
         let records = [record("a", &[(Protocol::Tcp, None, 80)])];
-        let wanted = elements(records.iter());
+        let desired = elements(records.iter());
         assert_eq!(
-            wanted["any4"],
+            desired["any4"],
             BTreeMap::from([(
                 vec![6, 0, 0, 0, 0, 80, 0, 0],
                 Some(vec![10, 0, 0, 2, 0x1f, 0x90, 0, 0])
             )])
         );
-        assert_eq!(wanted["any6"].len(), 1);
-        assert!(wanted["one4"].is_empty());
+        assert_eq!(desired["any6"].len(), 1);
+        assert!(desired["one4"].is_empty());
         assert_eq!(
-            wanted["hairpin4"],
+            desired["hairpin4"],
             BTreeMap::from([(vec![10, 0, 0, 2, 10, 0, 0, 2], None)])
         );
     }

@@ -218,10 +218,10 @@ async fn maintain(inner: Arc<Inner>, mut installed: Settings) {
         let settings = inner.settings();
         let work = inner.clone();
         let is_changed = installed != settings;
-        let wanted = settings.clone();
+        let desired = settings.clone();
         let done = tokio::task::spawn_blocking(move || match is_changed {
-            true => work.install(&wanted).map(|()| work.restore_routes()),
-            false => work.ensure_table(&wanted),
+            true => work.install(&desired).map(|()| work.restore_routes()),
+            false => work.ensure_table(&desired),
         })
         .await;
         match done {

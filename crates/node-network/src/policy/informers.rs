@@ -9,7 +9,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{NAMESPACE, NETWORK_POLICY, POD};
 use knarr_api::{Kind, Object, ObjectKey};
-use knarr_client::informer::{self, Scope, Sink};
+use knarr_client::informer::{self, ReflectorStore, Scope};
 
 use super::State;
 
@@ -139,7 +139,7 @@ impl Feed {
     }
 }
 
-impl Sink for Feed {
+impl ReflectorStore for Feed {
     fn apply(&self, object: &Arc<Object>) {
         let state = &self.state;
         match self.source {

@@ -68,17 +68,17 @@ pub fn compare(
     let mut compared = TableDifference::default();
     let none = Elements::new();
     for (family, sets) in &kernel {
-        let wanted = packet::table(&proxy, *family);
+        let desired = packet::table(&proxy, *family);
         let of_family = frontends.iter().filter(|frontend| frontend.family == *family);
         let prefixes: Vec<(bool, Box<[u8]>)> = of_family
             .map(|frontend| (frontend.address.is_none(), frontend.fields().bytes()))
             .collect();
         for (name, have) in sets {
-            let want = wanted.get(name).unwrap_or(&none);
+            let want = desired.get(name).unwrap_or(&none);
             compared.elements += want.len();
             let (have, want) = (by_ends(have), by_ends(want));
             let is_of_node_ports = name.contains("node-port");
-            let is_asked = |key: &[u8]| {
+            let is_frontend = |key: &[u8]| {
                 let mut prefixes = prefixes.iter();
                 prefixes.any(|(is_node_port, prefix)| {
                     *is_node_port == is_of_node_ports && key.starts_with(prefix)
@@ -87,13 +87,13 @@ pub fn compare(
             for (key, data) in &want {
                 if have.get(key) != Some(data) {
                     compared.missing += 1;
-                    compared.of_frontends += usize::from(is_asked(key.0));
+                    compared.of_frontends += usize::from(is_frontend(key.0));
                 }
             }
             for (key, data) in &have {
                 if want.get(key) != Some(data) {
                     compared.unexpected += 1;
-                    compared.of_frontends += usize::from(is_asked(key.0));
+                    compared.of_frontends += usize::from(is_frontend(key.0));
                 }
             }
         }

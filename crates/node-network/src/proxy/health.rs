@@ -126,12 +126,12 @@ pub(super) async fn serve(address: SocketAddr, health: Arc<Health>, metrics: Arc
     let answer = move |request: &http::Request<_>| match request.uri().path() {
         "/healthz" => {
             let (status, body) = health.report(true);
-            metrics.answered_healthz(status.as_u16());
+            metrics.count_healthz(status.as_u16());
             json(status, body)
         }
         "/livez" => {
             let (status, body) = health.report(false);
-            metrics.answered_livez(status.as_u16());
+            metrics.count_livez(status.as_u16());
             json(status, body)
         }
         _ => json(StatusCode::NOT_FOUND, "{}".into()),
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn n2_healthz_is_503_while_a_change_waits_too_long_and_while_the_node_is_going() {
+    async fn n2_healthz_is_503_while_a_change_waits_too_long_and_while_the_node_is_being_deleted() {
         let health = Health::new(Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH)));
         let statuses = |health: &Health| (health.report(true).0.as_u16(), health.report(false).0.as_u16());
         assert_eq!(statuses(&health), (200, 200), "while it starts");

@@ -5,12 +5,9 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_client::metrics::{Registry, count, doubling};
 use knarr_network::proxy::Family;
-use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
-    Registry, TextEncoder, exponential_buckets, linear_buckets,
-};
-use tracing::error;
+use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
 
 use super::transaction::FAMILIES;
 
@@ -35,7 +32,8 @@ pub(super) struct Synced {
     pub since_triggered: Vec<SignedDuration>,
 }
 
-struct Series {
+/// See the module.
+pub(super) struct Metrics {
     registry: Registry,
     sync_seconds: HistogramVec,
     full_sync_seconds: HistogramVec,
@@ -54,151 +52,121 @@ struct Series {
     livez: IntCounterVec,
 }
 
-impl Series {
-    fn new() -> prometheus::Result<Self> {
-        let registry = Registry::new();
-        let sync_buckets = exponential_buckets(0.001, 2.0, 15)?;
+/// Bounds of the durations until the kernel has a change, in seconds: kube-proxy's.
+fn programming_buckets() -> Vec<f64> {
+    let linear = |start: f64, width: f64, n: u32| (0..n).map(move |i| start + width * f64::from(i));
+    let first = [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128];
+    first
+        .into_iter()
+        .chain(linear(0.25, 0.25, 2))
+        .chain(linear(1.0, 1.0, 59))
+        .chain(linear(60.0, 5.0, 12))
+        .chain(linear(120.0, 30.0, 7))
+        .collect()
+}
+
+impl Metrics {
+    pub fn new() -> Self {
+        let registry = Registry::default();
+        let sync_buckets = doubling(0.001, 15);
+        let name_of = |name: &str| format!("kubeproxy_{name}");
         let histogram = |name: &str, help: &str, buckets: &[f64]| {
-            let opts = HistogramOpts::new(name, help).subsystem("kubeproxy");
-            let series = HistogramVec::new(opts.buckets(buckets.to_vec()), FAMILY)?;
-            registry.register(Box::new(series.clone()))?;
-            Ok::<_, prometheus::Error>(series)
+            registry.histograms(&name_of(name), help, FAMILY, buckets)
         };
-        let opts = |name: &str, help: &str| Opts::new(name, help).subsystem("kubeproxy");
-        let gauges = |name: &str, help: &str| {
-            let series = GaugeVec::new(opts(name, help), FAMILY)?;
-            registry.register(Box::new(series.clone()))?;
-            Ok::<_, prometheus::Error>(series)
-        };
-        let gauge = |name: &str, help: &str| {
-            let series = IntGauge::with_opts(opts(name, help))?;
-            registry.register(Box::new(series.clone()))?;
-            Ok::<_, prometheus::Error>(series)
-        };
-        let counter = |name: &str, help: &str| {
-            let series = IntCounter::with_opts(opts(name, help))?;
-            registry.register(Box::new(series.clone()))?;
-            Ok::<_, prometheus::Error>(series)
-        };
-        let counters = |name: &str, help: &str, labels: &[&str]| {
-            let series = IntCounterVec::new(opts(name, help), labels)?;
-            registry.register(Box::new(series.clone()))?;
-            Ok::<_, prometheus::Error>(series)
-        };
-        let programming_buckets = [
-            vec![0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128],
-            linear_buckets(0.25, 0.25, 2)?,
-            linear_buckets(1.0, 1.0, 59)?,
-            linear_buckets(60.0, 5.0, 12)?,
-            linear_buckets(120.0, 30.0, 7)?,
-        ]
-        .concat();
-        Ok(Series {
+        let gauges = |name: &str, help: &str| registry.seconds_by(&name_of(name), help, FAMILY);
+        let gauge = |name: &str, help: &str| registry.gauge(&name_of(name), help);
+        let counter = |name: &str, help: &str| registry.counter(&name_of(name), help);
+        let counters =
+            |name: &str, help: &str, labels: &[&str]| registry.counters(&name_of(name), help, labels);
+        Metrics {
             sync_seconds: histogram(
                 "sync_proxy_rules_duration_seconds",
                 "How long commits took, the comparison of everything included",
                 &sync_buckets,
-            )?,
+            ),
             full_sync_seconds: histogram(
                 "sync_full_proxy_rules_duration_seconds",
                 "How long comparisons of everything took",
                 &sync_buckets,
-            )?,
+            ),
             partial_sync_seconds: histogram(
                 "sync_partial_proxy_rules_duration_seconds",
                 "How long commits of changes took",
                 &sync_buckets,
-            )?,
+            ),
             last_sync: gauges(
                 "sync_proxy_rules_last_timestamp_seconds",
                 "When the kernel last had everything",
-            )?,
+            ),
             last_queued: gauges(
                 "sync_proxy_rules_last_queued_timestamp_seconds",
                 "When a change last came for the kernel",
-            )?,
+            ),
             programming_seconds: histogram(
                 "network_programming_duration_seconds",
                 "From the change of a Pod or Service to the kernel of this node",
-                &programming_buckets,
-            )?,
+                &programming_buckets(),
+            ),
             endpoint_changes: counter(
                 "sync_proxy_rules_endpoint_changes_total",
                 "Changes of EndpointSlices",
-            )?,
+            ),
             endpoint_changes_pending: gauge(
                 "sync_proxy_rules_endpoint_changes_pending",
                 "Changes of EndpointSlices that the kernel does not have yet",
-            )?,
-            service_changes: counter("sync_proxy_rules_service_changes_total", "Changes of Services")?,
+            ),
+            service_changes: counter("sync_proxy_rules_service_changes_total", "Changes of Services"),
             service_changes_pending: gauge(
                 "sync_proxy_rules_service_changes_pending",
                 "Changes of Services that the kernel does not have yet",
-            )?,
+            ),
             sync_failures: counters(
                 "sync_proxy_rules_nftables_sync_failures_total",
                 "Commits that the kernel rejected",
                 FAMILY,
-            )?,
+            ),
             reconcile_seconds: histogram(
                 "conntrack_reconciler_sync_duration_seconds",
                 "How long deleting stale flows took",
                 &sync_buckets,
-            )?,
+            ),
             deleted_flows: counters(
                 "conntrack_reconciler_deleted_entries_total",
                 "Stale flows deleted",
                 FAMILY,
-            )?,
-            healthz: counters("proxy_healthz_total", "Answers of /healthz", CODE)?,
-            livez: counters("proxy_livez_total", "Answers of /livez", CODE)?,
+            ),
+            healthz: counters("proxy_healthz_total", "Answers of /healthz", CODE),
+            livez: counters("proxy_livez_total", "Answers of /livez", CODE),
             registry,
-        })
-    }
-}
-
-/// See the module; nothing is counted where the series could not be made.
-pub(super) struct Metrics(Option<Series>);
-
-impl Metrics {
-    pub fn new() -> Self {
-        // The names are constants: that they are valid and different is shown by a test.
-        let series = Series::new();
-        if let Err(error) = &series {
-            error!(%error, "the proxy counts nothing");
         }
-        Metrics(series.ok())
     }
 
     /// Changes were queued.
     pub fn queued(&self, service_changes: usize, slice_changes: usize, now: Timestamp) {
-        let Some(series) = &self.0 else { return };
         if service_changes + slice_changes == 0 {
             return;
         }
-        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        series.service_changes.inc_by(service_changes as u64);
-        series.endpoint_changes.inc_by(slice_changes as u64);
-        series.service_changes_pending.add(count(service_changes));
-        series.endpoint_changes_pending.add(count(slice_changes));
-        set_for_both(&series.last_queued, now);
+        self.service_changes.inc_by(service_changes as u64);
+        self.endpoint_changes.inc_by(slice_changes as u64);
+        self.service_changes_pending.add(count(service_changes));
+        self.endpoint_changes_pending.add(count(slice_changes));
+        set_for_both(&self.last_queued, now);
     }
 
     /// The kernel has the queued changes.
     pub fn synced(&self, synced: Synced) {
-        let Some(series) = &self.0 else { return };
-        series.service_changes_pending.set(0);
-        series.endpoint_changes_pending.set(0);
-        set_for_both(&series.last_sync, synced.now);
+        self.service_changes_pending.set(0);
+        self.endpoint_changes_pending.set(0);
+        set_for_both(&self.last_sync, synced.now);
         let of_kind = match synced.is_full {
-            true => &series.full_sync_seconds,
-            false => &series.partial_sync_seconds,
+            true => &self.full_sync_seconds,
+            false => &self.partial_sync_seconds,
         };
         let seconds = synced.took.as_secs_f64();
         for family in FAMILIES.map(family_name) {
-            of_family(&series.sync_seconds, family).observe(seconds);
+            of_family(&self.sync_seconds, family).observe(seconds);
             of_family(of_kind, family).observe(seconds);
-            let programming = of_family(&series.programming_seconds, family);
+            let programming = of_family(&self.programming_seconds, family);
             for since in &synced.since_triggered {
                 programming.observe(since.as_secs_f64().max(0.0));
             }
@@ -207,45 +175,30 @@ impl Metrics {
 
     /// A commit or a comparison failed.
     pub fn failed(&self) {
-        let Some(series) = &self.0 else { return };
         for family in FAMILIES.map(family_name) {
-            series.sync_failures.with_label_values(&[family]).inc();
+            self.sync_failures.with_label_values(&[family]).inc();
         }
     }
 
     /// Stale flows were deleted.
     pub fn reconciled(&self, family: Family, took: Duration, deleted: usize) {
-        let Some(series) = &self.0 else { return };
         let family = family_name(family);
-        of_family(&series.reconcile_seconds, family).observe(took.as_secs_f64());
-        let deleted_flows = series.deleted_flows.with_label_values(&[family]);
+        of_family(&self.reconcile_seconds, family).observe(took.as_secs_f64());
+        let deleted_flows = self.deleted_flows.with_label_values(&[family]);
         deleted_flows.inc_by(deleted as u64);
     }
 
-    pub fn answered_healthz(&self, code: u16) {
-        if let Some(series) = &self.0 {
-            series.healthz.with_label_values(&[&code.to_string()]).inc();
-        }
+    pub fn count_healthz(&self, code: u16) {
+        self.healthz.with_label_values(&[code.to_string().as_str()]).inc();
     }
 
-    pub fn answered_livez(&self, code: u16) {
-        if let Some(series) = &self.0 {
-            series.livez.with_label_values(&[&code.to_string()]).inc();
-        }
+    pub fn count_livez(&self, code: u16) {
+        self.livez.with_label_values(&[code.to_string().as_str()]).inc();
     }
 
     /// Prometheus' text format.
     pub fn text(&self) -> String {
-        let Some(series) = &self.0 else {
-            return String::new();
-        };
-        let families = series.registry.gather();
-        TextEncoder::new()
-            .encode_to_string(&families)
-            .unwrap_or_else(|error| {
-                error!(%error, "cannot write the proxy's metrics");
-                String::new()
-            })
+        self.registry.text()
     }
 }
 
@@ -255,7 +208,7 @@ fn of_family(series: &HistogramVec, family: &str) -> Histogram {
 
 fn set_for_both(series: &GaugeVec, now: Timestamp) {
     for family in FAMILIES.map(family_name) {
-        let gauge: Gauge = series.with_label_values(&[family]);
+        let gauge = series.with_label_values(&[family]);
         gauge.set(now.as_nanosecond() as f64 / 1e9);
     }
 }
@@ -279,8 +232,8 @@ mod tests {
         });
         metrics.failed();
         metrics.reconciled(Family::V4, Duration::from_millis(1), 5);
-        metrics.answered_healthz(200);
-        metrics.answered_livez(503);
+        metrics.count_healthz(200);
+        metrics.count_livez(503);
         let text = metrics.text();
         for line in [
             "kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"} 1",

@@ -9,7 +9,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry::NODE;
 use knarr_api::{Object, ObjectKey};
 use knarr_client::Api;
-use knarr_client::informer::{self, Scope, Sink};
+use knarr_client::informer::{self, ReflectorStore, Scope};
 use knarr_network::proxy::{Family, NodeFacts};
 
 use super::health::Health;
@@ -87,15 +87,15 @@ fn addresses(node: &Node) -> Vec<IpAddr> {
     Family::ALL.into_iter().filter_map(primary).collect()
 }
 
-impl Sink for NodeWatch {
+impl ReflectorStore for NodeWatch {
     fn apply(&self, object: &Arc<Object>) {
         let Some(node) = object.to_typed::<Node>().filter(|_| *object.name() == *self.name) else {
             return;
         };
         let taints = node.spec.as_ref().and_then(|s| s.taints.as_ref());
-        let is_going = taints.into_iter().flatten().any(|t| t.key == TO_BE_DELETED);
+        let is_being_deleted = taints.into_iter().flatten().any(|t| t.key == TO_BE_DELETED);
         self.health
-            .set_eligible(!is_going && node.metadata.deletion_timestamp.is_none());
+            .set_eligible(!is_being_deleted && node.metadata.deletion_timestamp.is_none());
         let facts = facts(&node);
         if self.facts.get().as_ref() != Some(&facts) {
             self.facts.set(Some(facts));

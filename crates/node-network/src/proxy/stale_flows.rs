@@ -62,20 +62,20 @@ impl StaleFlows {
             self.bell.notified().await;
             let mut is_complete = true;
             for family in FAMILIES {
-                let wanted = self.gathered.lock().remove(&family);
-                let Some(wanted) = wanted else { continue };
+                let desired = self.gathered.lock().remove(&family);
+                let Some(desired) = desired else { continue };
                 let begun = Instant::now();
                 let deletion = tokio::task::spawn_blocking(move || {
-                    let deleted = delete(family, &wanted);
-                    (wanted, deleted)
+                    let deleted = delete(family, &desired);
+                    (desired, deleted)
                 });
                 match deletion.await {
                     Ok((_, Ok(deleted))) => metrics.reconciled(family, begun.elapsed(), deleted),
-                    Ok((wanted, Err(error))) => {
+                    Ok((desired, Err(error))) => {
                         warn!(%error, family = family.name(), "cannot delete stale UDP flows, trying again");
                         let mut gathered = self.gathered.lock();
                         let newer = gathered.entry(family).or_default();
-                        for (frontend, keep) in wanted {
+                        for (frontend, keep) in desired {
                             newer.entry(frontend).or_insert(keep);
                         }
                         is_complete = false;
@@ -94,20 +94,20 @@ impl StaleFlows {
     }
 }
 
-fn delete(family: Family, wanted: &Wanted) -> Result<usize, knarr_nftables::Error> {
-    Conntrack::open()?.delete(nft_family(family), UDP, |flow| is_stale(flow, wanted))
+fn delete(family: Family, desired: &Wanted) -> Result<usize, knarr_nftables::Error> {
+    Conntrack::open()?.delete(nft_family(family), UDP, |flow| is_stale(flow, desired))
 }
 
 /// Whether the flow leads to none of its frontend's endpoints.
-fn is_stale(flow: &Flow, wanted: &Wanted) -> bool {
+fn is_stale(flow: &Flow, desired: &Wanted) -> bool {
     let (to, endpoint) = (flow.original.destination, flow.reply.source);
     if flow.zone != 0 {
         return false;
     }
-    if let Some(keep) = wanted.get(&(Some(to.ip()), to.port())) {
+    if let Some(keep) = desired.get(&(Some(to.ip()), to.port())) {
         return !keep.contains(&endpoint);
     }
     // A flow to the same port of another host, which nothing translates, is not the proxy's.
-    let keep = wanted.get(&(None, to.port())).filter(|_| endpoint != to);
+    let keep = desired.get(&(None, to.port())).filter(|_| endpoint != to);
     keep.is_some_and(|keep| !keep.contains(&endpoint))
 }

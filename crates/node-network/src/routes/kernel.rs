@@ -388,8 +388,8 @@ pub(crate) fn errno(error: &rtnetlink::Error) -> Option<i32> {
 }
 
 /// The requested link; `None` if there is none.
-async fn first(asked: LinkGetRequest) -> Result<Option<LinkMessage>> {
-    let mut links = asked.execute();
+async fn first(request: LinkGetRequest) -> Result<Option<LinkMessage>> {
+    let mut links = request.execute();
     match links.try_next().await {
         Err(error) if is_no_device(&error) => Ok(None),
         found => found,

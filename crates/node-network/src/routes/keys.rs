@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use knarr_api::k8s_openapi;
 use knarr_api::{Error, Object, ObjectKey};
-use knarr_client::informer::Sink;
+use knarr_client::informer::ReflectorStore;
 use knarr_client::{Api, NETWORK_NAMESPACE};
 use knarr_network::routes::encryption::Published;
 use parking_lot::Mutex;
@@ -50,7 +50,7 @@ impl Keys {
     }
 }
 
-impl Sink for Keys {
+impl ReflectorStore for Keys {
     fn apply(&self, object: &Arc<Object>) {
         let lease = object.to_typed::<Lease>();
         let annotations = lease
@@ -101,7 +101,7 @@ pub struct Publisher {
     node_name: String,
     /// What was last written, or found to be there.
     done: Option<Option<Published>>,
-    wanted: Option<Published>,
+    desired: Option<Published>,
 }
 
 impl Publisher {
@@ -110,18 +110,18 @@ impl Publisher {
             api,
             node_name: node_name.into(),
             done: None,
-            wanted: None,
+            desired: None,
         }
     }
 
-    /// Whether the Lease has the wanted content.
+    /// Whether the Lease has the desired content.
     pub fn is_done(&self) -> bool {
-        self.done == Some(self.wanted)
+        self.done == Some(self.desired)
     }
 
     /// `seen` is the Lease's content as it was seen last. It does not wait for an unreachable API: the caller retries.
     pub async fn set(&mut self, published: Option<Published>, seen: Option<Published>) {
-        self.wanted = published;
+        self.desired = published;
         if self.is_done() && (published.is_none() || seen == published) {
             return;
         }
@@ -140,7 +140,7 @@ impl Publisher {
     async fn write(&self) -> Result<(), Error> {
         let mut lease = lease::own(&*self.api, &self.node_name).await?;
         let annotations = lease.metadata.annotations.get_or_insert_default();
-        let is_new = Published::write(self.wanted.as_ref(), annotations);
+        let is_new = Published::write(self.desired.as_ref(), annotations);
         if is_new {
             lease::write(&*self.api, lease).await?;
         }

@@ -1,7 +1,7 @@
 //! Routes and the tunnel to the pods of other nodes (SPEC N7).
 //!
 //! Nodes are watched, and so are this host's addresses and our own routes. After each change the kernel's state is
-//! compared with what [`knarr_network::routes`] wants, and only the difference is changed: a restart changes nothing.
+//! compared with the result of [`knarr_network::routes`], and only the difference is changed: a restart changes nothing.
 //! Routes are ours by their protocol number, the tunnels' devices by their names; nothing else is touched.
 //!
 //! With encryption this node publishes its key in its Lease, and other nodes' Leases are watched for theirs. The rules that
@@ -266,7 +266,7 @@ impl State {
             let pause = nodes.next_expiry().map_or(pause, |at| {
                 pause.min(at.saturating_duration_since(Instant::now()))
             });
-            // Too late is as good as a change.
+            // A missed notification counts as a change.
             let _ = timeout(pause, nodes.changed.notified()).await;
             sleep(GATHER).await;
         }
@@ -302,31 +302,31 @@ impl State {
             .await?
             .map(|(index, ..)| index);
         let subnets = self.kernel.subnets(device).await?;
-        let wanted = routes(&self.config.node_name, &all, &subnets, known.as_ref());
+        let desired = routes(&self.config.node_name, &all, &subnets, known.as_ref());
         let link = subnets.iter().find(|s| s.net.addr() == underlay).map(|s| s.link);
         let mtu = match link {
             Some(link) => self.kernel.mtu(link).await?.unwrap_or(DEFAULT_MTU),
             None => DEFAULT_MTU,
         };
-        self.table(&all, &subnets, &wanted, key.is_some()).await?;
-        let vxlan = self.tunnel(own, underlay, mtu, &wanted, device).await?;
+        self.table(&all, &subnets, &desired, key.is_some()).await?;
+        let vxlan = self.tunnel(own, underlay, mtu, &desired, device).await?;
         let (mtu, device) = match &key {
             Some(key) => {
                 let mtu = encryption::mtu(mtu, underlay);
-                (mtu, Some(self.encrypt(underlay, mtu, &wanted, key).await?))
+                (mtu, Some(self.encrypt(underlay, mtu, &desired, key).await?))
             }
             None => (mtu, vxlan),
         };
-        self.routes(&wanted, device).await?;
+        self.routes(&desired, device).await?;
         if key.is_none() {
             self.wireguard.end();
             self.kernel.remove_device(&self.config.wireguard_device).await?;
         }
         let is_known = published.is_none_or(|own| keys.of(&self.config.node_name) == Some(own));
         Ok(Some(Status {
-            is_ready: !own.pod_cidrs.is_empty() && wanted.own == own.pod_cidrs && is_known,
+            is_ready: !own.pod_cidrs.is_empty() && desired.own == own.pod_cidrs && is_known,
             mtu,
-            conflicts: wanted.conflicts,
+            conflicts: desired.conflicts,
         }))
     }
 
@@ -356,7 +356,7 @@ impl State {
         &mut self,
         underlay: IpAddr,
         mtu: u32,
-        wanted: &Routes,
+        desired: &Routes,
         key: &PrivateKey,
     ) -> Result<u32> {
         let port = self.config.encryption.as_ref().map_or(0, |end| end.port);
@@ -365,10 +365,10 @@ impl State {
             key,
             port,
             underlay,
-            peers: &wanted.peers,
+            peers: &desired.peers,
         };
         self.wireguard.set(&self.kernel, settings).await?;
-        let gateways: Vec<IpAddr> = wanted.own.iter().map(gateway).collect();
+        let gateways: Vec<IpAddr> = desired.own.iter().map(gateway).collect();
         let device = &self.config.wireguard_device;
         Ok(self.kernel.set_link(device, mtu, &gateways).await?)
     }
@@ -379,10 +379,10 @@ impl State {
         own: &Node,
         underlay: IpAddr,
         mtu: u32,
-        wanted: &Routes,
+        desired: &Routes,
         device: Option<u32>,
     ) -> Result<Option<u32>> {
-        if wanted.tunnels.is_empty() {
+        if desired.tunnels.is_empty() {
             // Routes removed with it are those of nodes that were deleted, or are reached without it now.
             if device.is_some() {
                 self.kernel.remove_device(&self.config.device).await?;
@@ -400,31 +400,31 @@ impl State {
             })
             .await?;
         let (neighbours, machines) = self.kernel.tunnels(index).await?;
-        for (address, tunnel) in &wanted.tunnels {
+        for (address, tunnel) in &desired.tunnels {
             let is_there = neighbours.get(address).is_some_and(|mac| *mac == tunnel.mac)
                 && machines.get(&tunnel.mac[..]) == Some(&tunnel.remote);
             if !is_there {
                 self.kernel.set_tunnel(index, *address, *tunnel).await?;
             }
         }
-        for address in neighbours.keys().filter(|a| !wanted.tunnels.contains_key(a)) {
+        for address in neighbours.keys().filter(|a| !desired.tunnels.contains_key(a)) {
             self.kernel.remove_neighbour(index, *address).await?;
         }
-        let is_wanted = |mac: &[u8]| wanted.tunnels.values().any(|tunnel| tunnel.mac == mac);
-        for mac in machines.keys().filter(|mac| !is_wanted(mac)) {
+        let is_desired = |mac: &[u8]| desired.tunnels.values().any(|tunnel| tunnel.mac == mac);
+        for mac in machines.keys().filter(|mac| !is_desired(mac)) {
             self.kernel.remove_machine(index, mac).await?;
         }
         Ok(Some(index))
     }
 
-    async fn routes(&self, wanted: &Routes, device: Option<u32>) -> Result<()> {
+    async fn routes(&self, desired: &Routes, device: Option<u32>) -> Result<()> {
         let mut there = self.kernel.routes(&self.config.cluster_cidrs).await?;
-        for cidr in &wanted.own {
+        for cidr in &desired.own {
             if !there.remove(cidr).is_some_and(|have| have.is_unreachable) {
                 self.kernel.set_unreachable(*cidr).await?;
             }
         }
-        for (destination, hop) in &wanted.routes {
+        for (destination, hop) in &desired.routes {
             match there.remove(destination) {
                 Some(have) if have.is(*hop, device) => continue,
                 // The gateway is an address of the range: while that leads to another device, the kernel rejects it.
@@ -432,7 +432,7 @@ impl State {
                 _ => {}
             }
             let is_v6 = destination.network().is_ipv6();
-            let mut gateways = wanted.own.iter().map(gateway);
+            let mut gateways = desired.own.iter().map(gateway);
             let source = match hop {
                 Hop::Tunnel { .. } | Hop::Encrypted => gateways.find(|gateway| gateway.is_ipv6() == is_v6),
                 Hop::Direct { .. } | Hop::Unreachable => None,
@@ -453,7 +453,7 @@ impl State {
         &mut self,
         nodes: &BTreeMap<String, Node>,
         subnets: &[Subnet],
-        wanted: &Routes,
+        desired: &Routes,
         is_encrypted: bool,
     ) -> Result<()> {
         let config = &self.config;
@@ -476,7 +476,7 @@ impl State {
                 }),
             },
             false => table::Settings {
-                tunnel: (!wanted.tunnels.is_empty()).then(|| config.device.clone()),
+                tunnel: (!desired.tunnels.is_empty()).then(|| config.device.clone()),
                 encryption: None,
             },
         };

@@ -12,7 +12,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::{Object, ObjectKey, k8s_openapi};
-use knarr_client::informer::Sink;
+use knarr_client::informer::ReflectorStore;
 use knarr_network::routes::{Node, overlap};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -145,7 +145,7 @@ pub fn reduced(node: &core::Node) -> Node {
     }
 }
 
-impl Sink for Nodes {
+impl ReflectorStore for Nodes {
     fn apply(&self, object: &Arc<Object>) {
         let Some(node) = object.to_typed::<core::Node>() else {
             return;
@@ -165,8 +165,8 @@ impl Sink for Nodes {
     fn retain(&self, keys: &BTreeSet<ObjectKey>) {
         let removed: Vec<String> = {
             let known = self.known.lock();
-            let is_gone = |name: &&String| !keys.contains(&ObjectKey::new("", name.as_str()));
-            known.nodes.keys().filter(is_gone).cloned().collect()
+            let is_deleted = |name: &&String| !keys.contains(&ObjectKey::new("", name.as_str()));
+            known.nodes.keys().filter(is_deleted).cloned().collect()
         };
         for name in removed {
             self.remove(&ObjectKey::new("", name), None);

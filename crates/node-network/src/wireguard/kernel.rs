@@ -27,11 +27,11 @@ use super::private_key::PrivateKey;
 const PEERS_IN_MESSAGE: usize = 64;
 
 /// Brings the device, which exists, to this key, port, and peers.
-pub fn set(device: &str, key: &PrivateKey, port: u16, wanted: &BTreeMap<PublicKey, Peer>) -> io::Result<()> {
+pub fn set(device: &str, key: &PrivateKey, port: u16, desired: &BTreeMap<PublicKey, Peer>) -> io::Result<()> {
     let mut socket = Generic::open()?;
     let family = socket.family(WireguardMessage::family_name())?;
     let there = socket.peers(family, device)?;
-    for message in changes(device, key, port, &there, wanted) {
+    for message in changes(device, key, port, &there, desired) {
         socket.set(family, message)?;
     }
     Ok(())
@@ -45,9 +45,9 @@ struct InstalledPeer {
 }
 
 impl InstalledPeer {
-    fn is(&self, wanted: &Peer) -> bool {
-        self.endpoint == Some(wanted.endpoint)
-            && self.allowed == wanted.allowed.iter().copied().collect::<BTreeSet<_>>()
+    fn is(&self, desired: &Peer) -> bool {
+        self.endpoint == Some(desired.endpoint)
+            && self.allowed == desired.allowed.iter().copied().collect::<BTreeSet<_>>()
     }
 
     /// Adds one part of a dump; there may be more than one for a peer with many ranges.
@@ -82,7 +82,7 @@ fn changes(
     key: &PrivateKey,
     port: u16,
     there: &BTreeMap<PublicKey, InstalledPeer>,
-    wanted: &BTreeMap<PublicKey, Peer>,
+    desired: &BTreeMap<PublicKey, Peer>,
 ) -> Vec<WireguardMessage> {
     let message = |mut attributes: Vec<WireguardAttribute>| {
         attributes.insert(0, WireguardAttribute::IfName(device.into()));
@@ -98,12 +98,12 @@ fn changes(
     // Removals first: a range belongs to the peer that it was assigned to last.
     let removed = there
         .keys()
-        .filter(|key| !wanted.contains_key(key))
+        .filter(|key| !desired.contains_key(key))
         .map(removed_peer);
-    let changed = wanted
+    let changed = desired
         .iter()
         .filter(|(key, peer)| !there.get(key).is_some_and(|have| have.is(peer)))
-        .map(|(key, peer)| wanted_peer(key, peer));
+        .map(|(key, peer)| desired_peer(key, peer));
     let peers: Vec<WireguardPeer> = removed.chain(changed).collect();
     for peers in peers.chunks(PEERS_IN_MESSAGE) {
         all.push(message(vec![WireguardAttribute::Peers(peers.to_vec())]));
@@ -118,7 +118,7 @@ fn removed_peer(key: &PublicKey) -> WireguardPeer {
     ])
 }
 
-fn wanted_peer(key: &PublicKey, peer: &Peer) -> WireguardPeer {
+fn desired_peer(key: &PublicKey, peer: &Peer) -> WireguardPeer {
     let allowed = peer.allowed.iter().map(|net| {
         WireguardAllowedIp(vec![
             WireguardAllowedIpAttr::Family(match net.network().is_ipv4() {
@@ -264,7 +264,7 @@ mod tests {
 
     /// The numbers are those of `enum wgdevice_attribute`, `wgpeer_attribute` and `wgallowedip_attribute`.
     #[test]
-    fn n7_the_kernel_is_asked_for_our_key_and_port_and_each_nodes_ranges_and_to_forget_those_that_went() {
+    fn n7_the_kernel_gets_our_key_and_port_and_each_nodes_ranges_and_removes_deleted_nodes() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("key");
         let key = PrivateKey::read_or_make(&path, jiff::Timestamp::UNIX_EPOCH).unwrap();
@@ -273,8 +273,8 @@ mod tests {
             allowed: vec!["10.244.1.0/24".parse().unwrap(), "fd01::/64".parse().unwrap()],
         };
         let there = BTreeMap::from([5, 6].map(|seed| (PublicKey([seed; 32]), InstalledPeer::default())));
-        let wanted = BTreeMap::from([(PublicKey([6; 32]), peer)]);
-        let messages = changes("knarr-wg", &key, 51820, &there, &wanted);
+        let desired = BTreeMap::from([(PublicKey([6; 32]), peer)]);
+        let messages = changes("knarr-wg", &key, 51820, &there, &desired);
         let bytes: Vec<Vec<u8>> = messages
             .iter()
             .map(|message| {
@@ -329,12 +329,12 @@ mod tests {
         let mut there = BTreeMap::new();
         collect(&messages[1].attributes, &mut there);
         there.remove(&PublicKey([5; 32]));
-        assert_eq!(changes("knarr-wg", &key, 51820, &there, &wanted).len(), 1);
+        assert_eq!(changes("knarr-wg", &key, 51820, &there, &desired).len(), 1);
         let moved = BTreeMap::from([(
             PublicKey([6; 32]),
             Peer {
                 endpoint: "10.0.0.3:51820".parse().unwrap(),
-                ..wanted[&PublicKey([6; 32])].clone()
+                ..desired[&PublicKey([6; 32])].clone()
             },
         )]);
         assert_eq!(changes("knarr-wg", &key, 51820, &there, &moved).len(), 2);
@@ -345,7 +345,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("key");
         let key = PrivateKey::read_or_make(&path, jiff::Timestamp::UNIX_EPOCH).unwrap();
-        let wanted: BTreeMap<PublicKey, Peer> = (0_u16..1000)
+        let desired: BTreeMap<PublicKey, Peer> = (0_u16..1000)
             .map(|i| {
                 let mut bytes = [0; 32];
                 bytes[..2].copy_from_slice(&i.to_be_bytes());
@@ -356,7 +356,7 @@ mod tests {
                 (PublicKey(bytes), peer)
             })
             .collect();
-        let messages = changes("knarr-wg", &key, 51820, &BTreeMap::new(), &wanted);
+        let messages = changes("knarr-wg", &key, 51820, &BTreeMap::new(), &desired);
         assert!(
             messages
                 .iter()

@@ -64,7 +64,7 @@ impl Wireguard {
                 Carrier::UserSpace(tunnel)
             }
             (old, kind) => {
-                // Its port and device are free when it has ended.
+                // Its port and device are free once it has stopped.
                 drop(old);
                 begin(links, settings, kind).await?
             }

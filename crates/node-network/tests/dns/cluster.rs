@@ -1,4 +1,4 @@
-//! A cluster with a DNS server, and clients that ask it.
+//! A cluster with a DNS server, and clients that query it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub const ADDRESS: &str = "10.96.0.10";
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 const ATTEMPTS: usize = 3;
-/// Longer than the server asks others.
+/// Longer than the server waits for upstream servers.
 const ATTEMPT: Duration = Duration::from_secs(7);
 
 pub fn address() -> IpAddr {

@@ -1,4 +1,4 @@
-//! Names that others must be asked for.
+//! Names that upstream servers answer.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -25,23 +25,23 @@ async fn configured(upstreams: &str) -> Cluster {
 }
 
 #[test]
-fn n5_other_names_are_asked_for_once_and_kept() {
+fn n5_other_names_are_queried_once_and_cached() {
     in_namespace(async {
         let upstream = Upstream::start().await;
         let cluster = configured(UPSTREAM).await;
-        let asked = join_all((0..50).map(|_| cluster.ask("www.example.com", RecordType::A))).await;
-        for answer in asked {
+        let queries = join_all((0..50).map(|_| cluster.ask("www.example.com", RecordType::A))).await;
+        for answer in queries {
             assert_eq!(answer.answers[0].data.to_string(), "192.0.2.80");
             assert!(!answer.authoritative && answer.metadata.recursion_available);
         }
-        // Those that came while the configuration was taken over may have been asked for again.
-        assert!(upstream.asked() <= 2, "{}", upstream.asked());
-        let before = upstream.asked();
+        // Questions that arrived while the configuration was read may have been forwarded again.
+        assert!(upstream.queries() <= 2, "{}", upstream.queries());
+        let before = upstream.queries();
         assert_eq!(
             cluster.ask("WWW.example.com", RecordType::A).await.answers.len(),
             1
         );
-        assert!(upstream.asked() <= before.max(1) + 1);
+        assert!(upstream.queries() <= before.max(1) + 1);
         let missing = cluster.ask("missing.example.com", RecordType::A).await;
         assert_eq!(missing.metadata.response_code, ResponseCode::NXDomain);
     });
@@ -85,13 +85,13 @@ fn n5_external_names_and_search_lists_lead_to_other_servers_in_one_step() {
                 "www.example.com. 192.0.2.80"
             ]
         );
-        let before = upstream.asked();
+        let before = upstream.queries();
         let answer = cluster
             .ask("www.example.com.ns.svc.cluster.local", RecordType::A)
             .await;
         let records: Vec<_> = answer.answers.iter().map(|r| r.data.to_string()).collect();
         assert_eq!(records, ["www.example.com.", "192.0.2.80"]);
-        assert_eq!(upstream.asked(), before, "it is known from before");
+        assert_eq!(upstream.queries(), before, "it is known from before");
         let answer = cluster
             .ask("missing.example.com.ns.svc.cluster.local", RecordType::A)
             .await;
@@ -141,7 +141,7 @@ fn n5_a_silent_server_affects_its_own_names_only() {
 }
 
 #[test]
-fn n5_a_server_that_leads_back_to_this_one_is_not_asked_again() {
+fn n5_a_server_that_forwards_back_to_this_one_is_not_queried_again() {
     in_namespace(async {
         // Passes everything on to the server under test, and its answers back.
         let relay = UdpSocket::bind("127.0.0.55:53").await.unwrap();

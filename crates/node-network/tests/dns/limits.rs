@@ -11,7 +11,7 @@ use super::cluster::{Cluster, TIMEOUT, address, in_namespace, question};
 const NAME: &str = "10-1-2-3.ns.pod.cluster.local";
 
 #[test]
-fn n5_garbage_neither_stops_the_server_nor_is_answered_at_length() {
+fn n5_invalid_messages_neither_stop_the_server_nor_get_long_answers() {
     in_namespace(async {
         let cluster = Cluster::start(|_| None).await;
         cluster.until(NAME, "10.1.2.3").await;
@@ -83,19 +83,19 @@ fn n5_tcp_connections_that_stop_within_a_message_do_not_affect_other_clients() {
         for mut stream in held {
             let mut rest = Vec::new();
             // Closed at once, or when no question has come in time.
-            let ended = timeout(TIMEOUT, stream.read_to_end(&mut rest))
+            let closed_by_peer = timeout(TIMEOUT, stream.read_to_end(&mut rest))
                 .await
                 .expect("closed");
-            closed += usize::from(ended.is_ok() || ended.is_err());
+            closed += usize::from(closed_by_peer.is_ok() || closed_by_peer.is_err());
             assert!(rest.is_empty());
         }
         assert_eq!(closed, 100);
         let mut stream = TcpStream::connect((address(), 53)).await.unwrap();
         stream.write_all(&[0xff, 0xff, 1]).await.unwrap();
         let mut rest = Vec::new();
-        let ended = timeout(TIMEOUT, stream.read_to_end(&mut rest))
+        let closed_by_peer = timeout(TIMEOUT, stream.read_to_end(&mut rest))
             .await
             .expect("closed");
-        assert!(ended.is_err() || rest.is_empty());
+        assert!(closed_by_peer.is_err() || rest.is_empty());
     });
 }

@@ -1,4 +1,4 @@
-//! A name server elsewhere, which knows a few names and counts what it is asked.
+//! An upstream name server, which has a few names and counts its queries.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ pub struct Upstream {
 fn answer(bytes: &[u8], is_tcp: bool) -> Vec<u8> {
     let query = Message::from_vec(bytes).unwrap();
     let name = query.queries[0].name().clone();
-    let asked = query.queries[0].query_type();
+    let queries = query.queries[0].query_type();
     let mut answer = query.into_response();
     match name.to_string().as_str() {
-        "www.example.com." if asked == RecordType::A => {
+        "www.example.com." if queries == RecordType::A => {
             let address = RData::A(A(Ipv4Addr::new(192, 0, 2, 80)));
             answer.add_answer(Record::from_rdata(name, 60, address));
         }
@@ -88,7 +88,7 @@ impl Upstream {
         }
     }
 
-    pub fn asked(&self) -> usize {
+    pub fn queries(&self) -> usize {
         self.over_udp.load(Ordering::SeqCst)
     }
 }

@@ -164,13 +164,13 @@ fn no_cidr_yet() {
 struct Hook {
     fails: AtomicBool,
     was_open: AtomicBool,
-    was_asked: AtomicBool,
+    was_called: AtomicBool,
 }
 
 #[async_trait]
 impl BeforeUp for Hook {
     async fn before_up(&self, attachment: &Attachment) -> Result<(), Box<dyn Error + Send + Sync>> {
-        self.was_asked.store(true, Ordering::SeqCst);
+        self.was_called.store(true, Ordering::SeqCst);
         let address = attachment.addresses[0].to_string();
         let route = tokio::process::Command::new("ip")
             .args(["route", "show", &address])
@@ -188,7 +188,7 @@ fn hook_comes_first() {
     let hook = Arc::new(Hook {
         fails: AtomicBool::new(true),
         was_open: AtomicBool::new(false),
-        was_asked: AtomicBool::new(false),
+        was_called: AtomicBool::new(false),
     });
     let mut node = Node::new(Some(network(&["10.244.1.0/24"])));
     node.hook = hook.clone();
@@ -201,7 +201,7 @@ fn hook_comes_first() {
     assert!(node.pods.list().is_empty());
     hook.fails.store(false, Ordering::SeqCst);
     assert_eq!(node.add(&pod).addresses(), [ip("10.244.1.3")]);
-    assert!(hook.was_asked.load(Ordering::SeqCst));
+    assert!(hook.was_called.load(Ordering::SeqCst));
     assert!(!hook.was_open.load(Ordering::SeqCst));
 }
 

@@ -25,7 +25,7 @@ pub const CASES: &[Case] = &[
         "n1_a_link_without_a_record_keeps_its_address",
         link_without_record,
     ),
-    ("n1_an_add_that_was_broken_off_is_made_anew", broken_off),
+    ("n1_an_add_that_was_interrupted_is_repeated", interrupted),
     (
         "n1_routes_and_table_that_others_removed_come_back",
         removed_by_others,
@@ -39,7 +39,7 @@ pub const CASES: &[Case] = &[
         "n1_agents_killed_at_any_moment_lose_no_pod_and_no_address",
         killed,
     ),
-    ("n1_del_works_when_the_namespace_is_gone", namespace_gone),
+    ("n1_del_succeeds_when_the_namespace_is_deleted", namespace_deleted),
 ];
 
 fn ip(text: &str) -> IpAddr {
@@ -110,7 +110,7 @@ fn link_without_record() {
     node.add(&b).done();
 }
 
-fn broken_off() {
+fn interrupted() {
     let mut node = Node::started();
     let pod = Pod::new(1);
     node.add(&pod).done();
@@ -265,7 +265,7 @@ fn killed() {
     }
 }
 
-fn namespace_gone() {
+fn namespace_deleted() {
     let node = Node::started();
     let pod = Pod::new(1);
     node.add(&pod).done();

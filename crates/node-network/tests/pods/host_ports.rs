@@ -17,7 +17,10 @@ pub const CASES: &[Case] = &[
         "n8_pods_share_a_port_number_by_protocol_and_address",
         shared_numbers,
     ),
-    ("n8_a_udp_flow_follows_a_host_port_that_comes_and_goes", udp_flows),
+    (
+        "n8_a_udp_flow_follows_a_host_port_that_is_added_and_removed",
+        udp_flows,
+    ),
     (
         "n8_host_ports_survive_a_restart_and_are_never_on_the_dns_address",
         restart,

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::Case;
 use crate::node::{Node, Pod};
 
-pub const CASES: &[Case] = &[("add_beside_the_reference_plugins", add)];
+pub const CASES: &[Case] = &[("add_compared_with_the_reference_plugins", add)];
 
 const PODS: usize = 40;
 const REFERENCE: &str = "/usr/lib/cni";

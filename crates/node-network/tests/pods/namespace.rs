@@ -53,10 +53,13 @@ impl Namespace {
 
     /// Runs `ip`, `nft` and the like; fails with its error.
     pub fn command(&self, line: &str) -> String {
-        let words: Vec<String> = line.split(' ').map(str::to_string).collect();
+        let arguments: Vec<String> = line.split(' ').map(str::to_string).collect();
         let text = line.to_string();
         self.run(move || {
-            let output = Command::new(&words[0]).args(&words[1..]).output().unwrap();
+            let output = Command::new(&arguments[0])
+                .args(&arguments[1..])
+                .output()
+                .unwrap();
             let error = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(output.status.success(), "{text}: {error}");
             String::from_utf8(output.stdout).unwrap()

@@ -1,4 +1,4 @@
-//! Servers that answer with the address they saw, and clients that ask them.
+//! Servers that answer with the address they saw, and their clients.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};

@@ -132,7 +132,7 @@ impl Pod {
         result.recv().unwrap()
     }
 
-    /// Which of these answer, all asked at once.
+    /// Which of these destinations answer, all contacted at once.
     pub fn probe(&self, targets: Vec<(Transport, SocketAddr)>) -> Vec<bool> {
         self.run(move || {
             let threads: Vec<_> = targets

@@ -239,7 +239,7 @@ fn n3_an_element_that_the_kernel_rejects_keeps_no_other_out() {
 }
 
 #[test]
-fn n3_udp_clients_of_an_endpoint_that_is_gone_get_another() {
+fn n3_udp_clients_of_a_removed_endpoint_get_another() {
     in_world(|world| async move {
         let first = UdpSocket::bind("10.1.0.1:53").unwrap();
         let second = UdpSocket::bind("10.1.0.2:53").unwrap();

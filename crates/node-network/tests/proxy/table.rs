@@ -1,4 +1,4 @@
-//! A table brought from its current to its wanted content.
+//! A table changed from its current to its desired content.
 
 use std::collections::BTreeMap;
 
@@ -30,10 +30,10 @@ fn port(number: u8) -> Option<Data> {
 }
 
 /// The elements that the batch changes.
-fn bring(nftables: &mut Nftables, wanted: &BTreeMap<&str, Elements>) -> usize {
+fn bring(nftables: &mut Nftables, expected: &BTreeMap<&str, Elements>) -> usize {
     let table = Table::read(nftables, Family::Ip, "t").unwrap();
     let mut comparison = Comparison::read(nftables, &table, &SETS).unwrap();
-    for (set, elements) in wanted {
+    for (set, elements) in expected {
         for (key, data) in elements {
             comparison.want(set, key, data.as_ref()).unwrap();
         }
@@ -42,16 +42,16 @@ fn bring(nftables: &mut Nftables, wanted: &BTreeMap<&str, Elements>) -> usize {
     nftables.commit(&batch).unwrap();
     for set in SETS {
         let elements = table.elements(nftables, set).unwrap();
-        let mut wanted = wanted.get(set).cloned().unwrap_or_default();
+        let mut expected = expected.get(set).cloned().unwrap_or_default();
         // What is a range of one is read as one.
-        wanted = wanted
+        expected = expected
             .into_iter()
             .map(|(key, data)| {
                 let end = key.end.filter(|end| *end != key.start);
                 (Key { end, ..key }, data)
             })
             .collect();
-        assert_eq!(elements, wanted, "{set}");
+        assert_eq!(elements, expected, "{set}");
     }
     batch.elements()
 }
@@ -68,7 +68,7 @@ fn n3_only_the_difference_is_written_and_other_sets_are_left_alone() {
                 .collect()
         };
         let goto = Some(Data::Verdict(Verdict::Goto("c".into())));
-        let mut wanted = BTreeMap::from([
+        let mut expected = BTreeMap::from([
             ("plain", plain(&[(1, 1), (2, 2), (3, 3)])),
             ("verdicts", BTreeMap::from([(Key::exact([0, 80, 0, 0]), goto)])),
             (
@@ -86,17 +86,17 @@ fn n3_only_the_difference_is_written_and_other_sets_are_left_alone() {
                 )]),
             ),
         ]);
-        assert_eq!(bring(&mut nftables, &wanted), 7);
+        assert_eq!(bring(&mut nftables, &expected), 7);
         let generation = nftables.generation().unwrap();
-        assert_eq!(bring(&mut nftables, &wanted), 0);
+        assert_eq!(bring(&mut nftables, &expected), 0);
         assert_eq!(nftables.generation().unwrap(), generation, "nothing is committed");
         // One is removed, one is added, one has other data; a range grows.
-        wanted.insert("plain", plain(&[(1, 1), (2, 9), (4, 4)]));
-        wanted.insert(
+        expected.insert("plain", plain(&[(1, 1), (2, 9), (4, 4)]));
+        expected.insert(
             "ranges",
             BTreeMap::from([(range(&[10, 0, 0, 0], &[10, 0, 1, 255]), None)]),
         );
-        assert_eq!(bring(&mut nftables, &wanted), 4 + 3);
+        assert_eq!(bring(&mut nftables, &expected), 4 + 3);
         assert_eq!(bring(&mut nftables, &BTreeMap::new()), 6);
         let table = Table::read(&mut nftables, Family::Ip, "t").unwrap();
         assert_eq!(table.elements(&mut nftables, "others").unwrap().len(), 1);

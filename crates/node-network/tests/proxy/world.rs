@@ -53,8 +53,8 @@ pub fn in_world<F: Future<Output = ()>>(test: impl FnOnce(World) -> F + Send + '
 }
 
 pub fn run(command: &str) -> String {
-    let words: Vec<&str> = command.split(' ').collect();
-    let output = Command::new(words[0]).args(&words[1..]).output().unwrap();
+    let arguments: Vec<&str> = command.split(' ').collect();
+    let output = Command::new(arguments[0]).args(&arguments[1..]).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command}: {errors}");
     String::from_utf8(output.stdout).unwrap()

@@ -21,7 +21,7 @@ fn sticky(seconds: u32) -> serde_json::Value {
 }
 
 #[test]
-fn n2_a_client_stays_with_its_endpoint_until_that_is_gone() {
+fn n2_a_client_stays_with_its_endpoint_until_that_is_removed() {
     let mut world = World::new();
     for (_, a) in FAMILIES {
         for (from, to) in [
@@ -38,7 +38,7 @@ fn n2_a_client_stays_with_its_endpoint_until_that_is_gone() {
                 left.retain(|name| !found.contains(*name));
                 world.apply(sticky(10_800), &endpoints(&left));
             }
-            assert_eq!(world.tcp(from, to), Answer::Refused);
+            assert_eq!(world.tcp(from, to), Answer::ConnectionRefused);
         }
     }
 }

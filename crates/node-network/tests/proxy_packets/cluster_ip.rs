@@ -53,8 +53,8 @@ fn n2_a_service_without_endpoints_rejects_at_once() {
                 socket(a.cluster_ip, 81),
                 socket(a.node, 30080),
             ] {
-                assert_eq!(world.tcp(from, to), Answer::Refused, "{from} to {to}");
-                assert_eq!(world.udp(from, to), Answer::Refused, "{from} to {to}");
+                assert_eq!(world.tcp(from, to), Answer::ConnectionRefused, "{from} to {to}");
+                assert_eq!(world.udp(from, to), Answer::ConnectionRefused, "{from} to {to}");
             }
             let to = socket(a.unallocated, 80);
             assert_eq!(world.tcp(from, to), Answer::Silent, "{from} to {to}");
@@ -66,7 +66,10 @@ fn n2_a_service_without_endpoints_rejects_at_once() {
     world.apply(service("empty", json!({"type": "NodePort"})), &endpoints(&["p2"]));
     for (_, a) in FAMILIES {
         assert_eq!(world.tcp("client", socket(a.node, 30080)).server(), "p2");
-        assert_eq!(world.tcp("p1", socket(a.cluster_ip, 81)), Answer::Refused);
+        assert_eq!(
+            world.tcp("p1", socket(a.cluster_ip, 81)),
+            Answer::ConnectionRefused
+        );
     }
 }
 
@@ -89,7 +92,10 @@ fn n2_internal_traffic_policy_local_stays_on_the_node_or_is_dropped() {
     }
     world.apply(local, &[]);
     for (_, a) in FAMILIES {
-        assert_eq!(world.tcp("p1", socket(a.cluster_ip, 80)), Answer::Refused);
+        assert_eq!(
+            world.tcp("p1", socket(a.cluster_ip, 80)),
+            Answer::ConnectionRefused
+        );
     }
 }
 

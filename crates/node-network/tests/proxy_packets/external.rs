@@ -94,7 +94,7 @@ fn n2_external_traffic_policy_local_keeps_the_clients_address() {
     world.apply(local, &[]);
     for (_, a) in FAMILIES {
         for to in outside(&a) {
-            assert_eq!(world.tcp("client", to), Answer::Refused);
+            assert_eq!(world.tcp("client", to), Answer::ConnectionRefused);
         }
     }
 }

@@ -23,7 +23,7 @@ pub enum Answer {
         server: String,
         source: String,
     },
-    Refused,
+    ConnectionRefused,
     Silent,
 }
 
@@ -336,7 +336,7 @@ impl World {
                     Err(_) => Answer::Silent,
                 }
             }
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => Answer::Refused,
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => Answer::ConnectionRefused,
             Err(error) if error.kind() == ErrorKind::TimedOut => Answer::Silent,
             Err(error) => panic!("{to}: {error}"),
         })
@@ -356,12 +356,12 @@ impl World {
                 // A datagram that is rejected on its way out fails with EPERM.
                 let kinds = [ErrorKind::ConnectionRefused, ErrorKind::PermissionDenied];
                 assert!(kinds.contains(&error.kind()), "{to}: {error}");
-                return Answer::Refused;
+                return Answer::ConnectionRefused;
             }
             let mut buffer = [0; 256];
             match socket.recv(&mut buffer) {
                 Ok(length) => answer(std::str::from_utf8(&buffer[..length]).unwrap()),
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused => Answer::Refused,
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => Answer::ConnectionRefused,
                 Err(_) => Answer::Silent,
             }
         })

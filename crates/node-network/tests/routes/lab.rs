@@ -12,9 +12,12 @@ use knarr_client::{TokioClock, TypedApi};
 use knarr_node_network::routes::{Config, Router};
 use serde_json::json;
 
-pub fn run(words: &str) -> String {
-    let mut words = words.split_whitespace();
-    let out = Command::new(words.next().unwrap()).args(words).output().unwrap();
+pub fn run(command: &str) -> String {
+    let mut command = command.split_whitespace();
+    let out = Command::new(command.next().unwrap())
+        .args(command)
+        .output()
+        .unwrap();
     let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "{text}");
     text
@@ -171,8 +174,8 @@ impl Drop for Agent {
     fn drop(&mut self) {
         let _ = self.end.send(true);
         if let Some(thread) = self.thread.take() {
-            let ended = thread.join();
-            assert!(ended.is_ok() || std::thread::panicking());
+            let joined = thread.join();
+            assert!(joined.is_ok() || std::thread::panicking());
         }
     }
 }

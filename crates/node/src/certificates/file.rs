@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
-use knarr_kubelet::certificates::Held;
+use knarr_kubelet::certificates::CurrentCertificate;
 use x509_parser::pem::{Pem, parse_x509_pem};
 use x509_parser::prelude::GeneralName;
 
@@ -29,7 +29,7 @@ pub enum FileError {
 
 /// The file's content; `None` if there is no file, or if it cannot be read (which is logged, and the file is replaced
 /// later).
-pub fn read(path: &Path, now: Timestamp) -> Result<Option<(Held, Identity)>, FileError> {
+pub fn read(path: &Path, now: Timestamp) -> Result<Option<(CurrentCertificate, Identity)>, FileError> {
     let failed = |source| FileError::Io {
         doing: "read",
         path: path.to_path_buf(),
@@ -110,14 +110,14 @@ fn split(text: &str) -> Result<Identity, FileError> {
 }
 
 /// The subject names and validity of a certificate.
-pub fn describe(identity: &Identity, obtained: Timestamp) -> Result<Held, FileError> {
+pub fn describe(identity: &Identity, obtained: Timestamp) -> Result<CurrentCertificate, FileError> {
     let bad = |e: &dyn std::fmt::Display| FileError::Unreadable(e.to_string());
     let (_, pem): (_, Pem) = parse_x509_pem(identity.certificate_pem.as_bytes()).map_err(|e| bad(&e))?;
     let certificate = pem.parse_x509().map_err(|e| bad(&e))?;
     let time = |seconds: i64| Timestamp::from_second(seconds).map_err(|e| bad(&e));
     let validity = certificate.validity();
     let name = certificate.subject().iter_common_name().next();
-    let mut held = Held {
+    let mut current = CurrentCertificate {
         common_name: name.and_then(|n| n.as_str().ok()).unwrap_or("").to_string(),
         dns_names: Vec::new(),
         ip_addresses: Vec::new(),
@@ -128,12 +128,12 @@ pub fn describe(identity: &Identity, obtained: Timestamp) -> Result<Held, FileEr
     let names = certificate.subject_alternative_name().map_err(|e| bad(&e))?;
     for name in names.iter().flat_map(|n| &n.value.general_names) {
         match name {
-            GeneralName::DNSName(name) => held.dns_names.push((*name).to_string()),
-            GeneralName::IPAddress(bytes) => held.ip_addresses.extend(address(bytes)),
+            GeneralName::DNSName(name) => current.dns_names.push((*name).to_string()),
+            GeneralName::IPAddress(bytes) => current.ip_addresses.extend(address(bytes)),
             _ => {}
         }
     }
-    Ok(held)
+    Ok(current)
 }
 
 fn address(bytes: &[u8]) -> Option<String> {

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use knarr_client::{Api, Clock};
-use knarr_kubelet::certificates::{Held, Next, next};
-pub use knarr_kubelet::certificates::{Wanted, client, network_agent, serving};
+pub use knarr_kubelet::certificates::{CertificateTemplate, client, network_agent, serving};
+use knarr_kubelet::certificates::{CurrentCertificate, RotationDecision, decide_rotation};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use tokio_util::sync::CancellationToken;
@@ -38,33 +38,33 @@ impl std::fmt::Debug for Identity {
 
 /// One certificate that is kept in a file and renewed.
 pub struct Rotation {
-    wanted: Wanted,
+    template: CertificateTemplate,
     file: PathBuf,
     clock: Arc<dyn Clock>,
     rng: StdRng,
     /// Where in the span of renewal the certificate of the moment is renewed.
     chance: f64,
-    held: Option<(Held, Identity)>,
+    current: Option<(CurrentCertificate, Identity)>,
     failed: Option<(u32, Timestamp)>,
 }
 
 impl Rotation {
-    /// Loads the file's certificate if it is valid for `wanted`.
+    /// Loads the file's certificate if it is valid for `template`.
     pub fn open(
-        wanted: Wanted,
+        template: CertificateTemplate,
         file: PathBuf,
         clock: Arc<dyn Clock>,
         mut rng: StdRng,
     ) -> Result<Self, FileError> {
-        let held = file::read(&file, clock.now())?;
-        let held = held.filter(|(held, _)| held.is_for(&wanted));
+        let current = file::read(&file, clock.now())?;
+        let current = current.filter(|(current, _)| current.matches(&template));
         Ok(Rotation {
             chance: rng.random(),
-            wanted,
+            template,
             file,
             clock,
             rng,
-            held,
+            current,
             failed: None,
         })
     }
@@ -72,67 +72,73 @@ impl Rotation {
     /// What is held and counts now.
     pub fn current(&self) -> Option<&Identity> {
         let now = self.clock.now();
-        let held = self.held.as_ref().filter(|(held, _)| held.counts(now));
-        held.map(|(_, identity)| identity)
+        let current = self.current.as_ref().filter(|(current, _)| current.is_valid(now));
+        current.map(|(_, identity)| identity)
     }
 
     /// What is held is not used any more; another is requested at once.
     pub fn discard(&mut self) {
-        self.held = None;
+        self.current = None;
     }
 
     /// When the current certificate expires or has expired.
     pub fn ends(&self) -> Option<Timestamp> {
-        self.held.as_ref().map(|(held, _)| held.until)
+        self.current.as_ref().map(|(current, _)| current.until)
     }
 
     /// Requests a certificate once, now.
     pub async fn ask(&mut self, api: &dyn Api) -> Result<&Identity, RequestError> {
-        let identity = request::ask(api, &self.wanted).await?;
-        let held = file::describe(&identity, self.clock.now())?;
+        let identity = request::ask(api, &self.template).await?;
+        let current = file::describe(&identity, self.clock.now())?;
         file::write(&self.file, &identity)?;
         self.chance = self.rng.random();
-        let (held, identity) = self.held.insert((held, identity));
-        tracing::info!(signer = self.wanted.signer, until = %held.until, "received a new certificate");
+        let (current, identity) = self.current.insert((current, identity));
+        tracing::info!(signer = self.template.signer, until = %current.until, "received a new certificate");
         Ok(identity)
     }
 
     /// Rotates until `cancel`. Requests are sent through `first` with the current certificate, through `bootstrap`
     /// where that has expired. Each new certificate is passed to `take`, whose error is the reason why it cannot be
     /// used.
-    pub async fn run(
+    pub async fn run<E: std::fmt::Display>(
         mut self,
         first: Arc<dyn Api>,
         bootstrap: Option<Arc<dyn Api>>,
-        take: impl Fn(&Identity) -> Result<(), String> + Send,
+        take: impl Fn(&Identity) -> Result<(), E> + Send,
         cancel: CancellationToken,
     ) {
         loop {
             let now = self.clock.now();
-            let held = self.held.as_ref().map(|(held, _)| held);
-            if let Next::Wait(left) = next(held, &self.wanted, self.chance, self.failed, now) {
-                let nap = left.unsigned_abs().min(CHECK_INTERVAL);
+            let current = self.current.as_ref().map(|(current, _)| current);
+            if let RotationDecision::Wait(left) =
+                decide_rotation(current, &self.template, self.chance, self.failed, now)
+            {
+                let sleep_time = left.unsigned_abs().min(CHECK_INTERVAL);
                 tokio::select! {
                     () = cancel.cancelled() => return,
-                    () = tokio::time::sleep(nap) => continue,
+                    () = tokio::time::sleep(sleep_time) => continue,
                 }
             }
             let api = match &bootstrap {
                 Some(bootstrap) if self.current().is_none() => bootstrap.clone(),
                 _ => first.clone(),
             };
-            let asked = tokio::select! {
+            let result = tokio::select! {
                 () = cancel.cancelled() => return,
-                asked = self.ask(&*api) => asked.map_err(|e| e.to_string()),
+                result = self.ask(&*api) => result,
             };
-            match asked.and_then(&take) {
-                Ok(()) => self.failed = None,
-                Err(error) => {
+            let error = match result {
+                Ok(identity) => take(identity).err().map(|error| error.to_string()),
+                Err(error) => Some(error.to_string()),
+            };
+            match error {
+                None => self.failed = None,
+                Some(error) => {
                     let times = self.failed.map_or(0, |(times, _)| times).saturating_add(1);
                     self.failed = Some((times, self.clock.now()));
                     let ends = self.ends().map(|t| t.to_string()).unwrap_or_default();
                     tracing::warn!(
-                        signer = self.wanted.signer,
+                        signer = self.template.signer,
                         error,
                         times,
                         ends,

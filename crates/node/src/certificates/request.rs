@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knarr_api::Error;
 use knarr_api::registry::Registered;
 use knarr_client::{Api, TypedApi, WatchEvent, WatchOptions};
-use knarr_kubelet::certificates::Wanted;
+use knarr_kubelet::certificates::CertificateTemplate;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
 
 use super::{FileError, Identity};
@@ -41,9 +41,9 @@ pub enum RequestError {
 }
 
 /// Makes a key and has it signed.
-pub async fn ask(api: &dyn Api, wanted: &Wanted) -> Result<Identity, RequestError> {
+pub async fn ask(api: &dyn Api, template: &CertificateTemplate) -> Result<Identity, RequestError> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-    let pem = pem(wanted, &key)?;
+    let pem = pem(template, &key)?;
     let request = CertificateSigningRequest {
         metadata: ObjectMeta {
             generate_name: Some("csr-".into()),
@@ -51,15 +51,19 @@ pub async fn ask(api: &dyn Api, wanted: &Wanted) -> Result<Identity, RequestErro
         },
         spec: CertificateSigningRequestSpec {
             request: ByteString(pem.into_bytes()),
-            signer_name: wanted.signer.into(),
-            usages: Some(wanted.usages.map(str::to_string).to_vec()),
+            signer_name: template.signer.into(),
+            usages: Some(template.usages.map(str::to_string).to_vec()),
             ..CertificateSigningRequestSpec::default()
         },
         ..CertificateSigningRequest::default()
     };
     let created = api.create_as(request).await.map_err(RequestError::Send)?;
     let name = created.metadata.name.clone().unwrap_or_default();
-    tracing::info!(request = name, signer = wanted.signer, "requested a certificate");
+    tracing::info!(
+        request = name,
+        signer = template.signer,
+        "requested a certificate"
+    );
     let decided = tokio::time::timeout(DECISION_LIMIT, decision(api, &name)).await;
     let certificate_pem = decided.map_err(|_| RequestError::Undecided(name))??;
     Ok(Identity {
@@ -68,18 +72,18 @@ pub async fn ask(api: &dyn Api, wanted: &Wanted) -> Result<Identity, RequestErro
     })
 }
 
-fn pem(wanted: &Wanted, key: &KeyPair) -> Result<String, rcgen::Error> {
+fn pem(template: &CertificateTemplate, key: &KeyPair) -> Result<String, rcgen::Error> {
     let mut params = CertificateParams::default();
     let mut subject = DistinguishedName::new();
-    subject.push(DnType::OrganizationName, wanted.organization);
-    subject.push(DnType::CommonName, wanted.common_name.as_str());
+    subject.push(DnType::OrganizationName, template.organization);
+    subject.push(DnType::CommonName, template.common_name.as_str());
     params.distinguished_name = subject;
-    for name in &wanted.dns_names {
+    for name in &template.dns_names {
         params
             .subject_alt_names
             .push(SanType::DnsName(name.as_str().try_into()?));
     }
-    for address in &wanted.ip_addresses {
+    for address in &template.ip_addresses {
         // A name that is not an IP address cannot be requested as one.
         let address = address.parse().map_err(|_| rcgen::Error::InvalidNameType)?;
         params.subject_alt_names.push(SanType::IpAddress(address));
@@ -145,11 +149,11 @@ fn decided(request: &CertificateSigningRequest, name: &str) -> Option<Result<Str
     let status = request.status.as_ref()?;
     for (type_, what) in [("Denied", "denied"), ("Failed", "not signed")] {
         let conditions = status.conditions.iter().flatten();
-        if let Some(said) = conditions
+        if let Some(condition) = conditions
             .into_iter()
             .find(|c| c.type_ == type_ && c.status != "False")
         {
-            let why = said.message.as_deref().or(said.reason.as_deref());
+            let why = condition.message.as_deref().or(condition.reason.as_deref());
             return Some(Err(denied(name, what, why.unwrap_or("no reason was given"))));
         }
     }
@@ -165,20 +169,21 @@ mod tests {
 
     #[test]
     fn a_denial_counts_before_a_certificate() {
-        let said = |type_: &str, status: &str| json!({"type": type_, "status": status, "reason": "Because"});
+        let condition =
+            |type_: &str, status: &str| json!({"type": type_, "status": status, "reason": "Because"});
         for (status, expected) in [
             (json!({}), None),
-            (json!({"conditions": [said("Approved", "True")]}), None),
+            (json!({"conditions": [condition("Approved", "True")]}), None),
             (
-                json!({"conditions": [said("Denied", "False")], "certificate": "YQ=="}),
+                json!({"conditions": [condition("Denied", "False")], "certificate": "YQ=="}),
                 Some("a"),
             ),
             (
-                json!({"conditions": [said("Denied", "True")], "certificate": "YQ=="}),
+                json!({"conditions": [condition("Denied", "True")], "certificate": "YQ=="}),
                 Some("the request r was denied: Because"),
             ),
             (
-                json!({"conditions": [said("Failed", "True")]}),
+                json!({"conditions": [condition("Failed", "True")]}),
                 Some("the request r was not signed: Because"),
             ),
         ] {

@@ -32,8 +32,8 @@ impl World {
 
     fn rotation(&self) -> Rotation {
         let file = self.directory.path().join("pki/current.pem");
-        let wanted = serving("n", &["10.0.0.1".to_string()]);
-        Rotation::open(wanted, file, self.clock.clone(), StdRng::seed_from_u64(1)).unwrap()
+        let template = serving("n", &["10.0.0.1".to_string()]);
+        Rotation::open(template, file, self.clock.clone(), StdRng::seed_from_u64(1)).unwrap()
     }
 
     /// Answers every request as `answer` does.
@@ -56,15 +56,15 @@ impl World {
 fn sign(request: &mut CertificateSigningRequest, now: Timestamp) {
     use rcgen::{CertificateParams, CertificateSigningRequestParams, Issuer, KeyPair};
     let text = String::from_utf8(request.spec.request.0.clone()).unwrap();
-    let mut asked = CertificateSigningRequestParams::from_pem(&text).unwrap();
+    let mut request_params = CertificateSigningRequestParams::from_pem(&text).unwrap();
     let at = |t: Timestamp| {
         rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(u64::try_from(t.as_second()).unwrap())
     };
     // Dated back, as signers do.
-    asked.params.not_before = at(now - Duration::from_secs(300));
-    asked.params.not_after = at(now + LIFE);
+    request_params.params.not_before = at(now - Duration::from_secs(300));
+    request_params.params.not_after = at(now + LIFE);
     let issuer = Issuer::new(CertificateParams::default(), KeyPair::generate().unwrap());
-    let signed = asked.signed_by(&issuer).unwrap().pem();
+    let signed = request_params.signed_by(&issuer).unwrap().pem();
     request.status.get_or_insert_default().certificate = Some(ByteString(signed.into_bytes()));
 }
 
@@ -80,8 +80,8 @@ async fn a_certificate_is_readable_by_its_owner_only_and_loaded_again() {
     assert_eq!(mode & 0o777, 0o600);
     assert_eq!(std::fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
     assert_eq!(world.rotation().current(), Some(&identity));
-    let held = file::describe(&identity, world.clock.now()).unwrap();
-    assert!(held.is_for(&serving("n", &["10.0.0.1".to_string()])));
+    let current = file::describe(&identity, world.clock.now()).unwrap();
+    assert!(current.matches(&serving("n", &["10.0.0.1".to_string()])));
 
     // A certificate for another name, or an invalid one, is not loaded.
     let other = Rotation::open(
@@ -105,14 +105,14 @@ async fn it_is_rotated_before_each_expiry() {
     let ends = Arc::new(parking_lot::Mutex::new(Timestamp::MAX));
     let previous = ends.clone();
     let take = move |identity: &Identity| {
-        let held = file::describe(identity, clock.now()).map_err(|e| e.to_string())?;
-        let before = std::mem::replace(&mut *previous.lock(), held.until);
+        let current = file::describe(identity, clock.now()).map_err(|e| e.to_string())?;
+        let before = std::mem::replace(&mut *previous.lock(), current.until);
         counter.fetch_add(1, Ordering::Relaxed);
         // In time, that is.
         if clock.now() < before {
             Ok(())
         } else {
-            Err("too late".into())
+            Err("too late".to_string())
         }
     };
     let running = tokio::spawn(
@@ -136,13 +136,13 @@ async fn it_is_rotated_before_each_expiry() {
 async fn a_denial_is_reported_with_the_approvers_message() {
     let world = World::new();
     world.answer(|request, _| {
-        let said = CertificateSigningRequestCondition {
+        let condition = CertificateSigningRequestCondition {
             type_: "Failed".into(),
             status: "True".into(),
             message: Some("not this node".into()),
             ..CertificateSigningRequestCondition::default()
         };
-        request.status.get_or_insert_default().conditions = Some(vec![said]);
+        request.status.get_or_insert_default().conditions = Some(vec![condition]);
     });
     let error = world.rotation().ask(&*world.api).await.unwrap_err().to_string();
     assert!(error.ends_with("was not signed: not this node"), "{error}");

@@ -169,7 +169,7 @@ async fn supervise(config: ContainerdConfig, mut process: Process, cancel: Cance
         tokio::select! {
             // Removes leftover shims twice and then waits for ever.
             never = remove_leftover_shims(&config, pid) => match never {},
-            status = process.ended() => {
+            status = process.exited() => {
                 tracing::warn!(%status, "containerd exited; restarting it");
             }
             () = cancel.cancelled() => {
@@ -265,7 +265,7 @@ async fn adopt(config: &ContainerdConfig) -> Result<Option<Process>, ContainerdE
             let runtime = Cri::new(&format!("unix://{}", config.socket().display()));
             tokio::select! {
                 served = serves(&runtime) => served.is_err().then_some("it does not serve CRI"),
-                _ = one.ended() => Some("it ended"),
+                _ = one.exited() => Some("it ended"),
             }
         }
         _ => Some("there is more than one"),

@@ -29,13 +29,13 @@ pub(super) enum Process {
 
 impl Process {
     /// Returns its exit status as far as it is known, when it has exited. Cancel-safe.
-    pub(super) async fn ended(&mut self) -> String {
+    pub(super) async fn exited(&mut self) -> String {
         match self {
             Process::Started(child) => child
                 .wait()
                 .await
                 .map_or_else(|e| e.to_string(), |status| status.to_string()),
-            Process::Adopted(leftover) => leftover.ended().await,
+            Process::Adopted(leftover) => leftover.exited().await,
         }
     }
 
@@ -44,7 +44,7 @@ impl Process {
         for signal in [Signal::TERM, Signal::KILL] {
             // It may have exited already.
             let _ = self.signal(signal);
-            if tokio::time::timeout(STOP_GRACE, self.ended()).await.is_ok() {
+            if tokio::time::timeout(STOP_GRACE, self.exited()).await.is_ok() {
                 return Ok(());
             }
             tracing::warn!(?signal, "containerd did not exit within {STOP_GRACE:?}");
@@ -97,7 +97,7 @@ impl Leftover {
     }
 
     /// A pidfd becomes readable when its process exits.
-    pub(super) async fn ended(&self) -> String {
+    pub(super) async fn exited(&self) -> String {
         match self.held.readable().await {
             Ok(_) => "an earlier knarr's: its status is not known".into(),
             Err(e) => e.to_string(),

@@ -56,8 +56,8 @@ async fn end_shims(config: &ContainerdConfig, runs: Option<(i32, &dyn Runtime)>)
 
 /// Every sandbox and container of CRI's.
 async fn known(runtime: &dyn Runtime) -> Result<BTreeSet<String>, RuntimeError> {
-    let sandboxes = runtime.sandboxes().await?.into_iter().map(|s| s.id);
-    let containers = runtime.containers().await?.into_iter().map(|c| c.id);
+    let sandboxes = runtime.sandboxes().await?.into_iter().map(|s| s.id.into());
+    let containers = runtime.containers().await?.into_iter().map(|c| c.id.into());
     Ok(sandboxes.chain(containers).collect())
 }
 

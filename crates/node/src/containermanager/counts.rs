@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use knarr_client::metrics::{Histogram, histogram};
 use knarr_kubelet::cpumanager::CpuManager;
 
 use crate::devicemanager::{Devices, Durations};
@@ -10,39 +11,6 @@ use crate::devicemanager::{Devices, Durations};
 const ADMISSION_MS: &[f64] = &[
     0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6, 819.2,
 ];
-
-/// Observations by upper bound.
-#[derive(Clone, Debug)]
-pub struct Histogram {
-    bounds: &'static [f64],
-    counts: Vec<u64>,
-    pub sum: f64,
-    pub count: u64,
-}
-
-impl Histogram {
-    pub fn new(bounds: &'static [f64]) -> Self {
-        Histogram {
-            bounds,
-            counts: vec![0; bounds.len()],
-            sum: 0.0,
-            count: 0,
-        }
-    }
-
-    pub fn observe(&mut self, value: f64) {
-        for (count, bound) in self.counts.iter_mut().zip(self.bounds) {
-            *count += u64::from(value <= *bound);
-        }
-        self.sum += value;
-        self.count += 1;
-    }
-
-    /// The bounds with how many observations did not exceed them.
-    pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> {
-        self.bounds.iter().copied().zip(self.counts.iter().copied())
-    }
-}
 
 /// Allocations that were aligned, and those that could not be, by scope (`container`, `pod`) and boundary
 /// (`numa_node`, `physical_cpu`, `uncore_cache`).
@@ -67,7 +35,7 @@ impl Default for Counts {
         Counts {
             admission_requests: 0,
             admission_errors: 0,
-            admission_ms: Histogram::new(ADMISSION_MS),
+            admission_ms: histogram(ADMISSION_MS),
             cpu_requests: 0,
             cpu_errors: 0,
             memory_requests: 0,

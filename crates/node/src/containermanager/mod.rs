@@ -32,7 +32,7 @@ use tokio::sync::Notify;
 
 use crate::devicemanager::Devices;
 use crate::untrusted_fs::Pool;
-pub use counts::{Aligned, Counts, Histogram, Metrics};
+pub use counts::{Aligned, Counts, Metrics};
 use start::StoredCheckpoints;
 pub use start::{CheckpointError, StartError, shown};
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use k8s_cri::v1::LinuxContainerResources;
 use knarr_kubelet::cpumanager::cpuset;
+use knarr_kubelet::ids::ContainerId;
 use knarr_kubelet::runtime::ContainerState;
 use tracing::warn;
 
@@ -38,7 +39,7 @@ async fn reconcile(
     manager: &ContainerManager,
     runtime: &dyn Runtime,
     pods: &ActivePods,
-    known: &mut BTreeMap<String, String>,
+    known: &mut BTreeMap<ContainerId, String>,
 ) {
     let containers = match runtime.containers().await {
         Ok(containers) => containers,
@@ -47,29 +48,29 @@ async fn reconcile(
     known.retain(|id, _| containers.iter().any(|container| container.id == *id));
     for container in containers {
         let is_running = matches!(container.state, ContainerState::Running { .. });
-        if !is_running || !pods.lock().contains_key(&container.pod.uid) {
+        if !is_running || !pods.lock().contains_key(container.pod.uid.as_str()) {
             continue;
         }
-        let wanted = {
+        let desired = {
             let managers = manager.managers.lock();
             managers
                 .cpu
                 .affinity(&container.pod.uid, &container.name)
                 .map(cpuset::format)
         };
-        let wanted = wanted.unwrap_or_default();
-        if wanted.is_empty() || known.get(&container.id) == Some(&wanted) {
+        let desired = desired.unwrap_or_default();
+        if desired.is_empty() || known.get(&container.id) == Some(&desired) {
             continue;
         }
         let resources = LinuxContainerResources {
-            cpuset_cpus: wanted.clone(),
+            cpuset_cpus: desired.clone(),
             ..LinuxContainerResources::default()
         };
         match runtime.update_container(&container.id, &resources).await {
-            Ok(()) => drop(known.insert(container.id, wanted)),
+            Ok(()) => drop(known.insert(container.id, desired)),
             Err(error) if error.is_not_found() => {}
             Err(error) => {
-                warn!(container = container.id, cpus = wanted, %error, "cannot set the CPUs of a container")
+                warn!(container = %container.id, cpus = desired, %error, "cannot set the CPUs of a container")
             }
         }
     }

@@ -27,10 +27,10 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::containermanager::Histogram;
 use crate::plugins::call::stream;
-use crate::plugins::{Handler, Plugin, call};
+use crate::plugins::{Handler, HandlerError, Plugin, call};
 use crate::untrusted_fs::Pool;
+use knarr_client::metrics::{self, Histogram};
 
 /// The kubelet's directory of device plugins' sockets and its own.
 pub const DIRECTORY: &str = "device-plugins";
@@ -78,6 +78,22 @@ impl Error {
             message: format!("Allocate failed due to {self}, which is unexpected"),
         }
     }
+}
+
+/// Why a device plugin is not registered; the plugin is notified of it.
+#[derive(Debug, thiserror::Error)]
+enum RegistrationError {
+    #[error("more than {} device plugins", PLUGINS_MAX)]
+    TooMany,
+    #[error("failed to get device plugin options: {0}")]
+    Options(#[source] crate::plugins::CallError),
+    #[error(
+        "manager version, {}, is not among plugin supported versions {versions:?}",
+        VERSION
+    )]
+    Version { versions: Vec<String> },
+    #[error("invalid name of device plugin socket: the ResourceName {resource:?} is invalid")]
+    ResourceName { resource: String },
 }
 
 /// A registered plugin. Dropping it closes its stream.
@@ -295,7 +311,7 @@ impl Devices {
         {
             let mut allocations = self.allocations.lock();
             let histogram = allocations.entry(resource.to_string());
-            let histogram = histogram.or_insert_with(|| Histogram::new(ALLOCATION_SECONDS));
+            let histogram = histogram.or_insert_with(|| metrics::histogram(ALLOCATION_SECONDS));
             histogram.observe(begin.elapsed().as_secs_f64());
         }
         let answer = answer.map_err(Error::Allocate)?;
@@ -382,13 +398,13 @@ impl Devices {
     }
 
     /// Connects to a plugin and follows its reports until it disconnects or another one registers for its resource.
-    async fn connect(self: &Arc<Self>, resource: &str, socket: &Path) -> Result<(), String> {
+    async fn connect(self: &Arc<Self>, resource: &str, socket: &Path) -> Result<(), RegistrationError> {
         let is_known = self.endpoints.lock().by_resource.contains_key(resource);
         if !is_known && self.endpoints.lock().by_resource.len() >= PLUGINS_MAX {
-            return Err(format!("more than {PLUGINS_MAX} device plugins"));
+            return Err(RegistrationError::TooMany);
         }
         let options = call(socket, wire::GetDevicePluginOptions {}, CONNECT).await;
-        let options = options.map_err(|e| format!("failed to get device plugin options: {e}"))?;
+        let options = options.map_err(RegistrationError::Options)?;
         let mut endpoints = self.endpoints.lock();
         endpoints.generation += 1;
         *endpoints.registrations.entry(resource.to_string()).or_default() += 1;
@@ -451,17 +467,16 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     spec.flat_map(|s| s.init_containers.iter().flatten().chain(&s.containers))
 }
 
-fn validate(resource: &str, versions: &[String]) -> Result<(), String> {
+fn validate(resource: &str, versions: &[String]) -> Result<(), RegistrationError> {
     if !versions.iter().any(|v| v == VERSION) {
-        return Err(format!(
-            "manager version, {VERSION}, is not among plugin supported versions {versions:?}"
-        ));
+        let versions = versions.to_vec();
+        return Err(RegistrationError::Version { versions });
     }
     match knarr_api::kinds::pod::resources::is_extended(resource) {
         true => Ok(()),
-        false => Err(format!(
-            "invalid name of device plugin socket: the ResourceName {resource:?} is invalid"
-        )),
+        false => Err(RegistrationError::ResourceName {
+            resource: resource.into(),
+        }),
     }
 }
 
@@ -474,15 +489,15 @@ impl Handler for Registrar {
         "DevicePlugin"
     }
 
-    fn validate(&self, plugin: &Plugin) -> Result<(), String> {
-        validate(&plugin.name, &plugin.versions)
+    fn validate(&self, plugin: &Plugin) -> Result<(), HandlerError> {
+        Ok(validate(&plugin.name, &plugin.versions)?)
     }
 
-    async fn register(&self, plugin: &Plugin) -> Result<(), String> {
-        self.0.connect(&plugin.name, &plugin.endpoint).await
+    async fn register(&self, plugin: &Plugin) -> Result<(), HandlerError> {
+        Ok(self.0.connect(&plugin.name, &plugin.endpoint).await?)
     }
 
-    async fn deregister(&self, plugin: &Plugin) -> Result<(), String> {
+    async fn deregister(&self, plugin: &Plugin) -> Result<(), HandlerError> {
         let is_meant = |endpoint: &Endpoint| endpoint.socket == plugin.endpoint;
         self.0.disconnect(&plugin.name, is_meant);
         Ok(())

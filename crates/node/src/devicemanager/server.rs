@@ -85,7 +85,8 @@ impl Registration {
             )));
         };
         let socket = self.0.directory.join(name);
-        self.0.connect(resource, &socket).await.map_err(Status::unknown)?;
+        let connected = self.0.connect(resource, &socket).await;
+        connected.map_err(|error| Status::unknown(error.to_string()))?;
         Ok(wire::Empty {})
     }
 }

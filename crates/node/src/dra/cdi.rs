@@ -216,17 +216,27 @@ fn read(directory: &Path) -> Result<Vec<Spec>, Unresolved> {
         }
         match read_spec(&opened, &entry.name) {
             Ok(spec) => specs.push(spec),
-            Err(error) => tracing::warn!(path = %path.display(), error, "skipped a CDI specification"),
+            Err(error) => tracing::warn!(path = %path.display(), %error, "skipped a CDI specification"),
         }
     }
     Ok(specs)
 }
 
-fn read_spec(directory: &Dir, name: impl AsRef<Path>) -> Result<Spec, String> {
-    let text = directory.read_whole(name, SPEC_MAX_BYTES);
-    let text = String::from_utf8(text.map_err(|error| error.to_string())?);
+/// Why a specification is skipped.
+#[derive(Debug, Error)]
+enum SpecError {
+    #[error(transparent)]
+    Read(#[from] std::io::Error),
+    #[error(transparent)]
+    Text(#[from] std::string::FromUtf8Error),
+    #[error(transparent)]
+    Yaml(#[from] Box<serde_saphyr::Error>),
+}
+
+fn read_spec(directory: &Dir, name: impl AsRef<Path>) -> Result<Spec, SpecError> {
+    let text = String::from_utf8(directory.read_whole(name, SPEC_MAX_BYTES)?)?;
     // YAML is JSON's superset.
-    serde_saphyr::from_str(&text.map_err(|error| error.to_string())?).map_err(|error| error.to_string())
+    Ok(serde_saphyr::from_str(&text).map_err(Box::new)?)
 }
 
 #[cfg(test)]

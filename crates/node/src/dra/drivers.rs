@@ -30,7 +30,7 @@ use tracing::{debug, info, warn};
 
 use super::wire::{NodeWatchResourcesRequest, Version};
 use crate::plugins::call::stream;
-use crate::plugins::{Handler, Plugin};
+use crate::plugins::{Handler, HandlerError, Plugin};
 
 /// `defaultWipingDelay`: time enough to stop a driver's pod and start the next.
 const WIPE_AFTER: Duration = Duration::from_secs(30);
@@ -131,18 +131,23 @@ impl Drivers {
         Some((plugin.endpoint.clone(), plugin.version))
     }
 
-    fn add(self: &Arc<Self>, driver: &str, endpoint: &Path, version: Version) -> Result<(), String> {
+    fn add(
+        self: &Arc<Self>,
+        driver: &str,
+        endpoint: &Path,
+        version: Version,
+    ) -> Result<(), RegistrationError> {
         let mut state = self.state.lock();
         let count: usize = state.plugins.values().map(Vec::len).sum();
         if count >= PLUGINS_MAX {
-            return Err(format!("more than {PLUGINS_MAX} plugins of DRA drivers"));
+            return Err(RegistrationError::TooMany);
         }
         let plugins = state.plugins.entry(driver.to_string()).or_default();
         if plugins.iter().any(|plugin| plugin.endpoint == endpoint) {
-            let at = endpoint.display();
-            return Err(format!(
-                "endpoint {at} already registered for DRA driver plugin {driver}"
-            ));
+            return Err(RegistrationError::AlreadyRegistered {
+                endpoint: endpoint.into(),
+                driver: driver.into(),
+            });
         }
         let monitor = monitor(Arc::downgrade(self), driver.to_string(), endpoint.to_path_buf());
         let watch = watch_health(self.health.clone(), driver.to_string(), endpoint.to_path_buf());
@@ -293,21 +298,48 @@ fn report(drivers: &Weak<Drivers>, driver: &str, endpoint: &Path, is_connected: 
 /// Registers drivers with the kubelet.
 pub struct Registrar(pub Arc<Drivers>);
 
-fn version(plugin: &Plugin) -> Result<Version, String> {
-    let (name, at) = (&plugin.name, plugin.endpoint.display());
-    let why = match plugin.versions.as_slice() {
-        [] => "empty list of supported gRPC services (aka supported versions)".to_string(),
+/// Why a driver is not registered; the plugin is notified of it.
+#[derive(Debug, thiserror::Error)]
+enum RegistrationError {
+    #[error("more than {} plugins of DRA drivers", PLUGINS_MAX)]
+    TooMany,
+    #[error("endpoint {} already registered for DRA driver plugin {driver}", endpoint.display())]
+    AlreadyRegistered { endpoint: PathBuf, driver: String },
+    #[error(
+        "invalid supported gRPC versions of DRA driver plugin {driver} at endpoint {}: {source}",
+        endpoint.display()
+    )]
+    Versions {
+        driver: String,
+        endpoint: PathBuf,
+        source: VersionsError,
+    },
+}
+
+#[derive(Debug, thiserror::Error)]
+enum VersionsError {
+    #[error("empty list of supported gRPC services (aka supported versions)")]
+    Empty,
+    #[error(
+        "none of services supported by the plugin ({0:?}) are supported by the kubelet ([\"v1.DRAPlugin\" \
+         \"v1beta1.DRAPlugin\"])"
+    )]
+    Unsupported(Vec<String>),
+}
+
+fn version(plugin: &Plugin) -> Result<Version, RegistrationError> {
+    let source = match plugin.versions.as_slice() {
+        [] => VersionsError::Empty,
         versions => match versions.iter().find_map(|v| Version::of_service(v)) {
             Some(version) => return Ok(version),
-            None => format!(
-                "none of services supported by the plugin ({versions:?}) are supported by the kubelet \
-                 ([\"v1.DRAPlugin\" \"v1beta1.DRAPlugin\"])"
-            ),
+            None => VersionsError::Unsupported(versions.to_vec()),
         },
     };
-    Err(format!(
-        "invalid supported gRPC versions of DRA driver plugin {name} at endpoint {at}: {why}"
-    ))
+    Err(RegistrationError::Versions {
+        driver: plugin.name.clone(),
+        endpoint: plugin.endpoint.clone(),
+        source,
+    })
 }
 
 #[async_trait]
@@ -316,15 +348,16 @@ impl Handler for Registrar {
         "DRAPlugin"
     }
 
-    fn validate(&self, plugin: &Plugin) -> Result<(), String> {
-        version(plugin).map(drop)
+    fn validate(&self, plugin: &Plugin) -> Result<(), HandlerError> {
+        version(plugin)?;
+        Ok(())
     }
 
-    async fn register(&self, plugin: &Plugin) -> Result<(), String> {
-        self.0.add(&plugin.name, &plugin.endpoint, version(plugin)?)
+    async fn register(&self, plugin: &Plugin) -> Result<(), HandlerError> {
+        Ok(self.0.add(&plugin.name, &plugin.endpoint, version(plugin)?)?)
     }
 
-    async fn deregister(&self, plugin: &Plugin) -> Result<(), String> {
+    async fn deregister(&self, plugin: &Plugin) -> Result<(), HandlerError> {
         self.0.remove(&plugin.name, &plugin.endpoint);
         Ok(())
     }

@@ -18,7 +18,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceStatus};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use knarr_api::k8s_openapi;
 use knarr_client::{Api, Clock, TypedApi};
-use knarr_kubelet::dra::{Batches, ClaimRef, Claims, Unusable, claim};
+use knarr_kubelet::dra::{Batches, ClaimError, ClaimRef, Claims, claim};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
@@ -39,7 +39,7 @@ pub enum Error {
     #[error("fetch ResourceClaim {name}: {source}")]
     Fetch { name: String, source: knarr_api::Error },
     #[error(transparent)]
-    Unusable(#[from] Unusable),
+    ClaimError(#[from] ClaimError),
     #[error("DRA driver {0} is not registered")]
     NotRegistered(String),
     #[error("checkpoint ResourceClaim state: {0}")]
@@ -56,8 +56,8 @@ pub enum Error {
     UnknownClaim { method: &'static str, uid: String },
     #[error("{method} skipped {count} ResourceClaims")]
     Skipped { method: &'static str, count: usize },
-    #[error("the pod has ended")]
-    Ended,
+    #[error("the pod has terminated")]
+    Terminated,
 }
 
 const PREPARE: &str = "NodePrepareResources";
@@ -72,7 +72,7 @@ pub struct Dra {
     health: Arc<DriversHealth>,
     claims: Arc<Mutex<Claims>>,
     /// Pods that have terminated and are still known: nothing is prepared for them any more.
-    ended: Mutex<BTreeSet<String>>,
+    terminated: Mutex<BTreeSet<String>>,
     /// Held while the checkpoint is written; contains what was written last.
     checkpoint: tokio::sync::Mutex<Vec<u8>>,
 }
@@ -100,7 +100,7 @@ impl Dra {
             root: root.to_path_buf(),
             files,
             claims,
-            ended: Mutex::default(),
+            terminated: Mutex::default(),
             checkpoint: tokio::sync::Mutex::default(),
         }
     }
@@ -131,22 +131,22 @@ impl Dra {
         }
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
         let claims = self.claims_of(pod).await?;
-        if self.ended.lock().contains(uid) {
-            return Err(Error::Ended);
+        if self.terminated.lock().contains(uid) {
+            return Err(Error::Terminated);
         }
-        let batches = self.claims.lock().begin(uid, &claims)?;
+        let batches = self.claims.lock().add_pod(uid, &claims)?;
         self.save().await?;
         for (driver, claims) in &batches {
             self.prepare_with(driver, claims).await?;
         }
-        self.claims.lock().finish(&batches);
+        self.claims.lock().mark_prepared(&batches);
         self.save().await?;
         // The pod may have terminated meanwhile.
-        let has_ended = self.ended.lock().contains(uid);
-        match has_ended {
+        let has_terminated = self.terminated.lock().contains(uid);
+        match has_terminated {
             true => {
                 self.unprepare(uid).await?;
-                Err(Error::Ended)
+                Err(Error::Terminated)
             }
             false => Ok(()),
         }
@@ -193,20 +193,20 @@ impl Dra {
             let devices = result.devices.into_iter().map(Into::into).collect();
             self.claims.lock().prepared(driver, of, devices);
         }
-        all_answered(claims, method, count)
+        check_all_in_response(claims, method, count)
     }
 
     /// A pod has no processes left: has the claims unprepared that no other pod uses.
     pub async fn unprepare(&self, uid: &str) -> Result<(), Error> {
-        self.ended.lock().insert(uid.to_string());
+        self.terminated.lock().insert(uid.to_string());
         if !self.claims.lock().are_used_by(uid) {
             return Ok(());
         }
-        let batches: Batches = self.claims.lock().begin_end(uid);
+        let batches: Batches = self.claims.lock().begin_unprepare(uid);
         for (driver, claims) in &batches {
             self.unprepare_with(driver, claims).await?;
         }
-        self.claims.lock().end(uid);
+        self.claims.lock().remove_pod(uid);
         self.save().await
     }
 
@@ -223,12 +223,12 @@ impl Dra {
             let of = find(claims, method, uid)?;
             fail_with(method, of, result.error)?;
         }
-        all_answered(claims, method, count)
+        check_all_in_response(claims, method, count)
     }
 
     /// No further call concerns this pod.
     pub fn forget(&self, uid: &str) {
-        self.ended.lock().remove(uid);
+        self.terminated.lock().remove(uid);
     }
 
     /// The pods that use claims.
@@ -241,7 +241,7 @@ impl Dra {
         &self,
         pod: &Pod,
         container: &Container,
-    ) -> Result<Vec<ResourceStatus>, Unusable> {
+    ) -> Result<Vec<ResourceStatus>, ClaimError> {
         let health = self.health.devices.lock().clone();
         let now = self.health.clock.now();
         self.claims
@@ -250,7 +250,7 @@ impl Dra {
     }
 
     /// The CDI devices of a container.
-    pub fn cdi_devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, Unusable> {
+    pub fn cdi_devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, ClaimError> {
         self.claims.lock().cdi_devices(pod, container)
     }
 
@@ -288,7 +288,7 @@ fn fail_with(method: &'static str, of: &ClaimRef, why: String) -> Result<(), Err
     }
 }
 
-fn all_answered(claims: &[ClaimRef], method: &'static str, count: usize) -> Result<(), Error> {
+fn check_all_in_response(claims: &[ClaimRef], method: &'static str, count: usize) -> Result<(), Error> {
     match claims.len().saturating_sub(count) {
         0 => Ok(()),
         count => Err(Error::Skipped { method, count }),

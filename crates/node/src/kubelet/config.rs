@@ -10,7 +10,7 @@ use knarr_kubelet::self_fencing::SelfFencing;
 
 use super::machine::Machine;
 use super::network::NodeNetwork;
-use crate::volumes::Host;
+use crate::host::Host;
 
 /// One node's settings.
 #[derive(Clone, Debug)]

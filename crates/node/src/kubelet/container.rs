@@ -9,7 +9,7 @@ use knarr_api::k8s_openapi;
 use knarr_kubelet::devicemanager::{self, ContainerOptions};
 use knarr_kubelet::huge_pages::PageSizes;
 use knarr_kubelet::pod::definition_hash;
-use knarr_kubelet::self_fencing::Ending;
+use knarr_kubelet::self_fencing::TerminationMode;
 
 use super::downward::DownwardValues;
 use super::env::{self, Sources};
@@ -41,13 +41,27 @@ pub struct ContainerInputs<'a> {
     pub huge_pages: &'a PageSizes,
     pub seccomp: Seccomp,
     /// How its node terminates it when the node is cut off, if it does.
-    pub self_fenced: Option<Ending>,
+    pub self_fenced: Option<TerminationMode>,
     /// On OOM all processes of the container are killed; cgroup v2 only.
     pub oom_group: bool,
 }
 
-/// The configuration; the error is shown to the user (`CreateContainerConfigError`).
-pub fn config(parts: ContainerInputs<'_>) -> Result<v1::ContainerConfig, String> {
+/// Why a container has no configuration; shown to the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ContainerConfigError {
+    #[error(transparent)]
+    Environment(#[from] env::EnvError),
+    #[error(transparent)]
+    SecurityContext(#[from] security_context::SecurityContextError),
+    #[error(
+        "failed to resolve recursive read-only mode: volume {volume:?} requested recursive read-only mode, but it is not \
+         supported by the runtime"
+    )]
+    RecursiveReadOnly { volume: String },
+}
+
+/// The container's configuration for the runtime.
+pub fn config(parts: ContainerInputs<'_>) -> Result<v1::ContainerConfig, ContainerConfigError> {
     let ContainerInputs { pod, container, .. } = &parts;
     let env = env::environment(pod, container, parts.sources, parts.values)?;
     let security = security_context::of_container(pod, container, parts.image, &parts.seccomp)?;
@@ -131,13 +145,13 @@ fn annotations(parts: &ContainerInputs<'_>) -> HashMap<String, String> {
     if let Some(ending) = parts.self_fenced {
         annotations.insert(
             labels::SELF_FENCED.to_string(),
-            labels::of_ending(ending).to_string(),
+            labels::of_termination_mode(ending).to_string(),
         );
     }
     annotations
 }
 
-fn mounts(parts: &ContainerInputs<'_>) -> Result<Vec<v1::Mount>, String> {
+fn mounts(parts: &ContainerInputs<'_>) -> Result<Vec<v1::Mount>, ContainerConfigError> {
     let mut mounts: Vec<v1::Mount> = parts.devices.mounts.iter().map(device_mount).collect();
     for (mount, volume) in parts.container.volume_mounts.iter().flatten().zip(&parts.mounts) {
         let propagation = match mount.mount_propagation.as_deref() {
@@ -152,11 +166,9 @@ fn mounts(parts: &ContainerInputs<'_>) -> Result<Vec<v1::Mount>, String> {
         };
         // No mount that could be written below is called read-only all through.
         if mount.read_only == Some(true) && mount.recursive_read_only.as_deref() == Some("Enabled") {
-            return Err(format!(
-                "failed to resolve recursive read-only mode: volume {:?} requested recursive read-only mode, \
-                 but it is not supported by the runtime",
-                mount.name
-            ));
+            return Err(ContainerConfigError::RecursiveReadOnly {
+                volume: mount.name.clone(),
+            });
         }
         mounts.push(v1::Mount {
             container_path,
@@ -289,7 +301,7 @@ mod tests {
         pod_context: serde_json::Value,
         own: serde_json::Value,
         recursive: &str,
-    ) -> Result<v1::ContainerConfig, String> {
+    ) -> Result<v1::ContainerConfig, ContainerConfigError> {
         let pod: core::Pod = serde_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {"securityContext": pod_context, "containers": []},
@@ -322,7 +334,7 @@ mod tests {
                 by_default: true,
                 root: "/kubelet/seccomp".into(),
             },
-            self_fenced: Some(Ending::Kill),
+            self_fenced: Some(TerminationMode::Kill),
             oom_group: true,
         })
     }
@@ -348,14 +360,17 @@ mod tests {
         );
         let runtimes_own = v1::security_profile::ProfileType::RuntimeDefault as i32;
         assert_eq!(security.seccomp.unwrap().profile_type, runtimes_own);
-        assert_eq!(labels::ending(&config.annotations), Some(Ending::Kill));
+        assert_eq!(
+            labels::termination_mode(&config.annotations),
+            Some(TerminationMode::Kill)
+        );
     }
 
     #[test]
     fn l4_a_recursively_read_only_mount_is_rejected_where_the_runtime_has_none() {
         let error_of = |mode: &str| made(json!({}), json!({}), mode).err();
         assert_eq!(error_of("IfPossible"), None);
-        let message = error_of("Enabled").unwrap();
+        let message = error_of("Enabled").unwrap().to_string();
         assert!(
             message.ends_with(
                 "volume \"v\" requested recursive read-only mode, but it is not supported by the runtime"

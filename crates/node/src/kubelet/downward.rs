@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 use knarr_api::k8s_openapi;
 use knarr_api::quantity::Quantity;
-use knarr_kubelet::pod::ENDS_ANNOTATION;
+use knarr_kubelet::pod::TERMINATION_HISTORY_ANNOTATION;
 
-use super::at_most_one::STARTED_BY;
+use super::pod_object::STARTED_BY;
 
 /// What the downward API exposes of the node.
 #[derive(Clone, Debug, Default)]
@@ -19,8 +19,23 @@ pub struct DownwardValues {
     pub allocatable: BTreeMap<String, Text>,
 }
 
+/// Why the downward API has no such value; shown to the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DownwardError {
+    #[error("fieldPath \"{path}\" does not support subscript")]
+    Subscript { path: String },
+    #[error("unsupported fieldPath: {path}")]
+    FieldPath { path: String },
+    #[error("container {name} not found")]
+    NoContainer { name: String },
+    #[error("unsupported container resource : {resource}")]
+    Resource { resource: String },
+    #[error("{why}")]
+    Quantity { why: String },
+}
+
 /// The value of a `fieldRef`'s path.
-pub fn field(pod: &core::Pod, path: &str, values: &DownwardValues) -> Result<String, String> {
+pub fn field(pod: &core::Pod, path: &str, values: &DownwardValues) -> Result<String, DownwardError> {
     let meta = &pod.metadata;
     let spec = pod.spec.as_ref();
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
@@ -28,7 +43,7 @@ pub fn field(pod: &core::Pod, path: &str, values: &DownwardValues) -> Result<Str
         let map = match map {
             "metadata.labels" => &meta.labels,
             "metadata.annotations" => &meta.annotations,
-            _ => return Err(format!("fieldPath \"{path}\" does not support subscript")),
+            _ => return Err(DownwardError::Subscript { path: path.into() }),
         };
         return Ok(map.as_ref().and_then(|m| m.get(key)).cloned().unwrap_or_default());
     }
@@ -40,7 +55,7 @@ pub fn field(pod: &core::Pod, path: &str, values: &DownwardValues) -> Result<Str
         "metadata.annotations" => {
             // What the kubelet itself remembers there is none of the pod's own.
             let mut own = meta.annotations.clone().unwrap_or_default();
-            own.remove(ENDS_ANNOTATION);
+            own.remove(TERMINATION_HISTORY_ANNOTATION);
             own.remove(STARTED_BY);
             lines(Some(&own))
         }
@@ -50,7 +65,7 @@ pub fn field(pod: &core::Pod, path: &str, values: &DownwardValues) -> Result<Str
         "status.hostIPs" => values.host_ips.join(","),
         "status.podIP" => values.pod_ips.first().cloned().unwrap_or_default(),
         "status.podIPs" => values.pod_ips.join(","),
-        _ => return Err(format!("unsupported fieldPath: {path}")),
+        _ => return Err(DownwardError::FieldPath { path: path.into() }),
     })
 }
 
@@ -66,7 +81,7 @@ pub fn resource(
     own: Option<&core::Container>,
     selector: &core::ResourceFieldSelector,
     values: &DownwardValues,
-) -> Result<String, String> {
+) -> Result<String, DownwardError> {
     let spec = pod.spec.as_ref();
     let named = selector.container_name.as_deref().filter(|n| !n.is_empty());
     let found = named.and_then(|n| knarr_kubelet::pod::find_spec(spec?, n));
@@ -74,13 +89,14 @@ pub fn resource(
         (Some(container), ..) => container,
         (None, None, Some(own)) => own,
         (None, named, _) => {
-            return Err(format!("container {} not found", named.unwrap_or("")));
+            let name = named.unwrap_or("").to_string();
+            return Err(DownwardError::NoContainer { name });
         }
     };
-    let (kind, name) = selector
-        .resource
-        .split_once('.')
-        .ok_or_else(|| format!("unsupported container resource : {}", selector.resource))?;
+    let unsupported = || DownwardError::Resource {
+        resource: selector.resource.clone(),
+    };
+    let (kind, name) = selector.resource.split_once('.').ok_or_else(unsupported)?;
     let resources = container.resources.as_ref();
     let of = |list: Option<&BTreeMap<String, Text>>| list.and_then(|l| l.get(name)).cloned();
     let limit = of(resources.and_then(|r| r.limits.as_ref()));
@@ -90,14 +106,16 @@ pub fn resource(
             own.or_else(|| of(limit_around(pod, name, values))).or(limit)
         }
         "requests" => of(resources.and_then(|r| r.requests.as_ref())).or(limit),
-        _ => return Err(format!("unsupported container resource : {}", selector.resource)),
+        _ => return Err(unsupported()),
     };
     let Some(value) = value else { return Ok("0".into()) };
-    let value = Quantity::parse(&value.0)?;
+    let parsed =
+        |text: &str| Quantity::parse(text).map_err(|e| DownwardError::Quantity { why: e.to_string() });
+    let value = parsed(&value.0)?;
     let divisor = selector.divisor.as_ref().map_or("1", |d| d.0.as_str());
     let divisor = match divisor {
-        "" | "0" => Quantity::parse("1")?,
-        text => Quantity::parse(text)?,
+        "" | "0" => parsed("1")?,
+        text => parsed(text)?,
     };
     // CPU is counted in thousandths, so that a divisor of 1m is exact.
     let (value, divisor) = match name {

@@ -1,4 +1,5 @@
-//! Until when proxies send new connections to a pod, by the EndpointSlices (SPEC B7).
+//! Until when proxies send new connections to a terminating pod (SPEC B7): as the node's network reports it, otherwise by
+//! the EndpointSlices.
 //!
 //! Slices are watched only while a pod of their namespace terminates, and only in that namespace: a node may read no
 //! others.
@@ -16,14 +17,44 @@ use knarr_client::{Api, Store};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
+
+use super::network::NodeNetwork;
 
 /// How long proxies need, after they have received the change, to update the kernel's tables.
 const PROXIES_NEED: Duration = Duration::from_millis(50);
 
+/// Delays TERM until proxies have dropped the pod, for `bound` at the most.
+pub(super) struct EndpointBarrier {
+    network: Option<Arc<dyn NodeNetwork>>,
+    bound: Duration,
+    slices: Endpoints,
+}
+
+impl EndpointBarrier {
+    pub fn new(api: Arc<dyn Api>, network: Option<Arc<dyn NodeNetwork>>, bound: Duration) -> Self {
+        EndpointBarrier {
+            network: network.filter(|network| network.reports_endpoints()),
+            bound,
+            slices: Endpoints::new(api),
+        }
+    }
+
+    /// Waits until proxies have dropped the pod; whether they have.
+    pub async fn dropped(&self, pod: &core::Pod) -> bool {
+        let dropped = async {
+            match &self.network {
+                Some(network) => network.withdrawn(pod).await,
+                None => self.slices.dropped(pod).await,
+            }
+        };
+        timeout(self.bound, dropped).await.is_ok()
+    }
+}
+
 /// The slices of namespaces in which pods of this node are terminating.
-#[derive(Default)]
-pub(super) struct Endpoints {
+struct Endpoints {
+    api: Arc<dyn Api>,
     followed: Mutex<BTreeMap<String, Weak<WatchedSlices>>>,
 }
 
@@ -44,7 +75,7 @@ impl WatchedSlices {
     fn begin(api: Arc<dyn Api>, namespace: &str) -> Self {
         let slices = Arc::new(Store::new(EndpointSlice::kind_of(), &[]));
         let (ring, changed) = watch::channel(());
-        slices.subscribe(move |_| {
+        slices.add_event_handler(move |_| {
             ring.send_replace(());
         });
         let scope = Scope {
@@ -63,28 +94,35 @@ impl WatchedSlices {
         let slices = self.slices.list(namespace);
         slices
             .iter()
-            .filter_map(|s| s.to_typed::<EndpointSlice>())
-            .any(|slice| offers(&slice, pod))
+            .filter_map(|slice| slice.get::<EndpointSlice>())
+            .any(|slice| offers(slice, pod))
     }
 }
 
 impl Endpoints {
+    fn new(api: Arc<dyn Api>) -> Self {
+        Endpoints {
+            api,
+            followed: Mutex::default(),
+        }
+    }
+
     /// Shared by all that wait in the namespace.
-    fn of(&self, api: &Arc<dyn Api>, namespace: &str) -> Arc<WatchedSlices> {
+    fn of(&self, namespace: &str) -> Arc<WatchedSlices> {
         let mut followed = self.followed.lock();
         followed.retain(|_, of| of.strong_count() > 0);
         if let Some(there) = followed.get(namespace).and_then(Weak::upgrade) {
             return there;
         }
-        let new = Arc::new(WatchedSlices::begin(api.clone(), namespace));
+        let new = Arc::new(WatchedSlices::begin(self.api.clone(), namespace));
         followed.insert(namespace.to_string(), Arc::downgrade(&new));
         new
     }
 
     /// Returns when no slice lists the pod any more; at once if none does. The caller bounds the wait.
-    pub async fn dropped(&self, api: &Arc<dyn Api>, pod: &core::Pod) {
+    async fn dropped(&self, pod: &core::Pod) {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
-        let followed = self.of(api, namespace);
+        let followed = self.of(namespace);
         followed.slices.synced().await;
         let mut changed = followed.changed.clone();
         let mut was_offered = false;
@@ -162,8 +200,8 @@ mod tests {
         let pod: core::Pod =
             serde_json::from_value(json!({"metadata": {"namespace": "ns", "name": "p", "uid": "u"}}))
                 .unwrap();
-        let (shared, endpoints): (Arc<dyn Api>, _) = (api.clone(), Arc::new(Endpoints::default()));
-        let wait = tokio::spawn(async move { endpoints.dropped(&shared, &pod).await });
+        let endpoints = Endpoints::new(api.clone());
+        let wait = tokio::spawn(async move { endpoints.dropped(&pod).await });
         sleep(PROXIES_NEED * 4).await;
         assert!(!wait.is_finished(), "the pod is offered");
         api.update_as(slice(false)).await.unwrap();

@@ -12,7 +12,7 @@ use knarr_api::k8s_openapi;
 use knarr_kubelet::env_file;
 use tracing::warn;
 
-use super::downward::{self, DownwardValues};
+use super::downward::{self, DownwardError, DownwardValues};
 
 /// The objects a pod's containers refer to; `None` where there is no such object.
 #[derive(Clone, Debug, Default)]
@@ -22,11 +22,40 @@ pub struct Sources {
     /// Of the pod's namespace, and `default/kubernetes`.
     pub services: Vec<Arc<core::Service>>,
     /// By volume and path in it; errors have the kubelet's messages.
-    pub files: BTreeMap<(String, String), Result<EnvFile, String>>,
+    pub files: BTreeMap<(String, String), Result<EnvFile, EnvFileError>>,
 }
 
-/// The message for a file that cannot be read or parsed: it never shows the file's content.
-pub const UNREADABLE: &str = "couldn't parse env file";
+/// Why there is no file of variables; shown to the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnvFileError {
+    #[error("cannot find the volume {volume:?} referenced by FileKeyRef")]
+    NoVolume { volume: String },
+    /// It cannot be read or parsed. Its content is never shown.
+    #[error("couldn't parse env file")]
+    Unreadable,
+}
+
+/// Why a container has no environment; shown to the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnvError {
+    #[error("configmap {name:?} not found")]
+    NoConfigMap { name: String },
+    #[error("secret {name:?} not found")]
+    NoSecret { name: String },
+    #[error("couldn't find key {key} in {kind} {namespace}/{name}")]
+    NoKey {
+        key: String,
+        kind: &'static str,
+        namespace: String,
+        name: String,
+    },
+    #[error("environment variable key {key:?} not found in file {file:?}")]
+    NoKeyInFile { key: String, file: PathBuf },
+    #[error(transparent)]
+    File(#[from] EnvFileError),
+    #[error(transparent)]
+    Downward(#[from] DownwardError),
+}
 
 /// A file of variables.
 #[derive(Clone, Debug)]
@@ -75,7 +104,7 @@ pub fn environment(
     container: &core::Container,
     sources: &Sources,
     values: &DownwardValues,
-) -> Result<Vec<(String, String)>, String> {
+) -> Result<Vec<(String, String)>, EnvError> {
     let links = pod
         .spec
         .as_ref()
@@ -114,25 +143,29 @@ pub fn environment(
     Ok(env)
 }
 
-fn bulk(from: &core::EnvFromSource, sources: &Sources) -> Result<Vec<(String, String)>, String> {
-    if let Some(wanted) = &from.config_map_ref {
-        return match sources.config_maps.get(&wanted.name).cloned().flatten() {
+fn bulk(from: &core::EnvFromSource, sources: &Sources) -> Result<Vec<(String, String)>, EnvError> {
+    if let Some(desired) = &from.config_map_ref {
+        return match sources.config_maps.get(&desired.name).cloned().flatten() {
             Some(map) => Ok(map.data.clone().unwrap_or_default().into_iter().collect()),
-            None if wanted.optional == Some(true) => Ok(Vec::new()),
-            None => Err(format!("configmap {:?} not found", wanted.name)),
+            None if desired.optional == Some(true) => Ok(Vec::new()),
+            None => Err(EnvError::NoConfigMap {
+                name: desired.name.clone(),
+            }),
         };
     }
-    let Some(wanted) = &from.secret_ref else {
+    let Some(desired) = &from.secret_ref else {
         return Ok(Vec::new());
     };
-    match sources.secrets.get(&wanted.name).cloned().flatten() {
+    match sources.secrets.get(&desired.name).cloned().flatten() {
         Some(secret) => {
             let data = secret.data.clone().unwrap_or_default();
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             Ok(data.into_iter().map(|(k, v)| (k, text(&v.0))).collect())
         }
-        None if wanted.optional == Some(true) => Ok(Vec::new()),
-        None => Err(format!("secret {:?} not found", wanted.name)),
+        None if desired.optional == Some(true) => Ok(Vec::new()),
+        None => Err(EnvError::NoSecret {
+            name: desired.name.clone(),
+        }),
     }
 }
 
@@ -142,65 +175,74 @@ fn single(
     source: &core::EnvVarSource,
     sources: &Sources,
     values: &DownwardValues,
-) -> Result<Option<String>, String> {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
-    if let Some(wanted) = &source.field_ref {
-        return downward::field(pod, &wanted.field_path, values).map(Some);
+) -> Result<Option<String>, EnvError> {
+    let no_key = |kind, name: &str, key: &str| EnvError::NoKey {
+        key: key.into(),
+        kind,
+        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+        name: name.into(),
+    };
+    if let Some(desired) = &source.field_ref {
+        return Ok(Some(downward::field(pod, &desired.field_path, values)?));
     }
-    if let Some(wanted) = &source.file_key_ref {
-        return from_file(wanted, sources);
+    if let Some(desired) = &source.file_key_ref {
+        return from_file(desired, sources);
     }
-    if let Some(wanted) = &source.resource_field_ref {
-        return downward::resource(pod, Some(container), wanted, values).map(Some);
+    if let Some(desired) = &source.resource_field_ref {
+        let value = downward::resource(pod, Some(container), desired, values)?;
+        return Ok(Some(value));
     }
-    if let Some(wanted) = &source.config_map_key_ref {
-        let optional = wanted.optional == Some(true);
-        let Some(map) = sources.config_maps.get(&wanted.name).cloned().flatten() else {
-            let missing = format!("configmap {:?} not found", wanted.name);
-            return if optional { Ok(None) } else { Err(missing) };
+    if let Some(desired) = &source.config_map_key_ref {
+        let optional = desired.optional == Some(true);
+        let Some(map) = sources.config_maps.get(&desired.name).cloned().flatten() else {
+            let name = desired.name.clone();
+            return if optional {
+                Ok(None)
+            } else {
+                Err(EnvError::NoConfigMap { name })
+            };
         };
-        return match map.data.as_ref().and_then(|d| d.get(&wanted.key)) {
+        return match map.data.as_ref().and_then(|d| d.get(&desired.key)) {
             Some(value) => Ok(Some(value.clone())),
             None if optional => Ok(None),
-            None => Err(format!(
-                "couldn't find key {} in ConfigMap {namespace}/{}",
-                wanted.key, wanted.name
-            )),
+            None => Err(no_key("ConfigMap", &desired.name, &desired.key)),
         };
     }
-    if let Some(wanted) = &source.secret_key_ref {
-        let optional = wanted.optional == Some(true);
-        let Some(secret) = sources.secrets.get(&wanted.name).cloned().flatten() else {
-            let missing = format!("secret {:?} not found", wanted.name);
-            return if optional { Ok(None) } else { Err(missing) };
+    if let Some(desired) = &source.secret_key_ref {
+        let optional = desired.optional == Some(true);
+        let Some(secret) = sources.secrets.get(&desired.name).cloned().flatten() else {
+            let name = desired.name.clone();
+            return if optional {
+                Ok(None)
+            } else {
+                Err(EnvError::NoSecret { name })
+            };
         };
-        return match secret.data.as_ref().and_then(|d| d.get(&wanted.key)) {
+        return match secret.data.as_ref().and_then(|d| d.get(&desired.key)) {
             Some(value) => Ok(Some(String::from_utf8_lossy(&value.0).into_owned())),
             None if optional => Ok(None),
-            None => Err(format!(
-                "couldn't find key {} in Secret {namespace}/{}",
-                wanted.key, wanted.name
-            )),
+            None => Err(no_key("Secret", &desired.name, &desired.key)),
         };
     }
     Ok(None)
 }
 
 /// `optional` concerns the key: a missing file is an error.
-fn from_file(wanted: &core::FileKeySelector, sources: &Sources) -> Result<Option<String>, String> {
-    let of = (wanted.volume_name.clone(), wanted.path.clone());
-    let file = sources.files.get(&of).ok_or(UNREADABLE)?.as_ref()?;
-    let value = env_file::value(&file.text, file.cut, &wanted.key).map_err(|error| {
-        warn!(path = %file.at.display(), key = wanted.key, %error, "cannot read a file of variables");
-        UNREADABLE
+fn from_file(desired: &core::FileKeySelector, sources: &Sources) -> Result<Option<String>, EnvError> {
+    let of = (desired.volume_name.clone(), desired.path.clone());
+    let file = sources.files.get(&of).ok_or(EnvFileError::Unreadable)?;
+    let file = file.as_ref().map_err(Clone::clone)?;
+    let value = env_file::value(&file.text, file.cut, &desired.key).map_err(|error| {
+        warn!(path = %file.at.display(), key = desired.key, %error, "cannot read a file of variables");
+        EnvFileError::Unreadable
     })?;
-    match wanted.optional {
+    match desired.optional {
         _ if !value.is_empty() => Ok(Some(String::from_utf8_lossy(&value).into_owned())),
         Some(true) => Ok(None),
-        _ => Err(format!(
-            "environment variable key {:?} not found in file {:?}",
-            wanted.key, file.at
-        )),
+        _ => Err(EnvError::NoKeyInFile {
+            key: desired.key.clone(),
+            file: file.at.clone(),
+        }),
     }
 }
 
@@ -229,12 +271,12 @@ pub fn expand(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
 }
 
 /// Expands a container's variables in its command or its arguments.
-pub fn expand_all(words: Option<&Vec<String>>, env: &[(String, String)]) -> Vec<String> {
+pub fn expand_all(arguments: Option<&Vec<String>>, env: &[(String, String)]) -> Vec<String> {
     let value = |name: &str| env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
-    words
+    arguments
         .into_iter()
         .flatten()
-        .map(|word| expand(word, value))
+        .map(|argument| expand(argument, value))
         .collect()
 }
 
@@ -312,7 +354,7 @@ mod tests {
         .unwrap()
     }
 
-    fn file(text: &str) -> Result<EnvFile, String> {
+    fn file(text: &str) -> Result<EnvFile, EnvFileError> {
         Ok(EnvFile {
             at: "/pod/v/file".into(),
             text: text.into(),
@@ -336,7 +378,7 @@ mod tests {
             ]),
             secrets: BTreeMap::new(),
             files: BTreeMap::from([
-                (("v".into(), "absent".into()), Err(UNREADABLE.to_string())),
+                (("v".into(), "absent".into()), Err(EnvFileError::Unreadable)),
                 (("v".into(), "bad".into()), file("K=v")),
                 (("v".into(), "good".into()), file("K='it'\nEMPTY=''\n")),
             ]),
@@ -426,7 +468,7 @@ mod tests {
         ] {
             let c = container(json!({"name": "c", "env": [{"name": "X", "valueFrom": source}]}));
             let got = environment(&pod(), &c, &sources(), &DownwardValues::default());
-            assert_eq!(got.unwrap_err(), want);
+            assert_eq!(got.unwrap_err().to_string(), want);
         }
     }
 }

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{self as core, ObjectReference};
-use knarr_api::registry::Registered;
-use knarr_api::{AnyObject, k8s_openapi};
-use knarr_client::Clock;
-use knarr_client::events::{EventType, reference_to};
+use k8s_openapi::api::core::v1 as core;
+use knarr_api::kinds::pod::is_terminal;
+use knarr_api::{Shared, k8s_openapi};
+use knarr_client::events::EventType;
+use knarr_client::{Clock, TokioClock};
 use knarr_kubelet::admission;
 use knarr_kubelet::eviction::threshold::with_container_fs;
 use knarr_kubelet::eviction::{
@@ -20,7 +20,11 @@ use knarr_kubelet::stats::Summary;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use super::{Shared, garbage, pod_kind};
+use super::bound_pods::BoundPods;
+use super::conditions::NodeConditions;
+use super::events::Events;
+use super::garbage::GarbageCollector;
+use super::inbox::PodEvents;
 use crate::stats::{Measured, Meter};
 
 /// Between two synchronizations, as kubelet's `evictionMonitoringPeriod`.
@@ -29,16 +33,27 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const CLEANUP: Duration = Duration::from_secs(30);
 const CLEANUP_POLL: Duration = Duration::from_millis(250);
 
+/// What the loop acts with.
+pub(super) struct EvictionParts {
+    pub settings: Settings,
+    pub pods: BoundPods,
+    pub conditions: Arc<NodeConditions>,
+    pub garbage: Arc<GarbageCollector>,
+    pub events: Events,
+    pub pod_events: PodEvents,
+    /// Is never set.
+    pub steady: TokioClock,
+}
+
 /// Never returns.
-pub(super) async fn run(shared: Arc<Shared>, meter: Arc<dyn Meter>) {
-    let settings = shared.config.configuration.eviction.clone();
+pub(super) async fn run(parts: EvictionParts, meter: Arc<dyn Meter>) {
+    let settings = &parts.settings;
     if settings.thresholds.is_empty() && !settings.local_storage_capacity_isolation {
         return std::future::pending().await;
     }
     let mut eviction = EvictionLoop {
-        shared,
+        parts,
         meter,
-        settings,
         manager: None,
     };
     loop {
@@ -52,9 +67,8 @@ pub(super) async fn run(shared: Arc<Shared>, meter: Arc<dyn Meter>) {
 }
 
 struct EvictionLoop {
-    shared: Arc<Shared>,
+    parts: EvictionParts,
     meter: Arc<dyn Meter>,
-    settings: Settings,
     /// Created with the first stats, which show which filesystems are shared.
     manager: Option<(Manager, Disks)>,
 }
@@ -73,13 +87,13 @@ impl EvictionLoop {
         let known = self.manager.take().filter(|(_, known)| known == disks);
         let (mut manager, disks) = known.unwrap_or_else(|| {
             let settings = Settings {
-                thresholds: with_container_fs(&self.settings.thresholds, *disks),
-                ..self.settings.clone()
+                thresholds: with_container_fs(&self.parts.settings.thresholds, *disks),
+                ..self.parts.settings.clone()
             };
             (Manager::new(settings), *disks)
         });
-        let outcome = manager.look(&seen, self.shared.steady.now());
-        self.shared.set_pressures(outcome.pressures);
+        let outcome = manager.synchronize(&seen, self.parts.steady.now());
+        self.parts.conditions.set_pressures(outcome.pressures);
         let evicted = self.act(&manager, disks, summary, &seen, &outcome.met).await;
         self.manager = Some((manager, disks));
         evicted
@@ -109,15 +123,15 @@ impl EvictionLoop {
             threshold = threshold.signal.name(),
             "the node is short of something"
         );
-        let about = node_reference(&self.shared.config.node_name);
         let text = format!("Attempting to reclaim {resource}");
-        let recorder = &self.shared.recorder;
-        recorder.event(&about, EventType::Warning, "EvictionThresholdMet", text);
+        self.parts
+            .events
+            .of_node(EventType::Warning, "EvictionThresholdMet", text);
         if threshold.signal.pressure() == Pressure::Disk && self.free_disk(manager).await {
             info!(resource, "enough was freed without an eviction");
             return Vec::new();
         }
-        let listed: Vec<&core::Pod> = pods.iter().collect();
+        let listed: Vec<&core::Pod> = pods.iter().map(|pod| &**pod).collect();
         for pod in ranking::rank(threshold.signal, disks, &listed, summary) {
             let uid = pod.metadata.uid.as_deref().unwrap_or("");
             let why = message::node_pressure(pod, summary.pod(uid), met, seen);
@@ -128,12 +142,12 @@ impl EvictionLoop {
         }
         warn!(
             resource,
-            "the node is short of something, and no pod may be ended for it"
+            "the node is under resource pressure, and no pod can be evicted"
         );
         Vec::new()
     }
 
-    fn over_their_limits(&self, pods: &[core::Pod], disks: Disks, summary: &Summary) -> Vec<Evicted> {
+    fn over_their_limits(&self, pods: &[Shared<core::Pod>], disks: Disks, summary: &Summary) -> Vec<Evicted> {
         let mut evicted = Vec::new();
         for pod in pods {
             let stats = summary.pod(pod.metadata.uid.as_deref().unwrap_or(""));
@@ -151,7 +165,7 @@ impl EvictionLoop {
 
     /// Removes unused containers and images. Whether that was enough.
     async fn free_disk(&self, manager: &Manager) -> bool {
-        garbage::free_all(&self.shared).await;
+        self.parts.garbage.free_all().await;
         let measured = self.meter.measure(Duration::ZERO).await;
         manager.is_relieved(&eviction::observations(&measured.summary))
     }
@@ -170,34 +184,23 @@ impl EvictionLoop {
             return None;
         }
         info!(pod = name, why = why.message, grace_seconds, "evicting");
-        let about = reference_to(pod_kind(), pod as &dyn AnyObject);
-        self.shared.recorder.annotated_event(
-            &about,
-            why.annotations,
-            EventType::Warning,
-            eviction::REASON,
-            why.message.clone(),
-        );
+        self.parts
+            .events
+            .annotated_warning(pod, why.annotations, eviction::REASON, why.message.clone());
         let event = Event::Evict(Eviction {
             reason: eviction::REASON.into(),
             disruption: disruption_target.then(|| why.message.clone()),
             message: why.message,
             grace_seconds: Some(grace_seconds),
         });
-        // The kubelet's loop ends only with this task.
-        let _ = self.shared.evictions.send((uid.clone(), event));
+        self.parts.pod_events.send(uid.clone(), event);
         Some(Evicted { uid, grace_seconds })
     }
 
     /// Pods of which something may run.
-    fn active_pods(&self) -> Vec<core::Pod> {
-        let objects = self.shared.pods.list("");
-        let pods = objects.iter().filter_map(|o| o.to_typed::<core::Pod>());
-        pods.filter(|pod| {
-            let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
-            !matches!(phase, Some("Succeeded" | "Failed"))
-        })
-        .collect()
+    fn active_pods(&self) -> Vec<Shared<core::Pod>> {
+        let pods = self.parts.pods.list().into_iter();
+        pods.filter(|pod| !is_terminal(pod)).collect()
     }
 
     /// Until they have terminated, or their time is over: stats are not meaningful before.
@@ -214,15 +217,5 @@ impl EvictionLoop {
             sleep(CLEANUP_POLL).await;
         }
         warn!("an evicted pod has not terminated yet");
-    }
-}
-
-/// As kubelets refer to their own node in events.
-pub(super) fn node_reference(name: &str) -> ObjectReference {
-    ObjectReference {
-        kind: Some(core::Node::kind_of().kind().into()),
-        name: Some(name.into()),
-        uid: Some(name.into()),
-        ..ObjectReference::default()
     }
 }

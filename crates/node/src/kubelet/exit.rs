@@ -2,17 +2,19 @@
 
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
+use knarr_kubelet::ids::ContainerId;
 use knarr_kubelet::pod::find_spec;
 use knarr_kubelet::runtime::{ContainerState, Exit};
 use tokio::time::sleep;
 
-use super::Shared;
-use crate::runtime::{ContainerDetail, RuntimeError};
+use crate::runtime::{ContainerDetail, Runtime, RuntimeError};
 use crate::untrusted_fs::{Dir, Links};
+use crate::volumes::Volumes;
 
 /// As much of a container's message as is kept, and of all of a pod's together: each has its part.
 const MESSAGE_MAX_BYTES: usize = 4096;
@@ -28,90 +30,102 @@ const OOM_POLLS: (u32, Duration) = (4, Duration::from_millis(50));
 /// An exit event arrives shortly before the runtime's own record has it: first wait 2 ms, doubled this often.
 const EXIT_POLLS: u32 = 11;
 
-/// Waits until the runtime's record has the exit; `None` if it does not get it, or the container was removed.
-pub(super) async fn read_exit(shared: &Shared, pod: &core::Pod, id: &str) -> Option<Exit> {
-    let mut wait = Duration::from_millis(2);
-    for _ in 0..EXIT_POLLS {
-        match shared.runtime.container(id).await {
-            Ok(detail) => {
-                if let Some(exit) = of_detail(shared, pod, &detail).await {
-                    return Some(with_oom_reason(shared, pod, id, exit).await);
+/// Reads how containers have exited, from the runtime and from the pod's directory.
+pub(super) struct ExitReader {
+    runtime: Arc<dyn Runtime>,
+    volumes: Arc<Volumes>,
+}
+
+impl ExitReader {
+    pub fn new(runtime: Arc<dyn Runtime>, volumes: Arc<Volumes>) -> Self {
+        ExitReader { runtime, volumes }
+    }
+
+    /// Waits until the runtime's record has the exit; `None` if it does not get it, or the container was removed.
+    pub async fn read(&self, pod: &core::Pod, id: &ContainerId) -> Option<Exit> {
+        let mut wait = Duration::from_millis(2);
+        for _ in 0..EXIT_POLLS {
+            match self.runtime.container(id).await {
+                Ok(detail) => {
+                    if let Some(exit) = self.of_detail(pod, &detail).await {
+                        return Some(self.with_oom_reason(pod, id, exit).await);
+                    }
                 }
+                Err(error) if error.is_not_found() => return None,
+                Err(RuntimeError { .. }) => {}
             }
-            Err(error) if error.is_not_found() => return None,
-            Err(RuntimeError { .. }) => {}
+            sleep(wait).await;
+            wait *= 2;
         }
-        sleep(wait).await;
-        wait *= 2;
+        None
     }
-    None
-}
 
-/// A KILL may come from the kernel's OOM killer: the runtime learns of that separately, a little later.
-async fn with_oom_reason(shared: &Shared, pod: &core::Pod, id: &str, exit: Exit) -> Exit {
-    let limited = pod.spec.iter().any(|spec| {
-        let containers = spec
-            .containers
-            .iter()
-            .chain(spec.init_containers.iter().flatten());
-        let mut limits = containers.filter_map(|c| c.resources.as_ref()?.limits.as_ref());
-        limits.any(|limits| limits.contains_key("memory"))
-    });
-    // A container that is being terminated is killed by the kubelet.
-    let ending = pod.metadata.deletion_timestamp.is_some();
-    if exit.code != KILLED || exit.reason == OUT_OF_MEMORY || !limited || ending {
-        return exit;
+    /// A KILL may come from the kernel's OOM killer: the runtime learns of that separately, a little later.
+    async fn with_oom_reason(&self, pod: &core::Pod, id: &ContainerId, exit: Exit) -> Exit {
+        let limited = pod.spec.iter().any(|spec| {
+            let containers = spec
+                .containers
+                .iter()
+                .chain(spec.init_containers.iter().flatten());
+            let mut limits = containers.filter_map(|c| c.resources.as_ref()?.limits.as_ref());
+            limits.any(|limits| limits.contains_key("memory"))
+        });
+        // A container that is being terminated is killed by the kubelet.
+        let ending = pod.metadata.deletion_timestamp.is_some();
+        if exit.code != KILLED || exit.reason == OUT_OF_MEMORY || !limited || ending {
+            return exit;
+        }
+        for _ in 0..OOM_POLLS.0 {
+            sleep(OOM_POLLS.1).await;
+            let Ok(detail) = self.runtime.container(id).await else {
+                continue;
+            };
+            if let Some(later) = self.of_detail(pod, &detail).await
+                && later.reason == OUT_OF_MEMORY
+            {
+                return later;
+            }
+        }
+        exit
     }
-    for _ in 0..OOM_POLLS.0 {
-        sleep(OOM_POLLS.1).await;
-        let Ok(detail) = shared.runtime.container(id).await else {
-            continue;
+
+    /// A container's exit with its termination message. The message is read from the file that was created for this run, by
+    /// its path in the pod's directory, whatever the container has mounted over it.
+    pub async fn of_detail(&self, pod: &core::Pod, detail: &ContainerDetail) -> Option<Exit> {
+        let ContainerState::Exited(exit) = &detail.container.state else {
+            return None;
         };
-        if let Some(later) = of_detail(shared, pod, &detail).await
-            && later.reason == OUT_OF_MEMORY
-        {
-            return later;
+        let mut exit = exit.clone();
+        let spec = pod
+            .spec
+            .as_ref()
+            .and_then(|s| find_spec(s, &detail.container.name));
+        let path = spec.as_ref().and_then(|c| c.termination_message_path.as_deref());
+        let path = path.unwrap_or("/dev/termination-log");
+        let on_error = spec
+            .as_ref()
+            .is_some_and(|c| c.termination_message_policy.as_deref() == Some("FallbackToLogsOnError"));
+        let most = message_max_bytes(pod);
+        let uid = pod.metadata.uid.as_deref().unwrap_or("");
+        let file = message_file(
+            &self.volumes.pod_dir(uid),
+            &detail.container.name,
+            detail.container.attempt,
+        );
+        let log = Some(PathBuf::from(&detail.log_path)).filter(|_| on_error && exit.code != 0);
+        let left = self
+            .volumes
+            .files()
+            .run(uid, move || read_message(&file, log.as_deref(), most));
+        let message = match left.await {
+            Ok(text) => text,
+            Err(error) => format!("Error on reading termination log {path}: {error}"),
+        };
+        if !message.is_empty() {
+            exit.message = message;
         }
+        Some(exit)
     }
-    exit
-}
-
-/// A container's exit with its termination message. The message is read from the file that was created for this run, by
-/// its path in the pod's directory, whatever the container has mounted over it.
-pub(super) async fn of_detail(shared: &Shared, pod: &core::Pod, detail: &ContainerDetail) -> Option<Exit> {
-    let ContainerState::Exited(exit) = &detail.container.state else {
-        return None;
-    };
-    let mut exit = exit.clone();
-    let spec = pod
-        .spec
-        .as_ref()
-        .and_then(|s| find_spec(s, &detail.container.name));
-    let path = spec.as_ref().and_then(|c| c.termination_message_path.as_deref());
-    let path = path.unwrap_or("/dev/termination-log");
-    let on_error = spec
-        .as_ref()
-        .is_some_and(|c| c.termination_message_policy.as_deref() == Some("FallbackToLogsOnError"));
-    let most = message_max_bytes(pod);
-    let uid = pod.metadata.uid.as_deref().unwrap_or("");
-    let file = message_file(
-        &shared.volumes.pod_dir(uid),
-        &detail.container.name,
-        detail.container.attempt,
-    );
-    let log = Some(PathBuf::from(&detail.log_path)).filter(|_| on_error && exit.code != 0);
-    let left = shared
-        .volumes
-        .files()
-        .run(uid, move || read_message(&file, log.as_deref(), most));
-    let message = match left.await {
-        Ok(text) => text,
-        Err(error) => format!("Error on reading termination log {path}: {error}"),
-    };
-    if !message.is_empty() {
-        exit.message = message;
-    }
-    Some(exit)
 }
 
 /// The file that a run of a container leaves its message in, below its pod's directory.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use knarr_kubelet::self_fencing::Ending;
+use knarr_kubelet::self_fencing::TerminationMode;
 
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
 pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
@@ -19,17 +19,17 @@ pub const SELF_FENCED: &str = "knarr.io/self-fenced";
 pub const POD_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
 
 /// The value of [`SELF_FENCED`].
-pub fn of_ending(ending: Ending) -> &'static str {
-    match ending {
-        Ending::Terminate => "terminate",
-        Ending::Kill => "kill",
+pub fn of_termination_mode(termination_mode: TerminationMode) -> &'static str {
+    match termination_mode {
+        TerminationMode::Terminate => "terminate",
+        TerminationMode::Kill => "kill",
     }
 }
 
 /// The value of [`SELF_FENCED`]. Any unknown value means TERM.
-pub fn ending(annotations: &HashMap<String, String>) -> Option<Ending> {
+pub fn termination_mode(annotations: &HashMap<String, String>) -> Option<TerminationMode> {
     annotations.get(SELF_FENCED).map(|value| match value.as_str() {
-        "kill" => Ending::Kill,
-        _ => Ending::Terminate,
+        "kill" => TerminationMode::Kill,
+        _ => TerminationMode::Terminate,
     })
 }

@@ -7,12 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_kubelet::static_pods::read;
+use knarr_kubelet::static_pods::{ManifestError, read};
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
@@ -27,11 +28,23 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// Between attempts to watch a directory that does not exist.
 const WATCH_RETRY: Duration = Duration::from_secs(1);
 
+#[derive(Debug, thiserror::Error)]
+enum UnreadableManifest {
+    #[error(transparent)]
+    File(#[from] std::io::Error),
+    #[error("{bytes} bytes are no manifest")]
+    TooLarge { bytes: u64 },
+    #[error(transparent)]
+    Yaml(#[from] Box<serde_saphyr::Error>),
+    #[error(transparent)]
+    Pod(#[from] ManifestError),
+}
+
 /// The directory, as it was read last.
 pub(super) struct ManifestDirectory {
     path: PathBuf,
     node_name: String,
-    files: BTreeMap<PathBuf, core::Pod>,
+    files: BTreeMap<PathBuf, Arc<core::Pod>>,
     /// Files removed since, whether or not they exist again.
     removed: BTreeSet<PathBuf>,
     check_every: Duration,
@@ -56,7 +69,7 @@ impl ManifestDirectory {
     }
 
     /// The pods of files that were not removed since the last read.
-    pub fn take_removed(&mut self) -> BTreeMap<String, core::Pod> {
+    pub fn take_removed(&mut self) -> BTreeMap<String, Arc<core::Pod>> {
         for path in std::mem::take(&mut self.removed) {
             self.files.remove(&path);
         }
@@ -66,7 +79,7 @@ impl ManifestDirectory {
     /// The pods that have to run now, by uid. A file that cannot be read changes nothing: the pod it had before keeps
     /// running until the file has another one or is removed. (Kubernetes' kubelet does so on an event and terminates
     /// the pod at its next full sync.)
-    pub fn poll(&mut self, now: Timestamp) -> BTreeMap<String, core::Pod> {
+    pub fn poll(&mut self, now: Timestamp) -> BTreeMap<String, Arc<core::Pod>> {
         let mut known = std::mem::take(&mut self.files);
         for path in self.manifests() {
             let before = known.remove(&path);
@@ -75,10 +88,10 @@ impl ManifestDirectory {
                 Ok(pod) => Some(
                     before
                         .filter(|b| b.metadata.uid == pod.metadata.uid)
-                        .unwrap_or(pod),
+                        .unwrap_or_else(|| Arc::new(pod)),
                 ),
                 Err(why) => {
-                    warn!(path = %path.display(), why, "a static pod cannot be read");
+                    warn!(path = %path.display(), %why, "a static pod cannot be read");
                     before
                 }
             };
@@ -88,7 +101,7 @@ impl ManifestDirectory {
         self.pods()
     }
 
-    fn pods(&self) -> BTreeMap<String, core::Pod> {
+    fn pods(&self) -> BTreeMap<String, Arc<core::Pod>> {
         let pods = self.files.values().cloned();
         pods.filter_map(|pod| Some((pod.metadata.uid.clone()?, pod)))
             .collect()
@@ -107,14 +120,15 @@ impl ManifestDirectory {
         paths
     }
 
-    fn manifest(&self, path: &Path, now: Timestamp) -> Result<core::Pod, String> {
-        let bytes = host_fs::metadata(path).map_err(|e| e.to_string())?.len();
+    fn manifest(&self, path: &Path, now: Timestamp) -> Result<core::Pod, UnreadableManifest> {
+        let bytes = host_fs::metadata(path)?.len();
         if bytes > MANIFEST_BYTES_MAX {
-            return Err(format!("{bytes} bytes are no manifest"));
+            return Err(UnreadableManifest::TooLarge { bytes });
         }
-        let text = host_fs::read_to_string(path).map_err(|e| e.to_string())?;
-        let document: Value = serde_saphyr::from_str(&text).map_err(|e| e.to_string())?;
-        read(&document, &path.display().to_string(), &self.node_name, now)
+        let text = host_fs::read_to_string(path)?;
+        let document: Value = serde_saphyr::from_str(&text).map_err(Box::new)?;
+        let file = path.display().to_string();
+        Ok(read(&document, &file, &self.node_name, now)?)
     }
 
     /// Reads at this time at the latest.
@@ -240,7 +254,7 @@ mod tests {
         )
     }
 
-    fn images(pods: &BTreeMap<String, core::Pod>) -> Vec<String> {
+    fn images(pods: &BTreeMap<String, Arc<core::Pod>>) -> Vec<String> {
         let containers = pods.values().flat_map(|p| &p.spec.as_ref().unwrap().containers);
         containers.filter_map(|c| c.image.clone()).collect()
     }

@@ -3,169 +3,121 @@
 //! Everything is decided by `knarr_kubelet::pod`; here it is carried out, and the results are returned as events.
 //! Stopping a kubelet stops no container: the next one finds and adopts what runs. What runs without a pod in the API
 //! (once its list of pods is complete) is terminated.
+//!
+//! Each part is a struct that has what it uses and its own locks. This module makes them ([`Parts`]) and runs their loops;
+//! the main loop is [`sync_loop`].
 
+mod admission;
 mod at_most_one;
+mod bound_pods;
+mod conditions;
 mod config;
 pub mod container;
 pub mod downward;
 mod endpoints;
 mod enforcement;
 pub mod env;
+mod events;
 mod eviction;
 mod exit;
 mod garbage;
+mod inbox;
 pub mod labels;
 mod launch;
-mod machine;
+mod lease_trust;
+pub(crate) mod machine;
 mod manifests;
-mod network;
+pub(crate) mod network;
 mod node;
-mod own_node;
+mod node_lease;
+mod node_resources;
+pub(crate) mod own_node;
+mod pod_object;
+mod pod_runtime;
 mod preemption;
 mod pull;
 mod remove;
 mod resize;
-mod resource_health;
+mod resource_managers;
 pub mod resources;
+mod retry;
+mod runtime_events;
+mod runtime_snapshot;
 pub mod sandbox;
 pub mod security_context;
 mod self_fencing;
 pub mod shutdown;
+mod start_denied;
 mod static_pods;
 mod status;
+mod sync_loop;
 mod wall_clock;
 mod watchdog;
 mod worker;
 mod workers;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use futures::StreamExt;
 use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use knarr_api::k8s_openapi;
-use knarr_api::registry::{self, Registered};
+use knarr_api::registry::Registered;
 use knarr_client::informer::{self, Scope};
 use knarr_client::{Api, Clock, EventRecorder, Store, TokioClock};
-use knarr_kubelet::allocatable::allocatable;
 pub use knarr_kubelet::configuration::{self, KubeletConfiguration};
-use knarr_kubelet::eviction::Pressure;
-use knarr_kubelet::garbage::images as garbage_images;
-use knarr_kubelet::huge_pages::PageSizes;
+use knarr_kubelet::garbage::images::ImageRecords;
 use knarr_kubelet::pod::Event;
 pub use knarr_kubelet::pod::TerminationResume;
 pub use knarr_kubelet::self_fencing::SelfFencing;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, mpsc};
-use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, info, warn};
+use tracing::warn;
 
-use crate::containermanager::{self, ContainerManager, reconcile};
-use crate::devicemanager::{self, Devices};
-use crate::dra::{self, Dra};
-use crate::plugins::{Watcher, watcher};
-use crate::podresources::{self, PodResourcesServer};
+use crate::containermanager::ContainerManager;
+use crate::host::{Host, host_of};
 use crate::probe;
-use crate::runtime::{Runtime, RuntimeEvent};
+use crate::runtime::Runtime;
 use crate::stats::{self, HostMeter, Meter};
-use crate::volumes::{self, Volumes, host_of};
+use crate::volumes::{self, Volumes};
+use admission::PodAdmission;
 use at_most_one::StartAnnouncements;
+use bound_pods::BoundPods;
+use conditions::NodeConditions;
 pub use config::Config;
+use endpoints::EndpointBarrier;
+use enforcement::PodCgroups;
+use events::Events;
+use eviction::EvictionParts;
+use exit::ExitReader;
+use garbage::GarbageCollector;
+use inbox::PodEvents;
+use launch::Launcher;
+use lease_trust::LeaseTrust;
 pub use machine::Machine;
 use manifests::ManifestDirectory;
 pub use network::{Availability, NodeNetwork};
-use self_fencing::LeaseTrust;
-use worker::Msg;
-use workers::{AllocatedPods, RunningPod, RuntimeSnapshot, Workers, admit_resize, list_runtime};
+use node::{NodeState, NodeStatusWriter};
+use node_lease::LeaseRenewal;
+use node_resources::NodeResources;
+use own_node::OwnNode;
+use pod_runtime::PodRuntime;
+use resize::Resizer;
+use resource_managers::ResourceManagers;
+use runtime_snapshot::RuntimeSnapshot;
+use self_fencing::SelfFencer;
+use static_pods::{MirrorPods, TerminatedStaticPods};
+use sync_loop::{Inputs, PodChange, SyncLoop};
+use worker::WorkerContext;
+use workers::Workers;
 
-/// Relist period while the runtime reports exits by itself; else [`RELIST_BLIND`].
-const RELIST: Duration = Duration::from_secs(10);
-const RELIST_BLIND: Duration = Duration::from_secs(1);
 /// The longest pause between two attempts to watch this node's pods: pods released while the node was cut off terminate
 /// soon after the API is reachable again (SPEC S5), even if one or two attempts fail.
 const PODS_WATCH_RETRY: Duration = Duration::from_secs(5);
-/// Images pulled at a time, unless configured otherwise (`maxParallelImagePulls`): a slow registry should delay few
-/// pods.
-const PULLS: u32 = 5;
-/// Sandboxes and containers made at a time: more would only make each of them slower.
-const STARTS: usize = 8;
-/// Between attempts to start the resource managers.
-const MANAGERS_RETRY: Duration = Duration::from_secs(5);
-/// Poll interval of whether a static pod that waits for the one before it may start.
-const SUCCESSOR_POLL: Duration = Duration::from_millis(200);
-
-/// What all of a node's pods share.
-pub(crate) struct Shared {
-    pub config: Config,
-    pub api: Arc<dyn Api>,
-    pub runtime: Arc<dyn Runtime>,
-    pub clock: Arc<dyn Clock>,
-    /// Starts with `clock` and is never set: for timeouts.
-    pub steady: TokioClock,
-    pub recorder: EventRecorder,
-    pub volumes: Volumes,
-    /// The pods that have not terminated.
-    pub active: Arc<podresources::ActivePods>,
-    pub devices: Arc<Devices>,
-    pub containers: Arc<ContainerManager>,
-    pub dra: Arc<Dra>,
-    pub trust: LeaseTrust,
-    pub announced: StartAnnouncements,
-    pub services: Arc<Store>,
-    /// The pods bound to this node.
-    pub pods: Arc<Store>,
-    /// The worker that owns a sandbox or container.
-    pub owners: Mutex<BTreeMap<String, mpsc::UnboundedSender<Msg>>>,
-    pub pulls: Semaphore,
-    pub starts: Semaphore,
-    pub memory_bytes: i64,
-    pub own_node: own_node::OwnNode,
-    pub capacity: BTreeMap<String, Quantity>,
-    pub huge_pages: PageSizes,
-    pub allocatable: BTreeMap<String, Quantity>,
-    /// What the node is short of.
-    pressures: Mutex<BTreeSet<Pressure>>,
-    /// A node shutdown is in progress: no pods are admitted.
-    shutting_down: AtomicBool,
-    /// Rings when one of the two changes.
-    pub conditions_changed: Notify,
-    /// Notified when only the status of a pod remains to be reported.
-    pub pod_ended: Notify,
-    /// Pods to evict, or whose devices' health has changed, by uid.
-    pub evictions: mpsc::UnboundedSender<(String, Event)>,
-    pub images: Mutex<garbage_images::Records>,
-    endpoints: endpoints::Endpoints,
-    /// Uids of the static pods there are.
-    pub static_uids: Mutex<BTreeSet<String>>,
-    pub ended_statics: Mutex<static_pods::EndedStatics>,
-    pub portions: enforcement::AppliedPortions,
-    /// The pods as they are allocated, by uid: their specs may request more.
-    pub granted: Mutex<AllocatedPods>,
-    pub probes: Arc<probe::Counts>,
-}
-
-impl Shared {
-    pub fn pressures(&self) -> BTreeSet<Pressure> {
-        self.pressures.lock().clone()
-    }
-
-    pub fn set_pressures(&self, new: BTreeSet<Pressure>) {
-        let changed = {
-            let mut pressures = self.pressures.lock();
-            let changed = *pressures != new;
-            *pressures = new;
-            changed
-        };
-        if changed {
-            self.conditions_changed.notify_one();
-        }
-    }
-}
+/// Between two attempts to list what the runtime has, at the start.
+const FIRST_LIST_RETRY: Duration = Duration::from_millis(200);
 
 /// A running kubelet. Dropping it does not stop it; its token does.
 pub struct Kubelet {
@@ -175,27 +127,6 @@ pub struct Kubelet {
     probes: Arc<probe::Counts>,
     containers: Arc<ContainerManager>,
     shutdown: shutdown::Requests,
-}
-
-/// What the node has.
-struct NodeSize {
-    cpus: usize,
-    memory_bytes: i64,
-}
-
-impl NodeSize {
-    fn of(machine: Machine) -> Self {
-        match machine {
-            Machine::Host => {
-                let meminfo = crate::host_fs::read_to_string("/proc/meminfo").unwrap_or_default();
-                NodeSize {
-                    cpus: std::thread::available_parallelism().map_or(1, |n| n.get()),
-                    memory_bytes: container::memory_bytes(&meminfo).unwrap_or(0),
-                }
-            }
-            Machine::Hollow { cpus, memory_bytes } => NodeSize { cpus, memory_bytes },
-        }
-    }
 }
 
 impl Kubelet {
@@ -214,7 +145,7 @@ impl Kubelet {
                 node_name: config.node_name.clone(),
                 root_dir: config.root_dir.clone(),
                 log_dir: config.log_dir.clone(),
-                memory_bytes: NodeSize::of(config.machine).memory_bytes,
+                memory_bytes: node_resources::size(config.machine).1,
                 cgroup_driver: config.configuration.cgroup_driver,
             };
             let meter = HostMeter::new(
@@ -248,87 +179,14 @@ impl Kubelet {
         meter: Option<Arc<dyn Meter>>,
         cancel: CancellationToken,
     ) -> Self {
-        let size = NodeSize::of(config.machine);
-        let capacity = node::capacity(&config, size.cpus, size.memory_bytes);
-        let pulls = config.configuration.image_pulls.unwrap_or(PULLS);
-        let (evictions, evicted) = mpsc::unbounded_channel();
         let (shutdown, requests) = shutdown::channel();
-        let (health_changed, health) = mpsc::unbounded_channel();
-        let probes = Arc::<probe::Counts>::default();
-        // A hollow node without a fake host has no boot time.
-        let counts = config.machine.is_host() || config.fake_host.is_some();
-        let renewals = counts.then(|| config.root_dir.join(self_fencing::RENEWALS));
-        let host = config
-            .fake_host
-            .clone()
-            .unwrap_or_else(|| host_of(config.machine));
-        let steady = TokioClock::new(clock.now());
-        let recorder = EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone());
-        let volumes = Volumes::new(
-            config.root_dir.clone(),
-            config.node_name.clone(),
-            (api.clone(), recorder.clone(), clock.clone()),
-            (config.machine, host.clone()),
-            claimed,
-        );
-        let files = volumes.files().clone();
-        let cluster = (api.clone(), config.node_name.clone());
-        let (steadily, changed) = (Arc::new(steady), health_changed.clone());
-        let dra = Dra::new(&config.root_dir, files.clone(), cluster, steadily, changed);
-        let devices = Devices::new(&config.root_dir, files.clone(), Arc::new(steady), health_changed);
-        let containers = ContainerManager::new(
-            &config.root_dir,
-            files,
-            devices.clone(),
-            &config.configuration,
-            &capacity,
-        );
-        let containers = Arc::new(containers);
-        let shared = Arc::new(Shared {
-            volumes,
-            active: Arc::default(),
-            devices,
-            containers: containers.clone(),
-            dra: Arc::new(dra),
-            trust: LeaseTrust::new(config.self_fencing, host, renewals),
-            announced: StartAnnouncements::new(&config.node_name, clock.now()),
-            recorder,
-            services: Arc::new(Store::new(core::Service::kind_of(), &[])),
-            pods,
-            owners: Mutex::default(),
-            pulls: Semaphore::new(
-                usize::try_from(pulls)
-                    .unwrap_or(Semaphore::MAX_PERMITS)
-                    .min(Semaphore::MAX_PERMITS),
-            ),
-            starts: Semaphore::new(STARTS),
-            memory_bytes: size.memory_bytes,
-            own_node: own_node::OwnNode::new(&config.node_name),
-            allocatable: allocatable(&capacity, &config.configuration),
-            huge_pages: PageSizes::of_capacity(&capacity),
-            capacity,
-            pressures: Mutex::default(),
-            shutting_down: AtomicBool::new(false),
-            conditions_changed: Notify::new(),
-            pod_ended: Notify::new(),
-            evictions,
-            endpoints: endpoints::Endpoints::default(),
-            static_uids: Mutex::default(),
-            ended_statics: Mutex::default(),
-            portions: enforcement::AppliedPortions::default(),
-            granted: Mutex::default(),
-            probes: probes.clone(),
-            images: Mutex::new(garbage_images::Records::new(clock.now())),
-            steady,
-            config,
-            api,
-            runtime,
-            clock,
-        });
-        let pods = shared.pods.clone();
+        let cluster = (api, runtime, clock);
+        let (parts, received) = Parts::new(config, cluster, (pods.clone(), claimed), requests);
+        let probes = parts.probes.clone();
+        let containers = parts.managers.containers.clone();
         let measuring = meter.clone();
         let task = tokio::spawn(async move {
-            let running = run(shared, measuring, (evicted, requests, health), cancel.clone());
+            let running = parts.run(received, measuring, cancel.clone());
             tokio::select! {
                 biased;
                 () = cancel.cancelled() => {}
@@ -380,231 +238,348 @@ impl Kubelet {
     }
 }
 
-async fn run(
-    shared: Arc<Shared>,
-    meter: Option<Arc<dyn Meter>>,
-    (mut evicted, mut requests, health): (
-        mpsc::UnboundedReceiver<(String, Event)>,
-        mpsc::UnboundedReceiver<shutdown::ShutdownRequest>,
-        mpsc::UnboundedReceiver<String>,
-    ),
-    cancel: CancellationToken,
-) {
-    let mut tasks = tokio::task::JoinSet::new();
-    let (api, services) = (shared.api.clone(), shared.services.clone());
-    tasks.spawn(async move {
-        informer::run(api, core::Service::kind_of().clone(), Scope::default(), services).await;
-    });
-    tasks.spawn(node::run(shared.clone()));
-    if shared.config.machine.is_host() {
-        tasks.spawn(enforcement::run(shared.clone()));
-    }
-    let own = shared.clone();
-    tasks.spawn(async move { own.own_node.follow(own.api.clone()).await });
-    tasks.spawn(self_fencing::run(shared.clone()));
-    if let Some(device) = shared.config.watchdog_device.clone() {
-        tasks.spawn(watchdog::run(shared.clone(), device));
-    }
-    let volumes = shared.clone();
-    tasks.spawn(async move { volumes.volumes.run().await });
+/// What is sent to the kubelet's loops.
+struct Received {
+    pod_events: mpsc::UnboundedReceiver<(String, Event)>,
+    shutdown_requests: mpsc::UnboundedReceiver<shutdown::ShutdownRequest>,
+    /// Uids of pods with a device whose health has changed.
+    health: mpsc::UnboundedReceiver<String>,
+}
 
-    if shared.config.machine.is_host() {
-        shared.devices.restore().await;
-        shared.dra.restore().await;
-        start_containers(&shared).await;
-        tasks.spawn(reconcile::run(
-            shared.containers.clone(),
-            shared.runtime.clone(),
-            shared.active.clone(),
+/// The parts that several loops or workers use.
+struct Parts {
+    config: Arc<Config>,
+    api: Arc<dyn Api>,
+    runtime: Arc<dyn Runtime>,
+    clock: Arc<dyn Clock>,
+    /// Starts with `clock` and is never set: for timeouts.
+    steady: TokioClock,
+    host: Arc<dyn Host>,
+    events: Events,
+    pods: BoundPods,
+    services: Arc<Store>,
+    volumes: Arc<Volumes>,
+    resources: Arc<NodeResources>,
+    own_node: Arc<OwnNode>,
+    conditions: Arc<NodeConditions>,
+    managers: Arc<ResourceManagers>,
+    cgroups: Arc<PodCgroups>,
+    trust: Arc<LeaseTrust>,
+    fencer: Arc<SelfFencer>,
+    announcements: Arc<StartAnnouncements>,
+    garbage: Arc<GarbageCollector>,
+    pod_events: PodEvents,
+    probes: Arc<probe::Counts>,
+}
+
+impl Parts {
+    fn new(
+        config: Config,
+        (api, runtime, clock): (Arc<dyn Api>, Arc<dyn Runtime>, Arc<dyn Clock>),
+        (pods, claimed): (Arc<Store>, volumes::ClaimedPaths),
+        shutdown_requests: mpsc::UnboundedReceiver<shutdown::ShutdownRequest>,
+    ) -> (Self, Received) {
+        let config = Arc::new(config);
+        let resources = Arc::new(NodeResources::of(&config));
+        let (pod_events, received_events) = PodEvents::new();
+        // A hollow node without a fake host has no boot time.
+        let counts = config.machine.is_host() || config.fake_host.is_some();
+        let renewals = counts.then(|| config.root_dir.join(lease_trust::RENEWALS));
+        let host = config
+            .fake_host
+            .clone()
+            .unwrap_or_else(|| host_of(config.machine));
+        let steady = TokioClock::new(clock.now());
+        let recorder = EventRecorder::new(api.clone(), "kubelet", &config.node_name, clock.clone());
+        let own_node = Arc::new(OwnNode::new(api.clone(), &config.node_name, clock.now()));
+        let volumes = Arc::new(Volumes::new(
+            config.root_dir.clone(),
+            own_node.clone(),
+            (api.clone(), recorder.clone(), clock.clone()),
+            (config.machine, host.clone()),
+            claimed,
         ));
-        let drivers = shared.dra.drivers();
-        tasks.spawn(async move { drivers.run().await });
-        tasks.spawn(shared.devices.clone().run());
-        tasks.spawn(plugins(&shared).run());
-        tasks.spawn(resource_health::run(shared.clone(), health));
-        let (root, server) = (shared.config.root_dir.clone(), pod_resources(&shared));
-        tasks.spawn(async move { podresources::run(server, &root).await });
+        let events = Events::new(recorder, &config.node_name);
+        let files = volumes.files();
+        let (managers, health) = ResourceManagers::new(&config, files, api.clone(), steady, &resources);
+        let managers = Arc::new(managers);
+        let trust = Arc::new(LeaseTrust::new(host.clone(), renewals));
+        let pods = BoundPods::new(pods);
+        let parts = Parts {
+            announcements: Arc::new(StartAnnouncements::new(
+                (api.clone(), own_node.clone()),
+                pods.clone(),
+                volumes.clone(),
+            )),
+            fencer: Arc::new(SelfFencer {
+                mode: config.self_fencing,
+                trust: trust.clone(),
+                api: api.clone(),
+                runtime: runtime.clone(),
+                pods: pods.clone(),
+                volumes: volumes.clone(),
+            }),
+            cgroups: Arc::new(PodCgroups::new(
+                config.clone(),
+                resources.clone(),
+                pods.clone(),
+                managers.containers.clone(),
+                events.clone(),
+            )),
+            garbage: Arc::new(GarbageCollector {
+                config: config.clone(),
+                runtime: runtime.clone(),
+                volumes: volumes.clone(),
+                pods: pods.clone(),
+                events: events.clone(),
+                clock: clock.clone(),
+                steady,
+                images: Mutex::new(ImageRecords::new(clock.now())),
+            }),
+            services: Arc::new(Store::new(core::Service::kind_of(), &[])),
+            conditions: Arc::default(),
+            probes: Arc::default(),
+            config,
+            api,
+            runtime,
+            clock,
+            steady,
+            host,
+            events,
+            pods,
+            volumes,
+            resources,
+            own_node,
+            managers,
+            trust,
+            pod_events,
+        };
+        let received = Received {
+            pod_events: received_events,
+            shutdown_requests,
+            health,
+        };
+        (parts, received)
     }
-    let fake_host = shared.config.fake_host.as_ref();
-    if !shared.config.machine.is_host() && fake_host.is_some_and(|host| host.has_fake_plugins()) {
-        tasks.spawn(plugins(&shared).run());
+
+    /// Never returns.
+    async fn run(self, received: Received, meter: Option<Arc<dyn Meter>>, cancel: CancellationToken) {
+        let mut tasks = JoinSet::new();
+        self.spawn_node_loops(&mut tasks);
+        self.start_managers(&mut tasks, received.health).await;
+        // Nothing is decided about any pod before it is known what runs.
+        let snapshot = self.first_snapshot().await;
+        let changes = self.watch_pods(&mut tasks);
+        let runtime = self.pod_runtime();
+        let pod_terminated = Arc::<Notify>::default();
+        let (rereads, reread) = mpsc::unbounded_channel();
+        let context = self.worker_context(&runtime, &pod_terminated);
+        let workers = Workers::new(Arc::new(context), self.pods.clone(), rereads, cancel);
+        let shutdown = shutdown::Runner::new(
+            self.config.clone(),
+            (self.events.clone(), self.conditions.clone()),
+            self.clock.clone(),
+            pod_terminated,
+        );
+        let sync_loop = SyncLoop::new(
+            workers,
+            self.manifests(),
+            shutdown,
+            self.pods.clone(),
+            (runtime, self.clock.clone()),
+            snapshot,
+        );
+        self.spawn_reclaiming_loops(&mut tasks, meter);
+        let (forward, runtime_events) = mpsc::unbounded_channel();
+        tasks.spawn(runtime_events::run(self.runtime.clone(), forward));
+        let inputs = Inputs {
+            changes,
+            rereads: reread,
+            pod_events: received.pod_events,
+            shutdown_requests: received.shutdown_requests,
+            runtime_events,
+        };
+        sync_loop.run(inputs).await;
     }
-    // Nothing is decided about any pod before it is known what runs.
-    let mut snapshot = loop {
-        match list_runtime(&shared).await {
-            Ok(snapshot) => break snapshot,
-            Err(error) => {
-                warn!(%error, "the container runtime does not answer yet");
-                sleep(Duration::from_millis(200)).await;
+
+    /// What does not depend on which pods there are.
+    fn spawn_node_loops(&self, tasks: &mut JoinSet<()>) {
+        let (api, services) = (self.api.clone(), self.services.clone());
+        tasks.spawn(async move {
+            informer::run(api, core::Service::kind_of().clone(), Scope::default(), services).await;
+        });
+        tasks.spawn(node::run(self.node_status(), self.lease_renewal()));
+        if self.config.machine.is_host() {
+            let cgroups = self.cgroups.clone();
+            tasks.spawn(async move { cgroups.run().await });
+        }
+        let own_node = self.own_node.clone();
+        tasks.spawn(async move { own_node.follow().await });
+        let fencer = self.fencer.clone();
+        tasks.spawn(async move { fencer.run().await });
+        if let Some(device) = self.config.watchdog_device.clone() {
+            tasks.spawn(watchdog::run(self.fencer.clone(), self.trust.clone(), device));
+        }
+        let volumes = self.volumes.clone();
+        tasks.spawn(async move { volumes.run().await });
+    }
+
+    fn node_status(&self) -> NodeStatusWriter {
+        NodeStatusWriter {
+            config: self.config.clone(),
+            api: self.api.clone(),
+            runtime: self.runtime.clone(),
+            clock: self.clock.clone(),
+            steady: self.steady,
+            own_node: self.own_node.clone(),
+            announcements: self.announcements.clone(),
+            conditions: self.conditions.clone(),
+            resources: self.resources.clone(),
+            managers: self.managers.clone(),
+            volumes: self.volumes.clone(),
+            events: self.events.clone(),
+            state: NodeState::default(),
+        }
+    }
+
+    fn lease_renewal(&self) -> LeaseRenewal {
+        let cluster = (self.api.clone(), self.clock.clone());
+        LeaseRenewal::new(self.config.clone(), cluster, self.trust.clone())
+    }
+
+    /// Starts the resource managers of a host, and what registers plugins.
+    async fn start_managers(&self, tasks: &mut JoinSet<()>, health: mpsc::UnboundedReceiver<String>) {
+        let plugins = || {
+            self.managers
+                .plugins(&self.config, &self.volumes, self.host.clone())
+        };
+        let fake_host = self.config.fake_host.as_ref();
+        if self.config.machine.is_host() {
+            self.managers.start(&self.conditions).await;
+            let (runtime, root) = (self.runtime.clone(), self.config.root_dir.clone());
+            let health = (health, self.pod_events.clone());
+            self.managers.spawn_loops(tasks, runtime, root, plugins(), health);
+        } else if fake_host.is_some_and(|host| host.has_fake_plugins()) {
+            tasks.spawn(plugins().run());
+        }
+    }
+
+    async fn first_snapshot(&self) -> RuntimeSnapshot {
+        loop {
+            match RuntimeSnapshot::list(&*self.runtime, self.clock.now()).await {
+                Ok(snapshot) => return snapshot,
+                Err(error) => {
+                    warn!(%error, "the container runtime does not answer yet");
+                    sleep(FIRST_LIST_RETRY).await;
+                }
             }
         }
-    };
-    let pods = shared.pods.clone();
-    let (changed, mut changes) = mpsc::unbounded_channel();
-    pods.subscribe(move |change| {
-        // The receiver is dropped only with the whole kubelet.
-        let _ = changed.send((change.before().cloned(), change.after().cloned()));
-    });
-    let scope = Scope {
-        field_selector: format!("spec.nodeName={}", shared.config.node_name),
-        ..Scope::default()
-    };
-    let (api, store) = (shared.api.clone(), pods.clone());
-    tasks.spawn(async move {
-        let kind = core::Pod::kind_of().clone();
-        informer::run_within(PODS_WATCH_RETRY, api, kind, scope, store).await;
-    });
+    }
 
-    let (rereads, mut reread) = mpsc::unbounded_channel();
-    let mut workers = Workers {
-        shared: shared.clone(),
-        by_uid: BTreeMap::new(),
-        cancel,
-        admitted: BTreeSet::new(),
-        rereading: BTreeSet::new(),
-        rereads,
-        orphans: Arc::default(),
-        statics: BTreeMap::new(),
-        unreported: BTreeMap::new(),
-        waiting: BTreeMap::new(),
-    };
-    let configuration = &shared.config.configuration;
-    let every = configuration.file_check_frequency.unsigned_abs();
-    let static_pod_path = configuration.static_pod_path.as_ref();
-    let mut manifests =
-        static_pod_path.map(|path| ManifestDirectory::new(path, &shared.config.node_name, every));
-    // Before anything that runs could be taken for an orphan.
-    if let Some(manifests) = &mut manifests {
-        workers.run_statics(manifests.poll(shared.clock.now()), &mut snapshot);
+    /// Returns the changes of this node's pods.
+    fn watch_pods(&self, tasks: &mut JoinSet<()>) -> mpsc::UnboundedReceiver<PodChange> {
+        let (changed, changes) = mpsc::unbounded_channel();
+        let store = self.pods.store().clone();
+        store.add_event_handler(move |change| {
+            // The receiver is dropped only with the whole kubelet.
+            let _ = changed.send((change.before().cloned(), change.after().cloned()));
+        });
+        let scope = Scope {
+            field_selector: format!("spec.nodeName={}", self.config.node_name),
+            ..Scope::default()
+        };
+        let api = self.api.clone();
+        tasks.spawn(async move {
+            let kind = core::Pod::kind_of().clone();
+            informer::run_with_max_backoff(PODS_WATCH_RETRY, api, kind, scope, store).await;
+        });
+        changes
     }
-    if let Some(meter) = meter.clone() {
-        tasks.spawn(eviction::run(shared.clone(), meter));
+
+    fn pod_runtime(&self) -> Arc<PodRuntime> {
+        let image_pulls = self.config.configuration.image_pulls;
+        Arc::new(PodRuntime::new(self.runtime.clone(), image_pulls))
     }
-    tasks.spawn(garbage::run(shared.clone(), meter));
-    let (exits, mut exited) = mpsc::unbounded_channel();
-    tasks.spawn(listen(shared.clone(), exits));
-    let mut shutdown = shutdown::Runner::default();
-    let mut listening = false;
-    let mut complete = false;
-    let mut next_relist = Instant::now() + RELIST_BLIND;
-    loop {
-        tokio::select! {
-            biased;
-            Some((old, new)) = changes.recv() => workers.changed(old.as_deref(), new, &mut snapshot),
-            Some(uid) = reread.recv() => workers.node_reread(&uid, &mut snapshot),
-            Some((uid, event)) = evicted.recv() => workers.send(&uid, event),
-            // Which pods there are must be known before any of them is left out.
-            Some(request) = requests.recv(), if complete => shutdown.request(&shared, &workers, request),
-            () = shutdown.due(&shared) => shutdown.advance(&workers),
-            Some(event) = exited.recv() => match event {
-                ListenEvent::Event(RuntimeEvent::Exited { id }) => workers.exited(&id),
-                // Events that were missed are found by a relist.
-                ListenEvent::Event(RuntimeEvent::Resync) => next_relist = Instant::now(),
-                ListenEvent::Begun | ListenEvent::Ended => {
-                    listening = matches!(event, ListenEvent::Begun);
-                    next_relist = Instant::now();
-                }
-            },
-            Some(manifests) = manifests_changed(&mut manifests) => {
-                workers.run_statics(manifests.take_removed(), &mut snapshot);
-                if workers.run_statics(manifests.poll(shared.clock.now()), &mut snapshot) {
-                    manifests.poll_by(Instant::now() + SUCCESSOR_POLL);
-                }
-            }
-            () = tokio::time::sleep_until(next_relist) => {
-                next_relist = Instant::now() + if listening { RELIST } else { RELIST_BLIND };
-                // The first snapshot still has containers for pods that arrive with the first list.
-                match list_runtime(&shared).await {
-                    Ok(now) if complete => workers.observed(&now, &pods),
-                    Ok(now) => snapshot = now,
-                    Err(error) => debug!(%error, "the container runtime does not answer"),
-                }
-                if !complete && pods.reached().is_some() && changes.is_empty() {
-                    complete = true;
-                    info!(pods = workers.by_uid.len(), "all pods of this node are known");
-                    workers.release_orphaned_resources();
-                    next_relist = Instant::now();
-                }
-            }
+
+    fn worker_context(&self, runtime: &Arc<PodRuntime>, pod_terminated: &Arc<Notify>) -> WorkerContext {
+        let config = &self.config;
+        let launcher = Launcher {
+            config: config.clone(),
+            api: self.api.clone(),
+            clock: self.clock.clone(),
+            runtime: runtime.clone(),
+            volumes: self.volumes.clone(),
+            managers: self.managers.clone(),
+            cgroups: self.cgroups.clone(),
+            node: self.resources.clone(),
+            services: self.services.clone(),
+            announcements: self.announcements.clone(),
+            fencer: self.fencer.clone(),
+        };
+        let resizer = Resizer {
+            config: config.clone(),
+            node: self.resources.clone(),
+            runtime: runtime.clone(),
+            cgroups: self.cgroups.clone(),
+            containers: self.managers.containers.clone(),
+        };
+        let admission = PodAdmission::new(
+            config.clone(),
+            self.own_node.clone(),
+            self.pods.clone(),
+            self.managers.clone(),
+            self.conditions.clone(),
+        );
+        let (steady, log_dir) = (Arc::new(self.steady), config.log_dir.clone());
+        WorkerContext {
+            config: config.clone(),
+            api: self.api.clone(),
+            clock: self.clock.clone(),
+            runtime: runtime.clone(),
+            volumes: self.volumes.clone(),
+            node: self.resources.clone(),
+            managers: self.managers.clone(),
+            admission: Arc::new(admission),
+            launcher,
+            resizer,
+            cgroups: self.cgroups.clone(),
+            exits: ExitReader::new(self.runtime.clone(), self.volumes.clone()),
+            endpoints: EndpointBarrier::new(
+                self.api.clone(),
+                config.network.clone(),
+                config.endpoint_barrier,
+            ),
+            announcements: self.announcements.clone(),
+            mirrors: Arc::new(MirrorPods::new(self.api.clone(), self.own_node.clone())),
+            terminated_static_pods: TerminatedStaticPods::new(steady, log_dir),
+            events: self.events.clone(),
+            probes: self.probes.clone(),
+            pod_terminated: pod_terminated.clone(),
         }
-        workers.retry_waiting(&mut snapshot);
-        workers.by_uid.retain(|_, worker| !worker.is_finished());
-        let by_uid = &workers.by_uid;
-        workers.admitted.retain(|uid| by_uid.contains_key(uid));
     }
-}
 
-/// Starts the resource managers. While they cannot, the node is not ready and nothing is decided about its pods: an
-/// administrator drains it and removes the state, or corrects the configuration.
-async fn start_containers(shared: &Shared) {
-    while let Err(error) = shared.containers.start().await {
-        let error = containermanager::shown(&error);
-        error!(error, "cannot start the resource managers");
-        shared.conditions_changed.notify_one();
-        sleep(MANAGERS_RETRY).await;
+    fn manifests(&self) -> Option<ManifestDirectory> {
+        let configuration = &self.config.configuration;
+        let every = configuration.file_check_frequency.unsigned_abs();
+        let path = configuration.static_pod_path.as_ref()?;
+        Some(ManifestDirectory::new(path, &self.config.node_name, every))
     }
-    shared.conditions_changed.notify_one();
-}
 
-fn pod_resources(shared: &Shared) -> PodResourcesServer {
-    PodResourcesServer {
-        pods: shared.active.clone(),
-        devices: shared.devices.clone(),
-        containers: shared.containers.clone(),
-        dra: shared.dra.clone(),
-    }
-}
-
-/// What registers the plugins of this node.
-fn plugins(shared: &Shared) -> Arc<Watcher> {
-    let directory = shared.config.root_dir.join(watcher::REGISTRY);
-    let devices = devicemanager::Registrar(shared.devices.clone());
-    let handlers: Vec<Arc<dyn crate::plugins::Handler>> = vec![
-        Arc::new(shared.volumes.csi_registrar()),
-        Arc::new(devices),
-        Arc::new(dra::drivers::Registrar(shared.dra.drivers())),
-    ];
-    let fake_host = shared.config.fake_host.clone();
-    let host = fake_host.unwrap_or_else(|| host_of(shared.config.machine));
-    Watcher::new(directory, handlers, host)
-}
-
-/// The directory of static pods, when it has to be read.
-async fn manifests_changed(manifests: &mut Option<ManifestDirectory>) -> Option<&mut ManifestDirectory> {
-    let manifests = manifests.as_mut()?;
-    manifests.changed().await;
-    Some(manifests)
-}
-
-/// What the runtime's event stream delivers.
-enum ListenEvent {
-    Begun,
-    Event(RuntimeEvent),
-    Ended,
-}
-
-/// Forwards the runtime's events, and subscribes again when the stream ends.
-async fn listen(shared: Arc<Shared>, exits: mpsc::UnboundedSender<ListenEvent>) {
-    loop {
-        match shared.runtime.events().await {
-            Ok(events) => {
-                let began = futures::stream::once(std::future::ready(ListenEvent::Begun));
-                let ended = futures::stream::once(std::future::ready(ListenEvent::Ended));
-                let mut events = std::pin::pin!(began.chain(events.map(ListenEvent::Event)).chain(ended));
-                while let Some(event) = events.next().await {
-                    if exits.send(event).is_err() {
-                        return;
-                    }
-                }
-                debug!("the container runtime's events have ended");
-            }
-            Err(error) => debug!(%error, "cannot subscribe to the container runtime's events"),
+    /// Eviction, where the node is measured, and garbage collection.
+    fn spawn_reclaiming_loops(&self, tasks: &mut JoinSet<()>, meter: Option<Arc<dyn Meter>>) {
+        let garbage = self.garbage.clone();
+        if let Some(meter) = meter.clone() {
+            let parts = EvictionParts {
+                settings: self.config.configuration.eviction.clone(),
+                pods: self.pods.clone(),
+                conditions: self.conditions.clone(),
+                garbage: garbage.clone(),
+                events: self.events.clone(),
+                pod_events: self.pod_events.clone(),
+                steady: self.steady,
+            };
+            tasks.spawn(eviction::run(parts, meter));
         }
-        sleep(Duration::from_millis(500)).await;
+        tasks.spawn(async move { garbage.run(meter).await });
     }
-}
-
-/// The kind of events and lookups.
-pub(crate) fn pod_kind() -> &'static knarr_api::Kind {
-    &registry::POD
 }

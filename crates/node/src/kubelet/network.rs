@@ -1,14 +1,10 @@
 //! What the kubelet needs of its node's network, where that is knarr's.
 
 use std::fmt::Debug;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
-use tokio::time::timeout;
-
-use super::Shared;
 
 /// The agent of the node's network.
 #[async_trait]
@@ -38,15 +34,4 @@ pub struct Availability {
     pub is_available: bool,
     pub reason: &'static str,
     pub message: String,
-}
-
-/// Waits until proxies have dropped the pod, at most for `bound`; whether they have.
-pub(super) async fn endpoints_dropped(shared: &Shared, pod: &core::Pod, bound: Duration) -> bool {
-    let dropped = async {
-        match shared.config.network.as_ref().filter(|n| n.reports_endpoints()) {
-            Some(network) => network.withdrawn(pod).await,
-            None => shared.endpoints.dropped(&shared.api, pod).await,
-        }
-    };
-    timeout(bound, dropped).await.is_ok()
 }

@@ -1,4 +1,4 @@
-//! The node's own object: registered, kept current, and its lease renewed.
+//! The node's own object: registered and kept current.
 //!
 //! The status is written when it changes, and every five minutes anyway; the lease, renewed every ten seconds, is the
 //! node's heartbeat (SPEC S4).
@@ -7,111 +7,69 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{self as core, NodeCondition};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::kinds::persistent_volume::LOCAL_PATH;
 use knarr_api::kinds::pod::resources::is_extended;
-use knarr_api::quantity::canonicalize;
-use knarr_api::registry::Registered;
 use knarr_api::time::seconds;
 use knarr_api::{Error, k8s_openapi};
 use knarr_client::events::EventType;
-use knarr_client::{Clock, TypedApi};
-use knarr_kubelet::allocatable::max_pods;
+use knarr_client::{Api, Clock, TokioClock, TypedApi};
 use knarr_kubelet::eviction::Pressure;
-use knarr_kubelet::huge_pages;
-use nix::sys::statvfs::statvfs;
 use nix::sys::utsname::uname;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-use super::{Config, Shared};
-use crate::runtime::RuntimeStatus;
-use crate::volumes::local_root;
+use super::at_most_one::StartAnnouncements;
+use super::conditions::NodeConditions;
+use super::config::Config;
+use super::events::Events;
+use super::node_lease::LeaseRenewal;
+use super::node_resources::NodeResources;
+use super::own_node::OwnNode;
+use super::resource_managers::ResourceManagers;
+use crate::runtime::{Runtime, RuntimeStatus};
+use crate::volumes::Volumes;
+use crate::volumes::layout::local_root;
 
-const LEASE_NAMESPACE: &str = "kube-node-lease";
 /// While the node is not ready yet, its status is computed more often.
 const EAGER: Duration = Duration::from_millis(100);
 
-/// What the node has, and gives to pods.
-pub(super) fn capacity(config: &Config, cpus: usize, memory_bytes: i64) -> BTreeMap<String, Quantity> {
-    let quantity = |text: String| Quantity(text);
-    let mut capacity = BTreeMap::from([
-        ("cpu".to_string(), quantity(cpus.to_string())),
-        (
-            "memory".to_string(),
-            quantity(format!("{}Ki", memory_bytes / 1024)),
-        ),
-        (
-            "pods".to_string(),
-            quantity(max_pods(&config.configuration, cpus).to_string()),
-        ),
-    ]);
-    capacity.extend(huge_pages::capacity(&config.machine.huge_pages()));
-    let mut paths = config.root_dir.ancestors();
-    let disk = if config.machine.is_host() {
-        paths.find_map(|path| statvfs(path).ok())
-    } else {
-        None
-    };
-    if let Some(disk) = disk {
-        let bytes = disk.blocks() * disk.fragment_size();
-        capacity.insert(
-            "ephemeral-storage".into(),
-            quantity(format!("{}Ki", bytes / 1024)),
-        );
-    }
-    // In the API's canonical form: otherwise every write would seem to change it.
-    capacity.values_mut().for_each(canonicalize);
-    capacity
-}
-
 /// Registers the node and keeps its status and lease.
-pub(super) async fn run(shared: Arc<Shared>) {
-    let configuration = &shared.config.configuration;
+pub(super) async fn run(mut node: NodeStatusWriter, mut lease: LeaseRenewal) {
+    let configuration = &node.config.configuration;
     let update = configuration.node_status_update_frequency.unsigned_abs();
     // A quarter of the lease, as in Kubernetes.
-    let lease = Duration::from_secs(u64::from(
+    let duration = Duration::from_secs(u64::from(
         configuration.node_lease_duration_seconds.unsigned_abs(),
     ));
-    let renewal = lease / 4;
-    let mut node = NodeState {
-        uid: None,
-        written: None,
-        ready: false,
-        reads: true,
-    };
+    let renewal = duration / 4;
     let (mut next_status, mut next_lease) = (Instant::now(), Instant::now());
-    let mut renewed = None;
     loop {
         tokio::select! {
             biased;
             () = sleep_until(next_status.min(next_lease)) => {}
-            () = shared.conditions_changed.notified() => next_status = Instant::now(),
-            () = shared.devices.changed() => next_status = Instant::now(),
-            () = network_changed(&shared) => next_status = Instant::now(),
+            () = node.conditions.changed() => next_status = Instant::now(),
+            () = node.managers.devices.changed() => next_status = Instant::now(),
+            () = node.network_changed() => next_status = Instant::now(),
         }
         if next_status <= Instant::now() {
-            match node.update(&shared).await {
-                Ok(()) => next_status = Instant::now() + if node.ready { update } else { EAGER },
+            match node.update().await {
+                Ok(()) => next_status = Instant::now() + if node.state.ready { update } else { EAGER },
                 Err(error) => {
-                    node.reads = true;
+                    node.state.reads = true;
                     warn!(%error, "cannot write the node's status yet");
                     next_status = Instant::now() + EAGER * 2;
                 }
             }
         }
         if next_lease <= Instant::now() {
-            match renew(&shared, node.uid.as_deref(), &mut renewed).await {
-                Ok(sent) => {
-                    shared.trust.renewed(sent);
-                    // Counted from when it was sent, as the node lifecycle controller counts: a slow answer does not
-                    // delay the next renewal.
-                    next_lease = Instant::now() + renewal.saturating_sub(shared.trust.since(sent));
-                }
+            match lease.renew(node.state.uid.as_deref()).await {
+                // Counted from when it was sent, as the node lifecycle controller counts: a slow answer does not delay
+                // the next renewal.
+                Ok(since_sent) => next_lease = Instant::now() + renewal.saturating_sub(since_sent),
                 Err(error) => {
                     warn!(%error, "cannot renew the node's lease yet");
                     next_lease = Instant::now() + Duration::from_secs(1);
@@ -121,7 +79,26 @@ pub(super) async fn run(shared: Arc<Shared>) {
     }
 }
 
-struct NodeState {
+/// What the status is made of, and where it is written.
+pub(super) struct NodeStatusWriter {
+    pub config: Arc<Config>,
+    pub api: Arc<dyn Api>,
+    pub runtime: Arc<dyn Runtime>,
+    pub clock: Arc<dyn Clock>,
+    /// Is never set.
+    pub steady: TokioClock,
+    pub own_node: Arc<OwnNode>,
+    pub announcements: Arc<StartAnnouncements>,
+    pub conditions: Arc<NodeConditions>,
+    pub resources: Arc<NodeResources>,
+    pub managers: Arc<ResourceManagers>,
+    pub volumes: Arc<Volumes>,
+    pub events: Events,
+    pub state: NodeState,
+}
+
+/// What is known of the node's object.
+pub(super) struct NodeState {
     uid: Option<String>,
     written: Option<Timestamp>,
     ready: bool,
@@ -129,29 +106,40 @@ struct NodeState {
     reads: bool,
 }
 
-impl NodeState {
-    async fn update(&mut self, shared: &Shared) -> Result<(), Error> {
-        let name = &shared.config.node_name;
-        let watched = shared.own_node.watched().filter(|_| !self.reads);
+impl Default for NodeState {
+    fn default() -> Self {
+        NodeState {
+            uid: None,
+            written: None,
+            ready: false,
+            reads: true,
+        }
+    }
+}
+
+impl NodeStatusWriter {
+    async fn update(&mut self) -> Result<(), Error> {
+        let name = &self.config.node_name;
+        let watched = self.own_node.watched().filter(|_| !self.state.reads);
         let there = match watched {
             Some(node) => Ok((*node).clone()),
-            None => shared.own_node.read(&*shared.api).await,
+            None => self.own_node.read().await,
         };
         let there = match there {
             Ok(node) => node,
-            Err(error) if error.is_not_found() && !shared.config.configuration.register_node => {
+            Err(error) if error.is_not_found() && !self.config.configuration.register_node => {
                 debug!(
                     node = name,
                     "waiting for the node to be registered by another client"
                 );
-                self.ready = false;
+                self.state.ready = false;
                 return Ok(());
             }
             Err(error) if error.is_not_found() => {
                 info!(node = name, "registering");
-                match shared.api.create_as(fresh(&shared.config)).await {
+                match self.api.create_as(fresh(&self.config)).await {
                     Ok(node) => {
-                        shared.own_node.remember((*node).clone());
+                        self.own_node.remember((*node).clone());
                         (*node).clone()
                     }
                     Err(error) if error.is_already_exists() => return Ok(()),
@@ -160,46 +148,45 @@ impl NodeState {
             }
             Err(error) => return Err(error),
         };
-        self.reads = false;
-        self.uid.clone_from(&there.metadata.uid);
-        let there = self.relabel(shared, there).await?;
-        let runtime = match shared.runtime.status().await {
+        self.state.reads = false;
+        self.state.uid.clone_from(&there.metadata.uid);
+        let there = self.relabel(there).await?;
+        let runtime = match self.runtime.status().await {
             Ok(status) => status,
             Err(error) => RuntimeStatus {
                 message: format!("container runtime is down: {error}"),
                 ..RuntimeStatus::default()
             },
         };
-        let now = shared.clock.now();
+        let now = self.clock.now();
         let before = there.status.clone().unwrap_or_default();
-        let status = status(shared, &runtime, &before, now).await;
-        self.ready = runtime.ready && runtime.network_ready;
-        let due = self.written.is_none_or(|at| {
-            shared.steady.now().duration_since(at) >= shared.config.configuration.node_status_report_frequency
+        let status = self.status(&runtime, &before, now).await;
+        self.state.ready = runtime.ready && runtime.network_ready;
+        let due = self.state.written.is_none_or(|at| {
+            self.steady.now().duration_since(at) >= self.config.configuration.node_status_report_frequency
         });
         if !due && same_but_for_heartbeats(&before, &status) {
             return Ok(());
         }
-        let about = super::eviction::node_reference(name);
         for reason in transitions(&before, &status) {
             let message = format!("Node {name} status is now: {reason}");
-            shared.recorder.event(&about, EventType::Normal, &reason, message);
+            self.events.of_node(EventType::Normal, &reason, message);
         }
         let mut node = there;
         node.status = Some(status);
         // A scheduler that sees it may bind a pod to this node before the answer arrives.
-        shared.own_node.remember(node.clone());
-        match shared.api.update_status_as(node).await {
+        self.own_node.remember(node.clone());
+        match self.api.update_status_as(node).await {
             Ok(written) => {
-                shared.own_node.remember((*written).clone());
-                shared.announced.node_written(&written);
-                self.written = Some(shared.steady.now());
+                self.own_node.remember((*written).clone());
+                self.announcements.node_written(&written);
+                self.state.written = Some(self.steady.now());
                 Ok(())
             }
             // A conflict: the next sync starts from the newer object.
             Err(error) if error.is_conflict() => {
-                self.ready = false;
-                self.reads = true;
+                self.state.ready = false;
+                self.state.reads = true;
                 Ok(())
             }
             Err(error) => Err(error),
@@ -207,33 +194,33 @@ impl NodeState {
     }
 
     /// Our labels, and the pod network that this node uses.
-    async fn relabel(&self, shared: &Shared, mut node: core::Node) -> Result<core::Node, Error> {
-        let wanted = fresh(&shared.config);
+    async fn relabel(&self, mut node: core::Node) -> Result<core::Node, Error> {
+        let desired = fresh(&self.config);
         let labels = node.metadata.labels.get_or_insert_default();
         let mut changed = false;
-        for (key, value) in wanted.metadata.labels.into_iter().flatten() {
+        for (key, value) in desired.metadata.labels.into_iter().flatten() {
             changed |= labels.insert(key, value.clone()).as_ref() != Some(&value);
         }
         let annotations = node.metadata.annotations.get_or_insert_default();
-        for (key, value) in wanted.metadata.annotations.into_iter().flatten() {
+        for (key, value) in desired.metadata.annotations.into_iter().flatten() {
             changed |= annotations.insert(key, value.clone()).as_ref() != Some(&value);
         }
         let spec = node.spec.get_or_insert_default();
-        let wanted = wanted.spec.unwrap_or_default();
+        let desired = desired.spec.unwrap_or_default();
         // The cloud's name of the node is set once and never changed.
-        if spec.provider_id.is_none() && wanted.provider_id.is_some() {
-            spec.provider_id = wanted.provider_id;
+        if spec.provider_id.is_none() && desired.provider_id.is_some() {
+            spec.provider_id = desired.provider_id;
             changed = true;
         }
-        if spec.pod_cidr.is_none() && wanted.pod_cidr.is_some() {
-            spec.pod_cidrs = wanted.pod_cidrs;
-            spec.pod_cidr = wanted.pod_cidr;
+        if spec.pod_cidr.is_none() && desired.pod_cidr.is_some() {
+            spec.pod_cidrs = desired.pod_cidrs;
+            spec.pod_cidr = desired.pod_cidr;
             changed = true;
         }
         if !changed {
             return Ok(node);
         }
-        Ok((*shared.api.update_as(node).await?).clone())
+        Ok((*self.api.update_as(node).await?).clone())
     }
 }
 
@@ -301,64 +288,66 @@ fn extended_resources(before: &core::NodeStatus) -> BTreeMap<String, Quantity> {
         .collect()
 }
 
-async fn status(
-    shared: &Shared,
-    runtime: &RuntimeStatus,
-    before: &core::NodeStatus,
-    now: Timestamp,
-) -> core::NodeStatus {
-    let config = &shared.config;
-    let address = |type_: &str, address: &str| core::NodeAddress {
-        type_: type_.into(),
-        address: address.into(),
-    };
-    let mut addresses: Vec<_> = config
-        .node_ips
-        .iter()
-        .map(|ip| address("InternalIP", ip))
-        .collect();
-    addresses.push(address("Hostname", &config.node_name));
-    let images = match shared.runtime.images().await {
-        Ok(images) => {
-            let mut images: Vec<_> = images
-                .into_iter()
-                .map(|i| core::ContainerImage {
-                    names: Some(i.digests.into_iter().chain(i.tags).collect()),
-                    size_bytes: i64::try_from(i.size_bytes).ok().filter(|size| *size > 0),
-                })
-                .collect();
-            images.sort_by_key(|i| (std::cmp::Reverse(i.size_bytes), i.names.clone()));
-            images.truncate(config.configuration.node_status_max_images.unwrap_or(usize::MAX));
-            Some(images)
-        }
-        Err(_) => before.images.clone(),
-    };
-    let extended = extended_resources(before);
-    let devices = shared.devices.capacity();
-    let with_extended = |own: &BTreeMap<String, Quantity>, devices_of: &BTreeMap<String, usize>| {
-        let mut all = extended.clone();
-        // It had them once: a resource that a plugin manages is not one that no node has.
-        let removed = devices.removed.iter().map(|name| (name, &0));
-        let devices = devices_of.iter().chain(removed);
-        all.extend(devices.map(|(name, count)| (name.clone(), Quantity(count.to_string()))));
-        all.extend(own.clone());
-        Some(all)
-    };
-    core::NodeStatus {
-        addresses: Some(addresses),
-        allocatable: with_extended(&shared.allocatable, &devices.allocatable),
-        capacity: with_extended(&shared.capacity, &devices.capacity),
-        conditions: Some(conditions(runtime, shared, before, now)),
-        daemon_endpoints: Some(core::NodeDaemonEndpoints {
-            kubelet_endpoint: Some(core::DaemonEndpoint {
-                port: i32::from(config.port),
+impl NodeStatusWriter {
+    async fn status(
+        &self,
+        runtime: &RuntimeStatus,
+        before: &core::NodeStatus,
+        now: Timestamp,
+    ) -> core::NodeStatus {
+        let config = &self.config;
+        let address = |type_: &str, address: &str| core::NodeAddress {
+            type_: type_.into(),
+            address: address.into(),
+        };
+        let mut addresses: Vec<_> = config
+            .node_ips
+            .iter()
+            .map(|ip| address("InternalIP", ip))
+            .collect();
+        addresses.push(address("Hostname", &config.node_name));
+        let images = match self.runtime.images().await {
+            Ok(images) => {
+                let mut images: Vec<_> = images
+                    .into_iter()
+                    .map(|i| core::ContainerImage {
+                        names: Some(i.digests.into_iter().chain(i.tags).collect()),
+                        size_bytes: i64::try_from(i.size_bytes).ok().filter(|size| *size > 0),
+                    })
+                    .collect();
+                images.sort_by_key(|i| (std::cmp::Reverse(i.size_bytes), i.names.clone()));
+                images.truncate(config.configuration.node_status_max_images.unwrap_or(usize::MAX));
+                Some(images)
+            }
+            Err(_) => before.images.clone(),
+        };
+        let extended = extended_resources(before);
+        let devices = self.managers.devices.capacity();
+        let with_extended = |own: &BTreeMap<String, Quantity>, devices_of: &BTreeMap<String, usize>| {
+            let mut all = extended.clone();
+            // It had them once: a resource that a plugin manages is not one that no node has.
+            let removed = devices.removed.iter().map(|name| (name, &0));
+            let devices = devices_of.iter().chain(removed);
+            all.extend(devices.map(|(name, count)| (name.clone(), Quantity(count.to_string()))));
+            all.extend(own.clone());
+            Some(all)
+        };
+        core::NodeStatus {
+            addresses: Some(addresses),
+            allocatable: with_extended(&self.resources.allocatable, &devices.allocatable),
+            capacity: with_extended(&self.resources.capacity, &devices.capacity),
+            conditions: Some(self.conditions(runtime, before, now)),
+            daemon_endpoints: Some(core::NodeDaemonEndpoints {
+                kubelet_endpoint: Some(core::DaemonEndpoint {
+                    port: i32::from(config.port),
+                }),
             }),
-        }),
-        declared_features: Some(DECLARED_FEATURES.map(String::from).to_vec()),
-        images,
-        node_info: Some(node_info(config, runtime)),
-        volumes_in_use: Some(shared.volumes.in_use()).filter(|used| !used.is_empty()),
-        ..before.clone()
+            declared_features: Some(DECLARED_FEATURES.map(String::from).to_vec()),
+            images,
+            node_info: Some(node_info(config, runtime)),
+            volumes_in_use: Some(self.volumes.in_use()).filter(|used| !used.is_empty()),
+            ..before.clone()
+        }
     }
 }
 
@@ -438,7 +427,7 @@ fn why_not_ready(runtime: &RuntimeStatus, managers: Option<String>, shutting_dow
     if !(runtime.ready && runtime.network_ready) {
         whys.push(match runtime.message.as_str() {
             "" => "container runtime is not ready",
-            said => said,
+            reported => reported,
         });
     }
     whys.extend(managers.as_deref());
@@ -452,68 +441,76 @@ fn why_not_ready(runtime: &RuntimeStatus, managers: Option<String>, shutting_dow
     }
 }
 
-/// Whether other nodes reach the pods of this one, as knarr's own network reports it.
-fn network_unavailable(shared: &Shared) -> Option<(&'static str, bool, &'static str, String)> {
-    let network = shared.config.network.as_ref()?.availability()?;
-    Some((
-        "NetworkUnavailable",
-        !network.is_available,
-        network.reason,
-        network.message,
-    ))
-}
-
-/// Returns when that has changed.
-async fn network_changed(shared: &Shared) {
-    match &shared.config.network {
-        Some(network) => network.availability_changed().await,
-        None => std::future::pending().await,
+impl NodeStatusWriter {
+    /// Whether other nodes reach the pods of this one, as knarr's own network reports it.
+    fn network_unavailable(&self) -> Option<(&'static str, bool, &'static str, String)> {
+        let network = self.config.network.as_ref()?.availability()?;
+        Some((
+            "NetworkUnavailable",
+            !network.is_available,
+            network.reason,
+            network.message,
+        ))
     }
-}
 
-fn conditions(
-    runtime: &RuntimeStatus,
-    shared: &Shared,
-    before: &core::NodeStatus,
-    now: Timestamp,
-) -> Vec<NodeCondition> {
-    let ready = match why_not_ready(runtime, shared.containers.error(), shared.is_shutting_down()) {
-        None => (
-            "Ready",
-            true,
-            "KubeletReady",
-            "kubelet is posting ready status".to_string(),
-        ),
-        Some(why_not) => ("Ready", false, "KubeletNotReady", why_not),
-    };
-    let pressures = pressure_conditions(&shared.pressures());
-    let wanted = pressures
-        .into_iter()
-        .map(|(pressure, holds, reason, message)| (pressure.condition(), holds, reason, message.to_string()))
-        .chain([ready])
-        .chain(network_unavailable(shared));
-    let old = before.conditions.clone().unwrap_or_default();
-    let mut conditions: Vec<NodeCondition> = Vec::new();
-    for (type_, holds, reason, message) in wanted {
-        let status = if holds { "True" } else { "False" };
-        let known = old.iter().find(|c| c.type_ == type_);
-        let since = known
-            .filter(|c| c.status == status)
-            .and_then(|c| c.last_transition_time.clone());
-        conditions.push(NodeCondition {
-            type_: type_.into(),
-            status: status.into(),
-            reason: Some(reason.into()),
-            message: Some(message),
-            last_heartbeat_time: Some(seconds(now)),
-            last_transition_time: since.or_else(|| Some(seconds(now))),
-        });
+    /// Returns when that has changed.
+    async fn network_changed(&self) {
+        match &self.config.network {
+            Some(network) => network.availability_changed().await,
+            None => std::future::pending().await,
+        }
     }
-    let others = old
-        .into_iter()
-        .filter(|c| !conditions.iter().any(|own| own.type_ == c.type_));
-    let others: Vec<_> = others.collect();
-    others.into_iter().chain(conditions).collect()
+
+    fn conditions(
+        &self,
+        runtime: &RuntimeStatus,
+        before: &core::NodeStatus,
+        now: Timestamp,
+    ) -> Vec<NodeCondition> {
+        let ready = match why_not_ready(
+            runtime,
+            self.managers.containers.error(),
+            self.conditions.is_shutting_down(),
+        ) {
+            None => (
+                "Ready",
+                true,
+                "KubeletReady",
+                "kubelet is posting ready status".to_string(),
+            ),
+            Some(why_not) => ("Ready", false, "KubeletNotReady", why_not),
+        };
+        let pressures = pressure_conditions(&self.conditions.pressures());
+        let desired = pressures
+            .into_iter()
+            .map(|(pressure, holds, reason, message)| {
+                (pressure.condition(), holds, reason, message.to_string())
+            })
+            .chain([ready])
+            .chain(self.network_unavailable());
+        let old = before.conditions.clone().unwrap_or_default();
+        let mut conditions: Vec<NodeCondition> = Vec::new();
+        for (type_, holds, reason, message) in desired {
+            let status = if holds { "True" } else { "False" };
+            let known = old.iter().find(|c| c.type_ == type_);
+            let since = known
+                .filter(|c| c.status == status)
+                .and_then(|c| c.last_transition_time.clone());
+            conditions.push(NodeCondition {
+                type_: type_.into(),
+                status: status.into(),
+                reason: Some(reason.into()),
+                message: Some(message),
+                last_heartbeat_time: Some(seconds(now)),
+                last_transition_time: since.or_else(|| Some(seconds(now))),
+            });
+        }
+        let others = old
+            .into_iter()
+            .filter(|c| !conditions.iter().any(|own| own.type_ == c.type_));
+        let others: Vec<_> = others.collect();
+        others.into_iter().chain(conditions).collect()
+    }
 }
 
 fn node_info(config: &Config, runtime: &RuntimeStatus) -> core::NodeSystemInfo {
@@ -566,70 +563,4 @@ fn same_but_for_heartbeats(a: &core::NodeStatus, b: &core::NodeStatus) -> bool {
         status
     };
     quiet(a) == quiet(b)
-}
-
-/// Acquires or renews the node's lease: first as it was last written, since nothing else should have changed it; after
-/// a failed write it is read first. Returns when the successful write was sent, by the clock of
-/// [`LeaseTrust`](super::self_fencing::LeaseTrust), not when an earlier failed one was.
-async fn renew(
-    shared: &Shared,
-    node_uid: Option<&str>,
-    renewed: &mut Option<knarr_api::Shared<Lease>>,
-) -> Result<Duration, Error> {
-    if let Some(last) = renewed.take() {
-        let sent = shared.trust.now();
-        match shared.api.update_as(held(&last, shared, node_uid)).await {
-            Ok(lease) => {
-                *renewed = Some(lease);
-                return Ok(sent);
-            }
-            Err(error) => debug!(%error, "the node's lease is not as it was written"),
-        }
-    }
-    let name = &shared.config.node_name;
-    let before = shared.api.get_as::<Lease>(LEASE_NAMESPACE, name).await;
-    let sent = shared.trust.now();
-    let lease = match before {
-        Ok(lease) => shared.api.update_as(held(&lease, shared, node_uid)).await?,
-        Err(error) if error.is_not_found() => {
-            let lease = Lease {
-                metadata: ObjectMeta {
-                    name: Some(name.clone()),
-                    namespace: Some(LEASE_NAMESPACE.into()),
-                    ..ObjectMeta::default()
-                },
-                spec: None,
-            };
-            shared.api.create_as(held(&lease, shared, node_uid)).await?
-        }
-        Err(error) => return Err(error),
-    };
-    *renewed = Some(lease);
-    Ok(sent)
-}
-
-/// The lease, renewed now.
-fn held(lease: &Lease, shared: &Shared, node_uid: Option<&str>) -> Lease {
-    let name = &shared.config.node_name;
-    let mut lease = lease.clone();
-    lease.spec = Some(LeaseSpec {
-        holder_identity: Some(name.clone()),
-        lease_duration_seconds: Some(shared.config.configuration.node_lease_duration_seconds),
-        renew_time: Some(MicroTime(shared.clock.now())),
-        ..lease.spec.unwrap_or_default()
-    });
-    own(&mut lease, name, node_uid);
-    lease
-}
-
-/// The lease is owned by its node and deleted with it.
-fn own(lease: &mut Lease, name: &str, node_uid: Option<&str>) {
-    let Some(uid) = node_uid else { return };
-    lease.metadata.owner_references = Some(vec![OwnerReference {
-        api_version: core::Node::kind_of().api_version(),
-        kind: core::Node::kind_of().kind().into(),
-        name: name.into(),
-        uid: uid.into(),
-        ..OwnerReference::default()
-    }]);
 }

@@ -6,8 +6,11 @@
 //! and again meanwhile.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::jiff::Timestamp;
+use knarr_api::kinds::node::{has_out_of_service_taint, is_ready};
 use knarr_api::registry::Registered;
 use knarr_api::{Error, k8s_openapi};
 use knarr_client::informer::{self, Scope};
@@ -16,28 +19,58 @@ use parking_lot::Mutex;
 
 /// See the module.
 pub(crate) struct OwnNode {
+    api: Arc<dyn Api>,
     name: String,
+    /// Of this kubelet, and of no other.
+    kubelet_id: String,
     watched: Arc<Store>,
     /// With its revision. It stays known after the object is deleted.
     newest: Mutex<Option<(u64, Arc<core::Node>)>>,
+    /// The API server has accepted a status of it with Ready true, since this kubelet started.
+    is_ready: AtomicBool,
 }
 
 impl OwnNode {
-    pub fn new(name: &str) -> Self {
+    /// Of a kubelet that started then.
+    pub fn new(api: Arc<dyn Api>, name: &str, started: Timestamp) -> Self {
         OwnNode {
+            api,
             name: name.to_string(),
+            kubelet_id: format!("{name} {started}"),
             watched: Arc::new(Store::new(core::Node::kind_of(), &[])),
             newest: Mutex::default(),
+            is_ready: AtomicBool::new(false),
         }
     }
 
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn kubelet_id(&self) -> &str {
+        &self.kubelet_id
+    }
+
+    /// The API server has accepted this status of it. Returns whether it is the first with Ready true.
+    pub fn status_written(&self, node: &core::Node) -> bool {
+        is_ready(node) && !self.is_ready.swap(true, Ordering::SeqCst)
+    }
+
+    /// Whether a client that reads it from now on sees that this kubelet runs, and releases nothing of it: it was
+    /// reported Ready, and has no out-of-service taint.
+    pub fn is_seen_alive(&self) -> bool {
+        self.is_ready.load(Ordering::SeqCst)
+            && self.known().is_some_and(|node| !has_out_of_service_taint(&node))
+    }
+
     /// Watches it until dropped.
-    pub async fn follow(&self, api: Arc<dyn Api>) {
+    pub async fn follow(&self) {
         let scope = Scope {
             field_selector: format!("metadata.name={}", self.name),
             ..Scope::default()
         };
-        informer::run(api, core::Node::kind_of().clone(), scope, self.watched.clone()).await;
+        let (api, kind) = (self.api.clone(), core::Node::kind_of().clone());
+        informer::run(api, kind, scope, self.watched.clone()).await;
     }
 
     /// The newest known object; `None` before the first.
@@ -78,8 +111,8 @@ impl OwnNode {
     }
 
     /// Reads it from the API.
-    pub async fn read(&self, api: &dyn Api) -> Result<core::Node, Error> {
-        let node = (*api.get_as::<core::Node>("", &self.name).await?).clone();
+    pub async fn read(&self) -> Result<core::Node, Error> {
+        let node = (*self.api.get_as::<core::Node>("", &self.name).await?).clone();
         self.remember(node.clone());
         Ok(node)
     }

@@ -5,14 +5,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
-use knarr_api::{AnyObject, k8s_openapi};
-use knarr_client::events::{EventType, reference_to};
+use knarr_api::k8s_openapi;
+use knarr_client::events::EventType;
 use knarr_kubelet::pod::Event;
 use knarr_kubelet::preemption;
 use tracing::info;
 
-use super::worker::Origin;
-use super::{RuntimeSnapshot, Workers, pod_kind};
+use super::bound_pods::SharedPod;
+use super::inbox::Msg;
+use super::runtime_snapshot::RuntimeSnapshot;
+use super::status::Origin;
+use super::workers::Workers;
 
 pub(super) struct WaitingPod {
     pod: Arc<core::Pod>,
@@ -38,10 +41,10 @@ impl Workers {
         }
     }
 
-    /// Static pods whose files were removed wait no more.
-    pub(super) fn forget_removed_static_pods(&mut self, wanted: &BTreeMap<String, core::Pod>) {
+    /// Drops static pods whose files were removed.
+    pub(super) fn forget_removed_static_pods(&mut self, desired: &BTreeMap<String, Arc<core::Pod>>) {
         self.waiting
-            .retain(|uid, waiting| matches!(waiting.origin, Origin::Api) || wanted.contains_key(uid));
+            .retain(|uid, waiting| matches!(waiting.origin, Origin::Api) || desired.contains_key(uid));
     }
 
     /// Evicts the victims, and has the pod wait for that.
@@ -50,7 +53,7 @@ impl Workers {
         uid: String,
         pod: Arc<core::Pod>,
         origin: Origin,
-        victims: &[core::Pod],
+        victims: &[SharedPod],
     ) {
         for victim in victims {
             let name = pod.metadata.name.as_deref();
@@ -59,14 +62,9 @@ impl Workers {
                 victim = victim.metadata.name,
                 "making room for a critical pod"
             );
-            let about = reference_to(pod_kind(), victim as &dyn AnyObject);
-            let (recorder, reason) = (&self.shared.recorder, preemption::REASON);
-            recorder.event(
-                &about,
-                EventType::Warning,
-                reason,
-                preemption::MESSAGE.to_string(),
-            );
+            let (warning, reason) = (EventType::Warning, preemption::REASON);
+            let events = &self.context.events;
+            events.of_pod(victim, warning, reason, preemption::MESSAGE);
         }
         let victims = victims.iter().filter_map(|v| v.metadata.uid.clone());
         let victims = victims.map(|uid| (uid, false)).collect();
@@ -79,7 +77,7 @@ impl Workers {
         let victims = self.waiting.values_mut().flat_map(|w| w.victims.iter_mut());
         for (uid, notified) in victims.filter(|(_, notified)| !**notified) {
             if let Some(worker) = self.by_uid.get(uid) {
-                worker.send(super::worker::Msg::Event(Event::Evict(preemption::eviction())));
+                worker.send(Msg::Event(Event::Evict(preemption::eviction())));
                 *notified = true;
             }
         }
@@ -91,11 +89,12 @@ impl Workers {
             return;
         }
         self.notify_victims();
-        let victims_ended = |waiting: &WaitingPod| !waiting.victims.keys().any(|uid| self.is_unreported(uid));
+        let victims_terminated =
+            |waiting: &WaitingPod| !waiting.victims.keys().any(|uid| self.is_unreported(uid));
         let ready: Vec<String> = self
             .waiting
             .iter()
-            .filter(|(_, waiting)| victims_ended(waiting))
+            .filter(|(_, waiting)| victims_terminated(waiting))
             .map(|(uid, _)| uid.clone())
             .collect();
         for uid in ready {

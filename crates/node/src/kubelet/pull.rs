@@ -4,40 +4,42 @@ use base64::Engine as _;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
-use knarr_api::registry::Registered;
+use knarr_client::{Api, TypedApi};
 use knarr_kubelet::image;
 use knarr_kubelet::pod::Pulled;
 use serde_json::Value;
 use tokio::time::Instant;
 use tracing::debug;
 
-use super::Shared;
-use crate::runtime::{AuthConfig, PodSandboxConfig};
+use super::pod_runtime::PodRuntime;
+use crate::runtime::{AuthConfig, PodSandboxConfig, RuntimeError};
+
+/// Why an image is not pulled; shown to the user.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PullError {
+    #[error(transparent)]
+    Reference(#[from] image::InvalidReference),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
 
 /// Pulls with each of the matching credentials in turn; the last error if none works.
 pub(super) async fn pull(
-    shared: &Shared,
+    (api, runtime): (&dyn Api, &PodRuntime),
     pod: &core::Pod,
     name: &str,
     sandbox: &PodSandboxConfig,
-) -> Result<Pulled, String> {
+) -> Result<Pulled, PullError> {
     let requested = Instant::now();
-    let _permit = shared.pulls.acquire().await.map_err(|e| e.to_string())?;
+    let _permit = runtime.pull_permit().await;
     let began = Instant::now();
     let full = image::normalize(name)?;
-    let mut attempts: Vec<Option<AuthConfig>> = credentials(shared, pod, &full)
-        .await
-        .into_iter()
-        .map(Some)
-        .collect();
-    if attempts.is_empty() {
-        attempts.push(None);
-    }
-    let mut last_error = String::new();
-    for auth in attempts {
-        match shared.runtime.pull_image(&full, auth.as_ref(), sandbox).await {
+    let mut attempts = credentials(api, pod, &full).await.into_iter();
+    let mut auth = attempts.next();
+    loop {
+        let error = match runtime.pull_image(&full, auth.as_ref(), sandbox).await {
             Ok(image_id) => {
-                let image = shared.runtime.image(&image_id).await.ok().flatten();
+                let image = runtime.image(&image_id).await.ok().flatten();
                 let since = |from: Instant| SignedDuration::try_from(from.elapsed()).unwrap_or_default();
                 return Ok(Pulled {
                     image_id,
@@ -46,38 +48,33 @@ pub(super) async fn pull(
                     size_bytes: image.map_or(0, |i| i.size_bytes),
                 });
             }
-            Err(error) => last_error = error.to_string(),
+            Err(error) => error,
+        };
+        auth = attempts.next();
+        if auth.is_none() {
+            return Err(error.into());
         }
     }
-    Err(last_error)
 }
 
-async fn credentials(shared: &Shared, pod: &core::Pod, full: &str) -> Vec<AuthConfig> {
+async fn credentials(api: &dyn Api, pod: &core::Pod, full: &str) -> Vec<AuthConfig> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
     let mut found = Vec::new();
-    for wanted in pod
+    for desired in pod
         .spec
         .iter()
         .flat_map(|s| s.image_pull_secrets.iter().flatten())
     {
-        let secret = match shared
-            .api
-            .get(core::Secret::kind_of(), namespace, &wanted.name)
-            .await
-        {
+        let secret = match api.get_as::<core::Secret>(namespace, &desired.name).await {
             Ok(secret) => secret,
             Err(error) => {
                 // As in kubelet's `getPullSecretsForPod`: the image may be public.
-                debug!(secret = wanted.name, %error, "cannot read a pull secret");
+                debug!(secret = desired.name, %error, "cannot read a pull secret");
                 continue;
             }
         };
-        let data = secret
-            .get::<core::Secret>()
-            .and_then(|s| s.data.clone())
-            .unwrap_or_default();
         let auths = [".dockerconfigjson", ".dockercfg"].into_iter().find_map(|key| {
-            let value: Value = serde_json::from_slice(&data.get(key)?.0).ok()?;
+            let value: Value = serde_json::from_slice(&secret.data.as_ref()?.get(key)?.0).ok()?;
             Some(if key == ".dockercfg" {
                 value
             } else {
@@ -139,7 +136,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn credentials_are_for_their_registry_and_the_closest_goes_first() {
+    fn credentials_are_for_their_registry_and_the_closest_match_is_first() {
         let auths = json!({
             "https://index.docker.io/v1/": {"auth": "dTpw"},
             "reg:5000": {"username": "a", "password": "b"},

@@ -7,36 +7,37 @@ use std::path::{Path, PathBuf};
 
 use tracing::warn;
 
-use super::Shared;
 use crate::logs::{links, rotate};
-use crate::runtime::Result;
-use crate::untrusted_fs;
+use crate::runtime::{Result, Runtime};
+use crate::untrusted_fs::{self, Pool};
+use knarr_kubelet::ids::ContainerId;
 
-pub(super) async fn remove_container(shared: &Shared, id: &str) -> Result<()> {
+/// `log_dir` is where all pods' logs are.
+pub(super) async fn remove_container(runtime: &dyn Runtime, log_dir: &Path, id: &ContainerId) -> Result<()> {
     // After the removal the path of its log is unknown. A container that is removed already has no log to find.
-    let detail = match shared.runtime.container(id).await {
+    let detail = match runtime.container(id).await {
         Ok(detail) => Some(detail),
         Err(error) if error.is_not_found() => None,
         Err(error) => return Err(error),
     };
-    shared.runtime.remove_container(id).await?;
+    runtime.remove_container(id).await?;
     let Some(detail) = detail.filter(|d| !d.log_path.is_empty()) else {
         return Ok(());
     };
-    if let Err(error) = links::unlink(&links::directory(&shared.config.log_dir), &detail.container) {
-        warn!(container = id, %error, "cannot remove the link to a container's log");
+    if let Err(error) = links::unlink(&links::directory(log_dir), &detail.container) {
+        warn!(container = %id, %error, "cannot remove the link to a container's log");
     }
     if let Err(error) = rotate::remove(Path::new(&detail.log_path)) {
-        warn!(container = id, %error, "cannot remove a container's log");
+        warn!(container = %id, %error, "cannot remove a container's log");
     }
     Ok(())
 }
 
 /// A pod's logs, and the links to them.
-pub(super) async fn remove_logs(shared: &Shared, uid: &str, directory: PathBuf) {
-    let links = links::directory(&shared.config.log_dir);
+pub(super) async fn remove_logs(files: &Pool, log_dir: &Path, uid: &str, directory: PathBuf) {
+    let links = links::directory(log_dir);
     let at = directory.display().to_string();
-    let removed = shared.volumes.files().run(uid, move || {
+    let removed = files.run(uid, move || {
         if let Err(error) = links::unlink_all_below(&links, &directory) {
             warn!(path = %directory.display(), %error, "cannot remove the links to a pod's logs");
         }

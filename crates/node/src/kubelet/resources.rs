@@ -3,9 +3,11 @@
 use k8s_cri::v1::{HugepageLimit, LinuxContainerResources};
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::pod::resources::{Side, aggregate, asked, is_sidecar, qos_class};
+use knarr_api::kinds::pod::resources::{
+    RequirementKind, aggregate_containers, is_sidecar, pod_resources, qos_class,
+};
 use knarr_kubelet::admission::is_critical;
-use knarr_kubelet::cgroup::Group;
+use knarr_kubelet::cgroup::CgroupName;
 use knarr_kubelet::configuration::KubeletConfiguration;
 use knarr_kubelet::huge_pages::{PageSizes, kernel_name};
 use knarr_kubelet::resources::{limit_of_all, set, with_limits_of_pod};
@@ -87,7 +89,7 @@ fn oom_score_adj(pod: &core::Pod, container: &core::Container, node_memory_bytes
         Qos::BestEffort => ALWAYS_FIRST,
         Qos::Burstable => {
             let request = |c: &core::Container| {
-                set(c.resources.as_ref(), Side::Requests, "memory").map_or(0, |q| q.value())
+                set(c.resources.as_ref(), RequirementKind::Requests, "memory").map_or(0, |q| q.value())
             };
             let share = share_of_the_rest(spec);
             let score = |bytes: i64| 1000 - 1000 * (bytes + share) / node_memory_bytes.max(1);
@@ -104,14 +106,14 @@ fn oom_score_adj(pod: &core::Pod, container: &core::Container, node_memory_bytes
 
 /// Each container's share of the pod-level memory request beyond its containers' requests.
 fn share_of_the_rest(spec: &core::PodSpec) -> i64 {
-    let Some(whole) = set(spec.resources.as_ref(), Side::Requests, "memory") else {
+    let Some(whole) = set(spec.resources.as_ref(), RequirementKind::Requests, "memory") else {
         return 0;
     };
-    let asked = aggregate(spec, Side::Requests)
+    let requested = aggregate_containers(spec, RequirementKind::Requests)
         .get("memory")
         .map_or(0, |q| q.value());
     let count = spec.containers.len() + spec.init_containers.as_ref().map_or(0, Vec::len);
-    (whole.value() - asked) / i64::try_from(count).unwrap_or(i64::MAX).max(1)
+    (whole.value() - requested) / i64::try_from(count).unwrap_or(i64::MAX).max(1)
 }
 
 /// The resources of one container; the pod's limits apply where it has none.
@@ -125,8 +127,8 @@ pub fn of_container(
     let own = container.resources.clone().unwrap_or_default();
     let of_pod = pod.spec.as_ref().and_then(|s| s.resources.as_ref());
     let held = with_limits_of_pod(&own, of_pod);
-    let limit = set(Some(&held), Side::Limits, "cpu");
-    let request = set(Some(&held), Side::Requests, "cpu").or(limit);
+    let limit = set(Some(&held), RequirementKind::Limits, "cpu");
+    let request = set(Some(&held), RequirementKind::Requests, "cpu").or(limit);
     let (cpu_period, cpu_quota) = quota.of_limit(limit.map(|q| q.milli_value()));
     let huge = pages.of_container(pod, container).into_iter();
     let hugepage_limits = huge.map(|(page, bytes)| HugepageLimit {
@@ -137,7 +139,7 @@ pub fn of_container(
         cpu_shares: shares(request.map_or(0, |q| q.milli_value())),
         cpu_period,
         cpu_quota,
-        memory_limit_in_bytes: set(Some(&held), Side::Limits, "memory").map_or(0, |q| q.value()),
+        memory_limit_in_bytes: set(Some(&held), RequirementKind::Limits, "memory").map_or(0, |q| q.value()),
         oom_score_adj: oom_score_adj(pod, container, node_memory_bytes),
         hugepage_limits: hugepage_limits.collect(),
         ..LinuxContainerResources::default()
@@ -154,7 +156,7 @@ pub fn of_pod(
     let Some(spec) = &pod.spec else {
         return Limits::default();
     };
-    let cpu = asked(spec, Side::Requests).get("cpu").copied();
+    let cpu = pod_resources(spec, RequirementKind::Requests).get("cpu").copied();
     let limit = limit_of_all(pod, "cpu");
     let (cpu_period, cpu_quota) = quota.of_limit(limit.map(|q| q.milli_value()));
     Limits {
@@ -167,24 +169,15 @@ pub fn of_pod(
     }
 }
 
-/// No quota holds for a pod with containers that have CPUs to themselves.
-pub(super) fn quota_of_pod(shared: &super::Shared, pod: &core::Pod) -> CpuQuota {
-    let uid = pod.metadata.uid.as_deref().unwrap_or("");
-    match shared.containers.has_exclusive_cpus(uid, None) {
-        true => CpuQuota::NONE,
-        false => CpuQuota::of(&shared.config.configuration),
-    }
-}
-
 /// A pod's control group.
-pub fn group(pod: &core::Pod) -> Group {
+pub fn group(pod: &core::Pod) -> CgroupName {
     let uid = pod.metadata.uid.as_deref().unwrap_or("");
     let class = match qos(pod) {
         Qos::Guaranteed => None,
         Qos::Burstable => Some("burstable"),
         Qos::BestEffort => Some("besteffort"),
     };
-    Group::of_pod(class, uid)
+    CgroupName::of_pod(class, uid)
 }
 
 #[cfg(test)]

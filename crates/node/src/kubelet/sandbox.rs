@@ -7,10 +7,11 @@ use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::sysctl::normalized;
 
+use super::config::Config;
 use super::resources;
-use super::{Config, labels, security_context};
+use super::{labels, security_context};
 
-/// Linux allows no more.
+/// The limit of Linux.
 const HOSTNAME_MAX: usize = 63;
 /// Bytes of a host name in Linux (utsname), without its end.
 const KERNEL_HOSTNAME_MAX: usize = 64;
@@ -64,33 +65,45 @@ pub(super) fn hostname(pod: &core::Pod) -> String {
     name[..cut].trim_end_matches(['-', '.']).to_string()
 }
 
+/// Why a pod's sandbox cannot be configured; shown to the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum SandboxConfigError {
+    #[error("can't set `spec.hostUsers: false`, {runtime} does not support user namespaces")]
+    UserNamespaces { runtime: String },
+    #[error(
+        "failed to construct FQDN from pod hostname and cluster domain, FQDN {fqdn} is too long ({max} characters is the \
+         max, {} characters requested)",
+        .fqdn.len(),
+        max = KERNEL_HOSTNAME_MAX
+    )]
+    LongHostname { fqdn: String },
+}
+
 /// Rejects a pod whose sandbox cannot be configured as requested. `handler` is its runtime class', empty without one.
-pub(super) fn check_supported(pod: &core::Pod, handler: &str, config: &Config) -> Result<(), String> {
+pub(super) fn check_supported(
+    pod: &core::Pod,
+    handler: &str,
+    config: &Config,
+) -> Result<(), SandboxConfigError> {
     if pod.spec.as_ref().is_some_and(|s| s.host_users == Some(false)) {
         // Without its own user namespace it would have more rights than requested. containerd 1.6 supports none.
-        let who = match handler {
+        let runtime = match handler {
             "" => "runtime".to_string(),
             handler => format!("RuntimeClass handler {handler:?}"),
         };
-        return Err(format!(
-            "can't set `spec.hostUsers: false`, {who} does not support user namespaces"
-        ));
+        return Err(SandboxConfigError::UserNamespaces { runtime });
     }
     kernel_hostname(pod, config).map(drop)
 }
 
-/// The pod's host name for the kernel: the FQDN where the pod asks for that (`setHostnameAsFQDN`).
-pub(super) fn kernel_hostname(pod: &core::Pod, config: &Config) -> Result<String, String> {
+/// The pod's host name for the kernel: the FQDN if the pod sets `setHostnameAsFQDN`.
+pub(super) fn kernel_hostname(pod: &core::Pod, config: &Config) -> Result<String, SandboxConfigError> {
     let wants_fqdn = pod
         .spec
         .as_ref()
         .is_some_and(|s| s.set_hostname_as_fqdn == Some(true));
     match fqdn(pod, config).filter(|_| wants_fqdn && !host_network(pod)) {
-        Some(fqdn) if fqdn.len() > KERNEL_HOSTNAME_MAX => Err(format!(
-            "failed to construct FQDN from pod hostname and cluster domain, FQDN {fqdn} is too long \
-             ({KERNEL_HOSTNAME_MAX} characters is the max, {} characters requested)",
-            fqdn.len()
-        )),
+        Some(fqdn) if fqdn.len() > KERNEL_HOSTNAME_MAX => Err(SandboxConfigError::LongHostname { fqdn }),
         Some(fqdn) => Ok(fqdn),
         None => Ok(hostname(pod)),
     }
@@ -178,7 +191,7 @@ pub(super) fn dns(pod: &core::Pod, node: &ResolvConf, config: &Config) -> v1::Dn
     }
 }
 
-/// Which namespaces are shared with whom.
+/// The sandbox's namespaces, and those that it shares with the host or its containers.
 pub(super) fn namespaces(pod: &core::Pod) -> v1::NamespaceOption {
     let spec = pod.spec.as_ref();
     let host = |flag: Option<bool>| flag == Some(true);
@@ -387,7 +400,7 @@ mod tests {
         assert_eq!(made(json!({"containers": [], "hostUsers": true})), Ok(()));
         let rejected = made(json!({"containers": [], "hostUsers": false}));
         assert_eq!(
-            rejected.unwrap_err(),
+            rejected.unwrap_err().to_string(),
             "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
         );
     }
@@ -402,7 +415,7 @@ mod tests {
         let fqdn = name(long.clone()).unwrap();
         assert!(fqdn.starts_with("h.sub."), "{fqdn}");
         long["subdomain"] = json!("s".repeat(63));
-        let error = name(long.clone()).unwrap_err();
+        let error = name(long.clone()).unwrap_err().to_string();
         assert!(error.ends_with("characters requested)"), "{error}");
         long["hostnameOverride"] = json!("my.over.ride");
         assert_eq!(name(long).as_deref(), Ok("my.over.ride"));

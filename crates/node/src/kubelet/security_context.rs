@@ -44,13 +44,37 @@ pub struct Seccomp {
     pub root: PathBuf,
 }
 
-/// The settings for the runtime; the error is shown to the user (`CreateContainerConfigError`).
+/// Why a container cannot be confined as requested; shown to the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SecurityContextError {
+    #[error("localhostProfile must be set if seccompProfile type is Localhost.")]
+    NoLocalhostProfile,
+    #[error("container's runAsUser breaks non-root policy {whose}")]
+    RunAsRoot { whose: String },
+    #[error(
+        "container has runAsNonRoot and image has an invalid user id ({uid}). (Must be 1-({max})): must be between 0 and \
+         {max}, inclusive {whose}",
+        max = UID_MAX
+    )]
+    InvalidUserId { uid: i64, whose: String },
+    #[error(
+        "container has runAsNonRoot and image has non-numeric user ({user}), cannot verify user is non-root {whose}"
+    )]
+    NonNumericUser { user: String, whose: String },
+    #[error("container has runAsNonRoot and image will run as root {whose}")]
+    ImageRunsAsRoot { whose: String },
+}
+
+/// The largest user id that a container may run as.
+const UID_MAX: i64 = i32::MAX as i64;
+
+/// The settings for the runtime.
 pub(super) fn of_container(
     pod: &core::Pod,
     container: &core::Container,
     image: &Image,
     node: &Seccomp,
-) -> Result<v1::LinuxContainerSecurityContext, String> {
+) -> Result<v1::LinuxContainerSecurityContext, SecurityContextError> {
     let of_pod = pod
         .spec
         .as_ref()
@@ -104,7 +128,10 @@ pub(super) fn of_container(
     })
 }
 
-fn seccomp(profile: Option<&core::SeccompProfile>, node: &Seccomp) -> Result<v1::SecurityProfile, String> {
+fn seccomp(
+    profile: Option<&core::SeccompProfile>,
+    node: &Seccomp,
+) -> Result<v1::SecurityProfile, SecurityContextError> {
     let of = |kind: ProfileType, path: String| v1::SecurityProfile {
         profile_type: kind as i32,
         localhost_ref: path,
@@ -118,9 +145,7 @@ fn seccomp(profile: Option<&core::SeccompProfile>, node: &Seccomp) -> Result<v1:
     };
     match (profile.type_.as_str(), profile.localhost_profile.as_deref()) {
         ("RuntimeDefault", _) => Ok(of(ProfileType::RuntimeDefault, String::new())),
-        ("Localhost", None | Some("")) => {
-            Err("localhostProfile must be set if seccompProfile type is Localhost.".into())
-        }
+        ("Localhost", None | Some("")) => Err(SecurityContextError::NoLocalhostProfile),
         ("Localhost", Some(file)) => {
             let path = node.root.join(file.trim_start_matches('/'));
             Ok(of(ProfileType::Localhost, path.to_string_lossy().into_owned()))
@@ -172,8 +197,7 @@ fn check_not_root(
     container: &core::Container,
     user: Option<i64>,
     image: &Image,
-) -> Result<(), String> {
-    const MAX: i64 = i32::MAX as i64;
+) -> Result<(), SecurityContextError> {
     let text = |t: &Option<String>| t.clone().unwrap_or_default();
     let meta = &pod.metadata;
     let whose = format!(
@@ -184,19 +208,15 @@ fn check_not_root(
         container.name
     );
     match (user, image.uid, image.username.as_str()) {
-        (Some(0), ..) => Err(format!("container's runAsUser breaks non-root policy {whose}")),
+        (Some(0), ..) => Err(SecurityContextError::RunAsRoot { whose }),
         (Some(_), ..) => Ok(()),
-        (None, Some(1..=MAX), _) => Ok(()),
-        (None, Some(uid), _) if uid != 0 => Err(format!(
-            "container has runAsNonRoot and image has an invalid user id ({uid}). (Must be 1-({MAX})): \
-             must be between 0 and {MAX}, inclusive {whose}"
-        )),
-        (None, None, name) if !name.is_empty() => Err(format!(
-            "container has runAsNonRoot and image has non-numeric user ({name}), cannot verify user is non-root {whose}"
-        )),
-        _ => Err(format!(
-            "container has runAsNonRoot and image will run as root {whose}"
-        )),
+        (None, Some(1..=UID_MAX), _) => Ok(()),
+        (None, Some(uid), _) if uid != 0 => Err(SecurityContextError::InvalidUserId { uid, whose }),
+        (None, None, name) if !name.is_empty() => {
+            let user = name.to_string();
+            Err(SecurityContextError::NonNumericUser { user, whose })
+        }
+        _ => Err(SecurityContextError::ImageRunsAsRoot { whose }),
     }
 }
 
@@ -205,7 +225,11 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn made(of_pod: Value, own: Value, image: &Image) -> Result<v1::LinuxContainerSecurityContext, String> {
+    fn made(
+        of_pod: Value,
+        own: Value,
+        image: &Image,
+    ) -> Result<v1::LinuxContainerSecurityContext, SecurityContextError> {
         let pod: core::Pod = serde_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {"securityContext": of_pod, "containers": []},
@@ -239,7 +263,7 @@ mod tests {
             (
                 json!({}),
                 profile("Localhost", None),
-                Err("localhostProfile must be set if seccompProfile type is Localhost."),
+                Err(SecurityContextError::NoLocalhostProfile),
             ),
         ] {
             let got = made(of_pod, of_container, &Image::default()).map(|c| {
@@ -247,7 +271,7 @@ mod tests {
                 (profile.profile_type, profile.localhost_ref)
             });
             let want = want.map(|(kind, path)| (kind as i32, path.to_string()));
-            assert_eq!(got, want.map_err(String::from));
+            assert_eq!(got, want);
         }
     }
 
@@ -326,7 +350,8 @@ mod tests {
         ] {
             match (made(json!({"runAsNonRoot": true}), own, &image), want) {
                 (Ok(_), None) => {}
-                (Err(message), Some(want)) => {
+                (Err(error), Some(want)) => {
+                    let message = error.to_string();
                     assert!(message.contains(want), "{message}");
                     assert!(message.ends_with("(pod: \"p_n(u)\", container: c)"), "{message}");
                 }

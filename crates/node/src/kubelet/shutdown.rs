@@ -5,22 +5,25 @@
 //! is not Ready and admits no pods, also after all have terminated, until the kubelet exits or the shutdown is
 //! cancelled; pods terminated by then stay terminated.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
+use knarr_client::Clock;
 use knarr_client::events::EventType;
 use knarr_kubelet::pod::Event;
-use knarr_kubelet::shutdown::{self, Budget, Shutdown, Step};
+use knarr_kubelet::shutdown::{self, Budget, Shutdown, ShutdownAction};
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use super::eviction::node_reference;
-use super::{Shared, Workers};
+use super::conditions::NodeConditions;
+use super::config::Config;
+use super::events::Events;
+use super::workers::Workers;
 
 /// How long pods that are being killed, and writes of the last statuses, are awaited at the end: the API may be
 /// unreachable already.
@@ -33,7 +36,8 @@ const REPORT_POLL: Duration = Duration::from_millis(50);
 pub enum Progress {
     /// The longest duration.
     Begun {
-        longest_seconds: i64,
+        #[serde(rename = "longest_seconds")]
+        max_seconds: i64,
     },
     /// Pods from this priority on are being evicted.
     Group {
@@ -102,19 +106,42 @@ struct InProgress {
 }
 
 /// The kubelet's side.
-#[derive(Default)]
-pub(super) struct Runner(Option<InProgress>);
+pub(super) struct Runner {
+    config: Arc<Config>,
+    events: Events,
+    conditions: Arc<NodeConditions>,
+    clock: Arc<dyn Clock>,
+    /// Notified when a pod has terminated.
+    pod_terminated: Arc<Notify>,
+    in_progress: Option<InProgress>,
+}
 
 impl Runner {
-    pub fn request(&mut self, shared: &Shared, workers: &Workers, (request, listener): ShutdownRequest) {
-        match request {
-            Request::Shutdown => self.begin(shared, workers, listener),
-            Request::Cancel => self.cancel(shared, &listener),
+    pub fn new(
+        config: Arc<Config>,
+        (events, conditions): (Events, Arc<NodeConditions>),
+        clock: Arc<dyn Clock>,
+        pod_terminated: Arc<Notify>,
+    ) -> Self {
+        Runner {
+            config,
+            events,
+            conditions,
+            clock,
+            pod_terminated,
+            in_progress: None,
         }
     }
 
-    fn begin(&mut self, shared: &Shared, workers: &Workers, listener: Listener) {
-        if let Some(there) = &mut self.0 {
+    pub fn request(&mut self, workers: &Workers, (request, listener): ShutdownRequest) {
+        match request {
+            Request::Shutdown => self.begin(workers, listener),
+            Request::Cancel => self.cancel(&listener),
+        }
+    }
+
+    fn begin(&mut self, workers: &Workers, listener: Listener) {
+        if let Some(there) = &mut self.in_progress {
             for reported in &there.reported {
                 // The requester need not listen.
                 let _ = listener.send(reported.clone());
@@ -122,7 +149,7 @@ impl Runner {
             there.listeners.push(listener);
             return;
         }
-        let budgets = shutdown::budgets(&shared.config.configuration.shutdown);
+        let budgets = shutdown::budgets(&self.config.configuration.shutdown);
         if budgets.is_empty() {
             let why = "the KubeletConfiguration gives pods no time to end: set its shutdownGracePeriod \
                        or shutdownGracePeriodByPodPriority";
@@ -131,13 +158,16 @@ impl Runner {
         }
         let pods = workers.active_pods();
         info!(pods = pods.len(), "node shutdown started");
-        record_event(shared, shutdown::DETECTED);
-        shared.set_shutting_down(true);
-        let plan = Shutdown::new(&budgets, &pods.iter().collect::<Vec<&core::Pod>>());
-        let longest_seconds = plan.longest_seconds();
+        self.record_event(shutdown::DETECTED);
+        self.conditions.set_shutting_down(true);
+        let plan = Shutdown::new(
+            &budgets,
+            &pods.iter().map(|pod| &**pod).collect::<Vec<&core::Pod>>(),
+        );
+        let max_seconds = plan.max_seconds();
         let mut new = InProgress {
             plan,
-            began: (shared.clock.now(), Instant::now()),
+            began: (self.clock.now(), Instant::now()),
             next: Instant::now(),
             notified: Vec::new(),
             reporting: None,
@@ -145,13 +175,13 @@ impl Runner {
             reported: Vec::new(),
             over: false,
         };
-        new.report(Progress::Begun { longest_seconds });
+        new.report(Progress::Begun { max_seconds });
         new.advance(workers);
-        self.0 = Some(new);
+        self.in_progress = Some(new);
     }
 
-    fn cancel(&mut self, shared: &Shared, listener: &Listener) {
-        let Some(mut there) = self.0.take() else {
+    fn cancel(&mut self, listener: &Listener) {
+        let Some(mut there) = self.in_progress.take() else {
             let why = "no shutdown is under way".into();
             let _ = listener.send(Progress::Rejected { why });
             return;
@@ -159,33 +189,31 @@ impl Runner {
         info!("node shutdown cancelled");
         there.report(Progress::Cancelled);
         let _ = listener.send(Progress::Cancelled);
-        record_event(shared, shutdown::CANCELLED);
-        shared.set_shutting_down(false);
+        self.record_event(shutdown::CANCELLED);
+        self.conditions.set_shutting_down(false);
     }
 
     /// Resolves at the next step; never, where no shutdown is in progress.
-    pub async fn due(&self, shared: &Shared) {
-        match &self.0 {
+    pub async fn due(&self) {
+        match &self.in_progress {
             Some(there) if !there.over => tokio::select! {
                 biased;
                 () = sleep_until(there.next) => {}
-                () = shared.pod_ended.notified() => {}
+                () = self.pod_terminated.notified() => {}
             },
             _ => std::future::pending().await,
         }
     }
 
     pub fn advance(&mut self, workers: &Workers) {
-        if let Some(there) = &mut self.0 {
+        if let Some(there) = &mut self.in_progress {
             there.advance(workers);
         }
     }
-}
 
-fn record_event(shared: &Shared, message: &str) {
-    let about = node_reference(&shared.config.node_name);
-    let recorder = &shared.recorder;
-    recorder.event(&about, EventType::Normal, shutdown::EVENT, message.to_string());
+    fn record_event(&self, message: &str) {
+        self.events.of_node(EventType::Normal, shutdown::EVENT, message);
+    }
 }
 
 impl InProgress {
@@ -204,7 +232,11 @@ impl InProgress {
 
     fn advance(&mut self, workers: &Workers) {
         if let Some(until) = self.reporting {
-            let left = self.notified.iter().filter(|uid| !workers.has_ended(uid)).count();
+            let left = self
+                .notified
+                .iter()
+                .filter(|uid| !workers.has_terminated(uid))
+                .count();
             let pending = left > 0 || self.notified.iter().any(|uid| workers.is_unreported(uid));
             if pending && Instant::now() < until {
                 self.next = Instant::now() + REPORT_POLL;
@@ -219,8 +251,8 @@ impl InProgress {
         }
         loop {
             let now = self.now();
-            match self.plan.step(|uid| workers.has_ended(uid), now) {
-                Step::End { budget, pods } => {
+            match self.plan.step(|uid| workers.has_terminated(uid), now) {
+                ShutdownAction::Terminate { budget, pods } => {
                     let Budget { priority, seconds } = budget;
                     info!(
                         priority,
@@ -238,35 +270,18 @@ impl InProgress {
                         self.notified.push(uid);
                     }
                 }
-                Step::WaitUntil(at) => {
+                ShutdownAction::WaitUntil(at) => {
                     let left = Duration::try_from(at.duration_since(now)).unwrap_or_default();
                     self.next = Instant::now() + left;
                     return;
                 }
-                Step::Done => {
+                ShutdownAction::Done => {
                     info!("the pods' grace periods are over");
                     self.reporting = Some(Instant::now() + REPORT_TIMEOUT);
                     return self.advance(workers);
                 }
             }
         }
-    }
-}
-
-/// Whether a pod's status is terminal.
-pub(super) fn is_terminated(pod: &core::Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
-}
-
-impl Shared {
-    fn set_shutting_down(&self, yes: bool) {
-        self.shutting_down.store(yes, Ordering::Relaxed);
-        self.conditions_changed.notify_one();
-    }
-
-    pub fn is_shutting_down(&self) -> bool {
-        self.shutting_down.load(Ordering::Relaxed)
     }
 }
 

@@ -11,24 +11,33 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
-use knarr_client::{DeleteOptions, Error, Preconditions};
-use knarr_kubelet::pod::{ENDS_ANNOTATION, Event, merge};
+use knarr_api::registry::Registered;
+use knarr_client::{Api, Error};
+use knarr_kubelet::pod::{Event, TERMINATION_HISTORY_ANNOTATION, merge};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
-use super::static_pods::ensure_mirror;
-use super::worker::{Msg, Origin};
-use super::{Shared, pod_kind};
+use super::inbox::Inbox;
+use super::pod_object::{delete_at_once, refresh};
+use super::static_pods::MirrorPods;
+
+/// Where a pod is defined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    Api,
+    /// A static pod: the API only has its mirror.
+    File,
+}
 
 pub(super) enum Write {
     /// The object as last seen.
     Object(Arc<core::Pod>),
     Status(Box<core::PodStatus>),
     /// The annotation of remembered exits, from the next status on.
-    Ends(String),
+    TerminationHistory(String),
     /// A static pod's mirror has to be created again, with the whole status.
-    MirrorGone,
+    MirrorDeleted,
     FinalDelete,
 }
 
@@ -40,16 +49,16 @@ const RESTORE: Duration = Duration::from_secs(1);
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 pub(super) async fn run(
-    shared: Arc<Shared>,
+    (api, mirrors): (Arc<dyn Api>, Arc<MirrorPods>),
     first: Arc<core::Pod>,
     origin: Origin,
     mut writes: mpsc::UnboundedReceiver<Write>,
-    worker: mpsc::UnboundedSender<Msg>,
+    worker: Inbox,
 ) {
     let is_static = origin == Origin::File;
     let mut base = match origin {
         Origin::Api => first.clone(),
-        Origin::File => ensure_mirror(&shared, &first).await,
+        Origin::File => mirrors.ensure(&first).await,
     };
     // The status reported last, by this kubelet or an earlier one: one that is unchanged is not written again, but is
     // restored if others overwrite it. And when it was last restored.
@@ -59,7 +68,7 @@ pub(super) async fn run(
     };
     let mut restored: Option<Instant> = None;
     let mut statuses: VecDeque<Box<core::PodStatus>> = VecDeque::new();
-    let mut ends: Option<String> = None;
+    let mut history: Option<String> = None;
     let mut delete = false;
     let mut wait = RETRY.0;
     loop {
@@ -89,9 +98,9 @@ pub(super) async fn run(
                     }
                     statuses.push_back(new);
                 }
-                Write::Ends(new) => ends = Some(new),
-                Write::MirrorGone => {
-                    base = ensure_mirror(&shared, &first).await;
+                Write::TerminationHistory(new) => history = Some(new),
+                Write::MirrorDeleted => {
+                    base = mirrors.ensure(&first).await;
                     if statuses.is_empty() {
                         statuses.extend(reported.clone());
                     }
@@ -100,19 +109,19 @@ pub(super) async fn run(
             }
             continue;
         }
-        if let Some(wanted) = statuses.front() {
-            match write_status(&shared, &base, wanted, ends.as_deref()).await {
+        if let Some(desired) = statuses.front() {
+            match write_status(&*api, &base, desired, history.as_deref()).await {
                 Ok(Some(written)) => {
                     base = written;
                     reported = statuses.pop_front();
                     wait = RETRY.0;
                 }
-                Ok(None) if is_static => base = ensure_mirror(&shared, &first).await,
+                Ok(None) if is_static => base = mirrors.ensure(&first).await,
                 // There is nothing left to write to.
                 Ok(None) => statuses.clear(),
-                Err(error) if error.is_conflict() => match refresh(&shared, &base).await {
+                Err(error) if error.is_conflict() => match refresh(&*api, &base).await {
                     Ok(Some(newer)) => base = newer,
-                    Ok(None) if is_static => base = ensure_mirror(&shared, &first).await,
+                    Ok(None) if is_static => base = mirrors.ensure(&first).await,
                     Ok(None) => statuses.clear(),
                     Err(error) => wait = again(&error, wait).await,
                 },
@@ -126,16 +135,12 @@ pub(super) async fn run(
             continue;
         }
         delete = false;
-        if let Err(error) = delete_at_once(&shared, &base).await {
+        if let Err(error) = delete_at_once(&*api, &base).await {
             debug!(%error, "the API server rejected the final deletion");
-            if worker.send(Msg::Event(Event::FinalDeleteFailed)).is_err() {
-                return;
-            }
+            worker.event(Event::FinalDeleteFailed);
         } else if is_static {
             // No watch event reports the deletion of what the API never had.
-            if worker.send(Msg::Event(Event::Removed)).is_err() {
-                return;
-            }
+            worker.event(Event::Removed);
         }
     }
 }
@@ -159,10 +164,10 @@ fn revision(pod: &core::Pod) -> u64 {
 
 /// The object as written; `None` if it was deleted.
 async fn write_status(
-    shared: &Shared,
+    api: &dyn Api,
     base: &Arc<core::Pod>,
     status: &core::PodStatus,
-    ends: Option<&str>,
+    history: Option<&str>,
 ) -> Result<Option<Arc<core::Pod>>, Error> {
     let there = base.status.clone().unwrap_or_default();
     let merged = merge(&there, status);
@@ -171,52 +176,13 @@ async fn write_status(
     }
     let mut pod = (**base).clone();
     pod.status = Some(merged);
-    if let Some(ends) = ends {
+    if let Some(history) = history {
         let annotations = pod.metadata.annotations.get_or_insert_default();
-        annotations.insert(ENDS_ANNOTATION.into(), ends.into());
+        annotations.insert(TERMINATION_HISTORY_ANNOTATION.into(), history.into());
     }
-    match shared.api.update(pod_kind(), Box::new(pod), "status").await {
+    match api.update(core::Pod::kind_of(), Box::new(pod), "status").await {
         Ok(written) => Ok(written.to_typed::<core::Pod>().map(Arc::new)),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-/// The object as it is; `None` if this pod was deleted, even if another has its name now.
-async fn refresh(shared: &Shared, base: &core::Pod) -> Result<Option<Arc<core::Pod>>, Error> {
-    let (namespace, name) = namespace_and_name(base);
-    match shared.api.get(pod_kind(), namespace, name).await {
-        Ok(object) if object.uid() == base.metadata.uid.as_deref().unwrap_or("") => {
-            Ok(object.to_typed::<core::Pod>().map(Arc::new))
-        }
-        Ok(_) => Ok(None),
-        Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Deletes this very pod from the API, with grace period 0.
-pub(super) async fn delete_at_once(shared: &Shared, base: &core::Pod) -> Result<(), Error> {
-    let (namespace, name) = namespace_and_name(base);
-    let options = DeleteOptions {
-        grace_period_seconds: Some(0),
-        preconditions: Preconditions {
-            uid: base.metadata.uid.clone(),
-            resource_version: None,
-        },
-        propagation: None,
-    };
-    match shared.api.delete(pod_kind(), namespace, name, options).await {
-        Ok(_) => Ok(()),
-        // Deleted, or another pod of that name: this one does not exist any more.
-        Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
-fn namespace_and_name(pod: &core::Pod) -> (&str, &str) {
-    (
-        pod.metadata.namespace.as_deref().unwrap_or(""),
-        pod.metadata.name.as_deref().unwrap_or(""),
-    )
 }

@@ -6,17 +6,18 @@
 //! being fed. Stopped in order, the kubelet disarms it; killed, it does not, and has the watchdog's time to come back.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use knarr_kubelet::self_fencing::{WATCHDOG, may_feed};
+use knarr_kubelet::self_fencing::{WATCHDOG_TIMEOUT, may_feed};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use super::{Shared, self_fencing};
+use super::lease_trust::LeaseTrust;
+use super::self_fencing::SelfFencer;
 
 /// How often it is fed.
 const FEED: Duration = Duration::from_secs(1);
@@ -26,6 +27,38 @@ const FOOD: &[u8] = b"1";
 /// Major and minor number of `/dev/watchdog`, another name of the first watchdog.
 const FIRST: (u32, u32) = (10, 130);
 
+/// Why a watchdog is not used, and what to change.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchdogError {
+    #[error("cannot see watchdog {}: {source}", device.display())]
+    NoDevice { device: PathBuf, source: io::Error },
+    #[error("{} has no readable timeout ({}): {source}", device.display(), sysfs.display())]
+    NoTimeout {
+        device: PathBuf,
+        sysfs: PathBuf,
+        source: io::Error,
+    },
+    #[error("{} contains {text:?}, expected seconds", sysfs.display())]
+    NotSeconds { sysfs: PathBuf, text: String },
+    #[error(
+        "watchdog {} resets the host after {} s, expected {most} s at the most: set it where its driver is loaded \
+         (softdog: soft_margin={most}), or leave --watchdog-device out",
+        device.display(),
+        timeout.as_secs(),
+        most = WATCHDOG_TIMEOUT.as_secs()
+    )]
+    TooLate { device: PathBuf, timeout: Duration },
+    #[error(
+        "watchdog {} resets the host after {} s, expected {} s at the least: it is fed each second",
+        device.display(),
+        timeout.as_secs(),
+        (2 * FEED).as_secs()
+    )]
+    TooSoon { device: PathBuf, timeout: Duration },
+    #[error("cannot open watchdog {}: {source}", device.display())]
+    Open { device: PathBuf, source: io::Error },
+}
+
 /// A watchdog that counts from now on.
 pub struct Watchdog {
     device: File,
@@ -33,32 +66,23 @@ pub struct Watchdog {
 
 impl Watchdog {
     /// Rejected if it would reset the host too late. The error says what to change.
-    pub fn arm(path: &Path) -> Result<Self, String> {
+    pub fn arm(path: &Path) -> Result<Self, WatchdogError> {
         let timeout = timeout_of(path)?;
         Self::arm_with(path, timeout)
     }
 
-    fn arm_with(path: &Path, timeout: Duration) -> Result<Self, String> {
-        let at = path.display();
-        if timeout > WATCHDOG {
-            return Err(format!(
-                "watchdog {at} resets the host after {} s, expected {} s at the most: set it where its driver is \
-                 loaded (softdog: soft_margin={}), or leave --watchdog-device out",
-                timeout.as_secs(),
-                WATCHDOG.as_secs(),
-                WATCHDOG.as_secs()
-            ));
+    fn arm_with(path: &Path, timeout: Duration) -> Result<Self, WatchdogError> {
+        let device = path.to_path_buf();
+        if timeout > WATCHDOG_TIMEOUT {
+            return Err(WatchdogError::TooLate { device, timeout });
         }
         if timeout < 2 * FEED {
-            return Err(format!(
-                "watchdog {at} resets the host after {} s, expected {} s at the least: it is fed each second",
-                timeout.as_secs(),
-                (2 * FEED).as_secs()
-            ));
+            return Err(WatchdogError::TooSoon { device, timeout });
         }
-        let device = crate::host_fs::open_with(OpenOptions::new().write(true), path);
-        let device = device.map_err(|e| format!("cannot open watchdog {at}: {e}"))?;
-        Ok(Watchdog { device })
+        match crate::host_fs::open_with(OpenOptions::new().write(true), path) {
+            Ok(device) => Ok(Watchdog { device }),
+            Err(source) => Err(WatchdogError::Open { device, source }),
+        }
     }
 
     fn feed(&mut self) -> std::io::Result<()> {
@@ -80,9 +104,12 @@ impl Drop for Watchdog {
 }
 
 /// The device's timeout, from its driver's sysfs attribute.
-fn timeout_of(path: &Path) -> Result<Duration, String> {
-    let at = path.display();
-    let meta = crate::host_fs::metadata(path).map_err(|e| format!("cannot see watchdog {at}: {e}"))?;
+fn timeout_of(path: &Path) -> Result<Duration, WatchdogError> {
+    let device = path.to_path_buf();
+    let meta = match crate::host_fs::metadata(path) {
+        Ok(meta) => meta,
+        Err(source) => return Err(WatchdogError::NoDevice { device, source }),
+    };
     let number = meta.st_rdev();
     let (major, minor) = (nix::sys::stat::major(number), nix::sys::stat::minor(number));
     let sysfs = match (u32::try_from(major), u32::try_from(minor)) {
@@ -91,28 +118,36 @@ fn timeout_of(path: &Path) -> Result<Duration, String> {
         }
         _ => PathBuf::from(format!("/sys/dev/char/{major}:{minor}/timeout")),
     };
-    let text = crate::host_fs::read_to_string(&sysfs)
-        .map_err(|e| format!("{at} has no readable timeout ({}): {e}", sysfs.display()))?;
-    let seconds = text.trim().parse();
-    seconds
-        .map(Duration::from_secs)
-        .map_err(|_| format!("{} contains {:?}, expected seconds", sysfs.display(), text.trim()))
+    let text = match crate::host_fs::read_to_string(&sysfs) {
+        Ok(text) => text.trim().to_string(),
+        Err(source) => {
+            return Err(WatchdogError::NoTimeout {
+                device,
+                sysfs,
+                source,
+            });
+        }
+    };
+    match text.parse() {
+        Ok(seconds) => Ok(Duration::from_secs(seconds)),
+        Err(_) => Err(WatchdogError::NotSeconds { sysfs, text }),
+    }
 }
 
 /// Feeds it until dropped, and disarms it then.
-pub(super) async fn run(shared: Arc<Shared>, path: PathBuf) {
+pub(super) async fn run(fencer: Arc<SelfFencer>, trust: Arc<LeaseTrust>, path: PathBuf) {
     let mut watchdog = match Watchdog::arm(&path) {
         Ok(watchdog) => watchdog,
-        Err(why) => return error!(why, "the watchdog does not watch"),
+        Err(why) => return error!(%why, "the watchdog does not watch"),
     };
     info!(device = %path.display(), "the watchdog watches");
     let mut hungry = false;
     loop {
         // What cannot be seen counts as running.
-        let since = shared.trust.since_renewal();
+        let since = trust.since_renewal();
         let feeds = may_feed(since, || false) || {
-            let ended = self_fencing::all_ended(&shared).await;
-            may_feed(shared.trust.since_renewal(), || ended)
+            let exited = fencer.all_exited().await;
+            may_feed(trust.since_renewal(), || exited)
         };
         if feeds {
             if let Err(error) = watchdog.feed() {
@@ -135,26 +170,27 @@ mod tests {
     #[test]
     fn b4_a_watchdog_is_fed_disarmed_at_the_end_and_rejected_if_its_timeout_is_too_long() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let mut watchdog = Watchdog::arm_with(file.path(), WATCHDOG).unwrap();
+        let mut watchdog = Watchdog::arm_with(file.path(), WATCHDOG_TIMEOUT).unwrap();
         watchdog.feed().unwrap();
         watchdog.feed().unwrap();
         drop(watchdog);
         assert_eq!(std::fs::read(file.path()).unwrap(), b"11V");
-        for (seconds, word) in [
+        for (seconds, part) in [
             (60, "expected 10 s at the most"),
             (1, "expected 2 s at the least"),
         ] {
             let rejected = Watchdog::arm_with(file.path(), Duration::from_secs(seconds))
                 .err()
-                .unwrap();
-            assert!(rejected.contains(word), "{rejected}");
+                .unwrap()
+                .to_string();
+            assert!(rejected.contains(part), "{rejected}");
         }
     }
 
     #[test]
     fn a_file_that_is_no_watchdog_is_rejected() {
         for path in ["/no/such/watchdog", "/dev/null"] {
-            let rejected = Watchdog::arm(Path::new(path)).err().unwrap();
+            let rejected = Watchdog::arm(Path::new(path)).err().unwrap().to_string();
             assert!(rejected.contains(path), "{rejected}");
         }
     }

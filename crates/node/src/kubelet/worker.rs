@@ -13,99 +13,113 @@ use std::time::Duration;
 use k8s_cri::v1::PodSandboxConfig;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use knarr_api::{AnyObject, k8s_openapi};
-use knarr_client::Clock;
-use knarr_client::events::{EventType, reference_to};
+use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
+use knarr_client::events::EventType;
+use knarr_client::{Api, Clock};
 use knarr_kubelet::admission::Rejection;
+use knarr_kubelet::ids::ContainerId;
 use knarr_kubelet::pod::{Event, Hook, Node, Pod};
 use knarr_kubelet::runtime::{Container, ContainerState, Sandbox};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{debug, debug_span};
 
+use super::admission::PodAdmission;
+use super::at_most_one::StartAnnouncements;
+use super::config::Config;
 use super::downward::DownwardValues;
+use super::endpoints::EndpointBarrier;
+use super::enforcement::PodCgroups;
+use super::events::Events;
+use super::exit::ExitReader;
+use super::inbox::{Inbox, Msg};
+use super::launch::Launcher;
+use super::node_resources::NodeResources;
+use super::pod_runtime::PodRuntime;
 use super::remove::remove_logs;
-use super::status::Write;
+use super::resize::Resizer;
+use super::resource_managers::ResourceManagers;
+use super::runtime_snapshot::RunningPod;
+use super::static_pods::{MirrorPods, TerminatedStaticPods};
+use super::status::{Origin, Write};
 use super::wall_clock::WallClock;
-use super::{RunningPod, Shared, exit, pod_kind, resource_health, sandbox, status};
+use super::{sandbox, status};
+use crate::probe;
+use crate::volumes::Volumes;
 
-/// Between attempts at what cannot be given up.
-pub(super) const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
-
-pub(crate) enum Msg {
-    Event(Event),
-    /// This container, or the sandbox, may have exited.
-    CheckExit {
-        id: String,
-    },
-    Observed {
-        since: Timestamp,
-        sandboxes: Vec<Sandbox>,
-        containers: Vec<Container>,
-    },
-    /// The status of a static pod that has terminated need not be reported any more.
-    Forget,
-    /// A static pod's mirror was deleted or is being deleted.
-    MirrorGone,
-    /// The check of this id has finished.
-    ExitChecked {
-        id: String,
-    },
-}
-
-/// Where a pod is defined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
-    Api,
-    /// A static pod: the API only has its mirror.
-    File,
+/// What the worker of a pod carries out its actions with.
+pub(super) struct WorkerContext {
+    pub config: Arc<Config>,
+    pub api: Arc<dyn Api>,
+    pub clock: Arc<dyn Clock>,
+    pub runtime: Arc<PodRuntime>,
+    pub volumes: Arc<Volumes>,
+    pub node: Arc<NodeResources>,
+    pub managers: Arc<ResourceManagers>,
+    pub admission: Arc<PodAdmission>,
+    pub launcher: Launcher,
+    pub resizer: Resizer,
+    pub cgroups: Arc<PodCgroups>,
+    pub exits: ExitReader,
+    pub endpoints: EndpointBarrier,
+    pub announcements: Arc<StartAnnouncements>,
+    pub mirrors: Arc<MirrorPods>,
+    pub terminated_static_pods: TerminatedStaticPods,
+    pub events: Events,
+    pub probes: Arc<probe::Counts>,
+    /// Notified when only the status of a pod remains to be reported.
+    pub pod_terminated: Arc<Notify>,
 }
 
 /// A handle on a pod's task.
 pub(super) struct Worker {
-    inbox: mpsc::UnboundedSender<Msg>,
+    inbox: Inbox,
     task: JoinHandle<()>,
-    ended: Arc<AtomicBool>,
+    terminated: Arc<AtomicBool>,
 }
 
 impl Worker {
     pub fn start(
-        shared: Arc<Shared>,
+        context: Arc<WorkerContext>,
         pod: Arc<core::Pod>,
         found: Option<RunningPod>,
         admitted: Result<(), Rejection>,
         origin: Origin,
         cancel: CancellationToken,
     ) -> Self {
-        let (inbox, messages) = mpsc::unbounded_channel();
+        let (inbox, messages) = Inbox::new();
         let rejected = admitted.is_err();
         if let Err(rejection) = admitted {
             // All later messages come after it.
-            let _ = inbox.send(Msg::Event(Event::Reject(rejection)));
+            inbox.event(Event::Reject(rejection));
         }
-        let ended = Arc::<AtomicBool>::default();
+        let terminated = Arc::<AtomicBool>::default();
         let task = tokio::spawn(run(
-            shared,
+            context,
             pod,
             found.filter(|_| !rejected),
             (rejected, origin),
-            (inbox.clone(), ended.clone()),
+            (inbox.clone(), terminated.clone()),
             messages,
             cancel,
         ));
-        Worker { inbox, task, ended }
+        Worker {
+            inbox,
+            task,
+            terminated,
+        }
     }
 
     pub fn send(&self, message: Msg) {
-        // A worker that has forgotten its pod needs no more news of it.
-        let _ = self.inbox.send(message);
+        self.inbox.send(message);
     }
 
     /// Whether only the pod's status remains to be reported.
-    pub fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Relaxed)
+    pub fn has_terminated(&self) -> bool {
+        self.terminated.load(Ordering::Relaxed)
     }
 
     pub fn is_finished(&self) -> bool {
@@ -114,15 +128,15 @@ impl Worker {
 }
 
 struct PodWorker {
-    shared: Arc<Shared>,
+    context: Arc<WorkerContext>,
     machine: Pod,
-    inbox: mpsc::UnboundedSender<Msg>,
-    ended: Arc<AtomicBool>,
+    inbox: Inbox,
+    terminated: Arc<AtomicBool>,
     writes: mpsc::UnboundedSender<Write>,
     timer: Option<Timestamp>,
     wall: WallClock,
-    hooks: BTreeMap<(String, Hook), AbortHandle>,
-    checking: BTreeSet<String>,
+    hooks: BTreeMap<(ContainerId, Hook), AbortHandle>,
+    checking: BTreeSet<ContainerId>,
     /// The sandbox in use, with its configuration.
     sandbox: Option<Arc<PodSandboxConfig>>,
     sandbox_attempt: u32,
@@ -136,24 +150,24 @@ struct PodWorker {
 }
 
 async fn run(
-    shared: Arc<Shared>,
+    context: Arc<WorkerContext>,
     pod: Arc<core::Pod>,
     found: Option<RunningPod>,
     (rejected, origin): (bool, Origin),
-    (inbox, ended): (mpsc::UnboundedSender<Msg>, Arc<AtomicBool>),
+    (inbox, terminated): (Inbox, Arc<AtomicBool>),
     mut messages: mpsc::UnboundedReceiver<Msg>,
     cancel: CancellationToken,
 ) {
     let node = Node {
-        ips: shared.config.node_ips.clone(),
-        resume: shared.config.termination_resume,
-        endpoint_barrier: SignedDuration::try_from(shared.config.endpoint_barrier)
+        ips: context.config.node_ips.clone(),
+        resume: context.config.termination_resume,
+        endpoint_barrier: SignedDuration::try_from(context.config.endpoint_barrier)
             .unwrap_or(SignedDuration::ZERO),
-        longest_restart_wait: shared.config.configuration.max_container_restart_period,
+        longest_restart_wait: context.config.configuration.max_container_restart_period,
     };
     let (writes, to_write) = mpsc::unbounded_channel();
     let writer = tokio::spawn(status::run(
-        shared.clone(),
+        (context.api.clone(), context.mirrors.clone()),
         pod.clone(),
         origin,
         to_write,
@@ -161,10 +175,10 @@ async fn run(
     ));
     let mut worker = PodWorker {
         machine: Pod::new(pod, node),
-        wall: WallClock::new(shared.clock.now()),
-        shared,
+        wall: WallClock::new(context.clock.now()),
+        context,
         inbox,
-        ended,
+        terminated,
         writes,
         timer: None,
         hooks: BTreeMap::new(),
@@ -178,12 +192,17 @@ async fn run(
     };
     worker.note_allocation();
     if let Some((since, sandboxes, containers)) = found {
-        worker.shared.containers.readmit(worker.machine.object()).await;
+        worker
+            .context
+            .managers
+            .containers
+            .readmit(worker.machine.object())
+            .await;
         let first = worker.complete(since, sandboxes, containers, true).await;
         worker.note_resource_health();
         worker.step(first);
     } else if !rejected {
-        let (first, early) = allocate(&worker.shared, worker.machine.object(), &mut messages).await;
+        let (first, early) = allocate(&worker.context.managers, worker.machine.object(), &mut messages).await;
         worker.note_resource_health();
         worker.step(first);
         for message in early {
@@ -212,27 +231,25 @@ async fn run(
     }
     if let Some(logs) = worker.logs_to_remove.take() {
         let uid = worker.machine.object().metadata.uid.clone().unwrap_or_default();
-        remove_logs(&worker.shared, &uid, logs).await;
+        let (files, log_dir) = (worker.context.volumes.files(), &worker.context.config.log_dir);
+        remove_logs(files, log_dir, &uid, logs).await;
     }
     writer.abort();
-    let mut owners = worker.shared.owners.lock();
-    owners.retain(|_, owner| !owner.same_channel(&worker.inbox));
+    worker.context.runtime.remove_all_of(&worker.inbox);
 }
 
 /// Allocates CPUs, memory and devices of a new pod, and returns the state machine's first event. Messages that arrive
 /// meanwhile are kept for later; a deletion cancels the wait.
 async fn allocate(
-    shared: &Arc<Shared>,
+    managers: &ResourceManagers,
     pod: &Arc<core::Pod>,
     messages: &mut mpsc::UnboundedReceiver<Msg>,
 ) -> (Event, Vec<Msg>) {
     let mut early = Vec::new();
-    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
-    let is_terminal = matches!(phase, Some("Succeeded" | "Failed"));
-    if pod.metadata.deletion_timestamp.is_some() || is_terminal {
+    if pod.metadata.deletion_timestamp.is_some() || is_terminal(pod) {
         return (Event::Timer, early);
     }
-    let mut allocating = std::pin::pin!(shared.containers.admit(pod));
+    let mut allocating = std::pin::pin!(managers.containers.admit(pod));
     loop {
         tokio::select! {
             biased;
@@ -265,7 +282,7 @@ impl PodWorker {
             Msg::Event(event) => self.step(event),
             Msg::CheckExit { id } => self.check_exit(id),
             Msg::Forget => self.forget(),
-            Msg::MirrorGone => self.write(Write::MirrorGone),
+            Msg::MirrorDeleted => self.write(Write::MirrorDeleted),
             Msg::ExitChecked { id } => drop(self.checking.remove(&id)),
             Msg::Observed {
                 since,
@@ -288,7 +305,7 @@ impl PodWorker {
 
     /// The time of day. If it has jumped, the state machine is informed.
     fn now(&mut self) -> Timestamp {
-        let now = self.shared.clock.now();
+        let now = self.context.clock.now();
         if let Some(by) = self.wall.jumped(now) {
             debug!(pod = self.machine.object().metadata.name, %by, "the wall clock was set");
             // Each step sets it again.
@@ -299,6 +316,14 @@ impl PodWorker {
     }
 
     fn step_at(&mut self, event: Event, now: Timestamp) {
+        let pod = &self.machine.object().metadata;
+        let step = debug_span!(
+            "pod_worker_step",
+            namespace = pod.namespace,
+            pod = pod.name,
+            uid = pod.uid
+        );
+        let _entered = step.entered();
         let may_allocate = matches!(event, Event::Updated(_) | Event::ResizeAdmitted(_));
         let actions = self.machine.step(event, now);
         if may_allocate {
@@ -308,11 +333,10 @@ impl PodWorker {
             debug!(pod = self.machine.object().metadata.name, ?action, "decided");
             self.carry_out(action);
         }
-        if self.machine.has_ended() && !self.ended.swap(true, Ordering::Relaxed) {
+        if self.machine.has_terminated() && !self.terminated.swap(true, Ordering::Relaxed) {
             let uid = self.machine.object().metadata.uid.as_deref().unwrap_or("");
-            self.shared.active.lock().remove(uid);
-            self.shared.containers.release(uid);
-            self.shared.pod_ended.notify_one();
+            self.context.managers.release(uid);
+            self.context.pod_terminated.notify_one();
         }
     }
 
@@ -320,15 +344,16 @@ impl PodWorker {
     fn note_allocation(&self) {
         let allocated = self.machine.allocated();
         let uid = allocated.metadata.uid.clone().unwrap_or_default();
-        if !self.machine.has_ended() {
-            self.shared.active.lock().insert(uid.clone(), allocated.clone());
+        if !self.machine.has_terminated() {
+            let mut active = self.context.managers.active.lock();
+            active.insert(uid.clone(), allocated.clone());
         }
-        self.shared.granted.lock().insert(uid, allocated);
+        self.context.admission.note_allocated(uid, allocated);
     }
 
     /// Reported with the next status.
     fn note_resource_health(&mut self) {
-        let health = resource_health::of_pod(&self.shared, self.machine.object());
+        let health = self.context.managers.health_of(self.machine.object());
         if !health.is_empty() {
             self.machine.note_resource_health(health);
         }
@@ -349,30 +374,26 @@ impl PodWorker {
     ) -> Event {
         let pod = self.machine.object().clone();
         for sandbox in sandboxes.iter_mut().filter(|s| s.ready && first) {
-            if let Ok(detail) = self.shared.runtime.sandbox(&sandbox.id).await {
+            if let Ok(detail) = self.context.runtime.sandbox(&sandbox.id).await {
                 sandbox.ips = detail.sandbox.ips;
             }
             self.own(&sandbox.id);
             self.sandbox_attempt = sandbox.attempt;
         }
-        let known = |id: &str| {
-            let runs = self.machine.containers().iter().filter_map(|c| c.run.as_ref());
-            runs.into_iter().find(|r| r.id == id).is_some()
-        };
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         for container in &mut containers {
             let running = matches!(container.state, ContainerState::Running { .. });
-            if running && known(&container.id) {
+            if running && self.machine.is_latest_run(&container.id) {
                 continue;
             }
-            match self.shared.runtime.container(&container.id).await {
+            match self.context.runtime.container(&container.id).await {
                 Ok(detail) => {
-                    container.state = match exit::of_detail(&self.shared, &pod, &detail).await {
+                    container.state = match self.context.exits.of_detail(&pod, &detail).await {
                         Some(exit) => ContainerState::Exited(exit),
                         None => detail.container.state,
                     };
                 }
-                Err(error) if error.is_not_found() => gone.push(container.id.clone()),
+                Err(error) if error.is_not_found() => removed.push(container.id.clone()),
                 // The list shows that it was created and not started.
                 Err(_) if container.state == ContainerState::Created => {}
                 // Without its detail its exit is unknown: it is treated as running.
@@ -383,7 +404,7 @@ impl PodWorker {
                 }
             }
         }
-        containers.retain(|c| !gone.contains(&c.id));
+        containers.retain(|c| !removed.contains(&c.id));
         if first {
             containers.iter().for_each(|c| self.own(&c.id));
         }
@@ -395,28 +416,25 @@ impl PodWorker {
     }
 
     fn own(&self, id: &str) {
-        self.shared
-            .owners
-            .lock()
-            .insert(id.to_string(), self.inbox.clone());
+        self.context.runtime.set_owner(id, &self.inbox);
     }
 
-    fn check_exit(&mut self, id: String) {
+    fn check_exit(&mut self, id: ContainerId) {
         if !self.checking.insert(id.clone()) {
             return;
         }
-        let (shared, inbox, pod) = self.parts();
+        let (context, inbox, pod) = self.parts();
         tokio::spawn(async move {
-            if let Some(exit) = exit::read_exit(&shared, &pod, &id).await {
-                send_event(&inbox, Event::ContainerExited { id: id.clone(), exit });
+            if let Some(exit) = context.exits.read(&pod, &id).await {
+                inbox.event(Event::ContainerExited { id: id.clone(), exit });
             }
-            let _ = inbox.send(Msg::ExitChecked { id });
+            inbox.send(Msg::ExitChecked { id });
         });
     }
 
-    fn parts(&self) -> (Arc<Shared>, mpsc::UnboundedSender<Msg>, Arc<core::Pod>) {
+    fn parts(&self) -> (Arc<WorkerContext>, Inbox, Arc<core::Pod>) {
         (
-            self.shared.clone(),
+            self.context.clone(),
             self.inbox.clone(),
             self.machine.object().clone(),
         )
@@ -425,8 +443,8 @@ impl PodWorker {
     fn values(&self) -> DownwardValues {
         DownwardValues {
             pod_ips: self.machine.ips().to_vec(),
-            host_ips: self.shared.config.node_ips.clone(),
-            allocatable: self.shared.allocatable.clone(),
+            host_ips: self.context.config.node_ips.clone(),
+            allocatable: self.context.node.allocatable.clone(),
         }
     }
 
@@ -435,13 +453,13 @@ impl PodWorker {
         if let Some(config) = &self.sandbox {
             return config.clone();
         }
-        let text = crate::host_fs::read_to_string(&self.shared.config.resolv_conf).unwrap_or_default();
+        let text = crate::host_fs::read_to_string(&self.context.config.resolv_conf).unwrap_or_default();
         let node = sandbox::ResolvConf::parse(&text);
         let config = sandbox::config(
             self.machine.object(),
             self.sandbox_attempt,
             &node,
-            &self.shared.config,
+            &self.context.config,
         );
         let config = Arc::new(config);
         self.sandbox = Some(config.clone());
@@ -456,14 +474,14 @@ impl PodWorker {
         message: String,
     ) {
         let pod: &core::Pod = self.machine.object();
-        let mut about = reference_to(pod_kind(), pod as &dyn AnyObject);
-        about.field_path = container.map(|(role, name)| format!("{}{{{name}}}", role.field()));
+        let field_path = container.map(|(role, name)| format!("{}{{{name}}}", role.field()));
         let type_ = if warning {
             EventType::Warning
         } else {
             EventType::Normal
         };
-        self.shared.recorder.event(&about, type_, reason, message);
+        let events = &self.context.events;
+        events.of_container(pod, field_path, type_, reason, message);
     }
 
     /// Nothing is left of the pod: nor are its files.
@@ -471,41 +489,14 @@ impl PodWorker {
         self.done = true;
         let pod = self.machine.object();
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
-        self.shared.announced.forget(uid);
-        self.shared.granted.lock().remove(uid);
-        self.shared.active.lock().remove(uid);
-        self.shared.containers.release(uid);
-        self.shared.dra.forget(uid);
-        self.shared
-            .probes
-            .forget(pod.metadata.uid.as_deref().unwrap_or(""));
+        self.context.announcements.forget(uid);
+        self.context.admission.forget(uid);
+        self.context.managers.forget(uid);
+        self.context.probes.forget(uid);
         if let Some(reported) = self.reported.take() {
-            let now = self.shared.steady.now();
-            self.shared.ended_statics.lock().note(uid, reported, now);
+            self.context.terminated_static_pods.note(uid, reported);
         }
-        let logs = sandbox::log_directory(pod, &self.shared.config.log_dir);
+        let logs = sandbox::log_directory(pod, &self.context.config.log_dir);
         self.logs_to_remove = Some(logs);
-    }
-}
-
-fn send_event(inbox: &mpsc::UnboundedSender<Msg>, event: Event) {
-    // A worker that has stopped was not waiting for this.
-    let _ = inbox.send(Msg::Event(event));
-}
-
-/// Tries until it is so.
-pub(super) async fn retry_until_done<T, E, F>(what: &str, mut attempt: impl FnMut() -> F) -> T
-where
-    F: Future<Output = Result<T, E>>,
-    E: std::fmt::Display,
-{
-    let mut wait = RETRY.0;
-    loop {
-        match attempt().await {
-            Ok(done) => return done,
-            Err(error) => warn!(%error, "cannot {what} yet"),
-        }
-        sleep(wait).await;
-        wait = (wait * 2).min(RETRY.1);
     }
 }

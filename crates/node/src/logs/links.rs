@@ -50,7 +50,7 @@ pub fn unlink(directory: &Path, container: &Container) -> io::Result<()> {
 
 /// Removes the links into this directory of a deleted pod. A log that is being rotated does not exist for a moment; its
 /// link stays.
-pub fn unlink_all_below(directory: &Path, gone: &Path) -> io::Result<()> {
+pub fn unlink_all_below(directory: &Path, removed: &Path) -> io::Result<()> {
     let entries = match host_fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
@@ -58,7 +58,7 @@ pub fn unlink_all_below(directory: &Path, gone: &Path) -> io::Result<()> {
     for entry in entries {
         let path = entry?.path();
         // What is no link was not created here.
-        if host_fs::read_link(&path).is_ok_and(|log| log.starts_with(gone)) {
+        if host_fs::read_link(&path).is_ok_and(|log| log.starts_with(removed)) {
             host_fs::remove_file(path)?;
         }
     }
@@ -77,7 +77,7 @@ mod tests {
     fn container(pod: &str, id: &str) -> Container {
         Container {
             id: id.into(),
-            sandbox_id: String::new(),
+            sandbox_id: "s".into(),
             pod: PodRef {
                 uid: "u".into(),
                 namespace: "ns".into(),

@@ -1,7 +1,7 @@
 //! The log options of a request: `PodLogOptions` as query parameters.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use knarr_api::field::{Errors, Path};
+use knarr_api::field::{ErrorList, Path};
 use knarr_api::k8s_openapi;
 
 use super::line::Stream;
@@ -30,8 +30,8 @@ impl Options {
     pub fn from_query<'a>(
         pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
         now: Timestamp,
-    ) -> Result<Self, Errors> {
-        let (mut options, mut errors) = (Options::default(), Errors::new());
+    ) -> Result<Self, ErrorList> {
+        let (mut options, mut errors) = (Options::default(), ErrorList::new());
         let mut since_seconds = None;
         for (name, value) in pairs {
             let at = Path::new(name);
@@ -90,7 +90,7 @@ fn is_on(value: &str) -> bool {
     !matches!(value, "false" | "0")
 }
 
-fn number(value: &str, at: &Path, least: i64, detail: &str, errors: &mut Errors) -> Option<u64> {
+fn number(value: &str, at: &Path, least: i64, detail: &str, errors: &mut ErrorList) -> Option<u64> {
     match value.parse::<i64>() {
         Ok(number) if number >= least => u64::try_from(number).ok(),
         Ok(number) => {

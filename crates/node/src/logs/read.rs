@@ -85,11 +85,11 @@ async fn open(path: &Path) -> io::Result<File> {
 }
 
 impl Log {
-    /// Sends what was requested to `out`. Following ends when `ended` resolves (the container has exited) and
-    /// everything it wrote is sent; `ended` is not awaited otherwise.
+    /// Sends what was requested to `out`. Following ends when `exited` resolves (the container has exited) and
+    /// everything it wrote is sent; `exited` is not awaited otherwise.
     pub async fn send(
         self,
-        ended: impl Future<Output = ()>,
+        exited: impl Future<Output = ()>,
         out: mpsc::Sender<Bytes>,
     ) -> Result<(), LogError> {
         let Log {
@@ -129,7 +129,7 @@ impl Log {
             path: path.clone(),
             source,
         })?;
-        let mut ended = pin!(ended);
+        let mut exited = pin!(exited);
         let mut over = false;
         loop {
             if writer.pass(&mut file, u64::MAX).await.map_err(failed)?.is_some() {
@@ -150,7 +150,7 @@ impl Log {
             }
             tokio::select! {
                 // What was written before the exit is read before the end is reported.
-                () = &mut ended => over = true,
+                () = &mut exited => over = true,
                 changed = watch.changed() => {
                     changed.map_err(|source| LogError::Watch { path: path.clone(), source })?;
                 }
@@ -262,7 +262,7 @@ impl<'a> Writer<'a> {
         };
         let at_start = &mut self.line_start[usize::from(line.stream == Stream::Stderr)];
         let begins = std::mem::replace(at_start, !line.partial);
-        if self.options.stream.is_some_and(|wanted| wanted != line.stream) {
+        if self.options.stream.is_some_and(|desired| desired != line.stream) {
             return;
         }
         if self

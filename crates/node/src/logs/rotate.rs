@@ -40,11 +40,11 @@ impl Default for Policy {
 }
 
 impl From<ContainerLogs> for Policy {
-    fn from(said: ContainerLogs) -> Self {
+    fn from(settings: ContainerLogs) -> Self {
         Policy {
-            max_bytes: said.max_bytes,
-            max_files: said.max_files,
-            interval: said.interval.unsigned_abs(),
+            max_bytes: settings.max_bytes,
+            max_files: settings.max_files,
+            interval: settings.interval.unsigned_abs(),
         }
     }
 }
@@ -95,7 +95,8 @@ async fn refresh(
     containers: &dyn Containers,
     paths: &mut HashMap<String, PathBuf>,
 ) -> Result<(), RuntimeError> {
-    let running: HashSet<String> = containers.running().await?.into_iter().map(|c| c.id).collect();
+    let running = containers.running().await?.into_iter();
+    let running: HashSet<String> = running.map(|c| c.id.into()).collect();
     paths.retain(|id, _| running.contains(id));
     for id in running {
         if paths.contains_key(&id) {

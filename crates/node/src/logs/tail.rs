@@ -7,9 +7,9 @@ use super::line::parse;
 /// How much is read at a time, backwards.
 const BLOCK_BYTES: u64 = 64 * 1024;
 
-/// The offset at which the last `wanted` lines before `end` begin. Parts of a partial line count as one.
-pub fn start_of_last_lines<F: Read + Seek>(file: &mut F, end: u64, wanted: u64) -> io::Result<u64> {
-    if wanted == 0 {
+/// The offset at which the last `desired` lines before `end` begin. Parts of a partial line count as one.
+pub fn start_of_last_lines<F: Read + Seek>(file: &mut F, end: u64, desired: u64) -> io::Result<u64> {
+    if desired == 0 {
         return Ok(end);
     }
     let mut found = 0;
@@ -37,7 +37,7 @@ pub fn start_of_last_lines<F: Read + Seek>(file: &mut F, end: u64, wanted: u64) 
             if let Some(line) = parse(&bytes[line_start..line_end])
                 && (!line.partial || found == 0)
             {
-                if found == wanted {
+                if found == desired {
                     return Ok(unread + line_end as u64);
                 }
                 found += 1;
@@ -58,9 +58,9 @@ mod tests {
 
     use super::*;
 
-    fn tail(log: &str, wanted: u64) -> String {
+    fn tail(log: &str, desired: u64) -> String {
         let mut file = Cursor::new(log.as_bytes());
-        let start = start_of_last_lines(&mut file, log.len() as u64, wanted).unwrap();
+        let start = start_of_last_lines(&mut file, log.len() as u64, desired).unwrap();
         log[start as usize..].to_string()
     }
 
@@ -73,14 +73,14 @@ mod tests {
         let (a, b1, b2, b3) = (line("F", "a"), line("P", "b1"), line("P", "b2"), line("F", "b3"));
         let (c, open) = (line("F", "c"), line("P", "open"));
         let log = [&*a, &b1, &b2, &b3, &c].concat();
-        for (wanted, expected) in [
+        for (desired, expected) in [
             (0, String::new()),
             (1, c.clone()),
             (2, [&*b1, &b2, &b3, &c].concat()),
             (3, log.clone()),
             (99, log.clone()),
         ] {
-            assert_eq!(tail(&log, wanted), expected, "{wanted}");
+            assert_eq!(tail(&log, desired), expected, "{desired}");
         }
         assert_eq!(tail(&[&*a, &b1, &open].concat(), 1), [&*b1, &open].concat());
         assert_eq!(tail("", 5), "");
@@ -93,11 +93,11 @@ mod tests {
             .collect();
         let log = lines.concat();
         assert!(log.len() as u64 > 4 * BLOCK_BYTES);
-        for wanted in [1, 10, 1000, 4999] {
+        for desired in [1, 10, 1000, 4999] {
             assert_eq!(
-                tail(&log, wanted as u64),
-                lines[5000 - wanted..].concat(),
-                "{wanted}"
+                tail(&log, desired as u64),
+                lines[5000 - desired..].concat(),
+                "{desired}"
             );
         }
         let long = line("F", &"x".repeat(3 * BLOCK_BYTES as usize));

@@ -31,7 +31,7 @@ pub struct ReadableAuthority<S> {
     out: Vec<u8>,
     /// Of what follows, this much is passed on as it is.
     passed: usize,
-    ended: bool,
+    is_finished: bool,
 }
 
 impl<S> ReadableAuthority<S> {
@@ -41,7 +41,7 @@ impl<S> ReadableAuthority<S> {
             pending: Vec::new(),
             out: Vec::new(),
             passed: PREFACE_BYTES,
-            ended: false,
+            is_finished: false,
         }
     }
 
@@ -170,12 +170,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for ReadableAuthority<S> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        while self.out.is_empty() && !self.ended {
+        while self.out.is_empty() && !self.is_finished {
             let mut bytes = [0; READ_BYTES];
             let mut read = ReadBuf::new(&mut bytes);
             ready!(Pin::new(&mut self.inner).poll_read(cx, &mut read))?;
             if read.filled().is_empty() {
-                self.ended = true;
+                self.is_finished = true;
                 self.out = std::mem::take(&mut self.pending);
             } else {
                 self.take(read.filled());

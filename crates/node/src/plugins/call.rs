@@ -6,11 +6,11 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use prost::Message;
 pub use tonic::Code;
-use tonic::Status;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::volumes::Host;
+use super::error::CallError;
+use crate::host::Host;
 
 /// A request message, with its method and its answer type.
 pub trait Call: prost::Message + Default + 'static {
@@ -28,39 +28,6 @@ macro_rules! methods {
     )*};
 }
 pub(crate) use methods;
-
-/// Why a call failed, with gRPC's code and message.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("rpc error: code = {code:?} desc = {message}")]
-pub struct CallError {
-    pub code: Code,
-    pub message: String,
-}
-
-impl CallError {
-    fn unavailable(error: &tonic::transport::Error) -> Self {
-        CallError {
-            code: Code::Unavailable,
-            message: error.to_string(),
-        }
-    }
-
-    fn deadline_exceeded() -> Self {
-        CallError {
-            code: Code::DeadlineExceeded,
-            message: "context deadline exceeded".into(),
-        }
-    }
-}
-
-impl From<Status> for CallError {
-    fn from(status: Status) -> Self {
-        CallError {
-            code: status.code(),
-            message: status.message().to_string(),
-        }
-    }
-}
 
 /// Calls the plugin at the socket, a process or a fake one of the host.
 pub async fn call_on<C: Call>(

@@ -7,8 +7,10 @@
 
 mod authority;
 pub mod call;
+pub(crate) mod error;
 pub mod serve;
 pub mod watcher;
 
-pub use call::{Call, CallError, Code, call, call_on};
-pub use watcher::{Handler, Plugin, Watcher};
+pub use call::{Call, Code, call, call_on};
+pub use error::CallError;
+pub use watcher::{Handler, HandlerError, Plugin, Watcher};

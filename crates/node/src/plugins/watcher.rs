@@ -14,8 +14,9 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use super::call::{call_on, methods};
+use super::error::CallError;
+use crate::host::Host;
 use crate::untrusted_fs::{Dir, Kind};
-use crate::volumes::Host;
 
 /// The kubelet's directory of it.
 pub const REGISTRY: &str = "plugins_registry";
@@ -74,18 +75,40 @@ pub struct Plugin {
     pub versions: Vec<String>,
 }
 
+/// Why a plugin is not registered or deregistered: an error of its own type's handler.
+pub type HandlerError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why a plugin is not registered; the plugin is notified of it.
+#[derive(Debug, thiserror::Error)]
+enum RegisterPluginError {
+    #[error(
+        "RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {}, err: {source}",
+        socket.display()
+    )]
+    GetInfo { socket: PathBuf, source: CallError },
+    #[error(
+        "RegisterPlugin error -- no handler registered for plugin type: {kind} at socket {}",
+        socket.display()
+    )]
+    NoHandler { kind: String, socket: PathBuf },
+    #[error("RegisterPlugin error -- plugin validation failed with err: {0}")]
+    Validate(#[source] HandlerError),
+    #[error("RegisterPlugin error -- plugin registration failed with err: {0}")]
+    Register(#[source] HandlerError),
+}
+
 /// What registers the plugins of one type.
 #[async_trait]
 pub trait Handler: Send + Sync {
     /// `CSIPlugin`, `DevicePlugin`, `DRAPlugin`.
     fn kind(&self) -> &'static str;
 
-    fn validate(&self, plugin: &Plugin) -> Result<(), String>;
+    fn validate(&self, plugin: &Plugin) -> Result<(), HandlerError>;
 
-    async fn register(&self, plugin: &Plugin) -> Result<(), String>;
+    async fn register(&self, plugin: &Plugin) -> Result<(), HandlerError>;
 
     /// Tried again as long as it fails.
-    async fn deregister(&self, plugin: &Plugin) -> Result<(), String>;
+    async fn deregister(&self, plugin: &Plugin) -> Result<(), HandlerError>;
 }
 
 /// Distinguishes a socket from one that was created later with its name.
@@ -193,7 +216,8 @@ impl Watcher {
     async fn register(self: Arc<Self>, socket: PathBuf, (wait, last): (Duration, Option<String>)) {
         let state = match self.try_register(&socket).await {
             Ok((plugin, handler)) => State::Registered(plugin, handler),
-            Err(why) => {
+            Err(error) => {
+                let why = error.to_string();
                 // The same error is not logged at each attempt.
                 if last.as_ref() != Some(&why) {
                     warn!(socket = %socket.display(), why, "a plugin is not registered");
@@ -210,31 +234,37 @@ impl Watcher {
         }
     }
 
-    async fn try_register(&self, socket: &Path) -> Result<(Plugin, Arc<dyn Handler>), String> {
-        let at = socket.display();
+    async fn try_register(&self, socket: &Path) -> Result<(Plugin, Arc<dyn Handler>), RegisterPluginError> {
         let answer = call_on(&*self.host, socket, InfoRequest {}, GET_INFO).await;
-        let info = answer.map_err(|error| {
-            format!(
-                "RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {at}, err: {error}"
-            )
+        let info = answer.map_err(|source| RegisterPluginError::GetInfo {
+            socket: socket.into(),
+            source,
         })?;
         let accepted = self.accept(socket, info).await;
         let status = RegistrationStatus {
             plugin_registered: accepted.is_ok(),
-            error: accepted.as_ref().err().cloned().unwrap_or_default(),
+            error: accepted
+                .as_ref()
+                .err()
+                .map(ToString::to_string)
+                .unwrap_or_default(),
         };
         // A plugin that does not listen to its status is registered all the same.
         if let Err(error) = call_on(&*self.host, socket, status, NOTIFY).await {
-            debug!(socket = %at, %error, "cannot notify a plugin of its registration");
+            debug!(socket = %socket.display(), %error, "cannot notify a plugin of its registration");
         }
         accepted
     }
 
-    async fn accept(&self, socket: &Path, info: PluginInfo) -> Result<(Plugin, Arc<dyn Handler>), String> {
+    async fn accept(
+        &self,
+        socket: &Path,
+        info: PluginInfo,
+    ) -> Result<(Plugin, Arc<dyn Handler>), RegisterPluginError> {
         let kind = &info.kind;
         let handler = self.handlers.iter().find(|h| h.kind() == kind).ok_or_else(|| {
-            let at = socket.display();
-            format!("RegisterPlugin error -- no handler registered for plugin type: {kind} at socket {at}")
+            let (kind, socket) = (kind.clone(), socket.to_path_buf());
+            RegisterPluginError::NoHandler { kind, socket }
         })?;
         let endpoint = match info.endpoint.as_str() {
             "" => socket.to_path_buf(),
@@ -246,13 +276,11 @@ impl Watcher {
             endpoint,
             versions: info.supported_versions,
         };
-        handler
-            .validate(&plugin)
-            .map_err(|e| format!("RegisterPlugin error -- plugin validation failed with err: {e}"))?;
+        handler.validate(&plugin).map_err(RegisterPluginError::Validate)?;
         handler
             .register(&plugin)
             .await
-            .map_err(|e| format!("RegisterPlugin error -- plugin registration failed with err: {e}"))?;
+            .map_err(RegisterPluginError::Register)?;
         Ok((plugin, handler.clone()))
     }
 
@@ -263,7 +291,7 @@ impl Watcher {
             Ok(()) => drop(known.remove(&plugin.socket)),
             Err(why) => {
                 // It stays registered until the next scan.
-                warn!(plugin = plugin.name, why, "cannot deregister a plugin yet");
+                warn!(plugin = plugin.name, %why, "cannot deregister a plugin yet");
                 if let Some(known) = known.get_mut(&plugin.socket) {
                     known.state = State::Registered(plugin, handler);
                 }

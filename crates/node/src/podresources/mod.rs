@@ -130,11 +130,11 @@ impl PodResourcesServer {
         let (name, namespace) = (&request.pod_name, &request.pod_namespace);
         let found = {
             let pods = self.pods.lock();
-            let is_asked = |pod: &&Arc<Pod>| {
+            let is_requested = |pod: &&Arc<Pod>| {
                 let meta = &pod.metadata;
                 meta.name.as_ref() == Some(name) && meta.namespace.as_ref() == Some(namespace)
             };
-            pods.values().find(is_asked).cloned()
+            pods.values().find(is_requested).cloned()
         };
         match found {
             Some(pod) => Ok(GetPodResourcesResponse {

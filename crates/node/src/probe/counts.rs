@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
-use knarr_kubelet::probe::{Answer, Kind};
+use knarr_kubelet::probe::{Kind, ProbeResult};
 use parking_lot::Mutex;
 
 /// The labels of one series, in the metric's order.
@@ -23,27 +23,27 @@ pub struct ProbeSeries {
 pub struct Counts(Mutex<BTreeMap<ProbeSeries, u64>>);
 
 impl Counts {
-    pub fn count(&self, pod: &core::Pod, container: &str, kind: Kind, answer: &Answer) {
+    pub fn count(&self, pod: &core::Pod, container: &str, kind: Kind, result: &ProbeResult) {
         let meta = &pod.metadata;
         let text = |t: &Option<String>| t.clone().unwrap_or_default();
-        let result = ProbeSeries {
+        let series = ProbeSeries {
             container: container.into(),
             namespace: text(&meta.namespace),
             pod: text(&meta.name),
             pod_uid: text(&meta.uid),
             probe_type: kind.title(),
-            result: match answer {
-                Answer::Success | Answer::Warning(_) => "successful",
-                Answer::Failure(_) => "failed",
-                Answer::Unknown(_) => "unknown",
+            result: match result {
+                ProbeResult::Success | ProbeResult::Warning(_) => "successful",
+                ProbeResult::Failure(_) => "failed",
+                ProbeResult::Unknown(_) => "unknown",
             },
         };
-        *self.0.lock().entry(result).or_default() += 1;
+        *self.0.lock().entry(series).or_default() += 1;
     }
 
     /// Removes a deleted pod's series.
     pub fn forget(&self, uid: &str) {
-        self.0.lock().retain(|result, _| result.pod_uid != uid);
+        self.0.lock().retain(|series, _| series.pod_uid != uid);
     }
 
     pub fn all(&self) -> BTreeMap<ProbeSeries, u64> {

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::GRPCAction;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::backoff::go_seconds;
-use knarr_kubelet::probe::Answer;
+use knarr_kubelet::probe::ProbeResult;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
@@ -30,9 +30,9 @@ const SERVING: i32 = 1;
 /// Pause between connection attempts: a server that is starting is awaited, within the probe's timeout.
 const REDIAL: Duration = Duration::from_millis(100);
 
-pub(super) async fn check(host: &str, action: &GRPCAction, limit: Duration) -> Answer {
+pub(super) async fn check(host: &str, action: &GRPCAction, limit: Duration) -> ProbeResult {
     let Ok(port) = u16::try_from(action.port) else {
-        return Answer::Unknown(format!("invalid port number: {}", action.port));
+        return ProbeResult::Unknown(format!("invalid port number: {}", action.port));
     };
     let at = authority(host, port);
     let service = action.service.clone().unwrap_or_default();
@@ -42,18 +42,20 @@ pub(super) async fn check(host: &str, action: &GRPCAction, limit: Duration) -> A
     let channel = match connected {
         Ok(Ok(channel)) => channel,
         Ok(Err(why)) => {
-            return Answer::Failure(format!("error: failed to connect service at {at:?}: {why}"));
+            return ProbeResult::Failure(format!("error: failed to connect service at {at:?}: {why}"));
         }
         Err(_) => {
-            return Answer::Failure(format!(
+            return ProbeResult::Failure(format!(
                 "timeout: failed to connect service {at:?} within {within}: context deadline exceeded"
             ));
         }
     };
     match timeout_at(deadline, call(channel, service)).await {
-        Ok(Ok(SERVING)) => Answer::Success,
-        Ok(Ok(status)) => Answer::Failure(format!("service unhealthy (responded with {:?})", name(status))),
-        Ok(Err(status)) => Answer::Failure(match status.code() {
+        Ok(Ok(SERVING)) => ProbeResult::Success,
+        Ok(Ok(status)) => {
+            ProbeResult::Failure(format!("service unhealthy (responded with {:?})", name(status)))
+        }
+        Ok(Err(status)) => ProbeResult::Failure(match status.code() {
             Code::Unimplemented => format!(
                 "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {}",
                 status.message()
@@ -64,14 +66,13 @@ pub(super) async fn check(host: &str, action: &GRPCAction, limit: Duration) -> A
                 status.message()
             ),
         }),
-        Err(_) => Answer::Failure(format!("timeout: health rpc did not complete within {within}")),
+        Err(_) => ProbeResult::Failure(format!("timeout: health rpc did not complete within {within}")),
     }
 }
 
-async fn connect(at: &str) -> Result<Channel, String> {
-    let endpoint = Endpoint::from_shared(format!("http://{at}"))
-        .and_then(|e| e.user_agent("kube-probe/1.36"))
-        .map_err(|e| e.to_string())?;
+async fn connect(at: &str) -> Result<Channel, tonic::transport::Error> {
+    let endpoint =
+        Endpoint::from_shared(format!("http://{at}")).and_then(|e| e.user_agent("kube-probe/1.36"))?;
     loop {
         if let Ok(channel) = endpoint.connect().await {
             return Ok(channel);

@@ -8,18 +8,18 @@ use hyper::{Request, Response, body::Incoming};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::HTTPGetAction;
 use knarr_api::k8s_openapi;
-use knarr_kubelet::probe::Answer;
+use knarr_kubelet::probe::ProbeResult;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::{OUTPUT_MAX_BYTES, Target, authority, dial_error, port};
+use super::{OUTPUT_MAX_BYTES, Target, TargetError, authority, dial_error, port};
 
 const REDIRECTS_MAX: usize = 10;
 /// The statuses that lead on.
 const REDIRECTS: [u16; 5] = [301, 302, 303, 307, 308];
 /// The error that distinguishes a server without TLS from other failures, as Go's.
-pub(super) const PLAIN_ANSWER: &str = "http: server gave HTTP response to HTTPS client";
+const PLAIN_ANSWER: &str = "http: server gave HTTP response to HTTPS client";
 
 /// The response of a request.
 pub(super) struct HttpAnswer {
@@ -40,7 +40,7 @@ pub(super) struct Url {
 }
 
 impl Url {
-    pub(super) fn of(get: &HTTPGetAction, target: &Target<'_>) -> Result<Self, String> {
+    pub(super) fn of(get: &HTTPGetAction, target: &Target<'_>) -> Result<Self, TargetError> {
         let host = get.host.clone().filter(|h| !h.is_empty());
         let host = host.or_else(|| target.ips.first().cloned());
         let path = get.path.clone().unwrap_or_default();
@@ -49,7 +49,7 @@ impl Url {
                 .scheme
                 .as_deref()
                 .is_some_and(|s| s.eq_ignore_ascii_case("https")),
-            host: host.ok_or("the pod has no address")?,
+            host: host.ok_or(TargetError::NoAddress)?,
             port: port(&get.port, target.container)?,
             path: if path.starts_with('/') {
                 path
@@ -87,13 +87,13 @@ impl std::fmt::Display for Url {
 }
 
 /// Good is 200 to 399 (SPEC L8).
-pub(super) async fn probe(url: &Url, get_action: &HTTPGetAction, limit: Duration) -> Answer {
+pub(super) async fn probe(url: &Url, get_action: &HTTPGetAction, limit: Duration) -> ProbeResult {
     let mut url = url.clone();
     for _ in 0..REDIRECTS_MAX {
         match get(&url, get_action, "probe", limit).await {
-            Ok(answer) => {
-                let status = answer.status;
-                let next = answer
+            Ok(result) => {
+                let status = result.status;
+                let next = result
                     .location
                     .filter(|_| REDIRECTS.contains(&status))
                     .and_then(|l| url.join(&l));
@@ -101,19 +101,59 @@ pub(super) async fn probe(url: &Url, get_action: &HTTPGetAction, limit: Duration
                     Some(next) => url = next,
                     // A redirect that leaves the host counts as good, as in Kubernetes.
                     None if (300..400).contains(&status) => {
-                        return Answer::Warning(format!(
+                        return ProbeResult::Warning(format!(
                             "Probe terminated redirects, Response body: {}",
-                            answer.body
+                            result.body
                         ));
                     }
-                    None if (200..300).contains(&status) => return Answer::Success,
-                    None => return Answer::Failure(format!("HTTP probe failed with statuscode: {status}")),
+                    None if (200..300).contains(&status) => return ProbeResult::Success,
+                    None => {
+                        return ProbeResult::Failure(format!("HTTP probe failed with statuscode: {status}"));
+                    }
                 }
             }
-            Err(why) => return Answer::Failure(why),
+            Err(error) => return ProbeResult::Failure(error.to_string()),
         }
     }
-    Answer::Failure(format!("Get \"{url}\": stopped after {REDIRECTS_MAX} redirects"))
+    ProbeResult::Failure(format!("Get \"{url}\": stopped after {REDIRECTS_MAX} redirects"))
+}
+
+/// Why a request has no answer; with Go's messages.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    #[error("Get \"{url}\": {source}")]
+    Request { url: String, source: RequestError },
+    #[error("Get \"{url}\": context deadline exceeded (Client.Timeout exceeded while awaiting headers)")]
+    Timeout { url: String },
+}
+
+impl HttpError {
+    /// Whether the server answered a TLS handshake in plain HTTP.
+    pub(super) fn is_plain_answer(&self) -> bool {
+        let HttpError::Request { source, .. } = self else {
+            return false;
+        };
+        matches!(source, RequestError::PlainAnswer)
+    }
+}
+
+/// The step that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    #[error("{0}")]
+    Dial(String),
+    #[error(transparent)]
+    ServerName(#[from] rustls::pki_types::InvalidDnsNameError),
+    #[error(transparent)]
+    Tls(#[from] rustls::Error),
+    #[error("{}", PLAIN_ANSWER)]
+    PlainAnswer,
+    #[error(transparent)]
+    Handshake(std::io::Error),
+    #[error(transparent)]
+    Invalid(#[from] hyper::http::Error),
+    #[error(transparent)]
+    Exchange(#[from] hyper::Error),
 }
 
 /// One request; `purpose` is for the user agent.
@@ -122,14 +162,13 @@ pub(super) async fn get(
     action: &HTTPGetAction,
     purpose: &str,
     limit: Duration,
-) -> Result<HttpAnswer, String> {
+) -> Result<HttpAnswer, HttpError> {
     let request = timeout(limit, async {
         let stream = TcpStream::connect((url.host.as_str(), url.port))
             .await
-            .map_err(|e| dial_error(&url.host, url.port, &e))?;
+            .map_err(|e| RequestError::Dial(dial_error(&url.host, url.port, &e)))?;
         if url.tls {
-            let name =
-                rustls::pki_types::ServerName::try_from(url.host.clone()).map_err(|e| e.to_string())?;
+            let name = rustls::pki_types::ServerName::try_from(url.host.clone())?;
             let stream = connector()?.connect(name, stream).await.map_err(tls_error)?;
             exchange(url, action, purpose, stream).await
         } else {
@@ -137,21 +176,22 @@ pub(super) async fn get(
         }
     });
     match request.await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(why)) => Err(format!("Get \"{url}\": {why}")),
-        Err(_) => Err(format!(
-            "Get \"{url}\": context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
-        )),
+        Ok(Ok(result)) => Ok(result),
+        Ok(Err(source)) => Err(HttpError::Request {
+            url: url.to_string(),
+            source,
+        }),
+        Err(_) => Err(HttpError::Timeout { url: url.to_string() }),
     }
 }
 
-fn tls_error(error: std::io::Error) -> String {
+fn tls_error(error: std::io::Error) -> RequestError {
     let tls = error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>());
     match tls {
         Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)) => {
-            PLAIN_ANSWER.into()
+            RequestError::PlainAnswer
         }
-        _ => error.to_string(),
+        _ => RequestError::Handshake(error),
     }
 }
 
@@ -160,14 +200,12 @@ async fn exchange(
     action: &HTTPGetAction,
     purpose: &str,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-) -> Result<HttpAnswer, String> {
-    let words = |e: &dyn std::fmt::Display| e.to_string();
+) -> Result<HttpAnswer, RequestError> {
     // Some servers match header names case-sensitively, and other clients send them in this form.
     let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
         .title_case_headers(true)
         .handshake(TokioIo::new(stream))
-        .await
-        .map_err(|e| words(&e))?;
+        .await?;
     let connection = tokio::spawn(connection);
     let headers = action.http_headers.as_deref().unwrap_or_default();
     let given = |name: &str| headers.iter().any(|h| h.name.eq_ignore_ascii_case(name));
@@ -188,10 +226,8 @@ async fn exchange(
     for header in headers {
         request = request.header(&header.name, &header.value);
     }
-    let request = request
-        .body(Empty::<bytes::Bytes>::new())
-        .map_err(|e| words(&e))?;
-    let response: Response<Incoming> = sender.send_request(request).await.map_err(|e| words(&e))?;
+    let request = request.body(Empty::<bytes::Bytes>::new())?;
+    let response: Response<Incoming> = sender.send_request(request).await?;
     let status = response.status().as_u16();
     let location = response
         .headers()
@@ -221,11 +257,10 @@ async fn read_head(mut body: Incoming) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn connector() -> Result<tokio_rustls::TlsConnector, String> {
+fn connector() -> Result<tokio_rustls::TlsConnector, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(|e| e.to_string())?
+        .with_safe_default_protocol_versions()?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
         .with_no_client_auth();
@@ -289,8 +324,8 @@ mod tests {
         (port, server)
     }
 
-    fn terminated() -> Answer {
-        Answer::Warning("Probe terminated redirects, Response body: ".into())
+    fn terminated() -> ProbeResult {
+        ProbeResult::Warning("Probe terminated redirects, Response body: ".into())
     }
 
     #[tokio::test]
@@ -307,7 +342,7 @@ mod tests {
         };
         let got = probe(&url, &HTTPGetAction::default(), Duration::from_secs(5)).await;
         let want = "Probe terminated redirects, Response body: there";
-        assert_eq!(got, Answer::Warning(want.into()));
+        assert_eq!(got, ProbeResult::Warning(want.into()));
     }
 
     #[tokio::test]
@@ -326,14 +361,14 @@ mod tests {
             Duration::from_secs(5),
         )
         .await;
-        let why = got.err().unwrap();
+        let why = got.err().unwrap().to_string();
         assert!(why.ends_with(PLAIN_ANSWER), "{why}");
     }
 
     #[tokio::test]
     async fn l8_http_probe_accepts_200_to_399() {
         for (line, good) in [
-            ("200 OK", Some(Answer::Success)),
+            ("200 OK", Some(ProbeResult::Success)),
             // Not followed, and reported as a warning.
             ("302 Found", Some(terminated())),
             ("399 Odd", Some(terminated())),
@@ -352,14 +387,14 @@ mod tests {
             let got = probe(&url, &HTTPGetAction::default(), Duration::from_secs(5)).await;
             match good {
                 Some(good) => assert_eq!(got, good, "{line}"),
-                None => assert!(matches!(got, Answer::Failure(_)), "{line}: {got:?}"),
+                None => assert!(matches!(got, ProbeResult::Failure(_)), "{line}: {got:?}"),
             }
             assert!(server.await.unwrap().starts_with("GET /x HTTP/1.1\r\n"));
         }
     }
 
     #[tokio::test]
-    async fn l8_a_refused_connection_is_a_failure_with_kubelets_message() {
+    async fn l8_a_connection_refused_is_a_failure_with_kubelets_message() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);
@@ -373,6 +408,6 @@ mod tests {
         let want = format!(
             "Get \"http://127.0.0.1:{port}/\": dial tcp 127.0.0.1:{port}: connect: connection refused"
         );
-        assert_eq!(got, Answer::Failure(want));
+        assert_eq!(got, ProbeResult::Failure(want));
     }
 }

@@ -14,13 +14,14 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use knarr_api::field::quoted;
 use knarr_api::k8s_openapi;
+use knarr_kubelet::ids::ContainerId;
 use knarr_kubelet::pod::find_spec;
-use knarr_kubelet::probe::{Answer, Kind};
+use knarr_kubelet::probe::{Kind, ProbeResult};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::kubelet::env::expand_all;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, RuntimeError};
 
 /// The largest reported output.
 const OUTPUT_MAX_BYTES: usize = 10 << 10;
@@ -32,7 +33,7 @@ pub struct Target<'a> {
     pub runtime: &'a dyn Runtime,
     pub container: &'a core::Container,
     /// The runtime's id.
-    pub id: &'a str,
+    pub id: &'a ContainerId,
     /// The pod's addresses.
     pub ips: &'a [String],
 }
@@ -45,30 +46,30 @@ pub async fn ask(
     runtime: &dyn Runtime,
     pod: &core::Pod,
     container: &str,
-    id: &str,
+    id: &ContainerId,
     kind: Kind,
     ips: &[String],
-) -> Answer {
-    let mut answer = Answer::Unknown(String::new());
+) -> ProbeResult {
+    let mut result = ProbeResult::Unknown(String::new());
     for _ in 0..ATTEMPTS {
-        answer = attempt(runtime, pod, container, id, kind, ips).await;
-        if !matches!(answer, Answer::Unknown(_)) {
+        result = attempt(runtime, pod, container, id, kind, ips).await;
+        if !matches!(result, ProbeResult::Unknown(_)) {
             break;
         }
     }
-    answer
+    result
 }
 
 async fn attempt(
     runtime: &dyn Runtime,
     pod: &core::Pod,
     container: &str,
-    id: &str,
+    id: &ContainerId,
     kind: Kind,
     ips: &[String],
-) -> Answer {
+) -> ProbeResult {
     let Some(spec) = pod.spec.as_ref().and_then(|s| find_spec(s, container)) else {
-        return Answer::Unknown("the pod has no such container any more".into());
+        return ProbeResult::Unknown("the pod has no such container any more".into());
     };
     let probe = match kind {
         Kind::Startup => &spec.startup_probe,
@@ -76,7 +77,7 @@ async fn attempt(
         Kind::Readiness => &spec.readiness_probe,
     };
     let Some(probe) = probe else {
-        return Answer::Success;
+        return ProbeResult::Success;
     };
     let target = Target {
         runtime,
@@ -100,52 +101,97 @@ async fn attempt(
     if let Some(get) = &probe.http_get {
         let url = match http::Url::of(get, &target) {
             Ok(url) => url,
-            Err(why) => return Answer::Unknown(why),
+            Err(error) => return ProbeResult::Unknown(error.to_string()),
         };
         return http::probe(&url, get, limit).await;
     }
     if let Some(tcp) = &probe.tcp_socket {
         let host = tcp.host.clone().filter(|h| !h.is_empty());
         let Some(host) = host.or_else(|| ips.first().cloned()) else {
-            return Answer::Unknown("the pod has no address".into());
+            return ProbeResult::Unknown("the pod has no address".into());
         };
         return match port(&tcp.port, &spec) {
             Ok(port) => connect(&host, port, limit).await,
-            Err(why) => Answer::Unknown(why),
+            Err(error) => ProbeResult::Unknown(error.to_string()),
         };
     }
     if let Some(grpc) = &probe.grpc {
         let Some(host) = ips.first() else {
-            return Answer::Unknown("the pod has no address".into());
+            return ProbeResult::Unknown("the pod has no address".into());
         };
         return grpc::check(host, grpc, limit).await;
     }
-    Answer::Unknown("missing probe handler".into())
+    ProbeResult::Unknown("missing probe handler".into())
+}
+
+/// Where a probe or hook leads cannot be found out; with Go's messages.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    #[error("the pod has no address")]
+    NoAddress,
+    #[error("strconv.Atoi: parsing {name}: invalid syntax")]
+    PortName { name: String },
+    #[error("invalid port number: {number}")]
+    Port { number: i64 },
+}
+
+/// Why a hook failed: a whole sentence, as kubelet shows it in the container's status.
+#[derive(Debug, thiserror::Error)]
+pub enum HookError {
+    #[error("{what} for Container {container} in Pod {pod} failed - error: {source}")]
+    Failed {
+        what: String,
+        container: String,
+        pod: String,
+        source: Box<HookFailure>,
+    },
+    #[error("Cannot run handler: invalid handler")]
+    InvalidHandler,
+}
+
+/// What failed in a hook.
+#[derive(Debug, thiserror::Error)]
+pub enum HookFailure {
+    #[error("{0}, message: \"\"")]
+    Exec(#[source] RuntimeError),
+    #[error("command '{command}' exited with {exit_code}: {stderr}, message: {output}")]
+    ExitCode {
+        command: String,
+        exit_code: i32,
+        stderr: String,
+        output: String,
+    },
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    #[error(transparent)]
+    Http(#[from] http::HttpError),
 }
 
 /// Runs a hook to its end. A successful one may still return a message: the address of a server that was called by
-/// HTTPS and answered in plain HTTP. An error is a whole sentence, as kubelet shows it in the container's status.
+/// HTTPS and answered in plain HTTP.
 pub async fn run_hook(
     pod: &core::Pod,
     target: &Target<'_>,
     handler: &core::LifecycleHandler,
-) -> Result<Option<String>, String> {
-    let failed = |what: String, why: &str| {
+) -> Result<Option<String>, HookError> {
+    let failed = |what: String, why: HookFailure| {
         let meta = &pod.metadata;
         let [name, namespace, uid] =
             [&meta.name, &meta.namespace, &meta.uid].map(|text| text.as_deref().unwrap_or_default());
         let container = quoted(&target.container.name);
         let pod = quoted(&format!("{name}_{namespace}({uid})"));
-        format!("{what} for Container {container} in Pod {pod} failed - error: {why}")
+        HookError::Failed {
+            what,
+            container,
+            pod,
+            source: Box::new(why),
+        }
     };
     if let Some(exec) = &handler.exec {
         let command = exec.command.as_deref().unwrap_or_default().join(" ");
-        let (why, output) = match run_hook_command(target, exec).await {
-            Ok(()) => return Ok(None),
-            Err(failure) => failure,
-        };
-        let why = format!("{why}, message: {}", quoted(&output));
-        return Err(failed(format!("Exec lifecycle hook ([{command}])"), &why));
+        let ran = run_hook_command(target, exec).await;
+        let failed = |why| failed(format!("Exec lifecycle hook ([{command}])"), why);
+        return ran.map(|()| None).map_err(failed);
     }
     if let Some(sleep) = &handler.sleep {
         let seconds = u64::try_from(sleep.seconds).unwrap_or(0);
@@ -155,16 +201,15 @@ pub async fn run_hook(
     if let Some(get) = &handler.http_get {
         let path = get.path.as_deref().unwrap_or_default();
         let result = call_hook(get, target).await;
-        return result.map_err(|why| failed(format!("HTTP lifecycle hook ({path})"), &why));
+        return result.map_err(|why| failed(format!("HTTP lifecycle hook ({path})"), why));
     }
-    Err("Cannot run handler: invalid handler".into())
+    Err(HookError::InvalidHandler)
 }
 
-/// An error and the command's output, of both streams.
-async fn run_hook_command(target: &Target<'_>, exec: &core::ExecAction) -> Result<(), (String, String)> {
+async fn run_hook_command(target: &Target<'_>, exec: &core::ExecAction) -> Result<(), HookFailure> {
     let command = exec.command.as_deref().unwrap_or_default();
     let output = target.runtime.exec(target.id, command, None).await;
-    let output = output.map_err(|error| (error.to_string(), String::new()))?;
+    let output = output.map_err(HookFailure::Exec)?;
     if output.exit_code == 0 {
         return Ok(());
     }
@@ -172,30 +217,29 @@ async fn run_hook_command(target: &Target<'_>, exec: &core::ExecAction) -> Resul
         bytes.truncate(OUTPUT_MAX_BYTES);
         String::from_utf8_lossy(&bytes).into_owned()
     };
-    let why = format!(
-        "command '{}' exited with {}: {}",
-        command.join(" "),
-        output.exit_code,
-        bounded(output.stderr.clone())
-    );
-    Err((why, bounded([output.stdout, output.stderr].concat())))
+    Err(HookFailure::ExitCode {
+        command: command.join(" "),
+        exit_code: output.exit_code,
+        stderr: bounded(output.stderr.clone()),
+        output: quoted(&bounded([output.stdout, output.stderr].concat())),
+    })
 }
 
 /// A hook waits for the answer, not for a good one.
-async fn call_hook(get: &core::HTTPGetAction, target: &Target<'_>) -> Result<Option<String>, String> {
+async fn call_hook(get: &core::HTTPGetAction, target: &Target<'_>) -> Result<Option<String>, HookFailure> {
     let mut url = http::Url::of(get, target)?;
     match http::get(&url, get, "lifecycle", HOOK_LIMIT).await {
         Ok(_) => Ok(None),
-        Err(why) if why.ends_with(http::PLAIN_ANSWER) => {
+        Err(error) if error.is_plain_answer() => {
             url.tls = false;
-            let plain = http::get(&url, get, "lifecycle", HOOK_LIMIT).await;
-            plain.map(|_| Some(authority(&url.host, url.port)))
+            http::get(&url, get, "lifecycle", HOOK_LIMIT).await?;
+            Ok(Some(authority(&url.host, url.port)))
         }
-        Err(why) => Err(why),
+        Err(error) => Err(error.into()),
     }
 }
 
-async fn run_exec(target: &Target<'_>, command: &[String], limit: Option<Duration>) -> Answer {
+async fn run_exec(target: &Target<'_>, command: &[String], limit: Option<Duration>) -> ProbeResult {
     match target.runtime.exec(target.id, command, limit).await {
         Ok(output) => {
             let mut text = output.stdout;
@@ -203,27 +247,27 @@ async fn run_exec(target: &Target<'_>, command: &[String], limit: Option<Duratio
             text.truncate(OUTPUT_MAX_BYTES);
             let text = String::from_utf8_lossy(&text).into_owned();
             if output.exit_code == 0 {
-                Answer::Success
+                ProbeResult::Success
             } else {
-                Answer::Failure(text)
+                ProbeResult::Failure(text)
             }
         }
         Err(error) if error.code == "DeadlineExceeded" => {
             let seconds = limit.map_or(0, |l| l.as_secs());
             let command = command.join(" ");
-            Answer::Failure(format!(
+            ProbeResult::Failure(format!(
                 "command timed out: {command:?} timed out after {seconds}s"
             ))
         }
-        Err(error) => Answer::Unknown(error.to_string()),
+        Err(error) => ProbeResult::Unknown(error.to_string()),
     }
 }
 
-async fn connect(host: &str, port: u16, limit: Duration) -> Answer {
+async fn connect(host: &str, port: u16, limit: Duration) -> ProbeResult {
     match timeout(limit, TcpStream::connect((host, port))).await {
-        Ok(Ok(_)) => Answer::Success,
-        Ok(Err(error)) => Answer::Failure(dial_error(host, port, &error)),
-        Err(_) => Answer::Failure(format!("dial tcp {}: i/o timeout", authority(host, port))),
+        Ok(Ok(_)) => ProbeResult::Success,
+        Ok(Err(error)) => ProbeResult::Failure(dial_error(host, port, &error)),
+        Err(_) => ProbeResult::Failure(format!("dial tcp {}: i/o timeout", authority(host, port))),
     }
 }
 
@@ -247,7 +291,7 @@ fn dial_error(host: &str, port: u16, error: &std::io::Error) -> String {
 }
 
 /// A number, or the name of one of the container's ports.
-fn port(port: &IntOrString, container: &core::Container) -> Result<u16, String> {
+fn port(port: &IntOrString, container: &core::Container) -> Result<u16, TargetError> {
     let number = match port {
         IntOrString::Int(number) => i64::from(*number),
         IntOrString::String(name) => {
@@ -256,10 +300,10 @@ fn port(port: &IntOrString, container: &core::Container) -> Result<u16, String> 
                 Some(found) => i64::from(found.container_port),
                 None => name
                     .parse()
-                    .map_err(|_| format!("strconv.Atoi: parsing {}: invalid syntax", quoted(name)))?,
+                    .map_err(|_| TargetError::PortName { name: quoted(name) })?,
             }
         }
     };
     let valid = u16::try_from(number).ok().filter(|n| *n > 0);
-    valid.ok_or_else(|| format!("invalid port number: {number}"))
+    valid.ok_or(TargetError::Port { number })
 }

@@ -13,6 +13,7 @@ use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_kubelet::ids::{ContainerId, SandboxId};
 use knarr_kubelet::runtime::{Container, ContainerState, Exit, PodRef, Sandbox};
 use tonic::transport::{Channel, Endpoint};
 
@@ -132,7 +133,7 @@ type Labels = std::collections::HashMap<String, String>;
 fn pod_ref(l: &Labels) -> PodRef {
     let get = |key| l.get(key).cloned().unwrap_or_default();
     PodRef {
-        uid: get(labels::POD_UID),
+        uid: get(labels::POD_UID).into(),
         namespace: get(labels::POD_NAMESPACE),
         name: get(labels::POD_NAME),
     }
@@ -160,14 +161,14 @@ fn container(c: v1::Container) -> Container {
             .get(labels::CONTAINER_HASH)
             .cloned()
             .unwrap_or_default(),
-        self_fenced: labels::ending(&c.annotations),
+        self_fenced: labels::termination_mode(&c.annotations),
         // A list knows no start; the creation is close, and the detail knows better.
         state: state(c.state, c.created_at, Exit::default),
         created_at: nanos(c.created_at),
         image: c.image.map(|i| i.image).unwrap_or_default(),
         image_id: c.image_ref,
-        id: c.id,
-        sandbox_id: c.pod_sandbox_id,
+        id: c.id.into(),
+        sandbox_id: c.pod_sandbox_id.into(),
     }
 }
 
@@ -232,12 +233,12 @@ impl Runtime for Cri {
             ready: s.state == v1::PodSandboxState::SandboxReady as i32,
             created_at: nanos(s.created_at),
             ips: Vec::new(),
-            id: s.id,
+            id: s.id.into(),
         };
         Ok(response.items.into_iter().filter(ours).map(sandbox).collect())
     }
 
-    async fn sandbox(&self, id: &str) -> Result<SandboxDetail> {
+    async fn sandbox(&self, id: &SandboxId) -> Result<SandboxDetail> {
         let request = v1::PodSandboxStatusRequest {
             pod_sandbox_id: id.into(),
             verbose: true,
@@ -268,23 +269,23 @@ impl Runtime for Cri {
                 ready: status.state == v1::PodSandboxState::SandboxReady as i32,
                 created_at: nanos(status.created_at),
                 ips,
-                id: status.id,
+                id: status.id.into(),
             },
             netns,
             pid: pid.filter(|pid| *pid > 0),
         })
     }
 
-    async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
+    async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<SandboxId> {
         let request = v1::RunPodSandboxRequest {
             config: Some(config.clone()),
             runtime_handler: handler.into(),
         };
         let response = within(WRITE_TIMEOUT * 2, self.runtime().run_pod_sandbox(request)).await?;
-        Ok(response.pod_sandbox_id)
+        Ok(response.pod_sandbox_id.into())
     }
 
-    async fn stop_sandbox(&self, id: &str) -> Result<()> {
+    async fn stop_sandbox(&self, id: &SandboxId) -> Result<()> {
         let request = v1::StopPodSandboxRequest {
             pod_sandbox_id: id.into(),
         };
@@ -295,7 +296,7 @@ impl Runtime for Cri {
         )
     }
 
-    async fn remove_sandbox(&self, id: &str) -> Result<()> {
+    async fn remove_sandbox(&self, id: &SandboxId) -> Result<()> {
         let request = v1::RemovePodSandboxRequest {
             pod_sandbox_id: id.into(),
         };
@@ -318,7 +319,7 @@ impl Runtime for Cri {
             .collect())
     }
 
-    async fn container(&self, id: &str) -> Result<ContainerDetail> {
+    async fn container(&self, id: &ContainerId) -> Result<ContainerDetail> {
         let request = v1::ContainerStatusRequest {
             container_id: id.into(),
             verbose: false,
@@ -327,20 +328,20 @@ impl Runtime for Cri {
         let status = response.status.unwrap_or_default();
         let metadata = status.metadata.unwrap_or_default();
         let exit = || {
-            let said = Exit {
+            let exit = Exit {
                 code: status.exit_code,
                 reason: status.reason.clone(),
                 message: status.message.clone(),
                 started_at: some_nanos(status.started_at),
                 finished_at: some_nanos(status.finished_at),
             };
-            self.exits.complete(id, said)
+            self.exits.complete(id, exit)
         };
         Ok(ContainerDetail {
             container: Container {
-                id: status.id.clone(),
+                id: status.id.clone().into(),
                 // CRI does not return it here; the list has it.
-                sandbox_id: String::new(),
+                sandbox_id: SandboxId::default(),
                 pod: pod_ref(&status.labels),
                 name: metadata.name,
                 attempt: metadata.attempt,
@@ -349,7 +350,7 @@ impl Runtime for Cri {
                     .get(labels::CONTAINER_HASH)
                     .cloned()
                     .unwrap_or_default(),
-                self_fenced: labels::ending(&status.annotations),
+                self_fenced: labels::termination_mode(&status.annotations),
                 state: state(status.state, status.started_at, exit),
                 created_at: nanos(status.created_at),
                 image: status.image.as_ref().map(|i| i.image.clone()).unwrap_or_default(),
@@ -367,20 +368,20 @@ impl Runtime for Cri {
 
     async fn create_container(
         &self,
-        sandbox_id: &str,
+        sandbox_id: &SandboxId,
         config: &ContainerConfig,
         sandbox: &PodSandboxConfig,
-    ) -> Result<String> {
+    ) -> Result<ContainerId> {
         let request = v1::CreateContainerRequest {
             pod_sandbox_id: sandbox_id.into(),
             config: Some(config.clone()),
             sandbox_config: Some(sandbox.clone()),
         };
         let response = within(WRITE_TIMEOUT, self.runtime().create_container(request)).await?;
-        Ok(response.container_id)
+        Ok(response.container_id.into())
     }
 
-    async fn start_container(&self, id: &str) -> Result<()> {
+    async fn start_container(&self, id: &ContainerId) -> Result<()> {
         let request = v1::StartContainerRequest {
             container_id: id.into(),
         };
@@ -389,7 +390,7 @@ impl Runtime for Cri {
             .map(drop)
     }
 
-    async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
+    async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<()> {
         let request = v1::StopContainerRequest {
             container_id: id.into(),
             timeout: i64::try_from(grace.as_secs()).unwrap_or(i64::MAX),
@@ -404,7 +405,7 @@ impl Runtime for Cri {
         )
     }
 
-    async fn remove_container(&self, id: &str) -> Result<()> {
+    async fn remove_container(&self, id: &ContainerId) -> Result<()> {
         let request = v1::RemoveContainerRequest {
             container_id: id.into(),
         };
@@ -415,7 +416,11 @@ impl Runtime for Cri {
         )
     }
 
-    async fn update_container(&self, id: &str, resources: &v1::LinuxContainerResources) -> Result<()> {
+    async fn update_container(
+        &self,
+        id: &ContainerId,
+        resources: &v1::LinuxContainerResources,
+    ) -> Result<()> {
         let request = v1::UpdateContainerResourcesRequest {
             container_id: id.into(),
             linux: Some(resources.clone()),
@@ -426,7 +431,12 @@ impl Runtime for Cri {
             .map(drop)
     }
 
-    async fn exec(&self, id: &str, command: &[String], timeout: Option<Duration>) -> Result<ExecOutput> {
+    async fn exec(
+        &self,
+        id: &ContainerId,
+        command: &[String],
+        timeout: Option<Duration>,
+    ) -> Result<ExecOutput> {
         let request = v1::ExecSyncRequest {
             container_id: id.into(),
             cmd: command.to_vec(),
@@ -452,7 +462,7 @@ impl Runtime for Cri {
             Some(Usage {
                 pod: pod_ref(&attributes.labels),
                 name: attributes.metadata.map(|m| m.name).unwrap_or_default(),
-                container_id: attributes.id,
+                container_id: attributes.id.into(),
                 at: nanos(cpu.timestamp),
                 cpu_nanoseconds: cpu.usage_core_nano_seconds.map_or(0, |v| v.value),
                 memory_working_set_bytes: s.memory.and_then(|m| m.working_set_bytes).map_or(0, |v| v.value),
@@ -463,7 +473,7 @@ impl Runtime for Cri {
         Ok(response.stats.into_iter().filter_map(usage).collect())
     }
 
-    async fn exec_url(&self, container_id: &str, options: &ExecOptions) -> Result<String> {
+    async fn exec_url(&self, container_id: &ContainerId, options: &ExecOptions) -> Result<String> {
         let request = v1::ExecRequest {
             container_id: container_id.into(),
             cmd: options.command.clone(),
@@ -475,7 +485,7 @@ impl Runtime for Cri {
         Ok(within(READ_TIMEOUT, self.runtime().exec(request)).await?.url)
     }
 
-    async fn attach_url(&self, container_id: &str, options: &ExecOptions) -> Result<String> {
+    async fn attach_url(&self, container_id: &ContainerId, options: &ExecOptions) -> Result<String> {
         let request = v1::AttachRequest {
             container_id: container_id.into(),
             tty: options.tty,
@@ -486,7 +496,7 @@ impl Runtime for Cri {
         Ok(within(READ_TIMEOUT, self.runtime().attach(request)).await?.url)
     }
 
-    async fn port_forward_url(&self, sandbox_id: &str, ports: &[i32]) -> Result<String> {
+    async fn port_forward_url(&self, sandbox_id: &SandboxId, ports: &[i32]) -> Result<String> {
         let request = v1::PortForwardRequest {
             pod_sandbox_id: sandbox_id.into(),
             port: ports.to_vec(),
@@ -496,7 +506,7 @@ impl Runtime for Cri {
             .url)
     }
 
-    async fn reopen_log(&self, container_id: &str) -> Result<()> {
+    async fn reopen_log(&self, container_id: &ContainerId) -> Result<()> {
         let request = v1::ReopenContainerLogRequest {
             container_id: container_id.into(),
         };

@@ -97,20 +97,20 @@ impl RecentExits {
     }
 
     /// CRI's record of this container's exit, completed from the events if CRI missed it.
-    pub(super) fn complete(&self, id: &str, said: Exit) -> Exit {
-        if (said.code, said.reason.as_str()) != UNSEEN {
-            return said;
+    pub(super) fn complete(&self, id: &str, reported: Exit) -> Exit {
+        if (reported.code, reported.reason.as_str()) != UNSEEN {
+            return reported;
         }
         let exits = self.0.lock();
         let Some(exit) = exits.iter().rev().find(|exit| exit.id == id) else {
-            return said;
+            return reported;
         };
         Exit {
             code: exit.code,
             // As containerd names them.
             reason: if exit.code == 0 { "Completed" } else { "Error" }.into(),
-            finished_at: exit.at.or(said.finished_at),
-            ..said
+            finished_at: exit.at.or(reported.finished_at),
+            ..reported
         }
     }
 }
@@ -187,12 +187,12 @@ mod tests {
         let exits = RecentExits::default();
         assert_eq!(exit(envelope("k8s.io", "exec-7"), &exits), None);
         assert_eq!(exit(envelope("moby", "c1"), &exits), None);
-        let said = |code, reason: &str| Exit {
+        let reported = |code, reason: &str| Exit {
             code,
             reason: reason.into(),
             ..Exit::default()
         };
-        let unseen = said(255, "Unknown");
+        let unseen = reported(255, "Unknown");
         assert_eq!(
             exits.complete("c1", unseen.clone()),
             unseen,
@@ -203,7 +203,11 @@ mod tests {
         assert_eq!(completed.finished_at, Timestamp::new(5, 6).ok());
         assert_eq!((completed.code, completed.reason.as_str()), (3, "Error"));
         assert_eq!(exits.complete("c2", unseen.clone()), unseen);
-        for seen in [said(0, "Completed"), said(255, "Error"), said(137, "OOMKilled")] {
+        for seen in [
+            reported(0, "Completed"),
+            reported(255, "Error"),
+            reported(137, "OOMKilled"),
+        ] {
             assert_eq!(exits.complete("c1", seen.clone()), seen, "CRI saw it");
         }
     }

@@ -13,6 +13,7 @@ use futures::stream::BoxStream;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_client::Clock;
+use knarr_kubelet::ids::{ContainerId, SandboxId};
 use knarr_kubelet::runtime::{Container, ContainerState, Exit, PodRef, Sandbox};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
@@ -79,13 +80,13 @@ struct State {
     made: u64,
     /// The second number of pods' addresses; the last two count.
     subnet: u8,
-    sandboxes: BTreeMap<String, Sandbox>,
+    sandboxes: BTreeMap<SandboxId, Sandbox>,
     /// Those that wait for their addresses.
-    made_now: BTreeMap<String, Sandbox>,
+    made_now: BTreeMap<SandboxId, Sandbox>,
     network: Option<Arc<dyn PodNetwork>>,
     /// Counts reboots: a sandbox under way does not outlive one.
     boots: u64,
-    containers: BTreeMap<String, Record>,
+    containers: BTreeMap<ContainerId, Record>,
     images: BTreeSet<String>,
     listeners: Vec<mpsc::UnboundedSender<RuntimeEvent>>,
     /// By container name; the others obey.
@@ -94,7 +95,7 @@ struct State {
     /// Every start there ever was: container id and name with its pod's uid.
     starts: Vec<(String, String)>,
     down: bool,
-    /// Incremented when it goes down: calls in flight then do not return an answer.
+    /// Incremented when the runtime stops: calls in flight fail then.
     outages: u64,
 }
 
@@ -169,7 +170,7 @@ impl FakeRuntime {
         let mut state = self.state.lock();
         state.boots += 1;
         state.made_now.clear();
-        let ids: Vec<String> = state.containers.keys().cloned().collect();
+        let ids: Vec<ContainerId> = state.containers.keys().cloned().collect();
         for id in ids {
             state.exit(&id, 255, End::ByItself, now);
         }
@@ -196,7 +197,7 @@ impl FakeRuntime {
     }
 
     /// The ids of the sandboxes that are ready.
-    pub fn ready_sandboxes(&self) -> Vec<String> {
+    pub fn ready_sandboxes(&self) -> Vec<SandboxId> {
         let state = self.state.lock();
         let ready = state.sandboxes.values().filter(|s| s.ready);
         ready.map(|s| s.id.clone()).collect()
@@ -224,7 +225,7 @@ impl FakeRuntime {
     }
 
     /// What runs: container ids with `<pod uid>/<container name>`.
-    pub fn running(&self) -> Vec<(String, String)> {
+    pub fn running(&self) -> Vec<(ContainerId, String)> {
         let state = self.state.lock();
         let running = state.containers.values().filter(|r| is_running(&r.container));
         running
@@ -314,7 +315,7 @@ impl State {
 fn pod_ref(labels_of: &std::collections::HashMap<String, String>) -> PodRef {
     let get = |key| labels_of.get(key).cloned().unwrap_or_default();
     PodRef {
-        uid: get(labels::POD_UID),
+        uid: get(labels::POD_UID).into(),
         namespace: get(labels::POD_NAMESPACE),
         name: get(labels::POD_NAME),
     }
@@ -359,7 +360,7 @@ impl Runtime for FakeRuntime {
         self.up().map(|state| state.sandboxes.values().cloned().collect())
     }
 
-    async fn sandbox(&self, id: &str) -> Result<SandboxDetail> {
+    async fn sandbox(&self, id: &SandboxId) -> Result<SandboxDetail> {
         let state = self.up()?;
         let sandbox = state.sandboxes.get(id).cloned();
         Ok(SandboxDetail {
@@ -369,7 +370,7 @@ impl Runtime for FakeRuntime {
         })
     }
 
-    async fn run_sandbox(&self, config: &PodSandboxConfig, _: &str) -> Result<String> {
+    async fn run_sandbox(&self, config: &PodSandboxConfig, _: &str) -> Result<SandboxId> {
         let (mut sandbox, network, boots) = {
             let mut state = self.up()?;
             let pod = pod_ref(&config.labels);
@@ -378,7 +379,7 @@ impl Runtime for FakeRuntime {
             if let Some(same) = all.find(|s| s.pod.uid == pod.uid && s.attempt == attempt) {
                 return Err(reserved("sandbox", &format!("{}_{attempt}", pod.name), &same.id));
             }
-            let id = state.id("sandbox");
+            let id = SandboxId::from(state.id("sandbox"));
             let number = state.made;
             let sandbox = Sandbox {
                 id: id.clone(),
@@ -420,11 +421,14 @@ impl Runtime for FakeRuntime {
         Err(failed)
     }
 
-    async fn stop_sandbox(&self, id: &str) -> Result<()> {
+    async fn stop_sandbox(&self, id: &SandboxId) -> Result<()> {
         let now = self.clock.now();
         let network = {
             let mut state = self.up()?;
-            let inside = state.containers.values().filter(|r| r.container.sandbox_id == id);
+            let inside = state
+                .containers
+                .values()
+                .filter(|r| r.container.sandbox_id == *id);
             for container in inside.map(|r| r.container.id.clone()).collect::<Vec<_>>() {
                 state.exit(&container, 137, End::Killed, now);
             }
@@ -444,11 +448,11 @@ impl Runtime for FakeRuntime {
         Ok(())
     }
 
-    async fn remove_sandbox(&self, id: &str) -> Result<()> {
+    async fn remove_sandbox(&self, id: &SandboxId) -> Result<()> {
         self.stop_sandbox(id).await?;
         let mut state = self.up()?;
         state.sandboxes.remove(id);
-        state.containers.retain(|_, r| r.container.sandbox_id != id);
+        state.containers.retain(|_, r| r.container.sandbox_id != *id);
         Ok(())
     }
 
@@ -457,7 +461,7 @@ impl Runtime for FakeRuntime {
         Ok(state.containers.values().map(|r| r.container.clone()).collect())
     }
 
-    async fn container(&self, id: &str) -> Result<ContainerDetail> {
+    async fn container(&self, id: &ContainerId) -> Result<ContainerDetail> {
         let state = self.up()?;
         let record = state.containers.get(id);
         let record = record.ok_or_else(|| RuntimeError::not_found("container", id))?;
@@ -471,10 +475,10 @@ impl Runtime for FakeRuntime {
 
     async fn create_container(
         &self,
-        sandbox_id: &str,
+        sandbox_id: &SandboxId,
         config: &ContainerConfig,
         sandbox: &PodSandboxConfig,
-    ) -> Result<String> {
+    ) -> Result<ContainerId> {
         let mut state = self.up()?;
         if !state.sandboxes.get(sandbox_id).is_some_and(|s| s.ready) {
             return Err(RuntimeError::not_found("sandbox", sandbox_id));
@@ -490,7 +494,7 @@ impl Runtime for FakeRuntime {
             let name = format!("{}_{}_{}", metadata.name, pod.name, metadata.attempt);
             return Err(reserved("container", &name, &same.id));
         }
-        let id = state.id("container");
+        let id = ContainerId::from(state.id("container"));
         let image = config.image.clone().unwrap_or_default().image;
         let stop_behavior = state.stop_behavior.get(&metadata.name).copied();
         let hash = config.annotations.get(labels::CONTAINER_HASH).cloned();
@@ -498,12 +502,12 @@ impl Runtime for FakeRuntime {
             config: config.clone(),
             container: Container {
                 id: id.clone(),
-                sandbox_id: sandbox_id.into(),
+                sandbox_id: sandbox_id.clone(),
                 pod,
                 name: metadata.name,
                 attempt: metadata.attempt,
                 hash: hash.unwrap_or_default(),
-                self_fenced: labels::ending(&config.annotations),
+                self_fenced: labels::termination_mode(&config.annotations),
                 state: ContainerState::Created,
                 created_at: self.clock.now(),
                 image_id: image.clone(),
@@ -517,7 +521,7 @@ impl Runtime for FakeRuntime {
         Ok(id)
     }
 
-    async fn start_container(&self, id: &str) -> Result<()> {
+    async fn start_container(&self, id: &ContainerId) -> Result<()> {
         let now = self.clock.now();
         let mut state = self.up()?;
         let record = state.containers.get_mut(id);
@@ -552,7 +556,7 @@ impl Runtime for FakeRuntime {
         Ok(())
     }
 
-    async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
+    async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<()> {
         let (ended, stop_behavior, outages) = {
             let state = self.up()?;
             match state.containers.get(id) {
@@ -571,7 +575,7 @@ impl Runtime for FakeRuntime {
         ended.as_mut().enable();
         self.send_term(id, stop_behavior);
         if timeout(grace, ended).await.is_err() {
-            // The caller that would have sent KILL was cancelled, if the runtime went down meanwhile.
+            // The caller that would have sent KILL was cancelled, if the runtime has stopped meanwhile.
             if self.up()?.outages != outages {
                 return Err(RuntimeError::new("Unavailable", "connection reset"));
             }
@@ -580,7 +584,7 @@ impl Runtime for FakeRuntime {
         Ok(())
     }
 
-    async fn remove_container(&self, id: &str) -> Result<()> {
+    async fn remove_container(&self, id: &ContainerId) -> Result<()> {
         let now = self.clock.now();
         let mut state = self.up()?;
         state.exit(id, 137, End::Killed, now);
@@ -588,7 +592,7 @@ impl Runtime for FakeRuntime {
         Ok(())
     }
 
-    async fn exec(&self, id: &str, _: &[String], _: Option<Duration>) -> Result<ExecOutput> {
+    async fn exec(&self, id: &ContainerId, _: &[String], _: Option<Duration>) -> Result<ExecOutput> {
         let state = self.up()?;
         match state.containers.get(id) {
             Some(record) if is_running(&record.container) => Ok(ExecOutput::default()),
@@ -600,26 +604,30 @@ impl Runtime for FakeRuntime {
         self.up().map(|_| Vec::new())
     }
 
-    async fn exec_url(&self, _: &str, _: &ExecOptions) -> Result<String> {
+    async fn exec_url(&self, _: &ContainerId, _: &ExecOptions) -> Result<String> {
         unsupported("stream server")
     }
 
-    async fn attach_url(&self, _: &str, _: &ExecOptions) -> Result<String> {
+    async fn attach_url(&self, _: &ContainerId, _: &ExecOptions) -> Result<String> {
         unsupported("stream server")
     }
 
-    async fn port_forward_url(&self, _: &str, _: &[i32]) -> Result<String> {
+    async fn port_forward_url(&self, _: &SandboxId, _: &[i32]) -> Result<String> {
         unsupported("stream server")
     }
 
-    async fn update_container(&self, id: &str, _: &k8s_cri::v1::LinuxContainerResources) -> Result<()> {
+    async fn update_container(
+        &self,
+        id: &ContainerId,
+        _: &k8s_cri::v1::LinuxContainerResources,
+    ) -> Result<()> {
         match self.up()?.containers.contains_key(id) {
             true => Ok(()),
             false => Err(RuntimeError::not_found("container", id)),
         }
     }
 
-    async fn reopen_log(&self, _: &str) -> Result<()> {
+    async fn reopen_log(&self, _: &ContainerId) -> Result<()> {
         self.up().map(drop)
     }
 

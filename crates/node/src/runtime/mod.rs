@@ -5,6 +5,7 @@
 
 pub mod cri;
 pub mod events;
+#[cfg(any(test, feature = "fake"))]
 pub mod fake;
 
 use std::time::Duration;
@@ -14,6 +15,7 @@ use futures::stream::BoxStream;
 use k8s_cri::v1;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_kubelet::ids::{ContainerId, SandboxId};
 use knarr_kubelet::runtime::{Container, Exit, PodRef, Sandbox};
 
 pub use v1::{AuthConfig, ContainerConfig, LinuxContainerResources, PodSandboxConfig};
@@ -126,7 +128,7 @@ pub struct ExecOptions {
 /// CPU and memory of one container, as of `at`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    pub container_id: String,
+    pub container_id: ContainerId,
     pub pod: PodRef,
     pub name: String,
     pub at: Timestamp,
@@ -155,38 +157,44 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// Without addresses: [`Runtime::sandbox`] knows them.
     async fn sandboxes(&self) -> Result<Vec<Sandbox>>;
-    async fn sandbox(&self, id: &str) -> Result<SandboxDetail>;
-    async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String>;
+    async fn sandbox(&self, id: &SandboxId) -> Result<SandboxDetail>;
+    async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<SandboxId>;
     /// Terminates every process in it and releases its network.
-    async fn stop_sandbox(&self, id: &str) -> Result<()>;
-    async fn remove_sandbox(&self, id: &str) -> Result<()>;
+    async fn stop_sandbox(&self, id: &SandboxId) -> Result<()>;
+    async fn remove_sandbox(&self, id: &SandboxId) -> Result<()>;
 
     /// Exited containers carry no [`Exit`] detail here: [`Runtime::container`] knows it.
     async fn containers(&self) -> Result<Vec<Container>>;
-    async fn container(&self, id: &str) -> Result<ContainerDetail>;
+    async fn container(&self, id: &ContainerId) -> Result<ContainerDetail>;
     async fn create_container(
         &self,
-        sandbox_id: &str,
+        sandbox_id: &SandboxId,
         config: &ContainerConfig,
         sandbox: &PodSandboxConfig,
-    ) -> Result<String>;
-    async fn start_container(&self, id: &str) -> Result<()>;
+    ) -> Result<ContainerId>;
+    async fn start_container(&self, id: &ContainerId) -> Result<()>;
     /// Returns when its processes have exited: TERM (or the image's signal), and KILL after `grace`. A second call with
     /// a shorter grace brings the KILL forward.
-    async fn stop_container(&self, id: &str, grace: Duration) -> Result<()>;
-    async fn remove_container(&self, id: &str) -> Result<()>;
+    async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<()>;
+    async fn remove_container(&self, id: &ContainerId) -> Result<()>;
     /// Gives a running container other resources.
-    async fn update_container(&self, id: &str, resources: &v1::LinuxContainerResources) -> Result<()>;
-    async fn exec(&self, id: &str, command: &[String], timeout: Option<Duration>) -> Result<ExecOutput>;
+    async fn update_container(&self, id: &ContainerId, resources: &v1::LinuxContainerResources)
+    -> Result<()>;
+    async fn exec(
+        &self,
+        id: &ContainerId,
+        command: &[String],
+        timeout: Option<Duration>,
+    ) -> Result<ExecOutput>;
     async fn usage(&self) -> Result<Vec<Usage>>;
 
     /// Where the runtime's stream server waits for this command (`http://127.0.0.1:port/exec/token`).
-    async fn exec_url(&self, container_id: &str, options: &ExecOptions) -> Result<String>;
+    async fn exec_url(&self, container_id: &ContainerId, options: &ExecOptions) -> Result<String>;
     /// Likewise, for the container's own streams; `options.command` is ignored.
-    async fn attach_url(&self, container_id: &str, options: &ExecOptions) -> Result<String>;
-    async fn port_forward_url(&self, sandbox_id: &str, ports: &[i32]) -> Result<String>;
+    async fn attach_url(&self, container_id: &ContainerId, options: &ExecOptions) -> Result<String>;
+    async fn port_forward_url(&self, sandbox_id: &SandboxId, ports: &[i32]) -> Result<String>;
     /// After its log file was renamed.
-    async fn reopen_log(&self, container_id: &str) -> Result<()>;
+    async fn reopen_log(&self, container_id: &ContainerId) -> Result<()>;
 
     async fn images(&self) -> Result<Vec<Image>>;
     async fn image(&self, name: &str) -> Result<Option<Image>>;

@@ -1,11 +1,13 @@
 //! Metrics of the resource managers and device plugins, under the kubelet's names.
 
-use super::metrics::Text;
-use crate::containermanager::{Aligned, Histogram, Metrics};
+use knarr_client::metrics::MetricType::{COUNTER, GAUGE};
+use knarr_client::metrics::Samples;
+
+use crate::containermanager::{Aligned, Metrics};
 
 /// They follow the kubelet's other metrics at `/metrics`.
 pub(super) fn of(metrics: &Metrics) -> String {
-    let mut text = Text::default();
+    let mut samples = Samples::default();
     let counts = &metrics.counts;
     for (name, help, value) in [
         (
@@ -40,90 +42,75 @@ pub(super) fn of(metrics: &Metrics) -> String {
         ),
     ] {
         let name = format!("kubelet_{name}");
-        text.family(&name, "counter", &format!("[ALPHA] {help}"));
-        text.sample(&name, &[], value as f64, None);
+        samples.family(&name, COUNTER, help);
+        samples.add(&[], value as f64);
     }
     for (name, help, value) in [
         (
             "kubelet_cpu_manager_shared_pool_size_millicores",
-            "[ALPHA] The size of the shared CPU pool for non-guaranteed QoS pods, in millicores.",
+            "The size of the shared CPU pool for non-guaranteed QoS pods, in millicores.",
             metrics.shared_pool_millicores,
         ),
         (
             "kubelet_cpu_manager_exclusive_cpu_allocation_count",
-            "[ALPHA] The total number of CPUs exclusively allocated to containers running on this node",
+            "The total number of CPUs exclusively allocated to containers running on this node",
             metrics.exclusive_cpus,
         ),
     ] {
-        text.family(name, "gauge", help);
-        text.sample(name, &[], value as f64, None);
+        samples.family(name, GAUGE, help);
+        samples.add(&[], value as f64);
     }
     const BY_NODE: &str = "kubelet_cpu_manager_allocation_per_numa";
-    text.family(BY_NODE, "gauge", "[ALPHA] Number of CPUs allocated per NUMA node");
+    samples.family(BY_NODE, GAUGE, "Number of CPUs allocated per NUMA node");
     for (node, count) in &metrics.exclusive_by_numa_node {
-        text.sample(BY_NODE, &[("numa_node", &node.to_string())], *count as f64, None);
+        samples.add(&[("numa_node", &node.to_string())], *count as f64);
     }
     aligned(
-        &mut text,
+        &mut samples,
         "kubelet_container_aligned_compute_resources_count",
-        "[ALPHA] Cumulative number of aligned compute resources allocated to containers by alignment type.",
+        "Cumulative number of aligned compute resources allocated to containers by alignment type.",
         &counts.aligned,
     );
     aligned(
-        &mut text,
+        &mut samples,
         "kubelet_container_aligned_compute_resources_failure_count",
-        "[ALPHA] Cumulative number of failures to allocate aligned compute resources to containers by alignment type.",
+        "Cumulative number of failures to allocate aligned compute resources to containers by alignment type.",
         &counts.not_aligned,
     );
     const ADMISSION: &str = "kubelet_topology_manager_admission_duration_ms";
-    let help = "[ALPHA] Duration in milliseconds to serve a pod admission request.";
-    text.family(ADMISSION, "histogram", help);
-    histogram(&mut text, ADMISSION, None, &counts.admission_ms);
-    devices(&mut text, metrics);
-    text.done()
+    let help = "Duration in milliseconds to serve a pod admission request.";
+    samples.histograms(ADMISSION, help, [(&[][..], &counts.admission_ms)]);
+    devices(&mut samples, metrics);
+    samples.text()
 }
 
-fn aligned(text: &mut Text, name: &str, help: &str, counts: &Aligned) {
-    text.family(name, "counter", help);
+fn aligned(samples: &mut Samples, name: &str, help: &str, counts: &Aligned) {
+    samples.family(name, COUNTER, help);
     for ((scope, boundary), count) in counts {
-        text.sample(
-            name,
-            &[("scope", scope), ("boundary", boundary)],
-            *count as f64,
-            None,
-        );
+        samples.add(&[("scope", scope), ("boundary", boundary)], *count as f64);
     }
 }
 
-fn devices(text: &mut Text, metrics: &Metrics) {
+fn devices(samples: &mut Samples, metrics: &Metrics) {
     const REGISTRATIONS: &str = "kubelet_device_plugin_registration_total";
-    let help = "[ALPHA] Cumulative number of device plugin registrations. Broken down by resource name.";
-    text.family(REGISTRATIONS, "counter", help);
+    let help = "Cumulative number of device plugin registrations. Broken down by resource name.";
+    samples.family(REGISTRATIONS, COUNTER, help);
     for (resource, count) in &metrics.registrations {
-        text.sample(REGISTRATIONS, &[("resource_name", resource)], *count as f64, None);
+        samples.add(&[("resource_name", resource)], *count as f64);
     }
     const ALLOCATIONS: &str = "kubelet_device_plugin_alloc_duration_seconds";
-    let help = "[ALPHA] Duration in seconds to serve a device plugin Allocation request. Broken down by resource name.";
-    text.family(ALLOCATIONS, "histogram", help);
-    for (resource, durations) in &metrics.allocations {
-        histogram(text, ALLOCATIONS, Some(("resource_name", resource)), durations);
-    }
-}
-
-fn histogram(text: &mut Text, name: &str, label: Option<(&str, &str)>, of: &Histogram) {
-    let bucket = format!("{name}_bucket");
-    let buckets = of.buckets().map(|(bound, count)| (bound.to_string(), count));
-    for (bound, count) in buckets.chain([("+Inf".to_string(), of.count)]) {
-        let labels: Vec<(&str, &str)> = label.into_iter().chain([("le", bound.as_str())]).collect();
-        text.sample(&bucket, &labels, count as f64, None);
-    }
-    let labels: Vec<(&str, &str)> = label.into_iter().collect();
-    text.sample(&format!("{name}_sum"), &labels, of.sum, None);
-    text.sample(&format!("{name}_count"), &labels, of.count as f64, None);
+    let help =
+        "Duration in seconds to serve a device plugin Allocation request. Broken down by resource name.";
+    let of_resource = |(resource, durations)| ([("resource_name", String::as_str(resource))], durations);
+    let all: Vec<_> = metrics.allocations.iter().map(of_resource).collect();
+    let all = all.iter().map(|(labels, durations)| (&labels[..], *durations));
+    samples.histograms(ALLOCATIONS, help, all);
 }
 
 #[cfg(test)]
 mod tests {
+    use knarr_client::metrics::histogram;
+
     use super::*;
 
     #[test]
@@ -135,7 +122,7 @@ mod tests {
         metrics.shared_pool_millicores = 1000;
         metrics.exclusive_by_numa_node.insert(1, 4);
         metrics.registrations.insert("example.com/a".into(), 5);
-        let mut durations = Histogram::new(&[0.5, 1.0]);
+        let durations = histogram(&[0.5, 1.0]);
         durations.observe(0.7);
         metrics.allocations.insert("example.com/a".into(), durations);
         let text = of(&metrics);

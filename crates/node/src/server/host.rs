@@ -47,7 +47,7 @@ pub trait Containers: Send + Sync + 'static {
     async fn netns(&self, namespace: &str, pod: &str) -> Result<Option<PathBuf>>;
     async fn reopen_log(&self, id: &str) -> Result<()>;
     /// Resolves when the container does not run, and all it wrote is in its log.
-    async fn ended(&self, id: &str);
+    async fn exited(&self, id: &str);
 }
 
 /// [`Containers`] of a [`Runtime`].
@@ -63,7 +63,7 @@ const STATE_FOLLOWS: Duration = Duration::from_secs(5);
 impl RuntimeContainers {
     /// While the runtime is not reachable, its containers count as running.
     async fn is_running(&self, id: &str) -> bool {
-        match self.0.container(id).await {
+        match self.0.container(&id.into()).await {
             Ok(detail) => matches!(detail.container.state, ContainerState::Running { .. }),
             Err(error) => !error.is_not_found(),
         }
@@ -71,7 +71,7 @@ impl RuntimeContainers {
 }
 
 /// Whether no process of this id runs: there is none, or a zombie.
-fn has_ended(pid: u32) -> bool {
+fn has_exited(pid: u32) -> bool {
     let Ok(stat) = crate::host_fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return true;
     };
@@ -83,7 +83,7 @@ fn has_ended(pid: u32) -> bool {
 #[async_trait]
 impl Containers for RuntimeContainers {
     async fn container(&self, id: &str) -> Result<ContainerDetail> {
-        self.0.container(id).await
+        self.0.container(&id.into()).await
     }
 
     async fn find(&self, namespace: &str, pod: &str, container: &str) -> Result<ContainerDetail> {
@@ -97,18 +97,18 @@ impl Containers for RuntimeContainers {
     }
 
     async fn exec_url(&self, id: &str, options: &ExecOptions) -> Result<String> {
-        self.0.exec_url(id, options).await
+        self.0.exec_url(&id.into(), options).await
     }
 
     async fn attach_url(&self, id: &str, options: &ExecOptions) -> Result<String> {
         // The runtime learns of a process' exit a while after it. A client that attaches meanwhile would see nothing,
         // and a success; `kubectl run -i` reads the log when the server reports that the container has exited.
-        let detail = self.0.container(id).await?;
-        if detail.pid.is_some_and(has_ended) {
-            let words = "container is in CONTAINER_EXITED state";
-            return Err(RuntimeError::new("Unknown", words));
+        let detail = self.0.container(&id.into()).await?;
+        if detail.pid.is_some_and(has_exited) {
+            let message = "container is in CONTAINER_EXITED state";
+            return Err(RuntimeError::new("Unknown", message));
         }
-        self.0.attach_url(id, options).await
+        self.0.attach_url(&id.into(), options).await
     }
 
     async fn netns(&self, namespace: &str, pod: &str) -> Result<Option<PathBuf>> {
@@ -119,10 +119,10 @@ impl Containers for RuntimeContainers {
     }
 
     async fn reopen_log(&self, id: &str) -> Result<()> {
-        self.0.reopen_log(id).await
+        self.0.reopen_log(&id.into()).await
     }
 
-    async fn ended(&self, id: &str) {
+    async fn exited(&self, id: &str) {
         loop {
             // Subscribes before it checks, so that no exit is missed in between.
             let events = self.0.events().await;
@@ -148,12 +148,12 @@ impl Containers for RuntimeContainers {
                 tokio::time::sleep(POLL_INTERVAL).await;
                 continue;
             }
-            let said = async {
+            let wait_for_state = async {
                 while self.is_running(id).await {
                     tokio::time::sleep(POLL_INTERVAL).await;
                 }
             };
-            if tokio::time::timeout(STATE_FOLLOWS, said).await.is_ok() {
+            if tokio::time::timeout(STATE_FOLLOWS, wait_for_state).await.is_ok() {
                 return;
             }
         }
@@ -168,18 +168,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_zombie_process_has_ended() {
-        assert!(!has_ended(std::process::id()));
+    fn a_zombie_process_has_exited() {
+        assert!(!has_exited(std::process::id()));
         let mut child = Command::new("true").stdout(Stdio::piped()).spawn().unwrap();
         let mut pipe = child.stdout.take().unwrap();
         let begun = tokio::time::Instant::now();
         // Its end of the pipe closes when it exits; a moment later it is a zombie.
         pipe.read_to_end(&mut Vec::new()).unwrap();
-        while !has_ended(child.id()) {
+        while !has_exited(child.id()) {
             assert!(begun.elapsed() < Duration::from_secs(60));
             std::thread::yield_now();
         }
         child.wait().unwrap();
-        assert!(has_ended(child.id()));
+        assert!(has_exited(child.id()));
     }
 }

@@ -5,48 +5,11 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knarr_api::k8s_openapi;
+use knarr_client::metrics::MetricType::{self, COUNTER, GAUGE};
+use knarr_client::metrics::Samples;
 use knarr_kubelet::stats::{ContainerStats, FsStats, PodStats, Summary};
 
 use crate::probe::ProbeSeries;
-
-/// Prometheus' text format: a family's lines follow its help and type.
-#[derive(Default)]
-pub(super) struct Text(String);
-
-type Labels<'a> = &'a [(&'a str, &'a str)];
-
-impl Text {
-    pub fn family(&mut self, name: &str, kind: &str, help: &str) {
-        self.0 += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
-    }
-
-    pub fn sample(&mut self, name: &str, labels: Labels, value: f64, at: Option<&Time>) {
-        self.0 += name;
-        if !labels.is_empty() {
-            let labels: Vec<String> = labels
-                .iter()
-                .map(|(name, value)| format!("{name}=\"{}\"", escaped(value)))
-                .collect();
-            self.0 += &format!("{{{}}}", labels.join(","));
-        }
-        self.0 += &format!(" {value}");
-        if let Some(at) = at {
-            self.0 += &format!(" {}", at.0.as_millisecond());
-        }
-        self.0.push('\n');
-    }
-
-    pub fn done(self) -> String {
-        self.0
-    }
-}
-
-fn escaped(value: &str) -> String {
-    value
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n")
-}
 
 fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
@@ -61,37 +24,37 @@ type ValueOf<T> = fn(&T) -> Option<f64>;
 
 /// `/metrics/resource`: what metrics-server reads.
 pub(super) fn resource(summary: &Summary) -> String {
-    let mut text = Text::default();
+    let mut samples = Samples::default();
     let node = &summary.node;
     let at = node.cpu.as_ref().and_then(|c| c.time.as_ref());
-    let per_container: [(&str, &str, &str, ValueOf<ContainerStats>); 4] = [
+    let per_container: [(&str, MetricType, &str, ValueOf<ContainerStats>); 4] = [
         (
             "container_cpu_usage_seconds_total",
-            "counter",
-            "[STABLE] Cumulative cpu time consumed by the container in core-seconds",
+            COUNTER,
+            "Cumulative cpu time consumed by the container in core-seconds",
             |c| c.cpu.as_ref()?.usage_core_nano_seconds.map(seconds),
         ),
         (
             "container_memory_working_set_bytes",
-            "gauge",
-            "[STABLE] Current working set of the container in bytes",
+            GAUGE,
+            "Current working set of the container in bytes",
             |c| c.memory.as_ref()?.working_set_bytes.map(|n| n as f64),
         ),
         (
             "container_start_time_seconds",
-            "gauge",
-            "[STABLE] Start time of the container since unix epoch in seconds",
+            GAUGE,
+            "Start time of the container since unix epoch in seconds",
             |c| start(c.start_time.as_ref()),
         ),
         (
             "container_swap_usage_bytes",
-            "gauge",
-            "[ALPHA] Current amount of the container swap usage in bytes",
+            GAUGE,
+            "Current amount of the container swap usage in bytes",
             |c| c.swap.as_ref()?.swap_usage_bytes.map(|n| n as f64),
         ),
     ];
     for (name, kind, help, of) in per_container {
-        text.family(name, kind, help);
+        samples.family(name, kind, help);
         for pod in &summary.pods {
             for container in &pod.containers {
                 let Some(value) = of(container) else { continue };
@@ -101,15 +64,15 @@ pub(super) fn resource(summary: &Summary) -> String {
                     ("pod", &pod.pod_ref.name),
                 ];
                 let stamp = container.cpu.as_ref().and_then(|c| c.time.as_ref());
-                text.sample(name, &labels, value, stamp.filter(|_| !name.contains("start")));
+                samples.add_at(&labels, value, stamp.filter(|_| !name.contains("start")));
             }
         }
     }
     for (name, kind, help, value) in [
         (
             "node_cpu_usage_seconds_total",
-            "counter",
-            "[STABLE] Cumulative cpu time consumed by the node in core-seconds",
+            COUNTER,
+            "Cumulative cpu time consumed by the node in core-seconds",
             node.cpu
                 .as_ref()
                 .and_then(|c| c.usage_core_nano_seconds)
@@ -117,8 +80,8 @@ pub(super) fn resource(summary: &Summary) -> String {
         ),
         (
             "node_memory_working_set_bytes",
-            "gauge",
-            "[STABLE] Current working set of the node in bytes",
+            GAUGE,
+            "Current working set of the node in bytes",
             node.memory
                 .as_ref()
                 .and_then(|m| m.working_set_bytes)
@@ -126,8 +89,8 @@ pub(super) fn resource(summary: &Summary) -> String {
         ),
         (
             "node_swap_usage_bytes",
-            "gauge",
-            "[ALPHA] Current swap usage of the node in bytes. Reported only on non-windows systems",
+            GAUGE,
+            "Current swap usage of the node in bytes. Reported only on non-windows systems",
             node.swap
                 .as_ref()
                 .and_then(|s| s.swap_usage_bytes)
@@ -135,102 +98,97 @@ pub(super) fn resource(summary: &Summary) -> String {
         ),
     ] {
         if let Some(value) = value {
-            text.family(name, kind, help);
-            text.sample(name, &[], value, at);
+            samples.family(name, kind, help);
+            samples.add_at(&[], value, at);
         }
     }
-    let per_pod: [(&str, &str, &str, ValueOf<PodStats>); 3] = [
+    let per_pod: [(&str, MetricType, &str, ValueOf<PodStats>); 3] = [
         (
             "pod_cpu_usage_seconds_total",
-            "counter",
-            "[STABLE] Cumulative cpu time consumed by the pod in core-seconds",
+            COUNTER,
+            "Cumulative cpu time consumed by the pod in core-seconds",
             |p| p.cpu.as_ref()?.usage_core_nano_seconds.map(seconds),
         ),
         (
             "pod_memory_working_set_bytes",
-            "gauge",
-            "[STABLE] Current working set of the pod in bytes",
+            GAUGE,
+            "Current working set of the pod in bytes",
             |p| p.memory.as_ref()?.working_set_bytes.map(|n| n as f64),
         ),
         (
             "pod_swap_usage_bytes",
-            "gauge",
-            "[ALPHA] Current amount of the pod swap usage in bytes",
+            GAUGE,
+            "Current amount of the pod swap usage in bytes",
             |p| p.swap.as_ref()?.swap_usage_bytes.map(|n| n as f64),
         ),
     ];
     for (name, kind, help, of) in per_pod {
-        text.family(name, kind, help);
+        samples.family(name, kind, help);
         for pod in &summary.pods {
             let Some(value) = of(pod) else { continue };
             let labels = [
                 ("namespace", pod.pod_ref.namespace.as_str()),
                 ("pod", &pod.pod_ref.name),
             ];
-            text.sample(
-                name,
-                &labels,
-                value,
-                pod.cpu.as_ref().and_then(|c| c.time.as_ref()),
-            );
+            samples.add_at(&labels, value, pod.cpu.as_ref().and_then(|c| c.time.as_ref()));
         }
     }
-    text.family(
+    samples.family(
         "resource_scrape_error",
-        "gauge",
-        "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise",
+        GAUGE,
+        "1 if there was an error while getting container metrics, 0 otherwise",
     );
     let failed = node.memory.is_none();
-    text.sample("resource_scrape_error", &[], f64::from(u8::from(failed)), None);
-    text.done()
+    samples.add(&[], f64::from(u8::from(failed)));
+    samples.text()
 }
 
 /// `/metrics/cadvisor`: the most used names. An empty container label means the whole pod, as in cAdvisor.
 pub(super) fn cadvisor(summary: &Summary, cpus: usize) -> String {
-    let mut text = Text::default();
-    let per_container: [(&str, &str, &str, ValueOf<ContainerStats>); 7] = [
+    let mut samples = Samples::default();
+    let per_container: [(&str, MetricType, &str, ValueOf<ContainerStats>); 7] = [
         (
             "container_cpu_usage_seconds_total",
-            "counter",
+            COUNTER,
             "Cumulative cpu time consumed in seconds.",
             |c| c.cpu.as_ref()?.usage_core_nano_seconds.map(seconds),
         ),
         (
             "container_fs_usage_bytes",
-            "gauge",
+            GAUGE,
             "Number of bytes that are consumed by the container on this filesystem.",
             |c| c.rootfs.as_ref()?.used_bytes.map(|n| n as f64),
         ),
-        ("container_memory_rss", "gauge", "Size of RSS in bytes.", |c| {
+        ("container_memory_rss", GAUGE, "Size of RSS in bytes.", |c| {
             c.memory.as_ref()?.rss_bytes.map(|n| n as f64)
         }),
         (
             "container_memory_swap",
-            "gauge",
+            GAUGE,
             "Container swap usage in bytes.",
             |c| c.swap.as_ref()?.swap_usage_bytes.map(|n| n as f64),
         ),
         (
             "container_memory_usage_bytes",
-            "gauge",
+            GAUGE,
             "Current memory usage in bytes, including all memory regardless of when it was accessed",
             |c| c.memory.as_ref()?.usage_bytes.map(|n| n as f64),
         ),
         (
             "container_memory_working_set_bytes",
-            "gauge",
+            GAUGE,
             "Current working set in bytes.",
             |c| c.memory.as_ref()?.working_set_bytes.map(|n| n as f64),
         ),
         (
             "container_start_time_seconds",
-            "gauge",
+            GAUGE,
             "Start time of the container since unix epoch in seconds.",
             |c| start(c.start_time.as_ref()),
         ),
     ];
     for (name, kind, help, of) in per_container {
-        text.family(name, kind, help);
+        samples.family(name, kind, help);
         for pod in &summary.pods {
             let whole = ContainerStats {
                 cpu: pod.cpu.clone(),
@@ -250,13 +208,13 @@ pub(super) fn cadvisor(summary: &Summary, cpus: usize) -> String {
                     labels.insert(1, ("cpu", "total"));
                 }
                 let stamp = container.cpu.as_ref().and_then(|c| c.time.as_ref());
-                text.sample(name, &labels, value, stamp);
+                samples.add_at(&labels, value, stamp);
             }
         }
     }
-    text.family(
+    samples.family(
         "container_processes",
-        "gauge",
+        GAUGE,
         "Number of processes running inside the container.",
     );
     for pod in &summary.pods {
@@ -267,7 +225,7 @@ pub(super) fn cadvisor(summary: &Summary, cpus: usize) -> String {
             ("pod", &pod.pod_ref.name),
         ];
         if let Some(count) = count {
-            text.sample("container_processes", &labels, count as f64, None);
+            samples.add(&labels, count as f64);
         }
     }
     for (name, help, received) in [
@@ -282,7 +240,7 @@ pub(super) fn cadvisor(summary: &Summary, cpus: usize) -> String {
             false,
         ),
     ] {
-        text.family(name, "counter", help);
+        samples.family(name, COUNTER, help);
         for pod in &summary.pods {
             for interface in pod.network.iter().flat_map(|n| &n.interfaces) {
                 let bytes = if received {
@@ -296,72 +254,67 @@ pub(super) fn cadvisor(summary: &Summary, cpus: usize) -> String {
                     ("pod", &pod.pod_ref.name),
                 ];
                 if let Some(bytes) = bytes {
-                    text.sample(name, &labels, bytes as f64, None);
+                    samples.add(&labels, bytes as f64);
                 }
             }
         }
     }
-    text.family("machine_cpu_cores", "gauge", "Number of logical CPU cores.");
-    text.sample("machine_cpu_cores", &[], cpus as f64, None);
+    samples.family("machine_cpu_cores", GAUGE, "Number of logical CPU cores.");
+    samples.add(&[], cpus as f64);
     let memory = summary.node.memory.as_ref();
     let total = memory.and_then(|m| Some(m.available_bytes? + m.working_set_bytes?));
     if let Some(total) = total {
-        text.family(
+        samples.family(
             "machine_memory_bytes",
-            "gauge",
+            GAUGE,
             "Amount of memory installed on the machine.",
         );
-        text.sample("machine_memory_bytes", &[], total as f64, None);
+        samples.add(&[], total as f64);
     }
-    text.done()
+    samples.text_without_levels()
 }
 
 /// `/metrics`: the kubelet itself.
 pub(super) fn own(summary: &Summary, own: &KubeletProcess) -> String {
-    let mut text = Text::default();
-    text.family(
+    let mut samples = Samples::default();
+    samples.family(
         "kubelet_node_name",
-        "gauge",
-        "[ALPHA] The node's name. The count is always 1.",
+        GAUGE,
+        "The node's name. The count is always 1.",
     );
-    text.sample(
-        "kubelet_node_name",
-        &[("node", &summary.node.node_name)],
-        1.0,
-        None,
-    );
-    text.family(
+    samples.add(&[("node", &summary.node.node_name)], 1.0);
+    samples.family(
         "kubelet_running_containers",
-        "gauge",
-        "[ALPHA] Number of containers currently running",
+        GAUGE,
+        "Number of containers currently running",
     );
     let running: usize = summary.pods.iter().map(|p| p.containers.len()).sum();
     let labels = [("container_state", "running")];
-    text.sample("kubelet_running_containers", &labels, running as f64, None);
-    text.family(
+    samples.add(&labels, running as f64);
+    samples.family(
         "kubelet_running_pods",
-        "gauge",
-        "[ALPHA] Number of pods that have a running pod sandbox",
+        GAUGE,
+        "Number of pods that have a running pod sandbox",
     );
-    text.sample("kubelet_running_pods", &[], summary.pods.len() as f64, None);
-    claimed_volumes(&mut text, summary);
-    text.family(
+    samples.add(&[], summary.pods.len() as f64);
+    claimed_volumes(&mut samples, summary);
+    samples.family(
         "process_cpu_seconds_total",
-        "counter",
+        COUNTER,
         "Total user and system CPU time spent in seconds.",
     );
-    text.sample("process_cpu_seconds_total", &[], own.cpu_seconds, None);
-    text.family(
+    samples.add(&[], own.cpu_seconds);
+    samples.family(
         "process_resident_memory_bytes",
-        "gauge",
+        GAUGE,
         "Resident memory size in bytes.",
     );
-    text.sample("process_resident_memory_bytes", &[], own.resident_bytes, None);
-    text.done()
+    samples.add(&[], own.resident_bytes);
+    samples.text()
 }
 
 /// How full claimed volumes are.
-fn claimed_volumes(text: &mut Text, summary: &Summary) {
+fn claimed_volumes(samples: &mut Samples, summary: &Summary) {
     let stats: [(&str, &str, ValueOf<FsStats>); 6] = [
         (
             "available_bytes",
@@ -396,14 +349,14 @@ fn claimed_volumes(text: &mut Text, summary: &Summary) {
         .collect();
     for (name, help, of) in stats.iter().filter(|_| !claimed.is_empty()) {
         let name = format!("kubelet_volume_stats_{name}");
-        text.family(&name, "gauge", &format!("[ALPHA] {help}"));
+        samples.family(&name, GAUGE, help);
         for ((namespace, claim), fs) in &claimed {
             let labels = [
                 ("namespace", namespace.as_str()),
                 ("persistentvolumeclaim", claim.as_str()),
             ];
             if let Some(value) = of(fs) {
-                text.sample(&name, &labels, value, None);
+                samples.add(&labels, value);
             }
         }
     }
@@ -412,24 +365,24 @@ fn claimed_volumes(text: &mut Text, summary: &Summary) {
 /// `/metrics/probes`
 pub(super) fn probes(counts: &BTreeMap<ProbeSeries, u64>) -> String {
     const NAME: &str = "prober_probe_total";
-    let mut text = Text::default();
-    text.family(
+    let mut samples = Samples::default();
+    samples.family(
         NAME,
-        "counter",
-        "[BETA] Cumulative number of a liveness, readiness or startup probe for a container by result.",
+        COUNTER,
+        "Cumulative number of a liveness, readiness or startup probe for a container by result.",
     );
-    for (asked, count) in counts {
+    for (series, count) in counts {
         let labels = [
-            ("container", asked.container.as_str()),
-            ("namespace", &asked.namespace),
-            ("pod", &asked.pod),
-            ("pod_uid", &asked.pod_uid),
-            ("probe_type", asked.probe_type),
-            ("result", asked.result),
+            ("container", series.container.as_str()),
+            ("namespace", &series.namespace),
+            ("pod", &series.pod),
+            ("pod_uid", &series.pod_uid),
+            ("probe_type", series.probe_type),
+            ("result", series.result),
         ];
-        text.sample(NAME, &labels, *count as f64, None);
+        samples.add(&labels, *count as f64);
     }
-    text.done()
+    samples.text()
 }
 
 /// What this process uses.
@@ -539,6 +492,7 @@ mod tests {
     fn l13_resource_metrics_are_those_metrics_server_reads() {
         let text = resource(&summary());
         for line in [
+            "# HELP container_cpu_usage_seconds_total [STABLE] Cumulative cpu time consumed by the container in core-seconds",
             "# TYPE container_cpu_usage_seconds_total counter",
             "container_cpu_usage_seconds_total{container=\"a\\\"b\",namespace=\"ns\",pod=\"p\"} 1.5 1800000000000",
             "container_start_time_seconds{container=\"a\\\"b\",namespace=\"ns\",pod=\"p\"} 1800000000",
@@ -551,9 +505,10 @@ mod tests {
     }
 
     #[test]
-    fn l13_cadvisors_names_stand_for_containers_and_with_an_empty_container_for_pods() {
+    fn l13_metrics_have_cadvisors_names_for_containers_and_an_empty_container_for_pods() {
         let text = cadvisor(&summary(), 2);
         for line in [
+            "# HELP container_cpu_usage_seconds_total Cumulative cpu time consumed in seconds.",
             "container_cpu_usage_seconds_total{container=\"\",cpu=\"total\",namespace=\"ns\",pod=\"p\"} 1.5 1800000000000",
             "container_network_receive_bytes_total{interface=\"eth0\",namespace=\"ns\",pod=\"p\"} 7",
             "machine_cpu_cores 2",

@@ -30,6 +30,7 @@ use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_client::metrics::{CONTENT_TYPE as METRICS_TYPE, Registry};
 use knarr_client::{Conn, NodeDialer};
 use knarr_kubelet::stats::Summary;
 use serde_json::Value;
@@ -37,7 +38,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::task::TaskTracker;
 
 use crate::containermanager::ContainerManager;
-use crate::kubelet::NodeNetwork;
+use crate::kubelet::network::NodeNetwork;
 use crate::logs;
 use crate::probe::Counts;
 use crate::runtime::{ExecOptions, RuntimeError};
@@ -53,7 +54,6 @@ pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// The largest age of stats in an answer.
 const STATS_CACHE_AGE: Duration = Duration::from_secs(5);
 /// Pieces of a log that wait for a slow reader.
@@ -101,6 +101,8 @@ pub struct Server {
     probes: Arc<Counts>,
     container_manager: Option<Arc<ContainerManager>>,
     network: Option<Arc<dyn NodeNetwork>>,
+    /// Those of the kubelet's requests to the API server.
+    registry: Registry,
     streams: TaskTracker,
     /// What is left of [`STREAMS_MAX`].
     stream_permits: Arc<Semaphore>,
@@ -138,12 +140,12 @@ impl EnabledHandlers {
                 | Target::NodeLogs(_)
         );
         if debugging && !self.debugging {
-            let words = "Debug endpoints are disabled.";
-            return Err(HttpError::new(StatusCode::METHOD_NOT_ALLOWED, words));
+            let message = "Debug endpoints are disabled.";
+            return Err(HttpError::new(StatusCode::METHOD_NOT_ALLOWED, message));
         }
         if matches!(target, Target::NodeLogs(_)) && !self.system_logs {
-            let words = "logs endpoint is disabled.";
-            return Err(HttpError::new(StatusCode::METHOD_NOT_ALLOWED, words));
+            let message = "logs endpoint is disabled.";
+            return Err(HttpError::new(StatusCode::METHOD_NOT_ALLOWED, message));
         }
         Ok(())
     }
@@ -210,8 +212,8 @@ fn text(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
 }
 
 /// A request that the authorizer rejected. An unauthenticated client's connection is closed.
-fn rejected(code: StatusCode, words: impl Into<Bytes>) -> Response<Body> {
-    let mut response = text(code, words);
+fn rejected(code: StatusCode, message: impl Into<Bytes>) -> Response<Body> {
+    let mut response = text(code, message);
     if code != StatusCode::FORBIDDEN {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(CONNECTION, close);
@@ -247,6 +249,7 @@ impl Server {
             probes: Arc::default(),
             container_manager: None,
             network: None,
+            registry: Registry::default(),
             streams: TaskTracker::new(),
             stream_permits: Arc::new(Semaphore::new(STREAMS_MAX)),
             handlers: EnabledHandlers::default(),
@@ -289,6 +292,12 @@ impl Server {
         }
     }
 
+    /// With further metrics of the kubelet's process.
+    #[must_use]
+    pub fn with_metrics(self, registry: Registry) -> Self {
+        Server { registry, ..self }
+    }
+
     /// With the metrics of the network's agent.
     #[must_use]
     pub fn with_network(self, network: Arc<dyn NodeNetwork>) -> Self {
@@ -311,7 +320,7 @@ impl Server {
             let passed = tokio::time::timeout(GATE_TIMEOUT, passes).await;
             Ok::<_, Infallible>(match passed {
                 Ok(Ok(())) => self.answer(request).await,
-                Ok(Err((code, words))) => rejected(code, words),
+                Ok(Err((code, message))) => rejected(code, message),
                 Err(_) => rejected(StatusCode::SERVICE_UNAVAILABLE, "Authorization timed out"),
             })
         });
@@ -356,16 +365,16 @@ impl Server {
         tokio::time::timeout(REQUEST_TIMEOUT, self.dispatch(target, &query, request))
             .await
             .unwrap_or_else(|_| {
-                let words = "the request timed out";
-                Err(HttpError::new(StatusCode::GATEWAY_TIMEOUT, words))
+                let message = "the request timed out";
+                Err(HttpError::new(StatusCode::GATEWAY_TIMEOUT, message))
             })
     }
 
     /// A permit for a log or a stream, held as long as it lasts.
     fn stream_permit(&self) -> Result<OwnedSemaphorePermit, HttpError> {
         self.stream_permits.clone().try_acquire_owned().map_err(|_| {
-            let words = format!("{STREAMS_MAX} logs and streams are open on this node, which is the limit");
-            HttpError::new(StatusCode::TOO_MANY_REQUESTS, words)
+            let message = format!("{STREAMS_MAX} logs and streams are open on this node, which is the limit");
+            HttpError::new(StatusCode::TOO_MANY_REQUESTS, message)
         })
     }
 
@@ -398,7 +407,8 @@ impl Server {
                 let container_manager = container_manager
                     .map(|of| allocation_metrics::of(&of))
                     .unwrap_or_default();
-                self.metrics(|s| metrics::own(s, &metrics::KubeletProcess::read()) + &container_manager)
+                let more = container_manager + &self.registry.text();
+                self.metrics(|s| metrics::own(s, &metrics::KubeletProcess::read()) + &more)
                     .await
             }
             Target::ProbeMetrics => Ok(body(
@@ -444,9 +454,9 @@ impl Server {
         Ok(body(head, show(&measured.summary)))
     }
 
-    fn list_pods(&self, wanted: impl Fn(&Pod) -> bool) -> Result<Response<Body>, HttpError> {
+    fn list_pods(&self, desired: impl Fn(&Pod) -> bool) -> Result<Response<Body>, HttpError> {
         let pods = self.pods.list();
-        let items = pods.iter().filter(|pod| wanted(pod)).map(|pod| Pod::clone(pod));
+        let items = pods.iter().filter(|pod| desired(pod)).map(|pod| Pod::clone(pod));
         let items = items.collect();
         let list = List::<Pod> {
             items,
@@ -486,7 +496,7 @@ impl Server {
         let containers = self.containers.clone();
         self.streams.spawn(async move {
             let _permit = permit;
-            if let Err(error) = log.send(containers.ended(&id), out.clone()).await {
+            if let Err(error) = log.send(containers.exited(&id), out.clone()).await {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     container = id,

@@ -22,18 +22,20 @@ pub(super) async fn serve(path: &str) -> Result<Response<Body>, HttpError> {
 }
 
 async fn serve_from(root: &Path, path: &str) -> Result<Response<Body>, HttpError> {
-    let wanted = below(root, path)?;
-    let gone = |_| HttpError::not_found("404 page not found");
-    let meta = crate::host_fs::nonblocking::metadata(&wanted)
+    let desired = below(root, path)?;
+    let not_found = |_| HttpError::not_found("404 page not found");
+    let meta = crate::host_fs::nonblocking::metadata(&desired)
         .await
-        .map_err(gone)?;
+        .map_err(not_found)?;
     if meta.is_dir() {
-        return directory(&wanted, path).await;
+        return directory(&desired, path).await;
     }
     if !meta.is_file() {
         return Err(HttpError::not_found("404 page not found"));
     }
-    let file = crate::host_fs::nonblocking::open(&wanted).await.map_err(gone)?;
+    let file = crate::host_fs::nonblocking::open(&desired)
+        .await
+        .map_err(not_found)?;
     let pieces = stream::unfold(file, |mut file| async move {
         let mut piece = vec![0; PIECE_BYTES];
         match file.read(&mut piece).await {

@@ -34,12 +34,27 @@ pub(super) fn has_tty(pod: &Pod, container: &str) -> bool {
     own.or_else(ephemeral).flatten().unwrap_or(false)
 }
 
-/// The id of the run whose log is requested, or why there is none.
-pub(super) fn logged_run(pod: &Pod, container: &str, previous: bool) -> Result<String, String> {
+/// Why there is no log, of the container in the pod; the client's error.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoLog {
+    #[error("{0} is not available")]
+    NotAvailable(String),
+    #[error("previous terminated {0} not found")]
+    NoPrevious(String),
+    #[error("{0} is waiting to start - no logs yet")]
+    NotStarted(String),
+    #[error("{0} is waiting to start: {1}")]
+    Waiting(String, String),
+    #[error("{0} is terminated")]
+    Terminated(String),
+}
+
+/// The id of the run whose log is requested.
+pub(super) fn logged_run(pod: &Pod, container: &str, previous: bool) -> Result<String, NoLog> {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let this = format!("container {container:?} in pod {name:?}");
     let Some(status) = status_of(pod, container) else {
-        return Err(format!("{this} is not available"));
+        return Err(NoLog::NotAvailable(this));
     };
     let last = status.last_state.as_ref().and_then(|s| s.terminated.as_ref());
     let last_run = last
@@ -48,14 +63,14 @@ pub(super) fn logged_run(pod: &Pod, container: &str, previous: bool) -> Result<S
     if previous {
         return match last_run {
             Some(id) => Ok(bare(id)),
-            None => Err(format!("previous terminated {this} not found")),
+            None => Err(NoLog::NoPrevious(this)),
         };
     }
     let state = status.state.clone().unwrap_or_default();
     if state.running.is_some() {
         return match status.container_id.as_deref().filter(|id| !id.is_empty()) {
             Some(id) => Ok(bare(id)),
-            None => Err(format!("{this} is waiting to start - no logs yet")),
+            None => Err(NoLog::NotStarted(this)),
         };
     }
     if let Some(terminated) = &state.terminated {
@@ -65,17 +80,17 @@ pub(super) fn logged_run(pod: &Pod, container: &str, previous: bool) -> Result<S
             .as_deref()
             .filter(|id| !id.is_empty())
             .or(last_run);
-        return run.map(bare).ok_or_else(|| format!("{this} is terminated"));
+        return run.map(bare).ok_or(NoLog::Terminated(this));
     }
     if last.is_some() {
-        return last_run.map(bare).ok_or_else(|| format!("{this} is terminated"));
+        return last_run.map(bare).ok_or(NoLog::Terminated(this));
     }
     let reason = state.waiting.and_then(|w| w.reason);
     Err(match reason.as_deref() {
-        Some("ErrImagePull") => format!("{this} is waiting to start: image can't be pulled"),
-        Some("ImagePullBackOff") => format!("{this} is waiting to start: trying and failing to pull image"),
-        Some(reason) => format!("{this} is waiting to start: {reason}"),
-        None => format!("{this} is waiting to start - no logs yet"),
+        Some("ErrImagePull") => NoLog::Waiting(this, "image can't be pulled".into()),
+        Some("ImagePullBackOff") => NoLog::Waiting(this, "trying and failing to pull image".into()),
+        Some(reason) => NoLog::Waiting(this, reason.into()),
+        None => NoLog::NotStarted(this),
     })
 }
 
@@ -118,7 +133,7 @@ mod tests {
     #[test]
     fn l13_logs_are_of_the_newest_run_there_was() {
         let running = json!({"running": {}});
-        let ended = |id: &str| json!({"terminated": {"exitCode": 0, "containerID": id}});
+        let terminated = |id: &str| json!({"terminated": {"exitCode": 0, "containerID": id}});
         let waiting = |reason: &str| json!({"waiting": {"reason": reason}});
         let none = json!({});
         for (state, last, previous, expected) in [
@@ -129,16 +144,16 @@ mod tests {
                 true,
                 Err("previous terminated container \"c\" in pod \"p\" not found"),
             ),
-            (&running, &ended("containerd://before"), true, Ok("before")),
-            (&ended("containerd://a"), &none, false, Ok("a")),
-            (&ended(""), &ended("b"), false, Ok("b")),
+            (&running, &terminated("containerd://before"), true, Ok("before")),
+            (&terminated("containerd://a"), &none, false, Ok("a")),
+            (&terminated(""), &terminated("b"), false, Ok("b")),
             (
-                &ended(""),
+                &terminated(""),
                 &none,
                 false,
                 Err("container \"c\" in pod \"p\" is terminated"),
             ),
-            (&waiting("CrashLoopBackOff"), &ended("b"), false, Ok("b")),
+            (&waiting("CrashLoopBackOff"), &terminated("b"), false, Ok("b")),
             (
                 &waiting("ContainerCreating"),
                 &none,
@@ -160,12 +175,13 @@ mod tests {
         ] {
             let found = logged_run(&pod(state.clone(), last.clone()), "c", previous);
             let expected = expected.map(str::to_string).map_err(str::to_string);
+            let found = found.map_err(|error| error.to_string());
             assert_eq!(found, expected, "{state} {last} {previous}");
         }
         let other = logged_run(&pod(running, none), "d", false);
         assert_eq!(
-            other,
-            Err("container \"d\" in pod \"p\" is not available".to_string())
+            other.unwrap_err().to_string(),
+            "container \"d\" in pod \"p\" is not available"
         );
     }
 

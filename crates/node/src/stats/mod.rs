@@ -21,11 +21,12 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use knarr_api::k8s_openapi;
 use knarr_api::time::seconds;
+use knarr_api::{Shared, k8s_openapi};
 use knarr_client::{Clock, Store, TokioClock};
-use knarr_kubelet::cgroup::{CgroupDriver, Group};
+use knarr_kubelet::cgroup::{CgroupDriver, CgroupName};
 use knarr_kubelet::eviction::Disks;
+use knarr_kubelet::ids::{ContainerId, SandboxId};
 use knarr_kubelet::runtime::{Container, ContainerState, Sandbox};
 use knarr_kubelet::stats::{
     ContainerStats, CpuStats, FsStats, IoStats, MemoryStats, NodeStats, RlimitStats, RuntimeStats, Summary,
@@ -89,7 +90,7 @@ struct State {
     latest: Option<(Timestamp, Arc<Measured>)>,
     memory: Previous,
     /// The first process of each sandbox.
-    pids: BTreeMap<String, Option<u32>>,
+    pids: BTreeMap<SandboxId, Option<u32>>,
     claimed: ClaimedVolumes,
 }
 
@@ -112,8 +113,8 @@ struct Rate {
 struct RuntimeState {
     sandboxes: Vec<Sandbox>,
     containers: Vec<Container>,
-    usage: BTreeMap<String, runtime::Usage>,
-    pids: BTreeMap<String, Option<u32>>,
+    usage: BTreeMap<ContainerId, runtime::Usage>,
+    pids: BTreeMap<SandboxId, Option<u32>>,
     image_fs: Option<ImageFs>,
     process: Option<u32>,
     /// Claimed volumes' filesystems, by the pod's uid and the volume's name.
@@ -164,7 +165,7 @@ impl HostMeter {
             }
             match self.runtime.sandbox(&sandbox.id).await {
                 Ok(detail) => drop(state.pids.insert(sandbox.id.clone(), detail.pid)),
-                Err(error) => debug!(sandbox = sandbox.id, %error, "its network is not measured"),
+                Err(error) => debug!(sandbox = %sandbox.id, %error, "its network is not measured"),
             }
         }
         Ok(RuntimeState {
@@ -198,7 +199,8 @@ impl Meter for HostMeter {
         };
         let mut memory = std::mem::take(&mut state.memory);
         let (parts, clock, measured_at) = (self.parts.clone(), self.steady, self.clock.now());
-        let pods: Vec<core::Pod> = self.pods.list("").iter().filter_map(|p| p.to_typed()).collect();
+        let pods = self.pods.list("").into_iter();
+        let pods: Vec<Shared<core::Pod>> = pods.filter_map(|pod| Shared::new(pod).ok()).collect();
         let work = move || {
             let measured = Measuring {
                 parts: &parts,
@@ -251,7 +253,7 @@ struct Measuring<'a> {
 }
 
 impl Measuring<'_> {
-    fn all(&mut self, pods: &[core::Pod]) -> Measured {
+    fn all(&mut self, pods: &[Shared<core::Pod>]) -> Measured {
         let node_fs = disk::filesystem(&self.parts.root_dir);
         let images = self.held.and_then(|h| h.image_fs.as_ref());
         let image_fs = images.and_then(|i| disk::filesystem(&i.path)).or(node_fs);
@@ -261,7 +263,7 @@ impl Measuring<'_> {
             split_container_fs: false,
         };
         let all = self.cgroups.usage("/");
-        let root = Group::root().path(self.parts.cgroup_driver);
+        let root = CgroupName::root().path(self.parts.cgroup_driver);
         let kubepods = self.cgroups.usage(&root);
         let mut system_containers = vec![ContainerStats {
             name: "pods".into(),

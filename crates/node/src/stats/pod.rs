@@ -3,9 +3,9 @@
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_api::time::seconds;
-use knarr_kubelet::cgroup::Group;
+use knarr_kubelet::cgroup::CgroupName;
 use knarr_kubelet::runtime::Container;
-use knarr_kubelet::static_pods::mirrored;
+use knarr_kubelet::static_pods::mirrored_hash;
 use knarr_kubelet::stats::{
     ContainerStats, FsStats, PodReference, PodStats, ProcessStats, PvcReference, VolumeStats,
 };
@@ -26,7 +26,7 @@ impl Measuring<'_> {
     ) -> Option<PodStats> {
         let api_uid = pod.metadata.uid.clone()?;
         // A mirror represents a static pod, which has another uid.
-        let of_static = mirrored(pod).map(|uid| {
+        let of_static = mirrored_hash(pod).map(|uid| {
             let mut pod = pod.clone();
             pod.metadata.uid = Some(uid.to_string());
             pod
@@ -74,7 +74,7 @@ impl Measuring<'_> {
         &mut self,
         pod: &core::Pod,
         container: &Container,
-        group: &Group,
+        group: &CgroupName,
         held: &RuntimeState,
         node_fs: Option<&Filesystem>,
         image_fs: Option<&Filesystem>,

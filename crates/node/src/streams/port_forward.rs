@@ -49,8 +49,37 @@ pub fn wants_ports_in_query(upgrade: &Upgrade) -> bool {
     matches!(upgrade, Upgrade::WebSocket { protocol, .. } if *protocol != Some(TUNNEL_PROTOCOL))
 }
 
+/// Why a query names no ports; the client's error.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PortsError {
+    #[error("query parameter \"port\" is required")]
+    None,
+    #[error(
+        "query parameter \"port\" names {count} ports, at most {} fit one connection",
+        MAX_PORTS
+    )]
+    TooMany { count: usize },
+    #[error("port {text:?} must be > 0")]
+    Zero { text: String },
+    #[error("unable to parse {text:?} as a port: {source}")]
+    Parse {
+        text: String,
+        source: std::num::ParseIntError,
+    },
+}
+
+/// Why a connection was not forwarded to its end; written to the client.
+#[derive(Debug, thiserror::Error)]
+#[error("error forwarding port {port} to pod {pod}, uid {uid}: {source}")]
+struct ForwardError {
+    port: u16,
+    pod: String,
+    uid: String,
+    source: std::io::Error,
+}
+
 /// The ports of a query: `port=80&port=90,91`.
-pub fn ports_of_query<'a>(values: impl IntoIterator<Item = &'a str>) -> Result<Vec<u16>, String> {
+pub fn ports_of_query<'a>(values: impl IntoIterator<Item = &'a str>) -> Result<Vec<u16>, PortsError> {
     let mut ports = Vec::new();
     for value in values {
         for port in value.split(',') {
@@ -58,22 +87,22 @@ pub fn ports_of_query<'a>(values: impl IntoIterator<Item = &'a str>) -> Result<V
         }
     }
     if ports.is_empty() {
-        return Err("query parameter \"port\" is required".into());
+        return Err(PortsError::None);
     }
     if ports.len() > MAX_PORTS {
-        return Err(format!(
-            "query parameter \"port\" names {} ports, at most {MAX_PORTS} fit one connection",
-            ports.len()
-        ));
+        return Err(PortsError::TooMany { count: ports.len() });
     }
     Ok(ports)
 }
 
-fn parse_port(text: &str) -> Result<u16, String> {
+fn parse_port(text: &str) -> Result<u16, PortsError> {
     match text.parse() {
-        Ok(0) => Err(format!("port {text:?} must be > 0")),
+        Ok(0) => Err(PortsError::Zero { text: text.into() }),
         Ok(port) => Ok(port),
-        Err(error) => Err(format!("unable to parse {text:?} as a port: {error}")),
+        Err(source) => Err(PortsError::Parse {
+            text: text.into(),
+            source,
+        }),
     }
 }
 
@@ -188,7 +217,7 @@ async fn forward_pair(mut data: Stream, mut error: Stream, port: u16, target: Ar
     if let Err(failed) = forward(&mut data, port, &target).await {
         tracing::debug!(error = %failed, "port-forward failed");
         // A client that has disconnected does not receive it.
-        let _ = error.write_all(failed.as_bytes()).await;
+        let _ = error.write_all(failed.to_string().as_bytes()).await;
         // A reset, instead of an end, reports a failure of this connection; others continue.
         data.reset(Reset::Cancel);
     }
@@ -200,12 +229,12 @@ async fn forward<S: AsyncRead + AsyncWrite + Unpin>(
     data: &mut S,
     port: u16,
     target: &Target,
-) -> Result<(), String> {
-    let failed = |error: std::io::Error| {
-        format!(
-            "error forwarding port {port} to pod {}, uid {}: {error}",
-            target.pod, target.uid
-        )
+) -> Result<(), ForwardError> {
+    let failed = |source: std::io::Error| ForwardError {
+        port,
+        pod: target.pod.clone(),
+        uid: target.uid.clone(),
+        source,
     };
     let mut socket = connect_loopback(target.netns.as_deref(), port)
         .await
@@ -246,7 +275,7 @@ where
             }
             if let Err(failed) = forward(&mut data, port, &target).await {
                 tracing::debug!(error = %failed, "port-forward failed");
-                let _ = error.write_all(failed.as_bytes()).await;
+                let _ = error.write_all(failed.to_string().as_bytes()).await;
             }
         });
     }
@@ -274,12 +303,9 @@ mod tests {
                 "unable to parse \"\" as a port: cannot parse integer from empty string",
             ),
         ] {
-            assert_eq!(ports_of_query([value]), Err(error.to_string()));
+            assert_eq!(ports_of_query([value]).unwrap_err().to_string(), error);
         }
-        assert_eq!(
-            ports_of_query([]),
-            Err("query parameter \"port\" is required".to_string())
-        );
+        assert_eq!(ports_of_query([]), Err(PortsError::None));
         assert!(ports_of_query(["1"; MAX_PORTS + 1]).is_err());
     }
 }

@@ -170,10 +170,10 @@ impl ClientStreams {
             base64: protocol.is_some_and(|p| p.contains("base64")),
             close_signal: protocol == Some("v5.channel.k8s.io"),
         };
-        let wanted = [(STDIN, options.stdin), (RESIZE, options.tty)];
-        let readable = wanted
+        let desired = [(STDIN, options.stdin), (RESIZE, options.tty)];
+        let readable = desired
             .into_iter()
-            .filter_map(|(channel, wanted)| wanted.then_some(channel));
+            .filter_map(|(channel, desired)| desired.then_some(channel));
         let mut channels = Channels::start(io, form, readable).await;
         let first = match options {
             Options { stdout: true, .. } => STDOUT,
@@ -208,7 +208,7 @@ impl ClientStreams {
         let resizes = options.tty && matches!(protocol, Some("v4.channel.k8s.io" | "v3.channel.k8s.io"));
         let mut missing = [true, options.stdin, options.stdout, options.stderr, resizes]
             .iter()
-            .filter(|wanted| **wanted)
+            .filter(|desired| **desired)
             .count();
         let (mut error, mut stdin, mut stdout, mut stderr, mut resize) = (None, None, None, None, None);
         let deadline = Instant::now() + STREAMS_TIMEOUT;
@@ -341,7 +341,7 @@ async fn read_status(error: &mut spdy::Stream, action: &str) -> Value {
         Ok(status) if status.is_object() => status,
         _ => match (text.is_empty(), read) {
             (true, Err(error)) => internal_error(action, &error),
-            (true, Ok(_)) => internal_error(action, &"the runtime ended without saying how"),
+            (true, Ok(_)) => internal_error(action, &"the runtime closed the stream without an exit status"),
             (false, _) => internal_error(action, &String::from_utf8_lossy(&text)),
         },
     }

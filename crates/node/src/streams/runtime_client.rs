@@ -99,8 +99,8 @@ impl RuntimeConnection {
     /// Opens the streams of `options`, in client-go's order.
     pub async fn streams(self, options: Options) -> Result<RuntimeStreams, RuntimeClientError> {
         let connection = self.0;
-        let open = async |wanted: bool, kind| -> Result<Option<Stream>, SpdyError> {
-            match wanted {
+        let open = async |desired: bool, kind| -> Result<Option<Stream>, SpdyError> {
+            match desired {
                 true => connection
                     .open(Headers::from_iter([("streamType", kind)]))
                     .await

@@ -9,8 +9,6 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{self, AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 
-use super::invalid;
-
 /// The longest target of a symbolic link; the kernel's limit.
 const LINK_BYTES: usize = 4096;
 
@@ -387,4 +385,8 @@ fn single(name: &OsStr) -> io::Result<&OsStr> {
         (Some(Component::Normal(only)), None) if only == name => Ok(name),
         _ => Err(invalid("not the name of a file in a directory")),
     }
+}
+
+pub(super) fn invalid(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what)
 }

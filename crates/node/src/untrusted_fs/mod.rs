@@ -47,7 +47,3 @@ pub fn check_kernel() -> io::Result<()> {
         other => other.map(drop),
     }
 }
-
-fn invalid(what: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, what)
-}

@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::fstat;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
 
-use super::{Dir, Kind, NewFile};
+use super::dir::{Dir, Kind, NewFile, invalid};
 
 /// Modes of the mount points of subPaths, as kubelet's.
 const DIRECTORY_MODE: u32 = 0o750;
@@ -19,14 +19,14 @@ const STACKED_MAX: usize = 64;
 /// already stays if it is the same; else it is replaced. Running containers keep what they have.
 pub fn bind(source: &OwnedFd, parent: &Path, name: &str) -> io::Result<()> {
     let directory = Dir::make(parent, DIRECTORY_MODE)?;
-    let wanted = fstat(source)?;
-    let kind = Kind::of(&wanted);
+    let desired = fstat(source)?;
+    let kind = Kind::of(&desired);
     if !matches!(kind, Kind::File | Kind::Directory | Kind::Socket | Kind::Other) {
-        return Err(super::invalid("a symbolic link cannot be mounted"));
+        return Err(invalid("a symbolic link cannot be mounted"));
     }
     if let Some(there) = directory.kind(name)? {
         let stat = directory.stat(name)?;
-        if (stat.st_dev, stat.st_ino) == (wanted.st_dev, wanted.st_ino) {
+        if (stat.st_dev, stat.st_ino) == (desired.st_dev, desired.st_ino) {
             return Ok(());
         }
         unmount_all_at(&parent.join(name))?;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::renameat_with;
 
-use super::{Dir, Entry, Kind};
+use super::dir::{Dir, Entry, Kind, invalid};
 
 /// Directories that are held open at a time. Deeper ones are moved up and removed from there.
 const DEPTH_MAX: usize = 32;
@@ -17,7 +17,7 @@ const BATCH: usize = 4096;
 /// Removes a path whose parents only root can change, with everything in it; nothing if it does not exist.
 pub fn remove(path: &Path) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(super::invalid("not the path of a directory"));
+        return Err(invalid("not the path of a directory"));
     };
     match Dir::open_named(parent) {
         Ok(parent) => remove_tree(&parent, name),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rustix::fs::Stat;
 
-use super::{Dir, Kind};
+use super::dir::{Dir, Kind, Links, invalid};
 
 /// What a tree takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Count {
 /// `None` if it is not there. What cannot be read counts nothing; other file systems mounted in it are not entered.
 pub fn usage(path: &Path) -> io::Result<Option<Usage>> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(super::invalid("not the path of a directory"));
+        return Err(invalid("not the path of a directory"));
     };
     let missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
     let found = Dir::open_named(parent).and_then(|parent| Ok((parent.stat(name)?, parent)));
@@ -55,7 +55,7 @@ pub fn usage(path: &Path) -> io::Result<Option<Usage>> {
     if Kind::of(&top) != Kind::Directory {
         return Ok(Some(count.usage));
     }
-    let mut open = match parent.open_dir(name, super::Links::Never) {
+    let mut open = match parent.open_dir(name, Links::Never) {
         Err(error) if missing(&error) => return Ok(None),
         other => vec![(other?, None)],
     };

@@ -7,8 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{self, AtFlags, CWD, Gid, Mode};
 use rustix::io::Errno;
 
-use super::dir::own_link;
-use super::{Dir, Kind, Links};
+use super::dir::{Dir, Kind, Links, invalid, own_link};
 
 /// Directories that are held open at a time. A volume that is deeper is an error: half a volume is not given away.
 const DEPTH_MAX: usize = 512;
@@ -51,7 +50,7 @@ pub fn set_ownership(top: &Dir, group: u32, grants: &dyn Fn(bool) -> u32) -> io:
             Err(error) if is_another(&error) => {}
             Err(error) => return Err(error),
             Ok(_) if open.len() == DEPTH_MAX => {
-                return Err(super::invalid("the volume's directories are too deep"));
+                return Err(invalid("the volume's directories are too deep"));
             }
             Ok(child) => open.push((child, None)),
         }

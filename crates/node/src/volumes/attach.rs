@@ -7,7 +7,10 @@
 //! kubelet knows; an attachment in use by this node, of which no pod here knows, is released then.
 //!
 //! Each pod that takes the volume into use writes the attachment, also where an earlier one still uses it: a release
-//! sent for that one without an answer may be in flight, and must fail when it arrives.
+//! sent for that one without an answer may be in flight, and must fail when it arrives. So does each kubelet, also where
+//! the one before it did, and only once others see that its node is alive. The attach-detach controller reads the
+//! attachment and then the node from the API server, and detaches by the attachment's resourceVersion from a node that
+//! is out of service: if that node came back in between, one of the two writes fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -16,14 +19,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::storage::v1::VolumeAttachment;
-use knarr_api::kinds::persistent_volume::{ATTACHED_POD, ATTACHER, Exclusive, IN_USE, USED_BY, unique_name};
+use knarr_api::kinds::node::OUT_OF_SERVICE;
+use knarr_api::kinds::persistent_volume::{
+    ATTACHED_POD, ATTACHER, ExclusiveAttachment, IN_USE, USED_BY, unique_name,
+};
 use knarr_api::{Error, Object, Shared, finalizer, k8s_openapi, registry};
 use knarr_client::{Api, ListOptions, TypedApi};
 use parking_lot::Mutex;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::POD_DIR_MODE;
+use super::layout::POD_DIR_MODE;
+use crate::kubelet::own_node::OwnNode;
 use crate::untrusted_fs::{Dir, NewFile};
 
 /// A volume's name is shorter than this.
@@ -36,16 +43,16 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What is waited for: the attachment of one volume.
 #[derive(Clone, Debug)]
-pub(super) struct WantedAttachment {
+pub(super) struct DesiredAttachment {
     pub attachment: String,
     /// The attacher: knarr, or a CSI driver's.
     pub attacher: String,
     pub one_pod: bool,
 }
 
-impl From<Exclusive> for WantedAttachment {
-    fn from(exclusive: Exclusive) -> Self {
-        WantedAttachment {
+impl From<ExclusiveAttachment> for DesiredAttachment {
+    fn from(exclusive: ExclusiveAttachment) -> Self {
+        DesiredAttachment {
             attachment: exclusive.attachment,
             attacher: ATTACHER.into(),
             one_pod: exclusive.one_pod,
@@ -60,14 +67,51 @@ struct AttachmentUsers {
     volume: String,
     /// Of pods.
     uids: BTreeSet<String>,
-    /// The last write that takes it into use did not succeed: it may have been done, or be done later.
+    /// The last write that takes it into use did not succeed, or was of a kubelet that has died: it may have been done,
+    /// or be done later.
     in_doubt: bool,
+}
+
+/// What a pod waits for before it may use a volume; shown to the user.
+#[derive(Debug, thiserror::Error)]
+pub enum HoldError {
+    #[error(
+        "volume {volume} is not used before this node has reported Ready, and while it has the taint {OUT_OF_SERVICE}"
+    )]
+    NodeNotSeen { volume: String },
+    #[error("volume {volume} is not attached to any node yet")]
+    Unattached { volume: String },
+    #[error("volume {volume} is not attached to this node yet")]
+    NotHere { volume: String },
+    #[error("cannot see whether volume {volume} is attached: {source}")]
+    Get { volume: String, source: Error },
+    #[error("volume {volume} is attached by {by}, expected {expected}")]
+    OtherAttacher {
+        volume: String,
+        by: String,
+        expected: String,
+    },
+    #[error("volume {volume} is attached to node {at}")]
+    OtherNode { volume: String, at: String },
+    #[error("volume {volume} is being detached")]
+    Detaching { volume: String },
+    #[error("volume {volume} is being attached")]
+    Attaching { volume: String },
+    /// The attacher has failed so far.
+    #[error("{message}")]
+    Attacher { message: String },
+    #[error("volume {volume} is for one pod, and another has it")]
+    OtherPod { volume: String },
+    #[error("cannot note that volume {volume} is in use: {source}")]
+    Mark { volume: String, source: std::io::Error },
+    #[error("cannot take volume {volume} into use: {source}")]
+    Update { volume: String, source: Error },
 }
 
 /// The attachments this node uses.
 pub(super) struct Attachments {
     api: Arc<dyn Api>,
-    node: String,
+    own_node: Arc<OwnNode>,
     root: PathBuf,
     /// By the attachment's name.
     used: Mutex<BTreeMap<String, AttachmentUsers>>,
@@ -77,14 +121,14 @@ pub(super) struct Attachments {
 
 impl Attachments {
     /// Restores the uses recorded in the pods' directories.
-    pub fn new(api: Arc<dyn Api>, node: String, root: PathBuf) -> Self {
+    pub fn new(api: Arc<dyn Api>, own_node: Arc<OwnNode>, root: PathBuf) -> Self {
         let used = recovered(&root).unwrap_or_else(|error| {
             warn!(%error, "cannot read which volumes pods use");
             BTreeMap::new()
         });
         Attachments {
             api,
-            node,
+            own_node,
             root,
             used: Mutex::new(used),
             change_lock: tokio::sync::Mutex::default(),
@@ -100,11 +144,11 @@ impl Attachments {
         &self,
         uid: &str,
         volume: &str,
-        wanted_attachment: &WantedAttachment,
-    ) -> Result<(), String> {
+        desired_attachment: &DesiredAttachment,
+    ) -> Result<(), HoldError> {
         let mut tries = 0;
         loop {
-            match self.try_hold(uid, volume, wanted_attachment).await {
+            match self.try_hold(uid, volume, desired_attachment).await {
                 Err(_) if tries < POLLS => tries += 1,
                 done => return done,
             }
@@ -116,28 +160,43 @@ impl Attachments {
         &self,
         uid: &str,
         volume: &str,
-        wanted_attachment: &WantedAttachment,
-    ) -> Result<(), String> {
-        let name = &wanted_attachment.attachment;
+        desired_attachment: &DesiredAttachment,
+    ) -> Result<(), HoldError> {
+        if !self.own_node.is_seen_alive() {
+            return Err(HoldError::NodeNotSeen {
+                volume: volume.into(),
+            });
+        }
+        let name = &desired_attachment.attachment;
         let _change = self.change_lock.lock().await;
         let attachment = self.api.get_as::<VolumeAttachment>("", name).await;
         let attachment = match attachment {
             Ok(attachment) => attachment,
             Err(error) if error.is_not_found() => {
-                return Err(format!("volume {volume} is not attached to any node yet"));
+                return Err(HoldError::Unattached {
+                    volume: volume.into(),
+                });
             }
             // It may not read what is not its own.
             Err(error) if error.is_forbidden() => {
-                return Err(format!("volume {volume} is not attached to this node yet"));
+                return Err(HoldError::NotHere {
+                    volume: volume.into(),
+                });
             }
-            Err(error) => return Err(format!("cannot see whether volume {volume} is attached: {error}")),
+            Err(source) => {
+                let volume = volume.into();
+                return Err(HoldError::Get { volume, source });
+            }
         };
-        if let Some(why) = self.conflict(&attachment, uid, volume, wanted_attachment) {
+        if let Some(why) = self.conflict(&attachment, uid, volume, desired_attachment) {
             return Err(why);
         }
         // First, so that a kubelet that dies in between knows what it may have used.
         let marked = mark(&self.marks(uid), name, volume);
-        marked.map_err(|e| format!("cannot note that volume {volume} is in use: {e}"))?;
+        marked.map_err(|source| HoldError::Mark {
+            volume: volume.into(),
+            source,
+        })?;
         // Before the write, too: one without an answer, or with a conflict because something between here and the API
         // sent it twice, may have been done all the same, and then this node has to release it.
         {
@@ -147,14 +206,16 @@ impl Attachments {
             users.uids.insert(uid.into());
             users.in_doubt = true;
         }
-        if !is_held(&attachment) || user(&attachment) != Some(uid) {
+        let used_by = format!("{uid} {}", self.own_node.kubelet_id());
+        if !is_held(&attachment) || user(&attachment) != Some(used_by.as_str()) {
             let mut held = (*attachment).clone();
-            finalizer::hold(&mut held.metadata, IN_USE);
+            finalizer::add(&mut held.metadata, IN_USE);
             let annotations = held.metadata.annotations.get_or_insert_default();
-            annotations.insert(USED_BY.into(), uid.into());
+            annotations.insert(USED_BY.into(), used_by);
             // With the resourceVersion that was read: it fails if the object has changed since.
-            if let Err(error) = self.api.update_as(held).await {
-                return Err(format!("cannot take volume {volume} into use: {error}"));
+            if let Err(source) = self.api.update_as(held).await {
+                let volume = volume.into();
+                return Err(HoldError::Update { volume, source });
             }
         }
         if let Some(users) = self.used.lock().get_mut(name) {
@@ -168,27 +229,32 @@ impl Attachments {
         attachment: &VolumeAttachment,
         uid: &str,
         volume: &str,
-        wanted_attachment: &WantedAttachment,
-    ) -> Option<String> {
+        desired_attachment: &DesiredAttachment,
+    ) -> Option<HoldError> {
+        let volume = volume.to_string();
         let at = &attachment.spec.node_name;
         let annotations = attachment.metadata.annotations.as_ref();
         let pod = annotations.and_then(|a| a.get(ATTACHED_POD));
         let error = attachment.status.as_ref().and_then(|s| s.attach_error.as_ref());
-        if attachment.spec.attacher != wanted_attachment.attacher {
-            let (by, expected) = (&attachment.spec.attacher, &wanted_attachment.attacher);
-            Some(format!(
-                "volume {volume} is attached by {by}, expected {expected}"
-            ))
-        } else if *at != self.node {
-            Some(format!("volume {volume} is attached to node {at}"))
+        if attachment.spec.attacher != desired_attachment.attacher {
+            let (by, expected) = (&attachment.spec.attacher, &desired_attachment.attacher);
+            let (by, expected) = (by.clone(), expected.clone());
+            Some(HoldError::OtherAttacher { volume, by, expected })
+        } else if *at != self.own_node.name() {
+            Some(HoldError::OtherNode {
+                volume,
+                at: at.clone(),
+            })
         } else if attachment.metadata.deletion_timestamp.is_some() && !self.has(attachment) {
-            Some(format!("volume {volume} is being detached"))
+            Some(HoldError::Detaching { volume })
         } else if attachment.status.as_ref().is_none_or(|s| !s.attached) {
             // The attacher's message, if it has failed so far.
-            let why = error.and_then(|e| e.message.clone());
-            Some(why.unwrap_or_else(|| format!("volume {volume} is being attached")))
-        } else if wanted_attachment.one_pod && pod.is_none_or(|p| p != uid) {
-            Some(format!("volume {volume} is for one pod, and another has it"))
+            Some(match error.and_then(|e| e.message.clone()) {
+                Some(message) => HoldError::Attacher { message },
+                None => HoldError::Attaching { volume },
+            })
+        } else if desired_attachment.one_pod && pod.is_none_or(|p| p != uid) {
+            Some(HoldError::OtherPod { volume })
         } else {
             None
         }
@@ -234,7 +300,7 @@ impl Attachments {
 
     async fn list(&self) -> Result<Vec<Arc<Object>>, Error> {
         let options = ListOptions {
-            field_selector: format!("spec.nodeName={}", self.node),
+            field_selector: format!("spec.nodeName={}", self.own_node.name()),
             ..ListOptions::default()
         };
         Ok(self.api.list(&registry::VOLUME_ATTACHMENT, options).await?.items)
@@ -248,11 +314,11 @@ impl Attachments {
         };
         let is_held = is_held(&attachment);
         // What is another's by now, this node has been relieved of.
-        if attachment.spec.node_name != self.node || (!is_held && in_doubt.is_none()) {
+        if attachment.spec.node_name != self.own_node.name() || (!is_held && in_doubt.is_none()) {
             return Ok(());
         }
         let mut free = (*attachment).clone();
-        finalizer::release(&mut free.metadata, IN_USE);
+        finalizer::remove(&mut free.metadata, IN_USE);
         if let Some(uid) = in_doubt.filter(|_| !is_held) {
             let annotations = free.metadata.annotations.get_or_insert_default();
             annotations.insert(USED_BY.into(), uid.into());
@@ -269,7 +335,7 @@ impl Attachments {
         for object in &self.list().await? {
             let ours = object
                 .get::<VolumeAttachment>()
-                .is_some_and(|a| a.spec.node_name == self.node && is_held(a));
+                .is_some_and(|a| a.spec.node_name == self.own_node.name() && is_held(a));
             if ours && !self.used.lock().contains_key(object.name()) {
                 self.end_use(object.name(), None).await?;
             }
@@ -294,10 +360,10 @@ impl Attachments {
 }
 
 fn is_held(attachment: &VolumeAttachment) -> bool {
-    finalizer::is_held(&attachment.metadata, IN_USE)
+    finalizer::contains(&attachment.metadata, IN_USE)
 }
 
-/// The pod that took it into use last.
+/// The pod, and its kubelet, that took it into use last.
 fn user(attachment: &VolumeAttachment) -> Option<&str> {
     let annotations = attachment.metadata.annotations.as_ref()?;
     annotations.get(USED_BY).map(String::as_str)
@@ -326,6 +392,7 @@ fn recovered(root: &Path) -> std::io::Result<BTreeMap<String, AttachmentUsers>> 
             let users = used.entry(name).or_default();
             users.volume = String::from_utf8_lossy(&volume).into_owned();
             users.uids.insert(uid.clone());
+            users.in_doubt = true;
         }
     }
     Ok(used)
@@ -346,16 +413,18 @@ fn names(directory: &Path) -> std::io::Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
+    use k8s_openapi::api::core::v1 as core;
+    use k8s_openapi::jiff::Timestamp;
     use knarr_client::TokioClock;
     use knarr_client::fake::FakeApi;
     use serde_json::json;
 
     use super::*;
 
-    fn exclusive(one_pod: bool) -> WantedAttachment {
-        WantedAttachment::from(Exclusive {
+    fn exclusive(one_pod: bool) -> DesiredAttachment {
+        DesiredAttachment::from(ExclusiveAttachment {
             attachment: "knarr-u".into(),
             one_pod,
         })
@@ -378,6 +447,7 @@ mod tests {
     struct Node {
         api: Arc<FakeApi>,
         dir: tempfile::TempDir,
+        starts: AtomicI64,
     }
 
     impl Node {
@@ -386,11 +456,28 @@ mod tests {
             Node {
                 api: Arc::new(FakeApi::new(clock)),
                 dir: tempfile::tempdir().unwrap(),
+                starts: AtomicI64::new(0),
             }
         }
 
         fn start(&self) -> Attachments {
-            Attachments::new(self.api.clone(), "n1".into(), self.dir.path().into())
+            self.start_as("True", false)
+        }
+
+        /// A kubelet that has reported this about its node.
+        fn start_as(&self, ready: &str, out_of_service: bool) -> Attachments {
+            let taint = json!({"key": OUT_OF_SERVICE, "effect": "NoExecute"});
+            let node = json!({
+                "metadata": {"name": "n1"},
+                "spec": {"taints": if out_of_service { vec![taint] } else { vec![] }},
+                "status": {"conditions": [{"type": "Ready", "status": ready}]},
+            });
+            let node: core::Node = serde_json::from_value(node).unwrap();
+            let started = Timestamp::from_second(self.starts.fetch_add(1, Ordering::SeqCst)).unwrap();
+            let own_node = Arc::new(OwnNode::new(self.api.clone(), "n1", started));
+            own_node.status_written(&node);
+            own_node.remember(node);
+            Attachments::new(self.api.clone(), own_node, self.dir.path().into())
         }
 
         async fn is_held(&self) -> bool {
@@ -413,9 +500,10 @@ mod tests {
                 attachment(&n.api, node, pod).await;
             }
             let held = n.start().hold("p", "v", &exclusive(one_pod)).await;
+            let held = held.map_err(|error| error.to_string());
             match rejected {
                 None => assert_eq!(held, Ok(())),
-                Some(word) => assert!(held.as_ref().is_err_and(|e| e.contains(word)), "{held:?}"),
+                Some(part) => assert!(held.as_ref().is_err_and(|e| e.contains(part)), "{held:?}"),
             }
             assert_eq!(n.is_held().await, rejected.is_none());
         }
@@ -461,7 +549,7 @@ mod tests {
         assert!(node.release("one").await.is_err());
         on_its_way.store(false, Ordering::SeqCst);
         let mut late = (*n.api.get_as::<VolumeAttachment>("", "knarr-u").await.unwrap()).clone();
-        finalizer::release(&mut late.metadata, IN_USE);
+        finalizer::remove(&mut late.metadata, IN_USE);
         node.hold("two", "v", &exclusive(false)).await.unwrap();
         let arrived = n.api.update_as(late).await;
         assert!(arrived.is_err_and(|e| e.is_conflict()));
@@ -474,10 +562,10 @@ mod tests {
     }
 
     /// The write that takes the volume into use is done but answered with an error (its answer was lost, or a proxy
-    /// sent it twice), or is done only when the pod was deleted.
+    /// sent it twice), or is done only when the pod was deleted; the kubelet may have died in between.
     #[tokio::test(start_paused = true)]
     async fn s7_an_attachment_taken_into_use_without_an_answer_is_released() {
-        for arrives_late in [false, true] {
+        for (arrives_late, dies) in [(false, false), (true, false), (false, true), (true, true)] {
             let n = Node::new();
             attachment(&n.api, "n1", "").await;
             let lost = Arc::new(AtomicBool::new(true));
@@ -486,15 +574,19 @@ mod tests {
                 let lost = request.verb == "update" && is_lost.load(Ordering::SeqCst);
                 lost.then(|| Error::timeout("no answer"))
             });
-            let node = n.start();
+            let mut node = n.start();
             assert!(node.hold("one", "v", &exclusive(false)).await.is_err());
+            if dies {
+                node = n.start();
+            }
             lost.store(false, Ordering::SeqCst);
             let mut write = (*n.api.get_as::<VolumeAttachment>("", "knarr-u").await.unwrap()).clone();
-            finalizer::hold(&mut write.metadata, IN_USE);
+            finalizer::add(&mut write.metadata, IN_USE);
             let kind = &registry::VOLUME_ATTACHMENT;
             if arrives_late {
                 node.release("one").await.unwrap();
-                assert!(n.api.update_as(write).await.is_err_and(|e| e.is_conflict()));
+                let late = n.api.update_as(write).await;
+                assert!(late.is_err_and(|e| e.is_conflict()), "dies: {dies}");
             } else {
                 n.api.update_as(write).await.unwrap();
                 n.api
@@ -504,7 +596,40 @@ mod tests {
                 node.release("one").await.unwrap();
                 assert!(n.api.get(kind, "", "knarr-u").await.unwrap_err().is_not_found());
             }
-            assert!(!n.is_held().await, "arrives late: {arrives_late}");
+            assert!(!n.is_held().await, "arrives late: {arrives_late}, dies: {dies}");
+        }
+    }
+
+    /// A node that was fenced is switched on again while its volumes are detached: the attach-detach controller has read the
+    /// attachment and that the node is out of service, and its write follows.
+    #[tokio::test(start_paused = true)]
+    async fn s7_a_node_that_is_back_uses_a_volume_only_when_others_see_it_and_by_a_new_write() {
+        for (ready, out_of_service, used) in [
+            ("Unknown", true, false),
+            ("False", false, false),
+            ("True", true, false),
+            ("True", false, true),
+        ] {
+            let n = Node::new();
+            attachment(&n.api, "n1", "").await;
+            n.start().hold("p", "v", &exclusive(false)).await.unwrap();
+            let mut detached = (*n.api.get_as::<VolumeAttachment>("", "knarr-u").await.unwrap()).clone();
+            finalizer::remove(&mut detached.metadata, IN_USE);
+            let held = n
+                .start_as(ready, out_of_service)
+                .hold("p", "v", &exclusive(false))
+                .await;
+            let of = format!("ready: {ready}, out of service: {out_of_service}");
+            match used {
+                true => held.unwrap(),
+                false => assert!(
+                    matches!(held, Err(HoldError::NodeNotSeen { .. })),
+                    "{of}: {held:?}"
+                ),
+            }
+            let detached = n.api.update_as(detached).await;
+            assert_eq!(detached.is_err_and(|e| e.is_conflict()), used, "{of}");
+            assert_eq!(n.is_held().await, used, "{of}");
         }
     }
 
@@ -521,18 +646,18 @@ mod tests {
             .unwrap();
         // The attachment's deletion was requested without knowledge of these pods: it waits for this node.
         for pod in ["one", "two"] {
-            assert_eq!(node.hold(pod, "v", &exclusive(false)).await, Ok(()));
+            node.hold(pod, "v", &exclusive(false)).await.unwrap();
             node = n.start();
         }
         let another = node.hold("three", "v", &exclusive(true)).await;
-        assert_eq!(another, Err("volume v is for one pod, and another has it".into()));
+        assert!(matches!(another, Err(HoldError::OtherPod { .. })), "{another:?}");
         node.release("two").await.unwrap();
         assert!(n.is_held().await);
         // No pod here uses it, and its finalizer will be removed: too late.
         std::fs::remove_dir_all(n.dir.path().join("pods")).unwrap();
         let node = n.start();
         let late = node.hold("four", "v", &exclusive(false)).await;
-        assert_eq!(late, Err("volume v is being detached".into()));
+        assert!(matches!(late, Err(HoldError::Detaching { .. })), "{late:?}");
         node.release_unknown().await.unwrap();
         assert!(n.api.get(kind, "", "knarr-u").await.unwrap_err().is_not_found());
     }

@@ -8,7 +8,8 @@ use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, statfs};
 
-use super::{POD_DIR_MODE, mounts};
+use super::layout::POD_DIR_MODE;
+use super::mounts;
 use crate::untrusted_fs::Dir;
 
 /// Makes the volume where it is not there yet, for every user of the pod to write to.
@@ -76,7 +77,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::kubelet::Machine;
+    use crate::kubelet::machine::Machine;
 
     /// Unmounted when dropped.
     struct Mounted(tempfile::TempDir);

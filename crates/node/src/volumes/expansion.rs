@@ -12,9 +12,10 @@ use k8s_openapi::api::core::v1::{
     ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus, Pod,
 };
 use knarr_api::{k8s_openapi, registry};
+use knarr_client::Error;
 use knarr_client::events::{EventRecorder, EventType, reference_to};
 use knarr_client::{Api, Clock, TypedApi};
-use knarr_kubelet::volume_expansion::{Decision, Known, Outcome, Plan, decide, may_concern};
+use knarr_kubelet::volume_expansion::{Decision, Failure, NodeVolume, Outcome, Plan, decide, may_concern};
 use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::debug;
@@ -26,13 +27,22 @@ const SYNC_INTERVAL: Duration = Duration::from_secs(30);
 /// Drivers that are called at the same time.
 const CALLS_MAX: usize = 8;
 
+/// Why a volume has not its size; shown to the user.
+#[derive(Debug, thiserror::Error)]
+pub enum ExpandError {
+    #[error("{}", .0.message())]
+    Storage(Failure),
+    #[error("update pvc status failed: {0}")]
+    UpdateStatus(#[source] Error),
+}
+
 /// A volume of a pod that its driver may expand.
 #[derive(Clone)]
 struct ExpandableVolume {
     pod: ObjectReference,
     claim: String,
-    wanted: VolumeRequest,
-    known: Known,
+    desired: VolumeRequest,
+    known: NodeVolume,
 }
 
 /// By the pod's uid and the volume's name.
@@ -64,14 +74,14 @@ impl Expansions {
         pod: &Pod,
         claim: &PersistentVolumeClaim,
         volume: &PersistentVolume,
-        wanted: &VolumeRequest,
-    ) -> Result<(), String> {
+        desired: &VolumeRequest,
+    ) -> Result<(), ExpandError> {
         let about = reference_to(&registry::POD, pod);
-        if wanted.terms.read_only {
-            if Known::new(claim).is_behind(volume) {
+        if desired.terms.read_only {
+            if NodeVolume::new(claim).is_behind(volume) {
                 let text = self.text(
                     "MountVolume.NodeExpandVolume failed",
-                    wanted,
+                    desired,
                     "requested read-only file system",
                 );
                 for about in [about, reference_to(&registry::PERSISTENT_VOLUME_CLAIM, claim)] {
@@ -81,12 +91,12 @@ impl Expansions {
             }
             return Ok(());
         }
-        let key = (wanted.terms.pod.uid.clone(), wanted.name.clone());
+        let key = (desired.terms.pod.uid.clone(), desired.name.clone());
         let used = ExpandableVolume {
             pod: about,
             claim: claim.metadata.name.clone().unwrap_or_default(),
-            wanted: wanted.clone(),
-            known: Known::new(claim),
+            desired: desired.clone(),
+            known: NodeVolume::new(claim),
         };
         self.used.lock().entry(key.clone()).or_insert(used);
         self.sync(storage_manager, &key, claim, volume).await
@@ -121,28 +131,28 @@ impl Expansions {
         let Some(used) = self.used.lock().get(key).cloned() else {
             return;
         };
-        let namespace = &used.wanted.terms.pod.namespace;
+        let namespace = &used.desired.terms.pod.namespace;
         let synced = async {
             let claim = self.api.get_as::<PersistentVolumeClaim>(namespace, &used.claim);
             let claim = claim.await.map_err(|e| (false, e.to_string()))?;
             if !may_concern(&claim, &used.known) {
                 return Ok(());
             }
-            let volume = self.api.get_as::<PersistentVolume>("", &used.wanted.name).await;
+            let volume = self.api.get_as::<PersistentVolume>("", &used.desired.name).await;
             let volume = volume.map_err(|e| (false, e.to_string()))?;
             let synced = self.sync(storage_manager, key, &claim, &volume).await;
-            synced.map_err(|why| (true, why))
+            synced.map_err(|e| (true, e.to_string()))
         };
         let synced: Result<(), (bool, String)> = synced.await;
         if let Err((is_failure, why)) = synced {
             debug!(
-                volume = used.wanted.name,
+                volume = used.desired.name,
                 why, "a volume in use is not expanded yet"
             );
             if is_failure {
                 let text = self.text(
                     "NodeExpandVolume.NodeExpandVolume failed",
-                    &used.wanted,
+                    &used.desired,
                     &format!(": {why}"),
                 );
                 self.recorder
@@ -152,8 +162,8 @@ impl Expansions {
     }
 
     /// kubelet's messages name the volume between the operation and its result.
-    fn text(&self, what: &str, wanted: &VolumeRequest, result: &str) -> String {
-        format!("{what} for volume {:?} {result}", wanted.name)
+    fn text(&self, what: &str, desired: &VolumeRequest, result: &str) -> String {
+        format!("{what} for volume {:?} {result}", desired.name)
     }
 
     async fn sync(
@@ -162,7 +172,7 @@ impl Expansions {
         key: &Key,
         claim: &PersistentVolumeClaim,
         volume: &PersistentVolume,
-    ) -> Result<(), String> {
+    ) -> Result<(), ExpandError> {
         let Some(mut used) = self.used.lock().get(key).cloned() else {
             return Ok(());
         };
@@ -190,13 +200,17 @@ impl Expansions {
         used: &mut ExpandableVolume,
         plan: &Plan,
         mut claim: PersistentVolumeClaim,
-    ) -> Result<(), String> {
+    ) -> Result<(), ExpandError> {
         if let Some(status) = plan.begun(&claim) {
             claim = self.write(claim, status).await?;
         }
-        let Err(failure) = storage_manager.expand(&used.wanted, plan.to.value()).await else {
+        let Err(failure) = storage_manager.expand(&used.desired, plan.to.value()).await else {
             used.known.size = plan.to;
-            let text = self.text("MountVolume.NodeExpandVolume succeeded", &used.wanted, &self.node);
+            let text = self.text(
+                "MountVolume.NodeExpandVolume succeeded",
+                &used.desired,
+                &self.node,
+            );
             for about in [
                 &used.pod,
                 &reference_to(&registry::PERSISTENT_VOLUME_CLAIM, &claim),
@@ -215,9 +229,9 @@ impl Expansions {
         };
         match plan.failed(&claim, &mut used.known, &failure, self.clock.now()) {
             Outcome::Done => Ok(()),
-            Outcome::Left => {
+            Outcome::Skipped => {
                 debug!(
-                    volume = used.wanted.name,
+                    volume = used.desired.name,
                     why = failure.message(),
                     "a volume is not expanded while it is used"
                 );
@@ -227,7 +241,7 @@ impl Expansions {
                 if let Some(status) = status {
                     self.write(claim, status).await?;
                 }
-                Err(failure.message().to_string())
+                Err(ExpandError::Storage(failure))
             }
         }
     }
@@ -236,11 +250,11 @@ impl Expansions {
         &self,
         mut claim: PersistentVolumeClaim,
         status: PersistentVolumeClaimStatus,
-    ) -> Result<PersistentVolumeClaim, String> {
+    ) -> Result<PersistentVolumeClaim, ExpandError> {
         claim.status = Some(status);
         match self.api.update_status_as(claim).await {
             Ok(written) => Ok((*written).clone()),
-            Err(error) => Err(format!("update pvc status failed: {error}")),
+            Err(error) => Err(ExpandError::UpdateStatus(error)),
         }
     }
 }

@@ -18,8 +18,9 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{POD_DIR_MODE, mounts};
-use crate::kubelet::downward::{self, DownwardValues};
+use super::layout::POD_DIR_MODE;
+use super::mounts;
+use crate::kubelet::downward::{self, DownwardError, DownwardValues};
 use crate::untrusted_fs::{Dir, Kind, Links, NewFile, remove_tree};
 
 /// The lifetime of tokens unless the volume sets one.
@@ -110,6 +111,25 @@ pub(super) async fn newest(api: &dyn Api, pod: core::Pod) -> core::Pod {
     }
 }
 
+/// Why a volume has no content; shown to the user.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ContentError {
+    #[error("{what} {name:?} not found")]
+    NotFound { what: &'static str, name: String },
+    #[error("{what} references non-existent config key: {key}")]
+    NoKey { what: &'static str, key: String },
+    #[error("this projected source is not supported by knarr yet")]
+    UnsupportedSource,
+    #[error(transparent)]
+    Downward(#[from] DownwardError),
+    #[error(transparent)]
+    Api(#[from] knarr_client::Error),
+    #[error("failed to fetch token: {0}")]
+    FetchToken(#[source] knarr_client::Error),
+    #[error("failed to fetch token: the answer holds none")]
+    NoToken,
+}
+
 /// The content of a volume.
 pub(super) async fn gather(
     api: &dyn Api,
@@ -117,7 +137,7 @@ pub(super) async fn gather(
     pod: &core::Pod,
     volume: &core::Volume,
     values: &DownwardValues,
-) -> Result<Content, String> {
+) -> Result<Content, ContentError> {
     if let Some(source) = &volume.config_map {
         let keys = Keys {
             name: &source.name,
@@ -164,10 +184,10 @@ pub(super) async fn gather(
             secret(api, pod, &keys).await?
         } else if let Some(own) = &source.downward_api {
             downward_files(pod, own.items.as_deref().unwrap_or_default(), default, values)?
-        } else if let Some(wanted) = &source.service_account_token {
-            token(api, tokens, pod, wanted, default).await?
+        } else if let Some(desired) = &source.service_account_token {
+            token(api, tokens, pod, desired, default).await?
         } else {
-            return Err("this projected source is not supported by knarr yet".into());
+            return Err(ContentError::UnsupportedSource);
         };
         content.extend(part);
     }
@@ -186,8 +206,15 @@ struct Keys<'a> {
 }
 
 impl Keys<'_> {
+    fn not_found(&self, what: &'static str) -> ContentError {
+        ContentError::NotFound {
+            what,
+            name: self.name.into(),
+        }
+    }
+
     /// The files for these values: all of them, or the listed items.
-    fn pick(&self, values: BTreeMap<String, Vec<u8>>, what: &str) -> Result<Content, String> {
+    fn pick(&self, values: BTreeMap<String, Vec<u8>>, what: &'static str) -> Result<Content, ContentError> {
         let Some(items) = self.items.filter(|items| !items.is_empty()) else {
             let file = |bytes| File {
                 bytes,
@@ -208,20 +235,23 @@ impl Keys<'_> {
                     content.insert(item.path.clone(), file);
                 }
                 None if self.optional => {}
-                None => return Err(format!("{what} references non-existent config key: {}", item.key)),
+                None => {
+                    let key = item.key.clone();
+                    return Err(ContentError::NoKey { what, key });
+                }
             }
         }
         Ok(content)
     }
 }
 
-async fn config_map(api: &dyn Api, pod: &core::Pod, keys: &Keys<'_>) -> Result<Content, String> {
+async fn config_map(api: &dyn Api, pod: &core::Pod, keys: &Keys<'_>) -> Result<Content, ContentError> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
     let object = match api.get(core::ConfigMap::kind_of(), namespace, keys.name).await {
         Ok(object) => object,
         Err(error) if error.is_not_found() && keys.optional => return Ok(Content::new()),
-        Err(error) if error.is_not_found() => return Err(format!("configmap {:?} not found", keys.name)),
-        Err(error) => return Err(error.to_string()),
+        Err(error) if error.is_not_found() => return Err(keys.not_found("configmap")),
+        Err(error) => return Err(error.into()),
     };
     let map = object.to_typed::<core::ConfigMap>().unwrap_or_default();
     let text = map.data.into_iter().flatten().map(|(k, v)| (k, v.into_bytes()));
@@ -229,13 +259,13 @@ async fn config_map(api: &dyn Api, pod: &core::Pod, keys: &Keys<'_>) -> Result<C
     keys.pick(text.chain(binary).collect(), "configmap")
 }
 
-async fn secret(api: &dyn Api, pod: &core::Pod, keys: &Keys<'_>) -> Result<Content, String> {
+async fn secret(api: &dyn Api, pod: &core::Pod, keys: &Keys<'_>) -> Result<Content, ContentError> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
     let object = match api.get(core::Secret::kind_of(), namespace, keys.name).await {
         Ok(object) => object,
         Err(error) if error.is_not_found() && keys.optional => return Ok(Content::new()),
-        Err(error) if error.is_not_found() => return Err(format!("secret {:?} not found", keys.name)),
-        Err(error) => return Err(error.to_string()),
+        Err(error) if error.is_not_found() => return Err(keys.not_found("secret")),
+        Err(error) => return Err(error.into()),
     };
     let data = object.to_typed::<core::Secret>().unwrap_or_default().data;
     keys.pick(
@@ -249,7 +279,7 @@ fn downward_files(
     items: &[core::DownwardAPIVolumeFile],
     default: u32,
     values: &DownwardValues,
-) -> Result<Content, String> {
+) -> Result<Content, ContentError> {
     let mut content = Content::new();
     for item in items {
         let text = match (&item.field_ref, &item.resource_field_ref) {
@@ -272,21 +302,21 @@ async fn token(
     api: &dyn Api,
     tokens: &Tokens,
     pod: &core::Pod,
-    wanted: &core::ServiceAccountTokenProjection,
+    desired: &core::ServiceAccountTokenProjection,
     default: u32,
-) -> Result<Content, String> {
+) -> Result<Content, ContentError> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
     let account = pod.spec.as_ref().and_then(|s| s.service_account_name.clone());
     let account = account
         .filter(|a| !a.is_empty())
         .unwrap_or_else(|| "default".into());
-    let audience = wanted.audience.clone().unwrap_or_default();
+    let audience = desired.audience.clone().unwrap_or_default();
     let uid = pod.metadata.uid.clone().unwrap_or_default();
-    let key = (uid, wanted.path.clone(), audience.clone());
+    let key = (uid, desired.path.clone(), audience.clone());
     let token = match tokens.get(&key) {
         Some(token) => token,
         None => {
-            let seconds = wanted.expiration_seconds.unwrap_or(TOKEN_SECONDS);
+            let seconds = desired.expiration_seconds.unwrap_or(TOKEN_SECONDS);
             let audiences: Vec<String> = [audience].into_iter().filter(|a| !a.is_empty()).collect();
             let token = request_token(api, pod, namespace, &account, &audiences, seconds).await?;
             tokens.put(
@@ -307,7 +337,7 @@ async fn token(
         mode,
         user,
     };
-    Ok(Content::from([(wanted.path.clone(), file)]))
+    Ok(Content::from([(desired.path.clone(), file)]))
 }
 
 /// The user that all containers run as, if each sets one and all are the same.
@@ -333,7 +363,7 @@ async fn request_token(
     account: &str,
     audiences: &[String],
     seconds: i64,
-) -> Result<String, String> {
+) -> Result<String, ContentError> {
     let request = json!({
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
@@ -352,9 +382,9 @@ async fn request_token(
     let answer = api
         .create_subresource(kind, namespace, account, "token", request)
         .await;
-    let answer = answer.map_err(|e| format!("failed to fetch token: {e}"))?;
+    let answer = answer.map_err(ContentError::FetchToken)?;
     let token = answer["status"]["token"].as_str().map(String::from);
-    token.ok_or_else(|| "failed to fetch token: the answer holds none".into())
+    token.ok_or(ContentError::NoToken)
 }
 
 /// Gives a directory this content, in one step. Nothing is changed if it has it already.
@@ -466,11 +496,11 @@ fn shows(volume: &Dir, name: &OsStr, content: &Content) -> io::Result<bool> {
                 continue;
             }
             count += 1;
-            let Some(wanted) = content.get(&path).filter(|_| entry.kind == Kind::File) else {
+            let Some(desired) = content.get(&path).filter(|_| entry.kind == Kind::File) else {
                 return Ok(false);
             };
-            match shown.read(&path, Links::Never, wanted.bytes.len()) {
-                Ok((bytes, false)) if bytes == wanted.bytes => {}
+            match shown.read(&path, Links::Never, desired.bytes.len()) {
+                Ok((bytes, false)) if bytes == desired.bytes => {}
                 _ => return Ok(false),
             }
         }
@@ -481,8 +511,8 @@ fn shows(volume: &Dir, name: &OsStr, content: &Content) -> io::Result<bool> {
 /// The links that users see point through `..data`; outdated ones are removed.
 fn link_names(volume: &Dir, content: &Content) -> io::Result<()> {
     let top = |name: &String| name.split('/').next().map(str::to_string);
-    let wanted: BTreeSet<String> = content.keys().filter_map(top).collect();
-    for name in &wanted {
+    let desired: BTreeSet<String> = content.keys().filter_map(top).collect();
+    for name in &desired {
         let target = Path::new(DATA).join(name);
         if volume.read_link(name)?.as_deref() != Some(&target) {
             remove_tree(volume, name)?;
@@ -491,7 +521,7 @@ fn link_names(volume: &Dir, content: &Content) -> io::Result<()> {
     }
     for entry in volume.entries(ENTRIES_MAX)? {
         let name = entry.name.to_string_lossy().into_owned();
-        if !name.starts_with("..") && !wanted.contains(&name) && entry.kind == Kind::Link {
+        if !name.starts_with("..") && !desired.contains(&name) && entry.kind == Kind::Link {
             volume.remove_file(&entry.name)?;
         }
     }
@@ -658,7 +688,7 @@ mod tests {
         };
         assert_eq!(pick(&[item("k")], false).unwrap()["p"].mode, 0o600);
         assert_eq!(
-            pick(&[item("zz")], false).unwrap_err(),
+            pick(&[item("zz")], false).unwrap_err().to_string(),
             "configmap references non-existent config key: zz"
         );
         assert!(pick(&[item("zz")], true).unwrap().is_empty());

@@ -2,15 +2,30 @@
 
 use crate::host_fs;
 use std::fs::{FileType, OpenOptions};
+use std::io;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Checks, with kubelet's messages.
-pub(super) fn check(path: &str, kind: &str) -> Result<(), String> {
+/// With kubelet's messages.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HostPathError {
+    #[error("hostPath type check failed: {path} is not {what}")]
+    Type { path: String, what: &'static str },
+    #[error("cannot make {}: {source}", path.display())]
+    Make { path: PathBuf, source: io::Error },
+    #[error("{kind:?} is not a known type of hostPath")]
+    UnknownType { kind: String },
+}
+
+/// Checks that the path is of this type.
+pub(super) fn check(path: &str, kind: &str) -> Result<(), HostPathError> {
     let at = Path::new(path);
     let there = host_fs::metadata(at).ok();
     let is = |test: fn(&FileType) -> bool| there.as_ref().is_some_and(|m| test(&m.file_type()));
-    let wrong_type = |what: &str| Err(format!("hostPath type check failed: {path} is not {what}"));
+    let wrong_type = |what| {
+        let path = path.to_string();
+        Err(HostPathError::Type { path, what })
+    };
     match kind {
         "" => {
             // As the runtimes did of old: what is not there is made a directory.
@@ -21,9 +36,11 @@ pub(super) fn check(path: &str, kind: &str) -> Result<(), String> {
         }
         "DirectoryOrCreate" if there.is_none() => make_directory(at),
         "FileOrCreate" if there.is_none() => {
-            host_fs::open_with(OpenOptions::new().write(true).create_new(true), at)
-                .map(drop)
-                .map_err(|e| format!("cannot make {path}: {e}"))
+            let made = host_fs::open_with(OpenOptions::new().write(true).create_new(true), at);
+            made.map(drop).map_err(|source| HostPathError::Make {
+                path: at.into(),
+                source,
+            })
         }
         "Directory" | "DirectoryOrCreate" if !is(FileType::is_dir) => wrong_type("a directory"),
         "File" | "FileOrCreate" if !is(FileType::is_file) => wrong_type("a file"),
@@ -32,12 +49,15 @@ pub(super) fn check(path: &str, kind: &str) -> Result<(), String> {
         "BlockDevice" if !is(FileType::is_block_device) => wrong_type("a block device"),
         "Directory" | "DirectoryOrCreate" | "File" | "FileOrCreate" | "Socket" | "CharDevice"
         | "BlockDevice" => Ok(()),
-        other => Err(format!("{other:?} is not a known type of hostPath")),
+        other => Err(HostPathError::UnknownType { kind: other.into() }),
     }
 }
 
-fn make_directory(at: &Path) -> Result<(), String> {
-    host_fs::create_dir_all_with(at, 0o755).map_err(|e| format!("cannot make {}: {e}", at.display()))
+fn make_directory(at: &Path) -> Result<(), HostPathError> {
+    host_fs::create_dir_all_with(at, 0o755).map_err(|source| HostPathError::Make {
+        path: at.into(),
+        source,
+    })
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use knarr_client::{Api, TypedApi};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use super::POD_DIR_MODE;
+use super::layout::POD_DIR_MODE;
 use crate::host_fs;
 use crate::untrusted_fs::{self, Dir, Pool};
 
@@ -69,7 +69,7 @@ pub(super) async fn clean(
     let store = Arc::new(Store::new(PersistentVolume::kind_of(), &[]));
     let changed = Arc::new(Notify::new());
     let wake = changed.clone();
-    store.subscribe(move |_| wake.notify_one());
+    store.add_event_handler(move |_| wake.notify_one());
     let scope = Scope {
         label_selector: format!("{LOCAL_NODE}={node}"),
         ..Scope::default()
@@ -87,7 +87,7 @@ pub(super) async fn clean(
                 let Ok(volume) = Shared::<PersistentVolume>::new(object) else {
                     continue;
                 };
-                let held = finalizer::is_held(&volume.metadata, LOCAL_FINALIZER);
+                let held = finalizer::contains(&volume.metadata, LOCAL_FINALIZER);
                 if !held || volume.metadata.deletion_timestamp.is_none() {
                     continue;
                 }
@@ -137,7 +137,7 @@ async fn remove(
         ),
     }
     let mut done = (**volume).clone();
-    finalizer::release(&mut done.metadata, LOCAL_FINALIZER);
+    finalizer::remove(&mut done.metadata, LOCAL_FINALIZER);
     match api.update_as(done).await {
         Err(error) if error.is_not_found() => Ok(true),
         // It was changed in between: the next sync sees the newer object.

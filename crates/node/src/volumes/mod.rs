@@ -9,8 +9,9 @@ mod empty_dir;
 mod expansion;
 mod files;
 mod host_path;
+pub(crate) mod layout;
 mod local;
-mod mounts;
+pub(crate) mod mounts;
 mod storage;
 mod sub_path;
 
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
-use knarr_api::kinds::persistent_volume::{csi_attachment, csi_unique_name, exclusive};
+use knarr_api::kinds::persistent_volume::{csi_attachment, csi_unique_name, exclusive_attachment};
 use knarr_client::events::EventRecorder;
 use knarr_client::{Api, Clock};
 use knarr_kubelet::devicemanager::DeviceNode;
@@ -30,16 +31,16 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
-use crate::kubelet::Machine;
+use crate::host::Host;
 use crate::kubelet::downward::DownwardValues;
-use crate::kubelet::env::{EnvFile, UNREADABLE, expand};
+use crate::kubelet::env::{EnvFile, EnvFileError, expand};
+use crate::kubelet::machine::Machine;
+use crate::kubelet::own_node::OwnNode;
 use crate::untrusted_fs::{self, Dir, Links, Pool};
 use expansion::Expansions;
-pub use storage::{CommandOutput, Host, csi_wire};
+use layout::{POD_DIR_MODE, local_root};
+pub use storage::csi_wire;
 use storage::{FsGroup, VolumeMode, give_to};
-
-/// Directories of the kubelet's own, pods' among them: closed to the node's other users, for what is below them is not.
-pub(crate) const POD_DIR_MODE: u32 = 0o750;
 
 /// Between checks of whether a volume's content has changed.
 const REFRESH: Duration = Duration::from_secs(15);
@@ -117,19 +118,6 @@ pub struct Volumes {
     node: String,
 }
 
-/// The host of a machine of this kind, unless a fake replaces it.
-pub(crate) fn host_of(machine: Machine) -> Arc<dyn Host> {
-    match machine {
-        Machine::Host => Arc::new(storage::Machine),
-        Machine::Hollow { .. } => Arc::new(storage::Hollow),
-    }
-}
-
-/// Where volumes of `knarr.io/local` are, below the kubelet's directory.
-pub(crate) fn local_root(root: &Path) -> PathBuf {
-    root.join("local-volumes")
-}
-
 /// Where a volume's files are below the kubelet's directory; none for volumes that lie elsewhere.
 pub(crate) fn path_in(root: &Path, uid: &str, volume: &core::Volume) -> Option<PathBuf> {
     let plugin = plugin(volume);
@@ -175,11 +163,12 @@ impl Volumes {
 
     pub(crate) fn new(
         root: PathBuf,
-        node: String,
+        own_node: Arc<OwnNode>,
         (api, recorder, clock): (Arc<dyn Api>, EventRecorder, Arc<dyn Clock>),
         (machine, host): (Machine, Arc<dyn Host>),
         claimed: ClaimedPaths,
     ) -> Self {
+        let node = own_node.name().to_string();
         // Where pods are no processes, all happens in the one order that a replay has.
         let files = match machine {
             Machine::Host => Pool::new(),
@@ -198,7 +187,7 @@ impl Volumes {
         Volumes {
             storage_manager: storage::StorageManager::new(root.clone(), tools),
             expansions: Expansions::new(api.clone(), recorder, clock, node.clone()),
-            attached: attach::Attachments::new(api.clone(), node.clone(), root.clone()),
+            attached: attach::Attachments::new(api.clone(), own_node, root.clone()),
             node,
             root,
             api,
@@ -244,7 +233,7 @@ impl Volumes {
             if let Some(empty) = &volume.empty_dir {
                 let memory = values.allocatable.get("memory");
                 let memory = memory.map_or(0, |bytes| resources::amount("memory", bytes));
-                let medium = medium(empty, pod, memory).map_err(failed)?;
+                let medium = medium(empty, pod, memory).map_err(|e| failed(e.to_string()))?;
                 let group = group.map(|g| g.id);
                 let made = self.files.run(uid, move || empty_dir::make(&path, medium, group));
                 made.await.map_err(|e| failed(e.to_string()))?;
@@ -254,11 +243,11 @@ impl Volumes {
                 checked
                     .await
                     .map_err(|e| failed(e.to_string()))?
-                    .map_err(failed)?;
+                    .map_err(|e| failed(e.to_string()))?;
             } else if files::is_files(volume) {
                 let content = files::gather(&*self.api, &self.tokens, pod, volume, values)
                     .await
-                    .map_err(failed)?;
+                    .map_err(|e| failed(e.to_string()))?;
                 let (volume, group) = (volume.clone(), group.map(|g| g.id));
                 let written = self.files.run(uid, move || {
                     files::tmpfs_if_secret(&path, &volume)?;
@@ -270,12 +259,13 @@ impl Volumes {
                 let found = self.claim(pod, volume, &claim).await?;
                 let mut claimed = self.claimed.lock();
                 claimed.insert((uid.into(), volume.name.clone()), found);
-            } else if let Some(wanted) = storage::inline(&*self.api, pod, volume, group)
+            } else if let Some(desired) = storage::inline(&*self.api, pod, volume, group)
                 .await
-                .map_err(failed)?
+                .map_err(|e| failed(e.to_string()))?
             {
-                let found = self.storage_manager.set_up(&wanted).await;
-                let found = found.map_err(|failure| mount_error(&wanted.name, wanted.terms.mode, failure))?;
+                let found = self.storage_manager.set_up(&desired).await;
+                let found =
+                    found.map_err(|failure| mount_error(&desired.name, desired.terms.mode, failure))?;
                 let mut claimed = self.claimed.lock();
                 claimed.insert((uid.into(), volume.name.clone()), found);
             } else {
@@ -301,41 +291,43 @@ impl Volumes {
             volume: volume.name.clone(),
             why: format!("error processing PVC {namespace}/{}: {why}", claim.name),
         };
-        let (bound, claimed) = claims::volume(&*self.api, pod, claim).await.map_err(failed)?;
+        let (bound, claimed) = claims::volume(&*self.api, pod, claim)
+            .await
+            .map_err(|e| failed(e.to_string()))?;
         let name = claimed.object().name();
         let mode = claimed.spec.as_ref().and_then(|s| s.volume_mode.as_deref());
         let mode = VolumeMode::of(mode);
-        claims::check_mode(pod, &volume.name, mode).map_err(|why| VolumeError::Claim {
+        claims::check_mode(pod, &volume.name, mode).map_err(|e| VolumeError::Claim {
             volume: volume.name.clone(),
-            why,
+            why: e.to_string(),
         })?;
-        let wanted = storage::claimed(&*self.api, pod, &claimed, claim.read_only, fs_group(pod)).await;
-        let wanted = wanted.map_err(failed)?;
+        let desired = storage::claimed(&*self.api, pod, &claimed, claim.read_only, fs_group(pod)).await;
+        let desired = desired.map_err(|e| failed(e.to_string()))?;
         // What cannot be had is not waited for.
-        let path = match &wanted {
+        let path = match &desired {
             Some(_) => PathBuf::new(),
-            None => claims::local_path(&claimed, mode).map_err(failed)?,
+            None => claims::local_path(&claimed, mode).map_err(|e| failed(e.to_string()))?,
         };
-        if let Some(exclusive) = exclusive(&claimed) {
+        if let Some(exclusive) = exclusive_attachment(&claimed) {
             let held = self.attached.hold(uid, name, &exclusive.into()).await;
-            held.map_err(failed)?;
+            held.map_err(|e| failed(e.to_string()))?;
         } else if let Some(csi) = claimed.spec.as_ref().and_then(|s| s.csi.as_ref())
             && storage::is_attached(&*self.api, &csi.driver)
                 .await
-                .map_err(failed)?
+                .map_err(|e| failed(e.to_string()))?
         {
-            let wanted_attachment = attach::WantedAttachment {
+            let desired_attachment = attach::DesiredAttachment {
                 attachment: csi_attachment(&csi.volume_handle, &csi.driver, &self.node),
                 attacher: csi.driver.clone(),
                 one_pod: false,
             };
             let label = csi_unique_name(&csi.driver, &csi.volume_handle);
             self.attached
-                .hold(uid, &label, &wanted_attachment)
+                .hold(uid, &label, &desired_attachment)
                 .await
-                .map_err(failed)?;
+                .map_err(|e| failed(e.to_string()))?;
         }
-        if wanted.is_none() && mode == VolumeMode::Block {
+        if desired.is_none() && mode == VolumeMode::Block {
             let device = path.clone();
             let checked = self.files.run(uid, move || local::check_device(&device));
             checked.await.map_err(|e| VolumeError::SetUpDevice {
@@ -344,7 +336,7 @@ impl Volumes {
             })?;
             return Ok(path);
         }
-        let Some(wanted) = wanted else {
+        let Some(desired) = desired else {
             let (local_path, volume) = (local_root(&self.root), (*claimed).clone());
             let made = self.files.run(uid, move || local::make(&local_path, &volume));
             made.await
@@ -362,17 +354,20 @@ impl Volumes {
             }
             return Ok(path);
         };
-        let found = self.storage_manager.set_up(&wanted).await;
+        let found = self.storage_manager.set_up(&desired).await;
         let found = found.map_err(|failure| mount_error(name, mode, failure))?;
-        if wanted.is_expandable() {
+        if desired.is_expandable() {
             let expanded = self
                 .expansions
-                .begin(&self.storage_manager, pod, &bound, &claimed, &wanted)
+                .begin(&self.storage_manager, pod, &bound, &claimed, &desired)
                 .await;
             let volume = name.to_string();
-            expanded.map_err(|why| match mode {
-                VolumeMode::Filesystem => VolumeError::Expand { volume, why },
-                VolumeMode::Block => VolumeError::ExpandDevice { volume, why },
+            expanded.map_err(|error| {
+                let why = error.to_string();
+                match mode {
+                    VolumeMode::Filesystem => VolumeError::Expand { volume, why },
+                    VolumeMode::Block => VolumeError::ExpandDevice { volume, why },
+                }
             })?;
         }
         Ok(found)
@@ -453,7 +448,7 @@ impl Volumes {
                             let written = own.run(&of, move || files::write(&path, &content, group));
                             written.await.map_err(|e| e.to_string())
                         }
-                        Err(why) => Err(why),
+                        Err(error) => Err(error.to_string()),
                     };
                     if let Err(why) = refreshed {
                         warn!(volume = volume.name, why, "cannot update a volume's files");
@@ -510,7 +505,7 @@ impl Volumes {
                 });
             }
         };
-        let wanted = sub_path::SubPath {
+        let desired = sub_path::SubPath {
             pod_dir: self.pod_dir(uid),
             volume: volume.name.clone(),
             container: container.into(),
@@ -520,8 +515,8 @@ impl Volumes {
         };
         let is_seen = self.machine.is_host();
         let prepared = self.files.run(uid, move || match is_seen {
-            true => wanted.mount(),
-            false => wanted.make(),
+            true => desired.mount(),
+            false => desired.make(),
         });
         let path = prepared.await.map_err(|error| {
             warn!(volume = mount.name, container, %error, "cannot prepare a subPath");
@@ -562,12 +557,14 @@ impl Volumes {
     }
 
     /// The start of a file of variables that a container of this pod wrote, and where it is.
-    pub async fn env_file(&self, pod: &core::Pod, volume: &str, path: &str) -> Result<EnvFile, String> {
+    pub async fn env_file(&self, pod: &core::Pod, volume: &str, path: &str) -> Result<EnvFile, EnvFileError> {
         let uid = pod.metadata.uid.as_deref().unwrap_or("");
         let mut volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
         // The API rejects anything but emptyDir; in a static pod's manifest it is reported here.
         let found = volumes.find(|v| v.name == volume && v.empty_dir.is_some());
-        let missing = || format!("cannot find the volume {volume:?} referenced by FileKeyRef");
+        let missing = || EnvFileError::NoVolume {
+            volume: volume.into(),
+        };
         let base = self.path(uid, found.ok_or_else(missing)?);
         let (at, inside) = (base.join(path), path.to_string());
         let read = self.files.run(uid, move || {
@@ -577,7 +574,7 @@ impl Volumes {
             Ok((text, cut)) => Ok(EnvFile { at, text, cut }),
             Err(error) => {
                 warn!(pod = pod.metadata.name, path = %at.display(), %error, "cannot read a file of variables");
-                Err(UNREADABLE.into())
+                Err(EnvFileError::Unreadable)
             }
         }
     }
@@ -602,7 +599,7 @@ impl Volumes {
         unmounted.await.map_err(|e| failed(e.to_string()))?;
         // Before anything of the pod's directory is removed: what is mounted there may be storage of others.
         let torn_down = self.storage_manager.tear_down(uid).await;
-        torn_down.map_err(failed)?;
+        torn_down.map_err(|e| failed(e.to_string()))?;
         let own = self.pod_dir(uid);
         if !uid.is_empty() {
             let own = own.clone();
@@ -632,16 +629,14 @@ fn close(root: &Path) -> std::io::Result<()> {
 
 /// With the message of the step that failed.
 fn mount_error(volume: &str, mode: VolumeMode, failure: storage::StorageFailure) -> VolumeError {
-    let volume = volume.to_string();
+    let (volume, why) = (volume.to_string(), failure.to_string());
     match (failure, mode) {
-        (storage::StorageFailure::Stage(why), VolumeMode::Filesystem) => {
+        (storage::StorageFailure::Stage(_), VolumeMode::Filesystem) => {
             VolumeError::MountDevice { volume, why }
         }
-        (storage::StorageFailure::Publish(why), VolumeMode::Filesystem) => VolumeError::SetUp { volume, why },
-        (storage::StorageFailure::Stage(why), VolumeMode::Block) => VolumeError::SetUpDevice { volume, why },
-        (storage::StorageFailure::Publish(why), VolumeMode::Block) => {
-            VolumeError::MapPodDevice { volume, why }
-        }
+        (storage::StorageFailure::Publish(_), VolumeMode::Filesystem) => VolumeError::SetUp { volume, why },
+        (storage::StorageFailure::Stage(_), VolumeMode::Block) => VolumeError::SetUpDevice { volume, why },
+        (storage::StorageFailure::Publish(_), VolumeMode::Block) => VolumeError::MapPodDevice { volume, why },
     }
 }
 

@@ -13,7 +13,7 @@ pub(super) fn below(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-pub(super) fn is_mount_point(path: &Path) -> io::Result<bool> {
+pub(crate) fn is_mount_point(path: &Path) -> io::Result<bool> {
     let table = crate::host_fs::read_to_string("/proc/self/mountinfo")?;
     Ok(mount_points(&table).any(|mounted| mounted == path))
 }

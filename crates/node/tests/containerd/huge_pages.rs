@@ -142,7 +142,7 @@ async fn l4_huge_pages_are_the_nodes_to_give() {
     machine.end().await;
 }
 
-/// A pod takes pages by files in its volume, no more than its limit where the kernel counts them, and gives them back.
+/// A pod allocates pages by files in its volume, within its limit if the kernel counts them, and releases them.
 async fn used(machine: &Machine) {
     let free = Path::new(POOL).with_file_name("free_hugepages");
     let before = number(&free);

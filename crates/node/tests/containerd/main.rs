@@ -86,15 +86,15 @@ async fn l13_a_pod_runs_and_terminates_and_leaves_nothing() {
     );
     assert_eq!(machine.containers().await, 1, "only the first is left");
     let events = machine.events("p0").await;
-    for wanted in [
+    for expected in [
         "Pulled",
         "Created Container created",
         "Started Container started",
         "Killing Stopping container c",
     ] {
         assert!(
-            events.iter().any(|e| e.starts_with(wanted)),
-            "{wanted} is missing: {events:#?}"
+            events.iter().any(|e| e.starts_with(expected)),
+            "{expected} is missing: {events:#?}"
         );
     }
     machine.delete("warm").await;
@@ -242,7 +242,7 @@ async fn t4_a_containerd_left_behind_is_kept_if_it_is_what_would_be_started() {
         sleep(Duration::from_millis(20)).await;
     }
 
-    // And ended like it.
+    // And it is terminated like one.
     machine.stop_containerd().await;
     let left = left_behind(config.clone()).await;
     machine.start_containerd().await;
@@ -461,8 +461,8 @@ async fn the_node_is_registered_and_its_lease_renewed() {
             json!({"containers": shell("exit 0"), "restartPolicy": "Never"}),
         )
         .await;
-    let heard = tokio::time::timeout(Duration::from_secs(10), events.next()).await;
-    assert!(heard.unwrap().is_some(), "containerd reports exits");
+    let event = tokio::time::timeout(Duration::from_secs(10), events.next()).await;
+    assert!(event.unwrap().is_some(), "containerd reports exits");
     machine.wait("p", "succeeded", |p| phase(p) == "Succeeded").await;
     machine.end().await;
 }

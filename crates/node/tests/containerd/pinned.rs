@@ -40,17 +40,17 @@ async fn cpus(machine: &Machine, name: &str) -> CpuSet {
     cpuset::parse(&held(&pod, "cpuset", "cpuset.cpus")).unwrap()
 }
 
-async fn wait_for_cpus(machine: &Machine, name: &str, wanted: &CpuSet) {
+async fn wait_for_cpus(machine: &Machine, name: &str, expected: &CpuSet) {
     let began = Instant::now();
     loop {
         let found = cpus(machine, name).await;
-        if found == *wanted {
+        if found == *expected {
             return;
         }
         let waited = began.elapsed();
         assert!(
             waited < Duration::from_secs(30),
-            "{name} is on {found:?}, not {wanted:?}"
+            "{name} is on {found:?}, not {expected:?}"
         );
         sleep(Duration::from_millis(20)).await;
     }

@@ -46,13 +46,13 @@ struct HealthCheckResponse {
     status: i32,
 }
 
-/// Remembers a line of what was asked.
-fn hear(directory: &Path, line: &str) {
-    let heard = std::fs::File::options()
+/// Appends a line about a request to a file.
+fn record(directory: &Path, line: &str) {
+    let file = std::fs::File::options()
         .append(true)
         .create(true)
-        .open(directory.join("heard"));
-    writeln!(heard.unwrap(), "{line}").unwrap();
+        .open(directory.join("requests"));
+    writeln!(file.unwrap(), "{line}").unwrap();
 }
 
 /// One HTTP/1.1 request and its answer: success, except for `/ready` where a file forbids it.
@@ -68,10 +68,7 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, scheme: &str, d
     let request = String::from_utf8_lossy(&request).into_owned();
     let path = request.split(' ').nth(1).unwrap_or("").to_string();
     let agent = request.lines().find_map(|l| l.strip_prefix("User-Agent: "));
-    hear(
-        directory,
-        &format!("{scheme} {path} {}", agent.unwrap_or("nobody")),
-    );
+    record(directory, &format!("{scheme} {path} {}", agent.unwrap_or("none")));
     let status = match path.as_str() {
         "" => "400 Bad Request",
         "/ready" if directory.join("unready").exists() => "503 Service Unavailable",
@@ -91,7 +88,7 @@ async fn check(request: Request<Incoming>, directory: &Path) -> Response<StreamB
     let path = request.uri().path().to_string();
     let message = request.into_body().collect().await.unwrap().to_bytes();
     let asked = HealthCheckRequest::decode(message.slice(5..)).unwrap();
-    hear(directory, &format!("grpc {path} {}", asked.service));
+    record(directory, &format!("grpc {path} {}", asked.service));
     let status = match asked.service.as_str() {
         "main" if directory.join("dying").exists() => 2,
         "main" => 1,
@@ -112,7 +109,7 @@ async fn check(request: Request<Incoming>, directory: &Path) -> Response<StreamB
 
 fn acceptor() -> tokio_rustls::TlsAcceptor {
     // Self-signed, for another name: probes and hooks do not verify it.
-    let made = rcgen::generate_simple_self_signed(vec!["nobody".to_string()]).unwrap();
+    let made = rcgen::generate_simple_self_signed(vec!["other".to_string()]).unwrap();
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider)
@@ -201,7 +198,7 @@ fn spec(seen: &Path) -> Value {
         }],
         "containers": [{
             "name": "c", "image": images::BUSYBOX, "command": ["sh", "-c", OBEDIENT],
-            // The second speaks plain HTTP whatever it is asked by.
+            // The second port serves plain HTTP, also to HTTPS requests.
             "lifecycle": {"postStart": https("/start", HTTPS), "preStop": https("/stop", HTTP)},
             "readinessProbe": {
                 "httpGet": {"path": "/ready", "port": HTTPS, "scheme": "HTTPS"},
@@ -222,20 +219,20 @@ async fn l8_l9_probes_and_hooks_speak_tls_and_grpc_with_containers() {
     let (unready, dying) = (seen.join("unready"), seen.join("dying"));
     machine.create("p", spec(&seen)).await;
     machine.wait("p", "ready", ready).await;
-    let heard = || std::fs::read_to_string(seen.join("heard")).unwrap();
-    let said = heard();
+    let requests = || std::fs::read_to_string(seen.join("requests")).unwrap();
+    let lines = requests();
     for line in [
         "grpc /grpc.health.v1.Health/Check main",
         "https /start kube-lifecycle/1.36",
         "https /ready kube-probe/1.36",
     ] {
-        assert!(said.lines().any(|l| l == line), "{line} is not in\n{said}");
+        assert!(lines.lines().any(|l| l == line), "{line} is not in\n{lines}");
     }
     std::fs::write(&unready, "").unwrap();
     machine.wait("p", "not ready", |p| !ready(p)).await;
     std::fs::remove_file(&unready).unwrap();
     machine.wait("p", "ready again", ready).await;
-    // The first restart is at once; the next ask finds it healthy, or it is restarted again: at least once it is.
+    // The first restart is immediate; the next probe succeeds, or the container restarts again: at least once.
     std::fs::write(&dying, "").unwrap();
     let restarts = |p: Option<&_>| p.map_or(0, |p| first(p)["restartCount"].as_i64().unwrap_or(0));
     machine.wait("p", "restarted", |p| restarts(p) > 0).await;
@@ -243,10 +240,10 @@ async fn l8_l9_probes_and_hooks_speak_tls_and_grpc_with_containers() {
     machine.wait("p", "ready after it", ready).await;
     machine.delete("p").await;
     machine.wait("p", "deleted", |p| p.is_none()).await;
-    let said = heard();
+    let lines = requests();
     assert!(
-        said.lines().any(|l| l == "http /stop kube-lifecycle/1.36"),
-        "{said}"
+        lines.lines().any(|l| l == "http /stop kube-lifecycle/1.36"),
+        "{lines}"
     );
     let events = machine.events("p").await.join("\n");
     for event in [

@@ -121,8 +121,8 @@ async fn l4_t8_the_pods_own_group_follows_its_resources() {
 
     // More of one, less of the other.
     ask(&machine, "p", requirements("300m", "32Mi")).await;
-    let wanted = json!([requirements("300m", "32Mi"), {"cpu": "300m", "memory": "32Mi"}]);
-    let resized = |p: Option<&Pod>| shown(p) == wanted && condition(p, "PodResizeInProgress").is_none();
+    let expected = json!([requirements("300m", "32Mi"), {"cpu": "300m", "memory": "32Mi"}]);
+    let resized = |p: Option<&Pod>| shown(p) == expected && condition(p, "PodResizeInProgress").is_none();
     machine.wait("p", "resized", resized).await;
     assert_eq!(held(&group), (shares(307), 30_000, 32 << 20));
     assert_eq!(held(&bare), (shares(307), 30_000, 32 << 20));

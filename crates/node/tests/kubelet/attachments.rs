@@ -7,7 +7,7 @@ use knarr_api::kinds::persistent_volume::{ATTACHER, IN_USE};
 
 use super::*;
 
-/// A node went down with a pod that used a volume, and the pod was removed meanwhile. The API cannot be reached when
+/// A node crashed with a pod that used a volume, and the pod was deleted meanwhile. The API cannot be reached when
 /// the kubelet collects the pod's leftovers.
 #[tokio::test(start_paused = true)]
 async fn s7_a_deleted_pods_volume_is_released_when_the_api_is_reachable_again() {

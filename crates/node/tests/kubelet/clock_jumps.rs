@@ -29,7 +29,7 @@ async fn history(jump: Option<(u64, SignedDuration)>) -> Vec<String> {
     let world = World::on(clock.clone());
     let began = Instant::now();
     let seen: Arc<Mutex<Vec<String>>> = Arc::default();
-    let heard = seen.clone();
+    let events = seen.clone();
     world.runtime.observe(move |container, happening| {
         let what = match happening {
             ContainerEvent::Started => "starts".to_string(),
@@ -37,7 +37,9 @@ async fn history(jump: Option<(u64, SignedDuration)>) -> Vec<String> {
             _ => return,
         };
         let second = began.elapsed().as_millis().div_ceil(1000);
-        heard.lock().push(format!("{second:3} {} {what}", container.name));
+        events
+            .lock()
+            .push(format!("{second:3} {} {what}", container.name));
     });
     let crashes = StopBehavior::Finishes(Duration::from_secs(2));
     world.runtime.set_stop_behavior("crashes", crashes);

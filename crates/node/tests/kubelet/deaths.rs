@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
+use knarr_kubelet::ids::{ContainerId, SandboxId};
 use knarr_kubelet::runtime::{Container, Sandbox};
 use knarr_node::runtime::fake::{ContainerEvent, End, StopBehavior};
 use knarr_node::runtime::{
@@ -88,7 +89,7 @@ impl MortalRuntime {
 #[async_trait]
 impl Runtime for MortalRuntime {
     async fn status(&self) -> Result<RuntimeStatus> {
-        // How the node is must not be counted among a pod's steps: it is asked for at any time.
+        // The runtime's status is polled at any time, so it does not count as one of the pod's calls.
         self.inner.status().await
     }
     async fn events(&self) -> Result<BoxStream<'static, RuntimeEvent>> {
@@ -97,46 +98,51 @@ impl Runtime for MortalRuntime {
     async fn sandboxes(&self) -> Result<Vec<Sandbox>> {
         self.inner.sandboxes().await
     }
-    async fn sandbox(&self, id: &str) -> Result<SandboxDetail> {
+    async fn sandbox(&self, id: &SandboxId) -> Result<SandboxDetail> {
         self.call(self.inner.sandbox(id)).await
     }
-    async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
+    async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<SandboxId> {
         self.call(self.inner.run_sandbox(config, handler)).await
     }
-    async fn stop_sandbox(&self, id: &str) -> Result<()> {
+    async fn stop_sandbox(&self, id: &SandboxId) -> Result<()> {
         self.call(self.inner.stop_sandbox(id)).await
     }
-    async fn remove_sandbox(&self, id: &str) -> Result<()> {
+    async fn remove_sandbox(&self, id: &SandboxId) -> Result<()> {
         self.call(self.inner.remove_sandbox(id)).await
     }
     async fn containers(&self) -> Result<Vec<Container>> {
         self.inner.containers().await
     }
-    async fn container(&self, id: &str) -> Result<ContainerDetail> {
+    async fn container(&self, id: &ContainerId) -> Result<ContainerDetail> {
         self.call(self.inner.container(id)).await
     }
     async fn create_container(
         &self,
-        sandbox_id: &str,
+        sandbox_id: &SandboxId,
         config: &ContainerConfig,
         sandbox: &PodSandboxConfig,
-    ) -> Result<String> {
+    ) -> Result<ContainerId> {
         self.call(self.inner.create_container(sandbox_id, config, sandbox))
             .await
     }
-    async fn start_container(&self, id: &str) -> Result<()> {
+    async fn start_container(&self, id: &ContainerId) -> Result<()> {
         self.call(self.inner.start_container(id)).await
     }
-    async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
+    async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<()> {
         self.call(self.inner.stop_container(id, grace)).await
     }
-    async fn remove_container(&self, id: &str) -> Result<()> {
+    async fn remove_container(&self, id: &ContainerId) -> Result<()> {
         self.call(self.inner.remove_container(id)).await
     }
-    async fn update_container(&self, id: &str, resources: &LinuxContainerResources) -> Result<()> {
+    async fn update_container(&self, id: &ContainerId, resources: &LinuxContainerResources) -> Result<()> {
         self.call(self.inner.update_container(id, resources)).await
     }
-    async fn exec(&self, id: &str, command: &[String], limit: Option<Duration>) -> Result<ExecOutput> {
+    async fn exec(
+        &self,
+        id: &ContainerId,
+        command: &[String],
+        limit: Option<Duration>,
+    ) -> Result<ExecOutput> {
         let hook = async {
             let done = self.inner.exec(id, command, limit).await;
             if done.is_ok() {
@@ -149,16 +155,16 @@ impl Runtime for MortalRuntime {
     async fn usage(&self) -> Result<Vec<Usage>> {
         self.inner.usage().await
     }
-    async fn exec_url(&self, id: &str, options: &ExecOptions) -> Result<String> {
+    async fn exec_url(&self, id: &ContainerId, options: &ExecOptions) -> Result<String> {
         self.inner.exec_url(id, options).await
     }
-    async fn attach_url(&self, id: &str, options: &ExecOptions) -> Result<String> {
+    async fn attach_url(&self, id: &ContainerId, options: &ExecOptions) -> Result<String> {
         self.inner.attach_url(id, options).await
     }
-    async fn port_forward_url(&self, id: &str, ports: &[i32]) -> Result<String> {
+    async fn port_forward_url(&self, id: &SandboxId, ports: &[i32]) -> Result<String> {
         self.inner.port_forward_url(id, ports).await
     }
-    async fn reopen_log(&self, id: &str) -> Result<()> {
+    async fn reopen_log(&self, id: &ContainerId) -> Result<()> {
         self.inner.reopen_log(id).await
     }
     async fn images(&self) -> Result<Vec<Image>> {

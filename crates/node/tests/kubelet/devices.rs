@@ -190,9 +190,9 @@ impl World {
     }
 
     async fn until_has(&self, capacity: &str, allocatable: &str) {
-        let wanted = Some((capacity.to_string(), allocatable.to_string()));
-        until(&format!("the node has {wanted:?}"), async || {
-            self.has().await == wanted
+        let expected = Some((capacity.to_string(), allocatable.to_string()));
+        until(&format!("the node has {expected:?}"), async || {
+            self.has().await == expected
         })
         .await;
     }
@@ -401,7 +401,7 @@ async fn l4_a_device_plugin_registers_in_the_registry_as_well() {
                 endpoint: socket.display().to_string(),
                 supported_versions: vec![version.into()],
             },
-            heard: Mutex::default(),
+            statuses: Mutex::default(),
         });
         let file = format!("{}.sock", name.replace('/', "-"));
         (Serving::begin(&registry.join(file), registrar.clone()), registrar)
@@ -410,12 +410,12 @@ async fn l4_a_device_plugin_registers_in_the_registry_as_well() {
     let (shown, registrar) = show(GPU, "v1beta1");
     world.until_has("1", "1").await;
     until("both are notified", async || {
-        !wrong.heard.lock().is_empty() && !registrar.heard.lock().is_empty()
+        !wrong.statuses.lock().is_empty() && !registrar.statuses.lock().is_empty()
     })
     .await;
-    assert!(registrar.heard.lock()[0].plugin_registered);
+    assert!(registrar.statuses.lock()[0].plugin_registered);
     assert_eq!(
-        wrong.heard.lock()[0].error,
+        wrong.statuses.lock()[0].error,
         "RegisterPlugin error -- plugin validation failed with err: manager version, v1beta1, is not among plugin \
          supported versions [\"v1alpha1\"]"
     );

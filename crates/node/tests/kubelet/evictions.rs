@@ -176,13 +176,13 @@ async fn t8_the_pod_with_the_most_use_over_its_request_is_evicted_and_the_node_r
     let events = world.events("greedy").await;
     assert!(events.contains(&format!("Evicted {message}")), "{events:?}");
     let events = world.events("n1").await;
-    for wanted in [
+    for expected in [
         "EvictionThresholdMet Attempting to reclaim memory",
         "NodeHasInsufficientMemory Node n1 status is now: NodeHasInsufficientMemory",
     ] {
         assert!(
-            events.iter().any(|t| t == wanted),
-            "{wanted:?} is not in {events:?}"
+            events.iter().any(|t| t == expected),
+            "{expected:?} is not in {events:?}"
         );
     }
     // While it lasts, what could make it worse is not taken in.

@@ -247,17 +247,17 @@ async fn t4_a_runtime_that_restarts_neither_loses_nor_doubles_a_container() {
 #[tokio::test(start_paused = true)]
 async fn l6_statuses_survive_conflicts_and_an_api_that_fails() {
     let world = World::new();
-    let mut refusals = 0;
+    let mut writes = 0;
     world.api.intercept(move |request| {
         let write = request.kind == Pod::kind_of().clone() && request.subresource == "status";
-        refusals += i32::from(write);
-        match refusals {
+        writes += i32::from(write);
+        match writes {
             _ if !write => None,
             1..=3 => Some(Error::unavailable(
                 "the server is currently unable to handle the request",
             )),
             4 => Some(Error::conflict(
-                request.kind.about(&request.name),
+                request.kind.resource_ref(&request.name),
                 "the object has been modified",
             )),
             _ => None,
@@ -315,7 +315,7 @@ async fn b4_a_node_that_is_cut_off_terminates_what_must_not_run_twice_and_nothin
     sleep(Duration::from_secs(600)).await;
     assert_eq!(running(&world), ["plain"], "nothing is started again meanwhile");
     cut.store(false, std::sync::atomic::Ordering::SeqCst);
-    // While the node could not know, one was released by those who vouch for it.
+    // While the node was cut off, a user released one of the pods.
     world.api.break_watches(true);
     let at_once = DeleteOptions {
         grace_period_seconds: Some(0),
@@ -380,7 +380,7 @@ async fn b4_renewals_that_are_answered_late_or_at_the_second_try_end_nothing() {
         let name = world.api.names(&registry::LEASE).remove(0);
         world
             .api
-            .answer_updates_late(move |request| match request.kind.plural() {
+            .delay_update_responses(move |request| match request.kind.plural() {
                 "leases" => Duration::from_secs(takes),
                 _ => Duration::ZERO,
             });

@@ -1,4 +1,4 @@
-//! How a node comes to its object.
+//! How a node registers its Node object.
 
 use k8s_openapi::api::core::v1::Node;
 
@@ -72,8 +72,8 @@ async fn s4_the_node_status_equals_what_the_api_returns() {
     sleep(Duration::from_secs(1)).await;
     let node = world.api.get_as::<Node>("", "n1").await.unwrap();
     let ops = &Node::kind_of().ops;
-    let mut given_back = ops.decode(&serde_json::to_vec(&*node).unwrap()).unwrap().object;
-    ops.set_defaults(&mut *given_back).unwrap();
-    let given_back: &Node = given_back.as_any().downcast_ref().unwrap();
-    assert_eq!(given_back.status, node.status);
+    let mut decoded = ops.decode(&serde_json::to_vec(&*node).unwrap()).unwrap().object;
+    ops.set_defaults(&mut *decoded).unwrap();
+    let decoded: &Node = decoded.as_any().downcast_ref().unwrap();
+    assert_eq!(decoded.status, node.status);
 }

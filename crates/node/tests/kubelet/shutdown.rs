@@ -86,7 +86,7 @@ async fn t9_pods_end_by_priority_within_the_nodes_budget_and_none_are_taken_mean
         pods,
     };
     let want = [
-        Progress::Begun { longest_seconds: 30 },
+        Progress::Begun { max_seconds: 30 },
         group(0, 20, 2),
         group(2_000_000_000, 10, 1),
         Progress::Done { left: 0 },

@@ -1,6 +1,6 @@
 //! Pods from files of the node's own, and their mirrors.
 
-use knarr_kubelet::static_pods::mirrored;
+use knarr_kubelet::static_pods::mirrored_hash;
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn manifest(image: &str) -> String {
     .to_string()
 }
 
-fn with_folder(world: &World) -> (std::path::PathBuf, KubeletConfiguration) {
+fn with_directory(world: &World) -> (std::path::PathBuf, KubeletConfiguration) {
     let directory = world.dir.path().join("manifests");
     std::fs::create_dir_all(&directory).unwrap();
     let configuration = KubeletConfiguration {
@@ -28,14 +28,14 @@ async fn some_time() {
 #[tokio::test(start_paused = true)]
 async fn l13_a_static_pod_runs_by_its_file_and_the_api_shows_its_mirror() {
     let world = World::new();
-    let (file, configuration) = with_folder(&world);
+    let (file, configuration) = with_directory(&world);
     std::fs::write(&file, manifest("app")).unwrap();
     let (kubelet, cancel) = world.kubelet_with(configuration.clone(), None);
     some_time().await;
     let mirror = world.pod("web-n1").await.unwrap();
     assert_eq!(mirror.status.as_ref().unwrap().phase.as_deref(), Some("Running"));
     assert_eq!(mirror.metadata.owner_references.as_ref().unwrap()[0].kind, "Node");
-    let hash = mirrored(&mirror).unwrap().to_string();
+    let hash = mirrored_hash(&mirror).unwrap().to_string();
     assert_eq!(world.runtime.running()[0].1, format!("{hash}/c"));
     // Deleting the mirror does not delete the pod.
     world.delete("web-n1").await;
@@ -57,8 +57,8 @@ async fn l13_a_static_pod_runs_by_its_file_and_the_api_shows_its_mirror() {
     let running = world.runtime.running();
     assert_eq!(running.len(), 1, "{running:?}");
     let other = world.pod("web-n1").await.unwrap();
-    assert_ne!(mirrored(&other), Some(hash.as_str()));
-    assert_eq!(running[0].1, format!("{}/c", mirrored(&other).unwrap()));
+    assert_ne!(mirrored_hash(&other), Some(hash.as_str()));
+    assert_eq!(running[0].1, format!("{}/c", mirrored_hash(&other).unwrap()));
     std::fs::remove_file(&file).unwrap();
     some_time().await;
     assert!(world.pod("web-n1").await.is_none());
@@ -90,7 +90,7 @@ async fn shows(world: &World, want: Option<(i32, bool)>) -> Duration {
 #[tokio::test(start_paused = true)]
 async fn l4_restarts_of_a_static_pod_are_counted_on_while_it_is_the_same() {
     let world = World::new();
-    let (file, configuration) = with_folder(&world);
+    let (file, configuration) = with_directory(&world);
     std::fs::write(&file, manifest("app")).unwrap();
     let (kubelet, cancel) = world.kubelet_with(configuration.clone(), None);
     shows(&world, Some((0, true))).await;
@@ -136,7 +136,7 @@ async fn l4_restarts_of_a_static_pod_are_counted_on_while_it_is_the_same() {
 #[tokio::test]
 async fn l1_a_changed_manifest_acts_within_a_second() {
     let world = World::new();
-    let (file, configuration) = with_folder(&world);
+    let (file, configuration) = with_directory(&world);
     world.runtime.add_image("docker.io/library/other:latest");
     let (_kubelet, _cancel) = world.kubelet_with(configuration, None);
     std::fs::write(&file, manifest("app")).unwrap();
@@ -165,7 +165,7 @@ async fn l1_a_changed_manifest_acts_within_a_second() {
 #[tokio::test(start_paused = true)]
 async fn l1_a_changed_manifest_acts_without_an_api() {
     let world = World::new();
-    let (file, configuration) = with_folder(&world);
+    let (file, configuration) = with_directory(&world);
     std::fs::write(&file, manifest("app")).unwrap();
     world.runtime.add_image("docker.io/library/other:latest");
     let (_kubelet, _cancel) = world.kubelet_with(configuration, None);
@@ -189,7 +189,7 @@ async fn l1_a_changed_manifest_acts_without_an_api() {
     up.store(true, std::sync::atomic::Ordering::SeqCst);
     shows(&world, Some((1, true))).await;
     let mirror = world.pod("web-n1").await.unwrap();
-    assert_eq!(running[0].1, format!("{}/c", mirrored(&mirror).unwrap()));
+    assert_eq!(running[0].1, format!("{}/c", mirrored_hash(&mirror).unwrap()));
     // No earlier pod takes it for its own.
     sleep(Duration::from_secs(60)).await;
     assert_eq!(
@@ -202,7 +202,7 @@ async fn l1_a_changed_manifest_acts_without_an_api() {
 #[tokio::test(start_paused = true)]
 async fn l13_a_static_pod_runs_without_an_api_and_is_shown_when_it_comes() {
     let world = World::new();
-    let (file, configuration) = with_folder(&world);
+    let (file, configuration) = with_directory(&world);
     std::fs::write(&file, manifest("app")).unwrap();
     let up = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let answers = up.clone();

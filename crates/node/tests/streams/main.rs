@@ -35,7 +35,7 @@ async fn l13_streams_and_logs_reach_real_containers() {
             exec_ends_when_stdin_is_not_read(&node).await;
             exit_codes_arrive(&node).await;
             a_terminal_is_resized(&node).await;
-            a_missing_program_is_told(&node).await;
+            a_missing_program_is_reported(&node).await;
             attach_talks_to_the_container(&node).await;
             ports_are_forwarded(&node).await;
             logs_follow_across_rotation(&node).await;
@@ -120,7 +120,7 @@ async fn a_terminal_is_resized(node: &Node) {
     let path = exec(&["sh"], "input=1&output=1&tty=1");
     let mut client = Channels::open(node, &path, "v5.channel.k8s.io").await;
     client.send(4, br#"{"Width":101,"Height":41}"#).await;
-    // The size comes by another way than the command: asked for until it is there.
+    // The size arrives on another channel than the command's start: the command polls it.
     client
         .send(0, b"until stty size | grep 101; do sleep 0.1; done; exit 5\n")
         .await;
@@ -130,7 +130,7 @@ async fn a_terminal_is_resized(node: &Node) {
     assert!(ended.status.contains(r#""message":"5""#), "{}", ended.status);
 }
 
-async fn a_missing_program_is_told(node: &Node) {
+async fn a_missing_program_is_reported(node: &Node) {
     let path = exec(&["/no/such/program"], "output=1&error=1");
     let ended = Channels::open(node, &path, "v5.channel.k8s.io")
         .await

@@ -7,6 +7,7 @@ use std::time::Duration;
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
+use knarr_kubelet::ids::{ContainerId, SandboxId};
 use knarr_node::containerd::{Containerd, ContainerdConfig};
 use knarr_node::images;
 use knarr_node::runtime::Runtime;
@@ -29,7 +30,7 @@ pub struct Inner {
     pub runtime: Arc<dyn Runtime>,
     pub server: Server,
     directory: TempDir,
-    sandbox: String,
+    sandbox: SandboxId,
     sandbox_config: v1::PodSandboxConfig,
     pods: Arc<OnePod>,
     containerd: Mutex<Option<Containerd>>,
@@ -45,7 +46,7 @@ impl std::ops::Deref for Node {
 
 /// The pod's containers, by name, with their ids.
 #[derive(Default)]
-struct OnePod(Mutex<Vec<(String, String, bool)>>);
+struct OnePod(Mutex<Vec<(String, ContainerId, bool)>>);
 
 impl Pods for OnePod {
     fn get(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
@@ -161,7 +162,7 @@ impl Node {
     }
 
     /// Starts a container that runs `script`; its id.
-    pub async fn run(&self, name: &str, script: &str, stdin: bool, tty: bool) -> String {
+    pub async fn run(&self, name: &str, script: &str, stdin: bool, tty: bool) -> ContainerId {
         let mut labels = labels();
         labels.insert("io.kubernetes.container.name".into(), name.into());
         let config = v1::ContainerConfig {

@@ -133,7 +133,7 @@ pub fn serve(
             endpoint: socket.display().to_string(),
             supported_versions: versions.iter().map(|v| v.to_string()).collect(),
         },
-        heard: Mutex::default(),
+        statuses: Mutex::default(),
     };
     let registry = kubelet.join(format!("plugins_registry/{name}.sock"));
     [

@@ -37,7 +37,7 @@ impl Drop for Serving {
 /// Registers in the kubelet's registry for a plugin that listens elsewhere.
 pub struct Registrar {
     pub info: watcher::PluginInfo,
-    pub heard: parking_lot::Mutex<Vec<watcher::RegistrationStatus>>,
+    pub statuses: parking_lot::Mutex<Vec<watcher::RegistrationStatus>>,
 }
 
 #[async_trait::async_trait]
@@ -48,11 +48,11 @@ impl Service for Registrar {
                 serve::unary(request, |_: watcher::InfoRequest| async { Ok(self.info.clone()) }).await
             }
             Some("NotifyRegistrationStatus") => {
-                let hear = |status: watcher::RegistrationStatus| async {
-                    self.heard.lock().push(status);
+                let record = |status: watcher::RegistrationStatus| async {
+                    self.statuses.lock().push(status);
                     Ok(watcher::RegistrationStatusResponse {})
                 };
-                serve::unary(request, hear).await
+                serve::unary(request, record).await
             }
             _ => serve::unimplemented(&request),
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{NodeAffinity, TopologySpreadConstraint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::field::{Errors, Path};
+use knarr_api::field::{ErrorList, Path};
 use knarr_api::kinds::pod::validate_node_affinity;
 use knarr_api::{k8s_openapi, meta};
 use serde_json::Value;
@@ -14,10 +14,11 @@ use super::plugins;
 use super::version::{GROUP, Version};
 use knarr_api::document::{Fields, Report};
 
-/// The scale on which users give scores in shapes.
+/// The highest score in a shape point.
 const MAX_CUSTOM_PRIORITY_SCORE: i32 = 10;
 
-/// How few nodes a dry run of preemption may be content with. Here all nodes are tried, which satisfies any value.
+/// The fewest candidate nodes that a dry run of preemption may stop at. Here all nodes are tried, which satisfies any
+/// value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DefaultPreemptionArgs {
     pub min_candidate_nodes_percentage: i32,
@@ -26,19 +27,19 @@ pub struct DefaultPreemptionArgs {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterPodAffinityArgs {
-    /// 0 to 100: what a required affinity of a pod that stands counts in scores.
+    /// 0 to 100: the weight in scores of the required affinity terms of existing pods (`hardPodAffinityWeight`).
     pub hard_pod_affinity_weight: i32,
     pub ignore_preferred_terms_of_existing_pods: bool,
 }
 
-/// A resource and how much it counts.
+/// A resource and its weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourceSpec {
     pub name: String,
     pub weight: i64,
 }
 
-/// A point of the broken line that turns utilization into a score.
+/// A point of the piecewise linear function from utilization to score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UtilizationShapePoint {
     /// Percent.
@@ -47,7 +48,7 @@ pub struct UtilizationShapePoint {
     pub score: i32,
 }
 
-/// How nodes are compared by what they have left.
+/// The scoring strategy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScoringStrategy {
     LeastAllocated,
@@ -59,32 +60,32 @@ pub enum ScoringStrategy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeResourcesFitArgs {
     pub ignored_resources: BTreeSet<String>,
-    /// Those before the `/` of a resource's name.
+    /// The part of a resource name before the `/` (`ignoredResourceGroups`).
     pub ignored_resource_groups: BTreeSet<String>,
     pub scoring_strategy: ScoringStrategy,
     pub resources: Vec<ResourceSpec>,
 }
 
-/// Constraints for pods that have none.
+/// The default topology spread constraints.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PodTopologySpreadArgs {
     /// The built-in ones.
     System,
-    /// These, without selectors.
+    /// These; they have no selectors.
     List(Vec<TopologySpreadConstraint>),
 }
 
-/// The arguments of all plugins that have some.
+/// The arguments of all plugins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PluginArgs {
     pub default_preemption: DefaultPreemptionArgs,
     pub inter_pod_affinity: InterPodAffinityArgs,
-    /// What every node must meet, and is liked for, beside what the pod says.
+    /// `addedAffinity`: node affinity that is added to the one of every pod.
     pub added_node_affinity: Option<NodeAffinity>,
     pub balanced_allocation_resources: Vec<ResourceSpec>,
     pub node_resources_fit: NodeResourcesFitArgs,
     pub pod_topology_spread: PodTopologySpreadArgs,
-    /// How long binding waits for volumes.
+    /// `bindTimeoutSeconds`: how long binding waits for volumes.
     pub bind_timeout_seconds: i64,
 }
 
@@ -121,7 +122,7 @@ impl Default for PluginArgs {
     }
 }
 
-/// Reads `pluginConfig`, a list of names and arguments.
+/// Parses `pluginConfig`, a list of names and arguments.
 pub(super) fn read(list: Vec<(&Value, Path)>, version: Version, report: &mut Report) -> PluginArgs {
     let mut args = PluginArgs::default();
     let mut seen: BTreeMap<&str, Path> = BTreeMap::new();
@@ -141,7 +142,7 @@ pub(super) fn read(list: Vec<(&Value, Path)>, version: Version, report: &mut Rep
             continue;
         }
         if !plugins::is_known(name) {
-            report.note(&path.child("name"), "has no effect: there is no such plugin");
+            report.note(&path.child("name"), "has no effect: unknown plugin");
             continue;
         }
         if let Some(of) = of {
@@ -209,7 +210,7 @@ impl PluginArgs {
         }
     }
 
-    pub(super) fn set_hard_pod_affinity_weight(&mut self, weight: i32, path: &Path, errors: &mut Errors) {
+    pub(super) fn set_hard_pod_affinity_weight(&mut self, weight: i32, path: &Path, errors: &mut ErrorList) {
         if !(0..=100).contains(&weight) {
             errors.invalid(path, weight, "not in valid range [0, 100]");
         }
@@ -226,9 +227,11 @@ impl PluginArgs {
                 report.errors.extend(validate_node_affinity(&affinity, &at));
                 self.added_node_affinity = Some(affinity);
             }
-            Err(error) => report
-                .errors
-                .type_invalid(&at, value, format!("is no node affinity: {error}")),
+            Err(error) => {
+                report
+                    .errors
+                    .type_invalid(&at, value, format!("is not a valid node affinity: {error}"))
+            }
         }
     }
 
@@ -271,10 +274,10 @@ impl PluginArgs {
         if let Some(resources) = read_resources(&mut strategy, "resources", report) {
             for (resource, path) in &resources {
                 if !(1..=100).contains(&resource.weight) {
-                    let words = format!("resource weight of {} not in valid range (0, 100]", resource.name);
+                    let detail = format!("resource weight of {} not in valid range (0, 100]", resource.name);
                     report
                         .errors
-                        .invalid(&path.child("weight"), resource.weight, words);
+                        .invalid(&path.child("weight"), resource.weight, detail);
                 }
             }
             args.resources = resources.into_iter().map(|(resource, _)| resource).collect();
@@ -352,41 +355,41 @@ impl PluginArgs {
         }
         let at = fields.at("shape");
         if fields.take("shape").is_some() {
-            let words =
+            let detail =
                 "unexpected field `shape`, remove it or turn on the feature gate StorageCapacityScoring";
-            report.errors.forbidden(&at, words);
+            report.errors.forbidden(&at, detail);
         }
     }
 
-    pub(super) fn set_bind_timeout(&mut self, seconds: i64, path: &Path, errors: &mut Errors) {
+    pub(super) fn set_bind_timeout(&mut self, seconds: i64, path: &Path, errors: &mut ErrorList) {
         if seconds < 0 {
-            let words = "invalid BindTimeoutSeconds, should not be a negative value";
-            errors.invalid(path, seconds, words);
+            let detail = "invalid BindTimeoutSeconds, should not be a negative value";
+            errors.invalid(path, seconds, detail);
         }
         self.bind_timeout_seconds = seconds;
     }
 }
 
-/// Arguments may say what they are, and must be that.
+/// `apiVersion` and `kind` are optional and have one allowed value each.
 fn check_type(name: &str, fields: &mut Fields, version: Version, report: &mut Report) {
     if let Some(api_version) = fields.text("apiVersion", report)
         && Version::parse(api_version) != Some(version)
     {
-        let words = format!("must be a version of {GROUP}, the same as the file's");
+        let detail = format!("must be a version of {GROUP}, the same as the file's");
         report
             .errors
-            .invalid(&fields.at("apiVersion"), api_version, words);
+            .invalid(&fields.at("apiVersion"), api_version, detail);
     }
     let expected = format!("{name}Args");
     if let Some(kind) = fields.text("kind", report)
         && kind != expected
     {
-        let words = format!("args for plugin {name} must be of kind {expected}");
-        report.errors.invalid(&fields.at("kind"), kind, words);
+        let detail = format!("args for plugin {name} must be of kind {expected}");
+        report.errors.invalid(&fields.at("kind"), kind, detail);
     }
 }
 
-/// `None` where the defaults are meant.
+/// `None`: the default.
 fn read_resources(
     fields: &mut Fields,
     name: &'static str,
@@ -424,7 +427,7 @@ fn read_shape(fields: &mut Fields, report: &mut Report) -> Vec<UtilizationShapeP
                 .last()
                 .is_some_and(|last| last.utilization >= point.utilization)
         {
-            // Said once.
+            // Reported once.
             sorted = false;
             errors.invalid(
                 &fields.at("utilization"),
@@ -440,8 +443,8 @@ fn read_shape(fields: &mut Fields, report: &mut Report) -> Vec<UtilizationShapeP
             );
         }
         if !(0..=MAX_CUSTOM_PRIORITY_SCORE).contains(&point.score) {
-            let words = format!("not in valid range [0, {MAX_CUSTOM_PRIORITY_SCORE}]");
-            errors.invalid(&fields.at("score"), point.score, words);
+            let detail = format!("not in valid range [0, {MAX_CUSTOM_PRIORITY_SCORE}]");
+            errors.invalid(&fields.at("score"), point.score, detail);
         }
         fields.finish(report);
         shape.push(point);
@@ -508,9 +511,9 @@ fn read_dynamic_resources(fields: &mut Fields, report: &mut Report) {
     if let Some(timeout) = fields.duration("filterTimeout", report)
         && timeout.is_negative()
     {
-        let words = "must be zero or positive";
+        let detail = "must be zero or positive";
         let shown = format!("{timeout}");
-        report.errors.invalid(&fields.at("filterTimeout"), shown, words);
+        report.errors.invalid(&fields.at("filterTimeout"), shown, detail);
     }
     if let Some(timeout) = fields.duration("bindingTimeout", report)
         && timeout < SignedDuration::from_secs(1)

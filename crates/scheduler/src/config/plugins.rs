@@ -1,5 +1,5 @@
-//! Which plugin works at which extension point: the defaults of v1.36 with what a profile enables, disables and weighs
-//! anew, put together in the order and with the precedence of kube-scheduler.
+//! Which plugins are called at which extension point: the defaults of v1.36, merged with what a profile enables,
+//! disables and weights, in the order and with the precedence of kube-scheduler.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::version::Version;
 use knarr_api::document::{Fields, Report};
 
-/// Where in a pod's way plugins are asked.
+/// An extension point of the scheduling framework.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ExtensionPoint {
     PreEnqueue,
@@ -37,7 +37,7 @@ impl ExtensionPoint {
         Bind, PostBind,
     ];
 
-    /// The field of `plugins` it is set by.
+    /// Its field in `plugins`.
     pub fn field(self) -> &'static str {
         match self {
             PreEnqueue => "preEnqueue",
@@ -57,12 +57,12 @@ impl ExtensionPoint {
 }
 
 /// A plugin of v1.36.
-struct Known {
+struct PluginInfo {
     name: &'static str,
     points: &'static [ExtensionPoint],
     /// In the default set: with this weight (0: it does not score).
     default_weight: Option<i32>,
-    /// Whether this scheduler has it. What it has not is accepted, because the default set names it.
+    /// Whether this scheduler implements it. Others are accepted, because the default set names them.
     here: bool,
 }
 
@@ -71,8 +71,8 @@ const fn known(
     default_weight: Option<i32>,
     here: bool,
     points: &'static [ExtensionPoint],
-) -> Known {
-    Known {
+) -> PluginInfo {
+    PluginInfo {
         name,
         points,
         default_weight,
@@ -81,7 +81,7 @@ const fn known(
 }
 
 /// All in-tree plugins; those of the default set in its order.
-const PLUGINS: [Known; 23] = [
+const PLUGINS: [PluginInfo; 23] = [
     known("SchedulingGates", Some(0), true, &[PreEnqueue]),
     known("PrioritySort", Some(0), true, &[QueueSort]),
     known("NodeUnschedulable", Some(0), true, &[Filter]),
@@ -142,7 +142,7 @@ const PLUGINS: [Known; 23] = [
     known("PodGroupPodsCount", None, false, &[]),
 ];
 
-/// The default set's, of those before v1: one plugin does their work now, or it is done no more.
+/// Plugins of the default set of versions before v1: another plugin replaces them, or they were removed.
 const REMOVED_IN_V1: [&str; 5] = [
     "AzureDiskLimits",
     "CinderLimits",
@@ -150,10 +150,10 @@ const REMOVED_IN_V1: [&str; 5] = [
     "GCEPDLimits",
     "SelectorSpread",
 ];
-/// The version that refuses them, as kube-scheduler says it.
+/// The first version that rejects them, as kube-scheduler's message names it.
 const V1: &str = "kubescheduler.config.k8s.io/v1";
 
-fn find(name: &str) -> Option<&'static Known> {
+fn find(name: &str) -> Option<&'static PluginInfo> {
     PLUGINS.iter().find(|p| p.name == name)
 }
 
@@ -166,11 +166,11 @@ pub(super) fn is_known(name: &str) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plugin {
     pub name: &'static str,
-    /// How much its score counts; meaningless where it does not score.
+    /// The weight of its score; unused where it does not score.
     pub weight: i32,
 }
 
-/// The plugins in force, at each point in the order in which they are asked.
+/// The enabled plugins, at each extension point in the order in which they are called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plugins(BTreeMap<ExtensionPoint, Vec<Plugin>>);
 
@@ -189,7 +189,7 @@ impl Plugins {
         self.at(point).iter().any(|p| p.name == name)
     }
 
-    /// How much its score counts; 0: it does not score.
+    /// The weight of its score; 0: it does not score.
     pub fn weight(&self, name: &str) -> i32 {
         self.at(Score)
             .iter()
@@ -205,7 +205,7 @@ impl Plugins {
 }
 
 fn default_set() -> Vec<Plugin> {
-    let default = |p: &Known| {
+    let default = |p: &PluginInfo| {
         Some(Plugin {
             name: p.name,
             weight: p.default_weight?,
@@ -214,17 +214,17 @@ fn default_set() -> Vec<Plugin> {
     PLUGINS.iter().filter_map(default).collect()
 }
 
-/// What a profile says of one extension point.
+/// What a profile says about one extension point.
 #[derive(Debug, Default)]
 struct PluginSet {
     enabled: Vec<Plugin>,
     disabled: BTreeSet<String>,
 }
 
-/// `*` stands for all of the defaults.
+/// `*` means all default plugins.
 const ALL: &str = "*";
 
-/// Reads `plugins` of a profile.
+/// Parses `plugins` of a profile.
 pub(super) fn read(mut fields: Fields, version: Version, report: &mut Report) -> Plugins {
     let path = fields.path.clone();
     let mut sets = BTreeMap::new();
@@ -237,14 +237,14 @@ pub(super) fn read(mut fields: Fields, version: Version, report: &mut Report) ->
         .object("multiPoint", report)
         .map(|set| read_set(set, None, version, report))
         .unwrap_or_default();
-    // For groups of pods; their feature is off.
+    // For gang scheduling; the feature gate is off.
     for name in ["placementGenerate", "placementScore"] {
         if fields.take(name).is_some() {
-            report.note(&fields.at(name), "has no effect: pods are placed one by one");
+            report.note(&fields.at(name), "has no effect: pods are scheduled one by one");
         }
     }
     if version == Version::V1Alpha1 {
-        // As it was called before there was preBind beside it.
+        // The name of this point before preBind existed.
         for name in ["unreserve", "postReserve"] {
             if fields.take(name).is_some() {
                 report.note(
@@ -294,7 +294,7 @@ fn read_set(
     for (item, path) in fields.list("disabled", report).unwrap_or_default() {
         if let Some((name, _)) = read_plugin(item, path.clone(), report) {
             if name != ALL && !is_known(name) {
-                report.note(&path.child("name"), "there is no such plugin to disable");
+                report.note(&path.child("name"), "no such plugin to disable");
             }
             set.disabled.insert(name.to_string());
         }
@@ -327,9 +327,9 @@ fn checked(
     let at = path.child("name");
     if REMOVED_IN_V1.contains(&name) {
         if version == Version::V1 {
-            let words =
+            let detail =
                 format!("was invalid in version {V1:?} (KubeSchedulerConfiguration is version {V1:?})");
-            report.errors.invalid(&at, name, words);
+            report.errors.invalid(&at, name, detail);
         } else {
             report.note(
                 &at,
@@ -348,16 +348,16 @@ fn checked(
         && !known.points.contains(&point)
     {
         let points: Vec<&str> = known.points.iter().map(|p| p.field()).collect();
-        let words = format!(
+        let detail = format!(
             "does not work at {}; it works at {}",
             point.field(),
             points.join(", ")
         );
-        report.errors.invalid(&at, name, words);
+        report.errors.invalid(&at, name, detail);
         return None;
     }
     if !known.here {
-        report.note(&at, "has no effect: this scheduler does not have that plugin");
+        report.note(&at, "has no effect: this scheduler does not implement the plugin");
     }
     let weight = weight.unwrap_or(0);
     if weight < 0 {
@@ -367,12 +367,12 @@ fn checked(
     }
     Some(Plugin {
         name: known.name,
-        // None and 0 count once, also where the default counts more.
+        // None and 0 mean weight 1, also where the default weight is higher.
         weight: if weight == 0 { 1 } else { weight },
     })
 }
 
-/// What `multiPoint` makes of the default set: one that is enabled anew keeps its place.
+/// Merges `multiPoint` into the default set: a default plugin that is configured again keeps its position.
 fn merge(defaults: Vec<Plugin>, custom: &PluginSet) -> Vec<Plugin> {
     let mut merged = Vec::new();
     if !custom.disabled.contains(ALL) {
@@ -380,8 +380,8 @@ fn merge(defaults: Vec<Plugin>, custom: &PluginSet) -> Vec<Plugin> {
             if custom.disabled.contains(default.name) {
                 continue;
             }
-            let anew = custom.enabled.iter().find(|p| p.name == default.name);
-            merged.push(anew.copied().unwrap_or(default));
+            let configured = custom.enabled.iter().find(|p| p.name == default.name);
+            merged.push(configured.copied().unwrap_or(default));
         }
     }
     for plugin in &custom.enabled {
@@ -392,8 +392,8 @@ fn merge(defaults: Vec<Plugin>, custom: &PluginSet) -> Vec<Plugin> {
     merged
 }
 
-/// Puts every plugin of `multi_point` at all its points, unless the point's own set says otherwise: first those the
-/// set configures anew, then the others, then what only the set has.
+/// Adds every plugin of `multi_point` at all extension points that it implements, unless the point's own set disables
+/// it: first those that the set configures itself, then the others, then the further ones of the set.
 fn expand(multi_point: &[Plugin], sets: &BTreeMap<ExtensionPoint, PluginSet>) -> Plugins {
     let none = PluginSet::default();
     let mut plugins = BTreeMap::new();
@@ -407,9 +407,10 @@ fn expand(multi_point: &[Plugin], sets: &BTreeMap<ExtensionPoint, PluginSet>) ->
             .copied()
             .collect();
         let among = |p: &Plugin, list: &[Plugin]| list.iter().any(|q| q.name == p.name);
-        let (anew, further): (Vec<Plugin>, Vec<Plugin>) = set.enabled.iter().partition(|p| among(p, &spread));
+        let (configured, further): (Vec<Plugin>, Vec<Plugin>) =
+            set.enabled.iter().partition(|p| among(p, &spread));
         let others = spread.into_iter().filter(|p| !among(p, &set.enabled));
-        let all: Vec<Plugin> = anew.iter().copied().chain(others).chain(further).collect();
+        let all: Vec<Plugin> = configured.iter().copied().chain(others).chain(further).collect();
         plugins.insert(point, all);
     }
     Plugins(plugins)

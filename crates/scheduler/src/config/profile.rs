@@ -1,4 +1,4 @@
-//! From what the file says to what the rules work with.
+//! From the parsed configuration to the profiles that the plugins use.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::profile::{
 use crate::queue::Backoffs;
 
 impl KubeSchedulerConfiguration {
-    /// A scheduler that knows of no object yet.
+    /// A scheduler with an empty snapshot.
     pub fn scheduler(&self) -> Scheduler {
         let backoffs = Backoffs {
             initial: self.pod_initial_backoff,
@@ -61,7 +61,7 @@ impl From<&KubeSchedulerProfile> for Profile {
                 default_constraints: system_default_constraints(),
                 system: true,
             },
-            // None of them has a selector, so all can be read.
+            // None of them has a selector, so all of them parse.
             PodTopologySpreadArgs::List(list) => SpreadArgs {
                 default_constraints: list
                     .iter()

@@ -1,9 +1,9 @@
-//! Files as administrators write them, and what is read from them or said against them.
+//! Configuration files, and what is parsed from them or reported about them.
 
 use super::*;
 
-/// The mistakes, one a line.
-fn mistakes(text: &str) -> String {
+/// The errors, one per line.
+fn errors(text: &str) -> String {
     match parse(text) {
         Ok(_) => String::new(),
         Err(errors) => errors.iter().map(|e| format!("{e}\n")).collect(),
@@ -26,7 +26,7 @@ fn names(profile: &KubeSchedulerProfile, point: ExtensionPoint) -> Vec<&'static 
 }
 
 #[test]
-fn p6_a_file_that_says_nothing_is_the_default() {
+fn p6_an_empty_configuration_is_the_default() {
     let read = parse(&v1("")).unwrap();
     assert_eq!(read, KubeSchedulerConfiguration::default());
     assert_eq!(read.profiles[0].scheduler_name, "default-scheduler");
@@ -104,7 +104,7 @@ disablePreemption: true
             .plugins
             .is_enabled(ExtensionPoint::PostFilter, "DefaultPreemption")
     );
-    // Everything else is as always.
+    // Everything else is the default.
     let mut default = KubeSchedulerProfile::default();
     assert!(
         default
@@ -118,7 +118,7 @@ disablePreemption: true
 }
 
 #[test]
-fn p6_v1alpha1_says_the_rest_at_the_top_too() {
+fn p6_v1alpha1_has_the_other_fields_at_the_top_level_too() {
     let read = parse(
         "apiVersion: kubescheduler.config.k8s.io/v1alpha1
 kind: KubeSchedulerConfiguration
@@ -189,9 +189,9 @@ profiles:
 }
 
 #[test]
-fn p6_plugins_are_enabled_disabled_and_weighed_with_kube_schedulers_precedence() {
+fn p6_plugins_are_enabled_disabled_and_weighted_with_kube_schedulers_precedence() {
     use ExtensionPoint::{Filter, PreScore, Score};
-    // What is enabled anew at one point comes first there, and counts once unless it says more.
+    // A plugin that is enabled again at one point comes first there, and counts once unless a weight is given.
     let read = profile(&v1("
 profiles:
 - plugins:
@@ -208,7 +208,7 @@ profiles:
     assert_eq!(read.plugins.weight("NodeAffinity"), 0);
     assert!(read.plugins.is_enabled(Filter, "NodeAffinity"));
 
-    // `*` at a point leaves what the point itself enables.
+    // `*` in `disabled` leaves what the point itself enables.
     let read = profile(&v1("
 profiles:
 - plugins:
@@ -217,7 +217,8 @@ profiles:
     assert_eq!(names(&read, Score), ["NodeResourcesFit"]);
     assert_eq!(names(&read, Filter).len(), 14);
 
-    // multiPoint reaches every point of a plugin; one that is enabled anew keeps its place.
+    // multiPoint reaches every extension point of a plugin; a default plugin that is enabled again keeps its
+    // position.
     let read = profile(&v1("
 profiles:
 - plugins:
@@ -232,7 +233,7 @@ profiles:
         assert!(!read.plugins.is_enabled(point, "InterPodAffinity"), "{point:?}");
     }
 
-    // Nothing but what is asked for.
+    // Only what is enabled.
     let read = profile(&v1("
 profiles:
 - plugins:
@@ -302,8 +303,8 @@ profiles:
 }
 
 #[test]
-fn p6_every_mistake_is_listed_with_its_path() {
-    let found = mistakes(&v1("
+fn p6_every_error_is_listed_with_its_path() {
+    let found = errors(&v1("
 parallelism: 0
 percentageOfNodesToScore: 101
 podInitialBackoffSeconds: 20
@@ -400,10 +401,10 @@ profiles[0].plugins.queueSort: Required value: pods must be sorted; enable Prior
 }
 
 #[test]
-fn p6_what_is_no_configuration_is_refused_in_words() {
+fn p6_an_invalid_configuration_is_rejected_with_a_message() {
     let table = [
         ("", "Required value"),
-        ("a: [", "cannot be read as YAML"),
+        ("a: [", "invalid YAML"),
         ("- 1", "must be a mapping"),
         ("kind: KubeSchedulerConfiguration", "apiVersion: Required value"),
         (
@@ -428,26 +429,26 @@ fn p6_what_is_no_configuration_is_refused_in_words() {
             "algorithmSource.provider: Unsupported value: \"Mine\"",
         ),
     ];
-    for (text, words) in table {
-        let found = mistakes(text);
-        assert!(found.contains(words), "{text}: {found:?} lacks {words:?}");
+    for (text, detail) in table {
+        let found = errors(text);
+        assert!(found.contains(detail), "{text}: {found:?} lacks {detail:?}");
     }
     let two = v1("---\nnext: 1\n");
     assert!(
-        mistakes(&two).contains("a file holds one configuration"),
+        errors(&two).contains("a file holds one configuration"),
         "{}",
-        mistakes(&two)
+        errors(&two)
     );
 }
 
 #[test]
-fn p6_what_has_no_effect_is_noted() {
+fn p6_fields_without_effect_become_notes() {
     let read = parse(&v1("
 percentageOfNodesToScore: 30
 profiles:
 - plugins:
     score: {disabled: [{name: Typo}]}
-  pluginConfig: [{name: SomebodyElses, args: {a: 1}}]
+  pluginConfig: [{name: ThirdPartys, args: {a: 1}}]
 "))
     .unwrap();
     assert_eq!(read.percentage_of_nodes_to_score, Some(30));
@@ -455,8 +456,8 @@ profiles:
         read.notes,
         [
             "percentageOfNodesToScore: has no effect: all nodes are considered",
-            "profiles[0].plugins.score.disabled[0].name: there is no such plugin to disable",
-            "profiles[0].pluginConfig[0].name: has no effect: there is no such plugin",
+            "profiles[0].plugins.score.disabled[0].name: no such plugin to disable",
+            "profiles[0].pluginConfig[0].name: has no effect: unknown plugin",
         ]
     );
 }
@@ -466,7 +467,7 @@ fn p6_the_default_configuration_is_the_default_profile() {
     let read = parse(&v1("")).unwrap();
     let of = crate::Profile::from(&read.profiles[0]);
     let expected = crate::Profile::default();
-    // Plugins that score nothing here have weights too.
+    // Plugins that do not score here accept weights too.
     let weights = |p: &crate::Profile| {
         let names: Vec<&str> = expected.weights.keys().copied().collect();
         names.into_iter().map(|n| (n, p.weight(n))).collect::<Vec<_>>()
@@ -480,7 +481,7 @@ fn p6_the_default_configuration_is_the_default_profile() {
 }
 
 #[test]
-fn p6_a_profile_is_in_force_for_the_pods_that_name_it() {
+fn p6_a_profile_applies_to_the_pods_that_name_it() {
     let text = v1("
 profiles:
 - schedulerName: default-scheduler

@@ -1,5 +1,6 @@
-//! The first form of the configuration: one profile whose fields stand at the top, with `algorithmSource`,
-//! `disablePreemption` and `hardPodAffinitySymmetricWeight`. The priority and preemption document shows it.
+//! v1alpha1, the first version of the configuration: one profile whose fields are at the top level, with
+//! `algorithmSource`, `disablePreemption` and `hardPodAffinitySymmetricWeight`. The document on priority and
+//! preemption shows it.
 
 use super::plugins::ExtensionPoint;
 use super::version::Version;
@@ -9,9 +10,9 @@ use super::{
 use super::{args, plugins};
 use knarr_api::document::{Fields, Report};
 
-/// The providers there were.
+/// The algorithm providers.
 const PROVIDERS: [&str; 2] = ["DefaultProvider", CLUSTER_AUTOSCALER];
-/// Fills nodes instead of sparing them.
+/// Packs pods onto few nodes instead of spreading them.
 const CLUSTER_AUTOSCALER: &str = "ClusterAutoscalerProvider";
 
 impl KubeSchedulerConfiguration {
@@ -60,8 +61,8 @@ impl KubeSchedulerConfiguration {
 fn read_algorithm_source(mut fields: Fields, profile: &mut KubeSchedulerProfile, report: &mut Report) {
     let at = fields.at("policy");
     if fields.take("policy").is_some() {
-        let words = "policy files are not read any more; say the same with plugins and pluginConfig";
-        report.errors.forbidden(&at, words);
+        let detail = "policy files are not supported; use plugins and pluginConfig";
+        report.errors.forbidden(&at, detail);
     }
     if let Some(provider) = fields.text("provider", report) {
         if provider == CLUSTER_AUTOSCALER {

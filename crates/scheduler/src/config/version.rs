@@ -1,4 +1,4 @@
-//! The versions in which a configuration may be written.
+//! The versions of the configuration API.
 
 /// The group of all versions.
 pub const GROUP: &str = "kubescheduler.config.k8s.io";
@@ -7,9 +7,9 @@ pub const GROUP: &str = "kubescheduler.config.k8s.io";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     V1,
-    /// As v1, with plugins that v1 has no more.
+    /// As v1, with plugins that v1 has removed.
     V1Beta3,
-    /// One profile, whose fields stand at the top.
+    /// One profile, whose fields are at the top level.
     V1Alpha1,
 }
 
@@ -23,7 +23,7 @@ impl Version {
         }
     }
 
-    /// All `apiVersion`s.
+    /// All values of `apiVersion`.
     pub const ALL: [&'static str; 3] = [
         "kubescheduler.config.k8s.io/v1",
         "kubescheduler.config.k8s.io/v1beta3",

@@ -1,9 +1,9 @@
 //! Which devices the claims of a pod get on one node: the first solution of a search in a fixed order (pools by name,
 //! slices by name, devices as published; alternatives of a request in the order of the claim), so that the same state
-//! gives the same answer. Nothing is changed; what is found becomes `status.allocation`.
+//! gives the same result. Nothing is changed; the result becomes `status.allocation`.
 //!
-//! The search is exponential in the worst case. It ends after [`STEPS_MAX`] steps, where kube-scheduler ends it after ten
-//! seconds.
+//! The search is exponential in the worst case. It stops after [`STEPS_MAX`] steps, where kube-scheduler stops after
+//! ten seconds.
 
 mod constraint;
 mod request;
@@ -24,14 +24,14 @@ use constraint::Constraint;
 use request::{Request, Variant};
 use search::Search;
 
-/// Most devices in one allocation (AllocationResultsMaxSize).
+/// The most devices in one allocation (AllocationResultsMaxSize).
 pub const RESULTS_MAX: usize = 32;
-/// Most devices that are looked at for one node, each as often as it is: some tenths of a second.
+/// The most devices that are tried for one node, counting each try: some tenths of a second.
 pub const STEPS_MAX: usize = 200_000;
-/// Most devices and requests of the claims that are allocated together; each is a level of the search.
+/// The most devices and requests of claims that are allocated together; each is a level of the search.
 pub const DEPTH_MAX: usize = 512;
 
-/// Why it cannot be said whether claims can be allocated on a node.
+/// Why the search for an allocation on a node failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllocationError {
     #[error("claim {claim}, request {request}: {problem}")]
@@ -56,17 +56,17 @@ pub enum AllocationError {
         "create NodeSelector for claim {claim}: unsupported ResourceSlice.NodeSelector with {terms} terms"
     )]
     NodeSelector { claim: String, terms: usize },
-    /// The only one that is a reason against the node; all others mean that the pod cannot be judged.
+    /// The only one that rejects the node; all others are errors of the pod's scheduling.
     #[error("invalid resource pools were encountered")]
     InvalidPools,
     #[error("node {0}: timed out trying to allocate devices")]
     TimedOut(String),
 }
 
-/// A device on its way into an allocation.
+/// A device that the search considers.
 #[derive(Clone, Copy, Debug)]
 struct Candidate<'a> {
-    /// Of the pools of the node.
+    /// An index into the pools of the node.
     pool: usize,
     slice: &'a ResourceSlice,
     device: &'a Device,
@@ -83,7 +83,8 @@ impl Candidate<'_> {
     }
 }
 
-/// Finds devices for all of the claims on the node; `None`: there are none. The results are in the order of the claims.
+/// Allocates devices for all of the claims on the node; `None`: there are not enough. The results are in the order of
+/// the claims.
 pub fn allocate(
     inventory: &Inventory,
     allocated: &AllocatedState,
@@ -131,7 +132,7 @@ fn claim_name(claim: &ResourceClaim) -> String {
     }
 }
 
-/// Whether a toleration is for this taint of a device. No key is every key, no effect is every effect.
+/// Whether a toleration matches this taint of a device. An empty key matches every key, an empty effect every effect.
 pub fn tolerates(toleration: &DeviceToleration, taint: &k8s_openapi::api::resource::v1::DeviceTaint) -> bool {
     let effect = toleration.effect.as_deref().unwrap_or_default();
     let key = toleration.key.as_deref().unwrap_or_default();
@@ -147,7 +148,7 @@ pub fn tolerates(toleration: &DeviceToleration, taint: &k8s_openapi::api::resour
     }
 }
 
-/// Whether taints keep the device from requests with these tolerations.
+/// Whether taints keep requests with these tolerations from the device.
 fn taints_prevent(device: &Device, tolerations: &[DeviceToleration]) -> bool {
     let mut taints = device.taints.iter().flatten();
     taints.any(|taint| {
@@ -156,7 +157,7 @@ fn taints_prevent(device: &Device, tolerations: &[DeviceToleration]) -> bool {
     })
 }
 
-/// How much of each counter, by counter set and counter.
+/// The amount of each counter, by counter set and counter.
 type Counters<'a> = BTreeMap<(&'a str, &'a str), knarr_api::quantity::Quantity>;
 
 #[cfg(test)]

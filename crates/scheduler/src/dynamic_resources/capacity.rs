@@ -1,5 +1,5 @@
-//! Consumable capacity (KEP-5075): how much of a device's capacities a request consumes, by the device's request
-//! policies, and whether that is left.
+//! Consumable capacity (KEP-5075): how much of a device's capacity a request consumes, by the device's request
+//! policies, and whether that much is left.
 
 use std::collections::BTreeMap;
 
@@ -8,41 +8,55 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::{Notation, Quantity};
+use knarr_api::quantity::{Notation, Quantity, QuantityError};
 
 use super::Consumed;
 
-/// What a device has.
+/// The capacity of a device.
 pub type Capacities = BTreeMap<String, DeviceCapacity>;
 
-/// What a request consumes of each capacity. The error: the request names one that the device does not have, or a
-/// quantity cannot be read.
+/// Why it is not known what a request consumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CapacityError {
+    /// The request names a capacity that the device does not have.
+    #[error("some requested capacity has not been defined")]
+    NotDefined,
+    #[error(transparent)]
+    Quantity(#[from] QuantityError),
+}
+
+/// What a request consumes of each capacity.
 pub fn consumption(
     request: Option<&CapacityRequirements>,
     capacities: Option<&Capacities>,
-) -> Result<Consumed, String> {
-    let wanted = request.and_then(|r| r.requests.as_ref());
+) -> Result<Consumed, CapacityError> {
+    let requested = request.and_then(|r| r.requests.as_ref());
     let has = |name: &String| capacities.is_some_and(|c| c.contains_key(name));
-    if wanted.into_iter().flatten().any(|(name, _)| !has(name)) {
-        return Err("some requested capacity has not been defined".into());
+    if requested.into_iter().flatten().any(|(name, _)| !has(name)) {
+        return Err(CapacityError::NotDefined);
     }
     let all = capacities.into_iter().flatten();
     let all = all.map(|(name, capacity)| {
-        let wanted = wanted.and_then(|w| w.get(name)).map(Quantity::of).transpose()?;
-        Ok((name.clone(), consumed(wanted, capacity)?))
+        let requested = requested
+            .and_then(|w| w.get(name))
+            .map(Quantity::of)
+            .transpose()?;
+        Ok((name.clone(), consumed(requested, capacity)?))
     });
     all.collect()
 }
 
-/// Whether a device has room for a request beside what is consumed of it. A request that breaks a policy has none.
+/// Whether a device has enough capacity left for a request. A request that violates a policy does not fit.
 pub fn has_room(
     request: Option<&CapacityRequirements>,
     capacities: Option<&Capacities>,
     taken: &[&Consumed],
-) -> Result<bool, String> {
-    let wanted = consumption(request, capacities)?;
+) -> Result<bool, CapacityError> {
+    let requested = consumption(request, capacities)?;
     for (name, capacity) in capacities.into_iter().flatten() {
-        let Some(amount) = wanted.get(name) else { continue };
+        let Some(amount) = requested.get(name) else {
+            continue;
+        };
         if breaks_policy(*amount, capacity.request_policy.as_ref())? {
             return Ok(false);
         }
@@ -55,48 +69,51 @@ pub fn has_room(
     Ok(true)
 }
 
-/// Without a request: the policy's default, or everything. With one: the request, rounded up as the policy says.
-fn consumed(wanted: Option<Quantity>, capacity: &DeviceCapacity) -> Result<Quantity, String> {
+/// Without a request: the policy's default, or the whole capacity. With one: the request, rounded up as the policy
+/// says.
+fn consumed(requested: Option<Quantity>, capacity: &DeviceCapacity) -> Result<Quantity, QuantityError> {
     let policy = capacity.request_policy.as_ref();
-    let Some(wanted) = wanted else {
+    let Some(requested) = requested else {
         let default = policy.and_then(|p| p.default.as_ref());
         return Quantity::of(default.unwrap_or(&capacity.value));
     };
-    let Some(policy) = policy else { return Ok(wanted) };
+    let Some(policy) = policy else {
+        return Ok(requested);
+    };
     if let Some(range) = &policy.valid_range {
-        return rounded_up(wanted, range);
+        return rounded_up(requested, range);
     }
     for valid in policy.valid_values.iter().flatten() {
         let valid = Quantity::of(valid)?;
-        if wanted <= valid {
+        if requested <= valid {
             return Ok(valid);
         }
     }
-    Ok(wanted)
+    Ok(requested)
 }
 
-fn rounded_up(wanted: Quantity, range: &CapacityRequestPolicyRange) -> Result<Quantity, String> {
+fn rounded_up(requested: Quantity, range: &CapacityRequestPolicyRange) -> Result<Quantity, QuantityError> {
     let min = Quantity::of(&range.min)?;
-    if wanted < min {
+    if requested < min {
         return Ok(min);
     }
     let Some(step) = step(range)? else {
-        return Ok(wanted);
+        return Ok(requested);
     };
-    let (min, wanted) = (min.value(), wanted.value());
-    let over = wanted.saturating_sub(min);
+    let (min, requested) = (min.value(), requested.value());
+    let over = requested.saturating_sub(min);
     let steps = over / step + i64::from(over % step != 0);
     let value = min.saturating_add(step.saturating_mul(steps));
     Ok(Quantity::from_value(value, Notation::BinarySi))
 }
 
-/// `None`: there is none, or one that the API would not have taken.
-fn step(range: &CapacityRequestPolicyRange) -> Result<Option<i64>, String> {
+/// `None`: there is none, or one that API validation would reject.
+fn step(range: &CapacityRequestPolicyRange) -> Result<Option<i64>, QuantityError> {
     let step = range.step.as_ref().map(Quantity::of).transpose()?;
     Ok(step.map(|s| s.value()).filter(|s| *s > 0))
 }
 
-fn breaks_policy(amount: Quantity, policy: Option<&CapacityRequestPolicy>) -> Result<bool, String> {
+fn breaks_policy(amount: Quantity, policy: Option<&CapacityRequestPolicy>) -> Result<bool, QuantityError> {
     let Some(policy) = policy else { return Ok(false) };
     let is = |wire: &Wire| Quantity::of(wire).map(|q| q == amount);
     if let Some(default) = &policy.default
@@ -162,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_consumes_what_the_policy_makes_of_it() {
+    fn a_request_consumes_what_the_request_policy_says() {
         let all = [
             (None, None, "10"),
             (Some("3"), None, "3"),
@@ -175,16 +192,16 @@ mod tests {
             (Some("9"), Some(values("1", &["1", "4", "8"])), "9"),
             (None, Some(values("1", &["1", "4", "8"])), "1"),
         ];
-        for (wanted, policy, expect) in all {
+        for (requested, policy, expect) in all {
             let of = capacities("10", policy.clone());
-            let found = consumption(request(wanted).as_ref(), Some(&of)).unwrap();
+            let found = consumption(request(requested).as_ref(), Some(&of)).unwrap();
             let expect = Quantity::parse(expect).unwrap();
-            assert_eq!(found.get("memory"), Some(&expect), "{wanted:?} {policy:?}");
+            assert_eq!(found.get("memory"), Some(&expect), "{requested:?} {policy:?}");
         }
     }
 
     #[test]
-    fn there_is_room_for_what_is_left_and_allowed() {
+    fn a_request_fits_if_enough_capacity_is_left_and_the_policy_allows_it() {
         let taken = |n: &str| Consumed::from([("memory".to_string(), Quantity::parse(n).unwrap())]);
         let all = [
             (Some("5"), None, "0", true),
@@ -198,17 +215,17 @@ mod tests {
             (Some("2"), Some(values("1", &["1", "8"])), "2", true),
             (Some("2"), Some(values("1", &["1", "8"])), "3", false),
         ];
-        for (wanted, policy, taken_already, expect) in all {
+        for (requested, policy, taken_already, expect) in all {
             let of = capacities("10", policy.clone());
             let taken = taken(taken_already);
-            let found = has_room(request(wanted).as_ref(), Some(&of), &[&taken]);
-            assert_eq!(found, Ok(expect), "{wanted:?} {policy:?} {taken_already}");
+            let found = has_room(request(requested).as_ref(), Some(&of), &[&taken]);
+            assert_eq!(found, Ok(expect), "{requested:?} {policy:?} {taken_already}");
         }
     }
 
     #[test]
     fn a_capacity_that_is_not_defined_cannot_be_requested() {
         let error = has_room(request(Some("1")).as_ref(), None, &[]).unwrap_err();
-        assert_eq!(error, "some requested capacity has not been defined");
+        assert_eq!(error, CapacityError::NotDefined);
     }
 }

@@ -1,5 +1,5 @@
-//! The picture of claims: as the API says, with what was decided and is not yet written over it, and which devices are
-//! allocated altogether.
+//! ResourceClaims as in the API, with the decided and not yet written allocations (assumed, as in kube-scheduler's
+//! AssumeCache), and which devices are allocated in total.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::{AllocatedState, Inventory, extended};
 /// Namespace and name.
 pub type Name = (String, String);
 
-/// Something of dynamic resource allocation has come, changed or gone.
+/// An object of dynamic resource allocation was added, updated or deleted.
 #[derive(Clone, Debug)]
 pub enum Change {
     Claim {
@@ -50,12 +50,12 @@ impl Change {
     }
 }
 
-/// Slices, classes and claims, as the scheduler decides from them.
+/// Slices, classes and claims, as the scheduler uses them.
 #[derive(Debug, Default)]
 pub struct Devices {
     pub inventory: Inventory,
     claims: BTreeMap<Name, Shared<ResourceClaim>>,
-    /// Allocations that were decided and that the API does not show yet, by the claim's uid.
+    /// Allocations that were decided and are not in the API yet, by the claim's UID.
     pending: BTreeMap<String, AllocationResult>,
     allocated: AllocatedState,
 }
@@ -75,7 +75,7 @@ fn version(claim: &ResourceClaim) -> u64 {
 }
 
 impl Devices {
-    /// Takes a change in.
+    /// Applies a change.
     pub fn apply(&mut self, change: &Change) {
         match change {
             Change::Claim {
@@ -103,7 +103,7 @@ impl Devices {
         }
     }
 
-    /// Takes a claim in, as it was read or as a write gave it back. What is older than what is known is ignored: the
+    /// Applies a claim, from a watch or from the response of a write. An older version than the known one is ignored:
     /// caches lag behind writes.
     pub fn set_claim(&mut self, claim: &Shared<ResourceClaim>) {
         let key = name(claim);
@@ -154,7 +154,7 @@ impl Devices {
         self.claims.get(&(namespace.to_string(), name.to_string()))
     }
 
-    /// The claim that was made for the pod's extended resources.
+    /// The claim that was created for the pod's extended resources.
     pub fn extended_claim(&self, namespace: &str, pod_uid: &str) -> Option<&Shared<ResourceClaim>> {
         let first = (namespace.to_string(), String::new());
         let here = self.claims.range(first..);
@@ -164,7 +164,7 @@ impl Devices {
         here.find(|claim| extended::is_for_extended_resources(claim, pod_uid))
     }
 
-    /// The allocation that was decided for a claim before it was made is now this claim's.
+    /// The allocation that was decided for a claim before its creation now belongs to this claim.
     pub fn created(&mut self, claim: &Shared<ResourceClaim>, before: &str) {
         let decided = self.pending.get(before).cloned();
         self.release(before);
@@ -183,14 +183,14 @@ impl Devices {
         self.pending.contains_key(uid)
     }
 
-    /// The claim gets this allocation, and will say so.
+    /// Assumes this allocation of the claim until the API shows it.
     pub fn reserve(&mut self, uid: &str, allocation: &AllocationResult) {
         self.release(uid);
         self.allocated.add(allocation);
         self.pending.insert(uid.to_string(), allocation.clone());
     }
 
-    /// What was decided does not come to pass.
+    /// Drops the assumed allocation.
     pub fn release(&mut self, uid: &str) {
         if let Some(pending) = self.pending.remove(uid) {
             self.allocated.remove(&pending);

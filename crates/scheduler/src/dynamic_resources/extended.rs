@@ -1,5 +1,5 @@
-//! Extended resources that DeviceClasses stand for (KEP-5004, DRAExtendedResource): what a pod asks for by
-//! `resources.requests` and a node does not provide by a device plugin becomes the requests of one claim for the pod.
+//! Extended resources that DeviceClasses provide (KEP-5004, DRAExtendedResource): what a pod requests in
+//! `resources.requests` and no device plugin of the node provides becomes the requests of one claim for the pod.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use knarr_api::quantity::Quantity;
 
 use super::Inventory;
 
-/// On the claim for the extended resources of a pod.
+/// The annotation of the claim for the extended resources of a pod.
 pub const ANNOTATION: &str = "resource.kubernetes.io/extended-resource-claim";
 
-/// Whether the claim was made for the extended resources of this pod.
+/// Whether the claim was created for the extended resources of this pod.
 pub fn is_for_extended_resources(claim: &ResourceClaim, pod_uid: &str) -> bool {
     let mut owners = claim.metadata.owner_references.iter().flatten();
     let annotations = claim.metadata.annotations.as_ref();
@@ -26,16 +26,16 @@ pub fn is_for_extended_resources(claim: &ResourceClaim, pod_uid: &str) -> bool {
     is_annotated && owners.any(|o| o.controller == Some(true) && o.uid == pod_uid)
 }
 
-/// What a pod needs on one node: a claim that is to be made, and which request is for which container.
+/// What a pod needs on one node: a claim that is to be created, and which request is for which container.
 #[derive(Clone, Debug, Default)]
 pub struct ExtendedClaim {
-    /// Without a name. Its uid is that of nothing: only what was decided is kept under it.
+    /// Without a name. Its UID is a placeholder, under which only the assumed allocation is kept.
     pub claim: ResourceClaim,
     pub mappings: Vec<ContainerExtendedResourceRequest>,
 }
 
 impl ExtendedClaim {
-    /// For these resources, each of which a class stands for.
+    /// For these resources, each of which a DeviceClass provides.
     pub fn new(inventory: &Inventory, pod: &Pod, resources: &[&str]) -> Self {
         let (requests, mappings) = requests(inventory, pod, resources);
         let of = |text: &Option<String>| text.clone().unwrap_or_default();
@@ -72,14 +72,15 @@ impl ExtendedClaim {
     }
 }
 
-/// How many devices a container asks for.
-fn asked(container: &Container, resource: &str) -> i64 {
+/// How many devices a container requests.
+fn requested_count(container: &Container, resource: &str) -> i64 {
     let requests = container.resources.as_ref().and_then(|r| r.requests.as_ref());
     let amount = requests.and_then(|r| r.get(resource));
     amount.and_then(|a| Quantity::of(a).ok()).map_or(0, |q| q.value())
 }
 
-/// By the container's place among init containers and containers, and the resource's among all that the container asks for.
+/// By the index of the container among init containers and containers, and of the resource among all that the
+/// container requests.
 fn request_name(at: usize, container: &Container, resource: &str) -> String {
     let requests = container.resources.as_ref().and_then(|r| r.requests.as_ref());
     let mut names = requests.into_iter().flat_map(BTreeMap::keys);
@@ -108,8 +109,8 @@ fn request(name: String, class: &str, count: i64) -> DeviceRequest {
     }
 }
 
-/// Containers and sidecars have devices of their own. An init container that ends uses those of the containers and
-/// sidecars that start after it, and where they are too few, one request that all such init containers share.
+/// Containers and sidecars have devices of their own. An init container uses those of the containers and sidecars
+/// that start after it, and where they are too few, one request that all such init containers share.
 fn requests(
     inventory: &Inventory,
     pod: &Pod,
@@ -121,7 +122,7 @@ fn requests(
         .unwrap_or_default();
     let main = spec.map(|s| s.containers.as_slice()).unwrap_or_default();
     let containers: Vec<&Container> = init.iter().chain(main).collect();
-    let ends = |at: usize| {
+    let is_init = |at: usize| {
         let policy = init.get(at).map(|c| c.restart_policy.as_deref());
         policy.is_some_and(|policy| policy != Some("Always"))
     };
@@ -133,21 +134,21 @@ fn requests(
         };
         let asking = containers.iter().enumerate();
         let asking: Vec<(usize, &Container, i64)> = asking
-            .map(|(at, container)| (at, *container, asked(container, resource)))
+            .map(|(at, container)| (at, *container, requested_count(container, resource)))
             .filter(|(_, _, count)| *count > 0)
             .collect();
-        // Place, name, count.
+        // Index, name, count.
         let mut long: Vec<(usize, String, i64)> = Vec::new();
-        for (at, container, count) in asking.iter().filter(|(at, ..)| !ends(*at)) {
+        for (at, container, count) in asking.iter().filter(|(at, ..)| !is_init(*at)) {
             let name = request_name(*at, container, resource);
             mappings.push(mapping(container, resource, &name));
             long.push((*at, name, *count));
         }
-        // The first of those that ask for most.
+        // The first of those that request most.
         let mut shared: Option<(String, i64)> = None;
         let mut sharing: Vec<(usize, &Container)> = Vec::new();
         let mut short = Vec::new();
-        for (at, container, count) in asking.iter().filter(|(at, ..)| ends(*at)) {
+        for (at, container, count) in asking.iter().filter(|(at, ..)| is_init(*at)) {
             let mut missing = *count;
             for (_, name, has) in long.iter().filter(|(of, ..)| of >= at) {
                 short.push(mapping(container, resource, name));
@@ -159,7 +160,7 @@ fn requests(
             if missing <= 0 {
                 continue;
             }
-            // Named once it is known whose request it is.
+            // Named once it is known which container's request it is.
             sharing.push((short.len(), *container));
             short.push(mapping(container, resource, ""));
             if shared.as_ref().is_none_or(|(_, most)| *most < missing) {

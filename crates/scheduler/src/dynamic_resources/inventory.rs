@@ -1,5 +1,5 @@
-//! What drivers and administrators have published: ResourceSlices by pool, DeviceClasses by name, and the selectors of
-//! both, compiled once.
+//! What drivers and administrators have published: ResourceSlices by pool, DeviceClasses by name, and the selectors
+//! of both, compiled once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use knarr_api::{Shared, k8s_openapi};
 use super::pools::{Pool, gather, has_counters};
 use crate::node_info::NodeInfo;
 
-/// Compiled selectors that are kept at most; all are dropped when there are more. Each is a few KiB.
+/// The most compiled selectors that are cached; all are dropped when there are more. Each is a few KiB.
 const SELECTORS_MAX: usize = 4096;
 
 /// Driver and name.
@@ -29,9 +29,9 @@ pub struct Inventory {
     /// Pools with slices that any node may use, or with counters.
     shared: BTreeMap<PoolKey, usize>,
     classes: BTreeMap<String, Shared<DeviceClass>>,
-    /// The class that stands for each extended resource, by its name.
+    /// The DeviceClass that provides each extended resource, by the resource's name.
     class_of_resource: BTreeMap<String, String>,
-    /// The keys of it.
+    /// Its keys.
     class_resources: Arc<BTreeSet<String>>,
     /// By their text.
     selectors: BTreeMap<String, Compiled>,
@@ -40,7 +40,7 @@ pub struct Inventory {
 type Compiled = Result<Arc<Selector>, String>;
 
 impl Inventory {
-    /// A slice is new, has changed or has gone.
+    /// A slice was added, updated or deleted.
     pub fn set_slice(
         &mut self,
         before: Option<&Shared<ResourceSlice>>,
@@ -104,17 +104,17 @@ impl Inventory {
         }
     }
 
-    /// The class whose devices pods get that ask for this extended resource.
+    /// The class that provides this extended resource.
     pub fn class_of_resource(&self, resource: &str) -> Option<&str> {
         self.class_of_resource.get(resource).map(String::as_str)
     }
 
-    /// The extended resources that classes stand for.
+    /// The extended resources that DeviceClasses provide.
     pub fn class_resources(&self) -> &Arc<BTreeSet<String>> {
         &self.class_resources
     }
 
-    /// Compiles selectors that will be evaluated often.
+    /// Compiles selectors that are evaluated often.
     pub fn compile(&mut self, selectors: Option<&[DeviceSelector]>) {
         for text in selectors.into_iter().flatten().filter_map(|s| s.cel.as_ref()) {
             if self.selectors.contains_key(&text.expression) {
@@ -142,7 +142,7 @@ impl Inventory {
         )
     }
 
-    /// The selector of this text; the error is the compiler's.
+    /// The compiled selector of this text; the error is the compiler's.
     pub fn selector(&self, text: &str) -> Compiled {
         match self.selectors.get(text) {
             Some(known) => known.clone(),
@@ -155,8 +155,8 @@ fn pool_key(slice: &ResourceSlice) -> PoolKey {
     (slice.spec.driver.clone(), slice.spec.pool.name.clone())
 }
 
-/// Which class stands for which extended resource: the newest of those that name it, of equally old ones the first by
-/// name; and each for [`DEVICE_CLASS_PREFIX`] with its own name.
+/// Which class provides which extended resource: the newest one that names it, of equally old ones the first by name;
+/// and each class provides [`DEVICE_CLASS_PREFIX`] with its own name.
 fn extended_resources(classes: &BTreeMap<String, Shared<DeviceClass>>) -> BTreeMap<String, String> {
     let mut all: BTreeMap<String, String> = BTreeMap::new();
     let created = |name: &str| {

@@ -1,8 +1,8 @@
 //! Dynamic resource allocation with structured parameters (KEP-4381, `resource.k8s.io/v1`): what drivers publish
 //! ([`inventory`]), which devices claims get on a node ([`allocator`]), and which devices are taken.
 //!
-//! The features are those whose gates are on in v1.36 without being asked for: admin access, prioritized lists,
-//! partitionable devices, device taints, extended resources, consumable capacity and binding conditions.
+//! The features are those whose gates are on by default in v1.36: admin access, prioritized lists, partitionable
+//! devices, device taints, extended resources, consumable capacity and binding conditions.
 
 pub mod allocator;
 pub mod capacity;
@@ -21,7 +21,7 @@ use knarr_api::quantity::Quantity;
 pub use allocator::{AllocationError, allocate};
 pub use inventory::Inventory;
 
-/// A device: unique in the cluster.
+/// A device; the id is unique in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceId {
     pub driver: String,
@@ -52,12 +52,12 @@ impl DeviceId {
 /// How much of each capacity is consumed.
 pub type Consumed = BTreeMap<String, Quantity>;
 
-/// The devices that are allocated to claims. Those that are used for administration only are not in it.
+/// The devices that are allocated to claims, without those with admin access.
 #[derive(Clone, Debug, Default)]
 pub struct AllocatedState {
-    /// Devices that one claim has for itself.
+    /// Devices that are allocated exclusively.
     pub devices: BTreeSet<DeviceId>,
-    /// What is consumed of devices that several claims share, and in how many shares.
+    /// Of devices that several claims share: how many shares, and what they consume.
     pub shared: BTreeMap<DeviceId, Shares>,
 }
 
@@ -73,7 +73,7 @@ impl AllocatedState {
         self.devices.contains(id) || self.shared.contains_key(id)
     }
 
-    /// Takes an allocation in.
+    /// Adds an allocation.
     pub fn add(&mut self, allocation: &AllocationResult) {
         for result in results(allocation) {
             let id = DeviceId::of(result);
@@ -90,7 +90,7 @@ impl AllocatedState {
         }
     }
 
-    /// Takes an allocation out that was taken in.
+    /// Removes an allocation that was added.
     pub fn remove(&mut self, allocation: &AllocationResult) {
         for result in results(allocation) {
             let id = DeviceId::of(result);
@@ -115,14 +115,14 @@ impl AllocatedState {
     }
 }
 
-/// The devices of an allocation that are taken by it.
+/// The devices that an allocation takes.
 fn results(allocation: &AllocationResult) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
     let devices = allocation.devices.as_ref();
     let all = devices.and_then(|d| d.results.as_ref()).into_iter().flatten();
     all.filter(|r| r.admin_access != Some(true))
 }
 
-/// Quantities that cannot be read count for nothing: the API has checked them.
+/// Quantities that do not parse count as zero: the API has validated them.
 fn consumed(result: &DeviceRequestAllocationResult) -> impl Iterator<Item = (String, Quantity)> {
     let all = result.consumed_capacity.iter().flatten();
     all.filter_map(|(name, amount)| Some((name.clone(), Quantity::of(amount).ok()?)))

@@ -1,5 +1,5 @@
-//! The pools of devices that a node can use, gathered from ResourceSlices: of the newest generation, and only those of
-//! which all slices are known.
+//! The pools of devices that a node can use, built from ResourceSlices: the newest generation only, and only pools of
+//! which all slices are there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,9 +15,9 @@ use crate::plugins::node_affinity;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoolState {
     Complete,
-    /// The driver is publishing it.
+    /// The driver is still publishing it.
     Incomplete,
-    /// What the driver published contradicts itself.
+    /// The slices contradict each other.
     Invalid(String),
 }
 
@@ -34,7 +34,7 @@ pub struct Pool<'a> {
     pub counters: BTreeMap<&'a str, &'a CounterSet>,
 }
 
-/// Whether what a slice or a device says of nodes is true of this one.
+/// Whether the node selection of a slice or a device matches this node.
 pub fn node_matches(
     node: &NodeInfo,
     name: Option<&str>,
@@ -48,7 +48,7 @@ pub fn node_matches(
     }
 }
 
-/// The same of a device in a slice where each device says so itself.
+/// The same for a device in a slice with perDeviceNodeSelection.
 pub fn device_matches(node: &NodeInfo, device: &Device) -> bool {
     let (name, selector) = (device.node_name.as_deref(), device.node_selector.as_ref());
     node_matches(node, name, device.all_nodes, selector)
@@ -62,7 +62,7 @@ pub fn devices(slice: &ResourceSlice) -> &[Device] {
     slice.spec.devices.as_deref().unwrap_or_default()
 }
 
-/// Whether the node needs to know the slice.
+/// Whether the slice matters for the node.
 fn is_relevant(slice: &ResourceSlice, node: &NodeInfo) -> bool {
     let spec = &slice.spec;
     let name = spec.node_name.as_deref().filter(|n| !n.is_empty());
@@ -138,7 +138,7 @@ fn gather_pool<'a>(
     })
 }
 
-/// The counter sets of a pool, if what it says fits together.
+/// The counter sets of a pool, if they are consistent.
 fn check<'a>(
     with_counters: &[&'a ResourceSlice],
     with_devices: &[&'a ResourceSlice],

@@ -1,7 +1,8 @@
-//! DefaultPreemption (SPEC P4, P5): where could a pod go if pods of lower priority went, and whose going hurts least?
+//! DefaultPreemption (SPEC P4, P5): on which node would a pod fit if pods of lower priority were evicted, and which
+//! of these nodes loses least?
 //!
-//! All nodes are considered. What was found for a node is kept until the node changes, unless the rules in force for
-//! the pod look at other nodes, too. The verdicts are kube-scheduler's, whatever is kept.
+//! All nodes are considered. What was found for a node is kept until the node changes, unless the filters in use
+//! depend on other nodes, too. The results are the same as kube-scheduler's, cached or not.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -10,42 +11,43 @@ use std::sync::Arc;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-use super::Refusal;
-use crate::cluster::{Cluster, Place};
-use crate::evaluation::{ClassState, Scratch};
+use super::UnschedulableStatus;
+use crate::cluster::{Cluster, NodeIndex};
+use crate::diagnosis::PostFilter;
+use crate::evaluation::{ClassState, CycleState};
 use crate::pod_info::PodInfo;
 use crate::profile::Profile;
 
 pub const NAME: &str = "DefaultPreemption";
 
-/// Why pods that make room go, in their condition DisruptionTarget.
+/// The reason of the victims' condition DisruptionTarget.
 pub const REASON: &str = "PreemptionByScheduler";
 
-/// A node on which evicting pods makes room.
+/// A node on which evicting pods makes the preemptor fit.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    pub place: Place,
-    /// From most to least important; never empty.
+    pub index: NodeIndex,
+    /// From the most to the least important; never empty.
     pub victims: Vec<Arc<PodInfo>>,
-    /// How many of them go against a disruption budget.
+    /// How many evictions violate a PodDisruptionBudget.
     pub violations: usize,
     cost: Cost,
 }
 
-/// Less is better: budgets violated, the highest priority among victims, the sum of priorities, victims, and how
-/// late the first of the highest started.
+/// Less is better: violated budgets, the highest priority of a victim, the sum of priorities, the number of victims,
+/// and the start time of the earliest victim of the highest priority (later is better).
 type Cost = (usize, i32, i64, usize, Reverse<Timestamp>);
 
 impl Candidate {
-    fn new(place: Place, victims: Vec<Arc<PodInfo>>, violations: usize) -> Self {
+    fn new(index: NodeIndex, victims: Vec<Arc<PodInfo>>, violations: usize) -> Self {
         let highest = victims.iter().map(|v| v.priority()).max().unwrap_or(i32::MIN);
-        // Each victim weighs more than nothing, whatever its priority.
+        // Each victim counts as more than nothing, whatever its priority.
         let sum = victims.iter().map(|v| i64::from(v.priority()) + (1 << 31)).sum();
         let start = |v: &&Arc<PodInfo>| v.start_time().unwrap_or(Timestamp::MAX);
         let first = victims.iter().filter(|v| v.priority() == highest);
         let first = first.min_by_key(start).as_ref().map_or(Timestamp::MAX, start);
         Candidate {
-            place,
+            index,
             cost: (violations, highest, sum, victims.len(), Reverse(first)),
             victims,
             violations,
@@ -53,102 +55,122 @@ impl Candidate {
     }
 }
 
-/// What was found for each node, kept from pod to pod of a class: only nodes that changed are looked at again, and the
-/// best is the first of an order that is kept up, so that what a preemptor costs does not grow with the nodes.
+/// The result for each node, kept from pod to pod of a class: only nodes that changed are tried again, and the best
+/// candidate is the first of a sorted set, so that the cost of a preemption does not grow with the number of nodes.
 #[derive(Debug, Default)]
 pub struct Candidates {
     seen: u64,
     budgets_version: u64,
-    found: Vec<Found>,
-    /// Places that changed since they were looked at.
-    open: BTreeSet<Place>,
-    /// The candidates among what was found, the best first.
-    order: BTreeSet<(Cost, Place)>,
+    found: Vec<DryRunResult>,
+    /// Nodes that changed since they were tried.
+    open: BTreeSet<NodeIndex>,
+    /// The candidates among the results, the best first.
+    order: BTreeSet<(Cost, NodeIndex)>,
 }
 
-/// What making room on one node comes to.
+/// The result of a dry run on one node.
 #[derive(Debug, Default)]
-enum Found {
-    /// The node is not refused for pods on it, or was not looked at yet.
+enum DryRunResult {
+    /// The node was not rejected because of pods on it, or was not tried yet.
     #[default]
     Nothing,
     Candidate(Candidate),
-    Refused(Refusal),
+    Rejected(UnschedulableStatus),
 }
 
 impl Candidates {
-    /// Forgets what may be otherwise now. `is_local`: what a node is to the class depends on that node alone.
+    /// Drops what may have changed. `is_local`: the verdict on a node depends on that node alone.
     fn catch_up(&mut self, cluster: &Cluster, is_local: bool) {
-        let places = cluster.places();
+        let slots = cluster.slots();
         let changes = cluster.changes_since(self.seen);
         match changes {
             Some(changed) if is_local && self.budgets_version == cluster.budgets_version => {
                 self.open.extend(changed);
-                let had = Place::try_from(self.found.len()).unwrap_or(Place::MAX);
+                let had = NodeIndex::try_from(self.found.len()).unwrap_or(NodeIndex::MAX);
                 self.open
-                    .extend(had..Place::try_from(places).unwrap_or(Place::MAX));
+                    .extend(had..NodeIndex::try_from(slots).unwrap_or(NodeIndex::MAX));
             }
             _ => {
                 self.found.clear();
                 self.order.clear();
-                self.open = (0..Place::try_from(places).unwrap_or(Place::MAX)).collect();
+                self.open = (0..NodeIndex::try_from(slots).unwrap_or(NodeIndex::MAX)).collect();
             }
         }
-        self.found.resize_with(places, Found::default);
+        self.found.resize_with(slots, DryRunResult::default);
         self.seen = cluster.now();
         self.budgets_version = cluster.budgets_version;
     }
 
-    fn set(&mut self, place: Place, new: Found) {
-        if let Some(found) = self.found.get_mut(place as usize) {
-            if let Found::Candidate(was) = found {
-                self.order.remove(&(was.cost, place));
+    fn set(&mut self, index: NodeIndex, new: DryRunResult) {
+        if let Some(found) = self.found.get_mut(index as usize) {
+            if let DryRunResult::Candidate(was) = found {
+                self.order.remove(&(was.cost, index));
             }
-            if let Found::Candidate(is) = &new {
-                self.order.insert((is.cost, place));
+            if let DryRunResult::Candidate(is) = &new {
+                self.order.insert((is.cost, index));
             }
             *found = new;
         }
     }
 
-    fn get(&self, place: Place) -> Option<&Candidate> {
-        match self.found.get(place as usize) {
-            Some(Found::Candidate(candidate)) => Some(candidate),
+    fn get(&self, index: NodeIndex) -> Option<&Candidate> {
+        match self.found.get(index as usize) {
+            Some(DryRunResult::Candidate(candidate)) => Some(candidate),
             _ => None,
         }
     }
 
-    /// One of the best, another one in another turn; not the one at `but`.
-    fn one_of_the_best(&self, but: Option<Place>, turn: usize) -> Option<&Candidate> {
-        let others = || self.order.iter().filter(|(_, place)| Some(*place) != but);
+    /// One of the best, another one for another rotation; not the one at `but`.
+    fn one_of_the_best(&self, but: Option<NodeIndex>, rotation: usize) -> Option<&Candidate> {
+        let others = || self.order.iter().filter(|(_, index)| Some(*index) != but);
         let (best, first) = others().next()?;
-        let turn = Place::try_from(turn % self.found.len().max(1)).unwrap_or(0);
-        let later = self.order.range((*best, turn)..);
+        let rotation = NodeIndex::try_from(rotation % self.found.len().max(1)).unwrap_or(0);
+        let later = self.order.range((*best, rotation)..);
         let mut later = later.take_while(|(cost, _)| cost == best);
-        let later = later.find(|(_, place)| Some(*place) != but);
-        self.get(later.map_or(*first, |(_, place)| *place))
+        let later = later.find(|(_, index)| Some(*index) != but);
+        self.get(later.map_or(*first, |(_, index)| *index))
     }
 }
 
-/// Which of the candidates are wanted.
+/// Which candidates to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum Selection {
     All,
-    /// One of the best, which of them is this turn's.
+    /// One of the best, chosen by this rotation.
     OneOfTheBest(usize),
 }
 
-/// What preemption comes to.
+/// The result of preemption.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// These nodes would do.
+    /// The candidate nodes.
     Candidates(Vec<Candidate>),
-    /// Nothing can be done; why.
-    Nothing(String),
+    /// PreFilter rejected the pod, and preemption does not find its own state.
+    NoState,
+    /// The pod may not preempt others.
+    NotEligible(&'static str),
+    /// No candidate, with the message why.
+    NoCandidates(String),
 }
 
 impl Outcome {
-    /// Those that are equally good, none better.
+    /// As the diagnosis reports it.
+    pub fn post_filter(&self) -> PostFilter {
+        match self {
+            Outcome::Candidates(_) => PostFilter::Nothing,
+            Outcome::NoState => PostFilter::NoState,
+            Outcome::NotEligible(why) => PostFilter::NotEligible {
+                why,
+                has_claims: false,
+            },
+            Outcome::NoCandidates(why) => PostFilter::NoCandidates {
+                why: why.clone(),
+                has_claims: false,
+            },
+        }
+    }
+
+    /// The best candidates, all equally good.
     pub fn best(&self) -> Vec<&Candidate> {
         let Outcome::Candidates(all) = self else {
             return Vec::new();
@@ -158,29 +180,30 @@ impl Outcome {
     }
 }
 
-/// Whether the pod may make others go at all; else why not.
-pub fn eligible(
+/// Whether the pod may preempt others at all (PodEligibleToPreemptOthers); else why not.
+pub fn pod_eligible_to_preempt_others(
     cluster: &Cluster,
     state: &ClassState,
     pod: &PodInfo,
-    own: Option<Place>,
-    scratch: &Scratch,
+    own: Option<NodeIndex>,
+    cycle: &CycleState,
 ) -> Result<(), &'static str> {
     if !pod.class.may_preempt() {
         return Err("not eligible due to preemptionPolicy=Never.");
     }
-    if let Some(place) = own {
-        let refusal = state.refusal(scratch, place);
-        let hopeless = refusal.is_none_or(|r| !r.pods_in_the_way);
-        let ending = |p: &Arc<PodInfo>| p.priority() < pod.priority() && is_ending_for_another(p);
-        if !hopeless && cluster.at(place).pods().iter().any(ending) {
+    if let Some(index) = own {
+        let rejection = state.rejection(cycle, index);
+        let hopeless = rejection.is_none_or(|r| !r.resolvable);
+        let terminating =
+            |p: &Arc<PodInfo>| p.priority() < pod.priority() && is_terminating_for_preemption(p);
+        if !hopeless && cluster.at(index).pods().iter().any(terminating) {
             return Err("not eligible due to a terminating pod on the nominated node.");
         }
     }
     Ok(())
 }
 
-fn is_ending_for_another(pod: &PodInfo) -> bool {
+fn is_terminating_for_preemption(pod: &PodInfo) -> bool {
     let status = pod.pod.status.as_ref();
     let mut conditions = status.into_iter().flat_map(|s| s.conditions.iter().flatten());
     let condition = conditions.find(|c| c.type_ == "DisruptionTarget");
@@ -188,60 +211,61 @@ fn is_ending_for_another(pod: &PodInfo) -> bool {
         && condition.is_some_and(|c| c.status == "True" && c.reason.as_deref() == Some(REASON))
 }
 
-/// Looks at all nodes that were refused for pods on them. `own` is where the pod itself is nominated to.
+/// Tries all nodes that were rejected with a status that preemption may resolve. `own` is the node that the pod
+/// itself is nominated to.
 pub fn preempt(
     profile: &Profile,
     cluster: &Cluster,
     state: &mut ClassState,
     pod: &PodInfo,
-    own: Option<Place>,
-    scratch: &Scratch,
-    wanted: Wanted,
+    own: Option<NodeIndex>,
+    cycle: &CycleState,
+    selection: Selection,
 ) -> Outcome {
-    if let Err(why) = eligible(cluster, state, pod, own, scratch) {
-        return Outcome::Nothing(why.into());
+    if let Err(why) = pod_eligible_to_preempt_others(cluster, state, pod, own, cycle) {
+        return Outcome::NotEligible(why);
     }
     let mut kept = std::mem::take(&mut state.candidates);
     kept.catch_up(cluster, state.is_local());
-    let in_the_way = |place| state.refusal(scratch, place).is_some_and(|r| r.pods_in_the_way);
-    for place in std::mem::take(&mut kept.open) {
-        let found = if own == Some(place) {
-            // The pod's own nomination is nothing to it, but is to the others of its class.
-            kept.open.insert(place);
-            Found::Nothing
-        } else if in_the_way(place) {
-            match dry_run(profile, cluster, state, pod, place) {
-                Ok(candidate) => Found::Candidate(candidate),
-                Err(refusal) => Found::Refused(refusal),
+    let is_resolvable = |index| state.rejection(cycle, index).is_some_and(|r| r.resolvable);
+    for index in std::mem::take(&mut kept.open) {
+        let found = if own == Some(index) {
+            // The pod's own nomination does not count for the pod, but for the others of its class.
+            kept.open.insert(index);
+            DryRunResult::Nothing
+        } else if is_resolvable(index) {
+            match dry_run(profile, cluster, state, pod, index) {
+                Ok(candidate) => DryRunResult::Candidate(candidate),
+                Err(rejection) => DryRunResult::Rejected(rejection),
             }
         } else {
-            Found::Nothing
+            DryRunResult::Nothing
         };
-        kept.set(place, found);
+        kept.set(index, found);
     }
     let own_found = own
-        .filter(|place| in_the_way(*place))
-        .map(|place| dry_run(profile, cluster, state, pod, place));
+        .filter(|index| is_resolvable(*index))
+        .map(|index| dry_run(profile, cluster, state, pod, index));
     let own_candidate = own_found.as_ref().and_then(|found| found.as_ref().ok());
-    let candidates: Vec<Candidate> = match wanted {
-        Wanted::OneOfTheBest(turn) => {
-            let other = kept.one_of_the_best(own, turn);
+    let candidates: Vec<Candidate> = match selection {
+        Selection::OneOfTheBest(rotation) => {
+            let other = kept.one_of_the_best(own, rotation);
             let best = [own_candidate, other]
                 .into_iter()
                 .flatten()
                 .min_by_key(|c| c.cost);
             best.cloned().into_iter().collect()
         }
-        Wanted::All => {
-            let others = kept.order.iter().filter(|(_, place)| own != Some(*place));
-            let others = others.filter_map(|(_, place)| kept.get(*place));
+        Selection::All => {
+            let others = kept.order.iter().filter(|(_, index)| own != Some(*index));
+            let others = others.filter_map(|(_, index)| kept.get(*index));
             let mut all: Vec<Candidate> = own_candidate.into_iter().chain(others).cloned().collect();
-            all.sort_by_key(|c| c.place);
+            all.sort_by_key(|c| c.index);
             all
         }
     };
     let outcome = if candidates.is_empty() {
-        Outcome::Nothing(unhelpful(cluster, &kept, own, own_found.as_ref()))
+        Outcome::NoCandidates(no_candidates_message(cluster, &kept, own, own_found.as_ref()))
     } else {
         Outcome::Candidates(candidates)
     };
@@ -249,29 +273,29 @@ pub fn preempt(
     outcome
 }
 
-/// Why there are no candidates.
-fn unhelpful(
+/// The message when there are no candidates.
+fn no_candidates_message(
     cluster: &Cluster,
     kept: &Candidates,
-    own: Option<Place>,
-    own_found: Option<&Result<Candidate, Refusal>>,
+    own: Option<NodeIndex>,
+    own_found: Option<&Result<Candidate, UnschedulableStatus>>,
 ) -> String {
-    // A few different refusals, by many nodes each.
-    let mut counts: Vec<(&Refusal, usize)> = Vec::new();
-    let others = (0..).zip(&kept.found).filter_map(|(place, found)| match found {
-        Found::Refused(refusal) if own != Some(place) => Some(refusal),
+    // There are a few different statuses, each of many nodes.
+    let mut counts: Vec<(&UnschedulableStatus, usize)> = Vec::new();
+    let others = (0..).zip(&kept.found).filter_map(|(index, found)| match found {
+        DryRunResult::Rejected(rejection) if own != Some(index) => Some(rejection),
         _ => None,
     });
-    for refusal in others.chain(own_found.and_then(|found| found.as_ref().err())) {
-        match counts.iter_mut().find(|(known, _)| *known == refusal) {
+    for rejection in others.chain(own_found.and_then(|found| found.as_ref().err())) {
+        match counts.iter_mut().find(|(known, _)| *known == rejection) {
             Some((_, count)) => *count += 1,
-            None => counts.push((refusal, 1)),
+            None => counts.push((rejection, 1)),
         }
     }
     let mut reasons = crate::diagnosis::Reasons::default();
     let mut tried = 0;
-    for (refusal, nodes) in counts {
-        reasons.add(&refusal.reasons, nodes);
+    for (rejection, nodes) in counts {
+        reasons.add(&rejection.reasons, nodes);
         tried += nodes;
     }
     let untried = cluster.len().saturating_sub(tried);
@@ -279,60 +303,61 @@ fn unhelpful(
     reasons.message(cluster.len())
 }
 
-/// Which pods would have to go from one node.
+/// The pods that would have to be evicted from one node (dryRunPreemption, selectVictimsOnNode).
 fn dry_run(
     profile: &Profile,
     cluster: &Cluster,
     state: &ClassState,
     pod: &PodInfo,
-    place: Place,
-) -> Result<Candidate, Refusal> {
-    let node = cluster.at(place);
+    index: NodeIndex,
+) -> Result<Candidate, UnschedulableStatus> {
+    let node = cluster.at(index);
     let lower = node.pods().iter().filter(|p| p.priority() < pod.priority());
     let mut lower: Vec<&Arc<PodInfo>> = lower.collect();
     if lower.is_empty() {
-        return Err(Refusal::of_node(
+        return Err(UnschedulableStatus::unresolvable(
             NAME,
             "No preemption victims found for incoming pod",
         ));
     }
-    let mut pictured = node.clone();
+    let mut simulated = node.clone();
     for pod in &lower {
-        pictured.remove_pod(pod.uid());
+        simulated.remove_pod(pod.uid());
     }
-    let fits = |node: &_, gone: &[&Arc<PodInfo>]| {
-        let gone: Vec<(&PodInfo, i64)> = gone.iter().map(|p| (&***p, -1)).collect();
-        state.judge_with_nominated(profile, cluster, pod, place, node, &gone)
+    let fits = |node: &_, removed: &[&Arc<PodInfo>]| {
+        let removed: Vec<(&PodInfo, i64)> = removed.iter().map(|p| (&***p, -1)).collect();
+        state.filter_with_nominated_pods(profile, cluster, pod, index, node, &removed)
     };
-    fits(&pictured, &lower)?;
+    fits(&simulated, &lower)?;
     lower.sort_by_key(|p| p.importance());
-    let (violating, others) = by_budget(cluster, &lower);
-    let mut gone = lower.clone();
+    let (violating, others) = split_by_pdb_violation(cluster, &lower);
+    let mut removed = lower.clone();
     let mut violations = 0;
     let mut victims: Vec<Arc<PodInfo>> = Vec::new();
     for (i, back) in violating.iter().chain(&others).enumerate() {
-        pictured.add_pod(back);
-        gone.retain(|p| p.uid() != back.uid());
-        if fits(&pictured, &gone).is_err() {
-            pictured.remove_pod(back.uid());
-            gone.push(back);
+        simulated.add_pod(back);
+        removed.retain(|p| p.uid() != back.uid());
+        if fits(&simulated, &removed).is_err() {
+            simulated.remove_pod(back.uid());
+            removed.push(back);
             victims.push((*back).clone());
             violations += usize::from(i < violating.len());
         }
     }
     if victims.is_empty() {
-        return Err(Refusal {
+        return Err(UnschedulableStatus {
             plugin: NAME,
             reasons: vec![format!("expected at least one victim pod on node {:?}", node.name).into()],
-            pods_in_the_way: false,
+            resolvable: false,
         });
     }
     victims.sort_by_key(|p| p.importance());
-    Ok(Candidate::new(place, victims, violations))
+    Ok(Candidate::new(index, victims, violations))
 }
 
-/// Those whose eviction, one after the other, goes against a disruption budget; and the others.
-fn by_budget<'a>(
+/// The pods whose eviction, one after the other, violates a PodDisruptionBudget, and the others
+/// (filterPodsWithPDBViolation).
+fn split_by_pdb_violation<'a>(
     cluster: &Cluster,
     pods: &[&'a Arc<PodInfo>],
 ) -> (Vec<&'a Arc<PodInfo>>, Vec<&'a Arc<PodInfo>>) {

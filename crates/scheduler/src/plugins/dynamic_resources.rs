@@ -1,5 +1,5 @@
-//! DynamicResources: pods with ResourceClaims go where their claims are allocated, or where the devices can be allocated
-//! that they ask for; by extended resources, too, that a DeviceClass stands for (KEP-5004).
+//! DynamicResources: a pod with ResourceClaims fits where its claims are allocated, or where the devices that they
+//! request can be allocated; the same for extended resources that a DeviceClass provides (KEP-5004).
 
 use std::collections::BTreeSet;
 
@@ -9,31 +9,32 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::kinds::pod::resources::is_dra_extended;
 use knarr_api::{Shared, k8s_openapi};
 
-use super::{Refusal, node_affinity};
+use super::{UnschedulableStatus, node_affinity};
 use crate::dynamic_resources::claims::{Change, Devices, allocation};
 use crate::dynamic_resources::extended::{ExtendedClaim, is_for_extended_resources};
 use crate::dynamic_resources::{AllocationError, allocate};
 use crate::node_info::NodeInfo;
 use crate::pod_info::PodInfo;
+use crate::pre_bind::PreBindError;
 
 pub const NAME: &str = "DynamicResources";
-/// How long the conditions of a device may take that binding waits for (bindingTimeout).
+/// How long binding waits for the binding conditions of a device (bindingTimeout).
 pub const BINDING_TIMEOUT: SignedDuration = SignedDuration::from_secs(600);
 const UNAVAILABLE: &str = "resourceclaim not available on the node";
 const CANNOT_ALLOCATE: &str = "cannot allocate all claims";
-/// Most alternatives of a request (FirstAvailableDeviceRequestMaxSize): the best score of one.
+/// The most alternatives of a request (FirstAvailableDeviceRequestMaxSize), which is also the best score of one.
 const ALTERNATIVES_MAX: usize = 8;
 
-/// What is to be written before the pod is bound.
+/// What is written before the pod is bound.
 #[derive(Clone, Debug, Default)]
 pub struct ClaimsToBind {
-    /// All claims of the pod, with the allocation of those that are not allocated yet.
+    /// All claims of the pod, with the allocation of those that were not allocated before.
     pub claims: Vec<(Shared<ResourceClaim>, Option<AllocationResult>)>,
-    /// The claim for the pod's extended resources, which is to be made, and its allocation.
+    /// The claim for the pod's extended resources, which is to be created, and its allocation.
     pub extended: Option<(ExtendedClaim, AllocationResult)>,
 }
 
-/// The claims of a pod, as they stand.
+/// The claims of a pod, in their present state.
 #[derive(Debug)]
 pub struct PodClaims {
     pod_uid: String,
@@ -41,7 +42,7 @@ pub struct PodClaims {
     extended: Option<Extended>,
 }
 
-/// The extended resources of a pod, for one of which a class stands at least.
+/// The extended resources of a pod, if a DeviceClass provides at least one of them.
 #[derive(Debug)]
 struct Extended {
     pod: Shared<Pod>,
@@ -52,10 +53,10 @@ struct Extended {
 
 impl Extended {
     fn of(devices: &Devices, pod: &PodInfo) -> Option<Self> {
-        let scalars = pod.requests().room.scalars.keys();
+        let scalars = pod.requests().resources.scalars.keys();
         let resources: Vec<String> = scalars.filter(|name| is_dra_extended(name)).cloned().collect();
-        let stands = |name: &String| devices.inventory.class_of_resource(name).is_some();
-        if !resources.iter().any(stands) {
+        let has_class = |name: &String| devices.inventory.class_of_resource(name).is_some();
+        if !resources.iter().any(has_class) {
             return None;
         }
         let stale = devices
@@ -69,34 +70,37 @@ impl Extended {
         })
     }
 
-    /// What the node allocates devices for; `None`: its device plugins provide all.
-    fn on(&self, devices: &Devices, node: &NodeInfo) -> Result<Option<ExtendedClaim>, Refusal> {
+    /// The claim for the extended resources on the node; `None`: its device plugins provide all of them.
+    fn on(&self, devices: &Devices, node: &NodeInfo) -> Result<Option<ExtendedClaim>, UnschedulableStatus> {
         if self.stale.is_some() {
-            return Err(Refusal::of_node(NAME, "cannot schedule extended resource claim"));
+            return Err(UnschedulableStatus::unresolvable(
+                NAME,
+                "cannot schedule extended resource claim",
+            ));
         }
         let mut here = Vec::new();
         for name in &self.resources {
             if node.allocates_devices_for(name) {
                 here.push(name.as_str());
             } else if !node.allocatable.scalars.contains_key(name) {
-                return Err(Refusal::of_node(NAME, "cannot fit resource"));
+                return Err(UnschedulableStatus::unresolvable(NAME, "cannot fit resource"));
             }
         }
         Ok((!here.is_empty()).then(|| ExtendedClaim::new(&devices.inventory, &self.pod, &here)))
     }
 }
 
-/// Why a node does not do.
+/// Why Filter did not accept a node.
 #[derive(Debug)]
-pub enum Against {
-    /// The claims with these numbers are allocated elsewhere (none: their devices cannot be had here).
-    Node(Refusal, BTreeSet<usize>),
-    /// The pod cannot be judged.
+pub enum FilterError {
+    /// Rejected. The claims with these indices are allocated elsewhere (none: their devices are not available here).
+    Node(UnschedulableStatus, BTreeSet<usize>),
+    /// The plugin failed, which ends the attempt.
     Pod(String),
 }
 
-/// The name of a claim as the pod's status or spec has it; `None`: the pod needs none for this entry. The flag: it was
-/// made from a template, and must be the pod's.
+/// The name of a claim from the pod's status or spec; `None`: the pod needs none for this entry. The flag: it was
+/// created from a template, and must be owned by the pod.
 fn claim_name<'a>(pod: &'a Pod, entry: &'a PodResourceClaim) -> Result<Option<(&'a str, bool)>, String> {
     let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
     let of = |text: &'a Option<String>| text.as_deref().unwrap_or_default();
@@ -126,20 +130,20 @@ fn claim_name<'a>(pod: &'a Pod, entry: &'a PodResourceClaim) -> Result<Option<(&
     }
 }
 
-/// Whether the claim was made for this pod.
+/// Whether the claim is owned by this pod.
 fn is_for(claim: &ResourceClaim, pod_uid: &str) -> bool {
     let mut owners = claim.metadata.owner_references.iter().flatten();
     owners.any(|o| o.controller == Some(true) && o.uid == pod_uid)
 }
 
-/// The entries of a pod that name or make claims.
+/// The entries of a pod that name or create claims.
 pub fn entries(pod: &Pod) -> &[PodResourceClaim] {
     let spec = pod.spec.as_ref();
     spec.and_then(|s| s.resource_claims.as_deref())
         .unwrap_or_default()
 }
 
-/// The pod's claims; the error is why it has to wait for them (PreEnqueue).
+/// The pod's claims; the error is what it has to wait for (PreEnqueue).
 pub fn claims_of(devices: &Devices, pod: &Shared<Pod>) -> Result<Vec<Shared<ResourceClaim>>, String> {
     let namespace = pod.object().namespace();
     let mut all = Vec::new();
@@ -172,7 +176,7 @@ pub fn is_reserved_for(claim: &ResourceClaim, pod_uid: &str) -> bool {
 }
 
 impl PodClaims {
-    /// `None`: the pod has no claims. The error is why no node will do (PreFilter).
+    /// `None`: the pod has no claims. The error is why PreFilter rejects the pod.
     pub fn new(devices: &Devices, pod: &PodInfo) -> Result<Option<Self>, String> {
         let extended = Extended::of(devices, pod);
         if entries(&pod.pod).is_empty() && extended.is_none() {
@@ -204,30 +208,36 @@ impl PodClaims {
         }))
     }
 
-    /// The claim that is to be made for the pod's extended resources on the node.
-    pub fn extended(&self, devices: &Devices, node: &NodeInfo) -> Result<Option<ExtendedClaim>, Refusal> {
+    /// The claim that is to be created for the pod's extended resources on the node.
+    pub fn extended(
+        &self,
+        devices: &Devices,
+        node: &NodeInfo,
+    ) -> Result<Option<ExtendedClaim>, UnschedulableStatus> {
         match &self.extended {
             Some(extended) => extended.on(devices, node),
             None => Ok(None),
         }
     }
 
-    /// What the claims that are not allocated get on the node, in their order; that for extended resources is the last.
+    /// The allocations on the node of the claims that have none yet, in their order; the one for extended resources
+    /// is the last.
     pub fn filter(
         &self,
         devices: &Devices,
         node: &NodeInfo,
         now: Timestamp,
-    ) -> Result<Vec<AllocationResult>, Against> {
+    ) -> Result<Vec<AllocationResult>, FilterError> {
         let extended = self.extended(devices, node);
-        let extended = extended.map_err(|refusal| Against::Node(refusal, BTreeSet::new()))?;
+        let extended = extended.map_err(|rejection| FilterError::Node(rejection, BTreeSet::new()))?;
         let claims = self.claims.iter().enumerate();
         let unavailable: BTreeSet<usize> = claims
             .filter(|(_, claim)| !is_available(claim, node, now))
             .map(|(index, _)| index)
             .collect();
-        let refused =
-            |reason: &'static str, unavailable| Against::Node(Refusal::of_node(NAME, reason), unavailable);
+        let rejected = |reason: &'static str, unavailable| {
+            FilterError::Node(UnschedulableStatus::unresolvable(NAME, reason), unavailable)
+        };
         let to_allocate = self.claims.iter().filter(|c| allocation(c).is_none());
         let to_allocate = to_allocate.map(|c| &**c);
         let to_allocate: Vec<&ResourceClaim> =
@@ -236,24 +246,26 @@ impl PodClaims {
         if !to_allocate.is_empty() {
             match allocate(&devices.inventory, devices.allocated(), node, &to_allocate) {
                 Ok(Some(all)) => found = all,
-                Ok(None) => return Err(refused(CANNOT_ALLOCATE, BTreeSet::new())),
+                Ok(None) => return Err(rejected(CANNOT_ALLOCATE, BTreeSet::new())),
                 Err(error @ AllocationError::InvalidPools) => {
-                    let refusal = Refusal::of_pod(NAME, error.to_string());
-                    return Err(Against::Node(refusal, BTreeSet::new()));
+                    let rejection = UnschedulableStatus::unresolvable(NAME, error.to_string());
+                    return Err(FilterError::Node(rejection, BTreeSet::new()));
                 }
                 Err(error) => {
-                    return Err(Against::Pod(format!("running {NAME:?} filter plugin: {error}")));
+                    return Err(FilterError::Pod(format!(
+                        "running {NAME:?} filter plugin: {error}"
+                    )));
                 }
             }
         }
         if unavailable.is_empty() {
             Ok(found)
         } else {
-            Err(refused(UNAVAILABLE, unavailable))
+            Err(rejected(UNAVAILABLE, unavailable))
         }
     }
 
-    /// Better alternatives of requests count more. `found` is what [`PodClaims::filter`] found for the node.
+    /// Preferred alternatives of requests score higher. `found` is what [`PodClaims::filter`] returned for the node.
     pub fn score(&self, found: &[AllocationResult]) -> i64 {
         let mut found = found.iter();
         let mut score = 0;
@@ -278,9 +290,9 @@ impl PodClaims {
         score
     }
 
-    /// A claim whose allocation is of no use and that nobody else uses: deallocated, it may be had elsewhere
-    /// (PostFilter). One for extended resources is deleted. `unavailable` are the numbers that [`Against::Node`] had for
-    /// all nodes.
+    /// A claim whose allocation the pod cannot use and that no other pod uses: once deallocated, it can be allocated
+    /// elsewhere (PostFilter). One for extended resources is deleted. `unavailable` are the indices that
+    /// [`FilterError::Node`] had on all nodes.
     pub fn to_deallocate(&self, unavailable: &BTreeSet<usize>) -> Option<&Shared<ResourceClaim>> {
         let mut claims = unavailable.iter().filter_map(|index| self.claims.get(*index));
         let found = claims.find(|claim| {
@@ -295,7 +307,7 @@ impl PodClaims {
         found.or(self.extended.as_ref().and_then(|e| e.stale.as_ref()))
     }
 
-    /// Keeps what was found for the node (Reserve); what is to be written.
+    /// Assumes the allocations on the node (Reserve); returns what is to be written.
     pub fn reserve(
         &self,
         devices: &mut Devices,
@@ -324,8 +336,8 @@ impl PodClaims {
 }
 
 impl ClaimsToBind {
-    /// Gives back what was kept and is not written (Unreserve).
-    pub fn take_back(&self, devices: &mut Devices) {
+    /// Drops the assumed allocations that are not written (Unreserve).
+    pub fn unreserve(&self, devices: &mut Devices) {
         for (claim, _) in self.claims.iter().filter(|(_, new)| new.is_some()) {
             devices.release(claim.object().uid());
         }
@@ -340,7 +352,7 @@ fn requests(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequest> {
     devices.and_then(|d| d.requests.as_ref()).into_iter().flatten()
 }
 
-/// The classes that a claim needs, each with its request.
+/// The classes that a claim names, each with its request.
 fn classes(claim: &ResourceClaim) -> Vec<(String, &str)> {
     let mut all = Vec::new();
     for request in requests(claim) {
@@ -357,7 +369,7 @@ fn classes(claim: &ResourceClaim) -> Vec<(String, &str)> {
     all
 }
 
-/// Whether an allocated claim can be used on the node; one that is not allocated may become so.
+/// Whether an allocated claim can be used on the node; an unallocated one may still be allocated there.
 fn is_available(claim: &ResourceClaim, node: &NodeInfo, now: Timestamp) -> bool {
     let Some(allocation) = allocation(claim) else {
         return true;
@@ -372,8 +384,8 @@ fn is_available(claim: &ResourceClaim, node: &NodeInfo, now: Timestamp) -> bool 
     }
 }
 
-/// Whether all conditions of the claim's devices are met that binding waits for. The error: one of them never will be.
-pub fn is_ready(claim: &ResourceClaim) -> Result<bool, String> {
+/// Whether all binding conditions of the claim's devices are true. The error: one of them has failed.
+pub fn is_ready(claim: &ResourceClaim) -> Result<bool, PreBindError> {
     let Some(allocation) = allocation(claim) else {
         return Ok(false);
     };
@@ -395,12 +407,11 @@ pub fn is_ready(claim: &ResourceClaim) -> Result<bool, String> {
         };
         let failures = result.binding_failure_conditions.iter().flatten();
         if let Some(failed) = failures.filter_map(is_true).next() {
-            return Err(format!(
-                "device binding failed: claim={}, reason={}, message={:?}",
-                claim.metadata.name.as_deref().unwrap_or_default(),
-                failed.reason,
-                failed.message
-            ));
+            return Err(PreBindError::DeviceFailed {
+                claim: claim.metadata.name.clone().unwrap_or_default(),
+                reason: failed.reason.clone(),
+                message: failed.message.clone(),
+            });
         }
         if wanted.iter().any(|condition| is_true(condition).is_none()) {
             return Ok(false);
@@ -409,7 +420,7 @@ pub fn is_ready(claim: &ResourceClaim) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Whether binding has waited long enough for the conditions of the claim's devices.
+/// Whether binding has waited for the binding conditions of the claim's devices for too long.
 pub fn has_timed_out(claim: &ResourceClaim, now: Timestamp) -> bool {
     let Some(allocation) = allocation(claim) else {
         return false;
@@ -423,12 +434,12 @@ pub fn has_timed_out(claim: &ResourceClaim, now: Timestamp) -> bool {
     waits && since.is_some_and(|since| now.duration_since(since.0) > BINDING_TIMEOUT)
 }
 
-/// Whether a change could make a pod schedulable that this plugin was against (its queueing hints).
+/// Whether a change may make a pod schedulable that this plugin rejected (its queueing hints).
 pub fn change_helps(devices: &Devices, pod: &PodInfo, change: &Change) -> bool {
     match change {
         Change::Slice { after, .. } => after.is_some(),
         Change::Class { after, .. } => after.is_some(),
-        // The claim of an attempt that failed, or devices that nobody has any more.
+        // The claim of an attempt that failed, or devices that no claim uses any more.
         Change::Claim { before, after: None } => before
             .as_ref()
             .is_some_and(|gone| allocation(gone).is_some() || is_for_extended_resources(gone, pod.uid())),

@@ -1,11 +1,11 @@
-//! InterPodAffinity: pods that want to be near others or away from them, in a domain of a topology key; and those that
-//! stand already and want the same of the pod to be placed.
+//! InterPodAffinity: pods that require or prefer to be in the same topology domain as others, or in a different one;
+//! and the terms of existing pods that match the incoming pod.
 //!
-//! For one class of pods the matching pods are counted in each domain; the counts are kept up node by node
-//! ([`InterPodAffinity::refresh`]), so that no decision walks over pods.
+//! For one class of pods the matching pods are counted in each domain; the counts are updated node by node
+//! ([`InterPodAffinity::refresh`]), so that no decision iterates over pods.
 
-use super::{MAX_NODE_SCORE, Refusal};
-use crate::cluster::{Cluster, ColumnId, NO_VALUE, Place};
+use super::{MAX_NODE_SCORE, UnschedulableStatus};
+use crate::cluster::{Cluster, ColumnId, NO_VALUE, NodeIndex};
 use crate::evaluation::FEASIBLE;
 use crate::node_info::NodeInfo;
 use crate::pod_info::{AffinityTerm, AffinityTerms, PodClass};
@@ -13,11 +13,11 @@ use crate::profile::Profile;
 
 pub const NAME: &str = "InterPodAffinity";
 
-/// Sums for pairs of a topology key and a value.
+/// Sums by topology key and value.
 #[derive(Debug, Default)]
 struct Sums {
     columns: Vec<(ColumnId, Vec<i64>, usize)>,
-    /// How many pairs have a sum other than 0.
+    /// How many sums are not 0.
     pairs: usize,
 }
 
@@ -50,20 +50,20 @@ impl Sums {
     }
 }
 
-/// Which of the sums.
+/// Which sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sum {
-    /// Pods that meet all required terms of the class.
+    /// Pods that match all required affinity terms of the class.
     Affinity,
-    /// Pods that meet a required anti-affinity term of the class.
+    /// Pods that match a required anti-affinity term of the class.
     AntiAffinity,
-    /// Terms of pods that stand, and that a pod of the class would break.
+    /// Required anti-affinity terms of existing pods that match a pod of the class.
     Existing,
-    /// Weights of preferences of either side.
+    /// Weights of preferred terms, of the class and of existing pods.
     Score,
 }
 
-/// What one pod of another class adds, in its domain of these keys.
+/// What one pod of another class adds, in its domain of these topology keys.
 #[derive(Clone, Debug, Default)]
 pub struct Interaction {
     adds: Vec<(Sum, ColumnId, i64)>,
@@ -93,9 +93,9 @@ pub struct InterPodAffinity {
     anti_affinity: Sums,
     existing: Sums,
     score: Sums,
-    /// How many preferences went into the score.
+    /// How many preferred terms contribute to the score.
     preferences: i64,
-    /// What each node adds, of one pod and how many of them.
+    /// What each node adds: per pod, and how many pods.
     adds: Vec<Vec<(Sum, ColumnId, u32, i64)>>,
 }
 
@@ -129,7 +129,7 @@ impl InterPodAffinity {
         })
     }
 
-    /// Whether it may refuse a node at present. Nothing is pictured by it when it does not.
+    /// Whether the plugin can reject a node at present. If not, simulated changes of pods do not matter to it.
     pub fn filters(&self) -> bool {
         self.filters
             && !(self.required.is_empty() && self.required_anti.is_empty() && self.existing.pairs == 0)
@@ -140,7 +140,7 @@ impl InterPodAffinity {
         self.weighs && self.preferences > 0 && (own || !self.ignores_preferences)
     }
 
-    /// Whether what a node is worth depends on pods elsewhere (for this class as things stand).
+    /// Whether the verdict on a node depends on that node alone (for this class, with the present pods).
     pub fn is_local(&self) -> bool {
         !self.filters()
     }
@@ -204,24 +204,24 @@ impl InterPodAffinity {
         }
     }
 
-    /// Counts what is on a node now: `pods` are the groups there.
+    /// Counts the pods on a node again: `pods` are the groups there.
     pub fn refresh<'a>(
         &mut self,
         cluster: &Cluster,
-        place: Place,
+        index: NodeIndex,
         pods: impl Iterator<Item = (&'a Interaction, u32)>,
     ) {
-        let at = place as usize;
+        let at = index as usize;
         if let Some(was) = self.adds.get_mut(at) {
             for (sum, column, value, more) in std::mem::take(was) {
                 self.add(sum, column, value, -more, -1);
             }
         }
         let mut now = Vec::new();
-        if cluster.at(place).node.is_some() {
+        if cluster.at(index).node.is_some() {
             for (interaction, count) in pods {
                 for (sum, column, weight) in &interaction.adds {
-                    let value = cluster.column(*column).at(place);
+                    let value = cluster.column(*column).at(index);
                     if value != NO_VALUE {
                         now.push((*sum, *column, value, weight * i64::from(count)));
                     }
@@ -239,51 +239,51 @@ impl InterPodAffinity {
         }
     }
 
-    /// Judges all places that no rule has refused yet; `number` is how a refusal is written down.
+    /// Filters all nodes that no plugin has rejected yet; `number` registers a status.
     pub fn filter_all(
         &self,
         cluster: &Cluster,
         verdicts: &mut [u16],
-        mut number: impl FnMut(Refusal) -> u16,
+        mut number: impl FnMut(UnschedulableStatus) -> u16,
     ) {
         if !self.required.is_empty() {
             let anywhere = self.matches_itself && self.affinity.pairs == 0;
-            let mut refusal = None;
-            for (place, verdict) in (0..).zip(verdicts.iter_mut()) {
+            let mut rejection = None;
+            for (index, verdict) in (0..).zip(verdicts.iter_mut()) {
                 let near = |column: ColumnId| {
-                    let value = cluster.column(column).at(place);
+                    let value = cluster.column(column).at(index);
                     value != NO_VALUE && (anywhere || self.affinity.get(column, value) > 0)
                 };
                 if *verdict == FEASIBLE && !self.required.iter().all(|(_, column)| near(*column)) {
-                    *verdict = *refusal.get_or_insert_with(|| number(refused(AFFINITY)));
+                    *verdict = *rejection.get_or_insert_with(|| number(rejected(AFFINITY)));
                 }
             }
         }
         for (sums, reason) in [(&self.anti_affinity, ANTI_AFFINITY), (&self.existing, EXISTING)] {
-            let mut refusal = None;
+            let mut rejection = None;
             for (column, sums, _) in sums.columns.iter().filter(|(.., pairs)| *pairs > 0) {
                 let values = cluster.column(*column).all();
                 for (verdict, value) in verdicts.iter_mut().zip(values) {
-                    // No value is past the end.
+                    // A node without the value is past the end.
                     let there = sums.get(*value as usize).is_some_and(|n| *n > 0);
                     if there && *verdict == FEASIBLE {
-                        *verdict = *refusal.get_or_insert_with(|| number(refused(reason)));
+                        *verdict = *rejection.get_or_insert_with(|| number(rejected(reason)));
                     }
                 }
             }
         }
     }
 
-    /// Whether a pod of the class may go to a node, were these pods (one more, one less) there.
+    /// Whether a pod of the class fits a node, with these pods added (1) or removed (-1).
     pub fn filter<'a>(
         &self,
         cluster: &Cluster,
-        place: Place,
-        pictured: impl Iterator<Item = (&'a Interaction, i64)> + Clone,
-    ) -> Result<(), Refusal> {
-        let value = |column: ColumnId| Some(cluster.column(column).at(place)).filter(|v| *v != NO_VALUE);
+        index: NodeIndex,
+        pod_changes: impl Iterator<Item = (&'a Interaction, i64)> + Clone,
+    ) -> Result<(), UnschedulableStatus> {
+        let value = |column: ColumnId| Some(cluster.column(column).at(index)).filter(|v| *v != NO_VALUE);
         let more = |sum: Sum, column: ColumnId| -> i64 {
-            let adds = pictured
+            let adds = pod_changes
                 .clone()
                 .flat_map(|(other, one)| other.adds.iter().map(move |add| (add, one)));
             let of = adds.filter(|((s, c, _), _)| *s == sum && *c == column);
@@ -292,42 +292,42 @@ impl InterPodAffinity {
         let mut near = true;
         for (_, column) in &self.required {
             match value(*column) {
-                None => return Err(refused(AFFINITY)),
+                None => return Err(rejected(AFFINITY)),
                 Some(v) => near &= self.affinity.get(*column, v) + more(Sum::Affinity, *column) > 0,
             }
         }
-        // The first of a group that wants to be together goes anywhere.
-        let goes_anywhere = || self.matches_itself && self.nowhere(&value, &more);
-        if !near && !goes_anywhere() {
-            return Err(refused(AFFINITY));
+        // The first pod of a group with affinity to itself fits any node with the topology key.
+        let is_first_of_group = || self.matches_itself && self.nowhere(&value, &more);
+        if !near && !is_first_of_group() {
+            return Err(rejected(AFFINITY));
         }
         for (_, column) in &self.required_anti {
             if let Some(v) = value(*column)
                 && self.anti_affinity.get(*column, v) + more(Sum::AntiAffinity, *column) > 0
             {
-                return Err(refused(ANTI_AFFINITY));
+                return Err(rejected(ANTI_AFFINITY));
             }
         }
         for (column, sums, _) in &self.existing.columns {
             if let Some(v) = value(*column)
                 && sums.get(v as usize).copied().unwrap_or(0) + more(Sum::Existing, *column) > 0
             {
-                return Err(refused(EXISTING));
+                return Err(rejected(EXISTING));
             }
         }
-        // Keys that only pictured pods bring in.
-        for (other, _) in pictured.clone() {
+        // Topology keys that only the added pods have terms for.
+        for (other, _) in pod_changes.clone() {
             for (_, column, _) in other.adds.iter().filter(|(sum, ..)| *sum == Sum::Existing) {
                 let known = self.existing.columns.iter().any(|(id, ..)| id == column);
                 if !known && value(*column).is_some() && more(Sum::Existing, *column) > 0 {
-                    return Err(refused(EXISTING));
+                    return Err(rejected(EXISTING));
                 }
             }
         }
         Ok(())
     }
 
-    /// Whether no pod anywhere meets the required terms.
+    /// Whether no pod anywhere matches the required terms.
     fn nowhere(&self, value: &dyn Fn(ColumnId) -> Option<u32>, more: &dyn Fn(Sum, ColumnId) -> i64) -> bool {
         let mut pairs = self.affinity.pairs;
         let mut done: Vec<ColumnId> = Vec::new();
@@ -345,18 +345,18 @@ impl InterPodAffinity {
         pairs == 0
     }
 
-    /// The scores of nodes, normalised.
-    pub fn score(&self, cluster: &Cluster, places: &[Place], scores: &mut Vec<i64>) {
+    /// The normalized scores of nodes.
+    pub fn score(&self, cluster: &Cluster, indices: &[NodeIndex], scores: &mut Vec<i64>) {
         scores.clear();
-        scores.resize(places.len(), 0);
+        scores.resize(indices.len(), 0);
         for (column, sums, pairs) in &self.score.columns {
             if *pairs == 0 {
                 continue;
             }
             let column = cluster.column(*column);
-            for (place, score) in places.iter().zip(scores.iter_mut()) {
-                // No value is past the end.
-                *score += sums.get(column.at(*place) as usize).copied().unwrap_or(0);
+            for (index, score) in indices.iter().zip(scores.iter_mut()) {
+                // A node without the value is past the end.
+                *score += sums.get(column.at(*index) as usize).copied().unwrap_or(0);
             }
         }
         let min = scores.iter().copied().min().unwrap_or(0);
@@ -375,15 +375,15 @@ const AFFINITY: &str = "node(s) didn't match pod affinity rules";
 const ANTI_AFFINITY: &str = "node(s) didn't match pod anti-affinity rules";
 const EXISTING: &str = "node(s) didn't satisfy existing pods anti-affinity rules";
 
-fn refused(reason: &'static str) -> Refusal {
+fn rejected(reason: &'static str) -> UnschedulableStatus {
     if reason == AFFINITY {
-        Refusal::of_node(NAME, reason)
+        UnschedulableStatus::unresolvable(NAME, reason)
     } else {
-        Refusal::of_pods(NAME, reason)
+        UnschedulableStatus::unschedulable(NAME, reason)
     }
 }
 
-/// The term with the namespaces that its selector selects now by name.
+/// The term, with the namespaces that its selector matches now added by name.
 fn resolved(cluster: &Cluster, term: &AffinityTerm) -> AffinityTerm {
     let mut term = term.clone();
     if let Some(selector) = &term.namespace_selector
@@ -395,13 +395,13 @@ fn resolved(cluster: &Cluster, term: &AffinityTerm) -> AffinityTerm {
     term
 }
 
-/// Whether a term of the pod to be placed is for another. As in v1.36, a selector of namespaces that namespaces
-/// without labels meet (NotIn, DoesNotExist) has them all.
+/// Whether a term of the incoming pod matches another pod. As in v1.36, a namespace selector that a namespace without
+/// labels matches (NotIn, DoesNotExist) matches all namespaces.
 fn is_for(term: &AffinityTerm, other: &PodClass) -> bool {
     term.matches(other.namespace(), None, other.labels())
 }
 
-/// Whether a change of a node may help a pod that it kept off.
+/// Whether a change of a node may make a pod schedulable that this plugin rejected.
 pub fn node_change_helps(pod: &PodClass, before: Option<&NodeInfo>, after: Option<&NodeInfo>) -> bool {
     let Ok(terms) = &pod.affinity else { return true };
     let Some(after) = after else { return false };
@@ -427,12 +427,13 @@ pub fn node_change_helps(pod: &PodClass, before: Option<&NodeInfo>, after: Optio
         || (terms.required.is_empty() && terms.required_anti.is_empty() && before.labels() != after.labels())
 }
 
-/// Whether the coming (`came`) or going of a pod on a node may help one that it kept off.
+/// Whether a pod that was added to a node (`came`) or removed from one may make a pod schedulable that this plugin
+/// rejected.
 pub fn pod_change_helps(pod: &PodClass, other: &PodClass, came: bool) -> bool {
     let (Ok(mine), Ok(theirs)) = (&pod.affinity, &other.affinity) else {
         return true;
     };
-    // Namespaces by selector: taken to be meant, as it is only a hint.
+    // Namespaces by selector: taken as matching, because this is only a hint.
     let may_be_for = |t: &AffinityTerm, pod: &PodClass| {
         (t.namespaces.contains(pod.namespace()) || t.namespace_selector.is_some())
             && crate::pod_info::selects(&t.selector, pod.labels())

@@ -1,9 +1,9 @@
-//! The rules, one file each, under kube-scheduler's names, with its words and its arithmetic.
+//! The plugins, one file each, with kube-scheduler's names, messages and arithmetic.
 //!
-//! Most look at one node at a time and are called from the two lists here; those on volumes are called by
-//! [`crate::storage`]. [`pod_topology_spread`] and
-//! [`inter_pod_affinity`] compare nodes with each other: they keep sums over topology domains for each class of pods and
-//! are asked by [`crate::evaluation`], as is [`default_preemption`].
+//! Most of them read one node at a time and are called from the two lists here; those on volumes are called by
+//! [`crate::storage`]. [`pod_topology_spread`] and [`inter_pod_affinity`] compare nodes with each other: they keep
+//! sums over topology domains for each class of pods and are called by [`crate::evaluation`], as is
+//! [`default_preemption`].
 
 pub mod default_preemption;
 pub mod dynamic_resources;
@@ -31,47 +31,39 @@ use crate::profile::Profile;
 /// The best score of one plugin on one node.
 pub const MAX_NODE_SCORE: i64 = 100;
 
-/// Why a node is refused.
+/// Why a node or a pod was rejected (`Status` of the scheduling framework).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Refusal {
-    /// Empty: the node was not looked at, for another plugin had named others.
+pub struct UnschedulableStatus {
+    /// Empty: the node was not filtered, because PreFilter had selected others.
     pub plugin: &'static str,
-    /// In kube-scheduler's words.
+    /// kube-scheduler's messages.
     pub reasons: Vec<Cow<'static, str>>,
-    /// Whether the node could be had if pods on it went.
-    pub pods_in_the_way: bool,
+    /// Whether removing pods from the node may help: code Unschedulable, else UnschedulableAndUnresolvable.
+    pub resolvable: bool,
 }
 
-impl Refusal {
-    /// Whatever becomes of its pods, the node is refused.
-    pub fn of_node(plugin: &'static str, reason: &'static str) -> Self {
-        Refusal {
+impl UnschedulableStatus {
+    /// Removing pods from the node does not help (`UnschedulableAndUnresolvable`).
+    pub fn unresolvable(plugin: &'static str, reason: impl Into<Cow<'static, str>>) -> Self {
+        UnschedulableStatus {
             plugin,
             reasons: vec![reason.into()],
-            pods_in_the_way: false,
+            resolvable: false,
         }
     }
 
-    /// Whatever the node, the pod is refused.
-    pub fn of_pod(plugin: &'static str, words: String) -> Self {
-        Refusal {
-            plugin,
-            reasons: vec![words.into()],
-            pods_in_the_way: false,
-        }
-    }
-
-    pub fn of_pods(plugin: &'static str, reason: &'static str) -> Self {
-        Refusal {
+    /// Terminating pods of lower priority on the node may help (`Unschedulable`).
+    pub fn unschedulable(plugin: &'static str, reason: &'static str) -> Self {
+        UnschedulableStatus {
             plugin,
             reasons: vec![reason.into()],
-            pods_in_the_way: true,
+            resolvable: true,
         }
     }
 
-    /// As the framework calls it.
+    /// The code's name in the scheduling framework.
     pub fn code(&self) -> &'static str {
-        if self.pods_in_the_way {
+        if self.resolvable {
             "Unschedulable"
         } else {
             "UnschedulableAndUnresolvable"
@@ -79,10 +71,10 @@ impl Refusal {
     }
 }
 
-type Filter = fn(&Profile, &PodClass, &NodeInfo) -> Result<(), Refusal>;
+type Filter = fn(&Profile, &PodClass, &NodeInfo) -> Result<(), UnschedulableStatus>;
 
-/// The rules on one node, in the order in which they filter; those on volumes and on several
-/// nodes come after them.
+/// The filters that read one node, in the order in which they run; those on volumes and on several nodes run after
+/// them.
 pub const FILTERS: &[(&str, Filter)] = &[
     (node_unschedulable::NAME, node_unschedulable::filter),
     (taint_toleration::NAME, taint_toleration::filter),
@@ -91,8 +83,8 @@ pub const FILTERS: &[(&str, Filter)] = &[
     (node_resources_fit::NAME, node_resources_fit::filter),
 ];
 
-/// What the rules on one node say of it.
-pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), Refusal> {
+/// Runs the filters that read one node.
+pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), UnschedulableStatus> {
     let used = FILTERS.iter().filter(|(name, _)| profile.filters(name));
     for (_, filter) in used {
         filter(profile, pod, node)?;
@@ -100,7 +92,8 @@ pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), 
     Ok(())
 }
 
-/// Brings scores to 0 … [`MAX_NODE_SCORE`] by the largest; `reverse` makes the smallest the best.
+/// Normalizes scores to 0 … [`MAX_NODE_SCORE`] by the largest; `reverse` makes the smallest the best
+/// (DefaultNormalizeScore).
 pub fn normalize(scores: &mut [i64], reverse: bool) {
     let max = scores.iter().copied().max().unwrap_or(0);
     for score in scores {

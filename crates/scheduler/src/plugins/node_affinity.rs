@@ -1,4 +1,4 @@
-//! NodeAffinity: nodeSelector and node affinity, what is required and what is preferred.
+//! NodeAffinity: nodeSelector and node affinity, required and preferred.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,16 +7,16 @@ use k8s_openapi::api::core::v1::{
 };
 use knarr_api::k8s_openapi;
 
-use super::Refusal;
+use super::UnschedulableStatus;
 use crate::node_info::NodeInfo;
 use crate::pod_info::PodClass;
 use crate::profile::Profile;
 
 pub const NAME: &str = "NodeAffinity";
-/// Names of nodes that exclude each other.
+/// Node names that exclude each other.
 pub const CONFLICT: &str = "pod affinity terms conflict";
 
-/// Whether one of its terms matches; no term matches nothing.
+/// Whether one of its terms matches; no terms match nothing.
 pub fn matches(selector: &NodeSelector, node: &NodeInfo) -> bool {
     selector
         .node_selector_terms
@@ -24,7 +24,7 @@ pub fn matches(selector: &NodeSelector, node: &NodeInfo) -> bool {
         .any(|term| matches_term(term, node))
 }
 
-/// A term without any requirement matches nothing.
+/// A term without requirements matches nothing.
 pub fn matches_term(term: &NodeSelectorTerm, node: &NodeInfo) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
@@ -59,7 +59,7 @@ fn matches_requirement(requirement: &NodeSelectorRequirement, value: Option<&str
     }
 }
 
-/// Whether a node meets what the pod requires of its labels and name.
+/// Whether a node matches the pod's nodeSelector and required node affinity.
 pub fn meets_required(pod: &PodClass, node: &NodeInfo) -> bool {
     let spec = pod.spec();
     let wanted = spec.and_then(|s| s.node_selector.as_ref());
@@ -70,7 +70,7 @@ pub fn meets_required(pod: &PodClass, node: &NodeInfo) -> bool {
             .is_none_or(|selector| matches(selector, node))
 }
 
-/// What the node names in matchFields leave of the nodes: `None` is all of them.
+/// The nodes that the names in matchFields leave: `None` is all of them.
 pub fn named_nodes(pod: &PodClass) -> Option<BTreeSet<String>> {
     let selector = pod.required_node_affinity()?;
     let mut all: Option<BTreeSet<String>> = None;
@@ -90,11 +90,11 @@ pub fn named_nodes(pod: &PodClass) -> Option<BTreeSet<String>> {
     all
 }
 
-pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), Refusal> {
+pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), UnschedulableStatus> {
     if let Some(added) = &profile.node_affinity.required
         && !matches(added, node)
     {
-        return Err(Refusal::of_node(
+        return Err(UnschedulableStatus::unresolvable(
             NAME,
             "node(s) didn't match scheduler-enforced node affinity",
         ));
@@ -102,18 +102,18 @@ pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), 
     if meets_required(pod, node) {
         return Ok(());
     }
-    Err(Refusal::of_node(
+    Err(UnschedulableStatus::unresolvable(
         NAME,
         "node(s) didn't match Pod's node affinity/selector",
     ))
 }
 
-/// Whether it has a say at all on where this pod is better off.
+/// Whether the plugin scores this pod.
 pub fn scores(profile: &Profile, pod: &PodClass) -> bool {
     !preferred(pod).is_empty() || !profile.node_affinity.preferred.is_empty()
 }
 
-/// The weights of the preferences that the node meets.
+/// The sum of the weights of the preferred terms that match the node.
 pub fn score(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> i64 {
     let terms = preferred(pod).iter().chain(&profile.node_affinity.preferred);
     let met = terms.filter(|term| term.weight != 0 && matches_term(&term.preference, node));

@@ -1,16 +1,16 @@
-//! NodeName: a pod that names its node goes there or nowhere.
+//! NodeName: a pod with `spec.nodeName` fits that node only.
 
-use super::Refusal;
+use super::UnschedulableStatus;
 use crate::node_info::NodeInfo;
 
 pub const NAME: &str = "NodeName";
 
-/// Which node a pod names is no matter of its class: pods that name one are judged apart.
-pub fn filter(wanted: &str, node: &NodeInfo) -> Result<(), Refusal> {
+/// `spec.nodeName` is not a part of the class: pods with one are evaluated separately.
+pub fn filter(wanted: &str, node: &NodeInfo) -> Result<(), UnschedulableStatus> {
     if wanted.is_empty() || wanted == node.name {
         return Ok(());
     }
-    Err(Refusal::of_node(
+    Err(UnschedulableStatus::unresolvable(
         NAME,
         "node(s) didn't match the requested node name",
     ))

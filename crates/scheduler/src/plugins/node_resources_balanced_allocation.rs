@@ -1,4 +1,5 @@
-//! NodeResourcesBalancedAllocation: a pod goes where it brings the used shares of resources closer together.
+//! NodeResourcesBalancedAllocation: a node scores higher if the pod makes the used fractions of its resources more
+//! equal.
 
 use super::MAX_NODE_SCORE;
 use crate::node_info::NodeInfo;
@@ -7,12 +8,12 @@ use crate::profile::Profile;
 
 pub const NAME: &str = "NodeResourcesBalancedAllocation";
 
-/// A pod that asks for nothing changes no balance.
+/// A pod without requests changes no balance (best-effort pods are skipped).
 pub fn scores(profile: &Profile, pod: &PodClass) -> bool {
     profile
         .balanced
         .iter()
-        .any(|r| pod.requests.room.get(&r.name) != 0)
+        .any(|r| pod.requests.resources.get(&r.name) != 0)
 }
 
 pub fn score(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> i64 {
@@ -25,17 +26,17 @@ pub fn score(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> i64 {
             "cpu" => (
                 node.allocatable.milli_cpu,
                 node.requested.milli_cpu,
-                pod.requests.room.milli_cpu,
+                pod.requests.resources.milli_cpu,
             ),
             "memory" => (
                 node.allocatable.memory_bytes,
                 node.requested.memory_bytes,
-                pod.requests.room.memory_bytes,
+                pod.requests.resources.memory_bytes,
             ),
             _ => (
                 node.allocatable.get(name),
                 node.requested.get(name),
-                pod.requests.room.get(name),
+                pod.requests.resources.get(name),
             ),
         };
         let is_scalar = !matches!(name, "cpu" | "memory" | "ephemeral-storage");
@@ -48,7 +49,7 @@ pub fn score(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> i64 {
     half + (half + with.score() - without.score()) / 2
 }
 
-/// Used shares of resources.
+/// The used fractions of resources.
 #[derive(Default)]
 struct Balance {
     /// The first two; more are rare.
@@ -67,7 +68,7 @@ impl Balance {
         self.count += 1;
     }
 
-    /// 100 where all are equal, less the further they are apart; cut off, not rounded, as kube-scheduler does.
+    /// 100 if all are equal, less the further they are apart; truncated, not rounded, as in kube-scheduler.
     fn score(&self) -> i64 {
         let deviation = match self.count {
             0 | 1 => 0.0,

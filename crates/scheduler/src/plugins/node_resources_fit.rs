@@ -1,11 +1,11 @@
-//! NodeResourcesFit: what a pod asks for must be free; which nodes are the better ones is a matter of the strategy
-//! (LeastAllocated: the emptier ones).
+//! NodeResourcesFit: the requests of a pod must be free on the node; the scoring strategy decides which nodes are
+//! better (LeastAllocated: the emptier ones).
 
 use std::borrow::Cow;
 
 use knarr_api::kinds::pod::resources::{DEVICE_CLASS_PREFIX, is_native};
 
-use super::{MAX_NODE_SCORE, Refusal};
+use super::{MAX_NODE_SCORE, UnschedulableStatus};
 use crate::dynamic_resources::claims::Change;
 use crate::node_info::NodeInfo;
 use crate::pod_info::{PodClass, PodInfo};
@@ -13,7 +13,7 @@ use crate::profile::{FitArgs, Profile, ShapePoint, Strategy};
 
 pub const NAME: &str = "NodeResourcesFit";
 
-/// What scores of the configuration are multiplied with: those go to 10.
+/// The factor from the scores of shape points (0 to 10) to node scores.
 const SHAPE_SCALE: i64 = MAX_NODE_SCORE / 10;
 
 fn is_ignored(args: &FitArgs, name: &str) -> bool {
@@ -22,10 +22,10 @@ fn is_ignored(args: &FitArgs, name: &str) -> bool {
         && (args.ignored_resources.contains(name) || args.ignored_resource_groups.contains(group))
 }
 
-pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), Refusal> {
-    let (has, used, asks) = (&node.allocatable, &node.requested, &pod.requests.room);
+pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), UnschedulableStatus> {
+    let (has, used, asks) = (&node.allocatable, &node.requested, &pod.requests.resources);
     let mut reasons: Vec<Cow<'static, str>> = Vec::new();
-    // What the whole node does not have is not had by removing pods either.
+    // More than the allocatable amount does not become free by removing pods.
     let mut too_large = false;
     let pods = i64::try_from(node.pods().len()).unwrap_or(i64::MAX);
     if pods.saturating_add(1) > has.pods {
@@ -46,7 +46,7 @@ pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), 
         "ephemeral-storage",
     );
     for (name, amount) in &asks.scalars {
-        // DynamicResources sees to what a DeviceClass stands for here.
+        // DynamicResources handles what a DeviceClass provides here.
         if !is_ignored(&profile.fit, name) && !node.allocates_devices_for(name) {
             check(*amount, has.get(name), used.get(name), name);
         }
@@ -54,14 +54,14 @@ pub fn filter(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), 
     if reasons.is_empty() {
         return Ok(());
     }
-    Err(Refusal {
+    Err(UnschedulableStatus {
         plugin: NAME,
         reasons,
-        pods_in_the_way: !too_large,
+        resolvable: !too_large,
     })
 }
 
-/// Whether a DeviceClass now stands for a resource that the pod asks for.
+/// Whether a DeviceClass now provides a resource that the pod requests.
 pub fn class_change_helps(pod: &PodInfo, change: &Change) -> bool {
     let Change::Class {
         before,
@@ -70,7 +70,7 @@ pub fn class_change_helps(pod: &PodInfo, change: &Change) -> bool {
     else {
         return false;
     };
-    let asks = |name: &str| pod.requests().room.get(name) > 0;
+    let asks = |name: &str| pod.requests().resources.get(name) > 0;
     let named = &after.spec.extended_resource_name;
     let is_new = before.is_none() && asks(&format!("{DEVICE_CLASS_PREFIX}{}", after.object().name()));
     let was = before
@@ -79,19 +79,20 @@ pub fn class_change_helps(pod: &PodInfo, change: &Change) -> bool {
     is_new || (named.as_ref() != was && named.as_deref().is_some_and(asks))
 }
 
-/// What the node has of a resource, and what of it is used with the pod; `None`: it has no bearing on the score.
+/// The allocatable amount of a resource, and how much of it is requested with the pod; `None`: the resource does not
+/// count.
 fn used_with(pod: &PodClass, node: &NodeInfo, name: &str) -> Option<(i64, i64)> {
     let used = match name {
         "cpu" => {
-            let filled_in = node.requested_filled_in.milli_cpu;
-            filled_in.saturating_add(pod.requests.placing.milli_cpu)
+            let filled_in = node.non_zero_requested.milli_cpu;
+            filled_in.saturating_add(pod.requests.incoming.milli_cpu)
         }
         "memory" => {
-            let filled_in = node.requested_filled_in.memory_bytes;
-            filled_in.saturating_add(pod.requests.placing.memory_bytes)
+            let filled_in = node.non_zero_requested.memory_bytes;
+            filled_in.saturating_add(pod.requests.incoming.memory_bytes)
         }
         _ => {
-            let asks = pod.requests.room.get(name);
+            let asks = pod.requests.resources.get(name);
             if asks == 0 && name != "ephemeral-storage" {
                 return None;
             }
@@ -130,7 +131,7 @@ pub fn score(profile: &Profile, pod: &PodClass, node: &NodeInfo) -> i64 {
     }
 }
 
-/// The score at a utilization, on straight lines between the points.
+/// The score at a utilization, interpolated between the points of the shape.
 fn on_the_line(shape: &[ShapePoint], utilization: i64) -> i64 {
     let mut before: Option<&ShapePoint> = None;
     for point in shape {
@@ -150,7 +151,7 @@ fn on_the_line(shape: &[ShapePoint], utilization: i64) -> i64 {
     before.map_or(0, |last| last.score * SHAPE_SCALE)
 }
 
-/// Percent, cut off; nothing of a node that is overfull.
+/// Percent, truncated; 0 for a node that is overcommitted.
 fn share(part: i64, of: i64) -> i64 {
     if part < 0 || of == 0 {
         return 0;

@@ -1,9 +1,9 @@
-//! NodeUnschedulable: a cordoned node takes only pods that tolerate that.
+//! NodeUnschedulable: a cordoned node accepts only pods that tolerate `node.kubernetes.io/unschedulable`.
 
 use k8s_openapi::api::core::v1::Taint;
 use knarr_api::k8s_openapi;
 
-use super::Refusal;
+use super::UnschedulableStatus;
 use super::taint_toleration::tolerates;
 use crate::node_info::NodeInfo;
 use crate::pod_info::PodClass;
@@ -11,7 +11,7 @@ use crate::profile::Profile;
 
 pub const NAME: &str = "NodeUnschedulable";
 
-pub fn filter(_: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), Refusal> {
+pub fn filter(_: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), UnschedulableStatus> {
     let taint = || Taint {
         key: "node.kubernetes.io/unschedulable".into(),
         effect: "NoSchedule".into(),
@@ -20,7 +20,10 @@ pub fn filter(_: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), Refusa
     if node.is_unschedulable() {
         let taint = taint();
         if !pod.tolerations().iter().any(|t| tolerates(t, &taint)) {
-            return Err(Refusal::of_node(NAME, "node(s) were unschedulable"));
+            return Err(UnschedulableStatus::unresolvable(
+                NAME,
+                "node(s) were unschedulable",
+            ));
         }
     }
     Ok(())

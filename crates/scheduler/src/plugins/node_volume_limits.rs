@@ -1,11 +1,11 @@
-//! NodeVolumeLimits: a driver attaches so many volumes to a node and no more.
+//! NodeVolumeLimits: a CSI driver attaches a limited number of volumes to a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::storage::v1::CSINode;
 use knarr_api::k8s_openapi;
 
-use super::Refusal;
+use super::UnschedulableStatus;
 use crate::node_info::NodeInfo;
 use crate::pod_info::PodClass;
 use crate::pod_volumes::{Attachable, PodVolumes, attachable, migrated};
@@ -13,15 +13,15 @@ use crate::volumes::{Volumes, class_of_claim, volume_of};
 
 pub const NAME: &str = "NodeVolumeLimits";
 
-/// What a pod needs attached. That the drivers which took an in-tree plugin's place count only where a CSINode is makes no
-/// difference: without one there is no limit.
+/// The volumes of a pod that are attached. kube-scheduler counts those of a CSI driver that replaces an in-tree
+/// plugin only where the CSINode says so; that makes no difference here, because without a CSINode there is no limit.
 #[derive(Debug, Default)]
 pub struct Limits(BTreeSet<Attachable>);
 
-/// Begins the name of a volume that is still to be made; no driver's own begins so.
+/// The prefix of the name of a volume that is still to be provisioned; no driver's own names begin so.
 const TO_BE_MADE: &str = "\u{0}";
 
-/// What the claims and in-tree volumes of a pod come to.
+/// The volumes of the claims and in-tree volumes of a pod.
 fn collect(volumes: &Volumes, namespace: &str, of: &PodVolumes, mut add: impl FnMut(Attachable)) {
     for used in &of.claims {
         let Some(claim) = volumes.claim(namespace, &used.claim) else {
@@ -33,7 +33,7 @@ fn collect(volumes: &Volumes, namespace: &str, of: &PodVolumes, mut add: impl Fn
             }
             continue;
         }
-        // What has no volume yet will have one of its class' driver.
+        // A claim without a volume will get one of its class' driver.
         let Some(class) = volumes.class(class_of_claim(claim)) else {
             continue;
         };
@@ -68,7 +68,7 @@ impl Limits {
         self.0.is_empty()
     }
 
-    pub fn filter(&self, volumes: &Volumes, node: &NodeInfo) -> Result<(), Refusal> {
+    pub fn filter(&self, volumes: &Volumes, node: &NodeInfo) -> Result<(), UnschedulableStatus> {
         // Without this object there is no limit.
         let Some(csi) = volumes.node(&node.name) else {
             return Ok(());
@@ -80,12 +80,12 @@ impl Limits {
             return Ok(());
         }
         let attachments = volumes.attachments(&node.name);
-        // No more can be attached than all of these together, and that is mostly few.
-        let standing = node.groups().iter().map(|g| {
+        // No more volumes are attached than all of these together, and that is mostly few.
+        let attached = node.groups().iter().map(|g| {
             let of = g.class.volumes.as_ref();
             of.map_or(0, |v| v.claims.len() + v.inline.len()) * g.count as usize
         });
-        let most = standing.sum::<usize>() + attachments.count() + self.0.len();
+        let most = attached.sum::<usize>() + attachments.count() + self.0.len();
         if limits
             .values()
             .all(|limit| i64::try_from(most).is_ok_and(|most| most <= *limit))
@@ -117,14 +117,17 @@ impl Limits {
             let there = count(attached.iter().filter(|a| a.driver == driver).count());
             let more = count(new.iter().filter(|a| a.driver == driver).count());
             if more > 0 && there.saturating_add(more) > limit {
-                return Err(Refusal::of_pods(NAME, "node(s) exceed max volume count"));
+                return Err(UnschedulableStatus::unschedulable(
+                    NAME,
+                    "node(s) exceed max volume count",
+                ));
             }
         }
         Ok(())
     }
 }
 
-/// Whether a node attaches more than before.
+/// Whether the limits of a node have grown.
 pub fn csi_node_helps(before: Option<&CSINode>, after: Option<&CSINode>) -> bool {
     let (Some(before), Some(after)) = (before, after) else {
         return after.is_some();
@@ -133,7 +136,7 @@ pub fn csi_node_helps(before: Option<&CSINode>, after: Option<&CSINode>) -> bool
     limits(after).any(|(driver, limit)| limit > was.get(driver).copied().unwrap_or(0))
 }
 
-/// Whether the going of a pod may help.
+/// Whether the deletion of a pod may help.
 pub fn pod_leaving_helps(other: &PodClass) -> bool {
     let volumes = other.volumes.as_ref();
     volumes.is_some_and(|v| !v.claims.is_empty() || !v.inline.is_empty())

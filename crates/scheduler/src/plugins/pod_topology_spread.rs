@@ -1,15 +1,15 @@
-//! PodTopologySpread (SPEC D1–D4): pods that belong together are spread over the domains of a topology key, strictly
-//! (DoNotSchedule) or as far as it goes (ScheduleAnyway).
+//! PodTopologySpread (SPEC D1–D4): the matching pods are spread over the domains of a topology key, as a requirement
+//! (DoNotSchedule) or as a preference (ScheduleAnyway).
 //!
-//! For one class of pods the matching pods are counted in each domain; the counts are kept up node by node
-//! ([`Spread::refresh`]), so that no decision walks over pods.
+//! For one class of pods the matching pods are counted in each domain; the counts are updated node by node
+//! ([`Spread::refresh`]), so that no decision iterates over pods.
 
 use std::collections::BTreeMap;
 
 use super::node_affinity::meets_required;
 use super::taint_toleration::untolerated;
-use super::{MAX_NODE_SCORE, Refusal};
-use crate::cluster::{Cluster, ColumnId, NO_VALUE, Place};
+use super::{MAX_NODE_SCORE, UnschedulableStatus};
+use crate::cluster::{Cluster, ColumnId, NO_VALUE, NodeIndex};
 use crate::evaluation::FEASIBLE;
 use crate::node_info::NodeInfo;
 use crate::pod_info::{PodClass, SpreadConstraint, selects};
@@ -25,11 +25,11 @@ struct Counted {
     constraint: SpreadConstraint,
     column: ColumnId,
     is_hostname: bool,
-    /// Whether a pod of the class itself is selected.
+    /// Whether the constraint matches a pod of the class itself.
     selects_itself: bool,
     /// What each node adds: its domain ([`NO_VALUE`]: it does not count) and the pods on it.
     adds: Vec<(u32, u32)>,
-    /// The pods on each node, whether it counts or not.
+    /// The matching pods on each node, whether it counts or not.
     on_node: Vec<u32>,
     pods: Vec<i64>,
     nodes: Vec<u32>,
@@ -39,12 +39,12 @@ struct Counted {
 }
 
 impl Counted {
-    fn set(&mut self, place: Place, domain: u32, count: u32) {
-        let place = place as usize;
-        if self.adds.len() <= place {
-            self.adds.resize(place + 1, (NO_VALUE, 0));
+    fn set(&mut self, index: NodeIndex, domain: u32, count: u32) {
+        let index = index as usize;
+        if self.adds.len() <= index {
+            self.adds.resize(index + 1, (NO_VALUE, 0));
         }
-        let was = std::mem::replace(&mut self.adds[place], (domain, count));
+        let was = std::mem::replace(&mut self.adds[index], (domain, count));
         if was == (domain, count) {
             return;
         }
@@ -82,7 +82,7 @@ impl Counted {
         self.pods.get(domain as usize).copied().unwrap_or(0)
     }
 
-    /// The fewest pods in a domain, were there `more` in this one.
+    /// The fewest pods in a domain, with `more` added in this one.
     fn minimum(&self, domain: u32, more: i64) -> i64 {
         if self.domains < self.constraint.min_domains {
             return 0;
@@ -98,18 +98,18 @@ impl Counted {
     }
 }
 
-/// Which constraints select the pods of another class.
+/// Which constraints match the pods of another class.
 #[derive(Clone, Debug, Default)]
 pub struct Interaction {
-    /// As they are counted: a selector without requirements counts none.
+    /// For counting: an empty selector matches no pods.
     counted: Vec<usize>,
-    /// As they are when a pod is pictured to come or go: such a selector has them all.
-    pictured: Vec<usize>,
+    /// For pods that are added or removed in a simulation: an empty selector matches all pods.
+    simulated: Vec<usize>,
 }
 
 impl Interaction {
     pub fn is_nothing(&self) -> bool {
-        self.pictured.is_empty()
+        self.simulated.is_empty()
     }
 }
 
@@ -118,7 +118,7 @@ impl Interaction {
 pub struct Spread {
     constraints: Vec<Counted>,
     hard: usize,
-    /// Whether a node must carry all keys of the soft constraints to be compared.
+    /// Whether a node must have the topology keys of all ScheduleAnyway constraints to be scored.
     require_all: bool,
 }
 
@@ -142,7 +142,7 @@ impl Spread {
         if profile.weight(NAME) == 0 {
             read.retain(|c| c.hard);
         }
-        // Hard ones first, so that a range is either.
+        // DoNotSchedule first, so that each kind is one range.
         read.sort_by_key(|c| !c.hard);
         let hard = read.iter().filter(|c| c.hard).count();
         let counted = |constraint: SpreadConstraint| Counted {
@@ -184,7 +184,7 @@ impl Spread {
         for (i, counted) in self.constraints.iter().enumerate() {
             let selector = &counted.constraint.selector;
             if selects(selector, other.labels()) {
-                interaction.pictured.push(i);
+                interaction.simulated.push(i);
                 if selector.as_ref().is_some_and(|s| !s.is_everything()) {
                     interaction.counted.push(i);
                 }
@@ -193,22 +193,22 @@ impl Spread {
         interaction
     }
 
-    fn has_keys(cluster: &Cluster, of: &[Counted], place: Place) -> bool {
-        of.iter().all(|c| cluster.column(c.column).at(place) != NO_VALUE)
+    fn has_keys(cluster: &Cluster, of: &[Counted], index: NodeIndex) -> bool {
+        of.iter().all(|c| cluster.column(c.column).at(index) != NO_VALUE)
     }
 
-    /// Counts what is on a node now: `pods` are the groups there (those that are being deleted left out).
+    /// Counts the pods on a node again: `pods` are the groups there (without terminating pods).
     pub fn refresh<'a>(
         &mut self,
         cluster: &Cluster,
         pod: &PodClass,
-        place: Place,
+        index: NodeIndex,
         pods: impl Iterator<Item = (&'a Interaction, u32)>,
     ) {
         if self.constraints.is_empty() {
             return;
         }
-        let at = place as usize;
+        let at = index as usize;
         for counted in &mut self.constraints {
             if counted.on_node.len() <= at {
                 counted.on_node.resize(at + 1, 0);
@@ -220,10 +220,10 @@ impl Spread {
                 self.constraints[*i].on_node[at] += count;
             }
         }
-        let node = cluster.at(place);
+        let node = cluster.at(index);
         let (hard, soft) = self.constraints.split_at(self.hard);
-        let hard_counts = Self::has_keys(cluster, hard, place);
-        let soft_counts = !self.require_all || Self::has_keys(cluster, soft, place);
+        let hard_counts = Self::has_keys(cluster, hard, index);
+        let soft_counts = !self.require_all || Self::has_keys(cluster, soft, index);
         let mut affine = None;
         let mut tolerated = None;
         for (i, counted) in self.constraints.iter_mut().enumerate() {
@@ -235,21 +235,21 @@ impl Spread {
                 && (!counted.constraint.honor_node_taints
                     || *tolerated.get_or_insert_with(|| untolerated(pod, node).is_none()));
             let domain = if counts {
-                cluster.column(counted.column).at(place)
+                cluster.column(counted.column).at(index)
             } else {
                 NO_VALUE
             };
             let pods = counted.on_node[at];
-            counted.set(place, domain, pods);
+            counted.set(index, domain, pods);
         }
     }
 
-    /// Judges all places that no rule has refused yet; `number` is how a refusal is written down.
+    /// Filters all nodes that no plugin has rejected yet; `number` registers a status.
     pub fn filter_all(
         &self,
         cluster: &Cluster,
         verdicts: &mut [u16],
-        mut number: impl FnMut(Refusal) -> u16,
+        mut number: impl FnMut(UnschedulableStatus) -> u16,
     ) {
         for counted in &self.constraints[..self.hard] {
             let domains = cluster.column(counted.column).all();
@@ -269,21 +269,23 @@ impl Spread {
         }
     }
 
-    /// Whether a pod of the class may go to a node, were these pods (one more, one less) there.
+    /// Whether a pod of the class fits a node, with these pods added (1) or removed (-1).
     pub fn filter<'a>(
         &self,
         cluster: &Cluster,
-        place: Place,
-        pictured: impl Iterator<Item = (&'a Interaction, i64)> + Clone,
-    ) -> Result<(), Refusal> {
+        index: NodeIndex,
+        pod_changes: impl Iterator<Item = (&'a Interaction, i64)> + Clone,
+    ) -> Result<(), UnschedulableStatus> {
         for (i, counted) in self.constraints[..self.hard].iter().enumerate() {
-            let domain = cluster.column(counted.column).at(place);
+            let domain = cluster.column(counted.column).at(index);
             if domain == NO_VALUE {
                 return Err(missing_label());
             }
-            let counts = counted.adds.get(place as usize).is_some_and(|a| a.0 != NO_VALUE);
+            let counts = counted.adds.get(index as usize).is_some_and(|a| a.0 != NO_VALUE);
             let more: i64 = if counts {
-                let selected = pictured.clone().filter(|(other, _)| other.pictured.contains(&i));
+                let selected = pod_changes
+                    .clone()
+                    .filter(|(other, _)| other.simulated.contains(&i));
                 selected.map(|(_, one)| one).sum()
             } else {
                 0
@@ -297,26 +299,32 @@ impl Spread {
         Ok(())
     }
 
-    /// The scores of nodes, normalised.
-    pub fn score(&self, cluster: &Cluster, places: &[Place], scores: &mut Vec<i64>, seen: &mut Vec<u32>) {
+    /// The normalized scores of nodes.
+    pub fn score(
+        &self,
+        cluster: &Cluster,
+        indices: &[NodeIndex],
+        scores: &mut Vec<i64>,
+        seen: &mut Vec<u32>,
+    ) {
         const IGNORED: i64 = -1;
         let soft = &self.constraints[self.hard..];
-        let is_ignored = |place| self.require_all && !Self::has_keys(cluster, soft, place);
+        let is_ignored = |index| self.require_all && !Self::has_keys(cluster, soft, index);
         scores.clear();
-        scores.extend(places.iter().map(|p| if is_ignored(*p) { IGNORED } else { 0 }));
+        scores.extend(indices.iter().map(|p| if is_ignored(*p) { IGNORED } else { 0 }));
         let compared = scores.iter().filter(|s| **s != IGNORED).count();
-        let mut sums = vec![0.0_f64; places.len()];
+        let mut sums = vec![0.0_f64; indices.len()];
         for counted in soft {
             let column = cluster.column(counted.column);
             let size = if counted.is_hostname {
                 compared
             } else {
-                // Each domain counts once; nodes without the key are one, too.
+                // Each domain counts once; the nodes without the key are one, too.
                 seen.clear();
                 seen.resize(column.values() + 1, 0);
                 let mut size = 0;
-                for (place, score) in places.iter().zip(scores.iter()) {
-                    let value = (column.at(*place) as usize).min(column.values());
+                for (index, score) in indices.iter().zip(scores.iter()) {
+                    let value = (column.at(*index) as usize).min(column.values());
                     if *score != IGNORED && seen[value] == 0 {
                         seen[value] = 1;
                         size += 1;
@@ -326,11 +334,11 @@ impl Spread {
             };
             let weight = ((size + 2) as f64).ln();
             let more = (counted.constraint.max_skew - 1) as f64;
-            for (place, sum) in places.iter().zip(&mut sums) {
-                let value = column.at(*place);
+            for (index, sum) in indices.iter().zip(&mut sums) {
+                let value = column.at(*index);
                 if value != NO_VALUE {
                     let count = if counted.is_hostname {
-                        counted.on_node.get(*place as usize).copied().unwrap_or(0).into()
+                        counted.on_node.get(*index as usize).copied().unwrap_or(0).into()
                     } else {
                         counted.count(value)
                     };
@@ -357,25 +365,25 @@ impl Spread {
         }
     }
 
-    /// The keys its constraints are about, hard ones first.
+    /// The topology keys of its constraints, DoNotSchedule first.
     pub fn constraints(&self) -> impl Iterator<Item = &SpreadConstraint> {
         self.constraints.iter().map(|c| &c.constraint)
     }
 }
 
-pub fn missing_label() -> Refusal {
-    Refusal::of_node(
+pub fn missing_label() -> UnschedulableStatus {
+    UnschedulableStatus::unresolvable(
         NAME,
         "node(s) didn't match pod topology spread constraints (missing required label)",
     )
 }
 
-pub fn too_skewed() -> Refusal {
-    Refusal::of_pods(NAME, "node(s) didn't match pod topology spread constraints")
+pub fn too_skewed() -> UnschedulableStatus {
+    UnschedulableStatus::unschedulable(NAME, "node(s) didn't match pod topology spread constraints")
 }
 
-/// Whether a change of a node may help a pod that it kept off (a change of labels or taints of a node that has the
-/// keys, or of which keys it has).
+/// Whether a change of a node may make a pod schedulable that this plugin rejected (labels or taints of a node that
+/// has the topology keys, or which of the keys it has).
 pub fn node_change_helps(pod: &PodClass, before: Option<&NodeInfo>, after: Option<&NodeInfo>) -> bool {
     let Ok(constraints) = &pod.spread else { return true };
     let hard = || constraints.iter().filter(|c| c.hard);

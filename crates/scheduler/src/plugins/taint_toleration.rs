@@ -1,11 +1,11 @@
-//! TaintToleration: taints keep pods away that do not tolerate them, softly with PreferNoSchedule.
+//! TaintToleration: a node accepts only pods that tolerate its taints; PreferNoSchedule lowers its score.
 //!
-//! The operators Lt and Gt match nothing: v1.36 has them behind a gate that is off.
+//! The operators Lt and Gt match nothing: in v1.36 their feature gate is off by default.
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 use knarr_api::k8s_openapi;
 
-use super::Refusal;
+use super::UnschedulableStatus;
 use crate::node_info::NodeInfo;
 use crate::pod_info::PodClass;
 use crate::profile::Profile;
@@ -14,7 +14,7 @@ pub const NAME: &str = "TaintToleration";
 
 const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
 
-/// Whether a toleration is for this taint. No effect is every effect; no key is every key.
+/// Whether a toleration matches this taint. An empty effect matches every effect, an empty key every key.
 pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let effect = toleration.effect.as_deref().unwrap_or("");
     let key = toleration.key.as_deref().unwrap_or("");
@@ -28,21 +28,24 @@ pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     }
 }
 
-/// The first taint that keeps the pod off the node.
+/// The first taint of the node that the pod does not tolerate.
 pub fn untolerated<'a>(pod: &PodClass, node: &'a NodeInfo) -> Option<&'a Taint> {
     let hard = |t: &&Taint| matches!(t.effect.as_str(), "NoSchedule" | "NoExecute");
     let mut taints = node.taints().iter().filter(hard);
     taints.find(|taint| !pod.tolerations().iter().any(|t| tolerates(t, taint)))
 }
 
-pub fn filter(_: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), Refusal> {
+pub fn filter(_: &Profile, pod: &PodClass, node: &NodeInfo) -> Result<(), UnschedulableStatus> {
     match untolerated(pod, node) {
         None => Ok(()),
-        Some(_) => Err(Refusal::of_node(NAME, "node(s) had untolerated taint(s)")),
+        Some(_) => Err(UnschedulableStatus::unresolvable(
+            NAME,
+            "node(s) had untolerated taint(s)",
+        )),
     }
 }
 
-/// How many of its soft taints the pod does not tolerate; the fewest are the best.
+/// How many PreferNoSchedule taints the pod does not tolerate; fewer are better.
 pub fn score(pod: &PodClass, node: &NodeInfo) -> i64 {
     let for_soft = |t: &&Toleration| {
         let effect = t.effect.as_deref().unwrap_or("");

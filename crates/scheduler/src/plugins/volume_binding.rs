@@ -1,6 +1,6 @@
-//! VolumeBinding: a pod goes where its volumes are or can be. Claims that wait for their first consumer get a volume
-//! that can be used on the node, or have one made for it; which, is decided with the node, reserved with it and written
-//! before the pod is bound.
+//! VolumeBinding: a pod fits where its volumes are or can be. A claim that waits for its first consumer is bound to a
+//! volume that can be used on the node, or gets one provisioned; this is decided with the node, reserved with it, and
+//! written before the pod is bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,49 +13,50 @@ use knarr_api::k8s_openapi;
 use knarr_api::quantity::Quantity;
 use knarr_api::selector::label::Selector;
 
-use super::{Refusal, node_affinity};
-use crate::evaluation::Rejection;
+use super::{UnschedulableStatus, node_affinity};
+use crate::evaluation::PreFilterError;
 use crate::node_info::NodeInfo;
 use crate::pod_info::PodClass;
 use crate::pod_volumes::{ClaimUse, PodVolumes};
+use crate::pre_bind::PreBindError;
 use crate::volumes::{
     self, ClaimRef, Volumes, class_of_claim, is_fully_bound, volume_limit, volume_of, waits_for_consumer,
 };
 
 pub const NAME: &str = "VolumeBinding";
 
-/// A class of this provisioner has volumes that somebody makes by hand.
+/// The volumes of a class with this provisioner are created by an administrator.
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
-/// How long a volume may take to be bound, unless the configuration says otherwise.
+/// The default of `bindTimeoutSeconds`.
 pub const BIND_TIMEOUT: SignedDuration = SignedDuration::from_secs(600);
 
-/// What is to be written before the pod is bound.
+/// What is written before the pod is bound.
 #[derive(Clone, Debug, Default)]
 pub struct VolumesToBind {
-    /// A volume that is there, and the claim it is to be for.
+    /// An existing volume, and the claim to bind it to.
     pub bindings: Vec<(Shared<PersistentVolume>, Shared<PersistentVolumeClaim>)>,
-    /// Claims whose volumes are to be made for the node.
+    /// Claims whose volumes are to be provisioned for the node.
     pub provisions: Vec<Shared<PersistentVolumeClaim>>,
-    /// For how long binding is waited for.
+    /// How long binding waits.
     pub timeout: SignedDuration,
 }
 
-/// The volumes that a claim could have, the smallest first.
+/// The volumes that a claim can be bound to, the smallest first.
 #[derive(Debug, Default)]
 struct Candidates {
     all: Vec<Shared<PersistentVolume>>,
-    /// Those that can be used on any node, or for which that takes more to say.
+    /// Those that can be used on any node, or whose node affinity is not a single requirement.
     elsewhere: Vec<usize>,
-    /// Those for which a node needs one of these values of that label, as volumes on a node's own disks do.
+    /// Those whose node affinity requires one of these values of that label, as local volumes do.
     by_label: BTreeMap<String, BTreeMap<String, Vec<usize>>>,
 }
 
-/// How a volume can be made for a claim.
+/// How a volume is provisioned for a claim.
 #[derive(Debug)]
 struct Provision {
     class: Shared<StorageClass>,
-    /// Bytes; `None`: the driver does not say where it has how much room.
+    /// Bytes; `None`: the driver does not publish its storage capacity.
     needs_room: Option<i64>,
 }
 
@@ -63,20 +64,20 @@ struct Provision {
 #[derive(Debug)]
 struct Unbound {
     claim: Shared<PersistentVolumeClaim>,
-    /// Its volume is being made for this node.
+    /// Its volume is being provisioned for this node.
     selected_node: Option<String>,
-    /// The volume that its user (or an earlier decision) has given it.
+    /// The volume that its user (or an earlier decision) has reserved for it.
     given: Option<Shared<PersistentVolume>>,
     candidates: Candidates,
     provision: Option<Provision>,
 }
 
-/// The claims of pods of one class, as they stand.
+/// The claims of pods of one class, in their present state.
 #[derive(Debug, Default)]
 pub struct Claims {
-    /// The volumes of bound claims; `None`: there is no such volume.
+    /// The volumes of bound claims; `None`: the volume does not exist.
     bound: Vec<Option<Shared<PersistentVolume>>>,
-    /// Smallest first.
+    /// The smallest first.
     unbound: Vec<Unbound>,
 }
 
@@ -115,7 +116,7 @@ fn check(
     Ok(claim.clone())
 }
 
-/// The label, and the values of it that a volume asks of a node; `None`: it asks for something else.
+/// The label, and the values of it that a volume requires of a node; `None`: it requires something else.
 fn label_of(volume: &PersistentVolume) -> Option<(&str, &[String])> {
     let required = volume.spec.as_ref()?.node_affinity.as_ref()?.required.as_ref()?;
     let [term] = required.node_selector_terms.as_slice() else {
@@ -237,7 +238,7 @@ impl Unbound {
         })
     }
 
-    /// A volume that is there for it.
+    /// An existing volume for it.
     fn find(&self, node: &NodeInfo, chosen: &BTreeSet<&str>) -> Option<&Shared<PersistentVolume>> {
         match &self.given {
             Some(given) => Some(given).filter(|v| usable_on(v, node)),
@@ -246,12 +247,12 @@ impl Unbound {
     }
 }
 
-/// The empty name is none.
+/// An empty name is `None`.
 fn attributes_class(of: Option<&String>) -> &str {
     of.map_or("", String::as_str)
 }
 
-/// Why claims cannot be had on a node.
+/// Why claims cannot be bound on a node.
 #[derive(Clone, Copy, Debug, Default)]
 struct Conflicts {
     affinity: bool,
@@ -261,7 +262,7 @@ struct Conflicts {
 }
 
 impl Conflicts {
-    fn refusal(self) -> Option<Refusal> {
+    fn rejection(self) -> Option<UnschedulableStatus> {
         let all = [
             (
                 self.affinity,
@@ -279,22 +280,24 @@ impl Conflicts {
         ];
         let reasons = all.into_iter().filter(|(is, _)| *is);
         let reasons: Vec<_> = reasons.map(|(_, reason)| reason.into()).collect();
-        (!reasons.is_empty()).then_some(Refusal {
+        (!reasons.is_empty()).then_some(UnschedulableStatus {
             plugin: NAME,
             reasons,
-            pods_in_the_way: false,
+            resolvable: false,
         })
     }
 }
 
 impl Claims {
-    pub fn new(volumes: &Volumes, pod: &PodClass, of: &PodVolumes) -> Result<Self, Rejection> {
-        let refused = |words: String| Rejection::Refused(Refusal::of_pod(NAME, words));
-        let error = |words: String| Rejection::Error(format!("running PreFilter plugin {NAME:?}: {words}"));
+    pub fn new(volumes: &Volumes, pod: &PodClass, of: &PodVolumes) -> Result<Self, PreFilterError> {
+        let rejected =
+            |reason: String| PreFilterError::Unschedulable(UnschedulableStatus::unresolvable(NAME, reason));
+        let error =
+            |reason: String| PreFilterError::Error(format!("running PreFilter plugin {NAME:?}: {reason}"));
         let mut claims: Vec<Shared<PersistentVolumeClaim>> = Vec::new();
         for used in &of.claims {
-            let claim = check(volumes, pod, used).map_err(refused)?;
-            // One that two volumes are of needs one volume.
+            let claim = check(volumes, pod, used).map_err(rejected)?;
+            // Two volumes of the pod with the same claim need one PersistentVolume.
             if !claims.iter().any(|c| Arc::ptr_eq(c.object(), claim.object())) {
                 claims.push(claim);
             }
@@ -313,7 +316,7 @@ impl Claims {
                     "VolumeBindingMode not set for StorageClass {name:?}"
                 )));
             }
-            // One that names its volume is the volume controller's to bind.
+            // A claim that names its volume is bound by the PersistentVolume controller.
             if class.is_some_and(|c| waits_for_consumer(c)) && volume_of(&claim).is_empty() {
                 all.unbound.push(Unbound::new(volumes, claim).map_err(error)?);
             } else {
@@ -321,7 +324,9 @@ impl Claims {
             }
         }
         if immediate {
-            return Err(refused("pod has unbound immediate PersistentVolumeClaims".into()));
+            return Err(rejected(
+                "pod has unbound immediate PersistentVolumeClaims".into(),
+            ));
         }
         all.unbound
             .sort_by_key(|u| volumes::requested(&u.claim).unwrap_or_default());
@@ -332,12 +337,12 @@ impl Claims {
         self.bound.is_empty() && self.unbound.is_empty()
     }
 
-    pub fn filter(&self, volumes: &Volumes, node: &NodeInfo) -> Result<(), Refusal> {
+    pub fn filter(&self, volumes: &Volumes, node: &NodeInfo) -> Result<(), UnschedulableStatus> {
         self.find(volumes, node).map(|_| ())
     }
 
     /// What the claims would be bound to on a node.
-    pub fn find(&self, volumes: &Volumes, node: &NodeInfo) -> Result<VolumesToBind, Refusal> {
+    pub fn find(&self, volumes: &Volumes, node: &NodeInfo) -> Result<VolumesToBind, UnschedulableStatus> {
         let mut conflicts = Conflicts::default();
         for volume in &self.bound {
             match volume {
@@ -350,8 +355,8 @@ impl Claims {
         }
         let mut to_bind = VolumesToBind::default();
         self.find_unbound(volumes, node, &mut to_bind, &mut conflicts);
-        match conflicts.refusal() {
-            Some(refusal) => Err(refusal),
+        match conflicts.rejection() {
+            Some(rejection) => Err(rejection),
             None => Ok(to_bind),
         }
     }
@@ -401,7 +406,7 @@ impl Claims {
     }
 }
 
-/// Whether volumes of a class can be made for a node.
+/// Whether allowedTopologies of a class match a node.
 fn allows(class: &StorageClass, node: &NodeInfo) -> bool {
     let terms = class.allowed_topologies.as_deref().unwrap_or_default();
     terms.is_empty()
@@ -422,7 +427,7 @@ fn has_room(volumes: &Volumes, provision: &Provision, node: &NodeInfo) -> bool {
     volumes.capacities().any(|capacity| {
         let reaches = || {
             let topology = capacity.node_topology.as_ref();
-            // One that cannot be read reaches no node.
+            // A topology that does not parse matches no node.
             topology
                 .and_then(|t| Selector::from_label_selector(t).ok())
                 .is_some_and(|selector| selector.matches(node.labels()))
@@ -438,78 +443,74 @@ impl VolumesToBind {
         self.bindings.is_empty() && self.provisions.is_empty()
     }
 
-    /// Lays it over what the API says.
+    /// Assumes the bindings and provisionings (Reserve).
     pub fn reserve(&self, volumes: &mut Volumes, node: &str) {
         for (volume, claim) in &self.bindings {
-            volumes.give(volume.object().name(), ClaimRef::to(claim));
+            volumes.assume_claim_ref(volume.object().name(), ClaimRef::to(claim));
         }
         for claim in &self.provisions {
             let object = claim.object();
             let name = (object.namespace().to_string(), object.name().to_string());
-            volumes.select(name, node);
+            volumes.assume_selected_node(name, node);
         }
     }
 
-    /// It does not come to pass: what the API says is all.
-    pub fn take_back(&self, volumes: &mut Volumes) {
+    /// Drops what was assumed (Unreserve).
+    pub fn unreserve(&self, volumes: &mut Volumes) {
         for (volume, _) in &self.bindings {
-            volumes.take_back(volume.object().name());
+            volumes.unreserve(volume.object().name());
         }
         for claim in &self.provisions {
             let object = claim.object();
-            volumes.unselect(&(object.namespace().to_string(), object.name().to_string()));
+            volumes.restore_selected_node(&(object.namespace().to_string(), object.name().to_string()));
         }
     }
 
-    /// Whether all that was written has come to a bound claim; the error: it will not, and the pod must be placed anew.
-    /// The objects are those that the API gave back when they were written.
-    pub fn are_bound(&self, volumes: &Volumes, node: &NodeInfo) -> Result<bool, String> {
-        let latest = |claim: &Shared<PersistentVolumeClaim>| {
+    /// Whether all claims are bound. The error: they will not be, and the pod must be scheduled again. The objects
+    /// are those that the API returned when they were written.
+    pub fn are_bound(&self, volumes: &Volumes, node: &NodeInfo) -> Result<bool, PreBindError> {
+        let latest = |claim: &Shared<PersistentVolumeClaim>, gone: fn(String) -> PreBindError| {
             let (namespace, name) = (claim.object().namespace(), claim.object().name());
-            volumes
-                .claim(namespace, name)
-                .cloned()
-                .ok_or_else(|| format!("could not find v1.PersistentVolumeClaim \"{namespace}/{name}\""))
+            let found = volumes.claim(namespace, name).cloned();
+            found.ok_or_else(|| gone(format!("{namespace}/{name}")))
         };
         let on_node = |volume: &Shared<PersistentVolume>| match usable_on(volume, node) {
             true => Ok(()),
-            false => Err(format!(
-                "pv {:?} node affinity doesn't match node {:?}: no matching NodeSelectorTerms",
-                volume.object().name(),
-                node.name
-            )),
+            false => Err(PreBindError::NodeAffinity {
+                volume: volume.object().name().to_string(),
+                node: node.name.clone(),
+            }),
         };
         for (volume, claim) in &self.bindings {
             let name = volume.object().name();
-            let now = volumes.volume(name).ok_or_else(|| {
-                format!("failed to check binding: could not find v1.PersistentVolume {name:?}")
-            })?;
-            let claim = latest(claim).map_err(|e| format!("failed to check binding: {e}"))?;
+            let now = volumes.volume(name);
+            let now = now.ok_or_else(|| PreBindError::VolumeGone(name.to_string()))?;
+            let claim = latest(claim, PreBindError::ClaimGone)?;
             if now.object().revision() < volume.object().revision() {
                 return Ok(false);
             }
             on_node(now)?;
             let claim_ref = now.spec.as_ref().and_then(|s| s.claim_ref.as_ref());
             if claim_ref.and_then(|c| c.uid.as_deref()).is_none_or(str::is_empty) {
-                return Err(format!("ClaimRef got reset for pv {name:?}"));
+                return Err(PreBindError::ClaimRefReset(name.to_string()));
             }
             if !is_fully_bound(&claim) {
                 return Ok(false);
             }
         }
         for claim in &self.provisions {
-            let now = latest(claim).map_err(|e| format!("failed to check provisioning pvc: {e}"))?;
+            let now = latest(claim, PreBindError::ProvisionedClaimGone)?;
             let name = now.object().name();
             if now.object().revision() < claim.object().revision() {
                 return Ok(false);
             }
             let annotations = now.metadata.annotations.as_ref();
             let Some(annotations) = annotations else {
-                return Err(format!("selectedNode annotation reset for PVC {name:?}"));
+                return Err(PreBindError::SelectedNodeReset(name.to_string()));
             };
-            // Whoever makes volumes takes it away to say that it cannot.
+            // A provisioner removes the annotation to report that it failed.
             if annotations.get(volumes::SELECTED_NODE) != Some(&node.name) {
-                return Err(format!("provisioning failed for PVC {name:?}"));
+                return Err(PreBindError::ProvisioningFailed(name.to_string()));
             }
             if !volume_of(&now).is_empty() {
                 match volumes.volume(volume_of(&now)) {

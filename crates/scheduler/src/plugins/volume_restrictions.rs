@@ -1,8 +1,8 @@
-//! VolumeRestrictions: a claim that one pod at a time may use is used by one; a disk named in pods is had once on a node,
-//! or by readers only.
+//! VolumeRestrictions: a ReadWriteOncePod claim is used by one pod; a disk named in pods is used by one pod of a
+//! node, or by several read-only.
 
-use super::Refusal;
-use crate::evaluation::Rejection;
+use super::UnschedulableStatus;
+use crate::evaluation::PreFilterError;
 use crate::node_info::NodeInfo;
 use crate::pod_info::{PodClass, PodInfo};
 use crate::pod_volumes::{Disk, PodVolumes};
@@ -10,26 +10,28 @@ use crate::volumes::{Volumes, is_exclusive};
 
 pub const NAME: &str = "VolumeRestrictions";
 
-/// What a pod must not share.
+/// The volumes of a pod that it cannot share.
 #[derive(Debug, Default)]
 pub struct Restrictions {
     disks: Vec<Disk>,
-    /// Claims of the pod that one pod may use.
+    /// The pod's claims with access mode ReadWriteOncePod.
     exclusive: Vec<String>,
     /// How many of those are in use somewhere.
     in_use: i64,
 }
 
 impl Restrictions {
-    pub fn new(volumes: &Volumes, pod: &PodClass, of: &PodVolumes) -> Result<Self, Rejection> {
+    pub fn new(volumes: &Volumes, pod: &PodClass, of: &PodVolumes) -> Result<Self, PreFilterError> {
         let mut restrictions = Restrictions {
             disks: of.disks.clone(),
             ..Restrictions::default()
         };
         for name in of.named() {
             let Some(claim) = volumes.claim(pod.namespace(), name) else {
-                let words = format!("persistentvolumeclaim {name:?} not found");
-                return Err(Rejection::Refused(Refusal::of_pod(NAME, words)));
+                let reason = format!("persistentvolumeclaim {name:?} not found");
+                return Err(PreFilterError::Unschedulable(UnschedulableStatus::unresolvable(
+                    NAME, reason,
+                )));
             };
             if is_exclusive(claim) && !restrictions.exclusive.iter().any(|c| c == name) {
                 restrictions.exclusive.push(name.to_string());
@@ -43,15 +45,18 @@ impl Restrictions {
         self.disks.is_empty() && self.in_use == 0
     }
 
-    /// `pictured`: pods that are imagined to be there (1) or gone (-1) besides what the picture of storage says.
+    /// `pod_changes`: pods that are added (1) or removed (-1) in a simulation, compared with the snapshot.
     pub fn filter(
         &self,
         namespace: &str,
         node: &NodeInfo,
-        pictured: &[(&PodInfo, i64)],
-    ) -> Result<(), Refusal> {
+        pod_changes: &[(&PodInfo, i64)],
+    ) -> Result<(), UnschedulableStatus> {
         if node.groups().iter().any(|g| shares_disk(&self.disks, &g.class)) {
-            return Err(Refusal::of_pods(NAME, "node(s) had no available disk"));
+            return Err(UnschedulableStatus::unschedulable(
+                NAME,
+                "node(s) had no available disk",
+            ));
         }
         if self.in_use == 0 {
             return Ok(());
@@ -61,12 +66,12 @@ impl Restrictions {
             let of = named.filter(|name| self.exclusive.iter().any(|c| c == name));
             i64::try_from(of.count()).unwrap_or(i64::MAX)
         };
-        let moved = pictured
+        let moved = pod_changes
             .iter()
             .filter(|(pod, _)| pod.class.namespace() == namespace)
             .map(|(pod, one)| one * uses(&pod.class));
         if self.in_use + moved.sum::<i64>() > 0 {
-            return Err(Refusal::of_pods(
+            return Err(UnschedulableStatus::unschedulable(
                 NAME,
                 "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod",
             ));
@@ -75,7 +80,7 @@ impl Restrictions {
     }
 }
 
-/// Whether a pod of the class has a disk that others of one node cannot have as well.
+/// Whether a pod of the class uses a disk that no other pod of the node may use as well.
 fn shares_disk(disks: &[Disk], other: &PodClass) -> bool {
     let Some(volumes) = other.volumes.as_ref().filter(|_| !disks.is_empty()) else {
         return false;
@@ -85,7 +90,7 @@ fn shares_disk(disks: &[Disk], other: &PodClass) -> bool {
         .any(|disk| volumes.disks.iter().any(|o| disk.conflicts(o)))
 }
 
-/// Whether the going of a pod may help.
+/// Whether the deletion of a pod may help.
 pub fn pod_leaving_helps(pod: &PodClass, other: &PodClass) -> bool {
     let (Some(mine), Some(theirs)) = (&pod.volumes, &other.volumes) else {
         return false;

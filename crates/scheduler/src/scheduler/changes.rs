@@ -1,32 +1,34 @@
-//! What happened in the cluster goes into the picture here: nodes, pods and storage that came, changed or went, and
-//! whom that wakes. Each change is taken in once; what was decided here and is not yet written stands until the API
-//! says otherwise.
+//! Changes of objects are applied to the snapshot here: nodes, pods and storage that were added, updated or deleted,
+//! and which pods they requeue. Each change is applied once; what was decided here and is not yet written (assumed)
+//! is kept until the API shows something newer.
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_api::{ObjectKey, Shared};
 
 use super::{Scheduler, profile_for};
 use crate::dynamic_resources::claims;
+use crate::event;
 use crate::node_info::NodeInfo;
 use crate::plugins::{dynamic_resources, inter_pod_affinity, node_resources_fit, pod_topology_spread};
-use crate::pod_info::{PodInfo, is_finished, is_same_spec, node_name, nominated_node_name};
+use crate::pod_info::{PodInfo, is_same_spec, node_name, nominated_node_name};
 use crate::queueing_hints as hints;
 use crate::volumes;
 
 impl Scheduler {
-    /// Whether this scheduler is to find the pod a node, some time.
-    pub(super) fn is_mine(&self, pod: &Pod) -> bool {
+    /// Whether this scheduler is responsible for finding a node for the pod (responsibleForPod).
+    pub(super) fn is_responsible_for_pod(&self, pod: &Pod) -> bool {
         self.profile_of(pod).is_some()
             && node_name(pod).is_empty()
             && pod.metadata.deletion_timestamp.is_none()
-            && !is_finished(pod)
+            && !is_terminal(pod)
     }
 
-    /// A node is new, has changed or has gone (`None`).
+    /// A node was added, updated or deleted (`None`).
     pub fn node_changed(&mut self, name: &str, node: Option<Shared<Node>>, now: Timestamp) {
         let before = self.cluster.get(name).and_then(|info| info.node.clone());
         self.cluster.set_node(name, node.clone());
@@ -40,36 +42,48 @@ impl Scheduler {
             info
         };
         let (before, after) = (before.map(bare), node.map(bare));
+        let (before, after) = (before.as_ref(), after.as_ref());
         let profiles = &self.profiles;
-        self.queue.wake_where(now, |plugin, pod| {
-            let profile = profile_for(profiles, &pod.pod);
-            hints::node_changed(profile, plugin, pod, before.as_ref(), after.as_ref())
-        });
+        self.queue.requeue_where(
+            |plugin| event::of_node(plugin, before, after),
+            now,
+            |plugin, pod| {
+                let profile = profile_for(profiles, &pod.pod);
+                hints::node_changed(profile, plugin, pod, before, after)
+            },
+        );
     }
 
-    /// Something of storage is new, has changed or has gone.
+    /// A storage object was added, updated or deleted.
     pub fn storage_changed(&mut self, change: &volumes::Change, now: Timestamp) {
         self.cluster.volumes_mut().apply(change);
-        if self.queue.awaits(hints::LOOK_AT_STORAGE) {
-            self.queue
-                .wake_where(now, |plugin, pod| hints::storage_changed(plugin, pod, change));
+        if self.queue.any_unschedulable_by(hints::STORAGE_EVENT_PLUGINS) {
+            self.queue.requeue_where(
+                |_| event::of_storage(change),
+                now,
+                |plugin, pod| hints::storage_changed(plugin, pod, change),
+            );
         }
     }
 
-    /// Something of dynamic resource allocation is new, has changed or has gone.
+    /// An object of dynamic resource allocation was added, updated or deleted.
     pub fn devices_changed(&mut self, change: &claims::Change, now: Timestamp) {
         self.cluster.devices_changed(change);
-        if self.queue.awaits(hints::LOOK_AT_DEVICES) {
+        if self.queue.any_unschedulable_by(hints::DEVICE_EVENT_PLUGINS) {
             let devices = self.cluster.devices();
-            self.queue.wake_where(now, |plugin, pod| match plugin {
-                dynamic_resources::NAME => dynamic_resources::change_helps(devices, pod, change),
-                node_resources_fit::NAME => node_resources_fit::class_change_helps(pod, change),
-                _ => false,
-            });
+            self.queue.requeue_where(
+                |_| event::of_devices(change),
+                now,
+                |plugin, pod| match plugin {
+                    dynamic_resources::NAME => dynamic_resources::change_helps(devices, pod, change),
+                    node_resources_fit::NAME => node_resources_fit::class_change_helps(pod, change),
+                    _ => false,
+                },
+            );
         }
     }
 
-    /// A pod is new, has changed or has gone (`new` is `None`).
+    /// A pod was added, updated or deleted (`new` is `None`).
     pub fn pod_changed(&mut self, old: Option<&Shared<Pod>>, new: Option<&Shared<Pod>>, now: Timestamp) {
         if let (Some(old), Some(new)) = (old, new)
             && old.object().uid() != new.object().uid()
@@ -81,11 +95,11 @@ impl Scheduler {
         let uid = pod.object().uid().to_string();
         let key = ObjectKey::of(pod.object());
         self.forget_dead_classes();
-        let stands = new
-            .filter(|p| !is_finished(p))
+        let assigned_to = new
+            .filter(|p| !is_terminal(p))
             .map(|p| node_name(p))
             .filter(|n| !n.is_empty());
-        match (stands, new) {
+        match (assigned_to, new) {
             (Some(node), Some(new)) => {
                 let known = self.known(&key, &uid);
                 self.dequeue(&key, &uid, node, now);
@@ -93,32 +107,35 @@ impl Scheduler {
                 self.reserved.remove(&uid);
                 self.reserved_claims.remove(&uid);
                 let info = Arc::new(self.classes.info_after(known.as_deref(), new));
-                let changed = self.stand(node, &info);
+                let changed = self.assign(node, &info);
                 if changed && !was_expected {
-                    self.pod_came(&info, now);
+                    self.assigned_pod_added(&info, now);
                 }
-                // Labels are known of objects whose typed value nobody keeps any more.
+                // The labels are known also of an object whose typed value is not in memory any more.
                 let labels = &new.object().metadata().labels;
                 if let Some(old) = old.filter(|old| old.object().metadata().labels != *labels) {
                     let old = self.classes.info(old);
-                    self.pod_left(&old, now);
+                    self.assigned_pod_left(event::ASSIGNED_POD_UPDATE_LABEL, &old, now);
                 }
             }
-            (None, Some(new)) if self.is_mine(new) => {
+            (None, Some(new)) if self.is_responsible_for_pod(new) => {
                 let gates = new.spec.as_ref().and_then(|s| s.scheduling_gates.as_ref());
                 if gates.is_some_and(|g| !g.is_empty()) {
+                    if !self.gated.contains(&key) {
+                        self.queue.count_gated();
+                    }
                     self.dequeue(&key, &uid, "", now);
                     self.gated.insert(key);
                     return;
                 }
-                self.gated.remove(&key);
-                // What is on its way to its node is not to be placed once more.
+                let was_gated = self.gated.remove(&key);
+                // A pod whose binding is in progress must not be scheduled again.
                 if !self.assumed.contains(&uid) {
                     let same = |old: &Shared<Pod>| {
                         is_same_spec(old, new)
                             || (old.spec == new.spec && old.metadata.labels == new.metadata.labels)
                     };
-                    // The names of its claims are news that its spec does not have.
+                    // The names of its generated claims are in its status, not in its spec.
                     let made = |pod: &Shared<Pod>| {
                         let status = pod.status.as_ref();
                         status.and_then(|s| s.resource_claim_statuses.clone())
@@ -127,15 +144,23 @@ impl Scheduler {
                     let changed = old.is_some_and(|old| !same(old) || (has_claims && made(old) != made(new)));
                     let known = self.known(&key, &uid);
                     let info = Arc::new(self.classes.info_after(known.as_deref(), new));
-                    // What is known needs not be read again.
+                    // A pod that is known does not have to be decoded again.
                     let was = known.as_deref().map(|known| &known.pod).or(old);
                     let named = was.map_or("", |was| nominated_node_name(was));
                     self.follow_nomination(&info, named, now);
-                    self.queue.put(info, changed, now);
+                    let event = if was_gated {
+                        Some(event::POD_GATES_ELIMINATED)
+                    } else if changed {
+                        let update = |known| event::of_pod_update(known, &info);
+                        Some(known.as_deref().map_or(event::POD_UPDATE, update))
+                    } else {
+                        None
+                    };
+                    self.queue.put(info, event, now);
                 }
             }
-            // A pod of another scheduler that waits for its victims here counts where it is to go.
-            (None, Some(new)) if !is_finished(new) && !nominated_node_name(new).is_empty() => {
+            // A pod of another scheduler that is nominated to a node counts there.
+            (None, Some(new)) if !is_terminal(new) && !nominated_node_name(new).is_empty() => {
                 let node = nominated_node_name(new);
                 self.dequeue(&key, &uid, node, now);
                 let info = Arc::new(self.classes.info(new));
@@ -144,26 +169,26 @@ impl Scheduler {
             _ => {
                 self.dequeue(&key, &uid, "", now);
                 self.assumed.remove(&uid);
-                self.take_back_volumes(&uid);
-                self.take_back_claims(&uid);
-                if let Some(info) = self.leave(&uid) {
-                    self.pod_left(&info, now);
+                self.unreserve_volumes(&uid);
+                self.unreserve_claims(&uid);
+                if let Some(info) = self.unassign(&uid) {
+                    self.assigned_pod_deleted(&info, now);
                 }
             }
         }
     }
 
-    /// The pod as it was when it was looked at last.
+    /// The last version of the pod that was applied.
     fn known(&self, key: &ObjectKey, uid: &str) -> Option<Arc<PodInfo>> {
         let waiting = self.queue.get(key).filter(|p| p.uid() == uid);
-        let standing = || {
-            let node = self.cluster.get(self.standing.get(uid)?)?;
+        let assigned = || {
+            let node = self.cluster.get(self.assigned.get(uid)?)?;
             node.pods().iter().find(|p| p.uid() == uid)
         };
-        waiting.or_else(standing).cloned()
+        waiting.or_else(assigned).cloned()
     }
 
-    /// The pod waits no more, for whatever reason. `node`: it stands there now, or is to; else empty.
+    /// Removes a pod from the queue. `node`: the node that it is assigned or nominated to now; else empty.
     pub(super) fn dequeue(&mut self, key: &ObjectKey, uid: &str, node: &str, now: Timestamp) {
         self.gated.remove(key);
         if self.queue.get(key).is_some_and(|p| p.uid() == uid) {
@@ -173,7 +198,7 @@ impl Scheduler {
         self.move_nomination(uid, node, now);
     }
 
-    /// Takes a pod's nomination from its status. One that was decided here and is not yet written stays.
+    /// Applies a pod's nomination from its status. One that was decided here and is not yet written is kept.
     pub(super) fn follow_nomination(&mut self, pod: &Arc<PodInfo>, before: &str, now: Timestamp) {
         let named = pod.nominated_node_name().to_string();
         let known = self.nominated.get(pod.uid()).cloned();
@@ -198,8 +223,8 @@ impl Scheduler {
         self.nominated.insert(pod.uid().to_string(), node.to_string());
     }
 
-    /// Ends a nomination, because the pod goes to `to` (empty: nowhere). Room that was kept for it on another node is
-    /// free for others.
+    /// Ends a nomination, because the pod is assigned to `to` (empty: to no node). What was kept free for it on
+    /// another node is free for other pods.
     pub(super) fn move_nomination(&mut self, uid: &str, to: &str, now: Timestamp) {
         let Some(node) = self.nominated.remove(uid) else {
             return;
@@ -209,48 +234,57 @@ impl Scheduler {
             self.queue.set_nominated(&pod.key(), false);
         }
         if let Some(pod) = pod.filter(|_| node != to) {
-            self.pod_left(&pod, now);
+            self.assigned_pod_deleted(&pod, now);
         }
     }
 
-    /// Whether that is news.
-    pub(super) fn stand(&mut self, node: &str, pod: &Arc<PodInfo>) -> bool {
+    /// Returns whether the pod was not assigned to this node before.
+    pub(super) fn assign(&mut self, node: &str, pod: &Arc<PodInfo>) -> bool {
         let uid = pod.uid().to_string();
-        let was = self.standing.get(&uid).cloned();
+        let was = self.assigned.get(&uid).cloned();
         if was.as_deref().is_some_and(|was| was != node) {
-            self.leave(&uid);
+            self.unassign(&uid);
         }
         self.cluster.add_pod(node, pod);
-        self.standing.insert(uid, node.to_string());
+        self.assigned.insert(uid, node.to_string());
         was.as_deref() != Some(node)
     }
 
-    /// The pod, if it stood somewhere.
-    pub(super) fn leave(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
-        let node = self.standing.remove(uid)?;
+    /// Returns the pod, if it was assigned.
+    pub(super) fn unassign(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
+        let node = self.assigned.remove(uid)?;
         self.cluster.remove_pod(&node, uid)
     }
 
-    pub(super) fn pod_came(&mut self, pod: &PodInfo, now: Timestamp) {
+    pub(super) fn assigned_pod_added(&mut self, pod: &PodInfo, now: Timestamp) {
         if self
             .queue
-            .awaits(&[pod_topology_spread::NAME, inter_pod_affinity::NAME])
+            .any_unschedulable_by(&[pod_topology_spread::NAME, inter_pod_affinity::NAME])
         {
-            self.queue.wake_where(now, |plugin, waiting| {
-                hints::pod_changed(plugin, waiting, &pod.class, true)
-            });
+            self.queue.requeue_where(
+                |_| event::ASSIGNED_POD_ADD,
+                now,
+                |plugin, waiting| hints::pod_changed(plugin, waiting, &pod.class, true),
+            );
         }
     }
 
-    pub(super) fn pod_left(&mut self, pod: &PodInfo, now: Timestamp) {
-        if self.queue.awaits(hints::LOOK_AT_PODS) {
-            self.queue.wake_where(now, |plugin, waiting| {
-                hints::pod_changed(plugin, waiting, &pod.class, false)
-            });
+    pub(super) fn assigned_pod_deleted(&mut self, pod: &PodInfo, now: Timestamp) {
+        self.assigned_pod_left(event::ASSIGNED_POD_DELETE, pod, now);
+    }
+
+    /// The pod is not there any more as it was, because of the event.
+    fn assigned_pod_left(&mut self, event: &'static str, pod: &PodInfo, now: Timestamp) {
+        if self.queue.any_unschedulable_by(hints::POD_EVENT_PLUGINS) {
+            self.queue.requeue_where(
+                |_| event,
+                now,
+                |plugin, waiting| hints::pod_changed(plugin, waiting, &pod.class, false),
+            );
         }
     }
 
-    /// Numbers of classes are used again, so what is remembered by number goes with them.
+    /// Numbers of classes are used again, so what is cached under them is dropped with them.
     pub(super) fn forget_dead_classes(&mut self) {
         if self.classes.are_many(self.live_classes) {
             self.states.clear();

@@ -1,5 +1,5 @@
-//! An attempt for a pod with ResourceClaims: the nodes that all other rules leave are asked for devices, which costs more
-//! than the other rules together and depends on the pod, not on its class. So nothing of it is kept.
+//! An attempt for a pod with ResourceClaims: devices are allocated on the nodes that pass all other filters. That
+//! costs more than the other plugins together and depends on the pod, not on its class, so nothing of it is cached.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,66 +7,68 @@ use k8s_openapi::api::resource::v1::AllocationResult;
 use knarr_api::k8s_openapi;
 
 use super::{Decision, Scheduler};
-use crate::cluster::Place;
-use crate::diagnosis::Diagnosis;
+use crate::cluster::NodeIndex;
+use crate::diagnosis::{Diagnosis, FreedClaim, PostFilter};
 use crate::dynamic_resources::extended::is_for_extended_resources;
-use crate::evaluation::{ClassState, Rejection, Scratch};
+use crate::evaluation::{ClassState, CycleState, PreFilterError};
 use crate::plugins::default_preemption::Candidate;
-use crate::plugins::dynamic_resources::{self, Against, NAME, PodClaims};
-use crate::plugins::{self, Refusal};
+use crate::plugins::dynamic_resources::{self, FilterError, NAME, PodClaims};
+use crate::plugins::{self, UnschedulableStatus};
 use crate::pod_info::PodInfo;
 
-/// Of so many nodes that will do one is chosen; others are not asked (kube-scheduler's minFeasibleNodesToFind).
+/// After this many feasible nodes no further ones are tried (minFeasibleNodesToFind in kube-scheduler).
 const FEASIBLE_ENOUGH: usize = 100;
 
-/// What the claims get on each node that will do, and which of them are allocated where the pod cannot run.
+/// The allocations on each feasible node, and which claims are allocated where the pod does not fit.
 #[derive(Debug, Default)]
 pub(super) struct FilteredClaims {
-    found: BTreeMap<Place, Vec<AllocationResult>>,
+    found: BTreeMap<NodeIndex, Vec<AllocationResult>>,
     unavailable: BTreeSet<usize>,
 }
 
 impl Scheduler {
     /// The pod has to wait for its claims, whatever the node.
     pub(super) fn rejected_for_claims(&self, why: String) -> Diagnosis {
-        let mut diagnosis = self.rejected(&Rejection::Refused(Refusal::of_pod(NAME, why)));
+        let mut diagnosis = self.rejected(&PreFilterError::Unschedulable(UnschedulableStatus::unresolvable(
+            NAME, why,
+        )));
         let nodes = diagnosis.nodes;
-        diagnosis.preemption = format!(
-            "no new claims to deallocate, preemption: 0/{nodes} nodes are available: \
-             {nodes} Preemption is not helpful for scheduling."
-        );
+        diagnosis.post_filter = PostFilter::NoCandidates {
+            why: format!("0/{nodes} nodes are available: {nodes} Preemption is not helpful for scheduling."),
+            has_claims: false,
+        };
         diagnosis
     }
 
-    /// Asks the nodes for devices that will do by the other rules, beginning with another one each time. The error: the
-    /// pod cannot be judged.
+    /// Tries to allocate devices on the nodes that pass the other filters, starting at another one each time. The
+    /// error ends the attempt.
     pub(super) fn filter_claims(
         &mut self,
         claims: &PodClaims,
         state: &mut ClassState,
-        scratch: &mut Scratch,
+        cycle: &mut CycleState,
     ) -> Result<FilteredClaims, String> {
         let mut all = FilteredClaims::default();
-        let mut places = scratch.feasible.clone();
-        let turn = self.rotation % places.len().max(1);
-        places.rotate_left(turn);
-        for place in places {
+        let mut indices = cycle.feasible.clone();
+        let offset = self.rotation % indices.len().max(1);
+        indices.rotate_left(offset);
+        for index in indices {
             if all.found.len() >= FEASIBLE_ENOUGH {
-                ClassState::pass_over(scratch, place);
+                ClassState::pass_over(cycle, index);
                 continue;
             }
-            match claims.filter(self.cluster.devices(), self.cluster.at(place), self.now) {
+            match claims.filter(self.cluster.devices(), self.cluster.at(index), self.now) {
                 Ok(found) => {
-                    all.found.insert(place, found);
+                    all.found.insert(index, found);
                 }
-                Err(Against::Node(refusal, unavailable)) => {
+                Err(FilterError::Node(rejection, unavailable)) => {
                     all.unavailable.extend(unavailable);
-                    state.refuse(scratch, place, refusal);
+                    state.reject(cycle, index, rejection);
                 }
-                Err(Against::Pod(error)) => return Err(error),
+                Err(FilterError::Pod(error)) => return Err(error),
             }
         }
-        scratch.collect();
+        cycle.collect();
         Ok(all)
     }
 
@@ -79,93 +81,92 @@ impl Scheduler {
     ) -> (Decision, Option<Candidate>) {
         let settings = self.profiles[profile].clone();
         let own = self.own_nomination(pod);
-        let mut scratch = std::mem::take(&mut self.scratch);
-        state.filter(&settings, &mut self.cluster, pod, own, &mut scratch);
-        scratch.collect();
-        let result = match self.filter_claims(claims, state, &mut scratch) {
-            Err(error) => (Decision::Nowhere(self.rejected(&Rejection::Error(error))), None),
-            Ok(all) => match scratch.feasible.as_slice() {
-                [] => self.without_node(profile, pod, state, &mut scratch, claims, &all),
-                [only] => (self.goes_to(*only, 1), None),
+        let mut cycle = std::mem::take(&mut self.cycle);
+        state.filter(&settings, &mut self.cluster, pod, own, &mut cycle);
+        cycle.collect();
+        let result = match self.filter_claims(claims, state, &mut cycle) {
+            Err(error) => (
+                Decision::Unschedulable(self.rejected(&PreFilterError::Error(error))),
+                None,
+            ),
+            Ok(all) => match cycle.feasible.as_slice() {
+                [] => self.post_filter_with_claims(profile, pod, state, &mut cycle, claims, &all),
+                [only] => (self.decision_for(*only, 1), None),
                 feasible => {
                     let feasible = feasible.len();
                     let own = own.filter(|own| all.found.contains_key(own));
-                    let place = own.unwrap_or_else(|| {
-                        state.score(&settings, &self.cluster, &mut scratch, None);
-                        let found = scratch.feasible.iter().map(|place| all.found.get(place));
+                    let index = own.unwrap_or_else(|| {
+                        state.score(&settings, &self.cluster, &mut cycle, None);
+                        let found = cycle.feasible.iter().map(|index| all.found.get(index));
                         let scores = found.map(|found| found.map_or(0, |found| claims.score(found)));
                         let mut scores: Vec<i64> = scores.collect();
                         plugins::normalize(&mut scores, false);
                         let weight = settings.weight(dynamic_resources::NAME);
-                        for (total, score) in scratch.totals.iter_mut().zip(scores) {
+                        for (total, score) in cycle.totals.iter_mut().zip(scores) {
                             *total += score * weight;
                         }
-                        self.choose(&scratch)
+                        self.choose(&cycle)
                     });
-                    (self.goes_to(place, feasible), None)
+                    (self.decision_for(index, feasible), None)
                 }
             },
         };
-        self.scratch = scratch;
+        self.cycle = cycle;
         result
     }
 
-    fn goes_to(&self, place: Place, feasible: usize) -> Decision {
+    fn decision_for(&self, index: NodeIndex, feasible: usize) -> Decision {
         Decision::Node {
-            name: self.cluster.at(place).name.clone(),
+            name: self.cluster.at(index).name.clone(),
             feasible,
         }
     }
 
-    /// PostFilter: a claim that is allocated in vain is deallocated; else room is made as for every pod.
-    fn without_node(
+    /// PostFilter: a claim whose allocation the pod cannot use is deallocated; else preemption runs as for every pod.
+    fn post_filter_with_claims(
         &mut self,
         profile: usize,
         pod: &PodInfo,
         state: &mut ClassState,
-        scratch: &mut Scratch,
+        cycle: &mut CycleState,
         claims: &PodClaims,
         all: &FilteredClaims,
     ) -> (Decision, Option<Candidate>) {
         let settings = self.profiles[profile].clone();
         if let Some(claim) = claims.to_deallocate(&all.unavailable) {
-            let mut diagnosis = self.diagnose(state, scratch);
+            let mut diagnosis = self.diagnose(state, cycle);
             let object = claim.object();
             diagnosis.deallocate = Some((object.namespace().to_string(), object.name().to_string()));
-            let what = if is_for_extended_resources(claim, pod.uid()) {
-                "deletion"
+            diagnosis.post_filter = PostFilter::ClaimFreed(if is_for_extended_resources(claim, pod.uid()) {
+                FreedClaim::Deleted
             } else {
-                "deallocation"
-            };
-            diagnosis.preemption = format!("{what} of ResourceClaim completed");
-            return (Decision::Nowhere(diagnosis), None);
+                FreedClaim::Deallocated
+            });
+            return (Decision::Unschedulable(diagnosis), None);
         }
-        let (mut diagnosis, candidate) = self.make_room(&settings, pod, state, scratch, Some(claims));
-        let rest = diagnosis.preemption.strip_prefix("no new claims to deallocate");
-        if let Some(rest) = rest {
-            diagnosis.preemption = format!("still not schedulable{rest}");
-        }
-        (Decision::Nowhere(diagnosis), candidate)
+        let (mut diagnosis, candidate) = self.post_filter(&settings, pod, state, cycle, Some(claims));
+        diagnosis.post_filter = diagnosis.post_filter.with_claims();
+        (Decision::Unschedulable(diagnosis), candidate)
     }
 
-    /// Room made by pods that go does not help where the devices cannot be had.
-    pub(super) fn rule_out_for_claims(
+    /// Preemption does not help where the devices are not available.
+    pub(super) fn filter_candidates_by_claims(
         &mut self,
         claims: &PodClaims,
         state: &mut ClassState,
-        scratch: &mut Scratch,
+        cycle: &mut CycleState,
     ) {
-        let places: Vec<Place> = self.cluster.iter().map(|(place, _)| place).collect();
-        for place in places {
-            if !state.refusal(scratch, place).is_some_and(|r| r.pods_in_the_way) {
+        let indices: Vec<NodeIndex> = self.cluster.iter().map(|(index, _)| index).collect();
+        for index in indices {
+            if !state.rejection(cycle, index).is_some_and(|r| r.resolvable) {
                 continue;
             }
-            let refusal = match claims.filter(self.cluster.devices(), self.cluster.at(place), self.now) {
+            let rejection = match claims.filter(self.cluster.devices(), self.cluster.at(index), self.now) {
                 Ok(_) => continue,
-                Err(Against::Node(refusal, _)) => refusal,
-                Err(Against::Pod(error)) => Refusal::of_pod(NAME, error),
+                Err(FilterError::Node(rejection, _)) => rejection,
+                Err(FilterError::Pod(error)) => UnschedulableStatus::unresolvable(NAME, error),
             };
-            state.refuse(scratch, place, refusal);
+            state.reject(cycle, index, rejection);
         }
     }
 }

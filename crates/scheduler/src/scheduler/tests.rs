@@ -1,4 +1,4 @@
-//! The scheduler on small clusters: objects are written as JSON, outcomes as names and messages.
+//! The scheduler on small clusters: objects are written as JSON, results as names and messages.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) fn shared<T: Registered>(value: Value) -> Shared<T> {
     Shared::new(Arc::new(Object::from_typed(T::kind_of(), Box::new(typed)))).unwrap()
 }
 
-/// 4 CPUs, 8 GiB, 10 pods; `with` is put over it.
+/// 4 CPUs, 8 GiB, 10 pods; `with` is merged into it.
 fn node(name: &str, with: Value) -> Shared<Node> {
     let mut node = json!({
         "metadata": {"name": name, "uid": name, "labels": {"kubernetes.io/hostname": name}},
@@ -68,20 +68,20 @@ fn cluster(nodes: &[Shared<Node>]) -> Scheduler {
     scheduler
 }
 
-/// What the next step says: `pod -> node` or `pod: message`.
+/// The result of the next attempt: `pod -> node` or `pod: message`.
 fn step(scheduler: &mut Scheduler, second: i64) -> String {
-    match scheduler.step(at(second)) {
+    match scheduler.schedule_one(at(second)) {
         None => "nothing".into(),
-        Some(Step::Bind { pod, node, .. }) => {
+        Some(Action::Bind { pod, node, .. }) => {
             scheduler.bound(&pod);
             format!("{} -> {node}", pod.object().name())
         }
-        Some(Step::Report { pod, message, .. }) => {
-            // What preemption says is another test's.
+        Some(Action::Report { pod, message, .. }) => {
+            // The message of preemption has its own test.
             let message = message.split(" no new claims").next().unwrap();
             format!("{}: {message}", pod.object().name())
         }
-        Some(Step::Preempt {
+        Some(Action::Preempt {
             pod, node, victims, ..
         }) => {
             let victims: Vec<&str> = victims.iter().map(|v| v.object().name()).collect();
@@ -94,6 +94,12 @@ fn step(scheduler: &mut Scheduler, second: i64) -> String {
     }
 }
 
+/// How many pods the event has added to the queue.
+fn added(scheduler: &Scheduler, event: &'static str, queue: &'static str) -> u64 {
+    let pods = scheduler.incoming_pods().get(&(event, queue));
+    pods.copied().unwrap_or(0)
+}
+
 fn place(nodes: &[Shared<Node>], pod: Shared<Pod>) -> String {
     let mut scheduler = cluster(nodes);
     scheduler.pod_changed(None, Some(&pod), at(0));
@@ -101,7 +107,7 @@ fn place(nodes: &[Shared<Node>], pod: Shared<Pod>) -> String {
 }
 
 #[test]
-fn what_asks_for_more_than_numbers_hold_takes_no_room_when_it_has_gone() {
+fn requests_that_saturate_the_sums_are_released_with_the_pod() {
     let mut scheduler = cluster(&[node("n", json!({}))]);
     let huge = |name: &str| {
         let requests = json!({"requests": {"cpu": "9223372036854775", "memory": "7Ei"}});
@@ -112,9 +118,9 @@ fn what_asks_for_more_than_numbers_hold_takes_no_room_when_it_has_gone() {
         scheduler.pod_changed(None, Some(&huge(name)), at(0));
     }
     scheduler.pod_changed(None, Some(&asking("p", "1", "1Gi")), at(0));
-    let refused = step(&mut scheduler, 0);
+    let rejected = step(&mut scheduler, 0);
     assert_eq!(
-        refused,
+        rejected,
         "p: 0/1 nodes are available: 1 Insufficient cpu, 1 Insufficient memory."
     );
     for name in ["a", "b"] {
@@ -124,7 +130,7 @@ fn what_asks_for_more_than_numbers_hold_takes_no_room_when_it_has_gone() {
 }
 
 #[test]
-fn each_rule_refuses_in_kube_schedulers_words() {
+fn each_plugin_rejects_with_kube_schedulers_message() {
     let tainted = |effect: &str| {
         let taints = json!([{"key": "gpu", "value": "a", "effect": effect}]);
         node("n", json!({"spec": {"taints": taints}}))
@@ -157,7 +163,7 @@ fn each_rule_refuses_in_kube_schedulers_words() {
     let unschedulable = "node(s) were unschedulable";
     let taint = "node(s) had untolerated taint(s)";
     let affinity = "node(s) didn't match Pod's node affinity/selector";
-    // (node, pod, why not)
+    // (node, pod, message)
     let table = [
         (plain(), pod("p", json!({})), ""),
         (
@@ -247,7 +253,7 @@ fn each_rule_refuses_in_kube_schedulers_words() {
             pod("p", json!({"initContainers": [init("3", None), init("3", None)]})),
             "",
         ),
-        // Sidecars stay beside what comes later.
+        // Sidecars run along with the containers after them.
         (
             plain(),
             pod(
@@ -269,7 +275,7 @@ fn each_rule_refuses_in_kube_schedulers_words() {
             ),
             "Insufficient example.com/gpu",
         ),
-        // Huge pages are counted size by size.
+        // Huge pages are counted by page size.
         (huge("4Mi"), asking_huge("hugepages-2Mi", "4Mi"), ""),
         (
             huge("4Mi"),
@@ -318,7 +324,7 @@ fn the_message_counts_each_reason_over_all_nodes() {
 }
 
 #[test]
-fn host_ports_are_had_once_on_each_node() {
+fn a_host_port_is_used_once_on_each_node() {
     let port = |ip: &str| {
         let port = json!({"containerPort": 80, "hostPort": 80, "hostIP": ip});
         json!({"containers": [{"name": "c", "ports": [port]}]})
@@ -365,10 +371,10 @@ fn scores_are_kube_schedulers() {
     // Computed by hand from the formulas of v1.36. 4 CPUs, 8 GiB; the pod asks for 1 CPU and 4 GiB.
     let mut scheduler = cluster(&[node("n", json!({}))]);
     let pod = scheduler.info(&asking("p", "1", "4Gi"));
-    // Fit: (75 + 50) / 2 = 62. Balanced: before 100, after (1 - |0.25 - 0.5| / 2) * 100 = 87, so
-    // 50 + (50 + 87 - 100) / 2 = 68. Taints: 3 * 100.
+    // Fit: (75 + 50) / 2 = 62. Balanced: before 100, after (1 - |0.25 - 0.5| / 2) * 100 = 87, so 50 + (50 + 87 - 100)
+    // / 2 = 68. Taints: 3 * 100.
     assert_eq!(scheduler.explain(&pod).totals["n"], 62 + 68 + 300);
-    // Without requests: 100 m and 200 MiB are pictured, and balance is left out: (97 + 97) / 2.
+    // Without requests: 100 m and 200 MiB are assumed, and balance is left out: (97 + 97) / 2.
     let nothing = scheduler.info(&self::pod("q", json!({})));
     assert_eq!(scheduler.explain(&nothing).totals["n"], 97 + 300);
     assert!(matches!(
@@ -378,7 +384,7 @@ fn scores_are_kube_schedulers() {
 }
 
 #[test]
-fn equally_good_nodes_are_taken_in_turn() {
+fn the_choice_among_equally_good_nodes_rotates() {
     let nodes = ["a", "b", "c"].map(|n| node(n, json!({"status": {"allocatable": {"pods": "100"}}})));
     let mut scheduler = cluster(&nodes);
     let mut seen = BTreeSet::new();
@@ -411,12 +417,12 @@ fn p3_higher_priority_first_then_age_and_none_blocks_those_behind() {
 }
 
 #[test]
-fn p3_an_event_that_could_help_brings_a_pod_back_after_its_back_off_and_others_do_not() {
+fn p3_an_event_that_may_help_requeues_a_pod_after_its_backoff_and_others_do_not() {
     let small = || json!({"status": {"allocatable": {"cpu": "1"}}});
     let mut scheduler = cluster(&[node("n", small())]);
     scheduler.pod_changed(None, Some(&asking("p", "2", "1Mi")), at(0));
     assert!(step(&mut scheduler, 0).starts_with("p: "));
-    // A heartbeat, a node that does not help, a pod's status: nothing.
+    // A heartbeat, a node that does not help, a pod's status: not requeued.
     scheduler.node_changed("n", Some(node("n", small())), at(20));
     scheduler.node_changed("m", Some(node("m", small())), at(20));
     scheduler.pod_changed(
@@ -427,51 +433,151 @@ fn p3_an_event_that_could_help_brings_a_pod_back_after_its_back_off_and_others_d
     assert_eq!(step(&mut scheduler, 20), "nothing");
     scheduler.node_changed("big", Some(node("big", json!({}))), at(20));
     assert_eq!(step(&mut scheduler, 20), "p -> big");
+    assert_eq!(added(&scheduler, "NodeAdd", "active"), 1);
 
-    // Not before the back-off of the first attempt is over.
+    // Not before the backoff of the first attempt has ended.
     scheduler.pod_changed(None, Some(&asking("q", "3", "1Mi")), at(100));
     assert!(step(&mut scheduler, 100).starts_with("q: "));
     scheduler.pod_changed(Some(&asking("p", "2", "1Mi")), None, at(100));
     assert_eq!(step(&mut scheduler, 100), "nothing");
     assert_eq!(scheduler.next_due(), Some(at(101)));
     assert_eq!(step(&mut scheduler, 101), "q -> big");
+    assert_eq!(added(&scheduler, "AssignedPodDelete", "backoff"), 1);
+    assert_eq!(added(&scheduler, "BackoffComplete", "active"), 1);
 }
 
 #[test]
-fn p4_a_pod_takes_the_room_that_was_made_for_it_at_once_unless_others_are_due() {
+fn p3_the_event_of_a_node_is_the_property_that_matters_to_the_plugin() {
+    let small = json!({"cpu": "1", "memory": "8Gi", "pods": "10"});
+    let taints = json!([{"key": "gpu", "effect": "NoSchedule"}]);
+    // (pod, node before, node after, event)
+    let table = [
+        (
+            asking("p", "2", "1Mi"),
+            json!({"status": {"allocatable": small}}),
+            json!({"metadata": {"labels": {"zone": "a"}}}),
+            "NodeUpdateNodeAllocatable",
+        ),
+        (
+            pod("p", json!({"nodeSelector": {"zone": "a"}})),
+            json!({"status": {"allocatable": small}}),
+            json!({"metadata": {"labels": {"zone": "a"}}}),
+            "NodeUpdateNodeLabel",
+        ),
+        (
+            pod("p", json!({})),
+            json!({"spec": {"taints": taints}}),
+            json!({"metadata": {"annotations": {"a": "b"}}}),
+            "NodeUpdateNodeTaint",
+        ),
+        (
+            pod("p", json!({})),
+            json!({"spec": {"unschedulable": true}}),
+            json!({}),
+            "NodeUpdateNodeTaint",
+        ),
+    ];
+    for (p, before, after, event) in table {
+        let mut scheduler = cluster(&[node("n", before)]);
+        scheduler.pod_changed(None, Some(&p), at(0));
+        assert!(step(&mut scheduler, 0).starts_with("p: "), "{event}");
+        scheduler.node_changed("n", Some(node("n", after)), at(20));
+        assert_eq!(added(&scheduler, event, "active"), 1, "{event}");
+        assert_eq!(step(&mut scheduler, 20), "p -> n");
+    }
+}
+
+#[test]
+fn p3_the_event_of_a_pod_is_the_property_that_has_changed() {
+    let before = asking("p", "6", "1Mi");
+    let with = |change: Value| {
+        let mut pod = serde_json::to_value(&*before).unwrap();
+        overlay(&mut pod, change);
+        shared::<Pod>(pod)
+    };
+    let labels = json!({"metadata": {"labels": {"app": "x"}}});
+    let tolerations = json!({"spec": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}});
+    let claims = json!([{"name": "a", "resourceClaimName": "p-a"}]);
+    for (after, event) in [
+        (with(labels), "UnschedulablePodUpdatePodLabel"),
+        (asking("p", "5", "1Mi"), "UnschedulablePodUpdatePodScaleDown"),
+        (with(tolerations), "UnschedulablePodUpdatePodToleration"),
+        (
+            with(json!({"spec": {"priority": 5}, "status": {"resourceClaimStatuses": claims}})),
+            "UnschedulablePodUpdatePodGeneratedResourceClaim",
+        ),
+        (with(json!({"spec": {"priority": 5}})), "UnschedulablePodUpdate"),
+    ] {
+        let mut scheduler = cluster(&[node("n", json!({}))]);
+        scheduler.pod_changed(None, Some(&before), at(0));
+        assert!(step(&mut scheduler, 0).starts_with("p: "), "{event}");
+        scheduler.pod_changed(Some(&before), Some(&after), at(20));
+        assert_eq!(added(&scheduler, event, "active"), 1, "{event}");
+    }
+}
+
+#[test]
+fn p3_an_assigned_pod_whose_labels_change_requeues_a_pod_that_avoids_it() {
+    let labelled = |app: &str| {
+        shared::<Pod>(json!({
+            "metadata": {"name": "a", "namespace": "default", "uid": "a", "labels": {"app": app}},
+            "spec": {"nodeName": "n", "containers": [{"name": "c"}]},
+        }))
+    };
+    let avoided =
+        json!([{"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "kubernetes.io/hostname"}]);
+    let affinity = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": avoided}});
+    let mut scheduler = cluster(&[node("n", json!({}))]);
+    scheduler.pod_changed(None, Some(&labelled("x")), at(0));
+    scheduler.pod_changed(None, Some(&pod("p", json!({ "affinity": affinity }))), at(0));
+    assert!(step(&mut scheduler, 0).starts_with("p: "));
+    scheduler.pod_changed(Some(&labelled("x")), Some(&labelled("y")), at(20));
+    assert_eq!(added(&scheduler, "AssignedPodUpdatePodLabel", "active"), 1);
+    assert_eq!(step(&mut scheduler, 20), "p -> n");
+}
+
+#[test]
+fn p4_a_nominated_pod_skips_its_backoff_unless_other_pods_are_due() {
     let with = |name: &str, priority: i32, node: &str| {
         let mut pod = serde_json::to_value(&*asking(name, "3", "1Mi")).unwrap();
         pod["spec"]["priority"] = priority.into();
         pod["spec"]["nodeName"] = node.into();
         shared::<Pod>(pod)
     };
-    // Its victim may go before or after the scheduler hears that it was told to.
-    for goes_first in [false, true] {
+    // Its victim may be deleted before or after the scheduler learns that it was evicted.
+    for deleted_first in [false, true] {
         let mut scheduler = cluster(&[node("n", json!({}))]);
         let (low, high) = (with("low", 0, "n"), with("high", 10, ""));
         scheduler.pod_changed(None, Some(&low), at(0));
         scheduler.pod_changed(None, Some(&high), at(0));
-        let Some(Step::Preempt { pod, .. }) = scheduler.step(at(0)) else {
+        let Some(Action::Preempt { pod, .. }) = scheduler.schedule_one(at(0)) else {
             panic!("low is in the way")
         };
-        if goes_first {
+        if deleted_first {
             scheduler.pod_changed(Some(&low), None, at(0));
             assert_eq!(step(&mut scheduler, 0), "nothing");
         }
         scheduler.preempted(&pod, false, at(0));
-        if !goes_first {
+        if !deleted_first {
             assert_eq!(step(&mut scheduler, 0), "nothing");
             scheduler.pod_changed(Some(&low), None, at(0));
         }
         scheduler.pod_changed(None, Some(&asking("other", "64", "1Mi")), at(0));
         assert!(step(&mut scheduler, 0).starts_with("other: "));
-        assert_eq!(step(&mut scheduler, 0), "high -> n", "goes first: {goes_first}");
+        assert_eq!(
+            step(&mut scheduler, 0),
+            "high -> n",
+            "deleted first: {deleted_first}"
+        );
         assert_eq!(step(&mut scheduler, 0), "nothing");
+        // If the victim was deleted first, it was also popped while it was not evicted yet.
+        let pops = added(&scheduler, "PopFromBackoffQ", "active");
+        assert_eq!(pops, 1 + u64::from(deleted_first));
     }
 }
 
 #[test]
-fn p3_what_nothing_helps_is_tried_again_after_five_minutes() {
+fn p3_an_unschedulable_pod_is_flushed_after_five_minutes() {
     let mut scheduler = cluster(&[node("n", json!({"status": {"allocatable": {"cpu": "1"}}}))]);
     scheduler.pod_changed(None, Some(&asking("p", "2", "1Mi")), at(0));
     assert!(step(&mut scheduler, 0).starts_with("p: "));
@@ -480,15 +586,15 @@ fn p3_what_nothing_helps_is_tried_again_after_five_minutes() {
 }
 
 #[test]
-fn room_is_reserved_while_a_pod_is_bound_and_freed_when_that_fails() {
+fn resources_are_assumed_while_a_pod_is_bound_and_freed_when_that_fails() {
     let mut scheduler = cluster(&[node("n", json!({}))]);
     scheduler.pod_changed(None, Some(&asking("a", "3", "1Mi")), at(0));
     scheduler.pod_changed(None, Some(&asking("b", "3", "1Mi")), at(0));
-    let Some(Step::Bind { pod: a, .. }) = scheduler.step(at(0)) else {
+    let Some(Action::Bind { pod: a, .. }) = scheduler.schedule_one(at(0)) else {
         panic!("a fits")
     };
     assert!(step(&mut scheduler, 0).starts_with("b: 0/1"));
-    scheduler.not_bound(&a, at(2));
+    scheduler.binding_failed(&a, at(2));
     assert_eq!(step(&mut scheduler, 2), "b -> n");
     assert!(
         step(&mut scheduler, 4).starts_with("a: 0/1"),
@@ -497,7 +603,7 @@ fn room_is_reserved_while_a_pod_is_bound_and_freed_when_that_fails() {
 }
 
 #[test]
-fn a_pod_of_another_scheduler_a_gated_and_a_deleted_one_are_left_alone() {
+fn pods_of_other_schedulers_gated_and_terminating_pods_are_not_scheduled() {
     let mut scheduler = cluster(&[node("n", json!({}))]);
     let deleted = shared(json!({
         "metadata": {"name": "d", "namespace": "default", "uid": "d", "deletionTimestamp": "2026-01-01T00:00:00Z"},
@@ -511,10 +617,13 @@ fn a_pod_of_another_scheduler_a_gated_and_a_deleted_one_are_left_alone() {
         scheduler.pod_changed(None, Some(&p), at(0));
     }
     assert_eq!(step(&mut scheduler, 0), "nothing");
+    assert_eq!(added(&scheduler, "UnschedulablePodAdd", "unschedulable"), 1);
     scheduler.pod_changed(
         Some(&pod("gated", json!({"schedulingGates": [{"name": "wait"}]}))),
         Some(&pod("gated", json!({}))),
         at(1),
     );
     assert_eq!(step(&mut scheduler, 1), "gated -> n");
+    let event = "UnschedulablePodUpdatePodSchedulingGatesEliminated";
+    assert_eq!(added(&scheduler, event, "active"), 1);
 }

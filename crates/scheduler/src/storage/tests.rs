@@ -1,4 +1,4 @@
-//! The rules on volumes: storage is written as JSON, outcomes as the words of the condition.
+//! The plugins on volumes: storage is written as JSON, results as messages of the condition.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::plugins::volume_binding::VolumesToBind;
 use crate::volumes::Change;
-use crate::{Scheduler, Step};
+use crate::{Action, Scheduler};
 
 fn object<T: Registered>(value: Value) -> Arc<Object> {
     let typed: T = serde_json::from_value(value).unwrap();
@@ -56,7 +56,7 @@ fn bound(name: &str, volume: &str) -> Value {
     claim
 }
 
-/// On the disk of a node (empty: of none).
+/// A local volume of a node (empty: no node affinity).
 fn volume(name: &str, class: &str, size: &str, node: &str) -> Value {
     let mut volume = json!({
         "metadata": {"name": name, "uid": name},
@@ -127,15 +127,15 @@ impl World {
         self.scheduler.pod_changed(Some(&pod), None, self.now);
     }
 
-    fn step(&mut self) -> Option<Step> {
-        self.scheduler.step(self.now)
+    fn step(&mut self) -> Option<Action> {
+        self.scheduler.schedule_one(self.now)
     }
 
-    /// `node volume=claim claim@node`, or the words of the condition without what preemption says.
+    /// `node volume=claim claim@node`, or the message of the condition without that of preemption.
     fn next(&mut self) -> String {
         match self.step() {
             None => "nothing".into(),
-            Some(Step::Bind { node, volumes, .. }) => {
+            Some(Action::Bind { node, volumes, .. }) => {
                 let mut words = vec![node.clone()];
                 for (volume, claim) in volumes.iter().flat_map(|v| &v.bindings) {
                     words.push(format!("{}={}", volume.object().name(), claim.object().name()));
@@ -145,8 +145,8 @@ impl World {
                 }
                 words.join(" ")
             }
-            Some(Step::Report { message, .. }) => short(&message),
-            Some(Step::Preempt { node, victims, .. }) => {
+            Some(Action::Report { message, .. }) => short(&message),
+            Some(Action::Preempt { node, victims, .. }) => {
                 let victims: Vec<&str> = victims.iter().map(|v| v.object().name()).collect();
                 format!("{node} without {}", victims.join(" "))
             }
@@ -173,7 +173,7 @@ fn short(message: &str) -> String {
 type Setup = fn(&mut World);
 
 #[test]
-fn every_rule_on_volumes_says_what_kube_scheduler_says() {
+fn every_volume_plugin_has_kube_schedulers_verdicts() {
     let one = || pod("p", of_claims(&["c"]));
     let cases: &[(&str, Setup, Value, &str)] = &[
         (
@@ -183,7 +183,7 @@ fn every_rule_on_volumes_says_what_kube_scheduler_says() {
             "persistentvolumeclaim \"c\" not found",
         ),
         (
-            "the claim goes",
+            "the claim is deleted",
             |w| {
                 let mut claim = claim("c", "local", "1Gi");
                 claim["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
@@ -209,7 +209,7 @@ fn every_rule_on_volumes_says_what_kube_scheduler_says() {
             "waiting for ephemeral volume controller to create the persistentvolumeclaim \"p-e\"",
         ),
         (
-            "an ephemeral claim is somebody else's",
+            "an ephemeral claim has another owner",
             |w| {
                 w.put::<PersistentVolumeClaim>(claim("p-e", "local", "1Gi"));
             },
@@ -308,7 +308,7 @@ fn every_rule_on_volumes_says_what_kube_scheduler_says() {
             "2 node(s) didn't find available persistent volumes to bind",
         ),
         (
-            "the volume its user kept for it goes before a smaller one",
+            "the volume that is reserved for the claim precedes a smaller one",
             |w| {
                 w.put::<PersistentVolume>(volume("v1", "local", "1Gi", ""));
                 let mut kept = volume("v2", "local", "5Gi", "a");
@@ -467,7 +467,7 @@ fn every_rule_on_volumes_says_what_kube_scheduler_says() {
             "a",
         ),
         (
-            "an attachment nobody uses counts",
+            "an attachment without a pod counts",
             |w| {
                 limited(w, "a", 1);
                 limited(w, "b", 0);
@@ -509,7 +509,7 @@ fn limited(world: &mut World, node: &str, count: i64) {
 }
 
 #[test]
-fn a_volume_that_is_given_to_one_claim_is_not_given_to_another() {
+fn a_volume_that_is_reserved_for_one_claim_is_not_bound_to_another() {
     let mut world = World::new();
     world.put::<PersistentVolume>(volume("v1", "local", "1Gi", "a"));
     world.put::<PersistentVolume>(volume("v2", "local", "2Gi", "b"));
@@ -521,7 +521,7 @@ fn a_volume_that_is_given_to_one_claim_is_not_given_to_another() {
 }
 
 #[test]
-fn a_volume_is_free_again_when_the_pod_it_was_kept_for_goes() {
+fn a_volume_is_free_again_when_the_pod_it_was_reserved_for_is_deleted() {
     let mut world = World::new();
     world.put::<PersistentVolume>(volume("v", "local", "1Gi", "a"));
     world.put::<PersistentVolumeClaim>(claim("c", "local", "1Gi"));
@@ -536,7 +536,7 @@ fn a_volume_is_free_again_when_the_pod_it_was_kept_for_goes() {
 }
 
 #[test]
-fn one_pod_at_a_time_gives_way_to_a_more_important_one() {
+fn a_read_write_once_pod_claim_is_preempted_by_a_more_important_pod() {
     let mut world = World::new();
     let mut exclusive = bound("c", "v");
     exclusive["spec"]["accessModes"] = json!(["ReadWriteOncePod"]);
@@ -549,10 +549,10 @@ fn one_pod_at_a_time_gives_way_to_a_more_important_one() {
     assert_eq!(world.next(), "b without low");
 }
 
-/// What happens to a pod that was refused, and whether it is tried again.
+/// Events after a pod was rejected, and their name in the metrics if they requeue it.
 #[test]
-fn what_could_help_brings_a_pod_back_and_nothing_else_does() {
-    let refused_by_limit: Setup = |w| {
+fn only_events_that_may_help_requeue_a_pod() {
+    let rejected_by_limit: Setup = |w| {
         limited(w, "a", 0);
         limited(w, "b", 0);
         w.put::<PersistentVolume>(volume("v", "local", "1Gi", ""));
@@ -570,22 +570,22 @@ fn what_could_help_brings_a_pod_back_and_nothing_else_does() {
     };
     let no_room: Setup = |w| capacities(w, "1", "1Gi");
     let no_claim: Setup = |_| {};
-    let cases: &[(&str, Setup, Setup, bool)] = &[
+    let cases: &[(&str, Setup, Setup, Option<&'static str>)] = &[
         (
             "a node attaches more",
-            refused_by_limit,
+            rejected_by_limit,
             |w| {
                 w.change::<CSINode>(Some(csi_node("a", 0)), Some(csi_node("a", 1)));
             },
-            true,
+            Some("storage.k8s.io/CSINodeUpdate"),
         ),
         (
             "a node says the same again",
-            refused_by_limit,
+            rejected_by_limit,
             |w| {
                 w.change::<CSINode>(Some(csi_node("a", 0)), Some(csi_node("a", 0)));
             },
-            false,
+            None,
         ),
         (
             "a volume comes",
@@ -593,7 +593,7 @@ fn what_could_help_brings_a_pod_back_and_nothing_else_does() {
             |w| {
                 w.put::<PersistentVolume>(volume("v", "local", "1Gi", ""));
             },
-            true,
+            Some("PersistentVolumeAdd"),
         ),
         (
             "another claim comes",
@@ -601,7 +601,7 @@ fn what_could_help_brings_a_pod_back_and_nothing_else_does() {
             |w| {
                 w.put::<PersistentVolumeClaim>(claim("d", "local", "1Gi"));
             },
-            false,
+            None,
         ),
         (
             "the claim comes",
@@ -610,23 +610,23 @@ fn what_could_help_brings_a_pod_back_and_nothing_else_does() {
                 w.put::<PersistentVolume>(volume("v", "local", "1Gi", ""));
                 w.put::<PersistentVolumeClaim>(claim("c", "local", "1Gi"));
             },
-            true,
+            Some("PersistentVolumeClaimAdd"),
         ),
         (
-            "who had the claim goes",
+            "the pod that used the claim is deleted",
             in_use,
             |w| w.remove("a", pod("other", of_claims(&["c"]))),
-            true,
+            Some("AssignedPodDelete"),
         ),
         (
-            "somebody else goes",
+            "another pod is deleted",
             in_use,
             |w| {
                 let other = pod("another", of_claims(&["e"]));
                 w.run("a", other.clone());
                 w.remove("a", other);
             },
-            false,
+            None,
         ),
         (
             "the driver finds room",
@@ -640,30 +640,35 @@ fn what_could_help_brings_a_pod_back_and_nothing_else_does() {
                 after["capacity"] = "9Gi".into();
                 w.change::<CSIStorageCapacity>(Some(before), Some(after));
             },
-            true,
+            Some("storage.k8s.io/CSIStorageCapacityUpdate"),
         ),
     ];
-    for (name, before, event, helps) in cases {
+    for (name, before, event, label) in cases {
         let mut world = World::new();
         before(&mut world);
         world.submit(pod("p", of_claims(&["c"])));
-        assert!(matches!(world.step(), Some(Step::Report { .. })), "{name}");
+        assert!(matches!(world.step(), Some(Action::Report { .. })), "{name}");
         world.later(20);
         event(&mut world);
         let next = world.next();
-        assert_eq!(next != "nothing", *helps, "{name}: {next}");
+        assert_eq!(next != "nothing", label.is_some(), "{name}: {next}");
+        let labels = world.scheduler.incoming_pods();
+        assert!(
+            label.is_none_or(|l| labels.contains_key(&(l, "active"))),
+            "{name}"
+        );
     }
 }
 
 #[test]
-fn volumes_are_bound_when_both_sides_say_so_and_failed_when_they_are_let_go() {
+fn volumes_are_bound_when_claim_and_volume_are_and_failed_when_reset() {
     let mut world = World::new();
     world.put::<StorageClass>(class("made", "disks", WAITS));
     world.put::<PersistentVolume>(volume("v", "local", "1Gi", "a"));
     world.put::<PersistentVolumeClaim>(claim("c", "local", "1Gi"));
     world.put::<PersistentVolumeClaim>(claim("d", "made", "1Gi"));
     world.submit(pod("p", of_claims(&["c", "d"])));
-    let Some(Step::Bind {
+    let Some(Action::Bind {
         pod, node, volumes, ..
     }) = world.step()
     else {
@@ -671,7 +676,10 @@ fn volumes_are_bound_when_both_sides_say_so_and_failed_when_they_are_let_go() {
     };
     let volumes: Arc<VolumesToBind> = volumes.expect("volumes to bind");
     assert_eq!(node, "a");
-    let bound_now = |world: &World| world.scheduler.volumes_bound(&pod, &node, &volumes);
+    let bound_now = |world: &World| {
+        let bound = world.scheduler.volumes_bound(&pod, &node, &volumes);
+        bound.map_err(|e| e.to_string())
+    };
     assert_eq!(
         bound_now(&world),
         Err("ClaimRef got reset for pv \"v\"".to_string()),

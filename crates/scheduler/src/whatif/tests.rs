@@ -1,7 +1,8 @@
-//! Small clusters in which something is imagined.
+//! Changes simulated in small clusters.
 
 use serde_json::{Value, json};
 
+use super::changes::ZONE;
 use super::*;
 
 fn object<T: Registered>(value: Value) -> Arc<Object> {
@@ -32,11 +33,11 @@ fn pod(name: &str, node: &str, cpu: &str, priority: i32, owner: &str) -> Arc<Obj
     object::<Pod>(json!({"metadata": metadata, "spec": spec, "status": {"phase": "Running"}}))
 }
 
-fn picture(objects: Vec<Arc<Object>>) -> Picture {
-    Picture::new(Scheduler::default(), &objects, Timestamp::UNIX_EPOCH)
+fn snapshot(objects: Vec<Arc<Object>>) -> Snapshot {
+    Snapshot::new(Scheduler::default(), &objects, Timestamp::UNIX_EPOCH)
 }
 
-/// The answer as lines.
+/// The result as lines.
 fn lines(what: &WhatIf) -> Vec<String> {
     let mut lines = Vec::new();
     for p in &what.placements {
@@ -58,8 +59,8 @@ fn lines(what: &WhatIf) -> Vec<String> {
 }
 
 #[test]
-fn b2_a_drain_moves_what_is_controlled_and_names_what_is_not() {
-    let what = picture(vec![
+fn b2_a_drain_moves_controlled_pods_and_lists_the_others() {
+    let what = snapshot(vec![
         node("n1", "a", "4"),
         node("n2", "b", "2"),
         pod("web-1", "n1", "1", 0, "ReplicaSet/web"),
@@ -77,18 +78,18 @@ fn b2_a_drain_moves_what_is_controlled_and_names_what_is_not() {
     );
     assert_eq!(
         found[2..],
-        ["gone default/bare: it is evicted; nothing controls it, so it does not come back"]
+        ["gone default/bare: it is evicted; it has no controller and is not created again"]
     );
 }
 
 #[test]
-fn b2_a_budget_without_room_blocks_the_drain() {
+fn b2_a_budget_without_allowed_disruptions_blocks_the_drain() {
     let budget = object::<PodDisruptionBudget>(json!({
         "metadata": {"name": "web", "namespace": "default", "uid": "b"},
         "spec": {"selector": {"matchLabels": {"app": "web"}}},
         "status": {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
     }));
-    let what = picture(vec![
+    let what = snapshot(vec![
         node("n1", "a", "4"),
         node("n2", "b", "4"),
         budget,
@@ -103,8 +104,8 @@ fn b2_a_budget_without_room_blocks_the_drain() {
 }
 
 #[test]
-fn b2_a_lost_zone_is_made_up_for_in_the_others() {
-    let what = picture(vec![
+fn b2_the_pods_of_a_lost_zone_are_scheduled_to_the_others() {
+    let what = snapshot(vec![
         node("n1", "a", "4"),
         node("n2", "a", "4"),
         node("n3", "b", "2"),
@@ -118,7 +119,7 @@ fn b2_a_lost_zone_is_made_up_for_in_the_others() {
     let found = lines(&what);
     assert_eq!(what.placements.len(), 1, "{found:?}");
     assert_eq!(what.placements[0].to, "n3");
-    // `other` waited before.
+    // `other` was pending before.
     assert_eq!(what.pending.len(), 1, "{found:?}");
     assert!(what.pending[0].pod.starts_with("default/web-"), "{found:?}");
 }
@@ -131,7 +132,7 @@ fn b2_a_workload_is_scaled_up_and_down() {
                 [{"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "d", "controller": true}]},
             "spec": {"selector": {"matchLabels": {"app": "web"}}},
         }));
-        picture(vec![
+        snapshot(vec![
             set,
             node("n1", "a", "2"),
             node("n2", "b", "2"),
@@ -157,25 +158,28 @@ fn b2_a_workload_is_scaled_up_and_down() {
     );
     let down = cluster().what_if(&scale(1)).unwrap();
     assert_eq!(down.gone.len(), 1);
-    assert_eq!(down.gone[0].words, "it is one too many; it leaves n1");
-    let nobody = Change::Scale {
+    assert_eq!(
+        down.gone[0].words,
+        "it is deleted by the scale-down; it was on n1"
+    );
+    let missing = Change::Scale {
         kind: "Deployment".into(),
         namespace: "default".into(),
-        name: "nobody".into(),
+        name: "missing".into(),
         replicas: 1,
     };
-    let error = cluster().what_if(&nobody).unwrap_err();
+    let error = cluster().what_if(&missing).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "there is no Deployment default/nobody, nor a pod of it"
+        "Deployment default/missing not found, and no pod of it"
     );
 }
 
 #[test]
-fn b2_p4_a_higher_class_makes_others_go() {
+fn b2_p4_a_higher_priority_class_preempts_others() {
     let class = object::<PriorityClass>(json!({"metadata": {"name": "high", "uid": "c"}, "value": 100}));
     let cluster = || {
-        picture(vec![
+        snapshot(vec![
             class.clone(),
             node("n1", "a", "2"),
             node("n2", "b", "1"),
@@ -195,7 +199,7 @@ fn b2_p4_a_higher_class_makes_others_go() {
         [
             "default/waits: new -> n1",
             "default/low leaves n1 for default/waits",
-            "gone default/low: it has to go; nothing controls it, so it does not come back",
+            "gone default/low: it is preempted; it has no controller and is not created again",
         ]
     );
     let error = cluster().what_if(&priority("none")).unwrap_err();
@@ -219,7 +223,7 @@ fn b2_a_workload_without_pods_is_scaled_after_its_template() {
         ]
     };
     let scale = |name: &str| {
-        picture(objects()).what_if(&Change::Scale {
+        snapshot(objects()).what_if(&Change::Scale {
             kind: "Deployment".into(),
             namespace: "default".into(),
             name: name.into(),
@@ -236,7 +240,7 @@ fn b2_a_workload_without_pods_is_scaled_after_its_template() {
     assert_eq!(
         said.len(),
         2,
-        "it is less important than what stands there: {said:?}"
+        "it is less important than the pods there: {said:?}"
     );
     assert_eq!(
         scale("api"),

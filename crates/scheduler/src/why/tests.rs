@@ -1,4 +1,4 @@
-//! What is said of pods on small clusters, and that what is said to help does help.
+//! The explanations of pods on small clusters, and that the suggested changes do help.
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
@@ -46,22 +46,22 @@ fn cluster(nodes: &[Shared<Node>], pods: &[Shared<Pod>]) -> Scheduler {
     scheduler
 }
 
-/// Refusals and help, as lines.
-fn said(nodes: &[Shared<Node>], pods: &[Shared<Pod>], of: &Shared<Pod>) -> (Vec<String>, Vec<String>) {
+/// Rejections and suggestions, as lines.
+fn explained(nodes: &[Shared<Node>], pods: &[Shared<Pod>], of: &Shared<Pod>) -> (Vec<String>, Vec<String>) {
     let why = why(&mut cluster(nodes, pods), of);
-    let refused = why.refused.iter();
-    let refused = refused.map(|r| format!("{}: {}: {}", r.plugin, r.words, r.nodes.join(",")));
+    let rejected = why.refused.iter();
+    let rejected = rejected.map(|r| format!("{}: {}: {}", r.plugin, r.words, r.nodes.join(",")));
     let help = why.help.iter().map(|h| format!("{} -> {}", h.change, h.node));
-    (refused.collect(), help.collect())
+    (rejected.collect(), help.collect())
 }
 
 #[test]
-fn b1_every_node_is_refused_in_words_and_the_least_change_is_proved() {
+fn b1_every_rejection_has_a_message_and_the_least_change_is_proved() {
     let plain = || node("n1", "a", "4", json!({}));
     let cordoned = || node("n2", "b", "4", json!({"unschedulable": true}));
     let taints = json!({"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]});
     let tainted = || node("n3", "a", "4", taints.clone());
-    let standing = pod("old", "3", json!({"nodeName": "n1"}));
+    let assigned = pod("old", "3", json!({"nodeName": "n1"}));
     let spread = json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule",
         "labelSelector": {"matchLabels": {"app": "web"}}}]);
     let apart = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
@@ -70,29 +70,29 @@ fn b1_every_node_is_refused_in_words_and_the_least_change_is_proved() {
     let wants = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
         {"nodeSelectorTerms": unmatched}}});
     let small = || vec![pod("old", "100m", json!({"nodeName": "n1"}))];
-    // (nodes, pods, pod, refusals, help)
+    // (nodes, pods, pod, rejections, suggestions)
     let table = [
         (
             vec![plain(), cordoned(), tainted()],
-            vec![standing.clone()],
+            vec![assigned.clone()],
             pod("p", "2500m", json!({})),
             vec![
-                "NodeResourcesFit: has left only 1 cpu of the 2500m asked for: n1",
+                "NodeResourcesFit: has left only 1 cpu of the 2500m requested: n1",
                 "NodeUnschedulable: is cordoned: n2",
                 "TaintToleration: has the taint gpu=yes:NoSchedule, which the pod does not tolerate: n3",
             ],
             vec![
                 "uncordon n2 -> n2",
                 "tolerate the taint gpu=yes:NoSchedule -> n3",
-                "ask for 1 cpu in all -> n1",
+                "request 1 cpu in all -> n1",
             ],
         ),
         (
             vec![plain()],
             vec![],
             pod("p", "6", json!({})),
-            vec!["NodeResourcesFit: has only 4 cpu of the 6 asked for: n1"],
-            vec!["ask for 4 cpu in all -> n1"],
+            vec!["NodeResourcesFit: has only 4 cpu of the 6 requested: n1"],
+            vec!["request 4 cpu in all -> n1"],
         ),
         (
             vec![plain()],
@@ -128,7 +128,7 @@ fn b1_every_node_is_refused_in_words_and_the_least_change_is_proved() {
             vec!["InterPodAffinity: node(s) didn't match pod anti-affinity rules: n1"],
             vec!["require no pod anti-affinity -> n1"],
         ),
-        // Nothing alone helps: two things together.
+        // No single change helps: two together do.
         (
             vec![tainted()],
             vec![],
@@ -137,15 +137,15 @@ fn b1_every_node_is_refused_in_words_and_the_least_change_is_proved() {
             vec!["tolerate the taint gpu=yes:NoSchedule and leave disk=ssd out of the node selector -> n3"],
         ),
     ];
-    for (nodes, pods, pod, refused, help) in table {
-        let found = said(&nodes, &pods, &pod);
-        assert_eq!(found.0, refused);
+    for (nodes, pods, pod, rejected, help) in table {
+        let found = explained(&nodes, &pods, &pod);
+        assert_eq!(found.0, rejected);
         assert_eq!(found.1, help);
     }
 }
 
 #[test]
-fn b1_what_is_not_waiting_for_a_node_is_said_to_be_what_it_is() {
+fn b1_a_pod_that_does_not_wait_for_a_node_has_its_own_verdict() {
     let n = || node("n1", "a", "4", json!({}));
     let verdict = |pod: Shared<Pod>| why(&mut cluster(&[n()], &[]), &pod).verdict;
     assert_eq!(
@@ -179,17 +179,17 @@ fn b1_what_is_not_waiting_for_a_node_is_said_to_be_what_it_is() {
 }
 
 #[test]
-fn b1_p4_who_would_have_to_go_is_said() {
+fn b1_p4_the_victims_of_preemption_are_named() {
     let low = pod("low", "3", json!({"nodeName": "n1", "priority": 0}));
     let high = pod("high", "2", json!({"priority": 10}));
     let why = why(&mut cluster(&[node("n1", "a", "4", json!({}))], &[low]), &high);
     assert_eq!(
         why.preemption.as_deref(),
-        Some("n1 would take it without default/low")
+        Some("n1 would fit after the eviction of default/low")
     );
 }
 
-/// Does to a copy of the pod and the nodes what the words say, as somebody would who read them.
+/// Applies a suggestion to a copy of the pod and the nodes, as a user who follows it would.
 fn follow(words: &str, nodes: &mut [Value], pod: &mut Value) {
     for words in words.split(" and ") {
         if let Some(name) = words.strip_prefix("uncordon ") {
@@ -207,7 +207,7 @@ fn follow(words: &str, nodes: &mut [Value], pod: &mut Value) {
         } else if let Some(selector) = words.strip_prefix("leave ") {
             let (key, _) = selector.split_once('=').unwrap();
             pod["spec"]["nodeSelector"].as_object_mut().unwrap().remove(key);
-        } else if let Some(amount) = words.strip_prefix("ask for ") {
+        } else if let Some(amount) = words.strip_prefix("request ") {
             let amount = amount.strip_suffix(" cpu in all").unwrap();
             pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = amount.into();
         } else if words == "make the spread over zone ScheduleAnyway" {
@@ -233,9 +233,9 @@ proptest::proptest! {
     })]
 
     #[test]
-    fn b1_what_is_said_to_help_places_the_pod_when_it_is_done(
+    fn b1_a_suggested_change_makes_the_pod_schedulable(
         nodes in proptest::collection::vec(0..64_u32, 1..4),
-        standing in proptest::collection::vec(0..3_usize, 0..5),
+        assigned in proptest::collection::vec(0..3_usize, 0..5),
         wants in 0..64_u32,
     ) {
         let mut nodes: Vec<Value> = (0..).zip(&nodes).map(|(n, of)| {
@@ -252,7 +252,7 @@ proptest::proptest! {
                 "status": {"allocatable": {"cpu": if bit(*of, 5) { "4" } else { "2" }, "memory": "8Gi", "pods": "10"}},
             })
         }).collect();
-        let there: Vec<Shared<Pod>> = (0..).zip(&standing).map(|(n, at)| {
+        let there: Vec<Shared<Pod>> = (0..).zip(&assigned).map(|(n, at)| {
             let node = format!("n{}", at % nodes.len());
             pod(&format!("there-{n}"), "500m", json!({"nodeName": node}))
         }).collect();
@@ -276,16 +276,16 @@ proptest::proptest! {
             "metadata": {"name": "p", "namespace": "default", "uid": "p", "labels": {"app": "web"}}, "spec": spec,
         });
         let typed = |nodes: &[Value]| -> Vec<Shared<Node>> { nodes.iter().cloned().map(shared).collect() };
-        let said = why(&mut cluster(&typed(&nodes), &there), &shared(wanted.clone()));
+        let explained = why(&mut cluster(&typed(&nodes), &there), &shared(wanted.clone()));
         let before = nodes.clone();
-        for help in said.help {
+        for help in explained.help {
             let mut changed = wanted.clone();
             nodes.clone_from(&before);
             follow(&help.change, &mut nodes, &mut changed);
             let mut scheduler = cluster(&typed(&nodes), &there);
             scheduler.pod_changed(None, Some(&shared(changed)), Timestamp::UNIX_EPOCH);
-            let step = scheduler.step(Timestamp::UNIX_EPOCH);
-            let bound = matches!(&step, Some(crate::Step::Bind { .. }));
+            let step = scheduler.schedule_one(Timestamp::UNIX_EPOCH);
+            let bound = matches!(&step, Some(crate::Action::Bind { .. }));
             proptest::prop_assert!(bound, "{} does not help: {:?}", help.change, step);
         }
     }

@@ -1,4 +1,4 @@
-//! What `knarr-sim` does apart from running histories: making a broken one small, and keeping what they have met.
+//! The other commands of `knarr-sim`: shrinking a broken history, and the coverage file.
 
 pub mod coverage;
 pub mod shrink;

@@ -1,14 +1,15 @@
-//! `--shrink`: a broken history made small, as a story, with the command line that plays it again.
+//! `--shrink`: reduces a broken history, prints its story and the command line that reproduces it.
 
 use std::io;
 use std::time::Duration;
 
 use knarr_sim::{Limits, Simulation, shrink};
 
-/// Enough for hundreds of steps; the time ends it sooner.
+/// Enough for hundreds of steps; the time limit ends it sooner.
 const MOST_RUNS: u32 = 5_000;
 
-/// `flags` are those that made the history, each with a space before it. False: a rule is broken. True: every one held.
+/// `flags` are those that made the history, each with a leading space. False: a rule is broken. True: every rule
+/// held.
 pub fn run(
     simulation: &Simulation,
     (seed, flags): (u64, &str),

@@ -1,8 +1,7 @@
-//! Each state is told from the others, and sums are what was met.
+//! The states are distinguished, and sums count what occurred.
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
@@ -22,40 +21,24 @@ fn pod(value: serde_json::Value) -> Life {
             pod[key][field] = value.clone();
         }
     }
-    Life {
-        pod: Arc::new(serde_json::from_value(pod).unwrap()),
-        first_seen: Timestamp::UNIX_EPOCH,
-        bound_at: None,
-        deleted_at: None,
-        removed_at: None,
-        released: false,
-        given_up: false,
-        vouched: false,
-        asked_to_go: false,
-        announced: None,
-        completed: BTreeSet::new(),
-        isolated_by: BTreeSet::new(),
-    }
+    Life::new(
+        Arc::new(serde_json::from_value(pod).unwrap()),
+        Timestamp::UNIX_EPOCH,
+    )
 }
 
-fn process(container: &str, asked: bool) -> Process {
+fn process(container: &str, stop_requested: bool) -> Process {
     Process {
-        node: "n1".into(),
         id: container.into(),
-        uid: "u".into(),
-        namespace: "default".into(),
-        name: "a".into(),
-        container: container.into(),
-        sandbox: "s".into(),
-        homeless: false,
-        asked: asked.then_some(Timestamp::UNIX_EPOCH),
+        stop_requested: stop_requested.then_some(Timestamp::UNIX_EPOCH),
+        ..Process::example(container)
     }
 }
 
-/// A cluster of one node, which is heard or not, with one pod.
-fn world(life: Life, processes: &[Process], heard: bool) -> World {
+/// A cluster of one node, which reports its status or not, with one pod.
+fn world(life: Life, processes: &[Process], reporting: bool) -> World {
     let mut world = World::default();
-    let ready = if heard { "True" } else { "Unknown" };
+    let ready = if reporting { "True" } else { "Unknown" };
     let node =
         json!({"metadata": {"name": "n1"}, "status": {"conditions": [{"type": "Ready", "status": ready}]}});
     world
@@ -70,15 +53,15 @@ fn world(life: Life, processes: &[Process], heard: bool) -> World {
 }
 
 #[test]
-fn each_state_of_a_pods_life_is_told_from_the_others() {
+fn each_state_of_a_pods_life_is_distinguished() {
     use State::*;
     let started = json!({"startTime": "2026-01-01T00:00:00Z"});
     let ready = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
     let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
     let claim = json!([{"name": "d", "persistentVolumeClaim": {"claimName": "d"}}]);
-    let (main, init, asked) = (process("c", false), process("i", false), process("c", true));
+    let (main, init, stop_requested) = (process("c", false), process("i", false), process("c", true));
     let one = std::slice::from_ref;
-    for (life, processes, end, heard, expect) in [
+    for (life, processes, end, reporting, expect) in [
         (
             json!({"spec": {"nodeName": ""}}),
             &[][..],
@@ -127,7 +110,7 @@ fn each_state_of_a_pods_life_is_told_from_the_others() {
         ),
         (
             json!({"status": ready, "metadata": deleted}),
-            one(&asked),
+            one(&stop_requested),
             None,
             true,
             vec![TermSent],
@@ -154,10 +137,10 @@ fn each_state_of_a_pods_life_is_told_from_the_others() {
             vec![Finished],
         ),
     ] {
-        let told = format!("{life} {processes:?} {end:?} {heard}");
-        let world = world(pod(life), processes, heard);
+        let case = format!("{life} {processes:?} {end:?} {reporting}");
+        let world = world(pod(life), processes, reporting);
         let ends: Ends = end.map(|end| ("u".to_string(), end)).into_iter().collect();
-        assert_eq!(states(&world, &ends, "u", &world.pods["u"]), expect, "{told}");
+        assert_eq!(states(&world, &ends, "u", &world.pods["u"]), expect, "{case}");
     }
     let mut released = pod(json!({"status": ready}));
     released.released = true;

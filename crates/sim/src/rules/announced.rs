@@ -1,18 +1,19 @@
-//! S1, S5, S6 (docs/safety.md, "Who may remove a pod from the API", rule 2): a kubelet of this version has written to a pod that
-//! must not run twice before it starts a process of it, so that PodGC, if it has read the pod before, cannot release it any more.
+//! S1, S5, S6 (docs/safety.md, "Who may remove a pod from the API", rule 2): a kubelet of this version writes to an
+//! at-most-one pod before it starts a process of it, so that PodGC, if it has read the pod before, cannot release it
+//! any more.
 
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::self_fencing::SelfFencing;
 
 use crate::disks::Holder;
-use crate::world::{Seen, World};
+use crate::world::{Observation, World};
 
-/// What a kubelet that has died ordered is carried out by then, though another has begun.
+/// The orders of a kubelet that has died are carried out within this time, even if another one has started.
 const CARRIED_OUT_WITHIN: SignedDuration = SignedDuration::from_secs(10);
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::Started(process) = seen else {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::Started(process) = seen else {
         return Ok(());
     };
     let Some(life) = world.pods.get(&process.uid) else {
@@ -27,7 +28,7 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
     };
     let of_pod = |holder: &Holder| holder.uid == process.uid;
     let is_exclusive = world.disks.values().any(|disk| disk.open.keys().any(of_pod));
-    if !SelfFencing::AtMostOne.ends(&life.pod, is_exclusive)
+    if !SelfFencing::AtMostOne.applies_to(&life.pod, is_exclusive)
         || world.now.duration_since(kubelet.began) < CARRIED_OUT_WITHIN
     {
         return Ok(());
@@ -58,22 +59,12 @@ mod tests {
     fn s1_s5_a_start_that_its_kubelet_has_not_announced_is_seen() {
         let now: Timestamp = "2026-01-01T00:10:00Z".parse().unwrap();
         let ago = |seconds: i64| now - SignedDuration::from_secs(seconds);
-        let process = Process {
-            node: "n1".into(),
-            id: "1".into(),
-            uid: "u".into(),
-            namespace: "default".into(),
-            name: "a".into(),
-            container: "c".into(),
-            sandbox: "s".into(),
-            homeless: false,
-            asked: None,
-        };
+        let process = Process::example("c");
         for (at_most_one, announced, began, is_former, expect) in [
             (true, Some(("n1", 60)), 100, false, false),
             (true, None, 100, false, true),
             (true, Some(("n2", 60)), 100, false, true),
-            // By the kubelet before this one, which may have ordered what is carried out only now.
+            // By the previous kubelet, whose order may be carried out only now.
             (true, Some(("n1", 200)), 100, false, true),
             (true, Some(("n1", 200)), 5, false, false),
             (true, None, 100, true, false),
@@ -82,18 +73,8 @@ mod tests {
             let annotations = json!({"knarr.io/at-most-one": at_most_one.to_string()});
             let pod = json!({"metadata": {"name": "a", "uid": "u", "annotations": annotations}});
             let life = Life {
-                pod: Arc::new(serde_json::from_value(pod).unwrap()),
-                first_seen: now,
-                bound_at: None,
-                deleted_at: None,
-                removed_at: None,
-                released: false,
-                given_up: false,
-                vouched: false,
-                asked_to_go: false,
                 announced: announced.map(|(node, seconds)| (node.to_string(), ago(seconds))),
-                completed: Default::default(),
-                isolated_by: Default::default(),
+                ..Life::new(Arc::new(serde_json::from_value(pod).unwrap()), now)
             };
             let mut world = World {
                 now,
@@ -102,7 +83,7 @@ mod tests {
             world.pods.insert("u".into(), life);
             let began = ago(began);
             world.kubelets.insert("n1".into(), Kubelet { began, is_former });
-            let found = check(&Seen::Started(&process), &world).is_err();
+            let found = check(&Observation::Started(&process), &world).is_err();
             assert_eq!(found, expect, "{at_most_one} {announced:?} {began} {is_former}");
         }
     }

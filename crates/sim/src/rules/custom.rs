@@ -1,53 +1,58 @@
-//! Custom resources live no longer than their CustomResourceDefinition: when one leaves the store it has no objects, none is
-//! created without it, and none of a former life is there in the next. What belongs to a custom resource is collected after
-//! it, and not before; informers end up with what is stored.
+//! Custom resources live no longer than their CustomResourceDefinition: when a definition is removed from the store
+//! it has no objects, none is created without it, and none of an earlier definition exists under the next one of its
+//! name. The dependents of a custom resource are collected after it, and not before; informers end up with what is
+//! stored.
 
-use crate::definitions::Last;
-use crate::world::{Seen, World};
+use crate::definitions::LastWrite;
+use crate::world::{Observation, World};
 
 fn first_object(plural: &str, world: &World) -> Option<String> {
     let mut objects = world.definitions.objects_of(plural);
     objects.next().map(|(key, _)| key.to_string())
 }
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::Defined { key } = seen else {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::Defined { key } = seen else {
         return Ok(());
     };
     let known = &world.definitions;
     match &known.last {
-        Last::Created { plural } if !known.definitions.contains_key(plural) => Err(format!(
+        LastWrite::Created { plural } if !known.definitions.contains_key(plural) => Err(format!(
             "{key} is created, and there is no definition of {plural}"
         )),
-        Last::Undefined { plural } | Last::Defined { plural } => match first_object(plural, world) {
-            Some(left) => Err(format!(
-                "{key} is written or deleted as a whole, and {left} is there"
-            )),
-            None => Ok(()),
-        },
-        Last::Collected { owner } => match known.object_with(owner) {
-            Some(kept) if !kept.is_deleted => Err(format!("{key} is deleted, and its owner is there")),
+        LastWrite::Undefined { plural } | LastWrite::Defined { plural } => {
+            match first_object(plural, world) {
+                Some(left) => Err(format!(
+                    "{key} is written or deleted as a whole, and {left} is there"
+                )),
+                None => Ok(()),
+            }
+        }
+        LastWrite::Collected { owner } => match known.object_with(owner) {
+            Some(stored) if !stored.is_deleted => Err(format!("{key} is deleted, and its owner is there")),
             _ => Ok(()),
         },
         _ => Ok(()),
     }
 }
 
-/// Whether all is collected, when nothing is under way.
+/// At rest: whether everything is collected.
 pub(crate) fn at_rest(world: &World) -> Result<(), String> {
     let known = &world.definitions;
-    for (plural, kept) in &known.definitions {
-        if kept.is_deleted {
+    for (plural, stored) in &known.definitions {
+        if stored.is_deleted {
             return Err(format!("the definition of {plural} is being deleted"));
         }
     }
-    for ((plural, key), kept) in &known.objects {
-        if kept.is_deleted || !known.definitions.contains_key(plural) {
-            return Err(format!("{key} is there, deleted: {}", kept.is_deleted));
+    for ((plural, key), stored) in &known.objects {
+        if stored.is_deleted || !known.definitions.contains_key(plural) {
+            return Err(format!("{key} is there, deleted: {}", stored.is_deleted));
         }
     }
     for (key, owner) in &known.dependents {
-        if known.object_with(owner).is_none() {
+        // The garbage collector deletes nothing whose owner is of a kind that is not served, as upstream's attemptToDeleteItem.
+        let is_served = known.definitions.contains_key(&owner.plural);
+        if is_served && known.object_with(&owner.uid).is_none() {
             return Err(format!("{key} is there, and its owner is not"));
         }
     }
@@ -79,7 +84,7 @@ mod tests {
         Some(json!({"metadata": {"uid": "p", "ownerReferences": [owner]}}))
     }
 
-    /// Whether the last of these writes is seen to be wrong, and whether what is there at rest is.
+    /// Whether the last of these writes violates the rule, and whether the state at rest does.
     fn is_broken(written: &[(&str, Option<Value>)]) -> (bool, bool) {
         let mut world = World::default();
         for (path, value) in written {
@@ -87,7 +92,7 @@ mod tests {
             let bytes = value.as_deref().map(str::as_bytes);
             assert!(world.definitions.take_in(path, bytes), "{path}");
         }
-        let seen = Seen::Defined { key: "key" };
+        let seen = Observation::Defined { key: "key" };
         (check(&seen, &world).is_err(), at_rest(&world).is_err())
     }
 

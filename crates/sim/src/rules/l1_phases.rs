@@ -1,9 +1,9 @@
-//! L1: phases go forward only, and what has ended stays as it ended.
+//! L1: phases only move forward, and Succeeded and Failed are final.
 
-use crate::world::{Seen, World, phase_of};
+use crate::world::{Observation, World, phase_of};
 
-pub(crate) fn check(seen: &Seen<'_>, _: &World) -> Result<(), String> {
-    let Seen::PodWritten { before, after, .. } = seen else {
+pub(crate) fn check(seen: &Observation<'_>, _: &World) -> Result<(), String> {
+    let Observation::PodWritten { before, after, .. } = seen else {
         return Ok(());
     };
     let is = phase_of(after);
@@ -19,7 +19,7 @@ pub(crate) fn check(seen: &Seen<'_>, _: &World) -> Result<(), String> {
         _ => false,
     };
     if backwards || !matches!(is, "Pending" | "Running" | "Succeeded" | "Failed" | "Unknown") {
-        return Err(format!("a pod's phase went from {was:?} to {is:?}"));
+        return Err(format!("a pod's phase changed from {was:?} to {is:?}"));
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! L2: a pod (uid) is bound once and never moves.
+//! L2: a pod (UID) is bound once and never moves.
 
-use crate::world::{Seen, World, node_of};
+use crate::world::{Observation, World, node_of};
 
-pub(crate) fn check(seen: &Seen<'_>, _: &World) -> Result<(), String> {
-    let Seen::PodWritten {
+pub(crate) fn check(seen: &Observation<'_>, _: &World) -> Result<(), String> {
+    let Observation::PodWritten {
         before: Some(before),
         after,
         ..

@@ -1,5 +1,5 @@
-//! What must hold after every step, one file a SPEC number. A rule sees what has happened and the world as it is
-//! then, and says in words what is broken.
+//! What must hold after every step, one file per number of the specification. A rule sees what has happened and the
+//! world after it, and describes the violation.
 
 mod announced;
 pub(crate) mod b4_self_fencing;
@@ -33,11 +33,11 @@ mod t5_last_step;
 #[cfg(test)]
 mod tests;
 
-use crate::world::{Seen, World};
+use crate::world::{Observation, World};
 
-pub(crate) type Rule = fn(&Seen<'_>, &World) -> Result<(), String>;
+pub(crate) type Rule = fn(&Observation<'_>, &World) -> Result<(), String>;
 
-/// With their SPEC numbers.
+/// With their numbers in the specification.
 pub(crate) const ALL: [(&str, Rule); 27] = [
     ("L1", l1_phases::check),
     ("L2", l2_one_life::check),

@@ -1,5 +1,5 @@
-//! N1: an address that a pod may still use is given to no other pod, and a range of addresses that a node may still use
-//! to no other node. A pod may use its address while its sandbox is on a machine that runs, cut off or not.
+//! N1: an address that a pod may still use is given to no other pod, and a podCIDR that a node may still use to no
+//! other node. A pod may use its address while its sandbox is on a running host, cut off or not.
 
 use std::collections::BTreeSet;
 
@@ -7,11 +7,11 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use knarr_api::k8s_openapi;
 
-use crate::world::{Seen, World};
+use crate::world::{Observation, World};
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
     match seen {
-        Seen::Leased { node, sandbox } => {
+        Observation::Leased { node, sandbox } => {
             let own = (node.to_string(), sandbox.to_string());
             let Some(lease) = world.leases.get(&own) else {
                 return Ok(());
@@ -35,7 +35,7 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
             }
             Ok(())
         }
-        Seen::Ranges { node } => {
+        Observation::Ranges { node } => {
             let Some(own) = world.ranges.get(*node) else {
                 return Ok(());
             };
@@ -54,7 +54,7 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
     }
 }
 
-/// A node's, as the store has them.
+/// The podCIDRs of a node, in the store.
 pub(crate) fn ranges(node: &Node) -> BTreeSet<IpNet> {
     let all = node.spec.iter().flat_map(|s| s.pod_cidrs.iter().flatten());
     all.filter_map(|range| range.parse().ok()).collect()

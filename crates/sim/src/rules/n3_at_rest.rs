@@ -1,5 +1,5 @@
-//! N3, N4: in the end every node's service proxy sends new connections to the endpoints that the API's Services and
-//! EndpointSlices say, read naively, and has nothing else in its table.
+//! N3, N4: at rest every node's service proxy sends new connections to the endpoints of the Services and
+//! EndpointSlices in the API, computed here independently, and has nothing else in its table.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,10 +14,10 @@ use knarr_network::proxy::{Config, layout};
 
 use crate::world::World;
 
-/// A pod's, so that no connection is masqueraded.
+/// The address of a pod, so that no connection is masqueraded.
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 244, 255, 254));
 
-/// Ready ones, or else those that still serve while they terminate (KEP-1669).
+/// The ready ones, or else those that still serve while they terminate (KEP-1669).
 fn endpoints(slices: &[&EndpointSlice], service: &Service) -> BTreeSet<(IpAddr, u16)> {
     let (mut ready, mut fallback) = (BTreeSet::new(), BTreeSet::new());
     let meta = &service.metadata;
@@ -44,7 +44,7 @@ fn endpoints(slices: &[&EndpointSlice], service: &Service) -> BTreeSet<(IpAddr, 
     if ready.is_empty() { fallback } else { ready }
 }
 
-/// An IPv4 address and a port, as the kernel has them.
+/// An IPv4 address and a port, as in the kernel.
 fn backend(data: &Data) -> Option<(IpAddr, u16)> {
     let Data::Value(value) = data else { return None };
     let (address, rest) = value.split_first_chunk::<4>()?;
@@ -56,7 +56,7 @@ fn cluster_ip(service: &Service) -> Option<IpAddr> {
     service.spec.as_ref()?.cluster_ip.as_ref()?.parse().ok()
 }
 
-/// Whether every kernel is as the API's objects say, when nothing is under way.
+/// At rest: whether every kernel matches the objects in the API.
 pub(crate) fn at_rest(world: &World) -> Result<(), String> {
     let services: Vec<&Service> = world.services.values().collect();
     let slices: Vec<&EndpointSlice> = world.slices.values().collect();
@@ -64,7 +64,7 @@ pub(crate) fn at_rest(world: &World) -> Result<(), String> {
     tables.try_for_each(|(node, table)| differs(node, table, &services, std::slice::from_ref(&slices)))
 }
 
-/// Whether one node's kernel is as these objects say: each Service as one of these sets of slices has it.
+/// Whether one node's kernel matches these objects: each Service matches one of these sets of slices.
 pub(crate) fn differs(
     node: &str,
     table: &Table,
@@ -77,7 +77,7 @@ pub(crate) fn differs(
         local_addresses: &[],
         elements: table,
     };
-    let mut wanted_of_all = BTreeSet::new();
+    let mut expected_of_all = BTreeSet::new();
     for service in services {
         let Some(destination) = cluster_ip(service) else {
             continue;
@@ -92,21 +92,21 @@ pub(crate) fn differs(
                 learned: None,
             };
             let found = tables.route(&packet);
-            let is_right = |wanted: &BTreeSet<(IpAddr, u16)>| match &found {
+            let is_right = |expected: &BTreeSet<(IpAddr, u16)>| match &found {
                 Outcome::Sent(hops) => {
-                    hops.iter().map(|h| (h.address, h.port)).collect::<BTreeSet<_>>() == *wanted
+                    hops.iter().map(|h| (h.address, h.port)).collect::<BTreeSet<_>>() == *expected
                 }
-                Outcome::Rejected => wanted.is_empty(),
+                Outcome::Rejected => expected.is_empty(),
                 _ => false,
             };
-            let mut wanted = candidates.iter().map(|slices| endpoints(slices, service));
-            match wanted.find(is_right) {
-                Some(wanted) => wanted_of_all.extend(wanted),
+            let mut expected = candidates.iter().map(|slices| endpoints(slices, service));
+            match expected.find(is_right) {
+                Some(expected) => expected_of_all.extend(expected),
                 None => {
-                    let wanted = candidates.first().map(|slices| endpoints(slices, service));
+                    let expected = candidates.first().map(|slices| endpoints(slices, service));
                     return Err(format!(
                         "{name}: the API's slices say {:?}, the kernel of {node} {found:?}",
-                        wanted.unwrap_or_default()
+                        expected.unwrap_or_default()
                     ));
                 }
             }
@@ -114,7 +114,7 @@ pub(crate) fn differs(
     }
     let programmed = table.get(layout::ENDPOINTS).into_iter().flatten();
     let mut backends = programmed.filter_map(|(_, data)| backend(data.as_ref()?));
-    match backends.find(|backend| !wanted_of_all.contains(backend)) {
+    match backends.find(|backend| !expected_of_all.contains(backend)) {
         Some(left) => Err(format!(
             "the kernel of {node} has {left:?}, which is no endpoint of any Service"
         )),

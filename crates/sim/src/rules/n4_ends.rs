@@ -1,25 +1,25 @@
-//! N4, at each commit of a node's kernel: new connections go to the endpoints that are ready and do not terminate, and to those that
-//! terminate and still serve only where there are no others (KEP-1669), by the Services and EndpointSlices of the revisions
-//! that the node's agent has reached, read naively. And while all is well, an endpoint leaves within a bound: the controllers write
-//! that it terminates, and each node's kernel follows.
+//! N4, at each commit of a node's kernel: new connections go to the endpoints that are ready and do not terminate,
+//! and to those that terminate and still serve only where there are no others (KEP-1669), by the Services and
+//! EndpointSlices of the revisions that the node's agent has reached, computed here independently. And without faults
+//! an endpoint is removed within a bound: the controllers write that it terminates, and each node's kernel follows.
 
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
 use super::n3_at_rest::differs;
-use crate::world::{Seen, World};
+use crate::world::{Observation, World};
 
-/// From a change to its arrival, where all concerned have been well for as long: watches that broke are begun again, leaders change, and a
-/// request that got no answer is sent once more.
+/// From a change to its arrival, if all components involved have been free of faults for as long: broken watches are
+/// resumed, leaders change, and a request without an answer is repeated.
 const FOLLOWS_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
     if !world.versions.is_kept() {
         return Ok(());
     }
     match seen {
-        Seen::Programmed { node } => as_of(world, node),
-        Seen::Tick => {
+        Observation::Programmed { node } => as_of(world, node),
+        Observation::Tick => {
             slices_follow(world)?;
             kernels_follow(world)
         }
@@ -33,7 +33,7 @@ fn as_of(world: &World, node: &str) -> Result<(), String> {
         return Ok(());
     };
     let all_services = world.versions.services.at(*services);
-    // An agent that lists again takes in one object after the other, and says only at the end how far it is.
+    // An agent that lists again applies one object after the other, and reports only at the end how far it is.
     let later = world.versions.slices.written_after(*slices);
     let revisions = std::iter::once(*slices).chain(later);
     let candidates: Vec<_> = revisions
@@ -43,13 +43,13 @@ fn as_of(world: &World, node: &str) -> Result<(), String> {
         .map_err(|what| format!("as of {services} (Services) and {slices} (EndpointSlices), {what}"))
 }
 
-/// Whether these components have all been well for long enough.
+/// Whether these components have all been free of faults for long enough.
 fn are_well(world: &World, of: impl Fn(&str) -> bool) -> bool {
     let since = world.all_well_since(of);
     since.is_some_and(|since| world.now.duration_since(since) >= FOLLOWS_WITHIN)
 }
 
-/// Pods that were deleted long ago are not offered by the API.
+/// EndpointSlices do not offer pods that were deleted long ago.
 fn slices_follow(world: &World) -> Result<(), String> {
     if !are_well(world, |name| name.starts_with("control")) {
         return Ok(());
@@ -79,7 +79,7 @@ fn slices_follow(world: &World) -> Result<(), String> {
     Ok(())
 }
 
-/// What the API said long ago has reached the kernels.
+/// What was written long ago has reached the kernels.
 fn kernels_follow(world: &World) -> Result<(), String> {
     let Ok(by) = world.now.checked_sub(FOLLOWS_WITHIN) else {
         return Ok(());
@@ -105,7 +105,6 @@ fn kernels_follow(world: &World) -> Result<(), String> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::collections::BTreeSet;
     use std::sync::Arc;
 
     use k8s_openapi::jiff::Timestamp;
@@ -142,18 +141,8 @@ mod tests {
         let key = "discovery.k8s.io/endpointslices/ns/s";
         world.versions.add(key, 7, at(100), Some(text.as_bytes()));
         let life = Life {
-            pod: Arc::default(),
-            first_seen: at(0),
-            bound_at: None,
             deleted_at: Some(at(100)),
-            removed_at: None,
-            released: false,
-            given_up: false,
-            vouched: false,
-            asked_to_go: false,
-            completed: BTreeSet::new(),
-            announced: None,
-            isolated_by: BTreeSet::new(),
+            ..Life::new(Arc::default(), at(0))
         };
         world.pods.insert("u".into(), life);
         world.proxy_tables.insert("n1".into(), Default::default());
@@ -174,7 +163,7 @@ mod tests {
             let mut world = world(terminates, now);
             world.reached.insert("n1".into(), (7, 7));
             world.well_since.insert("control-a".into(), Some(at(well_since)));
-            let found = check(&Seen::Tick, &world);
+            let found = check(&Observation::Tick, &world);
             assert_eq!(
                 found.is_ok(),
                 is_right,
@@ -194,7 +183,7 @@ mod tests {
             let mut world = world(true, now);
             world.reached.insert("n1".into(), (0, reached));
             world.well_since.insert("node/n1".into(), Some(at(well_since)));
-            let found = check(&Seen::Tick, &world);
+            let found = check(&Observation::Tick, &world);
             assert_eq!(found.is_ok(), is_right, "{reached} {now} {well_since}: {found:?}");
         }
     }

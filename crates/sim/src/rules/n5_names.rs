@@ -1,6 +1,7 @@
-//! N5: DNS on each node answers for a Service's name with its cluster IP, for a headless one's with the addresses of its ready
-//! endpoints, each once. It continues when its node is cut off from the API. In the end its answers are as the API's objects say;
-//! before, no address is answered for long that no pod has any more, where the node gets the change.
+//! N5: DNS on each node answers a query for a Service's name with its cluster IP, for a headless Service with the
+//! addresses of its ready endpoints, each once. It continues when its node is cut off from the API. At rest its
+//! answers match the objects in the API; before that, no address is answered for long after its last pod has gone,
+//! where the node receives the change.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,18 +10,18 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
-use crate::world::{Seen, World};
+use crate::world::{Observation, World};
 
-/// From a pod's end to its leaving the answers, where all concerned have been well for as long (see `n4_ends`): once for the controllers,
-/// once for the agent.
+/// From the termination of a pod to its removal from the answers, if all components involved have been free of faults
+/// for as long (see `n4_ends`): once for the controllers, once for the agent.
 const FOLLOWS_WITHIN: SignedDuration = SignedDuration::from_secs(120);
-/// Of no Service.
+/// The name of no Service.
 const UNKNOWN: &str = "unknown.default.svc.cluster.local";
 
-/// What came of a question.
+/// The response to a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answered {
-    /// None, where the name exists without.
+pub(crate) enum DnsResponse {
+    /// Empty, if the name exists without addresses.
     Addresses(BTreeSet<IpAddr>),
     NoName,
     /// SERVFAIL.
@@ -37,7 +38,7 @@ fn name_of(service: &Service) -> String {
     )
 }
 
-/// The names that are asked for.
+/// The names that are queried.
 pub(crate) fn questions(world: &World) -> Vec<String> {
     let names = world.services.values().map(name_of);
     names.chain(std::iter::once(UNKNOWN.to_string())).collect()
@@ -47,10 +48,10 @@ fn cluster_ip(service: &Service) -> Option<IpAddr> {
     service.spec.as_ref()?.cluster_ip.as_ref()?.parse().ok()
 }
 
-/// What the API's objects say of a Service's name.
-fn expected(world: &World, service: &Service) -> Answered {
+/// The expected response for a Service's name, by the objects in the API.
+fn expected(world: &World, service: &Service) -> DnsResponse {
     if let Some(address) = cluster_ip(service) {
-        return Answered::Addresses([address].into());
+        return DnsResponse::Addresses([address].into());
     }
     let meta = &service.metadata;
     let mut addresses = BTreeSet::new();
@@ -69,18 +70,18 @@ fn expected(world: &World, service: &Service) -> Answered {
         addresses.extend(first.filter_map(|address| address.parse::<IpAddr>().ok()));
     }
     match addresses.is_empty() {
-        // As CoreDNS: a headless Service's name exists with its first ready endpoint.
-        true => Answered::NoName,
-        false => Answered::Addresses(addresses),
+        // As CoreDNS: the name of a headless Service exists from its first ready endpoint on.
+        true => DnsResponse::NoName,
+        false => DnsResponse::Addresses(addresses),
     }
 }
 
-/// Whether every node's answers are as the API's objects say, when nothing is under way.
+/// At rest: whether every node's answers match the objects in the API.
 pub(crate) fn at_rest(world: &World) -> Result<(), String> {
     for ((node, question), answer) in &world.answers {
         let mut services = world.services.values();
         let service = services.find(|service| name_of(service) == *question);
-        let expected = service.map_or(Answered::NoName, |service| expected(world, service));
+        let expected = service.map_or(DnsResponse::NoName, |service| expected(world, service));
         if *answer != expected {
             return Err(format!(
                 "{node} answers {question} with {answer:?}, expected {expected:?}"
@@ -90,7 +91,7 @@ pub(crate) fn at_rest(world: &World) -> Result<(), String> {
     Ok(())
 }
 
-/// When the last pod that had an address ended; none if one has it, or none ever had.
+/// When the last pod with an address terminated; none if a pod has it, or none ever had.
 fn left_at(world: &World, address: IpAddr) -> Option<Timestamp> {
     let mut last = None;
     for life in world.pods.values() {
@@ -103,8 +104,8 @@ fn left_at(world: &World, address: IpAddr) -> Option<Timestamp> {
     last
 }
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::Resolved {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::Resolved {
         node,
         question,
         answer,
@@ -113,12 +114,12 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
         return Ok(());
     };
     let addresses = match answer {
-        Answered::NoName => return Ok(()),
-        Answered::NotReady if world.has_answered.contains(*node) => {
+        DnsResponse::NoName => return Ok(()),
+        DnsResponse::NotReady if world.has_answered.contains(*node) => {
             return Err(format!("{node} does not answer {question} any more"));
         }
-        Answered::NotReady => return Ok(()),
-        Answered::Addresses(addresses) => addresses,
+        DnsResponse::NotReady => return Ok(()),
+        DnsResponse::Addresses(addresses) => addresses,
     };
     let agent = format!("node/{node}");
     let well = world.all_well_since(|name| name == agent || name.starts_with("control"));
@@ -152,8 +153,8 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn addresses(all: &[&str]) -> Answered {
-        Answered::Addresses(all.iter().map(|text| text.parse().unwrap()).collect())
+    fn addresses(all: &[&str]) -> DnsResponse {
+        DnsResponse::Addresses(all.iter().map(|text| text.parse().unwrap()).collect())
     }
 
     fn world() -> World {
@@ -193,14 +194,14 @@ mod tests {
         for (question, answer, is_right) in [
             ("web.default.svc.cluster.local", addresses(&["10.96.0.7"]), true),
             ("db.default.svc.cluster.local", addresses(&["10.0.0.1"]), true),
-            (UNKNOWN, Answered::NoName, true),
-            ("web.default.svc.cluster.local", Answered::NoName, false),
+            (UNKNOWN, DnsResponse::NoName, true),
+            ("web.default.svc.cluster.local", DnsResponse::NoName, false),
             (
                 "db.default.svc.cluster.local",
                 addresses(&["10.0.0.1", "10.0.0.2"]),
                 false,
             ),
-            ("db.default.svc.cluster.local", Answered::NotReady, false),
+            ("db.default.svc.cluster.local", DnsResponse::NotReady, false),
             (UNKNOWN, addresses(&[]), false),
         ] {
             let mut world = world();
@@ -218,31 +219,21 @@ mod tests {
             (addresses(&["10.0.0.1"]), true, Some(950), 0, true),
             (addresses(&["10.0.0.1"]), true, Some(500), 950, true),
             (addresses(&["10.0.0.1"]), true, Some(500), 0, false),
-            (Answered::NotReady, false, None, 0, true),
-            (Answered::NotReady, true, None, 0, false),
+            (DnsResponse::NotReady, false, None, 0, true),
+            (DnsResponse::NotReady, true, None, 0, false),
         ] {
             let mut world = world();
             let pod = json!({"metadata": {"name": "a"}, "status": {"podIPs": [{"ip": "10.0.0.1"}]}});
             let life = Life {
-                pod: Arc::new(serde_json::from_value(pod).unwrap()),
-                first_seen: at(0),
-                bound_at: None,
-                deleted_at: None,
                 removed_at: removed_at.map(at),
-                released: false,
-                given_up: false,
-                vouched: false,
-                asked_to_go: false,
-                completed: BTreeSet::new(),
-                announced: None,
-                isolated_by: BTreeSet::new(),
+                ..Life::new(Arc::new(serde_json::from_value(pod).unwrap()), at(0))
             };
             world.pods.insert("u".into(), life);
             world.well_since.insert("node/n1".into(), Some(at(well_since)));
             if has_answered {
                 world.has_answered.insert("n1".into());
             }
-            let seen = Seen::Resolved {
+            let seen = Observation::Resolved {
                 node: "n1",
                 question: "db.default.svc.cluster.local",
                 answer: &answer,

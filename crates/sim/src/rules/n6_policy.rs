@@ -1,5 +1,6 @@
-//! N6: from the moment its containers start, a pod is isolated by every policy that selects it since before it was created;
-//! and in the end every kernel lets pass what the API's objects allow, read naively.
+//! N6: from the start of its containers on, a pod is isolated by every NetworkPolicy that has selected it since
+//! before its creation; and at rest every kernel allows what the objects in the API allow, computed here
+//! independently.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,20 +10,21 @@ use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, Network
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_network::policy::{Direction, Ruleset};
 
 use crate::policy_table::{PORTS, passes};
-use crate::world::{Seen, World, is_finished};
+use crate::world::{Observation, World};
 
 /// No pod and no node has it, and no policy of the users allows anything from it.
 pub(crate) const STRANGER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, 7));
 
 type Labels = BTreeMap<String, String>;
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
     let (node, sandbox) = match seen {
-        Seen::Started(process) => (process.node.as_str(), Some(process.sandbox.as_str())),
-        Seen::Policed { node } => (*node, None),
+        Observation::Started(process) => (process.node.as_str(), Some(process.sandbox.as_str())),
+        Observation::Policed { node } => (*node, None),
         _ => return Ok(()),
     };
     let Some(table) = world.policy_tables.get(node) else {
@@ -56,9 +58,9 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
 }
 
 fn selects(selector: Option<&LabelSelector>, labels: &Labels) -> bool {
-    // The users have no others than these.
-    let wanted = selector.into_iter().flat_map(|s| s.match_labels.iter().flatten());
-    wanted
+    // The users create no others than these.
+    let expected = selector.into_iter().flat_map(|s| s.match_labels.iter().flatten());
+    expected
         .into_iter()
         .all(|(key, value)| labels.get(key) == Some(value))
 }
@@ -76,7 +78,7 @@ fn isolates(policy: &NetworkPolicy, pod: &Pod, direction: Direction) -> bool {
         && types.any(|of| of.eq_ignore_ascii_case(&direction.to_string()))
 }
 
-/// The policies that isolate it from strangers.
+/// The policies that isolate it from that address.
 pub(crate) fn isolating(world: &World, pod: &Pod) -> std::collections::BTreeSet<String> {
     let all = world.policies.iter();
     let isolating = all.filter(|(_, policy)| isolates(policy, pod, Direction::Ingress));
@@ -141,10 +143,10 @@ fn may_pass(world: &World, own: &Pod, other: Option<&Pod>, port: u16, direction:
             .any(|policy| allows(world, policy, own, other, port, direction))
 }
 
-/// Each pod with its addresses, as the API says them, and what its node's kernel has.
+/// Each pod with its addresses in the API, and the table of its node's kernel.
 fn ends(world: &World) -> Vec<(&Pod, IpAddr, &Ruleset)> {
     let lives = world.pods.values().filter(|life| !life.removed());
-    let with_address = lives.filter(|life| !is_finished(&life.pod));
+    let with_address = lives.filter(|life| !is_terminal(&life.pod));
     let ends = with_address.filter_map(|life| {
         let ip = life.pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
         Some((&*life.pod, ip, world.policy_tables.get(life.node())?))
@@ -152,7 +154,7 @@ fn ends(world: &World) -> Vec<(&Pod, IpAddr, &Ruleset)> {
     ends.collect()
 }
 
-/// Whether every kernel is as the API's objects say, when nothing is under way.
+/// At rest: whether every kernel matches the objects in the API.
 pub(crate) fn at_rest(world: &World) -> Result<(), String> {
     let ends = ends(world);
     let mut peers: Vec<(Option<&Pod>, IpAddr)> = ends
@@ -164,12 +166,12 @@ pub(crate) fn at_rest(world: &World) -> Result<(), String> {
         for (other, peer) in peers.iter().filter(|(_, peer)| peer != address) {
             for port in PORTS {
                 for direction in [Direction::Ingress, Direction::Egress] {
-                    let wanted = may_pass(world, own, *other, port, direction);
+                    let expected = may_pass(world, own, *other, port, direction);
                     let found = passes(table, direction, *address, *peer, port);
-                    if found != Ok(wanted) {
+                    if found != Ok(expected) {
                         let name = own.metadata.name.as_deref().unwrap_or_default();
                         return Err(format!(
-                            "{direction} of {name} ({address}) with {peer} port {port}: the API's objects say {wanted}, \
+                            "{direction} of {name} ({address}) with {peer} port {port}: the API's objects say {expected}, \
                              the kernel {found:?}"
                         ));
                     }

@@ -1,12 +1,13 @@
-//! P4: a pod is preempted only for one of a higher priority, which may preempt, and which is or was just now without a node.
+//! P4: a pod is preempted only for one of a higher priority whose preemptionPolicy allows it, and which has no node
+//! or had none just now.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
-use crate::world::{Life, Seen, World, disrupted_by};
+use crate::world::{Life, Observation, World, disrupted_by};
 
-/// No request of the scheduler's is under way for longer.
+/// The longest time that a request of the scheduler is in progress.
 const DECIDED_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 
 fn priority(pod: &Pod) -> i32 {
@@ -19,14 +20,14 @@ fn preempts(pod: &Pod) -> bool {
     policy != Some("Never")
 }
 
-/// Whether it waited for a node when somebody decided, at the most so long ago.
+/// Whether the pod may have waited for a node when the scheduler decided, at most so long ago.
 fn waited(life: &Life, world: &World) -> bool {
     let lately = |at| world.now.duration_since(at) <= DECIDED_WITHIN;
     life.bound_at.is_none_or(lately) && life.removed_at.is_none_or(lately)
 }
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::PodWritten { before, after, .. } = seen else {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::PodWritten { before, after, .. } = seen else {
         return Ok(());
     };
     let is_preempted = |pod: &Pod| disrupted_by(pod) == Some("PreemptionByScheduler");

@@ -1,5 +1,5 @@
-//! P5: a pod that is ready is evicted only by what its budget has left, which is counted before the pod is asked to go; and a
-//! budget has left what its own counts leave.
+//! P5: a ready pod is evicted only if its PodDisruptionBudget allows it, which is counted before the pod is deleted;
+//! and a budget allows what its own counts say.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -7,12 +7,16 @@ use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 use knarr_api::selector::label::Selector;
 
-use crate::world::{Seen, World, disrupted_by, phase_of};
+use crate::world::{Observation, World, disrupted_by, phase_of};
 
 /// A server has seen a budget by then, however far behind it is.
 const KNOWN_AFTER: SignedDuration = SignedDuration::from_secs(120);
-/// A pod that has been ready for so long is ready for whoever evicts it, whose clock may be off.
+/// A pod that has been ready for so long is ready for every component that evicts it, whose clock may be off.
 const READY_FOR: SignedDuration = SignedDuration::from_secs(60);
+
+/// An eviction is counted no longer before the pod is deleted. Meanwhile a controller whose clock is ahead may take the count for one that
+/// has timed out, as upstream's does.
+const COUNTED_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 
 fn covers(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
     let selector = budget.spec.as_ref().and_then(|s| s.selector.as_ref());
@@ -22,10 +26,10 @@ fn covers(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
         })
 }
 
-fn is_counted(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
-    let counted = budget.status.as_ref().and_then(|s| s.disrupted_pods.as_ref());
-    let name = pod.metadata.name.as_deref().unwrap_or_default();
-    counted.is_some_and(|counted| counted.contains_key(name))
+fn is_counted(name: &str, pod: &Pod, world: &World) -> bool {
+    let pod = pod.metadata.name.clone().unwrap_or_default();
+    let at = world.disruptions.get(&(name.to_string(), pod));
+    at.is_some_and(|at| world.now.duration_since(*at) < COUNTED_WITHIN)
 }
 
 fn evicted(pod: &Pod, world: &World) -> Result<(), String> {
@@ -38,7 +42,7 @@ fn evicted(pod: &Pod, world: &World) -> Result<(), String> {
     }
     for (name, (budget, first_seen)) in &world.budgets {
         let is_known = world.now.duration_since(*first_seen) >= KNOWN_AFTER;
-        if is_known && covers(budget, pod) && !is_counted(budget, pod) {
+        if is_known && covers(budget, pod) && !is_counted(name, pod, world) {
             return Err(format!(
                 "{} is evicted, and its budget {name} has not counted it",
                 pod.metadata.name.as_deref().unwrap_or_default()
@@ -53,7 +57,7 @@ fn counted(before: Option<&PodDisruptionBudget>, after: &PodDisruptionBudget) ->
         return Ok(());
     };
     let name = after.metadata.name.as_deref().unwrap_or_default();
-    // A status that nobody has computed yet.
+    // No status has been computed yet.
     let (Some(allowed), Some(healthy), Some(desired)) = (
         status.disruptions_allowed,
         status.current_healthy,
@@ -88,16 +92,16 @@ fn counted(before: Option<&PodDisruptionBudget>, after: &PodDisruptionBudget) ->
     }
 }
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
     match seen {
-        Seen::PodWritten { before, after, .. } => {
+        Observation::PodWritten { before, after, .. } => {
             let is_evicted = |pod: &Pod| disrupted_by(pod) == Some("EvictionByEvictionAPI");
             match is_evicted(after) && !before.is_some_and(is_evicted) {
                 true => evicted(after, world),
                 false => Ok(()),
             }
         }
-        Seen::BudgetWritten { before, after } => counted(*before, after),
+        Observation::BudgetWritten { before, after } => counted(*before, after),
         _ => Ok(()),
     }
 }

@@ -1,25 +1,26 @@
-//! Kubernetes: "Resource Quotas" and "Limit Ranges". Nothing is created that a ResourceQuota has no room for, however many
-//! servers admit at once, but for what was in flight when the quota controller counted; a container has what its LimitRange gives, and no more than it allows; and at rest a quota's status
-//! says exactly what there is.
+//! Kubernetes: "Resource Quotas" and "Limit Ranges". Nothing is created that exceeds a ResourceQuota, however many
+//! servers admit at once, except for what was in progress when the quota controller counted; a container has the
+//! defaults of its LimitRange, and no more than it allows; and at rest a quota's status says exactly what exists.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
 use crate::metering::{Limit, Quota, requested_cpu};
-use crate::world::{Seen, World};
+use crate::world::{Observation, World};
 
-/// A server that is well knows a quota or a range by then.
+/// A server without faults knows a quota or a range by then.
 const KNOWN_AFTER: SignedDuration = SignedDuration::from_secs(5);
-/// What all API servers are called among what is well or not.
+/// The name of all API servers among the components that are free of faults or not.
 pub(crate) const SERVERS: &str = "servers";
 /// What was charged before a limit was lowered is stored by then.
 const IN_FLIGHT: SignedDuration = SignedDuration::from_secs(60);
-/// A count of the controller without what was in flight is corrected by the next: `--resource-quota-sync-period` (5 min) later, and a minute.
+/// A count of the controller that missed what was in progress is corrected by the next:
+/// `--resource-quota-sync-period` (5 min) later, and a minute.
 const COUNTED_AGAIN: SignedDuration = SignedDuration::from_mins(6);
 
-/// Whether all servers know what has been stored since then.
+/// Whether all servers know what was stored before that time.
 fn is_known(since: Timestamp, world: &World) -> bool {
-    world.each_was_well(|name| name == SERVERS, (since, world.now), KNOWN_AFTER)
+    world.each_was_well(|name| name == SERVERS, since..world.now, KNOWN_AFTER)
 }
 
 fn highest(limit: &Limit, world: &World) -> i64 {
@@ -29,15 +30,16 @@ fn highest(limit: &Limit, world: &World) -> i64 {
     lately.map_or(limit.hard, |(before, _)| limit.hard.max(before))
 }
 
-/// Whether the quota's usage may be too low by what was charged and not stored yet when the controller counted. v1.36's
-/// `syncResourceQuota` has this race: it counts the informers' objects and writes them to the version of the quota that has the charge.
-fn misses_in_flight(quota: &Quota, name: &str, total: i64, now: Timestamp) -> bool {
-    let is_too_low = quota.used.get(name).is_some_and(|used| *used < total);
-    let counted = quota.counted.get(name);
-    is_too_low && counted.is_some_and(|at| now.duration_since(*at) < COUNTED_AGAIN)
+/// How much the quota's usage may be too low by what was charged and not stored yet when the controller counted.
+/// v1.36's `syncResourceQuota` has this race: it counts the informers' objects and writes them to the version of the
+/// quota that has the charge.
+fn missed(quota: &Quota, name: &str, now: Timestamp) -> i64 {
+    let count = quota.counts.get(name);
+    let count = count.filter(|count| now.duration_since(count.at) < COUNTED_AGAIN);
+    count.map_or(0, |count| count.missed)
 }
 
-/// An object that makes more of something is stored.
+/// An object that raises an amount is stored.
 fn added(key: &str, world: &World) -> Result<(), String> {
     let metering = &world.metering;
     for (quota, of) in &metering.quotas {
@@ -49,7 +51,7 @@ fn added(key: &str, world: &World) -> Result<(), String> {
                 continue;
             }
             let (total, hard) = (metering.total(name, world.now), highest(limit, world));
-            if total > hard && !misses_in_flight(of, name, total, world.now) {
+            if total > hard + missed(of, name, world.now) {
                 return Err(format!(
                     "{key} is stored, and {name} is {total} by then, in thousandths, of which quota {quota} allows {hard}"
                 ));
@@ -67,8 +69,9 @@ fn charged(world: &World) -> Result<(), String> {
             let (Some(limit), Some(used)) = (of.limits.get(name), of.used.get(name)) else {
                 continue;
             };
-            // What is there has to be counted, also where it is more than is allowed.
-            if *used > limit.hard && *used > metering.total(name, world.now) {
+            // What exists has to be counted, also where it exceeds the limit.
+            // A controller whose clock is behind counts pods past their grace period as well.
+            if *used > limit.hard && *used > metering.total(name, Timestamp::MIN) {
                 return Err(format!(
                     "quota {quota} is charged for {name}: {used} instead of {was}, in thousandths, and its limit is {}",
                     limit.hard
@@ -105,8 +108,8 @@ fn created(key: &str, world: &World) -> Result<(), String> {
     Ok(())
 }
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::Metered { key } = seen else {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::Metered { key } = seen else {
         return Ok(());
     };
     added(key, world)?;
@@ -114,15 +117,15 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
     created(key, world)
 }
 
-/// Whether every quota says what there is, when nothing is under way.
+/// At rest: whether every quota says what exists.
 pub(crate) fn at_rest(world: &World) -> Result<(), String> {
     let metering = &world.metering;
     for (quota, of) in &metering.quotas {
-        for (name, wanted) in &of.wanted {
+        for (name, expected) in &of.expected {
             let hard = of.limits.get(name).map(|limit| limit.hard);
-            if hard != Some(*wanted) {
+            if hard != Some(*expected) {
                 return Err(format!(
-                    "quota {quota} enforces {hard:?} of {name}, its spec says {wanted}"
+                    "quota {quota} enforces {hard:?} of {name}, its spec says {expected}"
                 ));
             }
             let (used, total) = (of.used.get(name).copied(), metering.total(name, world.now));
@@ -146,15 +149,21 @@ mod tests {
 
     const NOW: &str = "2026-01-01T00:10:00Z";
 
-    /// A cluster that took these keys in, each so many seconds after the beginning.
+    /// A cluster with these keys, each written so many seconds after the beginning.
     fn world(written: &[(i64, &str, Option<Value>)]) -> World {
+        world_counted(written, None)
+    }
+
+    /// The same; the quota controller made the write of that index.
+    fn world_counted(written: &[(i64, &str, Option<Value>)], counted: Option<usize>) -> World {
         let began: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let mut world = World {
             now: NOW.parse().unwrap(),
             ..World::default()
         };
         world.well_since.insert(SERVERS.into(), Some(began));
-        for (after, path, value) in written {
+        for (index, (after, path, value)) in written.iter().enumerate() {
+            world.metering.for_component = counted == Some(index);
             let value = value.as_ref().map(Value::to_string);
             let at = began + SignedDuration::from_secs(*after);
             let counts = world
@@ -190,7 +199,7 @@ mod tests {
     }
 
     fn is_broken(world: &World) -> bool {
-        check(&Seen::Metered { key: "key" }, world).is_err()
+        check(&Observation::Metered { key: "key" }, world).is_err()
     }
 
     #[test]
@@ -224,7 +233,13 @@ mod tests {
                 (599, &*a, there.clone()),
                 (600, &*b, there.clone()),
             ];
-            assert_eq!(is_broken(&world(&written)), expect, "{counted_at}");
+            assert_eq!(
+                is_broken(&world_counted(&written, Some(1))),
+                expect,
+                "{counted_at}"
+            );
+            // A charge that is taken back excuses nothing.
+            assert!(is_broken(&world(&written)), "{counted_at}");
         }
     }
 
@@ -251,7 +266,7 @@ mod tests {
             let written = [(0, &*a, there.clone()), (1, QUOTA, quota("3", used))];
             assert_eq!(at_rest(&world(&written)).is_err(), expect, "{used}");
         }
-        // What is done counts no more.
+        // Terminated pods count no more.
         let pods = |used: &str| {
             let mut quota = quota("3", "0").unwrap();
             quota["spec"]["hard"] = json!({"pods": "3"});

@@ -1,18 +1,21 @@
-//! S1: never two running sets of processes of one identity (namespace and name), nor two runs of one container.
+//! S1: there are never two running sets of processes of one identity (namespace and name), nor two runs of one
+//! container.
 //!
-//! Only pods whose name somebody chose are an identity: those are the bare ones and, of controllers, a StatefulSet's.
+//! Only pods with a chosen name are an identity: bare pods and, of controllers, those of a StatefulSet.
 
-use crate::world::{Seen, World};
+use crate::world::{Observation, World};
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::Started(new) = seen else { return Ok(()) };
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::Started(new) = seen else {
+        return Ok(());
+    };
     for other in world.processes.values() {
         let itself = other.node == new.node && other.id == new.id;
         if itself || other.namespace != new.namespace || other.name != new.name {
             continue;
         }
         if other.uid != new.uid {
-            // By a user's word; the one that was released may also be the later to start (its order was under way).
+            // A user released one of them; that one may also be the later to start (its order was in progress).
             if world.is_released(&other.uid) || world.is_released(&new.uid) {
                 continue;
             }

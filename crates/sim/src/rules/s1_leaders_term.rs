@@ -1,10 +1,10 @@
-//! S1, concurrent controllers: what a leader decided is written only while it leads. Nothing of it comes to pass once
-//! another has taken the lease, however long it was under way.
+//! S1, concurrent controllers: what a leader decided is written only while it leads. Nothing of it is written once
+//! another replica has taken the lease, however long the request was in progress.
 
-use crate::world::{Seen, World};
+use crate::world::{Observation, World};
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::Led { term, key } = seen else {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::Led { term, key } = seen else {
         return Ok(());
     };
     match world.terms.get(&format!("{}/{}", term.namespace, term.name)) {

@@ -1,28 +1,29 @@
-//! S2: only a pod's own kubelet completes its deletion, after the processes are gone; every other component asks, and
-//! says which uid it means. By force only what no kubelet answers for.
+//! S2: only a pod's own kubelet completes its deletion, after its processes have exited; every other component only
+//! requests it, with the UID as a precondition. Only pods without a kubelet are deleted by force.
 
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 
-use crate::world::{Life, Seen, World, is_finished};
+use crate::world::{Life, Observation, World};
 
-/// How long a node must have been missing before PodGC may speak for it: 40 s by its own clock, which drifts.
+/// How long a node must have been missing before PodGC may delete its pods: 40 s by its own clock, which drifts.
 const QUARANTINE: SignedDuration = SignedDuration::from_millis(39_900);
-/// It looks at the API once more before it asks: so long may be between that look and the request.
+/// It reads the API once more before the request: the longest time between that read and the request.
 const ASKS_WITHIN: SignedDuration = SignedDuration::from_secs(35);
 
-/// Whether nobody could have seen its node missing for long enough.
+/// Whether no component could have seen its node missing for long enough.
 fn released_too_early(life: &Life, world: &World) -> bool {
-    let Some(missed) = world.missed.get(life.node()) else {
-        // It was bound to a node that never was.
+    let Some(absence) = world.absences.get(life.node()) else {
+        // It was bound to a node that never existed.
         return world.nodes.contains_key(life.node());
     };
-    let until = missed.until.unwrap_or(world.now);
-    until.duration_since(missed.from) < QUARANTINE || world.now.duration_since(until) > ASKS_WITHIN
+    let until = absence.until.unwrap_or(world.now);
+    until.duration_since(absence.from) < QUARANTINE || world.now.duration_since(until) > ASKS_WITHIN
 }
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::DeleteAsked { by, name, options } = seen else {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::DeleteAsked { by, name, options } = seen else {
         return Ok(());
     };
     let Some(uid) = &options.preconditions.uid else {
@@ -48,13 +49,13 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
             )),
             _ => Ok(()),
         },
-        None if life.node().is_empty() || is_finished(&life.pod) => Ok(()),
+        None if life.node().is_empty() || is_terminal(&life.pod) => Ok(()),
         None if world.is_fenced(life.node()) => Ok(()),
         None if !life.released => Err(format!(
             "{by} removes {name} by force, which {} answers for",
             life.node()
         )),
-        None if life.vouched => Ok(()),
+        None if life.declared_dead => Ok(()),
         None if released_too_early(life, world) => Err(format!(
             "{by} releases {name} although its node {} has not been missing for {QUARANTINE:#}",
             life.node()

@@ -1,9 +1,9 @@
-//! S3: created, bound, started (init, then app), ended, deleted: never backwards.
+//! S3: created, bound, started (init, then app), terminated, deleted: never backwards.
 
-use crate::world::{Seen, World};
+use crate::world::{Observation, World};
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::Started(process) = seen else {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::Started(process) = seen else {
         return Ok(());
     };
     let container = &process.container;
@@ -28,7 +28,7 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
     }
     let inits = spec.init_containers.iter().flatten();
     let mut inits = inits.filter(|c| c.restart_policy.as_deref() != Some("Always"));
-    // A new sandbox begins from the beginning.
+    // A new sandbox starts from the first init container again.
     let done = |name: &str| {
         life.completed
             .contains(&(name.to_string(), process.sandbox.clone()))

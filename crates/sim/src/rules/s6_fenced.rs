@@ -1,10 +1,11 @@
-//! S6: a node is said to be fenced, and its pods and disks are released, only after it was off since its fencing began.
-//! That nothing of it runs or has a disk open when they are, S1, S7 and T5 see: a fenced node excuses nothing.
+//! S6: a node is reported as fenced, and its pods and disks are released, only after it was off since its fencing
+//! began. That nothing of it runs or has a disk open by then, S1, S7 and T5 check: they make no exception for a
+//! fenced node, except T5 for pods that may run twice and were started when the node was switched on again.
 
-use crate::world::{Seen, World};
+use crate::world::{Observation, World};
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::Fenced { fencing, node } = seen else {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::Fenced { fencing, node } = seen else {
         return Ok(());
     };
     let began = world.fencings.get(*fencing);

@@ -1,15 +1,15 @@
-//! S7: a disk without a lock of its own is never open on two nodes, or for two pods where it is for one. Forced deletions
-//! change nothing of that; only who says of a node that it is gone for good takes its disks from it.
+//! S7: a disk without a lock of its own is never open on two nodes, or for two pods if it is for one. Forced
+//! deletions do not change that; only the out-of-service taint of a node takes its disks from it.
 
 use crate::disks::Holder;
-use crate::world::{Seen, World};
+use crate::world::{Observation, World};
 
 fn is_given_up(holder: &Holder, world: &World) -> bool {
     world.pods.get(&holder.uid).is_some_and(|life| life.given_up)
 }
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::Opened { disk: name, by } = seen else {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::Opened { disk: name, by } = seen else {
         return Ok(());
     };
     let Some(disk) = world.disks.get(*name) else {
@@ -17,7 +17,7 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
     };
     for (other, since) in &disk.open {
         let apart = other.node != by.node || disk.one_pod && other.uid != by.uid;
-        // Its order may have been under way when its own node was given up.
+        // Its order may have been in progress when its own node was declared out of service.
         if !apart || is_given_up(other, world) || is_given_up(by, world) {
             continue;
         }

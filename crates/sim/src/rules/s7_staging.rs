@@ -1,11 +1,16 @@
-//! S7, of volumes that are staged: one is attached to one node at a time, staged on a node only while it is attached to it (or while the
-//! node is logged in at its target), and neither unstaged, logged out of nor detached while a pod of the node has it.
+//! S7, of staged volumes: a volume is attached to one node at a time, staged on a node only while it is attached to
+//! it (or while the node is logged in at its target), and neither unstaged, logged out of nor detached while a pod of
+//! the node has it.
 //!
-//! What a node had when a user or a fence agent said that it is gone for good neither excuses nor prevents another node's next step.
+//! A VolumeAttachment alone is no attachment: one that a controller requested, gave up and decided otherwise about may
+//! be committed late, in addition to another node's, and the driver rejects it ([`attacher`](crate::attacher)).
+//!
+//! What a node had when a user or a fence agent declared it dead neither excuses nor prevents another node's next
+//! step.
 
 use std::collections::BTreeMap;
 
-use crate::world::{Seen, World, is_out_of_service};
+use crate::world::{Observation, World, is_out_of_service};
 
 /// A step of a volume (first) on a node (second).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,10 +38,10 @@ impl Step {
     }
 }
 
-/// By volume and node: whether it has been said since that the node is gone for good.
+/// By volume and node: whether the node has been declared dead since.
 type Ties = BTreeMap<(String, String), bool>;
 
-/// What nodes have of volumes.
+/// The volumes of nodes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Storage {
     pub attached: Ties,
@@ -62,7 +67,7 @@ impl Storage {
         };
     }
 
-    /// A user or a fence agent says that the node is gone for good.
+    /// A user or a fence agent declares the node dead.
     pub fn give_up(&mut self, node: &str) {
         for ties in [&mut self.attached, &mut self.staged, &mut self.sessions] {
             let of_node = ties.iter_mut().filter(|((_, of), _)| of == node);
@@ -80,7 +85,7 @@ fn other<'a>(ties: &'a Ties, volume: &str, node: &str) -> Option<&'a str> {
     found.map(|((_, on), _)| on.as_str())
 }
 
-/// Who on the node has the volume: its mount for a pod, or a process.
+/// What on the node uses the volume: a mount for a pod, or a process.
 fn user(world: &World, volume: &str, node: &str) -> Option<String> {
     let disk = world.disks.get(volume)?;
     let given_up = |uid: &str| world.pods.get(uid).is_some_and(|life| life.given_up);
@@ -91,12 +96,14 @@ fn user(world: &World, volume: &str, node: &str) -> Option<String> {
     of_node.next().map(|holder| format!("pod {} has it", holder.uid))
 }
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::Stored(step) = seen else { return Ok(()) };
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::Stored(step) = seen else {
+        return Ok(());
+    };
     let (volume, node) = step.of();
     let key = (volume.to_string(), node.to_string());
     let storage = &world.storage;
-    // An order may have been under way when its node was given up.
+    // An order may have been in progress when its node was declared dead.
     let is_gone = world.nodes.get(node).is_none_or(is_out_of_service);
     let broken = match step {
         Step::Attached(..) => {
@@ -124,7 +131,7 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
     broken.map_or(Ok(()), |what| Err(format!("volume {volume} {what}")))
 }
 
-/// What a node has of a volume that no pod of it uses, when nothing is under way.
+/// At rest: a volume of a node that no pod of it uses.
 pub(crate) fn at_rest(world: &World, is_used: impl Fn(&str, &str) -> bool) -> Result<(), String> {
     let Storage {
         attached,
@@ -152,7 +159,7 @@ mod tests {
     use knarr_api::k8s_openapi;
 
     use super::*;
-    use crate::disks::{By, Holder};
+    use crate::disks::{DiskUser, Holder};
     use crate::world::Disk;
 
     fn world(steps: &[Step]) -> World {
@@ -168,7 +175,7 @@ mod tests {
         let holder = Holder {
             node: "n1".into(),
             uid: "u".into(),
-            by: By::Process("c1".into()),
+            by: DiskUser::Process("c1".into()),
         };
         let mut disk = Disk::default();
         disk.open.insert(holder, Timestamp::UNIX_EPOCH);
@@ -211,7 +218,7 @@ mod tests {
             let mut world = world(&before);
             world = if is_used { with_user(world) } else { world };
             world.storage.take(&step);
-            let found = check(&Seen::Stored(&step), &world);
+            let found = check(&Observation::Stored(&step), &world);
             assert_eq!(found.is_ok(), is_right, "{before:?} {step:?}: {found:?}");
         }
     }
@@ -222,7 +229,7 @@ mod tests {
         world.storage.give_up("n1");
         for step in [of(Step::Attached, "n2"), of(Step::Staged, "n2")] {
             world.storage.take(&step);
-            assert_eq!(check(&Seen::Stored(&step), &world), Ok(()));
+            assert_eq!(check(&Observation::Stored(&step), &world), Ok(()));
         }
     }
 

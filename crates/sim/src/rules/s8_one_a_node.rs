@@ -1,20 +1,21 @@
-//! S8: a DaemonSet's pod is not doubled on its node while the one before still ends. Its names are made up, so only the
-//! controller's own care keeps it so; it holds where every controller has had time to see that pod. What it has seen it
-//! does not forget: a cache that falls behind later still has that pod.
+//! S8: a DaemonSet does not have a second pod on a node while the one before is still terminating. The pods have
+//! generated names, so only the controller itself ensures this; it holds if every controller has had time to see that
+//! pod. A pod that a controller has seen stays known to it: a cache that falls behind later still has it.
 
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 
-use crate::world::{Seen, World, is_finished, node_of, owner};
+use crate::world::{Observation, World, node_of, owner};
 
-/// No request is under way for longer where its sender is well: a late one comes 20 s after it was sent, an unanswered one
-/// is given up after 30 s.
+/// The longest time that a request of a component without faults is in progress: a late one arrives 20 s after it was
+/// sent, an unanswered one is given up after 30 s.
 const KNOWN_AFTER: SignedDuration = SignedDuration::from_secs(60);
-/// In which a controller that is well hears of a pod; watches lag by a second at the most.
-const HEARS_WITHIN: SignedDuration = SignedDuration::from_secs(5);
+/// The time in which a controller without faults receives a pod; watches lag by a second at most.
+const NOTICED_WITHIN: SignedDuration = SignedDuration::from_secs(5);
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::PodWritten { uid, before, after } = seen else {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::PodWritten { uid, before, after } = seen else {
         return Ok(());
     };
     let node = node_of(after);
@@ -27,9 +28,9 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
     for (other, life) in &world.pods {
         let known = created.checked_sub(KNOWN_AFTER).is_ok_and(|by| {
             let controllers = |name: &str| name.starts_with("control");
-            by >= life.first_seen && world.each_was_well(controllers, (life.first_seen, by), HEARS_WITHIN)
+            by >= life.first_seen && world.each_was_well(controllers, life.first_seen..by, NOTICED_WITHIN)
         });
-        let holds = !life.removed() && !life.released && !is_finished(&life.pod);
+        let holds = !life.removed() && !life.released && !is_terminal(&life.pod);
         if other != uid
             && known
             && holds

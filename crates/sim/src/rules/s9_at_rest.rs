@@ -1,24 +1,24 @@
-//! S9: a cluster in which nothing is left to be done does nothing but say that it is there: leases, each node's status
-//! every few minutes, events of what goes on. A component that writes on has not come to an end, and never will.
+//! S9: a cluster in which nothing is left to do writes only heartbeats: leases, each node's status every few minutes,
+//! and events of containers. A component that keeps writing has not converged, and never will.
 
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
-use crate::world::{Seen, World};
+use crate::world::{Observation, World};
 
-/// A node's status is written every five minutes; not all clocks go alike.
+/// A node's status is written every five minutes; clocks differ.
 const NODE_WRITTEN_AFTER: SignedDuration = SignedDuration::from_secs(290);
-/// Of the container that ends by itself again and again: its pod is never at rest.
+/// The container that exits by itself again and again: its pod is never at rest.
 const FAILS: &str = "fails";
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::Written { key } = seen else {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::Written { key } = seen else {
         return Ok(());
     };
     if key.starts_with("coordination.k8s.io/leases/") || key.starts_with("core/events/") {
         return Ok(());
     }
-    // API servers among themselves: each renews its own key.
+    // Between API servers: each renews its own key.
     if key.starts_with("masterleases/") {
         return Ok(());
     }

@@ -1,6 +1,6 @@
-//! S9: what API servers show their clients is what the store committed. A list is the state as of its revision; a watch reports each
-//! commit behind its revision once, in order, or ends; and a write that is answered is there, at the revision that the answer says.
-//! (Kubernetes' API concepts, "Efficient detection of changes".)
+//! S9: API servers show to their clients what the store committed. A list is the state as of its revision; a watch
+//! reports each commit after its revision once, in order, or ends; and a write that is acknowledged exists, at the
+//! revision in the response. (Kubernetes' API concepts, "Efficient detection of changes".)
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ fn name_of(object: &Object) -> String {
     format!("{}/{}", object.namespace(), object.name())
 }
 
-/// Whether a list of all pods, or its pages together, has what there was as of its revision.
+/// Whether a list of all pods, or its pages together, has the pods as of its revision.
 pub(crate) fn lists(pages: &[List], commits: &Commits) -> Result<(), String> {
     let Some(first) = pages.first() else {
         return Ok(());
@@ -69,7 +69,7 @@ pub(crate) fn follows(position: u64, event: &WatchEvent, commits: &Commits) -> R
     }
 }
 
-/// Whether an object that a write was answered with is one that was committed.
+/// Whether the object in the response to a write is one that was committed.
 pub(crate) fn is_committed(object: &Object, commits: &Commits) -> Result<(), String> {
     let kind = &object.kind().stored();
     let group = match kind.group() {
@@ -81,7 +81,7 @@ pub(crate) fn is_committed(object: &Object, commits: &Commits) -> Result<(), Str
         _ => name_of(object),
     };
     let (revision, plural) = (object.revision(), kind.plural());
-    // Reviews are answered and not kept.
+    // Reviews are answered and not stored.
     if revision == 0 && group.starts_with("auth") {
         return Ok(());
     }
@@ -104,7 +104,7 @@ mod tests {
 
     use super::*;
 
-    /// a: written at 2 and 5; b: written at 3, deleted at 6. 4 is another kind's.
+    /// a: written at 2 and 5; b: written at 3, deleted at 6. 4 is a write of another kind.
     fn commits() -> Commits {
         let mut commits = Commits::default();
         commits.keep();
@@ -157,7 +157,7 @@ mod tests {
             (5, Deleted(pod("b", 6)), Some(6)),
             (3, Bookmark(4), Some(4)),
             (6, Bookmark(9), Some(9)),
-            // Left out, repeated, out of order, deleted and not so, made up.
+            // Left out, repeated, out of order, wrongly deleted, invented.
             (2, Modified(pod("a", 5)), None),
             (5, Modified(pod("a", 5)), None),
             (1, Added(pod("b", 3)), None),

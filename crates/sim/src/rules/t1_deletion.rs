@@ -1,19 +1,20 @@
-//! T1: a bound pod that has not ended is marked before it goes; the time it is given is never lengthened, and the
-//! mark never taken back.
+//! T1: a bound pod that has not terminated gets a deletionTimestamp before it is removed; its grace period is never
+//! lengthened, and the deletionTimestamp is never removed.
 
 use crate::clocks::APART;
-use crate::world::{Seen, World, is_finished, node_of};
+use crate::world::{Observation, World, node_of};
+use knarr_api::kinds::pod::is_terminal;
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
     match seen {
-        Seen::PodRemoved { uid, last } => {
+        Observation::PodRemoved { uid, last } => {
             let unmarked = last.metadata.deletion_timestamp.is_none();
-            if unmarked && !node_of(last).is_empty() && !is_finished(last) && !world.is_released(uid) {
+            if unmarked && !node_of(last).is_empty() && !is_terminal(last) && !world.is_released(uid) {
                 return Err("a bound pod left the store without having been asked to end".into());
             }
             Ok(())
         }
-        Seen::PodWritten {
+        Observation::PodWritten {
             before: Some(before),
             after,
             ..
@@ -25,8 +26,8 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
             let Some(now) = &is.deletion_timestamp else {
                 return Err("a deletion was taken back".into());
             };
-            // One that has passed may be moved up to now, as Kubernetes does (by the clock of whichever server is asked);
-            // nothing is given by that.
+            // A deletionTimestamp in the past may be moved up to now, as Kubernetes does (by the clock of the server
+            // that handles the request); that gives no more time.
             if now.0 > deadline.0.max(world.now + APART) {
                 return Err(format!("a deletion was put off from {} to {}", deadline.0, now.0));
             }
@@ -35,7 +36,7 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
                 is.deletion_grace_period_seconds,
             );
             if is > was || is.is_none() {
-                return Err(format!("a deletion's grace went from {was:?} to {is:?}"));
+                return Err(format!("a deletion's grace changed from {was:?} to {is:?}"));
             }
             Ok(())
         }

@@ -1,17 +1,18 @@
-//! T2: a pod that was told to end does: on a node that is well nothing outlives its grace by much.
+//! T2: a pod that was deleted terminates: on a node without faults nothing runs for much longer than its grace
+//! period.
 
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
-use crate::world::{Seen, World};
+use crate::world::{Observation, World};
 
-/// What a runtime that fails now and then may cost: each failure gives the whole grace again (T4).
+/// The cost of a runtime that fails now and then: each failure starts the grace period again (T4).
 const GRACES: i32 = 3;
-/// Besides: orders that are slow, lists that have to be asked for again.
+/// In addition: slow calls, lists that have to be repeated.
 const SLACK: SignedDuration = SignedDuration::from_secs(60);
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
-    let Seen::Tick = seen else { return Ok(()) };
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+    let Observation::Tick = seen else { return Ok(()) };
     for process in world.processes.values() {
         let Some(life) = world.pods.get(&process.uid).filter(|life| !life.removed()) else {
             continue;
@@ -26,9 +27,9 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
         let Some(well) = world.all_well_since(|name| name == node) else {
             continue;
         };
-        let asked = (deadline.0 - grace).max(well);
+        let stop_requested = (deadline.0 - grace).max(well);
         // By the clock of its node, and by any other's.
-        let passed = world.now.duration_since(asked);
+        let passed = world.now.duration_since(stop_requested);
         let had = world.rate(&process.node).counted_signed(passed).min(passed);
         if had > grace * GRACES + SLACK {
             return Err(format!(

@@ -1,17 +1,24 @@
-//! T5: processes are gone before the object is, and before it says that they are; the last status stands when it goes.
+//! T5: all processes have exited before the object is removed, and before its status says so; the last status is
+//! final when it is removed.
 
-use crate::world::{Seen, World, is_finished, node_of};
+use crate::world::{Observation, World, node_of};
+use knarr_api::kinds::pod::is_terminal;
 
-pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
     let (uid, pod, what) = match seen {
-        Seen::PodRemoved { uid, last } => (*uid, *last, "left the store"),
-        Seen::PodWritten { uid, after, .. } if is_finished(after) => (*uid, *after, "is said to have ended"),
+        Observation::PodRemoved { uid, last } => (*uid, *last, "left the store"),
+        Observation::PodWritten { uid, after, .. } if is_terminal(after) => {
+            (*uid, *after, "is said to have ended")
+        }
         _ => return Ok(()),
     };
     if world.is_released(uid) {
         return Ok(());
     }
-    if let Some(process) = world.of_pod(uid).next() {
+    if let Some(process) = world.of_pod(uid).next()
+        // PodGC removes it on the evidence that the node was off, and does not see that the pod has been started since.
+        && !world.may_run_when_removed(uid)
+    {
         return Err(format!(
             "the pod {what} while its container {} still runs on {}",
             process.container, process.node
@@ -24,7 +31,7 @@ pub(crate) fn check(seen: &Seen<'_>, world: &World) -> Result<(), String> {
     let running = statuses.filter(|c| c.state.as_ref().is_some_and(|s| s.running.is_some()));
     if let Some(running) = running.map(|c| &c.name).next()
         && !node_of(pod).is_empty()
-        // Whoever was switched off could not say how it ended.
+        // A host that was switched off could not report how they exited.
         && !world.is_fenced(node_of(pod))
     {
         return Err(format!(

@@ -1,20 +1,22 @@
-//! What no sabotage at the seams can bring about (the API server itself would refuse it) is shown to the rules.
+//! What no fault or mutant at the seams can bring about (the API server itself would reject it) is passed to the
+//! rules directly.
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use serde_json::json;
 
 use super::ALL;
-use crate::world::{Life, Process, Seen, World};
+use crate::disks::{DiskUser, Holder};
+use crate::world::{Disk, Kubelet, Life, Observation, Process, Switch, World};
 
-fn broken(seen: &Seen<'_>, world: &World) -> Vec<&'static str> {
+fn broken(seen: &Observation<'_>, world: &World) -> Vec<&'static str> {
     let failed = ALL.iter().filter(|(_, check)| check(seen, world).is_err());
     failed.map(|(rule, _)| *rule).collect()
 }
@@ -34,23 +36,10 @@ fn pod(phase: &str, node: &str, deadline: Option<(&str, i64)>) -> Pod {
 }
 
 fn life(pod: Pod) -> Life {
-    Life {
-        pod: Arc::new(pod),
-        first_seen: Timestamp::UNIX_EPOCH,
-        bound_at: None,
-        deleted_at: None,
-        removed_at: None,
-        released: false,
-        given_up: false,
-        vouched: false,
-        asked_to_go: false,
-        announced: None,
-        completed: BTreeSet::new(),
-        isolated_by: BTreeSet::new(),
-    }
+    Life::new(Arc::new(pod), Timestamp::UNIX_EPOCH)
 }
 
-/// The pod as it is once the API server or the scheduler has said why it has to go.
+/// The pod with the reason of its disruption, which the API server or the scheduler has written.
 fn disrupted(mut pod: Pod, reason: &str) -> Pod {
     let condition = json!({"type": "DisruptionTarget", "status": "True", "reason": reason});
     let status = pod.status.get_or_insert_default();
@@ -59,8 +48,8 @@ fn disrupted(mut pod: Pod, reason: &str) -> Pod {
     pod
 }
 
-fn written<'a>(before: &'a Pod, after: &'a Pod) -> Seen<'a> {
-    Seen::PodWritten {
+fn written<'a>(before: &'a Pod, after: &'a Pod) -> Observation<'a> {
+    Observation::PodWritten {
         uid: "u",
         before: Some(before),
         after,
@@ -68,7 +57,7 @@ fn written<'a>(before: &'a Pod, after: &'a Pod) -> Seen<'a> {
 }
 
 #[test]
-fn l1_l2_t1_what_goes_backwards_is_seen() {
+fn l1_l2_t1_backward_transitions_are_seen() {
     let early = Some(("2026-01-01T00:00:10Z", 10));
     let late = Some(("2026-01-01T00:00:20Z", 20));
     for (before, after, expect) in [
@@ -94,7 +83,7 @@ fn l1_l2_t1_what_goes_backwards_is_seen() {
             vec!["T1"],
         ),
     ] {
-        let seen = Seen::PodWritten {
+        let seen = Observation::PodWritten {
             uid: "u",
             before: Some(&before),
             after: &after,
@@ -102,7 +91,7 @@ fn l1_l2_t1_what_goes_backwards_is_seen() {
         assert_eq!(broken(&seen, &World::default()), expect, "{before:?} → {after:?}");
     }
     let last = pod("Running", "n1", None);
-    let seen = Seen::PodRemoved {
+    let seen = Observation::PodRemoved {
         uid: "u",
         last: &last,
     };
@@ -110,17 +99,111 @@ fn l1_l2_t1_what_goes_backwards_is_seen() {
 }
 
 #[test]
+fn t5_what_runs_when_its_pod_has_ended_is_seen_unless_it_may_run_twice_on_a_fenced_node_that_came_back() {
+    let at = |second| Timestamp::from_second(second).unwrap();
+    let tainted = |value: &str| -> Node {
+        let taint =
+            json!({"key": "node.kubernetes.io/out-of-service", "value": value, "effect": "NoExecute"});
+        serde_json::from_value(json!({"metadata": {"name": "n1"}, "spec": {"taints": [taint]}})).unwrap()
+    };
+    let end = Some(("2026-01-01T00:00:10Z", 10));
+    let (running, failed) = (pod("Running", "n1", end), pod("Failed", "n1", end));
+    let on_again = Switch {
+        off: false,
+        last_off: Some(at(90)),
+    };
+    let usual = (Some("fenced"), None, Some(on_again), Some(100), None, false);
+    let never_off = Switch::default();
+    // the taint's value, when it was removed, the host's switch, when the pod was deleted, its annotation, whether it has a
+    // disk open -> whether that is seen
+    for ((taint, unfenced, switch, deleted, at_most_one, disk), expect) in [
+        (usual, false),
+        // PodGC's request is late.
+        ((None, Some(110), Some(on_again), Some(100), None, false), false),
+        ((None, Some(95), Some(on_again), Some(100), None, false), true),
+        ((None, None, Some(on_again), Some(100), None, false), true),
+        ((Some("fenced"), None, Some(on_again), None, None, false), true),
+        (
+            (Some("fenced"), None, Some(never_off), Some(100), None, false),
+            true,
+        ),
+        ((Some("fenced"), None, None, Some(100), None, false), true),
+        // Its kubelet reports Ready, and writes to the pod, before it starts it.
+        (
+            (
+                Some("fenced"),
+                None,
+                Some(on_again),
+                Some(100),
+                Some("true"),
+                false,
+            ),
+            true,
+        ),
+        (
+            (Some("fenced"), None, Some(on_again), Some(100), None, true),
+            true,
+        ),
+        (
+            (
+                Some("fenced"),
+                None,
+                Some(on_again),
+                Some(100),
+                Some("false"),
+                true,
+            ),
+            false,
+        ),
+    ] {
+        let mut failed = failed.clone();
+        let annotation =
+            at_most_one.map(|value: &str| ("knarr.io/at-most-one".to_string(), value.to_string()));
+        failed.metadata.annotations = Some(annotation.into_iter().collect());
+        let mut world = World::default();
+        let node = taint.map(|value| ("n1".to_string(), tainted(value)));
+        world.nodes.extend(node);
+        let removal = unfenced.map(|second| ("n1".to_string(), at(second)));
+        world.unfenced.extend(removal);
+        world
+            .switches
+            .extend(switch.map(|switch| ("n1".to_string(), switch)));
+        let life = Life {
+            deleted_at: deleted.map(at),
+            ..life(failed.clone())
+        };
+        world.pods.insert("u".into(), life);
+        let process = Process::example("c");
+        world.processes.insert(("n1".into(), "1".into()), process);
+        if disk {
+            let holder = Holder {
+                node: "n1".into(),
+                uid: "u".into(),
+                by: DiskUser::Process("1".into()),
+            };
+            let open = BTreeMap::from([(holder, at(100))]);
+            world.disks.insert("d".into(), Disk { one_pod: false, open });
+        }
+        let removed = Observation::PodRemoved {
+            uid: "u",
+            last: &failed,
+        };
+        for seen in [written(&running, &failed), removed] {
+            let expect: &[&str] = if expect { &["T5"] } else { &[] };
+            assert_eq!(
+                broken(&seen, &world),
+                expect,
+                "{taint:?} {unfenced:?} {deleted:?} {at_most_one:?} {disk}"
+            );
+        }
+    }
+}
+
+#[test]
 fn s3_what_starts_out_of_turn_is_seen() {
     let process = |node: &str, container: &str| Process {
         node: node.into(),
-        id: "1".into(),
-        uid: "u".into(),
-        namespace: "default".into(),
-        name: "a".into(),
-        container: container.into(),
-        sandbox: "s".into(),
-        homeless: false,
-        asked: None,
+        ..Process::example(container)
     };
     for (started, done, removed, expect) in [
         (process("n1", "i"), false, false, vec![]),
@@ -137,34 +220,34 @@ fn s3_what_starts_out_of_turn_is_seen() {
         };
         let mut world = World::default();
         world.pods.insert("u".into(), life);
-        assert_eq!(broken(&Seen::Started(&started), &world), expect, "{started:?}");
+        assert_eq!(
+            broken(&Observation::Started(&started), &world),
+            expect,
+            "{started:?}"
+        );
     }
     let nobodys = process("n1", "c");
-    assert_eq!(broken(&Seen::Started(&nobodys), &World::default()), ["S3"]);
+    assert_eq!(broken(&Observation::Started(&nobodys), &World::default()), ["S3"]);
 }
 
 #[test]
-fn b7_term_before_the_kernel_of_a_node_that_is_heard_has_dropped_the_address_is_seen() {
+fn b7_term_before_the_kernel_of_a_reporting_node_has_dropped_the_address_is_seen() {
     let process = Process {
-        node: "n1".into(),
         id: "c1".into(),
-        uid: "u".into(),
-        namespace: "default".into(),
-        name: "a".into(),
-        container: "c".into(),
         sandbox: "s1".into(),
-        homeless: false,
-        asked: None,
+        ..Process::example("c")
     };
     let now: Timestamp = "2026-01-01T00:10:00Z".parse().unwrap();
-    for (ready, offers, well_since, expect) in [
-        ("True", true, 0, vec!["B7"]),
+    for (ready, offers, well_since, is_replaced, expect) in [
+        ("True", true, 0, false, vec!["B7"]),
         // It is not Ready, and forwards what its kernel has.
-        ("False", true, 0, vec!["B7"]),
-        ("False", false, 0, vec![]),
-        // Taken for lost, or back for a moment only.
-        ("Unknown", true, 0, vec![]),
-        ("False", true, 590, vec![]),
+        ("False", true, 0, false, vec!["B7"]),
+        ("False", false, 0, false, vec![]),
+        // Lost, or back for a moment only.
+        ("Unknown", true, 0, false, vec![]),
+        ("False", true, 590, false, vec![]),
+        // The pod's kubelet was replaced at the moment of the deletion, and resumes the termination.
+        ("True", true, 0, true, vec![]),
     ] {
         let mut pod = pod("Running", "n1", Some(("2026-01-01T00:10:30Z", 30)));
         pod.status =
@@ -190,8 +273,17 @@ fn b7_term_before_the_kernel_of_a_node_that_is_heard_has_dropped_the_address_is_
             .insert("n2".into(), serde_json::from_value(node).unwrap());
         let addresses = offers.then(|| "10.1.0.1".parse().unwrap());
         world.kernels.insert("n2".into(), addresses.into_iter().collect());
-        let seen = Seen::Asked(&process);
-        assert_eq!(broken(&seen, &world), expect, "{ready} {offers} {well_since}");
+        let seen = Observation::Asked(&process);
+        let kubelet = Kubelet {
+            began: if is_replaced { now } else { began },
+            is_former: false,
+        };
+        world.kubelets.insert("n1".into(), kubelet);
+        assert_eq!(
+            broken(&seen, &world),
+            expect,
+            "{ready} {offers} {well_since} {is_replaced}"
+        );
     }
 }
 
@@ -229,7 +321,7 @@ fn p4_preemption_for_nothing_more_important_that_may_preempt_is_seen() {
         world.pods.insert("u".into(), life(victim.clone()));
         let found = broken(&written(&victim, &preempted), &world);
         assert_eq!(found, expect, "{priority} {policy} {bound_at:?} {removed_at:?}");
-        // It is judged once, when it happens.
+        // It is checked once, when it happens.
         assert!(broken(&written(&preempted, &preempted), &world).is_empty());
     }
 }
@@ -259,21 +351,27 @@ fn p5_evictions_that_no_budget_counted_are_seen() {
         pod
     };
     let (long, lately) = ("2026-01-01T00:00:00Z", "2026-01-01T00:09:50Z");
-    for (ready, app, budget, known_since, expect) in [
-        (long, "a", budget(0, 2, &["a"]), long, vec![]),
-        (long, "a", budget(0, 2, &[]), long, vec!["P5"]),
-        (long, "other", budget(0, 2, &[]), long, vec![]),
-        // Whoever evicted it may not have seen that it is ready, or that there is a budget.
-        (lately, "a", budget(0, 2, &[]), long, vec![]),
-        (long, "a", budget(0, 2, &[]), lately, vec![]),
+    for (ready, app, counted, known_since, expect) in [
+        (long, "a", Some(lately), long, vec![]),
+        (long, "a", Some(long), long, vec!["P5"]),
+        (long, "a", None, long, vec!["P5"]),
+        (long, "other", None, long, vec![]),
+        // The component that evicted it may not have seen that it is ready, or that there is a budget.
+        (lately, "a", None, long, vec![]),
+        (long, "a", None, lately, vec![]),
     ] {
         let mut world = World {
             now,
             ..World::default()
         };
         let known_since: Timestamp = known_since.parse().unwrap();
-        world.budgets.insert("default/b".into(), (budget, known_since));
+        world
+            .budgets
+            .insert("default/b".into(), (budget(0, 2, &[]), known_since));
         let before = ready_since(ready, app);
+        let name = before.metadata.name.clone().unwrap_or_default();
+        let counted = counted.map(|at| (("default/b".to_string(), name), at.parse().unwrap()));
+        world.disruptions.extend(counted);
         let after = disrupted(before.clone(), "EvictionByEvictionAPI");
         assert_eq!(
             broken(&written(&before, &after), &world),
@@ -296,7 +394,7 @@ fn p5_budgets_that_allow_more_than_is_left_are_seen() {
         (Some(budget(2, 3, &[])), budget(1, 3, &["a", "b"]), vec!["P5"]),
         (Some(budget(1, 3, &["a"])), budget(2, 3, &["a"]), vec![]),
     ] {
-        let seen = Seen::BudgetWritten {
+        let seen = Observation::BudgetWritten {
             before: before.as_ref(),
             after: &after,
         };

@@ -1,5 +1,5 @@
-//! Requests that several clients send in one moment, each to an API server of its own: the first never fails, the others may
-//! die meanwhile.
+//! Requests that several clients send at the same time, each to an API server of its own: the first server never
+//! fails, the others may die in the meantime.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use tokio::time::timeout;
 use crate::random::Stream;
 use crate::servers::ApiServer;
 
-/// A client waits no longer for an answer, and the first server always has one by then.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The timeout of a client; the first server always answers within it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What one of them asks for. Of what is patched or deleted, the namespace and the name.
+/// The request of one of them; for a patch or a deletion, the namespace and the name.
 pub(super) enum Request {
     Create(Kind, Value),
     Patch(Kind, &'static str, String, Value),
@@ -49,20 +49,20 @@ pub(super) fn number_of(chance: &mut Stream, servers: &[Arc<ApiServer>]) -> usiz
     usize::try_from(chance.between(0, last)).unwrap_or_default()
 }
 
-/// Sends each request to the server of its number. The error: the first server answers with something that it should not.
+/// Sends each request to the server of its number. The error: the first server gives an unexpected answer.
 pub(super) async fn at_once(
     servers: &[Arc<ApiServer>],
     requests: Vec<(usize, Request)>,
 ) -> Result<(), Error> {
     let sent = requests.into_iter().map(|(number, request)| async move {
-        let Some((gone, server)) = servers.get(number).and_then(|server| server.running()) else {
+        let Some((stopped, server)) = servers.get(number).and_then(|server| server.running()) else {
             return Ok(());
         };
         let api = server.api_as("admin", ["system:masters"]);
         let answer = tokio::select! {
             biased;
-            () = gone.cancelled() => return Ok(()),
-            answer = timeout(PATIENCE, request.send(&*api)) => answer,
+            () = stopped.cancelled() => return Ok(()),
+            answer = timeout(ANSWER_TIMEOUT, request.send(&*api)) => answer,
         };
         match answer {
             Ok(Err(e)) if number == 0 && !matches!(e.code(), 403..=405 | 409) => Err(e),

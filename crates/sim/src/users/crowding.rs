@@ -1,23 +1,23 @@
-//! What users do where there is not room for everything: pods of three priorities that fill the nodes, budgets for what may be
-//! disrupted, and evictions.
+//! What users do where the nodes are too small for everything: pods of three priorities that fill the nodes,
+//! PodDisruptionBudgets, and evictions.
 
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::{k8s_openapi, registry};
 use knarr_client::{DeleteOptions, Error, Patch, Propagation};
 use serde_json::{Value, json};
 
-use super::workloads::{self, Drawn};
+use super::workloads::{self, GeneratedWorkload};
 use super::{NAMESPACE, Users, Workload, unless_late};
 use crate::random::Stream;
 
-/// What fills the nodes: two of its pods fit on one, and leave too little for a third.
+/// The filler: two of its pods fit on one node, and leave too little for a third.
 const FILLERS: u64 = 2;
 const FILLER_CPU: &str = "3";
 const FILLER_PODS: u64 = 6;
-/// So little that all that is wanted fits once what fills the nodes is gone.
+/// So little that all other pods fit, each on some node, once the fillers are deleted.
 const OTHER_CPU: &str = "200m";
 
-/// With their values and what they may do to others.
+/// With their values and preemption policies.
 const PRIORITIES: [(&str, i32, &str); 3] = [
     ("filler", -10, "PreemptLowerPriority"),
     ("important", 1_000, "PreemptLowerPriority"),
@@ -28,8 +28,17 @@ fn request(pod_spec: &mut Value, cpu: &str) {
     pod_spec["containers"][0]["resources"] = json!({"requests": {"cpu": cpu}});
 }
 
+/// Makes a pod fit once the fillers are deleted. Pods of its own priority may fill the only node that it may run on,
+/// and nothing moves them to another: it has to preempt them.
+fn make_fit(pod_spec: &mut Value, workload: Workload) {
+    request(pod_spec, OTHER_CPU);
+    if workload == Workload::DaemonSet || pod_spec.get("nodeSelector").is_some() {
+        pod_spec["priorityClassName"] = PRIORITIES[1].0.into();
+    }
+}
+
 impl Users {
-    /// From now on all that they create says how much it needs.
+    /// From now on all pods that they create have requests.
     pub async fn create_priorities(&mut self) -> Result<(), Error> {
         self.crowded = true;
         for (name, value, preemption) in PRIORITIES {
@@ -40,13 +49,14 @@ impl Users {
         Ok(())
     }
 
-    pub(super) fn request_little(&self, pod_spec: &mut Value) {
+    /// Makes a bare pod fit, if the nodes are crowded.
+    pub(super) fn fit_bare(&self, pod_spec: &mut Value) {
         if self.crowded {
-            request(pod_spec, OTHER_CPU);
+            make_fit(pod_spec, Workload::Pod);
         }
     }
 
-    /// One thing that one of them does about room.
+    /// One user action of this kind.
     pub async fn act_with_room(&mut self, chance: &mut Stream) -> Result<(), Error> {
         let done = match chance.between(0, 15) {
             0..5 => self.fill(chance).await,
@@ -57,13 +67,13 @@ impl Users {
             _ => self.evict_some_pod(chance).await,
         };
         match done {
-            // Somebody was faster.
+            // Another request was faster.
             Err(e) if e.is_not_found() || e.is_conflict() || e.is_already_exists() => Ok(()),
             other => other,
         }
     }
 
-    /// A Deployment of one of the priorities that needs much.
+    /// A Deployment of one of the priorities with large requests.
     async fn create_large(
         &mut self,
         chance: &mut Stream,
@@ -71,8 +81,8 @@ impl Users {
         priority: &str,
         pods: u64,
     ) -> Result<(), Error> {
-        let manners = workloads::manners(chance);
-        let mut spec = workloads::pod_spec(chance, manners, "Always", false);
+        let exit_behavior = workloads::exit_behavior(chance);
+        let mut spec = workloads::pod_spec(chance, exit_behavior, "Always", false);
         request(&mut spec, FILLER_CPU);
         spec["priorityClassName"] = priority.into();
         let object = json!({
@@ -84,7 +94,7 @@ impl Users {
             },
         });
         self.note(format!(
-            "create deployments {name}: {pods} large replicas that {manners}, {priority}"
+            "create deployments {name}: {pods} large replicas that {exit_behavior}, {priority}"
         ));
         self.create(&registry::DEPLOYMENT, object).await.map(drop)
     }
@@ -104,7 +114,7 @@ impl Users {
         patched.await.map(drop)
     }
 
-    /// It has to find room sooner or later: by itself, or when the fillers are gone.
+    /// It has to fit sooner or later: by preemption, or when the fillers are deleted.
     async fn create_important(&mut self, chance: &mut Stream) -> Result<(), Error> {
         let pods = chance.between(1, 2);
         let (name, priority) = match chance.per_mille(700) {
@@ -112,8 +122,8 @@ impl Users {
             false => ("patient", "patient"),
         };
         self.create_large(chance, name, priority, pods).await?;
-        // It is neither scaled nor rolled: the nodes have no room for more.
-        self.wanted.insert((Workload::Large, name.into()), pods);
+        // It is neither scaled nor rolled out: the nodes have no room for more.
+        self.desired.insert((Workload::Large, name.into()), pods);
         Ok(())
     }
 
@@ -160,7 +170,7 @@ impl Users {
         self.evict(&pod).await
     }
 
-    /// Deletes what fills the nodes.
+    /// Deletes the fillers.
     pub async fn make_room(&mut self) -> Result<(), Error> {
         if !self.crowded {
             return Ok(());
@@ -177,13 +187,88 @@ impl Users {
         Ok(())
     }
 
-    /// What is drawn, where it has to say how much it needs.
-    pub(super) fn fit(&self, drawn: &mut Drawn) {
-        let spec = &mut drawn.object["spec"]["template"]["spec"];
-        self.request_little(spec);
-        // There is one node only for each of its pods.
-        if self.crowded && drawn.workload == Workload::DaemonSet {
-            spec["priorityClassName"] = PRIORITIES[1].0.into();
+    /// Makes the pods of a drawn workload fit, if the nodes are crowded.
+    pub(super) fn fit(&self, drawn: &mut GeneratedWorkload) {
+        if self.crowded {
+            make_fit(&mut drawn.object["spec"]["template"]["spec"], drawn.workload);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use k8s_openapi::api::core::v1::Node;
+    use k8s_openapi::jiff::Timestamp;
+    use knarr_api::registry::Registered;
+    use knarr_api::{Object, Shared};
+    use knarr_scheduler::{Action, Scheduler};
+
+    use super::*;
+    use crate::users::staging::give_volume;
+
+    fn shared<T: Registered>(value: Value) -> Shared<T> {
+        let typed: T = serde_json::from_value(value).unwrap();
+        Shared::new(Object::from_typed(T::kind_of(), Box::new(typed)).into()).unwrap()
+    }
+
+    /// With the priority that the API server sets.
+    fn pod(name: &str, mut spec: Value) -> Shared<Pod> {
+        let class = spec["priorityClassName"].as_str();
+        let class = PRIORITIES.iter().find(|(name, ..)| class == Some(*name));
+        spec["priority"] = class.map_or(0, |(_, value, _)| *value).into();
+        shared(json!({"metadata": {"name": name, "namespace": NAMESPACE, "uid": name}, "spec": spec}))
+    }
+
+    /// n1 is full: of two large pods that are important, and of small ones.
+    fn full() -> Scheduler {
+        let now = Timestamp::UNIX_EPOCH;
+        let mut scheduler = Scheduler::default();
+        for name in ["n1", "n2"] {
+            let node = json!({
+                "metadata": {"name": name, "uid": name, "labels": {"kubernetes.io/hostname": name}},
+                "status": {"allocatable": {"cpu": "8", "memory": "16Gi", "pods": "110"}},
+            });
+            scheduler.node_changed(name, Some(shared::<Node>(node)), now);
+        }
+        for number in 0..12 {
+            let mut spec = json!({"nodeName": "n1", "containers": [{"name": "c"}]});
+            if number < 2 {
+                request(&mut spec, FILLER_CPU);
+                spec["priorityClassName"] = "important".into();
+            } else {
+                make_fit(&mut spec, Workload::Deployment);
+            }
+            scheduler.pod_changed(None, Some(&pod(&format!("other{number}"), spec)), now);
+        }
+        scheduler
+    }
+
+    #[test]
+    fn s9_a_pod_gets_on_the_only_node_that_it_may_run_on_although_others_fill_it() {
+        let of_daemon = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}],
+        }}});
+        for (name, affinity, workload, expect) in [
+            ("staged1a", json!({}), Workload::Pod, "n2"),
+            ("staged5a", json!({}), Workload::Pod, "n1 of others"),
+            ("agent-1", of_daemon, Workload::DaemonSet, "n1 of others"),
+        ] {
+            let mut spec = json!({"containers": [{"name": "c"}], "affinity": affinity});
+            give_volume(name, &mut spec);
+            // The volumes do not matter here.
+            spec["volumes"] = json!([]);
+            make_fit(&mut spec, workload);
+            let mut scheduler = full();
+            scheduler.pod_changed(None, Some(&pod(name, spec)), Timestamp::UNIX_EPOCH);
+            let found = match scheduler.schedule_one(Timestamp::UNIX_EPOCH) {
+                Some(Action::Bind { node, .. }) => node,
+                Some(Action::Preempt { node, .. }) => format!("{node} of others"),
+                Some(Action::Report { message, .. }) => message,
+                None => "nothing".into(),
+            };
+            assert_eq!(found, expect, "{name}");
         }
     }
 }

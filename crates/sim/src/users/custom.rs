@@ -1,5 +1,6 @@
-//! What users do with CustomResourceDefinitions: they create two of them, change their versions, columns and schemas, delete
-//! them and create them again, while others write their objects through several API servers, and what belongs to these.
+//! What users do with CustomResourceDefinitions: they create two of them, change their versions, columns and schemas,
+//! delete them and create them again, while others write custom resources through several API servers, and their
+//! dependents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,23 +13,22 @@ use tokio::time::sleep;
 
 use super::at_once::{Request, at_once, number_of};
 use super::{NAMESPACE, Users, unless_late};
-use crate::definitions::GROUP;
+use crate::definitions::{GROUP, KINDS};
 use crate::random::Stream;
 use crate::servers::ApiServer;
 
-const PLURALS: [(&str, &str); 2] = [("widgets", "Widget"), ("gadgets", "Gadget")];
-/// So many names of objects, that requests meet.
+/// So few names of objects that requests collide.
 const NAMES: u64 = 5;
-/// Requests at once, at most.
+/// The most requests at once.
 const AT_ONCE: u64 = 5;
-/// Between two tries to create a definition again, and how many there are.
+/// The time between two attempts to create a definition again, and the number of attempts.
 const AGAIN: std::time::Duration = std::time::Duration::from_millis(100);
 const TRIES: u32 = 50;
 
-/// An informer of all custom kinds, and the definitions that users want.
-pub(super) struct Following {
+/// An informer of all custom kinds, and the definitions that should exist.
+pub(super) struct CustomKindInformer {
     caches: Arc<Caches>,
-    wanted: BTreeSet<String>,
+    desired: BTreeSet<String>,
 }
 
 fn definition_name(plural: &str) -> String {
@@ -65,31 +65,31 @@ fn version(name: &str, more: u64) -> Value {
 
 impl Users {
     /// Starts an informer of all custom kinds.
-    pub fn follow_custom_kinds(&mut self, api: Arc<dyn Api>) {
+    pub fn add_custom_kind_handler(&mut self, api: Arc<dyn Api>) {
         let caches = Arc::new(Caches::new(api));
-        caches.follow_custom_kinds(|_| {});
-        self.following = Some(Following {
+        caches.add_custom_kind_handler(|_| {});
+        self.following = Some(CustomKindInformer {
             caches,
-            wanted: BTreeSet::new(),
+            desired: BTreeSet::new(),
         });
     }
 
-    fn want(&mut self, plural: &str, wanted: bool) {
+    fn want(&mut self, plural: &str, desired: bool) {
         if let Some(following) = &mut self.following {
-            match wanted {
-                true => following.wanted.insert(plural.into()),
-                false => following.wanted.remove(plural),
+            match desired {
+                true => following.desired.insert(plural.into()),
+                false => following.desired.remove(plural),
             };
         }
     }
 
-    /// One thing that some of them do with custom resources.
+    /// One user action with custom resources.
     pub async fn act_with_custom_resources(
         &mut self,
         chance: &mut Stream,
         servers: &[Arc<ApiServer>],
     ) -> Result<(), Error> {
-        let of = PLURALS[usize::from(chance.per_mille(400))];
+        let of = KINDS[usize::from(chance.per_mille(400))];
         let done = match chance.between(0, 19) {
             0..3 => self.define(of).await,
             3..6 => self.change_definition(chance, of).await,
@@ -99,7 +99,7 @@ impl Users {
             _ => self.delete_object(chance, of).await,
         };
         match done {
-            // Another write came first, or the kind is not served, or its definition is being deleted.
+            // Another write came first, or the kind is not served, or its definition is terminating.
             Err(e) if matches!(e.code(), 404 | 405 | 409) => Ok(()),
             other => other,
         }
@@ -113,7 +113,7 @@ impl Users {
         Ok(())
     }
 
-    /// Another version, a column, or a field of the schema.
+    /// Adds or removes a version, a column, or a field of the schema.
     async fn change_definition(
         &mut self,
         chance: &mut Stream,
@@ -150,7 +150,7 @@ impl Users {
         self.api.update(kind, object, "").await.map(drop)
     }
 
-    /// In half of the cases it is created again as soon as it has left the store.
+    /// In half of the cases it is created again as soon as it was removed from the store.
     async fn delete_definition(&mut self, chance: &mut Stream, of: (&str, &str)) -> Result<(), Error> {
         let again = chance.per_mille(600);
         self.note(format!(
@@ -177,7 +177,7 @@ impl Users {
         Ok(kind_of(&live))
     }
 
-    /// Several create, change and delete objects in one moment, each through a server of their own.
+    /// Several users create, change and delete objects at the same time, each through a server of their own.
     async fn write_objects(
         &mut self,
         chance: &mut Stream,
@@ -226,7 +226,7 @@ impl Users {
         Ok(Some((kind, items)))
     }
 
-    /// ConfigMaps that belong to an object, and are to be collected after it.
+    /// ConfigMaps owned by an object, which are to be collected after it.
     async fn create_dependents(
         &mut self,
         chance: &mut Stream,
@@ -279,8 +279,8 @@ impl Users {
         unless_late(deleted.await)
     }
 
-    /// What of the definitions and their objects has not come about: every server lists what is stored, and so has who follows
-    /// the kinds.
+    /// How the definitions and their objects differ from the desired state: every server lists what is stored, and so
+    /// does the informer.
     pub(super) async fn missing_of_custom_resources(
         &self,
         servers: &[Arc<ApiServer>],
@@ -288,12 +288,12 @@ impl Users {
         let Some(following) = &self.following else {
             return Ok(None);
         };
-        for (plural, _) in PLURALS {
-            let wanted = following.wanted.contains(plural);
+        for (plural, _) in KINDS {
+            let desired = following.desired.contains(plural);
             let kind = match self.kind(plural).await {
                 Ok(Some(kind)) => kind,
                 Ok(None) => return Ok(Some(format!("the definition of {plural} is not established"))),
-                Err(e) if e.is_not_found() && !wanted => continue,
+                Err(e) if e.is_not_found() && !desired => continue,
                 Err(e) if e.is_not_found() => {
                     return Ok(Some(format!("the definition of {plural} has been lost")));
                 }

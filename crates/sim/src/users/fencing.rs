@@ -1,5 +1,5 @@
-//! What administrators do about lost nodes who have fence agents: they write down when a node is to be switched off, ask
-//! for it themselves, and switch on what is off when nobody else is going to.
+//! What administrators with fence agents do about lost nodes: they create a FencingPolicy, request the fencing of
+//! nodes themselves, and switch on hosts that are off when no fencing will.
 
 use k8s_openapi::api::core::v1::Node;
 use knarr_api::{k8s_openapi, registry};
@@ -14,14 +14,14 @@ use crate::random::Stream;
 use crate::switches::Switch;
 use crate::world::is_ready;
 
-/// The annotation that asks for a node's fencing.
-const ASKED: &str = "knarr.io/fence";
-/// What a fencing says when its node may be switched on by hand.
-const RELEASED: &str = "all is released";
+/// The annotation that requests a node's fencing.
+const FENCE_ANNOTATION: &str = "knarr.io/fence";
+/// The phases of a fencing in which its node may be switched on by hand.
+const RELEASED: &str = "all pods and volumes are released";
 
 impl Users {
-    /// Writes a policy down. The kinds are there once the controllers run: tried again until then.
-    pub async fn bring_policy(&mut self, chance: &mut Stream) -> Result<bool, Error> {
+    /// Creates a policy. The kinds exist once the controllers run: tried again until then.
+    pub async fn create_fencing_policy(&mut self, chance: &mut Stream) -> Result<bool, Error> {
         let agent = |name: &str, chance: &mut Stream| {
             json!({
                 "agent": name,
@@ -59,7 +59,7 @@ impl Users {
         Ok(true)
     }
 
-    /// As `kubectl annotate node`: of a silent node mostly.
+    /// As `kubectl annotate node`: mostly of a node that is not reporting.
     pub async fn ask_for_fencing(&mut self, chance: &mut Stream) -> Result<(), Error> {
         let nodes = self
             .api
@@ -85,7 +85,7 @@ impl Users {
         self.note(format!("fence {}", node.name()));
         self.observer
             .strikes(Switch::AskForFencing, Scope::Node(node.name()));
-        let patch = Patch::Merge(json!({"metadata": {"annotations": {ASKED: "a user's wish"}}}));
+        let patch = Patch::Merge(json!({"metadata": {"annotations": {FENCE_ANNOTATION: "a user's wish"}}}));
         let asked = self.api.patch(&registry::NODE, "", node.name(), "", patch).await;
         unless_late(asked)
     }
@@ -93,13 +93,13 @@ impl Users {
     async fn fencings(&self) -> Result<Vec<NodeFencing>, Error> {
         match self.api.list(NodeFencing::kind(), ListOptions::default()).await {
             Ok(list) => Ok(list.items.iter().filter_map(|o| NodeFencing::of(o)).collect()),
-            // Nobody has defined them yet.
+            // The kinds are not defined yet.
             Err(e) if e.is_not_found() => Ok(Vec::new()),
             Err(e) => Err(e),
         }
     }
 
-    /// Switches on what is off, unless its fencing is going to, or is not done with it.
+    /// Switches on what is off, unless its fencing will, or has not finished with it.
     pub async fn switch_on(&mut self, agents: &Agents) -> Result<(), Error> {
         let off = agents.off();
         if off.is_empty() {
@@ -129,7 +129,7 @@ impl Users {
         Ok(())
     }
 
-    /// A fencing that has not come to its end, or what is left of one.
+    /// A fencing that has not finished, or what is left of one.
     pub async fn unfinished_fencing(&self) -> Result<Option<String>, Error> {
         let over = |f: &NodeFencing| matches!(f.status.phase, Phase::Returned | Phase::Cancelled);
         let found = self.fencings().await?.into_iter().find(|f| !over(f)).map(|f| {

@@ -1,18 +1,18 @@
-//! The users: they create, scale, roll out, delete (with grace, with less, by force), take a name again at once, hold
-//! objects with finalizers, and say of nodes that they are gone for good.
+//! The users: they create, scale, roll out, delete (with the full grace period, a shorter one, by force), create an
+//! object of the same name again at once, hold objects with finalizers, and declare nodes out of service.
 //!
-//! They talk to the first server, which never fails: what they were told is so, and is what has to come about in the end.
+//! They use the first server, which never fails: its answers are correct, and define the desired state.
 
 mod at_once;
 mod crowding;
 mod custom;
+mod desired;
 mod fencing;
 mod nodes;
 mod policies;
 mod quotas;
 pub(crate) mod staging;
 mod storage;
-mod wanted;
 mod workloads;
 
 use std::collections::BTreeMap;
@@ -34,27 +34,27 @@ use workloads::Workload;
 pub(crate) const NAMESPACE: &str = "default";
 const FINALIZER: &str = "sim.knarr.dev/hold";
 
-/// What one of them may do.
+/// One user action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Deed {
+enum UserAction {
     CreateWorkload,
-    /// What a switch stands for.
+    /// The action of a switch.
     Switched(Switch),
     LetGo,
 }
 
 /// With their weights.
-const DEEDS: [(Deed, u64); 10] = [
-    (Deed::CreateWorkload, 20),
-    (Deed::Switched(Switch::Scale), 12),
-    (Deed::Switched(Switch::Roll), 10),
-    (Deed::Switched(Switch::DeleteWorkloads), 5),
-    (Deed::Switched(Switch::BarePods), 15),
-    (Deed::Switched(Switch::DeletePods), 19),
-    (Deed::Switched(Switch::ForceDelete), 5),
-    (Deed::Switched(Switch::ReplacePods), 6),
-    (Deed::Switched(Switch::DeletedNode), 2),
-    (Deed::LetGo, 6),
+const ACTIONS: [(UserAction, u64); 10] = [
+    (UserAction::CreateWorkload, 20),
+    (UserAction::Switched(Switch::Scale), 12),
+    (UserAction::Switched(Switch::Roll), 10),
+    (UserAction::Switched(Switch::DeleteWorkloads), 5),
+    (UserAction::Switched(Switch::BarePods), 15),
+    (UserAction::Switched(Switch::DeletePods), 19),
+    (UserAction::Switched(Switch::ForceDelete), 5),
+    (UserAction::Switched(Switch::ReplacePods), 6),
+    (UserAction::Switched(Switch::DeletedNode), 2),
+    (UserAction::LetGo, 6),
 ];
 
 pub(crate) struct Users {
@@ -62,16 +62,16 @@ pub(crate) struct Users {
     observer: Arc<Observer>,
     chance: Stream,
     plan: Plan,
-    /// What is meant to be there, with how many pods where that is said.
-    wanted: BTreeMap<(Workload, String), u64>,
-    /// Who asks for at most one of some pods, where anybody does.
+    /// The desired workloads, with the number of pods where it is set.
+    desired: BTreeMap<(Workload, String), u64>,
+    /// The stream for the at-most-one annotation, if users set it.
     careful: Option<Stream>,
-    /// What they create says how much it needs, for there is not room for everything.
+    /// Their pods have requests, because the nodes are too small for everything.
     crowded: bool,
-    /// The namespace with quotas, where there is one.
+    /// The namespace with quotas, if there is one.
     metered: Option<quotas::Metered>,
-    /// Where there are custom resources.
-    following: Option<custom::Following>,
+    /// Set if there are custom resources.
+    following: Option<custom::CustomKindInformer>,
 }
 
 impl Users {
@@ -81,7 +81,7 @@ impl Users {
             observer,
             chance,
             plan,
-            wanted: BTreeMap::new(),
+            desired: BTreeMap::new(),
             careful: None,
             crowded: false,
             metered: None,
@@ -89,7 +89,7 @@ impl Users {
         }
     }
 
-    /// How far the streams have been drawn that belong to them.
+    /// The positions of their streams.
     pub fn positions(&self) -> [u64; 2] {
         let careful = self.careful.as_ref().map_or(0, Stream::position);
         [self.chance.position(), careful]
@@ -103,19 +103,19 @@ impl Users {
         }
     }
 
-    /// From now on some of what they create has the annotation for at most one.
-    pub fn care(&mut self, chance: Stream) {
+    /// From now on some of their pods have the at-most-one annotation.
+    pub fn use_at_most_one(&mut self, chance: Stream) {
         self.careful = Some(chance);
     }
 
-    /// Of a pod or a template.
+    /// The annotations of a pod or a template.
     fn annotate(&mut self, pod: &mut Value) {
         if self.careful.as_mut().is_some_and(|chance| chance.per_mille(500)) {
             pod["metadata"]["annotations"][AT_MOST_ONE] = "true".into();
         }
     }
 
-    /// A Service for each name that workloads with labels have.
+    /// A Service for each name of a workload with labels.
     pub async fn create_services(&mut self) -> Result<(), Error> {
         for (prefix, cluster_ip) in [("web", None), ("db", Some("None"))] {
             for number in 1..=workloads::NAMES {
@@ -131,7 +131,7 @@ impl Users {
         Ok(())
     }
 
-    /// Deletes all pods of a Service at once: what terminates is all there is for a while.
+    /// Deletes all pods of a Service at once: for some time all its endpoints are terminating.
     pub async fn delete_endpoints(&mut self, chance: &mut Stream) -> Result<(), Error> {
         let app = format!("web{}", chance.between(1, workloads::NAMES));
         let options = ListOptions {
@@ -146,22 +146,22 @@ impl Users {
         Ok(())
     }
 
-    /// One thing that one of them does.
+    /// One user action.
     pub async fn act(&mut self) -> Result<(), Error> {
         let plan = self.plan;
-        let can = |deed| match deed {
-            Deed::CreateWorkload => workloads::KINDS.iter().any(|(kind, _)| plan.draws(*kind)),
-            Deed::Switched(switch) => plan.draws(switch),
-            Deed::LetGo => true,
+        let can = |action| match action {
+            UserAction::CreateWorkload => workloads::KINDS.iter().any(|(kind, _)| plan.draws(*kind)),
+            UserAction::Switched(switch) => plan.draws(switch),
+            UserAction::LetGo => true,
         };
-        let Some(deed) = self.chance.weighted(&DEEDS, can) else {
+        let Some(action) = self.chance.weighted(&ACTIONS, can) else {
             return Ok(());
         };
-        let done = match deed {
-            Deed::CreateWorkload => self.create_workload().await,
-            Deed::LetGo => self.let_go().await,
-            Deed::Switched(switch) if !plan.does(switch) => Ok(()),
-            Deed::Switched(switch) => match switch {
+        let done = match action {
+            UserAction::CreateWorkload => self.create_workload().await,
+            UserAction::LetGo => self.drop_finalizers().await,
+            UserAction::Switched(switch) if !plan.does(switch) => Ok(()),
+            UserAction::Switched(switch) => match switch {
                 Switch::Scale => self.scale().await,
                 Switch::Roll => self.roll().await,
                 Switch::DeleteWorkloads => self.delete_workload().await,
@@ -173,7 +173,7 @@ impl Users {
             },
         };
         match done {
-            // Somebody was faster, or there is nothing left to do it to.
+            // Another request was faster, or the object does not exist.
             Err(e) if e.is_not_found() || e.is_conflict() || e.is_already_exists() => Ok(()),
             other => other,
         }
@@ -197,23 +197,23 @@ impl Users {
         }
     }
 
-    async fn create_drawn(&mut self, mut drawn: workloads::Drawn) -> Result<(), Error> {
+    async fn create_drawn(&mut self, mut drawn: workloads::GeneratedWorkload) -> Result<(), Error> {
         self.annotate(&mut drawn.object["spec"]["template"]);
         self.fit(&mut drawn);
-        let (name, wanted) = (drawn.name.clone(), drawn.pods);
+        let (name, desired) = (drawn.name.clone(), drawn.pods);
         self.note(format!(
             "create {} {name}: {}",
             drawn.workload.kind().plural(),
             drawn.summary
         ));
         self.create(drawn.workload.kind(), drawn.object).await?;
-        self.wanted.insert((drawn.workload, name), wanted);
+        self.desired.insert((drawn.workload, name), desired);
         Ok(())
     }
 
-    /// One of those that are meant to be there and can be `asked` for it.
+    /// A desired workload of a kind that the filter allows.
     fn some(&mut self, asked: impl Fn(Workload) -> bool) -> Option<(Workload, String)> {
-        let keys = self.wanted.keys().filter(|(workload, _)| asked(*workload));
+        let keys = self.desired.keys().filter(|(workload, _)| asked(*workload));
         let keys: Vec<_> = keys.cloned().collect();
         self.chance.pick(&keys).cloned()
     }
@@ -228,7 +228,7 @@ impl Users {
         self.api
             .patch(workload.kind(), NAMESPACE, &name, "", patch)
             .await?;
-        self.wanted.insert((workload, name), replicas);
+        self.desired.insert((workload, name), replicas);
         Ok(())
     }
 
@@ -259,7 +259,7 @@ impl Users {
             propagation: Some(propagation),
             ..DeleteOptions::default()
         };
-        self.wanted.remove(&(workload, name.clone()));
+        self.desired.remove(&(workload, name.clone()));
         let deleted = self.api.delete(workload.kind(), NAMESPACE, &name, options).await;
         deleted.map(drop)
     }
@@ -275,10 +275,10 @@ impl Users {
         storage::give_disk(&name, &mut pod["spec"]);
         staging::give_volume(&name, &mut pod["spec"]);
         self.annotate(&mut pod);
-        self.request_little(&mut pod["spec"]);
+        self.fit_bare(&mut pod["spec"]);
         self.note(format!("create {name}, which {summary}"));
         self.create(&registry::POD, pod).await?;
-        self.wanted.insert((Workload::Pod, name), 1);
+        self.desired.insert((Workload::Pod, name), 1);
         Ok(())
     }
 
@@ -294,7 +294,7 @@ impl Users {
         self.list(&registry::POD).await
     }
 
-    /// As `kubectl drain` does with each pod: what its budget does not let go stays.
+    /// As `kubectl drain` for each pod: what its budget does not allow stays.
     async fn evict(&mut self, pod: &Object) -> Result<(), Error> {
         self.note(format!("evict {}", pod.name()));
         let eviction = json!({
@@ -311,7 +311,7 @@ impl Users {
             Err(e) if e.code() == 429 => Ok(()),
             other => {
                 unless_late(other)?;
-                self.wanted.remove(&(Workload::Pod, pod.name().to_string()));
+                self.desired.remove(&(Workload::Pod, pod.name().to_string()));
                 Ok(())
             }
         }
@@ -319,7 +319,7 @@ impl Users {
 
     async fn delete(&mut self, pod: &Object, grace: Option<i64>) -> Result<(), Error> {
         self.note(format!("delete {} grace {grace:?}", pod.name()));
-        self.wanted.remove(&(Workload::Pod, pod.name().to_string()));
+        self.desired.remove(&(Workload::Pod, pod.name().to_string()));
         if grace == Some(0) {
             self.observer.release(pod.uid());
         }
@@ -354,7 +354,7 @@ impl Users {
         self.delete(&pod, Some(0)).await
     }
 
-    /// Takes a name again as soon as it is free.
+    /// Creates an object of the same name as soon as it is free.
     async fn replace_pod(&mut self) -> Result<(), Error> {
         let Some((_, name)) = self.some(|w| w == Workload::Pod) else {
             return Ok(());
@@ -370,7 +370,7 @@ impl Users {
         Ok(())
     }
 
-    /// Says of a node that it is gone for good, whether it is or not (S5).
+    /// Deletes the Node of a node that is lost for good, whether it is or not (S5).
     async fn give_up_a_node(&mut self) -> Result<(), Error> {
         let nodes = self
             .api
@@ -397,8 +397,8 @@ impl Users {
         deleted.map(drop)
     }
 
-    /// Drops the finalizers of what waits for nothing else.
-    pub async fn let_go(&mut self) -> Result<(), Error> {
+    /// Removes the finalizers of objects that wait for nothing else.
+    pub async fn drop_finalizers(&mut self) -> Result<(), Error> {
         for pod in self.pods().await? {
             let held = pod.metadata().finalizers.iter().flatten().any(|f| f == FINALIZER);
             if !held {
@@ -417,7 +417,7 @@ impl Users {
     }
 }
 
-/// A user who finds the object gone or changed by somebody else leaves it at that.
+/// A user whose object was deleted or changed by another request gives up.
 fn unless_late<T>(done: Result<T, Error>) -> Result<(), Error> {
     match done {
         Err(e) if !e.is_not_found() && !e.is_conflict() => Err(e),

@@ -1,4 +1,4 @@
-//! What administrators do with nodes: they drain them and give them back, and say of one that it is out of service.
+//! What administrators do with nodes: they drain and uncordon them, and set the out-of-service taint.
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use knarr_api::{k8s_openapi, registry};
@@ -11,33 +11,33 @@ use crate::random::Stream;
 use crate::switches::Switch;
 use crate::world::{OUT_OF_SERVICE, is_ready, node_of};
 
-/// The value of that taint where a user put it.
-const VOUCHED: &str = "nodeshutdown";
+/// The value of that taint when a user sets it.
+const DECLARED_DEAD: &str = "nodeshutdown";
 
-/// What may be done to a node, with its weight; none: it is given back.
-const DEEDS: [(Option<Switch>, u64); 3] = [
+/// What may be done to a node, with its weight; none: it is undone.
+const ACTIONS: [(Option<Switch>, u64); 3] = [
     (Some(Switch::Drain), 4),
     (Some(Switch::OutOfService), 4),
     (None, 2),
 ];
 
 fn is_users(taint: &Taint) -> bool {
-    taint.key == OUT_OF_SERVICE && taint.value.as_deref() == Some(VOUCHED)
+    taint.key == OUT_OF_SERVICE && taint.value.as_deref() == Some(DECLARED_DEAD)
 }
 
 impl Users {
-    /// One thing that is done to a node.
+    /// One user action on a node.
     pub async fn act_on_a_node(&mut self, chance: &mut Stream) -> Result<(), Error> {
         let plan = self.plan;
-        let done = match chance.weighted(&DEEDS, |deed| deed.is_none_or(|deed| plan.draws(deed))) {
+        let done = match chance.weighted(&ACTIONS, |action| action.is_none_or(|action| plan.draws(action))) {
             None => Ok(()),
-            Some(Some(deed)) if !plan.does(deed) => Ok(()),
+            Some(Some(action)) if !plan.does(action) => Ok(()),
             Some(Some(Switch::Drain)) => self.drain(chance).await,
-            Some(Some(_)) => self.vouch(chance).await,
+            Some(Some(_)) => self.declare_dead(chance).await,
             Some(None) => self.give_nodes_back().await,
         };
         match done {
-            // Somebody was faster.
+            // Another request was faster.
             Err(e) if e.is_not_found() || e.is_conflict() => Ok(()),
             other => other,
         }
@@ -58,7 +58,7 @@ impl Users {
         patched.map(drop)
     }
 
-    /// As `kubectl drain`: nothing new comes, and what is there is asked to go.
+    /// As `kubectl drain`: the node is cordoned, and its pods are evicted.
     async fn drain(&mut self, chance: &mut Stream) -> Result<(), Error> {
         let nodes = self.nodes().await?;
         let Some(name) = chance.pick(&nodes).and_then(|node| node.metadata.name.clone()) else {
@@ -77,8 +77,9 @@ impl Users {
         Ok(())
     }
 
-    /// Says of a node that is not ready that it is down, whether it is or not: nobody waits for its word.
-    async fn vouch(&mut self, chance: &mut Stream) -> Result<(), Error> {
+    /// Declares a node that is not ready as down (out-of-service taint), whether it is or not: its answer is not
+    /// waited for.
+    async fn declare_dead(&mut self, chance: &mut Stream) -> Result<(), Error> {
         let mut nodes = self.nodes().await?;
         nodes.retain(|node| !is_ready(node));
         let Some(mut node) = chance.pick(&nodes).cloned() else {
@@ -90,7 +91,7 @@ impl Users {
         }
         taints.push(Taint {
             key: OUT_OF_SERVICE.into(),
-            value: Some(VOUCHED.into()),
+            value: Some(DECLARED_DEAD.into()),
             effect: "NoExecute".into(),
             time_added: None,
         });
@@ -100,15 +101,15 @@ impl Users {
         self.api.update_as(node).await.map(drop)
     }
 
-    /// Takes back what was done to nodes, those that are ready at the least.
+    /// Uncordons nodes and removes their taints, at least of those that are ready.
     pub async fn give_nodes_back(&mut self) -> Result<(), Error> {
         for mut node in self.nodes().await? {
             let name = node.metadata.name.clone().unwrap_or_default();
             let ready = is_ready(&node);
             let Some(spec) = &mut node.spec else { continue };
             let cordoned = spec.unschedulable == Some(true);
-            let vouched = spec.taints.iter().flatten().any(is_users);
-            if !(cordoned || vouched && ready) {
+            let declared_dead = spec.taints.iter().flatten().any(is_users);
+            if !(cordoned || declared_dead && ready) {
                 continue;
             }
             self.note(format!("give {name} back"));

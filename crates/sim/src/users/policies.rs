@@ -1,4 +1,4 @@
-//! What users do with NetworkPolicies, and with the labels that they go by. No policy is changed: it is deleted, and
+//! What users do with NetworkPolicies, and with the labels that they select. No policy is changed: it is deleted, and
 //! another one created.
 
 use knarr_api::registry;
@@ -22,7 +22,7 @@ fn tier(chance: &mut Stream) -> Value {
     json!({"matchLabels": {LABEL: VALUES[usize::from(chance.per_mille(500))]}})
 }
 
-/// Whom a rule allows.
+/// The peers that a rule allows.
 fn peer(chance: &mut Stream) -> Value {
     match chance.between(0, 3) {
         0 => json!({"podSelector": app(chance)}),
@@ -65,7 +65,7 @@ fn spec(chance: &mut Stream) -> (Value, &'static str) {
 }
 
 impl Users {
-    /// One thing that one of them does about policies.
+    /// One user action with policies.
     pub async fn act_with_policies(&mut self, chance: &mut Stream) -> Result<(), Error> {
         match chance.between(0, 9) {
             0..5 => self.create_policy(chance).await,

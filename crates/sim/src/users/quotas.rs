@@ -1,5 +1,5 @@
-//! What users do in a namespace with ResourceQuotas and a LimitRange: they create several things at once through different
-//! API servers, delete them, and change, delete and create the quotas meanwhile.
+//! What users do in a namespace with ResourceQuotas and a LimitRange: they create several objects at once through
+//! different API servers, delete them, and change, delete and create the quotas in between.
 
 use std::sync::Arc;
 
@@ -8,29 +8,29 @@ use knarr_client::{DeleteOptions, Error, ListOptions, Patch, Propagation};
 use serde_json::{Value, json};
 
 use super::at_once::{Request, at_once, number_of};
-use super::wanted::{of_pod, of_workload};
+use super::desired::{of_pod, of_workload};
 use super::{Users, Workload, unless_late, workloads};
 use crate::metering::{CONFIG_MAPS, CPU, NAMESPACE as METERED, PODS};
 use crate::random::Stream;
 use crate::servers::ApiServer;
 
-/// So many names of each kind, that requests meet.
+/// So few names of each kind that requests collide.
 const NAMES: u64 = 8;
-/// Requests at once, at most.
+/// The most requests at once.
 const AT_ONCE: u64 = 6;
 const QUOTAS: [&str; 2] = ["all", "some"];
 const RANGE: &str = "usual";
 /// The Deployment whose pods its controller creates.
 const DEPLOYMENT: &str = "metered";
-/// What the last request of a quota is for.
+/// The last request that uses up the quota.
 const PLENTY: &str = "100";
 
-/// What is meant to be there.
+/// The desired state.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Metered {
-    /// Of the Deployment, where there is one.
+    /// Of the Deployment, if there is one.
     replicas: Option<u64>,
-    /// There is room for everything.
+    /// The quotas allow everything.
     is_raised: bool,
 }
 
@@ -57,7 +57,7 @@ fn range(chance: &mut Stream) -> Value {
 }
 
 impl Users {
-    /// The namespace, its quotas and its range.
+    /// Creates the namespace, its quotas and its range.
     pub async fn create_quotas(&mut self) -> Result<(), Error> {
         self.note(format!("create namespaces {METERED}"));
         let namespace = json!({"metadata": {"name": METERED}});
@@ -66,7 +66,7 @@ impl Users {
         Ok(())
     }
 
-    /// One thing that some of them do there.
+    /// One user action there.
     pub async fn act_with_quotas(
         &mut self,
         chance: &mut Stream,
@@ -85,8 +85,14 @@ impl Users {
             _ => self.deploy_metered(chance).await,
         };
         match done {
-            // Another write came first, or a quota has no room.
+            // Another write came first, or a quota is exceeded.
             Err(e) if matches!(e.code(), 403 | 404 | 409) => Ok(()),
+            // A pod requests more than the limit that the LimitRange gives it.
+            Err(e)
+                if e.code() == 422 && e.to_string().contains("must be less than or equal to cpu limit") =>
+            {
+                Ok(())
+            }
             other => other,
         }
     }
@@ -120,7 +126,7 @@ impl Users {
             let name = format!("p{}", chance.between(1, NAMES));
             let (container, restarts) = match chance.between(0, 2) {
                 0 => ("completes", "Never"),
-                _ => (workloads::manners(chance), "Always"),
+                _ => (workloads::exit_behavior(chance), "Always"),
             };
             let mut spec = workloads::pod_spec(chance, container, restarts, false);
             if let Some(cpu) = [None, Some("100m"), Some("300m"), Some("2")][Self::one_of_four(chance)] {
@@ -152,7 +158,7 @@ impl Users {
         at_once(servers, requests).await
     }
 
-    /// Creates a quota, or gives one that is there other limits.
+    /// Creates a quota, or changes the limits of one.
     async fn change_quota(&mut self, chance: &mut Stream) -> Result<(), Error> {
         let name = QUOTAS[usize::from(chance.per_mille(500))];
         let quota = quota(name, chance);
@@ -172,7 +178,7 @@ impl Users {
         }
     }
 
-    /// In half of the cases there is another of the name at once.
+    /// In half of the cases another one of the name is created at once.
     async fn delete_quota(&mut self, chance: &mut Stream) -> Result<(), Error> {
         let name = QUOTAS[usize::from(chance.per_mille(500))];
         let (again, quota) = (chance.per_mille(500), quota(name, chance));
@@ -186,7 +192,7 @@ impl Users {
         }
     }
 
-    /// Creates the LimitRange, gives it other amounts, or deletes it.
+    /// Creates the LimitRange, changes its amounts, or deletes it.
     async fn change_range(&mut self, chance: &mut Stream) -> Result<(), Error> {
         let (range, deletes) = (range(chance), chance.per_mille(250));
         let kind = &registry::LIMIT_RANGE;
@@ -207,12 +213,12 @@ impl Users {
         }
     }
 
-    /// Creates, scales or deletes a Deployment whose pods may not have room.
+    /// Creates, scales or deletes a Deployment whose pods may exceed a quota.
     async fn deploy_metered(&mut self, chance: &mut Stream) -> Result<(), Error> {
         let (replicas, deletes) = (chance.between(1, 4), chance.per_mille(300));
-        let manners = workloads::manners(chance);
-        let mut spec = workloads::pod_spec(chance, manners, "Always", false);
-        // As much as any range allows; where no quota limits it, it might say nothing.
+        let exit_behavior = workloads::exit_behavior(chance);
+        let mut spec = workloads::pod_spec(chance, exit_behavior, "Always", false);
+        // As much as any range allows; without a quota for it, the request could be left out.
         spec["containers"][0]["resources"] = json!({"requests": {"cpu": "100m"}});
         let kind = &registry::DEPLOYMENT;
         if deletes {
@@ -252,7 +258,7 @@ impl Users {
         }
     }
 
-    /// Gives every quota room for everything, once.
+    /// Changes every quota to allow everything, once.
     pub async fn raise_quotas(&mut self) -> Result<(), Error> {
         let Some(metered) = self.metered.as_mut().filter(|metered| !metered.is_raised) else {
             return Ok(());
@@ -278,7 +284,7 @@ impl Users {
         Ok(())
     }
 
-    /// What of that namespace has not come about.
+    /// How that namespace differs from the desired state.
     pub(super) async fn missing_of_metered(&self) -> Result<Option<String>, Error> {
         let Some(metered) = self.metered else {
             return Ok(None);

@@ -1,9 +1,10 @@
-//! What users do with volumes that are staged: bare pods with a CSI or an iSCSI volume, some of them two on one node, which they
-//! delete, move to another node, and lose patience with.
+//! What users do with staged volumes: bare pods with a CSI or an iSCSI volume, some of them two on one node, which
+//! they delete, move to another node, and delete by force when a node does not answer.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Pod;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_api::{k8s_openapi, registry};
 use knarr_client::Error;
 use serde_json::{Value, json};
@@ -13,12 +14,12 @@ use super::{NAMESPACE, Users};
 use crate::random::Stream;
 use crate::rules::s7_staging;
 use crate::staging::{DRIVER, PORTAL, TARGET};
-use crate::world::{World, is_finished, node_of};
+use crate::world::{World, node_of};
 
 const CLASS: &str = "staged";
-/// In front of a pod's number and letter.
+/// The prefix before a pod's number and letter.
 const POD: &str = "staged";
-/// Volumes for one pod at a time, on whatever node.
+/// Volumes for one pod at a time, on any node.
 const MOVING: u64 = 4;
 /// Volumes that two pods of one node share.
 const SHARED: u64 = 2;
@@ -48,7 +49,7 @@ fn draw_name(chance: &mut Stream) -> String {
     format!("{POD}{number}{letter}")
 }
 
-/// A pod of a name that has a volume gets it.
+/// Adds the volume to a pod whose name has one.
 pub(super) fn give_volume(name: &str, spec: &mut Value) {
     let Some(number) = number_of(name) else { return };
     mount(spec);
@@ -98,7 +99,7 @@ impl Users {
         Ok(())
     }
 
-    /// One thing that a user of such a volume does.
+    /// One user action with such a volume.
     pub async fn act_with_volumes(&mut self, chance: &mut Stream) -> Result<(), Error> {
         let done = match chance.between(0, 9) {
             0..5 => {
@@ -119,7 +120,7 @@ impl Users {
         }
     }
 
-    /// Deletes a pod that has one; by force, another takes its name at once.
+    /// Deletes a pod with such a volume; by force, another one of its name is created at once.
     async fn delete_with_volume(&mut self, chance: &mut Stream, grace: Option<i64>) -> Result<(), Error> {
         let mut pods = self.pods().await?;
         pods.retain(|pod| number_of(pod.name()).is_some());
@@ -134,13 +135,13 @@ impl Users {
     }
 }
 
-/// What nodes have of volumes that no pod of theirs uses, once all else is as it was wanted.
+/// At rest: volumes of nodes that no pod of theirs uses.
 pub(crate) fn stray_volume(world: &World) -> Result<(), String> {
     let mut used = BTreeSet::new();
     let lives = world
         .pods
         .values()
-        .filter(|life| !life.removed() && !is_finished(&life.pod));
+        .filter(|life| !life.removed() && !is_terminal(&life.pod));
     for pod in lives.map(|life| &life.pod) {
         used.extend(claims(pod).map(|claim| (claim.to_string(), node_of(pod).to_string())));
     }
@@ -149,7 +150,7 @@ pub(crate) fn stray_volume(world: &World) -> Result<(), String> {
     })
 }
 
-/// The names of a pod's claims, which are their volumes'.
+/// The names of a pod's claims, which are those of its volumes.
 fn claims(pod: &Pod) -> impl Iterator<Item = &str> {
     let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
     let claims = volumes.filter_map(|v| v.persistent_volume_claim.as_ref());

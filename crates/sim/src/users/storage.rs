@@ -1,22 +1,23 @@
-//! What users do with disks that only one node, or one pod, may use: they bring them as PersistentVolumes, mount them in
-//! StatefulSets' pods, in Deployments of one and in bare pods, and lose patience with pods on nodes that are silent.
+//! What users do with disks that only one node, or one pod, may use: they create PersistentVolumes, mount them in
+//! pods of StatefulSets, in Deployments of one pod and in bare pods, and delete pods on lost nodes by force.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_api::{k8s_openapi, registry};
 use knarr_client::{Error, ListOptions};
 use serde_json::{Value, json};
 
-use super::workloads::{Drawn, manners, pod_spec, stateful_set_of, template};
+use super::workloads::{GeneratedWorkload, exit_behavior, pod_spec, stateful_set_of, template};
 use super::{NAMESPACE, Users, Workload};
 use crate::disks::SERVER;
 use crate::random::Stream;
-use crate::world::{is_finished, node_of};
+use crate::world::node_of;
 
 const CLASS: &str = "shared";
-/// StatefulSets with a claim for each pod, and Deployments of one pod: so many at most.
+/// The most StatefulSets with a claim for each pod, and Deployments of one pod.
 const SETS: u64 = 2;
 const SINGLES: u64 = 2;
 /// Bare pods with a disk, every second for that pod alone.
@@ -25,7 +26,7 @@ const DATA_PODS: u64 = 4;
 const FOR_A_NODE: u64 = SETS * super::workloads::REPLICAS + SINGLES / 2 + DATA_PODS / 2;
 const FOR_A_POD: u64 = SINGLES / 2 + DATA_PODS / 2;
 
-/// The claim of a Deployment's or bare pod's of this name, and whether it is for one pod.
+/// The claim of a Deployment or bare pod of this name, and whether it is for one pod.
 fn claim_of(name: &str) -> Option<(String, bool)> {
     let number: u64 = name
         .strip_prefix("data")
@@ -53,7 +54,7 @@ fn claim(name: &str, one_pod: bool) -> Value {
     })
 }
 
-/// All containers of a pod see the volume.
+/// All containers of a pod mount the volume.
 pub(super) fn mount(spec: &mut Value) {
     for containers in ["containers", "initContainers"] {
         for container in spec[containers].as_array_mut().into_iter().flatten() {
@@ -62,7 +63,7 @@ pub(super) fn mount(spec: &mut Value) {
     }
 }
 
-/// A pod of a name that has a claim gets its disk.
+/// Adds the disk to a pod whose name has a claim.
 pub(super) fn give_disk(name: &str, spec: &mut Value) {
     if let Some((claim, _)) = claim_of(name) {
         mount(spec);
@@ -70,7 +71,7 @@ pub(super) fn give_disk(name: &str, spec: &mut Value) {
     }
 }
 
-fn set(chance: &mut Stream) -> Drawn {
+fn set(chance: &mut Stream) -> GeneratedWorkload {
     let mut drawn = stateful_set_of(format!("vol{}", chance.between(1, SETS)), chance);
     mount(&mut drawn.object["spec"]["template"]["spec"]);
     let mut template = claim("disk", false);
@@ -79,32 +80,32 @@ fn set(chance: &mut Stream) -> Drawn {
     drawn
 }
 
-fn single(chance: &mut Stream) -> Drawn {
+fn single(chance: &mut Stream) -> GeneratedWorkload {
     let name = format!("single{}", chance.between(1, SINGLES));
-    let manners = manners(chance);
-    let mut spec = pod_spec(chance, manners, "Always", false);
+    let exit_behavior = exit_behavior(chance);
+    let mut spec = pod_spec(chance, exit_behavior, "Always", false);
     give_disk(&name, &mut spec);
-    Drawn {
+    GeneratedWorkload {
         workload: Workload::Single,
         object: json!({
             "metadata": {"namespace": NAMESPACE, "name": name},
             "spec": {
                 "replicas": 1,
-                // Another pod beside it would wait for its disk.
+                // Another pod at the same time would wait for its disk.
                 "strategy": {"type": "Recreate"},
                 "selector": {"matchLabels": {"app": name}},
                 "template": template(&name, spec),
             },
         }),
-        summary: format!("one pod with a disk that {manners}"),
+        summary: format!("one pod with a disk that {exit_behavior}"),
         pods: 1,
         name,
     }
 }
 
 impl Users {
-    /// Brings the disks, and claims for those who have one of their own.
-    pub async fn bring_disks(&mut self) -> Result<(), Error> {
+    /// Creates the disks, and the claims that are not made from a template.
+    pub async fn create_disks(&mut self) -> Result<(), Error> {
         let class = json!({
             "metadata": {"name": CLASS},
             "provisioner": "kubernetes.io/no-provisioner",
@@ -135,7 +136,7 @@ impl Users {
         Ok(())
     }
 
-    /// One thing that somebody does who has a disk.
+    /// One user action with a disk.
     pub async fn act_with_disks(&mut self, chance: &mut Stream) -> Result<(), Error> {
         let done = match chance.between(0, 9) {
             0..3 => self.create_drawn(set(chance)).await,
@@ -154,7 +155,7 @@ impl Users {
         }
     }
 
-    /// Deletes a pod that has a disk, one of a silent node if there is one, and has another in its place at once.
+    /// Deletes a pod with a disk, one of a lost node if there is one, and creates another in its place at once.
     async fn move_away(&mut self, chance: &mut Stream, grace: Option<i64>) -> Result<(), Error> {
         let mut pods = self.pods().await?;
         pods.retain(|pod| {
@@ -180,7 +181,7 @@ impl Users {
         Ok(())
     }
 
-    /// An attachment of a volume that no pod of its node uses, once all else is as it was wanted.
+    /// At rest: an attachment of a volume that no pod of its node uses.
     pub async fn stray_attachment(&self) -> Result<Option<String>, Error> {
         let attachments = self
             .api
@@ -204,7 +205,7 @@ impl Users {
         };
         let mut used = BTreeSet::new();
         for pod in self.pods().await? {
-            let Some(pod) = pod.get::<Pod>().filter(|pod| !is_finished(pod)) else {
+            let Some(pod) = pod.get::<Pod>().filter(|pod| !is_terminal(pod)) else {
                 continue;
             };
             let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());

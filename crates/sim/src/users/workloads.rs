@@ -1,4 +1,4 @@
-//! What users create.
+//! The workloads that users create.
 
 use knarr_api::{Kind, registry};
 use serde_json::{Value, json};
@@ -7,12 +7,12 @@ use super::NAMESPACE;
 use crate::random::Stream;
 use crate::switches::Switch;
 
-/// So many at most of each, that they meet.
+/// The most of each kind, so few that names collide.
 pub(super) const NAMES: u64 = 3;
 const BARE_PODS: u64 = 4;
 pub(super) const REPLICAS: u64 = 4;
 
-/// Workloads that are more than a pod, with their weights.
+/// Workloads other than a bare pod, with their weights.
 pub(super) const KINDS: [(Switch, u64); 4] = [
     (Switch::Deployments, 35),
     (Switch::StatefulSets, 40),
@@ -20,22 +20,22 @@ pub(super) const KINDS: [(Switch, u64); 4] = [
     (Switch::Jobs, 15),
 ];
 
-/// What a user has a name for.
+/// A kind of object that users name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Workload {
     Pod,
     Deployment,
-    /// A Deployment of one pod, which has a disk.
+    /// A Deployment of one pod with a disk.
     Single,
-    /// A Deployment whose pods need much room.
+    /// A Deployment whose pods have large requests.
     Large,
     StatefulSet,
     DaemonSet,
     Job,
 }
 
-/// One to be created.
-pub(super) struct Drawn {
+/// One that is to be created.
+pub(super) struct GeneratedWorkload {
     pub workload: Workload,
     pub name: String,
     pub object: Value,
@@ -62,8 +62,11 @@ impl Workload {
         self.scales() || matches!(self, Workload::DaemonSet | Workload::Single)
     }
 
-    /// One of those kinds that can be drawn.
-    pub(super) fn draw(chance: &mut Stream, can: impl Fn(Switch) -> bool) -> Option<(Switch, Drawn)> {
+    /// One of the kinds that can be drawn.
+    pub(super) fn draw(
+        chance: &mut Stream,
+        can: impl Fn(Switch) -> bool,
+    ) -> Option<(Switch, GeneratedWorkload)> {
         let kind = chance.weighted(&KINDS, can)?;
         let drawn = match kind {
             Switch::Deployments => deployment(chance),
@@ -75,7 +78,7 @@ impl Workload {
     }
 }
 
-pub(super) fn manners(chance: &mut Stream) -> &'static str {
+pub(super) fn exit_behavior(chance: &mut Stream) -> &'static str {
     match chance.between(0, 3) {
         0 | 1 => "obeys",
         2 => "lingers",
@@ -87,12 +90,12 @@ pub(super) fn template(name: &str, spec: Value) -> Value {
     json!({"metadata": {"labels": {"app": name}}, "spec": spec})
 }
 
-fn deployment(chance: &mut Stream) -> Drawn {
+fn deployment(chance: &mut Stream) -> GeneratedWorkload {
     let name = format!("web{}", chance.between(1, NAMES));
     let pods = chance.between(1, REPLICAS);
-    let manners = manners(chance);
-    let spec = pod_spec(chance, manners, "Always", false);
-    Drawn {
+    let exit_behavior = exit_behavior(chance);
+    let spec = pod_spec(chance, exit_behavior, "Always", false);
+    GeneratedWorkload {
         workload: Workload::Deployment,
         object: json!({
             "metadata": {"namespace": NAMESPACE, "name": name},
@@ -102,28 +105,28 @@ fn deployment(chance: &mut Stream) -> Drawn {
                 "template": template(&name, spec),
             },
         }),
-        summary: format!("{pods} replicas that {manners}"),
+        summary: format!("{pods} replicas that {exit_behavior}"),
         pods,
         name,
     }
 }
 
-fn stateful_set(chance: &mut Stream) -> Drawn {
+fn stateful_set(chance: &mut Stream) -> GeneratedWorkload {
     let name = format!("db{}", chance.between(1, NAMES));
     stateful_set_of(name, chance)
 }
 
-pub(super) fn stateful_set_of(name: String, chance: &mut Stream) -> Drawn {
+pub(super) fn stateful_set_of(name: String, chance: &mut Stream) -> GeneratedWorkload {
     let pods = chance.between(1, REPLICAS);
-    let manners = manners(chance);
+    let exit_behavior = exit_behavior(chance);
     let policy = if chance.per_mille(500) {
         "Parallel"
     } else {
         "OrderedReady"
     };
     let init = chance.per_mille(300);
-    let spec = pod_spec(chance, manners, "Always", init);
-    Drawn {
+    let spec = pod_spec(chance, exit_behavior, "Always", init);
+    GeneratedWorkload {
         workload: Workload::StatefulSet,
         object: json!({
             "metadata": {"namespace": NAMESPACE, "name": name},
@@ -135,17 +138,17 @@ pub(super) fn stateful_set_of(name: String, chance: &mut Stream) -> Drawn {
                 "template": template(&name, spec),
             },
         }),
-        summary: format!("{pods} replicas that {manners}, {policy}"),
+        summary: format!("{pods} replicas that {exit_behavior}, {policy}"),
         pods,
         name,
     }
 }
 
-fn daemon_set(chance: &mut Stream) -> Drawn {
+fn daemon_set(chance: &mut Stream) -> GeneratedWorkload {
     let name = "agent".to_string();
-    let manners = manners(chance);
-    let spec = pod_spec(chance, manners, "Always", false);
-    Drawn {
+    let exit_behavior = exit_behavior(chance);
+    let spec = pod_spec(chance, exit_behavior, "Always", false);
+    GeneratedWorkload {
         workload: Workload::DaemonSet,
         object: json!({
             "metadata": {"namespace": NAMESPACE, "name": name},
@@ -154,13 +157,13 @@ fn daemon_set(chance: &mut Stream) -> Drawn {
                 "template": template(&name, spec),
             },
         }),
-        summary: format!("pods that {manners}"),
+        summary: format!("pods that {exit_behavior}"),
         pods: 0,
         name,
     }
 }
 
-fn job(chance: &mut Stream) -> Drawn {
+fn job(chance: &mut Stream) -> GeneratedWorkload {
     let name = format!("job{}", chance.between(1, NAMES));
     let pods = chance.between(1, REPLICAS);
     let parallelism = chance.between(1, 2);
@@ -173,7 +176,7 @@ fn job(chance: &mut Stream) -> Drawn {
         "OnFailure"
     };
     let spec = pod_spec(chance, container, restart, false);
-    Drawn {
+    GeneratedWorkload {
         workload: Workload::Job,
         object: json!({
             "metadata": {"namespace": NAMESPACE, "name": name},
@@ -195,13 +198,13 @@ pub(super) fn pod_name(chance: &mut Stream) -> String {
     format!("pod{}", chance.between(1, BARE_PODS))
 }
 
-/// A bare pod, and what it is like.
+/// A bare pod, and a description of it.
 pub(super) fn pod(chance: &mut Stream, name: &str, finalizer: Option<&str>) -> (Value, String) {
     let (container, restart) = match chance.between(0, 5) {
         0 => ("completes", "Never"),
         1 => ("fails", "Never"),
         2 => ("fails", "OnFailure"),
-        _ => (manners(chance), "Always"),
+        _ => (exit_behavior(chance), "Always"),
     };
     let init = chance.per_mille(300);
     let mut pod = json!({
@@ -226,7 +229,7 @@ pub(super) fn pod_spec(chance: &mut Stream, main: &str, restart: &str, init: boo
     if init && main != "completes" {
         spec["initContainers"] = json!([container("completes")]);
     }
-    // Some give up a lost node sooner than after five minutes.
+    // Some tolerate a lost node for less than five minutes.
     if chance.per_mille(600) {
         let seconds = chance.between(0, 20);
         let toleration = |key: &str| json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds});

@@ -1,5 +1,5 @@
-//! Pods and nodes with impossible values: refused with the field's path, or taken in and placed or left waiting; in no
-//! case do they stand in the way of what comes behind them.
+//! Pods and nodes with impossible values: rejected with the path of the field, or accepted and scheduled or left
+//! pending; in no case do they block the pods behind them.
 
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
@@ -11,18 +11,18 @@ use tokio::time::sleep;
 
 use super::Cluster;
 
-/// What becomes of it.
-enum Becomes {
-    /// Refused, with this in the message.
-    Refused(&'static str),
+/// The expected outcome.
+enum ExpectedOutcome {
+    /// Rejected, with this in the message.
+    Rejected(&'static str),
     Bound,
-    /// No node is for it.
+    /// No node fits it.
     Waits,
-    /// Any of these: only that nobody else suffers is promised.
+    /// Any of these: only that no other pod is affected is promised.
     Anything,
 }
 
-use Becomes::{Anything, Bound, Refused, Waits};
+use ExpectedOutcome::{Anything, Bound, Rejected, Waits};
 
 fn pod(name: &str, with: Value) -> Value {
     let mut pod = json!({
@@ -76,7 +76,7 @@ fn requests(list: Value) -> Value {
     json!({"spec": {"containers": [container]}})
 }
 
-fn pods() -> Vec<(&'static str, Value, Becomes)> {
+fn pods() -> Vec<(&'static str, Value, ExpectedOutcome)> {
     let selector = |expression: Value| json!({"labelSelector": {"matchExpressions": [expression]}});
     let near = |key: &str, what: &str| {
         let mut near = affinity(
@@ -95,16 +95,16 @@ fn pods() -> Vec<(&'static str, Value, Becomes)> {
     let container =
         |name: &str, list: Value| json!({"name": name, "image": "i", "resources": {"requests": list}});
     vec![
-        // Spread.
+        // Topology spread.
         (
             "skew-0",
             spread(json!({"maxSkew": 0})),
-            Refused("spec.topologySpreadConstraints[0].maxSkew"),
+            Rejected("spec.topologySpreadConstraints[0].maxSkew"),
         ),
         (
             "skew-neg",
             spread(json!({"maxSkew": -1})),
-            Refused("spec.topologySpreadConstraints[0].maxSkew"),
+            Rejected("spec.topologySpreadConstraints[0].maxSkew"),
         ),
         (
             "skew-huge",
@@ -114,12 +114,12 @@ fn pods() -> Vec<(&'static str, Value, Becomes)> {
         (
             "domains-0",
             spread(json!({"minDomains": 0})),
-            Refused("spec.topologySpreadConstraints[0].minDomains"),
+            Rejected("spec.topologySpreadConstraints[0].minDomains"),
         ),
         (
             "domains-soft",
             spread(json!({"minDomains": 2, "whenUnsatisfiable": "ScheduleAnyway"})),
-            Refused("spec.topologySpreadConstraints[0].minDomains"),
+            Rejected("spec.topologySpreadConstraints[0].minDomains"),
         ),
         (
             "domains-huge",
@@ -129,27 +129,27 @@ fn pods() -> Vec<(&'static str, Value, Becomes)> {
         (
             "no-key",
             spread(json!({"topologyKey": ""})),
-            Refused("spec.topologySpreadConstraints[0].topologyKey"),
+            Rejected("spec.topologySpreadConstraints[0].topologyKey"),
         ),
         (
             "when",
             spread(json!({"whenUnsatisfiable": "Sometimes"})),
-            Refused("spec.topologySpreadConstraints[0].whenUnsatisfiable"),
+            Rejected("spec.topologySpreadConstraints[0].whenUnsatisfiable"),
         ),
         (
             "policy",
             spread(json!({"nodeAffinityPolicy": "Maybe"})),
-            Refused("spec.topologySpreadConstraints[0].nodeAffinityPolicy"),
+            Rejected("spec.topologySpreadConstraints[0].nodeAffinityPolicy"),
         ),
         (
             "spread-operator",
             spread(selector(json!({"key": "k", "operator": "Near"}))),
-            Refused("spec.topologySpreadConstraints[0].labelSelector.matchExpressions[0].operator"),
+            Rejected("spec.topologySpreadConstraints[0].labelSelector.matchExpressions[0].operator"),
         ),
         (
             "spread-values",
             spread(selector(json!({"key": "k", "operator": "In"}))),
-            Refused("spec.topologySpreadConstraints[0].labelSelector.matchExpressions[0].values"),
+            Rejected("spec.topologySpreadConstraints[0].labelSelector.matchExpressions[0].values"),
         ),
         ("spread-nowhere", spread(json!({})), Waits),
         // Affinity.
@@ -160,7 +160,7 @@ fn pods() -> Vec<(&'static str, Value, Becomes)> {
                 "preferred",
                 json!([{"weight": 0, "podAffinityTerm": term(json!({}))}]),
             ),
-            Refused("[0].weight"),
+            Rejected("[0].weight"),
         ),
         (
             "weight-101",
@@ -169,7 +169,7 @@ fn pods() -> Vec<(&'static str, Value, Becomes)> {
                 "preferred",
                 json!([{"weight": 101, "podAffinityTerm": term(json!({}))}]),
             ),
-            Refused("[0].weight"),
+            Rejected("[0].weight"),
         ),
         (
             "node-weight",
@@ -178,7 +178,7 @@ fn pods() -> Vec<(&'static str, Value, Becomes)> {
                 "preferred",
                 json!([{"weight": -5, "preference": {"matchExpressions": [{"key": "k", "operator": "Exists"}]}}]),
             ),
-            Refused("[0].weight"),
+            Rejected("[0].weight"),
         ),
         (
             "term-key",
@@ -187,7 +187,7 @@ fn pods() -> Vec<(&'static str, Value, Becomes)> {
                 "required",
                 json!([term(json!({"topologyKey": ""}))]),
             ),
-            Refused("requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey"),
+            Rejected("requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey"),
         ),
         (
             "term-operator",
@@ -196,19 +196,19 @@ fn pods() -> Vec<(&'static str, Value, Becomes)> {
                 "required",
                 json!([term(selector(json!({"key": "k", "operator": "Near"})))]),
             ),
-            Refused(
+            Rejected(
                 "requiredDuringSchedulingIgnoredDuringExecution[0].labelSelector.matchExpressions[0].operator",
             ),
         ),
         (
             "node-operator",
             node_term(json!({"key": "k", "operator": "Near"})),
-            Refused("nodeSelectorTerms[0].matchExpressions[0].operator"),
+            Rejected("nodeSelectorTerms[0].matchExpressions[0].operator"),
         ),
         (
             "node-gt-values",
             node_term(json!({"key": "k", "operator": "Gt", "values": ["1", "2"]})),
-            Refused("nodeSelectorTerms[0].matchExpressions[0].values"),
+            Rejected("nodeSelectorTerms[0].matchExpressions[0].values"),
         ),
         (
             "node-gt-word",
@@ -218,7 +218,7 @@ fn pods() -> Vec<(&'static str, Value, Becomes)> {
         (
             "no-terms",
             affinity("nodeAffinity", "required", json!({"nodeSelectorTerms": []})),
-            Refused("nodeSelectorTerms"),
+            Rejected("nodeSelectorTerms"),
         ),
         (
             "thousand-terms",
@@ -232,9 +232,9 @@ fn pods() -> Vec<(&'static str, Value, Becomes)> {
         (
             "selector-key",
             json!({"spec": {"nodeSelector": {"a b": "c"}}}),
-            Refused("spec.nodeSelector"),
+            Rejected("spec.nodeSelector"),
         ),
-        // Circles.
+        // Cycles.
         ("near-itself", near("self", "self"), Bound),
         ("near-b", near("ring-a", "ring-b"), Waits),
         ("near-a", near("ring-b", "ring-a"), Anything),
@@ -243,36 +243,38 @@ fn pods() -> Vec<(&'static str, Value, Becomes)> {
             affinity(
                 "podAntiAffinity",
                 "required",
-                json!([term(json!({"labelSelector": {"matchLabels": {"app": "nobody"}}}))]),
+                json!([term(
+                    json!({"labelSelector": {"matchLabels": {"app": "missing"}}})
+                )]),
             ),
             Bound,
         ),
         // Priority.
         (
             "class",
-            json!({"spec": {"priorityClassName": "nobody"}}),
-            Refused("no PriorityClass with name nobody was found"),
+            json!({"spec": {"priorityClassName": "missing"}}),
+            Rejected("no PriorityClass with name missing was found"),
         ),
         (
             "priority",
             json!({"spec": {"priority": 7}}),
-            Refused("the integer value of priority (7)"),
+            Rejected("the integer value of priority (7)"),
         ),
         // Quantities.
         (
             "negative",
             requests(json!({"cpu": "-1"})),
-            Refused("spec.containers[0].resources.requests[cpu]"),
+            Rejected("spec.containers[0].resources.requests[cpu]"),
         ),
         (
             "nan",
             requests(json!({"cpu": "NaN"})),
-            Refused("quantities must match"),
+            Rejected("quantities must match"),
         ),
         (
             "infinite",
             requests(json!({"memory": "inf"})),
-            Refused("quantities must match"),
+            Rejected("quantities must match"),
         ),
         ("exponent", requests(json!({"cpu": "1e999"})), Anything),
         ("tiny", requests(json!({"cpu": "1n"})), Anything),
@@ -288,56 +290,56 @@ fn pods() -> Vec<(&'static str, Value, Becomes)> {
         (
             "resource-name",
             requests(json!({"a b": "1"})),
-            Refused("spec.containers[0].resources.requests[a b]"),
+            Rejected("spec.containers[0].resources.requests[a b]"),
         ),
-        // The rest.
+        // Others.
         ("labels", json!({"metadata": {"labels": labels}}), Bound),
         (
             "toleration",
             json!({"spec": {"tolerations": [{"key": "k", "operator": "Like"}]}}),
-            Refused("spec.tolerations[0].operator"),
+            Rejected("spec.tolerations[0].operator"),
         ),
         (
             "host-port",
             json!({"spec": {"containers": [
             {"name": "c", "image": "i", "ports": [{"containerPort": 80, "hostPort": 70000}]}]}}),
-            Refused("spec.containers[0].ports[0].hostPort"),
+            Rejected("spec.containers[0].ports[0].hostPort"),
         ),
-        ("scheduler", json!({"spec": {"schedulerName": "nobody"}}), Waits),
+        ("scheduler", json!({"spec": {"schedulerName": "missing"}}), Waits),
         (
             "gates",
             json!({"spec": {"schedulingGates": [{"name": "a b"}]}}),
-            Refused("spec.schedulingGates[0]"),
+            Rejected("spec.schedulingGates[0]"),
         ),
         (
             "claim",
-            json!({"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "nobody"}}]}}),
+            json!({"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "missing"}}]}}),
             Waits,
         ),
     ]
 }
 
-/// Nodes, with what their status is said to be.
-fn nodes() -> Vec<(&'static str, Value, Value, Becomes)> {
+/// Nodes, with their status.
+fn nodes() -> Vec<(&'static str, Value, Value, ExpectedOutcome)> {
     let taints = |taints: Value| json!({"spec": {"taints": taints}});
     vec![
         (
             "effect",
             taints(json!([{"key": "k", "effect": "Now"}])),
             json!({}),
-            Refused("metadata.taints[0].effect"),
+            Rejected("metadata.taints[0].effect"),
         ),
         (
             "twice",
             taints(json!([{"key": "k", "effect": "NoSchedule"}, {"key": "k", "effect": "NoSchedule"}])),
             json!({}),
-            Refused("metadata.taints[1]"),
+            Rejected("metadata.taints[1]"),
         ),
         (
             "taint-key",
             taints(json!([{"key": "a b", "effect": "NoSchedule"}])),
             json!({}),
-            Refused("metadata.taints[0].key"),
+            Rejected("metadata.taints[0].key"),
         ),
         (
             "negative",
@@ -374,29 +376,30 @@ async fn node_of(cluster: &Cluster, name: &str) -> Option<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn d1_p2_p3_bad_input_is_refused_by_its_field_or_waits_and_holds_up_nobody() {
+async fn d1_p2_p3_bad_input_is_rejected_by_its_field_or_waits_and_blocks_no_other_pod() {
     let cluster = Cluster::start().await;
     cluster.node().await;
     let labels = json!({"metadata": {"labels": {"kubernetes.io/hostname": "n1"}}});
     cluster.patch(&registry::NODE, "n1", "", labels).await;
     let mut wrong: Vec<String> = Vec::new();
-    let mut judge = |name: &str, created: &Result<(), String>, becomes: &Becomes| match (created, becomes) {
-        (Err(why), Refused(field)) if why.contains(field) => {}
-        (Err(why), Refused(field)) => wrong.push(format!("{name}: {why}\n    has no {field}")),
-        (Ok(()), Refused(field)) => wrong.push(format!("{name} is taken; expected: {field}")),
-        (Err(why), Bound | Waits) => wrong.push(format!("{name} is refused: {why}")),
-        (_, Anything) | (Ok(()), _) => {}
-    };
+    let mut check_outcome =
+        |name: &str, created: &Result<(), String>, becomes: &ExpectedOutcome| match (created, becomes) {
+            (Err(why), Rejected(field)) if why.contains(field) => {}
+            (Err(why), Rejected(field)) => wrong.push(format!("{name}: {why}\n    has no {field}")),
+            (Ok(()), Rejected(field)) => wrong.push(format!("{name} is taken; expected: {field}")),
+            (Err(why), Bound | Waits) => wrong.push(format!("{name} is rejected: {why}")),
+            (_, Anything) | (Ok(()), _) => {}
+        };
     for (name, with, allocatable, becomes) in nodes() {
         let mut node = json!({"metadata": {"name": name}});
         overlay(&mut node, with);
         let created = create(&cluster, &registry::NODE, &node).await;
-        judge(name, &created, &becomes);
+        check_outcome(name, &created, &becomes);
         if created.is_ok() {
             let ready = json!([{"type": "Ready", "status": "True"}]);
             let status = json!({"status": {"allocatable": allocatable, "conditions": ready}});
             let patch = knarr_client::Patch::Strategic(status);
-            // Refused or not: only what comes of it matters.
+            // Rejected or not: only the outcome matters.
             let _ = cluster
                 .api
                 .patch(&registry::NODE, "", name, "status", patch)
@@ -406,7 +409,7 @@ async fn d1_p2_p3_bad_input_is_refused_by_its_field_or_waits_and_holds_up_nobody
     let mut placed = Vec::new();
     for (name, with, becomes) in pods() {
         let created = create(&cluster, &registry::POD, &pod(name, with)).await;
-        judge(name, &created, &becomes);
+        check_outcome(name, &created, &becomes);
         if created.is_ok() {
             placed.push((name, becomes));
         }

@@ -1,8 +1,8 @@
-//! A mixed workload with churn: nodes and pods come and go, nodes are cordoned and tainted, budgets and priorities are
-//! in force, and the controllers and the scheduler are the real ones. In the end no pod waits that has room, none that
-//! could make room for itself has not done so, and nothing stands where there is none.
+//! A mixed workload with churn: nodes and pods are added and deleted, nodes are cordoned and tainted, budgets and
+//! priorities are in force, and the controllers and the scheduler are the real ones. At the end no pod waits that
+//! fits, none that could preempt has not done so, and no pod is on a node where it does not fit.
 //!
-//! The histories are the same in every run; `KNARR_CHURN=N` plays the first N of them.
+//! The histories are the same in every run; `KNARR_CHURN=N` runs the first N of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const HISTORIES: u64 = 3;
 const EVENTS: usize = 70;
 const NODES: u64 = 6;
 pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
-/// Longer than any back-off and than a lost node's pods are kept; shorter than what is looked at without a reason.
+/// Longer than any backoff and than a lost node's pods are kept; shorter than the resync period.
 const SETTLING_SECONDS: usize = 120;
 
 /// SplitMix64: the same numbers for the same seed everywhere.
@@ -45,14 +45,14 @@ impl Chance {
     }
 }
 
-/// A cluster that is played with.
+/// A cluster with random changes.
 pub(super) struct Churn {
     pub(super) cluster: Cluster,
     pub(super) chance: Chance,
     made: u64,
 }
 
-/// Somebody was faster, or it is not there: that is no fault.
+/// Another request was faster, or the object does not exist: that is not an error.
 fn met(done: Result<Arc<Object>, Error>) {
     if let Err(error) = done {
         let harmless =
@@ -94,7 +94,7 @@ impl Churn {
     async fn create_node(&mut self) {
         let n = self.chance.below(NODES);
         let zone = format!("z{}", self.chance.below(3));
-        // One that comes back under its name is as large as it was: pods may stand there still.
+        // A node that comes back under its name is as large as before: pods may still be assigned to it.
         let cpu = (2 + n % 4).to_string();
         let name = format!("n{n}");
         self.node_of(&name, &zone, &cpu).await;
@@ -259,8 +259,8 @@ impl Churn {
         }
     }
 
-    /// A scheduler without any memory, and the pods that wait.
-    async fn anew(&self) -> (Scheduler, Vec<Shared<Pod>>) {
+    /// A new scheduler without cached state, and the pods that wait.
+    async fn new_scheduler(&self) -> (Scheduler, Vec<Shared<Pod>>) {
         let mut scheduler = Scheduler::default();
         let now = Timestamp::UNIX_EPOCH;
         async fn all<T: Registered>(cluster: &Cluster) -> Vec<Shared<T>> {
@@ -298,21 +298,21 @@ impl Churn {
         (scheduler, waiting)
     }
 
-    /// What is wrong with how things stand.
+    /// What is wrong with the present state.
     async fn wrongs(&self) -> Vec<String> {
-        let (mut scheduler, waiting) = self.anew().await;
+        let (mut scheduler, waiting) = self.new_scheduler().await;
         let mut wrongs = Vec::new();
         for pod in waiting {
             let info = scheduler.info(&pod);
             let found = scheduler.explain(&info);
             let name = pod.object().name();
-            if let Some((node, _)) = found.nodes.iter().find(|(_, refusal)| refusal.is_none()) {
+            if let Some((node, _)) = found.nodes.iter().find(|(_, rejection)| rejection.is_none()) {
                 wrongs.push(format!("{name} waits though {node} takes it"));
             }
             if let Some(Outcome::Candidates(all)) = &found.preemption
                 && let Some(candidate) = all.first()
             {
-                let node = &scheduler.cluster().at(candidate.place).name;
+                let node = &scheduler.cluster().at(candidate.index).name;
                 wrongs.push(format!("{name} waits though it could make room on {node}"));
             }
         }

@@ -1,5 +1,5 @@
-//! What `knarr whatif` says of a cluster, against what the controllers and the scheduler then do (SPEC B2), on clusters
-//! where the order in which pods come makes no difference.
+//! The predictions of `knarr whatif`, compared with what the controllers and the scheduler then do (SPEC B2), on
+//! clusters where the order in which pods are created makes no difference.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_client::{DeleteOptions, Object};
 use knarr_scheduler::Scheduler;
-use knarr_scheduler::whatif::{Change, Picture};
+use knarr_scheduler::whatif::{Change, Snapshot};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -18,7 +18,7 @@ use super::churn::{Churn, ZONE};
 
 const HISTORIES: u64 = 6;
 
-/// What a change comes to: pods that are newly placed, that newly wait, that are gone for good.
+/// The effect of a change: pods that are newly scheduled, that newly wait, that are not created again.
 #[derive(Debug, PartialEq, Eq)]
 struct Outcome {
     placed: usize,
@@ -43,16 +43,16 @@ async fn objects(churn: &Churn) -> Vec<Arc<Object>> {
     all
 }
 
-/// The pods that stand and those that wait, by uid.
+/// The assigned and the waiting pods, by UID.
 async fn pods(churn: &Churn) -> (Vec<String>, Vec<String>) {
     let all = churn.cluster.list(&registry::POD, "default").await;
     let all = all.iter().filter(|o| o.metadata().deletion_timestamp.is_none());
-    let (stand, wait): (Vec<_>, Vec<_>) = all.partition(|o| {
+    let (assigned, wait): (Vec<_>, Vec<_>) = all.partition(|o| {
         let pod: Option<&Pod> = o.get();
         pod.and_then(|p| p.spec.as_ref()?.node_name.as_ref()).is_some()
     });
     let uids = |of: Vec<&Arc<Object>>| of.into_iter().map(|o| o.uid().to_string()).collect();
-    (uids(stand), uids(wait))
+    (uids(assigned), uids(wait))
 }
 
 async fn wait(churn: &Churn, seconds: usize) {
@@ -62,14 +62,14 @@ async fn wait(churn: &Churn, seconds: usize) {
     }
 }
 
-/// A cluster of like nodes and like pods, of which some are bare.
+/// A cluster of equal nodes and equal pods, of which some are bare.
 async fn cluster(seed: u64) -> Churn {
     let mut churn = Churn::new(seed).await;
     let nodes = 3 + churn.chance.below(3);
     for n in 0..nodes {
         churn.node_of(&format!("n{n}"), &format!("z{}", n % 2), "4").await;
     }
-    // On some, no two of one app are near each other; on others there is only so much room.
+    // On some, no two pods of one app are close to each other; on others resources are scarce.
     let apart = seed.is_multiple_of(2);
     let apps = if apart { 1 } else { 2 };
     for n in 0..apps {
@@ -161,18 +161,18 @@ async fn b2_what_is_said_of_a_drain_a_lost_zone_and_a_scale_is_what_then_happens
                 replicas: replicas as usize,
             },
         };
-        let picture = Picture::new(
+        let snapshot = Snapshot::new(
             Scheduler::default(),
             &objects(&churn).await,
             Timestamp::UNIX_EPOCH,
         );
-        let said = picture.what_if(&change).unwrap();
+        let said = snapshot.what_if(&change).unwrap();
         let said = Outcome {
             placed: said.placements.len(),
             pending: said.pending.len(),
             gone: said.gone.len(),
         };
-        let (stood, waited) = pods(&churn).await;
+        let (assigned_before, waited) = pods(&churn).await;
         match seed % 3 {
             0 => drain(&churn, &node).await,
             1 => lose_zone(&churn, &zone).await,
@@ -181,15 +181,15 @@ async fn b2_what_is_said_of_a_drain_a_lost_zone_and_a_scale_is_what_then_happens
                 churn.change(&registry::DEPLOYMENT, "app0", "", scale).await;
             }
         }
-        // Pods of nodes that are gone are collected after a quarantine.
+        // Pods of deleted nodes are collected after a quarantine.
         wait(&churn, 90).await;
-        let (stand, wait) = pods(&churn).await;
+        let (assigned, wait) = pods(&churn).await;
         let new = |now: &[String], before: &[String]| now.iter().filter(|uid| !before.contains(uid)).count();
         let total = |a: &[String], b: &[String]| a.len() + b.len();
         let happened = Outcome {
-            placed: new(&stand, &stood),
+            placed: new(&assigned, &assigned_before),
             pending: new(&wait, &waited),
-            gone: total(&stood, &waited).saturating_sub(total(&stand, &wait)),
+            gone: total(&assigned_before, &waited).saturating_sub(total(&assigned, &wait)),
         };
         assert_eq!(said, happened, "seed {seed}: {change:?}");
     }

@@ -171,7 +171,7 @@ impl DataFile {
         }
         file.read_exact_at(&mut bytes, 0)
             .map_err(|e| failed("cannot read", &path, e))?;
-        let header = Header::decode(&bytes, kind).map_err(|why| corrupt(&path, why))?;
+        let header = Header::decode(&bytes, kind).map_err(|why| corrupt(&path, why.to_string()))?;
         Ok(Some(DataFile {
             id,
             path,

@@ -43,6 +43,27 @@ impl FileKind {
     }
 }
 
+/// What is wrong with a file's header or with a record.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum FormatError {
+    #[error("it begins with {found}, not with {expected}")]
+    Magic { found: String, expected: String },
+    #[error("the checksum of its header is wrong")]
+    HeaderChecksum,
+    #[error("a record is longer than its frame")]
+    RecordTooLong,
+    #[error("there is no record of type {0}")]
+    UnknownRecord(u8),
+    #[error("a flag is {0}")]
+    UnknownFlag(u8),
+    #[error("there is a record that does not belong: {0:?}")]
+    Misplaced(Record),
+    #[error("revision {found} follows {newest}")]
+    Gap { found: Revision, newest: Revision },
+    #[error("there is a version of revision {found}, after {newest}")]
+    TooNew { found: Revision, newest: Revision },
+}
+
 /// The header of each file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
@@ -69,18 +90,17 @@ impl Header {
     }
 
     /// The header, or what is wrong with it.
-    pub fn decode(bytes: &[u8; HEADER_BYTES], kind: FileKind) -> Result<Self, String> {
+    pub fn decode(bytes: &[u8; HEADER_BYTES], kind: FileKind) -> Result<Self, FormatError> {
         let mut fields = Fields { rest: &bytes[8..] };
         let (number, salt, oldest, revision) = (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
         if &bytes[..8] != kind.magic() {
-            return Err(format!(
-                "it begins with {}, not with {}",
-                bytes[..8].escape_ascii(),
-                kind.magic().escape_ascii()
-            ));
+            return Err(FormatError::Magic {
+                found: bytes[..8].escape_ascii().to_string(),
+                expected: kind.magic().escape_ascii().to_string(),
+            });
         }
         if fields.u32()? != crc32fast::hash(&bytes[..40]) {
-            return Err("the checksum of its header is wrong".into());
+            return Err(FormatError::HeaderChecksum);
         }
         Ok(Header {
             kind,
@@ -223,12 +243,12 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    pub fn u64(&mut self) -> Result<u64, String> {
+    pub fn u64(&mut self) -> Result<u64, FormatError> {
         self.fields.u64()
     }
 
     /// The next record; `None` at the end.
-    pub fn record(&mut self) -> Result<Option<Record>, String> {
+    pub fn record(&mut self) -> Result<Option<Record>, FormatError> {
         if self.fields.rest.is_empty() {
             return Ok(None);
         }
@@ -240,7 +260,7 @@ impl<'a> Decoder<'a> {
                     let key = Bytes::copy_from_slice(self.fields.bytes()?);
                     Ok((key, if put { Some(self.value()?) } else { None }))
                 };
-                Record::Txn((0..ops).map(op).collect::<Result<_, String>>()?)
+                Record::Txn((0..ops).map(op).collect::<Result<_, FormatError>>()?)
             }
             COMPACTION => Record::Compaction(self.fields.u64()?),
             VERSION => {
@@ -256,12 +276,12 @@ impl<'a> Decoder<'a> {
             END => Record::End {
                 versions: self.fields.u64()?,
             },
-            other => return Err(format!("there is no record of type {other}")),
+            other => return Err(FormatError::UnknownRecord(other)),
         };
         Ok(Some(record))
     }
 
-    fn value(&mut self) -> Result<Span, String> {
+    fn value(&mut self) -> Result<Span, FormatError> {
         let len = self.fields.bytes()?.len();
         Ok(Span {
             start: self.payload.len() - self.fields.rest.len() - len,
@@ -276,45 +296,42 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], String> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8], FormatError> {
         let (taken, rest) = self
             .rest
             .split_at_checked(len)
-            .ok_or("a record is longer than its frame")?;
+            .ok_or(FormatError::RecordTooLong)?;
         self.rest = rest;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
-        let (taken, rest) = self
-            .rest
-            .split_first_chunk()
-            .ok_or("a record is longer than its frame")?;
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], FormatError> {
+        let (taken, rest) = self.rest.split_first_chunk().ok_or(FormatError::RecordTooLong)?;
         self.rest = rest;
         Ok(*taken)
     }
 
-    fn u8(&mut self) -> Result<u8, String> {
+    fn u8(&mut self) -> Result<u8, FormatError> {
         self.array().map(u8::from_le_bytes)
     }
 
-    fn flag(&mut self) -> Result<bool, String> {
+    fn flag(&mut self) -> Result<bool, FormatError> {
         match self.u8()? {
             0 => Ok(false),
             1 => Ok(true),
-            other => Err(format!("a flag is {other}")),
+            other => Err(FormatError::UnknownFlag(other)),
         }
     }
 
-    fn u32(&mut self) -> Result<u32, String> {
+    fn u32(&mut self) -> Result<u32, FormatError> {
         self.array().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, String> {
+    fn u64(&mut self) -> Result<u64, FormatError> {
         self.array().map(u64::from_le_bytes)
     }
 
-    fn bytes(&mut self) -> Result<&'a [u8], String> {
+    fn bytes(&mut self) -> Result<&'a [u8], FormatError> {
         let len = self.u32()?;
         self.take(len as usize)
     }

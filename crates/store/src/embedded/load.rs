@@ -16,9 +16,9 @@ use bytes::Bytes;
 use super::State;
 use super::disk::{Disk, DiskFile};
 use super::file::{DataFile, Draft, Frame, Frames, Location, corrupt, failed, file_name, salt, sync_dir};
-use super::format::{Decoder, FileKind, HEADER_BYTES, Header, Record, Span};
+use super::format::{Decoder, FileKind, FormatError, HEADER_BYTES, Header, Record, Span};
+use crate::Error;
 use crate::index::Version;
-use crate::{Error, Revision};
 
 /// Holds the directory against other processes until it is dropped.
 pub(super) struct DirLock {
@@ -169,33 +169,18 @@ pub(super) fn load(dir: &Path, disk: &Disk) -> Result<Loaded, Error> {
     let log = match log {
         Some(log) => log,
         None => {
-            let (number, begins) = (
-                newest.max(covered + 1),
-                (state.index.oldest(), state.index.revision()),
-            );
-            let log = create_log(dir, disk, state.next_id(), number, begins)?;
+            let header = Header {
+                kind: FileKind::Log,
+                number: newest.max(covered + 1),
+                salt: salt(),
+                oldest: state.index.oldest(),
+                revision: state.index.revision(),
+            };
+            let log = Draft::new(disk, dir, header)?.finish(state.next_id())?;
             state.add(log)
         }
     };
     Ok(Loaded { state, log })
-}
-
-/// An empty log for what comes after `revision`.
-pub(super) fn create_log(
-    dir: &Path,
-    disk: &Disk,
-    id: u32,
-    number: u64,
-    (oldest, revision): (Revision, Revision),
-) -> Result<DataFile, Error> {
-    let header = Header {
-        kind: FileKind::Log,
-        number,
-        salt: salt(),
-        oldest,
-        revision,
-    };
-    Draft::new(disk, dir, header)?.finish(id)
 }
 
 fn location(file: &DataFile, place: u64, payload: &[u8], span: Span) -> Location {
@@ -218,14 +203,14 @@ fn check_number(file: &DataFile, number: u64) -> Result<(), Error> {
 /// Calls `each` with every version in a base and where its value is; stops at the first error of `each`.
 pub(super) fn read_base(
     file: &DataFile,
-    mut each: impl FnMut(Bytes, Version<Location>) -> Result<(), String>,
+    mut each: impl FnMut(Bytes, Version<Location>) -> Result<(), FormatError>,
 ) -> Result<(), Error> {
     let mut frames = Frames::of(file);
-    let (mut versions, mut ended) = (0, false);
+    let (mut versions, mut is_complete) = (0, false);
     loop {
         let (place, payload) = match frames.next()? {
             Frame::Good { place, payload } => (place, payload),
-            Frame::End if ended => return Ok(()),
+            Frame::End if is_complete => return Ok(()),
             Frame::End => {
                 return Err(corrupt(
                     &file.path,
@@ -237,7 +222,7 @@ pub(super) fn read_base(
             }
         };
         let mut decoder = Decoder::new(payload);
-        let mut one = || -> Result<bool, String> {
+        let mut one = || -> Result<bool, FormatError> {
             match decoder.record()? {
                 None => return Ok(false),
                 Some(Record::Version {
@@ -257,8 +242,8 @@ pub(super) fn read_base(
                         },
                     )?;
                 }
-                Some(Record::End { versions: written }) if written == versions => ended = true,
-                Some(other) => return Err(format!("there is a record that does not belong: {other:?}")),
+                Some(Record::End { versions: written }) if written == versions => is_complete = true,
+                Some(other) => return Err(FormatError::Misplaced(other)),
             }
             Ok(true)
         };
@@ -277,10 +262,10 @@ fn load_base(disk: &Disk, state: &mut State, path: PathBuf) -> Result<(), Error>
     let Header { oldest, revision, .. } = file.header;
     read_base(&file, |key, version| {
         if version.mod_revision > revision {
-            return Err(format!(
-                "there is a version of revision {}, after {revision}",
-                version.mod_revision
-            ));
+            return Err(FormatError::TooNew {
+                found: version.mod_revision,
+                newest: revision,
+            });
         }
         state.place(key, version);
         Ok(())
@@ -355,7 +340,7 @@ fn load_log(
 
 /// Makes the log durable as it was read. Its last frame may be in the page cache only: the process that wrote it may
 /// have died before its fsync, or its fsync may have failed, after which the kernel takes the pages for clean. So it is
-/// written again; a reader who is shown a revision must not see it taken back by a power cut.
+/// written again; a revision that a reader has seen must not be lost in a power cut.
 fn make_durable(file: &DataFile, last_frame: u64) -> Result<(), Error> {
     let mut frame = vec![0; (file.len() - last_frame) as usize];
     let read = file.file.read_exact_at(&mut frame, last_frame);
@@ -365,11 +350,14 @@ fn make_durable(file: &DataFile, last_frame: u64) -> Result<(), Error> {
     file.file.sync().map_err(|e| failed("cannot sync", &file.path, e))
 }
 
-fn apply(state: &mut State, file: &DataFile, place: u64, payload: &[u8]) -> Result<(), String> {
+fn apply(state: &mut State, file: &DataFile, place: u64, payload: &[u8]) -> Result<(), FormatError> {
     let mut decoder = Decoder::new(payload);
     let mut revision = decoder.u64()?;
     if revision != state.index.revision() + 1 {
-        return Err(format!("revision {revision} follows {}", state.index.revision()));
+        return Err(FormatError::Gap {
+            found: revision,
+            newest: state.index.revision(),
+        });
     }
     while let Some(record) = decoder.record()? {
         match record {
@@ -384,7 +372,7 @@ fn apply(state: &mut State, file: &DataFile, place: u64, payload: &[u8]) -> Resu
                 state.index.compact(oldest);
                 state.forget(usize::MAX);
             }
-            other => return Err(format!("there is a record that does not belong: {other:?}")),
+            other => return Err(FormatError::Misplaced(other)),
         }
     }
     Ok(())

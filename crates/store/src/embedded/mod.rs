@@ -318,4 +318,9 @@ impl Store for EmbeddedStore {
     async fn revision(&self) -> Result<Revision, Error> {
         Ok(self.shared.state.read().index.revision())
     }
+
+    async fn size_bytes(&self) -> Result<u64, Error> {
+        let files = self.shared.state.read().files.clone();
+        Ok(files.iter().map(|file| file.len()).sum())
+    }
 }

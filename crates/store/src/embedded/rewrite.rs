@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use super::disk::Disk;
 use super::file::{DataFile, Draft, failed, salt, sync_dir};
 use super::format::{Encoder, FileKind, Header, begin_frame, end_frame};
-use super::load::{create_log, read_base};
+use super::load::read_base;
 use super::{Files, Shared, read_pair};
 use crate::Error;
 
@@ -51,7 +51,7 @@ impl Rewrite {
         disk: &Disk,
         log: &DataFile,
     ) -> Result<Option<(Plan, Arc<DataFile>)>, Error> {
-        let (old, begins, id) = {
+        let (old, oldest, revision, id) = {
             let mut state = shared.state.write();
             let waste = state.file_bytes().saturating_sub(state.live_bytes);
             if waste < shared.limits.waste_bytes + state.live_bytes / 2 {
@@ -59,12 +59,20 @@ impl Rewrite {
             }
             (
                 state.files.clone(),
-                (state.index.oldest(), state.index.revision()),
+                state.index.oldest(),
+                state.index.revision(),
                 state.next_id(),
             )
         };
-        let (number, (oldest, revision)) = (log.header.number, begins);
-        let log = create_log(&shared.dir, disk, id, number + 1, begins)?;
+        let number = log.header.number;
+        let header = Header {
+            kind: FileKind::Log,
+            number: number + 1,
+            salt: salt(),
+            oldest,
+            revision,
+        };
+        let log = Draft::new(disk, &shared.dir, header)?.finish(id)?;
         let log = shared.state.write().add(log);
         let header = Header {
             kind: FileKind::Base,

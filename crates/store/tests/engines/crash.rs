@@ -122,7 +122,7 @@ async fn no_acknowledged_write_is_lost_by_kill_9() {
     for round in 0..12 {
         let child = child("write", dir.path(), false).spawn().unwrap();
         for (w, n, revision) in kill_after(child, 40 + 97 * round) {
-            assert!(n > newest[w], "writer {w} went back from {} to {n}", newest[w]);
+            assert!(n > newest[w], "writer {w} returned from {} to {n}", newest[w]);
             newest[w] = n;
             last_revision = revision.max(last_revision);
         }

@@ -1,11 +1,11 @@
-//! What the expressions of policies and of match conditions may speak of, with its types.
+//! The CEL environment of policies and match conditions: which variables their expressions can use, with their types.
 
 use crate::cel::check::declared::NUMBER_MIN;
 use crate::cel::check::{Declared, Environment, Type};
 use crate::cel::{self, Compiled};
 
 const VARIABLES: &str = "kubernetes.variables";
-/// Lists and maps of requests have no limits that are known.
+/// Lists and maps of requests have no known limits.
 const UNLIMITED: u64 = u64::MAX;
 
 fn text() -> Declared {
@@ -20,7 +20,7 @@ fn of(of: Type) -> Declared {
     Declared::simple(of, NUMBER_MIN, 0)
 }
 
-/// An AdmissionRequest but for its objects and uid.
+/// An AdmissionRequest without its objects and uid.
 fn request() -> Declared {
     let kind = |name: &str, last: &'static str| {
         Declared::object(name, ["group", "version", last].map(|field| (field, text())))
@@ -50,7 +50,7 @@ fn request() -> Declared {
     Declared::object("kubernetes.AdmissionRequest", fields)
 }
 
-/// What is shown of the namespace a request is in.
+/// The type of `namespaceObject`: the fields of the request's namespace that expressions can read.
 fn namespace() -> Declared {
     let condition = [
         ("status", text()),
@@ -98,17 +98,17 @@ fn namespace() -> Declared {
     Declared::object("kubernetes.Namespace", fields)
 }
 
-/// What is there beside the objects that a request is about.
+/// Which variables exist in addition to the request's objects.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Given {
+pub struct OptionalVariables {
     pub params: bool,
     pub authorizer: bool,
-    /// `Object{…}` and `JSONPatch{…}` can be made.
+    /// The expression can construct `Object{…}` and `JSONPatch{…}`.
     pub patches: bool,
 }
 
-/// The variables of an expression about a request, whose objects may be anything.
-pub fn environment(given: Given) -> Environment {
+/// The environment of an expression about a request whose objects are of type dyn.
+pub fn environment(given: OptionalVariables) -> Environment {
     let mut environment = of_request()
         .with("object", Type::Dyn)
         .with("oldObject", Type::Dyn);
@@ -126,7 +126,7 @@ pub fn environment(given: Given) -> Environment {
     environment
 }
 
-/// What every expression about a request may speak of, but for the objects.
+/// The variables of every expression about a request, without the objects.
 pub(super) fn of_request() -> Environment {
     Environment::default()
         .with_declared("namespaceObject", &namespace())
@@ -142,7 +142,7 @@ pub(super) fn authorizer() -> Type {
 pub struct Composition(Vec<(String, Type)>);
 
 impl Composition {
-    /// Compiles a variable that may speak of those before it, and makes it known to those after.
+    /// Compiles a variable, which can use those before it, and declares it for those after it.
     pub fn add(
         &mut self,
         name: &str,
@@ -166,7 +166,7 @@ impl Composition {
     }
 }
 
-/// A variable's type as others see it: what has neither a name nor parts of its own may be anything.
+/// The type of a variable in the expressions that use it: dyn where the type is neither simple, a list nor a map.
 fn as_field(found: &Type) -> Type {
     match found {
         Type::List(of) => Type::list(as_field(of)),
@@ -176,15 +176,15 @@ fn as_field(found: &Type) -> Type {
     }
 }
 
-/// An expression that gives one of these types, or why it is none as the API says it. No types: any.
-pub fn compiled(text: &str, environment: &Environment, wanted: &[Type]) -> Result<Compiled, String> {
+/// Compiles an expression that must evaluate to one of the types `expected`; empty: to any. The error is worded as kube-apiserver's.
+pub fn compiled(text: &str, environment: &Environment, expected: &[Type]) -> Result<Compiled, String> {
     let compiled = cel::compile(text, environment).map_err(|why| format!("compilation failed: {why}"))?;
     let found = compiled.output();
-    if wanted.is_empty() || wanted.contains(found) {
+    if expected.is_empty() || expected.contains(found) {
         return Ok(compiled);
     }
     let found = found.declared_name();
-    let names: Vec<String> = wanted.iter().map(Type::declared_name).collect();
+    let names: Vec<String> = expected.iter().map(Type::declared_name).collect();
     Err(match names.as_slice() {
         [one] => format!("must evaluate to {one} but got {found}"),
         many => format!("must evaluate to one of [{}] but got {found}", many.join(" ")),

@@ -1,4 +1,4 @@
-//! Policies judged on requests, without a server.
+//! Policies evaluated for requests, without a server.
 
 use serde_json::json;
 
@@ -8,10 +8,10 @@ use crate::registry::CONFIG_MAP;
 
 struct Reader;
 
-impl Authorizes for Reader {
-    fn decide(&self, asked: &Asked) -> Decision {
+impl Authorizer for Reader {
+    fn decide(&self, attributes: &AttributesRecord) -> Decision {
         Decision {
-            allowed: asked.verb == "get",
+            allowed: attributes.verb == "get",
             reason: String::new(),
         }
     }
@@ -25,9 +25,9 @@ fn input<'a>(object: &'a Value, request: &'a Value, params: Option<&'a Value>) -
         params,
         namespace: None,
         authorizer: Arc::new(Reader),
-        asked: Asked {
+        request_resource: AttributesRecord {
             resource: "configmaps".into(),
-            ..Asked::default()
+            ..AttributesRecord::default()
         },
     }
 }
@@ -37,20 +37,20 @@ fn denials(spec: Value) -> Vec<String> {
     let object = json!({"metadata": {"name": "m"}, "data": {"n": "5"}});
     let params = json!({"data": {"max": "3"}});
     let request = json!({"operation": "CREATE", "userInfo": {"username": "jane"}});
-    let judged = ValidatingPolicy::read(&spec).judge(&input(&object, &request, Some(&params)));
-    let denials = judged
+    let result = ValidatingPolicy::read(&spec).validate(&input(&object, &request, Some(&params)));
+    let denials = result
         .denials
         .iter()
         .map(|d| format!("{} {}: {}", d.index, d.reason, d.message));
-    let annotations = judged.annotations.iter().map(|(k, v)| format!("{k}={v}"));
+    let annotations = result.annotations.iter().map(|(k, v)| format!("{k}={v}"));
     denials
         .chain(annotations)
-        .chain(judged.broken_annotations.clone())
+        .chain(result.annotation_errors.clone())
         .collect()
 }
 
 #[test]
-fn a_policy_denies_what_does_not_hold_and_says_why() {
+fn a_policy_denies_with_the_message_of_the_failed_validation() {
     let holds = |more: Value| {
         let mut spec = json!({"failurePolicy": "Fail", "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
             "variables": [{"name": "n", "expression": "int(object.data.n)"}, {"name": "twice", "expression": "variables.n * 2"}],
@@ -131,7 +131,7 @@ fn a_policy_denies_what_does_not_hold_and_says_why() {
 }
 
 #[test]
-fn a_mutation_changes_what_it_names_and_nothing_else() {
+fn a_mutation_changes_only_the_fields_it_names() {
     let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m", "labels": {"a": "b"}}, "data": {"n": "5"}});
     let mutated = |mutations: Value| {
         let spec = json!({"mutations": mutations, "matchConditions": [{"name": "c", "expression": "has(object.data)"}]});
@@ -168,7 +168,7 @@ fn a_mutation_changes_what_it_names_and_nothing_else() {
 
 #[test]
 fn expressions_that_cost_too_much_deny() {
-    // To sort costs the square of how many there are.
+    // Sorting costs the square of the number of items.
     let dear = "lists.range(1500).sort().size() > 0";
     let found = denials(
         json!({"failurePolicy": "Fail", "validations": [{"expression": dear}, {"expression": "false"}]}),
@@ -190,5 +190,9 @@ fn expressions_that_cost_too_much_deny() {
         ),
         "{found}"
     );
-    assert_eq!(found.matches("; ").count(), 0, "nothing else is judged: {found}");
+    assert_eq!(
+        found.matches("; ").count(),
+        0,
+        "nothing else is evaluated: {found}"
+    );
 }

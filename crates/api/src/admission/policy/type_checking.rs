@@ -1,5 +1,5 @@
-//! What the expressions of a ValidatingAdmissionPolicy come to for the kinds it is about: warnings for its author. They
-//! change nothing of what the policy does.
+//! Type checking of a ValidatingAdmissionPolicy's expressions against the kinds it matches: warnings in its status. They
+//! do not change what the policy does.
 
 use std::collections::BTreeSet;
 
@@ -22,20 +22,24 @@ pub struct Gvk {
     pub kind: String,
 }
 
-/// What kinds there are.
+/// The kinds that the server knows.
 pub trait Kinds {
-    /// Those whose resource is named so. An empty group is any.
+    /// The kinds of this resource. An empty group means any.
     fn of_resource(&self, group: &str, version: &str, resource: &str) -> Vec<Gvk>;
 
     /// The type of a kind's objects; `None` where that is not known.
     fn declared(&self, kind: &Gvk) -> Option<Declared>;
 }
 
-/// What is to be said of the expressions of a policy.
+/// The warnings for the expressions of a policy (`status.typeChecking.expressionWarnings`).
 pub fn warnings(spec: &ValidatingAdmissionPolicySpec, kinds: &dyn Kinds) -> Vec<ExpressionWarning> {
     let params = param_kind(spec);
-    let params = params.map(|kind| kinds.declared(&kind));
-    let environments: Vec<(Gvk, Environment)> = about(spec, kinds)
+    let params = params.map(|kind| {
+        kinds
+            .declared(&kind)
+            .map_or(ParamType::Unknown, ParamType::Declared)
+    });
+    let environments: Vec<(Gvk, Environment)> = matched_kinds(spec, kinds)
         .into_iter()
         .filter_map(|kind| {
             let object = kinds.declared(&kind)?;
@@ -45,7 +49,7 @@ pub fn warnings(spec: &ValidatingAdmissionPolicySpec, kinds: &dyn Kinds) -> Vec<
         .collect();
     let mut all = Vec::new();
     for (i, validation) in spec.validations.iter().flatten().enumerate() {
-        let mut tell = |field: &str, text: &str| {
+        let mut check = |field: &str, text: &str| {
             if let Some(warning) = warning(text, &environments) {
                 all.push(ExpressionWarning {
                     field_ref: format!("spec.validations[{i}].{field}"),
@@ -53,31 +57,37 @@ pub fn warnings(spec: &ValidatingAdmissionPolicySpec, kinds: &dyn Kinds) -> Vec<
                 });
             }
         };
-        tell("expression", &validation.expression);
+        check("expression", &validation.expression);
         match validation.message_expression.as_deref() {
             None | Some("") => {}
-            Some(message) => tell("messageExpression", message),
+            Some(message) => check("messageExpression", message),
         }
     }
     all
 }
 
-/// A line or more for each kind that the expression is mistaken for.
+/// The compile errors of the expression, for each kind that it has one for.
 fn warning(text: &str, environments: &[(Gvk, Environment)]) -> Option<String> {
-    let told = environments.iter().filter_map(|(kind, environment)| {
+    let warnings = environments.iter().filter_map(|(kind, environment)| {
         let why = compile(text, environment).err()?;
         let Gvk { group, version, kind } = kind;
         Some(format!("{group}/{version}, Kind={kind}: {why}\n"))
     });
-    let told: Vec<String> = told.collect();
-    (!told.is_empty()).then(|| told.join("\n"))
+    let warnings: Vec<String> = warnings.collect();
+    (!warnings.is_empty()).then(|| warnings.join("\n"))
 }
 
-/// What expressions may speak of for objects of one kind. `params`: there are some, and of what type where that is known.
+/// The type of a policy's parameters.
+enum ParamType {
+    Unknown,
+    Declared(Declared),
+}
+
+/// The environment of expressions for objects of one kind. `params`: the type of the parameters, if there are any.
 fn environment(
     spec: &ValidatingAdmissionPolicySpec,
     object: &Declared,
-    params: Option<&Option<Declared>>,
+    params: Option<&ParamType>,
 ) -> Environment {
     let mut environment = of_request()
         .with_declared("object", object)
@@ -85,12 +95,12 @@ fn environment(
         .with("authorizer", authorizer());
     environment = match params {
         None => environment,
-        Some(None) => environment.with("params", Type::Dyn),
-        Some(Some(declared)) => environment.with_declared("params", declared),
+        Some(ParamType::Unknown) => environment.with("params", Type::Dyn),
+        Some(ParamType::Declared(declared)) => environment.with_declared("params", declared),
     };
     let mut variables = Composition::default();
     for variable in spec.variables.iter().flatten() {
-        // One that is mistaken may be anything; it is told where it is used.
+        // A variable that does not compile is dyn; the error is reported by the expressions that use it.
         let _ = variables.add(&variable.name, &variable.expression, &environment);
     }
     variables.in_environment(&environment)
@@ -108,8 +118,8 @@ fn param_kind(spec: &ValidatingAdmissionPolicySpec) -> Option<Gvk> {
     (!version.contains('/')).then_some(found)
 }
 
-/// The kinds a policy names. Rules with wildcards name none.
-fn about(spec: &ValidatingAdmissionPolicySpec, kinds: &dyn Kinds) -> BTreeSet<Gvk> {
+/// The kinds that a policy matches. Rules with wildcards count for none.
+fn matched_kinds(spec: &ValidatingAdmissionPolicySpec, kinds: &dyn Kinds) -> BTreeSet<Gvk> {
     let mut found = BTreeSet::new();
     let rules = spec
         .match_constraints
@@ -184,7 +194,7 @@ mod tests {
         }
     }
 
-    fn told(more: Value) -> Vec<(String, String)> {
+    fn warnings_of(more: Value) -> Vec<(String, String)> {
         let mut spec = json!({"matchConstraints": {"resourceRules": [
             {"apiGroups": ["g"], "apiVersions": ["v1"], "resources": ["bs", "as", "as/status"], "operations": ["*"]}]}});
         crate::patch::merge::apply(&mut spec, &more);
@@ -195,7 +205,7 @@ mod tests {
 
     #[test]
     fn expressions_are_checked_for_every_kind_of_the_policy() {
-        let of = |expression: &str| told(json!({"validations": [{"expression": expression}]}));
+        let of = |expression: &str| warnings_of(json!({"validations": [{"expression": expression}]}));
         assert_eq!(of("has(object.n) && request.userInfo.username != ''"), []);
         assert_eq!(
             of("object.n > 1"),
@@ -219,13 +229,13 @@ mod tests {
         );
         assert!(
             both[0].1.contains("^\n\ng/v1, Kind=B"),
-            "a blank line stands between two"
+            "a blank line separates two warnings"
         );
     }
 
     #[test]
     fn variables_parameters_and_messages_are_checked_too() {
-        let found = told(json!({
+        let found = warnings_of(json!({
         "paramKind": {"apiVersion": "g/v1", "kind": "A"},
         "variables": [{"name": "s", "expression": "string(object.n)"}, {"name": "t", "expression": "variables.s + 'x'"}],
         "validations": [
@@ -244,13 +254,13 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_name_no_kinds_are_passed_over() {
+    fn rules_with_wildcards_are_not_type_checked() {
         for rule in [
             json!({"apiGroups": ["*"], "apiVersions": ["v1"], "resources": ["as"]}),
             json!({"apiGroups": ["g"], "apiVersions": ["*"], "resources": ["as"]}),
             json!({"apiGroups": ["g"], "apiVersions": ["v1"], "resources": ["*", "as/*", "cs"]}),
         ] {
-            let found = told(json!({"matchConstraints": {"resourceRules": [rule]},
+            let found = warnings_of(json!({"matchConstraints": {"resourceRules": [rule]},
                 "validations": [{"expression": "object.m"}]}));
             assert_eq!(found, [], "{rule}");
         }

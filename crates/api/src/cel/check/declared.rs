@@ -1,4 +1,4 @@
-//! What is declared of the values that expressions speak of: their types, the fields of objects, and how large a value
+//! The declared types of variables (`apiserver.DeclType`): their fields, and how large a value
 //! can be in a request, from which costs are estimated.
 
 use std::collections::BTreeMap;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::types::Type;
 
-/// The largest request that is taken, in bytes; a part of one is no larger.
+/// The largest request that is accepted, in bytes; no value in it is larger.
 pub const REQUEST_MAX_BYTES: u64 = 3 * 1024 * 1024;
-/// Shortest and longest of what is written in JSON, in bytes, with the quotation marks.
+/// Shortest and longest encoding in JSON, in bytes, with the quotation marks.
 pub const STRING_MIN: u64 = 2;
 pub const BOOL_MIN: u64 = 4;
 pub const NUMBER_MIN: u64 = 1;

@@ -1,4 +1,4 @@
-//! What an expression may speak of: variables, with the types of objects behind them.
+//! The environment of an expression: its variables, and the types of the objects in them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use super::declarations::{Overload, STANDARD, TYPES};
 use super::declared::{Declared, Shape};
 use super::types::Type;
 
-/// Variables and the objects they are made of.
+/// Variables and the object types they use.
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
     variables: BTreeMap<String, Type>,
     objects: HashMap<Arc<str>, Declared>,
-    /// Whether `Object{…}` and `JSONPatch{…}` can be made.
+    /// Whether expressions can construct `Object{…}` and `JSONPatch{…}`.
     makes_patches: bool,
 }
 
@@ -37,7 +37,7 @@ impl Environment {
         self.with(name, declared.cel_type())
     }
 
-    /// Makes the objects in a type known.
+    /// Declares the object types within a type.
     pub fn declare(&mut self, declared: &Declared) {
         match &declared.shape {
             Shape::Simple(_) => {}
@@ -49,7 +49,7 @@ impl Environment {
         }
     }
 
-    /// The type of what a name stands for.
+    /// The type of an identifier.
     pub(super) fn identifier(&self, name: &str) -> Option<Type> {
         let name = name.strip_prefix('.').unwrap_or(name);
         if let Some(found) = self.variables.get(name) {
@@ -81,7 +81,7 @@ impl Environment {
     }
 
     pub(super) fn function(&self, name: &str) -> Option<&'static [Overload]> {
-        // Its place in patches is the only one where it has a meaning.
+        // It has a meaning only where patches can be constructed.
         if name == "jsonpatch.escapeKey" && !self.makes_patches {
             return None;
         }

@@ -1,4 +1,4 @@
-//! The types of an expression's parts, found from the leaves up, with calls resolved to overloads.
+//! Type inference: the types of an expression's parts, from the leaves up, with calls resolved to overloads.
 
 use std::collections::HashMap;
 
@@ -12,10 +12,10 @@ use super::environment::Environment;
 use super::literals;
 use super::types::{Bindings, Type, most_general};
 
-/// What is mistaken in an expression.
+/// A type error in an expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mistake {
-    /// The part of the expression that it is in.
+pub struct TypeError {
+    /// The id of the part of the expression that it is in.
     pub id: u64,
     pub what: String,
 }
@@ -25,15 +25,15 @@ pub struct Mistake {
 pub struct Checked {
     types: HashMap<u64, Type>,
     overloads: HashMap<u64, Vec<&'static str>>,
-    /// Selections that are names of their own, such as `google.protobuf.Duration`.
+    /// Selections that are qualified names, such as `google.protobuf.Duration`.
     qualified: HashMap<u64, String>,
-    /// Calls of functions whose names have dots: what they are called on is no value.
+    /// Calls of functions whose names contain dots: their receiver is a part of the name, not a value.
     namespaced: HashMap<u64, String>,
     output: Option<Type>,
 }
 
 impl Checked {
-    /// What the whole expression comes to.
+    /// The type of the expression's result.
     pub fn output(&self) -> &Type {
         self.output.as_ref().unwrap_or(&Type::Error)
     }
@@ -42,7 +42,7 @@ impl Checked {
         self.types.get(&part.id).unwrap_or(&Type::Error)
     }
 
-    /// The overloads that a call may be one of.
+    /// The overloads that a call can resolve to.
     pub fn overloads(&self, call: &IdedExpr) -> &[&'static str] {
         self.overloads.get(&call.id).map_or(&[], Vec::as_slice)
     }
@@ -51,37 +51,37 @@ impl Checked {
         self.qualified.get(&part.id).map(String::as_str)
     }
 
-    /// The whole name of a function that looks like a method.
+    /// The qualified name of a function whose call has the form of a member call.
     pub fn namespaced(&self, call: &IdedExpr) -> Option<&str> {
         self.namespaced.get(&call.id).map(String::as_str)
     }
 }
 
-/// Finds the types of an expression; the mistakes are in the order they were met with.
-pub fn check(expression: &IdedExpr, environment: &Environment) -> Result<Checked, Vec<Mistake>> {
+/// Checks the types of an expression; errors are in the order in which they were found.
+pub fn check(expression: &IdedExpr, environment: &Environment) -> Result<Checked, Vec<TypeError>> {
     let mut checker = Checker {
         environment,
         found: Checked::default(),
         bindings: Bindings::default(),
         locals: Vec::new(),
         fresh: 0,
-        mistakes: Vec::new(),
+        errors: Vec::new(),
     };
     checker.check(expression);
     let Checker {
         mut found,
         bindings,
-        mut mistakes,
+        mut errors,
         ..
     } = checker;
     for of in found.types.values_mut() {
         *of = bindings.resolved(of, true);
     }
-    if mistakes.is_empty() {
-        literals::check(expression, &found, &mut mistakes);
+    if errors.is_empty() {
+        literals::check(expression, &found, &mut errors);
     }
-    if !mistakes.is_empty() {
-        return Err(mistakes);
+    if !errors.is_empty() {
+        return Err(errors);
     }
     found.output = Some(found.type_of(expression).clone());
     Ok(found)
@@ -94,10 +94,10 @@ struct Checker<'e> {
     /// Variables of comprehensions, the innermost last.
     locals: Vec<(String, Type)>,
     fresh: usize,
-    mistakes: Vec<Mistake>,
+    errors: Vec<TypeError>,
 }
 
-/// The dotted name that an expression spells.
+/// The qualified name that an expression consists of.
 pub(crate) fn qualified_name(expression: &IdedExpr) -> Option<String> {
     match &expression.expr {
         Expr::Ident(name) => Some(name.clone()),
@@ -110,16 +110,16 @@ pub(crate) fn qualified_name(expression: &IdedExpr) -> Option<String> {
 }
 
 impl Checker<'_> {
-    fn tell(&mut self, id: u64, what: String) {
-        self.mistakes.push(Mistake { id, what });
+    fn report(&mut self, id: u64, what: String) {
+        self.errors.push(TypeError { id, what });
     }
 
     fn undeclared(&mut self, id: u64, name: &str) {
-        self.tell(id, format!("undeclared reference to '{name}' (in container '')"));
+        self.report(id, format!("undeclared reference to '{name}' (in container '')"));
     }
 
     fn mismatch(&mut self, id: u64, expected: &Type, found: &Type) {
-        self.tell(id, format!("expected type '{expected}' but found '{found}'"));
+        self.report(id, format!("expected type '{expected}' but found '{found}'"));
     }
 
     fn set(&mut self, part: &IdedExpr, of: Type) {
@@ -202,7 +202,7 @@ impl Checker<'_> {
                         true => format!("undefined field '{field}'"),
                         false => format!("unexpected failed resolution of '{name}'"),
                     };
-                    self.tell(id, what);
+                    self.report(id, what);
                     Type::Error
                 }
             },
@@ -212,7 +212,7 @@ impl Checker<'_> {
             }
             other => {
                 if !other.is_dyn_or_error() {
-                    self.tell(id, format!("type '{other}' does not support field selection"));
+                    self.report(id, format!("type '{other}' does not support field selection"));
                 }
                 Type::Dyn
             }
@@ -290,8 +290,8 @@ impl Checker<'_> {
                 let var = self.fresh();
                 fresh.bind(param, var);
             }
-            let wanted: Vec<Type> = overload.args.iter().map(|t| fresh.resolved(t, false)).collect();
-            if !self.bindings.assign_all(&given, &wanted) {
+            let params: Vec<Type> = overload.args.iter().map(|t| fresh.resolved(t, false)).collect();
+            if !self.bindings.assign_all(&given, &params) {
                 continue;
             }
             ids.push(overload.id);
@@ -312,7 +312,7 @@ impl Checker<'_> {
                 (Some(_), Some((target, args))) => format!("{target}.({})", args.join(", ")),
                 _ => format!("({})", shown.join(", ")),
             };
-            self.tell(
+            self.report(
                 e.id,
                 format!("found no matching overload for '{name}' applied to '{signature}'"),
             );
@@ -322,7 +322,7 @@ impl Checker<'_> {
         self.found.overloads.insert(e.id, ids);
     }
 
-    /// `&&` and `||` tell of each side that is no bool.
+    /// `&&` and `||` report each operand that is not a bool.
     fn resolve_logical(&mut self, e: &IdedExpr, overloads: &[Overload], args: &[IdedExpr], given: &[Type]) {
         let mut well = true;
         for (arg, of) in args.iter().zip(given) {
@@ -339,7 +339,7 @@ impl Checker<'_> {
         self.set(e, if well { Type::Bool } else { Type::Error });
     }
 
-    /// The type of a part that is given as optional.
+    /// The element type of a part that must be optional.
     fn unwrapped(&mut self, part: &IdedExpr) -> Type {
         let of = self.type_of(part);
         match of.inside_optional() {
@@ -353,7 +353,7 @@ impl Checker<'_> {
         }
     }
 
-    /// One type for both; all items of a list are of one.
+    /// The common type of both; all items of a list have one type.
     fn join(&mut self, part: &IdedExpr, before: Option<Type>, of: Type) -> Type {
         let Some(before) = before else { return of };
         if self.bindings.assign(&before, &of) {
@@ -408,12 +408,12 @@ impl Checker<'_> {
             Some(Type::Type(Some(of))) => match &*of {
                 Type::Struct(_) => (*of).clone(),
                 other => {
-                    self.tell(e.id, format!("'{}' is not a message type", other.declared_name()));
+                    self.report(e.id, format!("'{}' is not a message type", other.declared_name()));
                     Type::Error
                 }
             },
             Some(other) => {
-                self.tell(e.id, format!("'{}' is not a type", other.declared_name()));
+                self.report(e.id, format!("'{}' is not a type", other.declared_name()));
                 Type::Error
             }
         };
@@ -423,24 +423,24 @@ impl Checker<'_> {
                 continue;
             };
             self.check(&field.value);
-            let wanted = match &of {
+            let expected = match &of {
                 Type::Struct(name) => self.environment.field(name, &field.field),
                 _ => Some(Type::Error),
             };
-            let wanted = wanted.unwrap_or_else(|| {
-                self.tell(*id, format!("undefined field '{}'", field.field));
+            let expected = expected.unwrap_or_else(|| {
+                self.report(*id, format!("undefined field '{}'", field.field));
                 Type::Error
             });
             let given = match field.optional {
                 true => self.unwrapped(&field.value),
                 false => self.type_of(&field.value),
             };
-            if !self.bindings.assign(&wanted, &given) {
+            if !self.bindings.assign(&expected, &given) {
                 let what = format!(
-                    "expected type of field '{}' is '{wanted}' but provided type is '{given}'",
+                    "expected type of field '{}' is '{expected}' but provided type is '{given}'",
                     field.field
                 );
-                self.tell(*id, what);
+                self.report(*id, what);
             }
         }
     }
@@ -464,7 +464,7 @@ impl Checker<'_> {
                 let what = format!(
                     "expression of type '{other}' cannot be range of a comprehension (must be list, map, or dynamic)"
                 );
-                self.tell(c.iter_range.id, what);
+                self.report(c.iter_range.id, what);
                 (Type::Error, Type::Error)
             }
         };
@@ -484,10 +484,10 @@ impl Checker<'_> {
         self.set(e, of);
     }
 
-    fn expect(&mut self, part: &IdedExpr, wanted: &Type) {
+    fn expect(&mut self, part: &IdedExpr, expected: &Type) {
         let of = self.type_of(part);
-        if !self.bindings.assign(wanted, &of) {
-            self.mismatch(part.id, wanted, &of);
+        if !self.bindings.assign(expected, &of) {
+            self.mismatch(part.id, expected, &of);
         }
     }
 }

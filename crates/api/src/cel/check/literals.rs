@@ -1,13 +1,13 @@
-//! Literals that cannot work: times and regular expressions that are none, and lists and maps of unlike things.
+//! Invalid literals: times and regular expressions that do not parse, and lists and maps whose elements differ in type.
 
 use cel::common::ast::{EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr};
 
-use super::infer::{Checked, Mistake};
+use super::infer::{Checked, TypeError};
 use super::types::Type;
 use crate::cel::{timed, walk};
 
-/// Adds what is mistaken in the literals of an expression whose types are known.
-pub fn check(expression: &IdedExpr, checked: &Checked, mistakes: &mut Vec<Mistake>) {
+/// Adds the errors in the literals of an expression whose types are known.
+pub fn check(expression: &IdedExpr, checked: &Checked, errors: &mut Vec<TypeError>) {
     for function in ["duration", "timestamp", "matches"] {
         walk(expression, &mut |e| {
             let Expr::Call(call) = &e.expr else { return };
@@ -18,18 +18,18 @@ pub fn check(expression: &IdedExpr, checked: &Checked, mistakes: &mut Vec<Mistak
                 && !is_argument_of(function, literal)
             {
                 let what = format!("invalid {function} argument");
-                mistakes.push(Mistake { id: first.id, what });
+                errors.push(TypeError { id: first.id, what });
             }
         });
     }
     walk(expression, &mut |e| {
         if let Expr::List(list) = &e.expr {
-            check_list(list, checked, mistakes);
+            check_list(list, checked, errors);
         }
     });
     walk(expression, &mut |e| {
         if let Expr::Map(map) = &e.expr {
-            check_map(map, checked, mistakes);
+            check_map(map, checked, errors);
         }
     });
 }
@@ -43,13 +43,13 @@ fn is_argument_of(function: &str, literal: &LiteralValue) -> bool {
     }
 }
 
-fn tell(id: u64, expected: &Type, found: &Type, mistakes: &mut Vec<Mistake>) {
+fn push_mismatch(id: u64, expected: &Type, found: &Type, errors: &mut Vec<TypeError>) {
     let what = format!("expected type '{expected}' but found '{found}'");
-    mistakes.push(Mistake { id, what });
+    errors.push(TypeError { id, what });
 }
 
-/// What an item counts as: what is in it where it is optional.
-fn counted<'c>(part: &IdedExpr, optional: bool, checked: &'c Checked) -> &'c Type {
+/// The type of an element: that of its value where it is optional.
+fn element_type<'c>(part: &IdedExpr, optional: bool, checked: &'c Checked) -> &'c Type {
     let of = checked.type_of(part);
     match optional {
         true => of.inside_optional().unwrap_or(of),
@@ -57,8 +57,8 @@ fn counted<'c>(part: &IdedExpr, optional: bool, checked: &'c Checked) -> &'c Typ
     }
 }
 
-fn check_list(list: &ListExpr, checked: &Checked, mistakes: &mut Vec<Mistake>) {
-    let of = |i: usize, item| counted(item, list.optional_indices.contains(&i), checked);
+fn check_list(list: &ListExpr, checked: &Checked, errors: &mut Vec<TypeError>) {
+    let of = |i: usize, item| element_type(item, list.optional_indices.contains(&i), checked);
     let Some(first) = list.elements.first().map(|item| of(0, item)) else {
         return;
     };
@@ -68,28 +68,28 @@ fn check_list(list: &ListExpr, checked: &Checked, mistakes: &mut Vec<Mistake>) {
         .enumerate()
         .find(|(i, item)| of(*i, item) != first);
     if let Some((i, item)) = unlike {
-        tell(item.id, first, of(i, item), mistakes);
+        push_mismatch(item.id, first, of(i, item), errors);
     }
 }
 
-fn check_map(map: &MapExpr, checked: &Checked, mistakes: &mut Vec<Mistake>) {
+fn check_map(map: &MapExpr, checked: &Checked, errors: &mut Vec<TypeError>) {
     let mut entries = map.entries.iter().filter_map(|entry| match &entry.expr {
         EntryExpr::MapEntry(entry) => Some(entry),
         EntryExpr::StructField(_) => None,
     });
     let Some(first) = entries.next() else { return };
     let key = checked.type_of(&first.key);
-    let value = counted(&first.value, first.optional, checked);
+    let value = element_type(&first.value, first.optional, checked);
     for entry in entries {
         let (k, v) = (
             checked.type_of(&entry.key),
-            counted(&entry.value, entry.optional, checked),
+            element_type(&entry.value, entry.optional, checked),
         );
         if k != key {
-            tell(entry.key.id, key, k, mistakes);
+            push_mismatch(entry.key.id, key, k, errors);
         }
         if v != value {
-            tell(entry.value.id, value, v, mistakes);
+            push_mismatch(entry.value.id, value, v, errors);
         }
     }
 }

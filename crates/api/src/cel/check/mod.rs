@@ -1,19 +1,20 @@
-//! Expressions judged before they run: what types their parts are of, and what they can cost.
+//! Checks of expressions before they run: the types of their parts, and their estimated cost.
 //!
-//! [`check`] says of every part of an expression which type it is of, or what is mistaken and where, in the words of
-//! the compiler that Kubernetes uses. Pure: an expression, and an [`Environment`] of what it may speak of.
+//! [`check`] finds the type of every part of an expression, or the errors with their positions, worded as by
+//! cel-go's compiler. Pure: an expression and its [`Environment`].
 
 pub mod cost;
 mod declarations;
 pub mod declared;
 mod environment;
+mod functions;
 mod infer;
 mod literals;
 mod types;
 
 pub use declared::Declared;
 pub use environment::Environment;
-pub use infer::{Checked, Mistake, check};
+pub use infer::{Checked, TypeError, check};
 pub use types::Type;
 
 pub(crate) use infer::qualified_name;

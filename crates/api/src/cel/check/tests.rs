@@ -1,4 +1,4 @@
-//! What expressions are found to be, and what is said of those that are mistaken.
+//! The types that expressions are found to have, and the errors of those that do not compile.
 
 use crate::cel::check::{Declared, Environment, Type};
 use crate::cel::compile;
@@ -33,7 +33,7 @@ fn found(text: &str) -> String {
 }
 
 #[test]
-fn parts_are_of_the_types_that_functions_give() {
+fn parts_have_the_result_types_of_their_functions() {
     for (text, want) in [
         ("self.n + 1", "int"),
         ("self.n < 1.5", "bool"),
@@ -95,7 +95,7 @@ fn parts_are_of_the_types_that_functions_give() {
 }
 
 #[test]
-fn mistakes_are_told_with_their_places() {
+fn errors_have_their_positions() {
     for (text, want) in [
         ("self.foo", "1:5: undefined field 'foo'"),
         ("has(self.foo)", "1:4: undefined field 'foo'"),
@@ -173,7 +173,7 @@ fn mistakes_are_told_with_their_places() {
 }
 
 #[test]
-fn all_mistakes_are_drawn_in_the_order_of_the_text() {
+fn all_errors_are_shown_in_the_order_of_the_text() {
     assert_eq!(
         found("self.n == 'é' &&\n\t self.foo"),
         "ERROR: <input>:1:8: found no matching overload for '_==_' applied to '(int, string)'\n | self.n == 'é' &&\n | .......^\n\
@@ -186,7 +186,7 @@ fn all_mistakes_are_drawn_in_the_order_of_the_text() {
 }
 
 #[test]
-fn what_nests_without_end_is_refused() {
+fn an_expression_that_nests_too_deeply_is_rejected() {
     let long = vec!["1"; 300].join(" + ");
     assert_eq!(found(&long), "expression recursion limit exceeded: 250");
     let wide = vec!["self.n > 1"; 300].join(" && ");

@@ -1,13 +1,13 @@
-//! The types of expressions, and how two of them are made to agree.
+//! The types of expressions, and their assignability.
 //!
-//! A type parameter stands for a type that is found while an expression is checked; what it was found to be stands in a
-//! [`Bindings`]. `dyn` agrees with everything, and so does the type of a mistake: one mistake is told once.
+//! A type parameter is bound to a type while an expression is checked; the
+//! [`Bindings`] have its type. `dyn` is assignable to everything, and so is the type of an error: one error is reported once.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// A type. Its Display is how mistakes name it.
+/// A type. Its Display is how errors name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Type {
     Any,
@@ -16,7 +16,7 @@ pub enum Type {
     Double,
     Duration,
     Dyn,
-    /// Of what is mistaken.
+    /// The type of an expression with an error.
     Error,
     Int,
     Null,
@@ -27,9 +27,9 @@ pub enum Type {
     Map(Arc<Type>, Arc<Type>),
     /// Of a type itself: `int` is of `type(int)`.
     Type(Option<Arc<Type>>),
-    /// What only functions look into, such as `optional_type` and `net.IP`.
+    /// A type that only functions can read, such as `optional_type` and `net.IP`.
     Opaque(Arc<str>, Vec<Type>),
-    /// Whose fields are declared.
+    /// An object type, whose fields are declared.
     Struct(Arc<str>),
     Param(Arc<str>),
 }
@@ -49,7 +49,7 @@ impl Type {
         Type::Opaque(OPTIONAL.into(), vec![of])
     }
 
-    /// What is in an optional one.
+    /// The element type of an optional type.
     pub fn inside_optional(&self) -> Option<&Type> {
         match self {
             Type::Opaque(name, params) if &**name == OPTIONAL => params.first(),
@@ -65,7 +65,7 @@ impl Type {
         self.is_dyn() || *self == Type::Error
     }
 
-    /// As messages on results name it, which is not how mistakes do.
+    /// The name that messages about results use, which is not the one in compile errors.
     pub fn declared_name(&self) -> String {
         match self {
             Type::Any => "google.protobuf.Any".into(),
@@ -84,7 +84,7 @@ impl Type {
         }
     }
 
-    /// The types it is made of.
+    /// Its type parameters.
     fn params(&self) -> Vec<&Type> {
         match self {
             Type::List(of) | Type::Type(Some(of)) => vec![of],
@@ -94,7 +94,7 @@ impl Type {
         }
     }
 
-    /// Whether it is the other but for parts of it that may be anything.
+    /// Whether it is the other type, with dyn in place of some parts.
     fn is_as_general_as(&self, other: &Type) -> bool {
         let open = |t: &Type| t.is_dyn() || matches!(t, Type::Param(_));
         if open(self) {
@@ -149,7 +149,7 @@ impl fmt::Display for Type {
     }
 }
 
-/// The more general of two that agree.
+/// The more general of two compatible types.
 pub fn most_general(a: &Type, b: &Type) -> Type {
     match a.is_as_general_as(b) {
         true => a.clone(),
@@ -157,7 +157,7 @@ pub fn most_general(a: &Type, b: &Type) -> Type {
     }
 }
 
-/// What type parameters were found to be.
+/// The types that type parameters are bound to.
 #[derive(Clone, Debug, Default)]
 pub struct Bindings(HashMap<Arc<str>, Type>);
 
@@ -173,15 +173,15 @@ impl Bindings {
         }
     }
 
-    /// Whether values of one type may stand where the other is wanted. What had to be found for it is kept; nothing is
-    /// where they do not agree.
+    /// Whether values of the type `from` can be used where `to` is expected. The bindings that this needs are kept; none
+    /// where the types are not assignable.
     pub fn assign(&mut self, from: &Type, to: &Type) -> bool {
         self.assign_all(std::slice::from_ref(from), std::slice::from_ref(to))
     }
 
-    /// The same pair by pair.
+    /// The same for lists of types, pair by pair.
     pub fn assign_all(&mut self, from: &[Type], to: &[Type]) -> bool {
-        // Most types bind nothing, and then there is nothing to take back.
+        // Most types bind nothing, and then there is nothing to undo.
         let mut trial = self.clone();
         let agree = from.len() == to.len() && from.iter().zip(to).all(|(a, b)| trial.agrees(a, b));
         if agree {
@@ -226,7 +226,7 @@ impl Bindings {
         }
     }
 
-    /// Whether a parameter may be `t`, and whether it was found to be something before.
+    /// Whether a parameter can be bound to `t`, and whether it was bound before.
     fn substitutes(&mut self, t: &Type, param: &Type) -> (bool, bool) {
         if t == param {
             return (true, true);
@@ -265,7 +265,7 @@ impl Bindings {
         }
     }
 
-    /// The type with what its parameters were found to be; those that are not known may be anything if `finally`.
+    /// The type with its parameters replaced by their bindings; unbound ones become dyn if `finally`.
     pub fn resolved(&self, t: &Type, finally: bool) -> Type {
         if let Some(found) = self.find(t) {
             return self.resolved(found, finally);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn types_agree_as_far_as_their_parts_do() {
+    fn types_are_assignable_if_their_parts_are() {
         for (a, b, want) in [
             (Type::Int, Type::Int, true),
             (Type::Int, Type::Double, false),
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_is_one_type_throughout() {
+    fn a_type_parameter_is_bound_to_one_type() {
         let mut bindings = Bindings::default();
         let two = [param("A"), param("A")];
         assert!(!bindings.assign_all(&[Type::Int, Type::String], &two));

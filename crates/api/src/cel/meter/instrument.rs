@@ -1,4 +1,4 @@
-//! Expressions rewritten so that they say what they cost.
+//! Rewrites expressions so that they report their cost.
 
 use std::mem::take;
 
@@ -9,14 +9,14 @@ use super::{CHARGE, GO_ON, SIZE, SPEND, VARIABLE};
 use crate::cel::check::is_function;
 use crate::cel::two_variables::INSERT;
 
-/// What a name or a selection costs, and what it costs to make things.
+/// The cost of an identifier or a field selection, and of constructing values.
 const SELECT: u64 = 1;
 const LIST: u64 = 10;
 const MAP: u64 = 30;
 /// Two checks of access fit into one expression.
 const ACCESS_CHECK: u64 = 350_000;
 
-/// The expression, and what it costs whenever it runs.
+/// The expression, and the cost that every evaluation has.
 pub fn instrumented(mut expression: IdedExpr) -> (IdedExpr, u64) {
     let mut slots = 0;
     let fixed = Rewrite { slots: &mut slots }.visit(&mut expression);
@@ -32,7 +32,7 @@ fn part(expr: Expr, id: u64) -> IdedExpr {
     IdedExpr { id, expr }
 }
 
-/// A call of one of the functions that are put in.
+/// A call of one of the inserted functions.
 fn call(function: &str, numbers: &[i64], value: IdedExpr) -> IdedExpr {
     let id = value.id;
     let mut args = vec![part(Expr::Ident(VARIABLE.into()), id)];
@@ -58,7 +58,7 @@ fn number(n: u64) -> i64 {
 }
 
 impl Rewrite<'_> {
-    /// What a part costs that surely runs; what may run says so itself.
+    /// The cost of a part that always runs; parts that may run report their cost themselves.
     fn visit(&mut self, e: &mut IdedExpr) -> u64 {
         match &mut e.expr {
             Expr::Unspecified | Expr::Literal(_) => 0,
@@ -91,7 +91,7 @@ impl Rewrite<'_> {
         }
     }
 
-    /// A part that may run: it says so when it does.
+    /// A part that may run: it reports its cost when it does.
     fn visit_branch(&mut self, e: &mut IdedExpr) {
         let cost = self.visit(e);
         if cost > 0 {
@@ -121,7 +121,7 @@ impl Rewrite<'_> {
             let name = format!("{prefix}.{}", call.func_name);
             is_function(&name).then_some(name)
         });
-        // What a function's name begins with is no value.
+        // The first part of a qualified function name is no value.
         if let (Some(target), None) = (&mut call.target, &whole_name) {
             cost += self.visit(target);
         }
@@ -131,7 +131,7 @@ impl Rewrite<'_> {
             return cost + ACCESS_CHECK;
         }
         let Some((price, measured)) = Price::of(function) else {
-            // What this costs is known.
+            // The cost is known.
             return cost + SELECT;
         };
         let literal = call.args.iter().filter_map(literal_size).min();

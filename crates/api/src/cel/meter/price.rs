@@ -1,30 +1,30 @@
-//! What calls cost when they run whose price hangs on sizes.
+//! The runtime cost of calls that depends on sizes.
 
 use crate::cel::check::cost::{PER_CHARACTER, PER_PATTERN_CHARACTER};
 
-/// How the sizes of the arguments, or of what is made, become a cost.
+/// How the cost follows from the sizes of the arguments or of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Price {
-    /// Two values are compared, as far as the shorter goes.
+    /// Two values are compared, to the end of the shorter one.
     Compared,
-    /// A text is walked once, or twice.
+    /// A string is traversed once, or twice.
     Walked,
     WalkedTwice,
-    /// Every item is looked at.
+    /// Every item is visited.
     Items,
-    /// A text is looked for in another.
+    /// A string is searched in another.
     Contained,
-    /// A text is walked by a regular expression.
+    /// A string is matched against a regular expression.
     Matched,
-    /// Every item of one list meets every item of another, once or twice.
+    /// Every item of one list is compared with every item of another, once or twice.
     Product,
     ProductTwice,
-    /// Every item meets every item.
+    /// Every item is compared with every item.
     Square,
-    /// What is made is walked once, or twice.
+    /// The result is traversed once, or twice.
     Made,
     MadeTwice,
-    /// A text is walked by the regular expression of a named format.
+    /// A string is matched against the regular expression of a named format.
     Validated,
 }
 
@@ -43,9 +43,9 @@ const ALL: [Price; 12] = [
     Price::Validated,
 ];
 
-/// What a list costs that is made of another.
+/// The cost of a list that is made from another.
 const LIST_MADE: u64 = 11;
-/// The longest regular expression behind a named format.
+/// The longest regular expression of a named format.
 const FORMAT_PATTERN_MAX: u64 = 128;
 
 fn walked(size: u64, factor: f64) -> u64 {
@@ -65,7 +65,7 @@ impl Price {
             .unwrap_or_default()
     }
 
-    /// `a`, `b`: the sizes of the arguments; `made`: of a text that is given.
+    /// `a`, `b`: the sizes of the arguments; `made`: the size of the result, if it is a string.
     pub fn cost(number: u64, a: u64, b: u64, made: Option<u64>) -> u64 {
         let price = usize::try_from(number).ok().and_then(|at| ALL.get(at));
         let made = made.map_or(1, |size| walked(size, PER_CHARACTER));
@@ -86,7 +86,7 @@ impl Price {
         }
     }
 
-    /// The price of a function, and which of its arguments count, the target first; `None` for what always costs
+    /// The cost model of a function, and which of its arguments count, the target first; `None` where the cost is always
     /// the same.
     pub fn of(function: &str) -> Option<(Price, &'static [usize])> {
         Some(match function {
@@ -127,7 +127,7 @@ impl Price {
         })
     }
 
-    /// What a comparison with a literal of this size costs at most: then nothing need be measured.
+    /// The most that a comparison with a literal of this size costs, so that no size has to be measured.
     pub fn with_literal(self, size: usize) -> Option<u64> {
         (self == Price::Compared).then(|| walked(size as u64, PER_CHARACTER))
     }

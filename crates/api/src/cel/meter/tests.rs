@@ -14,11 +14,12 @@ fn run(text: &str) -> (Result<String, String>, u64) {
     scope.set("self", of_json(&value));
     let found = program.run(&scope);
     let found = found.map(|v| to_json(&v).map_or_else(|| "opaque".into(), |v| v.to_string()));
+    let found = found.map_err(|e| e.to_string());
     (found, scope.cost())
 }
 
 #[test]
-fn what_runs_is_paid_for() {
+fn what_runs_is_charged() {
     for (text, value, cost) in [
         ("true", "true", 0),
         ("self.n > 1", "true", 3),
@@ -39,7 +40,7 @@ fn what_runs_is_paid_for() {
 }
 
 #[test]
-fn loops_cost_as_often_as_they_turn() {
+fn loops_are_charged_for_each_iteration() {
     let of = |text: &str| run(text).1;
     let (three, many) = (of("self.list.all(x, x != '')"), of("self.numbers.all(x, x >= 0)"));
     assert!(three < 30 && many > 2_000, "{three}, {many}");
@@ -48,7 +49,7 @@ fn loops_cost_as_often_as_they_turn() {
 }
 
 #[test]
-fn what_costs_too_much_ends() {
+fn an_expression_over_its_cost_limit_is_stopped() {
     for text in [
         "self.numbers.all(a, self.numbers.all(b, a + b >= 0))",
         "self.numbers.map(a, self.numbers.sort().size() + a).size() > 0",

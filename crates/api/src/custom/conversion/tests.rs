@@ -1,11 +1,11 @@
-//! What is accepted of a webhook's answer.
+//! Which responses of a webhook are accepted.
 
 use serde_json::{Value, json};
 
 use super::super::Definition;
 use super::*;
 use crate::k8s_openapi;
-use crate::managed_fields::{Conversions, Managed, ManagerId, Operation, Refused, blank};
+use crate::managed_fields::{ApplyError, Conversions, Managed, ManagerId, Operation, blank};
 
 fn definition() -> Definition {
     let crd = json!({
@@ -39,10 +39,10 @@ fn converted() -> Value {
         "metadata": {"name": "a", "namespace": "n", "uid": "u", "generation": 9, "annotations": {"by": "webhook"}}})
 }
 
-fn read(review_version: &'static str, answer: Value, of_list: bool) -> Result<Vec<Value>, String> {
+fn read(review_version: &'static str, response: Value, of_list: bool) -> Result<Vec<Value>, String> {
     let definition = definition();
     let to = definition.stored.version_of_definition("example.com/v2").unwrap();
-    let asked = Asked {
+    let request = ConversionRequest {
         of_list,
         from: &definition.stored,
         to: &to,
@@ -50,10 +50,10 @@ fn read(review_version: &'static str, answer: Value, of_list: bool) -> Result<Ve
         uid: "r",
         objects: &[original()],
     };
-    asked.read(answer).map_err(|failure| failure.to_string())
+    request.read(response).map_err(|failure| failure.to_string())
 }
 
-fn answer(object: Value) -> Value {
+fn response(object: Value) -> Value {
     json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "ConversionReview", "response": {
         "uid": "r", "result": {"status": "Success"}, "convertedObjects": [object]}})
 }
@@ -65,31 +65,31 @@ fn a_definition_knows_its_webhook_and_the_versions_that_are_not_served() {
     assert_eq!(webhook.review_version, Some("v1beta1"));
     assert_eq!(definition.served.len(), 2);
     let v0 = definition.stored.version_of_definition("example.com/v0").unwrap();
-    assert!(definition.stored.sibling("example.com/v0").is_none());
+    assert!(definition.stored.served_version("example.com/v0").is_none());
     assert_eq!(v0.stored(), definition.stored);
     assert_eq!(v0.handled_as(), v0);
 }
 
 #[test]
-fn only_labels_and_annotations_of_the_metadata_are_the_webhooks() {
-    let made = read("v1", answer(converted()), false).unwrap();
+fn a_webhook_changes_only_labels_and_annotations_of_the_metadata() {
+    let made = read("v1", response(converted()), false).unwrap();
     let mut expected = converted();
     expected["metadata"]["generation"] = 3.into();
     assert_eq!(made, [expected]);
 }
 
 #[test]
-fn what_is_no_conversion_of_the_object_is_rejected_in_kubernetes_words() {
+fn an_invalid_conversion_is_rejected_with_kubernetes_message() {
     let changed = |at: &str, value: Value| {
         let mut object = converted();
         match object.pointer_mut(at) {
             Some(found) => *found = value,
             None => object["metadata"]["labels"] = value,
         }
-        answer(object)
+        response(object)
     };
     let failed = |response: Value| json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "ConversionReview", "response": response});
-    for (answer, message) in [
+    for (response, message) in [
         (
             changed("/apiVersion", "example.com/v1".into()),
             "returned invalid object at index 0: invalid groupVersion (expected example.com/v2, received example.com/v1)",
@@ -136,11 +136,11 @@ fn what_is_no_conversion_of_the_object_is_rejected_in_kubernetes_words() {
             "failed: expected webhook response of apiextensions.k8s.io/v1, Kind=ConversionReview, got , Kind=",
         ),
     ] {
-        let found = read("v1", answer.clone(), false).unwrap_err();
+        let found = read("v1", response.clone(), false).unwrap_err();
         assert_eq!(
             found,
             format!("conversion webhook for example.com/v1, Kind=Widget {message}"),
-            "{answer}"
+            "{response}"
         );
     }
     let found = read("v1", changed("/metadata/name", "b".into()), true).unwrap_err();
@@ -152,9 +152,9 @@ fn what_is_no_conversion_of_the_object_is_rejected_in_kubernetes_words() {
 }
 
 #[test]
-fn an_answer_of_v1beta1_is_read_without_its_type_and_uid() {
-    let answer = json!({"response": {"result": {"status": "Success"}, "convertedObjects": [converted()]}});
-    assert!(read("v1beta1", answer, false).is_ok());
+fn a_v1beta1_response_is_read_without_its_type_and_uid() {
+    let response = json!({"response": {"result": {"status": "Success"}, "convertedObjects": [converted()]}});
+    assert!(read("v1beta1", response, false).is_ok());
 }
 
 /// v1's `host` is v2's `address`; `port` is the same in both.
@@ -171,7 +171,7 @@ fn webhook(of: &Value, to: &Kind) -> Value {
     made
 }
 
-/// What `compute` comes to with the conversions that it lacks, and how many it lacked.
+/// The result of `compute` with the conversions that it needs, and how many were missing.
 fn converted_as_needed<T>(mut compute: impl FnMut(&mut Conversions) -> T) -> (T, usize) {
     let mut conversions = Conversions::default();
     let mut made = 0;
@@ -218,7 +218,7 @@ fn now() -> k8s_openapi::jiff::Timestamp {
 fn an_apply_conflicts_with_managers_of_a_version_that_a_webhook_converts() {
     let definition = definition();
     let v1 = &definition.stored;
-    let v2 = &v1.sibling("example.com/v2").unwrap();
+    let v2 = &v1.served_version("example.com/v2").unwrap();
     let by = |name: &str, kind: &Kind| ManagerId::new(name, Operation::Apply, kind, "");
     let first = Managed::default()
         .apply(
@@ -240,7 +240,7 @@ fn an_apply_conflicts_with_managers_of_a_version_that_a_webhook_converts() {
     };
     let (rejected, conversions) = apply(false);
     match rejected {
-        Err(Refused::Conflicts(conflicts)) => assert_eq!(
+        Err(ApplyError::Conflicts(conflicts)) => assert_eq!(
             conflicts.to_string(),
             "Apply failed with 1 conflict: conflict with \"a\": .host"
         ),
@@ -261,7 +261,7 @@ fn an_apply_conflicts_with_managers_of_a_version_that_a_webhook_converts() {
 fn a_field_that_an_applier_leaves_out_stays_while_a_manager_of_another_version_owns_it() {
     let definition = definition();
     let v1 = &definition.stored;
-    let v2 = &v1.sibling("example.com/v2").unwrap();
+    let v2 = &v1.served_version("example.com/v2").unwrap();
     let by = |name: &str, kind: &Kind| ManagerId::new(name, Operation::Apply, kind, "");
     let both = widget("v1", json!({"host": "h", "port": 1}));
     let first = Managed::default().apply(v1, blank(v1), &both, by("a", v1), false, now());
@@ -298,7 +298,7 @@ fn a_field_that_an_applier_leaves_out_stays_while_a_manager_of_another_version_o
 fn an_update_takes_fields_from_managers_of_another_version() {
     let definition = definition();
     let v1 = &definition.stored;
-    let v2 = &v1.sibling("example.com/v2").unwrap();
+    let v2 = &v1.served_version("example.com/v2").unwrap();
     let by = |name: &str, kind: &Kind| ManagerId::new(name, Operation::Update, kind, "");
     let live = widget("v1", json!({"host": "h", "port": 1}));
     let created = Managed::default().update(v1, blank(v1), &live, by("a", v1), now());
@@ -323,7 +323,7 @@ fn an_update_takes_fields_from_managers_of_another_version() {
 fn managers_of_a_version_whose_conversion_failed_keep_their_fields() {
     let definition = definition();
     let v1 = &definition.stored;
-    let v2 = &v1.sibling("example.com/v2").unwrap();
+    let v2 = &v1.served_version("example.com/v2").unwrap();
     let by = |name: &str, kind: &Kind| ManagerId::new(name, Operation::Update, kind, "");
     let live = widget("v1", json!({"host": "h"}));
     let created = Managed::default().update(v1, blank(v1), &live, by("a", v1), now());

@@ -1,33 +1,33 @@
-//! Whether the expressions of a schema's rules are any: they compile, give what is wanted of them, speak of the old
-//! value only where it can be found, and cost no more than Kubernetes allows.
+//! Validation of the expressions in a schema's rules: they compile, evaluate to the expected type, use the old
+//! value only where it can be correlated, and cost no more than Kubernetes allows.
 
 use serde_json::{Map, Value};
 
-use super::{fields, flag, list, tell, text};
+use super::{fields, flag, list, push_invalid, text};
 use crate::cel::check::declared::REQUEST_MAX_BYTES;
 use crate::cel::check::{Declared, Environment, Type};
 use crate::cel::{self, Compiled};
 use crate::custom::declared::declared;
 use crate::custom::schema::Schema;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 
-/// Most that one expression may cost, as often as it can run on one object.
+/// Most that one expression may cost, times how often it can run on one object.
 const EXPRESSION_COST_MAX: u64 = 10_000_000;
 /// Most that all expressions of a schema may cost together.
 const SCHEMA_COST_MAX: u64 = 100_000_000;
-/// How many of the most expensive are named, and from which part of the whole on.
+/// How many of the most expensive expressions are named, and from which share of the total.
 const NAMED_MAX: usize = 4;
 const NAMED_FROM: u64 = SCHEMA_COST_MAX / 100;
 
-/// Mistakes in the rules of a schema that is structural. `errors`: what was found in the schema before; expressions on
-/// what is mistaken itself are not judged.
-pub fn check(json: &Value, path: &Path, known_costs: bool, errors: &mut Errors) {
+/// Validates the rules of a structural schema. `errors`: the errors found in the schema before; rules of a node
+/// with an error are not checked.
+pub fn check(json: &Value, path: &Path, known_costs: bool, errors: &mut ErrorList) {
     let mut check = Check {
         before: errors.iter().map(|e| e.field.clone()).collect(),
         known_costs,
         total: 0,
         expensive: Vec::new(),
-        errors: Errors::new(),
+        errors: ErrorList::new(),
     };
     let root = Node {
         json,
@@ -39,9 +39,9 @@ pub fn check(json: &Value, path: &Path, known_costs: bool, errors: &mut Errors) 
     check.visit(&root);
     if check.total > SCHEMA_COST_MAX {
         for (at, _) in &check.expensive {
-            let words =
+            let detail =
                 "contributed to estimated rule cost total exceeding cost limit for entire OpenAPIv3 schema";
-            check.errors.forbidden(at, words);
+            check.errors.forbidden(at, detail);
         }
         let of = "x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema";
         check
@@ -51,14 +51,14 @@ pub fn check(json: &Value, path: &Path, known_costs: bool, errors: &mut Errors) 
     errors.extend(check.errors);
 }
 
-/// A node of the schema, and where it stands.
+/// A node of the schema, and its path.
 struct Node<'j> {
     json: &'j Value,
     path: Path,
     is_root: bool,
-    /// How often what it describes can be in an object; `None` where nothing limits that.
+    /// How often its value can be in an object (cardinality); `None` where nothing limits that.
     times: Option<u64>,
-    /// What it is part of and cannot be told from what was there before.
+    /// The path of the list above whose items cannot be correlated with the old ones.
     uncorrelatable: Option<Path>,
 }
 
@@ -75,7 +75,7 @@ impl<'j> Node<'j> {
     }
 }
 
-/// How many of what a schema holds there can be.
+/// The largest number of elements of a list or map.
 fn most_elements(json: &Value) -> Option<u64> {
     let limit = |name: &str| {
         let limit = json.get(name)?.as_i64()?;
@@ -89,13 +89,13 @@ fn most_elements(json: &Value) -> Option<u64> {
 }
 
 struct Check {
-    /// The fields that are mistaken.
+    /// The fields with an error.
     before: Vec<String>,
     known_costs: bool,
     total: u64,
     /// The most expensive first.
     expensive: Vec<(Path, u64)>,
-    errors: Errors,
+    errors: ErrorList,
 }
 
 impl Check {
@@ -109,41 +109,41 @@ impl Check {
         }
         if let Some(schema) = json.get("items").filter(|v| v.is_object()) {
             let mut items = node.below(schema, path.child("items"));
-            // Items that no keys tell apart.
+            // Items without keys cannot be correlated.
             if text(json, "x-kubernetes-list-type") != "map" {
                 items.uncorrelatable.get_or_insert_with(|| path.clone());
             }
             self.visit(&items);
         }
         let has_rules = list(json, "x-kubernetes-validations").next().is_some();
-        if has_rules && !self.is_mistaken(path) {
-            self.judge_rules(node);
+        if has_rules && !self.has_error(path) {
+            self.check_rules(node);
         }
     }
 
-    /// Whether there is a mistake at or below a place.
-    fn is_mistaken(&self, path: &Path) -> bool {
+    /// Whether there is an error at or below a path.
+    fn has_error(&self, path: &Path) -> bool {
         self.before.iter().any(|field| {
             let rest = field.strip_prefix(path.as_str());
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
         })
     }
 
-    fn judge_rules(&mut self, node: &Node<'_>) {
+    fn check_rules(&mut self, node: &Node<'_>) {
         let schema = Schema::read(node.json);
         let is_resource = node.is_root || flag(node.json, "x-kubernetes-embedded-resource");
         let at = node.path.child("x-kubernetes-validations");
         let Some(of_self) = declared(&schema, is_resource, "selfType") else {
-            let words = "internal error: failed to construct type information for x-kubernetes-validations rules: \
+            let detail = "internal error: failed to construct type information for x-kubernetes-validations rules: \
                          unable to convert structural schema to CEL declarations";
-            return self.errors.internal(&at, words);
+            return self.errors.internal(&at, detail);
         };
         for (i, rule) in list(node.json, "x-kubernetes-validations").enumerate() {
-            self.judge_rule(rule, &of_self, node, &at.index(i));
+            self.check_rule(rule, &of_self, node, &at.index(i));
         }
     }
 
-    fn judge_rule(&mut self, rule: &Value, of_self: &Declared, node: &Node<'_>, at: &Path) {
+    fn check_rule(&mut self, rule: &Value, of_self: &Declared, node: &Node<'_>, at: &Path) {
         let old = match flag(rule, "optionalOldSelf") {
             true => Type::optional(of_self.cel_type()),
             false => of_self.cel_type(),
@@ -159,33 +159,33 @@ impl Check {
         );
         let mut uses_old_self = false;
         match compiled {
-            Err(why) => tell(&mut self.errors, &at.child("rule"), &shown_rule(rule), why),
+            Err(why) => push_invalid(&mut self.errors, &at.child("rule"), &shown_rule(rule), why),
             Ok(compiled) => {
                 let times = node.times.unwrap_or(REQUEST_MAX_BYTES / (of_self.min_size + 1));
                 let cost = compiled.cost_max(of_self).saturating_mul(times);
                 self.count(&at.child("rule"), "estimated rule cost", cost);
                 uses_old_self = compiled.program.uses("oldSelf");
-                self.judge_message(rule, of_self, &environment, at);
+                self.check_message(rule, of_self, &environment, at);
             }
         }
         match (uses_old_self, &node.uncorrelatable) {
             (true, Some(whole)) => {
-                let words = format!(
+                let detail = format!(
                     "oldSelf cannot be used on the uncorrelatable portion of the schema within {whole}"
                 );
-                self.errors.invalid(&at.child("rule"), text(rule, "rule"), words);
+                self.errors.invalid(&at.child("rule"), text(rule, "rule"), detail);
             }
             (true, None) => {}
             (false, _) => {
                 if let Some(optional) = rule.get("optionalOldSelf").filter(|o| !o.is_null()) {
-                    let words = "may not be set if oldSelf is not used in rule";
-                    tell(&mut self.errors, &at.child("optionalOldSelf"), optional, words);
+                    let detail = "may not be set if oldSelf is not used in rule";
+                    push_invalid(&mut self.errors, &at.child("optionalOldSelf"), optional, detail);
                 }
             }
         }
     }
 
-    fn judge_message(&mut self, rule: &Value, of_self: &Declared, environment: &Environment, at: &Path) {
+    fn check_message(&mut self, rule: &Value, of_self: &Declared, environment: &Environment, at: &Path) {
         let message = text(rule, "messageExpression");
         if message.is_empty() {
             return;
@@ -193,8 +193,8 @@ impl Check {
         let at = at.child("messageExpression");
         match typed(message, environment, &Type::String, "must evaluate to a string") {
             Err(why) => {
-                let words = format!("messageExpression {why}");
-                tell(&mut self.errors, &at, &shown_rule(rule), words);
+                let detail = format!("messageExpression {why}");
+                push_invalid(&mut self.errors, &at, &shown_rule(rule), detail);
             }
             Ok(compiled) => {
                 self.count(
@@ -206,7 +206,7 @@ impl Check {
         }
     }
 
-    /// Adds what an expression can cost.
+    /// Adds the estimated cost of an expression.
     fn count(&mut self, at: &Path, of: &str, cost: u64) {
         if cost > EXPRESSION_COST_MAX && !self.known_costs {
             self.errors.forbidden(at, exceeds(of, cost, EXPRESSION_COST_MAX));
@@ -220,10 +220,10 @@ impl Check {
     }
 }
 
-/// An expression that gives what is wanted of it.
-fn typed(text: &str, environment: &Environment, wanted: &Type, unlike: &str) -> Result<Compiled, String> {
+/// Compiles an expression that must evaluate to the type `expected`.
+fn typed(text: &str, environment: &Environment, expected: &Type, unlike: &str) -> Result<Compiled, String> {
     let compiled = cel::compile(text, environment).map_err(|why| format!("compilation failed: {why}"))?;
-    match compiled.output() == wanted {
+    match compiled.output() == expected {
         true => Ok(compiled),
         false => Err(unlike.into()),
     }
@@ -242,7 +242,7 @@ fn exceeds(of: &str, cost: u64, limit: u64) -> String {
     )
 }
 
-/// A rule as Go encodes its internal form.
+/// A rule as Go encodes its internal type.
 fn shown_rule(rule: &Value) -> Value {
     let mut shown = Map::new();
     for (name, field) in [
@@ -271,13 +271,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn told(schema: Value) -> Vec<String> {
-        let mut errors = Errors::new();
+    fn errors_of(schema: Value) -> Vec<String> {
+        let mut errors = ErrorList::new();
         super::super::structural::check(&schema, &Path::new("s"), false, &mut errors);
         errors.iter().map(ToString::to_string).collect()
     }
 
-    /// What is said of a rule on an object, but for the rule itself.
+    /// The errors of a rule on an object, without the rule itself.
     fn of_rule(rule: Value) -> String {
         let schema = json!({"type": "object", "properties": {
             "n": {"type": "integer"}, "s": {"type": "string"}, "namespace": {"type": "string"},
@@ -285,9 +285,9 @@ mod tests {
             "any": {"x-kubernetes-preserve-unknown-fields": true},
             "list": {"type": "array", "maxItems": 10, "items": {"type": "string", "maxLength": 10}}},
             "x-kubernetes-validations": [rule]});
-        let found = told(schema);
-        let found = found.iter().map(|told| {
-            let (field, detail) = told.split_once(": ").unwrap_or((told, ""));
+        let found = errors_of(schema);
+        let found = found.iter().map(|error| {
+            let (field, detail) = error.split_once(": ").unwrap_or((error, ""));
             let detail = detail.rsplit_once("}: ").map_or(detail, |(_, detail)| detail);
             format!(
                 "{}: {detail}",
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_expressions_that_come_to_a_bool() {
+    fn rules_are_expressions_of_type_bool() {
         for (rule, want) in [
             (
                 json!({"rule": "self.n > 1 && self.metadata.name != '' && self.kind == 'K'"}),
@@ -378,27 +378,27 @@ mod tests {
     }
 
     #[test]
-    fn rules_on_what_is_mistaken_itself_are_not_judged() {
+    fn rules_of_a_node_with_an_error_are_not_checked() {
         let schema = json!({"type": "object", "properties": {"a": {"type": "strin"}},
             "x-kubernetes-validations": [{"rule": "self.missing"}]});
-        assert_eq!(told(schema).len(), 1);
+        assert_eq!(errors_of(schema).len(), 1);
     }
 
     #[test]
-    fn changes_are_judged_only_where_the_old_value_can_be_found() {
+    fn transition_rules_need_an_old_value_that_can_be_correlated() {
         let items = |list: Value| {
             let mut schema = json!({"type": "array", "maxItems": 3, "items": {"type": "object", "required": ["k"],
                 "properties": {"k": {"type": "string", "maxLength": 9,
                     "x-kubernetes-validations": [{"rule": "self == oldSelf"}]}}}});
             crate::patch::merge::apply(&mut schema, &list);
-            told(json!({"type": "object", "properties": {"l": schema}})).join("; ")
+            errors_of(json!({"type": "object", "properties": {"l": schema}})).join("; ")
         };
-        let told = items(json!({}));
+        let errors = items(json!({}));
         assert!(
-            told.ends_with(
+            errors.ends_with(
                 "oldSelf cannot be used on the uncorrelatable portion of the schema within s.properties[l]"
             ),
-            "{told}"
+            "{errors}"
         );
         let keyed = json!({"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["k"]});
         assert_eq!(items(keyed), "");
@@ -408,14 +408,14 @@ mod tests {
     fn of_list(outer: Value, item: Value, rule: &str) -> Vec<String> {
         let mut list = json!({"type": "array", "items": item, "x-kubernetes-validations": [{"rule": rule}]});
         crate::patch::merge::apply(&mut list, &outer);
-        told(json!({"type": "object", "properties": {"l": list}}))
+        errors_of(json!({"type": "object", "properties": {"l": list}}))
     }
 
     const ADVICE: &str = "(try simplifying the rule, or adding maxItems, maxProperties, and maxLength where arrays, \
                           maps, and strings are declared)";
 
     #[test]
-    fn rules_that_can_cost_too_much_are_refused() {
+    fn rules_that_can_cost_too_much_are_rejected() {
         let text = json!({"type": "string"});
         let rule = "self.all(x, self.all(y, x == y))";
         assert_eq!(
@@ -444,8 +444,8 @@ mod tests {
             Vec::<String>::new(),
             "what is walked once is not dear"
         );
-        // What has no limit above it can be there as often as it fits into a request.
-        let within = told(
+        // A value without a limit can occur as often as fits into a request.
+        let within = errors_of(
             json!({"type": "object", "properties": {"l": {"type": "array", "items":
             {"type": "object", "properties": {"m": {"type": "array", "items": {"type": "string"},
                 "x-kubernetes-validations": [{"rule": "self.all(x, x.startsWith('a'))"}]}}}}}}),
@@ -457,15 +457,15 @@ mod tests {
     }
 
     #[test]
-    fn factors_are_shown_as_users_know_them() {
+    fn factors_are_shown_as_by_kubernetes() {
         for (cost, want) in [
             (12_345_678, "1.234568x"),
             (15_000_000, "1.5x"),
             (123_000_000, "12.3x"),
             (1_000_000_001, "more than 100x"),
         ] {
-            let told = exceeds("it", cost, EXPRESSION_COST_MAX);
-            assert_eq!(told, format!("it exceeds budget by factor of {want} {ADVICE}"));
+            let message = exceeds("it", cost, EXPRESSION_COST_MAX);
+            assert_eq!(message, format!("it exceeds budget by factor of {want} {ADVICE}"));
         }
     }
 }

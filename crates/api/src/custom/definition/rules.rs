@@ -1,12 +1,12 @@
-//! What holds of a rule of `x-kubernetes-validations` as it is written; whether its expressions are any is
-//! [`super::expressions`]'.
+//! Validation of the fields of a rule of `x-kubernetes-validations`; its expressions are checked by
+//! [`super::expressions`].
 
 use serde_json::Value;
 
 use super::{list, text};
 use crate::custom::field_path;
 use crate::custom::schema::Schema;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 
 const REASONS: [&str; 4] = [
     "FieldValueRequired",
@@ -15,7 +15,7 @@ const REASONS: [&str; 4] = [
     "FieldValueDuplicate",
 ];
 
-pub fn check(json: &Value, path: &Path, errors: &mut Errors) {
+pub fn check(json: &Value, path: &Path, errors: &mut ErrorList) {
     for (i, rule) in list(json, "x-kubernetes-validations").enumerate() {
         let at = path.child("x-kubernetes-validations").index(i);
         let (source, message) = (text(rule, "rule").trim(), text(rule, "message"));
@@ -34,8 +34,8 @@ pub fn check(json: &Value, path: &Path, errors: &mut Errors) {
         }
         let expression = text(rule, "messageExpression");
         if !expression.is_empty() && expression.trim().is_empty() {
-            let words = "messageExpression must be non-empty if specified";
-            errors.required(&at.child("messageExpression"), words);
+            let detail = "messageExpression must be non-empty if specified";
+            errors.required(&at.child("messageExpression"), detail);
         }
         if let Some(reason) = rule.get("reason").and_then(Value::as_str)
             && !REASONS.contains(&reason)

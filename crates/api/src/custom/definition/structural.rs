@@ -1,14 +1,14 @@
-//! Whether a version's schema is structural, what its extensions and defaults may say, and that its CEL rules compile.
+//! Validation of a version's schema: whether it is structural, its extensions and defaults, and that its CEL rules compile.
 
 use serde_json::Value;
 
-use super::{expressions, fields, flag, list, rules, tell, text};
+use super::{expressions, fields, flag, list, push_invalid, rules, text};
 use crate::custom::schema::Schema;
-use crate::custom::{cel, judge, shape};
-use crate::field::{Errors, Path};
+use crate::custom::{cel, shape, validation};
+use crate::field::{ErrorList, Path};
 
 const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
-/// Schemas deeper than this are refused rather than walked.
+/// Schemas deeper than this are rejected, not traversed.
 const DEPTH_MAX: usize = 64;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -18,9 +18,9 @@ enum Level {
     Item,
 }
 
-/// Mistakes in the schema of one version.
-/// `known_costs`: it is what was taken before, and what its expressions cost is not held against it now.
-pub fn check(json: &Value, path: &Path, known_costs: bool, errors: &mut Errors) {
+/// Validates the schema of one version.
+/// `known_costs`: the schema was accepted before, and the cost of its expressions is not checked again.
+pub fn check(json: &Value, path: &Path, known_costs: bool, errors: &mut ErrorList) {
     if flag(json, "nullable") {
         errors.forbidden(
             &Path::new(&format!("{path}.nullable")),
@@ -28,7 +28,7 @@ pub fn check(json: &Value, path: &Path, known_costs: bool, errors: &mut Errors) 
         );
     }
     check_props(json, path, DEPTH_MAX, errors);
-    let mut structural = Errors::new();
+    let mut structural = ErrorList::new();
     check_structural(json, Level::Root, path, DEPTH_MAX, &mut structural);
     check_completeness(json, json, path, path, &mut structural);
     let is_structural = structural.is_empty();
@@ -36,14 +36,14 @@ pub fn check(json: &Value, path: &Path, known_costs: bool, errors: &mut Errors) 
     if errors.is_empty() {
         check_defaults(json, path, errors);
     }
-    // What is not structural has no types to judge expressions by.
+    // A schema that is not structural has no types to check expressions with.
     if is_structural {
         expressions::check(json, path, known_costs, errors);
     }
 }
 
-/// What holds of every node, structural or not.
-fn check_props(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
+/// The rules for every node, structural or not.
+fn check_props(json: &Value, path: &Path, left: usize, errors: &mut ErrorList) {
     if left == 0 {
         return errors.forbidden(path, format!("must not nest deeper than {DEPTH_MAX}"));
     }
@@ -56,7 +56,7 @@ fn check_props(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
     } else if !of.is_empty() && !TYPES.contains(&of) {
         errors.not_supported(&path.child("type"), of, &TYPES);
     }
-    for (name, words) in [
+    for (name, detail) in [
         ("id", "id is not supported"),
         ("additionalItems", "additionalItems is not supported"),
         ("patternProperties", "patternProperties is not supported"),
@@ -65,7 +65,7 @@ fn check_props(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
         ("$ref", "$ref is not supported"),
     ] {
         if json.get(name).is_some_and(|v| !v.is_null()) {
-            errors.forbidden(&path.child(name), words);
+            errors.forbidden(&path.child(name), detail);
         }
     }
     if json.get("items").is_some_and(Value::is_array) {
@@ -83,11 +83,11 @@ fn check_props(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
     let both = json.get("additionalProperties").is_some() && fields(json, "properties").next().is_some();
     let closed = json.get("additionalProperties") == Some(&Value::Bool(false));
     if closed || both {
-        let words = match closed && !both {
+        let detail = match closed && !both {
             true => "additionalProperties cannot be set to false",
             false => "additionalProperties and properties are mutual exclusive",
         };
-        errors.forbidden(&path.child("additionalProperties"), words);
+        errors.forbidden(&path.child("additionalProperties"), detail);
     }
     check_extensions(json, path, errors);
     rules::check(json, path, errors);
@@ -106,12 +106,12 @@ fn check_props(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
     }
 }
 
-fn check_extensions(json: &Value, path: &Path, errors: &mut Errors) {
+fn check_extensions(json: &Value, path: &Path, errors: &mut ErrorList) {
     const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
     const LIST: &str = "x-kubernetes-list-type";
     const KEYS: &str = "x-kubernetes-list-map-keys";
     if json.get(PRESERVE) == Some(&Value::Bool(false)) {
-        tell(
+        push_invalid(
             errors,
             &path.child(PRESERVE),
             &Value::Bool(false),
@@ -119,12 +119,12 @@ fn check_extensions(json: &Value, path: &Path, errors: &mut Errors) {
         );
     }
     let of = json.get("type").unwrap_or(&Value::Null);
-    let needs_type = |wanted: &str, extension: &str, errors: &mut Errors| {
-        let words = format!("must be {wanted} if {extension} is specified");
+    let needs_type = |expected: &str, extension: &str, errors: &mut ErrorList| {
+        let detail = format!("must be {expected} if {extension} is specified");
         match text(json, "type") {
-            found if found == wanted => {}
-            "" => errors.required(&path.child("type"), words),
-            _ => tell(errors, &path.child("type"), of, words),
+            found if found == expected => {}
+            "" => errors.required(&path.child("type"), detail),
+            _ => push_invalid(errors, &path.child("type"), of, detail),
         }
     };
     if let Some(map) = json.get("x-kubernetes-map-type").and_then(Value::as_str) {
@@ -149,10 +149,10 @@ fn check_extensions(json: &Value, path: &Path, errors: &mut Errors) {
         }
     }
     if !keys.is_empty() && list_type != Some("map") {
-        let words = "must be map if x-kubernetes-list-map-keys is non-empty";
+        let detail = "must be map if x-kubernetes-list-map-keys is non-empty";
         match list_type {
-            None => errors.required(&path.child(LIST), words),
-            Some(other) => errors.invalid(&path.child(LIST), other, words),
+            None => errors.required(&path.child(LIST), detail),
+            Some(other) => errors.invalid(&path.child(LIST), other, detail),
         }
     }
     if list_type != Some("map") {
@@ -181,7 +181,7 @@ fn check_extensions(json: &Value, path: &Path, errors: &mut Errors) {
     for (i, key) in keys.iter().enumerate() {
         let at = path.child("items").child("properties").key(key);
         match items.get("properties").and_then(|p| p.get(*key)) {
-            None => tell(
+            None => push_invalid(
                 errors,
                 &path.child(KEYS),
                 &shown,
@@ -212,7 +212,7 @@ fn check_extensions(json: &Value, path: &Path, errors: &mut Errors) {
             }
         }
         if keys[..i].contains(key) {
-            tell(
+            push_invalid(
                 errors,
                 &path.child(KEYS),
                 &shown,
@@ -222,8 +222,8 @@ fn check_extensions(json: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// What makes a schema structural: a type for everything that is pruned, outside of allOf, anyOf, oneOf and not.
-fn check_structural(json: &Value, level: Level, path: &Path, left: usize, errors: &mut Errors) {
+/// Checks that a schema is structural: every node that affects pruning has a type, outside of allOf, anyOf, oneOf and not.
+fn check_structural(json: &Value, level: Level, path: &Path, left: usize, errors: &mut ErrorList) {
     if left == 0 {
         return;
     }
@@ -289,10 +289,10 @@ fn check_structural(json: &Value, level: Level, path: &Path, left: usize, errors
     check_junctors(json, int_or_string, path, left - 1, errors);
     let at = path.child("type");
     if embedded && of != "object" {
-        let words = "must be object if x-kubernetes-embedded-resource is true";
+        let detail = "must be object if x-kubernetes-embedded-resource is true";
         match of {
-            "" => errors.required(&at, words),
-            of => errors.invalid(&at, of, words),
+            "" => errors.required(&at, detail),
+            of => errors.invalid(&at, of, detail),
         }
     } else if of.is_empty() && !int_or_string && !preserve {
         let what = match level {
@@ -316,7 +316,7 @@ fn check_structural(json: &Value, level: Level, path: &Path, left: usize, errors
     }
 }
 
-fn check_type_meta(json: &Value, level: Level, path: &Path, errors: &mut Errors) {
+fn check_type_meta(json: &Value, level: Level, path: &Path, errors: &mut ErrorList) {
     let properties = path.child("properties");
     let property = |name: &str| json.get("properties").and_then(|p| p.get(name));
     for name in ["kind", "apiVersion"] {
@@ -346,13 +346,13 @@ fn check_type_meta(json: &Value, level: Level, path: &Path, errors: &mut Errors)
     }
 }
 
-/// `anyOf: [{type: integer}, {type: string}]`, which goes with int-or-string.
+/// `anyOf: [{type: integer}, {type: string}]`, which int-or-string allows.
 fn is_int_or_string(json: &Value) -> bool {
     let types: Vec<&str> = list(json, "anyOf").map(|s| text(s, "type")).collect();
     types == ["integer", "string"]
 }
 
-fn check_junctors(json: &Value, int_or_string: bool, path: &Path, left: usize, errors: &mut Errors) {
+fn check_junctors(json: &Value, int_or_string: bool, path: &Path, left: usize, errors: &mut ErrorList) {
     let mut nested = |schema: &Value, at: &Path, skip: bool| {
         if !skip {
             check_nested(schema, at, left, errors);
@@ -374,12 +374,12 @@ fn check_junctors(json: &Value, int_or_string: bool, path: &Path, left: usize, e
     }
 }
 
-/// Inside of a junctor only values may be judged; what decides on pruning and defaults may not stand there.
-fn check_nested(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
+/// Inside of a junctor only value validations are allowed, nothing that affects pruning or defaulting.
+fn check_nested(json: &Value, path: &Path, left: usize, errors: &mut ErrorList) {
     if left == 0 {
         return;
     }
-    for (name, words) in [
+    for (name, detail) in [
         ("type", "must be empty to be structural"),
         ("additionalProperties", "must be undefined to be structural"),
         ("default", "must be undefined to be structural"),
@@ -404,7 +404,7 @@ fn check_nested(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
             Some(_) => true,
         };
         if set {
-            errors.forbidden(&path.child(name), words);
+            errors.forbidden(&path.child(name), detail);
         }
     }
     if json
@@ -425,13 +425,13 @@ fn check_nested(json: &Value, path: &Path, left: usize, errors: &mut Errors) {
     check_junctors(json, false, path, left - 1, errors);
 }
 
-/// Every field that a junctor speaks of is also described outside of it.
+/// Every field that a junctor specifies must be specified outside of it, too.
 fn check_completeness(
     outer: &Value,
     inner: &Value,
     outer_path: &Path,
     inner_path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let mut junctors: Vec<(&Value, Path)> = Vec::new();
     for name in ["allOf", "anyOf", "oneOf"] {
@@ -478,8 +478,8 @@ fn check_completeness(
     }
 }
 
-/// A default must be what it stands for.
-fn check_defaults(json: &Value, path: &Path, errors: &mut Errors) {
+/// A default must be valid by its own schema.
+fn check_defaults(json: &Value, path: &Path, errors: &mut ErrorList) {
     if let Some(default) = json.get("default").filter(|d| !d.is_null()) {
         let schema = Schema::read(json);
         let at = path.child("default");
@@ -487,15 +487,15 @@ fn check_defaults(json: &Value, path: &Path, errors: &mut Errors) {
         let mut unknown = Vec::new();
         shape::prune(&mut pruned, &schema, false, "", &mut unknown);
         if !unknown.is_empty() {
-            tell(errors, &at, default, "must not have unknown fields");
+            push_invalid(errors, &at, default, "must not have unknown fields");
         }
         shape::default(&mut pruned, &schema);
-        let mut mistakes = Errors::new();
-        judge::judge(&pruned, &schema, at.as_str(), &mut mistakes);
-        if mistakes.is_empty() {
-            cel::judge(&pruned, None, &schema, at.as_str(), &mut mistakes);
+        let mut found = ErrorList::new();
+        validation::validate(&pruned, &schema, at.as_str(), &mut found);
+        if found.is_empty() {
+            cel::validate(&pruned, None, &schema, at.as_str(), &mut found);
         }
-        errors.extend(mistakes);
+        errors.extend(found);
     }
     for (name, schema) in fields(json, "properties") {
         check_defaults(schema, &path.child("properties").key(name), errors);
@@ -508,98 +508,4 @@ fn check_defaults(json: &Value, path: &Path, errors: &mut Errors) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn told(schema: Value) -> Vec<String> {
-        let mut errors = Errors::new();
-        check(&schema, &Path::new("s"), false, &mut errors);
-        errors.iter().map(ToString::to_string).collect()
-    }
-
-    fn with(spec: Value) -> Value {
-        json!({"type": "object", "properties": {"spec": spec}})
-    }
-
-    #[test]
-    fn schemas_that_are_not_structural_are_told_why() {
-        for (schema, want) in [
-            (json!({"type": "object"}), ""),
-            (json!({}), "s.type: Required value: must not be empty at the root"),
-            (
-                json!({"type": "array", "items": {"type": "string"}}),
-                "s.type: Invalid value: \"array\": must be object at the root",
-            ),
-            (
-                with(json!({})),
-                "s.properties[spec].type: Required value: must not be empty for specified object fields",
-            ),
-            (
-                with(json!({"type": "array"})),
-                "s.properties[spec].items: Required value: must be specified",
-            ),
-            (
-                with(json!({"type": "array", "items": {}})),
-                "s.properties[spec].items.type: Required value: must not be empty for specified array items",
-            ),
-            (
-                with(json!({"type": "strin"})),
-                "s.properties[spec].type: Unsupported value: \"strin\": supported values: \"array\", \"boolean\", \"integer\", \"number\", \"object\", \"string\"",
-            ),
-            (
-                with(
-                    json!({"x-kubernetes-int-or-string": true, "anyOf": [{"type": "integer"}, {"type": "string"}]}),
-                ),
-                "",
-            ),
-            (with(json!({"x-kubernetes-preserve-unknown-fields": true})), ""),
-            (
-                with(
-                    json!({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "string"}}),
-                ),
-                "s.properties[spec].additionalProperties: Forbidden: additionalProperties and properties are mutual exclusive",
-            ),
-            (
-                with(json!({"type": "object", "anyOf": [{"properties": {"a": {"minLength": 1}}}]})),
-                "s.properties[spec].properties[a]: Required value: because it is defined in s.properties[spec].anyOf[0].properties[a]",
-            ),
-            (
-                with(json!({"type": "integer", "allOf": [{"type": "integer"}]})),
-                "s.properties[spec].allOf[0].type: Forbidden: must be empty to be structural",
-            ),
-            (
-                with(json!({"type": "integer", "default": "x"})),
-                "s.properties[spec].default: Invalid value: \"string\": s.properties[spec].default in body must be of type integer: \"string\"",
-            ),
-            (
-                with(
-                    json!({"type": "array", "x-kubernetes-list-type": "map", "items": {"type": "object", "properties": {"k": {"type": "string"}}},
-                "x-kubernetes-list-map-keys": ["k"]}),
-                ),
-                "s.properties[spec].items.properties[k].default: Required value: this property is in x-kubernetes-list-map-keys, so it must have a default or be a required property",
-            ),
-            (
-                with(
-                    json!({"type": "string", "x-kubernetes-validations": [{"rule": "self.size() > 1", "reason": "Why"}]}),
-                ),
-                "s.properties[spec].x-kubernetes-validations[0].reason: Unsupported value: \"Why\": supported values: \"FieldValueDuplicate\", \"FieldValueForbidden\", \"FieldValueInvalid\", \"FieldValueRequired\"",
-            ),
-            (
-                json!({"type": "object", "properties": {"metadata": {"type": "object", "properties": {"labels": {"type": "object"}}}}}),
-                "s.properties[metadata]: Forbidden: must not specify anything other than name and generateName, but metadata is implicitly specified",
-            ),
-        ] {
-            assert_eq!(told(schema.clone()).join("; "), want, "{schema}");
-        }
-    }
-
-    #[test]
-    fn a_schema_that_nests_without_end_is_refused() {
-        let mut schema = json!({"type": "string"});
-        for _ in 0..100 {
-            schema = json!({"type": "object", "properties": {"a": schema}});
-        }
-        assert!(told(schema).iter().any(|e| e.contains("must not nest deeper")));
-    }
-}
+mod tests;

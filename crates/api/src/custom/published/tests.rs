@@ -1,4 +1,4 @@
-//! What documents of both versions say of custom kinds.
+//! The schemas of custom kinds in documents of both versions.
 
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
@@ -53,29 +53,29 @@ fn every_kind_has_described_type_fields_and_no_description_but_its_own() {
             ("kind", "Kind is a string"),
             ("metadata", "Standard object's metadata."),
         ] {
-            let said = schema["properties"][field]["description"].as_str().unwrap();
-            assert!(said.starts_with(begins), "{field}: {said}");
+            let description = schema["properties"][field]["description"].as_str().unwrap();
+            assert!(description.starts_with(begins), "{field}: {description}");
         }
         assert_eq!(own(schema), json!({"type": "object"}));
     }
 }
 
 #[test]
-fn a_v2_document_says_less_of_what_its_readers_would_refuse() {
+fn a_v2_document_omits_what_its_readers_would_reject() {
     let cases = [
-        // Anything at the root: nothing is named.
+        // Any value at the root: no property is published.
         (
             json!({"type": "object", "description": "d", "x-kubernetes-preserve-unknown-fields": true,
                 "properties": {"spec": {"type": "object"}}}),
             json!({"type": "object"}),
         ),
-        // Anything below.
+        // Any value below the root.
         (
             json!({"type": "object", "properties": {"spec": {"type": "object", "description": "d",
                 "x-kubernetes-preserve-unknown-fields": true, "properties": {"a": {"type": "string"}}}}}),
             json!({"type": "object", "properties": {"spec": {"description": "d", "x-kubernetes-preserve-unknown-fields": true}}}),
         ),
-        // Null, which may then be missing too.
+        // A nullable property, which becomes optional, too.
         (
             json!({"type": "object", "required": ["a", "b"], "properties": {
                 "a": {"type": "object", "nullable": true, "properties": {"x": {"type": "string"}}}, "b": {"type": "string"}}}),
@@ -100,7 +100,7 @@ fn a_v2_document_says_less_of_what_its_readers_would_refuse() {
 }
 
 #[test]
-fn objects_inside_objects_say_what_they_are() {
+fn embedded_resources_require_their_type() {
     let given = |preserve: bool| {
         json!({"type": "object", "properties": {"o": {"type": "object", "x-kubernetes-embedded-resource": true,
             "x-kubernetes-preserve-unknown-fields": preserve}}})

@@ -1,5 +1,5 @@
-//! The five fields of a schedule, and the words for what is wrong with them (those of the cron library Kubernetes
-//! uses, which users see).
+//! Parses the five fields of a cron schedule. The error messages are those of robfig/cron, the library that Kubernetes
+//! uses, since users see them.
 
 use crate::duration;
 
@@ -42,7 +42,7 @@ const FIELDS: [Field; 5] = [
     },
 ];
 
-/// Whether it is a schedule: `*/5 0 1 jan-mar mon,fri`, `@daily`, `@every 1h30m`; a time zone in front is allowed here.
+/// Checks a schedule: `*/5 0 1 jan-mar mon,fri`, `@daily`, `@every 1h30m`. A `TZ=` prefix is accepted here.
 pub(super) fn check(spec: &str) -> Result<(), String> {
     let mut rest = spec;
     if rest.starts_with("TZ=") || rest.starts_with("CRON_TZ=") {
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn schedules_are_read_as_cron_does() {
-        for fine in [
+        for valid in [
             "* * * * *",
             "*/5 0-23/2 1,15 jan-MAR mon",
             "0 0 ? * *",
@@ -178,9 +178,9 @@ mod tests {
             "TZ=UTC 0 0 * * *",
             "5/15 * * * *",
         ] {
-            assert_eq!(check(fine), Ok(()), "{fine}");
+            assert_eq!(check(valid), Ok(()), "{valid}");
         }
-        for (bad, why) in [
+        for (invalid, detail) in [
             ("x", "expected exactly 5 fields, found 1: [x]"),
             ("60 * * * *", "end of range (60) above maximum (59): 60"),
             ("* * 0 * *", "beginning of range (0) below minimum (1): 0"),
@@ -198,7 +198,7 @@ mod tests {
             ("@sometimes", "unrecognized descriptor: @sometimes"),
             ("TZ=UTC", "empty spec string"),
         ] {
-            assert_eq!(check(bad), Err(why.to_string()), "{bad}");
+            assert_eq!(check(invalid), Err(detail.to_string()), "{invalid}");
         }
     }
 }

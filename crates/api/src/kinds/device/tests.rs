@@ -1,4 +1,4 @@
-//! Each rule for devices of a ResourceSlice, by what breaks it.
+//! Each validation rule for devices of a ResourceSlice with a value that violates it.
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde_json::{Value, json};
@@ -12,21 +12,21 @@ fn slice(with: &Value) -> ResourceSlice {
     serde_json::from_value(json!({"metadata": {"name": "s"}, "spec": spec})).unwrap()
 }
 
-fn mistakes(with: &Value) -> Vec<String> {
+fn errors(with: &Value) -> Vec<String> {
     let mut slice = slice(with);
     slice.prepare_for_create();
     slice.validate().iter().map(ToString::to_string).collect()
 }
 
-/// Of one device `d` with these fields.
+/// The errors of a slice with one device `d` with these fields.
 fn of_device(with: Value) -> Vec<String> {
     let mut device = json!({"name": "d"});
     crate::patch::merge::apply(&mut device, &with);
-    mistakes(&json!({"devices": [device]}))
+    errors(&json!({"devices": [device]}))
 }
 
 #[test]
-fn a1_a_slice_is_for_nodes_named_in_one_way() {
+fn a1_a_slice_selects_its_nodes_by_exactly_one_field() {
     let one = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";
     let term = json!({"matchExpressions": [{"key": "a", "operator": "Exists"}]});
     for (with, expect) in [
@@ -63,7 +63,7 @@ fn a1_a_slice_is_for_nodes_named_in_one_way() {
             vec!["spec: Invalid value: \"\": only one of `sharedCounters` or `devices` is allowed".into()],
         ),
     ] {
-        assert_eq!(mistakes(&with), expect, "{with}");
+        assert_eq!(errors(&with), expect, "{with}");
     }
     let devices = |count: usize, with: &Value| -> Value {
         let device = |i: usize| {
@@ -75,17 +75,17 @@ fn a1_a_slice_is_for_nodes_named_in_one_way() {
     };
     let tainted = json!({"taints": [{"key": "k", "effect": "NoSchedule"}]});
     for (count, with, max) in [(128, json!({}), 128), (64, tainted, 64)] {
-        assert_eq!(mistakes(&devices(count, &with)), Vec::<String>::new());
+        assert_eq!(errors(&devices(count, &with)), Vec::<String>::new());
         let expect = format!(
             "spec.devices: Too many: {}: must have at most {max} items",
             count + 1
         );
-        assert_eq!(mistakes(&devices(count + 1, &with)), [expect]);
+        assert_eq!(errors(&devices(count + 1, &with)), [expect]);
     }
 }
 
 #[test]
-fn a1_each_mistake_in_a_device_is_reported() {
+fn a1_each_error_in_a_device_is_reported() {
     let attribute = |value: Value| json!({"attributes": {"a": value}});
     for (with, expect) in [
         (attribute(json!({"bool": false})), vec![]),
@@ -154,7 +154,7 @@ fn a1_each_mistake_in_a_device_is_reported() {
 }
 
 #[test]
-fn a1_what_may_be_asked_of_a_shared_device_fits_into_it() {
+fn a1_request_policies_fit_the_capacity_of_a_shared_device() {
     let policy = |policy: Value| {
         let capacity = json!({"m": {"value": "10", "requestPolicy": policy}});
         of_device(json!({"allowMultipleAllocations": true, "capacity": capacity}))
@@ -206,7 +206,7 @@ fn a1_what_may_be_asked_of_a_shared_device_fits_into_it() {
 }
 
 #[test]
-fn a1_fields_of_features_that_are_off_are_left_out() {
+fn a1_fields_of_disabled_features_are_dropped() {
     let device = json!({"name": "d", "attributes": {"a": {"int": 1, "ints": [1, 2]}},
         "nodeAllocatableResourceMappings": {"cpu": {"capacityKey": "x"}}});
     let mut slice = slice(&json!({"devices": [device]}));

@@ -1,4 +1,4 @@
-//! What a Job's spec may say. CronJobs ask the same of their template.
+//! Validation of a Job's spec, also used for the job template of a CronJob.
 
 use std::collections::BTreeSet;
 
@@ -7,13 +7,13 @@ use k8s_openapi::api::batch::v1::{
     PodFailurePolicyRule, SuccessPolicyRule,
 };
 
-use crate::field::{Cause, Errors, FieldError, Path};
+use crate::field::{Cause, ErrorList, FieldError, Path};
 use crate::kinds::checks::{
     domain_prefixed_path, json, json_list, not_negative_if_set, qualified_name, text,
 };
 use crate::kinds::template;
 
-/// Completions above which more limits hold.
+/// Number of completions above which stricter limits apply.
 pub(super) const MANY_COMPLETIONS: i32 = 100_000;
 pub(super) const MAX_PARALLELISM_OF_MANY: i32 = 10_000;
 const MAX_FAILED_INDEXES_OF_MANY: i32 = 10_000;
@@ -27,7 +27,7 @@ const MAX_INDEXES_BYTES: usize = 64 * 1024;
 
 const NEEDS_INDEXED: &str = "requires indexed completion mode";
 
-pub(in crate::kinds) fn validate(spec: &JobSpec, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn validate(spec: &JobSpec, path: &Path, errors: &mut ErrorList) {
     for (field, value) in [
         ("parallelism", spec.parallelism.map(i64::from)),
         ("completions", spec.completions.map(i64::from)),
@@ -94,7 +94,7 @@ pub(in crate::kinds) fn validate(spec: &JobSpec, path: &Path, errors: &mut Error
     restart_policy(spec, &at.child("spec").child("restartPolicy"), errors);
 }
 
-fn indexed(spec: &JobSpec, path: &Path, errors: &mut Errors) {
+fn indexed(spec: &JobSpec, path: &Path, errors: &mut ErrorList) {
     let parallelism = spec.parallelism.unwrap_or(0);
     let at = path.child("parallelism");
     if spec.completions.is_none() {
@@ -147,7 +147,7 @@ fn indexed(spec: &JobSpec, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn restart_policy(spec: &JobSpec, path: &Path, errors: &mut Errors) {
+fn restart_policy(spec: &JobSpec, path: &Path, errors: &mut ErrorList) {
     let pod = spec.template.spec.clone().unwrap_or_default();
     match text(&pod.restart_policy) {
         "" | "Always" => errors.required(path, r#"valid values: "OnFailure", "Never""#),
@@ -164,7 +164,7 @@ fn restart_policy(spec: &JobSpec, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn replacement(spec: &JobSpec, path: &Path, errors: &mut Errors) {
+fn replacement(spec: &JobSpec, path: &Path, errors: &mut ErrorList) {
     let Some(policy) = &spec.pod_replacement_policy else {
         return;
     };
@@ -177,7 +177,7 @@ fn replacement(spec: &JobSpec, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn bare_invalid(errors: &mut Errors, path: &Path, detail: &str) {
+fn bare_invalid(errors: &mut ErrorList, path: &Path, detail: &str) {
     errors.push(FieldError {
         cause: Cause::Invalid,
         field: path.to_string(),
@@ -186,7 +186,7 @@ fn bare_invalid(errors: &mut Errors, path: &Path, detail: &str) {
     });
 }
 
-fn failure_rule(spec: &JobSpec, rule: &PodFailurePolicyRule, path: &Path, errors: &mut Errors) {
+fn failure_rule(spec: &JobSpec, rule: &PodFailurePolicyRule, path: &Path, errors: &mut ErrorList) {
     const ACTIONS: &[&str] = &["Count", "FailIndex", "FailJob", "Ignore"];
     let at = path.child("action");
     match rule.action.as_str() {
@@ -217,7 +217,11 @@ fn failure_rule(spec: &JobSpec, rule: &PodFailurePolicyRule, path: &Path, errors
     }
 }
 
-fn pod_conditions(conditions: &[PodFailurePolicyOnPodConditionsPattern], path: &Path, errors: &mut Errors) {
+fn pod_conditions(
+    conditions: &[PodFailurePolicyOnPodConditionsPattern],
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     const STATUSES: &[&str] = &["False", "True", "Unknown"];
     if conditions.len() > MAX_PATTERNS {
         errors.too_many(path, conditions.len(), MAX_PATTERNS);
@@ -242,7 +246,7 @@ fn exit_codes(
     spec: &JobSpec,
     codes: &PodFailurePolicyOnExitCodesRequirement,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     const OPERATORS: &[&str] = &["In", "NotIn"];
     let at = path.child("operator");
@@ -284,7 +288,7 @@ fn exit_codes(
     }
 }
 
-fn success_policy(spec: &JobSpec, path: &Path, errors: &mut Errors) {
+fn success_policy(spec: &JobSpec, path: &Path, errors: &mut ErrorList) {
     let Some(policy) = &spec.success_policy else {
         return;
     };
@@ -318,7 +322,7 @@ fn success_policy(spec: &JobSpec, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn success_rule(rule: &SuccessPolicyRule, completions: i32, path: &Path, errors: &mut Errors) {
+fn success_rule(rule: &SuccessPolicyRule, completions: i32, path: &Path, errors: &mut ErrorList) {
     if rule.succeeded_count.is_none() && rule.succeeded_indexes.is_none() {
         errors.required(
             path,
@@ -333,7 +337,7 @@ fn success_rule(rule: &SuccessPolicyRule, completions: i32, path: &Path, errors:
         }
         match count_indexes(indexes, completions) {
             Ok(count) => total = count,
-            Err(why) => errors.invalid(&path, indexes, format!("error parsing succeededIndexes: {why}")),
+            Err(error) => errors.invalid(&path, indexes, format!("error parsing succeededIndexes: {error}")),
         }
     }
     if let Some(count) = rule.succeeded_count {
@@ -358,7 +362,7 @@ fn success_rule(rule: &SuccessPolicyRule, completions: i32, path: &Path, errors:
     }
 }
 
-/// How many indexes `1,3-5,7` means; they must grow and stay below `completions`.
+/// The number of indexes in a list like `1,3-5,7`; they must be increasing and below `completions`.
 pub(super) fn count_indexes(text: &str, completions: i32) -> Result<i32, String> {
     let mut total = 0;
     for (first, last) in intervals(text, completions)? {
@@ -367,7 +371,7 @@ pub(super) fn count_indexes(text: &str, completions: i32) -> Result<i32, String>
     Ok(total)
 }
 
-/// The intervals of `1,3-5,7`, both ends included.
+/// The intervals of a list like `1,3-5,7`, both ends included.
 pub(super) fn intervals(text: &str, completions: i32) -> Result<Vec<(i32, i32)>, String> {
     let mut intervals: Vec<(i32, i32)> = Vec::new();
     if text.is_empty() {

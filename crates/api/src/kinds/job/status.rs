@@ -1,40 +1,41 @@
-//! What controllers may write into a Job's status: ends are final, and only what changed is looked at.
+//! Validation of an update of a Job's status: terminal conditions are final, and most rules apply only to what changed
+//! (`JobStatusValidationOptions`).
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::batch::v1::{Job, JobStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::is;
+use super::is_condition_true;
 use super::spec::{count_indexes, intervals};
-use crate::field::{Cause, Errors, FieldError, Path};
+use crate::field::{Cause, ErrorList, FieldError, Path};
 use crate::kinds::checks::{json, not_negative_if_set, text};
 
-struct Check<'a> {
+struct StatusValidator<'a> {
     job: &'a Job,
     status: JobStatus,
     old: &'a Job,
     before: JobStatus,
-    errors: Errors,
+    errors: ErrorList,
 }
 
-pub(super) fn validate_update(job: &Job, old: &Job) -> Errors {
-    let mut check = Check {
+pub(super) fn validate_update(job: &Job, old: &Job) -> ErrorList {
+    let mut validator = StatusValidator {
         job,
         status: job.status.clone().unwrap_or_default(),
         old,
         before: old.status.clone().unwrap_or_default(),
-        errors: Errors::new(),
+        errors: ErrorList::new(),
     };
-    check.counts();
-    check.ends();
-    check.times();
-    check.indexes();
-    check.never_back();
-    check.errors
+    validator.counts();
+    validator.finished_conditions();
+    validator.times();
+    validator.indexes();
+    validator.no_reverts();
+    validator.errors
 }
 
-/// Whether two times are shown differently: what a controller wrote is held to the nanosecond, and shown to the second.
+/// Whether two times differ in whole seconds: a controller may have set nanoseconds, which are not serialized.
 fn differ(a: Option<&Time>, b: Option<&Time>) -> bool {
     a.map(|t| t.0.as_second()) != b.map(|t| t.0.as_second())
 }
@@ -44,10 +45,10 @@ fn path(field: &str) -> Path {
 }
 
 fn is_finished(job: &Job) -> bool {
-    is(job, "Complete") || is(job, "Failed")
+    is_condition_true(job, "Complete") || is_condition_true(job, "Failed")
 }
 
-impl Check<'_> {
+impl StatusValidator<'_> {
     fn conditions(&mut self, detail: &str) {
         self.errors.push(FieldError {
             cause: Cause::Invalid,
@@ -57,12 +58,12 @@ impl Check<'_> {
         });
     }
 
-    /// Whether a condition has come or gone with this update.
-    fn flipped(&self, condition: &str) -> bool {
-        is(self.job, condition) != is(self.old, condition)
+    /// Whether a condition became true or false with this update.
+    fn condition_changed(&self, condition: &str) -> bool {
+        is_condition_true(self.job, condition) != is_condition_true(self.old, condition)
     }
 
-    fn finish_flipped(&self) -> bool {
+    fn finished_changed(&self) -> bool {
         is_finished(self.job) != is_finished(self.old)
     }
 
@@ -92,28 +93,37 @@ impl Check<'_> {
         }
         let (active, ready) = (s.active.unwrap_or(0), s.ready.unwrap_or(0));
         let changed = s.ready != self.before.ready || active != self.before.active.unwrap_or(0);
-        // Asked of what changed; a count below 0 is reported by itself.
+        // Only checked if one of the two changed; a negative count is reported above.
         if changed && s.ready.is_some() && ready > active {
             self.errors
                 .invalid(&path("ready"), ready, "cannot set more ready pods than active");
         }
     }
 
-    fn ends(&mut self) {
-        let (complete, failed) = (is(self.job, "Complete"), is(self.job, "Failed"));
-        let target = is(self.job, "FailureTarget");
-        let success = is(self.job, "SuccessCriteriaMet");
+    fn finished_conditions(&mut self) {
+        let (complete, failed) = (
+            is_condition_true(self.job, "Complete"),
+            is_condition_true(self.job, "Failed"),
+        );
+        let target = is_condition_true(self.job, "FailureTarget");
+        let success = is_condition_true(self.job, "SuccessCriteriaMet");
         let failed_indexes_changed = self.status.failed_indexes != self.before.failed_indexes;
-        if (self.flipped("Complete") || self.flipped("Failed")) && complete && failed {
+        if (self.condition_changed("Complete") || self.condition_changed("Failed")) && complete && failed {
             self.conditions("cannot set Complete=True and Failed=true conditions");
         }
-        if (self.flipped("Complete") || self.flipped("FailureTarget")) && complete && target {
+        if (self.condition_changed("Complete") || self.condition_changed("FailureTarget"))
+            && complete
+            && target
+        {
             self.conditions("cannot set Complete=True and FailureTarget=true conditions");
         }
-        if (self.flipped("Failed") || failed_indexes_changed) && failed && !target {
+        if (self.condition_changed("Failed") || failed_indexes_changed) && failed && !target {
             self.conditions("cannot set Failed=True condition without the FailureTarget=true condition");
         }
-        if (self.flipped("Complete") || self.flipped("SuccessCriteriaMet")) && complete && !success {
+        if (self.condition_changed("Complete") || self.condition_changed("SuccessCriteriaMet"))
+            && complete
+            && !success
+        {
             self.conditions(
                 "cannot set Complete=True condition without the SuccessCriteriaMet=true condition",
             );
@@ -134,12 +144,13 @@ impl Check<'_> {
             return;
         }
         let active = self.status.active.unwrap_or(0);
-        if active > 0 && (self.finish_flipped() || active != self.before.active.unwrap_or(0)) {
+        if active > 0 && (self.finished_changed() || active != self.before.active.unwrap_or(0)) {
             self.errors
                 .invalid(&path("active"), active, "active>0 is invalid for finished job");
         }
         let terminating = self.status.terminating.unwrap_or(0);
-        if terminating > 0 && (self.finish_flipped() || self.status.terminating != self.before.terminating) {
+        if terminating > 0 && (self.finished_changed() || self.status.terminating != self.before.terminating)
+        {
             self.errors.invalid(
                 &path("terminating"),
                 terminating,
@@ -147,7 +158,7 @@ impl Check<'_> {
             );
         }
         if let Some(pods) = &self.status.uncounted_terminated_pods
-            && (self.finish_flipped()
+            && (self.finished_changed()
                 || self.status.uncounted_terminated_pods != self.before.uncounted_terminated_pods)
             && pods.failed.iter().chain(&pods.succeeded).flatten().count() > 0
         {
@@ -166,8 +177,8 @@ impl Check<'_> {
         );
         let start_changed = differ(start.as_ref(), self.before.start_time.as_ref());
         let end_changed = differ(end.as_ref(), self.before.completion_time.as_ref());
-        let complete = is(self.job, "Complete");
-        if self.flipped("Complete") || end_changed {
+        let complete = is_condition_true(self.job, "Complete");
+        if self.condition_changed("Complete") || end_changed {
             match &end {
                 Some(end) if !complete => self.errors.invalid(
                     &path("completionTime"),
@@ -193,11 +204,11 @@ impl Check<'_> {
         }
         let spec = self.job.spec.clone().unwrap_or_default();
         let suspended = spec.suspend == Some(true);
-        let nothing_to_do = suspended && spec.completions == Some(0);
+        let has_no_completions = suspended && spec.completions == Some(0);
         if start.is_none()
             && is_finished(self.job)
-            && (self.finish_flipped() || start_changed)
-            && !nothing_to_do
+            && (self.finished_changed() || start_changed)
+            && !has_no_completions
         {
             self.errors
                 .required(&path("startTime"), "startTime is required for finished job");
@@ -206,7 +217,7 @@ impl Check<'_> {
             self.errors
                 .invalid(&path("completionTime"), json(&end), "field is immutable");
         }
-        let resuming = is(self.old, "Suspended") && !is(self.job, "Suspended");
+        let resuming = is_condition_true(self.old, "Suspended") && !is_condition_true(self.job, "Suspended");
         if self.before.start_time.is_some() && start_changed && !resuming && !suspended {
             self.errors.invalid(
                 &path("startTime"),
@@ -224,9 +235,9 @@ impl Check<'_> {
         let failed = self.status.failed_indexes.clone();
         let failed_changed = failed != self.before.failed_indexes;
         if completed_changed {
-            if let Some(Err(why)) = completions.map(|c| count_indexes(&completed, c)) {
-                let why = format!("error parsing completedIndexes: {why}");
-                self.errors.invalid(&path("completedIndexes"), &completed, why);
+            if let Some(Err(error)) = completions.map(|c| count_indexes(&completed, c)) {
+                let detail = format!("error parsing completedIndexes: {error}");
+                self.errors.invalid(&path("completedIndexes"), &completed, detail);
             }
             if !completed.is_empty() && text(&spec.completion_mode) != "Indexed" {
                 self.errors.invalid(
@@ -247,10 +258,10 @@ impl Check<'_> {
         let Some(completions) = completions else { return };
         if failed_changed
             && spec.backoff_limit_per_index.is_some()
-            && let Err(why) = count_indexes(&failed, completions)
+            && let Err(error) = count_indexes(&failed, completions)
         {
-            let why = format!("error parsing failedIndexes: {why}");
-            self.errors.invalid(&path("failedIndexes"), &failed, why);
+            let detail = format!("error parsing failedIndexes: {error}");
+            self.errors.invalid(&path("failedIndexes"), &failed, detail);
         }
         if !failed_changed && !completed_changed {
             return;
@@ -273,9 +284,9 @@ impl Check<'_> {
         }
     }
 
-    fn never_back(&mut self) {
+    fn no_reverts(&mut self) {
         for condition in ["Failed", "Complete", "FailureTarget"] {
-            if is(self.old, condition) && !is(self.job, condition) {
+            if is_condition_true(self.old, condition) && !is_condition_true(self.job, condition) {
                 self.conditions(&format!("cannot disable the terminal {condition}=True condition"));
             }
         }
@@ -285,7 +296,7 @@ impl Check<'_> {
                 .invalid(&path("failed"), failed, "cannot decrease the failed counter");
         }
         let spec = self.job.spec.clone().unwrap_or_default();
-        // Indexed Jobs whose completions follow parallelism can be scaled down.
+        // An elastic Indexed Job (completions equal to parallelism) can be scaled down.
         let elastic = text(&spec.completion_mode) == "Indexed" && spec.completions == spec.parallelism;
         let succeeded = self.status.succeeded.unwrap_or(0);
         if !elastic && succeeded < self.before.succeeded.unwrap_or(0) {
@@ -295,12 +306,12 @@ impl Check<'_> {
                 "cannot decrease the succeeded counter",
             );
         }
-        let success = is(self.job, "SuccessCriteriaMet");
-        let had_success = is(self.old, "SuccessCriteriaMet");
+        let success = is_condition_true(self.job, "SuccessCriteriaMet");
+        let had_success = is_condition_true(self.old, "SuccessCriteriaMet");
         if had_success && !success {
             self.conditions("cannot disable the SuccessCriteriaMet=True condition");
         }
-        if is(self.old, "Complete") && !had_success && success {
+        if is_condition_true(self.old, "Complete") && !had_success && success {
             self.conditions(
                 "cannot set SuccessCriteriaMet=True for Job already has Complete=true conditions",
             );

@@ -1,15 +1,15 @@
-//! What of a Job may change: parallelism always, completions with it, and while it is suspended where and with how
-//! much its pods run.
+//! Validation of an update of a Job's spec: parallelism may change, completions together with it, and the scheduling
+//! directives and resources of the pod template while the Job is suspended.
 
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{Affinity, Container, PodSpec};
 
-use super::is;
-use crate::field::{Errors, Path};
+use super::is_condition_true;
+use crate::field::{ErrorList, Path};
 use crate::kinds::checks::{IMMUTABLE, Json, immutable, json, text};
 use crate::kinds::pod::internal;
 
-pub(super) fn validate(job: &Job, old: &Job, errors: &mut Errors) {
+pub(super) fn validate(job: &Job, old: &Job, errors: &mut ErrorList) {
     let path = Path::new("spec");
     let new = job.spec.clone().unwrap_or_default();
     let before = old.spec.clone().unwrap_or_default();
@@ -51,7 +51,7 @@ pub(super) fn validate(job: &Job, old: &Job, errors: &mut Errors) {
     }
 }
 
-fn completions(new: &JobSpec, old: &JobSpec, path: &Path, errors: &mut Errors) {
+fn completions(new: &JobSpec, old: &JobSpec, path: &Path, errors: &mut ErrorList) {
     if text(&new.completion_mode) != "Indexed" {
         immutable(errors, path, &new.completions, &old.completions);
     } else if new.completions != old.completions
@@ -66,33 +66,35 @@ fn completions(new: &JobSpec, old: &JobSpec, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Whether nothing of it runs, so that its pods may still be changed.
-fn is_at_rest(old: &Job) -> bool {
+/// Whether the Job is suspended and has no active pods, so that its pod template may change.
+fn is_suspended_without_active_pods(old: &Job) -> bool {
     let suspended = old.spec.as_ref().and_then(|s| s.suspend) == Some(true);
     let status = old.status.clone().unwrap_or_default();
-    suspended && (status.start_time.is_none() || (is(old, "Suspended") && status.active.unwrap_or(0) == 0))
+    suspended
+        && (status.start_time.is_none()
+            || (is_condition_true(old, "Suspended") && status.active.unwrap_or(0) == 0))
 }
 
-fn template(new: &JobSpec, old: &Job, errors: &mut Errors) {
+fn template(new: &JobSpec, old: &Job, errors: &mut ErrorList) {
     let mut allowed = old.spec.clone().unwrap_or_default().template;
-    let at_rest = is_at_rest(old);
-    if at_rest {
-        let wanted = new.template.clone();
+    let can_change_template = is_suspended_without_active_pods(old);
+    if can_change_template {
+        let new_template = new.template.clone();
         let meta = allowed.metadata.get_or_insert_default();
-        let wanted_meta = wanted.metadata.unwrap_or_default();
-        meta.annotations = wanted_meta.annotations;
-        meta.labels = wanted_meta.labels;
+        let new_meta = new_template.metadata.unwrap_or_default();
+        meta.annotations = new_meta.annotations;
+        meta.labels = new_meta.labels;
         let pod = allowed.spec.get_or_insert_default();
-        let wanted = wanted.spec.unwrap_or_default();
-        pod.affinity = with_node_affinity_of(pod.affinity.take(), wanted.affinity.as_ref());
-        resources_of(pod, &wanted);
-        pod.node_selector = wanted.node_selector;
-        pod.tolerations = wanted.tolerations;
-        pod.scheduling_gates = wanted.scheduling_gates;
+        let new_pod = new_template.spec.unwrap_or_default();
+        pod.affinity = with_node_affinity(pod.affinity.take(), new_pod.affinity.as_ref());
+        copy_resources(pod, &new_pod);
+        pod.node_selector = new_pod.node_selector;
+        pod.tolerations = new_pod.tolerations;
+        pod.scheduling_gates = new_pod.scheduling_gates;
     }
     let path = Path::new("spec");
-    if at_rest {
-        // Kubernetes names the path like this when resources may change.
+    if can_change_template {
+        // This is the field path that Kubernetes reports when the resources may change.
         let none = PodSpec::default();
         let spec = new.template.spec.as_ref().unwrap_or(&none);
         if spec != allowed.spec.as_ref().unwrap_or(&none) {
@@ -105,25 +107,25 @@ fn template(new: &JobSpec, old: &Job, errors: &mut Errors) {
     }
 }
 
-fn with_node_affinity_of(old: Option<Affinity>, wanted: Option<&Affinity>) -> Option<Affinity> {
+fn with_node_affinity(old: Option<Affinity>, new: Option<&Affinity>) -> Option<Affinity> {
     let mut affinity = old.unwrap_or_default();
-    affinity.node_affinity = wanted.and_then(|w| w.node_affinity.clone());
-    (wanted.is_some() || affinity != Affinity::default()).then_some(affinity)
+    affinity.node_affinity = new.and_then(|w| w.node_affinity.clone());
+    (new.is_some() || affinity != Affinity::default()).then_some(affinity)
 }
 
-fn resources_of(pod: &mut PodSpec, wanted: &PodSpec) {
-    let copy = |containers: &mut [Container], wanted: &[Container]| {
-        if containers.len() == wanted.len() {
-            for (container, wanted) in containers.iter_mut().zip(wanted) {
-                if container.name == wanted.name {
-                    container.resources.clone_from(&wanted.resources);
+fn copy_resources(pod: &mut PodSpec, new: &PodSpec) {
+    let copy = |containers: &mut [Container], new: &[Container]| {
+        if containers.len() == new.len() {
+            for (container, new) in containers.iter_mut().zip(new) {
+                if container.name == new.name {
+                    container.resources.clone_from(&new.resources);
                 }
             }
         }
     };
-    copy(&mut pod.containers, &wanted.containers);
+    copy(&mut pod.containers, &new.containers);
     copy(
         pod.init_containers.as_deref_mut().unwrap_or(&mut []),
-        wanted.init_containers.as_deref().unwrap_or(&[]),
+        new.init_containers.as_deref().unwrap_or(&[]),
     );
 }

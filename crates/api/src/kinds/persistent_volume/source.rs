@@ -1,5 +1,5 @@
-//! Where a PersistentVolume's storage is: one source, checked by the rules of its type. Many are those of a pod's volume of
-//! the same type; others name a Secret in a namespace of its own.
+//! The source of a PersistentVolume: exactly one, validated by the rules of its type. Many types have the same rules as a
+//! pod's volume; others refer to a Secret with its namespace.
 
 use k8s_openapi::api::core::v1::{
     CSIPersistentVolumeSource, FlexPersistentVolumeSource, GlusterfsPersistentVolumeSource,
@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{
     StorageOSPersistentVolumeSource,
 };
 
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::kinds::checks::{dns_label, dns_subdomain, text};
 use crate::kinds::pod::validation::volume_plugins::{
     self as plugins, csi_driver, flex_options, is_iscsi_name,
@@ -16,11 +16,11 @@ use crate::kinds::pod::validation::volumes::{host_path, no_backsteps, required};
 use crate::names;
 
 const ONE_SOURCE: &str = "may not specify more than 1 volume type";
-/// The longest name of a volume and its portal together, where they name a session.
+/// Maximum length of the volume's name and its portal together, which are the name of an iSCSI interface.
 const ISCSI_SESSION_MAX: usize = 64;
 
-/// Mistakes in the source of the volume `name`.
-pub(super) fn validate(spec: &PersistentVolumeSpec, name: &str, path: &Path, errors: &mut Errors) {
+/// Validates the source of the volume `name`.
+pub(super) fn validate(spec: &PersistentVolumeSpec, name: &str, path: &Path, errors: &mut ErrorList) {
     let mut found = false;
     macro_rules! sources {
         ($($given:ident: $field:literal => $check:expr;)*) => {$(
@@ -29,7 +29,7 @@ pub(super) fn validate(spec: &PersistentVolumeSpec, name: &str, path: &Path, err
                     errors.forbidden(&path.child($field), ONE_SOURCE);
                 } else {
                     found = true;
-                    let check: fn(_, &Path, &mut Errors) = $check;
+                    let check: fn(_, &Path, &mut ErrorList) = $check;
                     check(given, path, errors);
                 }
             }
@@ -37,7 +37,7 @@ pub(super) fn validate(spec: &PersistentVolumeSpec, name: &str, path: &Path, err
     }
     sources! {
         host_path: "hostPath" => |v: &_, p, e| host_path(v, &p.child("hostPath"), e);
-        // The check's path differs from the field's, as in Kubernetes.
+        // The path in errors differs from the field's name, as in `ValidatePersistentVolumeSpec`.
         gce_persistent_disk: "gcePersistentDisk" => |v: &_, p, e| plugins::gce(v, &p.child("persistentDisk"), e);
         aws_elastic_block_store: "awsElasticBlockStore"
             => |v: &_, p, e| plugins::aws(v, &p.child("awsElasticBlockStore"), e);
@@ -75,7 +75,7 @@ pub(super) fn validate(spec: &PersistentVolumeSpec, name: &str, path: &Path, err
         fc: "fc" => |v: &_, p, e| plugins::fc(v, &p.child("fc"), e);
     }
     if let Some(source) = &spec.flex_volume {
-        // The one source that may stand beside another.
+        // The only source that may be set in addition to another.
         found = true;
         flex(source, &path.child("flexVolume"), errors);
     }
@@ -127,8 +127,8 @@ pub(super) fn validate(spec: &PersistentVolumeSpec, name: &str, path: &Path, err
     }
 }
 
-/// Whether the source's plugin takes mount options from the annotation that once held them.
-pub(super) fn takes_mount_options(spec: &PersistentVolumeSpec) -> bool {
+/// Whether the source's plugin supports mount options, also by the deprecated annotation.
+pub(super) fn supports_mount_options(spec: &PersistentVolumeSpec) -> bool {
     spec.gce_persistent_disk.is_some()
         || spec.aws_elastic_block_store.is_some()
         || spec.glusterfs.is_some()
@@ -144,7 +144,7 @@ pub(super) fn takes_mount_options(spec: &PersistentVolumeSpec) -> bool {
         || spec.photon_persistent_disk.is_some()
 }
 
-fn glusterfs(v: &GlusterfsPersistentVolumeSource, path: &Path, errors: &mut Errors) {
+fn glusterfs(v: &GlusterfsPersistentVolumeSource, path: &Path, errors: &mut ErrorList) {
     required(&v.endpoints, &path.child("endpoints"), errors);
     required(&v.path, &path.child("path"), errors);
     let Some(namespace) = v.endpoints_namespace.as_deref() else {
@@ -162,7 +162,7 @@ fn glusterfs(v: &GlusterfsPersistentVolumeSource, path: &Path, errors: &mut Erro
     }
 }
 
-/// What the volumes of some storage systems have unless they say otherwise; the same as in pods.
+/// Defaults of the sources; the same as those of volumes in pods.
 pub(super) fn set_defaults(spec: &mut PersistentVolumeSpec) {
     fn or(field: &mut Option<String>, default: &str) {
         if text(field).is_empty() {
@@ -189,7 +189,7 @@ pub(super) fn set_defaults(spec: &mut PersistentVolumeSpec) {
     }
 }
 
-fn iscsi(v: &ISCSIPersistentVolumeSource, name: &str, path: &Path, errors: &mut Errors) {
+fn iscsi(v: &ISCSIPersistentVolumeSource, name: &str, path: &Path, errors: &mut ErrorList) {
     const FORM: &str = "must be valid format";
     required(&v.target_portal, &path.child("targetPortal"), errors);
     let session = name.len() + 1 + v.target_portal.len();
@@ -208,7 +208,7 @@ fn iscsi(v: &ISCSIPersistentVolumeSource, name: &str, path: &Path, errors: &mut 
         errors.invalid(&at, &v.iqn, FORM);
     }
     if !(0..=255).contains(&v.lun) {
-        errors.invalid(&path.child("lun"), v.lun, names::range_words(0, 255));
+        errors.invalid(&path.child("lun"), v.lun, names::inclusive_range_error(0, 255));
     }
     let at = path.child("secretRef");
     let chap = v.chap_auth_discovery == Some(true) || v.chap_auth_session == Some(true);
@@ -222,12 +222,12 @@ fn iscsi(v: &ISCSIPersistentVolumeSource, name: &str, path: &Path, errors: &mut 
     }
 }
 
-fn flex(v: &FlexPersistentVolumeSource, path: &Path, errors: &mut Errors) {
+fn flex(v: &FlexPersistentVolumeSource, path: &Path, errors: &mut ErrorList) {
     required(&v.driver, &path.child("driver"), errors);
     flex_options(v.options.as_ref(), path, errors);
 }
 
-fn local(v: &LocalVolumeSource, path: &Path, errors: &mut Errors) {
+fn local(v: &LocalVolumeSource, path: &Path, errors: &mut ErrorList) {
     let at = path.child("path");
     match v.path.as_str() {
         "" => errors.required(&at, ""),
@@ -235,7 +235,7 @@ fn local(v: &LocalVolumeSource, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn storage_os(v: &StorageOSPersistentVolumeSource, path: &Path, errors: &mut Errors) {
+fn storage_os(v: &StorageOSPersistentVolumeSource, path: &Path, errors: &mut ErrorList) {
     let (name, namespace) = (text(&v.volume_name), text(&v.volume_namespace));
     match name {
         "" => errors.required(&path.child("volumeName"), ""),
@@ -251,7 +251,7 @@ fn storage_os(v: &StorageOSPersistentVolumeSource, path: &Path, errors: &mut Err
     }
 }
 
-fn csi(v: &CSIPersistentVolumeSource, path: &Path, errors: &mut Errors) {
+fn csi(v: &CSIPersistentVolumeSource, path: &Path, errors: &mut ErrorList) {
     csi_driver(&v.driver, &path.child("driver"), errors);
     required(&v.volume_handle, &path.child("volumeHandle"), errors);
     for (field, secret) in [
@@ -273,8 +273,8 @@ fn csi(v: &CSIPersistentVolumeSource, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A Secret that must be named with its namespace.
-fn named_secret(secret: Option<&SecretReference>, path: &Path, errors: &mut Errors) {
+/// Checks a reference to a Secret, which needs a name and a namespace.
+fn named_secret(secret: Option<&SecretReference>, path: &Path, errors: &mut ErrorList) {
     if let Some(secret) = secret {
         required(text(&secret.name), &path.child("name"), errors);
         required(text(&secret.namespace), &path.child("namespace"), errors);

@@ -1,12 +1,13 @@
-//! Which pods must never run twice (SPEC S1): they are fenced for, and end themselves where nobody can vouch for them.
+//! The pods that must never run twice (SPEC S1): they are replaced only after fencing, and a node that is cut off terminates
+//! them itself.
 
 use k8s_openapi::api::core::v1::Pod;
 
-/// Annotation of a pod: `true` if it must never run twice, `false` if it may, whatever else is said.
+/// Annotation of a pod: `true` if it must never run twice, `false` if it may; it overrides every other rule.
 pub const AT_MOST_ONE: &str = "knarr.io/at-most-one";
 
-/// Whether a pod must never run twice, as far as it says so itself: by the annotation, or by being one of a StatefulSet.
-/// `None` leaves it to its volumes: one that only one node may use makes it so.
+/// Whether a pod must never run twice, by its annotation or because a StatefulSet owns it.
+/// `None`: its volumes decide, it is at-most-one if it has one that only one node may use.
 pub fn at_most_one(pod: &Pod) -> Option<bool> {
     let annotations = pod.metadata.annotations.as_ref();
     match annotations.and_then(|a| a.get(AT_MOST_ONE)).map(String::as_str) {
@@ -28,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn s1_a_statefulsets_pods_and_those_that_say_so_must_not_run_twice() {
+    fn s1_pods_of_statefulsets_and_annotated_pods_are_at_most_one() {
         let set = |kind: &str, api: &str| json!([{"apiVersion": api, "kind": kind, "name": "s", "uid": "u", "controller": true}]);
         for (annotation, owners, expected) in [
             (Value::Null, Value::Null, None),

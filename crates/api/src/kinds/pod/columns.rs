@@ -1,6 +1,6 @@
 //! Pods in `kubectl get`: READY, STATUS, RESTARTS and the wide columns (SPEC L13).
 //!
-//! STATUS is not a field of the API: it is worked out here from phase, reason, conditions and container states.
+//! STATUS is not a field of the API: it is computed from phase, reason, conditions and container states (`printPod`).
 
 use k8s_openapi::api::core::v1::{Container, ContainerState, ContainerStateTerminated, ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -27,9 +27,9 @@ pub fn columns() -> &'static [Column] {
 }
 
 pub fn row(pod: &Pod, now: Timestamp) -> Vec<Cell> {
-    let shown = Shown::of(pod);
-    let mut restarts = shown.restarts.to_string();
-    if let (1.., Some(last)) = (shown.restarts, &shown.last_restart) {
+    let columns = StatusColumns::of(pod);
+    let mut restarts = columns.restarts.to_string();
+    if let (1.., Some(last)) = (columns.restarts, &columns.last_restart) {
         restarts = format!("{restarts} ({} ago)", table::age(Some(last), now));
     }
     let spec = pod.spec.as_ref();
@@ -39,8 +39,8 @@ pub fn row(pod: &Pod, now: Timestamp) -> Vec<Cell> {
         .map(|ip| ip.ip.as_str());
     vec![
         table::name(&pod.metadata),
-        format!("{}/{}", shown.ready, shown.total).into(),
-        shown.reason.into(),
+        format!("{}/{}", columns.ready, columns.total).into(),
+        columns.reason.into(),
         restarts.into(),
         table::created(&pod.metadata, now),
         table::or(ip, "<none>").into(),
@@ -50,7 +50,7 @@ pub fn row(pod: &Pod, now: Timestamp) -> Vec<Cell> {
     ]
 }
 
-/// The mark on rows of pods that have ended.
+/// The condition on rows of pods that are finished.
 pub fn finished(pod: &Pod) -> Option<RowCondition> {
     let (reason, message) = match phase(pod) {
         "Succeeded" => ("Succeeded", "The pod has completed successfully."),
@@ -87,8 +87,8 @@ fn readiness_gates(pod: &Pod) -> String {
     }
 }
 
-/// What the first columns say of a pod.
-struct Shown {
+/// The values of the columns READY, STATUS and RESTARTS.
+struct StatusColumns {
     ready: usize,
     total: usize,
     reason: String,
@@ -96,7 +96,7 @@ struct Shown {
     last_restart: Option<Time>,
 }
 
-/// Restarts of some containers and the end of the latest run before the present one.
+/// Restarts of some containers and when the latest of their previous runs finished.
 #[derive(Clone, Default)]
 struct Restarts {
     count: i32,
@@ -106,17 +106,17 @@ struct Restarts {
 impl Restarts {
     fn add(&mut self, container: &ContainerStatus) {
         self.count += container.restart_count;
-        let ended = container
+        let finished_at = container
             .last_state
             .as_ref()
             .and_then(|s| s.terminated.as_ref()?.finished_at.clone());
-        if ended.as_ref().map(|t| t.0) > self.last.as_ref().map(|t| t.0) {
-            self.last = ended;
+        if finished_at.as_ref().map(|t| t.0) > self.last.as_ref().map(|t| t.0) {
+            self.last = finished_at;
         }
     }
 }
 
-impl Shown {
+impl StatusColumns {
     fn of(pod: &Pod) -> Self {
         let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
@@ -126,7 +126,7 @@ impl Shown {
                 .iter()
                 .any(|c| c.name == name && c.restart_policy.as_deref() == Some("Always"))
         };
-        let mut shown = Shown {
+        let mut columns = StatusColumns {
             ready: 0,
             total: spec.map_or(0, |s| s.containers.len())
                 + inits.iter().filter(|c| is_sidecar(&c.name)).count(),
@@ -135,14 +135,14 @@ impl Shown {
             last_restart: None,
         };
         if let Some(reason) = status.and_then(|s| s.reason.as_ref()).filter(|r| !r.is_empty()) {
-            shown.reason.clone_from(reason);
+            columns.reason.clone_from(reason);
         }
         let conditions = status.iter().flat_map(|s| s.conditions.iter().flatten());
         if conditions
             .into_iter()
             .any(|c| c.type_ == "PodScheduled" && c.reason.as_deref() == Some("SchedulingGated"))
         {
-            shown.reason = "SchedulingGated".into();
+            columns.reason = "SchedulingGated".into();
         }
 
         let mut restarts = Restarts::default();
@@ -157,18 +157,18 @@ impl Shown {
             }
             let state = container.state.clone().unwrap_or_default();
             match (&state.terminated, &state.waiting) {
-                (Some(ended), _) if ended.exit_code == 0 => continue,
+                (Some(terminated), _) if terminated.exit_code == 0 => continue,
                 _ if sidecar && container.started == Some(true) => {
-                    shown.ready += usize::from(container.ready);
+                    columns.ready += usize::from(container.ready);
                     continue;
                 }
-                (Some(ended), _) => shown.reason = format!("Init:{}", why_ended(ended)),
+                (Some(terminated), _) => columns.reason = format!("Init:{}", termination_reason(terminated)),
                 (None, Some(waiting))
                     if !matches!(waiting.reason.as_deref(), None | Some("" | "PodInitializing")) =>
                 {
-                    shown.reason = format!("Init:{}", waiting.reason.as_deref().unwrap_or(""));
+                    columns.reason = format!("Init:{}", waiting.reason.as_deref().unwrap_or(""));
                 }
-                _ => shown.reason = format!("Init:{i}/{}", inits.len()),
+                _ => columns.reason = format!("Init:{i}/{}", inits.len()),
             }
             initializing = true;
             break;
@@ -176,26 +176,26 @@ impl Shown {
 
         if !initializing || is_true(pod, "Initialized") {
             restarts = sidecar_restarts;
-            shown.look_at_app_containers(pod, &mut restarts);
+            columns.add_app_containers(pod, &mut restarts);
         }
-        shown.restarts = restarts.count;
-        shown.last_restart = restarts.last;
+        columns.restarts = restarts.count;
+        columns.last_restart = restarts.last;
 
         if pod.metadata.deletion_timestamp.is_some() {
             if status.and_then(|s| s.reason.as_deref()) == Some(NODE_LOST) {
-                shown.reason = "Unknown".into();
-            } else if !matches!(phase(pod), "Succeeded" | "Failed") {
-                shown.reason = "Terminating".into();
+                columns.reason = "Unknown".into();
+            } else if !super::is_terminal(pod) {
+                columns.reason = "Terminating".into();
             }
         }
-        shown
+        columns
     }
 
-    fn look_at_app_containers(&mut self, pod: &Pod, restarts: &mut Restarts) {
+    fn add_app_containers(&mut self, pod: &Pod, restarts: &mut Restarts) {
         let statuses = pod.status.as_ref().and_then(|s| s.container_statuses.as_deref());
         let mut has_running = false;
         let mut failure = None;
-        // Backwards, so that the first container has the last word.
+        // In reverse order, so that the first container determines the reason.
         for container in statuses.unwrap_or(&[]).iter().rev() {
             restarts.add(container);
             match container.state.clone().unwrap_or_default() {
@@ -206,11 +206,11 @@ impl Shown {
                     self.reason = waiting.reason.unwrap_or_default();
                 }
                 ContainerState {
-                    terminated: Some(ended),
+                    terminated: Some(terminated),
                     ..
                 } => {
-                    self.reason = why_ended(&ended);
-                    if ended.exit_code != 0 {
+                    self.reason = termination_reason(&terminated);
+                    if terminated.exit_code != 0 {
                         failure = Some(self.reason.clone());
                     }
                 }
@@ -233,11 +233,11 @@ impl Shown {
     }
 }
 
-fn why_ended(ended: &ContainerStateTerminated) -> String {
-    match (ended.reason.as_deref(), ended.signal) {
+fn termination_reason(terminated: &ContainerStateTerminated) -> String {
+    match (terminated.reason.as_deref(), terminated.signal) {
         (Some(reason), _) if !reason.is_empty() => reason.to_string(),
         (_, Some(signal)) if signal != 0 => format!("Signal:{signal}"),
-        _ => format!("ExitCode:{}", ended.exit_code),
+        _ => format!("ExitCode:{}", terminated.exit_code),
     }
 }
 

@@ -1,5 +1,4 @@
-//! What the user left out of a Pod or a PodSpec, as v1.36 fills it in, and the aliases and old forms that it
-//! rewrites on the way in.
+//! Defaults of a Pod or a PodSpec as in v1.36, and the deprecated fields and annotations that decoding converts.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +9,16 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 
 use super::image;
-use super::resources::{Side, aggregate, is_hugepages, is_overcommit_allowed, is_pod_level};
+use super::resources::{
+    RequirementKind, aggregate_containers, is_hugepages, is_overcommit_allowed,
+    is_supported_pod_level_resource,
+};
 use crate::quantity;
 
-/// Permission bits of files in secret, configMap, downwardAPI and projected volumes.
+/// Default mode of files in secret, configMap, downwardAPI and projected volumes.
 const FILE_MODE: i32 = 0o644;
 
-/// Annotations that once held init containers; they are dropped.
+/// Annotations that held init containers before `spec.initContainers` existed; they are dropped.
 const INIT_CONTAINER_ANNOTATIONS: [&str; 4] = [
     "pod.beta.kubernetes.io/init-containers",
     "pod.alpha.kubernetes.io/init-containers",
@@ -36,7 +38,7 @@ fn or_number<T: PartialEq + Default>(field: &mut Option<T>, value: T) {
     }
 }
 
-/// Everything a Pod gets.
+/// Sets all defaults of a Pod.
 pub(super) fn set_pod_defaults(pod: &mut Pod) {
     drop_init_container_annotations(&mut pod.metadata.annotations);
     let spec = pod.spec.get_or_insert_default();
@@ -92,15 +94,15 @@ pub(super) fn set_pod_defaults(pod: &mut Pod) {
     }
 }
 
-/// Drops the annotations that once held init containers.
+/// Drops the annotations that held init containers before `spec.initContainers` existed.
 pub fn drop_init_container_annotations(annotations: &mut Option<BTreeMap<String, String>>) {
     if let Some(annotations) = annotations {
         annotations.retain(|key, _| !INIT_CONTAINER_ANNOTATIONS.contains(&key.as_str()));
     }
 }
 
-/// Requests of the pod as a whole, where it has limits: what its containers ask for, else its limits; limits of
-/// huge pages from its containers.
+/// Defaults of pod-level resources: a request is the aggregate of the containers' requests, else the pod-level limit; a limit of
+/// huge pages is the aggregate of the containers' limits.
 fn default_pod_level_resources(spec: &mut PodSpec) {
     let Some(own) = &spec.resources else {
         return;
@@ -110,20 +112,20 @@ fn default_pod_level_resources(spec: &mut PodSpec) {
         own.requests.clone().unwrap_or_default(),
     );
     if !limits.is_empty() || !requests.is_empty() {
-        for (name, amount) in aggregate(spec, Side::Limits) {
+        for (name, amount) in aggregate_containers(spec, RequirementKind::Limits) {
             if is_hugepages(&name) && !requests.contains_key(&name) {
                 limits.entry(name).or_insert(amount.to_wire());
             }
         }
     }
     if !limits.is_empty() {
-        for (name, amount) in aggregate(spec, Side::Requests) {
-            if is_pod_level(&name) && is_overcommit_allowed(&name) {
+        for (name, amount) in aggregate_containers(spec, RequirementKind::Requests) {
+            if is_supported_pod_level_resource(&name) && is_overcommit_allowed(&name) {
                 requests.entry(name).or_insert(amount.to_wire());
             }
         }
         for (name, limit) in &limits {
-            if is_pod_level(name) {
+            if is_supported_pod_level_resource(name) {
                 requests.entry(name.clone()).or_insert(limit.clone());
             }
         }
@@ -133,14 +135,14 @@ fn default_pod_level_resources(spec: &mut PodSpec) {
     own.requests = Some(requests).filter(|r| !r.is_empty());
 }
 
-/// Fills in a PodSpec, wherever it stands (a Pod or a template). What only a Pod gets is not done here.
+/// Sets the defaults of a PodSpec, of a Pod or of a template. Those that only a Pod gets are not set here.
 pub fn set_pod_spec_defaults(spec: &mut PodSpec) {
     or(&mut spec.dns_policy, "ClusterFirst");
     or(&mut spec.restart_policy, "Always");
     or(&mut spec.scheduler_name, "default-scheduler");
     spec.security_context.get_or_insert_default();
     spec.termination_grace_period_seconds.get_or_insert(30);
-    // The old name follows the new one, and stands in for it where only the old one is given.
+    // `serviceAccount` is a deprecated alias of `serviceAccountName`; if only the alias is set, it is used.
     let account = [&spec.service_account_name, &spec.service_account]
         .into_iter()
         .flatten()
@@ -299,7 +301,7 @@ fn set_volume_defaults(volume: &mut Volume) {
     set_plugin_defaults(volume);
 }
 
-/// Volumes of storage systems with values of their own.
+/// Defaults of the volume plugins of storage systems.
 fn set_plugin_defaults(volume: &mut Volume) {
     if let Some(iscsi) = &mut volume.iscsi {
         or(&mut iscsi.iscsi_interface, "default");
@@ -343,7 +345,7 @@ fn set_projection_defaults(source: &mut VolumeProjection) {
     }
 }
 
-/// Fills in the spec of a PersistentVolumeClaim, wherever it stands.
+/// Sets the defaults of the spec of a PersistentVolumeClaim or of a claim template.
 pub fn set_claim_spec_defaults(spec: &mut PersistentVolumeClaimSpec) {
     spec.volume_mode.get_or_insert_with(|| "Filesystem".into());
     let resources = spec.resources.get_or_insert_default();

@@ -1,14 +1,14 @@
-//! Unified diffs of texts, line by line, that come out as Python's difflib makes them: clients of Kubernetes see
-//! its Go port in the refusal of a pod's update.
+//! Unified diffs of texts, line by line, with the same result as Python's difflib: the error of a forbidden pod update
+//! contains such a diff, which Kubernetes makes with a Go port of difflib.
 
 use std::collections::BTreeMap;
 
 /// Unchanged lines shown around a change.
 const CONTEXT: usize = 3;
-/// From this many lines on, lines that are everywhere do not start a match.
+/// In texts with at least this many lines, very frequent lines do not start a match (difflib's autojunk).
 const POPULAR_FROM: usize = 200;
 
-/// A run of lines that both texts have.
+/// A sequence of lines that both texts have.
 #[derive(Clone, Copy)]
 struct Match {
     a: usize,
@@ -26,22 +26,22 @@ struct Change {
 struct Matcher<'t> {
     a: Vec<&'t str>,
     b: Vec<&'t str>,
-    /// Where each line of `b` stands; without the popular ones.
-    places: BTreeMap<&'t str, Vec<usize>>,
+    /// The indexes of each line in `b`, without the popular lines.
+    lines_of_b: BTreeMap<&'t str, Vec<usize>>,
 }
 
 impl<'t> Matcher<'t> {
     fn new(a: &'t str, b: &'t str) -> Self {
         let (a, b): (Vec<&str>, Vec<&str>) = (a.split('\n').collect(), b.split('\n').collect());
-        let mut places: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        let mut lines_of_b: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for (j, line) in b.iter().enumerate() {
-            places.entry(line).or_default().push(j);
+            lines_of_b.entry(line).or_default().push(j);
         }
         if b.len() >= POPULAR_FROM {
             let often = b.len() / 100 + 1;
-            places.retain(|_, at| at.len() <= often);
+            lines_of_b.retain(|_, at| at.len() <= often);
         }
-        Matcher { a, b, places }
+        Matcher { a, b, lines_of_b }
     }
 
     fn longest(&self, (a_low, a_high): (usize, usize), (b_low, b_high): (usize, usize)) -> Match {
@@ -50,11 +50,11 @@ impl<'t> Matcher<'t> {
             b: b_low,
             len: 0,
         };
-        // Length of the run that ends with this line of a and that of b.
-        let mut ending: BTreeMap<usize, usize> = BTreeMap::new();
+        // By line of b: the length of the match that ends with it and the current line of a.
+        let mut run_lengths: BTreeMap<usize, usize> = BTreeMap::new();
         for i in a_low..a_high {
             let mut next = BTreeMap::new();
-            for &j in self.places.get(self.a[i]).into_iter().flatten() {
+            for &j in self.lines_of_b.get(self.a[i]).into_iter().flatten() {
                 if j < b_low {
                     continue;
                 }
@@ -63,7 +63,7 @@ impl<'t> Matcher<'t> {
                 }
                 let len = 1 + j
                     .checked_sub(1)
-                    .and_then(|j| ending.get(&j))
+                    .and_then(|j| run_lengths.get(&j))
                     .copied()
                     .unwrap_or(0);
                 next.insert(j, len);
@@ -75,7 +75,7 @@ impl<'t> Matcher<'t> {
                     };
                 }
             }
-            ending = next;
+            run_lengths = next;
         }
         while best.a > a_low && best.b > b_low && self.a[best.a - 1] == self.b[best.b - 1] {
             best = Match {
@@ -93,7 +93,7 @@ impl<'t> Matcher<'t> {
         best
     }
 
-    /// All matches in order, the longest of each stretch first found.
+    /// All matches in order; in each section the longest match is found first.
     fn matches(&self) -> Vec<Match> {
         let mut found = Vec::new();
         let mut stretches = vec![((0, self.a.len()), (0, self.b.len()))];
@@ -150,7 +150,7 @@ impl<'t> Matcher<'t> {
         changes
     }
 
-    /// Changes with their surroundings; far apart ones in groups of their own.
+    /// Changes with their context lines; distant changes are in separate groups (hunks).
     fn groups(&self) -> Vec<Vec<Change>> {
         let mut changes = self.changes();
         if let Some(first) = changes.first_mut().filter(|c| c.equal) {
@@ -195,7 +195,7 @@ fn range((start, end): (usize, usize)) -> String {
     }
 }
 
-/// The differences of two texts; empty if there are none.
+/// The unified diff of two texts; empty if they are equal.
 pub(super) fn unified(old: &str, new: &str) -> String {
     let matcher = Matcher::new(old, new);
     let mut out = String::new();

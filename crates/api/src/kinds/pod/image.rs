@@ -1,7 +1,7 @@
 //! References to images, as far as defaults depend on them (distribution's reference grammar).
 
-/// `Always` for an image whose tag is, or is taken to be, `latest`; `IfNotPresent` for every other one, also
-/// for what is no reference at all.
+/// `Always` for an image with the tag `latest` or without tag and digest; `IfNotPresent` for every other one, also
+/// for an invalid reference.
 pub(super) fn pull_policy(image: &str) -> &'static str {
     match tag(image) {
         Some("latest") => "Always",
@@ -9,9 +9,9 @@ pub(super) fn pull_policy(image: &str) -> &'static str {
     }
 }
 
-/// The tag of a reference: `latest` if it has neither tag nor digest, none if it has a digest only or is none.
+/// The tag of a reference: `latest` if it has neither tag nor digest; `None` if it has only a digest or is invalid.
 fn tag(image: &str) -> Option<&str> {
-    // A bare image id is not a name.
+    // A 64-digit hexadecimal image ID is not a valid name.
     if image.len() == 64
         && image
             .bytes()
@@ -38,11 +38,11 @@ fn tag(image: &str) -> Option<&str> {
         Some((path, tag)) => (path, Some(tag)),
         None => (named, None),
     };
-    let fine = path.split('/').all(is_path_component)
+    let valid = path.split('/').all(is_path_component)
         && tag.is_none_or(is_tag)
         && digest.is_none_or(is_digest)
         && domain.map_or("docker.io/library/".len(), |d| d.len() + 1) + path.len() <= 255;
-    match (fine, tag, digest) {
+    match (valid, tag, digest) {
         (false, ..) => None,
         (_, Some(tag), _) => Some(tag),
         (_, None, None) => Some("latest"),
@@ -83,8 +83,8 @@ fn is_path_component(component: &str) -> bool {
         }
         let next = after.trim_start_matches(|c: char| !alnum(c));
         let separator = &after[..after.len() - next.len()];
-        let fine = matches!(separator, "." | "_" | "__") || separator.bytes().all(|c| c == b'-');
-        if !fine {
+        let valid = matches!(separator, "." | "_" | "__") || separator.bytes().all(|c| c == b'-');
+        if !valid {
             return false;
         }
         rest = next;

@@ -1,64 +1,17 @@
 //! Pods as Kubernetes' messages show them.
 //!
-//! Where a message holds a whole object, it is printed in the API server's internal form: other names (`DNSPolicy`),
-//! every field present, host namespaces inside the security context. Clients see that, so knarr prints the same.
+//! Error messages of kube-apiserver that contain a whole object print its internal type: other field names (`DNSPolicy`),
+//! every field present, host namespaces inside the security context. knarr prints the same.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::LazyLock;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::diff;
+use crate::descriptors::{self, Definition, Form, Go, TypeDescriptor};
 
-/// The fields of metadata that templates have, in Go's order; it is written in the API's form.
-const METADATA: &[&str] = &[
-    "name",
-    "generateName",
-    "namespace",
-    "labels",
-    "annotations",
-    "ownerReferences",
-    "finalizers",
-];
-
-struct Field {
-    name: &'static str,
-    /// As the API calls it.
-    key: String,
-    of: &'static str,
-}
-
-static TYPES: LazyLock<BTreeMap<&'static str, Vec<Field>>> =
-    LazyLock::new(|| parse(include_str!("internal_types.txt")));
-
-fn parse(text: &'static str) -> BTreeMap<&'static str, Vec<Field>> {
-    let mut types = BTreeMap::new();
-    for line in text.lines().filter(|l| !l.starts_with('#')) {
-        let mut words = line.split(' ');
-        let name = words.next().unwrap_or("");
-        let fields = words.filter_map(|word| {
-            let (name, of) = word.split_once(':')?;
-            let (name, key) = match name.split_once('=') {
-                Some((name, key)) => (name, key.to_string()),
-                None => (name, lower_first(name)),
-            };
-            Some(Field { name, key, of })
-        });
-        types.insert(name, fields.collect());
-    }
-    types
-}
-
-fn lower_first(name: &str) -> String {
-    let mut chars = name.chars();
-    chars.next().map_or_else(String::new, |first| {
-        format!("{}{}", first.to_ascii_lowercase(), chars.as_str())
-    })
-}
-
-/// JSON whose keys keep their order.
+/// A JSON value whose keys keep their order.
 enum Node {
     Scalar(String),
     List(Vec<Node>),
@@ -66,75 +19,78 @@ enum Node {
 }
 
 impl Node {
-    /// The node of a value in the API's form that is of type `of` internally.
-    fn build(of: &str, value: Option<&Value>) -> Node {
+    /// The node of a value of the API whose internal type is `of`.
+    fn build(of: &Go, value: Option<&Value>) -> Node {
         let value = value.filter(|v| !v.is_null());
-        let null = || Node::Scalar("null".into());
-        let kind = of.chars().next().unwrap_or('j');
-        let inner = of.get(1..).unwrap_or("");
-        match (kind, value) {
-            ('*' | '[' | '{', None) => null(),
-            // A list that is always there in a typed object is one that was not given.
-            ('[', Some(Value::Array(items))) if items.is_empty() => null(),
-            ('*', value) => Node::build(inner, value),
-            ('[', Some(Value::Array(items))) => {
-                Node::List(items.iter().map(|item| Node::build(inner, Some(item))).collect())
+        let scalar_or = |zero: &str| Node::Scalar(value.map_or_else(|| zero.into(), scalar));
+        match (of, value) {
+            (Go::Pointer(_) | Go::List(_) | Go::Map(_) | Go::Other(_), None) => Node::null(),
+            // A list that k8s-openapi always serializes is nil in Go if it is empty.
+            (Go::List(_), Some(Value::Array(items))) if items.is_empty() => Node::null(),
+            (Go::Pointer(of), value) => Node::build(of, value),
+            (Go::List(of), Some(Value::Array(items))) => {
+                Node::List(items.iter().map(|item| Node::build(of, Some(item))).collect())
             }
-            ('{', Some(Value::Object(map))) => Node::Object(
-                map.iter()
-                    .map(|(key, value)| (key.clone(), Node::build(inner, Some(value))))
-                    .collect(),
-            ),
-            _ => match of {
-                "s" => Node::Scalar(value.map_or_else(|| "\"\"".into(), scalar)),
-                "b" => Node::Scalar(value.map_or_else(|| "false".into(), scalar)),
-                "i" | "j" => Node::Scalar(value.map_or_else(|| "0".into(), scalar)),
-                "q" => Node::Scalar(value.map_or_else(|| "\"0\"".into(), scalar)),
-                "l" => Node::of_selector(value),
-                "r" => value.map_or_else(null, Node::plain),
-                of => Node::of_struct(of, value),
+            (Go::Map(of), Some(Value::Object(map))) => {
+                let members = map.iter();
+                Node::Object(
+                    members
+                        .map(|(key, value)| (key.clone(), Node::build(of, Some(value))))
+                        .collect(),
+                )
+            }
+            (Go::List(_) | Go::Map(_) | Go::Other(_), Some(other)) => Node::plain(other),
+            (Go::String | Go::Bytes, _) => scalar_or("\"\""),
+            (Go::Bool, _) => scalar_or("false"),
+            (Go::Integer(_) | Go::Float, _) => scalar_or("0"),
+            (Go::Named(_), value) => match of.named() {
+                Some(of) => Node::of_type(of, value),
+                None => Node::null(),
             },
         }
     }
 
-    fn of_struct(of: &str, value: Option<&Value>) -> Node {
-        let mut object = Vec::new();
-        for field in TYPES.get(of).into_iter().flatten() {
-            let value = value.and_then(|v| v.get(&field.key));
-            if field.of == "o" {
-                let metadata = value.and_then(Value::as_object);
-                let known = METADATA.iter().filter_map(|k| metadata?.get_key_value(*k));
-                let others = metadata.into_iter().flatten();
-                let others = others.filter(|(k, _)| !METADATA.contains(&k.as_str()));
-                object.extend(known.chain(others).map(|(k, v)| (k.clone(), Node::plain(v))));
-            } else {
-                object.push((field.name.to_string(), Node::build(field.of, value)));
-            }
+    fn null() -> Node {
+        Node::Scalar("null".into())
+    }
+
+    fn of_type(of: &'static TypeDescriptor, value: Option<&Value>) -> Node {
+        let scalar_or = |zero: &str| Node::Scalar(value.map_or_else(|| zero.into(), scalar));
+        match &of.definition {
+            Definition::Alias(of) => Node::build(of, value),
+            Definition::Struct => Node::of_struct(of, value),
+            Definition::Form(Form::Quantity) => scalar_or("\"0\""),
+            Definition::Form(Form::IntOrString) => scalar_or("0"),
+            Definition::Form(_) => value.map_or_else(Node::null, Node::plain),
         }
+    }
+
+    fn of_struct(of: &'static TypeDescriptor, value: Option<&Value>) -> Node {
+        let mut object = Vec::new();
+        Node::add_fields(&mut object, of, value);
         Node::Object(object)
     }
 
-    /// A label selector has the API's form internally too, in its own order.
-    fn of_selector(value: Option<&Value>) -> Node {
-        let get = |key: &str| value.and_then(|v| v.get(key));
-        let mut object = Vec::new();
-        if let Some(labels) = get("matchLabels") {
-            object.push(("matchLabels".into(), Node::plain(labels)));
+    /// Internal types have no tags: all fields are there, under their names in Go, and those of embedded structs in their place. Metadata and label
+    /// selectors have no internal type: they have the API's names.
+    fn add_fields(object: &mut Vec<(String, Node)>, of: &'static TypeDescriptor, value: Option<&Value>) {
+        let is_internal = of.package.starts_with(descriptors::INTERNAL);
+        for field in &of.declared {
+            match field.of.named().filter(|_| field.is_inline()) {
+                Some(of) if of.package.starts_with(descriptors::INTERNAL) => {
+                    Node::add_fields(object, of, value)
+                }
+                Some(of) => Node::add_fields(object, of, value.and_then(|v| v.get("metadata"))),
+                None => {
+                    let value = value.and_then(|v| v.get(field.name));
+                    if is_internal {
+                        object.push((field.go_name.clone(), Node::build(&field.of, value)));
+                    } else if value.is_some() || !field.omit_empty {
+                        object.push((field.name.to_string(), Node::build(&field.of, value)));
+                    }
+                }
+            }
         }
-        if let Some(Value::Array(expressions)) = get("matchExpressions") {
-            let ordered = |expression: &Value| {
-                let fields = ["key", "operator", "values"];
-                let given = fields
-                    .iter()
-                    .filter_map(|f| Some((f.to_string(), Node::plain(expression.get(f)?))));
-                Node::Object(given.collect())
-            };
-            object.push((
-                "matchExpressions".into(),
-                Node::List(expressions.iter().map(ordered).collect()),
-            ));
-        }
-        Node::Object(object)
     }
 
     fn plain(value: &Value) -> Node {
@@ -147,7 +103,7 @@ impl Node {
         }
     }
 
-    /// With `indent` as Go's `MarshalIndent` with one space; without it on one line.
+    /// With `indent` like Go's `json.MarshalIndent` with one space; without it on one line.
     fn write(&self, out: &mut String, indent: Option<usize>) {
         let new_line = |out: &mut String, indent: Option<usize>| {
             if let Some(depth) = indent {
@@ -193,7 +149,7 @@ fn scalar(value: &Value) -> String {
     }
 }
 
-/// A JSON string as Go writes it: safe inside of HTML.
+/// A JSON string as Go writes it, with HTML characters escaped.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     for c in Value::from(text).to_string().chars() {
@@ -207,7 +163,7 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// Internally the host's namespaces are the security context's.
+/// Moves the fields for the host's namespaces into the security context, where the internal type has them.
 fn host_fields_moved(spec: &mut Map<String, Value>) {
     let host: Vec<(String, Value)> = [
         "hostNetwork",
@@ -228,7 +184,7 @@ fn host_fields_moved(spec: &mut Map<String, Value>) {
 }
 
 fn node<T: Serialize>(of: &str, value: &T) -> Node {
-    // The types of k8s-openapi always serialize; were one not to, the message would show null.
+    // The types of k8s-openapi can always be serialized; otherwise the message would show null.
     let mut value = serde_json::to_value(value).unwrap_or(Value::Null);
     let spec = match of {
         "PodSpec" => Some(&mut value),
@@ -238,17 +194,21 @@ fn node<T: Serialize>(of: &str, value: &T) -> Node {
     if let Some(spec) = spec.and_then(Value::as_object_mut) {
         host_fields_moved(spec);
     }
-    Node::build(of, Some(&value))
+    match descriptors::internal(of.trim_start_matches('*')) {
+        Some(_) if of.starts_with('*') && value.is_null() => Node::null(),
+        Some(of) => Node::of_struct(of, Some(&value)),
+        None => Node::plain(&value),
+    }
 }
 
-/// One line of JSON, of a value whose internal type is `of`.
+/// A value whose internal type is `of`, as one line of JSON.
 pub(in crate::kinds) fn json<T: Serialize>(of: &str, value: &T) -> String {
     let mut out = String::new();
     node(of, value).write(&mut out, None);
     out
 }
 
-/// How two values differ, as Kubernetes shows it to users.
+/// The diff of two values as Kubernetes shows it to users.
 pub(in crate::kinds) fn difference<T: Serialize>(of: &str, old: &T, new: &T) -> String {
     let text = |value: &T| {
         let mut out = String::new();
@@ -265,15 +225,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_type_is_described() {
-        for (name, fields) in TYPES.iter() {
-            for field in fields {
-                let of = field.of.trim_start_matches(['*', '[', '{']);
-                let known =
-                    matches!(of, "s" | "b" | "i" | "q" | "r" | "j" | "l" | "o") || TYPES.contains_key(of);
-                assert!(known, "{name}.{}: {}", field.name, field.of);
-            }
-        }
+    fn an_internal_type_has_all_fields_in_gos_order_and_metadata_those_that_are_set() {
+        let template = serde_json::json!({"metadata": {"labels": {"a": "b"}, "name": "t"},
+            "spec": {"resources": {"requests": {"storage": "1Gi"}}, "selector": {"matchExpressions": [{"values": ["v"], "key": "k", "operator": "In"}]}}});
+        assert_eq!(
+            json("PersistentVolumeClaimTemplate", &template),
+            concat!(
+                r#"{"name":"t","labels":{"a":"b"},"Spec":{"AccessModes":null,"Selector":{"matchExpressions":"#,
+                r#"[{"key":"k","operator":"In","values":["v"]}]},"Resources":{"Limits":null,"Requests":{"storage":"1Gi"}},"#,
+                r#""VolumeName":"","StorageClassName":null,"VolumeMode":null,"DataSource":null,"DataSourceRef":null,"#,
+                r#""VolumeAttributesClassName":null}}"#
+            )
+        );
     }
 
     #[test]

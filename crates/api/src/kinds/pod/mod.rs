@@ -1,6 +1,6 @@
 //! Pod: defaults, validation, what an update may change, and how it is deleted (SPEC T1).
 //!
-//! What a PodTemplateSpec shares with it (Deployment, ReplicaSet, Job …) is offered as plain functions:
+//! What also applies to a PodTemplateSpec (Deployment, ReplicaSet, Job …) is in functions:
 //! [`set_pod_spec_defaults`], [`validate_pod_template`], [`validate_pod_spec`], [`drop_disabled_fields`].
 
 mod at_most_one;
@@ -17,8 +17,8 @@ mod warnings;
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
 use k8s_openapi::jiff::Timestamp;
 
-use crate::field::Errors;
-use crate::strategy::{Deletion, MetadataChecks, Part, Strategy};
+use crate::field::ErrorList;
+use crate::strategy::{MetadataChecks, Part, Strategy};
 use crate::table::{Cell, Column};
 
 pub use at_most_one::{AT_MOST_ONE, at_most_one};
@@ -30,6 +30,17 @@ pub use validation::{
     validate_resource_name, validate_resource_quantity, validate_tolerations,
 };
 pub use warnings::pod_template_warnings;
+
+/// Whether the phase is one that a pod does not leave.
+pub fn is_terminal_phase(phase: &str) -> bool {
+    matches!(phase, "Succeeded" | "Failed")
+}
+
+/// Whether the pod's phase is Succeeded or Failed: it uses no resources, and its addresses may be another pod's.
+pub fn is_terminal(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+    phase.is_some_and(is_terminal_phase)
+}
 
 impl Strategy for Pod {
     fn set_defaults(&mut self) {
@@ -44,17 +55,17 @@ impl Strategy for Pod {
         prepare::for_update(self, old, part);
     }
 
-    fn validate(&self) -> Errors {
+    fn validate(&self) -> ErrorList {
         validation::validate_create(self)
     }
 
-    fn validate_update(&self, old: &Self, part: Part) -> Errors {
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
         match part {
             Part::Status => validation::validate_status_update(self, old),
             Part::Other("resize") => validation::validate_resize(self, old),
             Part::Other("ephemeralcontainers") => validation::validate_ephemeral_containers_update(self, old),
-            // `binding` and `eviction` only set what the server itself decided.
-            Part::Other(_) => Errors::new(),
+            // `binding` and `eviction` only change what the server itself sets.
+            Part::Other(_) => ErrorList::new(),
             Part::Main => validation::validate_update(self, old),
         }
     }
@@ -67,19 +78,16 @@ impl Strategy for Pod {
         warnings::early_pod_warnings(self)
     }
 
-    /// SPEC T1: not scheduled or ended: at once. Negative: one second.
-    fn deletion(&self, requested_grace_seconds: Option<i64>) -> Deletion {
+    /// SPEC T1: a pod that is not scheduled or is finished is deleted immediately; a negative grace period is one second.
+    fn deletion_grace_seconds(&self, requested: Option<i64>) -> Option<i64> {
         let spec = self.spec.as_ref();
         let own = spec.and_then(|s| s.termination_grace_period_seconds);
-        let grace = requested_grace_seconds.or(own).unwrap_or(30);
+        let grace = requested.or(own).unwrap_or(30);
         let bound = spec.is_some_and(|s| !text(&s.node_name).is_empty());
-        let phase = self.status.as_ref().map_or("", |s| text(&s.phase));
-        if !bound || matches!(phase, "Succeeded" | "Failed") || grace == 0 {
-            return Deletion::Immediate;
+        if !bound || is_terminal(self) || grace == 0 {
+            return Some(0);
         }
-        Deletion::Graceful {
-            grace_seconds: if grace < 0 { 1 } else { grace },
-        }
+        Some(if grace < 0 { 1 } else { grace })
     }
 
     const SELECTABLE_FIELDS: &'static [&'static str] = &[
@@ -122,18 +130,18 @@ impl Strategy for Pod {
 
     fn metadata_checks(part: Part) -> MetadataChecks {
         match part {
-            Part::Status => MetadataChecks::CHANGES,
+            Part::Status => MetadataChecks::UPDATE,
             Part::Main | Part::Other(_) => MetadataChecks::BOTH,
         }
     }
 }
 
-/// An absent string is an empty one.
+/// The value of an optional string field; empty if it is absent.
 fn text(field: &Option<String>) -> &str {
     field.as_deref().unwrap_or("")
 }
 
-/// An ephemeral container as any other container; its target is not part of it.
+/// An ephemeral container as a Container, without `targetContainerName`.
 fn as_container(c: EphemeralContainer) -> Container {
     Container {
         args: c.args,
@@ -164,7 +172,7 @@ fn as_container(c: EphemeralContainer) -> Container {
     }
 }
 
-/// The way back from [`as_container`].
+/// The reverse of [`as_container`].
 fn as_ephemeral_container(c: Container, target_container_name: Option<String>) -> EphemeralContainer {
     EphemeralContainer {
         args: c.args,

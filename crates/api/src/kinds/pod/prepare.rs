@@ -1,5 +1,5 @@
-//! What becomes of a Pod before it is written: what users may not set is dropped, what the server works out is
-//! put in, and each part of an update keeps to itself.
+//! Preparation of a Pod for create and update: fields that users may not set are dropped, fields that the server computes
+//! are set, and an update of one subresource leaves the other parts unchanged.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::resources::qos_class;
 use super::text;
 use crate::strategy::Part;
 
-/// Prefix of the annotation that once chose a container's AppArmor profile.
+/// Prefix of the deprecated annotation for a container's AppArmor profile.
 pub const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 pub(super) fn for_create(pod: &mut Pod) {
@@ -31,7 +31,7 @@ pub(super) fn for_create(pod: &mut Pod) {
                 type_: "PodScheduled".into(),
                 status: "False".into(),
                 reason: Some("SchedulingGated".into()),
-                // Its creation, which the request pipeline has put in by now.
+                // The creation time, which the request pipeline has set before.
                 last_transition_time: pod.metadata.creation_timestamp.clone(),
                 message: Some("Scheduling is blocked due to non-empty scheduling gates".into()),
                 ..PodCondition::default()
@@ -47,7 +47,7 @@ pub(super) fn for_create(pod: &mut Pod) {
     }
 }
 
-/// Fields of features that v1.36 has switched off by default.
+/// Drops the fields of features that v1.36 disables by default.
 pub fn drop_disabled_fields(spec: &mut PodSpec) {
     spec.scheduling_group = None;
     let projected = spec
@@ -76,7 +76,7 @@ pub fn drop_disabled_fields(spec: &mut PodSpec) {
     }
 }
 
-/// Labels named by matchLabelKeys and mismatchLabelKeys become requirements of the selector beside them.
+/// Merges the labels named by `matchLabelKeys` and `mismatchLabelKeys` into the `labelSelector` of the same term.
 fn merge_label_keys(spec: &mut PodSpec, labels: &BTreeMap<String, String>) {
     fn merge(
         selector: &mut Option<LabelSelector>,
@@ -153,7 +153,7 @@ fn merge_label_keys(spec: &mut PodSpec, labels: &BTreeMap<String, String>) {
     }
 }
 
-/// The profile that an old AppArmor annotation stands for, if it is one.
+/// The profile that a deprecated AppArmor annotation means; `None` if it is invalid.
 pub fn app_armor_profile(annotation: &str) -> Option<AppArmorProfile> {
     let profile = |type_: &str, localhost: Option<&str>| {
         Some(AppArmorProfile {
@@ -165,7 +165,7 @@ pub fn app_armor_profile(annotation: &str) -> Option<AppArmorProfile> {
         "unconfined" => profile("Unconfined", None),
         "runtime/default" => profile("RuntimeDefault", None),
         _ => match annotation.strip_prefix("localhost/") {
-            // A name padded with white space would not be accepted in the field.
+            // The field does not accept a name with leading or trailing white space.
             Some(name) if !name.is_empty() && name.trim() == name && name.len() <= 4095 => {
                 profile("Localhost", Some(name))
             }
@@ -174,7 +174,7 @@ pub fn app_armor_profile(annotation: &str) -> Option<AppArmorProfile> {
     }
 }
 
-/// Old AppArmor annotations are copied into the field that replaced them, where that is empty.
+/// Copies the deprecated AppArmor annotations into `appArmorProfile` of the containers where it is not set.
 fn sync_app_armor(spec: &mut PodSpec, annotations: &BTreeMap<String, String>) {
     let of_pod = spec
         .security_context
@@ -206,32 +206,32 @@ pub(super) fn for_update(pod: &mut Pod, old: &Pod, part: Part) {
     match part {
         Part::Main => {
             pod.status.clone_from(&old.status);
-            count_generation(pod, old);
+            update_generation(pod, old);
         }
         Part::Status => for_status_update(pod, old),
         Part::Other("ephemeralcontainers") => {
             let ephemeral = pod.spec.as_mut().and_then(|s| s.ephemeral_containers.take());
             pod.spec.clone_from(&old.spec);
             pod.status.clone_from(&old.status);
-            keep_metadata(&mut pod.metadata, &old.metadata);
+            reset_object_meta_for_status(&mut pod.metadata, &old.metadata);
             let spec = pod.spec.get_or_insert_default();
             spec.ephemeral_containers = ephemeral;
             drop_disabled_fields(spec);
-            count_generation(pod, old);
+            update_generation(pod, old);
         }
         Part::Other("resize") => for_resize(pod, old),
-        // The server's own changes (binding) set the spec; they do not count as a new generation.
+        // A binding sets the spec, but does not change the generation.
         Part::Other(_) => {}
     }
 }
 
-fn count_generation(pod: &mut Pod, old: &Pod) {
+fn update_generation(pod: &mut Pod, old: &Pod) {
     let generation = old.metadata.generation.unwrap_or(0);
     pod.metadata.generation = Some(generation + i64::from(pod.spec != old.spec)).filter(|g| *g != 0);
 }
 
-/// A subresource does not touch metadata, except for labels and annotations' neighbours that only it may write.
-fn keep_metadata(meta: &mut ObjectMeta, old: &ObjectMeta) {
+/// `ResetObjectMetaForStatus`: an update of a subresource does not change metadata, other than managed fields.
+fn reset_object_meta_for_status(meta: &mut ObjectMeta, old: &ObjectMeta) {
     meta.deletion_timestamp.clone_from(&old.deletion_timestamp);
     meta.generation = old.generation;
     meta.self_link.clone_from(&old.self_link);
@@ -255,7 +255,7 @@ fn for_status_update(pod: &mut Pod, old: &Pod) {
     if text(&status.qos_class).is_empty() {
         status.qos_class = before.qos_class;
     }
-    // Writers that do not know of observedGeneration do not lose it.
+    // A client that does not know `observedGeneration` does not clear it.
     if status.observed_generation.unwrap_or(0) == 0 {
         status.observed_generation = before.observed_generation;
     }
@@ -270,8 +270,8 @@ fn for_status_update(pod: &mut Pod, old: &Pod) {
     status.node_allocatable_resource_claim_statuses = None;
 }
 
-/// Only resources and resize policies change. Containers that were added, dropped or renamed are left for
-/// validation to refuse.
+/// Keeps everything but resources and resize policies. Containers that were added, removed or renamed stay, so that
+/// validation rejects them.
 fn for_resize(pod: &mut Pod, old: &Pod) {
     let (Some(new_spec), Some(old_spec)) = (&mut pod.spec, &old.spec) else {
         return;
@@ -307,7 +307,7 @@ fn for_resize(pod: &mut Pod, old: &Pod) {
         new_spec.containers = containers;
         new_spec.init_containers = Some(init).filter(|i| !i.is_empty());
         pod.status.clone_from(&old.status);
-        keep_metadata(&mut pod.metadata, &old.metadata);
+        reset_object_meta_for_status(&mut pod.metadata, &old.metadata);
     }
-    count_generation(pod, old);
+    update_generation(pod, old);
 }

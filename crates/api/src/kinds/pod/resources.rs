@@ -1,4 +1,4 @@
-//! What a pod asks for as a whole: sums over its containers, and its quality of service.
+//! The requests and limits of a whole pod (as `k8s.io/component-helpers/resource` computes them), and its QoS class.
 
 use std::collections::BTreeMap;
 
@@ -8,27 +8,27 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use crate::names;
 use crate::quantity::Quantity;
 
-/// A resource list with exact values.
+/// A resource list with parsed quantities.
 pub type Amounts = BTreeMap<String, Quantity>;
 
-/// Which half of the requirements.
+/// The two lists of ResourceRequirements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum RequirementKind {
     Requests,
     Limits,
 }
 
-impl Side {
+impl RequirementKind {
     pub fn of(self, resources: Option<&ResourceRequirements>) -> Option<&BTreeMap<String, Wire>> {
         let resources = resources?;
         match self {
-            Side::Requests => resources.requests.as_ref(),
-            Side::Limits => resources.limits.as_ref(),
+            RequirementKind::Requests => resources.requests.as_ref(),
+            RequirementKind::Limits => resources.limits.as_ref(),
         }
     }
 }
 
-/// Exact values of a resource list. What does not parse is left out; decoded objects have none of it.
+/// The parsed quantities of a resource list. Those that do not parse are left out; a decoded object has none.
 pub fn amounts(list: Option<&BTreeMap<String, Wire>>) -> Amounts {
     list.into_iter()
         .flatten()
@@ -36,13 +36,13 @@ pub fn amounts(list: Option<&BTreeMap<String, Wire>>) -> Amounts {
         .collect()
 }
 
-fn add(sum: &mut Amounts, more: &Amounts) {
+fn add_resource_list(sum: &mut Amounts, more: &Amounts) {
     for (name, amount) in more {
         *sum.entry(name.clone()).or_default() += *amount;
     }
 }
 
-fn at_least(max: &mut Amounts, other: &Amounts) {
+fn max_resource_list(max: &mut Amounts, other: &Amounts) {
     for (name, amount) in other {
         match max.get_mut(name) {
             Some(held) if *held >= *amount => {}
@@ -53,78 +53,82 @@ fn at_least(max: &mut Amounts, other: &Amounts) {
     }
 }
 
-/// Whether an init container is a sidecar: it keeps running beside the others (SPEC L10).
+/// Whether an init container is a sidecar, which keeps running together with the other containers (SPEC L10).
 pub fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
-/// The most that the containers need at one time: all that run together, or one init container with the sidecars
-/// started before it, whichever is more. Pod-level resources and overhead are not in it.
-pub fn aggregate(spec: &PodSpec, side: Side) -> Amounts {
-    aggregate_by(spec, |container| amounts(side.of(container.resources.as_ref())))
+/// The maximum that the containers need at one time (`AggregateContainerRequests`): all containers that run together, or one
+/// init container and the sidecars started before it, whichever is more. Without pod-level resources and overhead.
+pub fn aggregate_containers(spec: &PodSpec, kind: RequirementKind) -> Amounts {
+    aggregate_containers_by(spec, |container| amounts(kind.of(container.resources.as_ref())))
 }
 
-fn aggregate_by(spec: &PodSpec, of: impl Fn(&Container) -> Amounts) -> Amounts {
+fn aggregate_containers_by(spec: &PodSpec, of: impl Fn(&Container) -> Amounts) -> Amounts {
     let mut running = Amounts::new();
     for container in &spec.containers {
-        add(&mut running, &of(container));
+        add_resource_list(&mut running, &of(container));
     }
     let mut sidecars = Amounts::new();
     let mut starting = Amounts::new();
     for container in spec.init_containers.iter().flatten() {
         let own = of(container);
-        let mut while_it_runs = sidecars.clone();
-        add(&mut while_it_runs, &own);
+        let mut while_running = sidecars.clone();
+        add_resource_list(&mut while_running, &own);
         if is_sidecar(container) {
-            add(&mut running, &own);
-            sidecars.clone_from(&while_it_runs);
+            add_resource_list(&mut running, &own);
+            sidecars.clone_from(&while_running);
         }
-        at_least(&mut starting, &while_it_runs);
+        max_resource_list(&mut starting, &while_running);
     }
-    at_least(&mut running, &starting);
+    max_resource_list(&mut running, &starting);
     running
 }
 
-/// What a pod is charged for: its containers' needs (while a resize is under way the most of what was asked for and
-/// what was given), its own in their place, and its runtime's overhead on top.
-pub fn charged(pod: &Pod, side: Side) -> Amounts {
+/// The pod's requests or limits as [`pod_resources`], but of each container the maximum of spec and status while a resize
+/// is in progress (`PodRequests` with `UseStatusResources`).
+pub fn pod_resources_with_status(pod: &Pod, kind: RequirementKind) -> Amounts {
     let Some(spec) = &pod.spec else {
         return Amounts::new();
     };
     let infeasible = resize_is_infeasible(pod);
-    let containers = aggregate_by(spec, |container| {
-        let asked = amounts(side.of(container.resources.as_ref()));
+    let containers = aggregate_containers_by(spec, |container| {
+        let requested = amounts(kind.of(container.resources.as_ref()));
         let runs_on = is_sidecar(container) || spec.containers.iter().any(|c| c.name == container.name);
-        let Some(given) = status_of(pod, &container.name).filter(|_| runs_on) else {
-            return asked;
+        let Some(status) = status_of(pod, &container.name).filter(|_| runs_on) else {
+            return requested;
         };
-        let Some(actuated) = &given.resources else {
-            return asked;
+        let Some(actuated) = &status.resources else {
+            return requested;
         };
-        let mut most = if infeasible { Amounts::new() } else { asked };
-        at_least(&mut most, &amounts(side.of(Some(actuated))));
-        if side == Side::Requests {
-            at_least(&mut most, &amounts(given.allocated_resources.as_ref()));
+        let mut largest = if infeasible { Amounts::new() } else { requested };
+        max_resource_list(&mut largest, &amounts(kind.of(Some(actuated))));
+        if kind == RequirementKind::Requests {
+            max_resource_list(&mut largest, &amounts(status.allocated_resources.as_ref()));
         }
-        most
+        largest
     });
-    whole(spec, side, containers)
+    with_pod_level_and_overhead(spec, kind, containers)
 }
 
-/// What a pod asks for as a whole: its containers' needs, its own in their place, and its runtime's overhead on top.
-pub fn asked(spec: &PodSpec, side: Side) -> Amounts {
-    whole(spec, side, aggregate(spec, side))
+/// The pod's requests or limits (`PodRequests`, `PodLimits`): the aggregate of its containers, replaced by pod-level resources
+/// where those are set, plus the overhead of its RuntimeClass.
+pub fn pod_resources(spec: &PodSpec, kind: RequirementKind) -> Amounts {
+    with_pod_level_and_overhead(spec, kind, aggregate_containers(spec, kind))
 }
 
-fn whole(spec: &PodSpec, side: Side, containers: Amounts) -> Amounts {
+fn with_pod_level_and_overhead(spec: &PodSpec, kind: RequirementKind, containers: Amounts) -> Amounts {
     let mut sum = containers;
-    let own = amounts(side.of(spec.resources.as_ref()));
-    sum.extend(own.into_iter().filter(|(name, _)| is_pod_level(name)));
+    let own = amounts(kind.of(spec.resources.as_ref()));
+    sum.extend(
+        own.into_iter()
+            .filter(|(name, _)| is_supported_pod_level_resource(name)),
+    );
     for (name, overhead) in amounts(spec.overhead.as_ref()) {
-        match side {
-            Side::Requests => *sum.entry(name).or_default() += overhead,
-            // Only what is limited is limited by more.
-            Side::Limits => {
+        match kind {
+            RequirementKind::Requests => *sum.entry(name).or_default() += overhead,
+            // The overhead is only added to limits that are set.
+            RequirementKind::Limits => {
                 if let Some(limit) = sum.get_mut(&name).filter(|l| !l.is_zero()) {
                     *limit += overhead;
                 }
@@ -141,7 +145,7 @@ fn status_of<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStatus> {
     all.find(|s| s.name == container)
 }
 
-/// Whether the kubelet has refused for good to resize the pod, so that its spec is not what it will get.
+/// Whether the kubelet reported the resize as infeasible, so that the pod does not get the resources of its spec.
 fn resize_is_infeasible(pod: &Pod) -> bool {
     let mut conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
     conditions
@@ -149,14 +153,14 @@ fn resize_is_infeasible(pod: &Pod) -> bool {
         .is_some_and(|c| c.reason.as_deref() == Some("Infeasible"))
 }
 
-/// Whether the pod as a whole asks for something, so that its containers need not.
-pub fn has_pod_level(spec: &PodSpec) -> bool {
+/// Whether the pod has pod-level resources (KEP-2837), so that its containers need none.
+pub fn has_pod_level_resources(spec: &PodSpec) -> bool {
     let own = spec.resources.as_ref();
-    [Side::Requests, Side::Limits]
+    [RequirementKind::Requests, RequirementKind::Limits]
         .iter()
-        .filter_map(|side| side.of(own))
+        .filter_map(|kind| kind.of(own))
         .flatten()
-        .any(|(name, _)| is_pod_level(name))
+        .any(|(name, _)| is_supported_pod_level_resource(name))
 }
 
 /// `status.qosClass`: Guaranteed, Burstable or BestEffort.
@@ -172,19 +176,22 @@ pub fn qos_class(spec: &PodSpec) -> &'static str {
         .containers
         .iter()
         .chain(spec.init_containers.iter().flatten());
-    let asking: Vec<Option<&ResourceRequirements>> = match &spec.resources {
+    let requirements: Vec<Option<&ResourceRequirements>> = match &spec.resources {
         Some(of_pod) => vec![Some(of_pod)],
         None => containers.map(|c| c.resources.as_ref()).collect(),
     };
     let (mut requests, mut limits) = (Amounts::new(), Amounts::new());
     let mut all_limited = true;
-    for resources in asking {
-        add(&mut requests, &counted(Side::Requests.of(resources)));
-        let limited = counted(Side::Limits.of(resources));
-        // A pod that only has requests of its own is judged by their sums alone.
-        let judged = spec.resources.is_none() || Side::Limits.of(resources).is_some_and(|l| !l.is_empty());
-        all_limited &= !judged || COUNTED.iter().all(|name| limited.contains_key(*name));
-        add(&mut limits, &limited);
+    for resources in requirements {
+        add_resource_list(&mut requests, &counted(RequirementKind::Requests.of(resources)));
+        let limited = counted(RequirementKind::Limits.of(resources));
+        // Pod-level resources without limits: only the sums are compared.
+        let must_be_limited = spec.resources.is_none()
+            || RequirementKind::Limits
+                .of(resources)
+                .is_some_and(|l| !l.is_empty());
+        all_limited &= !must_be_limited || COUNTED.iter().all(|name| limited.contains_key(*name));
+        add_resource_list(&mut limits, &limited);
     }
     if requests.is_empty() && limits.is_empty() {
         return "BestEffort";
@@ -199,37 +206,37 @@ pub fn qos_class(spec: &PodSpec) -> &'static str {
     }
 }
 
-/// Whether a resource is a size of huge pages.
+/// Whether a resource is huge pages of some size.
 pub fn is_hugepages(name: &str) -> bool {
     name.starts_with("hugepages-")
 }
 
-/// Whether a resource is Kubernetes' own.
+/// Whether a resource is a native one: without a domain, or in a domain of Kubernetes.
 pub fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
 }
 
-/// Whether a resource is one that a cluster brought, as it can be named in a quota.
+/// Whether a resource is an extended resource, whose name with the prefix `requests.` is valid in a quota.
 pub fn is_extended(name: &str) -> bool {
     !is_native(name)
         && !name.starts_with("requests.")
         && names::qualified_name(&format!("requests.{name}")).is_empty()
 }
 
-/// Before the name of a DeviceClass: the resource that it always stands for (KEP-5004).
+/// Prefix of the implicit extended resource of a DeviceClass, followed by the class' name (KEP-5004).
 pub const DEVICE_CLASS_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
 
-/// Whether a DeviceClass can stand for a resource of this name.
+/// Whether a DeviceClass can provide an extended resource of this name.
 pub fn is_dra_extended(name: &str) -> bool {
     is_extended(name) || name.starts_with(DEVICE_CLASS_PREFIX)
 }
 
-/// Whether limits of a resource may exceed its requests.
+/// Whether the limit of a resource may exceed its request.
 pub fn is_overcommit_allowed(name: &str) -> bool {
     is_native(name) && !is_hugepages(name)
 }
 
-/// Whether a resource may stand in a pod's own resources.
-pub fn is_pod_level(name: &str) -> bool {
+/// Whether a resource is supported in pod-level resources.
+pub fn is_supported_pod_level_resource(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || is_hugepages(name)
 }

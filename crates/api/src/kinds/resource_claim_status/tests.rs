@@ -1,4 +1,4 @@
-//! Each rule for the status of a ResourceClaim, by what breaks it.
+//! Each validation rule for the status of a ResourceClaim with a value that violates it.
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ fn claim(status: &Value) -> ResourceClaim {
     serde_json::from_value(claim).unwrap()
 }
 
-fn mistakes(new: &Value, old: &Value) -> Vec<String> {
+fn errors(new: &Value, old: &Value) -> Vec<String> {
     let (mut new, old) = (claim(new), claim(old));
     new.prepare_for_update(&old, Part::Status);
     let errors = new.validate_update(&old, Part::Status);
@@ -36,9 +36,9 @@ fn reserved(uid: &str) -> Value {
 }
 
 #[test]
-fn a1_an_allocation_is_of_requests_that_there_are_and_never_changes() {
+fn a1_an_allocation_refers_to_existing_requests_and_is_immutable() {
     let of = |with: Value| json!({"allocation": allocation(&with)});
-    assert_eq!(mistakes(&of(json!({})), &json!({})), Vec::<String>::new());
+    assert_eq!(errors(&of(json!({})), &json!({})), Vec::<String>::new());
     let at = "status.allocation.devices.results[0]";
     for (with, expect) in [
         (
@@ -53,31 +53,31 @@ fn a1_an_allocation_is_of_requests_that_there_are_and_never_changes() {
             "shareID: Invalid value: \"x\": error validating uid: invalid UUID length: 1",
         ),
     ] {
-        assert_eq!(mistakes(&of(with), &json!({})), [format!("{at}.{expect}")]);
+        assert_eq!(errors(&of(with), &json!({})), [format!("{at}.{expect}")]);
     }
-    let other = mistakes(&of(json!({"device": "e"})), &of(json!({})));
+    let other = errors(&of(json!({"device": "e"})), &of(json!({})));
     assert!(
         other[0].starts_with("status.allocation: Invalid value: "),
         "{other:?}"
     );
     assert!(other[0].ends_with(": field is immutable"), "{other:?}");
-    assert_eq!(mistakes(&json!({}), &of(json!({}))), Vec::<String>::new());
+    assert_eq!(errors(&json!({}), &of(json!({}))), Vec::<String>::new());
 }
 
 #[test]
-fn a1_only_an_allocated_claim_is_reserved_and_none_that_is_deleted_anew() {
+fn a1_only_an_allocated_claim_is_reserved_and_no_terminating_one_again() {
     let of = |uids: &[&str]| {
         let reserved: Vec<Value> = uids.iter().map(|uid| reserved(uid)).collect();
         json!({"allocation": allocation(&json!({})), "reservedFor": reserved})
     };
-    assert_eq!(mistakes(&of(&["u1"]), &json!({})), Vec::<String>::new());
+    assert_eq!(errors(&of(&["u1"]), &json!({})), Vec::<String>::new());
     let unallocated = json!({"reservedFor": [reserved("u1")]});
     let expect = "status.reservedFor: Forbidden: may not be specified when `allocated` is not set";
-    assert_eq!(mistakes(&unallocated, &json!({})), [expect]);
+    assert_eq!(errors(&unallocated, &json!({})), [expect]);
     let expect = "status.reservedFor[1]: Duplicate value: \"u1\"";
-    assert_eq!(mistakes(&of(&["u1", "u1"]), &json!({})), [expect]);
+    assert_eq!(errors(&of(&["u1", "u1"]), &json!({})), [expect]);
     let expect = "status.reservedFor[0].uid: Required value";
-    assert_eq!(mistakes(&of(&[""]), &json!({})), [expect]);
+    assert_eq!(errors(&of(&[""]), &json!({})), [expect]);
     let deleted = |status: Value| {
         let mut claim = claim(&status);
         let at = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
@@ -98,7 +98,7 @@ fn a1_only_an_allocated_claim_is_reserved_and_none_that_is_deleted_anew() {
 }
 
 #[test]
-fn a1_a_driver_reports_of_devices_that_are_allocated() {
+fn a1_drivers_report_only_allocated_devices() {
     let device = |with: Value| {
         let mut device = json!({"driver": "gpu.example", "pool": "p", "device": "d"});
         crate::patch::merge::apply(&mut device, &with);
@@ -136,16 +136,12 @@ fn a1_a_driver_reports_of_devices_that_are_allocated() {
             vec!["status.devices[0].data: Invalid value: \"<value omitted>\": must be a valid JSON object"],
         ),
     ] {
-        assert_eq!(
-            mistakes(&of(json!([device(with.clone())])), &old),
-            expect,
-            "{with}"
-        );
+        assert_eq!(errors(&of(json!([device(with.clone())])), &old), expect, "{with}");
     }
     let twice = of(json!([device(json!({})), device(json!({}))]));
     let expect = "status.devices[1]: Duplicate value: \"gpu.example/p/d\"";
-    assert_eq!(mistakes(&twice, &old), [expect]);
-    // What was reported goes with the allocation.
+    assert_eq!(errors(&twice, &old), [expect]);
+    // Device statuses are dropped together with the allocation.
     let mut released = claim(&json!({"devices": [device(json!({}))]}));
     released.prepare_for_update(&claim(&of(json!([device(json!({}))]))), Part::Status);
     assert_eq!(released.status.unwrap().devices, None);

@@ -1,22 +1,22 @@
-//! What a Service may say, and what of it may change.
+//! Validation of a Service and of its updates.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 
 use super::{
-    CLUSTER_IP, DAY_SECONDS, EXTERNAL_NAME, LOAD_BALANCER, NODE_PORT, NONE, NOT_EXTERNAL_NAME, ONCE_SET,
-    ONLY_LOAD_BALANCER, SOURCE_RANGES_ANNOTATION, externally_accessible, is_headless, needs_cluster_ip,
-    needs_health_check, spec_of, type_of,
+    CLUSTER_IP, DAY_SECONDS, EXTERNAL_NAME, IMMUTABLE_ONCE_SET, LOAD_BALANCER, NODE_PORT, NONE,
+    NOT_EXTERNAL_NAME, ONLY_LOAD_BALANCER, SOURCE_RANGES_ANNOTATION, externally_accessible, is_headless,
+    needs_cluster_ip, needs_health_check, spec_of, type_of,
 };
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::kinds::checks::{
     self, Json, PROTOCOLS, cidr, dns_subdomain, endpoint_ip, ip, json, qualified_name, text,
 };
 use crate::kinds::service_ips::shown;
 
-pub(super) fn validate(service: &Service, old: Option<&Service>) -> Errors {
-    let mut errors = Errors::new();
+pub(super) fn validate(service: &Service, old: Option<&Service>) -> ErrorList {
+    let mut errors = ErrorList::new();
     let spec = spec_of(service);
     let path = Path::new("spec");
     let of = type_of(service);
@@ -52,7 +52,7 @@ pub(super) fn validate(service: &Service, old: Option<&Service>) -> Errors {
     if !TYPES.contains(&of) {
         errors.not_supported_in_order(&path.child("type"), of, TYPES);
     }
-    ports_are_used_once(of, ports, &mut errors);
+    unique_ports(of, ports, &mut errors);
     source_ranges(service, old, &spec, &mut errors);
 
     if spec.allocate_load_balancer_node_ports.is_some() && of != LOAD_BALANCER {
@@ -63,8 +63,8 @@ pub(super) fn validate(service: &Service, old: Option<&Service>) -> Errors {
     errors
 }
 
-/// `validateLoadBalancerClassField`; an update asks for it once more.
-pub(super) fn load_balancer_class(spec: &ServiceSpec, errors: &mut Errors) {
+/// `validateLoadBalancerClassField`; an update validates it a second time.
+pub(super) fn load_balancer_class(spec: &ServiceSpec, errors: &mut ErrorList) {
     let Some(class) = &spec.load_balancer_class else {
         return;
     };
@@ -76,7 +76,7 @@ pub(super) fn load_balancer_class(spec: &ServiceSpec, errors: &mut Errors) {
     }
 }
 
-fn external_name(spec: &ServiceSpec, errors: &mut Errors) {
+fn external_name(spec: &ServiceSpec, errors: &mut ErrorList) {
     let path = Path::new("spec");
     for (set, field) in [
         (
@@ -94,14 +94,14 @@ fn external_name(spec: &ServiceSpec, errors: &mut Errors) {
         }
     }
     let name = text(&spec.external_name);
-    // A trailing dot says that it is fully qualified.
+    // A trailing dot marks a fully qualified name.
     match name.strip_suffix('.').unwrap_or(name) {
         "" => errors.required(&path.child("externalName"), ""),
         name => dns_subdomain(errors, &path.child("externalName"), name),
     }
 }
 
-fn check_ports(ports: &[ServicePort], errors: &mut Errors) {
+fn check_ports(ports: &[ServicePort], errors: &mut ErrorList) {
     let path = Path::new("spec").child("ports");
     let mut seen = BTreeSet::new();
     for (i, port) in ports.iter().enumerate() {
@@ -130,7 +130,7 @@ fn check_ports(ports: &[ServicePort], errors: &mut Errors) {
     }
 }
 
-fn ports_are_used_once(of: &str, ports: &[ServicePort], errors: &mut Errors) {
+fn unique_ports(of: &str, ports: &[ServicePort], errors: &mut ErrorList) {
     let path = Path::new("spec").child("ports");
     let mut node_ports = BTreeSet::new();
     let mut own_ports = BTreeSet::new();
@@ -159,7 +159,7 @@ fn ports_are_used_once(of: &str, ports: &[ServicePort], errors: &mut Errors) {
     }
 }
 
-fn session_affinity(spec: &ServiceSpec, errors: &mut Errors) {
+fn session_affinity(spec: &ServiceSpec, errors: &mut ErrorList) {
     let path = Path::new("spec").child("sessionAffinityConfig");
     match text(&spec.session_affinity) {
         "ClientIP" => {
@@ -194,10 +194,10 @@ fn session_affinity(spec: &ServiceSpec, errors: &mut Errors) {
     }
 }
 
-/// `clusterIP`, `clusterIPs`, `ipFamilies` and `ipFamilyPolicy` against each other. Used before addresses are given
-/// out too, so that nothing is given out for nonsense.
-pub(in crate::kinds) fn cluster_ip_fields(service: &Service, old: Option<&Service>) -> Errors {
-    let mut errors = Errors::new();
+/// Checks `clusterIP`, `clusterIPs`, `ipFamilies` and `ipFamilyPolicy` and their relations. Also used before the allocation of
+/// addresses, so that nothing is allocated to an invalid Service.
+pub(in crate::kinds) fn cluster_ip_fields(service: &Service, old: Option<&Service>) -> ErrorList {
+    let mut errors = ErrorList::new();
     if !needs_cluster_ip(service) {
         return errors;
     }
@@ -209,13 +209,13 @@ pub(in crate::kinds) fn cluster_ip_fields(service: &Service, old: Option<&Servic
         ("", []) => {}
         ("", _) => errors.invalid(
             &ips_path,
-            shown(&spec.cluster_ips),
+            shown(spec.cluster_ips.as_deref()),
             "must be empty when `clusterIP` is not specified",
         ),
         (_, []) => errors.required(&ips_path, ""),
         (one, [first, ..]) if one != first => errors.invalid(
             &ips_path,
-            shown(&spec.cluster_ips),
+            shown(spec.cluster_ips.as_deref()),
             "first value must match `clusterIP`",
         ),
         _ => {}
@@ -242,8 +242,8 @@ pub(in crate::kinds) fn cluster_ip_fields(service: &Service, old: Option<&Servic
         if i == 0 && address == NONE {
             if ips.len() > 1 {
                 all_valid = false;
-                let why = "'None' must be the first and only value";
-                errors.invalid(&ips_path, shown(&spec.cluster_ips), why);
+                let detail = "'None' must be the first and only value";
+                errors.invalid(&ips_path, shown(spec.cluster_ips.as_deref()), detail);
             }
             continue;
         }
@@ -252,7 +252,7 @@ pub(in crate::kinds) fn cluster_ip_fields(service: &Service, old: Option<&Servic
     if ips.len() > 2 {
         errors.invalid(
             &ips_path,
-            shown(&spec.cluster_ips),
+            shown(spec.cluster_ips.as_deref()),
             "may only hold up to 2 values",
         );
     }
@@ -263,7 +263,7 @@ pub(in crate::kinds) fn cluster_ip_fields(service: &Service, old: Option<&Servic
     if ips.len() > 1 && ips.iter().any(is_v6) == ips.iter().all(is_v6) {
         errors.invalid(
             &ips_path,
-            shown(&spec.cluster_ips),
+            shown(spec.cluster_ips.as_deref()),
             "may specify no more than one IP for each IP family",
         );
     }
@@ -281,7 +281,7 @@ pub(in crate::kinds) fn cluster_ip_fields(service: &Service, old: Option<&Servic
     errors
 }
 
-fn source_ranges(service: &Service, old: Option<&Service>, spec: &ServiceSpec, errors: &mut Errors) {
+fn source_ranges(service: &Service, old: Option<&Service>, spec: &ServiceSpec, errors: &mut ErrorList) {
     let is_balancer = type_of(service) == LOAD_BALANCER;
     let trimmed = |spec: &ServiceSpec| -> Vec<String> {
         let ranges = spec.load_balancer_source_ranges.iter().flatten();
@@ -293,7 +293,7 @@ fn source_ranges(service: &Service, old: Option<&Service>, spec: &ServiceSpec, e
     };
     let ranges = trimmed(spec);
     if !ranges.is_empty() {
-        // The path has a capital, in Kubernetes too.
+        // The capital letter in the path is that of Kubernetes.
         let path = Path::new("spec").child("LoadBalancerSourceRanges");
         if !is_balancer {
             errors.forbidden(&path, ONLY_LOAD_BALANCER);
@@ -317,7 +317,7 @@ fn source_ranges(service: &Service, old: Option<&Service>, spec: &ServiceSpec, e
     }
 }
 
-fn traffic(service: &Service, spec: &ServiceSpec, errors: &mut Errors) {
+fn traffic(service: &Service, spec: &ServiceSpec, errors: &mut ErrorList) {
     const POLICIES: &[&str] = &["Cluster", "Local"];
     let path = Path::new("spec");
     let at = path.child("externalTrafficPolicy");
@@ -359,8 +359,8 @@ fn traffic(service: &Service, spec: &ServiceSpec, errors: &mut Errors) {
     }
 }
 
-/// Addresses may be added and released at the end; the first stays.
-pub(super) fn cluster_ips_stay(service: &Service, old: &Service, errors: &mut Errors) {
+/// Checks that the primary cluster IP did not change; a secondary one may be added or released.
+pub(super) fn validate_cluster_ips_update(service: &Service, old: &Service, errors: &mut ErrorList) {
     if !needs_cluster_ip(service) || !needs_cluster_ip(old) || (is_headless(service) && is_headless(old)) {
         return;
     }
@@ -371,14 +371,18 @@ pub(super) fn cluster_ips_stay(service: &Service, old: &Service, errors: &mut Er
     let compared = if ips.len() == old_ips.len() { ips.len() } else { 1 };
     for (i, (new, old)) in ips.iter().zip(old_ips).take(compared).enumerate() {
         if new != old {
-            errors.invalid(&path.index(i), shown(&spec.cluster_ips), ONCE_SET);
+            errors.invalid(
+                &path.index(i),
+                shown(spec.cluster_ips.as_deref()),
+                IMMUTABLE_ONCE_SET,
+            );
         }
     }
     if old_ips.len() > ips.len() {
         if ips.is_empty() {
             errors.invalid(
                 &path.index(0),
-                shown(&spec.cluster_ips),
+                shown(spec.cluster_ips.as_deref()),
                 "primary clusterIP can not be unset",
             );
         } else if ips.len() == 1 {
@@ -387,8 +391,8 @@ pub(super) fn cluster_ips_stay(service: &Service, old: &Service, errors: &mut Er
     }
 }
 
-/// As [`cluster_ips_stay`], of the families.
-pub(super) fn families_stay(service: &Service, old: &Service, errors: &mut Errors) {
+/// Checks that the primary IP family did not change; a secondary one may be added or released.
+pub(super) fn validate_ip_families_update(service: &Service, old: &Service, errors: &mut ErrorList) {
     if !needs_cluster_ip(service)
         || !needs_cluster_ip(old)
         || is_headless(service) != is_headless(old)
@@ -403,7 +407,7 @@ pub(super) fn families_stay(service: &Service, old: &Service, errors: &mut Error
     if families.len() == old_families.len() {
         for (new, old) in families.iter().zip(old_families) {
             if new != old {
-                errors.invalid(&path, shown(&spec.ip_families), ONCE_SET);
+                errors.invalid(&path, shown(spec.ip_families.as_deref()), IMMUTABLE_ONCE_SET);
             }
         }
         return;
@@ -411,13 +415,13 @@ pub(super) fn families_stay(service: &Service, old: &Service, errors: &mut Error
     if let (Some(new), Some(old)) = (families.first(), old_families.first())
         && new != old
     {
-        errors.invalid(&path, shown(&spec.cluster_ips), ONCE_SET);
+        errors.invalid(&path, shown(spec.cluster_ips.as_deref()), IMMUTABLE_ONCE_SET);
     }
     if old_families.len() > families.len() {
         if spec.cluster_ips.as_deref().unwrap_or(&[]).is_empty() {
             errors.invalid(
                 &path,
-                shown(&spec.ip_families),
+                shown(spec.ip_families.as_deref()),
                 "primary ipFamily can not be unset",
             );
         }
@@ -427,7 +431,7 @@ pub(super) fn families_stay(service: &Service, old: &Service, errors: &mut Error
     }
 }
 
-fn single_stack_to_release(spec: &ServiceSpec, what: &str, errors: &mut Errors) {
+fn single_stack_to_release(spec: &ServiceSpec, what: &str, errors: &mut ErrorList) {
     if text(&spec.ip_family_policy) != "SingleStack" {
         errors.invalid(
             &Path::new("spec").child("ipFamilyPolicy"),
@@ -437,7 +441,7 @@ fn single_stack_to_release(spec: &ServiceSpec, what: &str, errors: &mut Errors) 
     }
 }
 
-pub(super) fn load_balancer_status(service: &Service, old: &Service, errors: &mut Errors) {
+pub(super) fn load_balancer_status(service: &Service, old: &Service, errors: &mut ErrorList) {
     let path = Path::new("status").child("loadBalancer").child("ingress");
     let ingress_of = |service: &Service| {
         let status = service.status.clone().unwrap_or_default();
@@ -474,8 +478,8 @@ pub(super) fn load_balancer_status(service: &Service, old: &Service, errors: &mu
         if !hostname.is_empty() {
             dns_subdomain(errors, &path.child("hostname"), hostname);
             if hostname.parse::<std::net::IpAddr>().is_ok() {
-                let why = "must be a DNS name, not an IP address";
-                errors.invalid(&path.child("hostname"), hostname, why);
+                let detail = "must be a DNS name, not an IP address";
+                errors.invalid(&path.child("hostname"), hostname, detail);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Applies to objects of custom kinds: what their schemas say of lists and maps holds.
+//! Server-side apply to custom resources: lists and maps merge as their schemas say.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::jiff::Timestamp;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::custom::Definition;
 use crate::kind::Kind;
-use crate::managed_fields::{FieldSet, Managed, ManagerId, Operation, Refused, blank};
+use crate::managed_fields::{ApplyError, FieldSet, Managed, ManagerId, Operation, blank};
 
 fn kind() -> Kind {
     let item = json!({"type": "object", "properties": {"name": {"type": "string"}, "port": {"type": "integer"},
@@ -44,24 +44,24 @@ fn by(kind: &Kind, name: &str, operation: Operation) -> ManagerId {
     ManagerId::new(name, operation, kind, "")
 }
 
-fn told(refused: Refused) -> String {
-    match refused {
-        Refused::Conflicts(conflicts) => conflicts.to_string(),
-        Refused::Mistakes(mistakes) => mistakes.join("; "),
+fn message_of(error: ApplyError) -> String {
+    match error {
+        ApplyError::Conflicts(conflicts) => conflicts.to_string(),
+        ApplyError::Schema(errors) => errors.join("; "),
     }
 }
 
-/// One applies the first configuration, then another (or the same) the second to what came of it: the spec at the end,
-/// and what both hold.
+/// One manager applies the first configuration, then another (or the same) one the second: the spec at the end,
+/// and the fields of both.
 fn after(first: Value, who: &str, second: Value) -> Result<(Value, Vec<String>), String> {
     let kind = &kind();
     let apply = |managed: Managed, live: &Value, config: Value, name: &str| {
         let id = by(kind, name, Operation::Apply);
         managed.apply(kind, live, &widget(config), id, false, Timestamp::UNIX_EPOCH)
     };
-    let made = apply(Managed::default(), blank(kind), first, "one").map_err(told)?;
+    let made = apply(Managed::default(), blank(kind), first, "one").map_err(message_of)?;
     let live = made.object.unwrap();
-    let made = apply(made.managed, &live, second, who).map_err(told)?;
+    let made = apply(made.managed, &live, second, who).map_err(message_of)?;
     let held = made.managed.encode().unwrap_or_default().into_iter().map(|e| {
         let set = e.fields_v1.and_then(|f| FieldSet::read(&f.0)).unwrap_or_default();
         let fields = set.root()["f:spec"].to_string();
@@ -74,7 +74,7 @@ fn after(first: Value, who: &str, second: Value) -> Result<(Value, Vec<String>),
 #[test]
 fn lists_and_maps_of_a_custom_kind_merge_as_its_schema_says() {
     for (field, first, second, merged, held) in [
-        // Scalars, and what is set as a whole.
+        // Scalars, and atomic values.
         ("size", json!(1), json!(1), json!(1), r#"{"f:size":{}}"#),
         (
             "plain",
@@ -91,7 +91,7 @@ fn lists_and_maps_of_a_custom_kind_merge_as_its_schema_says() {
             r#"{"f:whole":{}}"#,
         ),
         ("either", json!(80), json!(80), json!(80), r#"{"f:either":{}}"#),
-        // What is set piece by piece.
+        // Granular values.
         (
             "labels",
             json!({"a": "x"}),
@@ -113,7 +113,7 @@ fn lists_and_maps_of_a_custom_kind_merge_as_its_schema_says() {
             json!([{"name": "a", "port": 1}, {"name": "b", "port": 2}, {"name": "a", "protocol": "UDP"}]),
             r#"{"f:ports":{"k:{\"name\":\"a\",\"protocol\":\"UDP\"}":{".":{},"f:name":{},"f:protocol":{}},"k:{\"name\":\"b\",\"protocol\":\"TCP\"}":{".":{},"f:name":{},"f:port":{}}}}"#,
         ),
-        // What nothing describes.
+        // Unspecified fields.
         (
             "free",
             json!({"m": {"a": 1}, "l": [1]}),
@@ -137,7 +137,7 @@ fn lists_and_maps_of_a_custom_kind_merge_as_its_schema_says() {
 }
 
 #[test]
-fn what_its_applier_no_longer_names_goes() {
+fn fields_that_their_applier_no_longer_has_are_removed() {
     let ports = |names: &[&str]| {
         let all: Vec<Value> = names.iter().map(|n| json!({"name": n})).collect();
         json!({"ports": all, "size": 1})
@@ -154,8 +154,8 @@ fn what_its_applier_no_longer_names_goes() {
 }
 
 #[test]
-fn conflicts_and_what_does_not_fit_the_schema_are_told() {
-    for (first, second, told) in [
+fn conflicts_and_schema_errors_are_reported() {
+    for (first, second, message) in [
         (
             json!({"size": 1}),
             json!({"size": 2}),
@@ -182,12 +182,12 @@ fn conflicts_and_what_does_not_fit_the_schema_are_told() {
             ".spec.set: duplicate entries for key [=\"a\"]",
         ),
     ] {
-        assert_eq!(after(first, "two", second).unwrap_err(), told);
+        assert_eq!(after(first, "two", second).unwrap_err(), message);
     }
 }
 
 #[test]
-fn status_is_owned_through_its_own_door_only() {
+fn status_is_owned_through_its_subresource_only() {
     let kind = &kind();
     let mut new = widget(json!({"size": 1}));
     new["status"] = json!({"ready": 1});
@@ -209,12 +209,12 @@ fn status_is_owned_through_its_own_door_only() {
 #[test]
 fn fields_set_in_another_version_are_still_known() {
     let v1 = &kind();
-    let beta = &v1.sibling("example.com/v1beta1").unwrap();
+    let beta = &v1.served_version("example.com/v1beta1").unwrap();
     let new = json!({"apiVersion": "example.com/v1beta1", "kind": "Widget", "metadata": {"name": "w"}, "spec": {"size": 1}});
     let id = by(beta, "old", Operation::Update);
     let managed = Managed::default().update(beta, blank(beta), &new, id, Timestamp::UNIX_EPOCH);
     let id = by(v1, "new", Operation::Apply);
-    let refused = managed
+    let error = managed
         .apply(
             v1,
             &widget(json!({"size": 1})),
@@ -225,13 +225,13 @@ fn fields_set_in_another_version_are_still_known() {
         )
         .unwrap_err();
     assert_eq!(
-        told(refused),
+        message_of(error),
         "Apply failed with 1 conflict: conflict with \"old\" using example.com/v1beta1: .spec.size"
     );
 }
 
 #[test]
-fn a_creator_of_a_custom_object_holds_what_differs_from_nothing() {
+fn a_creator_of_a_custom_resource_owns_all_its_fields() {
     let specs = [
         json!({}),
         json!(null),

@@ -1,4 +1,4 @@
-//! What writes and applies do to who holds what, against what kube-apiserver does.
+//! Ownership of fields after updates and applies, compared with kube-apiserver's.
 
 use serde_json::json;
 
@@ -17,7 +17,7 @@ fn map(data: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data})
 }
 
-fn held(managed: &Managed) -> Vec<String> {
+fn owned(managed: &Managed) -> Vec<String> {
     let sets = managed.clone().encode().unwrap_or_default().into_iter().map(|e| {
         let fields = e
             .fields_v1
@@ -38,13 +38,13 @@ fn apply(
     config: &Value,
     by: &str,
     force: bool,
-) -> Result<(Value, Managed), Refused> {
+) -> Result<(Value, Managed), ApplyError> {
     let applied = managed.apply(&CONFIG_MAP, live, config, id(by, Operation::Apply), force, at(2))?;
     Ok((applied.object.unwrap_or_else(|| live.clone()), applied.managed))
 }
 
 #[test]
-fn what_a_client_creates_and_changes_is_its_own() {
+fn a_client_owns_the_fields_it_creates_and_changes() {
     let new = map(json!({"k": "v"}));
     let managed = Managed::default().update(
         &CONFIG_MAP,
@@ -53,11 +53,11 @@ fn what_a_client_creates_and_changes_is_its_own() {
         id("a", Operation::Update),
         at(1),
     );
-    assert_eq!(held(&managed), [r#"a Update {"f:data":{".":{},"f:k":{}}}"#]);
+    assert_eq!(owned(&managed), [r#"a Update {"f:data":{".":{},"f:k":{}}}"#]);
     let changed = map(json!({"k": "w", "l": "x"}));
     let managed = managed.update(&CONFIG_MAP, &new, &changed, id("b", Operation::Update), at(2));
     assert_eq!(
-        held(&managed),
+        owned(&managed),
         [
             r#"a Update {"f:data":{".":{}}}"#,
             r#"b Update {"f:data":{"f:k":{},"f:l":{}}}"#
@@ -67,14 +67,14 @@ fn what_a_client_creates_and_changes_is_its_own() {
 }
 
 #[test]
-fn a_creator_holds_the_owners_it_names_each_as_a_whole() {
+fn a_creator_owns_each_owner_reference_as_an_atomic_item() {
     let json = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "ownerReferences": [
         {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "2"},
         {"apiVersion": "v1", "kind": "Pod", "name": "q", "uid": "1", "controller": true}]}});
     let object = CONFIG_MAP.ops.decode(json.to_string().as_bytes()).unwrap().object;
     let made = Managed::create(&CONFIG_MAP, &*object, id("a", Operation::Update), at(1)).unwrap();
     assert_eq!(
-        held(&Managed::decode(&made.unwrap()).unwrap()),
+        owned(&Managed::decode(&made.unwrap()).unwrap()),
         [
             r#"a Update {"f:metadata":{"f:ownerReferences":{".":{},"k:{\"uid\":\"1\"}":{},"k:{\"uid\":\"2\"}":{}}}}"#
         ]
@@ -82,7 +82,7 @@ fn a_creator_holds_the_owners_it_names_each_as_a_whole() {
 }
 
 #[test]
-fn appliers_share_conflict_and_take() {
+fn appliers_share_conflict_and_force() {
     let (live, managed) = apply(
         Managed::default(),
         blank(&CONFIG_MAP),
@@ -91,7 +91,7 @@ fn appliers_share_conflict_and_take() {
         false,
     )
     .unwrap();
-    assert_eq!(held(&managed), [r#"m1 Apply {"f:data":{"f:k":{},"f:l":{}}}"#]);
+    assert_eq!(owned(&managed), [r#"m1 Apply {"f:data":{"f:k":{},"f:l":{}}}"#]);
     // The same value is shared; the second's entry has no time because nothing changed.
     let (live, managed) = apply(managed, &live, &map(json!({"k": "v"})), "m2", false).unwrap();
     let times: Vec<bool> = managed
@@ -103,9 +103,9 @@ fn appliers_share_conflict_and_take() {
         .collect();
     assert_eq!(times, [false, true]);
     // Another value conflicts with both.
-    let refused = apply(managed.clone(), &live, &map(json!({"k": "x"})), "m3", false).unwrap_err();
-    let Refused::Conflicts(conflicts) = refused else {
-        panic!("{refused:?}")
+    let error = apply(managed.clone(), &live, &map(json!({"k": "x"})), "m3", false).unwrap_err();
+    let ApplyError::Conflicts(conflicts) = error else {
+        panic!("{error:?}")
     };
     assert_eq!(
         conflicts.to_string(),
@@ -114,23 +114,23 @@ fn appliers_share_conflict_and_take() {
     let (live, managed) = apply(managed, &live, &map(json!({"k": "x"})), "m3", true).unwrap();
     assert_eq!(live["data"], json!({"k": "x", "l": "w"}));
     assert_eq!(
-        held(&managed),
+        owned(&managed),
         [
             r#"m1 Apply {"f:data":{"f:l":{}}}"#,
             r#"m3 Apply {"f:data":{"f:k":{}}}"#
         ]
     );
-    // What nobody names any more goes.
+    // A field that no manager has any more is removed.
     let (live, managed) = apply(managed, &live, &map(json!({})), "m1", false).unwrap();
     assert_eq!(live["data"], json!({"k": "x"}));
     let config = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}});
     let (live, managed) = apply(managed, &live, &config, "m3", false).unwrap();
     assert!(live["data"].as_object().is_none_or(|d| d.is_empty()), "{live}");
-    assert!(held(&managed).iter().all(|h| !h.starts_with("m3")));
+    assert!(owned(&managed).iter().all(|h| !h.starts_with("m3")));
 }
 
 #[test]
-fn lists_merge_by_key_and_unknown_fields_are_refused() {
+fn lists_merge_by_key_and_unknown_fields_are_rejected() {
     let pod = |containers: Value| json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": containers}});
     let by = |name| ManagerId::new(name, Operation::Apply, &POD, "");
     let one = pod(json!([{"name": "c", "image": "i", "ports": [{"containerPort": 80}]}]));
@@ -138,7 +138,7 @@ fn lists_merge_by_key_and_unknown_fields_are_refused() {
         .apply(&POD, blank(&POD), &one, by("m1"), false, at(1))
         .unwrap();
     assert_eq!(
-        held(&first.managed),
+        owned(&first.managed),
         [
             r#"m1 Apply {"f:spec":{"f:containers":{"k:{\"name\":\"c\"}":{".":{},"f:image":{},"f:name":{},"f:ports":{"k:{\"containerPort\":80,\"protocol\":\"TCP\"}":{".":{},"f:containerPort":{}}}}}}}"#
         ]
@@ -167,14 +167,14 @@ fn lists_merge_by_key_and_unknown_fields_are_refused() {
         ),
     ] {
         match Managed::default().apply(&POD, blank(&POD), &pod(wrong), by("m"), false, at(1)) {
-            Err(Refused::Mistakes(found)) => assert_eq!(found, [why]),
+            Err(ApplyError::Schema(found)) => assert_eq!(found, [why]),
             other => panic!("{other:?}"),
         }
     }
 }
 
 #[test]
-fn a_manager_of_another_version_is_asked_in_its_own() {
+fn a_manager_of_another_version_is_compared_in_its_own() {
     let v1 = json!({"apiVersion": "autoscaling/v1", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "h"},
         "spec": {"maxReplicas": 3, "scaleTargetRef": {"kind": "D", "name": "d"}}});
     let kind = &HORIZONTAL_POD_AUTOSCALER_V1;
@@ -194,7 +194,7 @@ fn a_manager_of_another_version_is_asked_in_its_own() {
         "spec": {"maxReplicas": 4}});
     let by = ManagerId::new("m2", Operation::Apply, kind, "");
     match first.managed.apply(kind, &live, &v2, by, false, at(2)) {
-        Err(Refused::Conflicts(conflicts)) => assert_eq!(
+        Err(ApplyError::Conflicts(conflicts)) => assert_eq!(
             conflicts.to_string(),
             "Apply failed with 1 conflict: conflict with \"m1\": .spec.maxReplicas"
         ),
@@ -203,7 +203,7 @@ fn a_manager_of_another_version_is_asked_in_its_own() {
 }
 
 #[test]
-fn of_many_updaters_the_oldest_become_one() {
+fn of_many_updaters_the_oldest_are_merged() {
     let mut managed = Managed::default();
     let mut live = blank(&CONFIG_MAP).clone();
     for n in 0..14 {
@@ -260,7 +260,7 @@ mod entries_as_they_are_written {
 
     proptest! {
         #[test]
-        fn come_to_the_same_as_the_sets_do(
+        fn entries_are_those_of_the_sets(
             first in nodes(),
             writes in prop::collection::vec((nodes(), 0..3_usize, any::<bool>()), 1..24),
         ) {
@@ -285,7 +285,7 @@ mod entries_as_they_are_written {
     }
 }
 
-/// What most writes of a cluster are takes the short way.
+/// Most writes of a cluster take the short path.
 #[test]
 fn a_heartbeat_changes_a_time_and_nothing_else() {
     let kubelet = ManagerId::new("kubelet", Operation::Update, &crate::registry::NODE, "status");
@@ -303,12 +303,9 @@ fn a_heartbeat_changes_a_time_and_nothing_else() {
         &beats[0],
         &beats[1],
     );
-    let after = all_hold_what_they_held(&entries, &c.modified, &kubelet, at(9)).unwrap();
+    let after = entries_if_unchanged(&entries, &c.modified, &kubelet, at(9)).unwrap();
     assert_eq!(after[0].fields_v1, entries[0].fields_v1);
     assert_eq!(after[0].time, Some(Time(at(9))));
     let other = ManagerId::new("other", Operation::Update, &crate::registry::NODE, "status");
-    assert_eq!(
-        all_hold_what_they_held(&entries, &c.modified, &other, at(9)),
-        None
-    );
+    assert_eq!(entries_if_unchanged(&entries, &c.modified, &other, at(9)), None);
 }

@@ -60,7 +60,7 @@ fn a_document_is_the_message_that_protoc_writes() {
 }
 
 #[test]
-fn what_has_no_number_is_named_and_never_left_out() {
+fn members_without_a_number_are_errors() {
     for (pointer, member, value, error) in [
         (
             "/paths/~1a~1/get",
@@ -96,7 +96,7 @@ fn what_has_no_number_is_named_and_never_left_out() {
 }
 
 #[test]
-fn extensions_go_everywhere() {
+fn extensions_are_allowed_everywhere() {
     for pointer in [
         "",
         "/info",
@@ -114,8 +114,8 @@ fn extensions_go_everywhere() {
 }
 
 #[test]
-fn the_whole_document_goes_into_the_message() {
-    let document = super::super::v2(&crate::registry::Served::default());
+fn the_message_has_the_whole_document() {
+    let document = super::super::v2(&crate::registry::ServedKinds::default());
     let encoded = encode(&document).expect("our own document");
     for name in document["definitions"].as_object().expect("definitions").keys() {
         let length = u8::try_from(name.len()).expect("a short name");

@@ -1,4 +1,4 @@
-//! JSON patches: the RFC's rules as Kubernetes bends them, and any patch at all.
+//! JSON patches: the RFC's rules with Kubernetes' deviations, and random patches.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -103,11 +103,11 @@ fn operations_do_what_the_rfc_and_kubernetes_say() {
 }
 
 #[test]
-fn refusals_say_what_kubernetes_says() {
+fn errors_are_worded_as_by_kubernetes() {
     let error = apply(&mut json!({}), &json!([{"op":"remove","path":"/a"}])).expect_err("nothing there");
-    let answer = serde_json::to_value(error.status()).expect("a status");
+    let status = serde_json::to_value(error.status()).expect("a status");
     assert_eq!(
-        (&answer["reason"], &answer["message"], &answer["details"]),
+        (&status["reason"], &status["message"], &status["details"]),
         (
             &json!("Invalid"),
             &json!("the server rejected our request due to an error in our request"),

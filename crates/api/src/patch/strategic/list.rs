@@ -1,4 +1,4 @@
-//! Lists that merge: of objects by their merge key, of scalars by value; and the order of what comes out.
+//! Merging of lists: of objects by their merge key, of scalars by value; and the order of the result.
 //!
 //! Items are found through hash maps, so that two long lists do not cost their product.
 
@@ -6,11 +6,11 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value};
 
-use super::{At, DIRECTIVE, ELEMENT_ORDER, GO_MAP, Refusal, go_type, go_value, merge_map};
+use super::{DIRECTIVE, ELEMENT_ORDER, GO_MAP, MergeType, PatchError, go_type, go_value, merge_map};
 
 const NULL: &Value = &Value::Null;
 
-/// What an item is known by: the value of its merge key, or itself without one.
+/// The identity of an item: the value of its merge key, or the item itself without one.
 fn identity<'a>(item: &'a Value, merge_key: &str) -> &'a Value {
     if merge_key.is_empty() {
         item
@@ -20,31 +20,31 @@ fn identity<'a>(item: &'a Value, merge_key: &str) -> &'a Value {
 }
 
 /// The identity of an object in a list with merge key, which must have it.
-fn keyed<'a>(item: &'a Value, merge_key: &str) -> Result<&'a Value, Refusal> {
+fn keyed<'a>(item: &'a Value, merge_key: &str) -> Result<&'a Value, PatchError> {
     match item {
         _ if merge_key.is_empty() => Ok(item),
         Value::Object(map) => map
             .get(merge_key)
-            .ok_or_else(|| Refusal::no_merge_key(map, merge_key)),
-        other => Err(Refusal::wrong_type(GO_MAP, other)),
+            .ok_or_else(|| PatchError::no_merge_key(map, merge_key)),
+        other => Err(PatchError::wrong_type(GO_MAP, other)),
     }
 }
 
-/// Refuses items of different types, and lists of lists. Whether there are items at all.
-pub(super) fn same_type(a: &[Value], b: &[Value]) -> Result<bool, Refusal> {
+/// Rejects items of different types, and lists of lists. Returns whether there are items.
+pub(super) fn same_type(a: &[Value], b: &[Value]) -> Result<bool, PatchError> {
     let mut first = None;
     for item in a.iter().chain(b) {
         match (first, item) {
-            (None, Value::Array(_)) => return Err(Refusal::ListOfLists),
+            (None, Value::Array(_)) => return Err(PatchError::ListOfLists),
             (_, Value::Null) => {
-                return Err(Refusal::Other(
+                return Err(PatchError::Other(
                     "null is no element of a list that is merged".to_string(),
                 ));
             }
             (None, item) => first = Some(go_type(item)),
             (Some(first), item) if first != go_type(item) => {
                 let lists = Value::Array(vec![a.to_vec().into(), b.to_vec().into()]);
-                return Err(Refusal::Other(format!(
+                return Err(PatchError::Other(format!(
                     "list element types are not identical: {}",
                     go_value(&lists)
                 )));
@@ -55,30 +55,33 @@ pub(super) fn same_type(a: &[Value], b: &[Value]) -> Result<bool, Refusal> {
     Ok(first.is_some())
 }
 
-/// Merges `patch` into `original`. With `delete`, scalars of `patch` are taken out instead.
+/// Merges `patch` into `original`. With `delete`, scalars of `patch` are removed instead.
 pub(super) fn merge(
     original: Vec<Value>,
     patch: Vec<Value>,
     merge_key: &str,
-    at: At<'_>,
+    at: MergeType<'_>,
     delete: bool,
-) -> Result<Vec<Value>, Refusal> {
+) -> Result<Vec<Value>, PatchError> {
     if !same_type(&original, &patch)? {
         return Ok(original);
     }
     if original.iter().chain(&patch).next().is_some_and(Value::is_object) {
         if merge_key.is_empty() {
-            return Err(Refusal::Other(
+            return Err(PatchError::Other(
                 "cannot merge lists without merge key for struct".to_string(),
             ));
         }
-        let (original, patch) = obey_directives(original, patch, merge_key)?;
+        let (original, patch) = apply_directives(original, patch, merge_key)?;
         let merged = merge_objects(original.clone(), &patch, merge_key, at)?;
         return in_order(merged, &patch, &original, merge_key);
     }
     if delete {
-        let gone: HashSet<&Value> = patch.iter().collect();
-        return Ok(original.into_iter().filter(|item| !gone.contains(item)).collect());
+        let deleted: HashSet<&Value> = patch.iter().collect();
+        return Ok(original
+            .into_iter()
+            .filter(|item| !deleted.contains(item))
+            .collect());
     }
     let mut seen = HashSet::new();
     let both = original.iter().chain(&patch).cloned();
@@ -86,12 +89,12 @@ pub(super) fn merge(
     in_order(merged, &patch, &original, "")
 }
 
-/// Carries out `$patch` items: deletes what they name, or everything. Gives back both lists without them.
-fn obey_directives(
+/// Carries out `$patch` items: deletes the items they name, or all. Returns both lists without them.
+fn apply_directives(
     mut original: Vec<Value>,
     patch: Vec<Value>,
     merge_key: &str,
-) -> Result<(Vec<Value>, Vec<Value>), Refusal> {
+) -> Result<(Vec<Value>, Vec<Value>), PatchError> {
     let mut rest = Vec::with_capacity(patch.len());
     let mut deleted = HashSet::new();
     let mut replace = false;
@@ -104,13 +107,13 @@ fn obey_directives(
                 }
                 Some("replace") => replace = true,
                 Some("merge") => {
-                    return Err(Refusal::Other(
+                    return Err(PatchError::Other(
                         "merging lists cannot yet be specified in the patch".to_string(),
                     ));
                 }
                 _ => {
                     let map = item.as_object().cloned().unwrap_or_default();
-                    return Err(Refusal::unknown_directive(directive, map));
+                    return Err(PatchError::unknown_directive(directive, map));
                 }
             },
         }
@@ -128,23 +131,23 @@ fn merge_objects(
     mut merged: Vec<Value>,
     patch: &[Value],
     merge_key: &str,
-    at: At<'_>,
-) -> Result<Vec<Value>, Refusal> {
-    let mut places: HashMap<Value, usize> = HashMap::new();
+    at: MergeType<'_>,
+) -> Result<Vec<Value>, PatchError> {
+    let mut positions: HashMap<Value, usize> = HashMap::new();
     for (i, item) in merged.iter().enumerate() {
         if let Some(id) = item.get(merge_key) {
-            places.entry(id.clone()).or_insert(i);
+            positions.entry(id.clone()).or_insert(i);
         }
     }
     for change in patch {
         let id = keyed(change, merge_key)?.clone();
-        match places.get(&id).and_then(|i| merged.get_mut(*i)) {
+        match positions.get(&id).and_then(|i| merged.get_mut(*i)) {
             Some(Value::Object(old)) => {
                 let change: Map<String, Value> = change.as_object().cloned().unwrap_or_default();
                 merge_map(old, change, at)?;
             }
             _ => {
-                places.insert(id, merged.len());
+                positions.insert(id, merged.len());
                 merged.push(change.clone());
             }
         }
@@ -152,8 +155,8 @@ fn merge_objects(
     Ok(merged)
 }
 
-/// Refuses a patch list whose items are not all in `order`, in its order (deletions do not count).
-pub(super) fn check_order(patch: &[Value], order: &[Value], merge_key: &str) -> Result<(), Refusal> {
+/// Rejects a patch list whose items are not all in `order`, in its order (deletions do not count).
+pub(super) fn check_order(patch: &[Value], order: &[Value], merge_key: &str) -> Result<(), PatchError> {
     if patch.is_empty() || order.is_empty() {
         return Ok(());
     }
@@ -161,7 +164,7 @@ pub(super) fn check_order(patch: &[Value], order: &[Value], merge_key: &str) -> 
     for item in patch {
         if !merge_key.is_empty() {
             let Value::Object(map) = item else {
-                return Err(Refusal::wrong_type(GO_MAP, item));
+                return Err(PatchError::wrong_type(GO_MAP, item));
             };
             if map.contains_key(DIRECTIVE) {
                 continue;
@@ -173,7 +176,7 @@ pub(super) fn check_order(patch: &[Value], order: &[Value], merge_key: &str) -> 
                 Some(next) if keyed(next, merge_key)? == id => break,
                 Some(_) => {}
                 None => {
-                    return Err(Refusal::Other(format!(
+                    return Err(PatchError::Other(format!(
                         "The order in patch list:\n{}\n doesn't match {ELEMENT_ORDER} list:\n{}\n",
                         go_value(&patch.to_vec().into()),
                         go_value(&order.to_vec().into())
@@ -185,32 +188,36 @@ pub(super) fn check_order(patch: &[Value], order: &[Value], merge_key: &str) -> 
     Ok(())
 }
 
-/// Orders `items`: those in `order` as it says, the others as they stood in `original`, the two interleaved as in
-/// `original` where it knows both, else the ordered ones first.
+/// Orders `items`: those in `order` in that order, the others as in `original`, the two interleaved as in
+/// `original` where it has both, else the ordered ones first.
 pub(super) fn in_order(
     items: Vec<Value>,
     order: &[Value],
     original: &[Value],
     merge_key: &str,
-) -> Result<Vec<Value>, Refusal> {
+) -> Result<Vec<Value>, PatchError> {
     for item in items.iter().chain(order).chain(original) {
         keyed(item, merge_key)?;
     }
-    let wanted = places(order, merge_key);
-    let stood = places(original, merge_key);
-    let place =
-        |places: &HashMap<&Value, usize>, item: &Value| places.get(identity(item, merge_key)).copied();
+    let order_positions = positions(order, merge_key);
+    let original_positions = positions(original, merge_key);
+    let position =
+        |positions: &HashMap<&Value, usize>, item: &Value| positions.get(identity(item, merge_key)).copied();
 
-    let (mut ordered, mut others): (Vec<_>, Vec<_>) =
-        items.into_iter().partition(|item| place(&wanted, item).is_some());
-    ordered.sort_by_key(|item| place(&wanted, item));
-    others.sort_by_key(|item| place(&stood, item));
+    let (mut ordered, mut others): (Vec<_>, Vec<_>) = items
+        .into_iter()
+        .partition(|item| position(&order_positions, item).is_some());
+    ordered.sort_by_key(|item| position(&order_positions, item));
+    others.sort_by_key(|item| position(&original_positions, item));
 
     let mut out = Vec::with_capacity(ordered.len() + others.len());
     let mut others = others.into_iter().peekable();
     for item in ordered {
         while let Some(other) = others.peek() {
-            match (place(&stood, other), place(&stood, &item)) {
+            match (
+                position(&original_positions, other),
+                position(&original_positions, &item),
+            ) {
                 (Some(before), Some(after)) if before < after => out.extend(others.next()),
                 _ => break,
             }
@@ -221,11 +228,11 @@ pub(super) fn in_order(
     Ok(out)
 }
 
-/// Where each identity first stands.
-fn places<'a>(list: &'a [Value], merge_key: &str) -> HashMap<&'a Value, usize> {
-    let mut places = HashMap::with_capacity(list.len());
+/// The first index of each identity.
+fn positions<'a>(list: &'a [Value], merge_key: &str) -> HashMap<&'a Value, usize> {
+    let mut positions = HashMap::with_capacity(list.len());
     for (i, item) in list.iter().enumerate() {
-        places.entry(identity(item, merge_key)).or_insert(i);
+        positions.entry(identity(item, merge_key)).or_insert(i);
     }
-    places
+    positions
 }

@@ -14,7 +14,7 @@ fn patched(kind: &Kind, mut doc: Value, patch: Value) -> Result<Value, (u16, Str
     }
 }
 
-/// Patches a pod's spec and shows what comes of it.
+/// Patches a pod's spec and returns the result.
 fn spec(doc: Value, patch: Value) -> Result<Value, (u16, String)> {
     patched(&POD, json!({ "spec": doc }), json!({ "spec": patch })).map(|mut doc| doc["spec"].take())
 }
@@ -102,7 +102,7 @@ fn a_list_can_be_replaced_and_a_nested_directive_does_not_leak() {
 }
 
 #[test]
-fn lists_of_scalars_merge_only_where_they_are_said_to() {
+fn lists_of_scalars_merge_only_with_strategy_merge() {
     let doc = json!({"metadata": {"finalizers": ["x/a", "x/b"]}});
     for (patch, finalizers) in [
         (
@@ -132,7 +132,7 @@ fn lists_of_scalars_merge_only_where_they_are_said_to() {
 }
 
 #[test]
-fn set_element_order_orders_what_it_lists_and_keeps_the_rest_in_place() {
+fn set_element_order_orders_the_listed_items_and_keeps_the_others_in_place() {
     let list = |names: &[&str]| -> Value { names.iter().map(|n| json!({ "name": n })).collect() };
     for (live, order, change, result) in [
         (&["a", "b"][..], &["b", "a"][..], &["a"][..], &["b", "a"][..]),
@@ -186,7 +186,7 @@ fn a_field_with_strategy_replace_is_replaced() {
 }
 
 #[test]
-fn bad_patches_are_refused_in_kubernetes_words() {
+fn invalid_patches_are_rejected_with_kubernetes_messages() {
     let doc = json!({
         "metadata": {"finalizers": ["x/a"], "labels": {}},
         "spec": {"taints": [{"key": "k"}]},
@@ -269,9 +269,9 @@ fn scale_has_its_own_shape() {
     assert_eq!(doc, json!({"spec": {"replicas": 3}}));
 }
 
-/// A request body has room for a hundred thousand items. (Were each looked for in turn, this would take minutes.)
+/// A request body has room for a hundred thousand items. (With a linear search for each this would take minutes.)
 #[test]
-fn long_lists_merge_whole() {
+fn long_lists_merge_in_linear_time() {
     const MANY: usize = 20_000;
     let list = |from: usize| -> Value {
         (from..from + MANY)
@@ -334,26 +334,26 @@ proptest! {
         let _ = patched(&POD, doc, json!({"metadata": metadata, "spec": spec}));
     }
 
-    /// What a client asks for by key is there afterwards, in its order, and what it does not name stays.
+    /// Items that a patch has by key exist afterwards, in its order, and other items stay.
     #[test]
     fn a_merged_list_has_both_lists_items_and_the_patchs_order(
         live in prop::collection::vec("[a-f]", 0..6),
-        wanted in prop::collection::vec("[a-h]", 0..6),
+        patched in prop::collection::vec("[a-h]", 0..6),
     ) {
         let unique = |names: Vec<String>| -> Vec<String> {
             let mut seen = std::collections::HashSet::new();
             names.into_iter().filter(|n| seen.insert(n.clone())).collect()
         };
-        let (live, wanted) = (unique(live), unique(wanted));
+        let (live, patched) = (unique(live), unique(patched));
         let list = |names: &[String]| -> Value { names.iter().map(|n| json!({ "name": n })).collect() };
-        let merged = spec(json!({"containers": list(&live)}), json!({"containers": list(&wanted)})).unwrap();
+        let merged = spec(json!({"containers": list(&live)}), json!({"containers": list(&patched)})).unwrap();
         let merged = names(&merged["containers"]);
         let of = |keep: &[String]| -> Vec<String> {
             merged.iter().filter(|n| keep.iter().any(|k| k == *n)).map(ToString::to_string).collect()
         };
-        let untouched: Vec<String> = live.iter().filter(|n| !wanted.contains(n)).cloned().collect();
-        prop_assert_eq!(of(&wanted), wanted.clone());
+        let untouched: Vec<String> = live.iter().filter(|n| !patched.contains(n)).cloned().collect();
+        prop_assert_eq!(of(&patched), patched.clone());
         prop_assert_eq!(of(&untouched), untouched.clone());
-        prop_assert_eq!(merged.len(), untouched.len() + wanted.len());
+        prop_assert_eq!(merged.len(), untouched.len() + patched.len());
     }
 }

@@ -1,4 +1,4 @@
-//! Field selectors: what each kind can be selected by, and how mistakes are said.
+//! Field selectors: the selectable fields of each kind, and the errors.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ fn kind(api_version: &str, kind: &str) -> &'static Kind {
     registry::by_kind(api_version, kind).expect("a registered kind")
 }
 
-fn refusal(kind: &Kind, text: &str) -> String {
+fn error_message(kind: &Kind, text: &str) -> String {
     let error = Selector::parse(kind, text).expect_err(text);
     assert_eq!(
         (error.code(), error.reason()),
@@ -49,7 +49,7 @@ fn names_and_namespaces_are_selected_for_every_kind() {
 }
 
 #[test]
-fn each_kind_refuses_other_fields_in_its_own_words() {
+fn each_kind_rejects_other_fields_with_its_own_message() {
     for (api_version, name, text, message) in [
         (
             "v1",
@@ -84,13 +84,13 @@ fn each_kind_refuses_other_fields_in_its_own_words() {
             "field label not supported for resource.k8s.io/v1, Kind=ResourceSlice: a",
         ),
     ] {
-        assert_eq!(refusal(kind(api_version, name), text), message);
+        assert_eq!(error_message(kind(api_version, name), text), message);
     }
     assert!(Selector::parse(kind("storage.k8s.io/v1", "StorageClass"), "metadata.namespace=").is_ok());
 }
 
 #[test]
-fn text_that_is_no_selector_is_refused() {
+fn invalid_selectors_are_rejected() {
     let kind = kind("v1", "Secret");
     for (text, message) in [
         ("a>b", "invalid selector: 'a>b'; can't understand 'a>b'"),
@@ -107,7 +107,7 @@ fn text_that_is_no_selector_is_refused() {
             r"invalid field selector: invalid escape sequence: \",
         ),
     ] {
-        assert_eq!(refusal(kind, text), message);
+        assert_eq!(error_message(kind, text), message);
     }
 }
 

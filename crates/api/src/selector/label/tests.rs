@@ -1,4 +1,4 @@
-//! Label selectors: their grammar, what they match, and how mistakes are said.
+//! Label selectors: their grammar, what they match, and the errors.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use proptest::prelude::*;
@@ -55,7 +55,7 @@ fn no_labels_are_like_empty_labels() {
 }
 
 #[test]
-fn mistakes_are_told_in_apimachinerys_words() {
+fn errors_are_worded_as_apimachinerys() {
     for (text, message) in [
         (
             "app in web",
@@ -134,7 +134,7 @@ fn a_label_selector_is_the_conjunction_of_its_parts() {
 }
 
 #[test]
-fn a_bad_label_selector_is_refused() {
+fn an_invalid_label_selector_is_rejected() {
     for (expression, message) in [
         (
             expression("a", "Foo", &[]),

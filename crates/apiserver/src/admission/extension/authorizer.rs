@@ -1,49 +1,49 @@
-//! Answers expressions that ask whether somebody may do something.
+//! The `authorizer` variable of CEL expressions: permission checks for a user.
 
 use std::sync::Arc;
 
 use knarr_api::admission::Attributes;
-use knarr_api::cel::{Asked, Authorizes, Decision};
+use knarr_api::cel::{self, AttributesRecord, Decision};
 
 use crate::authz::{self, Authorizer};
 use crate::user::User;
 
-/// Asks the server's authorizer for a request's user, or for a service account.
-pub(super) struct Answers {
+/// Asks the server's authorizer for the requesting user, or for a service account that the expression names.
+pub(super) struct UserAuthorizer {
     pub authorizer: Arc<dyn Authorizer>,
     pub user: User,
 }
 
-impl Answers {
-    /// The question that `authorizer.requestResource` begins with.
-    pub fn about(attributes: &Attributes) -> Asked {
-        Asked {
+impl UserAuthorizer {
+    /// The attributes of `authorizer.requestResource`.
+    pub fn request_resource(attributes: &Attributes) -> AttributesRecord {
+        AttributesRecord {
             group: attributes.kind.group().to_string(),
             resource: attributes.kind.plural().to_string(),
             subresource: attributes.subresource.clone(),
             namespace: attributes.namespace.clone(),
             name: attributes.name.clone(),
-            ..Asked::default()
+            ..AttributesRecord::default()
         }
     }
 }
 
-impl Authorizes for Answers {
-    fn decide(&self, asked: &Asked) -> Decision {
-        let account = asked
+impl cel::Authorizer for UserAuthorizer {
+    fn decide(&self, attributes: &AttributesRecord) -> Decision {
+        let account = attributes
             .service_account
             .as_ref()
             .map(|(namespace, name)| User::service_account(namespace, name, ""));
         let request = authz::Attributes {
-            verb: &asked.verb,
-            group: &asked.group,
-            resource: &asked.resource,
-            subresource: &asked.subresource,
-            namespace: &asked.namespace,
-            name: &asked.name,
-            path: Some(asked.path.as_str()).filter(|path| !path.is_empty()),
-            field_selector: &asked.field_selector,
-            label_selector: &asked.label_selector,
+            verb: &attributes.verb,
+            group: &attributes.group,
+            resource: &attributes.resource,
+            subresource: &attributes.subresource,
+            namespace: &attributes.namespace,
+            name: &attributes.name,
+            path: Some(attributes.path.as_str()).filter(|path| !path.is_empty()),
+            field_selector: &attributes.field_selector,
+            label_selector: &attributes.label_selector,
         };
         Decision {
             allowed: self

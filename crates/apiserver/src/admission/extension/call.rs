@@ -1,78 +1,122 @@
-//! Calls a webhook: over TLS, at its URL or at its service's endpoints, which are reached without any proxy.
+//! Calls a webhook over TLS, at its URL or at an endpoint of its Service.
 
 use std::io;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::header::{ACCEPT, CONTENT_TYPE, HOST, USER_AGENT};
-use http::{Method, Request, Uri};
+use http::{Method, Request};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::client::legacy::{Client, Error as ClientError};
+use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use knarr_api::{Object, k8s_openapi, registry};
-use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use serde_json::Value;
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
-use tower::Service;
 
 use crate::cache::Cache;
 use crate::cache::change::Filter;
-use crate::tls::link::Link;
-use crate::tls::outgoing;
+use crate::tls::client;
+use crate::tls::pool::{Connector, Dial, innermost_error};
 
-/// The longest answer that is read, in bytes: as long as any object.
-const ANSWER_MAX_BYTES: usize = 3 * 1024 * 1024;
+/// The largest response that is read: as large as any object.
+const RESPONSE_MAX_BYTES: usize = 3 * 1024 * 1024;
 const HTTPS_PORT: u16 = 443;
-/// Connections that are kept for each endpoint of a webhook, and for how long: client-go's and Go's own limits.
+/// Idle connections that are kept for each endpoint of a webhook, and for how long: the limits of client-go and net/http.
 const IDLE_MAX: usize = 25;
 const IDLE_LIMIT: Duration = Duration::from_secs(90);
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
-/// Where a webhook is called.
+/// The address of a webhook.
 struct Endpoint {
-    /// As errors name it.
+    /// The URL in error messages.
     url: String,
     path: String,
-    /// What its certificate must be for.
+    /// The host name that its certificate must be valid for.
     host: String,
-    /// Host and port that are dialled.
+    /// Host and port to dial.
     address: String,
 }
 
-/// The webhook's answer to `review`, or why there is none, in Kubernetes' words. `query` is what its URL has behind the
-/// path.
+/// Why a call of a webhook failed, in kube-apiserver's words.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallError {
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    /// There was no response.
+    #[error("Post {url:?}: {failure}")]
+    Post { url: String, failure: PostFailure },
+    /// There was a response, but not the expected document.
+    #[error("{0}")]
+    Response(String),
+}
+
+/// Why a webhook has no address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum EndpointError {
+    #[error("{0:?} is not an https URL")]
+    NotHttps(String),
+    #[error("service {0:?} not found")]
+    NoService(String),
+    #[error("no service port {port} found for service {service:?}")]
+    NoPort { port: u16, service: String },
+    #[error("no endpoints available for service {0:?}")]
+    NoEndpoints(String),
+}
+
+/// Why there was no response.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PostFailure {
+    #[error("context deadline exceeded")]
+    Timeout,
+    #[error(transparent)]
+    Client(ClientError),
+    #[error("{0}")]
+    Transport(String),
+}
+
+/// Why a webhook's client configuration cannot be used.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum ClientError {
+    #[error("{0}")]
+    CaBundle(String),
+    #[error("unable to load root certificates: {0}")]
+    Tls(String),
+    #[error(transparent)]
+    Url(#[from] EndpointError),
+    #[error("{0}")]
+    ServerName(String),
+}
+
+/// The webhook's response to `review`. `query` is the query of its URL.
 pub(crate) async fn call_webhook(
     cache: &Cache,
     config: &WebhookClientConfig,
-    client: Result<WebhookClient, String>,
+    client: Result<WebhookClient, ClientError>,
     (timeout, query): (Duration, Option<String>),
     review: &Value,
-) -> Result<Value, String> {
+) -> Result<Value, CallError> {
     let endpoint = Endpoint::of(cache, config, query.as_deref())?;
-    let posted = |why: &str| format!("Post {:?}: {why}", endpoint.url);
-    let client = client.map_err(|why| posted(&why))?;
-    let body = Bytes::from(review.to_string());
-    match tokio::time::timeout(timeout, client.post(&endpoint, body)).await {
-        Err(_) => Err(posted("context deadline exceeded")),
-        Ok(Err(Failure::Transport(why))) => Err(posted(&why)),
-        Ok(Err(Failure::Answer(why))) => Err(why),
-        Ok(Ok(answer)) => Ok(answer),
-    }
+    let post_error = |failure| CallError::Post {
+        url: endpoint.url.clone(),
+        failure,
+    };
+    let client = client.map_err(|error| post_error(PostFailure::Client(error)))?;
+    let request = client.post(&endpoint, Bytes::from(review.to_string()));
+    let timed_out = |_| post_error(PostFailure::Timeout);
+    tokio::time::timeout(timeout, request).await.map_err(timed_out)?
 }
 
 fn service_host(service: &ServiceReference) -> String {
     format!("{}.{}.svc", service.name, service.namespace)
 }
 
-/// A URL as configurations have it.
+/// The URL of a webhook's clientConfig.
 struct Url<'a> {
     host: &'a str,
     address: String,
@@ -80,10 +124,10 @@ struct Url<'a> {
 }
 
 impl<'a> Url<'a> {
-    fn parse(url: &'a str) -> Result<Self, String> {
+    fn parse(url: &'a str) -> Result<Self, EndpointError> {
         let rest = url
             .strip_prefix("https://")
-            .ok_or_else(|| format!("{url:?} is no https URL"))?;
+            .ok_or_else(|| EndpointError::NotHttps(url.to_string()))?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (host, address) = match authority.rsplit_once(':') {
             Some((host, port)) if !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) => {
@@ -100,7 +144,7 @@ impl<'a> Url<'a> {
 }
 
 impl Endpoint {
-    fn of(cache: &Cache, config: &WebhookClientConfig, query: Option<&str>) -> Result<Self, String> {
+    fn of(cache: &Cache, config: &WebhookClientConfig, query: Option<&str>) -> Result<Self, EndpointError> {
         let query = query.map(|query| format!("?{query}")).unwrap_or_default();
         if let Some(service) = &config.service {
             let port = service
@@ -116,7 +160,7 @@ impl Endpoint {
             return Ok(Endpoint {
                 url: format!("https://{host}:{port}/{path}{query}"),
                 path: format!("/{path}{query}"),
-                address: endpoint(cache, &service.namespace, &service.name, port)?,
+                address: service_endpoint(cache, &service.namespace, &service.name, port)?,
                 host,
             });
         }
@@ -131,15 +175,15 @@ impl Endpoint {
     }
 }
 
-/// An address at which the service's port is served.
-fn endpoint(cache: &Cache, namespace: &str, name: &str, port: u16) -> Result<String, String> {
+/// An address at which the Service's port is served.
+fn service_endpoint(cache: &Cache, namespace: &str, name: &str, port: u16) -> Result<String, EndpointError> {
     let object = cache.get(&registry::SERVICE, namespace, name);
-    let object = object.ok_or_else(|| format!("service {name:?} not found"))?;
+    let object = object.ok_or_else(|| EndpointError::NoService(name.to_string()))?;
     let slices = cache
         .of(&registry::ENDPOINT_SLICE)
         .map(|cache| cache.list(&Filter::everything(&registry::ENDPOINT_SLICE, namespace)))
         .unwrap_or_default();
-    let of_it = |slice: &&Arc<Object>| {
+    let of_service = |slice: &&Arc<Object>| {
         let labels = slice.metadata().labels.as_ref();
         labels
             .and_then(|l| l.get(SERVICE_LABEL))
@@ -147,29 +191,33 @@ fn endpoint(cache: &Cache, namespace: &str, name: &str, port: u16) -> Result<Str
     };
     let slices = slices
         .iter()
-        .filter(of_it)
+        .filter(of_service)
         .filter_map(|slice| slice.get::<EndpointSlice>());
     let service = object.get::<core::Service>().cloned().unwrap_or_default();
-    endpoint_of(&service, slices, port).map_err(|why| format!("{why} service {name:?}"))
+    first_ready_endpoint(&service, slices, port)
 }
 
-/// The first endpoint that is ready at which this port of the service is served.
-fn endpoint_of<'a>(
+/// The first ready endpoint of this port of the Service.
+fn first_ready_endpoint<'a>(
     service: &core::Service,
     slices: impl Iterator<Item = &'a EndpointSlice>,
     port: u16,
-) -> Result<String, String> {
+) -> Result<String, EndpointError> {
+    let name = || service.metadata.name.clone().unwrap_or_default();
     let spec = service.spec.clone().unwrap_or_default();
     if spec.type_.as_deref() == Some("ExternalName") {
         return Ok(format!("{}:{port}", spec.external_name.unwrap_or_default()));
     }
     let ports = spec.ports.unwrap_or_default();
     let service_port = ports.iter().find(|p| p.port == i32::from(port));
-    let service_port = service_port.ok_or_else(|| format!("no service port {port} found for"))?;
-    let wanted = service_port.name.as_deref().unwrap_or_default();
+    let service_port = service_port.ok_or_else(|| EndpointError::NoPort {
+        port,
+        service: name(),
+    })?;
+    let port_name = service_port.name.as_deref().unwrap_or_default();
     for slice in slices {
         let mut slice_ports = slice.ports.iter().flatten();
-        let target = slice_ports.find(|p| p.name.as_deref().unwrap_or_default() == wanted);
+        let target = slice_ports.find(|p| p.name.as_deref().unwrap_or_default() == port_name);
         let number = target.and_then(|p| p.port);
         let ready = slice.endpoints.iter().flatten().find(|e| {
             let ready = e.conditions.as_ref().and_then(|c| c.ready);
@@ -182,29 +230,34 @@ fn endpoint_of<'a>(
             });
         }
     }
-    Err("no endpoints available for".into())
+    Err(EndpointError::NoEndpoints(name()))
 }
 
-/// Calls one webhook as it is configured. Its connections are kept for the next call (as kube-apiserver's are): a call
-/// over a kept connection costs no TLS handshake.
+/// A client for one webhook's clientConfig. Idle connections are kept for the next call, as in kube-apiserver: a call over
+/// a kept connection needs no TLS handshake.
 #[derive(Clone)]
-pub(crate) struct WebhookClient(Client<Connector, Full<Bytes>>);
+pub(crate) struct WebhookClient(Client<Connector<TcpDialer>, Full<Bytes>>);
 
 impl WebhookClient {
-    /// Trusts the configuration's bundle; the system's authorities where there is none.
-    pub fn new(config: &WebhookClientConfig) -> Result<Self, String> {
+    /// Trusts the CAs of `caBundle`; the system's CAs if it is empty.
+    pub fn new(config: &WebhookClientConfig) -> Result<Self, ClientError> {
         let bundle = config.ca_bundle.as_ref().map_or(&[][..], |b| &b.0);
-        let trusted = outgoing::authorities(bundle)?;
-        let tls = outgoing::trusting(trusted);
-        let tls = tls.map_err(|e| format!("unable to load root certificates: {e}"))?;
+        let trusted = client::ca_certificates(bundle).map_err(ClientError::CaBundle)?;
+        let tls = client::config(trusted).map_err(ClientError::Tls)?;
         let host = match &config.service {
             Some(service) => service_host(service),
             None => Url::parse(config.url.as_deref().unwrap_or_default())?
                 .host
                 .to_string(),
         };
-        let name = ServerName::try_from(host).map_err(|e| e.to_string())?;
-        let connector = Connector { tls, name };
+        let name = ServerName::try_from(host).map_err(|e| ClientError::ServerName(e.to_string()))?;
+        let connector = Connector {
+            dialer: TcpDialer,
+            tls,
+            server_name: name,
+            // The call has a timeout.
+            timeout: None,
+        };
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_max_idle_per_host(IDLE_MAX)
@@ -213,8 +266,11 @@ impl WebhookClient {
         Ok(WebhookClient(client))
     }
 
-    async fn post(&self, to: &Endpoint, body: Bytes) -> Result<Value, Failure> {
-        let transport = |e: &dyn std::fmt::Display| Failure::Transport(e.to_string());
+    async fn post(&self, to: &Endpoint, body: Bytes) -> Result<Value, CallError> {
+        let no_response = |why: String| CallError::Post {
+            url: to.url.clone(),
+            failure: PostFailure::Transport(why),
+        };
         let request = Request::builder()
             .method(Method::POST)
             .uri(format!("https://{}{}", to.address, to.path))
@@ -223,97 +279,49 @@ impl WebhookClient {
             .header(ACCEPT, "application/json")
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(body))
-            .map_err(|e| transport(&e))?;
-        let answer = self.0.request(request).await;
-        let answer = answer.map_err(|e| Failure::Transport(innermost(&e)))?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), ANSWER_MAX_BYTES).collect().await;
-        let body = body.map_err(|e| transport(&e))?.to_bytes();
+            .map_err(|e| no_response(e.to_string()))?;
+        let response = self.0.request(request).await;
+        let response = response.map_err(|e| no_response(innermost_error(&e)))?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), RESPONSE_MAX_BYTES)
+            .collect()
+            .await;
+        let body = body.map_err(|e| no_response(e.to_string()))?.to_bytes();
         if !status.is_success() {
-            return Err(Failure::Answer(refused(status, &body)));
+            return Err(CallError::Response(http_error(status, &body)));
         }
         serde_json::from_slice(&body).map_err(|e| {
-            Failure::Answer(format!(
-                "couldn't get version/kind; json parse error: {e}; the webhook said {:?}",
+            CallError::Response(format!(
+                "couldn't get version/kind; json parse error: {e}; the response was {:?}",
                 String::from_utf8_lossy(body.get(..200).unwrap_or(&body))
             ))
         })
     }
 }
 
+/// Dials over TCP; the host may be a name.
 #[derive(Clone)]
-struct Connector {
-    tls: Arc<ClientConfig>,
-    name: ServerName<'static>,
-}
+struct TcpDialer;
 
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-enum ConnectError {
-    #[error("dial tcp {0}: connect: {why}", why = dialled(.1))]
-    Dial(String, io::Error),
-    #[error("tls: failed to verify certificate: {0}")]
-    Tls(io::Error),
-}
+impl Dial for TcpDialer {
+    type Stream = TcpStream;
 
-impl Service<Uri> for Connector {
-    type Response = Link<TcpStream>;
-    type Error = ConnectError;
-    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let connector = self.clone();
+    fn dial(&self, address: String) -> BoxFuture<'static, io::Result<TcpStream>> {
         Box::pin(async move {
-            let address = uri.authority().map(|a| a.as_str()).unwrap_or_default();
-            let stream = TcpStream::connect(address).await;
-            let stream = stream.map_err(|e| ConnectError::Dial(address.to_string(), e))?;
-            // A call is one small write that waits for its answer.
-            stream
-                .set_nodelay(true)
-                .map_err(|e| ConnectError::Dial(address.to_string(), e))?;
-            let stream = TlsConnector::from(connector.tls)
-                .connect(connector.name, stream)
-                .await
-                .map_err(ConnectError::Tls)?;
-            Ok(Link::new(stream))
+            let stream = TcpStream::connect(address).await?;
+            // A call is one small write that waits for its response.
+            stream.set_nodelay(true)?;
+            Ok(stream)
         })
     }
 }
 
-/// The innermost source of a client's error.
-pub(crate) fn innermost(error: &ClientError) -> String {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    innermost.to_string()
-}
-
-enum Failure {
-    /// There was no answer.
-    Transport(String),
-    /// There was one, but not as a webhook answers.
-    Answer(String),
-}
-
-/// Why a connection failed, in Go's words.
-pub(crate) fn dialled(error: &std::io::Error) -> String {
-    match error.kind() {
-        std::io::ErrorKind::ConnectionRefused => "connection refused".into(),
-        _ => error.to_string(),
-    }
-}
-
-/// An HTTP error in client-go's words.
-fn refused(status: http::StatusCode, body: &[u8]) -> String {
-    let said = serde_json::from_slice::<Value>(body).ok();
-    let said = said.as_ref().and_then(|v| v.get("message")?.as_str());
-    match (said, status.as_u16()) {
-        (Some(message), _) => message.to_string(),
+/// The message of an HTTP error as client-go builds it.
+fn http_error(status: http::StatusCode, body: &[u8]) -> String {
+    let message = serde_json::from_slice::<Value>(body).ok();
+    let message = message.as_ref().and_then(|v| v.get("message")?.as_str());
+    match (message, status.as_u16()) {
+        (Some(text), _) => text.to_string(),
         (None, 404) => "the server could not find the requested resource".into(),
         (None, 401) => "Unauthorized".into(),
         (None, 403) => format!("forbidden: {}", String::from_utf8_lossy(body).trim()),
@@ -335,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_services_port_is_found_at_an_endpoint_that_is_ready() {
-        let service = json!({"spec": {"ports": [{"name": "web", "port": 80}, {"name": "https", "port": 443, "targetPort": "tls"}]}});
+        let service = json!({"metadata": {"name": "hook"}, "spec": {"ports": [{"name": "web", "port": 80}, {"name": "https", "port": 443, "targetPort": "tls"}]}});
         let service: core::Service = serde_json::from_value(service).unwrap();
         let slice = |ready: bool, address: &str| -> EndpointSlice {
             let slice = json!({"addressType": "IPv4", "ports": [{"name": "web", "port": 8080}, {"name": "https", "port": 8443}],
@@ -350,15 +358,23 @@ mod tests {
         for (slices, port, want) in [
             (vec![&unready, &v4], 443, Ok("10.0.0.2:8443")),
             (vec![&v6, &v4], 80, Ok("[fd00::1]:8080")),
-            (vec![&unready], 443, Err("no endpoints available for")),
-            (vec![&v4], 8443, Err("no service port 8443 found for")),
+            (
+                vec![&unready],
+                443,
+                Err("no endpoints available for service \"hook\"".to_string()),
+            ),
+            (
+                vec![&v4],
+                8443,
+                Err("no service port 8443 found for service \"hook\"".to_string()),
+            ),
         ] {
-            let found = endpoint_of(&service, slices.into_iter(), port);
-            assert_eq!(found.as_deref().map_err(String::as_str), want);
+            let found = first_ready_endpoint(&service, slices.into_iter(), port);
+            assert_eq!(found.as_deref().map_err(ToString::to_string), want);
         }
         let outside = json!({"spec": {"type": "ExternalName", "externalName": "hook.example.com"}});
         let outside: core::Service = serde_json::from_value(outside).unwrap();
-        let found = endpoint_of(&outside, std::iter::empty(), 443);
+        let found = first_ready_endpoint(&outside, std::iter::empty(), 443);
         assert_eq!(found.as_deref(), Ok("hook.example.com:443"));
     }
 }

@@ -1,17 +1,17 @@
-//! What users add to admission: policies in CEL and webhooks, each first those that change a write and, once it is
-//! known to be valid, those that judge it. Subresources that speak a kind of their own are asked about with an object
-//! of that kind; what they then write is not asked about again.
+//! Dynamic admission control: policies in CEL and webhooks. Mutating ones run first, validating ones once the object is
+//! known to be valid. For a subresource with a kind of its own (Binding, Eviction) they get the object of that kind, and
+//! are not called again for the write that follows from it.
 //!
-//! Where none is configured a write passes without its JSON being made. Configurations themselves are never guarded:
-//! nobody could mend them.
+//! Without policies and webhooks a write is not encoded for them. Admission configurations themselves are exempt, as in
+//! Kubernetes: otherwise a wrong one could not be corrected.
 
 mod authorizer;
 mod call;
+mod compiled;
 mod policy;
 mod webhook;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::core::v1::Namespace;
@@ -19,25 +19,20 @@ use knarr_api::admission::Attributes;
 use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi, registry, scale};
 use serde_json::{Value, json};
 
-pub(crate) use call::{WebhookClient, call_webhook, dialled, innermost};
-pub(crate) use policy::Policies;
+pub(crate) use call::{ClientError, WebhookClient, call_webhook};
+pub(crate) use policy::CompiledPolicies;
 
-use crate::pipeline::{Ctx, Target};
-use crate::server::Server;
+use super::{Admission, Operation};
+use crate::pipeline::{AdmissionObject, Ctx, Target};
 use crate::user::User;
 
-/// What is done to an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operation {
-    Create,
-    Update,
-    Delete,
-    Connect,
-}
-
 impl Operation {
-    /// Its name, and the kind of its options if it has any.
-    fn words(self) -> (&'static str, Option<&'static str>) {
+    pub(crate) fn as_str(self) -> &'static str {
+        self.name_and_options().0
+    }
+
+    /// Its name in an AdmissionRequest, and the kind of its options if it has any.
+    fn name_and_options(self) -> (&'static str, Option<&'static str>) {
         match self {
             Operation::Create => ("CREATE", Some("CreateOptions")),
             Operation::Update => ("UPDATE", Some("UpdateOptions")),
@@ -47,63 +42,36 @@ impl Operation {
     }
 }
 
-/// A write with its object as it is now.
-pub(crate) struct Write<'a> {
-    pub operation: Operation,
-    /// As stored; `None` for deletions.
-    pub object: Option<&'a dyn AnyObject>,
-    /// As stored; `None` for creations.
-    pub old: Option<&'a Object>,
-}
-
-/// What of a write policies and webhooks are asked about.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Shown {
-    /// The object that is written.
-    #[default]
-    Object,
-    /// Its scale: that is what the client sent.
-    Scale,
-    /// Nothing: they were asked about what the write is part of (a Binding, an Eviction).
-    Nothing,
-}
-
-/// Kinds whose objects change a write.
+/// Kinds whose objects configure mutating policies and webhooks.
 static MUTATING: [&Kind; 2] = [
     &registry::MUTATING_ADMISSION_POLICY_BINDING,
     &registry::MUTATING_WEBHOOK_CONFIGURATION,
 ];
-/// Kinds whose objects judge one.
+/// Kinds whose objects configure validating policies and webhooks.
 static VALIDATING: [&Kind; 2] = [
     &registry::VALIDATING_ADMISSION_POLICY_BINDING,
     &registry::VALIDATING_WEBHOOK_CONFIGURATION,
 ];
 
-impl Server {
+impl Admission {
     fn has_any(&self, kinds: &[&'static Kind]) -> bool {
-        let counts = |kind: &&'static Kind| self.cache.of(kind).is_ok_and(|cache| cache.count() > 0);
-        kinds.iter().any(counts)
+        let has_objects = |kind: &&'static Kind| self.cache.of(kind).is_ok_and(|cache| cache.count() > 0);
+        kinds.iter().any(has_objects)
     }
 
-    /// Lets policies and webhooks change the object that is about to be written.
-    pub(crate) async fn mutate(
+    /// Runs the mutating policies and webhooks on the object that is about to be written.
+    pub(crate) async fn mutate_by_extensions(
         &self,
         ctx: &mut Ctx,
-        target: &Target<'_>,
-        operation: Operation,
+        write: &super::Attributes<'_>,
         object: Box<dyn AnyObject>,
-        old: Option<&Arc<Object>>,
     ) -> Result<Box<dyn AnyObject>, Error> {
-        if ctx.shown == Shown::Nothing || !self.has_any(&MUTATING) {
+        if ctx.admission_object == AdmissionObject::None || !self.has_any(&MUTATING) {
             return Ok(object);
         }
-        let write = Write {
-            operation,
-            object: Some(&*object),
-            old: old.map(|o| &**o),
-        };
-        let stored = target.kind.handled_as();
-        let mut attributes = attributes(ctx, target, &write)?;
+        let kind = write.target.kind;
+        let stored = kind.handled_as();
+        let mut attributes = attributes(ctx, write, Some(&*object))?;
         if attributes.is_exempt() {
             return Ok(object);
         }
@@ -113,83 +81,70 @@ impl Server {
         if attributes.object == before {
             return Ok(object);
         }
-        if ctx.shown == Shown::Scale {
-            return rescaled(&stored, object, attributes.object);
+        if ctx.admission_object == AdmissionObject::Scale {
+            return with_replicas(&stored, object, attributes.object);
         }
         let json = serde_json::to_vec(&attributes.object).map_err(Error::internal)?;
-        let decoded = target.kind.ops.decode(&json).map_err(|e| {
+        let decoded = kind.ops.decode(&json).map_err(|e| {
             Error::internal(format!(
-                "what admission made of the object is none: {}",
+                "admission changed the object to one that does not decode: {}",
                 e.message
             ))
         })?;
         let mut changed = decoded.object;
-        target.kind.ops.set_defaults(&mut *changed)?;
-        convert::typed(target.kind, &stored, changed)
+        kind.ops.set_defaults(&mut *changed)?;
+        convert::typed(kind, &stored, changed)
     }
 
-    /// The same for a deletion, which nobody can change, but be told of.
-    pub(crate) async fn judge_deletion(
+    /// Runs the validating policies and webhooks on the object that is about to be written, or on a deletion. For a deletion mutating
+    /// webhooks are called first, but cannot change anything.
+    pub(crate) async fn validate_by_extensions(
         &self,
         ctx: &mut Ctx,
-        target: &Target<'_>,
-        old: &Object,
+        write: &super::Attributes<'_>,
+        object: Option<&dyn AnyObject>,
     ) -> Result<(), Error> {
-        let write = Write {
-            operation: Operation::Delete,
-            object: None,
-            old: Some(old),
-        };
-        if ctx.shown == Shown::Nothing {
+        if ctx.admission_object == AdmissionObject::None {
             return Ok(());
         }
-        if self.has_any(&MUTATING[1..]) {
-            let mut attributes = attributes(ctx, target, &write)?;
+        if write.operation == Operation::Delete && self.has_any(&MUTATING[1..]) {
+            let mut attributes = attributes(ctx, write, object)?;
             if !attributes.is_exempt() {
                 self.mutate_by_webhooks(ctx, &mut attributes).await?;
             }
         }
-        self.judge(ctx, target, &write).await
-    }
-
-    /// Lets policies and webhooks refuse what is about to be written.
-    pub(crate) async fn judge(
-        &self,
-        ctx: &mut Ctx,
-        target: &Target<'_>,
-        write: &Write<'_>,
-    ) -> Result<(), Error> {
-        if ctx.shown == Shown::Nothing || !self.has_any(&VALIDATING) {
+        if !self.has_any(&VALIDATING) {
             return Ok(());
         }
-        let attributes = attributes(ctx, target, write)?;
+        let attributes = attributes(ctx, write, object)?;
         if attributes.is_exempt() {
             return Ok(());
         }
-        self.judge_by_policies(ctx, &attributes).await?;
-        self.judge_by_webhooks(ctx, &attributes).await
+        self.validate_by_policies(ctx, &attributes).await?;
+        self.validate_by_webhooks(ctx, &attributes).await
     }
 
-    /// Lets policies and webhooks change, and then refuse, what a subresource is asked with that speaks a kind of its
-    /// own (a Binding, PodExecOptions). What they leave of it.
-    pub(crate) async fn admit_part(
+    /// Runs mutating, then validating policies and webhooks on the request's own object, which is not stored (a Binding,
+    /// PodExecOptions). Returns the mutated object.
+    pub(crate) async fn admit_request_object(
         &self,
         ctx: &mut Ctx,
         target: &Target<'_>,
         operation: Operation,
         object: Value,
     ) -> Result<Value, Error> {
-        let object = self.mutate_part(ctx, target, operation, object).await?;
-        self.judge_part(ctx, target, operation, &object).await?;
+        let object = self.mutate_request_object(ctx, target, operation, object).await?;
+        self.validate_request_object(ctx, target, operation, &object)
+            .await?;
         Ok(object)
     }
 
-    /// Whether anybody might have to be asked about what is not stored.
-    pub(crate) fn asks_about_parts(&self) -> bool {
+    /// Whether any policy or webhook is configured.
+    pub(crate) fn has_extensions(&self) -> bool {
         self.has_any(&MUTATING) || self.has_any(&VALIDATING)
     }
 
-    pub(crate) async fn mutate_part(
+    pub(crate) async fn mutate_request_object(
         &self,
         ctx: &mut Ctx,
         target: &Target<'_>,
@@ -199,7 +154,7 @@ impl Server {
         if !self.has_any(&MUTATING) {
             return Ok(object);
         }
-        let mut attributes = part_attributes(ctx, target, operation, object);
+        let mut attributes = request_object_attributes(ctx, target, operation, object);
         if !is_review(target) {
             self.mutate_by_policies(&mut attributes, &ctx.user).await?;
         }
@@ -207,7 +162,7 @@ impl Server {
         Ok(attributes.object.unwrap_or_default())
     }
 
-    pub(crate) async fn judge_part(
+    pub(crate) async fn validate_request_object(
         &self,
         ctx: &mut Ctx,
         target: &Target<'_>,
@@ -217,11 +172,11 @@ impl Server {
         if !self.has_any(&VALIDATING) {
             return Ok(());
         }
-        let attributes = part_attributes(ctx, target, operation, object.clone());
+        let attributes = request_object_attributes(ctx, target, operation, object.clone());
         if !is_review(target) {
-            self.judge_by_policies(ctx, &attributes).await?;
+            self.validate_by_policies(ctx, &attributes).await?;
         }
-        self.judge_by_webhooks(ctx, &attributes).await
+        self.validate_by_webhooks(ctx, &attributes).await
     }
 
     /// The request with its objects in another version of their kind.
@@ -235,7 +190,7 @@ impl Server {
         Ok(out)
     }
 
-    /// An object that [`Server::in_version`] made, in the version of the request.
+    /// Converts an object of [`Admission::in_version`] back to the version of the request.
     async fn in_request_version(
         &self,
         attributes: &Attributes,
@@ -266,14 +221,14 @@ impl Server {
     }
 }
 
-/// Whether it is a question about who somebody is or what he may do. Webhooks are told of these, policies are not: one
-/// that is wrong could lock everybody out.
+/// Whether the request creates a TokenReview, SubjectAccessReview or the like. Webhooks are called for them, policies are
+/// not: a wrong policy could lock all users out.
 fn is_review(target: &Target<'_>) -> bool {
     let groups = ["authentication.k8s.io", "authorization.k8s.io"];
     target.subresource.is_empty() && !target.kind.is_stored() && groups.contains(&target.kind.group())
 }
 
-/// A refusal of a policy, in the form in which a plugin refuses.
+/// The error of a policy that denies the request, in the form that built-in plugins use.
 fn forbidden(attributes: &Attributes, why: &str) -> Error {
     let meta = attributes.object.as_ref().and_then(|o| o.get("metadata"));
     let text = |field: &str| meta?.get(field)?.as_str().filter(|t| !t.is_empty());
@@ -281,7 +236,7 @@ fn forbidden(attributes: &Attributes, why: &str) -> Error {
         "" => text("name").or_else(|| text("generateName")).unwrap_or("Unknown"),
         name => name,
     };
-    Error::forbidden(attributes.kind.about(name), why)
+    Error::forbidden(attributes.kind.resource_ref(name), why)
 }
 
 pub(crate) fn json_of(object: &dyn AnyObject) -> Result<Value, Error> {
@@ -290,9 +245,15 @@ pub(crate) fn json_of(object: &dyn AnyObject) -> Result<Value, Error> {
     serde_json::from_slice(&json).map_err(Error::internal)
 }
 
-fn attributes(ctx: &Ctx, target: &Target<'_>, write: &Write<'_>) -> Result<Attributes, Error> {
+/// The attributes of a write. `new` is the object to be written, as it is handled; `None` for deletions.
+fn attributes(
+    ctx: &Ctx,
+    write: &super::Attributes<'_>,
+    new: Option<&dyn AnyObject>,
+) -> Result<Attributes, Error> {
+    let target = write.target;
     let (served, stored) = (target.kind, target.kind.handled_as());
-    let scales = ctx.shown == Shown::Scale;
+    let scales = ctx.admission_object == AdmissionObject::Scale;
     let shown = |object: &dyn AnyObject| {
         if scales {
             return scale_of(&stored, object.clone_box());
@@ -300,14 +261,14 @@ fn attributes(ctx: &Ctx, target: &Target<'_>, write: &Write<'_>) -> Result<Attri
         convert::json(&stored, served, &json_of(object)?)
             .ok_or_else(|| Error::internal(format!("failed to convert object version to {served:?}")))
     };
-    let object = write.object.map(shown).transpose()?;
+    let object = new.map(shown).transpose()?;
     let old = write.old.map(|old| shown(old.typed())).transpose()?;
-    let name = match (target.name, write.object) {
+    let name = match (target.name, new) {
         ("", Some(object)) => object.metadata().name.clone().unwrap_or_default(),
         (name, _) => name.to_string(),
     };
     Ok(Attributes {
-        operation: write.operation.words().0,
+        operation: write.operation.as_str(),
         kind: served.clone(),
         subresource: if scales { "scale" } else { target.subresource }.to_string(),
         namespace: match *served == registry::NAMESPACE {
@@ -323,10 +284,15 @@ fn attributes(ctx: &Ctx, target: &Target<'_>, write: &Write<'_>) -> Result<Attri
     })
 }
 
-/// Of a request whose object is none that is stored.
-fn part_attributes(ctx: &Ctx, target: &Target<'_>, operation: Operation, object: Value) -> Attributes {
+/// The attributes of a request whose object is not stored.
+fn request_object_attributes(
+    ctx: &Ctx,
+    target: &Target<'_>,
+    operation: Operation,
+    object: Value,
+) -> Attributes {
     Attributes {
-        operation: operation.words().0,
+        operation: operation.as_str(),
         kind: target.kind.clone(),
         subresource: target.subresource.to_string(),
         namespace: target.namespace.to_string(),
@@ -341,7 +307,7 @@ fn part_attributes(ctx: &Ctx, target: &Target<'_>, operation: Operation, object:
 
 /// The request's CreateOptions or the like.
 fn options(ctx: &Ctx, operation: Operation) -> Value {
-    let Some(kind) = operation.words().1 else {
+    let Some(kind) = operation.name_and_options().1 else {
         return Value::Null;
     };
     let mut options = json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
@@ -356,18 +322,21 @@ fn options(ctx: &Ctx, operation: Operation) -> Value {
 
 fn scale_of(kind: &Kind, object: Box<dyn AnyObject>) -> Result<Value, Error> {
     let scale = scale::get(kind, &Object::from_typed(kind, object));
-    let scale = scale.ok_or_else(|| Error::internal(format!("a {} without a scale", kind.kind())))?;
+    let scale = scale.ok_or_else(|| Error::internal(format!("{} has no scale", kind.kind())))?;
     serde_json::to_value(scale).map_err(Error::internal)
 }
 
-/// The object with as many replicas as its changed scale says.
-fn rescaled(
+/// The object with the replicas of its mutated Scale.
+fn with_replicas(
     kind: &Kind,
     mut object: Box<dyn AnyObject>,
     scale: Option<Value>,
 ) -> Result<Box<dyn AnyObject>, Error> {
-    let scale: Scale = serde_json::from_value(scale.unwrap_or_default())
-        .map_err(|e| Error::internal(format!("what admission made of the scale is none: {e}")))?;
+    let scale: Scale = serde_json::from_value(scale.unwrap_or_default()).map_err(|e| {
+        Error::internal(format!(
+            "admission changed the Scale to one that does not decode: {e}"
+        ))
+    })?;
     let replicas = scale.spec.and_then(|s| s.replicas).unwrap_or(0);
     scale::set(kind, &mut *object, replicas);
     Ok(object)

@@ -1,7 +1,6 @@
-//! ValidatingAdmissionPolicy and MutatingAdmissionPolicy: which of them a request meets, through which binding and with
-//! which parameters, and what becomes of their judgement.
+//! ValidatingAdmissionPolicy and MutatingAdmissionPolicy: which policies apply to a request, by which binding and with
+//! which parameters, and what follows from their results.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::admissionregistration::v1::{
@@ -12,62 +11,79 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
 use knarr_api::admission::Attributes;
 use knarr_api::admission::matching::Criteria;
 use knarr_api::admission::policy::{Input, MutatingPolicy, ValidatingPolicy};
-use knarr_api::cel::Authorizes;
+use knarr_api::cel::Authorizer;
 use knarr_api::registry::{self, Registered};
 use knarr_api::selector::label::Selector;
 use knarr_api::{Error, Kind, Object, k8s_openapi};
-use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
-use super::authorizer::Answers;
-use super::forbidden;
-use super::webhook::Prepared;
+use super::authorizer::UserAuthorizer;
+use super::compiled::{CompiledCache, compiled};
+use super::webhook::CompiledWebhook;
+use super::{Admission, forbidden};
 use crate::cache::change::Filter;
 use crate::pipeline::Ctx;
-use crate::server::Server;
 use crate::user::User;
 
-/// What was read of policies and webhooks.
+/// Compiled policies and webhook configurations.
 #[derive(Default)]
-pub(crate) struct Policies {
-    validating: Kept<ValidatingPolicy>,
-    mutating: Kept<MutatingPolicy>,
-    /// Of webhooks' configurations.
-    pub(super) webhooks: Kept<Vec<Prepared>>,
+pub(crate) struct CompiledPolicies {
+    validating: CompiledCache<ValidatingPolicy>,
+    mutating: CompiledCache<MutatingPolicy>,
+    /// Of webhook configurations.
+    pub(super) webhooks: CompiledCache<Vec<CompiledWebhook>>,
 }
 
-/// By uid, each with the revision it was read at.
-type Kept<T> = Mutex<HashMap<String, (u64, Arc<T>)>>;
-
-/// How many of a kind are kept read; more are read again for each request.
-const KEPT: usize = 1000;
-
-pub(super) fn kept<T>(all: &Kept<T>, object: &Object, read: impl FnOnce() -> T) -> Arc<T> {
-    if let Some((revision, policy)) = all.lock().get(object.uid())
-        && *revision == object.revision()
-    {
-        return policy.clone();
-    }
-    let policy = Arc::new(read());
-    let mut all = all.lock();
-    if all.len() >= KEPT {
-        all.clear();
-    }
-    all.insert(object.uid().to_string(), (object.revision(), policy.clone()));
-    policy
-}
-
-/// A request that is denied: what is said, and under which reason.
-struct Denied {
+/// A policy's denial of a request: message and reason.
+struct PolicyDenial {
     message: String,
     reason: String,
+}
+
+/// Why a policy or a binding cannot be applied to a request.
+#[derive(Debug, thiserror::Error)]
+enum ConfigurationError {
+    /// Its matchConstraints or matchResources.
+    #[error("{0}")]
+    Match(String),
+    #[error("paramKind kind `&ParamKind{{APIVersion:{version},Kind:{kind},}}` not known")]
+    UnknownParamKind { version: String, kind: String },
+    #[error("paramRef.namespace must not be provided for a cluster-scoped `paramKind`")]
+    ParamNamespace,
+    #[error("cannot use namespaced paramRef in policy binding that matches cluster-scoped resources")]
+    NoParamNamespace,
+    #[error("{0}")]
+    ParamSelector(String),
+    #[error("one of name or selector must be provided")]
+    NoParamReference,
+    #[error("no params found for policy binding with `Deny` parameterNotFoundAction")]
+    ParamsNotFound,
+    #[error("{0}")]
+    Params(serde_json::Error),
+    /// The parameters or the request's objects cannot be converted to the version that is needed.
+    #[error("{}", .0.message())]
+    Conversion(Error),
+}
+
+/// Why a mutating policy is not applied.
+#[derive(Debug, thiserror::Error)]
+enum MutationError {
+    #[error("failed to configure policy: {0}")]
+    Policy(ConfigurationError),
+    #[error("failed to configure binding: {0}")]
+    Binding(ConfigurationError),
+    #[error("{}", .0.message())]
+    Conversion(Error),
+    #[error("{0}")]
+    Evaluation(String),
 }
 
 /// The longest value of an audit annotation, in bytes.
 const ANNOTATION_MAX_BYTES: usize = 10 * 1024;
 
-impl Server {
-    pub(super) fn all_of<T: Registered>(&self) -> Vec<Arc<Object>> {
+impl Admission {
+    pub(super) fn list_all<T: Registered>(&self) -> Vec<Arc<Object>> {
         let kind = T::kind_of();
         let everything = Filter::everything(kind, "");
         self.cache
@@ -80,44 +96,39 @@ impl Server {
         &self,
         resources: Option<&MatchResources>,
         attributes: &Attributes,
-    ) -> Result<Option<Kind>, String> {
+    ) -> Result<Option<Kind>, ConfigurationError> {
         let criteria = resources.map(Criteria::from).unwrap_or_default();
-        criteria.matches(attributes, &|name| self.namespace_labels(name))
+        let matched = criteria.matches(attributes, &|name| self.namespace_labels(name));
+        matched.map_err(ConfigurationError::Match)
     }
 
-    /// The parameters a binding hands its policy; `None` stands for none.
+    /// The parameters of a binding (paramRef); one `None` if the policy or the binding has none.
     async fn params(
         &self,
         kind: Option<&ParamKind>,
         reference: Option<&ParamRef>,
         attributes: &Attributes,
-    ) -> Result<Vec<Option<Value>>, String> {
-        let (Some(wanted), Some(reference)) = (kind, reference) else {
+    ) -> Result<Vec<Option<Value>>, ConfigurationError> {
+        let (Some(param_kind), Some(reference)) = (kind, reference) else {
             return Ok(vec![None]);
         };
         let (version, name) = (
-            wanted.api_version.as_deref().unwrap_or_default(),
-            wanted.kind.as_deref().unwrap_or_default(),
+            param_kind.api_version.as_deref().unwrap_or_default(),
+            param_kind.kind.as_deref().unwrap_or_default(),
         );
         let served = self.cache.served();
         let Some(kind) = served.by_kind(version, name) else {
-            return Err(format!(
-                "paramKind kind `&ParamKind{{APIVersion:{version},Kind:{name},}}` not known"
-            ));
+            return Err(ConfigurationError::UnknownParamKind {
+                version: version.to_string(),
+                kind: name.to_string(),
+            });
         };
         let given = reference.namespace.as_deref().unwrap_or_default();
         let namespace = match (kind.namespaced(), given) {
             (false, "") => "",
-            (false, _) => {
-                return Err(
-                    "paramRef.namespace must not be provided for a cluster-scoped `paramKind`".into(),
-                );
-            }
+            (false, _) => return Err(ConfigurationError::ParamNamespace),
             (true, "") if attributes.namespace.is_empty() || attributes.kind == registry::NAMESPACE => {
-                return Err(
-                    "cannot use namespaced paramRef in policy binding that matches cluster-scoped resources"
-                        .into(),
-                );
+                return Err(ConfigurationError::NoParamNamespace);
             }
             (true, "") => &attributes.namespace,
             (true, given) => given,
@@ -127,54 +138,57 @@ impl Server {
                 self.cache.get(&kind, namespace, name).into_iter().collect()
             }
             (_, Some(selector)) => {
-                let selector = Selector::from_label_selector(selector)?;
+                let selector =
+                    Selector::from_label_selector(selector).map_err(ConfigurationError::ParamSelector)?;
                 let filter = Filter::everything(&kind, namespace);
                 let mut all = self.cache.of(&kind).map(|c| c.list(&filter)).unwrap_or_default();
                 all.retain(|o| selector.matches(o.metadata().labels.as_ref()));
                 all
             }
-            _ => return Err("one of name or selector must be provided".into()),
+            _ => return Err(ConfigurationError::NoParamReference),
         };
         if found.is_empty() && reference.parameter_not_found_action.as_deref() == Some("Deny") {
-            return Err("no params found for policy binding with `Deny` parameterNotFoundAction".into());
+            return Err(ConfigurationError::ParamsNotFound);
         }
         found.sort_by(|a, b| a.name().cmp(b.name()));
         let converted = self.converter.all(&mut found, &kind).await;
-        converted.map_err(|e| e.message().to_string())?;
+        converted.map_err(ConfigurationError::Conversion)?;
         let params = found
             .iter()
             .map(|object| serde_json::from_slice(object.json()).map(Some));
-        params.collect::<Result<_, _>>().map_err(|e| e.to_string())
+        params
+            .collect::<Result<_, _>>()
+            .map_err(ConfigurationError::Params)
     }
 
-    fn answers(&self, user: &User) -> Arc<dyn Authorizes> {
-        Arc::new(Answers {
+    fn authorizer_for(&self, user: &User) -> Arc<dyn Authorizer> {
+        Arc::new(UserAuthorizer {
             authorizer: self.authorizer.clone(),
             user: user.clone(),
         })
     }
 
-    pub(super) async fn judge_by_policies(
+    pub(super) async fn validate_by_policies(
         &self,
         ctx: &mut Ctx,
         attributes: &Attributes,
     ) -> Result<(), Error> {
-        let bindings = self.all_of::<ValidatingAdmissionPolicyBinding>();
+        let bindings = self.list_all::<ValidatingAdmissionPolicyBinding>();
         if bindings.is_empty() {
             return Ok(());
         }
         let namespace = self.namespace_object(attributes);
-        let authorizer = self.answers(&ctx.user);
-        let mut denied: Vec<Denied> = Vec::new();
-        for object in self.all_of::<ValidatingAdmissionPolicy>() {
+        let authorizer = self.authorizer_for(&ctx.user);
+        let mut denied: Vec<PolicyDenial> = Vec::new();
+        for object in self.list_all::<ValidatingAdmissionPolicy>() {
             let Some(policy) = object.get::<ValidatingAdmissionPolicy>() else {
                 continue;
             };
             let Some(spec) = &policy.spec else { continue };
-            let fails = spec.failure_policy.as_deref() != Some("Ignore");
+            let denies_on_failure = spec.failure_policy.as_deref() != Some("Ignore");
             let name = object.name();
-            let broken = |binding: Option<&str>, why: String| {
-                fails.then(|| {
+            let configuration_denial = |binding: Option<&str>, why: ConfigurationError| {
+                denies_on_failure.then(|| {
                     let message = match binding {
                         None => format!(
                             "ValidatingAdmissionPolicy '{name}' denied request: failed to configure policy: {why}"
@@ -184,7 +198,7 @@ impl Server {
                              failed to configure binding: {why}"
                         ),
                     };
-                    Denied {
+                    PolicyDenial {
                         message,
                         reason: String::new(),
                     }
@@ -194,16 +208,16 @@ impl Server {
                 Ok(Some(kind)) => kind,
                 Ok(None) => continue,
                 Err(why) => {
-                    denied.extend(broken(None, why));
+                    denied.extend(configuration_denial(None, why));
                     continue;
                 }
             };
-            let read = kept(&self.policies.validating, &object, || {
+            let read = compiled(&self.policies.validating, &object, || {
                 ValidatingPolicy::read(spec)
             });
             let mut annotations: Vec<(String, Vec<String>)> = Vec::new();
-            for bound in &bindings {
-                let Some(binding) = bound.get::<ValidatingAdmissionPolicyBinding>() else {
+            for binding_object in &bindings {
+                let Some(binding) = binding_object.get::<ValidatingAdmissionPolicyBinding>() else {
                     continue;
                 };
                 if binding.spec.policy_name != name {
@@ -214,7 +228,7 @@ impl Server {
                     Ok(Some(_)) => {}
                     Ok(None) => continue,
                     Err(why) => {
-                        denied.extend(broken(Some(bound.name()), why));
+                        denied.extend(configuration_denial(Some(binding_object.name()), why));
                         continue;
                     }
                 }
@@ -222,59 +236,73 @@ impl Server {
                 let params = match self.params(spec.param_kind.as_ref(), reference, attributes).await {
                     Ok(params) => params,
                     Err(why) => {
-                        denied.extend(broken(Some(bound.name()), why));
+                        denied.extend(configuration_denial(Some(binding_object.name()), why));
                         continue;
                     }
                 };
-                let shown = match self.in_version(attributes, &matched).await {
-                    Ok(shown) => shown,
+                let converted = match self.in_version(attributes, &matched).await {
+                    Ok(converted) => converted,
                     Err(why) => {
-                        denied.extend(broken(Some(bound.name()), why.message().to_string()));
+                        let why = ConfigurationError::Conversion(why);
+                        denied.extend(configuration_denial(Some(binding_object.name()), why));
                         continue;
                     }
                 };
                 let request = attributes.request(&matched);
                 for params in &params {
-                    let judged = read.judge(&Input {
-                        object: shown.object.as_ref(),
-                        old: shown.old.as_ref(),
+                    let begun = Instant::now();
+                    let result = read.validate(&Input {
+                        object: converted.object.as_ref(),
+                        old: converted.old.as_ref(),
                         request: &request,
                         params: params.as_ref(),
                         namespace: namespace.as_ref(),
                         authorizer: authorizer.clone(),
-                        asked: Answers::about(attributes),
+                        request_resource: UserAuthorizer::request_resource(attributes),
                     });
-                    let by = format!(
+                    let took = begun.elapsed();
+                    let policy_and_binding = format!(
                         "ValidatingAdmissionPolicy '{name}' with binding '{}'",
-                        bound.name()
+                        binding_object.name()
                     );
-                    for denial in judged.denials {
+                    for denial in result.denials {
                         for action in &binding.spec.validation_actions {
+                            self.metrics.policy_check(
+                                (name, binding_object.name()),
+                                &action.to_lowercase(),
+                                took,
+                            );
                             match action.as_str() {
-                                "Deny" => denied.push(Denied {
-                                    message: format!("{by} denied request: {}", denial.message),
+                                "Deny" => denied.push(PolicyDenial {
+                                    message: format!(
+                                        "{policy_and_binding} denied request: {}",
+                                        denial.message
+                                    ),
                                     reason: denial.reason.clone(),
                                 }),
-                                "Warn" => ctx.warn(format!("Validation failed for {by}: {}", denial.message)),
+                                "Warn" => ctx.warn(format!(
+                                    "Validation failed for {policy_and_binding}: {}",
+                                    denial.message
+                                )),
                                 "Audit" => {
-                                    let told = json!([{"message": denial.message, "policy": name, "binding": bound.name(),
+                                    let failure = json!([{"message": denial.message, "policy": name, "binding": binding_object.name(),
                                         "expressionIndex": denial.index, "validationActions": binding.spec.validation_actions}]);
                                     ctx.note(
                                         "validation.policy.admission.k8s.io/validation_failure",
-                                        &told.to_string(),
+                                        &failure.to_string(),
                                     );
                                 }
                                 _ => {}
                             }
                         }
                     }
-                    for why in judged.broken_annotations {
-                        denied.push(Denied {
-                            message: format!("{by} denied request: {why}"),
+                    for why in result.annotation_errors {
+                        denied.push(PolicyDenial {
+                            message: format!("{policy_and_binding} denied request: {why}"),
                             reason: String::new(),
                         });
                     }
-                    for (key, value) in judged.annotations {
+                    for (key, value) in result.annotations {
                         let value: String = value.chars().take(ANNOTATION_MAX_BYTES).collect();
                         match annotations.iter_mut().find(|(k, _)| *k == key) {
                             Some((_, values)) if values.contains(&value) => {}
@@ -290,7 +318,7 @@ impl Server {
         }
         match denied.into_iter().next() {
             None => Ok(()),
-            Some(first) => Err(refusal(attributes, &first)),
+            Some(first) => Err(denial_error(attributes, &first)),
         }
     }
 
@@ -299,19 +327,20 @@ impl Server {
         attributes: &mut Attributes,
         user: &User,
     ) -> Result<(), Error> {
-        let bindings = self.all_of::<MutatingAdmissionPolicyBinding>();
+        let bindings = self.list_all::<MutatingAdmissionPolicyBinding>();
         if bindings.is_empty() {
             return Ok(());
         }
-        let policies = self.all_of::<MutatingAdmissionPolicy>();
-        // Who ran, and whether anybody changed the object after him: once more for those who want that.
-        let mut ran: Vec<(String, Value)> = Vec::new();
+        let policies = self.list_all::<MutatingAdmissionPolicy>();
+        // Each invoked policy with the object that it left: with reinvocationPolicy IfNeeded it is invoked once more if the
+        // object was changed after it.
+        let mut invoked: Vec<(String, Value)> = Vec::new();
         for round in 0..2 {
             for object in &policies {
-                for bound in &bindings {
+                for binding_object in &bindings {
                     let (Some(policy), Some(binding)) = (
                         object.get::<MutatingAdmissionPolicy>(),
-                        bound.get::<MutatingAdmissionPolicyBinding>(),
+                        binding_object.get::<MutatingAdmissionPolicyBinding>(),
                     ) else {
                         continue;
                     };
@@ -319,30 +348,34 @@ impl Server {
                     if names != Some(object.name()) {
                         continue;
                     }
-                    let key = format!("{}/{}", object.name(), bound.name());
-                    let again = policy
+                    let key = format!("{}/{}", object.name(), binding_object.name());
+                    let reinvokes = policy
                         .spec
                         .as_ref()
                         .is_some_and(|s| s.reinvocation_policy.as_deref() == Some("IfNeeded"));
-                    let left = ran.iter().rev().find(|(k, _)| *k == key).map(|(_, left)| left);
+                    let left = invoked
+                        .iter()
+                        .rev()
+                        .find(|(k, _)| *k == key)
+                        .map(|(_, left)| left);
                     let changed = left.is_some_and(|left| Some(left) != attributes.object.as_ref());
-                    if round > 0 && !(again && changed) {
+                    if round > 0 && !(reinvokes && changed) {
                         continue;
                     }
                     let done = self
                         .mutate_by_policy(attributes, user, object, policy, binding)
                         .await;
                     match done {
-                        Ok(true) => ran.push((key, attributes.object.clone().unwrap_or_default())),
+                        Ok(true) => invoked.push((key, attributes.object.clone().unwrap_or_default())),
                         Ok(false) => {}
-                        Err(_) if policy.spec.as_ref().is_some_and(ignores) => {}
+                        Err(_) if policy.spec.as_ref().is_some_and(ignores_failure) => {}
                         Err(why) => {
                             let message = format!(
                                 "policy '{}' with binding '{}' denied request: {why}",
                                 object.name(),
-                                bound.name()
+                                binding_object.name()
                             );
-                            return Err(refused_mutation(attributes, message));
+                            return Err(mutation_error(attributes, message));
                         }
                     }
                 }
@@ -351,7 +384,7 @@ impl Server {
         Ok(())
     }
 
-    /// Whether the policy was about the request.
+    /// Applies a policy by one binding. False if it does not match the request.
     async fn mutate_by_policy(
         &self,
         attributes: &mut Attributes,
@@ -359,57 +392,57 @@ impl Server {
         object: &Object,
         policy: &MutatingAdmissionPolicy,
         binding: &MutatingAdmissionPolicyBinding,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, MutationError> {
         let (Some(spec), Some(binding)) = (&policy.spec, &binding.spec) else {
             return Ok(false);
         };
-        let in_policy = |why| format!("failed to configure policy: {why}");
-        let in_binding = |why| format!("failed to configure binding: {why}");
         let matched = self
             .criteria_match(spec.match_constraints.as_ref(), attributes)
-            .map_err(in_policy)?;
-        let bound_too = self.criteria_match(binding.match_resources.as_ref(), attributes);
-        let (Some(matched), Some(_)) = (matched, bound_too.map_err(in_binding)?) else {
+            .map_err(MutationError::Policy)?;
+        let binding_matched = self.criteria_match(binding.match_resources.as_ref(), attributes);
+        let (Some(matched), Some(_)) = (matched, binding_matched.map_err(MutationError::Binding)?) else {
             return Ok(false);
         };
         let params = self
             .params(spec.param_kind.as_ref(), binding.param_ref.as_ref(), attributes)
             .await
-            .map_err(in_binding)?;
-        let read = kept(&self.policies.mutating, object, || MutatingPolicy::read(spec));
-        let mut about = false;
+            .map_err(MutationError::Binding)?;
+        let read = compiled(&self.policies.mutating, object, || MutatingPolicy::read(spec));
+        let mut matches = false;
         for params in &params {
-            let said = |why: Error| why.message().to_string();
-            let shown = self.in_version(attributes, &matched).await.map_err(said)?;
+            let converted = self
+                .in_version(attributes, &matched)
+                .await
+                .map_err(MutationError::Conversion)?;
             let request = attributes.request(&matched);
             let namespace = self.namespace_object(attributes);
-            let changed = read.mutate(
+            let evaluated = read.mutate(
                 &matched,
                 &Input {
-                    object: shown.object.as_ref(),
-                    old: shown.old.as_ref(),
+                    object: converted.object.as_ref(),
+                    old: converted.old.as_ref(),
                     request: &request,
                     params: params.as_ref(),
                     namespace: namespace.as_ref(),
-                    authorizer: self.answers(user),
-                    asked: Answers::about(attributes),
+                    authorizer: self.authorizer_for(user),
+                    request_resource: UserAuthorizer::request_resource(attributes),
                 },
-            )?;
-            if let Some(changed) = changed {
-                about = true;
+            );
+            if let Some(changed) = evaluated.map_err(MutationError::Evaluation)? {
+                matches = true;
                 let changed = self.in_request_version(attributes, &matched, changed).await;
-                attributes.object = Some(changed.map_err(said)?);
+                attributes.object = Some(changed.map_err(MutationError::Conversion)?);
             }
         }
-        Ok(about)
+        Ok(matches)
     }
 }
 
-fn ignores(spec: &k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicySpec) -> bool {
+fn ignores_failure(spec: &k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicySpec) -> bool {
     spec.failure_policy.as_deref() == Some("Ignore")
 }
 
-fn refusal(attributes: &Attributes, denied: &Denied) -> Error {
+fn denial_error(attributes: &Attributes, denied: &PolicyDenial) -> Error {
     let mut error = forbidden(attributes, &denied.message);
     let (reason, code) = match denied.reason.as_str() {
         "Forbidden" => ("Forbidden", 403),
@@ -428,7 +461,7 @@ fn refusal(attributes: &Attributes, denied: &Denied) -> Error {
     error
 }
 
-fn refused_mutation(attributes: &Attributes, message: String) -> Error {
+fn mutation_error(attributes: &Attributes, message: String) -> Error {
     let mut error = forbidden(attributes, "admission request denied by policy");
     let status = error.status_mut();
     status.message = Some(message.clone());

@@ -1,5 +1,5 @@
-//! MutatingWebhookConfiguration and ValidatingWebhookConfiguration: which webhooks a request meets, what they are told,
-//! and what becomes of their answers.
+//! MutatingWebhookConfiguration and ValidatingWebhookConfiguration: which webhooks are called for a request, with which
+//! AdmissionReview, and what follows from their responses.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -14,157 +14,157 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Status};
 use knarr_api::admission::Attributes;
 use knarr_api::admission::matching::{Criteria, Rule};
-use knarr_api::admission::policy::{Conditions, Input};
+use knarr_api::admission::policy::{Input, MatchConditions};
 use knarr_api::registry::Registered;
 use knarr_api::{Error, Kind, Object, k8s_openapi, patch};
 use serde_json::{Map, Value, json};
+use tokio::time::Instant;
 
-use super::authorizer::Answers;
-use super::call::{WebhookClient, call_webhook};
-use super::forbidden;
-use super::policy::kept;
+use super::authorizer::UserAuthorizer;
+use super::call::{ClientError, WebhookClient, call_webhook};
+use super::compiled::compiled;
+use super::{Admission, forbidden};
 use crate::pipeline::Ctx;
 use crate::seams;
-use crate::server::Server;
 use crate::user::User;
 
-/// What both kinds of webhooks have.
-struct Hook<'a> {
+/// A mutating or validating webhook.
+struct Webhook<'a> {
     name: &'a str,
     client: &'a WebhookClientConfig,
     rules: &'a Option<Vec<RuleWithOperations>>,
     equivalent: bool,
     namespace_selector: &'a Option<LabelSelector>,
     object_selector: &'a Option<LabelSelector>,
-    prepared: &'a Prepared,
+    compiled: &'a CompiledWebhook,
     side_effects: &'a str,
     versions: &'a [String],
     timeout: Duration,
     ignores_failure: bool,
-    /// Of mutating ones: called again when others changed the object after it.
-    again: bool,
+    /// Of mutating webhooks: called once more if the object was changed after it (reinvocationPolicy IfNeeded).
+    reinvokes: bool,
 }
 
-/// What is made of a webhook once, for as long as its configuration stays as it is.
-pub(super) struct Prepared {
-    conditions: Conditions,
-    caller: OnceLock<Result<WebhookClient, String>>,
+/// A webhook's compiled match conditions and its client, for as long as its configuration does not change.
+pub(super) struct CompiledWebhook {
+    conditions: MatchConditions,
+    client: OnceLock<Result<WebhookClient, ClientError>>,
 }
 
-impl Prepared {
+impl CompiledWebhook {
     fn new(conditions: Option<&Vec<MatchCondition>>) -> Self {
         let texts = conditions.into_iter().flatten().map(|c| c.expression.as_str());
-        Prepared {
-            conditions: Conditions::of_webhook(texts),
-            caller: OnceLock::new(),
+        CompiledWebhook {
+            conditions: MatchConditions::of_webhook(texts),
+            client: OnceLock::new(),
         }
     }
 }
 
-/// Of each webhook of a configuration.
-type AllPrepared = Arc<Vec<Prepared>>;
+/// One per webhook of a configuration.
+type CompiledWebhooks = Arc<Vec<CompiledWebhook>>;
 
-/// How long a webhook may take that says nothing of it.
+/// The default of `timeoutSeconds`.
 const TIMEOUT_SECONDS: i32 = 10;
 
-macro_rules! hook {
-    ($hook:expr, $prepared:expr, $again:expr) => {
-        Hook {
-            name: &$hook.name,
-            client: &$hook.client_config,
-            rules: &$hook.rules,
-            equivalent: $hook.match_policy.as_deref() != Some("Exact"),
-            namespace_selector: &$hook.namespace_selector,
-            object_selector: &$hook.object_selector,
-            prepared: $prepared,
-            side_effects: &$hook.side_effects,
-            versions: &$hook.admission_review_versions,
+macro_rules! webhook {
+    ($webhook:expr, $compiled:expr, $reinvokes:expr) => {
+        Webhook {
+            name: &$webhook.name,
+            client: &$webhook.client_config,
+            rules: &$webhook.rules,
+            equivalent: $webhook.match_policy.as_deref() != Some("Exact"),
+            namespace_selector: &$webhook.namespace_selector,
+            object_selector: &$webhook.object_selector,
+            compiled: $compiled,
+            side_effects: &$webhook.side_effects,
+            versions: &$webhook.admission_review_versions,
             timeout: Duration::from_secs(
-                $hook
+                $webhook
                     .timeout_seconds
                     .unwrap_or(TIMEOUT_SECONDS)
                     .max(1)
                     .unsigned_abs()
                     .into(),
             ),
-            ignores_failure: $hook.failure_policy.as_deref() == Some("Ignore"),
-            again: $again,
+            ignores_failure: $webhook.failure_policy.as_deref() == Some("Ignore"),
+            reinvokes: $reinvokes,
         }
     };
 }
 
-impl<'a> From<(&'a MutatingWebhook, &'a Prepared)> for Hook<'a> {
-    fn from((hook, prepared): (&'a MutatingWebhook, &'a Prepared)) -> Self {
-        hook!(
-            hook,
-            prepared,
-            hook.reinvocation_policy.as_deref() == Some("IfNeeded")
+impl<'a> From<(&'a MutatingWebhook, &'a CompiledWebhook)> for Webhook<'a> {
+    fn from((webhook, compiled): (&'a MutatingWebhook, &'a CompiledWebhook)) -> Self {
+        webhook!(
+            webhook,
+            compiled,
+            webhook.reinvocation_policy.as_deref() == Some("IfNeeded")
         )
     }
 }
 
-impl<'a> From<(&'a ValidatingWebhook, &'a Prepared)> for Hook<'a> {
-    fn from((hook, prepared): (&'a ValidatingWebhook, &'a Prepared)) -> Self {
-        hook!(hook, prepared, false)
+impl<'a> From<(&'a ValidatingWebhook, &'a CompiledWebhook)> for Webhook<'a> {
+    fn from((webhook, compiled): (&'a ValidatingWebhook, &'a CompiledWebhook)) -> Self {
+        webhook!(webhook, compiled, false)
     }
 }
 
-/// Why a webhook does not let a request pass.
-enum Refused {
-    /// It could not be asked, or did not answer as it should: its failure policy decides.
-    Calling(String),
-    /// It said no, or it can never be asked this.
+/// Why a webhook call does not allow the request.
+enum WebhookError {
+    /// The call failed, or the response is invalid: the failure policy decides.
+    CallFailed(String),
+    /// The webhook denied the request, or may not be called for it.
     Denied(Box<Error>),
 }
 
-/// What a webhook that lets the request pass says.
-struct Passed {
+/// The response of a webhook that allows the request.
+struct AllowedResponse {
     patch: Option<Value>,
     warnings: Vec<String>,
     annotations: Vec<(String, String)>,
 }
 
-impl Hook<'_> {
-    /// What a failed call comes to.
-    fn failed(&self, why: &str) -> Result<(), Error> {
-        let said = format!("failed calling webhook {:?}: {why}", self.name);
+impl Webhook<'_> {
+    /// Applies the failure policy to a failed call.
+    fn apply_failure_policy(&self, why: &str) -> Result<(), Error> {
+        let message = format!("failed calling webhook {:?}: {why}", self.name);
         if self.ignores_failure {
-            tracing::warn!("failing open: {said}");
+            tracing::warn!("failing open: {message}");
             return Ok(());
         }
-        Err(Error::internal(said))
+        Err(Error::internal(message))
     }
 }
 
-impl Server {
-    /// All configurations of a kind, prepared, by name.
+impl Admission {
+    /// All configurations of a kind with their compiled webhooks, by name.
     fn configurations<T: Registered>(
         &self,
-        prepare: impl Fn(&T) -> Vec<Prepared>,
-    ) -> Vec<(Arc<Object>, AllPrepared)> {
-        let prepared = |object: Arc<Object>| {
+        prepare: impl Fn(&T) -> Vec<CompiledWebhook>,
+    ) -> Vec<(Arc<Object>, CompiledWebhooks)> {
+        let compiled = |object: Arc<Object>| {
             let prepare = || object.get::<T>().map(&prepare).unwrap_or_default();
-            let prepared = kept(&self.policies.webhooks, &object, prepare);
-            (object, prepared)
+            let compiled = compiled(&self.policies.webhooks, &object, prepare);
+            (object, compiled)
         };
-        self.all_of::<T>().into_iter().map(prepared).collect()
+        self.list_all::<T>().into_iter().map(compiled).collect()
     }
 
-    /// The kind as which the webhook is to be told of the request; `None`: not at all.
-    async fn meets(
+    /// The kind in which the request is sent to the webhook; `None` if it is not called (ShouldCallHook).
+    async fn should_call(
         &self,
-        hook: &Hook<'_>,
+        webhook: &Webhook<'_>,
         attributes: &Attributes,
         user: &User,
     ) -> Result<Option<Kind>, Error> {
-        let rules: Vec<Rule<'_>> = hook.rules.iter().flatten().map(Rule::from).collect();
+        let rules: Vec<Rule<'_>> = webhook.rules.iter().flatten().map(Rule::from).collect();
         if rules.is_empty() {
             return Ok(None);
         }
         let criteria = Criteria {
-            namespace_selector: hook.namespace_selector.as_ref(),
-            object_selector: hook.object_selector.as_ref(),
-            equivalent: hook.equivalent,
+            namespace_selector: webhook.namespace_selector.as_ref(),
+            object_selector: webhook.object_selector.as_ref(),
+            equivalent: webhook.equivalent,
             rules,
             exclude: Vec::new(),
         };
@@ -172,110 +172,134 @@ impl Server {
         let Some(kind) = matched.map_err(Error::internal)? else {
             return Ok(None);
         };
-        let conditions = &hook.prepared.conditions;
+        let conditions = &webhook.compiled.conditions;
         if conditions.is_empty() {
             return Ok(Some(kind));
         }
-        let shown = self.in_version(attributes, &kind).await?;
+        let converted = self.in_version(attributes, &kind).await?;
         let request = attributes.request(&kind);
-        let held = conditions.hold(&Input {
-            object: shown.object.as_ref(),
-            old: shown.old.as_ref(),
+        let all_match = conditions.matches(&Input {
+            object: converted.object.as_ref(),
+            old: converted.old.as_ref(),
             request: &request,
             params: None,
             namespace: None,
-            authorizer: Arc::new(Answers {
+            authorizer: Arc::new(UserAuthorizer {
                 authorizer: self.authorizer.clone(),
                 user: user.clone(),
             }),
-            asked: Answers::about(attributes),
+            request_resource: UserAuthorizer::request_resource(attributes),
         });
-        match held {
-            Ok(held) => Ok(held.then_some(kind)),
-            Err(_) if hook.ignores_failure => Ok(None),
+        match all_match {
+            Ok(all_match) => Ok(all_match.then_some(kind)),
+            Err(_) if webhook.ignores_failure => Ok(None),
             Err(why) => Err(forbidden(attributes, &why)),
         }
     }
 
-    async fn ask(
+    /// Calls a webhook, and counts how long that took.
+    async fn call(
         &self,
-        hook: &Hook<'_>,
+        webhook: &Webhook<'_>,
         attributes: &Attributes,
         kind: &Kind,
         mutating: bool,
-    ) -> Result<Passed, Refused> {
-        if attributes.dry_run && !matches!(hook.side_effects, "None" | "NoneOnDryRun") {
-            let why = format!("admission webhook {:?} does not support dry run", hook.name);
-            return Err(Refused::Denied(Box::new(Error::bad_request(why))));
+    ) -> Result<AllowedResponse, WebhookError> {
+        let begun = Instant::now();
+        let response = self.response_of(webhook, attributes, kind, mutating).await;
+        let rejected = match &response {
+            Ok(_) => false,
+            Err(WebhookError::CallFailed(_)) => !webhook.ignores_failure,
+            Err(WebhookError::Denied(_)) => true,
+        };
+        let of = if mutating { "admit" } else { "validating" };
+        let decision = (attributes.operation, rejected);
+        self.metrics.webhook(webhook.name, of, decision, begun.elapsed());
+        response
+    }
+
+    async fn response_of(
+        &self,
+        webhook: &Webhook<'_>,
+        attributes: &Attributes,
+        kind: &Kind,
+        mutating: bool,
+    ) -> Result<AllowedResponse, WebhookError> {
+        if attributes.dry_run && !matches!(webhook.side_effects, "None" | "NoneOnDryRun") {
+            let why = format!("admission webhook {:?} does not support dry run", webhook.name);
+            return Err(WebhookError::Denied(Box::new(Error::bad_request(why))));
         }
-        let version = hook
+        let version = webhook
             .versions
             .iter()
             .find(|v| matches!(v.as_str(), "v1" | "v1beta1"));
         let Some(version) = version else {
-            return Err(Refused::Calling(
+            return Err(WebhookError::CallFailed(
                 "could not create admission objects: webhook does not accept known AdmissionReview versions (v1, v1beta1)"
                     .into(),
             ));
         };
-        let shown = self.in_version(attributes, kind).await;
-        let shown = shown.map_err(|e| Refused::Denied(Box::new(e)))?;
+        let converted = self.in_version(attributes, kind).await;
+        let converted = converted.map_err(|e| WebhookError::Denied(Box::new(e)))?;
         let uid = seams::uid(&*self.entropy);
         let mut request = attributes.request(kind);
         request["uid"] = uid.as_str().into();
-        request["object"] = shown.object.unwrap_or_default();
-        request["oldObject"] = shown.old.unwrap_or_default();
+        request["object"] = converted.object.unwrap_or_default();
+        request["oldObject"] = converted.old.unwrap_or_default();
         let api_version = format!("admission.k8s.io/{version}");
         let review = json!({"apiVersion": api_version, "kind": "AdmissionReview", "request": request});
-        let caller = &hook.prepared.caller;
-        let caller = caller.get_or_init(|| WebhookClient::new(hook.client)).clone();
-        let limits = (hook.timeout, Some(format!("timeout={}s", hook.timeout.as_secs())));
-        let answer = call_webhook(&self.cache, hook.client, caller, limits, &review)
+        let client = &webhook.compiled.client;
+        let client = client.get_or_init(|| WebhookClient::new(webhook.client)).clone();
+        let limits = (
+            webhook.timeout,
+            Some(format!("timeout={}s", webhook.timeout.as_secs())),
+        );
+        let review = call_webhook(&self.cache, webhook.client, client, limits, &review)
             .await
-            .map_err(|why| Refused::Calling(format!("failed to call webhook: {why}")))?;
-        read(hook, &answer, &uid, version, mutating)
+            .map_err(|why| WebhookError::CallFailed(format!("failed to call webhook: {why}")))?;
+        verify_response(webhook, &review, &uid, version, mutating)
     }
 
-    pub(super) async fn judge_by_webhooks(
+    pub(super) async fn validate_by_webhooks(
         &self,
         ctx: &mut Ctx,
         attributes: &Attributes,
     ) -> Result<(), Error> {
         let configurations = self.configurations(|c: &ValidatingWebhookConfiguration| {
-            let hooks = c.webhooks.iter().flatten();
-            hooks
-                .map(|h| Prepared::new(h.match_conditions.as_ref()))
+            let webhooks = c.webhooks.iter().flatten();
+            webhooks
+                .map(|h| CompiledWebhook::new(h.match_conditions.as_ref()))
                 .collect()
         });
-        let mut hooks = Vec::new();
-        for (object, prepared) in &configurations {
+        let mut webhooks = Vec::new();
+        for (object, compiled) in &configurations {
             let configuration = object.get::<ValidatingWebhookConfiguration>();
             let given = configuration.iter().flat_map(|c| c.webhooks.iter().flatten());
-            for hook in given.zip(&**prepared).map(Hook::from) {
-                if let Some(kind) = self.meets(&hook, attributes, &ctx.user).await? {
-                    hooks.push((hook, kind));
+            for webhook in given.zip(&**compiled).map(Webhook::from) {
+                if let Some(kind) = self.should_call(&webhook, attributes, &ctx.user).await? {
+                    webhooks.push((webhook, kind));
                 }
             }
         }
-        let asked = hooks
+        let calls = webhooks
             .iter()
-            .map(|(hook, kind)| self.ask(hook, attributes, kind, false));
-        let answers = join_all(asked).await;
-        let mut refused = None;
-        for ((hook, _), answer) in hooks.iter().zip(answers) {
-            let outcome = match answer {
-                Ok(passed) => {
-                    passed.tell(ctx, hook);
+            .map(|(webhook, kind)| self.call(webhook, attributes, kind, false));
+        let responses = join_all(calls).await;
+        let mut first_error = None;
+        for ((webhook, _), response) in webhooks.iter().zip(responses) {
+            let outcome = match response {
+                Ok(allowed) => {
+                    allowed.record(ctx, webhook);
                     Ok(())
                 }
-                Err(Refused::Calling(why)) => hook.failed(&why),
-                Err(Refused::Denied(error)) => Err(*error),
+                Err(WebhookError::CallFailed(why)) => webhook.apply_failure_policy(&why),
+                Err(WebhookError::Denied(error)) => Err(*error),
             };
             if let Err(error) = outcome {
-                refused.get_or_insert(error);
+                first_error.get_or_insert(error);
             }
         }
-        refused.map_or(Ok(()), Err)
+        first_error.map_or(Ok(()), Err)
     }
 
     pub(super) async fn mutate_by_webhooks(
@@ -284,36 +308,38 @@ impl Server {
         attributes: &mut Attributes,
     ) -> Result<(), Error> {
         let configurations = self.configurations(|c: &MutatingWebhookConfiguration| {
-            let hooks = c.webhooks.iter().flatten();
-            hooks
-                .map(|h| Prepared::new(h.match_conditions.as_ref()))
+            let webhooks = c.webhooks.iter().flatten();
+            webhooks
+                .map(|h| CompiledWebhook::new(h.match_conditions.as_ref()))
                 .collect()
         });
-        let hooks: Vec<Hook<'_>> = configurations
+        let webhooks: Vec<Webhook<'_>> = configurations
             .iter()
-            .filter_map(|(object, prepared)| Some((object.get::<MutatingWebhookConfiguration>()?, prepared)))
-            .flat_map(|(c, prepared)| c.webhooks.iter().flatten().zip(&**prepared))
-            .map(Hook::from)
+            .filter_map(|(object, compiled)| Some((object.get::<MutatingWebhookConfiguration>()?, compiled)))
+            .flat_map(|(c, compiled)| c.webhooks.iter().flatten().zip(&**compiled))
+            .map(Webhook::from)
             .collect();
-        // What each left behind: whoever wants it is asked again if that is not what it is in the end.
-        let mut left: Vec<Option<Option<Value>>> = vec![None; hooks.len()];
+        // The object as each webhook left it: with reinvocationPolicy IfNeeded it is called again if the object differs from
+        // that in the end.
+        let mut left: Vec<Option<Option<Value>>> = vec![None; webhooks.len()];
         for round in 0..2 {
-            for (hook, left) in hooks.iter().zip(&mut left) {
-                if round > 0 && !(hook.again && left.as_ref().is_some_and(|l| *l != attributes.object)) {
+            for (webhook, left) in webhooks.iter().zip(&mut left) {
+                if round > 0 && !(webhook.reinvokes && left.as_ref().is_some_and(|l| *l != attributes.object))
+                {
                     continue;
                 }
-                let Some(kind) = self.meets(hook, attributes, &ctx.user).await? else {
+                let Some(kind) = self.should_call(webhook, attributes, &ctx.user).await? else {
                     continue;
                 };
-                match self.ask(hook, attributes, &kind, true).await {
-                    Ok(passed) => {
-                        passed.tell(ctx, hook);
-                        if let Some(patch) = &passed.patch {
-                            self.change(hook, attributes, &kind, patch).await?;
+                match self.call(webhook, attributes, &kind, true).await {
+                    Ok(allowed) => {
+                        allowed.record(ctx, webhook);
+                        if let Some(patch) = &allowed.patch {
+                            self.apply_patch(webhook, attributes, &kind, patch).await?;
                         }
                     }
-                    Err(Refused::Calling(why)) => hook.failed(&why)?,
-                    Err(Refused::Denied(error)) => return Err(*error),
+                    Err(WebhookError::CallFailed(why)) => webhook.apply_failure_policy(&why)?,
+                    Err(WebhookError::Denied(error)) => return Err(*error),
                 }
                 *left = Some(attributes.object.clone());
             }
@@ -321,10 +347,10 @@ impl Server {
         Ok(())
     }
 
-    /// Applies a webhook's patch to the object as it was shown.
-    async fn change(
+    /// Applies a webhook's patch to the object in the version that was sent to it.
+    async fn apply_patch(
         &self,
-        hook: &Hook<'_>,
+        webhook: &Webhook<'_>,
         attributes: &mut Attributes,
         kind: &Kind,
         patch: &Value,
@@ -332,15 +358,15 @@ impl Server {
         let Some(mut object) = self.in_version(attributes, kind).await?.object else {
             return Err(Error::internal(format!(
                 "admission webhook {:?} attempted to modify the object, which is not supported for this operation",
-                hook.name
+                webhook.name
             )));
         };
         patch::json::apply(&mut object, patch).map_err(|e| Error::internal(e.message()))?;
         let changed = self.in_request_version(attributes, kind, object).await;
         attributes.object = Some(changed.map_err(|why| {
             Error::internal(format!(
-                "admission webhook {:?} made something else of the object: {}",
-                hook.name,
+                "admission webhook {:?} changed the object to one that cannot be converted: {}",
+                webhook.name,
                 why.message()
             ))
         })?);
@@ -348,27 +374,27 @@ impl Server {
     }
 }
 
-impl Passed {
-    fn tell(&self, ctx: &mut Ctx, hook: &Hook<'_>) {
+impl AllowedResponse {
+    fn record(&self, ctx: &mut Ctx, webhook: &Webhook<'_>) {
         for warning in &self.warnings {
             ctx.warn(warning.as_str());
         }
         for (key, value) in &self.annotations {
-            ctx.note(format!("{}/{key}", hook.name), value);
+            ctx.note(format!("{}/{key}", webhook.name), value);
         }
     }
 }
 
-/// What an answer says, if it is one.
-fn read(
-    hook: &Hook<'_>,
-    answer: &Value,
+/// Verifies and reads a webhook's response (VerifyAdmissionResponse).
+fn verify_response(
+    webhook: &Webhook<'_>,
+    review: &Value,
     uid: &str,
     version: &str,
     mutating: bool,
-) -> Result<Passed, Refused> {
-    let invalid = |why: String| Refused::Calling(format!("received invalid webhook response: {why}"));
-    let response = answer
+) -> Result<AllowedResponse, WebhookError> {
+    let invalid = |why: String| WebhookError::CallFailed(format!("received invalid webhook response: {why}"));
+    let response = review
         .get("response")
         .filter(|r| r.is_object())
         .ok_or_else(|| invalid("webhook response was absent".into()))?;
@@ -384,7 +410,7 @@ fn read(
         if found != uid {
             return Err(invalid(format!("expected response.uid={uid:?}, got {found:?}")));
         }
-        let (found_version, found_kind) = (text(answer, "apiVersion"), text(answer, "kind"));
+        let (found_version, found_kind) = (text(review, "apiVersion"), text(review, "kind"));
         if found_version != "admission.k8s.io/v1" || found_kind != "AdmissionReview" {
             return Err(invalid(format!(
                 "expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got {found_version}, Kind={found_kind}"
@@ -395,7 +421,7 @@ fn read(
         text(response, "patch"),
         response.get("patchType").and_then(Value::as_str),
     );
-    let complaint = match (mutating, encoded.as_str(), patch_type) {
+    let invalidity = match (mutating, encoded.as_str(), patch_type) {
         (false, patch, _) if !patch.is_empty() => {
             Some("validating webhook may not return response.patch".into())
         }
@@ -407,16 +433,16 @@ fn read(
         (true, _, Some("")) => Some("webhook returned invalid response.patchType of \"\"".to_string()),
         _ => None,
     };
-    if let Some(complaint) = complaint {
-        return Err(invalid(complaint));
+    if let Some(invalidity) = invalidity {
+        return Err(invalid(invalidity));
     }
     if !response
         .get("allowed")
         .and_then(Value::as_bool)
         .unwrap_or_default()
     {
-        return Err(Refused::Denied(Box::new(denial(
-            hook.name,
+        return Err(WebhookError::Denied(Box::new(denial_error(
+            webhook.name,
             response.get("status"),
         ))));
     }
@@ -427,13 +453,17 @@ fn read(
             let patch: Option<Value> = decoded.and_then(|json| serde_json::from_slice(&json).ok());
             let patch = patch.filter(Value::is_array);
             let patch = patch.ok_or_else(|| {
-                Refused::Calling(
-                    "received undecodable patch in webhook response: it is no list of operations".into(),
+                WebhookError::CallFailed(
+                    "received undecodable patch in webhook response: expected a JSON array of operations in base64".into(),
                 )
             })?;
             Some(patch).filter(|p| p.as_array().is_some_and(|a| !a.is_empty()))
         }
-        (_, other) => return Err(Refused::Calling(format!("unsupported patch type {other:?}"))),
+        (_, other) => {
+            return Err(WebhookError::CallFailed(format!(
+                "unsupported patch type {other:?}"
+            )));
+        }
     };
     let empty = Map::new();
     let annotations = response
@@ -441,7 +471,7 @@ fn read(
         .and_then(Value::as_object)
         .unwrap_or(&empty);
     let warnings = response.get("warnings").and_then(Value::as_array);
-    Ok(Passed {
+    Ok(AllowedResponse {
         patch,
         warnings: warnings
             .into_iter()
@@ -455,19 +485,21 @@ fn read(
     })
 }
 
-/// The webhook's own refusal, under its name.
-fn denial(name: &str, status: Option<&Value>) -> Error {
+/// The error for a request that the webhook denied (ToStatusErr).
+fn denial_error(name: &str, status: Option<&Value>) -> Error {
     let status = status
         .filter(|s| s.is_object())
         .cloned()
         .unwrap_or_else(|| json!({}));
     let mut status: Status = serde_json::from_value(status).unwrap_or_default();
     let by = format!("admission webhook {name:?} denied the request");
-    let said = |text: &Option<String>| text.clone().filter(|t| !t.is_empty());
-    status.message = Some(match said(&status.message).or_else(|| said(&status.reason)) {
-        Some(why) => format!("{by}: {why}"),
-        None => format!("{by} without explanation"),
-    });
+    let non_empty = |text: &Option<String>| text.clone().filter(|t| !t.is_empty());
+    status.message = Some(
+        match non_empty(&status.message).or_else(|| non_empty(&status.reason)) {
+            Some(why) => format!("{by}: {why}"),
+            None => format!("{by} without explanation"),
+        },
+    );
     if status.code.unwrap_or_default() < 400 {
         status.code = Some(400);
     }

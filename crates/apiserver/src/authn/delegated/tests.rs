@@ -1,4 +1,4 @@
-//! How often the API server is asked.
+//! How many reviews the API server gets.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,18 +7,18 @@ use tokio::sync::Notify;
 
 use super::*;
 
-/// Knows the token `good`, and allows `metrics` to everybody.
+/// Knows the token `good`, and allows `metrics` to every user.
 #[derive(Default)]
-struct Counting {
+struct CountingReviews {
     users: AtomicUsize,
-    questions: AtomicUsize,
-    /// Reviews wait for this where there is one.
+    access_reviews: AtomicUsize,
+    /// TokenReviews wait for this if it is set.
     gate: Option<Notify>,
     fails: bool,
 }
 
 #[async_trait]
-impl Reviews for Arc<Counting> {
+impl Reviews for Arc<CountingReviews> {
     async fn user(&self, token: &str) -> Result<Option<User>, Error> {
         self.users.fetch_add(1, Ordering::Relaxed);
         if let Some(gate) = &self.gate {
@@ -30,9 +30,9 @@ impl Reviews for Arc<Counting> {
         Ok((token == "good").then(|| User::new("ann", [""; 0])))
     }
 
-    async fn allows(&self, _: &str, question: &Question) -> Result<bool, Error> {
-        self.questions.fetch_add(1, Ordering::Relaxed);
-        Ok(question.subresource == "metrics")
+    async fn allows(&self, _: &str, review: &AccessReview) -> Result<bool, Error> {
+        self.access_reviews.fetch_add(1, Ordering::Relaxed);
+        Ok(review.subresource == "metrics")
     }
 }
 
@@ -41,17 +41,17 @@ fn peer(n: u8) -> IpAddr {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a6_answers_are_kept_for_their_time() {
-    let api = Arc::new(Counting::default());
-    let access = Access::new("n", api.clone());
-    for (wait, asked) in [(0, 1), (9, 1), (2, 2)] {
+async fn a6_review_results_are_cached_for_their_ttl() {
+    let api = Arc::new(CountingReviews::default());
+    let access = KubeletAccess::new("n", api.clone());
+    for (wait, reviewed) in [(0, 1), (9, 1), (2, 2)] {
         tokio::time::sleep(Duration::from_secs(wait)).await;
         let user = access.user("good", peer(1)).await.unwrap();
         assert_eq!(user.map(|u| u.name).as_deref(), Some("ann"));
-        assert_eq!(api.users.load(Ordering::Relaxed), asked);
+        assert_eq!(api.users.load(Ordering::Relaxed), reviewed);
     }
     let ann = User::new("ann", [""; 0]);
-    for (wait, path, allowed, asked) in [
+    for (wait, path, allowed, reviewed) in [
         (0, "/metrics", true, 1),
         (299, "/metrics", true, 1),
         (2, "/metrics", true, 2),
@@ -62,25 +62,25 @@ async fn a6_answers_are_kept_for_their_time() {
         tokio::time::sleep(Duration::from_secs(wait)).await;
         let found = access.allows(&ann, &Method::GET, path).await.unwrap();
         assert_eq!(
-            (found, api.questions.load(Ordering::Relaxed)),
-            (allowed, asked),
+            (found, api.access_reviews.load(Ordering::Relaxed)),
+            (allowed, reviewed),
             "{path}"
         );
     }
-    // Another user, or another verb, is another question.
+    // Another user or another verb needs another review.
     assert!(!access.allows(&ann, &Method::POST, "/exec/a/b/c").await.unwrap());
     let bob = User::new("bob", [""; 0]);
     assert!(!access.allows(&bob, &Method::GET, "/exec/a/b/c").await.unwrap());
-    assert_eq!(api.questions.load(Ordering::Relaxed), 6);
+    assert_eq!(api.access_reviews.load(Ordering::Relaxed), 6);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a6_a_token_is_reviewed_once_for_all_who_show_it() {
-    let api = Arc::new(Counting {
+async fn a6_concurrent_requests_with_one_token_share_a_review() {
+    let api = Arc::new(CountingReviews {
         gate: Some(Notify::new()),
-        ..Counting::default()
+        ..CountingReviews::default()
     });
-    let access = Access::new("n", api.clone());
+    let access = KubeletAccess::new("n", api.clone());
     let all = futures::future::join_all((0..50).map(|n| access.user("good", peer(n))));
     let open = async {
         while api.users.load(Ordering::Relaxed) == 0 {
@@ -94,9 +94,9 @@ async fn a6_a_token_is_reviewed_once_for_all_who_show_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a6_a_stranger_cannot_have_any_number_of_tokens_reviewed() {
-    let api = Arc::new(Counting::default());
-    let access = Access::new("n", api.clone());
+async fn a6_the_reviews_of_unknown_tokens_per_peer_are_limited() {
+    let api = Arc::new(CountingReviews::default());
+    let access = KubeletAccess::new("n", api.clone());
     let mut codes = Vec::new();
     for n in 0..1000 {
         match access.user(&format!("guess-{n}"), peer(1)).await {
@@ -107,36 +107,36 @@ async fn a6_a_stranger_cannot_have_any_number_of_tokens_reviewed() {
     assert_eq!(api.users.load(Ordering::Relaxed), UNKNOWN_MAX as usize);
     assert_eq!(codes.len(), 1000 - UNKNOWN_MAX as usize);
     assert!(codes.iter().all(|code| *code == StatusCode::TOO_MANY_REQUESTS));
-    // Others are served, and so is this one later.
+    // Other peers are served, and this one is again after the window.
     assert!(access.user("good", peer(2)).await.unwrap().is_some());
     tokio::time::sleep(UNKNOWN_WINDOW).await;
     assert!(access.user("guess-1000", peer(1)).await.unwrap().is_none());
-    // What is kept has a bound, whatever is asked.
-    for n in 0..3 * ANSWERS_MAX {
+    // The cache has a bound.
+    for n in 0..3 * CACHED_MAX {
         let peer = Ipv4Addr::from_bits(u32::try_from(n).unwrap()).into();
         assert!(access.user(&format!("other-{n}"), peer).await.unwrap().is_none());
     }
-    assert!(access.users.kept.lock().len() <= ANSWERS_MAX);
-    // A token of any length is not even hashed and sent on.
-    let asked = api.users.load(Ordering::Relaxed);
+    assert!(access.users.entries.lock().len() <= CACHED_MAX);
+    // A token that is too long is not reviewed.
+    let reviewed = api.users.load(Ordering::Relaxed);
     let long = "x".repeat(TOKEN_MAX_BYTES + 1);
     assert!(access.user(&long, peer(3)).await.unwrap().is_none());
-    assert_eq!(api.users.load(Ordering::Relaxed), asked);
+    assert_eq!(api.users.load(Ordering::Relaxed), reviewed);
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_are_not_kept() {
-    let api = Arc::new(Counting {
+async fn errors_are_not_cached() {
+    let api = Arc::new(CountingReviews {
         fails: true,
-        ..Counting::default()
+        ..CountingReviews::default()
     });
-    let access = Access::new("n", api.clone());
-    for asked in 1..4 {
+    let access = KubeletAccess::new("n", api.clone());
+    for reviewed in 1..4 {
         let (code, _) = access.user("good", peer(1)).await.unwrap_err();
         assert_eq!(code, StatusCode::INTERNAL_SERVER_ERROR);
-        assert_eq!(api.users.load(Ordering::Relaxed), asked);
+        assert_eq!(api.users.load(Ordering::Relaxed), reviewed);
     }
-    assert!(access.users.kept.lock().is_empty());
+    assert!(access.users.entries.lock().is_empty());
 }
 
 #[test]

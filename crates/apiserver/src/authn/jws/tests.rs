@@ -1,4 +1,4 @@
-//! Tokens as an attacker would make them, beside a good one.
+//! Forged tokens, compared with a valid one.
 
 use ring::hmac;
 use serde_json::{Value, json};
@@ -47,19 +47,19 @@ fn a_token_is_verified_by_the_key_that_its_header_names() {
 }
 
 #[test]
-fn a1_a_header_that_says_more_than_is_read_is_rejected() {
+fn a1_a_header_with_crit_duplicates_or_another_algorithm_is_rejected() {
     let (key, public) = SigningKey::read(EC).unwrap();
     let keys = [public];
     let id = key.id();
-    let good = r#"{"sub":"robot"}"#;
+    let valid = r#"{"sub":"robot"}"#;
     let accepted =
         |header: &str, payload: &str| verify::<Claims>(&forge(header, payload, &key), &keys).is_some();
-    assert!(accepted(&format!(r#"{{"alg":"ES256","kid":"{id}"}}"#), good));
+    assert!(accepted(&format!(r#"{{"alg":"ES256","kid":"{id}"}}"#), valid));
     assert!(
-        accepted(r#"{"alg":"ES256"}"#, good),
+        accepted(r#"{"alg":"ES256"}"#, valid),
         "no key id: every key of the algorithm"
     );
-    assert!(accepted(r#"{"alg":"ES256","typ":"JWT"}"#, good));
+    assert!(accepted(r#"{"alg":"ES256","typ":"JWT"}"#, valid));
     for header in [
         r#"{"alg":"none"}"#,
         r#"{"alg":"HS256"}"#,
@@ -78,7 +78,7 @@ fn a1_a_header_that_says_more_than_is_read_is_rejected() {
         r#"["ES256"]"#,
         "",
     ] {
-        assert!(!accepted(header, good), "{header}");
+        assert!(!accepted(header, valid), "{header}");
     }
     for payload in [
         r#"{"sub":"robot","sub":"robot"}"#,
@@ -91,7 +91,7 @@ fn a1_a_header_that_says_more_than_is_read_is_rejected() {
 }
 
 #[test]
-fn a_signature_covers_header_and_payload_and_nothing_stands_beside_it() {
+fn a_signature_covers_header_and_payload_and_no_other_part_is_accepted() {
     let (key, public) = SigningKey::read(EC).unwrap();
     let keys = [public];
     let token = sign(&claims(), &key).unwrap();
@@ -119,7 +119,7 @@ fn a_signature_covers_header_and_payload_and_nothing_stands_beside_it() {
 
 #[test]
 fn a_public_key_is_no_secret_of_a_symmetric_algorithm() {
-    // The classic confusion: an HMAC made with the text of the public key.
+    // The algorithm confusion attack: an HMAC made with the text of the public key.
     let keys = VerifyingKey::read_all(RSA_PUBLIC).unwrap();
     let header = URL_SAFE_NO_PAD.encode(r#"{"alg":"HS256"}"#);
     let payload = URL_SAFE_NO_PAD.encode(r#"{"sub":"robot"}"#);

@@ -1,4 +1,4 @@
-//! As much DER as keys of tokens need: what wraps a public key (PKIX) and a private one (PKCS#8).
+//! The DER encoding that token keys need: public keys as PKIX and private keys as PKCS#8.
 
 pub const SEQUENCE: u8 = 0x30;
 const BIT_STRING: u8 = 0x03;

@@ -56,7 +56,7 @@ fn every_private_form_signs_what_every_public_form_verifies() {
 }
 
 #[test]
-fn a_file_may_hold_several_keys_and_blocks_that_are_none() {
+fn a_file_may_hold_several_keys_and_other_pem_blocks() {
     let parameters = "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
     let text = [parameters, RSA_PUBLIC, P384, EC].concat();
     let keys = VerifyingKey::read_all(&text).unwrap();
@@ -65,7 +65,7 @@ fn a_file_may_hold_several_keys_and_blocks_that_are_none() {
 }
 
 #[test]
-fn what_is_no_key_of_tokens_is_rejected() {
+fn unsupported_keys_are_rejected() {
     for (what, pem) in [
         ("nothing", ""),
         ("a public key", RSA_PUBLIC),

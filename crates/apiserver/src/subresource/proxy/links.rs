@@ -1,19 +1,19 @@
-//! Links in pages behind a proxy: those that begin at the root of what is proxied begin at the proxy's root instead.
+//! Rewrites the links in proxied HTML pages: paths from the backend's root get the proxy's path as prefix.
 //!
-//! A page is passed on byte for byte but for the values of attributes that hold such links.
+//! A page is forwarded byte for byte except for the values of attributes with such links.
 
-/// Where a page came from.
+/// The proxy and backend of a page.
 pub(super) struct Page<'a> {
-    /// The path under which this server shows the root of what is proxied, without a slash at its end.
+    /// The path of this server under which the backend's root is proxied, without a trailing slash.
     pub root: &'a str,
-    /// `host:port` of what is proxied.
+    /// The backend's `host:port`.
     pub backend: &'a str,
-    /// The host that the client asked.
-    pub asked: &'a str,
+    /// The host of the client's request.
+    pub request_host: &'a str,
 }
 
-/// Attributes that hold a link, by their element: those of HTML 4 and 5 that kube-apiserver knows.
-const LINKS: [(&str, &[&str]); 25] = [
+/// Attributes with a link, by element: those of HTML 4 and 5 in kube-apiserver (atomsToAttrs).
+const LINK_ATTRIBUTES: [(&str, &[&str]); 25] = [
     ("a", &["href"]),
     ("applet", &["codebase"]),
     ("area", &["href"]),
@@ -41,13 +41,13 @@ const LINKS: [(&str, &[&str]); 25] = [
     ("video", &["poster", "src"]),
 ];
 
-/// Elements whose content is text, whatever it looks like.
-const TEXT: [&str; 8] = [
+/// Elements whose content is text, even if it contains tags.
+const RAW_TEXT_ELEMENTS: [&str; 8] = [
     "script", "style", "textarea", "title", "iframe", "noembed", "noframes", "xmp",
 ];
 
 impl Page<'_> {
-    /// The link as it is through the proxy; `None` where it stays as it is.
+    /// The link through the proxy; `None` if it does not change.
     pub fn link(&self, link: &str) -> Option<String> {
         let (scheme, rest) = match link.split_once(':') {
             Some((scheme, rest)) if is_scheme(scheme) => (Some(scheme), rest),
@@ -59,7 +59,7 @@ impl Page<'_> {
             None if scheme.is_some() => return None,
             None => ("", rest),
         };
-        if !host.is_empty() && host != self.backend && host != self.asked {
+        if !host.is_empty() && host != self.backend && host != self.request_host {
             return None;
         }
         let (path, more) = rest.split_at(rest.find(['?', '#']).unwrap_or(rest.len()));
@@ -71,9 +71,9 @@ impl Page<'_> {
             false => join(self.root, path),
         };
         let through = format!("{path}{more}");
-        // The client's own address for this server is as good for him as none.
+        // A link to the host of the request keeps it; other rewritten links are relative to this server.
         let kept = match scheme {
-            _ if host.is_empty() || host != self.asked => String::new(),
+            _ if host.is_empty() || host != self.request_host => String::new(),
             Some(scheme) => format!("{scheme}://{host}"),
             None => format!("//{host}"),
         };
@@ -81,14 +81,14 @@ impl Page<'_> {
         (through != link).then_some(through)
     }
 
-    /// The page with its links as they are through the proxy.
+    /// The page with its links through the proxy.
     pub fn rewrite(&self, page: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(page.len() + page.len() / 16);
         let mut at = 0;
         while let Some(open) = find(page, at, b"<") {
             out.extend_from_slice(&page[at..open]);
             at = match page.get(open + 1) {
-                Some(c) if c.is_ascii_alphabetic() => self.tag(page, open, &mut out),
+                Some(c) if c.is_ascii_alphabetic() => self.write_tag(page, open, &mut out),
                 Some(b'!') if page[open..].starts_with(b"<!--") => {
                     let end = find(page, open + 4, b"-->").map_or(page.len(), |end| end + 3);
                     out.extend_from_slice(&page[open..end]);
@@ -109,8 +109,8 @@ impl Page<'_> {
         out
     }
 
-    /// Writes the tag that begins at `open`, and its content where that is text. Where it ends.
-    fn tag(&self, page: &[u8], open: usize, out: &mut Vec<u8>) -> usize {
+    /// Writes the tag that begins at `open`, and the content of raw text elements. Returns its end.
+    fn write_tag(&self, page: &[u8], open: usize, out: &mut Vec<u8>) -> usize {
         let until = |from: usize, ends: &dyn Fn(u8) -> bool| {
             let rest = page.get(from..).unwrap_or_default();
             rest.iter()
@@ -120,7 +120,10 @@ impl Page<'_> {
         let blank = |c: u8| c.is_ascii_whitespace();
         let mut at = until(open + 1, &|c| blank(c) || c == b'/' || c == b'>');
         let name = String::from_utf8_lossy(&page[open + 1..at]).to_ascii_lowercase();
-        let wanted = LINKS.iter().find(|(n, _)| *n == name).map_or(&[][..], |(_, a)| a);
+        let attributes = LINK_ATTRIBUTES
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map_or(&[][..], |(_, a)| a);
         let mut written = open;
         loop {
             at = until(at, &|c| !blank(c) && c != b'/');
@@ -133,7 +136,7 @@ impl Page<'_> {
                 Some(_) => {}
             }
             let begin = at;
-            // A name may begin with an equals sign, and so something is always read.
+            // A name may begin with an equals sign, so at least one byte is always read.
             at = until(at + 1, &|c| blank(c) || matches!(c, b'=' | b'>' | b'/'));
             let attribute = String::from_utf8_lossy(&page[begin..at]).to_ascii_lowercase();
             let equals = until(at, &|c| !blank(c));
@@ -153,7 +156,7 @@ impl Page<'_> {
             };
             at = end;
             let link = std::str::from_utf8(&page[value]).ok();
-            let link = link.filter(|_| wanted.contains(&attribute.as_str()));
+            let link = link.filter(|_| attributes.contains(&attribute.as_str()));
             if let Some(through) = link.and_then(|link| self.link(link.trim())) {
                 out.extend_from_slice(&page[written..first]);
                 out.push(b'"');
@@ -162,7 +165,7 @@ impl Page<'_> {
                 written = end;
             }
         }
-        if TEXT.contains(&name.as_str()) {
+        if RAW_TEXT_ELEMENTS.contains(&name.as_str()) {
             at = end_of_text(page, at, &name);
         }
         out.extend_from_slice(&page[written..at]);
@@ -176,7 +179,7 @@ fn is_scheme(text: &str) -> bool {
         && chars.all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
 }
 
-/// Both paths as one, without empty segments and dots.
+/// Joins both paths, without empty and dot segments.
 pub(super) fn join(root: &str, path: &str) -> String {
     let mut segments: Vec<&str> = Vec::new();
     for segment in root.split('/').chain(path.split('/')) {
@@ -196,21 +199,21 @@ pub(super) fn join(root: &str, path: &str) -> String {
     format!("/{}{end}", segments.join("/"))
 }
 
-/// What could end the attribute; what the page had escaped stays so.
+/// Escapes the characters that could end the attribute. Existing escapes stay.
 fn escaped(link: &str) -> String {
     link.replace('"', "&#34;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
 }
 
-fn find(page: &[u8], from: usize, wanted: &[u8]) -> Option<usize> {
+fn find(page: &[u8], from: usize, pattern: &[u8]) -> Option<usize> {
     let rest = page.get(from..)?;
-    rest.windows(wanted.len())
-        .position(|w| w == wanted)
+    rest.windows(pattern.len())
+        .position(|w| w == pattern)
         .map(|n| from + n)
 }
 
-/// Where the end tag of an element begins whose content is text.
+/// The start of the end tag of a raw text element.
 fn end_of_text(page: &[u8], from: usize, name: &str) -> usize {
     let mut at = from;
     while let Some(open) = find(page, at, b"</") {
@@ -233,11 +236,11 @@ mod tests {
     const PAGE: Page<'static> = Page {
         root: "/api/v1/namespaces/n/services/s/proxy",
         backend: "10.0.0.1:8080",
-        asked: "localhost:8001",
+        request_host: "localhost:8001",
     };
 
     #[test]
-    fn links_from_the_root_lead_through_the_proxy() {
+    fn links_from_the_root_are_prefixed_with_the_proxys_path() {
         let root = PAGE.root;
         for (link, expected) in [
             ("/", Some(format!("{root}/"))),
@@ -263,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_stays_as_it_is_but_for_its_links() {
+    fn only_links_of_a_page_change() {
         let root = PAGE.root;
         for (page, expected) in [
             ("", String::new()),

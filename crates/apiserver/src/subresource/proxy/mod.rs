@@ -1,16 +1,14 @@
-//! `pods/proxy`, `services/proxy` and `nodes/proxy`: HTTP carried to a pod, to one of the pods behind a Service, or to
-//! a node, and what becomes of it back, WebSockets included.
+//! `pods/proxy`, `services/proxy` and `nodes/proxy`: HTTP proxied to a pod, to one of the pods behind a Service, or to a node,
+//! upgrades to WebSocket included.
 //!
-//! Only addresses that pods and nodes of a network can have are dialled: neither this machine's own (loopback) nor
-//! link-local ones, which whoever writes a pod's status could name; and behind a Service only pods. A client's
-//! credentials stay here. Bodies that are sent are held whole, and so no larger than any other request's; answers
-//! stream, but for pages, whose links are mended.
+//! Only addresses that pods and nodes can have are dialed: no loopback and link-local addresses, which a client that may write
+//! a pod's status could set; and behind a Service only pods. The client's credentials are not forwarded. Request bodies are
+//! buffered, with the size limit of other requests; responses are streamed, except for HTML pages, whose links are rewritten.
 
 mod links;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,22 +26,21 @@ use knarr_client::Conn;
 use rustls::pki_types::ServerName;
 
 use self::links::Page;
-use super::node_stream::{Failed, Passes};
-use crate::admission::extension::dialled;
+use super::node_stream::{Connector, ForwardedHeaders, ProxyError};
 use crate::http::Http;
-use crate::http::answer::Answer;
 use crate::http::body::{Body, BoxError, full, gzip};
+use crate::http::response::HandlerResponse;
 use crate::pipeline::Target;
-use crate::server::Server;
 use crate::tls;
+use crate::tls::pool::dial_error;
 
-/// How long a connection to a pod may take, with its TLS handshake.
+/// The timeout of a connection to a pod with its TLS handshake.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// Larger pages pass with their links as they are, in bytes; before they are unpacked and after.
+/// The largest page whose links are rewritten, compressed and uncompressed.
 const PAGE_MAX_BYTES: usize = 8 * 1024 * 1024;
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
-/// What a browser may do with an answer is this server's to say.
+/// CORS headers are set by this server only.
 const CORS: [&str; 4] = [
     "access-control-allow-credentials",
     "access-control-allow-headers",
@@ -51,15 +48,15 @@ const CORS: [&str; 4] = [
     "access-control-allow-origin",
 ];
 
-/// `[scheme:]name[:port]`.
+/// The name in a proxy URL: `[scheme:]name[:port]` (SplitSchemeNamePort).
 #[derive(Debug, PartialEq, Eq)]
-struct Asked<'a> {
+struct SchemeNamePort<'a> {
     https: bool,
     name: &'a str,
     port: &'a str,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> SchemeNamePort<'a> {
     fn parse(text: &'a str) -> Option<Self> {
         let parts: Vec<&str> = text.split(':').collect();
         let (https, name, port) = match parts.as_slice() {
@@ -69,28 +66,28 @@ impl<'a> Asked<'a> {
             ["https", name, port] => (true, *name, *port),
             _ => return None,
         };
-        (!name.is_empty()).then_some(Asked { https, name, port })
+        (!name.is_empty()).then_some(SchemeNamePort { https, name, port })
     }
 }
 
-/// What is dialled.
-enum Place {
-    /// A node's kubelet, however it is reached.
+/// The backend of a proxied request.
+enum Backend {
+    /// A node's kubelet, over the node's own connection.
     Kubelet(String),
     Address {
         ip: IpAddr,
-        /// As it was asked for; empty: the scheme's.
+        /// The requested port; empty for the scheme's default.
         port: String,
         https: bool,
     },
 }
 
-impl Place {
+impl Backend {
     /// `host` or `host:port`.
     fn host(&self) -> String {
         match self {
-            Place::Kubelet(node) => node.clone(),
-            Place::Address { ip, port, .. } => {
+            Backend::Kubelet(node) => node.clone(),
+            Backend::Address { ip, port, .. } => {
                 let ip = match ip {
                     IpAddr::V4(v4) => v4.to_string(),
                     IpAddr::V6(v6) => format!("[{v6}]"),
@@ -105,40 +102,61 @@ impl Place {
     }
 }
 
-impl Server {
-    /// `path` is what is asked of whatever is behind the proxy: empty, or from its first slash on.
+/// Why a backend is not reached, in the words of Go's `net` package.
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error("{0}")]
+    Node(std::io::Error),
+    #[error("dial tcp: lookup tcp/{0}: unknown port")]
+    UnknownPort(String),
+    #[error("dial tcp {address}: connect: {}", dial_error(.error))]
+    Dial {
+        address: SocketAddr,
+        error: std::io::Error,
+    },
+    #[error("{0}")]
+    TlsConfig(String),
+    #[error("tls: {0}")]
+    Tls(std::io::Error),
+    #[error("dial tcp {0}: i/o timeout")]
+    Timeout(SocketAddr),
+}
+
+impl Connector {
+    /// Proxies a request. `path` is the path behind the proxy: empty, or beginning with a slash.
     pub(super) async fn proxy(
-        self: &Arc<Self>,
+        &self,
         http: &mut Http,
         target: &Target<'_>,
         path: &str,
-    ) -> Result<Answer, Error> {
+    ) -> Result<HandlerResponse, Error> {
         let what = target.kind.singular();
-        let asked = Asked::parse(target.name)
+        let requested = SchemeNamePort::parse(target.name)
             .ok_or_else(|| Error::bad_request(format!("invalid {what} request {:?}", target.name)))?;
-        let place = if *target.kind == registry::POD {
-            self.pod_place(target.namespace, &asked)?
+        let backend_address = if *target.kind == registry::POD {
+            self.pod_backend(target.namespace, &requested)?
         } else if *target.kind == registry::SERVICE {
-            self.service_place(target.namespace, target.name, &asked)?
+            self.service_backend(target.namespace, target.name, &requested)?
         } else {
-            self.node_place(&asked)?
+            self.node_backend(&requested)?
         };
         let upgrades = http.headers.contains_key(UPGRADE);
         if path.is_empty() && !upgrades && matches!(http.method, Method::GET | Method::HEAD) {
-            return Ok(Answer::Raw(to_the_root(http)?));
+            return Ok(HandlerResponse::Raw(redirect_to_root(http)?));
         }
-        // kube-apiserver says the two differently.
+        // kube-apiserver has different errors for upgrade requests.
         let failed = |why: String| match upgrades {
             true => Error::new(500, "", format!("error dialing backend: {why}")),
             false => Error::unavailable(format!("error trying to reach service: {why}")),
         };
-        let stream = self.connect(&place).await.map_err(&failed)?;
+        let stream = self.connect(&backend_address).await;
+        let stream = stream.map_err(|e| failed(e.to_string()))?;
         let own = http.request.uri().path().to_string();
         let root = own.strip_suffix(path).unwrap_or(&own);
         let client = http.client.map(|ip| ip.to_string());
-        tell(&mut http.headers, &FORWARDED_FOR, client, true);
+        set_header(&mut http.headers, &FORWARDED_FOR, client, true);
         if !upgrades {
-            tell(
+            set_header(
                 &mut http.headers,
                 &FORWARDED_URI,
                 Some(links::join(root, path)),
@@ -147,31 +165,31 @@ impl Server {
         }
         let query = http.request.uri().query();
         let query = query.map_or(String::new(), |q| format!("?{q}"));
-        let wanted = if path.is_empty() {
+        let path_and_query = if path.is_empty() {
             format!("/{query}")
         } else {
             format!("{path}{query}")
         };
-        let backend = place.host();
-        let asked_host = match http.header(HOST) {
+        let backend = backend_address.host();
+        let request_host = match http.header(HOST) {
             "" => http.request.uri().authority().map_or("", |a| a.as_str()),
             host => host,
         };
-        let asked_host = asked_host.to_string();
-        let host = if asked_host.is_empty() {
+        let request_host = request_host.to_string();
+        let host = if request_host.is_empty() {
             &backend
         } else {
-            &asked_host
+            &request_host
         };
         let mut response = self
-            .exchange(http, stream, host, &wanted, Passes::Everything)
+            .proxy_request(http, stream, host, &path_and_query, ForwardedHeaders::All)
             .await
             .map_err(|e| match e {
-                Failed::Far(e) => failed(e.to_string()),
-                Failed::Near(e) => e,
+                ProxyError::Backend(e) => failed(e.to_string()),
+                ProxyError::Client(e) => e,
             })?;
         if upgrades {
-            return Ok(Answer::Raw(response));
+            return Ok(HandlerResponse::Raw(response));
         }
         for name in CORS {
             response.headers_mut().remove(name);
@@ -179,42 +197,44 @@ impl Server {
         let page = Page {
             root,
             backend: &backend,
-            asked: &asked_host,
+            request_host: &request_host,
         };
-        mended(&page, response).await.map(Answer::Raw)
+        rewrite_links(&page, response).await.map(HandlerResponse::Raw)
     }
 
-    async fn connect(&self, place: &Place) -> Result<Box<dyn Conn>, String> {
-        let (ip, port, https) = match place {
-            Place::Kubelet(node) => return self.nodes.dial(node).await.map_err(|e| e.to_string()),
-            Place::Address { ip, port, https } => (*ip, port.as_str(), *https),
+    async fn connect(&self, backend_address: &Backend) -> Result<Box<dyn Conn>, ConnectError> {
+        let (ip, port, https) = match backend_address {
+            Backend::Kubelet(node) => return self.nodes.dial(node).await.map_err(ConnectError::Node),
+            Backend::Address { ip, port, https } => (*ip, port.as_str(), *https),
         };
         let port: u16 = match (port, https) {
             ("", true) => 443,
             ("", false) => 80,
             (port, _) => port
                 .parse()
-                .map_err(|_| format!("dial tcp: lookup tcp/{port}: unknown port"))?,
+                .map_err(|_| ConnectError::UnknownPort(port.to_string()))?,
         };
         let address = SocketAddr::new(ip, port);
         let connect = async {
             let stream = self.nodes.dial_address(address).await;
-            let stream = stream.map_err(|e| format!("dial tcp {address}: connect: {}", dialled(&e)))?;
+            let stream = stream.map_err(|error| ConnectError::Dial { address, error })?;
             if !https {
                 return Ok(stream);
             }
-            let tls = tls::connector(None, None)?;
+            let tls = tls::connector(None, None).map_err(ConnectError::TlsConfig)?;
             let stream = tls.connect(ServerName::from(ip), stream).await;
-            let stream = stream.map_err(|e| format!("tls: {e}"))?;
+            let stream = stream.map_err(ConnectError::Tls)?;
             Ok(Box::new(stream) as Box<dyn Conn>)
         };
         tokio::time::timeout(CONNECT_LIMIT, connect)
             .await
-            .map_err(|_| format!("dial tcp {address}: i/o timeout"))?
+            .map_err(|_| ConnectError::Timeout(address))?
     }
 
-    fn pod_place(&self, namespace: &str, asked: &Asked<'_>) -> Result<Place, Error> {
-        let object = self.get(&Target::main(&registry::POD, namespace, asked.name))?;
+    fn pod_backend(&self, namespace: &str, requested: &SchemeNamePort<'_>) -> Result<Backend, Error> {
+        let object = self
+            .pipeline
+            .get(&Target::main(&registry::POD, namespace, requested.name))?;
         let pod = object.get::<Pod>();
         let containers = pod.and_then(|p| p.spec.as_ref()).map(|s| &s.containers);
         let first = containers
@@ -222,32 +242,41 @@ impl Server {
             .flatten()
             .find_map(|c| c.ports.as_ref()?.first().map(|p| p.container_port.to_string()));
         let ip = pod.and_then(|p| p.status.as_ref()?.pod_ip.as_deref());
-        Ok(Place::Address {
-            ip: allowed(ip.unwrap_or(""))?,
-            port: match asked.port {
+        Ok(Backend::Address {
+            ip: dialable_address(ip.unwrap_or(""))?,
+            port: match requested.port {
                 "" => first.unwrap_or_default(),
                 port => port.to_string(),
             },
-            https: asked.https,
+            https: requested.https,
         })
     }
 
-    /// One of the pods behind the Service that are ready. `id` is what was asked for.
-    fn service_place(&self, namespace: &str, id: &str, asked: &Asked<'_>) -> Result<Place, Error> {
-        let mut port_name = asked.port.to_string();
-        if let Ok(number) = asked.port.parse::<i64>() {
-            let object = self.get(&Target::main(&registry::SERVICE, namespace, asked.name))?;
+    /// One of the ready pods behind the Service. `id` is the name in the URL.
+    fn service_backend(
+        &self,
+        namespace: &str,
+        id: &str,
+        requested: &SchemeNamePort<'_>,
+    ) -> Result<Backend, Error> {
+        let mut port_name = requested.port.to_string();
+        if let Ok(number) = requested.port.parse::<i64>() {
+            let object = self
+                .pipeline
+                .get(&Target::main(&registry::SERVICE, namespace, requested.name))?;
             let spec = object.get::<Service>().and_then(|s| s.spec.as_ref());
             let mut ports = spec.and_then(|s| s.ports.as_ref()).into_iter().flatten();
             let Some(port) = ports.find(|p| i64::from(p.port) == number) else {
                 return Err(Error::unavailable(format!(
                     "no service port {number} found for service {:?}",
-                    asked.name
+                    requested.name
                 )));
             };
             port_name = port.name.clone().unwrap_or_default();
         }
-        let object = self.get(&Target::main(&registry::ENDPOINTS, namespace, asked.name))?;
+        let object = self
+            .pipeline
+            .get(&Target::main(&registry::ENDPOINTS, namespace, requested.name))?;
         let subsets = object.get::<Endpoints>().and_then(|e| e.subsets.as_ref());
         let mut all: Vec<(&EndpointAddress, i32)> = Vec::new();
         for subset in subsets.into_iter().flatten() {
@@ -256,22 +285,22 @@ impl Server {
                 all.extend(subset.addresses.iter().flatten().map(|a| (a, port.port)));
             }
         }
-        let mut lot = [0; 4];
-        self.entropy.fill(&mut lot);
-        let first = usize::try_from(u32::from_le_bytes(lot)).unwrap_or(0);
+        let mut random = [0; 4];
+        self.pipeline.entropy.fill(&mut random);
+        let first = usize::try_from(u32::from_le_bytes(random)).unwrap_or(0);
         let first = first.checked_rem(all.len()).unwrap_or(0);
         all.rotate_left(first);
         for (address, port) in all {
-            if self.is_of_a_pod(namespace, address) {
-                return Ok(Place::Address {
-                    ip: allowed(&address.ip)?,
+            if self.is_pod_address(namespace, address) {
+                return Ok(Backend::Address {
+                    ip: dialable_address(&address.ip)?,
                     port: port.to_string(),
-                    https: asked.https,
+                    https: requested.https,
                 });
             }
         }
         let none = if subsets.is_none_or(Vec::is_empty) {
-            asked.name
+            requested.name
         } else {
             id
         };
@@ -280,8 +309,8 @@ impl Server {
         )))
     }
 
-    /// Whether the address is that of the pod it says, which is in the namespace.
-    fn is_of_a_pod(&self, namespace: &str, address: &EndpointAddress) -> bool {
+    /// Whether the address is that of its targetRef, a pod in the namespace.
+    fn is_pod_address(&self, namespace: &str, address: &EndpointAddress) -> bool {
         let Some(to) = &address.target_ref else {
             return false;
         };
@@ -289,50 +318,52 @@ impl Server {
             return false;
         }
         let name = to.name.as_deref().unwrap_or("");
-        let pod = self.cache.get(&registry::POD, namespace, name);
+        let pod = self.pipeline.cache.get(&registry::POD, namespace, name);
         let ips = pod
             .as_ref()
             .and_then(|p| p.get::<Pod>()?.status.as_ref()?.pod_ips.as_ref());
         ips.into_iter().flatten().any(|ip| ip.ip == address.ip)
     }
 
-    /// The kubelet, unless another of the node's ports is asked for.
-    fn node_place(&self, asked: &Asked<'_>) -> Result<Place, Error> {
-        let object = self.get(&Target::main(&registry::NODE, "", asked.name))?;
+    /// The node's kubelet, or another port of the node if one is requested.
+    fn node_backend(&self, requested: &SchemeNamePort<'_>) -> Result<Backend, Error> {
+        let object = self
+            .pipeline
+            .get(&Target::main(&registry::NODE, "", requested.name))?;
         let status = object.get::<Node>().and_then(|n| n.status.as_ref());
         let endpoints = status.and_then(|s| s.daemon_endpoints.as_ref());
         let kubelet = endpoints
             .and_then(|e| e.kubelet_endpoint.as_ref())
             .map(|e| e.port.to_string());
-        if asked.port.is_empty() || kubelet.as_deref() == Some(asked.port) {
-            return Ok(Place::Kubelet(asked.name.to_string()));
+        if requested.port.is_empty() || kubelet.as_deref() == Some(requested.port) {
+            return Ok(Backend::Kubelet(requested.name.to_string()));
         }
         let mut addresses = status.and_then(|s| s.addresses.as_ref()).into_iter().flatten();
         let internal = addresses.find(|a| a.type_ == "InternalIP");
-        Ok(Place::Address {
-            ip: allowed(internal.map_or("", |a| a.address.as_str()))?,
-            port: asked.port.to_string(),
-            https: asked.https,
+        Ok(Backend::Address {
+            ip: dialable_address(internal.map_or("", |a| a.address.as_str()))?,
+            port: requested.port.to_string(),
+            https: requested.https,
         })
     }
 }
 
-/// Says something in a header, behind what others said there if they are to be heard, too.
-fn tell(headers: &mut HeaderMap, name: &HeaderName, said: Option<String>, append: bool) {
+/// Sets a header, with `append` after its existing value.
+fn set_header(headers: &mut HeaderMap, name: &HeaderName, value: Option<String>, append: bool) {
     let before = headers.get(name).filter(|_| append).and_then(|v| v.to_str().ok());
-    let said = match (before, said) {
-        (Some(before), Some(said)) => format!("{before}, {said}"),
-        (_, Some(said)) => said,
+    let value = match (before, value) {
+        (Some(before), Some(value)) => format!("{before}, {value}"),
+        (_, Some(value)) => value,
         (_, None) => return,
     };
-    // What is no header is not said.
-    if let Ok(said) = HeaderValue::from_str(&said) {
-        headers.insert(name, said);
+    // A value that is not valid in a header is dropped.
+    if let Ok(value) = HeaderValue::from_str(&value) {
+        headers.insert(name, value);
     }
 }
 
-/// The answer with its links as they are through the proxy.
-async fn mended(page: &Page<'_>, response: Response<Body>) -> Result<Response<Body>, Error> {
+/// The response with its links through the proxy.
+async fn rewrite_links(page: &Page<'_>, response: Response<Body>) -> Result<Response<Body>, Error> {
     let (mut head, body) = response.into_parts();
     if let Some(location) = head.headers.get(LOCATION).and_then(|l| l.to_str().ok()) {
         if let Some(through) = page.link(location) {
@@ -346,30 +377,30 @@ async fn mended(page: &Page<'_>, response: Response<Body>) -> Result<Response<Bo
         .split(';')
         .next()
         .is_some_and(|t| t.trim() == "text/html");
-    let packing = match text(CONTENT_ENCODING) {
-        "" => Packing::None,
-        "gzip" => Packing::Gzip,
-        "deflate" => Packing::Deflate,
-        // What cannot be read passes as it is.
+    let encoding = match text(CONTENT_ENCODING) {
+        "" => ContentEncoding::Identity,
+        "gzip" => ContentEncoding::Gzip,
+        "deflate" => ContentEncoding::Deflate,
+        // A response with another encoding is forwarded unchanged.
         _ => return Ok(Response::from_parts(head, body)),
     };
     if !html {
         return Ok(Response::from_parts(head, body));
     }
-    let (bytes, rest) = beginning(body).await?;
+    let (bytes, rest) = read_up_to_limit(body).await?;
     if let Some(rest) = rest {
         let begun = futures::stream::once(async move { Ok::<_, BoxError>(Frame::data(bytes)) });
         let body = StreamBody::new(begun.chain(rest.into_data_stream().map(|d| d.map(Frame::data))));
         return Ok(Response::from_parts(head, body.boxed_unsync()));
     }
-    // A page that does not unpack is passed on as it is: the client will see what is wrong with it.
-    let rewritten = packing
-        .unpacked(&bytes)
-        .and_then(|plain| packing.packed(&page.rewrite(&plain)));
+    // A page that does not decompress is forwarded unchanged.
+    let rewritten = encoding
+        .decode(&bytes)
+        .and_then(|plain| encoding.encode(&page.rewrite(&plain)));
     let bytes = match rewritten {
         Ok(rewritten) => Bytes::from(rewritten),
         Err(e) => {
-            tracing::debug!("the links of a page behind a proxy stay as they are: {e}");
+            tracing::debug!("cannot rewrite the links of a proxied page: {e}");
             bytes
         }
     };
@@ -377,8 +408,8 @@ async fn mended(page: &Page<'_>, response: Response<Body>) -> Result<Response<Bo
     Ok(Response::from_parts(head, full(bytes)))
 }
 
-/// A body that is not too large; of another its beginning, and the rest.
-async fn beginning(mut body: Body) -> Result<(Bytes, Option<Body>), Error> {
+/// Reads a body up to [`PAGE_MAX_BYTES`]. For a larger one also the unread rest.
+async fn read_up_to_limit(mut body: Body) -> Result<(Bytes, Option<Body>), Error> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| Error::unavailable(format!("error trying to reach service: {e}")))?;
@@ -392,23 +423,23 @@ async fn beginning(mut body: Body) -> Result<(Bytes, Option<Body>), Error> {
     Ok((bytes.into(), None))
 }
 
-/// How a page is packed.
-enum Packing {
-    None,
+/// The content encoding of a page.
+enum ContentEncoding {
+    Identity,
     Gzip,
     Deflate,
 }
 
-impl Packing {
-    fn unpacked(&self, bytes: &[u8]) -> io::Result<Vec<u8>> {
+impl ContentEncoding {
+    fn decode(&self, bytes: &[u8]) -> io::Result<Vec<u8>> {
         let limit = PAGE_MAX_BYTES as u64 + 1;
         let mut plain = Vec::new();
         let length = match self {
-            Packing::None => return Ok(bytes.to_vec()),
-            Packing::Gzip => {
+            ContentEncoding::Identity => return Ok(bytes.to_vec()),
+            ContentEncoding::Gzip => {
                 io::Read::read_to_end(&mut io::Read::take(GzDecoder::new(bytes), limit), &mut plain)?
             }
-            Packing::Deflate => {
+            ContentEncoding::Deflate => {
                 io::Read::read_to_end(&mut io::Read::take(DeflateDecoder::new(bytes), limit), &mut plain)?
             }
         };
@@ -418,11 +449,11 @@ impl Packing {
         Ok(plain)
     }
 
-    fn packed(&self, plain: &[u8]) -> io::Result<Vec<u8>> {
+    fn encode(&self, plain: &[u8]) -> io::Result<Vec<u8>> {
         match self {
-            Packing::None => Ok(plain.to_vec()),
-            Packing::Gzip => gzip(plain),
-            Packing::Deflate => {
+            ContentEncoding::Identity => Ok(plain.to_vec()),
+            ContentEncoding::Gzip => gzip(plain),
+            ContentEncoding::Deflate => {
                 let mut encoder = DeflateEncoder::new(Vec::new(), Compression::fast());
                 io::Write::write_all(&mut encoder, plain)?;
                 encoder.finish()
@@ -431,8 +462,8 @@ impl Packing {
     }
 }
 
-/// Pages refer to others beside them: the root of what is behind a proxy ends with a slash.
-fn to_the_root(http: &Http) -> Result<Response<Body>, Error> {
+/// Redirects to the backend's root with a trailing slash, so that relative links of its pages resolve.
+fn redirect_to_root(http: &Http) -> Result<Response<Body>, Error> {
     let query = http.request.uri().query();
     let query = query.map_or(String::new(), |q| format!("?{q}"));
     let to = format!("{}/{query}", http.request.uri().path());
@@ -443,18 +474,18 @@ fn to_the_root(http: &Http) -> Result<Response<Body>, Error> {
     Ok(response)
 }
 
-/// The address, if it may be dialled.
-fn allowed(ip: &str) -> Result<IpAddr, Error> {
-    let ip = ip.parse().ok().filter(|ip| is_of_a_network(*ip));
+/// The address, if it may be dialed.
+fn dialable_address(ip: &str) -> Result<IpAddr, Error> {
+    let ip = ip.parse().ok().filter(|ip| is_dialable(*ip));
     ip.ok_or_else(|| Error::bad_request("address not allowed"))
 }
 
-/// Whether it can be a pod's or a node's: neither this machine's own nor link-local.
-pub(crate) fn is_of_a_network(ip: IpAddr) -> bool {
+/// Whether it can be a pod's or a node's address: neither loopback, link-local, unspecified nor multicast.
+pub(crate) fn is_dialable(ip: IpAddr) -> bool {
     let local = match ip {
         IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
         IpAddr::V6(v6) => {
-            v6.is_unicast_link_local() || v6.to_ipv4_mapped().is_some_and(|v4| !is_of_a_network(v4.into()))
+            v6.is_unicast_link_local() || v6.to_ipv4_mapped().is_some_and(|v4| !is_dialable(v4.into()))
         }
     };
     !(local || ip.is_loopback() || ip.is_unspecified() || ip.is_multicast())
@@ -466,24 +497,24 @@ mod tests {
 
     #[test]
     fn a_name_may_have_a_scheme_and_a_port() {
-        let asked = |https, name, port| Some(Asked { https, name, port });
+        let requested = |https, name, port| Some(SchemeNamePort { https, name, port });
         for (text, expected) in [
-            ("web", asked(false, "web", "")),
-            ("web:80", asked(false, "web", "80")),
-            ("web:http-alt", asked(false, "web", "http-alt")),
-            ("http:web:80", asked(false, "web", "80")),
-            ("https:web:", asked(true, "web", "")),
-            ("https:web:443", asked(true, "web", "443")),
+            ("web", requested(false, "web", "")),
+            ("web:80", requested(false, "web", "80")),
+            ("web:http-alt", requested(false, "web", "http-alt")),
+            ("http:web:80", requested(false, "web", "80")),
+            ("https:web:", requested(true, "web", "")),
+            ("https:web:443", requested(true, "web", "443")),
             ("ftp:web:21", None),
             (":", None),
             ("a:b:c:d", None),
         ] {
-            assert_eq!(Asked::parse(text), expected, "{text}");
+            assert_eq!(SchemeNamePort::parse(text), expected, "{text}");
         }
     }
 
     #[test]
-    fn neither_this_machine_nor_its_neighbours_are_dialled() {
+    fn loopback_and_link_local_addresses_are_not_dialed() {
         for (ip, expected) in [
             ("10.244.0.5", true),
             ("fd00::5", true),
@@ -498,19 +529,25 @@ mod tests {
             ("localhost", false),
             ("", false),
         ] {
-            assert_eq!(allowed(ip).is_ok(), expected, "{ip}");
+            assert_eq!(dialable_address(ip).is_ok(), expected, "{ip}");
         }
     }
 
     #[test]
-    fn a_page_is_packed_as_it_was_and_none_unpacks_beyond_bounds() {
+    fn a_page_keeps_its_encoding_and_its_decompressed_size_is_limited() {
         let page = "<a href=/b>".repeat(100);
-        for packing in [Packing::None, Packing::Gzip, Packing::Deflate] {
-            let packed = packing.packed(page.as_bytes()).unwrap();
-            assert_eq!(packing.unpacked(&packed).unwrap(), page.as_bytes());
+        for encoding in [
+            ContentEncoding::Identity,
+            ContentEncoding::Gzip,
+            ContentEncoding::Deflate,
+        ] {
+            let encoded = encoding.encode(page.as_bytes()).unwrap();
+            assert_eq!(encoding.decode(&encoded).unwrap(), page.as_bytes());
         }
-        let bomb = Packing::Gzip.packed(&vec![b'a'; PAGE_MAX_BYTES + 1]).unwrap();
-        assert!(Packing::Gzip.unpacked(&bomb).is_err());
-        assert!(Packing::Gzip.unpacked(b"no gzip").is_err());
+        let bomb = ContentEncoding::Gzip
+            .encode(&vec![b'a'; PAGE_MAX_BYTES + 1])
+            .unwrap();
+        assert!(ContentEncoding::Gzip.decode(&bomb).is_err());
+        assert!(ContentEncoding::Gzip.decode(b"no gzip").is_err());
     }
 }

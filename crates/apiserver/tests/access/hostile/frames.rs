@@ -1,4 +1,4 @@
-//! HTTP/2 by hand: whole frames, and halves of them, that no client library would send.
+//! HTTP/2 by hand: complete frames, and halves of them, that no client library would send.
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
@@ -23,7 +23,7 @@ pub const FLOW_CONTROL_ERROR: u32 = 3;
 pub const COMPRESSION_ERROR: u32 = 9;
 pub const ENHANCE_YOUR_CALM: u32 = 11;
 
-/// Largest payload that may be sent unasked.
+/// Largest payload that may be sent without agreement.
 pub const PAYLOAD_MAX: usize = 16 * 1024;
 
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -35,13 +35,13 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The preface and settings: streams that are sent to begin with a window of so many bytes.
+/// The preface and settings: new streams have a window of so many bytes.
 pub fn hello(window: u32) -> Vec<u8> {
     let initial_window_size = [&[0, 4], window.to_be_bytes().as_slice()].concat();
     [PREFACE, &frame(SETTINGS, 0, 0, &initial_window_size)].concat()
 }
 
-/// A string of HPACK, as it is.
+/// A literal HPACK string.
 fn string(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     match text.len() {
@@ -60,12 +60,12 @@ fn string(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A header that is in nobody's table.
+/// A header that is in neither table.
 pub fn header(name: &str, value: &[u8]) -> Vec<u8> {
     [vec![0], string(name.as_bytes()), string(value)].concat()
 }
 
-/// What a request begins with.
+/// The header fields of a request.
 pub fn head(method: &str, path: &str, token: &str) -> Vec<u8> {
     [
         header(":method", method.as_bytes()),
@@ -77,7 +77,7 @@ pub fn head(method: &str, path: &str, token: &str) -> Vec<u8> {
     .concat()
 }
 
-/// A head in as many frames as it takes.
+/// A header block in as many frames as necessary.
 pub fn request(stream: u32, head: &[u8], flags: u8) -> Vec<u8> {
     let mut out = Vec::new();
     let pieces = head.len().div_ceil(PAYLOAD_MAX).max(1);
@@ -101,7 +101,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Of a GOAWAY or RST_STREAM.
+    /// The error code of a GOAWAY or RST_STREAM.
     pub fn error_code(&self) -> Option<u32> {
         let from = match self.kind {
             GOAWAY => 4,
@@ -113,9 +113,9 @@ impl Frame {
         ))
     }
 
-    /// Whether a response with this status begins with it.
+    /// Whether the frame begins a response with this status.
     pub fn is_status(&self, code: u16) -> bool {
-        // The first field: one that the static table has whole, or its name and a literal, Huffman-coded or not.
+        // The first field: an entry of the static table, or its name and a literal, Huffman-coded or not.
         let indexed = match code {
             200 => &[0x88][..],
             400 => &[0x8c],
@@ -150,7 +150,7 @@ fn huffman(digits: &str) -> Vec<u8> {
     bits.as_bytes().chunks(8).map(byte).collect()
 }
 
-/// The next frame; none when the connection has ended.
+/// The next frame; `None` when the connection is closed.
 pub async fn next(stream: &mut (impl AsyncRead + Unpin)) -> Option<Frame> {
     let mut head = [0; 9];
     stream.read_exact(&mut head).await.ok()?;

@@ -1,4 +1,4 @@
-//! What is asked besides the request's own verb where a user acts as another, or for a signer (SPEC A2).
+//! Authorization in addition to the request's own verb where a user impersonates another, or approves for a signer (SPEC A2).
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -6,12 +6,12 @@ use rcgen::{CertificateParams, KeyPair};
 use serde_json::json;
 
 use super::authorizer::{Allowed, Recorder, user};
-use crate::cluster::{Cluster, Shows};
+use crate::cluster::{Cluster, Credentials};
 
 const SIGNER: &str = "example.com/e2e";
 const CSRS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
-/// Asks for exactly these, is denied without any one, and gets through with them alone.
+/// Requires exactly these permissions: denied without any one, allowed with them alone.
 async fn asks(cluster: &Cluster, recorder: &Recorder, ask: impl AsyncFn(&Cluster) -> u16, expected: &[&str]) {
     recorder.allow(Allowed::Everything);
     assert_eq!(ask(cluster).await, 200);
@@ -27,7 +27,7 @@ async fn asks(cluster: &Cluster, recorder: &Recorder, ask: impl AsyncFn(&Cluster
 #[tokio::test]
 async fn a2_impersonation_asks_for_each_user_group_uid_and_extra() {
     let (cluster, recorder) = Recorder::cluster().await;
-    let shows = |who: &'static str| {
+    let credentials = |who: &'static str| {
         user()
             .header("impersonate-user", who)
             .header("impersonate-group", "developers")
@@ -39,7 +39,7 @@ async fn a2_impersonation_asks_for_each_user_group_uid_and_extra() {
         ("jane", "impersonate /users/ /jane"),
         ("system:serviceaccount:a:b", "impersonate /serviceaccounts/ a/b"),
     ] {
-        let ask = async |cluster: &Cluster| cluster.ask(&shows(who), "GET", "/api", None).await.code;
+        let ask = async |cluster: &Cluster| cluster.ask(&credentials(who), "GET", "/api", None).await.code;
         let expected = [
             first,
             "impersonate /groups/ /developers",
@@ -66,17 +66,17 @@ async fn a2_approving_and_signing_ask_for_the_signer() {
     let merge = || user().header("content-type", "application/merge-patch+json");
     let condition = |kind: &str| json!({"status": {"conditions": [{"type": kind, "status": "True"}]}});
     for (verb, part, kind) in [("approve", "approval", "Approved"), ("sign", "status", "Failed")] {
-        let ask = async |shows: &Shows, reason: &str| {
+        let ask = async |credentials: &Credentials, reason: &str| {
             let mut body = condition(kind);
-            // Each time another, so that there is something to decide.
+            // A different one each time, so that there is something to approve.
             body["status"]["conditions"][0]["message"] = reason.into();
             if verb == "sign" {
-                // An approval stays: a signer may not take it away.
+                // An approval is immutable: a signer may not remove it.
                 let conditions = body["status"]["conditions"].as_array_mut().unwrap();
                 conditions.insert(0, json!({"type": "Approved", "status": "True"}));
             }
             cluster
-                .ask(shows, "PATCH", &format!("{CSRS}/c/{part}"), Some(body))
+                .ask(credentials, "PATCH", &format!("{CSRS}/c/{part}"), Some(body))
                 .await
                 .code
         };

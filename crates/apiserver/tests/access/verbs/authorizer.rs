@@ -1,4 +1,4 @@
-//! An authorizer that writes down what it is asked about one user, and allows what a test says.
+//! An authorizer that records the requests of one user, and allows those that a test allows.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use knarr_apiserver::User;
 use knarr_apiserver::authz::{Attributes, Authorizer};
 use parking_lot::Mutex;
 
-use crate::cluster::{Cluster, Shows};
+use crate::cluster::{Cluster, Credentials};
 
-/// Whom it is asked about. Everybody else may do everything.
+/// The user whose requests are recorded. All other users may do everything.
 pub const USER: &str = "bob";
 
-/// What is allowed of what is asked, as [`text`] writes it.
+/// The requests that are allowed, as [`text`] formats them.
 #[derive(Clone, Debug, Default)]
 pub enum Allowed {
     #[default]
@@ -20,7 +20,7 @@ pub enum Allowed {
     Only(Vec<String>),
 }
 
-/// See the module.
+/// Records the requests. See the module.
 #[derive(Default)]
 pub struct Recorder {
     allowed: Mutex<Allowed>,
@@ -28,7 +28,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A cluster that asks a new one.
+    /// A cluster with a new recorder.
     pub async fn cluster() -> (Cluster, Arc<Self>) {
         let recorder = Arc::<Recorder>::default();
         let own = recorder.clone();
@@ -41,7 +41,7 @@ impl Recorder {
         self.asked.lock().clear();
     }
 
-    /// What has been asked since, each once, in order.
+    /// The requests since the last call, each once, in order.
     pub fn asked(&self) -> Vec<String> {
         let mut asked: Vec<String> = Vec::new();
         for one in self.asked.lock().iter() {
@@ -53,8 +53,8 @@ impl Recorder {
     }
 }
 
-pub fn user() -> Shows {
-    Shows::token("bob-token")
+pub fn user() -> Credentials {
+    Credentials::token("bob-token")
 }
 
 /// `verb group/resource/subresource namespace/name`, or `verb path`.

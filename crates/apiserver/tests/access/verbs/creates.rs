@@ -1,17 +1,17 @@
-//! Every way of creating asks for `create` (SPEC A2), and what admission asks for besides.
+//! Every way of creating requires `create` (SPEC A2), and the permissions that admission checks in addition.
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Answer, Cluster, Shows, grant};
+use crate::cluster::{Cluster, Credentials, TestResponse, grant};
 
 const APPLY: &str = "application/apply-patch+yaml";
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 
-fn bob() -> Shows {
-    Shows::token("bob-token")
+fn bob() -> Credentials {
+    Credentials::token("bob-token")
 }
 
-fn applying() -> Shows {
+fn applying() -> Credentials {
     bob().header("content-type", APPLY)
 }
 
@@ -34,13 +34,13 @@ async fn rule(
 }
 
 #[track_caller]
-fn denied(answer: &Answer, message: &str) {
+fn denied(answer: &TestResponse, message: &str) {
     assert_eq!((answer.code, answer.message()), (403, message));
     assert_eq!(answer.body["reason"], "Forbidden");
 }
 
 #[tokio::test]
-async fn a2_who_may_only_patch_creates_nothing_by_applying() {
+async fn a2_a_user_with_patch_alone_creates_nothing_by_applying() {
     let cluster = Cluster::start().await;
     let account = json!({"metadata": {"name": "default"}});
     cluster
@@ -65,7 +65,7 @@ namespace \"default\"";
             missing,
         );
     }
-    // A part of it creates nothing, whoever asks.
+    // A subresource creates nothing, whichever user requests it.
     let status = format!("{path}/status?fieldManager=m");
     assert_eq!(
         cluster.ask(&applying(), "PATCH", &status, Some(pod())).await.code,
@@ -87,7 +87,7 @@ namespace \"default\"";
         cluster.ask(&applying(), "PATCH", other, Some(named)).await.code,
         403
     );
-    // What is there is changed without it.
+    // An existing object is changed without it.
     let mut changed = pod();
     changed["metadata"]["labels"] = json!({"a": "b"});
     cluster
@@ -97,7 +97,7 @@ namespace \"default\"";
 }
 
 #[tokio::test]
-async fn a2_who_may_only_update_creates_nothing_by_replacing() {
+async fn a2_a_user_with_update_alone_creates_nothing_by_replacing() {
     let cluster = Cluster::start().await;
     rule(
         &cluster,
@@ -118,7 +118,7 @@ group \"coordination.k8s.io\" in the namespace \"default\"";
     denied(&cluster.ask(&bob(), "PUT", path, lease("")).await, missing);
     let dry = format!("{path}?dryRun=All");
     denied(&cluster.ask(&bob(), "PUT", &dry, lease("")).await, missing);
-    // Whoever saw a version of it creates none.
+    // An update with a resourceVersion creates nothing.
     assert_eq!(cluster.ask(&bob(), "PUT", path, lease("7")).await.code, 404);
     assert_eq!(cluster.admin("GET", path, None).await.code, 404);
     rule(
@@ -133,7 +133,7 @@ group \"coordination.k8s.io\" in the namespace \"default\"";
     cluster.ask(&bob(), "PUT", path, lease("")).await.expect(201);
 }
 
-/// Roles and bindings that are made by another verb than `create` grant no more than those that are posted.
+/// Roles and bindings that are created by another verb than `create` grant no more than those that are posted.
 #[tokio::test]
 async fn a2_no_way_of_creating_grants_what_its_user_does_not_hold() {
     let cluster = Cluster::start().await;
@@ -173,13 +173,15 @@ async fn a2_no_way_of_creating_grants_what_its_user_does_not_hold() {
         ("clusterrolebindings", of("ClusterRoleBinding", binds)),
     ] {
         let all = format!("{RBAC}/{resource}");
-        for (shows, method, path) in [
+        for (credentials, method, path) in [
             (bob(), "POST", all.clone()),
             (bob(), "PUT", format!("{all}/x")),
             (applying(), "PATCH", format!("{all}/x?fieldManager=m&force=true")),
             (applying(), "PATCH", format!("{all}/x?fieldManager=m&dryRun=All")),
         ] {
-            let answer = cluster.ask(&shows, method, &path, Some(object.clone())).await;
+            let answer = cluster
+                .ask(&credentials, method, &path, Some(object.clone()))
+                .await;
             assert_eq!(answer.code, 403, "{method} {path}: {}", answer.text);
             let words = [
                 "is attempting to grant RBAC permissions not currently held",
@@ -249,14 +251,14 @@ async fn a2_tokens_and_streams_need_permissions_of_their_own() {
             assert_eq!(answer.code, 403, "{method} {path}: {}", answer.text);
         }
     }
-    // Reading a stream's subresource does not begin one.
+    // Reading a stream's subresource does not begin a stream.
     rule(&cluster, "read", "", &["pods/exec"], &["get"], &[]).await;
     let exec = "/api/v1/namespaces/default/pods/x/exec?command=sh&stdout=true";
     let (code, _) = cluster.connect(&bob()).await.unwrap().upgrade(exec).await;
     assert_eq!(code.as_u16(), 403);
 }
 
-/// KEP-4817: what is allocated, for whom, and how devices fare are permissions of their own.
+/// KEP-4817: allocation, reservation and device status are permissions of their own.
 #[tokio::test]
 async fn a2_parts_of_a_claims_status_need_permissions_of_their_own() {
     let cluster = Cluster::start().await;
@@ -292,7 +294,7 @@ status.reservedFor requires resource=\"resourceclaims/binding\", verb=\"patch\" 
 is forbidden: User \"bob\" cannot patch resource \"resourceclaims/binding\" in API group \"resource.k8s.io\" at the \
 cluster scope"
     );
-    // The permission is for this verb: who may update does not patch.
+    // The permission is for this verb: a user that may update may not patch.
     rule(
         &cluster,
         "update",
@@ -346,9 +348,9 @@ cluster scope"
     patch(&devices).await.expect(200);
 }
 
-/// A policy's expressions see its parameters, so who writes it must be allowed to read them.
+/// A policy's expressions see its parameters, so the user that writes it must be allowed to read them.
 #[tokio::test]
-async fn a2_parameters_of_policies_are_read_by_nobody_who_may_not_read_them() {
+async fn a2_parameters_of_policies_are_read_only_with_permission() {
     let cluster = Cluster::start().await;
     let group = "admissionregistration.k8s.io";
     rule(&cluster, "policies", group, &["*"], &["*"], &[]).await;
@@ -390,7 +392,7 @@ all objects of the referenced paramKind (kind=Secret, apiVersion=v1)";
         );
     }
     assert_eq!(post(&bindings, binding("none", named())).await.code, 422);
-    // To another kind by an update is no way, either.
+    // Updating it to another kind is not allowed, either.
     rule(&cluster, "maps", "", &["configmaps"], &["get"], &[]).await;
     post(&policies, policy("maps", "ConfigMap")).await.expect(201);
     let merge = bob().header("content-type", "application/merge-patch+json");

@@ -1,17 +1,17 @@
-//! What a node may read and write of what is not only its own: the Node authorizer's rules of v1.36, and those that
-//! knarr's kubelets need besides.
+//! What a node may read and write of objects that are not only its own: the Node authorizer's rules of v1.36, and those that
+//! knarr's kubelets need in addition.
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Shows};
+use crate::cluster::{Cluster, Credentials};
 
 const NAMESPACE: &str = "/api/v1/namespaces/default";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 const SLICES: &str = "/apis/discovery.k8s.io/v1";
 
-fn node() -> Shows {
-    Shows::token("n1-token")
+fn node() -> Credentials {
+    Credentials::token("n1-token")
 }
 
 /// Volumes, attachments and pods of two nodes.
@@ -84,7 +84,7 @@ async fn a4_a_node_lists_volumes_attachments_and_slices_only_where_they_are_its_
         (format!("{SLICES}/namespaces/default/endpointslices?{watch}"), 200),
         (format!("{SLICES}/namespaces/default/endpointslices/x"), 403),
         (format!("{SLICES}/namespaces/other/endpointslices"), 403),
-        // An account is read one at a time, and so are a pod's objects.
+        // An account is read by name, and so are a pod's objects.
         (format!("{NAMESPACE}/serviceaccounts/default"), 200),
         (
             format!("{NAMESPACE}/serviceaccounts?fieldSelector=metadata.name%3Ddefault"),
@@ -175,7 +175,7 @@ async fn a4_a_node_writes_no_more_of_a_volume_than_that_it_has_let_it_go() {
     let mut free = read(attachment.clone()).await;
     free["metadata"]["finalizers"] = json!([]);
     put(attachment, free).await.expect(200);
-    // The other node's, and making any, is denied before that.
+    // The other node's, and creating any, is denied before that.
     let others = read(format!("{ATTACHMENTS}/n2")).await;
     assert_eq!(put(format!("{ATTACHMENTS}/n2"), others.clone()).await.code, 403);
     assert_eq!(

@@ -1,14 +1,14 @@
-//! Paths that name a kind where it is not: nothing is found there, whatever one may do in the namespace they name.
+//! Paths that name a kind outside its scope: 404, whatever the user may do in the namespace of the path.
 
 use knarr_api::registry;
 use serde_json::json;
 
 use super::authorizer::{Allowed, Recorder, text, user};
 use super::walk::{definitions, own_node};
-use crate::cluster::{ADMIN, Cluster, Shows};
+use crate::cluster::{ADMIN, Cluster, Credentials};
 
-/// Everything, in namespace `a` only.
-async fn owner_of_a(cluster: &Cluster) -> Shows {
+/// A user with all permissions in namespace `a` only.
+async fn owner_of_a(cluster: &Cluster) -> Credentials {
     cluster
         .create("/api/v1/namespaces", json!({"metadata": {"name": "a"}}))
         .await;
@@ -20,7 +20,7 @@ async fn owner_of_a(cluster: &Cluster) -> Shows {
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "bob"}]});
     let path = "/apis/rbac.authorization.k8s.io/v1/namespaces/a/rolebindings";
     cluster.create(path, binding).await;
-    Shows::token("bob-token")
+    Credentials::token("bob-token")
 }
 
 #[tokio::test]
@@ -32,7 +32,7 @@ async fn a2_an_owner_of_one_namespace_reaches_no_other_and_no_list_of_them() {
     let labels = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "privileged"}}});
     let named = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "new"}});
     let within = "/api/v1/namespaces/a/namespaces";
-    for (shows, method, path, body) in [
+    for (credentials, method, path, body) in [
         (&bob, "GET", within.to_string(), None),
         (&bob, "GET", format!("{within}?watch=true&timeoutSeconds=1"), None),
         (&bob, "GET", "/api/v1/watch/namespaces/a/namespaces".into(), None),
@@ -56,7 +56,7 @@ async fn a2_an_owner_of_one_namespace_reaches_no_other_and_no_list_of_them() {
         (&bob, "DELETE", within.to_string(), None),
         (&bob, "DELETE", format!("{within}/victim"), None),
     ] {
-        let answer = cluster.ask(shows, method, &path, body).await;
+        let answer = cluster.ask(credentials, method, &path, body).await;
         assert_eq!(answer.code, 404, "{method} {path}: {}", answer.text);
     }
     let victim = cluster
@@ -65,7 +65,7 @@ async fn a2_an_owner_of_one_namespace_reaches_no_other_and_no_list_of_them() {
         .expect(200);
     assert_eq!(victim["status"]["phase"], "Active");
     assert!(victim["metadata"]["labels"]["pod-security.kubernetes.io/enforce"].is_null());
-    // His own he may see and label, as in Kubernetes: that one is asked for in itself.
+    // The user may get and label the own namespace, as in Kubernetes: that request is authorized in the namespace itself.
     cluster
         .ask(&bob, "GET", "/api/v1/namespaces/a", None)
         .await
@@ -99,7 +99,7 @@ async fn a2_no_kind_answers_in_a_scope_that_is_not_its_own() {
     kinds.push(("/apis/example.com/v1".into(), "gadgets", false));
     kinds.push(("/apis/metrics.k8s.io/v1beta1".into(), "nodes", false));
     let mut owner = cluster.connect(&bob).await.unwrap();
-    let mut admin = cluster.connect(&Shows::token(ADMIN)).await.unwrap();
+    let mut admin = cluster.connect(&Credentials::token(ADMIN)).await.unwrap();
     let clusters = kinds.iter().filter(|(.., namespaced)| !namespaced);
     for (root, plural, _) in clusters {
         let path = format!("{root}/namespaces/a/{plural}");
@@ -125,7 +125,7 @@ async fn a2_no_kind_answers_in_a_scope_that_is_not_its_own() {
             );
         }
     }
-    // And none of a namespace is reached without naming it.
+    // And no namespaced object can be requested without its namespace.
     for (root, plural, _) in kinds.iter().filter(|(.., namespaced)| *namespaced) {
         let gone = if root.ends_with("example.com/v1") {
             404
@@ -147,7 +147,7 @@ async fn a2_no_kind_answers_in_a_scope_that_is_not_its_own() {
     }
 }
 
-/// One reading: what is asked is what is answered, however a path is written.
+/// A path is parsed once: the object that is authorized is the one that is served, however the path is written.
 #[tokio::test]
 async fn a1_a_path_is_read_once_for_what_is_asked_and_what_is_answered() {
     let (cluster, recorder) = Recorder::cluster().await;
@@ -171,7 +171,7 @@ async fn a1_a_path_is_read_once_for_what_is_asked_and_what_is_answered() {
             "get /API/v1/namespaces/default/pods",
             404,
         ),
-        // One segment with a slash in it is one segment, and no name.
+        // One segment with an encoded slash is one segment, and not a valid name.
         (
             "GET",
             "/api/v1/namespaces/default%2fpods",
@@ -224,7 +224,7 @@ async fn a1_a_path_is_read_once_for_what_is_asked_and_what_is_answered() {
             (code, vec![asked.to_string()]),
             "{method} {path}"
         );
-        // Who may not do that is not told what there is.
+        // A user without permission does not learn what exists.
         recorder.allow(Allowed::Only(Vec::new()));
         let answer = cluster.ask(&user(), method, path, None).await;
         assert_eq!(answer.code, 403, "{method} {path}");

@@ -1,8 +1,8 @@
-//! SubjectAccessReviews answer what the request itself would be answered.
+//! SubjectAccessReviews give the same decision as the request itself.
 
 use serde_json::{Value, json};
 
-use crate::cluster::{ADMIN, Cluster, Shows, grant};
+use crate::cluster::{ADMIN, Cluster, Credentials, grant};
 
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 
@@ -10,7 +10,12 @@ async fn allowed(cluster: &Cluster, attributes: Value) -> bool {
     let mut spec = attributes;
     spec["user"] = json!("ann");
     let answer = cluster
-        .ask(&Shows::token(ADMIN), "POST", REVIEWS, Some(json!({"spec": spec})))
+        .ask(
+            &Credentials::token(ADMIN),
+            "POST",
+            REVIEWS,
+            Some(json!({"spec": spec})),
+        )
         .await;
     answer.expect(201)["status"]["allowed"] == true
 }
@@ -31,7 +36,7 @@ async fn a2_a_resource_without_a_name_is_no_path() {
     assert!(allowed(&cluster, resource("")).await);
 }
 
-/// A node may watch what it selects by label, and only that is asked.
+/// A node may watch what it selects by label, and only that request.
 #[tokio::test]
 async fn a2_selectors_of_a_review_count_as_those_of_a_request() {
     let cluster = Cluster::start().await;

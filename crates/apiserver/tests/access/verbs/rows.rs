@@ -1,20 +1,20 @@
-//! The table: every resource and subresource that discovery names, in every way that it is read and written.
+//! The table: every resource and subresource of discovery, with every verb.
 
 use knarr_api::registry;
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 
-/// Where namespaced objects would be.
+/// The namespace of namespaced objects.
 pub const NAMESPACE: &str = "default";
-/// Of every object that is asked for; none is there.
+/// The name of every object that is requested; none exists.
 pub const NAME: &str = "x";
 
 pub const MERGE: &str = "application/merge-patch+json";
 pub const APPLY: &str = "application/apply-patch+yaml";
 pub const JSON: &str = "application/json";
 
-/// One request, and every permission that it needs.
+/// One request, and every permission that it requires.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub method: &'static str,
@@ -97,7 +97,7 @@ impl Resource {
         }
     }
 
-    /// Of all of them where the kind is, with a prefix such as `watch/`.
+    /// The path of the collection, with a prefix such as `watch/`.
     fn all(&self, prefix: &str) -> String {
         let within = if self.namespaced {
             format!("namespaces/{NAMESPACE}/")
@@ -111,9 +111,9 @@ impl Resource {
         format!("{}/{NAME}", self.all(prefix))
     }
 
-    /// What is asked for a verb: of one, of all of a namespace, or of all there are.
+    /// The permission for a verb: for one object, for all of a namespace, or for all namespaces.
     fn asks(&self, verb: &str, name: &str, everywhere: bool) -> String {
-        // A Namespace is asked for in itself.
+        // The namespace of a request for a Namespace is its own name.
         let namespace = match (self.group.as_str(), self.plural.as_str()) {
             ("", "namespaces") => name,
             _ if self.namespaced && !everywhere => NAMESPACE,
@@ -153,7 +153,7 @@ impl Resource {
         let everywhere = format!("{}/{}", self.root(), self.plural);
         let chosen = format!("fieldSelector=metadata.name%3D{NAME}");
         let own = |name: &str| self.asks(verb, name, false);
-        // The path names no namespace here, also where the selector names one.
+        // The path has no namespace here, also where the selector names one.
         let by_name = self.asks(verb, "", false) + NAME;
         match verb {
             "get" => vec![
@@ -176,7 +176,7 @@ impl Resource {
                 ),
                 Row::new("GET", self.all("watch/"), own("")),
                 Row::new("GET", self.one("watch/"), own(NAME)),
-                // The prefix does not know selectors (KEP-4601).
+                // The prefix ignores selectors (KEP-4601).
                 Row::new("GET", format!("{}?{chosen}", self.all("watch/")), own("")),
             ],
             "create" => {
@@ -234,7 +234,7 @@ impl Resource {
         };
         let row = Row::new(method, &path, &own);
         match (self.sub.as_str(), verb) {
-            // A stream that begins with a GET creates it all the same (AuthorizePodWebsocketUpgradeCreatePermission).
+            // A stream that begins with a GET requires `create` all the same (AuthorizePodWebsocketUpgradeCreatePermission).
             ("exec" | "attach" | "portforward", "get") => {
                 vec![row.also(self.asks("create", NAME, false))]
             }
@@ -250,7 +250,7 @@ impl Resource {
     }
 }
 
-/// Every row there is.
+/// All rows.
 pub async fn rows(cluster: &Cluster) -> Vec<Row> {
     let mut roots = vec!["/api/v1".to_string()];
     let groups = cluster.admin("GET", "/apis", None).await.expect(200);

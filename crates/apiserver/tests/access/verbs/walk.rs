@@ -1,4 +1,4 @@
-//! The walk over the table.
+//! Walks over the table.
 
 use std::collections::HashMap;
 
@@ -9,23 +9,23 @@ use super::authorizer::{Allowed, Recorder, user};
 use super::rows::{Row, rows};
 use crate::cluster::{Client, Cluster};
 
-/// What admission asks besides of whoever writes roles and bindings; [`super::creates`] is about those.
+/// What admission checks in addition for writers of roles and bindings; [`super::creates`] tests those.
 const OF_ROLES: [&str; 2] = ["escalate ", "bind "];
 
-/// A connection for every form of a body.
+/// A connection for every media type.
 struct Walker<'a> {
     cluster: &'a Cluster,
     clients: HashMap<&'static str, Client>,
 }
 
 impl Walker<'_> {
-    /// What a row comes to: code and message.
+    /// The result of a row: code and message.
     async fn send(&mut self, row: &Row) -> (u16, String) {
         let client = match self.clients.remove(row.media) {
             Some(client) => client,
             None => {
-                let shows = user().header("content-type", row.media);
-                self.cluster.connect(&shows).await.unwrap()
+                let credentials = user().header("content-type", row.media);
+                self.cluster.connect(&credentials).await.unwrap()
             }
         };
         let (client, answer) = client.begin(row.method, &row.path, row.body.as_ref()).await;
@@ -76,7 +76,7 @@ pub async fn definitions(cluster: &Cluster) {
     }
 }
 
-/// A node that has a kubelet of knarr's own, so that `metrics.k8s.io` is served.
+/// A node with knarr's own kubelet, so that `metrics.k8s.io` is served.
 pub async fn own_node(cluster: &Cluster) {
     let node = json!({"metadata": {"name": "n1"}, "status": {"nodeInfo": {
         "kubeletVersion": "v1.36.2+knarr", "architecture": "", "bootID": "", "containerRuntimeVersion": "",
@@ -108,7 +108,7 @@ async fn a2_each_request_asks_for_exactly_what_it_touches() {
     let mut wrong = Vec::new();
     for row in &rows {
         let what = format!("{} {} ({})", row.method, row.path, row.media);
-        // Without any one of them it is denied, and the message says which is missing.
+        // Without any one of them it is denied, and the message names the missing one.
         for missing in &row.asks {
             recorder.allow(Allowed::AllBut(missing.clone()));
             let (code, text) = walker.send(row).await;
@@ -116,7 +116,7 @@ async fn a2_each_request_asks_for_exactly_what_it_touches() {
                 wrong.push(format!("{what} without {missing:?}: {code} {text}"));
             }
         }
-        // With these alone it gets through, and nothing else is asked.
+        // With these alone it is allowed, and nothing else is checked.
         recorder.allow(Allowed::Only(row.asks.clone()));
         let (code, text) = walker.send(row).await;
         let mut asked = recorder.asked();
@@ -156,11 +156,11 @@ fn names(text: &str, missing: &str) -> bool {
         Some((_, name)) if !name.is_empty() => message.contains(&format!(" {name:?} is forbidden: ")),
         _ => message.contains(" is forbidden: "),
     };
-    // What is asked of a stream besides has no more to say, as in Kubernetes.
+    // The denial of a stream's additional permission has no more details, as in Kubernetes.
     named && (message.contains(&said) || (streams && verb == "create"))
 }
 
-/// What a row has made goes, so that the next one finds nothing either.
+/// Deletes what a row has created, so that the next one finds nothing either.
 async fn tidy(cluster: &Cluster, row: &Row, code: u16) {
     if code != 201 || row.path.contains("dryRun") {
         return;
@@ -171,14 +171,14 @@ async fn tidy(cluster: &Cluster, row: &Row, code: u16) {
         _ => path.to_string(),
     };
     let merge =
-        crate::cluster::Shows::token(crate::cluster::ADMIN).header("content-type", super::rows::MERGE);
+        crate::cluster::Credentials::token(crate::cluster::ADMIN).header("content-type", super::rows::MERGE);
     let none = json!({"metadata": {"finalizers": null}});
-    // Reviews are not kept, and what is not there needs no tidying.
+    // Reviews are not stored, and what does not exist needs no deletion.
     cluster.ask(&merge, "PATCH", &path, Some(none)).await;
     let now = json!({"gracePeriodSeconds": 0});
     cluster.admin("DELETE", &path, Some(now)).await;
     if path.starts_with("/api/v1/namespaces/x") {
-        // Its controller would empty it first.
+        // Its controller would delete the contents first.
         let empty = json!({"metadata": {"name": "x"}});
         cluster
             .admin("PUT", &format!("{path}/finalize"), Some(empty))

@@ -1,4 +1,4 @@
-//! Who gets a certificate of a port, and for which names.
+//! Which nodes get a serving certificate, and for which names.
 
 use super::super::fake::csr;
 use super::*;
@@ -16,9 +16,10 @@ fn node(name: &str, addresses: &[(&str, &str)]) -> Node {
 }
 
 fn request(user: &str, group: &str, usages: &[&str], change: (&str, Value)) -> CertificateSigningRequest {
-    let mut asked = json!({"cn": "system:node:n", "o": ["system:nodes"], "dns": ["n"], "ip": ["10.0.0.1"]});
-    asked[change.0] = change.1;
-    let mut csr = csr("x", KUBELET_SERVING, usages, asked);
+    let mut requested =
+        json!({"cn": "system:node:n", "o": ["system:nodes"], "dns": ["n"], "ip": ["10.0.0.1"]});
+    requested[change.0] = change.1;
+    let mut csr = csr("x", KUBELET_SERVING, usages, requested);
     csr.spec.username = Some(user.into());
     csr.spec.groups = Some(vec![group.into()]);
     from("10.0.0.1", csr)
@@ -64,7 +65,7 @@ fn only_the_node_itself_gets_a_certificate_for_its_own_addresses() {
             ),
             true,
         ),
-        // Loopback is no address of a node elsewhere, also not of one on the same machine.
+        // Loopback is not approved for a node in another process, nor for one on the same host.
         (
             request("system:node:n", NODES, &USAGES, ("ip", json!(["127.0.0.1"]))),
             false,
@@ -76,7 +77,7 @@ fn only_the_node_itself_gets_a_certificate_for_its_own_addresses() {
             ),
             false,
         ),
-        // From another address than the one it says it has.
+        // From another address than that of its status.
         (
             from("10.0.0.7", request("system:node:n", NODES, &USAGES, none.clone())),
             false,
@@ -86,12 +87,12 @@ fn only_the_node_itself_gets_a_certificate_for_its_own_addresses() {
             false,
         ),
         (request("system:node:n", NODES, &USAGES, ("ip", json!([]))), true),
-        // Who asks is another, or no node.
+        // The requester is another node, or no node.
         (request("system:node:m", NODES, &USAGES, none.clone()), false),
         (request("system:node:n", "dev", &USAGES, none.clone()), false),
         (request("kubernetes-admin", NODES, &USAGES, none.clone()), false),
         (request("system:node:", NODES, &USAGES, none.clone()), false),
-        // What is asked for is another's, or nobody's.
+        // The names are another node's, or no node's.
         (
             request("system:node:n", NODES, &USAGES, ("cn", json!("system:node:m"))),
             false,
@@ -151,7 +152,7 @@ fn only_the_node_itself_gets_a_certificate_for_its_own_addresses() {
         };
         assert_eq!(lines(&actions), expected, "{csr:?}");
         world.take(&actions);
-        assert!(lines(&run(&world)).is_empty(), "once is enough");
+        assert!(lines(&run(&world)).is_empty(), "it is approved once");
     }
 }
 
@@ -188,7 +189,7 @@ fn a4_what_a_node_writes_into_its_status_proves_nothing() {
             "10.0.0.1",
             false,
         ),
-        // Whatever the connection came from.
+        // Whatever the remote address is.
         (json!({"dns": ["n"], "ip": ["10.96.7.7"]}), "10.96.7.7", false),
         (json!({"dns": ["n"], "ip": ["10.0.0.100"]}), "10.0.0.100", false),
         (json!({"dns": ["n"], "ip": ["192.0.2.9"]}), "192.0.2.9", false),
@@ -209,10 +210,10 @@ fn a4_what_a_node_writes_into_its_status_proves_nothing() {
             "status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.4"}]}},
         });
         world.put(serde_json::from_value::<Service>(services).unwrap());
-        let mut asked = names.clone();
-        asked["cn"] = json!("system:node:n");
-        asked["o"] = json!([NODES]);
-        let mut csr = csr("x", KUBELET_SERVING, &USAGES, asked);
+        let mut requested = names.clone();
+        requested["cn"] = json!("system:node:n");
+        requested["o"] = json!([NODES]);
+        let mut csr = csr("x", KUBELET_SERVING, &USAGES, requested);
         csr.spec.username = Some("system:node:n".into());
         csr.spec.groups = Some(vec![NODES.into()]);
         world.put(from(origin, csr));
@@ -222,11 +223,11 @@ fn a4_what_a_node_writes_into_its_status_proves_nothing() {
 }
 
 #[test]
-fn a4_a_node_called_like_the_api_server_gets_no_certificate() {
+fn a4_a_node_with_a_name_of_the_api_server_gets_no_certificate() {
     let mut world = World::default();
     world.put(node("kubernetes", &[("InternalIP", "10.0.0.1")]));
-    let asked = json!({"cn": "system:node:kubernetes", "o": [NODES], "dns": ["kubernetes"]});
-    let mut csr = csr("x", KUBELET_SERVING, &USAGES, asked);
+    let requested = json!({"cn": "system:node:kubernetes", "o": [NODES], "dns": ["kubernetes"]});
+    let mut csr = csr("x", KUBELET_SERVING, &USAGES, requested);
     csr.spec.username = Some("system:node:kubernetes".into());
     csr.spec.groups = Some(vec![NODES.into()]);
     world.put(from("10.0.0.1", csr));
@@ -234,7 +235,7 @@ fn a4_a_node_called_like_the_api_server_gets_no_certificate() {
 }
 
 #[test]
-fn no_address_of_two_nodes_is_vouched_for() {
+fn an_address_of_two_nodes_is_not_approved() {
     let mut world = World::default();
     world.put(node("n", &[("Hostname", "n"), ("InternalIP", "10.0.0.1")]));
     world.put(node("m", &[("Hostname", "m"), ("InternalIP", "10.0.0.1")]));
@@ -243,14 +244,14 @@ fn no_address_of_two_nodes_is_vouched_for() {
 }
 
 #[test]
-fn a_request_is_looked_at_again_when_its_nodes_addresses_come() {
+fn a_request_is_checked_again_when_its_nodes_addresses_are_set() {
     let mut world = World::default();
     world.put(request("system:node:n", NODES, &USAGES, ("x", json!(null))));
     let bare = world.put(node("n", &[]));
     let full = world.put(node("n", &[("Hostname", "n")]));
     let other = world.put(node("m", &[("Hostname", "m")]));
     let keys = |old: &Object, new: &Object| {
-        let changed = Changed {
+        let changed = ObjectChange {
             kind: &registry::NODE,
             old: Some(old),
             new: Some(new),

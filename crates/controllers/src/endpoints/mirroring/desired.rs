@@ -1,4 +1,4 @@
-//! What the slices of some Endpoints are to show: subsets that overlap become groups that do not.
+//! The desired slices of an Endpoints object: overlapping subsets become groups that do not overlap.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use knarr_api::k8s_openapi;
 use super::MAX_ADDRESSES;
 use crate::endpoints::Port;
 
-/// What one slice has in common.
+/// The ports and address type of one slice.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group {
     pub address_type: &'static str,
@@ -29,7 +29,7 @@ impl Group {
     }
 }
 
-/// The group that a slice shows.
+/// The group of an existing slice.
 pub fn group_of(slice: &EndpointSlice) -> Group {
     let ports = slice.ports.iter().flatten().map(|p| Port {
         name: p.name.clone().unwrap_or_default(),
@@ -51,13 +51,13 @@ pub fn group_of(slice: &EndpointSlice) -> Group {
 #[derive(Default)]
 pub struct Desired {
     pub groups: BTreeMap<Group, Vec<Endpoint>>,
-    /// Addresses that are none.
+    /// The number of addresses that are not IP addresses.
     pub invalid: usize,
-    /// Addresses beyond [`MAX_ADDRESSES`] of their subset.
+    /// The number of addresses beyond [`MAX_ADDRESSES`] of their subset.
     pub skipped: usize,
 }
 
-/// An address counts as the same while it belongs to the same target.
+/// An address is the same while it belongs to the same target.
 type AddressKey = (String, Option<String>);
 
 /// Addresses, each with whether it is ready, and the ports that they all have.
@@ -100,8 +100,8 @@ pub fn desired(subsets: &[EndpointSubset]) -> Desired {
     desired
 }
 
-/// Subsets without overlap: ports with the same addresses stand together, each address once. An address that one
-/// subset calls not ready is not ready.
+/// Subsets without overlap: ports with the same addresses are in one subset, each address once. An address that is not ready
+/// in one subset is not ready.
 fn repacked(subsets: &[EndpointSubset]) -> Vec<Subset<'_>> {
     let mut known: BTreeMap<AddressKey, &EndpointAddress> = BTreeMap::new();
     // `None` is the port of addresses without any.
@@ -151,7 +151,7 @@ fn port(port: &SubsetPort) -> Port {
     }
 }
 
-/// An address as Endpoints may have it from times when leading zeros were allowed; an IPv4 address in IPv6 form is IPv4.
+/// An address of an Endpoints object, which may have leading zeros from former versions; an IPv4-mapped IPv6 address is IPv4.
 fn parse_address(text: &str) -> Option<IpAddr> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Some(address.to_canonical());
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_put_into_their_usual_form() {
+    fn addresses_are_put_into_their_canonical_form() {
         for (text, address) in [
             ("10.0.0.1", Some("10.0.0.1")),
             ("010.000.0.01", Some("10.0.0.1")),
@@ -213,7 +213,7 @@ mod tests {
         let a = serde_json::json!({"ip": "10.0.0.1"});
         let b = serde_json::json!({"ip": "10.0.0.2"});
         let v6 = serde_json::json!({"ip": "2001:db8::1"});
-        // Ports with the same addresses stand together.
+        // Ports with the same addresses are in one subset.
         let found = subsets(serde_json::json!([
             {"addresses": [a, b], "ports": [{"port": 80, "name": "http"}]},
             {"addresses": [b, a], "ports": [{"port": 90, "name": "metrics"}]},
@@ -225,7 +225,7 @@ mod tests {
             {"addresses": [b], "ports": [{"port": 80}]},
         ]));
         assert_eq!(found, ["IPv4 80: 10.0.0.1 10.0.0.2!"]);
-        // The families part, and so do other ports and none.
+        // Address families are separate, and so are other ports and no ports.
         let found = subsets(serde_json::json!([
             {"addresses": [a, v6], "ports": [{"port": 80}]},
             {"addresses": [b], "ports": [{"port": 90}]},

@@ -20,7 +20,7 @@ use knarr_api::{Kind, Object, ObjectKey, Shared};
 
 use self::desired::{Group, desired, group_of};
 use crate::action::{Action, Create, Delete, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::owner::controller_reference;
 
 /// Addresses of one subset that are mirrored (kube-controller-manager's mirroring-max-endpoints-per-subset).
@@ -29,9 +29,9 @@ const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 const MANAGER: &str = "endpointslicemirroring-controller.k8s.io";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
-/// Kubernetes' former way of electing a leader kept its record in an annotation of Endpoints.
+/// The annotation of Kubernetes' former leader election on Endpoints.
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
-/// Annotations that say something about the Endpoints object alone.
+/// Annotations that are about the Endpoints object only.
 const NOT_MIRRORED: [&str; 2] = [
     "endpoints.kubernetes.io/last-change-trigger-time",
     "kubectl.kubernetes.io/last-applied-configuration",
@@ -57,9 +57,9 @@ impl Controller for EndpointSliceMirroring {
         ]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::SERVICE) {
-            // With a selector from its beginning to its end it has never been mirrored.
+            // A Service that always had a selector was never mirrored.
             let concerns = changed
                 .states()
                 .any(|o| o.get::<Service>().is_some_and(|s| !has_selector(s)));
@@ -68,11 +68,11 @@ impl Controller for EndpointSliceMirroring {
         if let Some(key) = changed.key_of(&registry::ENDPOINTS) {
             let may_be_mirrored = changed.states().any(|o| is_mirrored(o.metadata()));
             let service = view.get_as::<Service>(&key.namespace, &key.name);
-            // Those of a Service with a selector are another controller's, and most changes are of these.
+            // Endpoints of a Service with a selector belong to another controller, and most changes are of these.
             let concerns = may_be_mirrored && !service.is_some_and(|s| has_selector(&s));
             return Some(key).filter(|_| concerns).into_iter().collect();
         }
-        // Both of its Services, if somebody has given it to another.
+        // Both Services, if the slice was relabelled.
         let mut keys: Vec<ObjectKey> = changed.states().filter_map(service_of).collect();
         keys.dedup();
         keys
@@ -129,7 +129,7 @@ fn remove(slice: &Shared<EndpointSlice>) -> Action {
     Action::Delete(Delete::of(slice.object()))
 }
 
-/// One slice for each group that has endpoints: the one that is there, one that would be deleted, or a new one.
+/// One slice for each group with endpoints: the existing one, one that would otherwise be deleted, or a new one.
 fn mirror(endpoints: &Shared<EndpointsObject>, existing: &[Shared<EndpointSlice>]) -> Vec<Action> {
     let desired = desired(endpoints.subsets.as_deref().unwrap_or_default());
     let mut unused: Vec<&Shared<EndpointSlice>> = Vec::new();
@@ -143,16 +143,22 @@ fn mirror(endpoints: &Shared<EndpointsObject>, existing: &[Shared<EndpointSlice>
         }
     }
     let mut actions = Vec::new();
-    for (group, wanted) in desired.groups {
+    for (group, desired_endpoints) in desired.groups {
         let before = by_group.get(&group).copied().or_else(|| {
             let at = unused.iter().position(|s| s.address_type == group.address_type)?;
             Some(unused.remove(at))
         });
         match before {
-            Some(before) => actions.extend(updated(endpoints, &group, wanted, before).map(Action::update)),
-            // What is being deleted gets no new slice, which would be deleted at once.
+            Some(before) => {
+                actions.extend(updated(endpoints, &group, desired_endpoints, before).map(Action::update))
+            }
+            // Endpoints that are being deleted get no new slice, which would be deleted at once.
             None if endpoints.metadata.deletion_timestamp.is_some() => {}
-            None => actions.push(Action::Create(Create::new(created(endpoints, &group, wanted)))),
+            None => actions.push(Action::Create(Create::new(created(
+                endpoints,
+                &group,
+                desired_endpoints,
+            )))),
         }
     }
     actions.extend(unused.into_iter().map(remove));
@@ -187,7 +193,11 @@ fn annotations(endpoints: &EndpointsObject) -> Option<BTreeMap<String, String>> 
     (!annotations.is_empty()).then_some(annotations)
 }
 
-fn created(endpoints: &Shared<EndpointsObject>, group: &Group, wanted: Vec<Endpoint>) -> EndpointSlice {
+fn created(
+    endpoints: &Shared<EndpointsObject>,
+    group: &Group,
+    desired_endpoints: Vec<Endpoint>,
+) -> EndpointSlice {
     EndpointSlice {
         metadata: ObjectMeta {
             generate_name: Some(format!("{}-", endpoints.object().name())),
@@ -198,16 +208,16 @@ fn created(endpoints: &Shared<EndpointsObject>, group: &Group, wanted: Vec<Endpo
             ..ObjectMeta::default()
         },
         address_type: group.address_type.into(),
-        endpoints: Some(wanted),
+        endpoints: Some(desired_endpoints),
         ports: Some(group.ports()),
     }
 }
 
-/// The slice as it should be, if it is not so already.
+/// The desired slice, if it differs from the existing one.
 fn updated(
     endpoints: &Shared<EndpointsObject>,
     group: &Group,
-    wanted: Vec<Endpoint>,
+    desired_endpoints: Vec<Endpoint>,
     before: &Shared<EndpointSlice>,
 ) -> Option<EndpointSlice> {
     let mut after = (**before).clone();
@@ -216,7 +226,7 @@ fn updated(
     if kept != annotations(endpoints) {
         after.metadata.annotations = annotations(endpoints);
     }
-    // Endpoints that were deleted and made again are another owner, whose slices must not go with the first.
+    // Endpoints that were deleted and created again are another owner; the slices must not be collected with the first.
     let owner = controller_reference(endpoints.object());
     let owners = before.metadata.owner_references.iter().flatten();
     if !owners.clone().any(|o| o.uid == owner.uid) {
@@ -229,9 +239,9 @@ fn updated(
         all.sort_by(|a, b| a.addresses.cmp(&b.addresses));
         all
     };
-    let wanted = sorted(wanted);
-    if sorted(before.endpoints.clone().unwrap_or_default()) != wanted {
-        after.endpoints = Some(wanted);
+    let desired_endpoints = sorted(desired_endpoints);
+    if sorted(before.endpoints.clone().unwrap_or_default()) != desired_endpoints {
+        after.endpoints = Some(desired_endpoints);
     }
     (after != **before).then_some(after)
 }

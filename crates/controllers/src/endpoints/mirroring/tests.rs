@@ -1,4 +1,4 @@
-//! What is mirrored, what is not, and what is left behind.
+//! Which Endpoints are mirrored, and which slices are deleted.
 
 use serde_json::{Value, json};
 
@@ -79,7 +79,7 @@ fn n2_endpoints_of_a_service_without_selector_are_mirrored_through_create_update
     );
     assert_eq!(run(&mut world), [""; 0]);
 
-    // Another port: the slice there is becomes it.
+    // Another port: the existing slice is updated.
     world.put(endpoints(one("10.1.2.4", 9001)));
     let name = slice.object().name().to_string();
     assert_eq!(run(&mut world), [format!("update endpointslices default/{name}")]);
@@ -92,7 +92,7 @@ fn n2_endpoints_of_a_service_without_selector_are_mirrored_through_create_update
 }
 
 #[test]
-fn what_is_not_to_be_mirrored_has_no_slices() {
+fn endpoints_that_are_not_mirrored_have_no_slices() {
     let label = |o: &mut EndpointsObject| {
         let labels = o.metadata.labels.get_or_insert_default();
         labels.insert(SKIP_MIRROR.into(), "true".into());
@@ -125,19 +125,19 @@ fn what_is_not_to_be_mirrored_has_no_slices() {
             ["delete endpointslices default/db-1"],
             "change {n}"
         );
-        // And from the beginning.
+        // And for new Endpoints.
         let mut never = world(one("10.0.0.1", 1));
         change(&mut never);
         assert_eq!(run(&mut never), [""; 0], "change {n}");
     }
-    // An empty selector is none.
+    // An empty selector is no selector.
     let mut mirrored = world(one("10.0.0.1", 1));
     mirrored.put(service(json!({})));
     assert_eq!(run(&mut mirrored), ["create endpointslices default/db-*"]);
 }
 
 #[test]
-fn slices_of_others_are_left_alone_and_ones_own_are_put_right() {
+fn slices_of_others_are_not_changed_and_own_slices_are_corrected() {
     let mut world = world(one("10.0.0.1", 1));
     let other: EndpointSlice = from(json!({
         "metadata": {"namespace": "default", "name": "other", "labels": {SERVICE_NAME: "db"}},
@@ -162,7 +162,7 @@ fn slices_of_others_are_left_alone_and_ones_own_are_put_right() {
     assert_eq!(right.metadata.resource_version.as_deref(), Some("1"));
     world.take(&world.run(&EndpointSliceMirroring, KEY, at(0)));
 
-    // Endpoints that were made again own the slice from then on.
+    // Endpoints that were created again own the slice from then on.
     let mut again = endpoints(one("10.0.0.1", 1));
     again.metadata.uid = Some("second".into());
     world.put(again);
@@ -218,7 +218,7 @@ fn changes_concern_endpoints_that_may_be_mirrored_only() {
     let key = |world: &World, object: &Object| {
         EndpointSliceMirroring.keys(
             world,
-            Changed {
+            ObjectChange {
                 kind: object.kind(),
                 old: None,
                 new: Some(object),
@@ -230,7 +230,7 @@ fn changes_concern_endpoints_that_may_be_mirrored_only() {
     run(&mut world);
     let slice = slices(&world).remove(0);
     assert_eq!(key(&world, slice.object()), [ObjectKey::new("default", "db")]);
-    let selecting = world.put(service(json!({"app": "db"})));
-    assert_eq!(key(&world, &selecting), []);
+    let with_selector = world.put(service(json!({"app": "db"})));
+    assert_eq!(key(&world, &with_selector), []);
     assert_eq!(key(&world, &object), []);
 }

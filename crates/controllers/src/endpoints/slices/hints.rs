@@ -1,8 +1,8 @@
-//! Which zones and nodes an endpoint is for: what `spec.trafficDistribution` asks for (KEP-3015, KEP-4444), or the
+//! Topology hints: which zones and nodes an endpoint is for, by `spec.trafficDistribution` (KEP-3015, KEP-4444) or the
 //! annotation `service.kubernetes.io/topology-mode: Auto` (KEP-2433).
 //!
-//! With the annotation each zone gets endpoints in proportion to the CPUs of its ready nodes. Hints that are there stay
-//! while they overload no zone, so that an endpoint's change does not move the others'.
+//! With the annotation each zone gets endpoints in proportion to the CPUs of its ready nodes. Existing hints are kept
+//! while they overload no zone, so that the change of one endpoint does not change the hints of others.
 
 use std::collections::BTreeMap;
 
@@ -16,12 +16,12 @@ use super::zone_of;
 use crate::controller::View;
 use crate::node::condition;
 
-/// By how much more than its share a zone's endpoints may be loaded.
+/// By how much the load of a zone's endpoints may exceed the average (upstream: overloadThreshold).
 const OVERLOAD: f64 = 0.2;
 const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
-/// Its former name, which goes before it.
+/// The former name of the annotation, which has precedence.
 const TOPOLOGY_AWARE_HINTS: &str = "service.kubernetes.io/topology-aware-hints";
-/// Nodes with one of these labels do not count for their zone.
+/// The CPUs of nodes with one of these labels do not count for their zone.
 const EXCLUDED: [&str; 2] = [
     "node-role.kubernetes.io/control-plane",
     "node-role.kubernetes.io/master",
@@ -29,13 +29,13 @@ const EXCLUDED: [&str; 2] = [
 const DISABLED: &str = "TopologyAwareHintsDisabled";
 const ENABLED: &str = "TopologyAwareHintsEnabled";
 
-/// What a Service asks for.
+/// Which hints a Service requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preference {
     None,
     SameZone,
     SameNode,
-    /// To zones by their size.
+    /// Hints in proportion to the zones' CPUs.
     Proportional,
 }
 
@@ -53,8 +53,8 @@ pub fn preference(service: &Service) -> Preference {
     }
 }
 
-/// What a node counts for: its zone and its CPUs in thousandths. `None` if it does not count, for it is not ready; an
-/// error if it should, but does not say where it is or what it has.
+/// A node's zone and its CPUs in thousandths. `None` if the node does not count, as it is not ready; an error if it has no zone
+/// or no allocatable CPU.
 pub fn capacity(node: Option<&Node>) -> Option<Result<(&str, i64), ()>> {
     let node = node?;
     let labels = node.metadata.labels.as_ref();
@@ -71,21 +71,21 @@ pub fn capacity(node: Option<&Node>) -> Option<Result<(&str, i64), ()>> {
 
 /// An event about a Service.
 #[derive(Debug, PartialEq)]
-pub struct Report {
+pub struct TopologyEvent {
     pub warning: bool,
     pub reason: &'static str,
     pub message: String,
 }
 
-fn disabled(message: impl Into<String>) -> Report {
-    Report {
+fn disabled(message: impl Into<String>) -> TopologyEvent {
+    TopologyEvent {
         warning: true,
         reason: DISABLED,
         message: message.into(),
     }
 }
 
-/// What a Service asks for, and the part of all CPUs that each zone has, if that is known and matters.
+/// The hints that a Service requests, and the ratio of all CPUs that each zone has, if needed and known.
 pub struct Hints {
     preference: Preference,
     zones: Option<BTreeMap<String, f64>>,
@@ -95,19 +95,19 @@ impl Hints {
     pub fn of(service: &Service, view: &dyn View) -> Self {
         let preference = preference(service);
         let zones = (preference == Preference::Proportional)
-            .then(|| parts(&view.list_as::<Node>("").iter().map(|n| &**n).collect::<Vec<_>>()));
+            .then(|| cpu_ratios(&view.list_as::<Node>("").iter().map(|n| &**n).collect::<Vec<_>>()));
         Hints {
             preference,
             zones: zones.flatten(),
         }
     }
 
-    /// Whether endpoints begin with the hints that they have, so that a slice without any other change is unchanged.
+    /// Whether endpoints start with their existing hints, so that a slice without any other change is unchanged.
     pub fn are_kept(&self) -> bool {
         self.preference == Preference::Proportional
     }
 
-    /// The hints of one endpoint, where they follow from itself.
+    /// The hints of one endpoint, where they follow from the endpoint alone.
     pub fn of_endpoint(&self, endpoint: &Endpoint) -> Option<EndpointHints> {
         if !matches!(self.preference, Preference::SameZone | Preference::SameNode) || !is_ready(endpoint) {
             return None;
@@ -121,14 +121,14 @@ impl Hints {
         })
     }
 
-    /// Shares endpoints out among zones, where that is asked for; and what is to be said of it. `had_hints`: whether the
-    /// slices that are there have any.
-    pub fn share_out(&self, drafts: &mut [Draft<'_>], had_hints: bool) -> Option<Report> {
+    /// Distributes endpoints to zones, if the Service requests it (upstream: TopologyCache.AddHints), and returns the event about it.
+    /// `had_hints`: whether the existing slices have hints.
+    pub fn add_hints(&self, drafts: &mut [Draft<'_>], had_hints: bool) -> Option<TopologyEvent> {
         match self.preference {
             Preference::SameZone | Preference::SameNode => None,
             Preference::None => had_hints.then(|| disabled("Topology Aware Hints has been disabled")),
             Preference::Proportional => match self.proportional(drafts) {
-                Ok(()) => (!had_hints).then(|| Report {
+                Ok(()) => (!had_hints).then(|| TopologyEvent {
                     warning: false,
                     reason: ENABLED,
                     message: "Topology Aware Hints has been enabled".into(),
@@ -142,16 +142,18 @@ impl Hints {
         }
     }
 
-    fn proportional(&self, drafts: &mut [Draft<'_>]) -> Result<(), Report> {
+    fn proportional(&self, drafts: &mut [Draft<'_>]) -> Result<(), TopologyEvent> {
         let endpoints = drafts.iter().flat_map(|d| &d.endpoints);
-        let shares = shares(self.zones.as_ref(), endpoints.filter(|e| is_ready(e)).count())?;
+        let allocations = allocations(self.zones.as_ref(), endpoints.filter(|e| is_ready(e)).count())?;
         let mut hinted: BTreeMap<String, usize> = BTreeMap::new();
         let mut open: Vec<&mut Draft<'_>> = Vec::new();
-        for draft in drafts.iter_mut().filter(|d| d.stays()) {
+        for draft in drafts.iter_mut().filter(|d| d.is_kept()) {
             let unchanged = draft
                 .before
                 .is_some_and(|b| b.endpoints.as_ref() == Some(&draft.endpoints));
-            let kept = unchanged.then(|| still_good(draft, &hinted, &shares)).flatten();
+            let kept = unchanged
+                .then(|| hints_by_zone(draft, &hinted, &allocations))
+                .flatten();
             match kept {
                 Some(counts) => counts
                     .into_iter()
@@ -159,7 +161,7 @@ impl Hints {
                 None => open.push(draft),
             }
         }
-        // Each to its own zone first.
+        // Each endpoint to its own zone first.
         for endpoint in open.iter_mut().flat_map(|d| &mut d.endpoints) {
             endpoint.hints = None;
             if !is_ready(endpoint) {
@@ -171,7 +173,7 @@ impl Hints {
             *hinted.entry(zone.clone()).or_default() += 1;
             endpoint.hints = Some(for_zone(zone));
         }
-        let (mut give, mut receive) = transfers(&shares, &hinted);
+        let (mut give, mut receive) = giving_and_receiving_zones(&allocations, &hinted);
         for endpoint in open.iter_mut().flat_map(|d| &mut d.endpoints) {
             let Some(zone) = endpoint.zone.clone().filter(|_| is_ready(endpoint)) else {
                 continue;
@@ -202,8 +204,8 @@ fn for_zone(name: String) -> EndpointHints {
     }
 }
 
-/// The zones' parts of all CPUs; `None` if a node does not say enough, or there are no two zones.
-fn parts(nodes: &[&Node]) -> Option<BTreeMap<String, f64>> {
+/// The zones' ratios of all CPUs; `None` if a node has no zone or CPUs, or there are fewer than two zones.
+fn cpu_ratios(nodes: &[&Node]) -> Option<BTreeMap<String, f64>> {
     let mut by_zone: BTreeMap<String, i64> = BTreeMap::new();
     for known in nodes.iter().filter_map(|n| capacity(Some(n))) {
         let (zone, milli) = known.ok()?;
@@ -222,16 +224,16 @@ fn parts(nodes: &[&Node]) -> Option<BTreeMap<String, f64>> {
     )
 }
 
-/// How many endpoints a zone is to have.
-struct Share {
+/// The minimum, maximum and desired number of endpoints of a zone.
+struct Allocation {
     maximum: usize,
     desired: f64,
 }
 
-fn shares(
+fn allocations(
     zones: Option<&BTreeMap<String, f64>>,
     endpoints: usize,
-) -> Result<BTreeMap<String, Share>, Report> {
+) -> Result<BTreeMap<String, Allocation>, TopologyEvent> {
     let Some(zones) = zones else {
         return Err(disabled(
             "Insufficient Node information: allocatable CPU or zone not specified on one or more nodes",
@@ -248,7 +250,7 @@ fn shares(
             "Unable to allocate minimum required endpoints to each zone without exceeding overload threshold {counts}"
         )));
     };
-    let share = |part: f64| Share {
+    let share = |part: f64| Allocation {
         maximum: minimum(part) + slack,
         desired: (part * endpoints as f64).max(minimum(part) as f64),
     };
@@ -258,12 +260,12 @@ fn shares(
         .collect())
 }
 
-/// The hints of a slice by zone, unless they have to be made anew: one is missing, is for a zone that gets none, or a
-/// zone has more than it may.
-fn still_good(
+/// The number of existing hints by zone, unless they have to be computed again: a hint is missing, is for a zone that gets none,
+/// or a zone has too many.
+fn hints_by_zone(
     draft: &Draft<'_>,
     hinted: &BTreeMap<String, usize>,
-    shares: &BTreeMap<String, Share>,
+    allocations: &BTreeMap<String, Allocation>,
 ) -> Option<BTreeMap<String, usize>> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for endpoint in draft.endpoints.iter().filter(|e| is_ready(e)) {
@@ -274,18 +276,23 @@ fn still_good(
     }
     let fits = counts.iter().all(|(zone, n)| {
         let other = hinted.get(zone).copied().unwrap_or(0);
-        shares.get(zone).is_some_and(|share| n + other <= share.maximum)
+        allocations
+            .get(zone)
+            .is_some_and(|share| n + other <= share.maximum)
     });
     fits.then_some(counts)
 }
 
 type Counts = BTreeMap<String, usize>;
 
-/// How many endpoints each zone gives to others, and how many each receives.
-fn transfers(shares: &BTreeMap<String, Share>, hinted: &Counts) -> (Counts, Counts) {
+/// How many endpoints each zone gives to others, and how many each receives (upstream: getGivingAndReceivingZones).
+fn giving_and_receiving_zones(
+    allocations: &BTreeMap<String, Allocation>,
+    hinted: &Counts,
+) -> (Counts, Counts) {
     let mut over: BTreeMap<&String, f64> = BTreeMap::new();
     let mut under: BTreeMap<&String, f64> = BTreeMap::new();
-    for (zone, share) in shares {
+    for (zone, share) in allocations {
         let has = hinted.get(zone).copied().unwrap_or(0) as f64;
         if has > share.desired {
             over.insert(zone, has - share.desired);

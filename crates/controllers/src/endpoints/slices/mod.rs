@@ -1,10 +1,10 @@
-//! EndpointSlices: a Service's endpoints in pieces of at most 100, which change as little as can be.
+//! EndpointSlices: a Service's endpoints in slices of at most 100, which change as little as possible.
 //!
-//! Which endpoint stands in which slice is decided in [`mod@plan`], which zones and nodes an endpoint is for in [`hints`].
-//! A slice says since when its latest change has been waited for (`endpoints.kubernetes.io/last-change-trigger-time`).
+//! [`mod@plan`] decides which endpoint is in which slice, [`hints`] which zones and nodes an endpoint is for.
+//! A slice has the time of the change that led to its last update (`endpoints.kubernetes.io/last-change-trigger-time`).
 //!
-//! A deletion is never taken back. Where a slice shows a pod as terminating and the caches do not, the slice was written by one
-//! who knew more (a leader before, or another control plane): before the pod is offered again, the API is asked.
+//! A terminating pod never becomes ready again. Where a slice has a pod as terminating and the caches do not, the slice was written
+//! by a controller with a newer cache (a former leader, or another control plane): before the pod is an endpoint again, it is read live.
 
 mod hints;
 mod plan;
@@ -28,8 +28,8 @@ use super::{
     HEADLESS, Port, hostname, is_addressable, is_headless, ports, publishes_not_ready, selector, selects,
     target,
 };
-use crate::action::{Action, Create, Delete, Fact, reference};
-use crate::controller::{Changed, Context, Controller, View};
+use crate::action::{Action, Create, Delete, LiveCheck, reference};
+use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::owner::controller_reference;
 use crate::pod;
 
@@ -62,7 +62,7 @@ impl Controller for EndpointSlices {
         ]
     }
 
-    fn keys(&self, view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+    fn keys(&self, view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
         if let Some(key) = changed.key_of(&registry::SERVICE) {
             return vec![key];
         }
@@ -72,7 +72,7 @@ impl Controller for EndpointSlices {
         if changed.kind == &registry::NODE {
             return node_keys(view, changed);
         }
-        // Somebody else has touched a slice of ours: put it right.
+        // Another client has changed a slice of this controller: it is corrected.
         let object = changed.object().filter(|o| is_ours(o.metadata()));
         let labels = object.and_then(|o| o.metadata().labels.as_ref());
         let service = labels.and_then(|l| l.get(SERVICE_NAME));
@@ -84,7 +84,7 @@ impl Controller for EndpointSlices {
 
     fn reconcile(&self, context: &Context<'_>) -> Vec<Action> {
         let key = context.key;
-        // A Service that has gone takes its slices along: it owns them.
+        // The slices of a deleted Service are garbage-collected: it owns them.
         let Some(service) = context.view.get_as::<Service>(&key.namespace, &key.name) else {
             return Vec::new();
         };
@@ -107,7 +107,7 @@ impl Controller for EndpointSlices {
 
         let families = families(&service);
         let hints = Hints::of(&service, context.view);
-        let trigger = Trigger::new(&service, &existing);
+        let trigger = TriggerTimeTracker::new(&service, &existing);
         let mut actions = Vec::new();
         for slice in existing
             .iter()
@@ -115,7 +115,7 @@ impl Controller for EndpointSlices {
         {
             actions.push(Action::Delete(Delete::of(slice.object())));
         }
-        let mut written = Written {
+        let mut written = SliceWriter {
             service: &service,
             trigger,
             hints: &hints,
@@ -129,12 +129,12 @@ impl Controller for EndpointSlices {
             written.family(family, of_family, desired, &pods);
         }
         let changes = !(actions.is_empty() && written.writes.is_empty() && written.deletes.is_empty());
-        let mut actions: Vec<Action> = revived(&existing, &pods)
+        let mut actions: Vec<Action> = returning_pods(&existing, &pods)
             .filter(|_| changes)
-            .map(alive)
+            .map(require_alive)
             .chain(actions)
             .collect();
-        // First what is new, then what goes: no endpoint is without a slice in between.
+        // First creates and updates, then deletes: every endpoint is in a slice at all times.
         actions.extend(written.writes);
         actions.extend(written.deletes);
         actions.extend(written.events);
@@ -142,9 +142,9 @@ impl Controller for EndpointSlices {
     }
 }
 
-/// The Services that a node's change concerns: those with pods there, if its zone is another; and those whose endpoints
-/// are shared out by the size of zones, if it counts for that.
-fn node_keys(view: &dyn View, changed: Changed<'_>) -> Vec<ObjectKey> {
+/// The Services to enqueue for a node's change: those with pods on it, if its zone has changed; and those with topology hints by
+/// the zones' CPUs, if its CPUs count and have changed.
+fn node_keys(view: &dyn View, changed: ObjectChange<'_>) -> Vec<ObjectKey> {
     let node = |o: Option<&Object>| o.and_then(|o| o.get::<Node>()).cloned();
     let (old, new) = (node(changed.old), node(changed.new));
     let mut keys = Vec::new();
@@ -209,7 +209,7 @@ fn desired(view: &dyn View, service: &Service, pods: &[Shared<Pod>], family: &st
         }
         let node_name = pod::node_name(pod);
         let node = view.get_as::<Node>("", node_name);
-        // A pod whose node has gone is as good as gone; if the node comes, its pods' Services are looked at again.
+        // A pod whose node does not exist is no endpoint; when the node is added, its pods' Services are enqueued.
         if node.is_none() && !publish {
             continue;
         }
@@ -261,36 +261,36 @@ fn labels(service: &Service) -> BTreeMap<String, String> {
     labels
 }
 
-/// The pod that an endpoint stands for.
+/// The uid of an endpoint's pod.
 fn pod_uid(endpoint: &Endpoint) -> &str {
     let target = endpoint.target_ref.as_ref();
     target.and_then(|t| t.uid.as_deref()).unwrap_or("")
 }
 
-/// Since when a change has been waited for: the earliest change of readiness among the pods that are shown differently
-/// from before, or the Service's creation if nothing has been shown yet (KEP-2594's and kube-proxy's latency figures).
-enum Trigger<'a> {
+/// Computes the trigger time of a change: the earliest change of readiness among the pods whose endpoints change, or the
+/// Service's creation if it has no slices yet (for the metric of network programming latency).
+enum TriggerTimeTracker<'a> {
     Created(Option<Time>),
-    /// What has been shown of pods, by address family and uid.
-    Changed(BTreeMap<(&'a str, &'a str), &'a Endpoint>),
+    /// The existing endpoints, by address family and pod uid.
+    ObjectChange(BTreeMap<(&'a str, &'a str), &'a Endpoint>),
 }
 
-impl<'a> Trigger<'a> {
+impl<'a> TriggerTimeTracker<'a> {
     fn new(service: &Service, existing: &'a [Shared<EndpointSlice>]) -> Self {
         if existing.is_empty() {
-            return Trigger::Created(service.metadata.creation_timestamp.clone());
+            return TriggerTimeTracker::Created(service.metadata.creation_timestamp.clone());
         }
         let shown = existing.iter().flat_map(|slice| {
             let endpoints = slice.endpoints.iter().flatten();
             endpoints.map(|e| ((slice.address_type.as_str(), pod_uid(e)), e))
         });
-        Trigger::Changed(shown.collect())
+        TriggerTimeTracker::ObjectChange(shown.collect())
     }
 
     fn time(&self, family: &str, desired: &Desired, pods: &[Shared<Pod>]) -> Option<Timestamp> {
         let shown = match self {
-            Trigger::Created(at) => return at.as_ref().map(|at| at.0),
-            Trigger::Changed(shown) => shown,
+            TriggerTimeTracker::Created(at) => return at.as_ref().map(|at| at.0),
+            TriggerTimeTracker::ObjectChange(shown) => shown,
         };
         let changes = pods.iter().filter(|pod| {
             let uid = pod.object().uid();
@@ -303,8 +303,8 @@ impl<'a> Trigger<'a> {
     }
 }
 
-/// The pods that a slice shows as terminating, and the caches do not.
-fn revived<'a>(
+/// The pods that are terminating in a slice, but not in the caches.
+fn returning_pods<'a>(
     existing: &[Shared<EndpointSlice>],
     pods: &'a [Shared<Pod>],
 ) -> impl Iterator<Item = &'a Shared<Pod>> {
@@ -314,20 +314,20 @@ fn revived<'a>(
         conditions.is_some_and(|c| c.terminating == Some(true))
     });
     let terminating: BTreeSet<String> = terminating.map(|e| pod_uid(e).to_string()).collect();
-    let is_revived =
+    let is_returning =
         move |pod: &&Shared<Pod>| !pod::is_deleting(pod) && terminating.contains(pod.object().uid());
-    pods.iter().filter(is_revived)
+    pods.iter().filter(is_returning)
 }
 
-fn alive(pod: &Shared<Pod>) -> Action {
-    Action::Require(Fact::Alive {
+fn require_alive(pod: &Shared<Pod>) -> Action {
+    Action::Require(LiveCheck::Exists {
         kind: registry::POD.clone(),
         key: ObjectKey::of(pod.object()),
         uid: pod.object().uid().into(),
     })
 }
 
-/// Whether both show the same of a pod; hints are about the others, too.
+/// Whether both endpoints are the same, apart from hints, which depend on other pods too.
 fn is_shown_by(endpoint: &Endpoint, before: &Endpoint) -> bool {
     let Endpoint {
         addresses,
@@ -347,17 +347,17 @@ fn is_shown_by(endpoint: &Endpoint, before: &Endpoint) -> bool {
         && *zone == before.zone
 }
 
-/// What is to be done about a Service's slices.
-struct Written<'a> {
+/// The writes of a Service's slices.
+struct SliceWriter<'a> {
     service: &'a Shared<Service>,
-    trigger: Trigger<'a>,
+    trigger: TriggerTimeTracker<'a>,
     hints: &'a Hints,
     writes: Vec<Action>,
     deletes: Vec<Action>,
     events: Vec<Action>,
 }
 
-impl Written<'_> {
+impl SliceWriter<'_> {
     fn family(
         &mut self,
         family: &'static str,
@@ -372,7 +372,7 @@ impl Written<'_> {
         });
         let labels = labels(self.service);
         let mut drafts = plan(existing, desired, &labels, self.hints.are_kept());
-        let report = self.hints.share_out(&mut drafts, had_hints);
+        let report = self.hints.add_hints(&mut drafts, had_hints);
         if let Some(report) = report {
             let about = reference(self.service.object());
             let message = format!("{}, addressType: {family}", report.message);
@@ -382,7 +382,7 @@ impl Written<'_> {
             });
         }
         for draft in drafts {
-            match (draft.before, draft.stays()) {
+            match (draft.before, draft.is_kept()) {
                 (Some(before), false) => self.deletes.push(Action::Delete(Delete::of(before.object()))),
                 (Some(before), true) => {
                     let updated = updated(before, draft, &labels, trigger);
@@ -419,7 +419,7 @@ fn created(
     }
 }
 
-/// The slice as it should be, if it is not so already.
+/// The desired slice, if it differs from the existing one.
 fn updated(
     before: &Shared<EndpointSlice>,
     draft: Draft<'_>,

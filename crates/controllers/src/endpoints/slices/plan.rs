@@ -1,8 +1,8 @@
-//! Which endpoint stands in which slice.
+//! Which endpoint is in which slice.
 //!
-//! An endpoint stays in the slice it is in. New ones go into slices that are written anyway, the fullest first; what is
-//! left goes into one slice that has room for all of it, and into new slices otherwise, so that few slices are written. A
-//! slice that would be deleted becomes a new one if one is needed. A Service without endpoints has one empty slice.
+//! An endpoint is_kept in its slice. New ones are added to slices that are written anyway, the fullest first; the rest is added to
+//! one slice that has room for all of it, and to new slices otherwise, so that few slices are written. A slice that would be
+//! deleted is reused if a new one is needed. A Service without endpoints has one empty slice, the placeholder.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,16 +12,16 @@ use knarr_api::k8s_openapi;
 
 use super::{MAX_ENDPOINTS, Port, pod_uid};
 
-/// What the slices are to show: for each set of ports, endpoints by pod.
+/// The desired endpoints: for each set of ports, by pod.
 pub type Desired = BTreeMap<Vec<Port>, BTreeMap<String, Endpoint>>;
 
-/// A slice in the making.
+/// A desired slice.
 pub struct Draft<'a> {
-    /// The slice that it is now, with its uid and resourceVersion.
+    /// The existing slice, with its uid and resourceVersion.
     pub before: Option<&'a Shared<EndpointSlice>>,
     pub ports: Vec<Port>,
     pub endpoints: Vec<Endpoint>,
-    /// The one that shows that there are no endpoints.
+    /// The empty slice of a Service without endpoints.
     placeholder: bool,
 }
 
@@ -35,12 +35,12 @@ impl Draft<'_> {
         }
     }
 
-    /// Whether it is not to be deleted.
-    pub fn stays(&self) -> bool {
+    /// Whether the slice is kept.
+    pub fn is_kept(&self) -> bool {
         self.placeholder || !self.endpoints.is_empty()
     }
 
-    /// Whether it has to be written.
+    /// Whether the slice has to be written.
     pub fn differs(&self, labels: &BTreeMap<String, String>) -> bool {
         self.before.is_none_or(|before| {
             before.endpoints.as_deref().unwrap_or_default() != self.endpoints
@@ -64,7 +64,7 @@ fn ports_of(slice: &EndpointSlice) -> BTreeSet<Port> {
     ports.collect()
 }
 
-/// See the module. `keep_hints`: endpoints keep the hints that they have in their slice.
+/// See the module. `keep_hints`: endpoints keep the hints of their existing slice.
 pub fn plan<'a>(
     existing: Vec<&'a Shared<EndpointSlice>>,
     mut desired: Desired,
@@ -79,10 +79,10 @@ pub fn plan<'a>(
             .find(|(ports, _)| ports.iter().cloned().collect::<BTreeSet<Port>>() == has);
         let mut draft = Draft::new(Vec::new(), Vec::new());
         draft.before = Some(slice);
-        if let Some((ports, wanted)) = group {
+        if let Some((ports, by_pod)) = group {
             draft.ports = ports.clone();
             let kept = slice.endpoints.iter().flatten().filter_map(|before| {
-                let mut endpoint = wanted.remove(pod_uid(before))?;
+                let mut endpoint = by_pod.remove(pod_uid(before))?;
                 if keep_hints {
                     endpoint.hints = before.hints.clone();
                 }
@@ -93,7 +93,7 @@ pub fn plan<'a>(
         drafts.push(draft);
     }
     for (ports, new) in desired {
-        place(&mut drafts, ports, new, labels);
+        add_to_slices(&mut drafts, ports, new, labels);
     }
     if drafts.iter().all(|d| d.endpoints.is_empty()) {
         keep_placeholder(&mut drafts);
@@ -102,8 +102,8 @@ pub fn plan<'a>(
     drafts
 }
 
-/// Endpoints of one set of ports that are in no slice yet.
-fn place(
+/// Adds endpoints of one set of ports that are in no slice yet.
+fn add_to_slices(
     drafts: &mut Vec<Draft<'_>>,
     ports: Vec<Port>,
     new: BTreeMap<String, Endpoint>,
@@ -122,7 +122,7 @@ fn place(
     while new.len() > 0 {
         let room_for_all = |d: &&mut Draft<'_>| {
             d.ports == ports
-                && d.stays()
+                && d.is_kept()
                 && d.endpoints.len() + new.len() <= MAX_ENDPOINTS
                 && !d.differs(labels)
         };
@@ -137,7 +137,7 @@ fn place(
     }
 }
 
-/// Keeps one slice, without ports: the one there is, rather than another.
+/// Keeps one slice as the placeholder: an existing one if possible.
 fn keep_placeholder(drafts: &mut Vec<Draft<'_>>) {
     let is_one = |d: &Draft<'_>| {
         d.before
@@ -153,14 +153,14 @@ fn keep_placeholder(drafts: &mut Vec<Draft<'_>>) {
     }
 }
 
-/// Slices that would be deleted become new ones, as far as there are any.
+/// Uses slices that would be deleted as new ones.
 fn reuse(drafts: &mut Vec<Draft<'_>>) {
-    let (stay, go): (Vec<_>, Vec<_>) = std::mem::take(drafts).into_iter().partition(Draft::stays);
+    let (stay, go): (Vec<_>, Vec<_>) = std::mem::take(drafts).into_iter().partition(Draft::is_kept);
     *drafts = stay;
     let mut go = go.into_iter();
     for draft in drafts.iter_mut().filter(|d| d.before.is_none()) {
         match go.next() {
-            Some(gone) => draft.before = gone.before,
+            Some(reused) => draft.before = reused.before,
             None => break,
         }
     }

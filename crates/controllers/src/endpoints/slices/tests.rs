@@ -32,7 +32,7 @@ fn annotated(mode: &str) -> Service {
     service
 }
 
-/// For each zone how many endpoints have a hint for it; those without under "-".
+/// The number of endpoints with a hint for each zone; those without a hint under "-".
 fn by_zone(world: &World) -> Vec<String> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for slice in slices(world) {
@@ -69,7 +69,7 @@ fn n2_traffic_distribution_gives_ready_endpoints_hints_for_their_zone_and_node()
         assert_eq!(endpoints[0]["hints"], hints, "{distribution}");
         assert_eq!(endpoints[1]["hints"], json!(null), "{distribution}");
     }
-    // They come and go with the field, in slices that do not change otherwise.
+    // Hints are added and removed with the field, in slices that do not change otherwise.
     let mut world = world(service(json!({})));
     world.put(pod_at(1, true));
     settle(&mut world);
@@ -82,7 +82,7 @@ fn n2_traffic_distribution_gives_ready_endpoints_hints_for_their_zone_and_node()
 }
 
 #[test]
-fn n2_topology_mode_shares_endpoints_out_by_the_cpus_of_zones() {
+fn n2_topology_mode_distributes_endpoints_by_the_cpus_of_zones() {
     let mut world = world(annotated("Auto"));
     world.remove(&registry::NODE, "", "n1");
     // Twice as many CPUs in b as in a, all endpoints but two in a.
@@ -100,10 +100,10 @@ fn n2_topology_mode_shares_endpoints_out_by_the_cpus_of_zones() {
     );
     assert_eq!(settle(&mut world), 2, "the slice and the event");
     assert_eq!(by_zone(&world), ["a 3", "b 6"]);
-    // One endpoint goes: the others keep their zones.
+    // One endpoint is removed: the others keep their zones.
     assert_eq!(settle(&mut world), 0);
 
-    // Without the annotation hints go, with an event.
+    // Without the annotation hints are removed, with an event.
     world.put(service(json!({})));
     assert_eq!(
         events(&world.run(&EndpointSlices, KEY, at(0))),
@@ -165,12 +165,12 @@ fn topology_mode_gives_no_hints_where_they_would_overload_a_zone() {
 }
 
 #[test]
-fn a_zones_size_concerns_only_services_that_go_by_it() {
+fn a_zones_size_enqueues_only_services_with_topology_mode() {
     let mut world = world(annotated("Auto"));
     let old = world.put(node("nx", "a", "2"));
     let keys = |world: &World, old: Option<&Object>, new: Option<&Object>| {
         let kind = &registry::NODE;
-        EndpointSlices.keys(world, Changed { kind, old, new }).len()
+        EndpointSlices.keys(world, ObjectChange { kind, old, new }).len()
     };
     let new = world.put(node("nx", "a", "3"));
     assert_eq!(keys(&world, Some(&old), Some(&new)), 1);
@@ -181,7 +181,7 @@ fn a_zones_size_concerns_only_services_that_go_by_it() {
 }
 
 #[test]
-fn new_endpoints_go_into_one_slice_that_has_room_for_all_or_into_a_new_one() {
+fn new_endpoints_are_added_to_one_slice_that_has_room_for_all_or_to_a_new_one() {
     let mut world = world(service(json!({})));
     for n in 0..150 {
         world.put(pod_at(n, true));
@@ -203,7 +203,7 @@ fn new_endpoints_go_into_one_slice_that_has_room_for_all_or_into_a_new_one() {
 }
 
 #[test]
-fn slices_that_would_go_become_those_that_are_needed() {
+fn slices_that_would_be_deleted_are_reused() {
     let mut world = world(service(json!({})));
     world.put(pod_at(1, true));
     settle(&mut world);
@@ -216,14 +216,14 @@ fn slices_that_would_go_become_those_that_are_needed() {
     assert_eq!(lines(&actions), [format!("update endpointslices default/{name}")]);
     settle(&mut world);
     assert_eq!(slices(&world)[0].ports.clone().unwrap()[0].port, Some(9090));
-    // The last endpoint goes: its slice shows that there is none.
+    // The last endpoint is removed: its slice becomes the placeholder.
     world.remove(&registry::POD, "default", "p001");
     let actions = world.run(&EndpointSlices, KEY, at(0));
     assert_eq!(lines(&actions), [format!("update endpointslices default/{name}")]);
 }
 
 #[test]
-fn b7_a_pod_that_another_shows_as_terminating_is_offered_again_only_if_the_api_says_that_it_lives() {
+fn b7_a_pod_that_a_slice_has_as_terminating_is_ready_again_only_after_a_live_read() {
     let deleting = |n: usize| {
         let mut pod = pod_at(n, true);
         pod.metadata.deletion_timestamp = Some(Time(at(0)));
@@ -231,31 +231,26 @@ fn b7_a_pod_that_another_shows_as_terminating_is_offered_again_only_if_the_api_s
     };
     for (what, shown, cached, first) in [
         (
-            "a cache that is late",
+            "a cache that lags",
             vec![deleting(1), pod_at(2, true)],
             vec![pod_at(1, true), pod_at(2, true)],
             Some("require pods default/p001"),
         ),
         (
-            "a cache that is late, with something else to be written",
+            "a cache that lags, with another change to write",
             vec![deleting(1)],
             vec![pod_at(1, false), pod_at(2, true)],
             Some("require pods default/p001"),
         ),
+        ("no change to write", vec![deleting(1)], vec![deleting(1)], None),
         (
-            "nothing to be written of it",
-            vec![deleting(1)],
-            vec![deleting(1)],
-            None,
-        ),
-        (
-            "one that was not shown so",
+            "a pod that was not terminating",
             vec![pod_at(1, false)],
             vec![pod_at(1, true)],
             Some("update endpointslices"),
         ),
         (
-            "the one that is heard first",
+            "the first one that reports",
             vec![pod_at(1, true)],
             vec![deleting(1)],
             Some("update endpointslices"),
@@ -273,7 +268,7 @@ fn b7_a_pod_that_another_shows_as_terminating_is_offered_again_only_if_the_api_s
         let writes = actions.iter().filter(|line| line.starts_with("update")).count();
         assert_eq!(writes, usize::from(first.is_some()), "{what}: {actions:?}");
     }
-    // A namesake is another pod: nothing is asked of it.
+    // A pod of the same name is another pod: no live read is needed.
     let mut world = world(service(json!({})));
     world.put(deleting(1));
     settle(&mut world);
@@ -286,7 +281,7 @@ fn b7_a_pod_that_another_shows_as_terminating_is_offered_again_only_if_the_api_s
 }
 
 #[test]
-fn a_slice_says_since_when_its_change_was_waited_for() {
+fn a_slice_has_the_trigger_time_of_its_change() {
     let time = |second| Time(at(second));
     let annotation = |world: &World| {
         let annotations = slices(world)[0].metadata.annotations.clone();
@@ -310,7 +305,7 @@ fn a_slice_says_since_when_its_change_was_waited_for() {
     world.put(ready_since(3, 40));
     settle(&mut world);
     assert_eq!(annotation(&world), Some(at(40).to_string()));
-    // Nobody became ready or not.
+    // The readiness of no pod has changed.
     world.remove(&registry::POD, "default", "p003");
     settle(&mut world);
     assert_eq!(annotation(&world), None);

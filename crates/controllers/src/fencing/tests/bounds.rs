@@ -1,4 +1,4 @@
-//! Which fencings are begun, how many, and which of them the status speaks of.
+//! Which fencings are started, how many, and what their statuses report.
 
 use super::*;
 
@@ -16,15 +16,15 @@ fn started(phase: &str, second: i64) -> Value {
 
 /// Phase and message of a fencing after one sync.
 fn after_a_sync(world: &mut World, name: &str, second: i64) -> (Phase, String) {
-    let todo = Fencing::new(Allowed::default()).look(world, at(second));
-    todo.actions.iter().for_each(|list| world.take(list));
+    let decision = Fencing::new(Allowed::default()).sync(world, at(second));
+    decision.actions.iter().for_each(|list| world.take(list));
     let view: &dyn View = world;
     let object = view.get(NodeFencing::kind(), "", name).unwrap();
     let status = NodeFencing::of(&object).unwrap().status;
     (status.phase, status.message)
 }
 
-/// n1 and n2 are lost, and all but the number of fencings lets both be fenced.
+/// n1 and n2 are lost, and only the limit on the number of fencings keeps both from being fenced.
 fn two_lost(max_per_hour: usize) -> World {
     let mut policy = one_agent();
     policy["maxPerHour"] = max_per_hour.into();
@@ -36,7 +36,7 @@ fn two_lost(max_per_hour: usize) -> World {
 }
 
 #[test]
-fn s6_fencings_of_the_last_hour_count_whatever_became_of_them_and_older_ones_do_not() {
+fn s6_fencings_of_the_last_hour_count_whatever_their_result_and_older_ones_do_not() {
     for (begun, second, phase) in [
         (started("Returned", 0), 3599, Phase::Pending),
         (started("Returned", 0), 3600, Phase::Fencing),
@@ -48,7 +48,7 @@ fn s6_fencings_of_the_last_hour_count_whatever_became_of_them_and_older_ones_do_
         world.put_custom(&fencing("b", "n2", json!({"phase": "Pending"})));
         let (found, message) = after_a_sync(&mut world, "b", second);
         assert_eq!(found, phase, "{begun} {second}: {message}");
-        let waits = message.contains("1 fencings were begun in the last hour");
+        let waits = message.contains("1 fencings were started in the last hour");
         assert_eq!(waits, phase == Phase::Pending, "{message}");
     }
 }
@@ -61,7 +61,11 @@ fn s6_a_fencing_is_cancelled_while_another_of_its_node_is_under_way() {
         world.put_custom(&fencing("b", "n1", json!({"phase": "Pending"})));
         let (found, message) = after_a_sync(&mut world, "b", 100);
         assert_eq!(found, phase, "{of}");
-        assert_eq!(message == "a is at it already", of == "n1", "{message}");
+        assert_eq!(
+            message == "NodeFencing a already fences the node",
+            of == "n1",
+            "{message}"
+        );
     }
 }
 
@@ -70,8 +74,8 @@ fn s6_a_node_whose_last_fencing_is_over_is_fenced_again_under_a_name_of_its_own(
     for (phase, created) in [("Returned", true), ("Cancelled", true), ("Fenced", false)] {
         let mut world = world(one_agent());
         world.put_custom(&fencing("old", "n1", started(phase, 0)));
-        let todo = Fencing::new(Allowed::default()).look(&world, at(60));
-        let lines: Vec<String> = todo.actions.iter().flat_map(|list| lines(list)).collect();
+        let decision = Fencing::new(Allowed::default()).sync(&world, at(60));
+        let lines: Vec<String> = decision.actions.iter().flat_map(|list| lines(list)).collect();
         let create = format!("create nodefencings n1-{}", at(60).as_second());
         assert_eq!(lines.contains(&create), created, "{phase}: {lines:?}");
     }
@@ -103,7 +107,7 @@ fn s6_a_policy_is_for_the_nodes_it_selects_and_a_selector_that_is_invalid_select
 }
 
 #[test]
-fn s6_a_failure_stays_on_show_while_something_else_keeps_it_from_being_tried_again() {
+fn s6_the_message_of_a_failure_stays_while_the_next_attempt_is_blocked() {
     let mut story = Story::new(world(one_agent()));
     story.settle(60, |_| "fails");
     let failed = story.the_fencing().unwrap().status.message;
@@ -117,7 +121,7 @@ fn s6_a_failure_stays_on_show_while_something_else_keeps_it_from_being_tried_aga
 }
 
 #[test]
-fn s6_the_condition_moves_only_when_there_is_evidence_or_none() {
+fn s6_the_condition_changes_only_with_the_evidence() {
     let mut story = Story::new(world(one_agent()));
     let since = |story: &Story| {
         let conditions = story.the_fencing().unwrap().status.conditions;
@@ -132,22 +136,24 @@ fn s6_the_condition_moves_only_when_there_is_evidence_or_none() {
 }
 
 #[test]
-fn s6_answers_to_an_attempt_are_dropped_though_its_end_by_another_controller_was_not_seen() {
+fn s6_results_of_an_attempt_are_dropped_even_if_its_end_by_another_controller_was_not_seen() {
     let reboot = json!({"levels": [{"action": "reboot", "agents": [{"agent": "fence_a", "retries": 0}]}]});
     let mut story = Story::new(world(reboot));
-    let mut asked = None;
+    let mut reboot = None;
     for second in 60..64 {
-        let todo = story.fencing.look(&story.world, at(second));
-        todo.actions.iter().for_each(|list| story.world.take(list));
-        asked = asked.or(todo.runs.into_iter().find(|run| run.action == "reboot"));
+        let decision = story.fencing.sync(&story.world, at(second));
+        decision.actions.iter().for_each(|list| story.world.take(list));
+        reboot = reboot.or(decision.runs.into_iter().find(|run| run.action == "reboot"));
     }
-    story.fencing.answered(&asked.unwrap(), answer("ok"), at(64));
-    // Another controller has ended that attempt and begun the next.
+    story
+        .fencing
+        .record_result(&reboot.unwrap(), result("ok"), at(64));
+    // Another controller has finished that attempt and started the next.
     let mut next = story.the_fencing().unwrap();
     next.status.start_time = Some(Time(at(400)));
     story.world.put_custom(&next);
-    let todo = story.fencing.look(&story.world, at(401));
-    todo.actions.iter().for_each(|list| story.world.take(list));
+    let decision = story.fencing.sync(&story.world, at(401));
+    decision.actions.iter().for_each(|list| story.world.take(list));
     assert_eq!(story.phase(), Some(Phase::Fencing));
-    assert_eq!(todo.runs.len(), 1, "the agent is asked again");
+    assert_eq!(decision.runs.len(), 1, "the agent is run again");
 }

@@ -1,8 +1,10 @@
-//! What of a node, its volumes and its taints fencing reads and writes.
+//! What fencing reads and writes of a node, its volumes and its taints.
 
 use k8s_openapi::api::storage::v1::VolumeAttachment;
+use knarr_api::kinds::persistent_volume::ATTACHER;
 
 use super::*;
+use crate::fencing::node_state::TAINT_VALUE;
 use crate::world::object;
 
 #[test]
@@ -28,18 +30,18 @@ fn s6_a_node_is_released_when_neither_pods_nor_its_volumes_are_left() {
     story.world.remove(&registry::VOLUME_ATTACHMENT, "", "mine");
     story.settle(62, good);
     assert!(
-        message(&story).starts_with("all is released"),
+        message(&story).starts_with("all pods and volumes are released"),
         "{}",
         message(&story)
     );
 }
 
 #[test]
-fn s6_only_fencings_own_taint_is_taken_off() {
+fn s6_only_fencings_own_taint_is_removed() {
     let taints = json!([
         {"key": "mine", "effect": "NoExecute"},
         {"key": OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"},
-        {"key": OUT_OF_SERVICE, "value": BY_US, "effect": "NoExecute"},
+        {"key": OUT_OF_SERVICE, "value": TAINT_VALUE, "effect": "NoExecute"},
     ]);
     let before: Node = from(json!({"metadata": {"name": "n"}, "spec": {"taints": taints}}));
     let after = tainted(&before, false, at(0)).spec.unwrap().taints.unwrap();
@@ -65,10 +67,11 @@ fn s6_a_plug_is_given_only_to_agents_that_have_no_port() {
 }
 
 #[test]
-fn s6_fencing_is_woken_by_its_own_kinds_and_by_nodes_that_are_lost_asked_for_or_tainted() {
-    let node = |ready: &str, asked: bool, tainted: bool, beat: i64| {
+fn s6_fencing_is_synced_for_its_own_kinds_and_for_nodes_that_are_lost_annotated_or_tainted() {
+    let node = |ready: &str, annotated: bool, tainted: bool, beat: i64| {
         let mut node = node("n", ready, beat);
-        node.metadata.annotations = asked.then(|| BTreeMap::from([(ASKED.to_string(), "why".to_string())]));
+        node.metadata.annotations =
+            annotated.then(|| BTreeMap::from([(FENCE_ANNOTATION.to_string(), "why".to_string())]));
         if tainted {
             node = super::tainted(&node, true, at(0));
         }
@@ -81,19 +84,19 @@ fn s6_fencing_is_woken_by_its_own_kinds_and_by_nodes_that_are_lost_asked_for_or_
         ("a request", node("True", true, false, 0), true),
         ("a taint", node("True", false, true, 0), true),
     ] {
-        assert_eq!(matters(Some(&plain()), Some(&new)), wakes, "{what}");
+        assert_eq!(is_relevant(Some(&plain()), Some(&new)), wakes, "{what}");
     }
-    assert!(matters(None, Some(&plain())) && matters(Some(&plain()), None));
+    assert!(is_relevant(None, Some(&plain())) && is_relevant(Some(&plain()), None));
     let pod = object::<Pod>(json!({"metadata": {"namespace": "a", "name": "p"}}));
-    assert!(!matters(None, Some(&pod)) && !matters(None, None));
+    assert!(!is_relevant(None, Some(&pod)) && !is_relevant(None, None));
     for kind in [FencingPolicy::kind(), NodeFencing::kind()] {
         let own = World::default().put_json(kind, r#"{"metadata": {"name": "x"}, "spec": {}}"#);
-        assert!(matters(None, Some(&own)), "{}", kind.plural());
+        assert!(is_relevant(None, Some(&own)), "{}", kind.plural());
     }
 }
 
 #[test]
-fn s6_fencing_watches_all_that_it_decides_by() {
+fn s6_fencing_watches_all_kinds_that_it_decides_from() {
     let watched: Vec<&str> = watches().iter().map(|kind| kind.plural()).collect();
     for read in [
         FencingPolicy::kind().plural(),
@@ -113,14 +116,14 @@ fn s6_a_policys_status_is_written_when_its_agents_have_described_themselves_and_
     let mut fencing = Fencing::new(Allowed::parse("fence_a:ip,port").unwrap());
     let mut writes = Vec::new();
     for second in 0..5 {
-        let todo = fencing.look(&world, at(second));
-        for list in &todo.actions {
+        let decision = fencing.sync(&world, at(second));
+        for list in &decision.actions {
             writes.extend(lines(list));
             world.take(list);
         }
-        for run in todo.runs.iter().filter(|run| run.action == METADATA) {
+        for run in decision.runs.iter().filter(|run| run.action == METADATA) {
             let why = "no such program".to_string();
-            fencing.answered(run, Answer::Broken { why }, at(second));
+            fencing.record_result(run, AgentResult::Broken { why }, at(second));
         }
     }
     let of_policy: Vec<_> = writes
@@ -131,7 +134,7 @@ fn s6_a_policys_status_is_written_when_its_agents_have_described_themselves_and_
 }
 
 #[test]
-fn s6_a_node_that_is_let_back_in_is_waited_for_and_the_volumes_that_it_still_uses_are_named() {
+fn s6_the_status_of_an_unfenced_node_names_the_volumes_that_it_still_uses() {
     for (used, named) in [
         (None, None),
         (Some("exclusive.knarr.io/v"), Some("(exclusive.knarr.io/v)")),
@@ -148,9 +151,9 @@ fn s6_a_node_that_is_let_back_in_is_waited_for_and_the_volumes_that_it_still_use
         story.settle(80, good);
         assert_eq!(story.phase(), Some(Phase::Returning));
         let message = story.the_fencing().unwrap().status.message;
-        assert!(message.contains("waiting for it to be ready"), "{message}");
+        assert!(message.contains("waiting for the node to be Ready"), "{message}");
         assert_eq!(
-            message.contains("to use no volume of before"),
+            message.contains("to use no volume from before"),
             used.is_some(),
             "{message}"
         );

@@ -121,7 +121,7 @@ fn scaling_up_says_which_metric_is_above_target() {
 }
 
 #[test]
-fn a_number_outside_the_bounds_is_mended_without_metrics() {
+fn a_number_outside_the_bounds_is_corrected_without_metrics() {
     let settings = Settings::default();
     let report = run(&hpa(1, 3, cpu()), &settings, 5, &[]);
     assert_eq!(

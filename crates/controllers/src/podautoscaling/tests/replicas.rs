@@ -178,7 +178,7 @@ fn one_value_proposes_what_kubernetes_proposes() {
 }
 
 #[test]
-fn what_cannot_be_calculated_is_said_as_in_kubernetes() {
+fn what_cannot_be_calculated_is_reported_as_in_kubernetes() {
     let failed = |states: &[_], values: &[i64], container: Option<&str>| {
         on(states, 1, |t| {
             t.by_utilization(&samples(values), "cpu", container, 100)
@@ -204,7 +204,7 @@ fn what_cannot_be_calculated_is_said_as_in_kubernetes() {
         memory.unwrap_err(),
         "missing request for memory in container main of Pod p0"
     );
-    // Metrics of pods that are gone.
+    // Metrics of pods that do not exist any more.
     let mut older = samples(&[]);
     older.extend(samples(&[1, 1]).remove("p1").map(|m| ("older".to_string(), m)));
     let disjoint = on(&[READY], 1, |t| t.by_utilization(&older, "cpu", None, 100));

@@ -1,4 +1,4 @@
-//! Pods beyond the wanted number, and what the order of the pods waits for.
+//! Pods beyond the desired number, and what OrderedReady waits for.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn three_pods(replicas: i32, policy: &str, one: &str, two: &str) -> World {
 }
 
 #[test]
-fn s3_in_order_a_pod_that_is_not_available_ends_only_if_it_is_the_lowest_of_them() {
+fn s3_in_order_a_pod_that_is_not_available_is_deleted_only_if_it_is_the_lowest_of_them() {
     for (one, two, deleted) in [
         ("available", "available", vec!["delete pods a/db-2"]),
         ("available", "fresh", vec!["delete pods a/db-2"]),
@@ -49,7 +49,7 @@ fn s3_in_order_a_pod_that_is_not_available_ends_only_if_it_is_the_lowest_of_them
 }
 
 #[test]
-fn in_parallel_all_end_at_once_and_none_is_deleted_twice() {
+fn in_parallel_all_are_deleted_at_once_and_none_twice() {
     for (one, two, deleted) in [
         (
             "unready",

@@ -1,4 +1,4 @@
-//! Claims: which are in the way of a pod, which are created again, and whose owners are changed.
+//! Claims: for which of them a pod waits, which are created again, and which get other owners.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
@@ -137,10 +137,10 @@ fn a_claims_owners_follow_the_policy_unless_another_set_pod_or_controller_has_it
             .map(|o| o["uid"].as_str().unwrap().to_string())
             .collect();
         assert_eq!(owners, uids, "{deleted} {scaled} {had}");
-        let said = lines(&actions)
+        let has_event = lines(&actions)
             .iter()
             .any(|l| l.starts_with("event ConflictingController"));
-        assert_eq!(said, event, "{deleted} {scaled} {had}");
+        assert_eq!(has_event, event, "{deleted} {scaled} {had}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which template a pod is created from while an update is under way.
+//! Which template a pod is created from during an update.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn updating(spec: Value) -> World {
 }
 
 #[test]
-fn a_pod_that_is_lost_comes_back_as_it_was_unless_its_ordinal_is_updated_already() {
+fn a_lost_pod_is_created_again_from_its_revision_unless_its_ordinal_is_updated_already() {
     // The strategy, the first ordinal -> the images of pods that were lost at once.
     for (strategy, start, images) in [
         (json!({"type": "OnDelete"}), 0, ["two", "two", "two"]),

@@ -69,7 +69,7 @@ fn collisions_and_the_conditions_of_others_stay() {
 }
 
 #[test]
-fn a_set_that_is_as_it_should_be_writes_nothing() {
+fn a_set_in_its_desired_state_writes_nothing() {
     let mut world = World::default();
     world.put(set(json!({"replicas": 1})));
     let first = world.run(&StatefulSets, KEY, at(0));

@@ -1,5 +1,5 @@
-//! Whether a connection arrives (SPEC N2, N6): through the Service, if it is one, then past the NetworkPolicies of both
-//! ends. Every decision is the proxy's and the policies' own, on a copy.
+//! Whether a connection reaches its destination (SPEC N2, N6): through the Service, if the destination is one, then past the
+//! NetworkPolicies of both pods. Every decision is made by the code of the proxy and of the policies, on a copy of the objects.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_network::catalog::{Protocol, Service, ServiceKey, ServiceType};
 use knarr_network::nft;
 use knarr_network::policy::{Direction, Endpoint, Explanation, PodKey, Policies, Side, Verdict};
@@ -15,10 +16,9 @@ use knarr_network::proxy::packet::{self, Hop, Outcome, Packet, Tables};
 use knarr_network::proxy::{Family, Proxy};
 use serde::Serialize;
 
-use super::ends::{Destination, Port, Source, Target};
+use super::arguments::{Destination, Port, Source, Target};
 use super::objects::{
-    NetworkObjects, addresses_of, has_finished, is_host_network, name_of, node_of, phase, pod_addresses,
-    pod_name,
+    NetworkObjects, addresses_of, is_host_network, name_of, node_of, phase, pod_addresses, pod_name,
 };
 use super::service::with_port;
 use super::{nodes, rules};
@@ -26,67 +26,67 @@ use crate::command::Failure;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ConnectAnswer {
+pub struct ConnectReport {
     pub from: String,
     pub to: String,
-    pub verdict: Answer,
+    pub verdict: Reachability,
     /// One for each address that the client may choose.
-    pub paths: Vec<PathAnswer>,
+    pub paths: Vec<PathReport>,
     pub notes: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Answer {
+pub enum Reachability {
     Allowed,
     /// Some endpoints are reached, and others are not.
     PartlyDenied,
     Denied,
-    /// There is nothing that it could arrive at.
+    /// The destination has no endpoint.
     NoEndpoint,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PathAnswer {
+pub struct PathReport {
     pub source: IpAddr,
     pub destination: String,
-    /// The node whose proxy decided, and what.
+    /// The node whose proxy decided.
     pub proxied_on: Option<String>,
     pub outcome: &'static str,
     /// Each as likely as the others.
-    pub ends: Vec<EndAnswer>,
+    pub ends: Vec<ConnectEndpoint>,
 }
 
-/// One endpoint that the connection may arrive at.
+/// One endpoint that the connection may reach.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct EndAnswer {
+pub struct ConnectEndpoint {
     pub address: String,
     pub pod: Option<String>,
     pub node: Option<String>,
     /// The client's address, as the endpoint sees it.
     pub seen_as: IpAddr,
     pub allowed: bool,
-    /// Absent where no pod's policies are asked.
-    pub egress: Option<SideAnswer>,
-    pub ingress: Option<SideAnswer>,
-    /// Why packets do not get there, whatever the policies say.
+    /// Absent where no pod's policies apply.
+    pub egress: Option<PolicyResult>,
+    pub ingress: Option<PolicyResult>,
+    /// Why packets do not reach the endpoint, independent of policies.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SideAnswer {
+pub struct PolicyResult {
     pub pod: String,
     pub allowed: bool,
-    /// Why policies are not asked.
+    /// Why policies do not apply.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exempt: Option<&'static str>,
     /// The policies that isolate the pod in this direction.
     pub isolated_by: Vec<String>,
     /// Up to the first that allows it.
-    pub rules: Vec<RuleAnswer>,
+    pub rules: Vec<RuleResult>,
     /// What a rule would have to match.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub needed: Option<String>,
@@ -94,17 +94,17 @@ pub struct SideAnswer {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct RuleAnswer {
+pub struct RuleResult {
     pub policy: String,
     pub index: usize,
     pub rule: String,
     pub says: String,
 }
 
-/// Who opens the connection, resolved.
+/// The source of the connection, resolved.
 struct Client<'a> {
-    words: String,
-    /// Whose policies are asked: a pod that is not in the host network.
+    description: String,
+    /// The pod whose policies apply: one that is not in the host network.
     pod: Option<(&'a core::Pod, PodKey)>,
     node: Option<&'a core::Node>,
     addresses: Vec<IpAddr>,
@@ -143,25 +143,25 @@ impl NodeTables {
     }
 }
 
-struct Asked<'a> {
+struct ConnectEvaluator<'a> {
     objects: &'a NetworkObjects,
     policies: Policies,
     client: Client<'a>,
-    /// By node, made when they are first needed.
+    /// By node, computed when they are first needed.
     tables: RefCell<BTreeMap<String, NodeTables>>,
-    /// What keeps the client's node and another one apart.
+    /// Why the client's node and another one do not reach each other.
     faults: RefCell<BTreeMap<String, Vec<String>>>,
 }
 
-pub fn answer(
+pub fn report(
     objects: &NetworkObjects,
     source: &Source,
     destination: &Destination,
-) -> Result<ConnectAnswer, Failure> {
+) -> Result<ConnectReport, Failure> {
     let mut notes = Vec::new();
     let client = client(objects, source, destination.protocol, &mut notes)?;
     let targets = targets(objects, destination, &mut notes)?;
-    let asked = Asked {
+    let evaluator = ConnectEvaluator {
         policies: objects.policies(),
         objects,
         client,
@@ -173,39 +173,39 @@ pub fn answer(
             "knarr does not enforce NetworkPolicies here (--disable policy, or another pod network)".into(),
         );
     }
-    for policy in asked.policies.reduced_policies() {
+    for policy in evaluator.policies.reduced_policies() {
         notes.push(format!(
-            "the policies of namespace {} are too many: {policy} allows nothing until it fits",
+            "namespace {} has more NetworkPolicies than the kernel's tables can hold: {policy} allows nothing until it fits",
             policy.namespace
         ));
     }
     let mut paths = Vec::new();
     for (address, port) in &targets.addresses {
         let is_same_family = |source: &&IpAddr| source.is_ipv4() == address.is_ipv4();
-        if let Some(source) = asked.client.addresses.iter().find(is_same_family) {
-            paths.push(asked.path(*source, *address, *port)?);
+        if let Some(source) = evaluator.client.addresses.iter().find(is_same_family) {
+            paths.push(evaluator.path(*source, *address, *port)?);
         }
     }
-    if paths.is_empty() && !targets.addresses.is_empty() && !asked.client.addresses.is_empty() {
-        notes.push("the two have no address of the same family".into());
+    if paths.is_empty() && !targets.addresses.is_empty() && !evaluator.client.addresses.is_empty() {
+        notes.push("source and destination have no address of the same IP family".into());
     }
-    Ok(ConnectAnswer {
-        from: asked.client.words,
-        to: targets.words,
+    Ok(ConnectReport {
+        from: evaluator.client.description,
+        to: targets.description,
         verdict: verdict(&paths),
         paths,
         notes,
     })
 }
 
-fn verdict(paths: &[PathAnswer]) -> Answer {
+fn verdict(paths: &[PathReport]) -> Reachability {
     let ends = || paths.iter().flat_map(|path| &path.ends);
-    let arrives = |path: &PathAnswer| !path.ends.is_empty();
+    let arrives = |path: &PathReport| !path.ends.is_empty();
     match (ends().any(|end| end.allowed), ends().any(|end| !end.allowed)) {
-        (false, false) => Answer::NoEndpoint,
-        (false, true) => Answer::Denied,
-        (true, false) if paths.iter().all(arrives) => Answer::Allowed,
-        (true, _) => Answer::PartlyDenied,
+        (false, false) => Reachability::NoEndpoint,
+        (false, true) => Reachability::Denied,
+        (true, false) if paths.iter().all(arrives) => Reachability::Allowed,
+        (true, _) => Reachability::PartlyDenied,
     }
 }
 
@@ -215,8 +215,8 @@ fn client<'a>(
     protocol: Protocol,
     notes: &mut Vec<String>,
 ) -> Result<Client<'a>, Failure> {
-    let nobody = Client {
-        words: String::new(),
+    let template = Client {
+        description: String::new(),
         pod: None,
         node: None,
         addresses: Vec::new(),
@@ -227,25 +227,25 @@ fn client<'a>(
             Some(pod) => pod,
             None => {
                 let node = objects.node_at(*address);
-                let whose = match node {
+                let description = match node {
                     Some(node) => format!("{address} (node {})", name_of(node)),
                     None => format!("{address} (outside)"),
                 };
                 return Ok(Client {
-                    words: whose,
+                    description,
                     node,
                     addresses: vec![*address],
-                    ..nobody
+                    ..template
                 });
             }
         },
         Source::Node(name) => {
             let node = objects.node(name);
             return Ok(Client {
-                words: format!("node {name}"),
+                description: format!("node {name}"),
                 addresses: node.map(addresses_of).unwrap_or_default(),
                 node,
-                ..nobody
+                ..template
             });
         }
         Source::Pod(key) => objects
@@ -255,9 +255,9 @@ fn client<'a>(
     let node = node_of(pod).and_then(|name| objects.node(name));
     let name = pod_name(pod);
     let on = node_of(pod).map_or_else(String::new, |node| format!(" on node {node}"));
-    if has_finished(pod) {
+    if is_terminal(pod) {
         notes.push(format!(
-            "pod {name} has finished ({}): it opens no connections",
+            "pod {name} has terminated (phase {}): it opens no connections",
             phase(pod)
         ));
     }
@@ -266,18 +266,18 @@ fn client<'a>(
             "pod {name} is in the host network: it connects as its node, and no policy selects it"
         ));
         return Ok(Client {
-            words: format!("pod {name}{on}, in the host network"),
+            description: format!("pod {name}{on}, in the host network"),
             addresses: node.map(addresses_of).unwrap_or_default(),
             node,
-            ..nobody
+            ..template
         });
     }
-    let addresses = match has_finished(pod) {
+    let addresses = match is_terminal(pod) {
         true => Vec::new(),
         false => pod_addresses(pod),
     };
-    if addresses.is_empty() && !has_finished(pod) {
-        notes.push(format!("pod {name} has no address yet ({})", phase(pod)));
+    if addresses.is_empty() && !is_terminal(pod) {
+        notes.push(format!("pod {name} has no address yet (phase {})", phase(pod)));
     }
     let metadata = &pod.metadata;
     let key = PodKey::new(
@@ -285,7 +285,7 @@ fn client<'a>(
         metadata.name.as_deref().unwrap_or_default(),
     );
     Ok(Client {
-        words: format!("pod {name}{on}"),
+        description: format!("pod {name}{on}"),
         pod: Some((pod, key)),
         node,
         addresses,
@@ -293,9 +293,9 @@ fn client<'a>(
     })
 }
 
-/// Where clients connect to.
+/// The addresses that clients connect to.
 struct Targets {
-    words: String,
+    description: String,
     addresses: Vec<(IpAddr, u16)>,
 }
 
@@ -309,11 +309,11 @@ fn targets(
         Target::Address(address) => {
             let Port::Number(port) = destination.port else {
                 return Err(Failure::new(format!(
-                    "{address} has no named ports: expected a number"
+                    "an address has no named ports: expected {address} with a port number"
                 )));
             };
             Ok(Targets {
-                words: format!("{}/{}", with_port(*address, port), protocol.name()),
+                description: format!("{}/{}", with_port(*address, port), protocol.name()),
                 addresses: vec![(*address, port)],
             })
         }
@@ -324,17 +324,22 @@ fn targets(
             let port = match &destination.port {
                 Port::Number(port) => *port,
                 Port::Name(name) => named_port(pod, name, protocol)?,
-                Port::Only => return Err(Failure::new(format!("pod {key} needs a port"))),
+                Port::Only => {
+                    return Err(Failure::new(format!(
+                        "expected a port of pod {key}, such as pod/{}:80",
+                        key.name
+                    )));
+                }
             };
-            let addresses = match has_finished(pod) {
+            let addresses = match is_terminal(pod) {
                 true => Vec::new(),
                 false => pod_addresses(pod),
             };
             if addresses.is_empty() {
-                notes.push(format!("pod {key} has no address ({})", phase(pod)));
+                notes.push(format!("pod {key} has no address (phase {})", phase(pod)));
             }
             Ok(Targets {
-                words: format!("pod {key}, port {port}/{}", protocol.name()),
+                description: format!("pod {key}, port {port}/{}", protocol.name()),
                 addresses: addresses.into_iter().map(|address| (address, port)).collect(),
             })
         }
@@ -369,7 +374,7 @@ fn of_service(
     let protocol = destination.protocol;
     if let ServiceType::ExternalName(name) = &service.service_type {
         return Err(Failure::new(format!(
-            "Service {key} is an alias of {name}: ask about an address of that"
+            "Service {key} is of type ExternalName: expected an address of {name} instead"
         )));
     }
     let of_protocol = || service.ports.iter().filter(|port| port.protocol == protocol);
@@ -380,7 +385,7 @@ fn of_service(
     };
     let Some(found) = found else {
         let number = match destination.port {
-            // The proxy rejects it, and says so.
+            // The proxy rejects connections to such a port.
             Port::Number(number) if !service.headless => number,
             _ => {
                 let has: Vec<String> = service
@@ -389,7 +394,7 @@ fn of_service(
                     .map(|port| format!("{} {}/{}", port.name, port.port, port.protocol.name()))
                     .collect();
                 return Err(Failure::new(format!(
-                    "Service {key} needs one of its ports: {}",
+                    "expected one of the ports of Service {key}: {}",
                     has.join(", ").trim()
                 )));
             }
@@ -397,19 +402,19 @@ fn of_service(
         notes.push(format!("Service {key} has no port {number}/{}", protocol.name()));
         let addresses = service.cluster_ips.iter().map(|ip| (*ip, number));
         return Ok(Targets {
-            words: format!("Service {key}, port {number}/{}", protocol.name()),
+            description: format!("Service {key}, port {number}/{}", protocol.name()),
             addresses: addresses.collect(),
         });
     };
-    let words = format!("Service {key}, port {}/{}", found.port, protocol.name());
+    let description = format!("Service {key}, port {}/{}", found.port, protocol.name());
     if !service.headless {
         let addresses = service.cluster_ips.iter().map(|ip| (*ip, found.port));
         return Ok(Targets {
-            words,
+            description,
             addresses: addresses.collect(),
         });
     }
-    // DNS leads clients to the endpoints, and the port is theirs.
+    // DNS resolves to the endpoints, so the port is the endpoints' own.
     let mut addresses = Vec::new();
     for slice in objects.catalog.slices(key) {
         let own = slice
@@ -419,7 +424,7 @@ fn of_service(
         let number = own.and_then(|port| port.port).unwrap_or(found.port);
         if number != found.port {
             notes.push(format!(
-                "Service {key} is headless: clients connect to port {number} of its endpoints, not to {}",
+                "Service {key} is headless: clients connect to port {number} of its endpoints, not to port {}",
                 found.port
             ));
         }
@@ -434,10 +439,13 @@ fn of_service(
     addresses.dedup();
     if addresses.is_empty() {
         notes.push(format!(
-            "Service {key} has no ready endpoint: its name has no address"
+            "Service {key} has no ready endpoint: its DNS name has no address"
         ));
     }
-    Ok(Targets { words, addresses })
+    Ok(Targets {
+        description,
+        addresses,
+    })
 }
 
 fn primary(node: &core::Node, like: IpAddr) -> Option<IpAddr> {
@@ -446,7 +454,7 @@ fn primary(node: &core::Node, like: IpAddr) -> Option<IpAddr> {
         .find(|ip| ip.is_ipv4() == like.is_ipv4())
 }
 
-impl Asked<'_> {
+impl ConnectEvaluator<'_> {
     /// What the proxy of a node does with a connection.
     fn route(&self, node: &core::Node, packet: &Packet) -> Outcome {
         let mut all = self.tables.borrow_mut();
@@ -456,7 +464,7 @@ impl Asked<'_> {
         tables.route(packet)
     }
 
-    /// Why nothing passes between the client's node and this one.
+    /// Why no packets pass between the client's node and this one.
     fn faults(&self, node: Option<&str>) -> Vec<String> {
         let own = self.client.node.map(name_of);
         let (Some(own), Some(node)) = (own, node) else {
@@ -471,7 +479,7 @@ impl Asked<'_> {
             .clone()
     }
 
-    fn path(&self, source: IpAddr, address: IpAddr, port: u16) -> Result<PathAnswer, Failure> {
+    fn path(&self, source: IpAddr, address: IpAddr, port: u16) -> Result<PathReport, Failure> {
         let objects = self.objects;
         let protocol = self.client.protocol;
         let owner = objects.node_at(address);
@@ -479,7 +487,7 @@ impl Asked<'_> {
             .pod_at(address)
             .and_then(node_of)
             .and_then(|name| objects.node(name));
-        // From outside it comes in at the node that has the address, else at any.
+        // A connection from outside enters at the node that has the address, else at any.
         let entry = self
             .client
             .node
@@ -498,7 +506,7 @@ impl Asked<'_> {
         };
         let mut at = entry;
         let mut outcome = self.route(entry, &packet);
-        // A node port of another node is served there. What a pod sends to a node it sends with its own node's address.
+        // A node port of another node is served there. Packets of a pod to another node are masqueraded with its own node's address.
         if outcome == Outcome::Unchanged
             && let Some(other) = owner.filter(|owner| name_of(owner) != name_of(entry))
         {
@@ -515,7 +523,7 @@ impl Asked<'_> {
             port,
             masquerade: false,
         };
-        let (words, hops, proxied_on) = match outcome {
+        let (outcome, hops, proxied_on) = match outcome {
             Outcome::Sent(hops) => ("Sent", hops, Some(at)),
             Outcome::Unchanged => ("Unchanged", vec![direct], None),
             Outcome::Rejected => ("Rejected", Vec::new(), Some(at)),
@@ -524,18 +532,18 @@ impl Asked<'_> {
         };
         let is_proxied_here = proxied_on.is_some_and(|node| name_of(node) == name_of(entry));
         let ends = hops.iter().map(|hop| {
-            // Policies of the client see where the packet goes when it leaves the client's node.
+            // Egress policies of the client see the destination of the packet as it leaves the client's node.
             let leaves_for = match is_proxied_here {
                 true => (hop.address, hop.port),
                 false => (address, port),
             };
             self.end(hop, packet.source, leaves_for, proxied_on)
         });
-        Ok(PathAnswer {
+        Ok(PathReport {
             source,
             destination: with_port(address, port),
             proxied_on: proxied_on.map(|node| name_of(node).to_string()),
-            outcome: words,
+            outcome,
             ends: ends.collect(),
         })
     }
@@ -546,12 +554,12 @@ impl Asked<'_> {
         sent_as: IpAddr,
         leaves_for: (IpAddr, u16),
         proxied_on: Option<&core::Node>,
-    ) -> EndAnswer {
+    ) -> ConnectEndpoint {
         let objects = self.objects;
         let pod = objects.pod_at(hop.address);
         let of_pod = pod.and_then(node_of);
         let node = of_pod.or_else(|| objects.node_at(hop.address).map(name_of));
-        // Masquerading comes after policies, so that only those of other nodes see its address.
+        // Masquerading follows the policies of its own node, so that only policies on other nodes see its address.
         let masquerading = proxied_on.filter(|at| hop.masquerade && Some(name_of(at)) != of_pod);
         let policies_see = masquerading
             .and_then(|at| primary(at, sent_as))
@@ -572,7 +580,7 @@ impl Asked<'_> {
         };
         let faults = self.faults(node);
         let sides = [&egress, &ingress];
-        EndAnswer {
+        ConnectEndpoint {
             address: with_port(hop.address, hop.port),
             pod: pod.map(pod_name),
             node: node.map(ToString::to_string),
@@ -584,7 +592,7 @@ impl Asked<'_> {
         }
     }
 
-    fn egress(&self, (address, port): (IpAddr, u16)) -> Option<SideAnswer> {
+    fn egress(&self, (address, port): (IpAddr, u16)) -> Option<PolicyResult> {
         let (_, key) = self.client.pod.as_ref()?;
         let is_dns = self.objects.settings.dns_addresses.contains(&address);
         let is_own_node = self
@@ -592,7 +600,10 @@ impl Asked<'_> {
             .node
             .is_some_and(|node| addresses_of(node).contains(&address));
         if is_own_node && !is_dns {
-            return Some(exempt(key.to_string(), "a pod always reaches its own node"));
+            return Some(exempt(
+                key.to_string(),
+                "policies do not apply to connections of a pod to its own node",
+            ));
         }
         let explained = self.explain(&Endpoint::Pod(key.clone()), &Endpoint::Address(address), port);
         explained
@@ -600,10 +611,13 @@ impl Asked<'_> {
             .map(|side| self.side(side, &self.peer(address), port))
     }
 
-    fn ingress(&self, pod: &core::Pod, source: IpAddr, hop: &Hop) -> Option<SideAnswer> {
+    fn ingress(&self, pod: &core::Pod, source: IpAddr, hop: &Hop) -> Option<PolicyResult> {
         let is_from_node = self.client.pod.is_none() && self.client.node.is_some();
         if is_from_node && self.client.node.map(name_of) == node_of(pod) {
-            return Some(exempt(pod_name(pod), "a node always reaches its own pods"));
+            return Some(exempt(
+                pod_name(pod),
+                "policies do not apply to connections of a node to its own pods",
+            ));
         }
         let (from, to) = (Endpoint::Address(source), Endpoint::Address(hop.address));
         let explained = self.explain(&from, &to, hop.port);
@@ -616,7 +630,7 @@ impl Asked<'_> {
         self.policies.explain(from, to, self.client.protocol, port)
     }
 
-    /// What policies know a peer by.
+    /// The peer, with what policies select it by.
     fn peer(&self, address: IpAddr) -> String {
         let Some(pod) = self.objects.pod_at(address) else {
             if self.objects.settings.dns_addresses.contains(&address) {
@@ -636,24 +650,24 @@ impl Asked<'_> {
         format!("pod {} ({labels})", pod_name(pod))
     }
 
-    fn side(&self, side: Side, peer: &str, port: u16) -> SideAnswer {
+    fn side(&self, side: Side, peer: &str, port: u16) -> PolicyResult {
         let direction = side.direction;
         let allowed = side.is_allowed();
         let rules = side.rules.iter().map(|(policy, index, verdict)| {
             let object = self
                 .objects
                 .find::<NetworkPolicy>(&policy.namespace, &policy.name);
-            RuleAnswer {
+            RuleResult {
                 policy: policy.to_string(),
                 index: *index,
                 rule: object
-                    .and_then(|policy| rules::in_words(policy, direction, *index))
+                    .and_then(|policy| rules::describe(policy, direction, *index))
                     .unwrap_or_default(),
                 says: verdict.to_string(),
             }
         });
-        let rules: Vec<RuleAnswer> = rules.collect();
-        let word = match direction {
+        let rules: Vec<RuleResult> = rules.collect();
+        let preposition = match direction {
             Direction::Ingress => "from",
             Direction::Egress => "to",
         };
@@ -663,10 +677,10 @@ impl Asked<'_> {
             .any(|(.., verdict)| *verdict == Verdict::NoPortMatches);
         let protocol = self.client.protocol.name();
         let needed = match is_by_port {
-            true => format!("a rule {word} {peer} would have to allow port {port}/{protocol}"),
-            false => format!("a rule would have to allow {word} {peer}, port {port}/{protocol}"),
+            true => format!("a rule {preposition} {peer} would have to allow port {port}/{protocol}"),
+            false => format!("a rule would have to allow {preposition} {peer}, port {port}/{protocol}"),
         };
-        SideAnswer {
+        PolicyResult {
             pod: side.pod.to_string(),
             allowed,
             exempt: None,
@@ -677,8 +691,8 @@ impl Asked<'_> {
     }
 }
 
-fn exempt(pod: String, why: &'static str) -> SideAnswer {
-    SideAnswer {
+fn exempt(pod: String, why: &'static str) -> PolicyResult {
+    PolicyResult {
         pod,
         allowed: true,
         exempt: Some(why),

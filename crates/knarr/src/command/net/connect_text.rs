@@ -1,18 +1,18 @@
-//! The answer about a connection, for people.
+//! The text output of `knarr net connect`.
 
-use super::connect::{Answer, ConnectAnswer, EndAnswer, PathAnswer, SideAnswer};
+use super::connect::{ConnectEndpoint, ConnectReport, PathReport, PolicyResult, Reachability};
 
-/// So many endpoints of a path are shown, those that are not reached first; `-o json` has all.
+/// How many endpoints of a path are to_text, those that are not reached first; `-o json` has all.
 const SHOWN: usize = 8;
 
-pub fn shown(answer: &ConnectAnswer) -> String {
-    let mut text = format!("From {}\nTo {}\n", answer.from, answer.to);
-    for path in &answer.paths {
+pub fn to_text(report: &ConnectReport) -> String {
+    let mut text = format!("From {}\nTo {}\n", report.from, report.to);
+    for path in &report.paths {
         text += &format!("\n{}\n", headline(path));
-        let mut ends: Vec<&EndAnswer> = path.ends.iter().collect();
+        let mut ends: Vec<&ConnectEndpoint> = path.ends.iter().collect();
         ends.sort_by_key(|end| end.allowed);
         for end in ends.iter().take(SHOWN) {
-            shown_end(path, end, &mut text);
+            show_endpoint(path, end, &mut text);
         }
         if let Some(more) = ends.get(SHOWN..).filter(|more| !more.is_empty()) {
             let denied = more.iter().filter(|end| !end.allowed).count();
@@ -22,22 +22,24 @@ pub fn shown(answer: &ConnectAnswer) -> String {
             );
         }
     }
-    if !answer.notes.is_empty() {
+    if !report.notes.is_empty() {
         text.push('\n');
-        for note in &answer.notes {
+        for note in &report.notes {
             text += &format!("Note: {note}\n");
         }
     }
-    text += match answer.verdict {
-        Answer::Allowed => "\nAllowed.\n",
-        Answer::PartlyDenied => "\nNot always: some connections do not arrive.\n",
-        Answer::Denied => "\nNot allowed: no connection arrives.\n",
-        Answer::NoEndpoint => "\nThere is nothing that a connection could arrive at.\n",
+    text += match report.verdict {
+        Reachability::Allowed => "\nAllowed.\n",
+        Reachability::PartlyDenied => "\nPartly denied: some endpoints are not reached.\n",
+        Reachability::Denied => "\nDenied: no endpoint is reached.\n",
+        Reachability::NoEndpoint => {
+            "\nNo endpoint: the destination has none that a connection could reach.\n"
+        }
     };
     text
 }
 
-fn headline(path: &PathAnswer) -> String {
+fn headline(path: &PathReport) -> String {
     let (source, destination) = (path.source, &path.destination);
     let proxy = match &path.proxied_on {
         Some(node) => format!("the proxy of node {node}"),
@@ -46,18 +48,18 @@ fn headline(path: &PathAnswer) -> String {
     let what = match path.outcome {
         "Sent" if path.ends.len() == 1 => format!("{proxy} sends it to"),
         "Sent" => format!("{proxy} sends it to one of"),
-        "Unchanged" => "goes there directly".into(),
-        "Rejected" => format!("{proxy} rejects it: the Service has no endpoint that can take connections"),
+        "Unchanged" => "sent there directly".into(),
+        "Rejected" => format!("{proxy} rejects it: the Service has no serving endpoint"),
         "Dropped" => format!(
             "{proxy} drops it: a Local traffic policy without an endpoint there, loadBalancerSourceRanges, or a \
-             Service address that nobody has"
+             address of the Service range that no Service has"
         ),
         _ => format!("{proxy} may lose it"),
     };
     format!("{source} to {destination}: {what}")
 }
 
-fn shown_end(path: &PathAnswer, end: &EndAnswer, text: &mut String) {
+fn show_endpoint(path: &PathReport, end: &ConnectEndpoint, text: &mut String) {
     let pod = end
         .pod
         .as_ref()
@@ -70,11 +72,11 @@ fn shown_end(path: &PathAnswer, end: &EndAnswer, text: &mut String) {
         true => String::new(),
         false => format!(" (sees {} as client)", end.seen_as),
     };
-    let word = if end.allowed { "allowed" } else { "NOT REACHED" };
-    *text += &format!("  {}{pod}{node}{seen_as}: {word}\n", end.address);
+    let state = if end.allowed { "allowed" } else { "NOT REACHED" };
+    *text += &format!("  {}{pod}{node}{seen_as}: {state}\n", end.address);
     for (direction, side) in [("egress", &end.egress), ("ingress", &end.ingress)] {
         if let Some(side) = side {
-            shown_side(direction, side, text);
+            show_policies(direction, side, text);
         }
     }
     for fault in &end.faults {
@@ -82,7 +84,7 @@ fn shown_end(path: &PathAnswer, end: &EndAnswer, text: &mut String) {
     }
 }
 
-fn shown_side(direction: &str, side: &SideAnswer, text: &mut String) {
+fn show_policies(direction: &str, side: &PolicyResult, text: &mut String) {
     let of = format!("    {direction} of {}", side.pod);
     if let Some(why) = side.exempt {
         *text += &format!("{of}: allowed, {why}\n");

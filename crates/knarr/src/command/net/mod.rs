@@ -1,12 +1,12 @@
-//! `knarr net`: what a Service resolves to, whether a connection arrives, and how nodes reach each other's pods
-//! (SPEC N2, N6, N7).
+//! `knarr net`: what a Service resolves to, whether a connection reaches its destination, and how nodes reach each other's
+//! pods (SPEC N2, N6, N7).
 //!
-//! Nothing is written. What decides is the code of the agents themselves (`knarr_network`), on a copy of the objects; an
-//! answer says what nodes do when they know these objects, and for this machine whether its kernel is that far.
+//! Nothing is written. The decisions are made by the code of the agents themselves (`knarr_network`), on a copy of the
+//! objects: a report has what nodes do once they have synced these objects, and for this host whether its kernel has.
 
+mod arguments;
 mod connect;
 mod connect_text;
-mod ends;
 mod kernel;
 mod names;
 mod nodes;
@@ -26,7 +26,7 @@ use knarr_api::k8s_openapi;
 use knarr_client::{Clock, SystemClock};
 use knarr_network::catalog::ServiceKey;
 
-use self::objects::{NetworkObjects, Settings, WANTED, name_of};
+use self::objects::{NetworkObjects, SELECTION, Settings, name_of};
 use super::network::Names;
 use super::snapshot::Source;
 use super::version::Output;
@@ -34,13 +34,13 @@ use super::{Failure, cluster};
 use crate::config::{Config, Part};
 
 pub const HELP: &str = "\
-Nothing is written: the rules of the nodes' own agents are asked on a copy of the cluster. Run as root on a node, `service` \
-also compares the kernel's tables with it.
+Nothing is written: the code of the nodes' agents is run on a copy of the cluster's objects. Run as root on a node, `service` \
+also compares the kernel's tables with them.
 
-  knarr net service web                        what every address of a Service leads to on this node, and why
+  knarr net service web                        what every address of a Service resolves to on this node, and why
   knarr net service web -n shop --node n2      the same on another node
-  knarr net service web --client 192.0.2.7     for one client alone
-  knarr net connect web-7d4b svc/api:80        through the Service and the policies of both ends
+  knarr net service web --client 192.0.2.7     for one client only
+  knarr net connect web-7d4b svc/api:80        through the Service and the NetworkPolicies of both pods
   knarr net connect web-7d4b dns.kube-system:53/udp
   knarr net connect node/n1 pod/store-0:7000   from a process of a node
   knarr net connect web-7d4b 10.244.1.7:9000   to an address
@@ -48,16 +48,16 @@ also compares the kernel's tables with it.
   kubectl get nodes,svc,endpointslices,pods,ns,netpol,leases,cm -A -o json > dump.json
   knarr net connect web-7d4b svc/api:80 --from dump.json
 
-Exit codes: 0 it is reached (all nodes, for `nodes`), 1 it is not or not always, 2 the question cannot be answered: no such \
-object, wrong usage, no API.
+Exit codes: 0 reachable (all nodes, for `nodes`), 1 not reachable or only in part, 2 an error: no such object, a usage \
+error, or the API server cannot be reached.
 
-The cluster is that of --kubeconfig, else of $KUBECONFIG, else of this machine's knarr.";
+The cluster is that of --kubeconfig, else of $KUBECONFIG, else of knarr on this host.";
 
 #[derive(Args)]
 #[command(after_help = HELP)]
 pub struct NetArgs {
     #[command(subcommand)]
-    what: What,
+    command: NetCommand,
 }
 
 #[derive(Args)]
@@ -70,13 +70,13 @@ struct Common {
 }
 
 #[derive(Subcommand)]
-enum What {
-    /// What a Service resolves to on a node: addresses, endpoints, names, and what is wrong.
+enum NetCommand {
+    /// Show what a Service resolves to on a node: addresses, endpoints, DNS names, and warnings.
     #[command(after_help = HELP)]
     Service {
         /// The Service, as NAME or svc/NAME.
         name: String,
-        /// The node whose proxy is asked; by default this machine's, or the only one.
+        /// The node whose proxy decides [default: this host's node, else the only one].
         #[arg(long, value_name = "NODE")]
         node: Option<String>,
         /// Only for connections from this address.
@@ -85,25 +85,25 @@ enum What {
         #[command(flatten)]
         common: Common,
     },
-    /// Whether a connection arrives, or what rejects or drops it.
+    /// Show whether a connection reaches its destination, or what rejects or drops it.
     #[command(after_help = HELP)]
     Connect {
-        /// Who connects: POD, pod/POD, node/NODE or an address.
+        /// The client: POD, pod/POD, node/NODE or an address.
         #[arg(value_name = "SOURCE")]
         client: String,
-        /// Where to: POD:PORT, svc/NAME:PORT, NAME.NAMESPACE:PORT or ADDRESS:PORT, with /udp or /sctp for these. PORT is a
-        /// number or a name.
+        /// The destination: POD:PORT, svc/NAME:PORT, NAME.NAMESPACE:PORT or ADDRESS:PORT; followed by /udp or /sctp for those
+        /// protocols. PORT is a number or a name.
         destination: String,
-        /// The namespace of the destination, if it is another one.
+        /// The namespace of the destination [default: that of --namespace].
         #[arg(long, value_name = "NAMESPACE")]
         to_namespace: Option<String>,
         #[command(flatten)]
         common: Common,
     },
-    /// How the pods of each node are reached, and how far each agent is.
+    /// Show how the pods of each node are reached, and which revision of EndpointSlices each node has.
     #[command(after_help = HELP)]
     Nodes {
-        /// The node whose routes are shown; by default this machine's, or the first.
+        /// The node whose routes are shown [default: this host's node, else the first].
         #[arg(long, value_name = "NODE")]
         node: Option<String>,
         #[command(flatten)]
@@ -111,10 +111,10 @@ enum What {
     },
 }
 
-/// Whether it is reached.
+/// Returns whether the destination is reachable.
 pub async fn run(config: Config, args: NetArgs, kubeconfig_named: bool) -> Result<bool, Failure> {
-    match args.what {
-        What::Service {
+    match args.command {
+        NetCommand::Service {
             name,
             node,
             client,
@@ -124,26 +124,26 @@ pub async fn run(config: Config, args: NetArgs, kubeconfig_named: bool) -> Resul
             let key = ServiceKey::new(&common.source.namespace, name);
             let objects = read(&config, &common, kubeconfig_named).await?;
             let of = node_of(&objects, &config, node.as_deref())?;
-            let mut answer = service::answer(&objects, of, &key, client)?;
-            // What a dump says is not what this machine has.
+            let mut report = service::report(&objects, of, &key, client)?;
+            // The tables of this host are compared with the live cluster only, not with a dump.
             if common.source.from.is_empty() && name_of(of) == config.node_name {
                 let table = objects.settings.proxy.table.clone();
-                let compared = match kernel::compared(&objects, of, &answer)? {
+                let compared = match kernel::compared(&objects, of, &report)? {
                     Some(compared) if !compared.is_in_step() => {
-                        // A change may have come between the objects and the tables.
+                        // An object may have changed after it was read and before the tables were.
                         let again = read(&config, &common, kubeconfig_named).await?;
                         let of = node_of(&again, &config, node.as_deref())?;
-                        answer = service::answer(&again, of, &key, client)?;
-                        kernel::compared(&again, of, &answer)?
+                        report = service::report(&again, of, &key, client)?;
+                        kernel::compared(&again, of, &report)?
                     }
                     compared => compared,
                 };
-                answer.kernel = compared.map(|compared| kernel::in_words(&compared, &table));
+                report.kernel = compared.map(|compared| kernel::report(&compared, &table));
             }
-            print(&common, &answer, service_text::shown)?;
-            Ok(answer.reachable)
+            print(&common, &report, service_text::to_text)?;
+            Ok(report.reachable)
         }
-        What::Connect {
+        NetCommand::Connect {
             client,
             destination,
             to_namespace,
@@ -151,14 +151,14 @@ pub async fn run(config: Config, args: NetArgs, kubeconfig_named: bool) -> Resul
         } => {
             let objects = read(&config, &common, kubeconfig_named).await?;
             let namespace = &common.source.namespace;
-            let source = ends::source(&client, namespace, &objects)?;
+            let source = arguments::source(&client, namespace, &objects)?;
             let of = to_namespace.as_ref().unwrap_or(namespace);
-            let destination = ends::destination(&destination, of, &objects)?;
-            let answer = connect::answer(&objects, &source, &destination)?;
-            print(&common, &answer, connect_text::shown)?;
-            Ok(answer.verdict == connect::Answer::Allowed)
+            let destination = arguments::destination(&destination, of, &objects)?;
+            let report = connect::report(&objects, &source, &destination)?;
+            print(&common, &report, connect_text::to_text)?;
+            Ok(report.verdict == connect::Reachability::Allowed)
         }
-        What::Nodes { node, common } => {
+        NetCommand::Nodes { node, common } => {
             let objects = read(&config, &common, kubeconfig_named).await?;
             let first = objects.nodes().map(name_of).min().unwrap_or_default();
             let own = objects.node(&config.node_name).map_or(first, name_of);
@@ -168,28 +168,31 @@ pub async fn run(config: Config, args: NetArgs, kubeconfig_named: bool) -> Resul
                 false => None,
             };
             let seen_from = name_of(of);
-            let mut answer = nodes::answer(&objects, seen_from, subnets.as_deref(), SystemClock.now());
+            let mut report = nodes::report(&objects, seen_from, subnets.as_deref(), SystemClock.now());
             if common.output == Output::Json {
-                answer.matrix = nodes::matrix(&objects, seen_from, subnets.as_deref());
+                report.matrix = nodes::matrix(&objects, seen_from, subnets.as_deref());
             }
-            print(&common, &answer, nodes::shown)?;
-            Ok(answer.is_well())
+            print(&common, &report, nodes::to_text)?;
+            Ok(report.is_healthy())
         }
     }
 }
 
-fn print<T: serde::Serialize>(common: &Common, answer: &T, shown: fn(&T) -> String) -> Result<(), Failure> {
+fn print<T: serde::Serialize>(common: &Common, report: &T, to_text: fn(&T) -> String) -> Result<(), Failure> {
     match common.output {
-        Output::Text => print!("{}", shown(answer)),
-        Output::Json => super::print_json(answer)?,
+        Output::Text => print!("{}", to_text(report)),
+        Output::Json => super::print_json(report)?,
     }
     Ok(())
 }
 
 async fn read(config: &Config, common: &Common, kubeconfig_named: bool) -> Result<NetworkObjects, Failure> {
-    let objects = common.source.objects(config, kubeconfig_named, &WANTED).await?;
+    let objects = common
+        .source
+        .objects(config, kubeconfig_named, &SELECTION)
+        .await?;
     let mut network = config.network.clone();
-    // The flags of this machine may be another cluster's.
+    // The configuration of this host may be that of another cluster.
     if let Some(cidrs) = objects::service_cidrs(&objects).and_then(|cidrs| cidrs.join(",").parse().ok()) {
         network.service_cidrs = cidrs;
     }
@@ -202,7 +205,7 @@ async fn read(config: &Config, common: &Common, kubeconfig_named: bool) -> Resul
     Ok(NetworkObjects::new(objects, settings))
 }
 
-/// The node that is named, else this machine's, else the only one.
+/// The node that is named, else this host's, else the only one.
 fn node_of<'a>(
     objects: &'a NetworkObjects,
     config: &Config,
@@ -221,7 +224,7 @@ fn node_of<'a>(
     match objects.nodes().next() {
         Some(only) if all.len() == 1 => Ok(only),
         Some(_) => Err(Failure::new(format!(
-            "this machine ({}) is no node: say --node with one of {}",
+            "this host ({}) is not a node of the cluster: expected --node with one of {}",
             config.node_name,
             super::columns::some(&all, 6)
         ))),

@@ -1,4 +1,4 @@
-//! A Service's names in DNS (SPEC N5), as the nodes' servers answer.
+//! A Service's DNS records (SPEC N5), as the nodes' DNS servers answer.
 
 use k8s_openapi::api::core::v1::Namespace;
 use knarr_api::k8s_openapi;
@@ -7,15 +7,15 @@ use knarr_network::dns::message::Data;
 use knarr_network::dns::name::Name;
 use knarr_network::dns::record_type;
 use knarr_network::dns::reverse::Reverse;
-use knarr_network::dns::zone::{End, View, Zone, resolve};
+use knarr_network::dns::zone::{Outcome, View, Zone, resolve};
 use serde::Serialize;
 
 use super::objects::NetworkObjects;
 
-/// CoreDNS' default for records of the cluster; it is not shown.
+/// CoreDNS' default TTL for records of the cluster; it is not to_text.
 const TTL_SECONDS: u32 = 5;
 
-/// A name with what it stands for; without values it has no records of the type, or does not exist.
+/// A name with its records of one type; without values it has no records of the type, or does not exist.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DnsRecord {
@@ -47,9 +47,9 @@ pub fn of_service(objects: &NetworkObjects, key: &ServiceKey) -> Vec<DnsRecord> 
     let own = format!("{}.{}.svc.{}", key.name, key.namespace, settings.cluster_domain);
     let mut records = Vec::new();
     for (type_, number) in [("A", record_type::A), ("AAAA", record_type::AAAA)] {
-        records.extend(ask(&view, &own, type_, number));
+        records.extend(query(&view, &own, type_, number));
     }
-    // An alias is found twice.
+    // A CNAME is the answer to both queries.
     let is_alias = |record: &DnsRecord| record.type_ == "CNAME";
     if let Some(first) = records.iter().position(is_alias) {
         records = vec![records.swap_remove(first)];
@@ -63,15 +63,15 @@ pub fn of_service(objects: &NetworkObjects, key: &ServiceKey) -> Vec<DnsRecord> 
     for port in service.ports.iter().filter(|port| !port.name.is_empty()) {
         let protocol = port.protocol.name().to_lowercase();
         let name = format!("_{}._{protocol}.{own}", port.name);
-        let found = ask(&view, &name, "SRV", record_type::SRV);
+        let found = query(&view, &name, "SRV", record_type::SRV);
         records.extend(found.into_iter().filter(|record| !record.values.is_empty()));
     }
     records
 }
 
-fn ask(view: &View<'_>, name: &str, type_: &'static str, number: u16) -> Option<DnsRecord> {
+fn query(view: &View<'_>, name: &str, type_: &'static str, number: u16) -> Option<DnsRecord> {
     let answer = resolve(view, &Name::parse(name).ok()?, number);
-    if let End::Elsewhere(names) = &answer.end {
+    if let Outcome::Elsewhere(names) = &answer.end {
         return Some(DnsRecord {
             name: name.into(),
             type_: "CNAME",
@@ -91,7 +91,7 @@ fn ask(view: &View<'_>, name: &str, type_: &'static str, number: u16) -> Option<
     })
 }
 
-/// As people write it.
+/// Without the trailing dot.
 fn without_dot(name: &Name) -> String {
     name.to_string().trim_end_matches('.').to_string()
 }

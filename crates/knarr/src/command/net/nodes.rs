@@ -1,4 +1,4 @@
-//! How the pods of each node are reached from the others (SPEC N7), and how far each node's agent is (SPEC B7).
+//! How the pods of each node are reached from the others (SPEC N7), and the revision that each node's agent has (SPEC B7).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,54 +19,54 @@ use crate::command::columns::table;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NodesAnswer {
-    /// The node whose routes `path` means.
+pub struct NodesReport {
+    /// The node from which `path` leads.
     pub seen_from: String,
-    /// Of EndpointSlices, the newest that any agent has reported.
+    /// The newest revision of EndpointSlices that an agent has reported.
     pub newest_revision: Option<u64>,
-    /// What all nodes that are heard have, by the control plane's sum.
+    /// The revision that all reporting nodes have, by the control plane's summary.
     pub common_revision: Option<u64>,
-    pub nodes: Vec<NodeAnswer>,
+    pub nodes: Vec<NodeReport>,
     /// For each node, how it reaches the pods of each other node.
     pub matrix: BTreeMap<String, BTreeMap<String, &'static str>>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NodeAnswer {
+pub struct NodeReport {
     pub name: String,
     pub addresses: Vec<IpAddr>,
     pub pod_cidrs: Vec<IpNet>,
     pub path: &'static str,
     pub encrypted: bool,
     pub ready: bool,
-    /// Absent: the node does not say.
+    /// Absent: the node does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network_unavailable: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reported_revision: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reported_seconds_ago: Option<i64>,
-    /// Why its pods cannot be reached, or may not be.
+    /// Why its pods cannot be reached.
     pub faults: Vec<String>,
 }
 
-impl NodesAnswer {
-    pub fn is_well(&self) -> bool {
+impl NodesReport {
+    pub fn is_healthy(&self) -> bool {
         self.nodes.iter().all(|node| node.faults.is_empty())
     }
 }
 
-/// `seen_from` is the node whose routes are shown; with the networks of its machine where this is it.
-pub fn answer(
+/// `seen_from` is the node whose routes are shown; `subnets` are those of its host, where that is this host.
+pub fn report(
     objects: &NetworkObjects,
     seen_from: &str,
     subnets: Option<&[Subnet]>,
     now: Timestamp,
-) -> NodesAnswer {
+) -> NodesReport {
     let (nodes, keys) = (objects.routes(), keys(objects));
     let seen = routes_of(seen_from, &nodes, &keys, subnets);
-    // Of that node itself, what another one sees.
+    // For that node itself, the routes of another node.
     let other = nodes.keys().find(|name| *name != seen_from);
     let of_own = other.map(|other| routes_of(other, &nodes, &keys, None));
     let revisions: BTreeMap<&str, u64> = objects
@@ -74,7 +74,7 @@ pub fn answer(
         .filter_map(|node| Some((name_of(node), revision(lease(objects, name_of(node))?)?)))
         .collect();
     let sum = objects.find::<ConfigMap>(NETWORK_NAMESPACE, CONFIG_MAP);
-    let mut answers: Vec<NodeAnswer> = objects
+    let mut reports: Vec<NodeReport> = objects
         .nodes()
         .map(|node| {
             let name = name_of(node);
@@ -87,20 +87,20 @@ pub fn answer(
                 true => "this node",
                 false => path(&seen, name, &nodes, subnets.is_some()),
             };
-            node_answer(objects, node, routes, path, now)
+            node_report(objects, node, routes, path, now)
         })
         .collect();
-    answers.sort_by(|a, b| a.name.cmp(&b.name));
-    NodesAnswer {
+    reports.sort_by(|a, b| a.name.cmp(&b.name));
+    NodesReport {
         seen_from: seen_from.into(),
         newest_revision: revisions.values().max().copied(),
         common_revision: sum.and_then(Propagation::of).map(|sum| sum.revision),
-        nodes: answers,
+        nodes: reports,
         matrix: BTreeMap::new(),
     }
 }
 
-/// How each node reaches each other one, as far as the objects say it. Cubic in the number of nodes.
+/// How each node reaches each other one, as far as it follows from the objects. Cubic in the number of nodes.
 pub fn matrix(
     objects: &NetworkObjects,
     seen_from: &str,
@@ -117,7 +117,7 @@ pub fn matrix(
     nodes.keys().map(row).collect()
 }
 
-/// What a node's agent has the kernel route, as far as it follows from the objects and these networks of its machine.
+/// The routes that a node's agent sets, as far as they follow from the objects and these subnets of its host.
 fn routes_of(
     own: &str,
     nodes: &BTreeMap<String, routes::Node>,
@@ -129,7 +129,7 @@ fn routes_of(
     routes::routes(own, nodes, subnets.unwrap_or(&[]), keys)
 }
 
-/// How packets to a node's pods go. Which of the two ways it is depends on the networks of the sending machine.
+/// How packets are sent to a node's pods. Whether by a route or by VXLAN depends on the subnets of the sending host.
 fn path(
     routes: &Routes,
     name: &str,
@@ -150,7 +150,7 @@ fn path(
     }
 }
 
-/// What nodes have published of their ends of WireGuard.
+/// The WireGuard keys that nodes have published.
 fn keys(objects: &NetworkObjects) -> BTreeMap<String, Published> {
     objects
         .nodes()
@@ -180,13 +180,13 @@ fn condition<'a>(node: &'a Node, type_: &str) -> Option<&'a k8s_openapi::api::co
     conditions.into_iter().find(|c| c.type_ == type_)
 }
 
-fn node_answer(
+fn node_report(
     objects: &NetworkObjects,
     node: &Node,
     routes: Option<&Routes>,
     path: &'static str,
     now: Timestamp,
-) -> NodeAnswer {
+) -> NodeReport {
     let name = name_of(node);
     let reduced = knarr_node_network::routes::reduced(node);
     let lease = lease(objects, name);
@@ -198,7 +198,7 @@ fn node_answer(
             faults.push(format!("{} is not routed: {}", conflict.cidr, conflict.message));
         }
     }
-    NodeAnswer {
+    NodeReport {
         name: name.to_string(),
         path,
         encrypted: annotations.and_then(Published::of).is_some(),
@@ -212,29 +212,29 @@ fn node_answer(
     }
 }
 
-/// What the Node itself says against its pods being reached.
+/// What the Node object has against its pods being reachable.
 fn faults(node: &Node, reduced: &routes::Node) -> Vec<String> {
     let mut faults = Vec::new();
     match condition(node, "Ready") {
         Some(ready) if ready.status == "True" => {}
         Some(ready) => {
-            let words = ready
+            let detail = ready
                 .message
                 .as_deref()
                 .or(ready.reason.as_deref())
                 .unwrap_or_default();
             let state = match ready.status.as_str() {
-                "Unknown" => "its kubelet is not heard of",
+                "Unknown" => "its kubelet reports no status",
                 _ => "it is not Ready",
             };
-            faults.push(format!("{state}: {words}").trim_end_matches(": ").into());
+            faults.push(format!("{state}: {detail}").trim_end_matches(": ").into());
         }
         None => faults.push("it has never been Ready".into()),
     }
     if let Some(network) = condition(node, "NetworkUnavailable").filter(|c| c.status != "False") {
         let (reason, message) = (network.reason.as_deref(), network.message.as_deref());
-        let words = message.or(reason).unwrap_or("its network is not set up");
-        faults.push(format!("NetworkUnavailable is {}: {words}", network.status));
+        let detail = message.or(reason).unwrap_or("its network is not configured");
+        faults.push(format!("NetworkUnavailable is {}: {detail}", network.status));
     }
     if reduced.pod_cidrs.is_empty() {
         faults.push("it has no podCIDR".into());
@@ -245,7 +245,7 @@ fn faults(node: &Node, reduced: &routes::Node) -> Vec<String> {
     faults
 }
 
-/// Why connections between pods of two nodes cannot arrive, in either direction.
+/// Why connections between pods of two nodes fail, in either direction.
 pub fn between(objects: &NetworkObjects, a: &str, b: &str) -> Vec<String> {
     let (nodes, keys) = (objects.routes(), keys(objects));
     let mut faults = Vec::new();
@@ -267,7 +267,7 @@ pub fn between(objects: &NetworkObjects, a: &str, b: &str) -> Vec<String> {
     faults
 }
 
-pub fn shown(answer: &NodesAnswer) -> String {
+pub fn to_text(report: &NodesReport) -> String {
     let mut rows = vec![
         [
             "NODE",
@@ -285,8 +285,8 @@ pub fn shown(answer: &NodesAnswer) -> String {
         [] => "-".to_string(),
         texts => texts.join(","),
     };
-    for node in &answer.nodes {
-        let newest = answer.newest_revision;
+    for node in &report.nodes {
+        let newest = report.newest_revision;
         let revision = match node.reported_revision {
             None => "-".to_string(),
             Some(revision) if Some(revision) == newest => format!("{revision} (newest)"),
@@ -301,23 +301,23 @@ pub fn shown(answer: &NodesAnswer) -> String {
             if node.faults.is_empty() {
                 "ready"
             } else {
-                "cut off"
+                "unreachable"
             }
             .to_string(),
             revision,
             age.map_or_else(|| "-".into(), |seconds| format!("{} ago", ago(seconds))),
         ]);
     }
-    let mut text = format!("As seen from node {}\n\n{}", answer.seen_from, table(&rows));
-    if let Some(common) = answer.common_revision {
+    let mut text = format!("As seen from node {}\n\n{}", report.seen_from, table(&rows));
+    if let Some(common) = report.common_revision {
         text += &format!(
-            "\nThe kernels of all nodes that are heard have the EndpointSlices up to revision {common}.\n"
+            "\nThe kernels of all reporting nodes have the EndpointSlices up to revision {common}.\n"
         );
     }
-    let cut_off: Vec<&NodeAnswer> = answer.nodes.iter().filter(|n| !n.faults.is_empty()).collect();
-    if !cut_off.is_empty() {
-        text += "\nCut off:\n";
-        for node in cut_off {
+    let unreachable: Vec<&NodeReport> = report.nodes.iter().filter(|n| !n.faults.is_empty()).collect();
+    if !unreachable.is_empty() {
+        text += "\nUnreachable:\n";
+        for node in unreachable {
             for fault in &node.faults {
                 text += &format!("- {}: {fault}\n", node.name);
             }
@@ -326,7 +326,7 @@ pub fn shown(answer: &NodesAnswer) -> String {
     text
 }
 
-/// As kubectl shows ages.
+/// An age, as kubectl shows it.
 fn ago(seconds: i64) -> String {
     match seconds {
         0..120 => format!("{seconds}s"),

@@ -1,4 +1,4 @@
-//! The objects that decide about connections, and the proxies and policies that nodes make of them.
+//! The objects that connections depend on, and the proxies and policies that nodes compute from them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::{NetworkPolicy, ServiceCIDR};
+use knarr_api::kinds::pod::is_terminal;
 use knarr_api::{Object, k8s_openapi, registry};
 use knarr_client::NETWORK_NAMESPACE;
 use knarr_network::catalog::Catalog;
@@ -15,10 +16,10 @@ use knarr_network::policy::{self, Policies};
 use knarr_network::proxy::{self, Proxy};
 use knarr_network::routes;
 
-use crate::command::snapshot::Wanted;
+use crate::command::snapshot::ObjectSelection;
 
-/// What is read. Without the first six an answer would be wrong.
-pub const WANTED: Wanted<'_> = Wanted {
+/// The objects that are read. Without the first six kinds a report would be wrong.
+pub const SELECTION: ObjectSelection<'_> = ObjectSelection {
     kinds: &[
         &registry::NODE,
         &registry::SERVICE,
@@ -30,34 +31,34 @@ pub const WANTED: Wanted<'_> = Wanted {
         &registry::LEASE,
         &registry::CONFIG_MAP,
     ],
-    needed: 6,
+    required: 6,
     only_in: &[
         (&registry::LEASE, NETWORK_NAMESPACE),
         (&registry::CONFIG_MAP, NETWORK_NAMESPACE),
     ],
 };
 
-/// What the objects do not say.
+/// Settings that no object has.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     pub proxy: proxy::Config,
-    /// Where the nodes answer DNS.
+    /// The addresses of the nodes' DNS server.
     pub dns_addresses: Vec<IpAddr>,
     pub cluster_domain: String,
     /// Whether knarr enforces NetworkPolicies.
     pub enforces_policies: bool,
 }
 
-/// A cluster's objects, as far as they concern its network.
+/// The objects of a cluster that concern its network.
 pub struct NetworkObjects {
     objects: Vec<Arc<Object>>,
     pub catalog: Catalog,
     pub settings: Settings,
 }
 
-/// The ranges of the Service addresses, as the API server allocates them.
+/// The ranges of Service addresses from which the API server allocates.
 pub fn service_cidrs(objects: &[Arc<Object>]) -> Option<Vec<String>> {
-    /// The one that the API server makes of `--service-cidr`.
+    /// The ServiceCIDR that the API server creates from `--service-cidr`.
     const DEFAULT: &str = "kubernetes";
     let default = objects.iter().filter(|object| object.name() == DEFAULT);
     let spec = default
@@ -79,7 +80,7 @@ impl NetworkObjects {
         for slice in all.objects.iter().filter_map(|o| o.get::<EndpointSlice>()) {
             all.catalog.apply_slice(slice);
         }
-        // What nodes have been given is the pods', whatever this machine is configured with.
+        // The pod CIDRs of nodes are pods' addresses, even if this host is configured with another range.
         let of_nodes: Vec<IpNet> = all.nodes().flat_map(|node| routes_of(node).pod_cidrs).collect();
         for cidr in of_nodes {
             let known = &mut all.settings.proxy.cluster_cidrs;
@@ -95,7 +96,7 @@ impl NetworkObjects {
         self.objects.iter().filter_map(|object| object.get::<T>())
     }
 
-    /// The object of a type with this name; the namespace is empty for kinds without.
+    /// The object of a type with this name; the namespace is empty for cluster-scoped kinds.
     pub fn find<T: 'static>(&self, namespace: &str, name: &str) -> Option<&T> {
         let named = self
             .objects
@@ -124,13 +125,13 @@ impl NetworkObjects {
         self.nodes().find(|node| addresses_of(node).contains(&address))
     }
 
-    /// The pod that has the address, if it is none in the host network.
+    /// The pod that has the address; pods in the host network have none of their own.
     pub fn pod_at(&self, address: IpAddr) -> Option<&core::Pod> {
         self.all::<core::Pod>()
-            .find(|pod| !is_host_network(pod) && !has_finished(pod) && pod_addresses(pod).contains(&address))
+            .find(|pod| !is_host_network(pod) && !is_terminal(pod) && pod_addresses(pod).contains(&address))
     }
 
-    /// What a node's proxy makes of all Services.
+    /// A node's proxy with all Services.
     pub fn proxy(&self, node: &core::Node) -> Proxy {
         let facts = knarr_node_network::proxy::facts(node);
         let mut proxy = Proxy::new(self.settings.proxy.clone(), facts);
@@ -140,7 +141,7 @@ impl NetworkObjects {
         proxy
     }
 
-    /// What all policies come to.
+    /// All NetworkPolicies with the pods that they select.
     pub fn policies(&self) -> Policies {
         let config = policy::Config {
             table: "".into(),
@@ -168,7 +169,7 @@ pub fn name_of(node: &core::Node) -> &str {
     node.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// The addresses that a Node says it has, names left out.
+/// The InternalIPs and ExternalIPs of a Node.
 pub fn addresses_of(node: &core::Node) -> Vec<IpAddr> {
     let all = node.status.iter().flat_map(|s| s.addresses.iter().flatten());
     let of_node = all.filter(|a| matches!(&*a.type_, "InternalIP" | "ExternalIP"));
@@ -178,11 +179,6 @@ pub fn addresses_of(node: &core::Node) -> Vec<IpAddr> {
 pub fn is_host_network(pod: &core::Pod) -> bool {
     let spec = pod.spec.as_ref();
     spec.and_then(|spec| spec.host_network).unwrap_or(false)
-}
-
-/// Its addresses may be another's by now.
-pub fn has_finished(pod: &core::Pod) -> bool {
-    matches!(phase(pod), "Succeeded" | "Failed")
 }
 
 pub fn phase(pod: &core::Pod) -> &str {
@@ -207,7 +203,7 @@ pub fn node_of(pod: &core::Pod) -> Option<&str> {
     name.filter(|name| !name.is_empty())
 }
 
-/// Whether a condition is `True`, and its words.
+/// The pod condition of this type.
 pub fn condition<'a>(pod: &'a core::Pod, type_: &str) -> Option<&'a core::PodCondition> {
     let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
     conditions.into_iter().find(|c| c.type_ == type_)

@@ -1,4 +1,4 @@
-//! Rules of NetworkPolicies in words, by their place in the policy.
+//! Descriptions of the rules of NetworkPolicies, by their index in the policy.
 
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -7,10 +7,10 @@ use knarr_api::k8s_openapi;
 use knarr_api::selector::label::Selector;
 use knarr_network::policy::Direction;
 
-/// What a rule lets through: `from pods with app=web to port 80/TCP`. Rules count from 0, as in field paths.
-pub fn in_words(policy: &NetworkPolicy, direction: Direction, index: usize) -> Option<String> {
+/// What a rule allows: `from pods with app=web, port 80/TCP`. The index counts from 0, as in field paths.
+pub fn describe(policy: &NetworkPolicy, direction: Direction, index: usize) -> Option<String> {
     let spec = policy.spec.as_ref()?;
-    let (word, peers, ports) = match direction {
+    let (preposition, peers, ports) = match direction {
         Direction::Ingress => {
             let rule = spec.ingress.as_ref()?.get(index)?;
             ("from", rule.from.as_deref(), rule.ports.as_deref())
@@ -21,14 +21,14 @@ pub fn in_words(policy: &NetworkPolicy, direction: Direction, index: usize) -> O
         }
     };
     let peers = match peers.unwrap_or_default() {
-        [] => "anyone".to_string(),
+        [] => "any peer".to_string(),
         peers => peers.iter().map(peer).collect::<Vec<_>>().join(" or "),
     };
     let ports = match ports.unwrap_or_default() {
         [] => "any port".to_string(),
         ports => ports.iter().map(port).collect::<Vec<_>>().join(", "),
     };
-    Some(format!("{word} {peers}, {ports}"))
+    Some(format!("{preposition} {peers}, {ports}"))
 }
 
 fn peer(peer: &NetworkPolicyPeer) -> String {
@@ -50,8 +50,8 @@ fn peer(peer: &NetworkPolicyPeer) -> String {
     }
 }
 
-fn selector(of: &LabelSelector) -> String {
-    match Selector::from_label_selector(of) {
+fn selector(selector: &LabelSelector) -> String {
+    match Selector::from_label_selector(selector) {
         Ok(selector) => selector.to_string(),
         Err(error) => format!("an invalid selector ({error})"),
     }

@@ -1,4 +1,4 @@
-//! What a Service resolves to on a node (SPEC N2): decided by the proxy and the zone that run there, on a copy.
+//! What a Service resolves to on a node (SPEC N2): computed by the code of the node's proxy and DNS server, on a copy.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -20,13 +20,13 @@ use super::objects::{NetworkObjects, addresses_of, name_of};
 use super::warnings;
 use crate::command::Failure;
 
-/// Of nobody: documentation addresses (RFC 5737, RFC 3849) stand for clients outside of the cluster.
+/// Documentation addresses (RFC 5737, RFC 3849), which represent clients outside of the cluster.
 const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 254);
 const OUTSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1);
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ServiceAnswer {
+pub struct ServiceReport {
     pub service: String,
     #[serde(rename = "type")]
     pub type_: &'static str,
@@ -46,32 +46,32 @@ pub struct ServiceAnswer {
     /// Why no proxy serves it; then there are no ports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_proxied: Option<String>,
-    pub ports: Vec<PortAnswer>,
+    pub ports: Vec<PortReport>,
     pub names: Vec<DnsRecord>,
     pub warnings: Vec<String>,
-    /// Only on the node itself, for root.
+    /// Only when run as root on the node.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub kernel: Option<KernelAnswer>,
-    /// Pods of the node, or the client that was asked about, reach an endpoint of every port.
+    pub kernel: Option<KernelReport>,
+    /// Pods of the node, or the client of --client, reach an endpoint of every port.
     pub reachable: bool,
 }
 
-/// One port in one family.
+/// One port in one IP family.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PortAnswer {
+pub struct PortReport {
     pub name: String,
     pub port: u16,
     pub protocol: &'static str,
     pub family: &'static str,
     pub topology: &'static str,
-    pub frontends: Vec<FrontendAnswer>,
-    pub endpoints: Vec<EndpointAnswer>,
+    pub frontends: Vec<FrontendReport>,
+    pub endpoints: Vec<EndpointReport>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct FrontendAnswer {
+pub struct FrontendReport {
     pub kind: &'static str,
     /// Absent for node ports: all addresses of the node.
     pub address: Option<IpAddr>,
@@ -83,7 +83,7 @@ pub struct FrontendAnswer {
     pub frontend: Frontend,
 }
 
-/// What connections of some clients come to.
+/// The outcome of the connections of some clients.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Connections {
@@ -101,7 +101,7 @@ pub struct Connections {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct EndpointAnswer {
+pub struct EndpointReport {
     pub address: IpAddr,
     pub port: u16,
     pub pod: Option<String>,
@@ -119,37 +119,37 @@ pub struct EndpointAnswer {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct KernelAnswer {
+pub struct KernelReport {
     pub in_step: bool,
     pub message: String,
 }
 
-/// A client whose connections are tried.
+/// A client whose connections are evaluated.
 struct Client {
-    words: String,
+    description: String,
     source: IpAddr,
-    class: Class,
+    class: ClientClass,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Class {
+enum ClientClass {
     Pods,
     Node,
     Outside,
     /// In or outside of `loadBalancerSourceRanges`.
     InRanges,
     NotInRanges,
-    /// The one that was asked about.
-    Asked,
+    /// The one of --client.
+    Given,
 }
 
 /// What the Service resolves to on the node, for clients of every kind or for the one with this address.
-pub fn answer(
+pub fn report(
     objects: &NetworkObjects,
     node: &core::Node,
     key: &ServiceKey,
     client: Option<IpAddr>,
-) -> Result<ServiceAnswer, Failure> {
+) -> Result<ServiceReport, Failure> {
     let Some(service) = objects.catalog.service(key) else {
         return Err(Failure::new(format!("there is no Service {key}")));
     };
@@ -160,26 +160,26 @@ pub fn answer(
     for family in Family::ALL {
         let clients = match client {
             Some(source) => vec![Client {
-                words: source.to_string(),
+                description: source.to_string(),
                 source,
-                class: Class::Asked,
+                class: ClientClass::Given,
             }],
             None => clients(&proxy, node, service, family),
         };
         let of_family = clients
             .into_iter()
             .filter(|client| Family::of(client.source) == family);
-        let mut tried = Vec::new();
+        let mut evaluated = Vec::new();
         for client in of_family {
             match explain(&proxy, &objects.catalog, key, client.source, &addresses) {
-                Explanation::Ports(ports) => tried.push((client, ports)),
+                Explanation::Ports(ports) => evaluated.push((client, ports)),
                 Explanation::NotProxied(why) => not_proxied = Some(why),
                 Explanation::NotFound => {}
             }
         }
-        ports.extend(ports_of(family, service, key, &tried));
+        ports.extend(ports_of(family, service, key, &evaluated));
     }
-    let mut answer = ServiceAnswer {
+    let mut report = ServiceReport {
         service: key.to_string(),
         type_: type_of(service),
         node: name_of(node).to_string(),
@@ -197,31 +197,31 @@ pub fn answer(
         kernel: None,
         reachable: false,
     };
-    if answer.not_proxied.is_none() && answer.ports.is_empty() {
+    if report.not_proxied.is_none() && report.ports.is_empty() {
         let is_dns = |ip: &IpAddr| objects.settings.dns_addresses.contains(ip);
-        answer.not_proxied = Some(match service.cluster_ips.iter().any(is_dns) {
+        report.not_proxied = Some(match service.cluster_ips.iter().any(is_dns) {
             true => "the node's own DNS server answers at its address".into(),
-            false => "it has no port that could be served".into(),
+            false => "it has no port that a proxy serves".into(),
         });
     }
-    answer.reachable = is_reachable(&answer, service, key, objects);
-    answer.warnings = warnings::of_service(objects, node, key, &answer);
-    Ok(answer)
+    report.reachable = is_reachable(&report, service, key, objects);
+    report.warnings = warnings::of_service(objects, node, key, &report);
+    Ok(report)
 }
 
 fn is_reachable(
-    answer: &ServiceAnswer,
+    report: &ServiceReport,
     service: &Service,
     key: &ServiceKey,
     objects: &NetworkObjects,
 ) -> bool {
-    if !answer.ports.is_empty() {
-        // Of the first client: pods, or the one that was asked about.
-        let is_sent = |frontend: &FrontendAnswer| {
+    if !report.ports.is_empty() {
+        // The first client is the pods, or the one of --client.
+        let is_sent = |frontend: &FrontendReport| {
             let first = frontend.connections.first();
             frontend.taken_by.is_none() && first.is_some_and(|c| c.outcome == "Sent")
         };
-        return answer.ports.iter().all(|port| port.frontends.iter().any(is_sent));
+        return report.ports.iter().all(|port| port.frontends.iter().any(is_sent));
     }
     if service.headless {
         let mut slices = objects.catalog.slices(key);
@@ -232,7 +232,7 @@ fn is_reachable(
                 .any(|e| e.ready || service.publish_not_ready)
         });
     }
-    !answer.names.is_empty()
+    !report.names.is_empty()
 }
 
 pub fn type_of(service: &Service) -> &'static str {
@@ -254,39 +254,49 @@ fn policy(policy: TrafficPolicy) -> &'static str {
 
 fn why_not(why: NotProxied) -> &'static str {
     match why {
-        NotProxied::Headless => "it is headless: clients connect to the endpoints that DNS names",
-        NotProxied::ExternalName => "it is an alias in DNS: clients connect to what that name stands for",
+        NotProxied::Headless => {
+            "it is headless: clients connect to the endpoints that its DNS name resolves to"
+        }
+        NotProxied::ExternalName => {
+            "it is of type ExternalName: clients connect to the host of its CNAME record"
+        }
         NotProxied::OtherProxy => {
-            "the label service.kubernetes.io/service-proxy-name leaves it to another proxy"
+            "the label service.kubernetes.io/service-proxy-name assigns it to another proxy"
         }
     }
 }
 
-/// One of each kind, of this family.
+/// One client of each class, of this IP family.
 fn clients(proxy: &Proxy, node: &core::Node, service: &Service, family: Family) -> Vec<Client> {
     let mut clients = Vec::new();
-    let mut add = |words: String, source: IpAddr, class| clients.push(Client { words, source, class });
+    let mut add = |description: &str, source: IpAddr, class| {
+        clients.push(Client {
+            description: description.to_string(),
+            source,
+            class,
+        });
+    };
     let of_node = knarr_node_network::routes::reduced(node).pod_cidrs;
     let pods = of_node.iter().chain(&proxy.config().cluster_cidrs);
-    // The last address of a range is no pod's, so that it is not an endpoint that connects to itself.
+    // The last address of a range is never a pod's, so this client is not an endpoint that connects to itself.
     if let Some(range) = pods.into_iter().find(|range| Family::of(range.addr()) == family) {
-        add("pods".into(), range.broadcast(), Class::Pods);
+        add("pods", range.broadcast(), ClientClass::Pods);
     }
     let own = addresses_of(node);
     if let Some(address) = own.into_iter().find(|ip| Family::of(*ip) == family) {
-        add("the node".into(), address, Class::Node);
+        add("the node", address, ClientClass::Node);
     }
     let outside = match family {
         Family::V4 => IpAddr::V4(OUTSIDE_V4),
         Family::V6 => IpAddr::V6(OUTSIDE_V6),
     };
-    add("outside".into(), outside, Class::Outside);
+    add("outside", outside, ClientClass::Outside);
     let ranges = &service.source_ranges;
     for range in ranges.iter().filter(|range| Family::of(range.addr()) == family) {
-        add(range.to_string(), range.addr(), Class::InRanges);
+        add(&range.to_string(), range.addr(), ClientClass::InRanges);
     }
     if !ranges.is_empty() && !ranges.iter().any(|range| range.contains(&outside)) {
-        add("others outside".into(), outside, Class::NotInRanges);
+        add("others outside", outside, ClientClass::NotInRanges);
     }
     clients
 }
@@ -295,22 +305,22 @@ fn ports_of(
     family: Family,
     service: &Service,
     key: &ServiceKey,
-    tried: &[(Client, Vec<PortExplanation>)],
-) -> Vec<PortAnswer> {
-    let Some((_, first)) = tried.first() else {
+    evaluated: &[(Client, Vec<PortExplanation>)],
+) -> Vec<PortReport> {
+    let Some((_, first)) = evaluated.first() else {
         return Vec::new();
     };
     // The same ports and frontends in the same order for every client.
     let of_family = first.iter().enumerate().filter(|(_, port)| port.family == family);
     let ports = of_family.map(|(index, port)| {
-        let frontends = port.frontends.iter().enumerate().map(|(place, frontend)| {
-            let outcomes = tried.iter().filter_map(|(client, ports)| {
-                let tried = ports.get(index)?.frontends.get(place)?;
-                Some((client, &tried.outcome))
+        let frontends = port.frontends.iter().enumerate().map(|(nth, frontend)| {
+            let outcomes = evaluated.iter().filter_map(|(client, ports)| {
+                let evaluated = ports.get(index)?.frontends.get(nth)?;
+                Some((client, &evaluated.outcome))
             });
             frontend_of(service, frontend, outcomes)
         });
-        PortAnswer {
+        PortReport {
             name: port.name.to_string(),
             port: port.port,
             protocol: port.protocol.name(),
@@ -338,13 +348,13 @@ fn frontend_of<'a>(
     service: &Service,
     frontend: &FrontendExplanation,
     outcomes: impl Iterator<Item = (&'a Client, &'a Outcome)>,
-) -> FrontendAnswer {
+) -> FrontendReport {
     let has_ranges = frontend.kind == FrontendKind::LoadBalancer && !service.source_ranges.is_empty();
     let mut connections: Vec<Connections> = Vec::new();
     for (client, outcome) in outcomes {
         let concerns = match client.class {
-            Class::InRanges | Class::NotInRanges => has_ranges,
-            Class::Outside => !has_ranges,
+            ClientClass::InRanges | ClientClass::NotInRanges => has_ranges,
+            ClientClass::Outside => !has_ranges,
             _ => true,
         };
         if !concerns {
@@ -363,14 +373,14 @@ fn frontend_of<'a>(
             .iter_mut()
             .find(|c| c.outcome == outcome && c.endpoints == endpoints && c.reason == reason);
         let masqueraded = hops.iter().all(|hop| hop.masquerade) && !hops.is_empty();
-        let masqueraded = masqueraded.then(|| client.words.clone());
+        let masqueraded = masqueraded.then(|| client.description.clone());
         match same {
             Some(same) => {
-                same.from.push(client.words.clone());
+                same.from.push(client.description.clone());
                 same.masqueraded.extend(masqueraded);
             }
             None => connections.push(Connections {
-                from: vec![client.words.clone()],
+                from: vec![client.description.clone()],
                 outcome,
                 endpoints,
                 masqueraded: masqueraded.into_iter().collect(),
@@ -378,7 +388,7 @@ fn frontend_of<'a>(
             }),
         }
     }
-    FrontendAnswer {
+    FrontendReport {
         kind: match frontend.kind {
             FrontendKind::ClusterIp => "ClusterIP",
             FrontendKind::NodePort => "NodePort",
@@ -393,7 +403,7 @@ fn frontend_of<'a>(
     }
 }
 
-/// What decided against a connection; the outcome itself is the proxy's.
+/// Why a connection is rejected or dropped.
 fn reason(service: &Service, kind: FrontendKind, client: &Client, outcome: &str) -> Option<String> {
     let is_internal = kind == FrontendKind::ClusterIp;
     let local = match is_internal {
@@ -401,23 +411,21 @@ fn reason(service: &Service, kind: FrontendKind, client: &Client, outcome: &str)
         false => service.external_policy == TrafficPolicy::Local,
     };
     let has_ranges = kind == FrontendKind::LoadBalancer && !service.source_ranges.is_empty();
-    let is_let_in = service.source_ranges.iter().any(|r| r.contains(&client.source));
+    let is_in_ranges = service.source_ranges.iter().any(|r| r.contains(&client.source));
     Some(match outcome {
-        "Rejected" => "no endpoint can take connections".into(),
-        "Dropped" if has_ranges && !is_let_in => "not in loadBalancerSourceRanges".into(),
+        "Rejected" => "no endpoint is serving".into(),
+        "Dropped" if has_ranges && !is_in_ranges => "not in loadBalancerSourceRanges".into(),
         "Dropped" if local && is_internal => {
-            "internalTrafficPolicy is Local and this node has no endpoint that can take connections".into()
+            "internalTrafficPolicy is Local and this node has no serving endpoint".into()
         }
-        "Dropped" if local => {
-            "externalTrafficPolicy is Local and this node has no endpoint that can take connections".into()
-        }
+        "Dropped" if local => "externalTrafficPolicy is Local and this node has no serving endpoint".into(),
         _ => return None,
     })
 }
 
-fn endpoint_of(key: &ServiceKey, endpoint: &EndpointExplanation) -> EndpointAnswer {
+fn endpoint_of(key: &ServiceKey, endpoint: &EndpointExplanation) -> EndpointReport {
     let texts = |all: &[std::sync::Arc<str>]| all.iter().map(ToString::to_string).collect();
-    EndpointAnswer {
+    EndpointReport {
         address: endpoint.address,
         port: endpoint.port,
         pod: endpoint
@@ -442,7 +450,7 @@ fn endpoint_of(key: &ServiceKey, endpoint: &EndpointExplanation) -> EndpointAnsw
     }
 }
 
-/// As in URLs.
+/// `address:port`, as in URLs.
 pub fn with_port(address: IpAddr, port: u16) -> String {
     std::net::SocketAddr::new(address, port).to_string()
 }

@@ -1,35 +1,35 @@
-//! The answer about a Service, for people.
+//! The text output of `knarr net service`.
 
-use super::service::{Connections, EndpointAnswer, FrontendAnswer, PortAnswer, ServiceAnswer};
+use super::service::{Connections, EndpointReport, FrontendReport, PortReport, ServiceReport};
 use crate::command::columns::{some, table};
 
-/// So many endpoints of a frontend, and values of a name, are named; `-o json` has all.
+/// How many endpoints of a frontend, and values of a DNS name, are to_text; `-o json` has all.
 const NAMED: usize = 6;
-/// So many endpoints have a line of their own.
+/// How many endpoints have a line of their own.
 const LISTED: usize = 40;
 
-pub fn shown(answer: &ServiceAnswer) -> String {
-    let zone = answer
+pub fn to_text(report: &ServiceReport) -> String {
+    let zone = report
         .zone
         .as_ref()
         .map_or_else(String::new, |zone| format!(" (zone {zone})"));
     let mut text = format!(
         "Service {} ({}) on node {}{zone}\n",
-        answer.service, answer.type_, answer.node
+        report.service, report.type_, report.node
     );
-    for fact in facts(answer) {
+    for fact in facts(report) {
         text += &format!("  {fact}\n");
     }
-    if let Some(why) = &answer.not_proxied {
+    if let Some(why) = &report.not_proxied {
         text += &format!("\nNo proxy serves it: {why}.\n");
     }
-    if !answer.ports.is_empty() {
+    if !report.ports.is_empty() {
         let mut rows = vec![
             ["ADDRESS", "PORT", "KIND", "CLIENTS", "CONNECTIONS"]
                 .map(String::from)
                 .to_vec(),
         ];
-        for port in &answer.ports {
+        for port in &report.ports {
             for frontend in &port.frontends {
                 rows.extend(frontend_rows(port, frontend));
             }
@@ -40,7 +40,7 @@ pub fn shown(answer: &ServiceAnswer) -> String {
                 .map(String::from)
                 .to_vec(),
         ];
-        let endpoints = || answer.ports.iter().flat_map(|port| &port.endpoints);
+        let endpoints = || report.ports.iter().flat_map(|port| &port.endpoints);
         rows.extend(endpoints().take(LISTED).map(endpoint_row));
         match endpoints().count() {
             0 => text += "\nIt has no endpoints.\n",
@@ -52,47 +52,47 @@ pub fn shown(answer: &ServiceAnswer) -> String {
             }
         }
     }
-    if !answer.names.is_empty() {
-        let rows = answer.names.iter().map(|record| {
+    if !report.names.is_empty() {
+        let rows = report.names.iter().map(|record| {
             let values = match record.values.as_slice() {
                 [] => "(no records)".to_string(),
                 values => some(values, NAMED),
             };
             vec![record.name.clone(), record.type_.to_string(), values]
         });
-        let mut all = vec![["NAME", "TYPE", "IS"].map(String::from).to_vec()];
+        let mut all = vec![["NAME", "TYPE", "VALUE"].map(String::from).to_vec()];
         all.extend(rows);
         text += &format!("\n{}", table(&all));
     }
-    if let Some(kernel) = &answer.kernel {
+    if let Some(kernel) = &report.kernel {
         text += &format!("\nKernel: {}\n", kernel.message);
     }
-    if !answer.warnings.is_empty() {
+    if !report.warnings.is_empty() {
         text += "\nWarnings:\n";
-        for warning in &answer.warnings {
+        for warning in &report.warnings {
             text += &format!("- {warning}\n");
         }
     }
     text
 }
 
-fn facts(answer: &ServiceAnswer) -> Vec<String> {
+fn facts(report: &ServiceReport) -> Vec<String> {
     let mut facts = Vec::new();
-    if answer.not_proxied.is_none() {
+    if report.not_proxied.is_none() {
         facts.push(format!(
             "internalTrafficPolicy: {}",
-            answer.internal_traffic_policy
+            report.internal_traffic_policy
         ));
-        let is_external = |port: &PortAnswer| port.frontends.iter().any(|f| f.kind != "ClusterIP");
-        if answer.ports.iter().any(is_external) {
+        let is_external = |port: &PortReport| port.frontends.iter().any(|f| f.kind != "ClusterIP");
+        if report.ports.iter().any(is_external) {
             facts.push(format!(
                 "externalTrafficPolicy: {}",
-                answer.external_traffic_policy
+                report.external_traffic_policy
             ));
         }
     }
-    if let Some(distribution) = &answer.traffic_distribution {
-        let used = answer
+    if let Some(distribution) = &report.traffic_distribution {
+        let used = report
             .ports
             .iter()
             .map(|port| port.topology)
@@ -100,26 +100,26 @@ fn facts(answer: &ServiceAnswer) -> Vec<String> {
         let used = match used {
             Some("SameZone") => "hints keep connections in this node's zone",
             Some(_) => "hints keep connections on this node",
-            None => "connections go anywhere",
+            None => "connections are distributed over all endpoints",
         };
         facts.push(format!("trafficDistribution: {distribution}; {used}"));
     }
-    if let Some(seconds) = answer.affinity_seconds {
+    if let Some(seconds) = report.affinity_seconds {
         facts.push(format!(
-            "sessionAffinity: ClientIP, a client stays with its endpoint for {seconds} s after its last connection"
+            "sessionAffinity: ClientIP, a client keeps its endpoint for {seconds} s after its last connection"
         ));
     }
-    if !answer.source_ranges.is_empty() {
-        let ranges: Vec<String> = answer.source_ranges.iter().map(ToString::to_string).collect();
+    if !report.source_ranges.is_empty() {
+        let ranges: Vec<String> = report.source_ranges.iter().map(ToString::to_string).collect();
         facts.push(format!("loadBalancerSourceRanges: {}", some(&ranges, NAMED)));
     }
-    if let Some(port) = answer.health_check_node_port {
+    if let Some(port) = report.health_check_node_port {
         facts.push(format!("healthCheckNodePort: {port}"));
     }
     facts
 }
 
-fn frontend_rows(port: &PortAnswer, frontend: &FrontendAnswer) -> Vec<Vec<String>> {
+fn frontend_rows(port: &PortReport, frontend: &FrontendReport) -> Vec<Vec<String>> {
     let address = match frontend.address {
         Some(address) => address.to_string(),
         None => format!("this node ({})", port.family),
@@ -130,53 +130,53 @@ fn frontend_rows(port: &PortAnswer, frontend: &FrontendAnswer) -> Vec<Vec<String
     };
     let number = format!("{}/{}{name}", frontend.port, port.protocol);
     let is_one = frontend.connections.len() == 1;
-    let rows = frontend.connections.iter().enumerate().map(|(index, of)| {
-        let clients = match is_one && of.from.len() > 1 {
+    let rows = frontend.connections.iter().enumerate().map(|(index, group)| {
+        let clients = match is_one && group.from.len() > 1 {
             true => "all".to_string(),
-            false => of.from.join(", "),
+            false => group.from.join(", "),
         };
-        // What is the same as above is not said again.
+        // Cells that equal those of the row above are left empty.
         match index {
             0 => vec![
                 address.clone(),
                 number.clone(),
                 frontend.kind.into(),
                 clients,
-                connections(of),
+                connections(group),
             ],
             _ => vec![
                 String::new(),
                 String::new(),
                 String::new(),
                 clients,
-                connections(of),
+                connections(group),
             ],
         }
     });
     rows.collect()
 }
 
-fn connections(of: &Connections) -> String {
-    let what = match of.outcome {
-        "Sent" if of.endpoints.len() == 1 => format!("go to {}", some(&of.endpoints, NAMED)),
-        "Sent" => format!("go to one of {}", some(&of.endpoints, NAMED)),
+fn connections(group: &Connections) -> String {
+    let what = match group.outcome {
+        "Sent" if group.endpoints.len() == 1 => format!("are sent to {}", some(&group.endpoints, NAMED)),
+        "Sent" => format!("are sent to one of {}", some(&group.endpoints, NAMED)),
         "Rejected" => "are rejected".into(),
         "Dropped" => "are dropped".into(),
-        "Unchanged" => "are left alone by the proxy".into(),
+        "Unchanged" => "are not changed by the proxy".into(),
         _ => "may be lost: the proxy has no endpoint for some of them".into(),
     };
-    match &of.reason {
+    match &group.reason {
         Some(reason) => format!("{what}: {reason}"),
         None => what,
     }
 }
 
-fn endpoint_row(endpoint: &EndpointAnswer) -> Vec<String> {
+fn endpoint_row(endpoint: &EndpointReport) -> Vec<String> {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let state = match (endpoint.ready, endpoint.terminating, endpoint.serving) {
         (true, false, _) => "ready",
         (true, true, _) => "ready, terminating",
-        (false, true, true) => "terminating, still serves",
+        (false, true, true) => "terminating, serving",
         (false, true, false) => "terminating",
         (false, false, _) => "not ready",
     };
@@ -192,10 +192,10 @@ fn endpoint_row(endpoint: &EndpointAnswer) -> Vec<String> {
     };
     let usage = match endpoint.usage {
         "Used" => "used",
-        "Fallback" => "used, as nothing else is ready",
-        "Terminating" => "not used: it terminates",
+        "Fallback" => "used, as no other endpoint is ready",
+        "Terminating" => "not used: it is terminating",
         "NotReady" => "not used: it is not ready",
-        "Farther" => "not used: hints lead to nearer ones",
+        "Farther" => "not used: hints prefer closer endpoints",
         _ => "not used: internalTrafficPolicy is Local",
     };
     vec![

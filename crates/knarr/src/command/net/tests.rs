@@ -1,4 +1,4 @@
-//! Questions about small clusters, and what is answered.
+//! Reports about small clusters.
 
 mod connections;
 mod nodes;
@@ -20,7 +20,7 @@ pub(super) fn cluster(objects: impl IntoIterator<Item = Value>) -> NetworkObject
         let text = |field: &str| object[field].as_str().unwrap().to_string();
         let kind = registry::by_kind(&text("apiVersion"), &text("kind")).unwrap();
         let decoded = kind.ops.decode(object.to_string().as_bytes()).unwrap();
-        assert_eq!(decoded.mistakes.len(), 0, "{object}");
+        assert_eq!(decoded.strict_errors.len(), 0, "{object}");
         Arc::new(Object::from_typed(kind, decoded.object))
     });
     let settings = Settings {
@@ -87,7 +87,7 @@ pub(super) fn slice(service: &str, family: &str, endpoints: Value) -> Value {
     })
 }
 
-/// That of a pod of [`pod`].
+/// The endpoint of a pod of [`pod`].
 pub(super) fn endpoint(app: &str, node: u8, last: u8, conditions: Value) -> Value {
     json!({
         "addresses": [format!("10.244.{node}.{last}")], "nodeName": format!("n{node}"), "zone": format!("z{node}"),
@@ -95,7 +95,7 @@ pub(super) fn endpoint(app: &str, node: u8, last: u8, conditions: Value) -> Valu
     })
 }
 
-/// As `field` of the object is meant to be.
+/// The object with `value` in the field.
 pub(super) fn with(mut object: Value, pointer: &str, value: Value) -> Value {
     let (parent, field) = pointer.rsplit_once('/').unwrap();
     object.pointer_mut(parent).unwrap()[field] = value;

@@ -1,4 +1,4 @@
-//! What a user has to know about a Service that does not do what it seems to do (SPEC N2, N4).
+//! Warnings about a Service that does not work as its spec suggests (SPEC N2, N4).
 
 use std::collections::BTreeSet;
 
@@ -6,24 +6,25 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use knarr_api::k8s_openapi;
+use knarr_api::kinds::pod::is_terminal;
 use knarr_api::selector::label::Selector;
 use knarr_network::catalog::ServiceKey;
 use knarr_network::proxy::Family;
 
-use super::objects::{NetworkObjects, condition, has_finished, name_of, phase, pod_addresses};
-use super::service::{PortAnswer, ServiceAnswer, family_name};
+use super::objects::{NetworkObjects, condition, name_of, phase, pod_addresses};
+use super::service::{PortReport, ServiceReport, family_name};
 use crate::command::columns::some;
 
-/// So many pods, ports or nodes of a kind are named.
+/// How many pods, ports or nodes a warning names.
 const NAMED: usize = 4;
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// Everything that was noticed, the causes before what follows from them.
+/// All warnings, causes before their consequences.
 pub fn of_service(
     objects: &NetworkObjects,
     node: &core::Node,
     key: &ServiceKey,
-    answer: &ServiceAnswer,
+    report: &ServiceReport,
 ) -> Vec<String> {
     let mut found = Vec::new();
     let service = objects.find::<core::Service>(&key.namespace, &key.name);
@@ -45,17 +46,19 @@ pub fn of_service(
         None => of_slices(&slices, key, spec, &mut found),
     }
     of_families(&slices, spec, &mut found);
-    for port in &answer.ports {
+    for port in &report.ports {
         of_port(objects, node, spec, port, &mut found);
     }
     let status = service.and_then(|service| service.status.as_ref());
     let ingress = status.and_then(|s| s.load_balancer.as_ref()?.ingress.as_ref());
     if spec.type_.as_deref() == Some("LoadBalancer") && ingress.is_none_or(Vec::is_empty) {
-        let whose = match &spec.load_balancer_class {
-            Some(class) => format!(" of the class {class}"),
+        let of_class = match &spec.load_balancer_class {
+            Some(class) => format!(" of loadBalancerClass {class}"),
             None => String::new(),
         };
-        found.push(format!("no load balancer{whose} has given it an address yet"));
+        found.push(format!(
+            "no load balancer{of_class} has set status.loadBalancer.ingress yet"
+        ));
     }
     let mut seen = BTreeSet::new();
     found.retain(|warning| seen.insert(warning.clone()));
@@ -73,7 +76,7 @@ fn name(pod: &core::Pod) -> &str {
     pod.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// Why the pods that the Service selects are no endpoints, or none that can be used.
+/// Why the pods that the Service selects are not endpoints, or not ready ones.
 fn of_pods(
     objects: &NetworkObjects,
     key: &ServiceKey,
@@ -83,7 +86,7 @@ fn of_pods(
 ) {
     let selected = || {
         let pods = objects.all::<core::Pod>();
-        pods.filter(|pod| !has_finished(pod) && selector.matches(pod.metadata.labels.as_ref()))
+        pods.filter(|pod| !is_terminal(pod) && selector.matches(pod.metadata.labels.as_ref()))
     };
     let is_here = |pod: &&core::Pod| pod.metadata.namespace.as_deref() == Some(&*key.namespace);
     let pods: Vec<&core::Pod> = selected().filter(is_here).collect();
@@ -91,11 +94,11 @@ fn of_pods(
         let elsewhere: BTreeSet<String> = selected().filter_map(|p| p.metadata.namespace.clone()).collect();
         let elsewhere: Vec<String> = elsewhere.into_iter().collect();
         let mut warning = format!(
-            "no pod of the namespace {} has the labels {selector}, which the Service selects",
+            "no pod in namespace {} matches the Service's selector {selector}",
             key.namespace
         );
         if !elsewhere.is_empty() {
-            warning += &format!("; pods of other namespaces have: {}", some(&elsewhere, NAMED));
+            warning += &format!("; pods in other namespaces do: {}", some(&elsewhere, NAMED));
         }
         found.push(warning);
         return;
@@ -108,8 +111,8 @@ fn of_pods(
             .map(|pod| format!("{} ({})", name(pod), state(pod)))
             .collect();
         let count = match pods.len() {
-            1 => "the only pod that it selects is not ready".to_string(),
-            count => format!("none of the {count} pods that it selects is ready"),
+            1 => "the only selected pod is not ready".to_string(),
+            count => format!("none of the {count} selected pods is ready"),
         };
         found.push(format!("{count}: {}", some(&states, NAMED)));
     }
@@ -118,11 +121,11 @@ fn of_pods(
             continue;
         };
         let protocol = port.protocol.as_deref().unwrap_or("TCP");
-        let lacking: Vec<&&core::Pod> = pods
+        let without_port: Vec<&&core::Pod> = pods
             .iter()
             .filter(|pod| !ports_of(pod).any(|(name, of, _)| name == target && of == protocol))
             .collect();
-        let Some(first) = lacking.first() else {
+        let Some(first) = without_port.first() else {
             continue;
         };
         let has: Vec<String> = ports_of(first)
@@ -132,9 +135,9 @@ fn of_pods(
             [] => "no named ports".to_string(),
             has => some(has, NAMED),
         };
-        let names: Vec<String> = lacking.iter().map(|pod| name(pod).to_string()).collect();
+        let names: Vec<String> = without_port.iter().map(|pod| name(pod).to_string()).collect();
         found.push(format!(
-            "the targetPort {target:?} of port {} is no {protocol} port of {}; {} has {has}",
+            "the targetPort {target:?} of port {} is not a {protocol} port of {}; {} has {has}",
             port.port,
             some(&names, NAMED),
             name(first),
@@ -157,7 +160,7 @@ fn ports_of(pod: &core::Pod) -> impl Iterator<Item = (&str, &str, i32)> {
     })
 }
 
-/// Why a pod takes no connections.
+/// Why a pod is not ready.
 fn state(pod: &core::Pod) -> String {
     if pod.metadata.deletion_timestamp.is_some() {
         return "terminating".into();
@@ -165,19 +168,19 @@ fn state(pod: &core::Pod) -> String {
     let scheduled = condition(pod, "PodScheduled").filter(|c| c.status == "False");
     let ready = condition(pod, "Ready").filter(|c| c.status != "True");
     let why = scheduled.or(ready);
-    let words = why.and_then(|c| c.message.as_deref().or(c.reason.as_deref()));
-    let words = words.filter(|words| !words.is_empty());
+    let message = why.and_then(|c| c.message.as_deref().or(c.reason.as_deref()));
+    let message = message.filter(|message| !message.is_empty());
     let address = match pod_addresses(pod).is_empty() {
         true => ", without an address",
         false => "",
     };
-    match words {
-        Some(words) => format!("{}{address}: {words}", phase(pod)),
+    match message {
+        Some(message) => format!("{}{address}: {message}", phase(pod)),
         None => format!("{}{address}", phase(pod)),
     }
 }
 
-/// A Service without selector: whoever writes its slices decides.
+/// A Service without selector: its EndpointSlices are written by another client than the EndpointSlice controller.
 fn of_slices(slices: &[&EndpointSlice], key: &ServiceKey, spec: &core::ServiceSpec, found: &mut Vec<String>) {
     if slices.is_empty() {
         found.push(format!(
@@ -187,11 +190,11 @@ fn of_slices(slices: &[&EndpointSlice], key: &ServiceKey, spec: &core::ServiceSp
         return;
     }
     for port in spec.ports.iter().flatten() {
-        let wanted = port.name.as_deref().unwrap_or_default();
+        let port_name = port.name.as_deref().unwrap_or_default();
         let protocol = port.protocol.as_deref().unwrap_or("TCP");
         let all = || slices.iter().flat_map(|slice| slice.ports.iter().flatten());
         let is_same = |p: &k8s_openapi::api::discovery::v1::EndpointPort| {
-            p.name.as_deref().unwrap_or_default() == wanted
+            p.name.as_deref().unwrap_or_default() == port_name
                 && p.protocol.as_deref().unwrap_or("TCP") == protocol
         };
         if all().any(is_same) {
@@ -209,13 +212,13 @@ fn of_slices(slices: &[&EndpointSlice], key: &ServiceKey, spec: &core::ServiceSp
             names => some(names, NAMED),
         };
         found.push(format!(
-            "no EndpointSlice of it has a {protocol} port with the name {wanted:?} of port {}; their ports are: {names}",
+            "none of its EndpointSlices has a {protocol} port with the name {port_name:?} of port {}; their ports are: {names}",
             port.port
         ));
     }
 }
 
-/// Endpoints of one family only, where the Service has addresses of another.
+/// Endpoints of one IP family only, where the Service has addresses of another.
 fn of_families(slices: &[&EndpointSlice], spec: &core::ServiceSpec, found: &mut Vec<String>) {
     let ips = spec.cluster_ips.iter().flatten();
     let families: BTreeSet<&str> = ips
@@ -230,7 +233,7 @@ fn of_families(slices: &[&EndpointSlice], spec: &core::ServiceSpec, found: &mut 
         if !of_slices.is_empty() && !of_slices.contains(family) {
             let has: Vec<&str> = of_slices.iter().copied().collect();
             found.push(format!(
-                "its endpoints have {} addresses only: its {family} address leads nowhere",
+                "its endpoints have {} addresses only: no endpoint is reached by its {family} address",
                 has.join(" and ")
             ));
         }
@@ -238,18 +241,18 @@ fn of_families(slices: &[&EndpointSlice], spec: &core::ServiceSpec, found: &mut 
     for family in of_slices.iter().filter(|_| !families.is_empty()) {
         if !families.contains(family) {
             found.push(format!(
-                "it has endpoints with {family} addresses, which none of its addresses leads to"
+                "it has endpoints with {family} addresses, but no {family} address of its own"
             ));
         }
     }
 }
 
-/// What a port does here that surprises.
+/// Warnings about one port on this node.
 fn of_port(
     objects: &NetworkObjects,
     node: &core::Node,
     spec: &core::ServiceSpec,
-    port: &PortAnswer,
+    port: &PortReport,
     found: &mut Vec<String>,
 ) {
     for frontend in &port.frontends {
@@ -258,7 +261,7 @@ fn of_port(
                 .address
                 .map_or_else(|| "node port".into(), |ip| ip.to_string());
             found.push(format!(
-                "{address} {}/{} belongs to the Service {other}: connections go there",
+                "{address} {}/{} belongs to Service {other}: connections are sent to that Service",
                 frontend.port, port.protocol
             ));
         }
@@ -287,14 +290,14 @@ fn of_port(
             "clients outside that connect to",
         ),
     ];
-    for (field, policy, concerns, whose) in policies {
+    for (field, policy, concerns, clients) in policies {
         if concerns
             && policy.as_deref() == Some("Local")
             && usable(true).next().is_none()
             && !others.is_empty()
         {
             found.push(format!(
-                "{field} is Local and no endpoint of port {} is on {}: connections of {whose} this node are \
+                "{field} is Local and no endpoint of port {} is on {}: connections of {clients} this node are \
                  dropped; there are endpoints on {}",
                 port.port,
                 name_of(node),
@@ -309,7 +312,7 @@ fn of_port(
     };
     if used().next().is_some() && used().all(|e| e.usage == "Fallback") {
         found.push(format!(
-            "no endpoint of port {} is ready: connections go to {} that terminate, while they last",
+            "no endpoint of port {} is ready: connections are sent to its terminating endpoints ({})",
             port.port,
             used().count()
         ));
@@ -325,7 +328,7 @@ fn of_port(
     let lost: Vec<String> = lost.into_iter().collect();
     if !lost.is_empty() {
         found.push(format!(
-            "endpoints of port {} that are used are on nodes that are not Ready: {}",
+            "used endpoints of port {} are on nodes that are not Ready: {}",
             port.port,
             some(&lost, NAMED)
         ));

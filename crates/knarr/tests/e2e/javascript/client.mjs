@@ -22,13 +22,13 @@ function within(what, promise) {
   return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }
 
-/** What an informer tells, in order, and a way to wait for it. */
-class Told {
+/** The events of an informer, in order, and a way to wait for one. */
+class Events {
   events = [];
   waiting = [];
-  tell(verb, object) {
+  add(verb, object) {
     this.events.push([verb, object]);
-    this.waiting = this.waiting.filter((look) => !look(verb, object));
+    this.waiting = this.waiting.filter((matches) => !matches(verb, object));
   }
   until(what, holds) {
     if (this.events.some(([verb, object]) => holds(verb, object))) return Promise.resolve();
@@ -40,14 +40,14 @@ class Told {
 }
 
 const labelSelector = 'made=javascript';
-const told = new Told();
+const events = new Events();
 const informer = k8s.makeInformer(
   config,
   `/api/v1/namespaces/${namespace}/pods`,
   () => core.listNamespacedPod({ namespace, labelSelector }),
   labelSelector,
 );
-for (const verb of ['add', 'update', 'delete']) informer.on(verb, (pod) => told.tell(verb, pod));
+for (const verb of ['add', 'update', 'delete']) informer.on(verb, (pod) => events.add(verb, pod));
 informer.on('error', (error) => {
   throw error;
 });
@@ -65,8 +65,8 @@ const body = {
 const created = await core.createNamespacedPod({ namespace, body });
 assert.equal(created.status.phase, 'Pending');
 assert.ok(created.metadata.creationTimestamp instanceof Date);
-await told.until('running', (_, pod) => pod.status.phase === 'Running');
-assert.equal(told.events[0][0], 'add');
+await events.until('running', (_, pod) => pod.status.phase === 'Running');
+assert.equal(events.events[0][0], 'add');
 console.log('running');
 
 // Each form of a patch.
@@ -85,7 +85,7 @@ const merged = await core.patchNamespacedPod(
 );
 assert.deepEqual(merged.metadata.labels, { made: 'javascript' });
 assert.deepEqual(merged.spec.containers[0].command, ['sleep', '3600']);
-await told.until('patched', (verb, pod) => verb === 'update' && pod.spec.containers[0].image.endsWith('web:1'));
+await events.until('patched', (verb, pod) => verb === 'update' && pod.spec.containers[0].image.endsWith('web:1'));
 console.log('patched');
 
 // A manifest of several objects, applied on the server's side, twice.
@@ -121,21 +121,21 @@ const replaced = await core.replaceNamespacedConfigMap({ name: 'js', namespace, 
 assert.deepEqual(replaced.data, { a: '2' });
 console.log('applied');
 
-// What went wrong is told by code and reason.
-const refused = async (code, reason, request) => {
+// Errors have a code and a reason.
+const rejected = async (code, reason, request) => {
   const error = await request.then(() => null, (error) => error);
   assert.equal(error?.code, code, `${error}`);
   assert.equal(JSON.parse(error.body).reason, reason);
 };
-await refused(404, 'NotFound', core.readNamespacedPod({ name: 'nobody', namespace }));
-await refused(409, 'AlreadyExists', core.createNamespacedPod({ namespace, body }));
-await refused(409, 'Conflict', core.replaceNamespacedConfigMap({ name: 'js', namespace, body: map }));
-await refused(422, 'Invalid', core.createNamespacedConfigMap({ namespace, body: { metadata: { name: 'Not A Name' } } }));
-console.log('refused');
+await rejected(404, 'NotFound', core.readNamespacedPod({ name: 'absent', namespace }));
+await rejected(409, 'AlreadyExists', core.createNamespacedPod({ namespace, body }));
+await rejected(409, 'Conflict', core.replaceNamespacedConfigMap({ name: 'js', namespace, body: map }));
+await rejected(422, 'Invalid', core.createNamespacedConfigMap({ namespace, body: { metadata: { name: 'Not A Name' } } }));
+console.log('rejected');
 
 const out = new PassThrough();
-let said = '';
-out.on('data', (chunk) => (said += chunk));
+let output = '';
+out.on('data', (chunk) => (output += chunk));
 const status = await within(
   'exec',
   new Promise((resolve, reject) => {
@@ -145,11 +145,11 @@ const status = await within(
 );
 assert.equal(status.status, 'Failure');
 assert.deepEqual(status.details.causes, [{ reason: 'ExitCode', message: '3' }]);
-console.log('exec:', said.trim());
+console.log('exec:', output.trim());
 
 await core.deleteNamespacedPod({ name: 'js', namespace });
-await told.until('deleted', (verb) => verb === 'delete');
-await refused(404, 'NotFound', core.readNamespacedPod({ name: 'js', namespace }));
+await events.until('deleted', (verb) => verb === 'delete');
+await rejected(404, 'NotFound', core.readNamespacedPod({ name: 'js', namespace }));
 await informer.stop();
 console.log('deleted');
 process.exit(0);

@@ -1,24 +1,24 @@
-//! What cannot be: the error, event or condition says why, and everything else goes on.
+//! Invalid or conflicting network objects: the error, event or condition says why, and everything else keeps working.
 
 use std::net::{Ipv4Addr, TcpListener};
 
 use super::body;
 use crate::cluster::{Cluster, Namespace, Scenario, eventually, has, output_of, same};
 use crate::kubectl::running;
-use crate::{Alone, KNARR, Outcome};
+use crate::{KNARR, Outcome, StandaloneScenario};
 use knarr_nemesis::fleet::Fleet;
 
 pub const SCENARIOS: &[(&str, Scenario)] = &[(
-    "n2_n6_what_services_and_policies_ask_for_in_vain_is_said_and_hurts_no_other",
-    in_vain,
+    "n2_n6_services_and_policies_that_cannot_work_are_reported_and_affect_no_other",
+    invalid_objects,
 )];
 
-pub const ALONE: &[Alone] = &[
+pub const STANDALONE: &[StandaloneScenario] = &[
     ("n1_n2_exhausted_ranges_are_reported", exhausted),
     ("n7_pods_never_take_the_network_of_their_node", overlapping),
 ];
 
-/// An EndpointSlice takes no more.
+/// The limit of an EndpointSlice.
 const MAX_ENDPOINTS: usize = 1000;
 
 const WEB: &str = r#"
@@ -49,16 +49,16 @@ spec:
   ports: [{ port: 80, targetPort: 8080 }]
 "#;
 
-/// One allows everybody what the other allows nobody, and a third names a port that the pod does not have.
+/// One allows from everywhere what the other denies, and a third names a port that the pod does not have.
 const POLICIES: &str = r#"
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
-metadata: { name: nobody }
+metadata: { name: deny-all }
 spec: { podSelector: {}, policyTypes: [Ingress, Egress], egress: [{}] }
 ---
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
-metadata: { name: everybody }
+metadata: { name: allow-web }
 spec: { podSelector: { matchLabels: { app: web } }, ingress: [{ ports: [{ port: 8080 }] }] }
 ---
 apiVersion: networking.k8s.io/v1
@@ -71,7 +71,7 @@ fn service(name: &str, spec: &str) -> String {
     format!("apiVersion: v1\nkind: Service\nmetadata: {{ name: {name} }}\nspec: {{ {spec} }}\n---\n")
 }
 
-/// What is said of a manifest that must be rejected.
+/// The error of a manifest that must be rejected.
 fn rejected(ns: &Namespace, manifest: &str) -> Result<String, libtest_mimic::Failed> {
     match ns.apply(manifest) {
         Ok(out) => Err(format!("this should have been rejected, but: {out}\n{manifest}").into()),
@@ -79,7 +79,7 @@ fn rejected(ns: &Namespace, manifest: &str) -> Result<String, libtest_mimic::Fai
     }
 }
 
-fn in_vain(ns: &Namespace) -> Outcome {
+fn invalid_objects(ns: &Namespace) -> Outcome {
     ns.apply(WEB)?;
     running(ns, "web")?;
     let of_web = |path: &str| ns.run(&["get", "service", "web", "-o", &format!("jsonpath={{{path}}}")]);
@@ -104,7 +104,7 @@ fn in_vain(ns: &Namespace) -> Outcome {
     )?;
     large_slice(ns)?;
 
-    // A process of the machine's that has the port is not reached by it any more; the Service is.
+    // A process of the host that listens on the port is not reached by it any more; the Service is.
     let number: u16 = port.parse()?;
     let answers = || body(Ipv4Addr::LOCALHOST, number, "/");
     ns.eventually("the node port", || answers().is_ok())?;
@@ -131,17 +131,17 @@ fn in_vain(ns: &Namespace) -> Outcome {
         |t| !t.is_empty(),
     )?;
     has(&event, "nothing")?;
-    // What one policy allows is allowed.
+    // A connection that one policy allows is allowed.
     running(ns, "client")?;
     let url = ["exec", "client", "--", "wget", "-T", "3", "-qO-", "http://web"];
     same(&ns.eventually_run(&url, |t| t == "web\n")?, "web\n")?;
-    ns.run(&["delete", "networkpolicy", "everybody"])?;
-    ns.eventually("the policies that are left", || ns.try_run(&url).is_err())?;
+    ns.run(&["delete", "networkpolicy", "allow-web"])?;
+    ns.eventually("the remaining policies", || ns.try_run(&url).is_err())?;
     ns.run(&["delete", "networkpolicy", "--all"])?;
     ns.eventually_run(&url, |t| t == "web\n").map(drop)
 }
 
-/// As many endpoints as a slice takes are in the kernel, one more is rejected.
+/// The most endpoints that a slice may have are in the kernel, one more is rejected.
 fn large_slice(ns: &Namespace) -> Outcome {
     let slice = |endpoints: usize| {
         let addresses =
@@ -163,8 +163,8 @@ fn large_slice(ns: &Namespace) -> Outcome {
     let in_kernel = || {
         let tables = ns.cluster.nft_tables().into_iter();
         let listed = tables.filter(|t| t.starts_with("table ip ")).map(|table| {
-            let words: Vec<&str> = table.split(' ').collect();
-            knarr_nemesis::fleet::system(&[&["nft", "list"][..], &words].concat()).unwrap_or_default()
+            let args: Vec<&str> = table.split(' ').collect();
+            knarr_nemesis::fleet::system(&[&["nft", "list"][..], &args].concat()).unwrap_or_default()
         });
         listed.collect::<String>().matches("198.19.").count() >= MAX_ENDPOINTS
     };
@@ -207,7 +207,7 @@ fn exhausted() -> Outcome {
     has(&rejected(&ns, &service("more", "ports: [{ port: 80 }]"))?, full)?;
 
     ns.run(&["delete", "service", "s1", "s2"])?;
-    // More than the 2768 node ports together.
+    // Together more than the 2768 node ports.
     let ports = |from: u16| {
         (from..from + 1400)
             .map(|p| format!("{{ name: p{p}, port: {p} }}"))
@@ -229,39 +229,39 @@ fn exhausted() -> Outcome {
     Ok(cluster.end()?)
 }
 
-/// A range of pods' addresses that holds the node's own network is not routed: the node stays reachable, and says why it
-/// takes no pods.
+/// A pod CIDR that contains the node's own network is not routed: the node stays reachable, and reports why it accepts no
+/// pods.
 fn overlapping() -> Outcome {
-    let fleet = Fleet::lay(KNARR, 1, &[])?;
+    let fleet = Fleet::prepare(KNARR, 1, &[])?;
     let checked = || -> Outcome {
         let [a, b, c, _] = fleet.server.address.octets();
         let flag = format!("--cluster-cidr={a}.{b}.{c}.0/24");
         fleet.launch_server(&fleet.server, &[&flag])?;
-        fleet.ready(&fleet.server)?;
-        let words = fleet.join_words()?;
-        let mut join: Vec<&str> = words.iter().map(String::as_str).collect();
+        fleet.wait_ready(&fleet.server)?;
+        let args = fleet.join_args()?;
+        let mut join: Vec<&str> = args.iter().map(String::as_str).collect();
         join.push(&flag);
         let [agent] = fleet.agents.as_slice() else {
             return Err("no agent".into());
         };
         agent.launch(fleet.agent(agent, &join))?;
         let condition = "jsonpath={.status.conditions[?(@.type==\"NetworkUnavailable\")]}";
-        let said = fleet.eventually(&["get", "node", "node1", "-o", condition], |t| {
+        let output = fleet.eventually_run(&["get", "node", "node1", "-o", condition], |t| {
             t.contains("PodCIDRConflict")
         })?;
-        has(&said, "it contains the address")?;
-        has(&said, "\"status\":\"True\"")?;
-        // It reports on, and nothing of its network was routed away.
+        has(&output, "it contains the address")?;
+        has(&output, "\"status\":\"True\"")?;
+        // It continues to report, and its own network is not affected by routes.
         has(
             &fleet.run(&["describe", "node", "node1"])?,
             "node.kubernetes.io/network-unavailable:NoSchedule",
         )?;
         let routes = agent.output(&["ip", "-4", "route", "show"])?;
         match routes.contains("unreachable") {
-            true => Err(format!("the node's network is routed away:\n{routes}").into()),
+            true => Err(format!("the node's own network is not reachable any more:\n{routes}").into()),
             false => Ok(()),
         }
     };
     checked().map_err(|e| fleet.with_logs(e))?;
-    fleet.end()
+    fleet.tear_down()
 }

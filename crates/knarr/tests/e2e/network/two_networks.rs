@@ -1,5 +1,5 @@
-//! Five nodes, of which two are on another network: which way packets take between each two of them, and that pods notice
-//! nothing of it.
+//! Five nodes, of which two are on another network: which path packets take between each two of them, and that pods are not
+//! affected by it.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -10,19 +10,19 @@ use libtest_mimic::Failed;
 use super::{CONNECTION, body, fetch_from};
 use crate::Outcome;
 use crate::cluster::{has, same, text};
-use knarr_nemesis::fleet::{Fleet, Machine};
+use knarr_nemesis::fleet::{Fleet, Host};
 
-/// Of the agents, the last ones.
+/// How many agents, the last ones, are on the other network.
 pub const FAR: usize = 2;
 const LOCAL: u16 = 30081;
 const CLUSTER: u16 = 30082;
 const MEGABYTES: usize = 64;
-/// ICMP over IPv4, in a packet of so many bytes.
+/// Bytes of the headers of ICMP over IPv4.
 const HEADERS: usize = 28;
 const LINK_MTU: usize = 1500;
 const TUNNEL_MTU: usize = 1450;
 
-/// One that says who it is and who asks on every node, and one on the last node alone.
+/// A server on every node that responds with its node and the client's address, and one on the last node only.
 const PEERS: &str = r#"
 apiVersion: v1
 kind: ConfigMap
@@ -105,7 +105,7 @@ spec:
 
 /// A pod of a node.
 struct Peer<'a> {
-    node: &'a Machine,
+    node: &'a Host,
     is_far: bool,
     pod: String,
     uid: String,
@@ -113,18 +113,18 @@ struct Peer<'a> {
 }
 
 impl Peer<'_> {
-    /// Runs a command of the test machine's in the pod's network.
-    fn output(&self, words: &[&str]) -> Result<(bool, String), Failed> {
+    /// Runs a command of the test host in the pod's network.
+    fn output(&self, args: &[&str]) -> Result<(bool, String), Failed> {
         let pid = process_of(&self.uid, "httpd")?;
         let out = std::process::Command::new("nsenter")
             .args(["-t", &pid, "-n"])
-            .args(words)
+            .args(args)
             .stdin(Stdio::null())
             .output()?;
         Ok((out.status.success(), text(&out)))
     }
 
-    /// Whether a packet of so many bytes that must not be fragmented comes there and back.
+    /// Whether a packet of this size that must not be fragmented is sent and answered.
     fn ping(&self, to: &str, packet: usize) -> Result<(bool, String), Failed> {
         let payload = (packet - HEADERS).to_string();
         self.output(&["ping", "-n", "-M", "do", "-c", "1", "-W", "2", "-s", &payload, to])
@@ -133,7 +133,7 @@ impl Peer<'_> {
 
 /// A process of a pod, by its cgroup.
 pub fn process_of(uid: &str, name: &str) -> Result<String, Failed> {
-    // With underscores where systemd names the group.
+    // With underscores where systemd names the cgroup.
     let names = [uid.to_string(), uid.replace('-', "_")];
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let pid = entry.file_name().to_string_lossy().into_owned();
@@ -154,7 +154,7 @@ pub fn check(fleet: &Fleet) -> Outcome {
     fleet.run(&["rollout", "status", "daemonset/peer", "--timeout=120s"])?;
     fleet.run(&["wait", "pod/far", "--for=condition=Ready", "--timeout=60s"])?;
     let peers = peers(fleet)?;
-    ways(fleet)?;
+    routes(fleet)?;
     every_pair(fleet, &peers)?;
     largest_packets(&peers)?;
     transfers(fleet, &peers)?;
@@ -167,8 +167,8 @@ fn peers(fleet: &Fleet) -> Result<Vec<Peer<'_>>, Failed> {
     let found = fleet.run(&["get", "pods", "-l", "app=peer", "-o", columns])?;
     let mut by_node = BTreeMap::new();
     for line in found.lines() {
-        let words: Vec<&str> = line.split(' ').collect();
-        let [node, pod, uid, ip] = words[..] else {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let [node, pod, uid, ip] = fields[..] else {
             return Err(format!("a pod of the DaemonSet has no address yet: {line:?}").into());
         };
         by_node.insert(node, (pod.to_string(), uid.to_string(), ip.to_string()));
@@ -190,8 +190,8 @@ fn peers(fleet: &Fleet) -> Result<Vec<Peer<'_>>, Failed> {
     Ok(peers)
 }
 
-/// Plain routes between nodes of one network, the tunnel to the others, one of either for each node.
-fn ways(fleet: &Fleet) -> Outcome {
+/// Plain routes between nodes of one network, the tunnel to nodes of the other, exactly one for each node.
+fn routes(fleet: &Fleet) -> Outcome {
     let columns = "jsonpath={range .items[*]}{.metadata.name} {.spec.podCIDR}{\"\\n\"}{end}";
     let found = fleet.run(&["get", "nodes", "-o", columns])?;
     let ranges: BTreeMap<&str, &str> = found.lines().filter_map(|l| l.split_once(' ')).collect();
@@ -199,7 +199,7 @@ fn ways(fleet: &Fleet) -> Outcome {
     for (i, from) in fleet.agents.iter().enumerate() {
         let routes = from.output(&["ip", "-4", "route", "show"])?;
         for (j, to) in fleet.agents.iter().enumerate().filter(|(j, _)| *j != i) {
-            let range = *ranges.get(to.name.as_str()).ok_or("a node without a range")?;
+            let range = *ranges.get(to.name.as_str()).ok_or("a node without a pod CIDR")?;
             let route = routes.lines().find(|l| l.starts_with(&format!("{range} ")));
             let route =
                 route.ok_or_else(|| format!("{} has no route to {}:\n{routes}", from.name, to.name))?;
@@ -214,7 +214,7 @@ fn ways(fleet: &Fleet) -> Outcome {
     Ok(())
 }
 
-/// From the pod of each node by address, by Service and by name; nobody's address is translated on the way.
+/// From the pod of each node by address, by Service and by DNS name; no client address is translated.
 fn every_pair(fleet: &Fleet, peers: &[Peer<'_>]) -> Outcome {
     let service = fleet.run(&["get", "service", "peer", "-o", "jsonpath={.spec.clusterIP}"])?;
     for from in peers {
@@ -230,8 +230,8 @@ fn every_pair(fleet: &Fleet, peers: &[Peer<'_>]) -> Outcome {
                 "wget -T 5 -qO- http://{host}/cgi-bin/who || echo failed\n"
             ));
         }
-        let said = fleet.run(&["exec", &from.pod, "--", "sh", "-c", &script])?;
-        let lines: Vec<&str> = said.lines().collect();
+        let output = fleet.run(&["exec", &from.pod, "--", "sh", "-c", &script])?;
+        let lines: Vec<&str> = output.lines().collect();
         let by_address = peers.iter().map(|to| format!("{} {}", to.node.name, from.ip));
         let expected: Vec<String> = by_address.collect();
         same(
@@ -246,12 +246,16 @@ fn every_pair(fleet: &Fleet, peers: &[Peer<'_>]) -> Outcome {
             )
         })?;
         let by_service = lines.get(peers.len()..).unwrap_or_default();
-        let is_kept = |line: &&str| {
+        let has_own_address = |line: &&str| {
             let (node, source) = line.split_once(' ').unwrap_or_default();
             // A connection that comes back to the pod it is from has the node's address.
             source == from.ip || node == from.node.name
         };
-        if by_service.len() != 3 || !by_service.iter().all(|l| l.starts_with("node") && is_kept(l)) {
+        if by_service.len() != 3
+            || !by_service
+                .iter()
+                .all(|l| l.starts_with("node") && has_own_address(l))
+        {
             return Err(format!("from {} through the Service: {by_service:?}", from.node.name).into());
         }
     }
@@ -265,32 +269,32 @@ fn every_pair(fleet: &Fleet, peers: &[Peer<'_>]) -> Outcome {
     Ok(())
 }
 
-/// What a link takes goes through in one piece; what a tunnel does not take is reported to who sends it.
+/// A packet of the link's MTU is not fragmented; one that exceeds the tunnel's MTU is reported to its sender.
 fn largest_packets(peers: &[Peer<'_>]) -> Outcome {
     for from in peers {
         for to in peers.iter().filter(|to| to.node.name != from.node.name) {
             let what = format!("{} to {}", from.node.name, to.node.name);
             let same_network = from.is_far == to.is_far;
-            let takes = if same_network { LINK_MTU } else { TUNNEL_MTU };
-            // Before anything has learnt of a path's MTU.
+            let mtu = if same_network { LINK_MTU } else { TUNNEL_MTU };
+            // Before a path MTU is cached.
             if !same_network && from.node.name == "node1" {
-                let (_, said) = from.ping(&to.ip, LINK_MTU)?;
-                if !said.contains(&format!("mtu = {TUNNEL_MTU}"))
-                    && !said.contains(&format!("mtu={TUNNEL_MTU}"))
+                let (_, output) = from.ping(&to.ip, LINK_MTU)?;
+                if !output.contains(&format!("mtu = {TUNNEL_MTU}"))
+                    && !output.contains(&format!("mtu={TUNNEL_MTU}"))
                 {
-                    return Err(format!("{what}: a packet too large for the tunnel: {said}").into());
+                    return Err(format!("{what}: a packet too large for the tunnel: {output}").into());
                 }
             }
-            let (arrives, said) = from.ping(&to.ip, takes)?;
+            let (arrives, output) = from.ping(&to.ip, mtu)?;
             if !arrives {
-                return Err(format!("{what}: a packet of {takes} bytes: {said}").into());
+                return Err(format!("{what}: a packet of {mtu} bytes: {output}").into());
             }
         }
     }
     Ok(())
 }
 
-/// Much in one connection, over the tunnel both ways and beside it.
+/// Large transfers, through the tunnel in both directions and without it.
 fn transfers(fleet: &Fleet, peers: &[Peer<'_>]) -> Outcome {
     let [first, .., last] = peers else {
         return Err("too few nodes".into());
@@ -310,36 +314,36 @@ fn transfers(fleet: &Fleet, peers: &[Peer<'_>]) -> Outcome {
     Ok(())
 }
 
-/// externalTrafficPolicy Local keeps the client's address and answers only where an endpoint is; Cluster does on every
+/// externalTrafficPolicy Local keeps the client's address and works only on nodes with an endpoint; Cluster works on every
 /// node, also through the tunnel.
 fn external_policies(fleet: &Fleet) -> Outcome {
     let who = |at: Ipv4Addr, port| body(at, port, "/cgi-bin/who");
     let [first, .., last] = fleet.agents.as_slice() else {
         return Err("too few nodes".into());
     };
-    fleet.waits("the node port of the node with the endpoint", || {
+    fleet.eventually("the node port of the node with the endpoint", || {
         who(last.address, LOCAL).is_ok()
     })?;
     same(
         &who(last.address, LOCAL)?,
         &format!("node5 {}", fleet.test_address()),
     )?;
-    if let Ok(said) = who(first.address, LOCAL) {
-        return Err(format!("a node without a local endpoint answered {said:?}").into());
+    if let Ok(output) = who(first.address, LOCAL) {
+        return Err(format!("a node without a local endpoint answered {output:?}").into());
     }
     for node in &fleet.agents {
-        let said = who(node.address, CLUSTER).map_err(|e| {
+        let output = who(node.address, CLUSTER).map_err(|e| {
             format!(
                 "{}: node port of a pod on node5, within {CONNECTION:?}: {e}",
                 node.name
             )
         })?;
-        has(&said, "node5 ")?;
-        if said.ends_with(&fleet.test_address().to_string()) {
-            return Err(format!("{} kept the client's address: {said}", node.name).into());
+        has(&output, "node5 ")?;
+        if output.ends_with(&fleet.test_address().to_string()) {
+            return Err(format!("{} kept the client's address: {output}", node.name).into());
         }
     }
-    // Back to where it comes from; its hosts file knows `far` alone as itself.
+    // A pod's connection to itself through the Service; in its hosts file only the name `far` is itself.
     has(
         &fleet.run(&[
             "exec",
@@ -355,19 +359,19 @@ fn external_policies(fleet: &Fleet) -> Outcome {
     )
 }
 
-/// A policy tells pods apart whichever way they come.
+/// A policy selects pods on both networks.
 fn policy(fleet: &Fleet, peers: &[Peer<'_>]) -> Outcome {
     for may in [&peers[0], &peers[peers.len() - 2]] {
         fleet.run(&["label", "pod", &may.pod, "may=yes"])?;
     }
     fleet.apply(POLICY)?;
     let is_denied = |from: &Peer<'_>| fetch_from(fleet, &from.pod, "http://far.default/cgi-bin/who").is_err();
-    fleet.waits("the policy", || is_denied(&peers[1]))?;
+    fleet.eventually("the policy", || is_denied(&peers[1]))?;
     for from in peers {
         let got = fetch_from(fleet, &from.pod, "http://far.default/cgi-bin/who");
         let may = from.node.name == "node1" || from.node.name == "node4";
         match (may, got) {
-            (true, Ok(said)) => same(said.trim(), &format!("node5 {}", from.ip))?,
+            (true, Ok(output)) => same(output.trim(), &format!("node5 {}", from.ip))?,
             (false, Err(_)) => {}
             (_, got) => return Err(format!("the pod on {}: {got:?}", from.node.name).into()),
         }

@@ -1,5 +1,5 @@
-//! Updates, ends and losses while new connections are made (SPEC B7, N3, N4): none of them is refused, because TERM waits
-//! for what every node's kernel has, and what the kernel has outlives knarr.
+//! Updates, terminations and losses while new connections are made (SPEC B7, N3, N4): no connection fails, because SIGTERM is
+//! delayed until every node's kernel has removed the endpoint, and the kernel's tables outlive knarr.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use super::two_networks::process_of;
 use super::{NODE_PORT, get, start};
 use crate::Outcome;
 use crate::cluster::has;
-use knarr_nemesis::fleet::{Fleet, Machine};
+use knarr_nemesis::fleet::{Fleet, Host};
 
 const WEB: &str = r#"
 apiVersion: apps/v1
@@ -40,20 +40,20 @@ spec:
   ports: [{ port: 80, targetPort: 8080, nodePort: 30080 }]
 "#;
 
-/// How long an end waits for evidence, so long that it is told from the evidence itself.
+/// The endpoint barrier's limit, long enough to be distinguished from a termination that waited for the nodes' reports.
 const BARRIER: Duration = Duration::from_millis(4000);
 const BARRIER_FLAG: &str = "--endpoint-barrier-millis=4000";
-/// What this machine may take for all else when a process is to end.
+/// What the termination of a process may take in addition on this host.
 const SLACK: Duration = Duration::from_millis(1500);
-/// How long the agent of a node says nothing.
-const SILENCE: Duration = Duration::from_millis(1500);
+/// How long the agent of a node is paused.
+const AGENT_PAUSE: Duration = Duration::from_millis(1500);
 
 fn deployed() -> Result<Fleet, Failed> {
     let fleet = start(3, 0, &[BARRIER_FLAG])?;
     let deploy = || -> Outcome {
         fleet.apply(WEB)?;
         fleet.run(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
-        fleet.waits("the node ports", || {
+        fleet.eventually("the node ports", || {
             fleet.agents.iter().all(|a| get(a.address, NODE_PORT).is_ok())
         })
     };
@@ -66,7 +66,7 @@ fn deployed() -> Result<Fleet, Failed> {
 /// Rolling update, scale-down and drain.
 pub fn planned() -> Outcome {
     let fleet = deployed()?;
-    let nodes: Vec<&Machine> = fleet.agents.iter().collect();
+    let nodes: Vec<&Host> = fleet.agents.iter().collect();
     let outcomes = [
         under_load(&fleet, "a rolling update", &nodes, || {
             fleet.run(&["rollout", "restart", "deployment/web"])?;
@@ -79,10 +79,10 @@ pub fn planned() -> Outcome {
             fleet.run(&["drain", "node3", "--ignore-daemonsets", "--timeout=90s"])?;
             scaled(&fleet, 5)
         }),
-        ends_wait_for_evidence(&fleet),
+        terminations_wait_for_reports(&fleet),
     ];
     every(outcomes).map_err(|e| fleet.with_logs(e))?;
-    fleet.end()
+    fleet.tear_down()
 }
 
 fn scale(fleet: &Fleet, replicas: usize) -> Outcome {
@@ -90,25 +90,21 @@ fn scale(fleet: &Fleet, replicas: usize) -> Outcome {
     scaled(fleet, replicas)
 }
 
-/// Waits until there are so many pods, all ready.
+/// Waits until there are this many pods, all ready.
 fn scaled(fleet: &Fleet, replicas: usize) -> Outcome {
-    let wanted = |pods: &str| {
+    let is_scaled = |pods: &str| {
         pods.lines().count() == replicas
             && pods
                 .lines()
                 .all(|l| l.contains(" 1/1 ") && l.contains(" Running "))
     };
     fleet
-        .eventually(&["get", "pods", "-l", "app=web", "--no-headers"], wanted)
+        .eventually_run(&["get", "pods", "-l", "app=web", "--no-headers"], is_scaled)
         .map(drop)
 }
 
-/// How long after its deletion a pod's process on this node ends.
-fn ends_after(
-    fleet: &Fleet,
-    node: &Machine,
-    meanwhile: impl FnOnce() -> Outcome,
-) -> Result<Duration, Failed> {
+/// How long after the pod's deletion a process on this node exits.
+fn exits_after(fleet: &Fleet, node: &Host, meanwhile: impl FnOnce() -> Outcome) -> Result<Duration, Failed> {
     let on = format!("--field-selector=spec.nodeName={}", node.name);
     let columns = "jsonpath={.items[0].metadata.name} {.items[0].metadata.uid}";
     let found = fleet.run(&["get", "pods", "-l", "app=web", &on, "-o", columns])?;
@@ -116,58 +112,60 @@ fn ends_after(
     let server = server_of(uid)?;
     let begin = Instant::now();
     fleet.run(&["delete", "pod", name, "--wait=false"])?;
-    let ended = std::thread::scope(|scope| {
-        let ended = scope.spawn(|| {
-            fleet.waits("the process to end", || !server.exists())?;
+    let exited = std::thread::scope(|scope| {
+        let exited = scope.spawn(|| {
+            fleet.eventually("the process to exit", || !server.exists())?;
             Ok::<_, Failed>(begin.elapsed())
         });
         meanwhile()?;
-        ended.join().map_err(|_| "the wait for a process failed")?
+        exited.join().map_err(|_| "the wait for a process failed")?
     })?;
-    Ok(ended)
+    Ok(exited)
 }
 
-/// TERM is sent when every node has dropped the endpoint, not before; and without that when the bound is over, not later.
-fn ends_wait_for_evidence(fleet: &Fleet) -> Outcome {
-    let [here, silent, _] = fleet.agents.as_slice() else {
+/// SIGTERM is sent when every node has removed the endpoint, not before; and without these reports at the limit, not later.
+fn terminations_wait_for_reports(fleet: &Fleet) -> Outcome {
+    let [here, paused, _] = fleet.agents.as_slice() else {
         return Err("too few nodes".into());
     };
-    let quick = ends_after(fleet, here, || Ok(()))?;
+    let quick = exits_after(fleet, here, || Ok(()))?;
     if quick > SLACK {
-        return Err(format!("with all nodes there a process ended after {quick:?}").into());
+        return Err(format!("with all nodes there a process exited after {quick:?}").into());
     }
     scaled(fleet, 5)?;
-    silent.signal("-STOP")?;
-    let late = ends_after(fleet, here, || {
-        std::thread::sleep(SILENCE);
-        silent.signal("-CONT")
+    paused.signal("-STOP")?;
+    let late = exits_after(fleet, here, || {
+        std::thread::sleep(AGENT_PAUSE);
+        paused.signal("-CONT")
     });
-    silent.signal("-CONT")?;
+    paused.signal("-CONT")?;
     let late = late?;
-    if late < SILENCE || late > SILENCE + SLACK {
-        return Err(format!("a node reported after {SILENCE:?}, a process ended after {late:?}").into());
+    if late < AGENT_PAUSE || late > AGENT_PAUSE + SLACK {
+        return Err(format!("a node reported after {AGENT_PAUSE:?}, a process exited after {late:?}").into());
     }
     scaled(fleet, 5)?;
-    // Its kernel goes on, with an endpoint of which nobody can tell it that it has gone.
-    silent.cut(&[fleet.server.address])?;
-    let bounded = ends_after(fleet, here, || Ok(()));
-    silent.heal()?;
+    // Its kernel keeps forwarding, with an endpoint whose removal the node cannot receive.
+    paused.cut(&[fleet.server.address])?;
+    let bounded = exits_after(fleet, here, || Ok(()));
+    paused.heal()?;
     let bounded = bounded?;
     if bounded < BARRIER || bounded > BARRIER + SLACK {
-        return Err(format!("with a node cut off a process ended after {bounded:?}, not {BARRIER:?}").into());
+        return Err(
+            format!("with an unreachable node a process exited after {bounded:?}, not {BARRIER:?}").into(),
+        );
     }
     scaled(fleet, 5)
 }
 
-/// What knarr does not survive, its nodes' kernels do: agents and servers that are killed, and nodes that are deleted.
+/// The nodes' kernels keep forwarding when agents and servers are killed, and when nodes are deleted.
 pub fn losses() -> Outcome {
     let fleet = deployed()?;
     let [first, second, third] = fleet.agents.as_slice() else {
         return Err("too few nodes".into());
     };
     let nodes = [first, second, third];
-    let words = fleet.join_words()?;
-    let mut join: Vec<&str> = words.iter().map(String::as_str).collect();
+    let args = fleet.join_args()?;
+    let mut join: Vec<&str> = args.iter().map(String::as_str).collect();
     join.push(BARRIER_FLAG);
     let outcomes = [
         under_load(&fleet, "an agent killed and started again", &nodes, || {
@@ -178,18 +176,18 @@ pub fn losses() -> Outcome {
         under_load(&fleet, "the server killed and started again", &nodes, || {
             fleet.server.kill()?;
             fleet.launch_server(&fleet.server, &[])?;
-            fleet.ready(&fleet.server)?;
+            fleet.wait_ready(&fleet.server)?;
             fleet.run(&["rollout", "restart", "deployment/web"])?;
             fleet.run(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
             scaled(&fleet, 5)
         }),
         under_load(
             &fleet,
-            "a node deleted whose agent lives",
+            "a node deleted whose agent runs",
             &[first, second],
             || {
                 fleet.run(&["delete", "node", &third.name])?;
-                fleet.eventually(&["get", "nodes"], |nodes| nodes.matches(" Ready ").count() == 3)?;
+                fleet.eventually_run(&["get", "nodes"], |nodes| nodes.matches(" Ready ").count() == 3)?;
                 scaled(&fleet, 5)
             },
         ),
@@ -200,27 +198,27 @@ pub fn losses() -> Outcome {
             || {
                 third.kill()?;
                 fleet.run(&["delete", "node", &third.name])?;
-                // Its pods run on, without anybody who could say so: they are offered no more.
+                // Its pods keep running, but no kubelet reports them: they are no endpoints any more.
                 let slices = "jsonpath={.items[*].endpoints[*].nodeName}";
                 let of_web = "kubernetes.io/service-name=web";
-                let offered = fleet
-                    .eventually(&["get", "endpointslices", "-l", of_web, "-o", slices], |nodes| {
+                let endpoints = fleet
+                    .eventually_run(&["get", "endpointslices", "-l", of_web, "-o", slices], |nodes| {
                         !nodes.contains("node3")
                     })?;
-                has(&offered, "node1")
+                has(&endpoints, "node1")
             },
         ),
     ];
     every(outcomes).map_err(|e| fleet.with_logs(e))?;
-    fleet.end()
+    fleet.tear_down()
 }
 
-/// Waits until a node's agent has started a pod's successor: it watches, and the runtime answers it.
-fn serves_pods(fleet: &Fleet, node: &Machine) -> Outcome {
-    let ended = ends_after(fleet, node, || Ok(()))?;
-    if ended > BARRIER + SLACK {
+/// Waits until a node's agent has started a replacement pod: its watches and its runtime work.
+fn serves_pods(fleet: &Fleet, node: &Host) -> Outcome {
+    let exited = exits_after(fleet, node, || Ok(()))?;
+    if exited > BARRIER + SLACK {
         return Err(format!(
-            "after its agent's start a process on {} ended after {ended:?}",
+            "after its agent's start a process on {} exited after {exited:?}",
             node.name
         )
         .into());
@@ -228,7 +226,7 @@ fn serves_pods(fleet: &Fleet, node: &Machine) -> Outcome {
     scaled(fleet, 5)
 }
 
-/// The directory of a pod's web server in /proc, which is there for as long as that runs.
+/// The directory of a pod's web server in /proc, which exists for as long as that runs.
 fn server_of(uid: &str) -> Result<std::path::PathBuf, Failed> {
     Ok(Path::new("/proc").join(process_of(uid, "httpd")?))
 }

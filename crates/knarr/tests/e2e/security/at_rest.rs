@@ -1,4 +1,4 @@
-//! What lies on a machine, seen by its other users; and a control plane that is one of them (SPEC A5).
+//! Files on a host as its other users see them; and a control plane that runs as an unprivileged user (SPEC A5).
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -7,26 +7,26 @@ use std::process::Command;
 use libtest_mimic::Failed;
 
 use crate::cluster::{Cluster, Namespace, Scenario, eventually, has, same, text};
-use crate::{Alone, Outcome};
+use crate::{Outcome, StandaloneScenario};
 
 pub const SCENARIOS: &[(&str, Scenario)] = &[(
-    "a5_no_other_user_of_a_node_reads_what_knarr_keeps",
+    "a5_no_other_user_of_a_node_reads_knarrs_files",
     nothing_for_others,
 )];
 
-pub const ALONE: &[Alone] = &[
+pub const STANDALONE: &[StandaloneScenario] = &[
     (
-        "a5_a_server_runs_without_privileges_and_closes_what_was_open",
+        "a5_a_server_runs_without_privileges_and_closes_open_files",
         unprivileged_server,
     ),
-    ("a5_a_node_without_root_says_so", unprivileged_node),
+    ("a5_a_node_without_root_is_an_error", unprivileged_node),
 ];
 
-/// Debian's user and group for those who own nothing.
-const NOBODY: u32 = 65534;
+/// The user and group without privileges on Debian.
+const UNPRIVILEGED: u32 = 65534;
 
-/// A program as nobody, without any privilege.
-fn as_nobody(program: &str) -> Command {
+/// A program as that user, without any capability.
+fn as_unprivileged(program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
     command.args(["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]);
@@ -34,10 +34,10 @@ fn as_nobody(program: &str) -> Command {
     command
 }
 
-/// knarr as nobody, who may not be able to enter the directory it was built in: the program is its standard input.
-fn knarr_as_nobody() -> Result<Command, Failed> {
+/// knarr as that user, who may have no access to the directory it was built in: the program is its standard input.
+fn knarr_as_unprivileged() -> Result<Command, Failed> {
     let program = std::fs::File::open(env!("CARGO_BIN_EXE_knarr"))?;
-    let mut command = as_nobody("sh");
+    let mut command = as_unprivileged("sh");
     command.args([
         "-c",
         r#"exec 3<&0 </dev/null; exec /proc/self/fd/3 "$@""#,
@@ -48,13 +48,13 @@ fn knarr_as_nobody() -> Result<Command, Failed> {
 }
 
 fn mode(path: &Path) -> Result<u32, Failed> {
-    let about = path
+    let metadata = path
         .symlink_metadata()
         .map_err(|e| format!("{}: {e}", path.display()))?;
-    Ok(about.mode() & 0o7777)
+    Ok(metadata.mode() & 0o7777)
 }
 
-/// Fails if other users have any permission on what stands in the directory.
+/// Fails if other users have any permission on an entry of the directory.
 fn closed_inside(directory: &Path) -> Outcome {
     for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();
@@ -91,12 +91,12 @@ spec:
 fn nothing_for_others(ns: &Namespace) -> Outcome {
     let cluster = ns.cluster;
     let data = cluster.data_dir();
-    // The tests' own directory is closed as well, which would hide what is asked here.
+    // The tests' own directory is closed as well, which would hide open files in it.
     let outer = data.parent().ok_or("no directory")?;
     std::fs::set_permissions(outer, std::fs::Permissions::from_mode(0o755))?;
     ns.apply(POD)?;
-    // A user that is not root, in a container, sees what is the container's.
-    ns.eventually_run(&["exec", "p", "--", "cat", "/e/f"], |said| said == "mine\n")?;
+    // A container that does not run as root can read its files.
+    ns.eventually_run(&["exec", "p", "--", "cat", "/e/f"], |output| output == "mine\n")?;
 
     same(&format!("{:o}", mode(&data)?), "700")?;
     closed_inside(&data)?;
@@ -120,48 +120,48 @@ fn nothing_for_others(ns: &Namespace) -> Outcome {
         data.join("store"),
         cluster.kubeconfig(),
     ] {
-        let found = as_nobody("cat").arg(&path).output()?;
+        let found = as_unprivileged("cat").arg(&path).output()?;
         if found.status.success() {
-            return Err(format!("nobody reads {}", path.display()).into());
+            return Err(format!("an unprivileged user reads {}", path.display()).into());
         }
         has(&text(&found), "Permission denied")?;
     }
-    let listed = as_nobody("find").arg(&data).output()?;
+    let listed = as_unprivileged("find").arg(&data).output()?;
     same(
         String::from_utf8_lossy(&listed.stdout).trim(),
         &data.display().to_string(),
     )?;
-    let images = as_nobody("ctr")
+    let images = as_unprivileged("ctr")
         .arg("--address")
         .arg(cluster.containerd_socket())
         .args(["-n", "k8s.io", "images", "ls"])
         .output()?;
     if images.status.success() {
-        return Err("nobody speaks to containerd".into());
+        return Err("an unprivileged user can connect to containerd".into());
     }
     Ok(())
 }
 
 fn unprivileged_server() -> Outcome {
-    let cluster = Cluster::prepare("nobody")?;
+    let cluster = Cluster::prepare("user")?;
     let outer = cluster.data_dir();
     let outer = outer.parent().ok_or("no directory")?;
-    std::os::unix::fs::chown(outer, Some(NOBODY), Some(NOBODY))?;
+    std::os::unix::fs::chown(outer, Some(UNPRIVILEGED), Some(UNPRIVILEGED))?;
     let data = cluster.data_dir();
     let key = data.join("pki/ca.key");
     for round in ["one", "two"] {
-        cluster.launch_server_by(knarr_as_nobody()?, &[])?;
+        cluster.launch_server_by(knarr_as_unprivileged()?, &[])?;
         let outcome = round_trip(&cluster, round);
-        let ended = cluster.terminate();
+        let stopped = cluster.terminate();
         outcome.map_err(|e| format!("round {round}: {e:?}\n{}", cluster.log_tail()))?;
-        ended?;
+        stopped?;
         same(&format!("{:o}", mode(&data)?), "700")?;
         same(&format!("{:o}", mode(&data.join("pki"))?), "700")?;
         closed_inside(&data)?;
         closed_inside(&data.join("pki"))?;
         closed_inside(&data.join("store"))?;
         same(&format!("{:o}", mode(&cluster.kubeconfig())?), "600")?;
-        // As a version before this one left it.
+        // With the permissions of an earlier version.
         for (path, wide) in [(&data, 0o755), (&data.join("pki"), 0o777), (&key, 0o644)] {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(wide))?;
         }
@@ -185,7 +185,7 @@ fn round_trip(cluster: &Cluster, name: &str) -> Outcome {
     ] {
         has(&status, line)?;
     }
-    // The controllers work, too: that account is one's work.
+    // The controllers work, too: one of them creates the account.
     eventually("the default service account", || {
         ns.try_run(&["get", "serviceaccount", "default"]).is_ok()
     })
@@ -193,12 +193,12 @@ fn round_trip(cluster: &Cluster, name: &str) -> Outcome {
 
 fn unprivileged_node() -> Outcome {
     let dir = tempfile::tempdir()?;
-    std::os::unix::fs::chown(dir.path(), Some(NOBODY), Some(NOBODY))?;
-    let mut knarr = knarr_as_nobody()?;
+    std::os::unix::fs::chown(dir.path(), Some(UNPRIVILEGED), Some(UNPRIVILEGED))?;
+    let mut knarr = knarr_as_unprivileged()?;
     knarr.arg("up").arg("--data-dir").arg(dir.path().join("d"));
     knarr.arg("--kubeconfig").arg(dir.path().join("k"));
     knarr.args(["--listen", "127.0.0.1:0"]);
     let out = knarr.output()?;
     same(&format!("{:?}", out.status.code()), "Some(1)")?;
-    has(&text(&out), "it must be root; `knarr server` runs without")
+    has(&text(&out), "knarr must be root; `knarr server` runs as any user")
 }

@@ -1,11 +1,11 @@
-//! The CAs of a data directory: a new one, and one of an earlier version, whose one CA signed everything.
+//! The CAs of a data directory: of a new one, and of an earlier version, in which one CA signed everything.
 
-use super::openssl::{Desk, Shown};
+use super::openssl::{Credentials, OpenSsl};
 use crate::cluster::{Cluster, eventually, has, same};
-use crate::{Alone, Outcome};
+use crate::{Outcome, StandaloneScenario};
 
-pub const SCENARIOS: &[Alone] = &[(
-    "a4_a_directory_of_an_earlier_version_gets_cas_of_their_own_and_keeps_its_clients",
+pub const SCENARIOS: &[StandaloneScenario] = &[(
+    "a4_a_directory_of_an_earlier_version_gets_separate_cas_and_accepts_its_clients",
     upgrade,
 )];
 
@@ -14,13 +14,13 @@ const NEW: [&str; 3] = ["client-ca", "kubelet-serving-ca", "front-proxy-ca"];
 fn upgrade() -> Outcome {
     let cluster = Cluster::prepare("cas")?;
     let outcome = scenario(&cluster);
-    let ended = cluster.kill();
+    let killed = cluster.kill();
     outcome?;
-    Ok(ended?)
+    Ok(killed?)
 }
 
 fn scenario(cluster: &Cluster) -> Outcome {
-    let desk = Desk::new(cluster)?;
+    let openssl = OpenSsl::new(cluster)?;
     let pki = cluster.data_dir().join("pki");
     let file = |name: &str| pki.join(name).display().to_string();
     let ready = || {
@@ -32,17 +32,17 @@ fn scenario(cluster: &Cluster) -> Outcome {
     cluster.launch_server()?;
     ready()?;
     cluster.terminate()?;
-    // As an earlier version left it: one CA, and what it signed for an administrator.
+    // The state of an earlier version: one CA, and an administrator's certificate that it signed.
     for ca in NEW {
         for extension in ["crt", "key"] {
             std::fs::remove_file(pki.join(format!("{ca}.{extension}")))?;
         }
     }
     let ca = std::fs::read_to_string(file("ca.crt"))?;
-    let key = desk.key("admin.key")?;
-    let request = desk.request("admin.key", "/O=system:masters/CN=kubernetes-admin", "")?;
-    desk.write("admin.csr", &request)?;
-    desk.write("usage", "extendedKeyUsage=clientAuth\n")?;
+    let key = openssl.key("admin.key")?;
+    let request = openssl.request("admin.key", "/O=system:masters/CN=kubernetes-admin", "")?;
+    openssl.write("admin.csr", &request)?;
+    openssl.write("usage", "extendedKeyUsage=clientAuth\n")?;
     let sign = |out: &str| {
         let (ca, key) = (file("ca.crt"), file("ca.key"));
         let args = [
@@ -57,11 +57,11 @@ fn scenario(cluster: &Cluster) -> Outcome {
             "-days",
             "30",
         ];
-        desk.openssl(&[&args[..], &["-extfile", "usage", "-out", out]].concat())
+        openssl.run(&[&args[..], &["-extfile", "usage", "-out", out]].concat())
     };
     sign("admin.crt")?;
-    let kept = Shown::Certificate {
-        certificate: desk.path("admin.crt"),
+    let earlier = Credentials::Certificate {
+        certificate: openssl.path("admin.crt"),
         key: key.clone(),
     };
 
@@ -72,24 +72,24 @@ fn scenario(cluster: &Cluster) -> Outcome {
         let made = std::fs::read_to_string(file(&format!("{name}.crt")))?;
         same(&format!("{}", made == ca), "false")?;
     }
-    desk.kubectl(&kept, &["get", "namespaces"])?;
-    // The server's own CA makes nobody an administrator from now on: from the next second, as certificates count time.
-    let later = Shown::Certificate {
-        certificate: desk.path("later.crt"),
+    openssl.kubectl(&earlier, &["get", "namespaces"])?;
+    // From now on a client certificate of the server's CA is not accepted: from the next second, the resolution of certificates.
+    let later = Credentials::Certificate {
+        certificate: openssl.path("later.crt"),
         key,
     };
-    eventually("what the old CA signs now not to count", || {
-        let said = sign("later.crt").map(|_| desk.kubectl(&later, &["get", "namespaces"]));
-        said.is_ok_and(|said| said.is_err_and(|said| said.contains("Unauthorized")))
+    eventually("new certificates of the old CA to be rejected", || {
+        let output = sign("later.crt").map(|_| openssl.kubectl(&later, &["get", "namespaces"]));
+        output.is_ok_and(|output| output.is_err_and(|output| output.contains("Unauthorized")))
     })?;
 
     cluster.terminate()?;
     std::fs::remove_file(file("client-ca-previous.crt"))?;
     cluster.launch_server()?;
     ready()?;
-    let said = desk
-        .kubectl(&kept, &["get", "namespaces"])
+    let output = openssl
+        .kubectl(&earlier, &["get", "namespaces"])
         .err()
         .unwrap_or_default();
-    has(&said, "Unauthorized")
+    has(&output, "Unauthorized")
 }

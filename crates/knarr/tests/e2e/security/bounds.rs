@@ -1,5 +1,5 @@
-//! Clients that take descriptors, memory and time without a credential, and an audit log that nobody writes: everybody else
-//! is served.
+//! Clients that use descriptors, memory and time without credentials, and an audit log that stalls: all other clients are
+//! served.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -12,32 +12,30 @@ use base64::prelude::BASE64_STANDARD;
 
 use crate::cluster::{Cluster, Namespace, Scenario, eventually, has, same, text};
 use crate::kubectl::{WEB, running};
-use crate::{Alone, Outcome};
+use crate::{Outcome, StandaloneScenario};
 
 pub const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "a6_silent_connections_to_the_kubelets_port_are_bounded_and_dropped",
         silent_at_the_kubelet,
     ),
-    ("a6_a_yaml_bomb_is_rejected_and_takes_no_memory", yaml_bomb),
+    ("a6_a_yaml_bomb_is_rejected_and_uses_no_memory", yaml_bomb),
     (
-        "a1_a_user_name_that_is_no_ascii_is_impersonated_and_not_dropped",
+        "a1_a_user_name_that_is_not_ascii_is_impersonated_and_not_dropped",
         impersonated,
     ),
 ];
 
-pub const ALONE: &[Alone] = &[(
-    "a6_an_audit_log_that_nobody_reads_stops_no_request",
-    stalled_audit_log,
-)];
+pub const STANDALONE: &[StandaloneScenario] =
+    &[("a6_an_audit_log_that_stalls_blocks_no_request", stalled_audit_log)];
 
-/// More than the kubelet's port takes of one address where a process may open 20 000 files.
+/// More than the kubelet's port accepts from one address where a process may open 20 000 files.
 const SILENT: usize = 3_000;
 /// The limit for one address there: an eighth of the descriptors is for the port, a quarter of these for one address.
 const PER_PEER_PART: usize = 8 * 4;
-/// Descriptors that knarr takes or gives back meanwhile for other reasons.
+/// Descriptors that knarr opens or closes meanwhile for other reasons.
 const OTHERS: usize = 200;
-/// What begins a TLS handshake and does not go on.
+/// The beginning of a TLS handshake.
 const HALF_A_HELLO: &[u8] = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
 
 fn descriptors(pid: u32) -> Result<usize, std::io::Error> {
@@ -55,14 +53,14 @@ fn descriptors_max(pid: u32) -> Result<usize, libtest_mimic::Failed> {
 }
 
 /// The administrator's certificate and key as files, for clients that read no kubeconfig.
-fn credentials(cluster: &Cluster, folder: &Path) -> Result<(PathBuf, PathBuf), libtest_mimic::Failed> {
+fn credentials(cluster: &Cluster, directory: &Path) -> Result<(PathBuf, PathBuf), libtest_mimic::Failed> {
     let file = |field: &str, name: &str| -> Result<PathBuf, libtest_mimic::Failed> {
         let path = format!("jsonpath={{.users[0].user.{field}}}");
         let out = cluster
             .kubectl()
             .args(["config", "view", "--raw", "-o", &path])
             .output()?;
-        let path = folder.join(name);
+        let path = directory.join(name);
         std::fs::write(&path, BASE64_STANDARD.decode(text(&out).trim())?)?;
         Ok(path)
     };
@@ -86,8 +84,8 @@ fn curl(args: &[&str]) -> Result<String, libtest_mimic::Failed> {
 fn silent_at_the_kubelet(ns: &Namespace) -> Outcome {
     ns.apply(WEB)?;
     running(ns, "web")?;
-    let (cluster, folder) = (ns.cluster, tempfile::tempdir()?);
-    let (certificate, key) = credentials(cluster, folder.path())?;
+    let (cluster, directory) = (ns.cluster, tempfile::tempdir()?);
+    let (certificate, key) = credentials(cluster, directory.path())?;
     let (certificate, key) = (certificate.display().to_string(), key.display().to_string());
     let pid = cluster.pid()?;
     let (before, limit) = (descriptors(pid)?, descriptors_max(pid)? / PER_PEER_PART);
@@ -95,12 +93,12 @@ fn silent_at_the_kubelet(ns: &Namespace) -> Outcome {
     for n in 0..SILENT.max(2 * limit) {
         let mut stream = TcpStream::connect(cluster.kubelet_address())?;
         if n % 2 == 1 {
-            // It may have been closed by now.
+            // The server may have closed it already.
             let _ = stream.write_all(HALF_A_HELLO);
         }
         open.push(stream);
     }
-    // Others are served: by another address of this machine, and through the API server.
+    // Other clients are served: from another address of this host, and through the API server.
     let url = format!("https://{}/pods", cluster.kubelet_address());
     let pods = curl(&[
         "--interface",
@@ -116,14 +114,14 @@ fn silent_at_the_kubelet(ns: &Namespace) -> Outcome {
     has(&ns.run(&["logs", "web"])?, "hello")?;
     let taken = descriptors(pid)?.saturating_sub(before);
     if taken > limit + OTHERS {
-        return Err(format!("{taken} descriptors are taken, {limit} may be by one address").into());
+        return Err(format!("{taken} descriptors are used, expected at most {limit} for one address").into());
     }
-    // Those that said nothing are closed after the time for a handshake, although their clients stay.
+    // Connections without a handshake are closed after its timeout, although their clients keep them open.
     eventually("silent connections are closed", || {
         descriptors(pid).is_ok_and(|now| now < before + OTHERS)
     })?;
     drop(open);
-    // Who shows nothing, or what is not known, keeps no connection and makes no load.
+    // A client with unknown tokens is rejected, and then rate-limited.
     let codes: Vec<String> = (0..40)
         .map(|n| {
             curl(&[
@@ -150,10 +148,10 @@ fn peak_kib(pid: u32) -> Result<u64, libtest_mimic::Failed> {
 }
 
 fn yaml_bomb(ns: &Namespace) -> Outcome {
-    let folder = tempfile::tempdir()?;
-    let (certificate, key) = credentials(ns.cluster, folder.path())?;
+    let directory = tempfile::tempdir()?;
+    let (certificate, key) = credentials(ns.cluster, directory.path())?;
     let (certificate, key) = (certificate.display().to_string(), key.display().to_string());
-    let bomb = folder.path().join("bomb.yaml");
+    let bomb = directory.path().join("bomb.yaml");
     // 2000 copies of a megabyte.
     let text = format!("a: &a {}\nb:\n{}", "x".repeat(1_000_000), "- *a\n".repeat(2_000));
     std::fs::write(&bomb, text)?;
@@ -181,8 +179,8 @@ fn yaml_bomb(ns: &Namespace) -> Outcome {
 }
 
 fn impersonated(ns: &Namespace) -> Outcome {
-    let folder = tempfile::tempdir()?;
-    let (certificate, key) = credentials(ns.cluster, folder.path())?;
+    let directory = tempfile::tempdir()?;
+    let (certificate, key) = credentials(ns.cluster, directory.path())?;
     let (certificate, key) = (certificate.display().to_string(), key.display().to_string());
     let who = |header: &str| {
         curl(&[
@@ -205,16 +203,16 @@ fn impersonated(ns: &Namespace) -> Outcome {
     let joerg = who("Impersonate-User: j\u{f6}rg")?;
     has(&joerg, "\"username\":\"j\u{f6}rg\"")?;
     if joerg.contains("system:masters") {
-        return Err(format!("it is the proxy itself: {joerg}").into());
+        return Err(format!("the user is the impersonator: {joerg}").into());
     }
     has(&who("Impersonate-Foo: x")?, "\"code\":400")
 }
 
 fn stalled_audit_log() -> Outcome {
     let cluster = Cluster::prepare("stalled")?;
-    let folder = cluster.data_dir().with_file_name("settings");
-    std::fs::create_dir_all(&folder)?;
-    let (policy, log) = (folder.join("policy.yaml"), folder.join("log"));
+    let directory = cluster.data_dir().with_file_name("settings");
+    std::fs::create_dir_all(&directory)?;
+    let (policy, log) = (directory.join("policy.yaml"), directory.join("log"));
     std::fs::write(
         &policy,
         "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n- {level: RequestResponse}\n",
@@ -236,7 +234,7 @@ fn stalled_audit_log() -> Outcome {
     ])?;
     let ns = cluster.namespace("default");
     ns.eventually_run(&["get", "namespaces"], |found| found.contains("default"))?;
-    // These answers alone are more than a pipe holds.
+    // The audit events of these responses alone exceed the buffer of a pipe.
     for _ in 0..5 {
         ns.run(&["--request-timeout=1s", "get", "clusterroles", "-o", "json"])?;
         ns.run(&["--request-timeout=1s", "get", "--raw", "/healthz"])?;

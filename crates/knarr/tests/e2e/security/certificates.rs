@@ -1,11 +1,11 @@
-//! A hostile node, and a holder of a bootstrap token, ask for certificates that are not theirs. The requests are openssl's, and
-//! openssl says what the certificates say.
+//! A hostile node, and a client with a bootstrap token, request certificates with other identities. The requests are made with
+//! openssl, and openssl reads the certificates.
 
 use std::process::Command;
 
 use libtest_mimic::Failed;
 
-use super::openssl::{Desk, Shown, csr};
+use super::openssl::{Credentials, OpenSsl, csr};
 use crate::Outcome;
 use crate::cluster::{Namespace, Scenario, has, same};
 
@@ -15,7 +15,7 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[
         requests,
     ),
     (
-        "a4_a_kubelets_certificate_names_only_what_its_node_proved",
+        "a4_a_kubelets_certificate_has_only_names_that_its_node_proved",
         serving,
     ),
 ];
@@ -25,41 +25,42 @@ const KUBELET_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
 const FOR_CLIENTS: [&str; 2] = ["digital signature", "client auth"];
 const FOR_SERVERS: [&str; 2] = ["digital signature", "server auth"];
-/// As openssl prints a subject in the order in which it is written.
+/// Has openssl print a subject in its own order.
 const NAMES: &str = "utf8,sep_multiline,sname,esc_ctrl";
 
 fn requests(ns: &Namespace) -> Outcome {
-    let desk = Desk::new(ns.cluster)?;
-    desk.key("k.pem")?;
+    let openssl = OpenSsl::new(ns.cluster)?;
+    openssl.key("k.pem")?;
     let token = bootstrap_token(ns, "abc001")?;
-    let node = hostile_node(ns, &desk, &token, "hostile")?;
-    let good = desk.request("k.pem", "/O=system:nodes/CN=system:node:hostile", "")?;
-    desk.request("k.pem", "/O=system:masters/CN=evil", "")
-        .and_then(|pem| desk.write("evil.pem", &pem))?;
-    desk.openssl(&["req", "-in", "evil.pem", "-outform", "DER", "-out", "evil.der"])?;
+    let node = hostile_node(ns, &openssl, &token, "hostile")?;
+    let good = openssl.request("k.pem", "/O=system:nodes/CN=system:node:hostile", "")?;
+    openssl
+        .request("k.pem", "/O=system:masters/CN=evil", "")
+        .and_then(|pem| openssl.write("evil.pem", &pem))?;
+    openssl.run(&["req", "-in", "evil.pem", "-outform", "DER", "-out", "evil.der"])?;
     use base64::Engine;
-    let evil = base64::engine::general_purpose::STANDARD.encode(std::fs::read(desk.path("evil.der"))?);
+    let evil = base64::engine::general_purpose::STANDARD.encode(std::fs::read(openssl.path("evil.der"))?);
     let rest = good.split_once('\n').map_or("", |(_, rest)| rest);
-    // One reader found the block on the first line, another the one whose lines follow.
+    // One parser may read the block on the first line, another the one on the lines that follow.
     let two = format!("-----BEGIN CERTIFICATE REQUEST-----{evil}-----END CERTIFICATE REQUEST-----\n{rest}");
     let manager = "/O=system:nodes/CN=system:node:hostile/CN=system:kube-controller-manager";
     let multi = "/O=system:nodes+O=system:masters/CN=system:node:hostile";
     let long = [
         format!("{good}\n"),
-        std::fs::read_to_string(desk.path("evil.pem"))?,
+        std::fs::read_to_string(openssl.path("evil.pem"))?,
     ]
     .concat();
     let multi = {
         let args = ["req", "-new", "-key", "k.pem", "-multivalue-rdn", "-subj", multi];
-        desk.openssl(&args)?
+        openssl.run(&args)?
     };
-    for shown in [&node, &Shown::Token(token.clone())] {
+    for credentials in [&node, &Credentials::Token(token.clone())] {
         for (what, pem, reason) in [
             ("a block within another", &two, "must be one PEM block"),
             ("two blocks", &long, "must be one PEM block"),
             (
                 "two common names",
-                &desk.request("k.pem", manager, "")?,
+                &openssl.request("k.pem", manager, "")?,
                 "several common names",
             ),
             (
@@ -68,14 +69,14 @@ fn requests(ns: &Namespace) -> Outcome {
                 "relative distinguished name",
             ),
         ] {
-            let created = desk.create(shown, &csr("hostile", KUBELET_CLIENT, FOR_CLIENTS, pem));
-            let Err(said) = created else {
-                return Err(format!("{what} was accepted for {shown:?}").into());
+            let created = openssl.create(credentials, &csr("hostile", KUBELET_CLIENT, FOR_CLIENTS, pem));
+            let Err(output) = created else {
+                return Err(format!("{what} was accepted for {credentials:?}").into());
             };
-            has(&said, reason)?;
+            has(&output, reason)?;
         }
     }
-    // What is rejected for a node is for an administrator, too.
+    // It is rejected for an administrator, too.
     let rejected = ns.run_with(&["create", "-f", "-"], &csr("two", CLIENT, FOR_CLIENTS, &two));
     has(
         rejected
@@ -86,7 +87,7 @@ fn requests(ns: &Namespace) -> Outcome {
         "spec.request",
     )?;
 
-    // The differential: what openssl reads in the request it reads in the certificate.
+    // openssl reads the same subject, key and names in the request and in the certificate.
     for (number, subject) in [
         "/CN=ann",
         "/O=dev/O=qa/CN=ann",
@@ -97,15 +98,15 @@ fn requests(ns: &Namespace) -> Outcome {
     .enumerate()
     {
         let name = format!("plain{number}");
-        let pem = desk.request("k.pem", subject, "DNS:a.example.com,IP:10.1.2.3,URI:spiffe://a/b")?;
-        desk.write("plain.csr", &pem)?;
+        let pem = openssl.request("k.pem", subject, "DNS:a.example.com,IP:10.1.2.3,URI:spiffe://a/b")?;
+        openssl.write("plain.csr", &pem)?;
         ns.run_with(&["create", "-f", "-"], &csr(&name, CLIENT, FOR_CLIENTS, &pem))?;
         ns.run(&["certificate", "approve", &name])?;
         let certificate = certificate(ns, &name)?;
-        desk.write("plain.crt", &certificate)?;
+        openssl.write("plain.crt", &certificate)?;
         let of_request =
-            desk.openssl(&["req", "-in", "plain.csr", "-noout", "-subject", "-nameopt", NAMES])?;
-        let of_certificate = desk.openssl(&[
+            openssl.run(&["req", "-in", "plain.csr", "-noout", "-subject", "-nameopt", NAMES])?;
+        let of_certificate = openssl.run(&[
             "x509",
             "-in",
             "plain.crt",
@@ -115,12 +116,12 @@ fn requests(ns: &Namespace) -> Outcome {
             NAMES,
         ])?;
         same(&of_certificate, &of_request)?;
-        let key = desk.openssl(&["req", "-in", "plain.csr", "-noout", "-pubkey"])?;
+        let key = openssl.run(&["req", "-in", "plain.csr", "-noout", "-pubkey"])?;
         same(
-            &desk.openssl(&["x509", "-in", "plain.crt", "-noout", "-pubkey"])?,
+            &openssl.run(&["x509", "-in", "plain.crt", "-noout", "-pubkey"])?,
             &key,
         )?;
-        let text = desk.openssl(&["x509", "-in", "plain.crt", "-noout", "-text"])?;
+        let text = openssl.run(&["x509", "-in", "plain.crt", "-noout", "-text"])?;
         has(&text, "DNS:a.example.com, IP Address:10.1.2.3, URI:spiffe://a/b")?;
         has(&text, "CA:FALSE")?;
         ns.run(&["delete", "csr", &name])?;
@@ -131,17 +132,17 @@ fn requests(ns: &Namespace) -> Outcome {
 }
 
 fn serving(ns: &Namespace) -> Outcome {
-    let desk = Desk::new(ns.cluster)?;
-    desk.key("k.pem")?;
+    let openssl = OpenSsl::new(ns.cluster)?;
+    openssl.key("k.pem")?;
     let token = bootstrap_token(ns, "abc002")?;
-    let node = hostile_node(ns, &desk, &token, "liar")?;
-    desk.create(&node, "apiVersion: v1\nkind: Node\nmetadata: { name: liar }\n")?;
+    let node = hostile_node(ns, &openssl, &token, "liar")?;
+    openssl.create(&node, "apiVersion: v1\nkind: Node\nmetadata: { name: liar }\n")?;
     let status = r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"liar"},"status":{"addresses":[
         {"type":"InternalIP","address":"127.0.0.1"},{"type":"Hostname","address":"liar"},
         {"type":"ExternalDNS","address":"kubernetes.default.svc"},
         {"type":"ExternalIP","address":"10.96.0.1"},{"type":"ExternalIP","address":"192.0.2.7"}]}}"#;
-    let status = desk.write("status.json", status)?.display().to_string();
-    desk.kubectl(
+    let status = openssl.write("status.json", status)?.display().to_string();
+    openssl.kubectl(
         &node,
         &["replace", "--raw", "/api/v1/nodes/liar/status", "-f", &status],
     )?;
@@ -154,14 +155,14 @@ fn serving(ns: &Namespace) -> Outcome {
         ("liar-node", "DNS:node1"),
     ];
     for (name, names) in claims {
-        let pem = desk.request("k.pem", subject, names)?;
-        desk.create(&node, &csr(name, KUBELET_SERVING, FOR_SERVERS, &pem))?;
+        let pem = openssl.request("k.pem", subject, names)?;
+        openssl.create(&node, &csr(name, KUBELET_SERVING, FOR_SERVERS, &pem))?;
     }
-    // Its own name it has proved. The approver takes requests one after the other: when this one is approved, it has
+    // The node has proved its own name. The approver handles requests in order: when this one is approved, it has
     // decided on those before it.
-    let pem = desk.request("k.pem", subject, "DNS:liar")?;
-    desk.create(&node, &csr("liar-own", KUBELET_SERVING, FOR_SERVERS, &pem))?;
-    desk.write("own.crt", &certificate(ns, "liar-own")?)?;
+    let pem = openssl.request("k.pem", subject, "DNS:liar")?;
+    openssl.create(&node, &csr("liar-own", KUBELET_SERVING, FOR_SERVERS, &pem))?;
+    openssl.write("own.crt", &certificate(ns, "liar-own")?)?;
     for (name, _) in claims {
         let conditions = [
             "get",
@@ -177,7 +178,7 @@ fn serving(ns: &Namespace) -> Outcome {
         )?;
     }
 
-    // What it has is good for its port alone.
+    // The serving certificate is valid for its port only.
     let config_map = [
         "get",
         "configmap",
@@ -187,7 +188,7 @@ fn serving(ns: &Namespace) -> Outcome {
         "-o",
     ];
     let client_ca = ns.run(&[&config_map[..], &["jsonpath={.data.client-ca-file}"]].concat())?;
-    let client_ca = desk.write("client-ca.crt", &client_ca)?;
+    let client_ca = openssl.write("client-ca.crt", &client_ca)?;
     let root_ca = ns.run(&[
         "get",
         "configmap",
@@ -195,41 +196,44 @@ fn serving(ns: &Namespace) -> Outcome {
         "-o",
         r"jsonpath={.data.ca\.crt}",
     ])?;
-    let root_ca = desk.write("root-ca.crt", &root_ca)?;
-    let Shown::Certificate { certificate, .. } = &node else {
+    let root_ca = openssl.write("root-ca.crt", &root_ca)?;
+    let Credentials::Certificate { certificate, .. } = &node else {
         return Err("the node has no certificate".into());
     };
     for (what, verifies, expected) in [
         (
             "the node by the CA of clients",
-            desk.verifies(&client_ca, certificate),
+            openssl.verifies(&client_ca, certificate),
             true,
         ),
         (
             "the node by the API server's CA",
-            desk.verifies(&root_ca, certificate),
+            openssl.verifies(&root_ca, certificate),
             false,
         ),
         (
             "the port by the CA of clients",
-            desk.verifies(&client_ca, &desk.path("own.crt")),
+            openssl.verifies(&client_ca, &openssl.path("own.crt")),
             false,
         ),
         (
             "the port by the API server's CA",
-            desk.verifies(&root_ca, &desk.path("own.crt")),
+            openssl.verifies(&root_ca, &openssl.path("own.crt")),
             false,
         ),
     ] {
         same(&format!("{what}: {verifies}"), &format!("{what}: {expected}"))?;
     }
-    let port = Shown::Certificate {
-        certificate: desk.path("own.crt"),
-        key: desk.path("k.pem"),
+    let port = Credentials::Certificate {
+        certificate: openssl.path("own.crt"),
+        key: openssl.path("k.pem"),
     };
-    let said = desk.kubectl(&port, &["get", "nodes"]).err().unwrap_or_default();
-    has(&said, "Unauthorized")?;
-    // Logs and exec of the cluster's own node go on.
+    let output = openssl
+        .kubectl(&port, &["get", "nodes"])
+        .err()
+        .unwrap_or_default();
+    has(&output, "Unauthorized")?;
+    // The kubelet of the cluster's own node is still reached.
     ns.run(&["get", "--raw", "/api/v1/nodes/node1/proxy/healthz"])?;
     ns.run(&["delete", "node", "liar"])?;
     for name in claims
@@ -243,7 +247,7 @@ fn serving(ns: &Namespace) -> Outcome {
     Ok(())
 }
 
-/// Made by `knarr token create`.
+/// A token that `knarr token create` creates.
 fn bootstrap_token(ns: &Namespace, id: &str) -> Result<String, Failed> {
     let token = format!("{id}.0123456789abcdef");
     let mut knarr = Command::new(env!("CARGO_BIN_EXE_knarr"));
@@ -254,15 +258,15 @@ fn bootstrap_token(ns: &Namespace, id: &str) -> Result<String, Failed> {
     Ok(token)
 }
 
-/// The credentials of a node that joined in the ordinary way.
-fn hostile_node(ns: &Namespace, desk: &Desk, token: &str, node: &str) -> Result<Shown, Failed> {
-    let pem = desk.request("k.pem", &format!("/O=system:nodes/CN=system:node:{node}"), "")?;
+/// The credentials of a node that joined by TLS bootstrapping.
+fn hostile_node(ns: &Namespace, openssl: &OpenSsl, token: &str, node: &str) -> Result<Credentials, Failed> {
+    let pem = openssl.request("k.pem", &format!("/O=system:nodes/CN=system:node:{node}"), "")?;
     let name = format!("node-{node}");
     let request = csr(&name, KUBELET_CLIENT, FOR_CLIENTS, &pem);
-    desk.create(&Shown::Token(token.to_string()), &request)?;
-    Ok(Shown::Certificate {
-        certificate: desk.write("node.crt", &certificate(ns, &name)?)?,
-        key: desk.path("k.pem"),
+    openssl.create(&Credentials::Token(token.to_string()), &request)?;
+    Ok(Credentials::Certificate {
+        certificate: openssl.write("node.crt", &certificate(ns, &name)?)?,
+        key: openssl.path("k.pem"),
     })
 }
 

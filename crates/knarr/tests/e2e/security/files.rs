@@ -1,5 +1,5 @@
-//! Pods that try to make the kubelet follow them: by links, FIFOs, forged records, subPaths (SPEC A3), and what other users of
-//! the node see of pods' files (SPEC A5).
+//! Pods that try to make the kubelet open files outside of their volumes: by links, FIFOs, forged records, subPaths (SPEC A3),
+//! and what other users of the node can read of pods' files (SPEC A5).
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -8,26 +8,29 @@ use crate::Outcome;
 use crate::cluster::{Namespace, Scenario, has, same};
 
 pub const SCENARIOS: &[(&str, Scenario)] = &[
-    ("a3_a_termination_message_is_no_way_to_the_nodes_files", messages),
+    ("a3_a_termination_message_reads_no_file_of_the_node", messages),
     (
-        "a3_volumes_made_of_objects_are_read_only_in_containers",
+        "a3_configmap_secret_downward_api_and_projected_volumes_are_read_only_in_containers",
         read_only,
     ),
     (
-        "a3_a_forged_record_of_storage_touches_nothing_and_holds_nothing_up",
+        "a3_a_forged_volume_record_has_no_effect_and_blocks_nothing",
         records,
     ),
-    ("a3_a_sub_path_is_a_mount_of_its_own_and_leads_nowhere", sub_paths),
+    (
+        "a3_a_sub_path_is_mounted_once_and_does_not_leave_the_volume",
+        sub_paths,
+    ),
     ("a5_pods_files_are_closed_to_other_users_of_the_node", closed),
 ];
 
 const PHASE: &[&str] = &["get", "pod"];
 
-/// Waits until the pod has ended well.
+/// Waits until the pod has succeeded.
 fn succeeds(ns: &Namespace, pod: &str) -> Outcome {
     let phase = [PHASE, &[pod, "-o", "jsonpath={.status.phase}"]].concat();
-    let ended = ns.eventually_run(&phase, |out| out == "Succeeded" || out == "Failed")?;
-    same(&ended, "Succeeded")
+    let phase = ns.eventually_run(&phase, |out| out == "Succeeded" || out == "Failed")?;
+    same(&phase, "Succeeded")
 }
 
 fn message(ns: &Namespace, pod: &str) -> Result<String, libtest_mimic::Failed> {
@@ -39,7 +42,7 @@ fn messages(ns: &Namespace) -> Outcome {
     let key = ns.cluster.data_dir().join("pki/ca.key");
     same(&format!("{}", key.exists()), "true")?;
     let hostile = [
-        // The kernel lets nothing take the place of a file that is mounted; the tries must not end the container.
+        // The kernel does not allow a mounted file to be replaced; the attempts must not make the container fail.
         (
             "link",
             format!(
@@ -80,9 +83,9 @@ spec:
     }
     same(&message(ns, "link")?, "")?;
     same(&message(ns, "fifo")?, "")?;
-    // Its own file lies over what the pod mounts there.
+    // The termination log is mounted over the pod's own mount.
     same(&message(ns, "words")?, "words")?;
-    // Where the pod mounts a directory there, its own file cannot; whatever comes of that, no link in it is followed.
+    // Where the pod mounts a directory there, the termination log cannot be mounted; in any case no link is followed.
     ns.apply(&format!(
         r#"
 apiVersion: v1
@@ -201,7 +204,7 @@ spec:
 }
 
 fn sub_paths(ns: &Namespace) -> Outcome {
-    // Its link is there before the other container begins: a subPath that leads out is not mounted.
+    // The link exists before the other container starts: a subPath that leaves the volume is not mounted.
     ns.apply(
         r#"
 apiVersion: v1
@@ -244,7 +247,7 @@ spec:
         out.contains("CreateContainerConfigError")
     })?;
     has(&why, "failed to prepare subPath for volumeMount")?;
-    // After the exchange the container has what it was given.
+    // After the directory is replaced the container still has the one that was mounted.
     ns.eventually_run(
         &[
             "exec",
@@ -304,7 +307,7 @@ spec:
 fn others_may(path: &Path) -> std::io::Result<u32> {
     match std::fs::metadata(path) {
         Ok(meta) => Ok(meta.permissions().mode() & 0o007),
-        // A pod's directory goes when it has ended.
+        // A pod's directory is removed after the pod has terminated.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(0),
         Err(error) => Err(error),
     }

@@ -1,15 +1,15 @@
-//! Controllers do their work with their own roles only, and a FencingPolicy gets no more than the lists allow (SPEC A4).
+//! Controllers have only the permissions of their own roles, and a FencingPolicy can use only what the lists allow (SPEC A4).
 
 use crate::Outcome;
 use crate::cluster::{Namespace, Scenario, has, same};
 
 pub const SCENARIOS: &[(&str, Scenario)] = &[
     (
-        "a4_controllers_do_their_work_with_no_more_than_their_own_roles",
+        "a4_controllers_work_with_no_more_than_their_own_roles",
         controllers,
     ),
     (
-        "a4_a_fencing_policy_names_no_foreign_secret_and_no_program",
+        "a4_a_fencing_policy_uses_no_foreign_secret_and_no_program",
         fencing_policy,
     ),
 ];
@@ -121,7 +121,7 @@ fn controllers(ns: &Namespace) -> Outcome {
         |out| out.matches('[').count() == 2,
     )?;
     ns.eventually_run(&["get", "jobs", "-o", "name"], |out| !out.contains("once"))?;
-    // Who writes for whom is as in Kubernetes: one program's name, whatever its account.
+    // The field manager is as in Kubernetes: the program's name, with every account.
     let managers = [
         "get",
         "pods",
@@ -156,7 +156,7 @@ fn fencing_policy(ns: &Namespace) -> Outcome {
     let foreign = POLICY.replace("%s", "secretRef: { namespace: kube-system, name: s }");
     match ns.apply(&foreign) {
         Ok(out) => return Err(format!("a foreign Secret is accepted: {out}").into()),
-        Err(refused) => has(&format!("{refused:?}"), "secretRef.namespace")?,
+        Err(rejected) => has(&format!("{rejected:?}"), "secretRef.namespace")?,
     }
     ns.apply(&POLICY.replace("%s", "parameters: { action: status, ssh_path: /tmp/x }"))?;
     let message = [

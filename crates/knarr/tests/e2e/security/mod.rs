@@ -1,4 +1,4 @@
-//! What hostile pods, nodes and tenants try against a real cluster.
+//! Attacks of hostile pods, nodes and tenants on a real cluster.
 
 pub mod at_rest;
 pub mod authorities;

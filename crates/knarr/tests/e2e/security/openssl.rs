@@ -1,4 +1,4 @@
-//! Keys and requests made with openssl, and kubectl with the credentials that come of them.
+//! Keys and certificate requests made with openssl, and kubectl with the resulting credentials.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,22 +7,22 @@ use libtest_mimic::Failed;
 
 use crate::cluster::{Cluster, output_of};
 
-/// A directory of keys, requests and certificates.
-pub struct Desk {
+/// A directory of keys, requests and certificates, in which openssl runs.
+pub struct OpenSsl {
     dir: tempfile::TempDir,
     server: String,
 }
 
-/// What kubectl shows.
+/// The credentials of kubectl.
 #[derive(Clone, Debug)]
-pub enum Shown {
+pub enum Credentials {
     Token(String),
     Certificate { certificate: PathBuf, key: PathBuf },
 }
 
-impl Desk {
-    pub fn new(cluster: &Cluster) -> Result<Desk, Failed> {
-        Ok(Desk {
+impl OpenSsl {
+    pub fn new(cluster: &Cluster) -> Result<OpenSsl, Failed> {
+        Ok(OpenSsl {
             dir: tempfile::tempdir()?,
             server: cluster.server(),
         })
@@ -38,8 +38,8 @@ impl Desk {
         Ok(path)
     }
 
-    /// Runs openssl here; what it says if it succeeds.
-    pub fn openssl(&self, args: &[&str]) -> Result<String, Failed> {
+    /// Runs openssl here; returns its output if it succeeds.
+    pub fn run(&self, args: &[&str]) -> Result<String, Failed> {
         let mut openssl = Command::new("openssl");
         openssl
             .current_dir(self.dir.path())
@@ -49,7 +49,7 @@ impl Desk {
     }
 
     pub fn key(&self, file: &str) -> Result<PathBuf, Failed> {
-        self.openssl(&[
+        self.run(&[
             "ecparam",
             "-name",
             "prime256v1",
@@ -68,17 +68,17 @@ impl Desk {
         if !alt_names.is_empty() {
             args.extend(["-addext", &names]);
         }
-        self.openssl(&args)
+        self.run(&args)
     }
 
-    /// kubectl of whoever has these credentials.
-    pub fn kubectl(&self, shown: &Shown, args: &[&str]) -> Result<String, String> {
+    /// kubectl with these credentials.
+    pub fn kubectl(&self, credentials: &Credentials, args: &[&str]) -> Result<String, String> {
         let mut kubectl = Command::new("kubectl");
         kubectl.args(["--kubeconfig", "/dev/null", "--server", &self.server]);
         kubectl.args(["--insecure-skip-tls-verify", "--request-timeout=20s"]);
-        match shown {
-            Shown::Token(token) => kubectl.args(["--token", token]),
-            Shown::Certificate { certificate, key } => kubectl
+        match credentials {
+            Credentials::Token(token) => kubectl.args(["--token", token]),
+            Credentials::Certificate { certificate, key } => kubectl
                 .arg("--client-certificate")
                 .arg(certificate)
                 .arg("--client-key")
@@ -90,17 +90,17 @@ impl Desk {
         output_of(kubectl.args(args))
     }
 
-    /// Applies a manifest as whoever has these credentials.
-    pub fn create(&self, shown: &Shown, manifest: &str) -> Result<String, String> {
+    /// Creates the object of a manifest with these credentials.
+    pub fn create(&self, credentials: &Credentials, manifest: &str) -> Result<String, String> {
         let path = self.path("manifest.yaml");
         std::fs::write(&path, manifest).map_err(|e| e.to_string())?;
-        self.kubectl(shown, &["create", "-f", &path.display().to_string()])
+        self.kubectl(credentials, &["create", "-f", &path.display().to_string()])
     }
 
-    /// Whether openssl finds that this CA signed the certificate, whatever it is for.
+    /// Whether openssl verifies that this CA signed the certificate, for any usage.
     pub fn verifies(&self, ca: &Path, certificate: &Path) -> bool {
         let (ca, certificate) = (ca.display().to_string(), certificate.display().to_string());
-        self.openssl(&["verify", "-CAfile", &ca, &certificate]).is_ok()
+        self.run(&["verify", "-CAfile", &ca, &certificate]).is_ok()
     }
 }
 

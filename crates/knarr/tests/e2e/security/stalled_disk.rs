@@ -1,22 +1,20 @@
-//! The disk of the kubelet's directory stands still: whatever writes to it waits, and nothing else does (SPEC A6).
+//! The disk of the kubelet's directory stalls: writes to it block, and nothing else does (SPEC A6).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::cluster::{Cluster, Namespace, eventually, text};
-use crate::{Alone, Outcome};
+use crate::{Outcome, StandaloneScenario};
 
-pub const ALONE: &[Alone] = &[(
-    "a6_a_disk_of_the_kubelet_that_stalls_holds_up_no_request",
-    stalled_disk,
-)];
+pub const STANDALONE: &[StandaloneScenario] =
+    &[("a6_a_stalled_disk_of_the_kubelet_blocks_no_request", stalled_disk)];
 
 /// More pods than the process has threads for async work, each with files to write.
 const PODS: usize = 8;
-/// Requests while the disk stands still.
+/// Requests while the disk is frozen.
 const ROUNDS: usize = 20;
-/// What a request may take meanwhile, with kubectl's own start.
+/// How long a request may take meanwhile, including kubectl's own start.
 const ANSWER_LIMIT: Duration = Duration::from_secs(3);
 
 fn run(program: &str, args: &[&str]) -> Outcome {
@@ -27,7 +25,7 @@ fn run(program: &str, args: &[&str]) -> Outcome {
     }
 }
 
-/// A file system of its own, whose writes can be made to wait (`fsfreeze`).
+/// A file system of its own, whose writes can be blocked (`fsfreeze`).
 struct Disk(PathBuf);
 
 impl Disk {
@@ -49,15 +47,15 @@ impl Disk {
 }
 
 fn stalled_disk() -> Outcome {
-    let cluster = Cluster::prepare("still")?;
+    let cluster = Cluster::prepare("frozen")?;
     let kubelet = cluster.data_dir().join("kubelet");
     std::fs::create_dir_all(&kubelet)?;
     let image = cluster.data_dir().with_file_name("disk");
     let disk = Disk::mount(&image, &kubelet)?;
     let outcome = starts_pods_meanwhile(&cluster, &disk);
-    // `knarr down` unmounts what is below its kubelet's directory.
-    let ended = cluster.end().map_err(Into::into);
-    outcome.and(ended)
+    // `knarr down` unmounts everything below the kubelet's directory.
+    let stopped = cluster.end().map_err(Into::into);
+    outcome.and(stopped)
 }
 
 fn starts_pods_meanwhile(cluster: &Cluster, disk: &Disk) -> Outcome {
@@ -67,12 +65,12 @@ fn starts_pods_meanwhile(cluster: &Cluster, disk: &Disk) -> Outcome {
         cluster,
         name: "default".into(),
     };
-    ns.takes_pods()?;
+    ns.wait_for_service_account()?;
     disk.freeze()?;
     let outcome = requests_are_answered(&ns);
     disk.thaw()?;
     outcome?;
-    eventually("the pods run once the disk goes on", || {
+    eventually("the pods to run after the disk is thawed", || {
         ns.try_run(&["get", "pods", "-o", "jsonpath={.items[*].status.phase}"])
             .is_ok_and(|phases| phases.matches("Running").count() == PODS)
     })
@@ -90,12 +88,12 @@ fn requests_are_answered(ns: &Namespace<'_>) -> Outcome {
         ns.run(&["get", "pods"])?;
         let took = begun.elapsed();
         if took > 2 * ANSWER_LIMIT {
-            return Err(format!("a write and a list took {took:?} while the disk stood still").into());
+            return Err(format!("a write and a list took {took:?} while the disk was frozen").into());
         }
     }
     let phases = ns.run(&["get", "pods", "-o", "jsonpath={.items[*].status.phase}"])?;
     match phases.contains("Running") {
-        true => Err("a pod runs though its directory cannot be written: the disk did not stand still".into()),
+        true => Err("a pod runs though its directory cannot be written: the disk was not frozen".into()),
         false => Ok(()),
     }
 }

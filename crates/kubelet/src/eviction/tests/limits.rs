@@ -1,4 +1,4 @@
-//! Where a limit or a request ends: what is used up to it is allowed.
+//! The boundaries of limits and requests: usage up to them is allowed.
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn t8_local_storage_up_to_its_limit_is_allowed_and_a_limit_of_zero_is_none() {
 }
 
 #[test]
-fn t8_only_containers_over_their_request_are_blamed_by_memory_or_by_layer_and_logs() {
+fn t8_the_message_names_only_containers_over_their_request_of_memory_or_of_layer_and_logs() {
     let blamed = |signal: Signal, case: &Case| {
         let threshold = Threshold {
             signal,
@@ -74,9 +74,9 @@ fn t8_amounts_of_memory_and_disk_are_written_in_powers_of_1024_and_numbers_in_th
         assert_eq!(signal.notation(), notation, "{}", signal.name());
     }
     let reclaim = json!({"memory.available": "5%"});
-    let mut errors = Errors::new();
+    let mut errors = ErrorList::new();
     parse(
-        &statements(json!({}), json!({}), json!({}), reclaim),
+        &fields(json!({}), json!({}), json!({}), reclaim),
         false,
         &mut errors,
     );
@@ -109,10 +109,6 @@ fn t8_where_images_are_apart_from_layers_no_pod_is_counted_for_them() {
         let ranked = ranking::rank(signal, split, &pods, &summary);
         ranked.iter().map(|p| p.metadata.uid.clone().unwrap()).collect()
     };
-    assert_eq!(
-        ranked(Signal::ImageFsAvailable),
-        ["little", "much"],
-        "as they were"
-    );
+    assert_eq!(ranked(Signal::ImageFsAvailable), ["little", "much"], "unchanged");
     assert_eq!(ranked(Signal::NodeFsAvailable), ["much", "little"]);
 }

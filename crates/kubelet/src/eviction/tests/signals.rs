@@ -1,4 +1,4 @@
-//! What of the node's stats each signal is read from, and what follows from it for the node.
+//! The stats from which each signal is read, and the node's conditions.
 
 use super::*;
 use crate::stats::{NodeStats, RlimitStats, RuntimeStats};
@@ -69,7 +69,7 @@ fn t8_every_signal_is_read_from_its_own_stats() {
 }
 
 #[test]
-fn t8_what_was_not_measured_and_what_has_no_capacity_is_no_signal() {
+fn t8_missing_stats_and_zero_capacity_are_no_signal() {
     let mut without_inodes = disk(11, 0);
     without_inodes.inodes = Some(0);
     let summary = Summary {
@@ -88,7 +88,7 @@ fn t8_a_pressure_is_the_nodes_condition_of_its_name() {
     let mut manager = manager(json!({"pid.available": "10%"}), json!({}), json!({}), json!({}));
     assert_eq!(manager.settings().max_pod_grace_seconds, 5);
     assert!(manager.pressures().is_empty());
-    manager.look(&seen(&[(Signal::PidAvailable, 9)], 0), at(0));
+    manager.synchronize(&seen(&[(Signal::PidAvailable, 9)], 0), at(0));
     let held: Vec<&str> = manager.pressures().iter().map(|p| p.condition()).collect();
     assert_eq!(held, ["PIDPressure"]);
     let names = [Pressure::Memory, Pressure::Disk].map(Pressure::condition);
@@ -96,7 +96,7 @@ fn t8_a_pressure_is_the_nodes_condition_of_its_name() {
 }
 
 #[test]
-fn t8_inodes_of_the_containers_filesystem_follow_the_one_it_lies_on() {
+fn t8_inodes_of_the_container_filesystem_follow_the_one_it_is_on() {
     let thresholds = threshold::defaults();
     for (disks, followed) in [
         (Disks::default(), Signal::NodeFsInodesFree),

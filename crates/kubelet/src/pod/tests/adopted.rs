@@ -1,4 +1,4 @@
-//! What a kubelet that begins finds running, and what it makes of what it does not find.
+//! A kubelet that starts: the containers that it adopts, and those that it does not find.
 
 use super::*;
 
@@ -34,12 +34,12 @@ fn l10_an_init_container_whose_record_is_gone_is_not_run_again() {
     assert_eq!(
         life.status(),
         "Running i=Completed:0/0 side=running/0 c=running/0",
-        "the sidecar is there again"
+        "the sidecar runs again"
     );
     let status = life.pod.status().init_container_statuses.clone().unwrap();
-    let ended = status[0].state.as_ref().unwrap().terminated.as_ref().unwrap();
+    let terminated = status[0].state.as_ref().unwrap().terminated.as_ref().unwrap();
     assert!(
-        ended
+        terminated
             .message
             .as_ref()
             .unwrap()
@@ -47,7 +47,7 @@ fn l10_an_init_container_whose_record_is_gone_is_not_run_again() {
     );
     assert!(status[0].ready);
 
-    // Nothing ran after it: it has still to run.
+    // No app container ran after it: it has still to run.
     let mut life = pod();
     begin(&mut life, vec![]);
     life.step(Event::VolumesReady);
@@ -61,7 +61,7 @@ fn l8_s1_a_restarted_kubelet_adopts_what_runs_and_keeps_it_ready() {
     c["readinessProbe"] = json!({"exec": {}, "periodSeconds": 1});
     let mut before = Life::new(json!({"containers": [c]}));
     before.settle();
-    before.probed(Kind::Readiness, Answer::Success);
+    before.probed(Kind::Readiness, ProbeResult::Success);
     let mut life = Life::of(before.object.clone());
     let started_at = before.now;
     life.running.insert("c0".into(), "c".into());
@@ -82,7 +82,7 @@ fn l8_s1_a_restarted_kubelet_adopts_what_runs_and_keeps_it_ready() {
 }
 
 #[test]
-fn l4_an_end_nobody_saw_is_found_and_one_without_a_trace_is_unknown() {
+fn l4_an_exit_without_a_kubelet_is_found_and_one_without_a_record_is_unknown() {
     let mut before = Life::new(json!({"restartPolicy": "Never"}));
     before.settle();
     let exit = Exit {
@@ -113,16 +113,13 @@ fn l4_an_end_nobody_saw_is_found_and_one_without_a_trace_is_unknown() {
 }
 
 #[test]
-fn t2_a_lost_sandbox_is_made_anew_once_what_runs_in_it_has_had_its_grace() {
+fn t2_a_lost_sandbox_is_replaced_once_its_containers_have_had_their_grace_period() {
     let mut life = Life::new(json!({}));
     life.settle();
     life.now += SignedDuration::from_secs(5);
     life.step(Event::Observed {
         since: life.now,
-        sandboxes: vec![runtime::Sandbox {
-            ready: false,
-            ..sandbox()
-        }],
+        sandboxes: vec![lost_sandbox()],
         containers: vec![seen("c", 0, ContainerState::Running { started_at: life.now })],
     });
     // Stopping it now would kill what still runs in it.
@@ -135,8 +132,8 @@ fn t2_a_lost_sandbox_is_made_anew_once_what_runs_in_it_has_had_its_grace() {
     life.exit("c0", 137);
     assert!(life.log.contains(&"sandbox stopped".to_string()));
     assert_eq!(life.status(), "Running c=running/1");
-    let told = "event SandboxChanged: Pod sandbox changed, it will be killed and re-created.";
-    assert!(life.log.contains(&told.to_string()));
+    let event = "event SandboxChanged: Pod sandbox changed, it will be killed and re-created.";
+    assert!(life.log.contains(&event.to_string()));
 }
 
 #[test]
@@ -159,7 +156,7 @@ fn s1_a_container_is_not_lost_because_an_older_list_does_not_have_it() {
 }
 
 #[test]
-fn l8_a_restarted_kubelet_remembers_what_probes_had_said_and_no_more() {
+fn l8_a_restarted_kubelet_keeps_the_reported_probe_results_and_no_more() {
     let mut c = container("c");
     c["startupProbe"] = json!({"exec": {}, "periodSeconds": 1});
     c["readinessProbe"] = json!({"exec": {}, "periodSeconds": 1});
@@ -168,11 +165,11 @@ fn l8_a_restarted_kubelet_remembers_what_probes_had_said_and_no_more() {
         before.settle();
         before.wait(1);
         if started {
-            before.probed(Kind::Startup, Answer::Success);
+            before.probed(Kind::Startup, ProbeResult::Success);
         }
         if ready {
             before.wait(1);
-            before.probed(Kind::Readiness, Answer::Success);
+            before.probed(Kind::Readiness, ProbeResult::Success);
         }
         let mut life = Life::of(before.object.clone());
         life.running.insert("c0".into(), "c".into());
@@ -184,8 +181,8 @@ fn l8_a_restarted_kubelet_remembers_what_probes_had_said_and_no_more() {
         );
         life.settle();
         life.wait(2);
-        let asked = life.log.contains(&"probe c Startup".to_string());
-        assert_eq!(asked, !started, "{started} {ready}: {:?}", life.log);
+        let is_probed = life.log.contains(&"probe c Startup".to_string());
+        assert_eq!(is_probed, !started, "{started} {ready}: {:?}", life.log);
         assert_eq!(
             life.condition("Ready").starts_with("True"),
             ready,
@@ -214,7 +211,7 @@ fn l4_the_run_before_the_one_that_is_found_is_the_last_state() {
     let statuses = life.pod.status().container_statuses.clone().unwrap();
     let last = statuses[0].last_state.clone().unwrap().terminated.unwrap();
     assert_eq!((last.exit_code, statuses[0].restart_count), (4, 1));
-    assert_eq!(life.pod.containers()[0].remains, [old_id]);
+    assert!(life.pod.containers[0].runs.is_dead(&old_id));
 }
 
 #[test]

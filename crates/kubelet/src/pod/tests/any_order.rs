@@ -1,11 +1,11 @@
-//! Answers in any order: whatever comes first, nothing runs twice and nothing is deleted too early.
+//! Events in any order: nothing runs twice and nothing is deleted too early.
 
 use super::*;
 
-/// Answers in any order, failures, exits and deletions at any time: whatever comes, nothing runs twice, nothing
-/// starts once the pod is ending, and the object goes only after everything else.
+/// Results in any order, failures, exits and deletions at any time: nothing runs twice, nothing starts once the pod is
+/// terminating, and the object is deleted only after everything else.
 #[test]
-fn s1_t5_no_order_of_answers_runs_anything_twice_or_deletes_too_early() {
+fn s1_t5_no_order_of_events_runs_anything_twice_or_deletes_too_early() {
     for seed in 0..400_u64 {
         let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         let mut next = |below: usize| {
@@ -59,12 +59,12 @@ fn s1_t5_no_order_of_answers_runs_anything_twice_or_deletes_too_early() {
                         Action::SetUpVolumes if fails => Event::VolumesFailed {
                             reason: "FailedMount",
                             message: "x".into(),
-                            others_turn: false,
+                            is_external: false,
                         },
                         Action::CreateSandbox { .. } if fails => Event::SandboxFailed { message: "x".into() },
                         Action::CreateContainer { container, .. } if fails => Event::ContainerCreateFailed {
                             container,
-                            reason: "CreateContainerError",
+                            reason: CreateFailure::Creation,
                             message: "x".into(),
                         },
                         Action::StartContainer { container, id } if fails => Event::ContainerStartFailed {
@@ -75,15 +75,15 @@ fn s1_t5_no_order_of_answers_runs_anything_twice_or_deletes_too_early() {
                         Action::RunHook { id, hook, .. } => Event::HookDone {
                             id,
                             hook,
-                            result: if fails { Err("x".into()) } else { Ok(()) },
+                            result: if fails { Err(ActionError::new("x")) } else { Ok(()) },
                         },
                         Action::Probe { id, kind, .. } => Event::Probed {
                             id,
                             kind,
-                            answer: if fails {
-                                Answer::Failure("x".into())
+                            result: if fails {
+                                ProbeResult::Failure("x".into())
                             } else {
-                                Answer::Success
+                                ProbeResult::Success
                             },
                         },
                         Action::StopContainer { id, .. } if fails => Event::StopFailed {
@@ -100,24 +100,24 @@ fn s1_t5_no_order_of_answers_runs_anything_twice_or_deletes_too_early() {
                                 exit: Exit::default(),
                             }
                         }
-                        other => life.answer(&other).expect("every action has an answer"),
+                        other => life.success_event(&other).expect("every action has a result"),
                     };
                     life.give(at, event);
                 }
                 _ => {}
             }
-            if life.pod.is_ending() {
+            if life.pod.is_terminating() {
                 let now_made = being_made(&life);
                 assert!(
                     now_made <= made_before_the_end,
-                    "seed {seed}: something is begun at the end"
+                    "seed {seed}: something is started during the termination"
                 );
                 made_before_the_end = now_made;
             }
             if let Some(deleted) = life.log.iter().position(|l| l == "delete") {
                 assert!(
                     life.running.is_empty(),
-                    "seed {seed}: something runs on: {:?}",
+                    "seed {seed}: something still runs: {:?}",
                     life.running
                 );
                 assert!(

@@ -1,16 +1,16 @@
-//! The wall clock is set while a pod lives: nothing happens sooner or later for it.
+//! The wall clock is set while a pod runs: nothing happens sooner or later for it.
 
 use super::*;
 
-/// What a pod is and what befalls it.
+/// A pod and what happens to it.
 struct Script {
     spec: Value,
     seconds: i64,
-    /// Runs end by themselves after so many seconds, with this code.
+    /// Runs exit after this many seconds, with this code.
     runs: Option<(i64, i32)>,
-    /// Deleted then, with this grace.
+    /// Deleted at this second, with this grace period.
     deleted: Option<(i64, i64)>,
-    refuses: fn(&Action) -> Option<Event>,
+    failure_of: fn(&Action) -> Option<Event>,
 }
 
 impl Default for Script {
@@ -20,17 +20,17 @@ impl Default for Script {
             seconds: 90,
             runs: None,
             deleted: None,
-            refuses: |_| None,
+            failure_of: |_| None,
         }
     }
 }
 
-/// What happens, and in which second. With a jump, the clock is set at the end of that second.
+/// The log with the second of each entry. With a jump, the clock is set at the end of that second.
 fn history(script: &Script, jump: Option<(i64, SignedDuration)>) -> Vec<(i64, String)> {
     let mut life = Life::new(script.spec.clone());
-    life.refuses = script.refuses;
+    life.failure_of = script.failure_of;
     let mut happened = Vec::new();
-    let mut since: BTreeMap<String, i64> = BTreeMap::new();
+    let mut since: BTreeMap<ContainerId, i64> = BTreeMap::new();
     for second in 0..script.seconds {
         life.wait(1);
         probes(&mut life);
@@ -39,7 +39,7 @@ fn history(script: &Script, jump: Option<(i64, SignedDuration)>) -> Vec<(i64, St
         {
             life.delete(grace);
         }
-        let stops: Vec<String> = life
+        let stops: Vec<ContainerId> = life
             .open
             .iter()
             .filter_map(|a| match a {
@@ -47,12 +47,12 @@ fn history(script: &Script, jump: Option<(i64, SignedDuration)>) -> Vec<(i64, St
                 _ => None,
             })
             .collect();
-        let running: Vec<String> = life.running.keys().cloned().collect();
+        let running: Vec<ContainerId> = life.running.keys().cloned().collect();
         for id in running {
             let ran = second - *since.entry(id.clone()).or_insert(second);
             match script.runs {
                 Some((seconds, code)) if ran >= seconds => life.exit(&id, code),
-                // It obeys, but not at once.
+                // It exits on TERM, but not at once.
                 _ if stops.contains(&id) && second % 30 == 0 => life.exit(&id, 143),
                 _ => {}
             }
@@ -70,14 +70,14 @@ fn history(script: &Script, jump: Option<(i64, SignedDuration)>) -> Vec<(i64, St
     happened
 }
 
-/// Containers are ready, but not well.
+/// Readiness succeeds, liveness fails.
 fn probes(life: &mut Life) {
     for (kind, answer) in [
-        (Kind::Liveness, Answer::Failure("no".into())),
-        (Kind::Readiness, Answer::Success),
+        (Kind::Liveness, ProbeResult::Failure("no".into())),
+        (Kind::Readiness, ProbeResult::Success),
     ] {
-        let asked = |a: &Action| matches!(a, Action::Probe { kind: k, .. } if *k == kind);
-        while life.open.iter().any(asked) {
+        let is_probe = |a: &Action| matches!(a, Action::Probe { kind: k, .. } if *k == kind);
+        while life.open.iter().any(is_probe) {
             life.probed(kind, answer.clone());
         }
     }
@@ -92,7 +92,7 @@ fn no_image(action: &Action) -> Option<Event> {
     match action.clone() {
         Action::PullImage { container, .. } => Some(Event::ImagePulled {
             container,
-            result: Err("no".into()),
+            result: Err(ActionError::new("no")),
         }),
         _ => None,
     }
@@ -156,7 +156,7 @@ fn t2_l5_l8_a_clock_that_jumps_by_hours_changes_nothing() {
         (
             "gets no sandbox",
             Script {
-                refuses: no_sandbox,
+                failure_of: no_sandbox,
                 ..Script::default()
             },
         ),
@@ -164,7 +164,7 @@ fn t2_l5_l8_a_clock_that_jumps_by_hours_changes_nothing() {
             "gets no image",
             Script {
                 spec: json!({"containers": [{"name": "c", "image": "x", "imagePullPolicy": "Always"}]}),
-                refuses: no_image,
+                failure_of: no_image,
                 ..Script::default()
             },
         ),

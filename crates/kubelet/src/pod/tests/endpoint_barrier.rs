@@ -1,4 +1,4 @@
-//! TERM waits for proxies, within bounds (SPEC B7).
+//! The endpoint barrier: TERM waits for the proxies, within bounds (SPEC B7).
 
 use super::*;
 
@@ -55,7 +55,7 @@ fn b7_the_wait_is_bounded_and_leaves_every_process_its_two_seconds() {
 }
 
 #[test]
-fn b7_a_grace_that_shrinks_ends_the_wait() {
+fn b7_a_shorter_grace_period_ends_the_wait() {
     let mut life = life(json!({}));
     life.delete(30);
     assert!(stops(&mut life).is_empty());
@@ -77,7 +77,7 @@ fn b7_hooks_do_not_wait_and_term_comes_after_both() {
 }
 
 #[test]
-fn b7_off_by_the_flag_and_not_for_pods_that_go_without_notice() {
+fn b7_off_by_the_flag_and_not_for_pods_that_are_deleted_without_grace() {
     let mut off = Life::new(json!({}));
     off.settle();
     off.take_log();

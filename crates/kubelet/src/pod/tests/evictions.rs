@@ -1,4 +1,4 @@
-//! Pods that the node ends by itself (SPEC T8).
+//! Pods that the node terminates by itself (SPEC T8).
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn evict(life: &mut Life, grace_seconds: i64, disruption_target: bool) {
 }
 
 #[test]
-fn t8_an_evicted_pod_ends_failed_with_its_reason_and_as_a_disruptions_target() {
+fn t8_an_evicted_pod_is_failed_with_its_reason_and_a_disruption_target() {
     let mut life = Life::new(json!({}));
     life.settle();
     life.take_log();
@@ -24,7 +24,7 @@ fn t8_an_evicted_pod_ends_failed_with_its_reason_and_as_a_disruptions_target() {
         "never under two seconds"
     );
     assert_eq!(life.status(), "Running c=running/0");
-    assert_eq!(life.pod.status().reason, None, "not before it has ended");
+    assert_eq!(life.pod.status().reason, None, "not before it has terminated");
     life.exit("c0", 0);
     assert_eq!(life.status(), "Failed c=Completed:0/0");
     let status = life.pod.status();
@@ -41,7 +41,7 @@ fn t8_an_evicted_pod_ends_failed_with_its_reason_and_as_a_disruptions_target() {
 }
 
 #[test]
-fn t8_a_pod_over_its_own_limits_is_no_disruptions_target() {
+fn t8_a_pod_over_its_own_limits_is_no_disruption_target() {
     let mut life = Life::new(json!({}));
     life.settle();
     evict(&mut life, 1, false);
@@ -52,7 +52,7 @@ fn t8_a_pod_over_its_own_limits_is_no_disruptions_target() {
 }
 
 #[test]
-fn t3_an_eviction_shortens_an_end_that_is_under_way_and_never_lengthens_it() {
+fn t3_an_eviction_shortens_a_termination_in_progress_and_never_lengthens_it() {
     for (evicted_with, stops) in [(5, vec!["stop c0 20", "stop c0 5"]), (25, vec!["stop c0 20"])] {
         let mut life = Life::new(json!({}));
         life.settle();
@@ -65,20 +65,20 @@ fn t3_an_eviction_shortens_an_end_that_is_under_way_and_never_lengthens_it() {
 }
 
 #[test]
-fn t8_an_end_that_overruns_its_time_by_half_is_told_once() {
+fn t8_an_eviction_that_overruns_its_grace_period_by_half_is_reported_once() {
     for (grace, overrun_after) in [(1, 10), (20, 30)] {
         let mut life = Life::new(json!({}));
         life.settle();
         evict(&mut life, grace, true);
-        let told = |life: &Life| {
+        let reported = |life: &Life| {
             let is_it = |l: &&String| l.starts_with("event !ExceededGracePeriod");
             life.log.iter().filter(is_it).count()
         };
         life.wait(overrun_after - 1);
-        assert_eq!(told(&life), 0);
+        assert_eq!(reported(&life), 0);
         life.wait(2);
-        assert_eq!(told(&life), 1);
+        assert_eq!(reported(&life), 1);
         life.wait(100);
-        assert_eq!(told(&life), 1);
+        assert_eq!(reported(&life), 1);
     }
 }

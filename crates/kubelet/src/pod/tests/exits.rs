@@ -1,8 +1,8 @@
-//! Ends that come early, twice or with words, and what is kept of containers that have ended.
+//! Exits that are reported early, twice or with a message, and the exited containers that are kept.
 
 use super::*;
 
-/// Gives all good answers but those of starts.
+/// Lets all actions succeed but starts.
 fn settle_before_starts(life: &mut Life) {
     life.step(Event::Timer);
     while let Some((at, event)) = life
@@ -10,7 +10,7 @@ fn settle_before_starts(life: &mut Life) {
         .iter()
         .enumerate()
         .filter(|(_, action)| !matches!(action, Action::StartContainer { .. }))
-        .find_map(|(at, action)| Some((at, life.answer(action)?)))
+        .find_map(|(at, action)| Some((at, life.success_event(action)?)))
     {
         life.give(at, event);
     }
@@ -25,7 +25,7 @@ fn exited(life: &mut Life, id: &str, code: i32) {
 }
 
 #[test]
-fn l4_a_container_that_exits_before_its_start_is_answered_has_run_and_exited() {
+fn l4_a_container_that_exits_before_its_start_is_reported_has_run_and_exited() {
     for (code, status) in [(0, "Succeeded c=Completed:0/0"), (3, "Failed c=Error:3/0")] {
         let mut life = Life::new(json!({"restartPolicy": "Never"}));
         settle_before_starts(&mut life);
@@ -36,7 +36,7 @@ fn l4_a_container_that_exits_before_its_start_is_answered_has_run_and_exited() {
 }
 
 #[test]
-fn s1_an_exit_that_is_reported_again_ends_no_later_run() {
+fn s1_an_exit_that_is_reported_again_does_not_end_a_later_run() {
     let mut hooked = container("c");
     hooked["lifecycle"] = json!({"postStart": {"exec": {"command": ["x"]}}});
     for (spec, has_hook) in [(container("c"), false), (hooked, true)] {
@@ -59,14 +59,14 @@ fn s1_an_exit_that_is_reported_again_ends_no_later_run() {
 }
 
 #[test]
-fn l13_of_the_runs_that_have_ended_one_is_kept_for_the_previous_logs() {
+fn l13_one_exited_run_is_kept_for_the_previous_logs() {
     let mut life = Life::new(json!({}));
     life.settle();
     for run in 0..4 {
         life.exit(&format!("c{run}"), 1);
         life.wait(1000);
     }
-    assert_eq!(life.pod.containers()[0].remains, ["c3"]);
+    assert!(life.pod.containers[0].runs.is_dead(&"c3".into()));
     assert_eq!(life.removed, ["c0", "c1", "c2"]);
 }
 
@@ -87,13 +87,13 @@ fn l4_a_message_is_shown_where_there_is_one() {
         });
         life.settle();
         let statuses = life.pod.status().container_statuses.clone().unwrap();
-        let ended = statuses[0].state.as_ref().unwrap().terminated.clone().unwrap();
-        assert_eq!(ended.message.as_deref(), shown);
+        let terminated = statuses[0].state.as_ref().unwrap().terminated.clone().unwrap();
+        assert_eq!(terminated.message.as_deref(), shown);
     }
 }
 
 #[test]
-fn t2_a_container_that_its_startup_probe_ends_has_that_probes_own_grace() {
+fn t2_a_container_that_fails_its_startup_probe_has_that_probes_grace_period() {
     let probe = |grace: i64| {
         json!({"exec": {"command": ["x"]}, "periodSeconds": 1, "failureThreshold": 1,
             "terminationGracePeriodSeconds": grace})
@@ -106,11 +106,11 @@ fn t2_a_container_that_its_startup_probe_ends_has_that_probes_own_grace() {
         spec["livenessProbe"] = probe(9);
         let mut life = Life::new(json!({"containers": [spec]}));
         life.settle();
-        let answer = Answer::Failure(String::new());
+        let result = ProbeResult::Failure(String::new());
         life.step(Event::Probed {
             id: "c0".into(),
             kind,
-            answer,
+            result,
         });
         life.settle();
         assert!(life.log.contains(&stop.to_string()), "{:?}", life.log);

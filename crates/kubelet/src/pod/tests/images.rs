@@ -1,8 +1,8 @@
-//! Images that are not there, come late, or are exchanged.
+//! Images that are missing, are pulled late, or change.
 
 use super::*;
 
-/// A pod whose image could not be pulled, as is just told.
+/// A pod whose image pull has just failed.
 fn without_image() -> Life {
     let mut life = Life::new(json!({}));
     life.step(Event::Timer);
@@ -15,7 +15,7 @@ fn without_image() -> Life {
             },
         )),
         Action::PullImage { .. } => None,
-        other => Some((at, life.answer(other)?)),
+        other => Some((at, life.success_event(other)?)),
     }) {
         life.give(at, event);
     }
@@ -24,7 +24,7 @@ fn without_image() -> Life {
         .iter()
         .position(|a| matches!(a, Action::PullImage { .. }))
         .unwrap();
-    let result = Err("rpc error".to_string());
+    let result = Err(ActionError::new("rpc error"));
     life.give(
         pull,
         Event::ImagePulled {
@@ -43,7 +43,7 @@ fn with_image(life: &mut Life, image: &str) {
 }
 
 #[test]
-fn l5_another_image_does_not_wait_for_what_the_one_before_did() {
+fn l5_another_image_does_not_wait_for_the_back_off_of_the_one_before() {
     let mut life = without_image();
     life.wait(5);
     with_image(&mut life, "busybox");
@@ -64,25 +64,21 @@ fn l4_pulls_fail_back_off_and_are_tried_again() {
     life.wait(9);
     assert_eq!(life.status(), "Pending c=ImagePullBackOff/0");
     let log = life.take_log();
-    for wanted in [
+    for expected in [
         "event Pulling: Pulling image \"busybox\"",
         "event !Failed: Failed to pull image \"busybox\": rpc error",
         "event !Failed: Error: ErrImagePull",
         "event BackOff: Back-off pulling image \"busybox\"",
         "event !Failed: Error: ImagePullBackOff",
     ] {
-        assert!(log.contains(&wanted.to_string()), "{wanted}: {log:#?}");
+        assert!(log.contains(&expected.to_string()), "{expected}: {log:#?}");
     }
     life.wait(1);
-    assert_eq!(
-        life.status(),
-        "Running c=running/0",
-        "10 s later it is tried again"
-    );
+    assert_eq!(life.status(), "Running c=running/0", "10 s later it is retried");
 }
 
 #[test]
-fn l4_a_pod_deleted_before_anything_ran_ends_as_failed() {
+fn l4_a_pod_deleted_before_anything_ran_is_failed() {
     let mut life = Life::new(json!({}));
     life.step(Event::Timer);
     let setup = life.open.remove(0);
@@ -90,7 +86,7 @@ fn l4_a_pod_deleted_before_anything_ran_ends_as_failed() {
     life.step(Event::VolumesFailed {
         reason: "FailedMount",
         message: "MountVolume.SetUp failed".into(),
-        others_turn: false,
+        is_external: false,
     });
     life.delete(30);
     assert_eq!(life.status(), "Failed c=ContainerStatusUnknown:137/0");
@@ -98,7 +94,7 @@ fn l4_a_pod_deleted_before_anything_ran_ends_as_failed() {
 }
 
 #[test]
-fn an_image_change_runs_the_container_anew() {
+fn an_image_change_restarts_the_container() {
     let mut life = Life::new(json!({}));
     life.settle();
     life.object.spec.as_mut().unwrap().containers[0].image = Some("other".into());

@@ -1,9 +1,9 @@
-//! Init containers and sidecars, also of a sandbox that is made anew.
+//! Init containers and sidecars, also in a sandbox that replaces another.
 
 use super::*;
 
 #[test]
-fn l10_init_containers_go_first_and_sidecars_end_last() {
+fn l10_init_containers_run_first_and_sidecars_stop_last() {
     let mut side = container("s");
     side["restartPolicy"] = json!("Always");
     let mut late = container("t");
@@ -93,17 +93,14 @@ fn l10_a_new_sandbox_is_initialized_from_the_beginning() {
         life.take_log();
         life.step(Event::Observed {
             since: life.now,
-            sandboxes: vec![runtime::Sandbox {
-                ready: false,
-                ..sandbox()
-            }],
+            sandboxes: vec![lost_sandbox()],
             containers: vec![seen(
                 &runs[..1],
                 0,
                 ContainerState::Running { started_at: life.now },
             )],
         });
-        // Asked to end, it goes with success: that is no initialization of what comes after.
+        // It exits with 0 after TERM: that does not count as initialized.
         life.exit(runs, 0);
         life.wait(60);
         life.exit("i1", 0);
@@ -133,14 +130,58 @@ fn l10_a_new_sandbox_is_initialized_from_the_beginning() {
 }
 
 #[test]
-fn l10_a_rebooted_machines_pods_are_initialized_again() {
+fn s3_l10_a_start_that_began_in_a_lost_sandbox_does_not_go_on_in_the_next() {
+    let inspects = |a: &Action| matches!(a, Action::InspectImage { container, .. } if container != "i");
+    let pulls = |a: &Action| matches!(a, Action::PullImage { .. });
+    for is_held in [inspects as fn(&Action) -> bool, pulls] {
+        for (has_sidecar, starts) in [
+            (false, vec!["start i0", "start i1", "start c0"]),
+            (true, vec!["start i0", "start i1", "start s0", "start c0"]),
+        ] {
+            let mut side = container("s");
+            side["restartPolicy"] = json!("Always");
+            let mut init = vec![container("i")];
+            init.extend(has_sidecar.then_some(side));
+            let mut life = Life::new(json!({"initContainers": init}));
+            life.failure_of = |action| match action {
+                Action::InspectImage { container, .. } if container != "i" => Some(Event::ImageInspected {
+                    container: container.clone(),
+                    present: Ok(false),
+                }),
+                _ => None,
+            };
+            life.settle();
+            life.is_held = is_held;
+            life.exit("i0", 0);
+            assert!(life.open.iter().any(is_held), "{:?}", life.open);
+            life.now += SignedDuration::from_secs(5);
+            life.step(Event::Observed {
+                since: life.now,
+                sandboxes: vec![lost_sandbox()],
+                containers: vec![],
+            });
+            life.settle();
+            assert_eq!(life.pod.sandboxes.ready(), Some(&"s1".into()));
+            life.is_held = |_| false;
+            life.settle();
+            life.exit("i1", 0);
+            life.wait(60);
+            let log = life.take_log();
+            let started: Vec<_> = log.iter().filter(|l| l.starts_with("start")).collect();
+            assert_eq!(started, starts);
+        }
+    }
+}
+
+#[test]
+fn l10_a_rebooted_nodes_pods_are_initialized_again() {
     let mut life = Life::new(json!({"initContainers": [container("i")]}));
     life.settle();
     life.exit("i0", 0);
-    // Another kubelet, after the machine has come back.
+    // Another kubelet, after the reboot.
     let mut life = Life::of(life.object);
     life.now += SignedDuration::from_secs(100);
-    let ended = |name: &str, code: i32| {
+    let exited = |name: &str, code: i32| {
         let exit = Exit {
             code,
             started_at: Some(life.now),
@@ -151,23 +192,24 @@ fn l10_a_rebooted_machines_pods_are_initialized_again() {
     };
     life.step(Event::Observed {
         since: life.now,
-        sandboxes: vec![runtime::Sandbox {
-            ready: false,
-            ..sandbox()
-        }],
-        containers: vec![ended("i", 0), ended("c", 255)],
+        sandboxes: vec![lost_sandbox()],
+        containers: vec![exited("i", 0), exited("c", 255)],
     });
     let made =
         |action: &Action| matches!(action, Action::CreateContainer { container, .. } if container == "i");
     while !life.open.iter().any(made) {
-        let at = life.open.iter().position(|a| life.answer(a).is_some()).unwrap();
-        life.give(at, life.answer(&life.open[at]).unwrap());
+        let at = life
+            .open
+            .iter()
+            .position(|a| life.success_event(a).is_some())
+            .unwrap();
+        life.give(at, life.success_event(&life.open[at]).unwrap());
     }
-    // The first attempt comes to nothing, which makes nothing done.
+    // The first attempt fails, which does not count as completed.
     life.open.retain(|a| !made(a));
     life.step(Event::ContainerCreateFailed {
         container: "i".into(),
-        reason: "CreateContainerError",
+        reason: CreateFailure::Creation,
         message: "x".into(),
     });
     life.settle();

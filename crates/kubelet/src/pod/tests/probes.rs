@@ -1,9 +1,9 @@
-//! Probes and the hook after the start: what counts as running, as ready, and as failed.
+//! Probes and the postStart hook: what counts as running, as ready, and as failed.
 
 use super::*;
 
 #[test]
-fn l8_what_a_probe_ends_starts_again_at_once_the_first_times() {
+fn l8_the_first_restarts_after_a_failed_probe_are_immediate() {
     let probe = json!({"exec": {"command": ["x"]}, "periodSeconds": 1, "failureThreshold": 1});
     let mut spec = container("c");
     spec["livenessProbe"] = probe;
@@ -13,13 +13,17 @@ fn l8_what_a_probe_ends_starts_again_at_once_the_first_times() {
         life.step(Event::Probed {
             id: id.into(),
             kind: Kind::Liveness,
-            answer: Answer::Failure(String::new()),
+            result: ProbeResult::Failure(String::new()),
         });
         life.open.retain(|a| !matches!(a, Action::StopContainer { .. }));
         life.exit(id, 0);
     };
     end(&mut life, "c0");
-    assert_eq!(life.status(), "Running c=running/1", "nothing had ended before");
+    assert_eq!(
+        life.status(),
+        "Running c=running/1",
+        "no container had exited before"
+    );
     end(&mut life, "c1");
     assert_eq!(life.status(), "Running c=running/2", "the first that counts");
     end(&mut life, "c2");
@@ -49,12 +53,12 @@ fn l9_a_container_does_not_count_as_running_before_its_hook_is_done() {
 }
 
 #[test]
-fn l9_a_failed_post_start_hook_ends_the_container() {
+fn l9_a_failed_post_start_hook_stops_the_container() {
     let mut c = container("c");
     c["lifecycle"] = json!({"postStart": {"exec": {"command": ["x"]}}});
     let mut life = Life::new(json!({"containers": [c], "restartPolicy": "Never"}));
     life.settle();
-    life.hook_done(Hook::PostStart, Err("no".into()));
+    life.hook_done(Hook::PostStart, Err(ActionError::new("no")));
     assert!(
         life.log
             .contains(&"event !FailedPostStartHook: PostStartHook failed".to_string())
@@ -79,11 +83,11 @@ fn l8_readiness_decides_ready_and_liveness_restarts_with_its_own_grace() {
         life.condition("Ready"),
         "False/ContainersNotReady/containers with unready status: [c]"
     );
-    life.probed(Kind::Readiness, Answer::Success);
+    life.probed(Kind::Readiness, ProbeResult::Success);
     assert_eq!(life.condition("Ready"), "True");
     life.wait(5);
     life.take_log();
-    life.probed(Kind::Liveness, Answer::Failure("no".into()));
+    life.probed(Kind::Liveness, ProbeResult::Failure("no".into()));
     let log = life.take_log();
     assert!(log.contains(&"event !Unhealthy: Liveness probe failed: no".to_string()));
     assert!(log.contains(&"event Killing: Container c failed liveness probe, will be restarted".to_string()));
@@ -94,7 +98,7 @@ fn l8_readiness_decides_ready_and_liveness_restarts_with_its_own_grace() {
 }
 
 #[test]
-fn t2_l8_a_pod_that_ends_is_still_asked_for_readiness_and_for_nothing_else() {
+fn t2_l8_a_terminating_pod_is_probed_for_readiness_only() {
     let mut life = Life::new(json!({"containers": [{
         "name": "c", "image": "busybox",
         "readinessProbe": {"exec": {"command": ["x"]}, "periodSeconds": 1, "failureThreshold": 1},
@@ -102,13 +106,13 @@ fn t2_l8_a_pod_that_ends_is_still_asked_for_readiness_and_for_nothing_else() {
     }]}));
     life.settle();
     life.wait(1);
-    life.probed(Kind::Readiness, Answer::Success);
-    life.probed(Kind::Liveness, Answer::Success);
+    life.probed(Kind::Readiness, ProbeResult::Success);
+    life.probed(Kind::Liveness, ProbeResult::Success);
     assert_eq!(life.condition("Ready"), "True");
     life.delete(30);
     life.take_log();
     life.wait(2);
-    life.probed(Kind::Readiness, Answer::Failure("gone".into()));
+    life.probed(Kind::Readiness, ProbeResult::Failure("gone".into()));
     assert!(
         life.condition("Ready").starts_with("False"),
         "{}",
@@ -132,7 +136,7 @@ fn l8_a_startup_probe_holds_the_others_back() {
     life.wait(3);
     assert!(life.log.iter().all(|l| l != "probe c Liveness"));
     assert_ne!(life.condition("Ready"), "True");
-    life.probed(Kind::Startup, Answer::Success);
+    life.probed(Kind::Startup, ProbeResult::Success);
     assert_eq!(life.condition("Ready"), "True");
     assert!(life.log.contains(&"probe c Liveness".to_string()));
 }
@@ -143,21 +147,21 @@ fn l8_liveness_waits_for_a_tick_of_the_pod_in_every_run_of_a_container() {
     c["livenessProbe"] = json!({"exec": {}, "periodSeconds": 10, "failureThreshold": 1});
     let mut life = Life::new(json!({"containers": [c]}));
     life.settle();
-    let asked = |life: &mut Life| life.take_log().iter().any(|l| l == "probe c Liveness");
+    let is_probed = |life: &mut Life| life.take_log().iter().any(|l| l == "probe c Liveness");
     life.wait(9);
-    assert!(!asked(&mut life), "the process may not listen yet");
+    assert!(!is_probed(&mut life), "the process may not listen yet");
     life.wait(1);
-    assert!(asked(&mut life));
-    life.probed(Kind::Liveness, Answer::Success);
+    assert!(is_probed(&mut life));
+    life.probed(Kind::Liveness, ProbeResult::Success);
     life.wait(4);
     life.exit("c0", 1);
     life.settle();
     assert_eq!(life.status(), "Running c=running/1");
     life.take_log();
     life.wait(5);
-    assert!(!asked(&mut life));
+    assert!(!is_probed(&mut life));
     life.wait(1);
-    assert!(asked(&mut life), "ticks are the pod's");
+    assert!(is_probed(&mut life), "ticks are the pod's");
 }
 
 #[test]

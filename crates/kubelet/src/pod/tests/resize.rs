@@ -1,4 +1,4 @@
-//! Resizes: what is asked for, allocated and there, of containers and of the pod as a whole.
+//! Resizes: requested, allocated and actual resources, of containers and of the pod.
 
 use super::*;
 
@@ -6,25 +6,25 @@ fn requirements(cpu: &str, memory: &str) -> Value {
     json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}})
 }
 
-/// A running pod that has this as a whole, and nothing but that.
-fn running(whole: Value) -> Life {
-    let mut life = Life::new(json!({"resources": whole}));
+/// A running pod with these pod-level resources and no others.
+fn running(pod_level: Value) -> Life {
+    let mut life = Life::new(json!({"resources": pod_level}));
     life.settle();
     life.take_log();
     life
 }
 
-/// The spec asks for something else, as its next generation.
-fn ask(life: &mut Life, change: impl FnOnce(&mut core::PodSpec)) {
+/// The spec changes, with the next generation.
+fn change_spec(life: &mut Life, change: impl FnOnce(&mut core::PodSpec)) {
     let generation = &mut life.object.metadata.generation;
     *generation = generation.map(|g| g + 1);
     change(life.object.spec.as_mut().unwrap());
     life.step(Event::Updated(Arc::new(life.object.clone())));
 }
 
-fn ask_whole(life: &mut Life, whole: Value) {
-    ask(life, |spec| {
-        spec.resources = serde_json::from_value(whole).unwrap()
+fn resize_pod_level(life: &mut Life, pod_level: Value) {
+    change_spec(life, |spec| {
+        spec.resources = serde_json::from_value(pod_level).unwrap()
     });
 }
 
@@ -34,7 +34,7 @@ fn admit(life: &mut Life) {
     life.step(Event::ResizeAdmitted(Ok(())));
 }
 
-fn refuse(life: &mut Life) {
+fn defer(life: &mut Life) {
     assert_eq!(life.open, [Action::AdmitResize]);
     life.open.clear();
     life.step(Event::ResizeAdmitted(Err(Rejection {
@@ -43,18 +43,18 @@ fn refuse(life: &mut Life) {
     })));
 }
 
-fn resized(life: &mut Life, done: &[&str], result: Result<(), String>) {
+fn resized(life: &mut Life, done: &[&str], result: Result<(), ActionError>) {
     assert!(
         matches!(life.open[..], [Action::Resize { .. }]),
         "{:?}",
         life.open
     );
     life.open.clear();
-    let done = done.iter().map(|id| (*id).to_string()).collect();
+    let done = done.iter().map(|id| (*id).into()).collect();
     life.step(Event::Resized { done, result });
 }
 
-/// `status.allocatedResources`, `status.resources` and the conditions of a resize, in short.
+/// `status.allocatedResources`, `status.resources` and the conditions of a resize, as short text.
 fn shown(life: &Life) -> String {
     let status = life.pod.status();
     let list = |l: &Option<BTreeMap<String, Quantity>>| -> String {
@@ -83,19 +83,19 @@ fn reasons(life: &mut Life) -> Vec<String> {
 }
 
 #[test]
-fn l4_pod_level_resources_are_allocated_then_brought_about() {
+fn l4_pod_level_resources_are_allocated_then_actuated() {
     let mut life = running(requirements("100m", "64Mi"));
     let before = "allocated cpu=100m,memory=64Mi requests cpu=100m,memory=64Mi limits cpu=100m,memory=64Mi";
     assert_eq!(shown(&life), before);
-    ask_whole(&mut life, requirements("200m", "32Mi"));
-    assert_eq!(shown(&life), before, "the node has not answered");
+    resize_pod_level(&mut life, requirements("200m", "32Mi"));
+    assert_eq!(shown(&life), before, "the node has not decided");
     admit(&mut life);
     assert_eq!(
         shown(&life),
         "allocated cpu=200m,memory=32Mi requests cpu=100m,memory=64Mi limits cpu=100m,memory=64Mi InProgress/"
     );
-    // The container has the pod's limits for want of its own.
-    let containers = vec![("c".to_string(), "c0".to_string())];
+    // The container has the pod's limits because it has none of its own.
+    let containers = vec![("c".to_string(), "c0".into())];
     assert_eq!(life.open, [Action::Resize { containers }]);
     resized(&mut life, &["c0"], Ok(()));
     assert_eq!(
@@ -110,10 +110,11 @@ fn l4_pod_level_resources_are_allocated_then_brought_about() {
 fn l4_containers_with_limits_of_their_own_are_left_alone_by_the_pods() {
     let mut spec = container("c");
     spec["resources"] = json!({"requests": {"cpu": "2m"}, "limits": {"cpu": "10m"}});
-    let whole = |request: &str, limit: &str| json!({"requests": {"cpu": request}, "limits": {"cpu": limit}});
-    let mut life = Life::new(json!({"containers": [spec], "resources": whole("4m", "20m")}));
+    let pod_level =
+        |request: &str, limit: &str| json!({"requests": {"cpu": request}, "limits": {"cpu": limit}});
+    let mut life = Life::new(json!({"containers": [spec], "resources": pod_level("4m", "20m")}));
     life.settle();
-    ask_whole(&mut life, whole("5m", "25m"));
+    resize_pod_level(&mut life, pod_level("5m", "25m"));
     admit(&mut life);
     assert_eq!(
         life.open,
@@ -131,7 +132,7 @@ fn l4_pod_level_resources_may_come_later() {
     let mut life = Life::new(json!({"containers": [spec]}));
     life.settle();
     assert_eq!(shown(&life), "allocated cpu=20m requests cpu=20m limits cpu=50m");
-    ask_whole(
+    resize_pod_level(
         &mut life,
         json!({"requests": {"cpu": "30m"}, "limits": {"cpu": "80m"}}),
     );
@@ -141,31 +142,31 @@ fn l4_pod_level_resources_may_come_later() {
 }
 
 #[test]
-fn l5_a_container_that_asks_for_it_runs_again_with_the_pods_new_limits() {
+fn l5_a_container_whose_resize_policy_says_so_restarts_with_the_pods_new_limits() {
     let mut spec = container("c");
     spec["resizePolicy"] = json!([
         {"resourceName": "cpu", "restartPolicy": "NotRequired"},
         {"resourceName": "memory", "restartPolicy": "RestartContainer"},
     ]);
-    for (whole, again) in [
+    for (pod_level, again) in [
         (requirements("200m", "64Mi"), false),
         (requirements("100m", "96Mi"), true),
     ] {
         let mut life =
             Life::new(json!({"containers": [spec.clone()], "resources": requirements("100m", "64Mi")}));
         life.settle();
-        ask_whole(&mut life, whole.clone());
+        resize_pod_level(&mut life, pod_level.clone());
         admit(&mut life);
         let stops = |life: &Life| {
             life.open
                 .iter()
                 .any(|a| matches!(a, Action::StopContainer { .. }))
         };
-        assert_eq!(stops(&life), again, "{whole}");
+        assert_eq!(stops(&life), again, "{pod_level}");
         if !again {
             continue;
         }
-        // The group makes room before it runs again.
+        // The cgroup is resized before the container runs again.
         let groups = |a: &Action| *a == Action::Resize { containers: vec![] };
         assert!(life.open.iter().any(groups), "{:?}", life.open);
         life.open.clear();
@@ -173,7 +174,7 @@ fn l5_a_container_that_asks_for_it_runs_again_with_the_pods_new_limits() {
             done: vec![],
             result: Ok(()),
         });
-        // While it takes its time to end it has what it had.
+        // Until it has exited it keeps its resources.
         life.wait(20);
         assert_eq!(
             shown(&life),
@@ -197,13 +198,13 @@ fn l5_a_container_that_asks_for_it_runs_again_with_the_pods_new_limits() {
 }
 
 #[test]
-fn l4_what_fails_is_tried_again_until_something_else_is_asked_for() {
+fn l4_a_failed_resize_is_retried_until_the_spec_changes() {
     let mut life = running(requirements("100m", "64Mi"));
-    ask_whole(&mut life, requirements("100m", "1Mi"));
+    resize_pod_level(&mut life, requirements("100m", "1Mi"));
     admit(&mut life);
     let failed = "allocated cpu=100m,memory=1Mi requests cpu=100m,memory=64Mi limits cpu=100m,memory=64Mi InProgress/Error";
     for _ in 0..2 {
-        resized(&mut life, &[], Err("below current usage".into()));
+        resized(&mut life, &[], Err(ActionError::new("below current usage")));
         assert_eq!(shown(&life), failed);
         assert_eq!(life.open, []);
         let waits = life.timer.unwrap();
@@ -213,11 +214,11 @@ fn l4_what_fails_is_tried_again_until_something_else_is_asked_for() {
     assert_eq!(
         reasons(&mut life),
         ["ResizeStarted", "!ResizeError"],
-        "each failure is told once"
+        "each failure is recorded once"
     );
-    // Only the answer under way is waited for.
-    ask_whole(&mut life, requirements("100m", "64Mi"));
-    resized(&mut life, &[], Err("below current usage".into()));
+    // Only the attempt in flight is waited for.
+    resize_pod_level(&mut life, requirements("100m", "64Mi"));
+    resized(&mut life, &[], Err(ActionError::new("below current usage")));
     admit(&mut life);
     resized(&mut life, &["c0"], Ok(()));
     assert_eq!(
@@ -228,7 +229,7 @@ fn l4_what_fails_is_tried_again_until_something_else_is_asked_for() {
 }
 
 #[test]
-fn l4_no_container_gets_by_crashing_what_the_node_has_no_room_for() {
+fn l4_a_crash_does_not_apply_a_deferred_resize() {
     let mut spec = container("c");
     spec["resources"] = requirements("20m", "8Mi");
     let mut life = Life::new(json!({"containers": [spec]}));
@@ -237,11 +238,11 @@ fn l4_no_container_gets_by_crashing_what_the_node_has_no_room_for() {
     let before = of_c(&life.object);
     let more: Option<core::ResourceRequirements> =
         serde_json::from_value(requirements("30m", "8Mi")).unwrap();
-    ask(&mut life, |spec| spec.containers[0].resources.clone_from(&more));
-    refuse(&mut life);
+    change_spec(&mut life, |spec| spec.containers[0].resources.clone_from(&more));
+    defer(&mut life);
     assert!(shown(&life).ends_with("Pending/Deferred"), "{}", shown(&life));
     life.exit("c0", 1);
-    life.refuses = |action| match action {
+    life.failure_of = |action| match action {
         Action::AdmitResize => Some(Event::ResizeAdmitted(Err(Rejection {
             reason: "OutOfcpu".into(),
             message: "full".into(),
@@ -255,31 +256,31 @@ fn l4_no_container_gets_by_crashing_what_the_node_has_no_room_for() {
 }
 
 #[test]
-fn t4_a_kubelet_that_comes_back_knows_what_was_allocated() {
+fn t4_a_restarted_kubelet_knows_the_allocated_resources() {
     let mut life = running(requirements("100m", "64Mi"));
-    ask_whole(&mut life, requirements("100m", "128Mi"));
-    refuse(&mut life);
-    let told = shown(&life);
-    let ran = life.pod.containers()[0].run.clone().unwrap();
+    resize_pod_level(&mut life, requirements("100m", "128Mi"));
+    defer(&mut life);
+    let reported = shown(&life);
+    let ran = life.pod.containers[0].runs.latest().cloned().unwrap();
     let mut next = Life::of(life.object.clone());
     next.now = life.now;
     next.step(Event::Observed {
         since: life.now,
         sandboxes: vec![sandbox()],
         containers: vec![runtime::Container {
-            id: ran.id,
+            id: ran.id.unwrap(),
             hash: ran.hash,
             created_at: life.now,
             ..seen("c", 0, ContainerState::Running { started_at: life.now })
         }],
     });
     next.open.retain(|a| *a != Action::SetUpVolumes);
-    refuse(&mut next);
-    assert_eq!(shown(&next), told);
+    defer(&mut next);
+    assert_eq!(shown(&next), reported);
 }
 
 #[test]
-fn l4_what_a_pod_has_is_shown_as_its_group_holds_it() {
+fn l4_the_status_has_the_resources_of_the_pods_cgroup() {
     let with = |name: &str, resources: Value| {
         let mut c = container(name);
         c["resources"] = resources;
@@ -292,7 +293,7 @@ fn l4_what_a_pod_has_is_shown_as_its_group_holds_it() {
             "allocated  requests  limits ",
         ),
         (
-            // Not all are limited, and what is too small for the kernel is no request.
+            // Not all containers have limits, and requests below the kernel's minimum are not shown.
             json!({"containers": [
                 with("c", json!({"requests": {"cpu": "1m"}, "limits": {"cpu": "5m"}})),
                 with("d", json!({"requests": {"memory": "1Mi", "ephemeral-storage": "1Mi"}})),
@@ -306,7 +307,7 @@ fn l4_what_a_pod_has_is_shown_as_its_group_holds_it() {
             "allocated cpu=1,memory=2Mi requests cpu=1,memory=2Mi limits cpu=1,memory=2Mi",
         ),
         (
-            // The pod's own come before its containers', and its overhead on top of both.
+            // The pod's own resources override its containers', and the overhead is added to either.
             json!({"containers": [with("c", json!({"requests": {"cpu": "20m"}}))], "overhead": {"cpu": "5m"},
                    "resources": {"requests": {"cpu": "50m"}, "limits": {"cpu": "60m"}}}),
             "allocated cpu=55m requests cpu=55m limits cpu=65m",
@@ -325,7 +326,7 @@ fn l4_what_a_pod_has_is_shown_as_its_group_holds_it() {
 }
 
 #[test]
-fn l4_a_resize_is_allocated_then_brought_about() {
+fn l4_a_resize_is_allocated_then_actuated() {
     let resources = |cpu: &str| json!({"requests": {"cpu": cpu}});
     let mut spec = container("c");
     spec["resources"] = resources("20m");
@@ -350,7 +351,7 @@ fn l4_a_resize_is_allocated_then_brought_about() {
     life.step(Event::Updated(Arc::new(life.object.clone())));
     assert_eq!(life.open, [Action::AdmitResize]);
     let observed = |life: &Life| life.pod.status().observed_generation;
-    assert_eq!(observed(&life), Some(1), "nothing is known of the second yet");
+    assert_eq!(observed(&life), Some(1), "the second is not observed yet");
     life.open.clear();
     let full = Rejection {
         reason: "OutOfcpu".into(),
@@ -373,10 +374,10 @@ fn l4_a_resize_is_allocated_then_brought_about() {
     assert_eq!(shown(&life), ("40m".into(), "40m".into(), false));
     let log = life.take_log();
     let what = r#"{"containers":[{"name":"c","resources":{"requests":{"cpu":"40m"}}}],"generation":2}"#;
-    for wanted in [
+    for expected in [
         "event ResizeStarted: Pod resize started: ",
         "event ResizeCompleted: Pod resize completed: ",
     ] {
-        assert!(log.contains(&format!("{wanted}{what}")), "{log:#?}");
+        assert!(log.contains(&format!("{expected}{what}")), "{log:#?}");
     }
 }

@@ -1,4 +1,4 @@
-//! One container's end that restarts all of them in place (SPEC L5).
+//! An exit of one container that restarts all of them in place (SPEC L5).
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn life() -> Life {
 }
 
 fn running(life: &Life) -> Vec<&str> {
-    life.running.keys().map(String::as_str).collect()
+    life.running.keys().map(ContainerId::as_str).collect()
 }
 
 #[test]
@@ -38,9 +38,9 @@ fn l5_a_rule_restarts_all_containers_from_the_beginning_in_the_same_sandbox() {
         "True/RestartAllContainersStarted/container exited with restart policy rule"
     );
     life.exit("d0", 137);
-    assert_eq!(running(&life), ["side0"], "nothing begins before all have ended");
+    assert_eq!(running(&life), ["side0"], "nothing starts before all have exited");
     life.exit("side0", 143);
-    assert_eq!(running(&life), ["i1"], "init containers go first again");
+    assert_eq!(running(&life), ["i1"], "init containers run first again");
     assert_eq!(life.condition("AllContainersRestarting"), "False");
     assert_eq!(life.condition("Initialized"), "True", "once it was, it is");
     let status = life.pod.status();
@@ -82,7 +82,7 @@ fn l5_a_rule_restarts_all_containers_from_the_beginning_in_the_same_sandbox() {
     };
     assert_eq!(counts(&life), [1, 1, 1, 1]);
     assert!(!life.log.iter().any(|l| l.contains("sandbox")), "{:?}", life.log);
-    // It may happen again, and other ends are what they always were.
+    // It may happen again; other exit codes have their usual effect.
     life.exit("c1", 42);
     for id in ["d1", "side1"] {
         life.exit(id, 137);
@@ -94,7 +94,7 @@ fn l5_a_rule_restarts_all_containers_from_the_beginning_in_the_same_sandbox() {
 }
 
 #[test]
-fn l5_a_pod_that_is_deleted_while_all_restart_ends() {
+fn l5_a_pod_that_is_deleted_during_a_restart_of_all_terminates() {
     let mut life = life();
     life.settle();
     life.exit("i0", 0);
@@ -109,7 +109,7 @@ fn l5_a_pod_that_is_deleted_while_all_restart_ends() {
 }
 
 #[test]
-fn l5_whichever_container_asks_for_it_the_others_ends_are_not_the_pods() {
+fn l5_the_exits_of_a_restart_of_all_do_not_complete_the_pod() {
     let rules = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
     let mut source = container("source");
     source["restartPolicy"] = json!("Always");
@@ -125,7 +125,7 @@ fn l5_whichever_container_asks_for_it_the_others_ends_are_not_the_pods() {
     assert_eq!(running(&life), ["d1", "source1"], "{:?}", life.log);
     assert_eq!(life.status(), "Running source=running/1 d=running/1");
 
-    // Nor is an init container's, that was ended half-way.
+    // Nor does the exit of an init container that was stopped.
     let mut life = Life::new(json!({
         "restartPolicy": "Never",
         "initContainers": [source, container("i")],

@@ -1,9 +1,9 @@
-//! Containers that a probe ended, and restart policies.
+//! Containers that failed a probe, and restart policies.
 
 use super::*;
 
 #[test]
-fn l5_l8_on_failure_starts_again_what_a_probe_ended_whatever_it_exits_with() {
+fn l5_l8_on_failure_restarts_a_container_that_failed_its_probe_whatever_its_exit_code() {
     for (own, pods, again) in [
         (None, "OnFailure", true),
         (Some("OnFailure"), "Never", true),
@@ -26,7 +26,7 @@ fn l5_l8_on_failure_starts_again_what_a_probe_ended_whatever_it_exits_with() {
                 life.step(Event::Probed {
                     id: id.into(),
                     kind,
-                    answer: Answer::Failure(String::new()),
+                    result: ProbeResult::Failure(String::new()),
                 });
                 life.open.retain(|a| !matches!(a, Action::StopContainer { .. }));
                 life.exit(id, 0);
@@ -43,7 +43,7 @@ fn l5_l8_on_failure_starts_again_what_a_probe_ended_whatever_it_exits_with() {
             assert_eq!(life.status(), "Running c=running/1", "{own:?} {pods} {kind:?}");
             end(&mut life, "c1");
             assert_eq!(life.status(), "Running c=running/2", "{own:?} {pods} {kind:?}");
-            // What would have to wait is judged by its exit code meanwhile.
+            // A container in back-off is handled by its exit code meanwhile.
             end(&mut life, "c2");
             assert_eq!(
                 life.status(),
@@ -54,7 +54,7 @@ fn l5_l8_on_failure_starts_again_what_a_probe_ended_whatever_it_exits_with() {
     }
 }
 
-/// A container with a liveness probe that one failure decides.
+/// A container with a liveness probe whose failureThreshold is 1.
 fn probed(name: &str) -> Value {
     let mut spec = container(name);
     spec["livenessProbe"] = json!({
@@ -70,13 +70,13 @@ fn fails(life: &mut Life, id: &str) {
     life.step(Event::Probed {
         id: id.into(),
         kind: Kind::Liveness,
-        answer: Answer::Failure(String::new()),
+        result: ProbeResult::Failure(String::new()),
     });
     life.settle();
 }
 
 #[test]
-fn l8_l10_the_last_container_that_a_probe_ends_for_good_ends_the_pod_and_its_sidecars() {
+fn l8_l10_a_failed_probe_of_the_last_container_terminates_the_pod_and_its_sidecars() {
     let mut sidecar = probed("side");
     sidecar["restartPolicy"] = json!("Always");
     let mut life = Life::new(json!({
@@ -98,7 +98,7 @@ fn l8_l10_the_last_container_that_a_probe_ends_for_good_ends_the_pod_and_its_sid
     );
     life.exit("a0", 0);
     life.exit("b0", 0);
-    assert!(life.pod.is_ending());
+    assert!(life.pod.is_terminating());
 
     let mut sidecar = probed("side");
     sidecar["restartPolicy"] = json!("Always");
@@ -128,9 +128,9 @@ fn l8_l10_the_last_container_that_a_probe_ends_for_good_ends_the_pod_and_its_sid
     let log = life.take_log();
     assert!(
         !log.contains(&"probe side Liveness".to_string()),
-        "it is not asked any more: {log:#?}"
+        "it is not probed any more: {log:#?}"
     );
-    // Nor does it come back.
+    // Nor is it started again.
     life.exit("side0", 1);
     life.wait(20);
     let log = life.take_log();

@@ -1,16 +1,16 @@
-//! Histories that a register could have answered, and histories that it could not.
+//! Histories that are possible for a register, and histories that are not.
 
 use super::*;
 
-const fn v(revision: u64, write: u64) -> Answer {
-    Answer::Ok(Some(Version { revision, write }))
+const fn v(revision: u64, write: u64) -> CallResult {
+    CallResult::Ok(Some(Version { revision, write }))
 }
 
-fn unknown() -> Answer {
-    Answer::Unknown("timeout".into())
+fn unknown() -> CallResult {
+    CallResult::Unknown("timeout".into())
 }
 
-type Line = (Operation, Micros, Micros, Answer);
+type Line = (Operation, Micros, Micros, CallResult);
 
 fn check_lines(lines: &[Line], seen: &[(u64, u64)]) -> Verdict {
     let calls: Vec<Call> = lines
@@ -26,7 +26,7 @@ fn check_lines(lines: &[Line], seen: &[(u64, u64)]) -> Verdict {
         })
         .collect();
     let read = calls.iter().filter_map(|call| match call.answer {
-        Answer::Ok(Some(version)) => Some((version.write, version.revision)),
+        CallResult::Ok(Some(version)) => Some((version.write, version.revision)),
         _ => None,
     });
     check("k", &calls, &read.chain(seen.iter().copied()).collect())
@@ -55,18 +55,18 @@ fn assert_violated(lines: &[Line]) {
 fn histories_that_have_an_order_are_linearizable() {
     // One after the other.
     assert_holds(&[
-        (Get, 0, 1, Answer::NotFound),
+        (Get, 0, 1, CallResult::NotFound),
         (CREATE, 2, 3, v(10, 1)),
         (Get, 4, 5, v(10, 1)),
         (update(2, 10), 6, 7, v(11, 2)),
-        (update(3, 10), 8, 9, Answer::Conflict),
-        (CREATE, 10, 11, Answer::AlreadyExists),
-        (Delete, 12, 13, Answer::Ok(None)),
-        (Get, 14, 15, Answer::NotFound),
+        (update(3, 10), 8, 9, CallResult::Conflict),
+        (CREATE, 10, 11, CallResult::AlreadyExists),
+        (Delete, 12, 13, CallResult::Ok(None)),
+        (Get, 14, 15, CallResult::NotFound),
         (Create { write: 4 }, 16, 17, v(20, 4)),
     ]);
     // A read that overlaps a write may see it or not.
-    assert_holds(&[(CREATE, 0, 10, v(10, 1)), (Get, 1, 2, Answer::NotFound)]);
+    assert_holds(&[(CREATE, 0, 10, v(10, 1)), (Get, 1, 2, CallResult::NotFound)]);
     assert_holds(&[(CREATE, 0, 10, v(10, 1)), (Get, 1, 2, v(10, 1))]);
     // Overlapping writes happen in the order of their revisions.
     assert_holds(&[
@@ -78,19 +78,19 @@ fn histories_that_have_an_order_are_linearizable() {
     // An update that loses against a deletion.
     assert_holds(&[
         (CREATE, 0, 1, v(10, 1)),
-        (Delete, 2, 9, Answer::Ok(None)),
-        (Get, 4, 5, Answer::NotFound),
-        (update(2, 10), 6, 8, Answer::NotFound),
+        (Delete, 2, 9, CallResult::Ok(None)),
+        (Get, 4, 5, CallResult::NotFound),
+        (update(2, 10), 6, 8, CallResult::NotFound),
     ]);
-    // What was rejected says nothing.
+    // Nothing follows from a rejected call.
     assert_holds(&[
-        (CREATE, 0, 1, Answer::Rejected("no route".into())),
-        (Get, 2, 3, Answer::NotFound),
+        (CREATE, 0, 1, CallResult::Rejected("no route".into())),
+        (Get, 2, 3, CallResult::NotFound),
     ]);
 }
 
 #[test]
-fn a_write_without_an_answer_has_happened_at_any_time_after_its_start_or_never() {
+fn a_write_without_a_response_has_happened_at_any_time_after_its_request_or_never() {
     let create = (CREATE, 0, 1, v(10, 1));
     let patch = (Patch { write: 2 }, 2, 3, unknown());
     assert_holds(&[create.clone(), patch.clone(), (Get, 10, 11, v(10, 1))]);
@@ -108,20 +108,20 @@ fn a_write_without_an_answer_has_happened_at_any_time_after_its_start_or_never()
         (Get, 14, 15, v(10, 1)),
     ]);
     assert_violated(&[create.clone(), (Get, 1, 1, v(11, 2)), patch]);
-    // A deletion that was never answered.
+    // A deletion without a response.
     assert_holds(&[
         create.clone(),
         (Delete, 2, 3, unknown()),
-        (Get, 4, 5, Answer::NotFound),
+        (Get, 4, 5, CallResult::NotFound),
     ]);
-    assert_violated(&[create, (Get, 4, 5, Answer::NotFound)]);
+    assert_violated(&[create, (Get, 4, 5, CallResult::NotFound)]);
     // An unseen write makes a conditional one fail, and may be deleted.
     assert_holds(&[
         (CREATE, 0, 1, unknown()),
-        (Delete, 2, 3, Answer::Ok(None)),
-        (Get, 4, 5, Answer::NotFound),
+        (Delete, 2, 3, CallResult::Ok(None)),
+        (Get, 4, 5, CallResult::NotFound),
     ]);
-    assert_violated(&[(Delete, 2, 3, Answer::Ok(None))]);
+    assert_violated(&[(Delete, 2, 3, CallResult::Ok(None))]);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn lost_and_stale_histories_are_violations() {
         (update(2, 10), 2, 3, v(11, 2)),
         (Get, 4, 5, v(10, 1)),
     ]);
-    assert_violated(&[(CREATE, 0, 1, v(10, 1)), (Get, 2, 3, Answer::NotFound)]);
+    assert_violated(&[(CREATE, 0, 1, v(10, 1)), (Get, 2, 3, CallResult::NotFound)]);
     // A stale read after a fresh one.
     assert_violated(&[
         (CREATE, 0, 1, v(10, 1)),
@@ -163,31 +163,34 @@ fn lost_and_stale_histories_are_violations() {
         (update(3, 10), 2, 9, v(12, 3)),
     ]);
     // A conflict that has no reason.
-    assert_violated(&[(CREATE, 0, 1, v(10, 1)), (update(2, 10), 2, 3, Answer::Conflict)]);
+    assert_violated(&[
+        (CREATE, 0, 1, v(10, 1)),
+        (update(2, 10), 2, 3, CallResult::Conflict),
+    ]);
     // Conflict, though it was written.
     assert_violated(&[
         (CREATE, 0, 1, v(10, 1)),
-        (update(2, 10), 2, 3, Answer::Conflict),
+        (update(2, 10), 2, 3, CallResult::Conflict),
         (Get, 4, 5, v(11, 2)),
     ]);
     // Created twice; deleted twice.
     assert_violated(&[(CREATE, 0, 1, v(10, 1)), (Create { write: 2 }, 2, 3, v(11, 2))]);
     assert_violated(&[
         (CREATE, 0, 1, v(10, 1)),
-        (Delete, 2, 3, Answer::Ok(None)),
-        (Delete, 4, 5, Answer::Ok(None)),
+        (Delete, 2, 3, CallResult::Ok(None)),
+        (Delete, 4, 5, CallResult::Ok(None)),
     ]);
     // A revision that is lower than before a deletion.
     assert_violated(&[
         (CREATE, 0, 1, v(10, 1)),
-        (Delete, 2, 3, Answer::Ok(None)),
+        (Delete, 2, 3, CallResult::Ok(None)),
         (Create { write: 2 }, 4, 5, v(9, 2)),
     ]);
 }
 
 #[test]
 fn a_violation_names_the_calls_that_cannot_be_next() {
-    let lines = [(CREATE, 0, 1, v(10, 1)), (Get, 2, 3, Answer::NotFound)];
+    let lines = [(CREATE, 0, 1, v(10, 1)), (Get, 2, 3, CallResult::NotFound)];
     let Verdict::Violated(violation) = check_lines(&lines, &[]) else {
         panic!("a lost write was not found");
     };
@@ -198,7 +201,7 @@ fn a_violation_names_the_calls_that_cannot_be_next() {
     );
 }
 
-/// Six clients at a register that is what it should be, a tenth of the answers lost.
+/// Six clients of a correct register, with a tenth of the responses lost.
 fn long_history(calls: u64) -> Vec<Line> {
     let mut lines: Vec<Line> = vec![(CREATE, 0, 1, v(1, 1))];
     let mut revision = 1;
@@ -217,7 +220,7 @@ fn long_history(calls: u64) -> Vec<Line> {
                 };
                 lines.push((Patch { write }, start, end, answer));
             }
-            2 => lines.push((update(n + 1, 0), start, end, Answer::Conflict)),
+            2 => lines.push((update(n + 1, 0), start, end, CallResult::Conflict)),
             _ => lines.push((Patch { write: n + 1 }, start, end, unknown())),
         }
     }
@@ -225,7 +228,7 @@ fn long_history(calls: u64) -> Vec<Line> {
 }
 
 #[test]
-fn hundreds_of_calls_with_lost_answers_are_decided() {
+fn hundreds_of_calls_with_lost_responses_are_decided() {
     let mut lines = long_history(400);
     assert_eq!(check_lines(&lines, &[]), Verdict::Linearizable);
     let last = lines.len() as u64 * 10 + 100;

@@ -20,7 +20,7 @@ fn numbers(values: &[u16]) -> Vec<u8> {
 }
 
 /// The question as it is in messages: without header and EDNS.
-fn asked(question: &Question) -> Vec<u8> {
+fn question_bytes(question: &Question) -> Vec<u8> {
     let message = question.message(0);
     message[HEADER_BYTES..message.len() - 11].to_vec()
 }
@@ -45,9 +45,9 @@ fn message(id: u16, flags: u16, counts: [u16; 4], question: &[u8], records: &[Ve
 #[test]
 fn n5_only_a_response_to_this_very_question_is_its_answer() {
     let ours = question("www.example.com", record_type::A);
-    let (same, upper) = (asked(&ours), asked(&ours).to_ascii_uppercase());
-    let other_name = asked(&question("wwx.example.com", record_type::A));
-    let other_type = asked(&question("www.example.com", record_type::AAAA));
+    let (same, upper) = (question_bytes(&ours), question_bytes(&ours).to_ascii_uppercase());
+    let other_name = question_bytes(&question("wwx.example.com", record_type::A));
+    let other_type = question_bytes(&question("www.example.com", record_type::AAAA));
     let failed = FLAG_RESPONSE | response_code::SERVER_FAILURE;
     for (what, id, flags, count, question, accepted) in [
         ("the answer", ID, FLAG_RESPONSE, 1, &same[..], true),
@@ -143,7 +143,7 @@ fn n5_an_answer_is_kept_for_its_lowest_ttl_and_a_denial_for_its_soas() {
             ID,
             flags,
             [1, answers, authorities, additional],
-            &asked(&ours),
+            &question_bytes(&ours),
             &records,
         );
         let reply = Reply::read(&bytes, &ours, ID).unwrap();
@@ -163,7 +163,7 @@ fn n5_a_question_passes_on_whether_signatures_are_to_be_checked_and_an_answer_wh
     }
     let ours = question("www.example.com", record_type::A);
     for (flags, authentic) in [(FLAG_RESPONSE, false), (FLAG_RESPONSE | FLAG_AUTHENTIC, true)] {
-        let bytes = message(ID, flags, [1, 0, 0, 0], &asked(&ours), &[]);
+        let bytes = message(ID, flags, [1, 0, 0, 0], &question_bytes(&ours), &[]);
         assert_eq!(Reply::read(&bytes, &ours, ID).unwrap().is_authentic, authentic);
     }
 }

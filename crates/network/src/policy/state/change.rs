@@ -1,4 +1,4 @@
-//! What has to be done in the kernel since the last time.
+//! The changes to make in the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::policy::ruleset::{Chain, ChainRule, FIXED_SETS, Ruleset, Set, SetType
 /// An element that is in a set (with its data) or is not.
 type Presence = Option<Option<Data>>;
 
-/// An element that comes, goes or gets other data.
+/// An element that is added, removed or gets other data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
     pub set: Arc<str>,
     pub key: Key,
     /// What the kernel has.
     pub before: Presence,
-    /// What it shall have.
+    /// The desired state.
     pub after: Presence,
 }
 
@@ -32,9 +32,9 @@ pub struct Change {
     pub chains: BTreeMap<Arc<str>, Chain>,
     pub operations: Vec<Operation>,
     /// Chains that no element leads to any more.
-    pub gone_chains: Vec<Arc<str>>,
+    pub unused_chains: Vec<Arc<str>>,
     /// Sets that no chain reads any more.
-    pub gone_sets: Vec<Arc<str>>,
+    pub unused_sets: Vec<Arc<str>>,
 }
 
 impl Change {
@@ -49,7 +49,7 @@ impl Change {
 
     /// Deletes what is not used any more.
     pub fn deletions(&self, table: &str) -> String {
-        deletions(&self.gone_chains, &self.gone_sets, table)
+        deletions(&self.unused_chains, &self.unused_sets, table)
     }
 }
 
@@ -78,27 +78,28 @@ impl Ruleset {
 
     /// Deletes those of these chains and sets that are of peers and groups and not in the ruleset.
     pub fn deletions(&self, table: &str, chains: &[Arc<str>], sets: &[Arc<str>]) -> String {
-        let is_gone = |name: &&Arc<str>| {
+        let is_unused = |name: &&Arc<str>| {
             let is_known = self.sets.contains_key(*name) || self.chains.contains_key(*name);
             Ruleset::is_numbered(name) && !is_known
         };
-        let gone = |names: &[Arc<str>]| -> Vec<Arc<str>> { names.iter().filter(is_gone).cloned().collect() };
-        deletions(&gone(chains), &gone(sets), table)
+        let unused =
+            |names: &[Arc<str>]| -> Vec<Arc<str>> { names.iter().filter(is_unused).cloned().collect() };
+        deletions(&unused(chains), &unused(sets), table)
     }
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     pub new_groups: BTreeSet<GroupId>,
-    pub gone_groups: BTreeSet<GroupId>,
+    pub unused_groups: BTreeSet<GroupId>,
     pub new_sets: BTreeSet<SetId>,
-    pub gone_sets: BTreeSet<SetId>,
+    pub unused_sets: BTreeSet<SetId>,
     members: BTreeMap<(SetId, bool), BTreeMap<Key, (Presence, Presence)>>,
     locals: BTreeMap<(&'static str, Key), (Presence, Presence)>,
 }
 
 impl Pending {
-    /// Elements of new sets are taken from the state when it is asked for, and not noted one by one.
+    /// Elements of new sets are taken from the state when the change is, and are not recorded one by one.
     pub fn note_member(&mut self, id: SetId, is_ipv4: bool, key: &Key, is_in: bool) {
         if self.new_sets.contains(&id) {
             return;
@@ -156,12 +157,12 @@ impl Policies {
                 .iter()
                 .filter_map(|id| self.chain(*id))
                 .collect(),
-            gone_chains: pending.gone_groups.iter().map(|id| id.chain()).collect(),
-            gone_sets: pending.gone_sets.into_iter().flat_map(both).collect(),
+            unused_chains: pending.unused_groups.iter().map(|id| id.chain()).collect(),
+            unused_sets: pending.unused_sets.into_iter().flat_map(both).collect(),
         }
     }
 
-    /// All that shall be in the table. What was to be done until now is contained in it.
+    /// The desired content of the table. Pending changes are included.
     pub fn ruleset(&mut self) -> Ruleset {
         self.settle();
         self.pending = Pending::default();
@@ -210,7 +211,7 @@ impl Policies {
     fn chain(&self, id: GroupId) -> Option<(Arc<str>, Chain)> {
         let group = self.groups.get(id)?;
         let rules = group.rules.iter().zip(&group.sets);
-        // A rule of peers without its set would allow everybody, so it is left out; there is none.
+        // A rule of peers without its set would allow all peers, so it is left out; there is none.
         let rules = rules.filter_map(|(rule, set)| {
             let peers = match &rule.peers {
                 None => None,

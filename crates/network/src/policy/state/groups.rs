@@ -151,7 +151,7 @@ impl Policies {
         };
         self.groups.by_rules.remove(&(group.direction, group.rules));
         if !self.pending.new_groups.remove(&id) {
-            self.pending.gone_groups.insert(id);
+            self.pending.unused_groups.insert(id);
         }
         for set in group.sets.into_iter().flatten() {
             self.release_set(set);
@@ -205,7 +205,7 @@ impl Policies {
         }
         self.pending.forget_set(id);
         if !self.pending.new_sets.remove(&id) {
-            self.pending.gone_sets.insert(id);
+            self.pending.unused_sets.insert(id);
         }
     }
 }

@@ -29,7 +29,7 @@ fn address_and_port_key(address: IpAddr, protocol: u8, port: u16) -> Key {
 }
 
 impl Policies {
-    /// A pod's object has changed, or is gone.
+    /// A pod's object was changed or deleted.
     pub(super) fn put_pod(&mut self, key: &PodKey, new: Option<Pod>) {
         let old = self.pods.get(key);
         if old == new.as_ref() {
@@ -119,7 +119,7 @@ impl Policies {
             .collect()
     }
 
-    /// `None`: the namespace is gone.
+    /// `None`: the namespace was deleted.
     pub(super) fn put_namespace(&mut self, name: &str, labels: Option<Labels>) {
         if self.namespaces.get(name) == labels.as_ref() {
             return;
@@ -205,7 +205,7 @@ impl Policies {
         elements
     }
 
-    /// Makes a change that concerns no other pods than these, and notes the elements that it comes to.
+    /// Makes a change that concerns only these pods, and records the resulting elements.
     fn change_pods(&mut self, pods: &BTreeSet<PodKey>, change: impl FnOnce(&mut Self)) {
         let before = self.contributions(pods);
         change(self);

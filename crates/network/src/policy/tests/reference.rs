@@ -1,5 +1,5 @@
-//! What the API's documentation says of a connection, read rule by rule over the API's objects. Nothing of it is shared
-//! with what is tested.
+//! The API's documentation applied to a connection, rule by rule over the API's objects. It shares no code with the tested
+//! implementation.
 //!
 //! <https://kubernetes.io/docs/concepts/services-networking/network-policies/> and the field docs of
 //! networking.k8s.io/v1 NetworkPolicy.
@@ -75,10 +75,10 @@ fn port_matches(port: &NetworkPolicyPort, destination: Option<&TestPod>, connect
     if port.protocol.as_deref().unwrap_or("TCP") != connection.protocol.name() {
         return false;
     }
-    let wanted = i32::from(connection.port);
+    let expected = i32::from(connection.port);
     match &port.port {
         None => true,
-        Some(IntOrString::Int(first)) => (*first..=port.end_port.unwrap_or(*first)).contains(&wanted),
+        Some(IntOrString::Int(first)) => (*first..=port.end_port.unwrap_or(*first)).contains(&expected),
         Some(IntOrString::String(name)) => destination.is_some_and(|pod| {
             let mut ports = pod.ports.iter();
             ports.any(|(of, protocol, number)| {
@@ -103,11 +103,11 @@ fn side_allows(
     let mut is_isolated = false;
     for policy in world.policies.values() {
         let spec = policy.spec.as_ref().unwrap();
-        let wanted = if is_ingress { "Ingress" } else { "Egress" };
+        let expected = if is_ingress { "Ingress" } else { "Egress" };
         let selector = spec.pod_selector.clone().unwrap_or_default();
         if policy.metadata.namespace.as_deref() != Some(&own.namespace)
             || !selects(&selector, &own.labels)
-            || !types(policy).iter().any(|of| of == wanted)
+            || !types(policy).iter().any(|of| of == expected)
         {
             continue;
         }

@@ -1,4 +1,4 @@
-//! A kernel that does with a ruleset what the skeleton says, and rejects what the kernel would reject.
+//! A simulated kernel that evaluates a ruleset as the skeleton's rules do, and rejects what the kernel would reject.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -64,11 +64,11 @@ impl Kernel {
                 None => set.elements.remove(&operation.key),
             };
         }
-        for name in change.gone_chains {
+        for name in change.unused_chains {
             assert!(!self.leads_to(&name));
             self.0.chains.remove(&name).expect("a chain");
         }
-        for name in change.gone_sets {
+        for name in change.unused_sets {
             assert!(!self.uses(&name));
             self.0.sets.remove(&name).expect("a set");
         }

@@ -7,7 +7,7 @@ use crate::catalog::{Catalog, ServiceKey};
 use crate::proxy::categorize::{Categories, candidates, categorize, is_external};
 use crate::proxy::{Family, NodeFacts};
 
-/// Endpoints as words: the last octet, then what is said of it.
+/// Endpoints as text: the last octet, then its properties.
 fn endpoints(text: &str) -> Vec<Value> {
     let one = |part: &str| {
         let mut words = part.split_whitespace();

@@ -1,4 +1,4 @@
-//! Properties: whatever the history, the kernel ends with what the catalog says, by changes that fit what it has.
+//! Properties: after every history the kernel's tables match the catalog, and every change fits the kernel's content.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -240,7 +240,7 @@ proptest! {
         for family in Family::ALL {
             prop_assert_eq!(without_order(&visible[&family]), without_order(&after_restart[&family]));
         }
-        // All gone, in any order of services and slices.
+        // All are deleted, in any order of services and slices.
         for key in &keys {
             node.catalog.remove_service(&key.namespace, &key.name);
             let change = node.proxy.apply(&node.catalog, key);

@@ -91,7 +91,7 @@ impl Node {
         tables.route(packet)
     }
 
-    /// A TCP connection's end: the endpoints, with ` m` where the client is masqueraded, or a word.
+    /// A TCP connection's end: the endpoints, with ` m` if the client is masqueraded, or the verdict.
     pub fn tcp(&self, source: &str, destination: &str) -> String {
         self.flow(Protocol::Tcp, source, destination)
     }

@@ -1,4 +1,4 @@
-//! Ends, fallbacks, affinity, and what Services may take from each other.
+//! Termination, fallbacks, affinity, and Services that claim the same frontend.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ fn ready(last: u8, node: &str) -> Value {
     json!({"addresses": [format!("10.180.0.{last}")], "nodeName": node})
 }
 
-fn ending(last: u8, node: &str) -> Value {
+fn terminating(last: u8, node: &str) -> Value {
     json!({"addresses": [format!("10.180.0.{last}")], "nodeName": node,
            "conditions": {"ready": false, "serving": true, "terminating": true}})
 }
@@ -28,7 +28,7 @@ fn balancer(policy: &str) -> Value {
 
 #[test]
 fn n4_terminating_endpoints_are_a_fallback_alone() {
-    let gone = json!({"addresses": ["10.180.0.9"], "nodeName": "here",
+    let unusable = json!({"addresses": ["10.180.0.9"], "nodeName": "here",
                       "conditions": {"ready": false, "serving": false, "terminating": true}});
     // Endpoints; what a pod reaches by the cluster IP; what a client outside reaches by the balancer, Cluster and Local.
     for (endpoints, inside, cluster, local) in [
@@ -36,8 +36,8 @@ fn n4_terminating_endpoints_are_a_fallback_alone() {
             json!([
                 ready(1, "here"),
                 ready(2, "here"),
-                ending(3, "here"),
-                gone.clone(),
+                terminating(3, "here"),
+                unusable.clone(),
                 ready(5, "there")
             ]),
             "10.180.0.1:80, 10.180.0.2:80, 10.180.0.5:80",
@@ -45,18 +45,18 @@ fn n4_terminating_endpoints_are_a_fallback_alone() {
             "10.180.0.1:80, 10.180.0.2:80",
         ),
         (
-            json!([ending(3, "here"), gone.clone(), ending(5, "there")]),
+            json!([terminating(3, "here"), unusable.clone(), terminating(5, "there")]),
             "10.180.0.3:80, 10.180.0.5:80",
             "10.180.0.3:80 m, 10.180.0.5:80 m",
             "10.180.0.3:80",
         ),
         (
-            json!([ending(5, "there"), gone.clone()]),
+            json!([terminating(5, "there"), unusable.clone()]),
             "10.180.0.5:80",
             "10.180.0.5:80 m",
             "DROP",
         ),
-        (json!([gone.clone()]), "REJECT", "REJECT", "REJECT"),
+        (json!([unusable.clone()]), "REJECT", "REJECT", "REJECT"),
         (json!([]), "REJECT", "REJECT", "REJECT"),
     ] {
         for (policy, outside) in [("Cluster", cluster), ("Local", local)] {
@@ -109,14 +109,18 @@ fn n2_health_checks_count_ready_local_endpoints_by_address() {
         json!([
             ready(1, "here"),
             ready(2, "here"),
-            ending(3, "here"),
+            terminating(3, "here"),
             ready(4, "there")
         ]),
     );
     let key = ServiceKey::new("ns", "svc1");
     let health = node.proxy.health_check(&key).unwrap();
     assert_eq!((health.port, health.local_v4, health.local_v6), (30000, 2, 0));
-    node.slice("svc1", port(), json!([ending(1, "here"), ending(2, "here")]));
+    node.slice(
+        "svc1",
+        port(),
+        json!([terminating(1, "here"), terminating(2, "here")]),
+    );
     assert_eq!(node.proxy.health_check(&key).unwrap().local_v4, 0);
     assert_eq!(node.proxy.health_checks().count(), 1);
     node.service("svc1", balancer("Cluster"), &["1.2.3.4"]);
@@ -141,7 +145,7 @@ fn n2_a_learned_endpoint_counts_while_it_is_one() {
     for (destination, port) in frontends {
         assert_eq!(text(&node.route(&packet(destination, port))), "10.180.0.2:80 m");
     }
-    node.slice("svc1", port(), json!([ready(1, "here"), ending(2, "there")]));
+    node.slice("svc1", port(), json!([ready(1, "here"), terminating(2, "there")]));
     for (destination, port) in frontends {
         assert_eq!(
             text(&node.route(&packet(destination, port))),
@@ -160,7 +164,7 @@ fn n2_a_learned_endpoint_counts_while_it_is_one() {
 }
 
 #[test]
-fn n2_nobody_takes_a_cluster_ip_by_naming_it_as_an_external_ip() {
+fn n2_no_service_gets_anothers_cluster_ip_by_naming_it_as_an_external_ip() {
     let plain = |ip: &str| json!({"clusterIP": ip, "ports": [{"name": "p80", "port": 80}]});
     let mut thief = plain("172.30.0.99");
     thief["externalIPs"] = json!(["172.30.0.41", "192.0.2.7"]);
@@ -193,7 +197,7 @@ fn n2_nobody_takes_a_cluster_ip_by_naming_it_as_an_external_ip() {
 }
 
 #[test]
-fn n2_a_cluster_ip_that_goes_to_another_service_stays_programmed() {
+fn n2_a_cluster_ip_that_is_reassigned_to_another_service_stays_programmed() {
     let spec = json!({"clusterIP": "172.30.0.41", "ports": [{"name": "p80", "port": 80}]});
     let mut node = Node::new(config());
     node.service("old", spec.clone(), &[]);
@@ -252,7 +256,7 @@ fn n2_what_is_not_for_this_proxy_is_left_alone() {
 }
 
 #[test]
-fn n2_udp_clients_of_endpoints_that_are_gone_are_told_apart() {
+fn n2_stale_udp_flows_are_those_of_removed_endpoints() {
     let mut node = Node::new(config());
     let spec = json!({"type": "NodePort", "clusterIP": "172.30.0.41",
                       "ports": [{"name": "p", "port": 53, "protocol": "UDP", "nodePort": 3053}]});
@@ -278,7 +282,11 @@ fn n2_udp_clients_of_endpoints_that_are_gone_are_told_apart() {
     assert_eq!(change.stale_udp, stale(&[1]), "from none to some");
     let change = node.slice("dns", udp.clone(), json!([ready(1, "here"), ready(2, "here")]));
     assert_eq!(change.stale_udp, []);
-    let change = node.slice("dns", udp.clone(), json!([ending(1, "here"), ready(2, "here")]));
+    let change = node.slice(
+        "dns",
+        udp.clone(),
+        json!([terminating(1, "here"), ready(2, "here")]),
+    );
     assert_eq!(change.stale_udp, [], "established ones live out the grace");
     let change = node.slice("dns", udp, json!([ready(2, "here")]));
     assert_eq!(change.stale_udp, stale(&[2]));
@@ -292,7 +300,12 @@ fn n2_an_explanation_names_every_endpoint_and_why() {
     node.slice(
         "svc1",
         port(),
-        json!([ready(1, "here"), ready(2, "there"), ending(3, "here"), unready]),
+        json!([
+            ready(1, "here"),
+            ready(2, "there"),
+            terminating(3, "here"),
+            unready
+        ]),
     );
     let key = ServiceKey::new("ns", "svc1");
     let outside = OUTSIDE.parse().unwrap();

@@ -26,7 +26,7 @@ pub enum Error {
 
 impl Error {
     /// It does not exist (any more).
-    pub fn is_gone(&self) -> bool {
+    pub fn is_deleted(&self) -> bool {
         matches!(self, Error::Open(_, source) if source.kind() == io::ErrorKind::NotFound)
     }
 }

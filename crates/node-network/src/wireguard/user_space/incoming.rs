@@ -90,7 +90,7 @@ fn take(shared: &Shared, peers: &Peers, datagram: &[u8], from: Option<SocketAddr
         Err(_) => return,
     };
     if let Some(peer) = peer {
-        open(shared, peers, peer, datagram, (ip, from), packet);
+        open(shared, peers, peer, datagram, ip, from, packet);
     }
 }
 
@@ -99,7 +99,8 @@ fn open(
     peers: &Peers,
     peer: &Arc<Peer>,
     datagram: &[u8],
-    (ip, from): (Option<IpAddr>, Option<SocketAddr>),
+    ip: Option<IpAddr>,
+    from: Option<SocketAddr>,
     packet: &mut [u8],
 ) {
     let mut tunn = peer.session.tunn.lock();

@@ -203,9 +203,9 @@ impl Tunnel {
     }
 
     /// From now on there are these nodes and no others.
-    pub fn set_peers(&self, wanted: &BTreeMap<PublicKey, encryption::Peer>) {
+    pub fn set_peers(&self, desired: &BTreeMap<PublicKey, encryption::Peer>) {
         let before = self.shared.peers();
-        let after = Arc::new(before.with(wanted, |key| self.session(key)));
+        let after = Arc::new(before.with(desired, |key| self.session(key)));
         *self.shared.peers.write() = after.clone();
         if std::mem::take(&mut *self.is_new.lock()) {
             // A session begins with its first packet.

@@ -16,7 +16,7 @@ const RESTART_PACE: Duration = Duration::from_secs(1);
 /// Of a session's index, the rest is the peer's.
 const SESSION_BITS: u32 = 8;
 
-/// A node with which a session is, or may come to be.
+/// A node with which there is, or may be, a session.
 pub struct Session {
     pub tunn: Mutex<Tunn>,
     restarted: Mutex<Option<Instant>>,
@@ -68,14 +68,14 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// The peers in `wanted`, with the sessions of those that stay; `new` creates a new node's session.
+    /// The peers in `desired`, with the sessions of those that stay; `new` creates a new node's session.
     pub fn with(
         &self,
-        wanted: &BTreeMap<PublicKey, encryption::Peer>,
+        desired: &BTreeMap<PublicKey, encryption::Peer>,
         mut new: impl FnMut(&PublicKey) -> Arc<Session>,
     ) -> Self {
         let mut all = Peers::default();
-        for (key, peer) in wanted {
+        for (key, peer) in desired {
             let kept = self.by_key.get(key).map(|peer| peer.session.clone());
             let peer = Arc::new(Peer {
                 endpoint: peer.endpoint,
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn n7_a_packet_is_sent_to_the_node_of_its_destination_and_sessions_stay_with_their_key() {
-        let wanted = |ranges: &[(u8, &[&str])]| -> BTreeMap<PublicKey, encryption::Peer> {
+        let desired = |ranges: &[(u8, &[&str])]| -> BTreeMap<PublicKey, encryption::Peer> {
             let peer = |(seed, allowed): &(u8, &[&str])| {
                 let peer = encryption::Peer {
                     endpoint: SocketAddr::from(([10, 0, 0, *seed], 51820)),
@@ -145,7 +145,7 @@ mod tests {
             Arc::new(Session::new(tunn, next))
         };
         let first = Peers::default().with(
-            &wanted(&[
+            &desired(&[
                 (1, &["10.1.1.0/24", "fd01::/64"]),
                 (2, &["10.1.2.0/25", "10.1.0.0/24"]),
             ]),
@@ -171,7 +171,7 @@ mod tests {
         ] {
             assert_eq!(to(&first, ip), seed, "{ip}");
         }
-        let second = first.with(&wanted(&[(2, &["10.1.3.0/24"]), (3, &[])]), &mut new);
+        let second = first.with(&desired(&[(2, &["10.1.3.0/24"]), (3, &[])]), &mut new);
         let session = |peers: &Peers, seed| peers.of_key(&PublicKey([seed; 32])).unwrap().session.clone();
         assert!(Arc::ptr_eq(&session(&first, 2), &session(&second, 2)));
         assert_eq!(to(&second, "10.1.1.0"), None);

@@ -2,36 +2,33 @@
 
 use std::time::Duration;
 
-use knarr_api::AnyObject;
-use knarr_client::events::{EventType, reference_to};
-use knarr_kubelet::pod::{Action, Event, Hook, find_spec};
-use tracing::{debug, warn};
+use knarr_client::events::EventType;
+use knarr_kubelet::ids::ContainerId;
+use knarr_kubelet::pod::{Action, ActionError, Event, Hook, find_spec};
+use tracing::{Instrument, debug, warn};
 
-use super::{Msg, Origin, PodWorker, retry_until_done, send_event};
-use crate::cgroup;
-use crate::kubelet::launch::{create_container, create_sandbox, start_container};
-use crate::kubelet::network::endpoints_dropped;
+use super::PodWorker;
+use crate::kubelet::inbox::Msg;
 use crate::kubelet::remove::remove_container;
-use crate::kubelet::resize::resize;
-use crate::kubelet::status::Write;
-use crate::kubelet::{admit_resize, enforcement, pod_kind, pull, resource_health, resources};
+use crate::kubelet::retry::retry_until_done;
+use crate::kubelet::status::{Origin, Write};
+use crate::kubelet::{pull, resources};
 use crate::probe::{self, Target};
 use crate::volumes::VolumeError;
 
 impl PodWorker {
     pub(super) fn carry_out(&mut self, action: Action) {
-        let (shared, inbox, pod) = self.parts();
+        let (context, inbox, pod) = self.parts();
         match action {
             Action::WriteStatus(status) => {
                 self.reported = Some(status.clone()).filter(|_| self.origin == Origin::File);
                 self.write(Write::Status(status));
             }
-            Action::WriteEnds(text) => self.write(Write::Ends(text)),
+            Action::WriteTerminationHistory(text) => self.write(Write::TerminationHistory(text)),
             Action::AwaitEndpoints => {
                 tokio::spawn(async move {
-                    let bound = shared.config.endpoint_barrier;
-                    if endpoints_dropped(&shared, &pod, bound).await {
-                        send_event(&inbox, Event::EndpointsDropped);
+                    if context.endpoints.dropped(&pod).await {
+                        inbox.event(Event::EndpointsDropped);
                     }
                 });
             }
@@ -47,24 +44,27 @@ impl PodWorker {
             Action::SetUpVolumes => {
                 let values = self.values();
                 tokio::spawn(async move {
-                    let event = match shared.volumes.setup(&pod, &values).await {
+                    let event = match context.volumes.setup(&pod, &values).await {
                         Ok(()) => Event::VolumesReady,
                         Err(error) => Event::VolumesFailed {
-                            others_turn: matches!(error, VolumeError::Claim { .. }),
+                            is_external: matches!(error, VolumeError::Claim { .. }),
                             reason: error.reason(),
                             message: error.to_string(),
                         },
                     };
-                    send_event(&inbox, event);
+                    inbox.event(event);
                 });
             }
             Action::TearDownVolumes => {
                 tokio::spawn(async move {
                     let uid = pod.metadata.uid.clone().unwrap_or_default();
                     // Before the pod counts as terminated, others may not use its claims and volumes.
-                    retry_until_done("unprepare a pod's claims", || shared.dra.unprepare(&uid)).await;
-                    retry_until_done("free a pod's volumes", || shared.volumes.teardown(&uid)).await;
-                    send_event(&inbox, Event::VolumesGone);
+                    retry_until_done("unprepare a pod's claims", || {
+                        context.managers.dra.unprepare(&uid)
+                    })
+                    .await;
+                    retry_until_done("free a pod's volumes", || context.volumes.teardown(&uid)).await;
+                    inbox.event(Event::VolumesTornDown);
                 });
             }
             Action::CreateSandbox { attempt } => {
@@ -72,55 +72,56 @@ impl PodWorker {
                 self.sandbox = None;
                 let config = self.sandbox_config();
                 let pod = self.machine.allocated();
-                tokio::spawn(async move {
-                    if let Err(error) = shared.dra.prepare(&pod).await {
+                let work = async move {
+                    if let Err(error) = context.managers.dra.prepare(&pod).await {
                         let message = format!("prepare dynamic resources: {error}");
-                        return send_event(&inbox, Event::ClaimsFailed { message });
+                        return inbox.event(Event::ClaimsFailed { message });
                     }
-                    let health = resource_health::of_pod(&shared, &pod);
+                    let health = context.managers.health_of(&pod);
                     if !health.is_empty() {
-                        send_event(&inbox, Event::ResourceHealth(health));
+                        inbox.event(Event::ResourceHealth(health));
                     }
-                    let event = match create_sandbox(&shared, &inbox, &pod, &config).await {
+                    let event = match context.launcher.create_sandbox(&inbox, &pod, &config).await {
                         Ok((id, ips)) => Event::SandboxCreated { id, ips },
-                        Err(message) => Event::SandboxFailed { message },
+                        Err(error) => Event::SandboxFailed {
+                            message: error.to_string(),
+                        },
                     };
-                    send_event(&inbox, event);
-                });
+                    inbox.event(event);
+                };
+                tokio::spawn(work.in_current_span());
             }
             Action::StopSandbox { id } => {
                 tokio::spawn(async move {
-                    retry_until_done("stop a sandbox", || shared.runtime.stop_sandbox(&id)).await;
-                    send_event(&inbox, Event::SandboxStopped { id });
+                    retry_until_done("stop a sandbox", || context.runtime.stop_sandbox(&id)).await;
+                    inbox.event(Event::SandboxStopped { id });
                 });
             }
             Action::RemoveSandbox { id } => {
                 let group = resources::group(&pod);
                 tokio::spawn(async move {
-                    retry_until_done("remove a sandbox", || shared.runtime.remove_sandbox(&id)).await;
-                    if shared.config.machine.is_host() {
-                        cgroup::remove(shared.config.configuration.cgroup_driver, &group).await;
-                        enforcement::update_portions(&shared, None).await;
-                    }
-                    shared.owners.lock().remove(&id);
-                    send_event(&inbox, Event::SandboxRemoved { id });
+                    retry_until_done("remove a sandbox", || context.runtime.remove_sandbox(&id)).await;
+                    context.cgroups.remove(&group).await;
+                    context.runtime.remove_owner(&id);
+                    inbox.event(Event::SandboxRemoved { id });
                 });
             }
             Action::InspectImage { container, image } => {
                 tokio::spawn(async move {
                     let name = knarr_kubelet::image::normalize(&image).unwrap_or(image);
-                    let present = match shared.runtime.image(&name).await {
+                    let present = match context.runtime.image(&name).await {
                         Ok(found) => Ok(found.is_some()),
-                        Err(error) => Err(error.to_string()),
+                        Err(error) => Err(ActionError::new(error)),
                     };
-                    send_event(&inbox, Event::ImageInspected { container, present });
+                    inbox.event(Event::ImageInspected { container, present });
                 });
             }
             Action::PullImage { container, image } => {
                 let config = self.sandbox_config();
                 tokio::spawn(async move {
-                    let result = pull::pull(&shared, &pod, &image, &config).await;
-                    send_event(&inbox, Event::ImagePulled { container, result });
+                    let result = pull::pull((&*context.api, &context.runtime), &pod, &image, &config).await;
+                    let result = result.map_err(ActionError::new);
+                    inbox.event(Event::ImagePulled { container, result });
                 });
             }
             Action::CreateContainer {
@@ -132,59 +133,64 @@ impl PodWorker {
                 let values = self.values();
                 let pod = self.machine.allocated();
                 tokio::spawn(async move {
-                    let made =
-                        create_container(&shared, &pod, &container, attempt, &sandbox, &config, &values);
+                    let made = context
+                        .launcher
+                        .create_container(&pod, &container, attempt, &sandbox, &config, &values);
                     let event = match made.await {
                         Ok(id) => {
-                            shared.owners.lock().insert(id.clone(), inbox.clone());
+                            context.runtime.set_owner(&id, &inbox);
                             Event::ContainerCreated { container, id }
                         }
-                        Err((reason, message)) => Event::ContainerCreateFailed {
+                        Err(error) => Event::ContainerCreateFailed {
                             container,
-                            reason,
-                            message,
+                            reason: error.reason(),
+                            message: error.to_string(),
                         },
                     };
-                    send_event(&inbox, event);
+                    inbox.event(event);
                 });
             }
             Action::StartContainer { container, id } => {
-                tokio::spawn(async move {
-                    let event = start_container(&shared, &pod, container, id).await;
-                    send_event(&inbox, event);
-                });
+                let work = async move {
+                    let event = context.launcher.start_container(&pod, container, id).await;
+                    inbox.event(event);
+                };
+                tokio::spawn(work.in_current_span());
             }
             Action::StopContainer { id, grace_seconds } => {
                 let grace = Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(0));
                 tokio::spawn(async move {
-                    match shared.runtime.stop_container(&id, grace).await {
+                    match context.runtime.stop_container(&id, grace).await {
                         Ok(()) => {
-                            let _ = inbox.send(Msg::CheckExit { id });
+                            inbox.send(Msg::CheckExit { id });
                         }
                         Err(error) => {
-                            warn!(container = id, %error, "cannot stop a container yet");
+                            warn!(container = %id, %error, "cannot stop a container yet");
                             let message = error.to_string();
-                            send_event(&inbox, Event::StopFailed { id, message });
+                            inbox.event(Event::StopFailed { id, message });
                         }
                     }
                 });
             }
             Action::AdmitResize => {
-                let answer = admit_resize(&shared, &pod);
-                send_event(&inbox, Event::ResizeAdmitted(answer));
+                let answer = context.admission.admit_resize(&pod);
+                inbox.event(Event::ResizeAdmitted(answer));
             }
             Action::Resize { containers } => {
                 let (from, to) = (self.machine.actual(), self.machine.allocated());
                 tokio::spawn(async move {
-                    let (done, result) = resize(&shared, &from, &to, containers).await;
-                    send_event(&inbox, Event::Resized { done, result });
+                    let (done, result) = context.resizer.resize(&from, &to, containers).await;
+                    let result = result.map_err(ActionError::new);
+                    inbox.event(Event::Resized { done, result });
                 });
             }
             Action::RemoveContainer { id } => {
                 tokio::spawn(async move {
-                    retry_until_done("remove a container", || remove_container(&shared, &id)).await;
-                    shared.owners.lock().remove(&id);
-                    send_event(&inbox, Event::ContainerRemoved { id });
+                    let log_dir = &context.config.log_dir;
+                    let remove = || remove_container(&**context.runtime, log_dir, &id);
+                    retry_until_done("remove a container", remove).await;
+                    context.runtime.remove_owner(&id);
+                    inbox.event(Event::ContainerRemoved { id });
                 });
             }
             Action::RunHook { container, id, hook } => self.hook(container, id, hook),
@@ -196,16 +202,16 @@ impl PodWorker {
             Action::Probe { container, id, kind } => {
                 let ips = self.machine.ips().to_vec();
                 tokio::spawn(async move {
-                    let answer = probe::ask(&*shared.runtime, &pod, &container, &id, kind, &ips).await;
-                    shared.probes.count(&pod, &container, kind, &answer);
-                    send_event(&inbox, Event::Probed { id, kind, answer });
+                    let result = probe::ask(&**context.runtime, &pod, &container, &id, kind, &ips).await;
+                    context.probes.count(&pod, &container, kind, &result);
+                    inbox.event(Event::Probed { id, kind, result });
                 });
             }
         }
     }
 
-    fn hook(&mut self, name: String, id: String, hook: Hook) {
-        let (shared, inbox, pod) = self.parts();
+    fn hook(&mut self, name: String, id: ContainerId, hook: Hook) {
+        let (context, inbox, pod) = self.parts();
         let ips = self.machine.ips().to_vec();
         let key = (id.clone(), hook);
         let task =
@@ -219,7 +225,7 @@ impl PodWorker {
                 let result = match (handler, spec.as_deref()) {
                     (Some(handler), Some(container)) => {
                         let target = Target {
-                            runtime: &*shared.runtime,
+                            runtime: &**context.runtime,
                             container,
                             id: &id,
                             ips: &ips,
@@ -230,18 +236,18 @@ impl PodWorker {
                 };
                 let result = result.map(|fell_back| {
                 if let Some(host) = fell_back {
-                    let about = reference_to(pod_kind(), &*pod as &dyn AnyObject);
                     let message = format!(
                         "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
                     );
                     let warning = EventType::Warning;
-                    shared.recorder.event(&about, warning, "LifecycleHTTPFallback", message);
+                    context.events.of_pod(&pod, warning, "LifecycleHTTPFallback", message);
                 }
             });
                 if let Err(why) = &result {
-                    debug!(container = name, why, "a lifecycle hook failed");
+                    debug!(container = name, %why, "a lifecycle hook failed");
                 }
-                send_event(&inbox, Event::HookDone { id, hook, result });
+                let result = result.map_err(ActionError::new);
+                inbox.event(Event::HookDone { id, hook, result });
             });
         self.hooks.insert(key, task.abort_handle());
     }

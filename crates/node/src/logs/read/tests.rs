@@ -12,7 +12,7 @@ use super::*;
 
 struct Container {
     directory: TempDir,
-    ended: Arc<Notify>,
+    exited: Arc<Notify>,
 }
 
 impl Container {
@@ -21,7 +21,7 @@ impl Container {
         StdFile::create(directory.path().join("0.log")).unwrap();
         Container {
             directory,
-            ended: Arc::default(),
+            exited: Arc::default(),
         }
     }
 
@@ -45,15 +45,15 @@ impl Container {
 
     async fn read(&self, options: Options) -> String {
         let mut follower = self.follow(options).await;
-        self.ended.notify_one();
+        self.exited.notify_one();
         follower.rest().await
     }
 
     async fn follow(&self, options: Options) -> Follower {
         let (out, pieces) = mpsc::channel(4);
         let log = read(&self.path(), options).await.unwrap();
-        let ended = self.ended.clone();
-        let task = tokio::spawn(async move { log.send(async move { ended.notified().await }, out).await });
+        let exited = self.exited.clone();
+        let task = tokio::spawn(async move { log.send(async move { exited.notified().await }, out).await });
         Follower { pieces, task }
     }
 }
@@ -182,7 +182,7 @@ async fn a_line_without_its_end_is_shown_when_no_more_can_come() {
 }
 
 #[tokio::test]
-async fn l13_following_goes_on_as_the_log_grows_and_ends_with_the_container() {
+async fn l13_following_continues_as_the_log_grows_and_ends_with_the_container() {
     let container = Container::new();
     container.write(&LOG[..1]);
     let mut follower = container.follow(follow()).await;
@@ -190,7 +190,7 @@ async fn l13_following_goes_on_as_the_log_grows_and_ends_with_the_container() {
     container.write(&LOG[1..2]);
     assert_eq!(follower.piece().await, "two\n");
     container.write(&LOG[5..]);
-    container.ended.notify_one();
+    container.exited.notify_one();
     assert_eq!(follower.rest().await, "four\n");
 }
 
@@ -215,7 +215,7 @@ async fn following_loses_nothing_to_rotation() {
             assert_eq!(seen, std::mem::take(&mut expected));
         }
     }
-    container.ended.notify_one();
+    container.exited.notify_one();
     assert_eq!(follower.rest().await, "");
 }
 

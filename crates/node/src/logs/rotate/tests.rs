@@ -45,7 +45,7 @@ impl Containers for Runtime {
         File::create(self.log()).unwrap();
         Ok(())
     }
-    async fn ended(&self, _: &str) {}
+    async fn exited(&self, _: &str) {}
 }
 
 impl Runtime {

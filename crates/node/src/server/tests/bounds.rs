@@ -14,7 +14,7 @@ fn server() -> Server {
 }
 
 /// The answer to this text on a new connection, and how long it took.
-async fn said(
+async fn exchange(
     server: Server,
     gate: impl RequestAuthorizer + 'static,
     text: &str,
@@ -50,7 +50,7 @@ impl RequestAuthorizer for FixedAnswer {
 #[tokio::test(start_paused = true)]
 async fn a6_a_client_that_sends_no_complete_head_is_disconnected() {
     for text in ["", "GET /healthz HT", "GET /healthz HTTP/1.1\r\nHost: n"] {
-        let (_, took) = said(server(), FixedAnswer(None), text).await;
+        let (_, took) = exchange(server(), FixedAnswer(None), text).await;
         assert!(
             took >= HEAD_TIMEOUT && took < 2 * HEAD_TIMEOUT,
             "{text:?}: {took:?}"
@@ -61,18 +61,18 @@ async fn a6_a_client_that_sends_no_complete_head_is_disconnected() {
 #[tokio::test(start_paused = true)]
 async fn a6_an_unauthenticated_client_keeps_no_connection() {
     let request = "GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n";
-    let (answer, took) = said(server(), FixedAnswer(Some(StatusCode::UNAUTHORIZED)), request).await;
+    let (answer, took) = exchange(server(), FixedAnswer(Some(StatusCode::UNAUTHORIZED)), request).await;
     assert!(
         answer.starts_with("HTTP/1.1 401") && took.is_zero(),
         "{answer} {took:?}"
     );
     // A client without this permission may have others.
-    let (answer, took) = said(server(), FixedAnswer(Some(StatusCode::FORBIDDEN)), request).await;
+    let (answer, took) = exchange(server(), FixedAnswer(Some(StatusCode::FORBIDDEN)), request).await;
     assert!(
         answer.starts_with("HTTP/1.1 403") && took >= HEAD_TIMEOUT,
         "{answer} {took:?}"
     );
-    let (answer, took) = said(server(), FixedAnswer(None), request).await;
+    let (answer, took) = exchange(server(), FixedAnswer(None), request).await;
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     assert_eq!(took.as_secs(), GATE_TIMEOUT.as_secs());
 }

@@ -49,7 +49,7 @@ impl Node {
         };
         ContainerDetail {
             container: Container {
-                id: format!("id-of-{name}"),
+                id: format!("id-of-{name}").into(),
                 sandbox_id: "sandbox".into(),
                 pod: PodRef {
                     uid: UID.into(),
@@ -106,7 +106,7 @@ impl Containers for Node {
     }
 
     /// Its log contains it.
-    async fn ended(&self, _: &str) {
+    async fn exited(&self, _: &str) {
         if self.log.ends_with("endless.log") {
             std::future::pending().await
         }

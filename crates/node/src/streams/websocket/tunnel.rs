@@ -20,7 +20,7 @@ const MAX_SENT_BYTES: usize = 32 * 1024;
 pub struct Tunnel<T> {
     socket: WebSocketStream<T>,
     current: Bytes,
-    goodbye_said: bool,
+    close_sent: bool,
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Tunnel<T> {
@@ -28,7 +28,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Tunnel<T> {
         Tunnel {
             socket: server(io).await,
             current: Bytes::new(),
-            goodbye_said: false,
+            close_sent: false,
         }
     }
 }
@@ -79,11 +79,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Tunnel<T> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !self.goodbye_said {
+        if !self.close_sent {
             ready!(Pin::new(&mut self.socket).poll_ready(cx)).map_err(io_error)?;
             let goodbye = Message::Close(Some(normal_closure()));
             Pin::new(&mut self.socket).start_send(goodbye).map_err(io_error)?;
-            self.goodbye_said = true;
+            self.close_sent = true;
         }
         Pin::new(&mut self.socket).poll_flush(cx).map_err(io_error)
     }

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::host::{CommandOutput, Host};
+use super::error::StorageError;
+use crate::host::{CommandOutput, Host};
 use crate::untrusted_fs::{Dir, set_ownership};
 
 /// `mount`, with its output on failure.
@@ -12,7 +13,7 @@ pub async fn mount(
     source: &str,
     at: &Path,
     options: &[String],
-) -> Result<(), String> {
+) -> Result<(), StorageError> {
     let at = at.display().to_string();
     let options = options.join(",");
     let mut args = Vec::new();
@@ -24,28 +25,27 @@ pub async fn mount(
     }
     // A name from the API is never an option: the server of an NFS volume may be any text.
     if source.starts_with('-') {
-        return Err(format!(
-            "mount failed: {source:?} cannot be mounted: it begins with a \"-\""
-        ));
+        let device = source.to_string();
+        return Err(StorageError::MountOption { device });
     }
     args.extend(["--", source, &at]);
     let ran = host.run("mount", &args).await?;
     if ran.ok() {
         return Ok(());
     }
-    Err(format!(
-        "mount failed: {}\nMounting command: mount\nMounting arguments: {}\nOutput: {}\n",
-        ran.status(),
-        args.join(" "),
-        ran.output
-    ))
+    Err(StorageError::Mount {
+        status: ran.status(),
+        arguments: args.join(" "),
+        output: ran.output,
+    })
 }
 
 /// Unmounts what is mounted there, if anything is.
-pub async fn unmount(host: &dyn Host, at: &Path) -> Result<(), String> {
-    let mounted = host
-        .is_mounted(at)
-        .map_err(|e| format!("cannot see what is mounted at {}: {e}", at.display()))?;
+pub async fn unmount(host: &dyn Host, at: &Path) -> Result<(), StorageError> {
+    let mounted = host.is_mounted(at).map_err(|source| StorageError::MountTable {
+        at: at.into(),
+        source,
+    })?;
     if !mounted {
         return Ok(());
     }
@@ -54,11 +54,11 @@ pub async fn unmount(host: &dyn Host, at: &Path) -> Result<(), String> {
     if ran.ok() {
         return Ok(());
     }
-    Err(format!(
-        "unmount failed: {}\nUnmounting arguments: {at}\nOutput: {}\n",
-        ran.status(),
-        ran.output
-    ))
+    Err(StorageError::Unmount {
+        status: ran.status(),
+        at,
+        output: ran.output,
+    })
 }
 
 /// `fsck`: found errors, and mended them; found some that it could not.
@@ -74,7 +74,7 @@ pub async fn format_and_mount(
     at: &Path,
     kind: &str,
     options: &[String],
-) -> Result<(), String> {
+) -> Result<(), StorageError> {
     check_kind(kind)?;
     let read_only = options.iter().any(|o| o == "ro");
     let mut options = options.to_vec();
@@ -83,9 +83,8 @@ pub async fn format_and_mount(
         match found(host, device).await? {
             None => make(host, device, kind).await?,
             Some(there) if there != kind => {
-                return Err(format!(
-                    "failed to mount the volume as {kind:?}, it already contains {there}"
-                ));
+                let kind = kind.to_string();
+                return Err(StorageError::OtherFilesystem { kind, there });
             }
             Some(_) => check(host, device).await?,
         }
@@ -94,23 +93,24 @@ pub async fn format_and_mount(
 }
 
 /// The name of a file system becomes that of a program (`mkfs.<kind>`).
-fn check_kind(kind: &str) -> Result<(), String> {
+fn check_kind(kind: &str) -> Result<(), StorageError> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
     match kind.starts_with(|c: char| c.is_ascii_alphanumeric()) && kind.chars().all(is_name) {
         true => Ok(()),
-        false => Err(format!("{kind:?} is not the name of a file system")),
+        false => Err(StorageError::FilesystemName { kind: kind.into() }),
     }
 }
 
-async fn check(host: &dyn Host, device: &str) -> Result<(), String> {
+async fn check(host: &dyn Host, device: &str) -> Result<(), StorageError> {
     let ran = host.run("fsck", &["-a", "--", device]).await;
     match ran {
         Ok(CommandOutput {
             code: Some(UNREPAIRED),
             output,
-        }) => Err(format!(
-            "'fsck' found errors on device {device} but could not correct them: {output}"
-        )),
+        }) => Err(StorageError::Fsck {
+            device: device.into(),
+            output,
+        }),
         Ok(CommandOutput {
             code: Some(REPAIRED),
             output,
@@ -123,7 +123,7 @@ async fn check(host: &dyn Host, device: &str) -> Result<(), String> {
     }
 }
 
-async fn make(host: &dyn Host, device: &str, kind: &str) -> Result<(), String> {
+async fn make(host: &dyn Host, device: &str, kind: &str) -> Result<(), StorageError> {
     let flags: &[&str] = match kind {
         "ext3" | "ext4" => &["-F", "-m0"],
         "xfs" => &["-f"],
@@ -135,26 +135,27 @@ async fn make(host: &dyn Host, device: &str, kind: &str) -> Result<(), String> {
     if ran.ok() {
         return Ok(());
     }
-    Err(format!(
-        "format of disk {device:?} failed: type:({kind:?}) ({}): {}",
-        ran.status(),
-        ran.output
-    ))
+    Err(StorageError::Format {
+        device: device.into(),
+        kind: kind.into(),
+        status: ran.status(),
+        output: ran.output,
+    })
 }
 
 /// The device's content, by `blkid`.
-async fn found(host: &dyn Host, device: &str) -> Result<Option<String>, String> {
-    let asked = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", "--", device];
-    let ran = host.run("blkid", &asked).await?;
+async fn found(host: &dyn Host, device: &str) -> Result<Option<String>, StorageError> {
+    let arguments = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", "--", device];
+    let ran = host.run("blkid", &arguments).await?;
     if ran.code == Some(NOTHING) {
         return Ok(None);
     }
     if !ran.ok() {
-        return Err(format!(
-            "blkid of {device} failed: {}: {}",
-            ran.status(),
-            ran.output
-        ));
+        return Err(StorageError::Blkid {
+            device: device.into(),
+            status: ran.status(),
+            output: ran.output,
+        });
     }
     let value = |key: &str| {
         let line = ran.output.lines().find_map(|line| line.strip_prefix(key));
@@ -163,10 +164,10 @@ async fn found(host: &dyn Host, device: &str) -> Result<Option<String>, String> 
     match (value("TYPE="), value("PTTYPE=")) {
         (Some(kind), _) => Ok(Some(kind)),
         (None, Some(_)) => Ok(Some("unknown data, probably partitions".into())),
-        (None, None) => Err(format!(
-            "cannot parse the output of blkid for {device}: {}",
-            ran.output
-        )),
+        (None, None) => Err(StorageError::BlkidOutput {
+            device: device.into(),
+            output: ran.output,
+        }),
     }
 }
 
@@ -192,8 +193,8 @@ pub fn give_to(group: FsGroup, at: &Path, read_only: bool) -> std::io::Result<()
     let root = Dir::open_named(at)?;
     if group.on_root_mismatch {
         let stat = root.own_stat()?;
-        let wanted = granted(true, read_only);
-        if stat.st_gid == group.id && stat.st_mode & wanted == wanted {
+        let desired = granted(true, read_only);
+        if stat.st_gid == group.id && stat.st_mode & desired == desired {
             return Ok(());
         }
     }

@@ -9,9 +9,10 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
+use super::error::StorageError;
 use super::filesystem::{format_and_mount, mount, unmount};
-use super::host::Host;
-use super::{MountTerms, Storage, Tools, VolumeMode};
+use super::plugin::{MountTerms, Storage, Tools, VolumeMode};
+use crate::host::Host;
 use crate::untrusted_fs::Dir;
 
 /// Poll interval and number of polls for the disk after a login.
@@ -62,7 +63,13 @@ impl Iscsi {
     }
 
     /// `iscsiadm` at one portal; secrets are left out of errors.
-    async fn admin(&self, host: &dyn Host, mode: &[&str], at: &str, what: &[&str]) -> Result<i32, String> {
+    async fn admin(
+        &self,
+        host: &dyn Host,
+        mode: &[&str],
+        at: &str,
+        what: &[&str],
+    ) -> Result<i32, StorageError> {
         let mut args = vec!["-m"];
         args.extend(mode);
         args.extend(["-p", at]);
@@ -76,12 +83,13 @@ impl Iscsi {
             Some(code @ (0 | SESSION_EXISTS | NO_SESSION | NO_RECORDS)) => Ok(code),
             _ => {
                 let what = what.iter().take(4).copied().collect::<Vec<_>>().join(" ");
-                Err(format!(
-                    "iscsiadm -m {} {what} at portal {at} failed: {}: {}",
-                    mode.join(" "),
-                    ran.status(),
-                    ran.output.trim()
-                ))
+                Err(StorageError::Iscsiadm {
+                    mode: mode.join(" "),
+                    what,
+                    portal: at.into(),
+                    status: ran.status(),
+                    output: ran.output.trim().into(),
+                })
             }
         }
     }
@@ -93,14 +101,20 @@ impl Iscsi {
         at: &str,
         key: &str,
         value: &str,
-    ) -> Result<(), String> {
+    ) -> Result<(), StorageError> {
         let what = ["-o", "update", "-n", key, "-v", value];
         self.admin(host, mode, at, &what).await.map(drop)
     }
 
     /// Passes the secrets of this kind (`username`, `password`, and those of the target) to `iscsiadm`. It accepts them
     /// in its arguments only, as kubelet passes them.
-    async fn set_secret(&self, host: &dyn Host, mode: &[&str], at: &str, of: &str) -> Result<(), String> {
+    async fn set_secret(
+        &self,
+        host: &dyn Host,
+        mode: &[&str],
+        at: &str,
+        of: &str,
+    ) -> Result<(), StorageError> {
         self.set(host, mode, at, &format!("{of}.authmethod"), "CHAP")
             .await?;
         for name in ["username", "password", "username_in", "password_in"] {
@@ -110,7 +124,7 @@ impl Iscsi {
             };
             // It would be another line of the file that iscsiadm keeps it in.
             if value.chars().any(char::is_control) {
-                return Err(format!("{key} in the secret has a control character"));
+                return Err(StorageError::ControlCharacter { key });
             }
             self.set(host, mode, at, &key, value).await?;
         }
@@ -126,7 +140,7 @@ impl Iscsi {
     }
 
     /// Logs in at one portal, and waits for the disk.
-    async fn log_in(&self, host: &dyn Host, at: &str) -> Result<PathBuf, String> {
+    async fn log_in(&self, host: &dyn Host, at: &str) -> Result<PathBuf, StorageError> {
         const DISCOVERY: &[&str] = &["discoverydb", "-t", "sendtargets"];
         const NODE: &[&str] = &["node"];
         self.admin(host, DISCOVERY, at, &["-o", "new"]).await?;
@@ -137,11 +151,17 @@ impl Iscsi {
         if let Err(why) = self.admin(host, DISCOVERY, at, &["--discover"]).await {
             // A half made record would be found the next time.
             let forgotten = self.admin(host, DISCOVERY, at, &["-o", "delete"]).await;
-            return Err(forgotten.map_or_else(|also| format!("{why}; {also}"), |_| why.clone()));
+            return Err(match forgotten {
+                Ok(_) => why,
+                Err(also) => StorageError::Discovery {
+                    discovery: Box::new(why),
+                    removal: Box::new(also),
+                },
+            });
         }
         // Only this disk is to appear, not all that the target has.
         if let Err(why) = self.set(host, NODE, at, "node.session.scan", "manual").await {
-            warn!(why, "this iscsiadm scans whole targets");
+            warn!(%why, "this iscsiadm scans whole targets");
         }
         if self.chap_session {
             self.set_secret(host, NODE, at, "node.session.auth").await?;
@@ -157,7 +177,7 @@ impl Iscsi {
             }
             host.pause(POLL_INTERVAL).await;
         }
-        Err(format!("timed out waiting for the device {path}"))
+        Err(StorageError::NoDevice { path })
     }
 }
 
@@ -173,9 +193,9 @@ impl Storage for Iscsi {
         Some(Path::new("kubernetes.io/iscsi").join(interface).join(disk))
     }
 
-    async fn stage(&self, tools: &Tools, at: &Path, terms: &MountTerms) -> Result<(), String> {
+    async fn stage(&self, tools: &Tools, at: &Path, terms: &MountTerms) -> Result<(), StorageError> {
         let host = &*tools.host;
-        if host.is_mounted(at).map_err(|e| e.to_string())? {
+        if host.is_mounted(at).map_err(StorageError::IsMounted)? {
             return Ok(());
         }
         let mut failed = Vec::new();
@@ -186,14 +206,13 @@ impl Storage for Iscsi {
                     device = Some(found);
                     break;
                 }
-                Err(why) => failed.push(why),
+                Err(why) => failed.push(why.to_string()),
             }
         }
         let Some(device) = device else {
-            return Err(format!(
-                "failed to get any path for iscsi disk, last err seen:\n{}",
-                failed.join("\n")
-            ));
+            return Err(StorageError::NoPath {
+                failures: failed.join("\n"),
+            });
         };
         // Also where nothing is mounted there: sessions are kept as long as one of their disks has a directory.
         tools.make_dir(at).await?;
@@ -210,15 +229,15 @@ impl Storage for Iscsi {
         staged: Option<&Path>,
         target: &Path,
         terms: &MountTerms,
-    ) -> Result<(), String> {
-        let staged = staged.ok_or("the disk is not mounted on this node")?;
+    ) -> Result<(), StorageError> {
+        let staged = staged.ok_or(StorageError::NotStaged)?;
         if terms.mode == VolumeMode::Block {
             let mut paths = self.portals.iter().map(|portal| self.by_path(portal));
             let device = paths.find_map(|path| tools.host.device(&path));
-            let device = device.ok_or("the disk is not there any more")?;
+            let device = device.ok_or(StorageError::DeviceRemoved)?;
             return tools.link(&device, target).await;
         }
-        if tools.host.is_mounted(target).map_err(|e| e.to_string())? {
+        if tools.host.is_mounted(target).map_err(StorageError::IsMounted)? {
             return Ok(());
         }
         tools.make_dir(target).await?;
@@ -235,32 +254,33 @@ impl Storage for Iscsi {
         )
         .await?;
         if let Some(group) = terms.fs_group {
-            let given = tools.give_to(group, target, terms.read_only).await;
-            given.map_err(|e| format!("applyFSGroup failed for vol {}: {e}", self.iqn))?;
+            tools.give_to(group, target, terms.read_only, &self.iqn).await?;
         }
         Ok(())
     }
 
-    async fn unpublish(&self, tools: &Tools, target: &Path) -> Result<(), String> {
+    async fn unpublish(&self, tools: &Tools, target: &Path) -> Result<(), StorageError> {
         unmount(&*tools.host, target).await
     }
 
-    async fn unstage(&self, tools: &Tools, at: &Path) -> Result<(), String> {
+    async fn unstage(&self, tools: &Tools, at: &Path) -> Result<(), StorageError> {
         let host = &*tools.host;
         unmount(host, at).await?;
         tools.remove_dir(at).await?;
         // Other disks of the session may be in use.
         let (parent, session) = (at.parent().unwrap_or(at).to_path_buf(), self.session());
         let others = tools.files.run(&self.iqn, move || {
-            let siblings = Dir::open(&parent)?.entries(usize::MAX)?;
+            let siblings = match Dir::open(&parent) {
+                Ok(parent) => parent.entries(usize::MAX)?,
+                // Not even the first login came as far as a directory.
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+                Err(e) => return Err(e),
+            };
             Ok(siblings
                 .iter()
                 .any(|entry| entry.name.to_string_lossy().starts_with(&session)))
         });
-        if others
-            .await
-            .map_err(|e| format!("cannot see the disks of a session: {e}"))?
-        {
+        if others.await.map_err(StorageError::Session)? {
             return Ok(());
         }
         for portal in &self.portals {

@@ -5,10 +5,11 @@
 //! was killed half way; no record contains a secret. The last pod of a node unstages.
 
 mod csi;
+mod error;
 mod filesystem;
-mod host;
 mod iscsi;
 mod nfs;
+mod plugin;
 mod records;
 mod source;
 #[cfg(test)]
@@ -18,228 +19,25 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use async_trait::async_trait;
-use knarr_client::Api;
 use knarr_kubelet::volume_expansion;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
-pub use csi::drivers::{Drivers, Registrar};
+pub use csi::drivers::Registrar;
 pub use csi::is_attached;
 pub use csi::{node_info, wire as csi_wire};
+pub use error::{StorageError, StorageFailure};
 pub use filesystem::{FsGroup, give_to};
-pub use host::{CommandOutput, Hollow, Host, Machine};
+pub use plugin::{Storage, Tools, VolumeMode};
 use records::Recorded;
-pub use source::{claimed, inline};
+pub use source::{Source, VolumeRequest, claimed, inline};
 
 use tracing::warn;
 
-use super::POD_DIR_MODE;
-use crate::untrusted_fs::{Dir, Kind, Pool};
+use super::layout::POD_DIR_MODE;
+use crate::untrusted_fs::Dir;
 
 /// A pod's mount, in the volume's directory.
 const MOUNT: &str = "mount";
-
-/// What containers see of a volume (`volumeMode`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum VolumeMode {
-    /// Files, in a directory.
-    #[default]
-    Filesystem,
-    /// The device itself.
-    Block,
-}
-
-impl VolumeMode {
-    /// The mode of a claim or a volume, whose field may be unset.
-    pub fn of(mode: Option<&str>) -> Self {
-        match mode {
-            Some("Block") => VolumeMode::Block,
-            _ => VolumeMode::Filesystem,
-        }
-    }
-}
-
-/// What is needed to do it.
-pub struct Tools {
-    pub host: Arc<dyn Host>,
-    pub drivers: Arc<Drivers>,
-    pub api: Arc<dyn Api>,
-    pub node: String,
-    pub files: Pool,
-}
-
-impl Tools {
-    /// Makes a directory of the kubelet's own, with its parents.
-    async fn make_dir(&self, at: &Path) -> Result<(), String> {
-        let path = at.to_path_buf();
-        let made = self.files.run(at.to_string_lossy(), move || {
-            Dir::make(&path, POD_DIR_MODE).map(drop)
-        });
-        made.await
-            .map_err(|e| format!("cannot make {}: {e}", at.display()))
-    }
-
-    /// Removes a directory of the kubelet's own if nothing is in it, or a file or link of it.
-    async fn remove_dir(&self, at: &Path) -> Result<(), String> {
-        let path = at.to_path_buf();
-        let removed = self.files.run(at.to_string_lossy(), move || {
-            let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-                return Err(std::io::ErrorKind::InvalidInput.into());
-            };
-            match Dir::open(parent) {
-                Ok(parent) if parent.kind(name)?.is_some_and(|kind| kind != Kind::Directory) => {
-                    parent.remove_file(name)
-                }
-                Ok(parent) => parent.remove_dir(name),
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-                Err(e) => Err(e),
-            }
-        });
-        removed
-            .await
-            .map_err(|e| format!("cannot remove {}: {e}", at.display()))
-    }
-
-    /// Makes a link of the kubelet's own to a device; one that leads elsewhere is replaced.
-    async fn link(&self, device: &Path, at: &Path) -> Result<(), String> {
-        let (device, path) = (device.to_path_buf(), at.to_path_buf());
-        let made = self.files.run(at.to_string_lossy(), move || {
-            let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-                return Err(std::io::ErrorKind::InvalidInput.into());
-            };
-            let parent = Dir::make(parent, POD_DIR_MODE)?;
-            match parent.read_link(name)? {
-                Some(old) if old == device => return Ok(()),
-                Some(_) => parent.remove_file(name)?,
-                None => {}
-            }
-            parent.symlink(&device, name)
-        });
-        made.await
-            .map_err(|e| format!("cannot make {}: {e}", at.display()))
-    }
-
-    /// Gives what is mounted there to the pod's group.
-    async fn give_to(&self, group: FsGroup, at: &Path, read_only: bool) -> Result<(), String> {
-        let path = at.to_path_buf();
-        let given = self
-            .files
-            .run(at.to_string_lossy(), move || give_to(group, &path, read_only));
-        given.await.map_err(|e| e.to_string())
-    }
-}
-
-/// The parameters of one mount.
-#[derive(Clone, Debug, Default)]
-pub struct MountTerms {
-    pub read_only: bool,
-    /// `mountOptions` of the volume.
-    pub options: Vec<String>,
-    pub access_mode: String,
-    pub mode: VolumeMode,
-    pub fs_group: Option<FsGroup>,
-    pub pod: PodInfo,
-}
-
-#[derive(Clone, Debug, Default)]
-pub struct PodInfo {
-    pub name: String,
-    pub namespace: String,
-    pub uid: String,
-    pub service_account: String,
-}
-
-impl MountTerms {
-    fn mount_options(&self) -> Vec<String> {
-        let mut options = self.options.clone();
-        if self.read_only {
-            options.push("ro".into());
-        }
-        options
-    }
-}
-
-/// One kind of storage. Every call is repeated after a failure or a restart: a step that is done already is no error.
-#[async_trait]
-pub trait Storage: Send + Sync {
-    /// The plugin, as directories are named.
-    fn plugin(&self) -> &'static str;
-
-    /// Where the node has it once for all its pods, below the plugins' directory.
-    fn staging(&self) -> Option<PathBuf> {
-        None
-    }
-
-    /// Whether the storage can be used at all. What cannot have been started is not recorded.
-    fn is_possible(&self, _tools: &Tools) -> Result<(), StorageFailure> {
-        Ok(())
-    }
-
-    /// How many directories that is below the plugins'.
-    fn staging_parts(&self) -> usize {
-        4
-    }
-
-    async fn stage(&self, _tools: &Tools, _at: &Path, _terms: &MountTerms) -> Result<(), String> {
-        Ok(())
-    }
-
-    async fn publish(
-        &self,
-        tools: &Tools,
-        staged: Option<&Path>,
-        target: &Path,
-        terms: &MountTerms,
-    ) -> Result<(), String>;
-
-    async fn unpublish(&self, tools: &Tools, target: &Path) -> Result<(), String>;
-
-    async fn unstage(&self, _tools: &Tools, _at: &Path) -> Result<(), String> {
-        Ok(())
-    }
-}
-
-/// What there is.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Source {
-    Nfs(nfs::Nfs),
-    Iscsi(iscsi::Iscsi),
-    Csi(csi::Csi),
-}
-
-impl Source {
-    fn storage(&self) -> &dyn Storage {
-        match self {
-            Source::Nfs(nfs) => nfs,
-            Source::Iscsi(iscsi) => iscsi,
-            Source::Csi(csi) => csi,
-        }
-    }
-}
-
-/// A volume of a pod: its name (the PersistentVolume's, or its own) and its source.
-#[derive(Clone, Debug)]
-pub struct VolumeRequest {
-    pub name: String,
-    pub source: Source,
-    pub terms: MountTerms,
-}
-
-impl VolumeRequest {
-    /// Whether the node can expand it.
-    pub fn is_expandable(&self) -> bool {
-        matches!(&self.source, Source::Csi(csi) if !csi.inline)
-    }
-}
-
-/// The step that failed; each has its own message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StorageFailure {
-    Stage(String),
-    Publish(String),
-}
 
 /// The volumes of one node that come from elsewhere.
 pub struct StorageManager {
@@ -280,8 +78,8 @@ impl StorageManager {
     }
 
     /// Sets the volume up for the pod, and returns its path.
-    pub async fn set_up(&self, wanted: &VolumeRequest) -> Result<PathBuf, StorageFailure> {
-        let VolumeRequest { name, source, terms } = wanted;
+    pub async fn set_up(&self, desired: &VolumeRequest) -> Result<PathBuf, StorageFailure> {
+        let VolumeRequest { name, source, terms } = desired;
         let storage = source.storage();
         let pod = self.pod_dir(&terms.pod.uid);
         let target = self.target(&terms.pod.uid, storage.plugin(), name, terms.mode);
@@ -295,9 +93,9 @@ impl StorageManager {
             records::write(&pod, plugin, &name, &source, mode)?;
             Dir::make(&volume, POD_DIR_MODE).map(drop)
         });
-        written.await.map_err(|e| {
-            let at = target.display();
-            StorageFailure::Publish(format!("cannot note what is mounted at {at}: {e}"))
+        written.await.map_err(|source| {
+            let at = target.clone();
+            StorageFailure::Publish(StorageError::WriteRecord { at, source })
         })?;
         if let Some(at) = &staged {
             storage
@@ -312,13 +110,13 @@ impl StorageManager {
     }
 
     /// Grows what a pod has of a volume to so many bytes, where its storage can.
-    pub async fn expand(&self, wanted: &VolumeRequest, bytes: i64) -> Result<(), volume_expansion::Failure> {
-        let VolumeRequest { name, source, terms } = wanted;
+    pub async fn expand(&self, desired: &VolumeRequest, bytes: i64) -> Result<(), volume_expansion::Failure> {
+        let VolumeRequest { name, source, terms } = desired;
         let Source::Csi(csi) = source else {
             return Ok(());
         };
         let target = self.target(&terms.pod.uid, csi.plugin(), name, terms.mode);
-        let staged = self.staged(csi).map_err(volume_expansion::Failure::Uncertain)?;
+        let staged = self.staged(csi).map_err(csi::uncertain)?;
         let staging_lock = self.staging_lock(staged.as_deref());
         let _turn = staging_lock.lock().await;
         csi.expand(&self.tools, (staged.as_deref(), &target), terms, bytes)
@@ -339,26 +137,26 @@ impl StorageManager {
     }
 
     /// Where the node has it once for all its pods. Names that others gave are names of directories there, and no paths.
-    fn staged(&self, storage: &dyn Storage) -> Result<Option<PathBuf>, String> {
+    fn staged(&self, storage: &dyn Storage) -> Result<Option<PathBuf>, StorageError> {
         let Some(at) = storage.staging() else {
             return Ok(None);
         };
         let plugins = self.root.join("plugins");
         let plain = at.components().all(|c| matches!(c, Component::Normal(_)));
         if !plain || at.components().count() != storage.staging_parts() {
-            return Err(format!("{at:?} is not the name of a volume"));
+            return Err(StorageError::VolumeName { at });
         }
         Ok(Some(plugins.join(at)))
     }
 
-    async fn records(&self, uid: &str) -> Result<Vec<Recorded>, String> {
+    async fn records(&self, uid: &str) -> Result<Vec<Recorded>, StorageError> {
         let pod = self.pod_dir(uid);
         let read = self.tools.files.run(uid, move || records::of_pod(&pod));
-        read.await.map_err(|e| e.to_string())
+        read.await.map_err(StorageError::ReadRecords)
     }
 
     /// Reverts all of that for a pod. The caller retries after a failure.
-    pub async fn tear_down(&self, uid: &str) -> Result<(), String> {
+    pub async fn tear_down(&self, uid: &str) -> Result<(), StorageError> {
         for recorded in self.records(uid).await? {
             let target_of = |mode| self.target(uid, recorded.plugin, &recorded.volume, mode);
             match &recorded.source {
@@ -367,7 +165,7 @@ impl StorageManager {
                     warn!(
                         uid,
                         volume = recorded.volume,
-                        why,
+                        %why,
                         "cannot read the record of a volume; it is unmounted, and stays staged if it was"
                     );
                     for mode in [VolumeMode::Filesystem, VolumeMode::Block] {
@@ -383,12 +181,12 @@ impl StorageManager {
             let removed = self.tools.files.run(uid, move || records::remove(&pod, &removed));
             removed
                 .await
-                .map_err(|e| format!("cannot remove the record of volume {volume}: {e}"))?;
+                .map_err(|source| StorageError::RemoveRecord { volume, source })?;
         }
         Ok(())
     }
 
-    async fn undo(&self, uid: &str, storage: &dyn Storage, target: &Path) -> Result<(), String> {
+    async fn undo(&self, uid: &str, storage: &dyn Storage, target: &Path) -> Result<(), StorageError> {
         let staged = self.staged(storage)?;
         let staging_lock = self.staging_lock(staged.as_deref());
         let _turn = staging_lock.lock().await;
@@ -405,13 +203,13 @@ impl StorageManager {
 
     /// Whether another pod of this node uses what is staged there. A pod whose record of the same plugin cannot be read
     /// may use it: then it stays.
-    async fn is_used_by_others(&self, uid: &str, plugin: &str, staged: &Path) -> Result<bool, String> {
+    async fn is_used_by_others(&self, uid: &str, plugin: &str, staged: &Path) -> Result<bool, StorageError> {
         let pods = self.root.join("pods");
         let listed = self
             .tools
             .files
             .run(uid, move || Dir::open(&pods)?.entries(usize::MAX));
-        for pod in listed.await.map_err(|e| e.to_string())? {
+        for pod in listed.await.map_err(StorageError::ReadRecords)? {
             let other = pod.name.to_string_lossy();
             if other == uid {
                 continue;

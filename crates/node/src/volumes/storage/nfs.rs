@@ -5,8 +5,9 @@ use std::path::Path;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
+use super::error::StorageError;
 use super::filesystem::{mount, unmount};
-use super::{MountTerms, Storage, Tools};
+use super::plugin::{MountTerms, Storage, Tools};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nfs {
@@ -26,8 +27,8 @@ impl Storage for Nfs {
         _staged: Option<&Path>,
         target: &Path,
         terms: &MountTerms,
-    ) -> Result<(), String> {
-        if tools.host.is_mounted(target).map_err(|e| e.to_string())? {
+    ) -> Result<(), StorageError> {
+        if tools.host.is_mounted(target).map_err(StorageError::IsMounted)? {
             return Ok(());
         }
         tools.make_dir(target).await?;
@@ -44,7 +45,7 @@ impl Storage for Nfs {
         mounted
     }
 
-    async fn unpublish(&self, tools: &Tools, target: &Path) -> Result<(), String> {
+    async fn unpublish(&self, tools: &Tools, target: &Path) -> Result<(), StorageError> {
         unmount(&*tools.host, target).await
     }
 }

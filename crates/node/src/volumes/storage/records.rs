@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::{Source, VolumeMode};
+use super::plugin::VolumeMode;
+use super::source::Source;
 use crate::untrusted_fs::{Dir, Kind, NewFile};
 
 /// In a pod's directory.
@@ -29,13 +30,24 @@ struct Record {
     mode: VolumeMode,
 }
 
+/// Why a record cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error(transparent)]
+    File(#[from] io::Error),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("a record of {other} among those of {plugin}")]
+    OtherPlugin { other: &'static str, plugin: String },
+}
+
 /// A volume of a pod that has a record.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Recorded {
     pub plugin: &'static str,
     pub volume: String,
     /// The error is why the record cannot be read.
-    pub source: Result<(Source, VolumeMode), String>,
+    pub source: Result<(Source, VolumeMode), RecordError>,
 }
 
 fn directory(pod: &Path, plugin: &str) -> PathBuf {
@@ -88,12 +100,15 @@ pub fn of_pod(pod: &Path) -> io::Result<Vec<Recorded>> {
     Ok(found)
 }
 
-fn read(directory: &Dir, name: &str, plugin: &str) -> Result<(Source, VolumeMode), String> {
-    let bytes = directory.read_whole(name, BYTES_MAX).map_err(|e| e.to_string())?;
-    let record: Record = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
+fn read(directory: &Dir, name: &str, plugin: &str) -> Result<(Source, VolumeMode), RecordError> {
+    let bytes = directory.read_whole(name, BYTES_MAX)?;
+    let record: Record = serde_json::from_slice(&bytes)?;
     match record.source.storage().plugin() {
         own if own == plugin => Ok((record.source, record.mode)),
-        other => Err(format!("a record of {other} among those of {plugin}")),
+        other => Err(RecordError::OtherPlugin {
+            other,
+            plugin: plugin.into(),
+        }),
     }
 }
 
@@ -120,18 +135,14 @@ pub fn adopt_kubelet_records(pods: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn adopt(pod: &Path, plugin: &str, volumes: &Path, volume: &str) -> Result<(), String> {
+fn adopt(pod: &Path, plugin: &str, volumes: &Path, volume: &str) -> Result<(), RecordError> {
     let Ok(directory) = Dir::open(&volumes.join(volume)) else {
         return Ok(());
     };
-    if directory
-        .kind(KUBELET_RECORD)
-        .map_err(|e| e.to_string())?
-        .is_none()
-    {
+    if directory.kind(KUBELET_RECORD)?.is_none() {
         return Ok(());
     }
     let (source, mode) = read(&directory, KUBELET_RECORD, plugin)?;
-    write(pod, plugin, volume, &source, mode).map_err(|e| e.to_string())?;
-    directory.remove_file(KUBELET_RECORD).map_err(|e| e.to_string())
+    write(pod, plugin, volume, &source, mode)?;
+    Ok(directory.remove_file(KUBELET_RECORD)?)
 }

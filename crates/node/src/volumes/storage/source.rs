@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{self as core, Secret, SecretReference};
 use knarr_api::k8s_openapi;
 use knarr_client::{Api, TypedApi};
+use serde::{Deserialize, Serialize};
 
 use super::csi::{Csi, inline_handle};
+use super::error::SecretError;
+use super::filesystem::FsGroup;
 use super::iscsi::{Iscsi, portal};
 use super::nfs::Nfs;
-use super::{FsGroup, MountTerms, PodInfo, Source, VolumeMode, VolumeRequest};
+use super::plugin::{MountTerms, PodInfo, Storage, VolumeMode};
 
 const EXT4: &str = "ext4";
 
@@ -24,13 +27,56 @@ fn pod_info(pod: &core::Pod) -> PodInfo {
     }
 }
 
+/// What a volume is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Source {
+    Nfs(Nfs),
+    Iscsi(Iscsi),
+    Csi(Csi),
+}
+
+impl Source {
+    pub fn storage(&self) -> &dyn Storage {
+        match self {
+            Source::Nfs(nfs) => nfs,
+            Source::Iscsi(iscsi) => iscsi,
+            Source::Csi(csi) => csi,
+        }
+    }
+}
+
+/// A volume of a pod: its name (the PersistentVolume's, or its own) and its source.
+#[derive(Clone, Debug)]
+pub struct VolumeRequest {
+    pub name: String,
+    pub source: Source,
+    pub terms: MountTerms,
+}
+
+impl VolumeRequest {
+    /// Whether the node can expand it.
+    pub fn is_expandable(&self) -> bool {
+        matches!(&self.source, Source::Csi(csi) if !csi.inline)
+    }
+}
+
+/// Why a volume's source cannot be used; shown to the user.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    #[error("NFS volumes have no device: volumeMode Block is not supported")]
+    NfsBlock,
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+}
+
 /// What a pod names itself; none if it is no storage from elsewhere.
 pub async fn inline(
     api: &dyn Api,
     pod: &core::Pod,
     volume: &core::Volume,
     fs_group: Option<FsGroup>,
-) -> Result<Option<VolumeRequest>, String> {
+) -> Result<Option<VolumeRequest>, SourceError> {
     let pod = pod_info(pod);
     let (source, read_only) = if let Some(nfs) = &volume.nfs {
         let source = Nfs {
@@ -94,7 +140,7 @@ pub async fn claimed(
     volume: &core::PersistentVolume,
     read_only: bool,
     fs_group: Option<FsGroup>,
-) -> Result<Option<VolumeRequest>, String> {
+) -> Result<Option<VolumeRequest>, SourceError> {
     let Some(spec) = &volume.spec else { return Ok(None) };
     let source = if let Some(nfs) = &spec.nfs {
         Source::Nfs(Nfs {
@@ -128,7 +174,7 @@ pub async fn claimed(
     };
     let mode = VolumeMode::of(spec.volume_mode.as_deref());
     if mode == VolumeMode::Block && matches!(source, Source::Nfs(_)) {
-        return Err("NFS volumes have no device: volumeMode Block is not supported".into());
+        return Err(SourceError::NfsBlock);
     }
     let read_only = read_only || spec.csi.as_ref().is_some_and(|csi| csi.read_only == Some(true));
     let access_mode = spec.access_modes.iter().flatten().next();
@@ -151,7 +197,7 @@ fn portals(first: &str, more: Option<&[String]>) -> Vec<String> {
     std::iter::once(first).chain(more).map(portal).collect()
 }
 
-async fn chap(api: &dyn Api, of: Option<&SecretReference>) -> Result<Vec<(String, String)>, String> {
+async fn chap(api: &dyn Api, of: Option<&SecretReference>) -> Result<Vec<(String, String)>, SecretError> {
     let Some(SecretReference {
         name: Some(name),
         namespace,
@@ -161,7 +207,13 @@ async fn chap(api: &dyn Api, of: Option<&SecretReference>) -> Result<Vec<(String
     };
     let namespace = namespace.as_deref().unwrap_or("");
     let secret = api.get_as::<Secret>(namespace, name).await;
-    let secret = secret.map_err(|e| format!("couldn't get secret {namespace}/{name}: {}", e.message()))?;
+    let secret = secret.map_err(|source| SecretError {
+        doing: "couldn't get secret".into(),
+        namespace: namespace.into(),
+        name: name.clone(),
+        failed: "",
+        source,
+    })?;
     let data: BTreeMap<_, _> = secret.data.clone().unwrap_or_default();
     Ok(data
         .into_iter()

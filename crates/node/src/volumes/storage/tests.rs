@@ -11,13 +11,14 @@ use knarr_client::fake::FakeApi;
 use knarr_client::{TokioClock, TypedApi};
 use serde_json::{Value, json};
 
-use super::host::CommandOutput;
 use super::*;
+use crate::host::{CommandError, CommandOutput, Host};
+use crate::untrusted_fs::Pool;
 
 /// A fake host: its commands, its mounts, and the commands' answers.
 #[derive(Debug, Default)]
 pub struct FakeHost {
-    asked: Mutex<Vec<String>>,
+    commands: Mutex<Vec<String>>,
     mounted: Mutex<BTreeSet<PathBuf>>,
     /// By the start of a command line: exit code and output.
     answers: Mutex<Vec<(String, i32, String)>>,
@@ -30,16 +31,16 @@ impl FakeHost {
     }
 
     /// The commands since the last call.
-    fn asked(&self) -> Vec<String> {
-        std::mem::take(&mut *self.asked.lock())
+    fn commands(&self) -> Vec<String> {
+        std::mem::take(&mut *self.commands.lock())
     }
 }
 
 #[async_trait]
 impl Host for FakeHost {
-    async fn run(&self, program: &str, args: &[&str]) -> Result<CommandOutput, String> {
+    async fn run(&self, program: &str, args: &[&str]) -> Result<CommandOutput, CommandError> {
         let line = format!("{program} {}", args.join(" "));
-        self.asked.lock().push(line.clone());
+        self.commands.lock().push(line.clone());
         let answers = self.answers.lock();
         let (code, output) = answers
             .iter()
@@ -107,10 +108,10 @@ impl Node {
     }
 
     /// With the node's own directory left out.
-    fn asked(&self) -> Vec<String> {
+    fn commands(&self) -> Vec<String> {
         let root = self.dir.path().display().to_string();
         self.host
-            .asked()
+            .commands()
             .iter()
             .map(|line| line.replace(&root, ""))
             .collect()
@@ -128,7 +129,7 @@ fn from<T: serde::de::DeserializeOwned>(value: Value) -> T {
 }
 
 /// The volume request for a claim whose volume has this spec.
-async fn wanted(node: &Node, of: &str, spec: Value, read_only: bool) -> VolumeRequest {
+async fn expected(node: &Node, of: &str, spec: Value, read_only: bool) -> VolumeRequest {
     let volume = from(json!({"metadata": {"name": "pv"}, "spec": spec}));
     claimed(&*node.api, &pod(of), &volume, read_only, None)
         .await
@@ -140,7 +141,7 @@ async fn wanted(node: &Node, of: &str, spec: Value, read_only: bool) -> VolumeRe
 async fn s7_nfs_is_mounted_for_each_pod_and_unmounted_after_it() {
     let mut node = Node::new();
     let spec = json!({"nfs": {"server": "fd00::1", "path": "/e"}, "accessModes": ["ReadWriteMany"], "mountOptions": ["hard"]});
-    let first = wanted(&node, "p", spec.clone(), true).await;
+    let first = expected(&node, "p", spec.clone(), true).await;
     let at = node.storage_manager.set_up(&first).await.unwrap();
     assert_eq!(
         at,
@@ -150,17 +151,17 @@ async fn s7_nfs_is_mounted_for_each_pod_and_unmounted_after_it() {
     );
     let target = "/pods/u-p/volumes/kubernetes.io~nfs/pv/mount";
     assert_eq!(
-        node.asked(),
+        node.commands(),
         [format!("mount -t nfs -o hard,ro -- [fd00::1]:/e {target}")]
     );
     // Again, as a kubelet that was restarted does: nothing to do.
     node.restart();
     node.storage_manager.set_up(&first).await.unwrap();
-    assert_eq!(node.asked(), [""; 0]);
+    assert_eq!(node.commands(), [""; 0]);
     node.storage_manager.tear_down("u-p").await.unwrap();
-    assert_eq!(node.asked(), [format!("umount -- {target}")]);
+    assert_eq!(node.commands(), [format!("umount -- {target}")]);
     node.storage_manager.tear_down("u-p").await.unwrap();
-    assert_eq!(node.asked(), [""; 0], "what is reverted is not reverted again");
+    assert_eq!(node.commands(), [""; 0], "what is reverted is not reverted again");
 }
 
 #[tokio::test]
@@ -170,13 +171,14 @@ async fn a_failed_mount_is_reported_with_kubelets_message() {
     let spec = json!({"nfs": {"server": "s", "path": "/e"}});
     let failed = node
         .storage_manager
-        .set_up(&wanted(&node, "p", spec, false).await)
+        .set_up(&expected(&node, "p", spec, false).await)
         .await
         .unwrap_err();
     let target = "/pods/u-p/volumes/kubernetes.io~nfs/pv/mount";
     let StorageFailure::Publish(why) = failed else {
         panic!("{failed:?}")
     };
+    let why = why.to_string();
     assert_eq!(
         why.replace(&node.dir.path().display().to_string(), ""),
         format!(
@@ -185,9 +187,9 @@ async fn a_failed_mount_is_reported_with_kubelets_message() {
         )
     );
     // Nothing is mounted, and the record is removed with the pod.
-    node.asked();
+    node.commands();
     node.storage_manager.tear_down("u-p").await.unwrap();
-    assert_eq!(node.asked(), [""; 0]);
+    assert_eq!(node.commands(), [""; 0]);
 }
 
 fn disk(lun: i32) -> Value {
@@ -203,13 +205,13 @@ async fn s7_an_iscsi_disk_is_logged_in_to_once_a_node_and_out_of_after_its_last_
     let staged = "/plugins/kubernetes.io/iscsi/iface-default/192.0.2.9:3260-iqn.x:y-lun-1";
     let target = |pod: &str| format!("/pods/u-{pod}/volumes/kubernetes.io~iscsi/pv/mount");
     node.storage_manager
-        .set_up(&wanted(&node, "p", disk(1), false).await)
+        .set_up(&expected(&node, "p", disk(1), false).await)
         .await
         .unwrap();
     let discovery = "iscsiadm -m discoverydb -t sendtargets -p 192.0.2.9:3260 -I default";
     let session = "iscsiadm -m node -p 192.0.2.9:3260 -T iqn.x:y -I default";
     assert_eq!(
-        node.asked(),
+        node.commands(),
         [
             format!("{discovery} -o new"),
             format!("{discovery} --discover"),
@@ -224,23 +226,23 @@ async fn s7_an_iscsi_disk_is_logged_in_to_once_a_node_and_out_of_after_its_last_
         ]
     );
     node.storage_manager
-        .set_up(&wanted(&node, "q", disk(1), true).await)
+        .set_up(&expected(&node, "q", disk(1), true).await)
         .await
         .unwrap();
     assert_eq!(
-        node.asked(),
+        node.commands(),
         [format!("mount -o bind,ro -- {staged} {}", target("q"))]
     );
     node.restart();
     node.storage_manager.tear_down("u-p").await.unwrap();
     assert_eq!(
-        node.asked(),
+        node.commands(),
         [format!("umount -- {}", target("p"))],
         "another pod has it"
     );
     node.storage_manager.tear_down("u-q").await.unwrap();
     assert_eq!(
-        node.asked(),
+        node.commands(),
         [
             format!("umount -- {}", target("q")),
             format!("umount -- {staged}"),
@@ -251,27 +253,42 @@ async fn s7_an_iscsi_disk_is_logged_in_to_once_a_node_and_out_of_after_its_last_
 }
 
 #[tokio::test]
+async fn s7_a_volume_whose_first_login_failed_is_torn_down() {
+    let node = Node::new();
+    node.host
+        .answer("iscsiadm -m discoverydb", 8, "connection timed out");
+    let failed = node
+        .storage_manager
+        .set_up(&expected(&node, "p", disk(1), false).await)
+        .await;
+    assert!(matches!(failed, Err(StorageFailure::Stage(_))), "{failed:?}");
+    node.host.answer("iscsiadm -m node", 21, "no records found");
+    // There is neither a mount nor the directory that it would have been in.
+    node.storage_manager.tear_down("u-p").await.unwrap();
+}
+
+#[tokio::test]
 async fn s7_a_session_stays_while_another_of_its_disks_is_used() {
     let node = Node::new();
     *node.host.device.lock() = Some("/dev/sdx".into());
     node.host.answer("blkid", 0, "TYPE=ext4\n");
     for (pod, lun) in [("p", 1), ("q", 2)] {
         node.storage_manager
-            .set_up(&wanted(&node, pod, disk(lun), false).await)
+            .set_up(&expected(&node, pod, disk(lun), false).await)
             .await
             .unwrap();
     }
-    node.asked();
+    node.commands();
     node.storage_manager.tear_down("u-p").await.unwrap();
-    let logouts = |asked: Vec<String>| asked.iter().filter(|l| l.contains("--logout")).count();
-    assert_eq!(logouts(node.asked()), 0);
+    let logouts = |commands: Vec<String>| commands.iter().filter(|l| l.contains("--logout")).count();
+    assert_eq!(logouts(node.commands()), 0);
     node.storage_manager.tear_down("u-q").await.unwrap();
-    assert_eq!(logouts(node.asked()), 1);
+    assert_eq!(logouts(node.commands()), 1);
 }
 
 #[tokio::test]
 async fn what_is_on_a_disk_is_never_written_over() {
-    for (found, code, word) in [
+    for (found, code, part) in [
         ("TYPE=xfs\n", 0, "it already contains xfs"),
         (
             "PTTYPE=gpt\n",
@@ -285,18 +302,19 @@ async fn what_is_on_a_disk_is_never_written_over() {
         node.host.answer("blkid", code, found);
         let failed = node
             .storage_manager
-            .set_up(&wanted(&node, "p", disk(1), false).await)
+            .set_up(&expected(&node, "p", disk(1), false).await)
             .await;
         let Err(StorageFailure::Stage(why)) = failed else {
             panic!("{failed:?}")
         };
-        assert!(why.contains(word), "{why}");
-        let asked = node.asked();
+        let why = why.to_string();
+        assert!(why.contains(part), "{why}");
+        let commands = node.commands();
         assert!(
-            !asked
+            !commands
                 .iter()
                 .any(|l| l.starts_with("mkfs") || l.starts_with("mount")),
-            "{asked:?}"
+            "{commands:?}"
         );
     }
 }
@@ -317,14 +335,15 @@ async fn a_chap_secret_reaches_iscsiadm_and_is_neither_recorded_nor_logged() {
     spec["iscsi"]["secretRef"] = json!({"name": "s", "namespace": "a"});
     let failed = node
         .storage_manager
-        .set_up(&wanted(&node, "p", spec, false).await)
+        .set_up(&expected(&node, "p", spec, false).await)
         .await;
     let Err(StorageFailure::Stage(why)) = failed else {
         panic!("{failed:?}")
     };
+    let why = why.to_string();
     assert!(why.contains("exit status 24") && !why.contains("hush"), "{why}");
     let is_set = node
-        .asked()
+        .commands()
         .iter()
         .any(|l| l.ends_with("-n node.session.auth.password -v hush-hush"));
     assert!(is_set);
@@ -401,7 +420,7 @@ async fn a3_a_record_in_a_pods_volume_is_no_record() {
         node.host.mounted.lock().insert("/mnt/victim".into());
         node.restart();
         node.storage_manager.tear_down("u-p").await.unwrap();
-        assert_eq!(node.asked(), [""; 0]);
+        assert_eq!(node.commands(), [""; 0]);
     }
 }
 
@@ -420,9 +439,12 @@ async fn a3_a_kubelets_record_is_adopted_without_its_staging_path() {
     node.host.mounted.lock().extend(mounted);
     node.restart();
     node.storage_manager.tear_down("u-p").await.unwrap();
-    let asked = node.asked();
-    assert_eq!(asked.len(), 4, "{asked:?}");
-    assert!(!asked.iter().any(|line| line.contains("victim")), "{asked:?}");
+    let commands = node.commands();
+    assert_eq!(commands.len(), 4, "{commands:?}");
+    assert!(
+        !commands.iter().any(|line| line.contains("victim")),
+        "{commands:?}"
+    );
     assert_eq!(
         *node.host.mounted.lock(),
         BTreeSet::from([PathBuf::from("/mnt/victim")])
@@ -436,7 +458,7 @@ async fn a3_a_record_that_cannot_be_read_is_its_own_pods_problem_only() {
     node.host.answer("blkid", 0, "TYPE=ext4\n");
     for pod in ["p", "q"] {
         node.storage_manager
-            .set_up(&wanted(&node, pod, disk(1), false).await)
+            .set_up(&expected(&node, pod, disk(1), false).await)
             .await
             .unwrap();
     }
@@ -446,12 +468,12 @@ async fn a3_a_record_that_cannot_be_read_is_its_own_pods_problem_only() {
         .join("pods/u-p/storage/kubernetes.io~iscsi/pv.json");
     assert_eq!(record.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
     std::fs::write(&record, "garbage").unwrap();
-    node.asked();
+    node.commands();
     // The other pod terminates, and leaves what the first may use; then so does the first.
     for pod in ["q", "p"] {
         node.storage_manager.tear_down(&format!("u-{pod}")).await.unwrap();
         let target = format!("/pods/u-{pod}/volumes/kubernetes.io~iscsi/pv/mount");
-        assert_eq!(node.asked(), [format!("umount -- {target}")]);
+        assert_eq!(node.commands(), [format!("umount -- {target}")]);
     }
     assert!(!record.exists());
 }
@@ -475,11 +497,11 @@ async fn a3_names_from_the_api_are_no_options_paths_or_programs() {
     ] {
         let failed = node
             .storage_manager
-            .set_up(&wanted(&node, "p", spec.clone(), false).await)
+            .set_up(&expected(&node, "p", spec.clone(), false).await)
             .await;
         assert!(failed.is_err(), "{spec}");
-        let asked = node.asked();
+        let commands = node.commands();
         let programs = |line: &&String| line.starts_with("mount") || line.starts_with("mkfs");
-        assert_eq!(asked.iter().find(programs), None, "{spec}");
+        assert_eq!(commands.iter().find(programs), None, "{spec}");
     }
 }

@@ -1,4 +1,5 @@
-//! Constraints of a claim on its devices: an attribute that all of them share, or in which all differ.
+//! Constraints of a claim on its devices: an attribute that must be the same on all of them (matchAttribute), or
+//! different on each (distinctAttribute).
 
 use k8s_openapi::api::resource::v1::{DeviceAttribute, ResourceClaim};
 use knarr_api::k8s_openapi;
@@ -9,11 +10,11 @@ use super::{AllocationError, Candidate, Variant, claim_name};
 #[derive(Debug)]
 pub(super) struct Constraint<'a> {
     attribute: &'a str,
-    /// Otherwise no two of them may have the same value.
+    /// matchAttribute; otherwise no two devices may have the same value.
     all_alike: bool,
-    /// The requests that it is about; none: all.
+    /// The requests that the constraint applies to; empty: all.
     requests: &'a [String],
-    /// Of the devices that were added, in this order.
+    /// The devices added so far, in this order.
     values: Vec<&'a DeviceAttribute>,
 }
 
@@ -45,7 +46,7 @@ impl<'a> Constraint<'a> {
         self.requests.is_empty() || requests.any(|r| r == request.base || *r == request.name)
     }
 
-    /// Whether the device may be added; then it is.
+    /// Adds the device if the constraint allows it, and returns whether it does.
     pub(super) fn add(&mut self, request: &Variant<'_>, candidate: &Candidate<'a>) -> bool {
         if !self.is_about(request) {
             return true;
@@ -57,14 +58,14 @@ impl<'a> Constraint<'a> {
             true => self.values.first().is_none_or(|first| is_same(first, value)),
             false => !self.values.iter().any(|other| is_same(other, value)),
         };
-        // A value of no known type matches nothing, but the first in a set is not compared.
+        // A value of an unknown type matches nothing, but the first of a set is not compared.
         if fits {
             self.values.push(value);
         }
         fits
     }
 
-    /// Takes the last device back that was added for the request.
+    /// Removes the device that was added last for the request.
     pub(super) fn remove(&mut self, request: &Variant<'_>) {
         if self.is_about(request) {
             self.values.pop();
@@ -72,7 +73,7 @@ impl<'a> Constraint<'a> {
     }
 }
 
-/// By the fully qualified name, or by the name alone where the domain is the driver's.
+/// By the fully qualified name, or by the name alone if the domain is the driver's.
 fn attribute<'a>(candidate: &Candidate<'a>, name: &str) -> Option<&'a DeviceAttribute> {
     let attributes = candidate.device.attributes.as_ref()?;
     attributes.get(name).or_else(|| {

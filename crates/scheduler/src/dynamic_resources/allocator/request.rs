@@ -1,4 +1,4 @@
-//! The requests of claims, read once: what each variant of a request asks for, and which devices it may have.
+//! The requests of claims, parsed once: what each variant of a request needs, and which devices match it.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,13 @@ use crate::dynamic_resources::pools::{Pool, PoolState, device_matches, devices};
 use crate::dynamic_resources::{AllocatedState, Consumed, Inventory};
 use crate::node_info::NodeInfo;
 
-/// Numbers of claim, request and variant.
+/// Indices of claim, request and variant.
 type VariantKey = (usize, usize, usize);
 
 /// `exactly`, or one of `firstAvailable`.
 #[derive(Debug)]
 pub(super) struct Variant<'a> {
-    /// As results name it: `request` or `request/subrequest`.
+    /// As the allocation result names it: `request` or `request/subrequest`.
     pub name: String,
     /// The request's own name.
     pub base: &'a str,
@@ -30,22 +30,22 @@ pub(super) struct Variant<'a> {
     pub capacity: Option<&'a CapacityRequirements>,
     pub admin_access: bool,
     pub devices: usize,
-    /// All devices that there are for it, where it asks for all.
+    /// All devices that match, if the allocation mode is All.
     pub all: Option<Vec<Candidate<'a>>>,
     key: VariantKey,
 }
 
-/// A request with its variants, the best first.
+/// A request with its variants, the preferred one first.
 #[derive(Debug)]
 pub(super) struct Request<'a> {
     pub variants: Vec<Variant<'a>>,
-    /// Which is used in the solution.
+    /// The variant that the solution uses.
     pub chosen: usize,
     pub is_prioritized_list: bool,
 }
 
-/// What the API says of a variant.
-struct Asked<'a> {
+/// The fields of a variant in the API.
+struct RequestFields<'a> {
     name: String,
     class: &'a str,
     mode: Option<&'a str>,
@@ -68,9 +68,9 @@ impl<'a> Request<'a> {
         let mut all = Vec::new();
         for (at, request) in requests.enumerate() {
             let alternatives = request.first_available.as_deref().unwrap_or_default();
-            let asked: Vec<Asked<'a>> = if alternatives.is_empty() {
+            let fields: Vec<RequestFields<'a>> = if alternatives.is_empty() {
                 let exactly: Option<&ExactDeviceRequest> = request.exactly.as_ref();
-                let asked = exactly.map(|exactly| Asked {
+                let fields = exactly.map(|exactly| RequestFields {
                     name: request.name.clone(),
                     class: &exactly.device_class_name,
                     mode: exactly.allocation_mode.as_deref(),
@@ -80,9 +80,9 @@ impl<'a> Request<'a> {
                     capacity: exactly.capacity.as_ref(),
                     admin_access: exactly.admin_access == Some(true),
                 });
-                asked.into_iter().collect()
+                fields.into_iter().collect()
             } else {
-                let asked = alternatives.iter().map(|sub| Asked {
+                let fields = alternatives.iter().map(|sub| RequestFields {
                     name: format!("{}/{}", request.name, sub.name),
                     class: &sub.device_class_name,
                     mode: sub.allocation_mode.as_deref(),
@@ -92,14 +92,15 @@ impl<'a> Request<'a> {
                     capacity: sub.capacity.as_ref(),
                     admin_access: false,
                 });
-                asked.collect()
+                fields.collect()
             };
-            if asked.is_empty() {
+            if fields.is_empty() {
                 return Err(problem(claim, &request.name, "unknown request type"));
             }
-            let variants = asked.into_iter().enumerate();
-            let variants = variants
-                .map(|(n, asked)| Variant::read(asked, &request.name, (index, at, n), claim, pools, matcher));
+            let variants = fields.into_iter().enumerate();
+            let variants = variants.map(|(n, fields)| {
+                Variant::read(fields, &request.name, (index, at, n), claim, pools, matcher)
+            });
             all.push(Request {
                 variants: variants.collect::<Result<_, _>>()?,
                 chosen: 0,
@@ -128,7 +129,7 @@ fn problem(claim: &ResourceClaim, request: &str, problem: impl Into<String>) -> 
 
 impl<'a> Variant<'a> {
     fn read(
-        asked: Asked<'a>,
+        fields: RequestFields<'a>,
         base: &'a str,
         key: VariantKey,
         claim: &'a ResourceClaim,
@@ -136,27 +137,27 @@ impl<'a> Variant<'a> {
         matcher: &mut Matcher<'a>,
     ) -> Result<Self, AllocationError> {
         // Messages name a subrequest without its request.
-        let own = asked.name.rsplit('/').next().unwrap_or_default().to_string();
+        let own = fields.name.rsplit('/').next().unwrap_or_default().to_string();
         let wrong = |why: String| problem(claim, &own, why);
-        if asked.class.is_empty() {
+        if fields.class.is_empty() {
             return Err(wrong(
                 "missing device class name (unsupported request type?)".into(),
             ));
         }
-        let Some(class) = matcher.inventory.class(asked.class) else {
-            let class = asked.class;
+        let Some(class) = matcher.inventory.class(fields.class) else {
+            let class = fields.class;
             return Err(wrong(format!(
                 "could not retrieve device class {class}: deviceclass.resource.k8s.io {class:?} not found"
             )));
         };
         let mut variant = Variant {
-            name: asked.name,
+            name: fields.name,
             base,
             class,
-            selectors: asked.selectors.unwrap_or_default(),
-            tolerations: asked.tolerations.unwrap_or_default(),
-            capacity: asked.capacity,
-            admin_access: asked.admin_access,
+            selectors: fields.selectors.unwrap_or_default(),
+            tolerations: fields.tolerations.unwrap_or_default(),
+            capacity: fields.capacity,
+            admin_access: fields.admin_access,
             devices: 0,
             all: None,
             key,
@@ -165,10 +166,10 @@ impl<'a> Variant<'a> {
             let why = format!("selector #{index}: CEL expression empty (unsupported selector type?)");
             return Err(wrong(why));
         }
-        match asked.mode {
-            // Both are the API's defaults.
+        match fields.mode {
+            // Both are the defaults of the API.
             None | Some("" | "ExactCount") => {
-                let count = asked.count.unwrap_or(1);
+                let count = fields.count.unwrap_or(1);
                 let too_many = || wrong(format!("exact count {count} is too large"));
                 variant.devices = usize::try_from(count).map_err(|_| too_many())?;
             }
@@ -218,7 +219,7 @@ impl<'a> Variant<'a> {
     }
 }
 
-/// Says whether a device is what a variant asks for, and remembers it: selectors are dear.
+/// Evaluates whether a device matches a variant, and caches the result: CEL selectors are expensive.
 pub(super) struct Matcher<'a> {
     pub inventory: &'a Inventory,
     pub node: &'a NodeInfo,
@@ -293,8 +294,7 @@ impl<'a> Matcher<'a> {
         Ok(true)
     }
 
-    /// Whether the device's capacities are enough, beside what is consumed of them already and what of them the
-    /// solution so far consumes.
+    /// Whether the device has enough capacity, in addition to what allocations and the solution so far consume.
     pub(super) fn has_room(
         &self,
         variant: &Variant<'_>,
@@ -305,7 +305,7 @@ impl<'a> Matcher<'a> {
         let mut taken: Vec<&Consumed> = shares.into_iter().map(|s| &s.consumed).collect();
         taken.extend(allocating);
         let capacity = candidate.device.capacity.as_ref();
-        // A device that cannot be compared is passed over.
+        // A device that cannot be compared is skipped.
         has_room(variant.capacity, capacity, &taken).unwrap_or(false)
     }
 }

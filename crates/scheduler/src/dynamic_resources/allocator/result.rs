@@ -1,5 +1,5 @@
-//! What was found, as `status.allocation`: devices, configuration of classes and claim for the driver, and on which
-//! nodes the claim can be used.
+//! The result as `status.allocation`: devices, the configuration of classes and claim for the driver, and the nodes
+//! on which the claim can be used.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use k8s_openapi::api::resource::v1::{
 use knarr_api::k8s_openapi;
 
 use super::request::Variant;
-use super::search::{Search, Taken};
+use super::search::{Search, TakenDevice};
 use super::{AllocationError, claim_name};
 use crate::node_info::NodeInfo;
 
@@ -54,7 +54,7 @@ impl Search<'_, '_> {
         index: usize,
         at: usize,
         claim: &ResourceClaim,
-        taken: &Taken<'_>,
+        taken: &TakenDevice<'_>,
     ) -> DeviceRequestAllocationResult {
         let variant = &self.requests[index][taken.request].variants[taken.variant];
         let id = taken.candidate.id();
@@ -125,8 +125,8 @@ impl Search<'_, '_> {
     }
 }
 
-/// A UUID for one share of a device. It follows from the claim and what it gets, for deciding has no random numbers; a
-/// claim that is allocated anew may get the same, its former share has ended then.
+/// The UUID of one share of a device. It is derived from the claim and its devices, because deciding code has no
+/// random numbers. A claim that is allocated again may get the same one; its former share has been released by then.
 fn share_id(claim: &ResourceClaim, at: usize, device: &str) -> String {
     let half = |salt: u8| {
         let mut hasher = DefaultHasher::new();
@@ -154,7 +154,7 @@ fn share_id(claim: &ResourceClaim, at: usize, device: &str) -> String {
 /// `None`: on all nodes.
 fn node_selector(
     claim: &ResourceClaim,
-    taken: &[Taken<'_>],
+    taken: &[TakenDevice<'_>],
     node: &NodeInfo,
 ) -> Result<Option<NodeSelector>, AllocationError> {
     let mut term = NodeSelectorTerm::default();

@@ -1,5 +1,5 @@
-//! The search: one device after the other is taken for the claims and their requests in order, and given back when the
-//! rest cannot be had with it.
+//! The search: devices are taken one after the other for the claims and their requests in order, and released again
+//! when there is no solution with them (backtracking).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,40 +16,41 @@ use crate::dynamic_resources::{Consumed, DeviceId};
 
 /// A device of the solution.
 #[derive(Debug)]
-pub(super) struct Taken<'a> {
+pub(super) struct TakenDevice<'a> {
     pub request: usize,
     pub variant: usize,
     pub candidate: Candidate<'a>,
-    /// What it consumes of a device that can be allocated several times; `None`: it has the device for itself.
+    /// The consumed capacity of a device that can be allocated several times; `None`: the device is allocated
+    /// exclusively.
     pub consumed: Option<Consumed>,
-    /// Whether the counters of the device are counted for this one.
+    /// Whether this entry counts against the counters of the device.
     counted: bool,
 }
 
-/// How far the search has come.
+/// The position of the search.
 #[derive(Clone, Copy, Debug, Default)]
-struct At {
+struct SearchPosition {
     claim: usize,
     request: usize,
     variant: usize,
-    /// Devices of the request that are taken already.
+    /// How many devices of the request are taken already.
     devices: usize,
 }
 
-/// Where the devices begin that were not yet looked at for a request.
+/// Where the devices begin that have not been tried for a request.
 #[derive(Clone, Copy, Debug, Default)]
-struct Start {
+struct DeviceOffset {
     pool: usize,
     slice: usize,
     device: usize,
 }
 
-/// What a part of the search came to.
+/// The result of a part of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
+enum SearchResult {
     Yes,
     No,
-    /// The claim would have too many devices: another alternative may have fewer.
+    /// The claim would have too many devices: another alternative may need fewer.
     TooMany,
 }
 
@@ -63,14 +64,15 @@ pub(super) struct Search<'a, 'p> {
     constraints: Vec<Vec<Constraint<'a>>>,
     matcher: Matcher<'a>,
     /// By claim.
-    pub taken: Vec<Vec<Taken<'a>>>,
-    /// Devices that claims of the solution have for themselves.
+    pub taken: Vec<Vec<TakenDevice<'a>>>,
+    /// Devices that claims of the solution use exclusively.
     users: BTreeMap<Key<'a>, BTreeSet<usize>>,
-    /// Devices of the solution that can be allocated several times: what each share consumes, summed.
+    /// Devices of the solution that can be allocated several times: how many shares, and the sum of what they
+    /// consume.
     shared: BTreeMap<Key<'a>, (usize, Consumed)>,
-    /// By pool: what is left of its counters beside existing allocations; worked out when it is asked for.
+    /// By pool: what existing allocations leave of its counters; computed at the first use.
     available: BTreeMap<usize, Counters<'a>>,
-    /// By pool: what the solution takes of them.
+    /// By pool: what the solution consumes of them.
     counted: BTreeMap<usize, Counters<'a>>,
     steps: usize,
 }
@@ -100,65 +102,69 @@ impl<'a, 'p> Search<'a, 'p> {
 
     /// Whether there is a solution; then it is in `taken`.
     pub(super) fn run(&mut self) -> Result<bool, AllocationError> {
-        Ok(self.request(At::default())? == Found::Yes)
+        Ok(self.request(SearchPosition::default())? == SearchResult::Yes)
     }
 
-    /// A request from its beginning.
-    fn request(&mut self, at: At) -> Result<Found, AllocationError> {
+    /// Allocates a request from its beginning.
+    fn request(&mut self, at: SearchPosition) -> Result<SearchResult, AllocationError> {
         let Some(requests) = self.requests.get(at.claim) else {
-            return Ok(Found::Yes);
+            return Ok(SearchResult::Yes);
         };
         let Some(request) = requests.get(at.request) else {
-            let next = At {
+            let next = SearchPosition {
                 claim: at.claim + 1,
-                ..At::default()
+                ..SearchPosition::default()
             };
-            // Too many devices of a later claim say nothing about this one.
+            // Too many devices of a later claim do not count against this one.
             return Ok(match self.request(next)? {
-                Found::TooMany => Found::No,
+                SearchResult::TooMany => SearchResult::No,
                 found => found,
             });
         };
         if !request.is_prioritized_list {
-            return self.devices(at, Start::default());
+            return self.devices(at, DeviceOffset::default());
         }
         let mut all_too_many = true;
         for variant in 0..request.variants.len() {
-            match self.devices(At { variant, ..at }, Start::default())? {
-                Found::Yes => {
+            match self.devices(SearchPosition { variant, ..at }, DeviceOffset::default())? {
+                SearchResult::Yes => {
                     self.requests[at.claim][at.request].chosen = variant;
-                    return Ok(Found::Yes);
+                    return Ok(SearchResult::Yes);
                 }
-                Found::TooMany => {}
-                Found::No => all_too_many = false,
+                SearchResult::TooMany => {}
+                SearchResult::No => all_too_many = false,
             }
         }
-        Ok(if all_too_many { Found::TooMany } else { Found::No })
+        Ok(if all_too_many {
+            SearchResult::TooMany
+        } else {
+            SearchResult::No
+        })
     }
 
-    fn variant(&self, at: At) -> &Variant<'a> {
+    fn variant(&self, at: SearchPosition) -> &Variant<'a> {
         &self.requests[at.claim][at.request].variants[at.variant]
     }
 
-    /// The rest of the devices of a request, and everything after it.
-    fn devices(&mut self, at: At, start: Start) -> Result<Found, AllocationError> {
+    /// Allocates the remaining devices of a request, and everything after it.
+    fn devices(&mut self, at: SearchPosition, start: DeviceOffset) -> Result<SearchResult, AllocationError> {
         let variant = self.variant(at);
         let wanted = variant.devices;
         if variant.all.as_ref().is_some_and(Vec::is_empty) {
-            return Ok(Found::No);
+            return Ok(SearchResult::No);
         }
         if at.devices >= wanted {
-            let next = At {
+            let next = SearchPosition {
                 claim: at.claim,
                 request: at.request + 1,
-                ..At::default()
+                ..SearchPosition::default()
             };
             return self.request(next);
         }
         if self.taken[at.claim].len() + wanted - at.devices > RESULTS_MAX {
-            return Ok(Found::TooMany);
+            return Ok(SearchResult::TooMany);
         }
-        let next = At {
+        let next = SearchPosition {
             devices: at.devices + 1,
             ..at
         };
@@ -166,11 +172,11 @@ impl<'a, 'p> Search<'a, 'p> {
             let candidate = all[at.devices];
             self.step()?;
             if !self.take(at, candidate, true)? {
-                return Ok(Found::No);
+                return Ok(SearchResult::No);
             }
-            let found = self.devices(next, Start::default())?;
-            if found != Found::Yes {
-                self.give_back(at);
+            let found = self.devices(next, DeviceOffset::default())?;
+            if found != SearchResult::Yes {
+                self.release(at);
             }
             return Ok(found);
         }
@@ -193,23 +199,23 @@ impl<'a, 'p> Search<'a, 'p> {
                     if !self.is_usable(at, &candidate)? || !self.take(at, candidate, false)? {
                         continue;
                     }
-                    let rest = Start {
+                    let rest = DeviceOffset {
                         pool: p,
                         slice: s,
                         device: d + 1,
                     };
                     match self.devices(next, rest)? {
-                        Found::Yes => return Ok(Found::Yes),
-                        Found::TooMany => {
-                            self.give_back(at);
-                            return Ok(Found::TooMany);
+                        SearchResult::Yes => return Ok(SearchResult::Yes),
+                        SearchResult::TooMany => {
+                            self.release(at);
+                            return Ok(SearchResult::TooMany);
                         }
-                        Found::No => self.give_back(at),
+                        SearchResult::No => self.release(at),
                     }
                 }
             }
         }
-        Ok(Found::No)
+        Ok(SearchResult::No)
     }
 
     fn step(&mut self) -> Result<(), AllocationError> {
@@ -220,8 +226,8 @@ impl<'a, 'p> Search<'a, 'p> {
         Ok(())
     }
 
-    /// Whether the device is free and what the request asks for.
-    fn is_usable(&mut self, at: At, candidate: &Candidate<'a>) -> Result<bool, AllocationError> {
+    /// Whether the device is free and matches the request.
+    fn is_usable(&mut self, at: SearchPosition, candidate: &Candidate<'a>) -> Result<bool, AllocationError> {
         if !self.is_free(at, candidate) {
             return Ok(false);
         }
@@ -230,18 +236,23 @@ impl<'a, 'p> Search<'a, 'p> {
         self.matcher.selects(variant, claim, candidate)
     }
 
-    fn is_free(&self, at: At, candidate: &Candidate<'a>) -> bool {
+    fn is_free(&self, at: SearchPosition, candidate: &Candidate<'a>) -> bool {
         let users = self.users.get(&key(candidate));
         if self.variant(at).admin_access {
-            // Beside whoever uses it, but once per claim.
+            // Admin access does not need the device to be free, but each claim gets it once.
             return users.is_none_or(|u| !u.contains(&at.claim));
         }
         users.is_none_or(BTreeSet::is_empty) && !self.matcher.allocated.devices.contains(&candidate.id())
     }
 
-    /// Takes the device if nothing is against it. `must`: the request asks for all devices, so that a constraint
-    /// against one of them is an error.
-    fn take(&mut self, at: At, candidate: Candidate<'a>, must: bool) -> Result<bool, AllocationError> {
+    /// Takes the device if the constraints and counters allow it. `must`: the request needs all devices, so a
+    /// constraint that rejects one of them is an error.
+    fn take(
+        &mut self,
+        at: SearchPosition,
+        candidate: Candidate<'a>,
+        must: bool,
+    ) -> Result<bool, AllocationError> {
         let variant = &self.requests[at.claim][at.request].variants[at.variant];
         let key = key(&candidate);
         let shared = self.shared.get(&key).map(|(_, consumed)| consumed);
@@ -281,7 +292,7 @@ impl<'a, 'p> Search<'a, 'p> {
         }
         let mut consumed = None;
         if is_shared {
-            // It was compared above, so it can be read.
+            // It was compared above, so it parses.
             let amounts =
                 consumption(variant.capacity, candidate.device.capacity.as_ref()).unwrap_or_default();
             let (count, sums) = self.shared.entry(key).or_default();
@@ -294,7 +305,7 @@ impl<'a, 'p> Search<'a, 'p> {
         } else {
             self.users.entry(key).or_default().insert(at.claim);
         }
-        self.taken[at.claim].push(Taken {
+        self.taken[at.claim].push(TakenDevice {
             request: at.request,
             variant: at.variant,
             candidate,
@@ -304,8 +315,8 @@ impl<'a, 'p> Search<'a, 'p> {
         Ok(true)
     }
 
-    /// Gives the device back that was taken last for the claim.
-    fn give_back(&mut self, at: At) {
+    /// Releases the device that was taken last for the claim.
+    fn release(&mut self, at: SearchPosition) {
         let Some(taken) = self.taken[at.claim].pop() else {
             return;
         };
@@ -339,7 +350,7 @@ impl<'a, 'p> Search<'a, 'p> {
         }
     }
 
-    /// Takes what the device consumes of its pool's counters, if that is left.
+    /// Consumes the pool's counters for the device, if enough is left.
     fn count(&mut self, candidate: &Candidate<'a>) -> bool {
         let pool = &self.pools[candidate.pool];
         let allocated = self.matcher.allocated;
@@ -373,7 +384,7 @@ impl<'a, 'p> Search<'a, 'p> {
             *sum += value;
         }
         let zero = Quantity::default();
-        // All of the pool's counters, as kube-scheduler does: what is overdrawn elsewhere is against it, too.
+        // All counters of the pool, as in kube-scheduler: an overdrawn counter elsewhere rejects the device, too.
         let enough = available
             .iter()
             .all(|(key, left)| left >= counted.get(key).unwrap_or(&zero));

@@ -1,4 +1,4 @@
-//! The allocator against small inventories: objects are written as JSON, results as `request: device` lines. The cases
+//! The allocator with small inventories: objects are written as JSON, results as `request: device` lines. The cases
 //! are those of kube-scheduler's allocator.
 
 use std::sync::Arc;
@@ -42,7 +42,7 @@ fn world(slices: &[Value]) -> World {
     }
 }
 
-/// A slice of the pool `pool` with `spec` put over it.
+/// A slice of the pool `pool`, with `spec` merged into it.
 fn slice(name: &str, devices: Value, spec: Value) -> Value {
     let mut all = json!({
         "driver": "gpu.example",
@@ -60,7 +60,7 @@ fn here() -> Value {
     json!({"nodeName": "node"})
 }
 
-/// Devices without anything.
+/// Devices without attributes.
 fn plain(names: &[&str]) -> Value {
     names.iter().map(|n| json!({"name": n})).collect()
 }
@@ -70,7 +70,7 @@ fn claim(devices: Value) -> ResourceClaim {
     serde_json::from_value(json!({"metadata": metadata, "spec": {"devices": devices}})).unwrap()
 }
 
-/// A claim with these requests, each `exactly` of the class `gpu` unless it says another.
+/// A claim with these requests, each `exactly` of the class `gpu` unless it names another.
 fn asks(requests: &[(&str, Value)]) -> ResourceClaim {
     claim(json!({"requests": exactly(requests)}))
 }
@@ -122,7 +122,7 @@ fn devices_of(result: &AllocationResult) -> &[k8s_openapi::api::resource::v1::De
 }
 
 #[test]
-fn a_request_gets_as_many_devices_as_it_asks_for_or_none() {
+fn a_request_gets_all_of_its_devices_or_none() {
     let world = world(&[slice("s", plain(&["a", "b", "c"]), here())]);
     for (with, expect) in [
         (json!({}), "r: a"),
@@ -165,7 +165,7 @@ fn claims_and_requests_do_not_get_the_same_device() {
 }
 
 #[test]
-fn all_devices_are_had_when_none_is_in_use_and_there_is_one_and_the_pool_is_complete() {
+fn all_devices_are_allocated_when_none_is_in_use_and_there_is_one_and_the_pool_is_complete() {
     let all = asks(&[("r", json!({"allocationMode": "All"}))]);
     let none = world(&[]);
     assert_eq!(none.found(&[&all]), "nothing");
@@ -195,7 +195,7 @@ fn only_the_newest_generation_of_a_pool_counts() {
         slice("t", plain(&["new"]), of(2)),
     ]);
     assert_eq!(newer.found(&[&one]), "r: new");
-    // For its node only: this one's slices are as they were published last.
+    // For its node only: the slices of this one are the last published.
     let both = world(&[
         slice("s", plain(&["old"]), of(1)),
         slice("t", plain(&["new"]), elsewhere),
@@ -221,7 +221,7 @@ fn a_pool_that_contradicts_itself_is_invalid() {
 }
 
 #[test]
-fn devices_are_for_the_nodes_that_their_slice_names() {
+fn devices_are_allocated_on_the_nodes_that_their_slice_selects() {
     let selector = |value: &str| {
         json!({"nodeSelectorTerms": [{"matchExpressions":
             [{"key": "zone", "operator": "In", "values": [value]}]}]})
@@ -268,7 +268,7 @@ fn devices_are_for_the_nodes_that_their_slice_names() {
 }
 
 #[test]
-fn selectors_choose_devices_and_their_errors_are_the_pods() {
+fn selectors_choose_devices_and_their_errors_end_the_attempt() {
     let devices = json!([
         {"name": "small", "attributes": {"model": {"string": "s"}}, "capacity": {"memory": {"value": "1Gi"}}},
         {"name": "large", "attributes": {"model": {"string": "l"}}, "capacity": {"memory": {"value": "8Gi"}}},
@@ -296,7 +296,7 @@ fn selectors_choose_devices_and_their_errors_are_the_pods() {
 }
 
 #[test]
-fn constraints_hold_of_all_devices_together() {
+fn constraints_hold_for_all_devices_of_a_claim() {
     let devices = |numa: &[i64]| -> Value {
         let devices = numa.iter().enumerate();
         devices
@@ -304,7 +304,7 @@ fn constraints_hold_of_all_devices_together() {
             .collect()
     };
     for (numa, constraint, count, expect) in [
-        // The first device is given back when no other matches it.
+        // The first device is released when no other matches it.
         (vec![0, 1, 1], "matchAttribute", 2, "r: d1, r: d2"),
         (vec![0, 1, 2], "matchAttribute", 2, "nothing"),
         (vec![0, 0, 2], "distinctAttribute", 2, "r: d0, r: d2"),
@@ -343,7 +343,7 @@ fn constraints_hold_of_all_devices_together() {
 }
 
 #[test]
-fn the_first_alternative_that_can_be_had_is_chosen_for_all_requests_together() {
+fn the_first_available_alternatives_are_chosen_for_all_requests_together() {
     let world = world(&[slice("s", plain(&["a", "b", "c"]), here())]);
     let sub = |name: &str, count: i64| json!({"name": name, "deviceClassName": "gpu", "allocationMode": "ExactCount", "count": count});
     let list =
@@ -352,13 +352,13 @@ fn the_first_alternative_that_can_be_had_is_chosen_for_all_requests_together() {
         (2, 1, "r/x: a, r/x: b"),
         (4, 1, "r/y: a"),
         (4, 5, "nothing"),
-        // More than a claim may have at all.
+        // More than the maximum of a claim.
         (33, 1, "r/y: a"),
     ] {
         let claim = claim(json!({"requests": [list(first, second)]}));
         assert_eq!(world.found(&[&claim]), expect, "{first} {second}");
     }
-    // A later request decides what an earlier one gets.
+    // A later request changes what an earlier one gets.
     let mut requests = exactly(&[("z", json!({"count": 2}))]);
     requests.as_array_mut().unwrap().insert(0, list(2, 1));
     let both = claim(json!({
@@ -385,7 +385,7 @@ fn the_first_alternative_that_can_be_had_is_chosen_for_all_requests_together() {
 }
 
 #[test]
-fn admin_access_is_had_beside_others_and_keeps_nobody_away() {
+fn admin_access_shares_devices_and_blocks_no_other_claim() {
     let mut world = world(&[slice("s", plain(&["a"]), here())]);
     world.allocate(&asks(&[("r", json!({}))]));
     let admin = asks(&[("admin", json!({"adminAccess": true}))]);
@@ -403,7 +403,7 @@ fn admin_access_is_had_beside_others_and_keeps_nobody_away() {
 }
 
 #[test]
-fn taints_keep_requests_away_that_do_not_tolerate_them() {
+fn device_taints_exclude_requests_that_do_not_tolerate_them() {
     let taint =
         |effect: &str| json!([{"name": "a", "taints": [{"key": "k", "value": "v", "effect": effect}]}]);
     for (effect, tolerations, expect) in [
@@ -536,7 +536,7 @@ fn devices_with_binding_conditions_are_the_last_choice_and_pass_them_on() {
 }
 
 #[test]
-fn a_search_that_takes_too_long_ends() {
+fn a_search_with_too_many_steps_times_out() {
     let names: Vec<String> = (0..64).map(|n| format!("d{n}")).collect();
     let devices: Value = names
         .iter()

@@ -1,4 +1,4 @@
-//! Requests for extended resources: which there are, and which container has which.
+//! Requests for extended resources, and which container gets which.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ fn asks(name: &str, requests: Value) -> Value {
 }
 
 #[test]
-fn each_container_has_its_own_request_named_by_the_order_of_all_it_asks_for() {
+fn each_container_has_its_own_request_named_by_its_index() {
     let a = asks("a", json!({"cpu": "1", "example.com/gpu": "2"}));
     let b = asks(
         "b",
@@ -89,7 +89,7 @@ fn an_init_container_uses_the_devices_of_those_that_start_after_it() {
 }
 
 #[test]
-fn init_containers_share_one_request_for_what_is_missing() {
+fn init_containers_share_one_request_for_additional_devices() {
     let few = asks("few", json!({"example.com/gpu": "2"}));
     let many = asks("many", json!({"example.com/gpu": "4"}));
     let main = asks("main", json!({"example.com/gpu": "1"}));
@@ -120,19 +120,19 @@ fn the_devices_of_a_sidecar_are_not_those_of_an_init_container_after_it() {
 }
 
 #[test]
-fn the_newest_class_stands_for_a_resource_and_of_equals_the_first_by_name() {
+fn the_newest_class_provides_a_resource_and_of_equally_old_ones_the_first_by_name() {
     let mut inventory = Inventory::default();
-    let stands =
+    let class_of =
         |inventory: &Inventory, resource: &str| inventory.class_of_resource(resource).map(str::to_string);
     inventory.set_class("b", Some(class("b", Some("example.com/gpu"), OLD)));
     inventory.set_class("a", Some(class("a", Some("example.com/gpu"), OLD)));
-    assert_eq!(stands(&inventory, "example.com/gpu").as_deref(), Some("a"));
+    assert_eq!(class_of(&inventory, "example.com/gpu").as_deref(), Some("a"));
     inventory.set_class("c", Some(class("c", Some("example.com/gpu"), NEW)));
-    assert_eq!(stands(&inventory, "example.com/gpu").as_deref(), Some("c"));
+    assert_eq!(class_of(&inventory, "example.com/gpu").as_deref(), Some("c"));
     inventory.set_class("c", Some(class("c", None, NEW)));
-    assert_eq!(stands(&inventory, "example.com/gpu").as_deref(), Some("a"));
+    assert_eq!(class_of(&inventory, "example.com/gpu").as_deref(), Some("a"));
     let implicit = "deviceclass.resource.kubernetes.io/c";
-    assert_eq!(stands(&inventory, implicit).as_deref(), Some("c"));
+    assert_eq!(class_of(&inventory, implicit).as_deref(), Some("c"));
     inventory.set_class("c", None);
-    assert_eq!(stands(&inventory, implicit), None);
+    assert_eq!(class_of(&inventory, implicit), None);
 }

@@ -1,4 +1,4 @@
-//! Pods with claims through the whole scheduler: what it says, what it keeps, and what wakes whom.
+//! Pods with claims and the whole scheduler: its messages, what it reserves, and which events requeue which pods.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use knarr_api::registry::Registered;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::scheduler::{Scheduler, Step};
+use crate::scheduler::{Action, Scheduler};
 
 fn shared<T: Registered>(value: Value) -> Shared<T> {
     let typed: T = serde_json::from_value(value).unwrap();
@@ -20,7 +20,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::UNIX_EPOCH + SignedDuration::from_secs(second)
 }
 
-/// A scheduler with nodes, their claims, and the second that it is.
+/// A scheduler with nodes, their claims, and the current second.
 struct World {
     scheduler: Scheduler,
     second: i64,
@@ -72,7 +72,7 @@ impl World {
         self.change(&Change::Slice { before, after });
     }
 
-    /// A claim for `count` devices of the class; `with` are further fields of the object.
+    /// A claim for `count` devices of the class; `with` has further fields of the object.
     fn claim(&mut self, name: &str, class: &str, count: i64, with: Value) -> Shared<ResourceClaim> {
         self.version += 1;
         let mut claim = json!({
@@ -99,6 +99,14 @@ impl World {
             .pod_changed(None, Some(&shared(pod)), at(self.second));
     }
 
+    /// How many pods the event has requeued.
+    fn added(&self, event: &str) -> u64 {
+        let all = self.scheduler.incoming_pods().iter();
+        all.filter(|((of, _), _)| *of == event)
+            .map(|(_, pods)| pods)
+            .sum()
+    }
+
     /// A pod that uses these claims.
     fn user(&mut self, name: &str, claims: &[&str]) {
         let claims = claims.iter();
@@ -108,16 +116,16 @@ impl World {
         self.pod(name, json!({ "resourceClaims": claims }), json!({}));
     }
 
-    fn next(&mut self) -> Option<Step> {
+    fn next(&mut self) -> Option<Action> {
         self.second += 60;
-        self.scheduler.step(at(self.second))
+        self.scheduler.schedule_one(at(self.second))
     }
 
     /// `pod -> node: device …` or `pod: message`.
     fn step(&mut self) -> String {
         match self.next() {
             None => "nothing".into(),
-            Some(Step::Bind {
+            Some(Action::Bind {
                 pod, node, claims, ..
             }) => {
                 let claims = claims.map(|c| (*c).clone()).unwrap_or_default();
@@ -127,7 +135,7 @@ impl World {
                 let devices: Vec<String> = devices.flatten().map(|d| d.device).collect();
                 format!("{} -> {node}: {}", pod.object().name(), devices.join(" "))
             }
-            Some(Step::Report {
+            Some(Action::Report {
                 pod,
                 message,
                 deallocate,
@@ -136,7 +144,7 @@ impl World {
                 let claim = deallocate.map(|c| format!(" [deallocate {}]", c.object().name()));
                 format!("{}: {message}{}", pod.object().name(), claim.unwrap_or_default())
             }
-            Some(Step::Preempt { pod, node, .. }) => format!("{} preempts on {node}", pod.object().name()),
+            Some(Action::Preempt { pod, node, .. }) => format!("{} preempts on {node}", pod.object().name()),
         }
     }
 }
@@ -161,7 +169,7 @@ const NOT_SCHEDULABLE: &str = "still not schedulable, preemption: 0/1 nodes are 
                                1 Preemption is not helpful for scheduling.";
 
 #[test]
-fn a_pod_goes_where_the_devices_of_its_claims_are() {
+fn a_pod_is_scheduled_where_the_devices_of_its_claims_are() {
     let mut world = World::new(&[("a", 0), ("b", 2), ("c", 1)]);
     world.claim("two", "gpu", 2, json!({}));
     world.user("p", &["two"]);
@@ -182,7 +190,7 @@ fn a_pod_goes_where_the_devices_of_its_claims_are() {
 }
 
 #[test]
-fn an_allocated_claim_is_used_where_it_is() {
+fn an_allocated_claim_is_used_where_it_is_allocated() {
     let mut world = World::new(&[("a", 1), ("b", 1)]);
     world.claim("there", "gpu", 1, allocated("b", "b-0", &["x"]));
     world.user("p", &["there"]);
@@ -192,12 +200,12 @@ fn an_allocated_claim_is_used_where_it_is() {
     assert_eq!(
         world.step(),
         "q -> a: a-0",
-        "what is allocated is had by nobody else"
+        "an allocated device is not allocated again"
     );
 }
 
 #[test]
-fn p3_a_pod_is_not_tried_before_its_claims_are_made() {
+fn p3_a_pod_is_not_tried_before_its_claims_are_created() {
     let mut world = World::new(&[("a", 1)]);
     let entry = json!({"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"}]});
     world.pod("p", entry.clone(), json!({}));
@@ -239,7 +247,7 @@ fn p3_a_pod_whose_claim_is_named_waits_for_it() {
 }
 
 #[test]
-fn a_claim_of_another_pod_or_one_that_ends_is_not_used() {
+fn a_claim_of_another_pod_or_a_terminating_one_is_not_used() {
     let devices = Devices::default();
     let pod: Shared<Pod> = shared(json!({
         "metadata": {"name": "p", "namespace": "default", "uid": "p"},
@@ -271,7 +279,7 @@ fn a_claim_of_another_pod_or_one_that_ends_is_not_used() {
 }
 
 #[test]
-fn p3_what_could_give_devices_wakes_a_pod_and_nothing_else() {
+fn p3_only_events_that_may_free_devices_requeue_a_pod() {
     let mut world = World::new(&[("a", 0)]);
     world.claim("c", "gone", 1, json!({}));
     world.user("p", &["c"]);
@@ -287,10 +295,16 @@ fn p3_what_could_give_devices_wakes_a_pod_and_nothing_else() {
     assert_eq!(world.step(), "nothing");
     world.slice("a", 1);
     assert_eq!(world.step(), "p -> a: a-0");
+    for event in [
+        "resource.k8s.io/DeviceClassAdd",
+        "resource.k8s.io/ResourceSliceAdd",
+    ] {
+        assert_eq!(world.added(event), 1, "{event}");
+    }
 }
 
 #[test]
-fn p3_a_claim_that_is_deallocated_wakes_those_who_wait_for_its_devices() {
+fn p3_a_deallocated_claim_requeues_the_pods_that_wait_for_its_devices() {
     let mut world = World::new(&[("a", 1)]);
     let before = world.claim("first", "gpu", 1, allocated("a", "a-0", &[]));
     world.claim("second", "gpu", 1, json!({}));
@@ -304,14 +318,15 @@ fn p3_a_claim_that_is_deallocated_wakes_those_who_wait_for_its_devices() {
     let (before, after) = (Some(before), Some(after));
     world.change(&Change::Claim { before, after });
     assert_eq!(world.step(), "p -> a: a-0");
+    assert_eq!(world.added("resource.k8s.io/ResourceClaimUpdate"), 1);
 }
 
 #[test]
-fn devices_are_free_again_when_the_pod_is_not_bound() {
+fn devices_are_free_again_when_binding_fails() {
     let mut world = World::new(&[("a", 1)]);
     world.claim("c", "gpu", 1, json!({}));
     world.user("p", &["c"]);
-    let Some(Step::Bind { pod, .. }) = world.next() else {
+    let Some(Action::Bind { pod, .. }) = world.next() else {
         panic!("not placed");
     };
     world.claim("d", "gpu", 1, json!({}));
@@ -321,16 +336,16 @@ fn devices_are_free_again_when_the_pod_is_not_bound() {
             .step()
             .starts_with("q: 0/1 nodes are available: 1 cannot allocate all claims.")
     );
-    world.scheduler.not_bound(&pod, at(world.second));
+    world.scheduler.binding_failed(&pod, at(world.second));
     assert_eq!(world.step(), "p -> a: a-0");
 }
 
 #[test]
-fn what_was_written_is_allocated_though_the_caches_lag_behind() {
+fn a_written_allocation_counts_although_the_caches_lag_behind() {
     let mut world = World::new(&[("a", 1)]);
     let old = world.claim("c", "gpu", 1, json!({}));
     world.user("p", &["c"]);
-    let Some(Step::Bind { pod, .. }) = world.next() else {
+    let Some(Action::Bind { pod, .. }) = world.next() else {
         panic!("not placed");
     };
     let mut written: ResourceClaim = (*old).clone();
@@ -343,7 +358,7 @@ fn what_was_written_is_allocated_though_the_caches_lag_behind() {
     // The binding fails, and only now do the caches show the claim as it was before.
     let (before, after) = (Some(old.clone()), Some(old));
     world.change(&Change::Claim { before, after });
-    world.scheduler.not_bound(&pod, at(world.second));
+    world.scheduler.binding_failed(&pod, at(world.second));
     world.claim("d", "gpu", 1, json!({}));
     world.user("q", &["d"]);
     let steps = [world.step(), world.step()];
@@ -357,7 +372,7 @@ fn what_was_written_is_allocated_though_the_caches_lag_behind() {
 }
 
 #[test]
-fn a_claim_that_is_allocated_in_vain_is_deallocated_if_nobody_else_uses_it() {
+fn an_allocated_claim_that_does_not_fit_is_deallocated_if_no_other_pod_uses_it() {
     for (users, deallocates) in [
         (&[][..], true),
         (&["p"], true),
@@ -378,7 +393,7 @@ fn a_claim_that_is_allocated_in_vain_is_deallocated_if_nobody_else_uses_it() {
 }
 
 #[test]
-fn the_better_alternative_is_the_better_node() {
+fn a_node_with_a_preferred_alternative_scores_higher() {
     for (better, other) in [("a", "b"), ("b", "a")] {
         let mut world = World::new(&[(better, 2), (other, 1)]);
         let alternatives = json!([
@@ -393,7 +408,7 @@ fn the_better_alternative_is_the_better_node() {
 }
 
 #[test]
-fn a_selector_that_fails_is_the_schedulers_error() {
+fn a_selector_that_fails_is_an_error_of_the_attempt() {
     let mut world = World::new(&[("a", 1)]);
     let selectors = json!([{"cel": {"expression": "device.attributes[\"x.example\"].y"}}]);
     let request = json!({"name": "r", "exactly": {"deviceClassName": "gpu", "selectors": selectors}});
@@ -404,7 +419,7 @@ fn a_selector_that_fails_is_the_schedulers_error() {
         json!({"spec": {"devices": {"requests": [request]}}}),
     );
     world.user("p", &["c"]);
-    let Some(Step::Report {
+    let Some(Action::Report {
         message, is_error, ..
     }) = world.next()
     else {
@@ -417,7 +432,7 @@ fn a_selector_that_fails_is_the_schedulers_error() {
 }
 
 #[test]
-fn no_room_is_made_where_the_devices_cannot_be_had() {
+fn no_pod_is_preempted_where_the_devices_are_not_available() {
     let mut world = World::new(&[("a", 0)]);
     let cpu = |priority: i64| {
         json!({"priority": priority,
@@ -459,12 +474,15 @@ fn binding_waits_for_the_conditions_of_devices() {
         condition("broken", "True")
     ]));
     let expect = "device binding failed: claim=c, reason=Why, message=\"because\"";
-    assert_eq!(is_ready(&broken), Err(expect.to_string()));
+    assert_eq!(
+        is_ready(&broken).map_err(|e| e.to_string()),
+        Err(expect.to_string())
+    );
     assert!(!has_timed_out(&broken, at(600)));
     assert!(has_timed_out(&broken, at(601)));
 }
 
-/// A pod whose container asks for one of the resource.
+/// A pod whose container requests one of the resource.
 fn asking(world: &mut World, name: &str, resource: &str) {
     let requests = json!({ resource: "1" });
     let container = json!({"name": "c", "resources": {"requests": requests}});
@@ -474,7 +492,7 @@ fn asking(world: &mut World, name: &str, resource: &str) {
 const OF_CLASS: &str = "deviceclass.resource.kubernetes.io/gpu";
 
 #[test]
-fn an_extended_resource_is_had_as_a_device_where_no_device_plugin_provides_it() {
+fn an_extended_resource_is_allocated_as_a_device_where_no_device_plugin_provides_it() {
     let mut world = World::new(&[("a", 1)]);
     asking(&mut world, "p", OF_CLASS);
     assert_eq!(world.step(), "p -> a: a-0");
@@ -503,7 +521,7 @@ fn an_extended_resource_of_a_device_plugin_is_not_allocated() {
 }
 
 #[test]
-fn p3_a_class_for_the_resource_wakes_a_pod_and_one_for_another_does_not() {
+fn p3_a_class_for_the_resource_requeues_a_pod_and_one_for_another_does_not() {
     let mut world = World::new(&[("a", 1)]);
     let name = "deviceclass.resource.kubernetes.io/later";
     asking(&mut world, "p", name);
@@ -542,10 +560,10 @@ fn the_claim_of_a_failed_attempt_is_deleted_before_the_pod_is_tried_again() {
 }
 
 #[test]
-fn what_was_kept_for_extended_resources_is_free_again_when_the_pod_is_not_bound() {
+fn devices_for_extended_resources_are_free_again_when_binding_fails() {
     let mut world = World::new(&[("a", 1)]);
     asking(&mut world, "p", OF_CLASS);
-    let Some(Step::Bind { pod, .. }) = world.next() else {
+    let Some(Action::Bind { pod, .. }) = world.next() else {
         panic!("not placed");
     };
     let made = world.claim("made", "gpu", 1, json!({}));
@@ -556,7 +574,7 @@ fn what_was_kept_for_extended_resources_is_free_again_when_the_pod_is_not_bound(
         message.starts_with("q: 0/1 nodes are available: 1 cannot allocate all claims."),
         "{message}"
     );
-    world.scheduler.not_bound(&pod, at(world.second));
+    world.scheduler.binding_failed(&pod, at(world.second));
     assert_eq!(world.step(), "p -> a: a-0");
     assert!(!world.scheduler.extended_claim_created("gone", &made));
 }

@@ -1,5 +1,5 @@
 //! The examples of Kubernetes' page on topology spread constraints (SPEC D5), cluster by cluster and sentence by
-//! sentence: which nodes take the pod `mypod`.
+//! sentence: which nodes are feasible for the pod `mypod`.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use super::{at, shared};
 use crate::Scheduler;
 use crate::scheduler::Explanation;
 
-/// Nodes as `name zone`, with how many pods labelled `foo: bar` stand on each. Without a zone: `name`.
+/// Nodes as `name zone`, with how many pods labelled `foo: bar` are assigned to each. Without a zone: `name`.
 fn cluster(nodes: &[(&str, usize)]) -> Scheduler {
     let mut scheduler = Scheduler::default();
     for (node, pods) in nodes {
@@ -23,13 +23,13 @@ fn cluster(nodes: &[(&str, usize)]) -> Scheduler {
         });
         scheduler.node_changed(name, Some(shared(object)), at(0));
         for n in 0..*pods {
-            stand(&mut scheduler, name, &format!("{name}-{n}"), "default");
+            assign(&mut scheduler, name, &format!("{name}-{n}"), "default");
         }
     }
     scheduler
 }
 
-fn stand(scheduler: &mut Scheduler, node: &str, name: &str, namespace: &str) {
+fn assign(scheduler: &mut Scheduler, node: &str, name: &str, namespace: &str) {
     let pod = json!({
         "metadata": {"name": name, "namespace": namespace, "uid": name, "labels": {"foo": "bar"}},
         "spec": {"nodeName": node, "containers": [{"name": "pause"}]},
@@ -59,10 +59,13 @@ fn explain(scheduler: &mut Scheduler, pod: Value) -> Explanation {
     scheduler.explain(&info)
 }
 
-/// The nodes that take it.
+/// The feasible nodes.
 fn takers(scheduler: &mut Scheduler, pod: Value) -> Vec<String> {
     let found = explain(scheduler, pod);
-    let takers = found.nodes.into_iter().filter(|(_, refusal)| refusal.is_none());
+    let takers = found
+        .nodes
+        .into_iter()
+        .filter(|(_, rejection)| rejection.is_none());
     takers.map(|(name, _)| name).collect()
 }
 
@@ -147,7 +150,7 @@ fn d5_conflicting_constraints_keep_the_pod_pending_until_one_gives_way() {
 }
 
 #[test]
-fn d5_zone_c_that_the_pod_excludes_is_no_domain() {
+fn d5_zone_c_that_the_pod_excludes_is_not_a_domain() {
     let five = || {
         cluster(&[
             ("node1 zoneA", 1),
@@ -165,7 +168,7 @@ fn d5_zone_c_that_the_pod_excludes_is_no_domain() {
     affine["spec"]["affinity"] = json!({"nodeAffinity":
         {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
     assert_eq!(takers(&mut five(), affine.clone()), ["node3", "node4"]);
-    // As the page says of nodeAffinityPolicy: ignored, zone C counts with its none.
+    // As the page says of nodeAffinityPolicy: if it is ignored, zone C counts with 0 pods.
     affine["spec"]["topologySpreadConstraints"][0]["nodeAffinityPolicy"] = "Ignore".into();
     assert_eq!(takers(&mut five(), affine), Vec::<String>::new());
     let mut selecting = plain;
@@ -180,8 +183,8 @@ fn d5_zone_c_that_the_pod_excludes_is_no_domain() {
 #[test]
 fn d5_only_pods_of_the_same_namespace_count() {
     let mut scheduler = cluster(&[("node1 zoneA", 0), ("node2 zoneB", 0)]);
-    stand(&mut scheduler, "node1", "elsewhere-1", "other");
-    stand(&mut scheduler, "node1", "elsewhere-2", "other");
+    assign(&mut scheduler, "node1", "elsewhere-1", "other");
+    assign(&mut scheduler, "node1", "elsewhere-2", "other");
     let found = takers(&mut scheduler, mypod(json!([constraint("zone")])));
     assert_eq!(found, ["node1", "node2"]);
 }
@@ -192,7 +195,7 @@ fn d5_pods_on_a_node_without_the_key_do_not_count_and_it_gets_none() {
     assert_eq!(
         takers(&mut scheduler, mypod(json!([constraint("zone")]))),
         ["node2"],
-        "two pods are disregarded, so it goes to zone A"
+        "two pods are disregarded, so it is scheduled to zone A"
     );
     let mut mistyped = cluster(&[
         ("node1 zoneA", 1),
@@ -202,9 +205,9 @@ fn d5_pods_on_a_node_without_the_key_do_not_count_and_it_gets_none() {
         ("node5 zone-typo=zoneC", 0),
     ]);
     let found = explain(&mut mistyped, mypod(json!([constraint("zone")])));
-    let refusal = found.nodes["node5"].as_ref().map(|r| r.reasons.join(", "));
+    let rejection = found.nodes["node5"].as_ref().map(|r| r.reasons.join(", "));
     assert_eq!(
-        refusal.as_deref(),
+        rejection.as_deref(),
         Some("node(s) didn't match pod topology spread constraints (missing required label)")
     );
     let takers: Vec<&String> = found.totals.keys().collect();
@@ -212,12 +215,12 @@ fn d5_pods_on_a_node_without_the_key_do_not_count_and_it_gets_none() {
 }
 
 #[test]
-fn d5_a_pod_that_its_own_selector_does_not_mean_leaves_the_imbalance_as_it_is() {
+fn d5_a_pod_that_its_own_selector_does_not_match_leaves_the_skew_as_it_is() {
     let mut scheduler = four_nodes();
     let mut stranger = mypod(json!([constraint("zone")]));
     stranger["metadata"]["labels"] = json!({});
-    for turn in 0..3 {
-        let uid = format!("stranger-{turn}");
+    for round in 0..3 {
+        let uid = format!("stranger-{round}");
         stranger["metadata"]["name"] = uid.clone().into();
         stranger["metadata"]["uid"] = uid.into();
         let takers = takers(&mut scheduler, stranger.clone());
@@ -239,7 +242,7 @@ fn d5_pods_on_tainted_nodes_count() {
         "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "10"}},
     });
     scheduler.node_changed("node2", Some(shared(tainted)), at(0));
-    stand(&mut scheduler, "node2", "old", "default");
+    assign(&mut scheduler, "node2", "old", "default");
     let mut honors = mypod(json!([constraint("zone")]));
     assert_eq!(takers(&mut scheduler, honors.clone()), ["node3"]);
     honors["spec"]["topologySpreadConstraints"][0]["nodeTaintsPolicy"] = "Honor".into();
@@ -247,7 +250,7 @@ fn d5_pods_on_tainted_nodes_count() {
 }
 
 #[test]
-fn d5_match_label_keys_tell_revisions_apart() {
+fn d5_match_label_keys_distinguish_revisions() {
     let mut scheduler = cluster(&[("node1 zoneA", 0), ("node2 zoneB", 0)]);
     for (name, node, hash) in [("a", "node1", "1"), ("b", "node2", "1"), ("c", "node1", "2")] {
         let pod = json!({

@@ -1,13 +1,13 @@
-//! What calls cost: of CEL's functions, of the extensions' and of Kubernetes' libraries.
+//! The estimated cost of calls: of CEL's functions, of the extensions and of Kubernetes' libraries.
 
 use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue};
 
-use super::{Coster, Entries, LIST, Node, PER_CHARACTER, PER_PATTERN_CHARACTER, Range, SELECT};
+use super::{CostEstimator, Entries, LIST, Node, PER_CHARACTER, PER_PATTERN_CHARACTER, Range, SELECT};
 use crate::cel::check::types::Type;
 
-/// Two checks of access fit into one expression.
+/// An authorization check costs so much that two of them fit into one expression.
 const ACCESS_CHECK: Range = Range::fixed(350_000);
-/// The longest regular expression behind a named format.
+/// The longest regular expression of a named format.
 const FORMAT_PATTERN_MAX: f64 = 128.0;
 const FORMAT_MAX: u64 = 64;
 /// An address in bytes.
@@ -16,7 +16,7 @@ const ADDRESS: Range = Range { min: 4, max: 16 };
 const REQUIREMENTS_PER_CHARACTER: f64 = 0.5;
 const PER_REQUIREMENT: f64 = 50.0;
 
-/// What a call costs beside its arguments, and how large what it gives is.
+/// What a call costs in addition to its arguments, and how large its result is.
 struct Call {
     cost: Range,
     size: Option<Range>,
@@ -35,7 +35,7 @@ fn sized(cost: Range, size: Range) -> Call {
     }
 }
 
-impl Coster<'_> {
+impl CostEstimator<'_> {
     pub(super) fn cost_of_call(&mut self, e: &IdedExpr, call: &CallExpr) -> Range {
         if let ("dyn", [arg]) = (call.func_name.as_str(), call.args.as_slice()) {
             let cost = self.cost(arg) + Range::fixed(1);
@@ -79,8 +79,8 @@ impl Coster<'_> {
             };
             if let (Some(below), Some(of)) = (below, call.args.first()) {
                 size = self.entries_of(of).map(|entries| entries.value);
-                let place = self.place_below(of, below);
-                self.paths.insert(e.id, place);
+                let path = self.path_below(of, below);
+                self.paths.insert(e.id, path);
             }
             if size.is_none() {
                 size = self.size(e);
@@ -103,7 +103,7 @@ impl Coster<'_> {
         costs: &[Range],
     ) -> Call {
         match (overload, costs, args) {
-            // One side may settle it.
+            // One side may decide the result.
             ("logical_or" | "logical_and", [a, b], _) => {
                 return Range {
                     min: a.min,
@@ -139,7 +139,7 @@ impl Coster<'_> {
     /// The size of a node, from the expression or from the schema.
     fn size_of(&self, node: &Node<'_>) -> Range {
         node.size
-            .or_else(|| self.declared_size(&node.place))
+            .or_else(|| self.declared_size(&node.path))
             .unwrap_or(Range::UNKNOWN)
     }
 
@@ -368,16 +368,16 @@ impl Coster<'_> {
     fn items<'e>(&self, list: &Node<'_>) -> Option<Node<'e>> {
         let of = match &list.of {
             Type::List(of) => (**of).clone(),
-            // What a map has first are its keys.
+            // The first variable of a map is its key.
             Type::Map(key, _) => (**key).clone(),
             other => other.inside_optional()?.clone(),
         };
-        let mut place = list.place.clone();
-        if !place.is_empty() {
-            place.push("@items".into());
+        let mut path = list.path.clone();
+        if !path.is_empty() {
+            path.push("@items".into());
         }
         Some(Node {
-            place,
+            path,
             of,
             expression: None,
             size: None,
@@ -405,7 +405,7 @@ fn literal_int(node: &Node<'_>) -> Option<u64> {
     }
 }
 
-/// A text walked by a regular expression; an empty one has its price, too.
+/// A string matched against a regular expression; an empty one has a cost, too.
 fn matching(text: Range, pattern: Range) -> Range {
     (text + Range::fixed(1)).scaled(PER_CHARACTER) * pattern.scaled(PER_PATTERN_CHARACTER)
 }
@@ -421,7 +421,7 @@ fn sorting(overload: &str, size: Range) -> Call {
 /// How long a text is after its replacements.
 fn replaced(text: Range, from: Range, to: Range) -> Range {
     let (mut count, mut kept) = (Range::default(), Range::default());
-    // The longest: an empty text stands around every character; else the shortest is replaced by the longest.
+    // The longest: an empty text matches around every character; else the shortest is replaced by the longest.
     if from.min == 0 {
         count.max = text.max.saturating_add(1);
         kept.max = text.max;

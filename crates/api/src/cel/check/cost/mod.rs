@@ -1,7 +1,7 @@
-//! What an expression can cost at most, from the sizes that are declared of what it speaks of: the estimate by which
-//! Kubernetes refuses rules that could keep an API server busy. A unit is about what one comparison takes.
+//! The estimated cost of an expression, from the declared sizes of its variables: the estimate by which
+//! Kubernetes rejects rules that could keep an API server busy. A unit is about what one comparison takes.
 //!
-//! Every number here is seen by users: a definition that v1.36 takes must be taken, and one that it refuses refused.
+//! Every number here has effects that users see: a definition that v1.36 accepts must be accepted, one that it rejects rejected.
 
 mod calls;
 mod range;
@@ -15,12 +15,12 @@ use super::infer::Checked;
 use super::types::Type;
 pub use range::Range;
 
-/// What a name or a selection costs.
+/// The cost of an identifier or a field selection.
 const SELECT: Range = Range::fixed(1);
 const LIST: Range = Range::fixed(10);
 const MAP: Range = Range::fixed(30);
 const STRUCT: Range = Range::fixed(40);
-/// For each character of a string that is walked.
+/// For each character of a string that is traversed.
 pub(crate) const PER_CHARACTER: f64 = 0.1;
 /// For each character of a regular expression.
 pub(crate) const PER_PATTERN_CHARACTER: f64 = 0.25;
@@ -28,9 +28,9 @@ pub(crate) const PER_PATTERN_CHARACTER: f64 = 0.25;
 /// The variables that the parser's macros gather results in.
 const ACCUMULATORS: [&str; 2] = ["@result", "__result__"];
 
-/// The least and the most that an expression can cost, whose variables are of a type with known limits, if any.
+/// The least and the most that an expression can cost. `root`: the declared type of its variables, if there is one.
 pub fn estimate(expression: &IdedExpr, checked: &Checked, root: Option<&Declared>) -> Range {
-    let mut coster = Coster {
+    let mut coster = CostEstimator {
         checked,
         root,
         paths: HashMap::new(),
@@ -41,8 +41,8 @@ pub fn estimate(expression: &IdedExpr, checked: &Checked, root: Option<&Declared
     coster.cost(expression)
 }
 
-/// Where a value stands below its variable; none for what an expression makes.
-type Place = Vec<String>;
+/// The path to a value below its variable; no path for values that an expression makes.
+type FieldPath = Vec<String>;
 
 /// How large the keys and values of a map, or the items of a list, are.
 #[derive(Clone, Copy)]
@@ -54,15 +54,15 @@ struct Entries {
 
 struct Local {
     name: String,
-    place: Place,
+    path: FieldPath,
     size: Option<Range>,
     entries: Option<Entries>,
 }
 
-struct Coster<'a> {
+struct CostEstimator<'a> {
     checked: &'a Checked,
     root: Option<&'a Declared>,
-    paths: HashMap<u64, Place>,
+    paths: HashMap<u64, FieldPath>,
     /// The innermost last.
     locals: Vec<Local>,
     sizes: HashMap<u64, Range>,
@@ -71,22 +71,22 @@ struct Coster<'a> {
 
 /// An argument of a call.
 struct Node<'e> {
-    place: Place,
+    path: FieldPath,
     of: Type,
     expression: Option<&'e IdedExpr>,
     size: Option<Range>,
 }
 
-impl Coster<'_> {
+impl CostEstimator<'_> {
     fn cost(&mut self, e: &IdedExpr) -> Range {
         match &e.expr {
             Expr::Unspecified | Expr::Literal(_) => Range::default(),
             Expr::Ident(name) => {
-                let place = match self.local(name) {
-                    Some(local) => local.place.clone(),
+                let path = match self.local(name) {
+                    Some(local) => local.path.clone(),
                     None => vec![name.clone()],
                 };
-                self.paths.insert(e.id, place);
+                self.paths.insert(e.id, path);
                 SELECT
             }
             Expr::Select(select) => match self.checked.qualified(e) {
@@ -161,8 +161,8 @@ impl Coster<'_> {
         ) {
             sum = sum + SELECT;
         }
-        let place = self.place_below(&select.operand, &select.field);
-        self.paths.insert(e.id, place);
+        let path = self.path_below(&select.operand, &select.field);
+        self.paths.insert(e.id, path);
         sum
     }
 
@@ -211,14 +211,14 @@ impl Coster<'_> {
     fn push_accumulator(&mut self, c: &ComprehensionExpr) {
         let local = Local {
             name: c.accu_var.clone(),
-            place: self.place(&c.accu_init),
+            path: self.path(&c.accu_init),
             size: self.size(&c.accu_init),
             entries: self.entries_of(&c.accu_init),
         };
         self.locals.push(local);
     }
 
-    /// The variables of a loop, which are the parts of what is walked.
+    /// The variables of a comprehension, which are the elements of its range.
     fn push_iteration(&mut self, c: &ComprehensionExpr) {
         let range = &c.iter_range;
         let entries = self.entries_of(range);
@@ -234,7 +234,7 @@ impl Coster<'_> {
         let mut push = |name: &str, below: &str, size: Option<Range>| {
             let local = Local {
                 name: name.to_string(),
-                place: self.place_below(range, below),
+                path: self.path_below(range, below),
                 size,
                 entries: None,
             };
@@ -254,38 +254,35 @@ impl Coster<'_> {
         self.locals.iter().rev().find(|local| local.name == name)
     }
 
-    fn place(&self, e: &IdedExpr) -> Place {
+    fn path(&self, e: &IdedExpr) -> FieldPath {
         if let Expr::Ident(name) = &e.expr
             && let Some(local) = self.local(name)
         {
-            return local.place.clone();
+            return local.path.clone();
         }
         self.paths.get(&e.id).cloned().unwrap_or_default()
     }
 
-    fn place_below(&self, e: &IdedExpr, part: &str) -> Place {
-        let mut place = self.place(e);
-        place.push(part.to_string());
-        place
+    fn path_below(&self, e: &IdedExpr, part: &str) -> FieldPath {
+        let mut path = self.path(e);
+        path.push(part.to_string());
+        path
     }
 
     fn node<'e>(&mut self, e: &'e IdedExpr) -> Node<'e> {
-        let mut place = self.place(e);
-        if place
-            .first()
-            .is_some_and(|of| ACCUMULATORS.contains(&of.as_str()))
-        {
-            place.clear();
+        let mut path = self.path(e);
+        if path.first().is_some_and(|of| ACCUMULATORS.contains(&of.as_str())) {
+            path.clear();
         }
         Node {
-            place,
+            path,
             of: self.checked.type_of(e).clone(),
             expression: Some(e),
             size: self.size(e),
         }
     }
 
-    /// How large a value is, where that can be known.
+    /// The size of a value, where it is known.
     fn size(&mut self, e: &IdedExpr) -> Option<Range> {
         if let Some(size) = self.sizes.get(&e.id) {
             return Some(*size);
@@ -301,7 +298,7 @@ impl Coster<'_> {
         if let Some(written) = written {
             return Some(Range::fixed(written as u64));
         }
-        if let Some(size) = self.declared_size(&self.place(e)) {
+        if let Some(size) = self.declared_size(&self.path(e)) {
             self.sizes.insert(e.id, size);
             return Some(size);
         }
@@ -318,10 +315,10 @@ impl Coster<'_> {
         self.size(e).unwrap_or(Range::UNKNOWN)
     }
 
-    /// What the schema says of the value at a place. Its variable is not looked at: all that have places are of the
+    /// The declared size of the value at a path. The path does not contain the variable: all values with paths are below the
     /// root's type.
-    fn declared_size(&self, place: &[String]) -> Option<Range> {
-        let (_, below) = place.split_first()?;
+    fn declared_size(&self, path: &[String]) -> Option<Range> {
+        let (_, below) = path.split_first()?;
         let mut at = self.root?;
         let keys = Declared::simple(Type::String, 0, 0);
         for (i, part) in below.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A size or a cost that is not known exactly: from, and up to. What would be more than can be counted stays the most
+//! A size or a cost as a range from a minimum to a maximum. It saturates at the largest number
 //! that can.
 
 use std::ops::{Add, Mul};
@@ -24,7 +24,7 @@ impl Range {
         Range { min: 0, max }
     }
 
-    /// Of no values so far: the first that is joined makes it; `really` where none will be.
+    /// The range of no values: the union with another one is the other. `really`: there will be no values.
     pub const fn none(really: bool) -> Range {
         Range {
             min: if really { 0 } else { u64::MAX },
@@ -68,7 +68,7 @@ impl Mul for Range {
     }
 }
 
-/// A conversion from a float stays within what can be counted.
+/// A conversion from a float saturates.
 fn scaled(n: u64, by: f64) -> u64 {
     let n = n as f64;
     if n > 0.0 && by > 0.0 && n > u64::MAX as f64 / by {
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_counted_is_the_most_that_can() {
+    fn ranges_saturate() {
         let most = Range::fixed(u64::MAX);
         assert_eq!(most + Range::fixed(1), most);
         assert_eq!(most * Range::fixed(2), most);

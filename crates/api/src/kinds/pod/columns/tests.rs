@@ -1,4 +1,4 @@
-//! Rows of pods in the states that the recorded transcripts do not reach.
+//! Rows of pods in states that the recorded transcripts do not contain.
 
 use serde_json::json;
 
@@ -20,7 +20,7 @@ fn row_of(ready: &str, status: &str, restarts: &str) -> (String, String, String)
 }
 
 #[test]
-fn l13_restarts_tell_when_the_last_run_ended() {
+fn l13_restarts_show_when_the_last_run_finished() {
     let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]},
         "status": {"phase": "Running", "containerStatuses": [{"name": "c", "image": "", "imageID": "", "ready": true,
             "restartCount": 2, "state": {"running": {}},

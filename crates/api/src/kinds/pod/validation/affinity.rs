@@ -1,4 +1,4 @@
-//! Affinity to nodes and to other pods.
+//! Validation of node affinity, pod affinity and pod anti-affinity.
 
 use k8s_openapi::api::core::v1::{
     Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodAffinityTerm,
@@ -6,13 +6,13 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::{all_invalid, scheduling};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::{meta, names};
 
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
-pub(super) fn validate(affinity: &Affinity, path: &Path, errors: &mut Errors) {
+pub(super) fn validate(affinity: &Affinity, path: &Path, errors: &mut ErrorList) {
     if let Some(node) = &affinity.node_affinity {
         node_affinity(node, &path.child("nodeAffinity"), errors);
     }
@@ -38,14 +38,14 @@ pub(super) fn validate(affinity: &Affinity, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Also for what a scheduler's configuration puts over every pod's own.
-pub fn validate_node_affinity(affinity: &NodeAffinity, path: &Path) -> Errors {
-    let mut errors = Errors::new();
+/// Validates node affinity of a pod, or `addedAffinity` of a scheduler's configuration.
+pub fn validate_node_affinity(affinity: &NodeAffinity, path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     node_affinity(affinity, path, &mut errors);
     errors
 }
 
-fn node_affinity(affinity: &NodeAffinity, path: &Path, errors: &mut Errors) {
+fn node_affinity(affinity: &NodeAffinity, path: &Path, errors: &mut ErrorList) {
     if let Some(required) = &affinity.required_during_scheduling_ignored_during_execution {
         let at = path.child(REQUIRED).child("nodeSelectorTerms");
         if required.node_selector_terms.is_empty() {
@@ -62,13 +62,13 @@ fn node_affinity(affinity: &NodeAffinity, path: &Path, errors: &mut Errors) {
     for (i, term) in preferred.enumerate() {
         let at = path.child(PREFERRED).index(i);
         weight(term.weight, &at, errors);
-        // A wish that no label can meet does no harm.
+        // A preferred term that no label can match is accepted.
         node_term(&term.preference, false, &at.child("preference"), errors);
     }
 }
 
-/// Terms of which one must hold.
-pub(in crate::kinds) fn node_selector(selector: &NodeSelector, path: &Path, errors: &mut Errors) {
+/// Checks a NodeSelector, whose terms are ORed.
+pub(in crate::kinds) fn node_selector(selector: &NodeSelector, path: &Path, errors: &mut ErrorList) {
     let at = path.child("nodeSelectorTerms");
     if selector.node_selector_terms.is_empty() {
         return errors.required(&at, "must have at least one node selector term");
@@ -78,13 +78,13 @@ pub(in crate::kinds) fn node_selector(selector: &NodeSelector, path: &Path, erro
     }
 }
 
-fn weight(weight: i32, path: &Path, errors: &mut Errors) {
+fn weight(weight: i32, path: &Path, errors: &mut ErrorList) {
     if !(1..=100).contains(&weight) {
         errors.invalid(&path.child("weight"), weight, "must be in the range 1-100");
     }
 }
 
-fn node_term(term: &NodeSelectorTerm, check_values: bool, path: &Path, errors: &mut Errors) {
+fn node_term(term: &NodeSelectorTerm, check_values: bool, path: &Path, errors: &mut ErrorList) {
     for (i, requirement) in term.match_expressions.iter().flatten().enumerate() {
         let at = path.child("matchExpressions").index(i);
         node_requirement(requirement, check_values, &at, errors);
@@ -98,7 +98,7 @@ fn node_requirement(
     requirement: &NodeSelectorRequirement,
     check_values: bool,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let values = requirement.values.as_deref().unwrap_or_default();
     let at = path.child("values");
@@ -129,8 +129,8 @@ fn node_requirement(
     }
 }
 
-/// The only field of nodes that can be matched is their name.
-fn node_field(requirement: &NodeSelectorRequirement, path: &Path, errors: &mut Errors) {
+/// Checks a `matchFields` requirement: the only supported field is `metadata.name`.
+fn node_field(requirement: &NodeSelectorRequirement, path: &Path, errors: &mut ErrorList) {
     let values = requirement.values.as_deref().unwrap_or_default();
     match requirement.operator.as_str() {
         "In" | "NotIn" => {
@@ -161,7 +161,7 @@ fn pod_terms(
     required: Option<&[PodAffinityTerm]>,
     preferred: Option<&[WeightedPodAffinityTerm]>,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     for (i, term) in required.into_iter().flatten().enumerate() {
         pod_term(term, &path.child(REQUIRED).index(i), errors);
@@ -173,7 +173,7 @@ fn pod_terms(
     }
 }
 
-fn pod_term(term: &PodAffinityTerm, path: &Path, errors: &mut Errors) {
+fn pod_term(term: &PodAffinityTerm, path: &Path, errors: &mut ErrorList) {
     for (field, selector) in [
         ("labelSelector", &term.label_selector),
         ("namespaceSelector", &term.namespace_selector),
@@ -181,8 +181,8 @@ fn pod_term(term: &PodAffinityTerm, path: &Path, errors: &mut Errors) {
         errors.extend(meta::label_selector(selector.as_ref(), &path.child(field)));
     }
     for namespace in term.namespaces.iter().flatten() {
-        let words = names::dns1123_label(namespace);
-        all_invalid(errors, &path.child("namespace"), namespace, words);
+        let messages = names::dns1123_label(namespace);
+        all_invalid(errors, &path.child("namespace"), namespace, messages);
     }
     scheduling::match_label_keys(
         term.match_label_keys.as_deref().unwrap_or_default(),

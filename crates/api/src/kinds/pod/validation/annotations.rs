@@ -1,5 +1,5 @@
-//! Annotations of pods that once were fields, or became fields: mirror pods, tolerations, the cost of deletion,
-//! seccomp and AppArmor profiles.
+//! Annotations of pods that have rules: mirror pods, tolerations, the pod deletion cost, and the deprecated ones for seccomp and
+//! AppArmor profiles.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{MIRROR_ANNOTATION, every_container, text};
 use crate::codec;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::kinds::pod::prepare::APP_ARMOR_ANNOTATION;
 
 const TOLERATIONS: &str = "scheduler.alpha.kubernetes.io/tolerations";
@@ -18,7 +18,12 @@ pub(in crate::kinds::pod) const SECCOMP_CONTAINER: &str = "container.seccomp.sec
 
 type Annotations = BTreeMap<String, String>;
 
-pub(super) fn validate(annotations: Option<&Annotations>, spec: &PodSpec, path: &Path, errors: &mut Errors) {
+pub(super) fn validate(
+    annotations: Option<&Annotations>,
+    spec: &PodSpec,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     let Some(annotations) = annotations else {
         return;
     };
@@ -60,9 +65,9 @@ pub(super) fn validate(annotations: Option<&Annotations>, spec: &PodSpec, path: 
             if !known {
                 errors.invalid(&path.key(key), container, "container not found");
             }
-            let fine = matches!(value.as_str(), "" | "runtime/default" | "unconfined")
+            let valid = matches!(value.as_str(), "" | "runtime/default" | "unconfined")
                 || value.starts_with("localhost/");
-            if !fine {
+            if !valid {
                 errors.invalid(
                     &path.key(key),
                     value,
@@ -73,14 +78,14 @@ pub(super) fn validate(annotations: Option<&Annotations>, spec: &PodSpec, path: 
     }
 }
 
-/// A 32-bit number without plus sign or leading zeros.
+/// Whether a text is a 32-bit number without plus sign or leading zeros.
 fn is_deletion_cost(value: &str) -> bool {
     let first = value.bytes().next().unwrap_or(b'+');
-    let fine = first == b'-' || value == "0" || (b'1'..=b'9').contains(&first);
-    fine && value.parse::<i32>().is_ok()
+    let valid = first == b'-' || value == "0" || (b'1'..=b'9').contains(&first);
+    valid && value.parse::<i32>().is_ok()
 }
 
-fn seccomp(profile: &str, path: &Path, errors: &mut Errors) {
+fn seccomp(profile: &str, path: &Path, errors: &mut ErrorList) {
     if matches!(profile, "runtime/default" | "docker/default" | "unconfined") {
         return;
     }
@@ -90,12 +95,12 @@ fn seccomp(profile: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Annotations may not be added, changed or dropped where they stand for what cannot change.
+/// Checks that annotations that correspond to immutable fields are not added, changed or removed.
 pub(super) fn validate_change(
     new: Option<&Annotations>,
     old: Option<&Annotations>,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let empty = Annotations::new();
     let (new, old) = (new.unwrap_or(&empty), old.unwrap_or(&empty));
@@ -120,8 +125,8 @@ pub(super) fn validate_change(
     }
 }
 
-/// Where an old annotation and the field that replaced it are both given, they must agree.
-pub(super) fn match_fields(meta: &ObjectMeta, spec: &PodSpec, path: &Path, errors: &mut Errors) {
+/// Checks that a deprecated annotation and the field that replaced it agree if both are set.
+pub(super) fn match_fields(meta: &ObjectMeta, spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     let Some(annotations) = &meta.annotations else {
         return;
     };
@@ -160,7 +165,7 @@ pub(super) fn match_fields(meta: &ObjectMeta, spec: &PodSpec, path: &Path, error
     }
 }
 
-fn seccomp_matches(annotation: &str, profile: &SeccompProfile, path: &Path, errors: &mut Errors) {
+fn seccomp_matches(annotation: &str, profile: &SeccompProfile, path: &Path, errors: &mut ErrorList) {
     let type_matches = match profile.type_.as_str() {
         "Unconfined" => annotation == "unconfined",
         "RuntimeDefault" => matches!(annotation, "runtime/default" | "docker/default"),
@@ -186,7 +191,7 @@ fn seccomp_matches(annotation: &str, profile: &SeccompProfile, path: &Path, erro
     }
 }
 
-fn app_armor_matches(annotation: &str, profile: &AppArmorProfile, path: &Path, errors: &mut Errors) {
+fn app_armor_matches(annotation: &str, profile: &AppArmorProfile, path: &Path, errors: &mut ErrorList) {
     let type_matches = match profile.type_.as_str() {
         "Unconfined" => annotation == "unconfined",
         "RuntimeDefault" => annotation == "runtime/default",

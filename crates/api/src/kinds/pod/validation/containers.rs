@@ -1,4 +1,5 @@
-//! Containers of all three sorts: names, images, ports, restart rules, and what each sort may not have.
+//! Containers, init containers and ephemeral containers: names, images, ports, restart rules, and fields that one of them
+//! may not have.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,27 +8,27 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::{all_invalid, env, handlers, mounts, one_of, resource_requirements, security, text};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::kinds::pod::as_container;
 use crate::kinds::pod::resources::is_sidecar;
 use crate::names;
 
-/// Most rules of one container.
+/// Maximum number of restart policy rules of one container.
 const RESTART_RULES_MAX: usize = 20;
-/// Most exit codes of one rule: there are no more.
+/// Maximum number of exit codes of one rule.
 const EXIT_CODES_MAX: usize = 255;
 
-/// What a container can refer to.
-pub(super) struct Around<'a> {
+/// The pod of a container, with what the container can refer to.
+pub(super) struct PodContext<'a> {
     pub(super) spec: &'a PodSpec,
-    /// Volumes without mistakes, by name.
+    /// Valid volumes, by name.
     pub(super) volumes: &'a BTreeMap<&'a str, &'a Volume>,
     /// Names of the pod's resource claims.
     pub(super) claims: &'a BTreeSet<&'a str>,
     pub(super) host_users: bool,
 }
 
-impl Around<'_> {
+impl PodContext<'_> {
     fn grace_seconds(&self) -> Option<i64> {
         self.spec.termination_grace_period_seconds
     }
@@ -37,39 +38,39 @@ impl Around<'_> {
     }
 }
 
-pub(super) fn containers(around: &Around<'_>, path: &Path, errors: &mut Errors) {
-    let containers = &around.spec.containers;
+pub(super) fn containers(pod: &PodContext<'_>, path: &Path, errors: &mut ErrorList) {
+    let containers = &pod.spec.containers;
     if containers.is_empty() {
         return errors.required(path, "");
     }
     let mut seen = BTreeSet::new();
     for (i, container) in containers.iter().enumerate() {
         let at = path.index(i);
-        common(container, around, &at, errors);
+        common(container, pod, &at, errors);
         if !seen.insert(container.name.as_str()) {
             errors.duplicate(&at.child("name"), &container.name);
         }
-        hooks_and_probes(container, around, &at, errors);
+        hooks_and_probes(container, pod, &at, errors);
         restart_policy(container, &at, errors);
     }
     unique_host_ports(containers, path, errors);
 }
 
-pub(super) fn init_containers(around: &Around<'_>, path: &Path, errors: &mut Errors) {
-    let mut seen: BTreeSet<&str> = around.spec.containers.iter().map(|c| c.name.as_str()).collect();
-    for (i, container) in around.spec.init_containers.iter().flatten().enumerate() {
+pub(super) fn init_containers(pod: &PodContext<'_>, path: &Path, errors: &mut ErrorList) {
+    let mut seen: BTreeSet<&str> = pod.spec.containers.iter().map(|c| c.name.as_str()).collect();
+    for (i, container) in pod.spec.init_containers.iter().flatten().enumerate() {
         let at = path.index(i);
-        common(container, around, &at, errors);
+        common(container, pod, &at, errors);
         restart_policy(container, &at, errors);
         if seen.contains(container.name.as_str()) {
             errors.duplicate(&at.child("name"), &container.name);
         } else if !container.name.is_empty() {
             seen.insert(&container.name);
         }
-        // They run one by one, so only ports of the same container can collide.
+        // Init containers run one after the other, so only ports of the same container can conflict.
         unique_host_ports(std::slice::from_ref(container), path, errors);
         if is_sidecar(container) {
-            hooks_and_probes(container, around, &at, errors);
+            hooks_and_probes(container, pod, &at, errors);
         } else {
             for (field, given) in [
                 ("lifecycle", container.lifecycle.is_some()),
@@ -97,8 +98,8 @@ pub(super) fn init_containers(around: &Around<'_>, path: &Path, errors: &mut Err
     }
 }
 
-pub(super) fn ephemeral_containers(around: &Around<'_>, path: &Path, errors: &mut Errors) {
-    let spec = around.spec;
+pub(super) fn ephemeral_containers(pod: &PodContext<'_>, path: &Path, errors: &mut ErrorList) {
+    let spec = pod.spec;
     let others: BTreeSet<&str> = spec
         .containers
         .iter()
@@ -109,7 +110,7 @@ pub(super) fn ephemeral_containers(around: &Around<'_>, path: &Path, errors: &mu
     for (i, ephemeral) in spec.ephemeral_containers.iter().flatten().enumerate() {
         let at = path.index(i);
         let container = as_container(ephemeral.clone());
-        common(&container, around, &at, errors);
+        common(&container, pod, &at, errors);
         only_for_pods_one(&container, &at, errors);
         if !seen.insert(ephemeral.name.as_str()) {
             errors.duplicate(&at.child("name"), &ephemeral.name);
@@ -122,9 +123,9 @@ pub(super) fn ephemeral_containers(around: &Around<'_>, path: &Path, errors: &mu
     }
 }
 
-/// A container that is there to look at others has no part in what the pod does.
-fn forbidden_for_ephemeral(container: &EphemeralContainer, path: &Path, errors: &mut Errors) {
-    const WORDS: &str = "cannot be set for an Ephemeral Container";
+/// Checks the fields that an ephemeral container, which is only for debugging, may not have.
+fn forbidden_for_ephemeral(container: &EphemeralContainer, path: &Path, errors: &mut ErrorList) {
+    const DETAIL: &str = "cannot be set for an Ephemeral Container";
     let has_resources = container
         .resources
         .as_ref()
@@ -141,28 +142,28 @@ fn forbidden_for_ephemeral(container: &EphemeralContainer, path: &Path, errors: 
         ("lifecycle", container.lifecycle.is_some()),
     ] {
         if given {
-            errors.forbidden(&path.child(field), WORDS);
+            errors.forbidden(&path.child(field), DETAIL);
         }
     }
     for (i, mount) in container.volume_mounts.iter().flatten().enumerate() {
         let at = path.child("volumeMounts").index(i);
         if !text(&mount.sub_path).is_empty() {
-            errors.forbidden(&at.child("subPath"), WORDS);
+            errors.forbidden(&at.child("subPath"), DETAIL);
         }
         if !text(&mount.sub_path_expr).is_empty() {
-            errors.forbidden(&at.child("subPathExpr"), WORDS);
+            errors.forbidden(&at.child("subPathExpr"), DETAIL);
         }
     }
 }
 
-/// What holds for pods but, for old templates' sake, not for templates.
-pub(super) fn only_for_pods(containers: &[Container], path: &Path, errors: &mut Errors) {
+/// Rules that apply to pods but not to templates, for compatibility with stored templates.
+pub(super) fn only_for_pods(containers: &[Container], path: &Path, errors: &mut ErrorList) {
     for (i, container) in containers.iter().enumerate() {
         only_for_pods_one(container, &path.index(i), errors);
     }
 }
 
-fn only_for_pods_one(container: &Container, path: &Path, errors: &mut Errors) {
+fn only_for_pods_one(container: &Container, path: &Path, errors: &mut ErrorList) {
     let image = text(&container.image);
     if image.trim() != image {
         errors.invalid(
@@ -173,8 +174,8 @@ fn only_for_pods_one(container: &Container, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// What holds for every container.
-fn common(container: &Container, around: &Around<'_>, path: &Path, errors: &mut Errors) {
+/// Rules for every container.
+fn common(container: &Container, pod: &PodContext<'_>, path: &Path, errors: &mut ErrorList) {
     let name_at = path.child("name");
     if container.name.is_empty() {
         errors.required(&name_at, "");
@@ -210,8 +211,8 @@ fn common(container: &Container, around: &Around<'_>, path: &Path, errors: &mut 
         &path.child("envFrom"),
         errors,
     );
-    mounts::mounts(container, around.volumes, &path.child("volumeMounts"), errors);
-    mounts::devices(container, around.volumes, &path.child("volumeDevices"), errors);
+    mounts::mounts(container, pod.volumes, &path.child("volumeMounts"), errors);
+    mounts::devices(container, pod.volumes, &path.child("volumeDevices"), errors);
     one_of(
         text(&container.image_pull_policy),
         &["Always", "IfNotPresent", "Never"],
@@ -219,18 +220,18 @@ fn common(container: &Container, around: &Around<'_>, path: &Path, errors: &mut 
         errors,
     );
     if let Some(resources) = &container.resources {
-        resource_requirements::container(resources, around.claims, &path.child("resources"), errors);
+        resource_requirements::container(resources, pod.claims, &path.child("resources"), errors);
     }
-    resize_policies(container, around, &path.child("resizePolicy"), errors);
+    resize_policies(container, pod, &path.child("resizePolicy"), errors);
     if let Some(context) = &container.security_context {
-        security::container(context, around.host_users, &path.child("securityContext"), errors);
+        security::container(context, pod.host_users, &path.child("securityContext"), errors);
     }
 }
 
-fn hooks_and_probes(container: &Container, around: &Around<'_>, path: &Path, errors: &mut Errors) {
-    let grace = around.grace_seconds();
+fn hooks_and_probes(container: &Container, pod: &PodContext<'_>, path: &Path, errors: &mut ErrorList) {
+    let grace = pod.grace_seconds();
     if let Some(lifecycle) = &container.lifecycle {
-        handlers::lifecycle(lifecycle, grace, around.os(), &path.child("lifecycle"), errors);
+        handlers::lifecycle(lifecycle, grace, pod.os(), &path.child("lifecycle"), errors);
     }
     if let Some(probe) = &container.liveness_probe {
         handlers::liveness(probe, &path.child("livenessProbe"), errors);
@@ -243,32 +244,32 @@ fn hooks_and_probes(container: &Container, around: &Around<'_>, path: &Path, err
     }
 }
 
-fn ports(ports: &[ContainerPort], path: &Path, errors: &mut Errors) {
+fn ports(ports: &[ContainerPort], path: &Path, errors: &mut ErrorList) {
     let mut seen = BTreeSet::new();
     for (i, port) in ports.iter().enumerate() {
         let at = path.index(i);
         let name = text(&port.name);
         if !name.is_empty() {
-            let mistakes = names::port_name(name);
-            if mistakes.is_empty() {
+            let messages = names::port_name(name);
+            if messages.is_empty() {
                 if !seen.insert(name) {
                     errors.duplicate(&at.child("name"), name);
                 }
             } else {
-                all_invalid(errors, &at.child("name"), name, mistakes);
+                all_invalid(errors, &at.child("name"), name, messages);
             }
         }
         if port.container_port == 0 {
             errors.required(&at.child("containerPort"), "");
         } else {
-            for words in names::port_number(port.container_port.into()) {
-                errors.invalid(&at.child("containerPort"), port.container_port, words);
+            for detail in names::port_number(port.container_port.into()) {
+                errors.invalid(&at.child("containerPort"), port.container_port, detail);
             }
         }
         let host_port = port.host_port.unwrap_or(0);
         if host_port != 0 {
-            for words in names::port_number(host_port.into()) {
-                errors.invalid(&at.child("hostPort"), host_port, words);
+            for detail in names::port_number(host_port.into()) {
+                errors.invalid(&at.child("hostPort"), host_port, detail);
             }
         }
         match text(&port.protocol) {
@@ -279,8 +280,8 @@ fn ports(ports: &[ContainerPort], path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A node has each of its ports once.
-fn unique_host_ports(containers: &[Container], path: &Path, errors: &mut Errors) {
+/// Checks that each host port is used once.
+fn unique_host_ports(containers: &[Container], path: &Path, errors: &mut ErrorList) {
     let mut seen = BTreeSet::new();
     for (i, container) in containers.iter().enumerate() {
         for (j, port) in container.ports.iter().flatten().enumerate() {
@@ -297,8 +298,8 @@ fn unique_host_ports(containers: &[Container], path: &Path, errors: &mut Errors)
     }
 }
 
-fn resize_policies(container: &Container, around: &Around<'_>, path: &Path, errors: &mut Errors) {
-    let never = text(&around.spec.restart_policy) == "Never";
+fn resize_policies(container: &Container, pod: &PodContext<'_>, path: &Path, errors: &mut ErrorList) {
+    let never = text(&pod.spec.restart_policy) == "Never";
     let mut seen = BTreeSet::new();
     for (i, policy) in container.resize_policy.iter().flatten().enumerate() {
         if !seen.insert(policy.resource_name.as_str()) {
@@ -321,8 +322,8 @@ fn resize_policies(container: &Container, around: &Around<'_>, path: &Path, erro
     }
 }
 
-/// A container's own restart policy and rules (SPEC L5).
-fn restart_policy(container: &Container, path: &Path, errors: &mut Errors) {
+/// Checks a container's `restartPolicy` and `restartPolicyRules` (SPEC L5).
+fn restart_policy(container: &Container, path: &Path, errors: &mut ErrorList) {
     let at = path.child("restartPolicy");
     let rules: &[ContainerRestartRule] = container.restart_policy_rules.as_deref().unwrap_or_default();
     let supported = ["Always", "Never", "OnFailure"];

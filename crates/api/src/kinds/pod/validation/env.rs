@@ -1,4 +1,4 @@
-//! Environment variables: names, and where values come from. References into the pod itself are shared with
+//! Environment variables: names and sources of values. References to fields and resources of the pod are also used by
 //! downwardAPI volumes.
 
 use k8s_openapi::api::core::v1::{
@@ -6,11 +6,11 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::{all_invalid, every_container, text, volumes};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::quantity::Quantity;
 
-/// Fields of the pod that a variable can hold.
+/// Fields of the pod that `fieldRef` of a variable supports.
 const FIELDS: [&str; 9] = [
     "metadata.name",
     "metadata.namespace",
@@ -23,7 +23,7 @@ const FIELDS: [&str; 9] = [
     "status.podIPs",
 ];
 
-/// Resources of a container that a variable or file can hold, besides huge pages.
+/// Resources of a container that `resourceFieldRef` supports, in addition to huge pages.
 const RESOURCES: [&str; 6] = [
     "limits.cpu",
     "limits.memory",
@@ -37,7 +37,7 @@ const BYTE_DIVISORS: [&str; 13] = [
     "1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei",
 ];
 
-pub(super) fn variables(variables: &[EnvVar], path: &Path, errors: &mut Errors) {
+pub(super) fn variables(variables: &[EnvVar], path: &Path, errors: &mut ErrorList) {
     for (i, variable) in variables.iter().enumerate() {
         let at = path.index(i);
         if variable.name.is_empty() {
@@ -54,7 +54,7 @@ pub(super) fn variables(variables: &[EnvVar], path: &Path, errors: &mut Errors) 
     }
 }
 
-fn value_from(variable: &EnvVar, path: &Path, errors: &mut Errors) {
+fn value_from(variable: &EnvVar, path: &Path, errors: &mut ErrorList) {
     let Some(from) = &variable.value_from else {
         return;
     };
@@ -92,7 +92,7 @@ fn value_from(variable: &EnvVar, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn key_ref(name: &str, key: &str, path: &Path, errors: &mut Errors) {
+fn key_ref(name: &str, key: &str, path: &Path, errors: &mut ErrorList) {
     all_invalid(errors, &path.child("name"), name, names::dns1123_subdomain(name));
     if key.is_empty() {
         errors.required(&path.child("key"), "");
@@ -101,7 +101,7 @@ fn key_ref(name: &str, key: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn file_key_ref(file: &FileKeySelector, path: &Path, errors: &mut Errors) {
+fn file_key_ref(file: &FileKeySelector, path: &Path, errors: &mut ErrorList) {
     let at = path.child("key");
     if file.key.is_empty() {
         errors.required(&at, "");
@@ -127,8 +127,8 @@ fn file_key_ref(file: &FileKeySelector, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Variables read from files need an emptyDir to read them from.
-pub(super) fn file_key_volumes(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+/// Checks that the volume of a `fileKeyRef` is an emptyDir.
+pub(super) fn file_key_volumes(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     for (container, at) in every_container(spec, path) {
         for (i, variable) in container.env.iter().flatten().enumerate() {
             let Some(file) = variable.value_from.as_ref().and_then(|f| f.file_key_ref.as_ref()) else {
@@ -155,7 +155,7 @@ pub(super) fn file_key_volumes(spec: &PodSpec, path: &Path, errors: &mut Errors)
     }
 }
 
-pub(super) fn sources(sources: &[EnvFromSource], path: &Path, errors: &mut Errors) {
+pub(super) fn sources(sources: &[EnvFromSource], path: &Path, errors: &mut ErrorList) {
     for (i, source) in sources.iter().enumerate() {
         let at = path.index(i);
         let prefix = text(&source.prefix);
@@ -187,7 +187,7 @@ pub(super) fn sources(sources: &[EnvFromSource], path: &Path, errors: &mut Error
                 );
             }
         }
-        // The path is the list's, not the entry's.
+        // The path is that of the list, not of the entry.
         match count {
             0 => errors.invalid(path, "", "must specify one of: `configMapRef` or `secretRef`"),
             1 => {}
@@ -196,14 +196,19 @@ pub(super) fn sources(sources: &[EnvFromSource], path: &Path, errors: &mut Error
     }
 }
 
-/// `metadata.labels['app']` as path and subscript.
+/// Splits `metadata.labels['app']` into path and subscript.
 fn subscripted(path: &str) -> Option<(&str, &str)> {
     let (before, subscript) = path.strip_suffix("']")?.split_once("['")?;
     (!before.is_empty()).then_some((before, subscript))
 }
 
-/// A reference to one of `supported` fields, or to one label or annotation.
-pub(super) fn field_ref(field: &ObjectFieldSelector, supported: &[&str], path: &Path, errors: &mut Errors) {
+/// Checks a reference to one of the `supported` fields, or to one label or annotation.
+pub(super) fn field_ref(
+    field: &ObjectFieldSelector,
+    supported: &[&str],
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     let version = text(&field.api_version);
     if version.is_empty() {
         return errors.required(&path.child("apiVersion"), "");
@@ -212,11 +217,11 @@ pub(super) fn field_ref(field: &ObjectFieldSelector, supported: &[&str], path: &
         return errors.required(&path.child("fieldPath"), "");
     }
     let at = path.child("fieldPath");
-    let cannot = |errors: &mut Errors, why: String| {
+    let cannot = |errors: &mut ErrorList, detail: String| {
         errors.invalid(
             &at,
             &field.field_path,
-            format!("error converting fieldPath: {why}"),
+            format!("error converting fieldPath: {detail}"),
         );
     };
     if version != "v1" {
@@ -262,12 +267,12 @@ pub(super) fn field_ref(field: &ObjectFieldSelector, supported: &[&str], path: &
     }
 }
 
-/// A reference to a container's requests or limits; a file must name the container.
+/// Checks a reference to a container's requests or limits; in a volume it must name the container.
 pub(super) fn resource_field_ref(
     field: &ResourceFieldSelector,
     in_file: bool,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let name = field.resource.as_str();
     let hugepages = name.starts_with("requests.hugepages-") || name.starts_with("limits.hugepages-");
@@ -285,7 +290,7 @@ pub(super) fn resource_field_ref(
         return;
     }
     let at = path.child("divisor");
-    let (fine, words) = match name {
+    let (is_known, detail) = match name {
         "limits.cpu" | "requests.cpu" => (
             matches!(divisor.0.as_str(), "1m" | "1"),
             "only divisor's values 1m and 1 are supported with the cpu resource".to_string(),
@@ -304,7 +309,7 @@ pub(super) fn resource_field_ref(
             )
         }
     };
-    if !fine {
-        errors.invalid(&at, name, words);
+    if !is_known {
+        errors.invalid(&at, name, detail);
     }
 }

@@ -1,4 +1,4 @@
-//! What the kubelet runs or asks on a container's behalf: probes (SPEC L8) and hooks (SPEC L9).
+//! Probes (SPEC L8) and lifecycle hooks (SPEC L9) of containers.
 
 use k8s_openapi::api::core::v1::{
     ExecAction, HTTPGetAction, Lifecycle, LifecycleHandler, Probe, SleepAction, TCPSocketAction,
@@ -6,10 +6,10 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::{all_invalid, text};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 
-/// Signals that may stop a Linux container.
+/// Signals that are valid as `stopSignal` of a Linux container.
 const SIGNALS: [&str; 65] = [
     "SIGABRT",
     "SIGALRM",
@@ -78,7 +78,7 @@ const SIGNALS: [&str; 65] = [
     "SIGXFSZ",
 ];
 
-/// One of the things a handler can do.
+/// The action of a handler.
 enum Action<'a> {
     Exec(&'a ExecAction),
     HttpGet(&'a HTTPGetAction),
@@ -98,7 +98,7 @@ impl Action<'_> {
         }
     }
 
-    fn validate(&self, grace_seconds: Option<i64>, path: &Path, errors: &mut Errors) {
+    fn validate(&self, grace_seconds: Option<i64>, path: &Path, errors: &mut ErrorList) {
         match self {
             Action::Exec(exec) => {
                 if exec.command.as_ref().is_none_or(Vec::is_empty) {
@@ -115,8 +115,8 @@ impl Action<'_> {
                     errors.not_supported(&path.child("scheme"), scheme, &["HTTP", "HTTPS"]);
                 }
                 for header in http.http_headers.iter().flatten() {
-                    let words = names::http_header_name(&header.name);
-                    all_invalid(errors, &path.child("httpHeaders"), &header.name, words);
+                    let messages = names::http_header_name(&header.name);
+                    all_invalid(errors, &path.child("httpHeaders"), &header.name, messages);
                 }
             }
             Action::TcpSocket(tcp) => port(&tcp.port, &path.child("port"), errors),
@@ -136,20 +136,20 @@ impl Action<'_> {
     }
 }
 
-/// A port's number or name.
-fn port(port: &IntOrString, path: &Path, errors: &mut Errors) {
+/// Checks a port number or name.
+fn port(port: &IntOrString, path: &Path, errors: &mut ErrorList) {
     match port {
         IntOrString::Int(number) => {
-            for words in names::port_number((*number).into()) {
-                errors.invalid(path, *number, words);
+            for detail in names::port_number((*number).into()) {
+                errors.invalid(path, *number, detail);
             }
         }
         IntOrString::String(name) => all_invalid(errors, path, name, names::port_name(name)),
     }
 }
 
-/// Exactly one action; a second one is refused unread.
-fn handler(actions: Vec<Action<'_>>, grace_seconds: Option<i64>, path: &Path, errors: &mut Errors) {
+/// Checks that there is exactly one action; a further one is forbidden without validation of its fields.
+fn handler(actions: Vec<Action<'_>>, grace_seconds: Option<i64>, path: &Path, errors: &mut ErrorList) {
     if actions.is_empty() {
         errors.required(path, "must specify a handler type");
     }
@@ -163,7 +163,7 @@ fn handler(actions: Vec<Action<'_>>, grace_seconds: Option<i64>, path: &Path, er
     }
 }
 
-fn probe(probe: &Probe, path: &Path, errors: &mut Errors) {
+fn probe(probe: &Probe, path: &Path, errors: &mut ErrorList) {
     let actions = [
         probe.exec.as_ref().map(Action::Exec),
         probe.http_get.as_ref().map(Action::HttpGet),
@@ -194,24 +194,24 @@ fn probe(probe: &Probe, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn succeeds_once(probe: &Probe, path: &Path, errors: &mut Errors) {
+fn success_threshold_is_one(probe: &Probe, path: &Path, errors: &mut ErrorList) {
     let threshold = probe.success_threshold.unwrap_or(0);
     if threshold != 1 {
         errors.invalid(&path.child("successThreshold"), threshold, "must be 1");
     }
 }
 
-pub(super) fn liveness(of: &Probe, path: &Path, errors: &mut Errors) {
+pub(super) fn liveness(of: &Probe, path: &Path, errors: &mut ErrorList) {
     probe(of, path, errors);
-    succeeds_once(of, path, errors);
+    success_threshold_is_one(of, path, errors);
 }
 
-pub(super) fn startup(of: &Probe, path: &Path, errors: &mut Errors) {
+pub(super) fn startup(of: &Probe, path: &Path, errors: &mut ErrorList) {
     probe(of, path, errors);
-    succeeds_once(of, path, errors);
+    success_threshold_is_one(of, path, errors);
 }
 
-pub(super) fn readiness(of: &Probe, path: &Path, errors: &mut Errors) {
+pub(super) fn readiness(of: &Probe, path: &Path, errors: &mut ErrorList) {
     probe(of, path, errors);
     if let Some(grace) = of.termination_grace_period_seconds {
         errors.invalid(
@@ -227,7 +227,7 @@ pub(super) fn lifecycle(
     grace_seconds: Option<i64>,
     os: Option<&str>,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let mut hook = |of: &LifecycleHandler, path: Path| {
         let actions = [

@@ -1,6 +1,6 @@
-//! Mistakes in a Pod, found all at once, with the paths and words of v1.36 (`pkg/apis/core/validation`).
+//! Validation of a Pod with the field paths and messages of v1.36 (`pkg/apis/core/validation`). All errors are reported at once.
 //!
-//! One file a subject. Every function takes what it checks, where that stands, and the list it adds to.
+//! One file for each subject. Every function takes a value, its path, and the list that it adds errors to.
 
 pub(in crate::kinds) mod affinity;
 mod annotations;
@@ -25,7 +25,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{as_container, text};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::{meta, names};
 
 pub use affinity::validate_node_affinity;
@@ -38,19 +38,19 @@ pub(super) use update::{validate_ephemeral_containers_update, validate_resize, v
 pub(crate) use volumes::template_metadata;
 pub use volumes::validate_claim_spec;
 
-/// Marks a pod that the kubelet made from a file of its own.
+/// Annotation of a mirror pod, which the kubelet created for a static pod.
 const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
-/// How Kubernetes prints the path of what is wrong with an object as a whole.
-const NOWHERE: &str = "[]";
+/// The empty field path as Kubernetes prints it, for errors about an object as a whole.
+const EMPTY_PATH: &str = "[]";
 
-/// Each mistake's words at one field, about one value.
-fn all_invalid(errors: &mut Errors, path: &Path, value: &str, words: Vec<String>) {
-    for words in words {
-        errors.invalid(path, value, words);
+/// Adds one `Invalid` error for each message about a value.
+fn all_invalid(errors: &mut ErrorList, path: &Path, value: &str, messages: Vec<String>) {
+    for message in messages {
+        errors.invalid(path, value, message);
     }
 }
 
-/// Every container of a pod with where it stands: init containers, containers, ephemeral containers.
+/// Every container of a pod with its path: init containers, containers, ephemeral containers.
 pub(super) fn every_container<'a>(spec: &'a PodSpec, path: &Path) -> Vec<(Cow<'a, Container>, Path)> {
     let init = path.child("initContainers");
     let plain = path.child("containers");
@@ -65,8 +65,8 @@ pub(super) fn every_container<'a>(spec: &'a PodSpec, path: &Path) -> Vec<(Cow<'a
         .collect()
 }
 
-/// A new pod; its metadata has been checked.
-pub(super) fn validate_create(pod: &Pod) -> Errors {
+/// Validates a new pod, whose metadata has been validated before.
+pub(super) fn validate_create(pod: &Pod) -> ErrorList {
     let path = Path::new("spec");
     let empty = PodSpec::default();
     let spec = pod.spec.as_ref().unwrap_or(&empty);
@@ -85,12 +85,12 @@ pub(super) fn validate_create(pod: &Pod) -> Errors {
     errors
 }
 
-/// What holds for a pod at any time.
-fn pod_and_spec(pod: &Pod) -> Errors {
+/// The rules that apply on create and on update.
+fn pod_and_spec(pod: &Pod) -> ErrorList {
     let path = Path::new("spec");
     let empty = PodSpec::default();
     let spec = pod.spec.as_ref().unwrap_or(&empty);
-    let mut errors = Errors::new();
+    let mut errors = ErrorList::new();
     annotations::validate(
         pod.metadata.annotations.as_ref(),
         spec,
@@ -126,13 +126,13 @@ fn pod_and_spec(pod: &Pod) -> Errors {
     errors
 }
 
-/// Mistakes in a template at `path` (`spec.template`): labels, annotations and spec.
-pub fn validate_pod_template(template: &PodTemplateSpec, path: &Path) -> Errors {
+/// Validates a template at `path` (`spec.template`): labels, annotations and spec.
+pub fn validate_pod_template(template: &PodTemplateSpec, path: &Path) -> ErrorList {
     let empty = (ObjectMeta::default(), PodSpec::default());
     let metadata = template.metadata.as_ref().unwrap_or(&empty.0);
     let spec = template.spec.as_ref().unwrap_or(&empty.1);
     let spec_path = path.child("spec");
-    let mut errors = Errors::new();
+    let mut errors = ErrorList::new();
     errors.extend(meta::labels(metadata.labels.as_ref(), &path.child("labels")));
     let at = path.child("annotations");
     errors.extend(meta::annotations(metadata.annotations.as_ref(), &at));
@@ -148,9 +148,9 @@ pub fn validate_pod_template(template: &PodTemplateSpec, path: &Path) -> Errors 
     errors
 }
 
-/// Mistakes in a PodSpec at `path`. `meta` is the pod's own metadata, absent for a template.
-pub fn validate_pod_spec(spec: &PodSpec, meta: Option<&ObjectMeta>, path: &Path) -> Errors {
-    let mut errors = Errors::new();
+/// Validates a PodSpec at `path`. `meta` is the pod's metadata, `None` for a template.
+pub fn validate_pod_spec(spec: &PodSpec, meta: Option<&ObjectMeta>, path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     let e = &mut errors;
     let is_pod = meta.is_some();
     if spec.termination_grace_period_seconds.is_none() {
@@ -158,15 +158,15 @@ pub fn validate_pod_spec(spec: &PodSpec, meta: Option<&ObjectMeta>, path: &Path)
     }
     let known = volumes::validate(spec, meta, &path.child("volumes"), e);
     let claims = resource_requirements::pod_claims(spec, meta, &path.child("resourceClaims"), e);
-    let around = containers::Around {
+    let pod = containers::PodContext {
         spec,
         volumes: &known,
         claims: &claims,
         host_users: spec.host_users.unwrap_or(true),
     };
-    containers::containers(&around, &path.child("containers"), e);
-    containers::init_containers(&around, &path.child("initContainers"), e);
-    containers::ephemeral_containers(&around, &path.child("ephemeralContainers"), e);
+    containers::containers(&pod, &path.child("containers"), e);
+    containers::init_containers(&pod, &path.child("initContainers"), e);
+    containers::ephemeral_containers(&pod, &path.child("ephemeralContainers"), e);
     resource_requirements::pod_level(spec, &claims, &path.child("resources"), e);
     network::host_ports(spec, is_pod, path, e);
     one_of(
@@ -204,7 +204,7 @@ pub fn validate_pod_spec(spec: &PodSpec, meta: Option<&ObjectMeta>, path: &Path)
     windows::host_process(spec, path, e);
     security::host_users(spec, path, e);
     network::hostname_override(spec, path, e);
-    plain_names(spec, path, e);
+    names_and_numbers(spec, path, e);
     if let Some(tolerations) = &spec.tolerations {
         e.extend(validate_tolerations(tolerations, &path.child("tolerations")));
     }
@@ -251,8 +251,8 @@ pub fn validate_pod_spec(spec: &PodSpec, meta: Option<&ObjectMeta>, path: &Path)
     errors
 }
 
-/// A required word of a closed list, which is shown in the order given.
-fn one_of(value: &str, supported: &[&str], path: &Path, errors: &mut Errors) {
+/// Checks a required value of an enum; the error lists the supported values in the given order.
+fn one_of(value: &str, supported: &[&str], path: &Path, errors: &mut ErrorList) {
     if value.is_empty() {
         errors.required(path, "");
     } else if !supported.contains(&value) {
@@ -260,8 +260,8 @@ fn one_of(value: &str, supported: &[&str], path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Fields that hold nothing but a name or a number.
-fn plain_names(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+/// Checks fields that are a name or a number.
+fn names_and_numbers(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     for (field, value) in [
         ("serviceAccountName", text(&spec.service_account_name)),
         ("nodeName", text(&spec.node_name)),
@@ -271,8 +271,8 @@ fn plain_names(spec: &PodSpec, path: &Path, errors: &mut Errors) {
         }
     }
     if let Some(seconds) = spec.active_deadline_seconds {
-        for words in names::in_range(seconds, 1, i64::from(i32::MAX)) {
-            errors.invalid(&path.child("activeDeadlineSeconds"), seconds, words);
+        for detail in names::in_range(seconds, 1, i64::from(i32::MAX)) {
+            errors.invalid(&path.child("activeDeadlineSeconds"), seconds, detail);
         }
     }
     for (field, value) in [
@@ -285,14 +285,14 @@ fn plain_names(spec: &PodSpec, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn operating_system(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+fn operating_system(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     let Some(os) = &spec.os else {
         return;
     };
     match os.name.as_str() {
         "" => errors.required(&path.child("os").child("name"), ""),
-        "linux" => windows::not_on_linux(spec, path, errors),
-        "windows" => windows::only_windows(spec, path, errors),
+        "linux" => windows::validate_linux(spec, path, errors),
+        "windows" => windows::validate_windows(spec, path, errors),
         other => errors.not_supported(&path.child("os"), other, &["linux", "windows"]),
     }
 }

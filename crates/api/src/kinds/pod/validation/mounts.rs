@@ -1,15 +1,15 @@
-//! Where volumes appear in a container: as directories and files, or as block devices.
+//! Volume mounts and volume devices of a container.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, Volume, VolumeMount};
 
 use super::{text, volumes};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 
 type Volumes<'a> = BTreeMap<&'a str, &'a Volume>;
 
-pub(super) fn mounts(container: &Container, known: &Volumes<'_>, path: &Path, errors: &mut Errors) {
+pub(super) fn mounts(container: &Container, known: &Volumes<'_>, path: &Path, errors: &mut ErrorList) {
     let devices = container.volume_devices.as_deref().unwrap_or_default();
     let mut taken = BTreeSet::new();
     for (i, mount) in container.volume_mounts.iter().flatten().enumerate() {
@@ -42,7 +42,7 @@ pub(super) fn mounts(container: &Container, known: &Volumes<'_>, path: &Path, er
             );
         }
         let (sub_path, expression) = (text(&mount.sub_path), text(&mount.sub_path_expr));
-        // From here on paths lack the index, as in Kubernetes.
+        // From here on the paths lack the index, as in `ValidateVolumeMounts`.
         if !sub_path.is_empty() {
             volumes::local_descending_path(sub_path, &path.child("subPath"), errors);
         }
@@ -61,7 +61,7 @@ pub(super) fn mounts(container: &Container, known: &Volumes<'_>, path: &Path, er
     }
 }
 
-fn propagation(mount: &VolumeMount, container: &Container, path: &Path, errors: &mut Errors) {
+fn propagation(mount: &VolumeMount, container: &Container, path: &Path, errors: &mut ErrorList) {
     let Some(mode) = mount.mount_propagation.as_deref() else {
         return;
     };
@@ -77,7 +77,7 @@ fn propagation(mount: &VolumeMount, container: &Container, path: &Path, errors: 
     }
 }
 
-fn recursive_read_only(mount: &VolumeMount, path: &Path, errors: &mut Errors) {
+fn recursive_read_only(mount: &VolumeMount, path: &Path, errors: &mut ErrorList) {
     match mount.recursive_read_only.as_deref() {
         None | Some("Disabled") => {}
         Some("Enabled" | "IfPossible") => {
@@ -99,7 +99,7 @@ fn recursive_read_only(mount: &VolumeMount, path: &Path, errors: &mut Errors) {
     }
 }
 
-pub(super) fn devices(container: &Container, known: &Volumes<'_>, path: &Path, errors: &mut Errors) {
+pub(super) fn devices(container: &Container, known: &Volumes<'_>, path: &Path, errors: &mut ErrorList) {
     let mounts = container.volume_mounts.as_deref().unwrap_or_default();
     let (mut taken, mut seen) = (BTreeSet::new(), BTreeSet::new());
     for (i, device) in container.volume_devices.iter().flatten().enumerate() {

@@ -1,22 +1,22 @@
-//! A pod's place in the network: host ports, DNS, host names.
+//! Host ports, DNS configuration and host names of a pod.
 
 use k8s_openapi::api::core::v1::PodSpec;
 
 use super::{all_invalid, text};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 
-/// What libc's resolver takes: name servers.
+/// Maximum number of name servers (a limit of libc's resolver).
 const NAMESERVERS_MAX: usize = 3;
-/// Search domains.
+/// Maximum number of search domains.
 const SEARCHES_MAX: usize = 32;
-/// All search domains with a space between, in bytes.
+/// Maximum length of the search domains joined by spaces, in bytes.
 const SEARCH_LIST_MAX: usize = 2048;
-/// Longest host name of Linux.
+/// Maximum length of a host name on Linux.
 const HOSTNAME_MAX: usize = 64;
 
-/// On the node's network a container's port is the node's. Templates may leave it open.
-pub(super) fn host_ports(spec: &PodSpec, is_pod: bool, path: &Path, errors: &mut Errors) {
+/// With `hostNetwork` a container's port is a port of the node: `hostPort` must equal it. Templates may omit it.
+pub(super) fn host_ports(spec: &PodSpec, is_pod: bool, path: &Path, errors: &mut ErrorList) {
     if spec.host_network != Some(true) {
         return;
     }
@@ -35,7 +35,7 @@ pub(super) fn host_ports(spec: &PodSpec, is_pod: bool, path: &Path, errors: &mut
     }
 }
 
-pub(super) fn dns_config(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+pub(super) fn dns_config(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     let config = spec.dns_config.as_ref();
     let nameservers = config.and_then(|c| c.nameservers.as_deref()).unwrap_or_default();
     if text(&spec.dns_policy) == "None" {
@@ -83,8 +83,8 @@ pub(super) fn dns_config(spec: &PodSpec, path: &Path, errors: &mut Errors) {
     }
     for (i, search) in searches.iter().enumerate().filter(|(_, s)| *s != ".") {
         let search = search.strip_suffix('.').unwrap_or(search);
-        let words = names::dns1123_subdomain_with_underscore(search);
-        all_invalid(errors, &at.index(i), search, words);
+        let messages = names::dns1123_subdomain_with_underscore(search);
+        all_invalid(errors, &at.index(i), search, messages);
     }
     for (i, option) in config.options.iter().flatten().enumerate() {
         if text(&option.name).is_empty() {
@@ -93,7 +93,7 @@ pub(super) fn dns_config(spec: &PodSpec, path: &Path, errors: &mut Errors) {
     }
 }
 
-pub(super) fn hostname_override(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+pub(super) fn hostname_override(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     let Some(name) = &spec.hostname_override else {
         return;
     };
@@ -110,7 +110,7 @@ pub(super) fn hostname_override(spec: &PodSpec, path: &Path, errors: &mut Errors
     all_invalid(errors, &at, name, names::dns1123_subdomain(name));
 }
 
-pub(super) fn host_aliases(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+pub(super) fn host_aliases(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     for (i, alias) in spec.host_aliases.iter().flatten().enumerate() {
         let at = path.index(i);
         all_invalid(errors, &at.child("ip"), &alias.ip, names::ip_address(&alias.ip));

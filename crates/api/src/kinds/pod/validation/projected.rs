@@ -1,20 +1,20 @@
-//! Projected volumes: several sources in one directory, no path twice.
+//! Projected volumes: several sources in one directory, with distinct paths.
 //!
-//! Trust bundles and pod certificates do not come this far: they are dropped before (their features are off).
+//! Cluster trust bundles and pod certificates need no validation: they are dropped before, since their features are disabled.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{ProjectedVolumeSource, ServiceAccountTokenProjection};
 
 use super::volumes::{downward_file, items, local_path, mode, required};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 
-/// Shortest life of a token, in seconds.
+/// Minimum `expirationSeconds` of a token.
 const TOKEN_SECONDS_MIN: i64 = 600;
-/// Longest life of a token, in seconds.
+/// Maximum `expirationSeconds` of a token.
 const TOKEN_SECONDS_MAX: i64 = 1 << 32;
 
-pub(super) fn validate(volume: &ProjectedVolumeSource, path: &Path, errors: &mut Errors) {
+pub(super) fn validate(volume: &ProjectedVolumeSource, path: &Path, errors: &mut ErrorList) {
     mode(volume.default_mode, &path.child("defaultMode"), errors);
     let mut taken = BTreeSet::new();
     for (i, source) in volume.sources.iter().flatten().enumerate() {
@@ -67,12 +67,12 @@ pub(super) fn validate(volume: &ProjectedVolumeSource, path: &Path, errors: &mut
     }
 }
 
-/// The file's path is told as the volume's, as in Kubernetes.
+/// An error in `path` is reported at the volume's path, as in `validateProjectionSources`.
 fn service_account_token(
     token: &ServiceAccountTokenProjection,
     path: &Path,
     volume: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let seconds = token.expiration_seconds.unwrap_or(0);
     let at = path.child("expirationSeconds");

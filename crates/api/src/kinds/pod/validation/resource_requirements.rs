@@ -6,17 +6,17 @@ use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{MIRROR_ANNOTATION, NOWHERE, all_invalid, text};
-use crate::field::{Cause, Errors, FieldError, Path};
+use super::{EMPTY_PATH, MIRROR_ANNOTATION, all_invalid, text};
+use crate::field::{Cause, ErrorList, FieldError, Path};
 use crate::kinds::pod::internal;
 use crate::kinds::pod::resources::{
-    Amounts, Side, aggregate, amounts, is_extended, is_hugepages, is_native, is_overcommit_allowed,
-    is_pod_level,
+    Amounts, RequirementKind, aggregate_containers, amounts, is_extended, is_hugepages, is_native,
+    is_overcommit_allowed, is_supported_pod_level_resource,
 };
 use crate::names;
 use crate::quantity::Quantity;
 
-/// Names without a domain that mean something, besides huge pages.
+/// Standard resource names without a domain, in addition to huge pages.
 const STANDARD: [&str; 20] = [
     "cpu",
     "memory",
@@ -39,7 +39,7 @@ const STANDARD: [&str; 20] = [
     "services.nodeports",
     "services.loadbalancers",
 ];
-/// Of those, what is counted in whole objects.
+/// The standard resources whose quantity must be an integer.
 const COUNTED: [&str; 9] = [
     "pods",
     "resourcequotas",
@@ -52,9 +52,9 @@ const COUNTED: [&str; 9] = [
     "services.loadbalancers",
 ];
 
-/// Mistakes in a resource's name: qualified, and known where it has no domain.
-pub fn validate_resource_name(name: &str, path: &Path) -> Errors {
-    let mut errors = Errors::new();
+/// Validates a resource name: qualified, and a standard one if it has no domain.
+pub fn validate_resource_name(name: &str, path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     all_invalid(&mut errors, path, name, names::qualified_name(name));
     let known = STANDARD.contains(&name) || is_hugepages(name) || name.starts_with("requests.hugepages-");
     if errors.is_empty() && !name.contains('/') && !known {
@@ -63,8 +63,8 @@ pub fn validate_resource_name(name: &str, path: &Path) -> Errors {
     errors
 }
 
-/// `ValidateContainerResourceName`: a resource that containers can request.
-pub(crate) fn container_resource_name(name: &str, path: &Path, errors: &mut Errors) {
+/// `ValidateContainerResourceName`: checks that containers can request a resource of this name.
+pub(crate) fn container_resource_name(name: &str, path: &Path, errors: &mut ErrorList) {
     errors.extend(validate_resource_name(name, path));
     if !name.contains('/') {
         if !matches!(name, "cpu" | "memory" | "ephemeral-storage") && !is_hugepages(name) {
@@ -75,25 +75,25 @@ pub(crate) fn container_resource_name(name: &str, path: &Path, errors: &mut Erro
     }
 }
 
-fn pod_resource_name(name: &str, path: &Path, errors: &mut Errors) {
-    let mistakes = validate_resource_name(name, path);
-    if mistakes.is_empty() && !is_pod_level(name) {
+fn pod_resource_name(name: &str, path: &Path, errors: &mut ErrorList) {
+    let errs = validate_resource_name(name, path);
+    if errs.is_empty() && !is_supported_pod_level_resource(name) {
         errors.not_supported(path, name, &["cpu", "hugepages-", "memory"]);
     }
-    errors.extend(mistakes);
+    errors.extend(errs);
 }
 
-/// Mistakes in an amount of a resource: negative, or a fraction of something that is counted.
-pub fn validate_resource_quantity(name: &str, amount: &Wire, path: &Path) -> Errors {
-    let mut errors = Errors::new();
+/// Validates a quantity of a resource: not negative, and an integer if the resource is counted in objects.
+pub fn validate_resource_quantity(name: &str, amount: &Wire, path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     quantity(name, amount, path, &mut errors);
     errors
 }
 
-pub(super) fn quantity(name: &str, wire: &Wire, path: &Path, errors: &mut Errors) {
+pub(super) fn quantity(name: &str, wire: &Wire, path: &Path, errors: &mut ErrorList) {
     let amount = match Quantity::of(wire) {
         Ok(amount) => amount,
-        Err(words) => return errors.invalid(path, &wire.0, words),
+        Err(detail) => return errors.invalid(path, &wire.0, detail),
     };
     if amount.is_negative() {
         errors.invalid(path, &wire.0, "must be greater than or equal to 0");
@@ -103,12 +103,12 @@ pub(super) fn quantity(name: &str, wire: &Wire, path: &Path, errors: &mut Errors
     }
 }
 
-/// Huge pages come in whole pages.
-fn whole_pages(name: &str, wire: &Wire, path: &Path, errors: &mut Errors) {
+/// Checks that a quantity of huge pages is a multiple of the page size.
+fn whole_hugepages(name: &str, wire: &Wire, path: &Path, errors: &mut ErrorList) {
     let Some(page) = name.strip_prefix("hugepages-") else {
         return;
     };
-    let fine = match (Quantity::parse(page), Quantity::of(wire)) {
+    let valid = match (Quantity::parse(page), Quantity::of(wire)) {
         (Ok(page), Ok(amount)) => {
             page > Quantity::default()
                 && page.milli_value() % 1000 == 0
@@ -116,7 +116,7 @@ fn whole_pages(name: &str, wire: &Wire, path: &Path, errors: &mut Errors) {
         }
         _ => false,
     };
-    if !fine {
+    if !valid {
         errors.invalid(
             path,
             &wire.0,
@@ -129,12 +129,12 @@ pub(in crate::kinds) fn container(
     resources: &ResourceRequirements,
     claims: &BTreeSet<&str>,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     requirements(resources, container_resource_name, claims, path, errors);
 }
 
-pub(super) fn overhead(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+pub(super) fn overhead(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     if let Some(overhead) = &spec.overhead {
         let resources = ResourceRequirements {
             limits: Some(overhead.clone()),
@@ -146,10 +146,10 @@ pub(super) fn overhead(spec: &PodSpec, path: &Path, errors: &mut Errors) {
 
 fn requirements(
     resources: &ResourceRequirements,
-    check_name: fn(&str, &Path, &mut Errors),
+    check_name: fn(&str, &Path, &mut ErrorList),
     claims: &BTreeSet<&str>,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let empty = BTreeMap::new();
     let limits = resources.limits.as_ref().unwrap_or(&empty);
@@ -160,7 +160,7 @@ fn requirements(
             let at = at.key(name);
             check_name(name, &at, errors);
             quantity(name, amount, &at, errors);
-            whole_pages(name, amount, &at, errors);
+            whole_hugepages(name, amount, &at, errors);
         }
     }
     let exact_limits = amounts(resources.limits.as_ref());
@@ -196,12 +196,12 @@ fn requirements(
     claim_references(resources, claims, &path.child("claims"), errors);
 }
 
-/// Claims of a container must be claims of its pod, each referred to once.
+/// Checks the claims of a container: each must be a claim of its pod and is listed once.
 fn claim_references(
     resources: &ResourceRequirements,
     claims: &BTreeSet<&str>,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let mut seen: BTreeSet<String> = BTreeSet::new();
     for (i, claim) in resources.claims.iter().flatten().enumerate() {
@@ -248,12 +248,12 @@ fn claim_references(
     }
 }
 
-/// The pod's own claims on devices; gives their names.
+/// Validates `spec.resourceClaims` and returns the names.
 pub(super) fn pod_claims<'a>(
     spec: &'a PodSpec,
     meta: Option<&ObjectMeta>,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) -> BTreeSet<&'a str> {
     let is_static = meta
         .and_then(|m| m.annotations.as_ref())
@@ -262,7 +262,10 @@ pub(super) fn pod_claims<'a>(
     for (i, claim) in spec.resource_claims.iter().flatten().enumerate() {
         let at = path.index(i);
         if is_static {
-            errors.forbidden(&Path::new(NOWHERE), "static pods do not support resource claims");
+            errors.forbidden(
+                &Path::new(EMPTY_PATH),
+                "static pods do not support resource claims",
+            );
             continue;
         }
         let name = claim.name.as_str();
@@ -305,8 +308,8 @@ pub(super) fn pod_claims<'a>(
         .collect()
 }
 
-/// Resources of the pod as a whole: right in themselves, and no less than its containers'.
-pub(super) fn pod_level(spec: &PodSpec, claims: &BTreeSet<&str>, path: &Path, errors: &mut Errors) {
+/// Validates pod-level resources: valid by themselves, and not less than the aggregate of the containers.
+pub(super) fn pod_level(spec: &PodSpec, claims: &BTreeSet<&str>, path: &Path, errors: &mut ErrorList) {
     let Some(resources) = &spec.resources else {
         return;
     };
@@ -325,7 +328,7 @@ pub(super) fn pod_level(spec: &PodSpec, claims: &BTreeSet<&str>, path: &Path, er
         amounts(resources.limits.as_ref()),
     );
     let below = |own: &Amounts, name: &str, sum: Quantity| own.get(name).copied().filter(|own| *own < sum);
-    for (name, sum) in aggregate(spec, Side::Requests) {
+    for (name, sum) in aggregate_containers(spec, RequirementKind::Requests) {
         if let Some(own) = below(&requests, &name, sum) {
             errors.invalid(
                 &path.child("requests").key(&name),
@@ -334,7 +337,7 @@ pub(super) fn pod_level(spec: &PodSpec, claims: &BTreeSet<&str>, path: &Path, er
             );
         }
     }
-    for (name, sum) in aggregate(spec, Side::Limits)
+    for (name, sum) in aggregate_containers(spec, RequirementKind::Limits)
         .into_iter()
         .filter(|(name, _)| is_hugepages(name))
     {

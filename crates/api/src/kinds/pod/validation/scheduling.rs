@@ -1,4 +1,4 @@
-//! What decides where a pod may run, besides affinity: tolerations, topology spread (SPEC D1), scheduling gates.
+//! Scheduling constraints other than affinity: tolerations, topology spread constraints (SPEC D1), scheduling gates.
 
 use std::collections::BTreeSet;
 
@@ -6,14 +6,14 @@ use k8s_openapi::api::core::v1::{PodSpec, Toleration, TopologySpreadConstraint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::{all_invalid, text};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::{meta, names};
 
 const TAINT_EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
 
-/// Mistakes in tolerations at `path`.
-pub fn validate_tolerations(tolerations: &[Toleration], path: &Path) -> Errors {
-    let mut errors = Errors::new();
+/// Validates tolerations at `path`.
+pub fn validate_tolerations(tolerations: &[Toleration], path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     for (i, toleration) in tolerations.iter().enumerate() {
         let at = path.index(i);
         let (key, operator) = (text(&toleration.key), text(&toleration.operator));
@@ -37,9 +37,9 @@ pub fn validate_tolerations(tolerations: &[Toleration], path: &Path) -> Errors {
         }
         match operator {
             "" | "Equal" => {
-                let words = names::label_value(value);
-                if !words.is_empty() {
-                    errors.invalid(&operator_at, value, words.join(";"));
+                let messages = names::label_value(value);
+                if !messages.is_empty() {
+                    errors.invalid(&operator_at, value, messages.join(";"));
                 }
             }
             "Exists" => {
@@ -51,7 +51,7 @@ pub fn validate_tolerations(tolerations: &[Toleration], path: &Path) -> Errors {
                     );
                 }
             }
-            // Known words whose feature is off: told with them in the list.
+            // Operators of a disabled feature; the error lists them among the supported values.
             "Lt" | "Gt" => {
                 errors.not_supported_in_order(&operator_at, operator, &["Equal", "Exists", "Lt", "Gt"]);
             }
@@ -64,7 +64,7 @@ pub fn validate_tolerations(tolerations: &[Toleration], path: &Path) -> Errors {
     errors
 }
 
-pub(super) fn gates(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+pub(super) fn gates(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     let mut seen = BTreeSet::new();
     for (i, gate) in spec.scheduling_gates.iter().flatten().enumerate() {
         let at = path.index(i);
@@ -75,8 +75,8 @@ pub(super) fn gates(spec: &PodSpec, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// SPEC D1.
-pub(super) fn topology_spread(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+/// Validates topology spread constraints (SPEC D1).
+pub(super) fn topology_spread(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     let constraints = spec.topology_spread_constraints.as_deref().unwrap_or_default();
     for (i, constraint) in constraints.iter().enumerate() {
         let at = path.index(i);
@@ -97,7 +97,7 @@ pub(super) fn topology_spread(spec: &PodSpec, path: &Path, errors: &mut Errors) 
     }
 }
 
-fn spread_constraint(constraint: &TopologySpreadConstraint, path: &Path, errors: &mut Errors) {
+fn spread_constraint(constraint: &TopologySpreadConstraint, path: &Path, errors: &mut ErrorList) {
     const POSITIVE: &str = "must be greater than zero";
     if constraint.max_skew <= 0 {
         errors.invalid(&path.child("maxSkew"), constraint.max_skew, POSITIVE);
@@ -144,14 +144,14 @@ fn spread_constraint(constraint: &TopologySpreadConstraint, path: &Path, errors:
     ));
 }
 
-/// Keys whose values are taken from the pod itself. By now those of `matching` stand in the selector too: a second
-/// time means that the user gave them in both places.
+/// Checks `matchLabelKeys` and `mismatchLabelKeys`. Preparation has already merged those of `matching` into the selector: a key
+/// that occurs there twice was also set by the user.
 pub(super) fn match_label_keys(
     matching: &[String],
     mismatching: &[String],
     selector: Option<&LabelSelector>,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let at = path.child("matchLabelKeys");
     for (keys, at) in [(matching, &at), (mismatching, &path.child("mismatchLabelKeys"))] {

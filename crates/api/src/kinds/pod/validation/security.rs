@@ -7,28 +7,28 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::{every_container, volumes, windows};
-use crate::field::{Cause, Errors, FieldError, Path, Shown};
+use crate::field::{Cause, ErrorList, FieldError, Path, Shown};
 use crate::kinds::pod::internal;
 use crate::names;
 
-/// Longest name of a kernel parameter, in bytes.
+/// Maximum length of a sysctl's name in bytes.
 const SYSCTL_MAX: usize = 253;
 const SYSCTL_FORM: &str = "^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
-/// Longest name of an AppArmor profile: a path without its end.
+/// Maximum length of `localhostProfile` of AppArmor: PATH_MAX without the terminating zero.
 const APP_ARMOR_MAX: usize = 4095;
 const PROFILE_TYPES: [&str; 3] = ["Localhost", "RuntimeDefault", "Unconfined"];
 
-fn ids(list: &[(&str, Option<i64>)], path: &Path, errors: &mut Errors) {
+fn ids(list: &[(&str, Option<i64>)], path: &Path, errors: &mut ErrorList) {
     for (field, id) in list {
         if let Some(id) = *id {
-            for words in names::user_or_group_id(id) {
-                errors.invalid(&path.child(field), id, words);
+            for detail in names::user_or_group_id(id) {
+                errors.invalid(&path.child(field), id, detail);
             }
         }
     }
 }
 
-fn policy(value: Option<&String>, supported: &[&str], path: &Path, errors: &mut Errors) {
+fn policy(value: Option<&String>, supported: &[&str], path: &Path, errors: &mut ErrorList) {
     if let Some(value) = value
         && !supported.contains(&value.as_str())
     {
@@ -36,7 +36,7 @@ fn policy(value: Option<&String>, supported: &[&str], path: &Path, errors: &mut 
     }
 }
 
-pub(super) fn pod(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+pub(super) fn pod(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     let empty = PodSecurityContext::default();
     let context = spec.security_context.as_ref().unwrap_or(&empty);
     ids(
@@ -49,8 +49,8 @@ pub(super) fn pod(spec: &PodSpec, path: &Path, errors: &mut Errors) {
         errors,
     );
     for (i, id) in context.supplemental_groups.iter().flatten().enumerate() {
-        for words in names::user_or_group_id(*id) {
-            errors.invalid(&path.child("supplementalGroups").index(i), *id, words);
+        for detail in names::user_or_group_id(*id) {
+            errors.invalid(&path.child("supplementalGroups").index(i), *id, detail);
         }
     }
     if spec.share_process_namespace == Some(true) && spec.host_pid == Some(true) {
@@ -88,7 +88,7 @@ pub(super) fn pod(spec: &PodSpec, path: &Path, errors: &mut Errors) {
         &path.child("supplementalGroupsPolicy"),
         errors,
     );
-    // The other policy, MountOption, belongs to a feature that is off.
+    // The other policy, MountOption, belongs to a disabled feature.
     policy(
         context.se_linux_change_policy.as_ref(),
         &["Recursive"],
@@ -108,7 +108,7 @@ fn is_sysctl(name: &str) -> bool {
     name.len() <= SYSCTL_MAX && name.split(['.', '/']).all(segment)
 }
 
-fn sysctls(spec: &PodSpec, context: &PodSecurityContext, path: &Path, errors: &mut Errors) {
+fn sysctls(spec: &PodSpec, context: &PodSecurityContext, path: &Path, errors: &mut ErrorList) {
     let mut seen = BTreeSet::new();
     for (i, sysctl) in context.sysctls.iter().flatten().enumerate() {
         let at = path.index(i).child("name");
@@ -125,7 +125,7 @@ fn sysctls(spec: &PodSpec, context: &PodSecurityContext, path: &Path, errors: &m
             errors.duplicate(&at, name);
         }
         seen.insert(name);
-        // A parameter of a namespace that is the node's would be the node's.
+        // With a host namespace the sysctls of that namespace would change the node's.
         let dotted = name.replace('/', ".");
         let of_network = dotted.starts_with("net.");
         let of_ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."]
@@ -140,7 +140,7 @@ fn sysctls(spec: &PodSpec, context: &PodSecurityContext, path: &Path, errors: &m
     }
 }
 
-fn seccomp(profile: Option<&SeccompProfile>, path: &Path, errors: &mut Errors) {
+fn seccomp(profile: Option<&SeccompProfile>, path: &Path, errors: &mut ErrorList) {
     let Some(profile) = profile else {
         return;
     };
@@ -164,7 +164,7 @@ fn seccomp(profile: Option<&SeccompProfile>, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn app_armor(profile: Option<&AppArmorProfile>, path: &Path, errors: &mut Errors) {
+fn app_armor(profile: Option<&AppArmorProfile>, path: &Path, errors: &mut ErrorList) {
     let Some(profile) = profile else {
         return;
     };
@@ -194,7 +194,7 @@ fn app_armor(profile: Option<&AppArmorProfile>, path: &Path, errors: &mut Errors
     }
 }
 
-pub(super) fn container(context: &SecurityContext, host_users: bool, path: &Path, errors: &mut Errors) {
+pub(super) fn container(context: &SecurityContext, host_users: bool, path: &Path, errors: &mut ErrorList) {
     ids(
         &[
             ("runAsUser", context.run_as_user),
@@ -246,8 +246,8 @@ pub(super) fn container(context: &SecurityContext, host_users: bool, path: &Path
     );
 }
 
-/// Users of their own do not go together with the node's namespaces.
-pub(super) fn host_users(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+/// `hostUsers: false` is not compatible with host namespaces.
+pub(super) fn host_users(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     if spec.host_users != Some(false) {
         return;
     }
@@ -267,7 +267,7 @@ pub(super) fn host_users(spec: &PodSpec, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A value that is shown as JSON null where it is absent.
+/// A value as error messages show it: null if it is absent.
 pub(super) fn shown_or_null(value: Option<&String>) -> String {
     value.map_or_else(|| "null".into(), |v| v.shown())
 }

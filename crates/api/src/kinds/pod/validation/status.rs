@@ -1,4 +1,4 @@
-//! What may be written into a pod's status. Little is checked: the kubelet is trusted with the rest.
+//! Validation of an update of a pod's status. Little is checked: the kubelet is trusted with the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,11 +8,11 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::{all_invalid, annotations, text};
-use crate::field::{Errors, Path, Shown};
+use crate::field::{ErrorList, Path, Shown};
 use crate::names;
 
-pub(in crate::kinds::pod) fn validate_status_update(pod: &Pod, old: &Pod) -> Errors {
-    let mut errors = Errors::new();
+pub(in crate::kinds::pod) fn validate_status_update(pod: &Pod, old: &Pod) -> ErrorList {
+    let mut errors = ErrorList::new();
     let e = &mut errors;
     let path = Path::new("status");
     let empty = (PodSpec::default(), PodStatus::default());
@@ -123,7 +123,7 @@ pub(in crate::kinds::pod) fn validate_status_update(pod: &Pod, old: &Pod) -> Err
     errors
 }
 
-fn conditions(status: &PodStatus, path: &Path, errors: &mut Errors) {
+fn conditions(status: &PodStatus, path: &Path, errors: &mut ErrorList) {
     for (i, condition) in status.conditions.iter().flatten().enumerate() {
         let at = path.index(i);
         let observed = condition.observed_generation.unwrap_or(0);
@@ -141,7 +141,13 @@ fn conditions(status: &PodStatus, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn nominated_node(status: &PodStatus, before: &PodStatus, spec: &PodSpec, path: &Path, errors: &mut Errors) {
+fn nominated_node(
+    status: &PodStatus,
+    before: &PodStatus,
+    spec: &PodSpec,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     let node = text(&status.nominated_node_name);
     if node.is_empty() || node == text(&before.nominated_node_name) {
         return;
@@ -152,7 +158,7 @@ fn nominated_node(status: &PodStatus, before: &PodStatus, spec: &PodSpec, path: 
     }
 }
 
-/// Whether a container that ended with this code is started again (SPEC L5).
+/// Whether a container that exited with this code is restarted (SPEC L5).
 fn restarts(container: &Container, spec: &PodSpec, exit_code: i32) -> bool {
     let by_policy = |policy: &str| match policy {
         "OnFailure" => exit_code != 0,
@@ -178,14 +184,14 @@ fn restarts(container: &Container, spec: &PodSpec, exit_code: i32) -> bool {
     }
 }
 
-/// A container that will not be started again does not come back.
+/// Checks that a terminated container that is not restarted stays terminated.
 fn stays_terminated(
     new: &[ContainerStatus],
     old: &[ContainerStatus],
     containers: &[Container],
     spec: &PodSpec,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let terminated = |s: &ContainerStatus| {
         s.state
@@ -218,8 +224,8 @@ fn stays_terminated(
     }
 }
 
-/// New addresses must be addresses, at most one of each family.
-fn addresses(new: &[&String], old: &[&String], path: &Path, errors: &mut Errors) {
+/// Checks that new addresses are valid, with at most one of each family.
+fn addresses(new: &[&String], old: &[&String], path: &Path, errors: &mut ErrorList) {
     for (i, ip) in new.iter().enumerate().filter(|(_, ip)| !old.contains(ip)) {
         all_invalid(errors, &path.index(i), ip, names::ip_address(ip));
     }
@@ -243,7 +249,7 @@ fn addresses(new: &[&String], old: &[&String], path: &Path, errors: &mut Errors)
     }
 }
 
-fn user(container: &ContainerStatus, windows: bool, path: &Path, errors: &mut Errors) {
+fn user(container: &ContainerStatus, windows: bool, path: &Path, errors: &mut ErrorList) {
     let Some(user) = container.user.as_ref().and_then(|u| u.linux.as_ref()) else {
         return;
     };
@@ -251,19 +257,24 @@ fn user(container: &ContainerStatus, windows: bool, path: &Path, errors: &mut Er
         return errors.forbidden(path, "cannot be set for a windows pod");
     }
     for (field, id) in [("uid", user.uid), ("gid", user.gid)] {
-        for words in names::user_or_group_id(id) {
-            errors.invalid(&path.child(field), id, words);
+        for detail in names::user_or_group_id(id) {
+            errors.invalid(&path.child(field), id, detail);
         }
     }
     for (i, id) in user.supplemental_groups.iter().flatten().enumerate() {
-        for words in names::user_or_group_id(*id) {
-            errors.invalid(&path.child("supplementalGroups").index(i), *id, words);
+        for detail in names::user_or_group_id(*id) {
+            errors.invalid(&path.child("supplementalGroups").index(i), *id, detail);
         }
     }
 }
 
-/// Health of devices: of something the container asked for, each device once.
-fn allocated_resources(status: &ContainerStatus, containers: &[Container], path: &Path, errors: &mut Errors) {
+/// Checks `allocatedResourcesStatus`: only resources that the container requests, each device once.
+fn allocated_resources(
+    status: &ContainerStatus,
+    containers: &[Container],
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     let container = containers.iter().find(|c| c.name == status.name);
     for (i, resource) in status.allocated_resources_status.iter().flatten().enumerate() {
         let at = path.index(i);
@@ -308,8 +319,8 @@ fn allocated_resources(status: &ContainerStatus, containers: &[Container], path:
     }
 }
 
-/// Claims that were made for the pod.
-fn claims(status: &PodStatus, spec: &PodSpec, path: &Path, errors: &mut Errors) {
+/// Checks `resourceClaimStatuses`, the ResourceClaims that were generated for the pod.
+fn claims(status: &PodStatus, spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     let mut seen = BTreeSet::new();
     for (i, claim) in status.resource_claim_statuses.iter().flatten().enumerate() {
         let at = path.child("resourceClaimStatuses").index(i);
@@ -342,7 +353,12 @@ fn claims(status: &PodStatus, spec: &PodSpec, path: &Path, errors: &mut Errors) 
     }
 }
 
-fn extended_claim(status: &PodExtendedResourceClaimStatus, spec: &PodSpec, path: &Path, errors: &mut Errors) {
+fn extended_claim(
+    status: &PodExtendedResourceClaimStatus,
+    spec: &PodSpec,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     let at = path.child("requestMappings");
     if status.request_mappings.is_empty() {
         errors.required(&at, "at least one request mapping is required");

@@ -1,5 +1,6 @@
-//! What a pod that exists may become: images, a sooner deadline, more tolerations; with gates also where it may go.
-//! Resizing and adding ephemeral containers have their own doors.
+//! Validation of pod updates: images may change, `activeDeadlineSeconds` may decrease, tolerations may be added; with scheduling
+//! gates node selector and node affinity may change, too. The subresources `resize` and `ephemeralcontainers` have their own
+//! rules.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +10,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 
 use super::security::shown_or_null;
-use super::{MIRROR_ANNOTATION, NOWHERE, annotations, pod_and_spec, text};
-use crate::field::{Cause, Errors, FieldError, Path};
+use super::{EMPTY_PATH, MIRROR_ANNOTATION, annotations, pod_and_spec, text};
+use crate::field::{Cause, ErrorList, FieldError, Path};
 use crate::kinds::pod::internal;
 use crate::kinds::pod::resources::{is_sidecar, qos_class};
 use crate::names;
@@ -24,8 +25,8 @@ fn spec_of(pod: &Pod) -> PodSpec {
     pod.spec.clone().unwrap_or_default()
 }
 
-/// What a new pod would be told, and what may not change in its annotations.
-fn still_valid(pod: &Pod, old: &Pod) -> Errors {
+/// The rules for a new pod, and those for changes of its annotations.
+fn validate_metadata_and_spec(pod: &Pod, old: &Pod) -> ErrorList {
     let mut errors = meta::validate(&registry::POD, &pod.metadata);
     errors.extend(pod_and_spec(pod));
     let path = Path::new("metadata").child("annotations");
@@ -38,8 +39,8 @@ fn still_valid(pod: &Pod, old: &Pod) -> Errors {
     errors
 }
 
-pub(in crate::kinds::pod) fn validate_update(pod: &Pod, old: &Pod) -> Errors {
-    let mut errors = still_valid(pod, old);
+pub(in crate::kinds::pod) fn validate_update(pod: &Pod, old: &Pod) -> ErrorList {
+    let mut errors = validate_metadata_and_spec(pod, old);
     let path = Path::new("spec");
     let (spec, before) = (spec_of(pod), spec_of(old));
     let init = |spec: &PodSpec| spec.init_containers.clone().unwrap_or_default();
@@ -87,7 +88,7 @@ pub(in crate::kinds::pod) fn validate_update(pod: &Pod, old: &Pod) -> Errors {
     errors
 }
 
-fn images(containers: &[Container], path: &Path, errors: &mut Errors) {
+fn images(containers: &[Container], path: &Path, errors: &mut ErrorList) {
     for (i, container) in containers.iter().enumerate() {
         let (at, image) = (path.index(i).child("image"), text(&container.image));
         if image.is_empty() {
@@ -99,13 +100,13 @@ fn images(containers: &[Container], path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A deadline may be set and brought forward. Err: nothing more is to be said.
-fn deadline(spec: &PodSpec, before: &PodSpec, path: &Path, errors: &mut Errors) -> Result<(), ()> {
+/// Checks that `activeDeadlineSeconds` is only set or decreased. `Err`: validation stops with this error.
+fn deadline(spec: &PodSpec, before: &PodSpec, path: &Path, errors: &mut ErrorList) -> Result<(), ()> {
     match (spec.active_deadline_seconds, before.active_deadline_seconds) {
         (Some(new), old) => {
-            let words = names::in_range(new, 0, i64::from(i32::MAX));
-            if let Some(words) = words.into_iter().next() {
-                errors.invalid(path, new, words);
+            let messages = names::in_range(new, 0, i64::from(i32::MAX));
+            if let Some(message) = messages.into_iter().next() {
+                errors.invalid(path, new, message);
                 return Err(());
             }
             if old.is_some_and(|old| old < new) {
@@ -123,9 +124,9 @@ fn deadline(spec: &PodSpec, before: &PodSpec, path: &Path, errors: &mut Errors) 
     Ok(())
 }
 
-fn tolerations(spec: &PodSpec, before: &PodSpec, path: &Path, errors: &mut Errors) {
+fn tolerations(spec: &PodSpec, before: &PodSpec, path: &Path, errors: &mut ErrorList) {
     let new = spec.tolerations.as_deref().unwrap_or_default();
-    let kept = |old: &Toleration| {
+    let is_kept = |old: &Toleration| {
         new.iter().any(|t| {
             *t == Toleration {
                 toleration_seconds: t.toleration_seconds,
@@ -133,7 +134,7 @@ fn tolerations(spec: &PodSpec, before: &PodSpec, path: &Path, errors: &mut Error
             }
         })
     };
-    if !before.tolerations.iter().flatten().all(kept) {
+    if !before.tolerations.iter().flatten().all(is_kept) {
         return errors.forbidden(
             path,
             "existing toleration can not be modified except its tolerationSeconds",
@@ -142,7 +143,7 @@ fn tolerations(spec: &PodSpec, before: &PodSpec, path: &Path, errors: &mut Error
     errors.extend(super::validate_tolerations(new, path));
 }
 
-fn gates(spec: &PodSpec, before: &PodSpec, path: &Path, errors: &mut Errors) {
+fn gates(spec: &PodSpec, before: &PodSpec, path: &Path, errors: &mut ErrorList) {
     let had: Vec<&str> = before
         .scheduling_gates
         .iter()
@@ -162,12 +163,13 @@ fn gates(spec: &PodSpec, before: &PodSpec, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// While gates hold a pod back, the choice of its node may be narrowed. What was judged here is put back as it was.
-fn gated(rest: &mut PodSpec, before: &PodSpec, path: &Path, errors: &mut Errors) {
+/// A pod with scheduling gates may narrow its node selector and node affinity. Fields that are validated here are reset
+/// in `rest`.
+fn gated(rest: &mut PodSpec, before: &PodSpec, path: &Path, errors: &mut ErrorList) {
     if rest.node_selector != before.node_selector {
         let new = rest.node_selector.clone().unwrap_or_default();
-        let kept = |(key, value): (&String, &String)| new.get(key) == Some(value);
-        if !before.node_selector.iter().flatten().all(kept) {
+        let is_kept = |(key, value): (&String, &String)| new.get(key) == Some(value);
+        if !before.node_selector.iter().flatten().all(is_kept) {
             let shown = serde_json::to_value(&rest.node_selector).unwrap_or_default();
             errors.invalid(
                 &path.child("nodeSelector"),
@@ -196,7 +198,12 @@ fn gated(rest: &mut PodSpec, before: &PodSpec, path: &Path, errors: &mut Errors)
     }
 }
 
-fn node_affinity(new: Option<&NodeAffinity>, old: Option<&NodeAffinity>, path: &Path, errors: &mut Errors) {
+fn node_affinity(
+    new: Option<&NodeAffinity>,
+    old: Option<&NodeAffinity>,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     let terms = |affinity: Option<&NodeAffinity>| -> Vec<NodeSelectorTerm> {
         affinity
             .and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref())
@@ -235,7 +242,7 @@ fn node_affinity(new: Option<&NodeAffinity>, old: Option<&NodeAffinity>, path: &
         );
     }
     for (i, (new, old)) in new.iter().zip(&old).enumerate() {
-        if !only_adds(new, old) {
+        if !has_only_additions(new, old) {
             invalid(
                 &at.index(i),
                 internal::json("NodeSelectorTerm", new),
@@ -245,8 +252,8 @@ fn node_affinity(new: Option<&NodeAffinity>, old: Option<&NodeAffinity>, path: &
     }
 }
 
-/// Whether a term has what it had, and perhaps more behind it. One that matched nothing stays so.
-fn only_adds(new: &NodeSelectorTerm, old: &NodeSelectorTerm) -> bool {
+/// Whether the new term is the old one with requirements appended. An empty term, which matches nothing, must stay empty.
+fn has_only_additions(new: &NodeSelectorTerm, old: &NodeSelectorTerm) -> bool {
     let lists = |t: &NodeSelectorTerm| {
         (
             t.match_expressions.clone().unwrap_or_default(),
@@ -260,12 +267,12 @@ fn only_adds(new: &NodeSelectorTerm, old: &NodeSelectorTerm) -> bool {
     new_expressions.starts_with(&expressions) && new_fields.starts_with(&fields)
 }
 
-pub(in crate::kinds::pod) fn validate_ephemeral_containers_update(pod: &Pod, old: &Pod) -> Errors {
-    let mut errors = still_valid(pod, old);
+pub(in crate::kinds::pod) fn validate_ephemeral_containers_update(pod: &Pod, old: &Pod) -> ErrorList {
+    let mut errors = validate_metadata_and_spec(pod, old);
     if is_mirror(old) {
-        let mut only = Errors::new();
+        let mut only = ErrorList::new();
         only.forbidden(
-            &Path::new(NOWHERE),
+            &Path::new(EMPTY_PATH),
             "static pods do not support ephemeral containers",
         );
         return only;
@@ -304,13 +311,13 @@ fn is_mirror(pod: &Pod) -> bool {
         .is_some_and(|a| a.contains_key(MIRROR_ANNOTATION))
 }
 
-pub(in crate::kinds::pod) fn validate_resize(pod: &Pod, old: &Pod) -> Errors {
-    let nowhere = Path::new(NOWHERE);
+pub(in crate::kinds::pod) fn validate_resize(pod: &Pod, old: &Pod) -> ErrorList {
+    let empty_path = Path::new(EMPTY_PATH);
     let path = Path::new("spec");
     let (spec, before) = (spec_of(pod), spec_of(old));
-    let only = |words: &str| {
-        let mut only = Errors::new();
-        only.forbidden(&nowhere, words);
+    let only = |detail: &str| {
+        let mut only = ErrorList::new();
+        only.forbidden(&empty_path, detail);
         only
     };
     if is_mirror(old) {
@@ -336,7 +343,7 @@ pub(in crate::kinds::pod) fn validate_resize(pod: &Pod, old: &Pod) -> Errors {
         errors.forbidden(&path, "Pod running on node without support for resize");
     }
     let mut rest = spec.clone();
-    of_pod(&mut rest, &before, &path, &mut errors);
+    pod_level_resources(&mut rest, &before, &path, &mut errors);
     if ordering(&spec, &before, &path, &mut errors) {
         return errors;
     }
@@ -353,7 +360,7 @@ pub(in crate::kinds::pod) fn validate_resize(pod: &Pod, old: &Pod) -> Errors {
         nothing_removed(new, old, &at, &mut errors);
     }
     for (new, old) in rest.containers.iter_mut().zip(&before.containers) {
-        put_back_cpu_and_memory(new, old);
+        restore_cpu_and_memory(new, old);
         if new != old {
             errors.forbidden(&path, "only cpu and memory resources are mutable");
         }
@@ -361,7 +368,7 @@ pub(in crate::kinds::pod) fn validate_resize(pod: &Pod, old: &Pod) -> Errors {
     for (i, (new, old)) in init.iter_mut().zip(old_init).enumerate() {
         let at = init_path.index(i);
         let changed = new != old;
-        put_back_cpu_and_memory(new, old);
+        restore_cpu_and_memory(new, old);
         if new != old {
             errors.forbidden(
                 &at,
@@ -387,7 +394,7 @@ pub(in crate::kinds::pod) fn validate_resize(pod: &Pod, old: &Pod) -> Errors {
     errors
 }
 
-/// A node that tells what its running containers have can change it. With none running, it is assumed.
+/// Whether the node supports resize: it reports the resources of running containers. Assumed if none is running.
 fn node_can_resize(status: Option<&PodStatus>) -> bool {
     let mut statuses = status
         .into_iter()
@@ -397,8 +404,8 @@ fn node_can_resize(status: Option<&PodStatus>) -> bool {
         .is_none_or(|c| c.resources.is_some())
 }
 
-/// Resources of the pod as a whole; what may change is put back as it was.
-fn of_pod(rest: &mut PodSpec, before: &PodSpec, path: &Path, errors: &mut Errors) {
+/// Checks pod-level resources; the mutable ones are reset in `rest`.
+fn pod_level_resources(rest: &mut PodSpec, before: &PodSpec, path: &Path, errors: &mut ErrorList) {
     let set = |r: &Option<ResourceRequirements>| {
         r.as_ref().is_some_and(|r| {
             r.requests.as_ref().is_some_and(|r| !r.is_empty())
@@ -438,8 +445,8 @@ fn of_pod(rest: &mut PodSpec, before: &PodSpec, path: &Path, errors: &mut Errors
     }
 }
 
-/// Whether containers were added, dropped, renamed or put in another order; tells it.
-fn ordering(spec: &PodSpec, before: &PodSpec, path: &Path, errors: &mut Errors) -> bool {
+/// Whether containers were added, removed, renamed or reordered; adds an error for each.
+fn ordering(spec: &PodSpec, before: &PodSpec, path: &Path, errors: &mut ErrorList) -> bool {
     let count = errors.len();
     let mut check = |field: &str, new: &[Container], old: &[Container]| {
         let at = path.child(field);
@@ -472,7 +479,7 @@ fn removed(new: Option<&List>, old: Option<&List>) -> bool {
         .any(|(name, _)| !new.is_some_and(|new| new.contains_key(name)))
 }
 
-fn nothing_removed(new: &Container, old: &Container, path: &Path, errors: &mut Errors) {
+fn nothing_removed(new: &Container, old: &Container, path: &Path, errors: &mut ErrorList) {
     let (new, old) = (
         new.resources.clone().unwrap_or_default(),
         old.resources.clone().unwrap_or_default(),
@@ -496,9 +503,9 @@ fn with_old_cpu_and_memory(new: Option<List>, old: Option<&List>) -> Option<List
     Some(list).filter(|l| !l.is_empty() || old.is_some())
 }
 
-/// What a resize may change is put back as it was, so that only forbidden changes are left. Claims do not survive
-/// this, on purpose: Kubernetes refuses to resize containers that have some.
-fn put_back_cpu_and_memory(new: &mut Container, old: &Container) {
+/// Resets what a resize may change, so that only forbidden changes are left. Claims are removed on purpose: Kubernetes rejects
+/// the resize of a container that has claims.
+fn restore_cpu_and_memory(new: &mut Container, old: &Container) {
     let (is, was) = (
         new.resources.take().unwrap_or_default(),
         old.resources.clone().unwrap_or_default(),

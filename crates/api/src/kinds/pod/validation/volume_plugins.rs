@@ -1,4 +1,4 @@
-//! Volumes of storage systems outside of Kubernetes.
+//! Volumes of external storage systems.
 
 use std::collections::BTreeMap;
 
@@ -11,35 +11,39 @@ use k8s_openapi::api::core::v1::{
 
 use super::volumes::{local_descending_path, required};
 use super::{all_invalid, text};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 
-/// Longest name of a CSI driver, in bytes.
+/// Maximum length of a CSI driver's name in bytes.
 const CSI_DRIVER_MAX: usize = 63;
 
-fn partition(number: Option<i32>, path: &Path, errors: &mut Errors) {
+fn partition(number: Option<i32>, path: &Path, errors: &mut ErrorList) {
     let number = number.unwrap_or(0);
     if !(0..=255).contains(&number) {
-        errors.invalid(&path.child("partition"), number, names::range_words(1, 255));
+        errors.invalid(
+            &path.child("partition"),
+            number,
+            names::inclusive_range_error(1, 255),
+        );
     }
 }
 
-pub(in crate::kinds) fn git_repo(v: &GitRepoVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn git_repo(v: &GitRepoVolumeSource, path: &Path, errors: &mut ErrorList) {
     required(&v.repository, &path.child("repository"), errors);
     local_descending_path(text(&v.directory), &path.child("directory"), errors);
 }
 
-pub(in crate::kinds) fn gce(v: &GCEPersistentDiskVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn gce(v: &GCEPersistentDiskVolumeSource, path: &Path, errors: &mut ErrorList) {
     required(&v.pd_name, &path.child("pdName"), errors);
     partition(v.partition, path, errors);
 }
 
-pub(in crate::kinds) fn aws(v: &AWSElasticBlockStoreVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn aws(v: &AWSElasticBlockStoreVolumeSource, path: &Path, errors: &mut ErrorList) {
     required(&v.volume_id, &path.child("volumeID"), errors);
     partition(v.partition, path, errors);
 }
 
-pub(in crate::kinds) fn nfs(v: &NFSVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn nfs(v: &NFSVolumeSource, path: &Path, errors: &mut ErrorList) {
     required(&v.server, &path.child("server"), errors);
     required(&v.path, &path.child("path"), errors);
     if !v.path.starts_with('/') {
@@ -47,7 +51,7 @@ pub(in crate::kinds) fn nfs(v: &NFSVolumeSource, path: &Path, errors: &mut Error
     }
 }
 
-/// Whether iSCSI could know a target or initiator by this name.
+/// Whether a text is a valid iSCSI name of a target or initiator.
 pub(in crate::kinds) fn is_iscsi_name(name: &str) -> bool {
     match name {
         n if n.starts_with("iqn") => is_iqn(n),
@@ -57,7 +61,7 @@ pub(in crate::kinds) fn is_iscsi_name(name: &str) -> bool {
     }
 }
 
-fn iscsi_name(name: &str, path: &Path, errors: &mut Errors) {
+fn iscsi_name(name: &str, path: &Path, errors: &mut ErrorList) {
     let begins = ["iqn", "eui", "naa"].iter().any(|b| name.starts_with(b));
     if !begins {
         errors.invalid(path, name, "must be valid format starting with iqn, eui, or naa");
@@ -70,7 +74,7 @@ fn alphanumeric_tail(name: &str) -> bool {
     name.bytes().skip(4).all(|c| c.is_ascii_alphanumeric())
 }
 
-/// `iqn.2001-04.com.example:storage`
+/// Whether a text is an iSCSI qualified name, such as `iqn.2001-04.com.example:storage`.
 fn is_iqn(name: &str) -> bool {
     let bytes = name.as_bytes();
     let dated = bytes.len() > 12
@@ -98,7 +102,7 @@ fn is_iqn(name: &str) -> bool {
         })
 }
 
-pub(in crate::kinds) fn iscsi(v: &ISCSIVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn iscsi(v: &ISCSIVolumeSource, path: &Path, errors: &mut ErrorList) {
     required(&v.target_portal, &path.child("targetPortal"), errors);
     if v.iqn.is_empty() {
         errors.required(&path.child("iqn"), "");
@@ -106,7 +110,7 @@ pub(in crate::kinds) fn iscsi(v: &ISCSIVolumeSource, path: &Path, errors: &mut E
         iscsi_name(&v.iqn, &path.child("iqn"), errors);
     }
     if !(0..=255).contains(&v.lun) {
-        errors.invalid(&path.child("lun"), v.lun, names::range_words(0, 255));
+        errors.invalid(&path.child("lun"), v.lun, names::inclusive_range_error(0, 255));
     }
     let chap = v.chap_auth_discovery == Some(true) || v.chap_auth_session == Some(true);
     if chap && v.secret_ref.is_none() {
@@ -117,12 +121,12 @@ pub(in crate::kinds) fn iscsi(v: &ISCSIVolumeSource, path: &Path, errors: &mut E
     }
 }
 
-pub(in crate::kinds) fn glusterfs(v: &GlusterfsVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn glusterfs(v: &GlusterfsVolumeSource, path: &Path, errors: &mut ErrorList) {
     required(&v.endpoints, &path.child("endpoints"), errors);
     required(&v.path, &path.child("path"), errors);
 }
 
-pub(in crate::kinds) fn flocker(v: &FlockerVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn flocker(v: &FlockerVolumeSource, path: &Path, errors: &mut ErrorList) {
     let (name, uuid) = (text(&v.dataset_name), text(&v.dataset_uuid));
     if name.is_empty() && uuid.is_empty() {
         errors.required(path, "one of datasetName and datasetUUID is required");
@@ -139,24 +143,24 @@ pub(in crate::kinds) fn flocker(v: &FlockerVolumeSource, path: &Path, errors: &m
     }
 }
 
-pub(in crate::kinds) fn rbd(v: &RBDVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn rbd(v: &RBDVolumeSource, path: &Path, errors: &mut ErrorList) {
     if v.monitors.is_empty() {
         errors.required(&path.child("monitors"), "");
     }
     required(&v.image, &path.child("image"), errors);
 }
 
-pub(in crate::kinds) fn cinder(v: &CinderVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn cinder(v: &CinderVolumeSource, path: &Path, errors: &mut ErrorList) {
     required(&v.volume_id, &path.child("volumeID"), errors);
     if let Some(secret) = &v.secret_ref {
         required(&secret.name, &path.child("secretRef").child("name"), errors);
     }
 }
 
-pub(in crate::kinds) fn quobyte(v: &QuobyteVolumeSource, path: &Path, errors: &mut Errors) {
-    const WORDS: &str = "must be a host:port pair or multiple pairs separated by commas";
+pub(in crate::kinds) fn quobyte(v: &QuobyteVolumeSource, path: &Path, errors: &mut ErrorList) {
+    const DETAIL: &str = "must be a host:port pair or multiple pairs separated by commas";
     if v.registry.is_empty() {
-        errors.required(&path.child("registry"), WORDS);
+        errors.required(&path.child("registry"), DETAIL);
     } else if text(&v.tenant).len() >= 65 {
         errors.required(
             &path.child("tenant"),
@@ -164,20 +168,20 @@ pub(in crate::kinds) fn quobyte(v: &QuobyteVolumeSource, path: &Path, errors: &m
         );
     } else {
         for pair in v.registry.split(',') {
-            let fine = match pair.rsplit_once(':') {
+            let valid = match pair.rsplit_once(':') {
                 None => false,
                 Some((host, _)) if host.starts_with('[') => host.ends_with(']'),
                 Some((host, _)) => !host.contains([':', '[', ']']),
             };
-            if !fine {
-                errors.invalid(&path.child("registry"), &v.registry, WORDS);
+            if !valid {
+                errors.invalid(&path.child("registry"), &v.registry, DETAIL);
             }
         }
     }
     required(&v.volume, &path.child("volume"), errors);
 }
 
-pub(in crate::kinds) fn fc(v: &FCVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn fc(v: &FCVolumeSource, path: &Path, errors: &mut ErrorList) {
     let names_given = v.target_wwns.as_deref().unwrap_or_default();
     let ids = v.wwids.as_deref().unwrap_or_default();
     let at = path.child("targetWWNs");
@@ -195,23 +199,23 @@ pub(in crate::kinds) fn fc(v: &FCVolumeSource, path: &Path, errors: &mut Errors)
         match v.lun {
             None => errors.required(&path.child("lun"), "lun is required if targetWWNs is specified"),
             Some(lun) if !(0..=255).contains(&lun) => {
-                errors.invalid(&path.child("lun"), lun, names::range_words(0, 255));
+                errors.invalid(&path.child("lun"), lun, names::inclusive_range_error(0, 255));
             }
             Some(_) => {}
         }
     }
 }
 
-pub(in crate::kinds) fn flex(v: &FlexVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn flex(v: &FlexVolumeSource, path: &Path, errors: &mut ErrorList) {
     required(&v.driver, &path.child("driver"), errors);
     flex_options(v.options.as_ref(), path, errors);
 }
 
-/// Options of users keep out of Kubernetes' own namespaces.
+/// Checks that options do not use the reserved domains of Kubernetes.
 pub(in crate::kinds) fn flex_options(
     options: Option<&BTreeMap<String, String>>,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     for key in options.into_iter().flat_map(|o| o.keys()) {
         let namespace = key
@@ -228,12 +232,12 @@ pub(in crate::kinds) fn flex_options(
     }
 }
 
-pub(in crate::kinds) fn azure_file(v: &AzureFileVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn azure_file(v: &AzureFileVolumeSource, path: &Path, errors: &mut ErrorList) {
     required(&v.secret_name, &path.child("secretName"), errors);
     required(&v.share_name, &path.child("shareName"), errors);
 }
 
-pub(in crate::kinds) fn azure_disk(v: &AzureDiskVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn azure_disk(v: &AzureDiskVolumeSource, path: &Path, errors: &mut ErrorList) {
     required(&v.disk_name, &path.child("diskName"), errors);
     required(&v.disk_uri, &path.child("diskURI"), errors);
     if let Some(mode) = &v.caching_mode
@@ -267,13 +271,13 @@ pub(in crate::kinds) fn azure_disk(v: &AzureDiskVolumeSource, path: &Path, error
     }
 }
 
-pub(in crate::kinds) fn scale_io(v: &ScaleIOVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn scale_io(v: &ScaleIOVolumeSource, path: &Path, errors: &mut ErrorList) {
     required(&v.gateway, &path.child("gateway"), errors);
     required(&v.system, &path.child("system"), errors);
     required(text(&v.volume_name), &path.child("volumeName"), errors);
 }
 
-pub(in crate::kinds) fn storage_os(v: &StorageOSVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn storage_os(v: &StorageOSVolumeSource, path: &Path, errors: &mut ErrorList) {
     let (name, namespace) = (text(&v.volume_name), text(&v.volume_namespace));
     if name.is_empty() {
         errors.required(&path.child("volumeName"), "");
@@ -294,20 +298,20 @@ pub(in crate::kinds) fn storage_os(v: &StorageOSVolumeSource, path: &Path, error
     }
 }
 
-pub(in crate::kinds) fn csi(v: &CSIVolumeSource, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn csi(v: &CSIVolumeSource, path: &Path, errors: &mut ErrorList) {
     csi_driver(&v.driver, &path.child("driver"), errors);
     if let Some(secret) = &v.node_publish_secret_ref {
         if secret.name.is_empty() {
             errors.required(&path.child("nodePublishSecretRef").child("name"), "");
         } else {
-            let words = names::dns1123_subdomain(&secret.name);
-            all_invalid(errors, &path.child("name"), &secret.name, words);
+            let messages = names::dns1123_subdomain(&secret.name);
+            all_invalid(errors, &path.child("name"), &secret.name, messages);
         }
     }
 }
 
-/// The name of a CSI driver: a domain name in any case.
-pub(in crate::kinds) fn csi_driver(driver: &str, path: &Path, errors: &mut Errors) {
+/// Checks the name of a CSI driver: a DNS subdomain in upper or lower case.
+pub(in crate::kinds) fn csi_driver(driver: &str, path: &Path, errors: &mut ErrorList) {
     if driver.is_empty() {
         return errors.required(path, "");
     }

@@ -1,4 +1,4 @@
-//! Volumes: one source each, and the sources that Kubernetes itself provides. Storage systems' own are in
+//! Volumes: each has one source, validated here if Kubernetes itself provides it. Those of external storage systems are in
 //! `volume_plugins`, projected ones in `projected`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,12 +10,12 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{all_invalid, env, one_of, projected, resource_requirements, text, volume_plugins};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::kinds::checks::Json;
 use crate::quantity::Quantity;
 use crate::{meta, names};
 
-/// Fields of the pod that a file can hold.
+/// Fields of the pod that `fieldRef` of a downwardAPI volume supports.
 const FIELDS: [&str; 5] = [
     "metadata.name",
     "metadata.namespace",
@@ -24,7 +24,7 @@ const FIELDS: [&str; 5] = [
     "metadata.uid",
 ];
 
-const MODE_WORDS: &str = "must be a number between 0 and 0777 (octal), both inclusive";
+const FILE_MODE_DETAIL: &str = "must be a number between 0 and 0777 (octal), both inclusive";
 const ACCESS_MODES: [&str; 4] = [
     "ReadWriteOnce",
     "ReadOnlyMany",
@@ -32,12 +32,12 @@ const ACCESS_MODES: [&str; 4] = [
     "ReadWriteOncePod",
 ];
 
-/// Checks all volumes and gives those without mistakes by name.
+/// Validates all volumes and returns the valid ones by name.
 pub(super) fn validate<'a>(
     spec: &'a PodSpec,
     meta: Option<&ObjectMeta>,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) -> BTreeMap<&'a str, &'a Volume> {
     let pod_name = meta.and_then(|m| m.name.as_deref()).unwrap_or("");
     let volumes = spec.volumes.as_deref().unwrap_or_default();
@@ -50,7 +50,7 @@ pub(super) fn validate<'a>(
     for (i, volume) in volumes.iter().enumerate() {
         let at = path.index(i);
         let name_at = at.child("name");
-        let mut own = Errors::new();
+        let mut own = ErrorList::new();
         source(volume, meta, &at, &mut own);
         if volume.name.is_empty() {
             own.required(&name_at, "");
@@ -83,10 +83,10 @@ pub(super) fn validate<'a>(
     known
 }
 
-/// Exactly one source: the first one is checked, any other is refused unread.
-fn source(volume: &Volume, meta: Option<&ObjectMeta>, path: &Path, errors: &mut Errors) {
+/// Checks that there is exactly one source: the first one is validated, any other is forbidden.
+fn source(volume: &Volume, meta: Option<&ObjectMeta>, path: &Path, errors: &mut ErrorList) {
     let mut found = false;
-    let mut first = |present: bool, field: &str, errors: &mut Errors| -> bool {
+    let mut first = |present: bool, field: &str, errors: &mut ErrorList| -> bool {
         if !present {
             return false;
         }
@@ -102,7 +102,7 @@ fn source(volume: &Volume, meta: Option<&ObjectMeta>, path: &Path, errors: &mut 
             if let Some(given) = &volume.$given
                 && first(true, $field, errors)
             {
-                let check: fn(_, &Path, &mut Errors) = $check;
+                let check: fn(_, &Path, &mut ErrorList) = $check;
                 check(given, path, errors);
             }
         )*};
@@ -120,7 +120,7 @@ fn source(volume: &Volume, meta: Option<&ObjectMeta>, path: &Path, errors: &mut 
     sources! {
         host_path: "hostPath" => |v: &_, p, e| host_path(v, &p.child("hostPath"), e);
         git_repo: "gitRepo" => |v: &_, p, e| volume_plugins::git_repo(v, &p.child("gitRepo"), e);
-        // The check's path differs from the field's, as in Kubernetes.
+        // The path in errors differs from the field's name, as in `validateVolumeSource`.
         gce_persistent_disk: "gcePersistentDisk" => |v: &_, p, e| volume_plugins::gce(v, &p.child("persistentDisk"), e);
         aws_elastic_block_store: "awsElasticBlockStore"
             => |v: &_, p, e| volume_plugins::aws(v, &p.child("awsElasticBlockStore"), e);
@@ -203,11 +203,11 @@ fn source(volume: &Volume, meta: Option<&ObjectMeta>, path: &Path, errors: &mut 
         let pod_name = meta.and_then(|m| m.name.as_deref()).unwrap_or("");
         if !pod_name.is_empty() && !volume.name.is_empty() {
             let claim = format!("{pod_name}-{}", volume.name);
-            for words in names::dns1123_subdomain(&claim) {
+            for detail in names::dns1123_subdomain(&claim) {
                 errors.invalid(
                     &path.child("name"),
                     &volume.name,
-                    format!("PVC name {claim:?}: {words}"),
+                    format!("PVC name {claim:?}: {detail}"),
                 );
             }
         }
@@ -231,7 +231,7 @@ fn source(volume: &Volume, meta: Option<&ObjectMeta>, path: &Path, errors: &mut 
     }
 }
 
-pub(in crate::kinds) fn required(value: &str, path: &Path, errors: &mut Errors) {
+pub(in crate::kinds) fn required(value: &str, path: &Path, errors: &mut ErrorList) {
     if value.is_empty() {
         errors.required(path, "");
     }
@@ -240,7 +240,7 @@ pub(in crate::kinds) fn required(value: &str, path: &Path, errors: &mut Errors) 
 pub(in crate::kinds) fn host_path(
     source: &k8s_openapi::api::core::v1::HostPathVolumeSource,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     const TYPES: [&str; 8] = [
         "",
@@ -263,15 +263,15 @@ pub(in crate::kinds) fn host_path(
     }
 }
 
-pub(super) fn mode(mode: Option<i32>, path: &Path, errors: &mut Errors) {
+pub(super) fn mode(mode: Option<i32>, path: &Path, errors: &mut ErrorList) {
     if let Some(mode) = mode
         && !(0..=0o777).contains(&mode)
     {
-        errors.invalid(path, mode, MODE_WORDS);
+        errors.invalid(path, mode, FILE_MODE_DETAIL);
     }
 }
 
-pub(super) fn items(items: Option<&[KeyToPath]>, path: &Path, errors: &mut Errors) {
+pub(super) fn items(items: Option<&[KeyToPath]>, path: &Path, errors: &mut ErrorList) {
     for (i, item) in items.into_iter().flatten().enumerate() {
         let at = path.index(i);
         required(&item.key, &at.child("key"), errors);
@@ -281,7 +281,7 @@ pub(super) fn items(items: Option<&[KeyToPath]>, path: &Path, errors: &mut Error
     }
 }
 
-pub(super) fn downward_file(file: &DownwardAPIVolumeFile, path: &Path, errors: &mut Errors) {
+pub(super) fn downward_file(file: &DownwardAPIVolumeFile, path: &Path, errors: &mut ErrorList) {
     required(&file.path, &path.child("path"), errors);
     local_path(&file.path, &path.child("path"), errors);
     match (&file.field_ref, &file.resource_field_ref) {
@@ -303,38 +303,38 @@ pub(super) fn downward_file(file: &DownwardAPIVolumeFile, path: &Path, errors: &
     mode(file.mode, &path.child("mode"), errors);
 }
 
-/// No `..` on the way.
-pub(in crate::kinds) fn no_backsteps(target: &str, path: &Path, errors: &mut Errors) {
+/// Checks that a path has no `..` element.
+pub(in crate::kinds) fn no_backsteps(target: &str, path: &Path, errors: &mut ErrorList) {
     if target.split('/').any(|part| part == "..") {
         errors.invalid(path, target, "must not contain '..'");
     }
 }
 
-/// Relative, and no `..` on the way.
-pub(super) fn local_descending_path(target: &str, path: &Path, errors: &mut Errors) {
+/// Checks that a path is relative and has no `..` element.
+pub(super) fn local_descending_path(target: &str, path: &Path, errors: &mut ErrorList) {
     if target.starts_with('/') {
         errors.invalid(path, target, "must be a relative path");
     }
     no_backsteps(target, path, errors);
 }
 
-/// Also not beginning with `..`, which the kubelet keeps for itself.
-pub(super) fn local_path(target: &str, path: &Path, errors: &mut Errors) {
+/// [`local_descending_path`] that also does not begin with `..`, which the kubelet reserves.
+pub(super) fn local_path(target: &str, path: &Path, errors: &mut ErrorList) {
     local_descending_path(target, path, errors);
     if target.starts_with("..") && !target.starts_with("../") {
         errors.invalid(path, target, "must not start with '..'");
     }
 }
 
-fn claim_template(template: &PersistentVolumeClaimTemplate, path: &Path, errors: &mut Errors) {
+fn claim_template(template: &PersistentVolumeClaimTemplate, path: &Path, errors: &mut ErrorList) {
     if let Some(metadata) = &template.metadata {
         template_metadata(metadata, &path.child("metadata"), errors);
     }
     errors.extend(validate_claim_spec(&template.spec, &path.child("spec")));
 }
 
-/// `ValidateTemplateObjectMeta`: the metadata of objects that are made from a template holds labels and annotations.
-pub(crate) fn template_metadata(metadata: &ObjectMeta, path: &Path, errors: &mut Errors) {
+/// `ValidateTemplateObjectMeta`: the metadata in a template has only labels and annotations.
+pub(crate) fn template_metadata(metadata: &ObjectMeta, path: &Path, errors: &mut ErrorList) {
     errors.extend(meta::annotations(
         metadata.annotations.as_ref(),
         &path.child("annotations"),
@@ -364,9 +364,9 @@ pub(crate) fn template_metadata(metadata: &ObjectMeta, path: &Path, errors: &mut
     }
 }
 
-/// Mistakes in the spec of a PersistentVolumeClaim at `path`, wherever it stands.
-pub fn validate_claim_spec(spec: &PersistentVolumeClaimSpec, path: &Path) -> Errors {
-    let mut errors = Errors::new();
+/// Validates the spec of a PersistentVolumeClaim or of a claim template at `path`.
+pub fn validate_claim_spec(spec: &PersistentVolumeClaimSpec, path: &Path) -> ErrorList {
+    let mut errors = ErrorList::new();
     let modes = spec.access_modes.as_deref().unwrap_or_default();
     let at = path.child("accessModes");
     if modes.is_empty() {
@@ -401,7 +401,7 @@ pub fn validate_claim_spec(spec: &PersistentVolumeClaimSpec, path: &Path) -> Err
                 resource_requirements::quantity("storage", wire, &at, &mut errors);
             }
         }
-        Some(Err(words)) => errors.invalid(&at, storage.map_or("", |q| q.0.as_str()), words),
+        Some(Err(detail)) => errors.invalid(&at, storage.map_or("", |q| q.0.as_str()), detail),
     }
     for (field, class) in [
         ("storageClassName", text(&spec.storage_class_name)),
@@ -428,7 +428,7 @@ pub fn validate_claim_spec(spec: &PersistentVolumeClaimSpec, path: &Path) -> Err
     errors
 }
 
-fn data_sources(spec: &PersistentVolumeClaimSpec, path: &Path, errors: &mut Errors) {
+fn data_sources(spec: &PersistentVolumeClaimSpec, path: &Path, errors: &mut ErrorList) {
     let mut check = |name: &str, kind: &str, group: &str, at: &Path| {
         required(name, &at.child("name"), errors);
         required(kind, &at.child("kind"), errors);
@@ -461,12 +461,12 @@ fn data_sources(spec: &PersistentVolumeClaimSpec, path: &Path, errors: &mut Erro
         check(&source.name, &source.kind, text(&source.api_group), &at);
         let namespace = text(&source.namespace);
         if !namespace.is_empty() {
-            let words = names::dns1123_label(namespace);
-            all_invalid(errors, &at.child("namespace"), namespace, words);
+            let messages = names::dns1123_label(namespace);
+            all_invalid(errors, &at.child("namespace"), namespace, messages);
         }
     }
     if let (Some(old), Some(new)) = (&spec.data_source, &spec.data_source_ref) {
-        // A field path has no JSON of its own.
+        // Upstream passes a field path as the value, whose JSON is `{}`.
         let shown = Json("{}".into());
         if !text(&new.namespace).is_empty() {
             errors.invalid(

@@ -1,25 +1,25 @@
-//! What differs on Windows nodes. knarr has none, but the API keeps Kubernetes' rules about them.
+//! Validation of options for Windows. knarr has no Windows nodes, but its API has Kubernetes' rules.
 
 use k8s_openapi::api::core::v1::{PodSpec, WindowsSecurityContextOptions};
 
 use super::{every_container, text};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 
-/// Longest credential spec, in bytes.
+/// Maximum length of a credential spec in bytes.
 const CREDENTIAL_SPEC_MAX: usize = 64 * 1024;
-/// Longest domain of a user, in bytes.
+/// Maximum length of a user's domain in bytes.
 const DOMAIN_MAX: usize = 256;
-/// Longest user, in bytes.
+/// Maximum length of a user's name in bytes.
 const USER_MAX: usize = 104;
 
-pub(super) fn options(options: Option<&WindowsSecurityContextOptions>, path: &Path, errors: &mut Errors) {
+pub(super) fn options(options: Option<&WindowsSecurityContextOptions>, path: &Path, errors: &mut ErrorList) {
     let Some(options) = options else {
         return;
     };
     if let Some(name) = &options.gmsa_credential_spec_name {
-        for words in names::dns1123_subdomain(name) {
-            errors.invalid(&path.child("gmsaCredentialSpecName"), name, words);
+        for detail in names::dns1123_subdomain(name) {
+            errors.invalid(&path.child("gmsaCredentialSpecName"), name, detail);
         }
     }
     if let Some(spec) = &options.gmsa_credential_spec {
@@ -31,14 +31,14 @@ pub(super) fn options(options: Option<&WindowsSecurityContextOptions>, path: &Pa
         }
     }
     if let Some(user) = &options.run_as_user_name {
-        for words in user_mistakes(user) {
-            errors.invalid(&path.child("runAsUserName"), user, words);
+        for detail in user_name_errors(user) {
+            errors.invalid(&path.child("runAsUserName"), user, detail);
         }
     }
 }
 
-/// `DOMAIN\user` or `user`.
-fn user_mistakes(name: &str) -> Vec<String> {
+/// The errors of a user name, `DOMAIN\user` or `user`.
+fn user_name_errors(name: &str) -> Vec<String> {
     if name.is_empty() {
         return vec!["runAsUserName cannot be an empty string".into()];
     }
@@ -52,30 +52,30 @@ fn user_mistakes(name: &str) -> Vec<String> {
         Some((domain, user)) => (Some(domain), user),
         None => (None, name),
     };
-    let mut mistakes = Vec::new();
+    let mut messages = Vec::new();
     if domain.is_some_and(|d| d.len() >= DOMAIN_MAX) {
-        mistakes.push(format!(
+        messages.push(format!(
             "runAsUserName's Domain length must be under {DOMAIN_MAX} characters"
         ));
     }
     if domain.is_some_and(|d| !is_net_bios(d) && !is_dns_domain(d)) {
-        mistakes.push("runAsUserName's Domain doesn't match the NetBios nor the DNS format".into());
+        messages.push("runAsUserName's Domain doesn't match the NetBios nor the DNS format".into());
     }
     if user.is_empty() {
-        mistakes.push("runAsUserName's User cannot be empty".into());
+        messages.push("runAsUserName's User cannot be empty".into());
     } else if user.len() > USER_MAX {
-        mistakes.push(format!(
+        messages.push(format!(
             "runAsUserName's User length must not be longer than {USER_MAX} characters"
         ));
     }
     if !user.is_empty() && user.bytes().all(|c| matches!(c, b'.' | b' ')) {
-        mistakes.push("runAsUserName's User cannot contain only periods or spaces".into());
+        messages.push("runAsUserName's User cannot contain only periods or spaces".into());
     }
     if user.contains(|c| "\"/\\:;|=,+*?<>@[]".contains(c)) {
-        mistakes
+        messages
             .push("runAsUserName's User cannot contain the following characters: \"/\\:;|=,+*?<>@[]".into());
     }
-    mistakes
+    messages
 }
 
 fn is_net_bios(domain: &str) -> bool {
@@ -85,17 +85,17 @@ fn is_net_bios(domain: &str) -> bool {
 
 fn is_dns_domain(domain: &str) -> bool {
     domain.split('.').all(|label| {
-        let fine = |c: u8| c.is_ascii_alphanumeric();
+        let is_alphanumeric = |c: u8| c.is_ascii_alphanumeric();
         let bytes = label.as_bytes();
         bytes.len() <= 63
-            && bytes.first().is_some_and(|c| fine(*c))
-            && bytes.last().is_some_and(|c| fine(*c))
-            && bytes.iter().all(|c| fine(*c) || *c == b'-')
+            && bytes.first().is_some_and(|c| is_alphanumeric(*c))
+            && bytes.last().is_some_and(|c| is_alphanumeric(*c))
+            && bytes.iter().all(|c| is_alphanumeric(*c) || *c == b'-')
     })
 }
 
-/// Containers that run as processes of the node: all of a pod or none, on the node's network.
-pub(super) fn host_process(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+/// Checks HostProcess containers: all containers of a pod or none, and only with `hostNetwork`.
+pub(super) fn host_process(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     let own = |options: Option<&WindowsSecurityContextOptions>| options.and_then(|o| o.host_process);
     let of_pod = own(spec
         .security_context
@@ -140,15 +140,15 @@ pub(super) fn host_process(spec: &PodSpec, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A Linux pod has no Windows options.
-pub(super) fn not_on_linux(spec: &PodSpec, path: &Path, errors: &mut Errors) {
-    const WORDS: &str = "windows options cannot be set for a linux pod";
+/// Checks that a Linux pod has no Windows options.
+pub(super) fn validate_linux(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
+    const DETAIL: &str = "windows options cannot be set for a linux pod";
     if spec
         .security_context
         .as_ref()
         .is_some_and(|c| c.windows_options.is_some())
     {
-        errors.forbidden(&path.child("securityContext").child("windowsOptions"), WORDS);
+        errors.forbidden(&path.child("securityContext").child("windowsOptions"), DETAIL);
     }
     for (container, at) in every_container(spec, path) {
         if container
@@ -156,13 +156,13 @@ pub(super) fn not_on_linux(spec: &PodSpec, path: &Path, errors: &mut Errors) {
             .as_ref()
             .is_some_and(|c| c.windows_options.is_some())
         {
-            errors.forbidden(&at.child("securityContext").child("windowsOptions"), WORDS);
+            errors.forbidden(&at.child("securityContext").child("windowsOptions"), DETAIL);
         }
     }
 }
 
-/// A Windows pod has none of Linux' options.
-pub(super) fn only_windows(spec: &PodSpec, path: &Path, errors: &mut Errors) {
+/// Checks that a Windows pod has no Linux options.
+pub(super) fn validate_windows(spec: &PodSpec, path: &Path, errors: &mut ErrorList) {
     let context = spec.security_context.clone().unwrap_or_default();
     let of_pod = [
         (
@@ -201,10 +201,10 @@ pub(super) fn only_windows(spec: &PodSpec, path: &Path, errors: &mut Errors) {
             context.supplemental_groups_policy.is_some(),
         ),
     ];
-    const WORDS: &str = "cannot be set for a windows pod";
+    const DETAIL: &str = "cannot be set for a windows pod";
     for (field, given) in of_pod {
         if given {
-            errors.forbidden(&path.child(field), WORDS);
+            errors.forbidden(&path.child(field), DETAIL);
         }
     }
     for (container, at) in every_container(spec, path) {
@@ -230,7 +230,7 @@ pub(super) fn only_windows(spec: &PodSpec, path: &Path, errors: &mut Errors) {
             ("runAsGroup", context.run_as_group.is_some()),
         ] {
             if given {
-                errors.forbidden(&at.child("securityContext").child(field), WORDS);
+                errors.forbidden(&at.child("securityContext").child(field), DETAIL);
             }
         }
     }

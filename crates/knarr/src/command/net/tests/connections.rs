@@ -1,11 +1,11 @@
-//! Connections: through Services, and past the policies of both ends.
+//! Connections: through Services, and past the policies of both pods.
 
 use knarr_network::catalog::{Protocol, ServiceKey};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::command::net::connect::{Answer, ConnectAnswer, answer};
-use crate::command::net::ends::{self, Destination, Port, Source, Target};
+use crate::command::net::arguments::{self, Destination, Port, Source, Target};
+use crate::command::net::connect::{ConnectReport, Reachability, report};
 use crate::command::net::{Failure, connect_text};
 
 fn policy(name: &str, spec: Value) -> Value {
@@ -40,14 +40,14 @@ fn shop(more: impl IntoIterator<Item = Value>) -> NetworkObjects {
     cluster(all.into_iter().chain(more))
 }
 
-fn try_ask(objects: &NetworkObjects, from: &str, to: &str) -> Result<ConnectAnswer, Failure> {
-    let source = ends::source(from, "shop", objects)?;
-    let destination = ends::destination(to, "shop", objects)?;
-    answer(objects, &source, &destination)
+fn try_connect(objects: &NetworkObjects, from: &str, to: &str) -> Result<ConnectReport, Failure> {
+    let source = arguments::source(from, "shop", objects)?;
+    let destination = arguments::destination(to, "shop", objects)?;
+    report(objects, &source, &destination)
 }
 
-fn ask(objects: &NetworkObjects, from: &str, to: &str) -> ConnectAnswer {
-    try_ask(objects, from, to).unwrap()
+fn connect(objects: &NetworkObjects, from: &str, to: &str) -> ConnectReport {
+    try_connect(objects, from, to).unwrap()
 }
 
 fn ingress(peer: Value, ports: Value) -> Value {
@@ -60,7 +60,7 @@ fn app(name: &str) -> Value {
 }
 
 #[test]
-fn n6_a_connection_is_followed_through_the_service_and_both_ends_policies() {
+fn n6_a_connection_is_followed_through_the_service_and_the_policies_of_both_pods() {
     let egress = json!({"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Egress"],
                         "egress": [{"to": [app("api")], "ports": [{"port": "http", "protocol": "TCP"}]}]});
     let objects = shop([
@@ -77,8 +77,8 @@ fn n6_a_connection_is_followed_through_the_service_and_both_ends_policies() {
             ),
         ),
     ]);
-    let answer = ask(&objects, "web-5", "svc/api:http");
-    assert_eq!(answer.verdict, Answer::Denied);
+    let report = connect(&objects, "web-5", "svc/api:http");
+    assert_eq!(report.verdict, Reachability::Denied);
     let side = "    egress of shop/web-5: allowed; isolated by shop/allow-api
       shop/allow-api egress[0] (to pods with app=api, port \"http\"/TCP): allows the connection
 ";
@@ -101,12 +101,12 @@ To Service shop/api, port 80/TCP
   10.244.1.6:8080 pod shop/api-6 on n1: NOT REACHED
 {}  10.244.2.7:8080 pod shop/api-7 on n2: NOT REACHED
 {}
-Not allowed: no connection arrives.
+Denied: no endpoint is reached.
 ",
         denied("api-6"),
         denied("api-7")
     );
-    assert_eq!(connect_text::shown(&answer), expected);
+    assert_eq!(connect_text::to_text(&report), expected);
 }
 
 #[test]
@@ -143,154 +143,172 @@ fn n6_verdicts_for_sources_and_destinations_of_every_kind() {
         )
     };
     for (what, policies, from, to, expected) in [
-        ("no policies", vec![], "web-5", "svc/api:80", Answer::Allowed),
+        (
+            "no policies",
+            vec![],
+            "web-5",
+            "svc/api:80",
+            Reachability::Allowed,
+        ),
         (
             "by its name in DNS",
             vec![],
             "web-5",
             "api.shop.svc.cluster.local:http",
-            Answer::Allowed,
+            Reachability::Allowed,
         ),
-        ("the only port", vec![], "web-5", "svc/api", Answer::Allowed),
+        ("the only port", vec![], "web-5", "svc/api", Reachability::Allowed),
         (
             "no such port of the Service",
             vec![],
             "web-5",
             "svc/api:81",
-            Answer::NoEndpoint,
+            Reachability::NoEndpoint,
         ),
         (
             "an allowed pod",
             vec![from_web()],
             "web-5",
             "api-7:8080",
-            Answer::Allowed,
+            Reachability::Allowed,
         ),
         (
             "a port that no rule has",
             vec![from_web()],
             "web-5",
             "api-7:8081",
-            Answer::Denied,
+            Reachability::Denied,
         ),
         (
             "a pod to itself",
             vec![default_deny()],
             "api-7",
             "api-7:8080",
-            Answer::Allowed,
+            Reachability::Allowed,
         ),
-        // Whatever the policies say, a node reaches its pods, and they it.
+        // No policy applies between a node and its pods.
         (
             "its own node",
             vec![default_deny()],
             "node/n2",
             "pod/api-7:8080",
-            Answer::Allowed,
+            Reachability::Allowed,
         ),
         (
             "another node",
             vec![default_deny()],
             "node/n1",
             "pod/api-7:8080",
-            Answer::Denied,
+            Reachability::Denied,
         ),
         (
             "another node by ipBlock",
             vec![from_node()],
             "node/n1",
             "pod/api-7:8080",
-            Answer::Allowed,
+            Reachability::Allowed,
         ),
         (
             "to its node",
             vec![default_deny()],
             "web-5",
             "192.0.2.1:10250",
-            Answer::Allowed,
+            Reachability::Allowed,
         ),
         (
             "to another node",
             vec![default_deny()],
             "web-5",
             "192.0.2.2:10250",
-            Answer::Denied,
+            Reachability::Denied,
         ),
         (
             "in the host network",
             vec![from_node(), host()],
             "host",
             "api-7:8080",
-            Answer::Allowed,
+            Reachability::Allowed,
         ),
         (
             "in the host network, as no pod",
             vec![from_web(), host()],
             "host",
             "api-7:8080",
-            Answer::Denied,
+            Reachability::Denied,
         ),
-        // The node's server stands for the pods that other clusters have.
-        ("DNS", vec![dns()], "web-5", "10.96.0.10:53/udp", Answer::Allowed),
+        // Policies treat the node's DNS server as the pods that run CoreDNS in other clusters.
+        (
+            "DNS",
+            vec![dns()],
+            "web-5",
+            "10.96.0.10:53/udp",
+            Reachability::Allowed,
+        ),
         (
             "DNS over TCP",
             vec![dns()],
             "web-5",
             "10.96.0.10:53/tcp",
-            Answer::Denied,
+            Reachability::Denied,
         ),
-        // At the cluster IP pods are themselves; at a node port of another node they are their own node.
+        // At the cluster IP pods keep their address; at a node port of another node they have their own node's.
         (
             "cluster IP",
             vec![from_web()],
             "web-5",
             "10.96.0.7:80",
-            Answer::Allowed,
+            Reachability::Allowed,
         ),
         (
             "node port, as the node",
             vec![from_node()],
             "web-5",
             "192.0.2.2:30080",
-            Answer::PartlyDenied,
+            Reachability::PartlyDenied,
         ),
         (
             "node port, not as the pod",
             vec![from_web()],
             "web-5",
             "192.0.2.2:30080",
-            Answer::Denied,
+            Reachability::Denied,
         ),
         (
-            "an address that nobody has",
+            "an address that no Service has",
             vec![],
             "web-5",
             "10.96.9.9:80",
-            Answer::NoEndpoint,
+            Reachability::NoEndpoint,
         ),
         (
             "from outside",
             vec![from_web()],
             "203.0.113.9",
             "192.0.2.2:30080",
-            Answer::Denied,
+            Reachability::Denied,
         ),
-        ("to outside", vec![], "web-5", "203.0.113.9:443", Answer::Allowed),
+        (
+            "to outside",
+            vec![],
+            "web-5",
+            "203.0.113.9:443",
+            Reachability::Allowed,
+        ),
         (
             "to outside, isolated",
             vec![default_deny()],
             "web-5",
             "203.0.113.9:443",
-            Answer::Denied,
+            Reachability::Denied,
         ),
     ] {
         let objects = shop(policies);
-        let answer = ask(&objects, from, to);
+        let report = connect(&objects, from, to);
         assert_eq!(
-            answer.verdict,
+            report.verdict,
             expected,
             "{what}\n{}",
-            connect_text::shown(&answer)
+            connect_text::to_text(&report)
         );
     }
 }
@@ -301,7 +319,10 @@ fn n6_some_endpoints_are_denied_and_others_are_not() {
         json!({"podSelector": {"matchLabels": {"app": "api", "canary": "yes"}}, "policyTypes": ["Ingress"]});
     let canary = with(pod("api", 2, 7), "/metadata/labels/canary", json!("yes"));
     let objects = shop([policy("canary", only_one)]);
-    assert_eq!(ask(&objects, "web-5", "svc/api:80").verdict, Answer::Allowed);
+    assert_eq!(
+        connect(&objects, "web-5", "svc/api:80").verdict,
+        Reachability::Allowed
+    );
     let only_one = policy(
         "canary",
         json!({"podSelector": {"matchLabels": {"canary": "yes"}}, "policyTypes": ["Ingress"]}),
@@ -324,9 +345,13 @@ fn n6_some_endpoints_are_denied_and_others_are_not() {
         ),
         only_one,
     ]);
-    let answer = ask(&objects, "web-5", "svc/api:8080");
-    assert_eq!(answer.verdict, Answer::PartlyDenied, "a headless Service, too");
-    let text = connect_text::shown(&answer);
+    let report = connect(&objects, "web-5", "svc/api:8080");
+    assert_eq!(
+        report.verdict,
+        Reachability::PartlyDenied,
+        "a headless Service, too"
+    );
+    let text = connect_text::to_text(&report);
     assert!(
         text.contains("none of them has a rule for this direction"),
         "{text}"
@@ -338,29 +363,32 @@ fn n6_some_endpoints_are_denied_and_others_are_not() {
 }
 
 #[test]
-fn n7_a_node_that_is_cut_off_is_not_reached_whatever_policies_say() {
+fn n7_an_unreachable_node_is_not_reached_even_if_policies_allow_it() {
     let objects = shop([]);
-    let answer = ask(&objects, "web-5", "api-7:8080");
-    assert_eq!(answer.verdict, Answer::Allowed);
+    let report = connect(&objects, "web-5", "api-7:8080");
+    assert_eq!(report.verdict, Reachability::Allowed);
     let without = with(node(3), "/spec/podCIDRs", json!([]));
     let objects = shop([without, with(pod("far", 3, 9), "/metadata/labels", json!({}))]);
-    let answer = ask(&objects, "web-5", "far-9:80");
-    assert_eq!(answer.verdict, Answer::Denied);
-    assert_eq!(answer.paths[0].ends[0].faults, ["node n3: it has no podCIDR"]);
+    let report = connect(&objects, "web-5", "far-9:80");
+    assert_eq!(report.verdict, Reachability::Denied);
+    assert_eq!(report.paths[0].ends[0].faults, ["node n3: it has no podCIDR"]);
 }
 
 #[test]
 fn n6_pods_without_an_address_are_named() {
     let pending = with(pod("new", 1, 8), "/status", json!({"phase": "Pending"}));
-    let answer = ask(&shop([pending]), "new-8", "svc/api:80");
-    assert_eq!(answer.verdict, Answer::NoEndpoint);
-    assert_eq!(answer.notes, ["pod shop/new-8 has no address yet (Pending)"]);
+    let report = connect(&shop([pending]), "new-8", "svc/api:80");
+    assert_eq!(report.verdict, Reachability::NoEndpoint);
+    assert_eq!(
+        report.notes,
+        ["pod shop/new-8 has no address yet (phase Pending)"]
+    );
 }
 
 #[test]
-fn n6_ends_are_named_as_users_name_them_and_mistakes_say_what_is_expected() {
+fn n6_sources_and_destinations_are_parsed_and_errors_show_what_is_expected() {
     let objects = shop([]);
-    let parse = |text: &str| ends::destination(text, "shop", &objects);
+    let parse = |text: &str| arguments::destination(text, "shop", &objects);
     let address = |text: &str| Target::Address(text.parse().unwrap());
     for (text, target, port, protocol) in [
         (
@@ -397,34 +425,48 @@ fn n6_ends_are_named_as_users_name_them_and_mistakes_say_what_is_expected() {
     }
     for (text, expected) in [
         (
-            "nobody:80",
-            "there is neither a pod nor a Service nobody in the namespace shop",
+            "absent:80",
+            "there is neither a pod nor a Service absent in the namespace shop",
         ),
-        ("10.0.0.1", "10.0.0.1 needs a port, such as 10.0.0.1:80"),
-        ("fd01::1", "fd01::1 needs a port, such as [fd01::1]:80"),
-        ("web-5", "\"web-5\" needs a port, such as web-5:80"),
+        (
+            "10.0.0.1",
+            "10.0.0.1 has no port: expected a destination such as 10.0.0.1:80",
+        ),
+        (
+            "fd01::1",
+            "fd01::1 has no port: expected a destination such as [fd01::1]:80",
+        ),
+        (
+            "web-5",
+            "\"web-5\" has no port: expected a destination such as web-5:80",
+        ),
         (
             "web-5:0",
-            "\"0\" is no port: expected 1 to 65535 or a port's name",
+            "\"0\" is not a port: expected 1 to 65535 or a port's name",
         ),
         (
             "deploy/web:80",
-            "\"deploy/web\" is a \"deploy\": expected a pod, a Service (svc/NAME) or an address",
+            "\"deploy/web\" is of the kind \"deploy\": expected a pod (pod/NAME), a Service (svc/NAME) or an address",
         ),
     ] {
         assert_eq!(parse(text).unwrap_err().to_string(), expected);
     }
     assert_eq!(
-        ends::source("node/n1", "shop", &objects).unwrap(),
+        arguments::source("node/n1", "shop", &objects).unwrap(),
         Source::Node("n1".into())
     );
-    let unknown = ends::source("svc/api", "shop", &objects).unwrap_err().to_string();
-    assert_eq!(
-        unknown,
-        "\"svc/api\" opens no connections: expected POD, pod/POD, node/NODE or an address"
-    );
-    let no_port = try_ask(&objects, "web-5", "svc/api:grpc")
+    let unknown = arguments::source("svc/api", "shop", &objects)
         .unwrap_err()
         .to_string();
-    assert_eq!(no_port, "Service shop/api needs one of its ports: http 80/TCP");
+    assert_eq!(
+        unknown,
+        "\"svc/api\" is not a source of connections: expected POD, pod/POD, node/NODE or an address"
+    );
+    let no_port = try_connect(&objects, "web-5", "svc/api:grpc")
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        no_port,
+        "expected one of the ports of Service shop/api: http 80/TCP"
+    );
 }

@@ -1,22 +1,22 @@
-//! Services: what they resolve to, and what is noticed about them.
+//! Services: what they resolve to, and warnings about them.
 
 use knarr_network::catalog::ServiceKey;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::command::net::service::{ServiceAnswer, answer};
+use crate::command::net::service::{ServiceReport, report};
 use crate::command::net::service_text;
 
-fn ask(objects: &NetworkObjects, node: &str, name: &str) -> ServiceAnswer {
+fn report_of(objects: &NetworkObjects, node: &str, name: &str) -> ServiceReport {
     let node = objects.node(node).unwrap();
-    answer(objects, node, &ServiceKey::new("shop", name), None).unwrap()
+    report(objects, node, &ServiceKey::new("shop", name), None).unwrap()
 }
 
 fn ready() -> Value {
     json!({"ready": true, "serving": true, "terminating": false})
 }
 
-fn ending() -> Value {
+fn terminating() -> Value {
     json!({"ready": false, "serving": true, "terminating": true})
 }
 
@@ -44,7 +44,7 @@ fn plain(name: &str, more: Value) -> Value {
 }
 
 #[test]
-fn n2_a_service_is_shown_with_every_address_and_what_decides() {
+fn n2_a_service_is_shown_with_every_address_and_the_reasons() {
     let objects = cluster([
         node(1),
         node(2),
@@ -55,11 +55,14 @@ fn n2_a_service_is_shown_with_every_address_and_what_decides() {
         slice(
             "web",
             "IPv4",
-            json!([endpoint("web", 2, 5, ready()), endpoint("web", 2, 6, ending())]),
+            json!([
+                endpoint("web", 2, 5, ready()),
+                endpoint("web", 2, 6, terminating())
+            ]),
         ),
     ]);
-    let answer = ask(&objects, "n1", "web");
-    assert!(answer.reachable, "pods reach it at its cluster IP");
+    let report = report_of(&objects, "n1", "web");
+    assert!(report.reachable, "pods reach it at its cluster IP");
     let expected = "\
 Service shop/web (LoadBalancer) on node n1 (zone z1)
   internalTrafficPolicy: Cluster
@@ -67,43 +70,43 @@ Service shop/web (LoadBalancer) on node n1 (zone z1)
   loadBalancerSourceRanges: 198.51.100.0/24
 
 ADDRESS           PORT              KIND          CLIENTS                         CONNECTIONS
-10.96.0.7         80/TCP (http)     ClusterIP     all                             go to 10.244.2.5:8080
+10.96.0.7         80/TCP (http)     ClusterIP     all                             are sent to 10.244.2.5:8080
 192.0.2.200       80/TCP (http)     LoadBalancer  pods, the node, others outside  are dropped: not in loadBalancerSourceRanges
-                                                  198.51.100.0/24                 are dropped: externalTrafficPolicy is Local and this node has no endpoint that can take connections
-this node (IPv4)  30080/TCP (http)  NodePort      pods, the node                  go to 10.244.2.5:8080
-                                                  outside                         are dropped: externalTrafficPolicy is Local and this node has no endpoint that can take connections
+                                                  198.51.100.0/24                 are dropped: externalTrafficPolicy is Local and this node has no serving endpoint
+this node (IPv4)  30080/TCP (http)  NodePort      pods, the node                  are sent to 10.244.2.5:8080
+                                                  outside                         are dropped: externalTrafficPolicy is Local and this node has no serving endpoint
 
-ENDPOINT         POD         NODE  ZONE  STATE                      FROM THIS NODE
-10.244.2.5:8080  shop/web-5  n2    z2    ready                      used
-10.244.2.6:8080  shop/web-6  n2    z2    terminating, still serves  not used: it terminates
+ENDPOINT         POD         NODE  ZONE  STATE                 FROM THIS NODE
+10.244.2.5:8080  shop/web-5  n2    z2    ready                 used
+10.244.2.6:8080  shop/web-6  n2    z2    terminating, serving  not used: it is terminating
 
-NAME                                   TYPE  IS
+NAME                                   TYPE  VALUE
 web.shop.svc.cluster.local             A     10.96.0.7
 _http._tcp.web.shop.svc.cluster.local  SRV   web.shop.svc.cluster.local:80
 
 Warnings:
 - externalTrafficPolicy is Local and no endpoint of port 80 is on n1: connections of clients outside that connect to this node are dropped; there are endpoints on n2
 ";
-    assert_eq!(service_text::shown(&answer), expected);
-    // On the node of the pods nothing is wrong, and clients outside keep their addresses.
-    let answer = ask(&objects, "n2", "web");
-    assert_eq!(answer.warnings, Vec::<String>::new());
-    let balancer = answer.ports[0]
+    assert_eq!(service_text::to_text(&report), expected);
+    // On the node of the pods there is no warning, and clients outside keep their addresses.
+    let report = report_of(&objects, "n2", "web");
+    assert_eq!(report.warnings, Vec::<String>::new());
+    let balancer = report.ports[0]
         .frontends
         .iter()
         .find(|f| f.kind == "LoadBalancer")
         .unwrap();
-    let let_in = balancer
+    let in_ranges = balancer
         .connections
         .iter()
         .find(|c| c.from == ["198.51.100.0/24"])
         .unwrap();
-    assert_eq!(let_in.endpoints, ["10.244.2.5:8080"]);
-    assert_eq!(let_in.masqueraded, Vec::<String>::new());
+    assert_eq!(in_ranges.endpoints, ["10.244.2.5:8080"]);
+    assert_eq!(in_ranges.masqueraded, Vec::<String>::new());
 }
 
 #[test]
-fn n2_one_client_is_asked_about_alone() {
+fn n2_the_report_can_be_about_one_client() {
     let objects = cluster([
         node(1),
         namespace("shop", json!({})),
@@ -113,14 +116,14 @@ fn n2_one_client_is_asked_about_alone() {
     ]);
     for (client, outcome) in [("198.51.100.7", "Sent"), ("198.51.101.7", "Dropped")] {
         let node = objects.node("n1").unwrap();
-        let answer = answer(
+        let report = report(
             &objects,
             node,
             &ServiceKey::new("shop", "web"),
             Some(client.parse().unwrap()),
         )
         .unwrap();
-        let of_kind = answer.ports[0]
+        let of_kind = report.ports[0]
             .frontends
             .iter()
             .find(|f| f.kind == "LoadBalancer");
@@ -133,17 +136,17 @@ fn n2_one_client_is_asked_about_alone() {
     }
 }
 
-/// What is said of the Service `web` of a cluster of `n1` and `n2`.
+/// The warnings about the Service `web` of a cluster of `n1` and `n2`.
 fn warnings(objects: impl IntoIterator<Item = Value>) -> Vec<String> {
     let all = [node(1), node(2), namespace("shop", json!({}))];
-    ask(&cluster(all.into_iter().chain(objects)), "n1", "web").warnings
+    report_of(&cluster(all.into_iter().chain(objects)), "n1", "web").warnings
 }
 
 #[test]
-fn n2_what_keeps_a_service_from_its_endpoints_is_named() {
+fn n2_warnings_name_why_a_service_has_no_endpoints() {
     let none = || slice("web", "IPv4", json!([]));
-    let unready = |words: &str| {
-        let conditions = json!([{"type": "Ready", "status": "False", "message": words}]);
+    let unready = |message: &str| {
+        let conditions = json!([{"type": "Ready", "status": "False", "message": message}]);
         with(pod("web", 1, 5), "/status/conditions", conditions)
     };
     let on = |node, conditions| slice("web", "IPv4", json!([endpoint("web", node, 5, conditions)]));
@@ -168,8 +171,8 @@ fn n2_what_keeps_a_service_from_its_endpoints_is_named() {
             "the selector matches nothing here",
             vec![plain("web", json!({})), none(), other],
             vec![
-                "no pod of the namespace shop has the labels app=web, which the Service selects; pods of other \
-                 namespaces have: other",
+                "no pod in namespace shop matches the Service's selector app=web; pods in other namespaces do: \
+                 other",
             ],
         ),
         (
@@ -179,14 +182,14 @@ fn n2_what_keeps_a_service_from_its_endpoints_is_named() {
                 plain("web", json!({})),
                 on(1, json!({"ready": false, "serving": false})),
             ],
-            vec![
-                "the only pod that it selects is not ready: web-5 (Running: containers with unready status: [c])",
-            ],
+            vec!["the only selected pod is not ready: web-5 (Running: containers with unready status: [c])"],
         ),
         (
             "the port has another name",
             vec![unnamed, plain("web", json!({})), none()],
-            vec!["the targetPort \"http\" of port 80 is no TCP port of web-5; web-5 has \"rest\" 8080/TCP"],
+            vec![
+                "the targetPort \"http\" of port 80 is not a TCP port of web-5; web-5 has \"rest\" 8080/TCP",
+            ],
         ),
         (
             "no selector, no slice",
@@ -197,14 +200,14 @@ fn n2_what_keeps_a_service_from_its_endpoints_is_named() {
             "a slice by hand with another port name",
             vec![no_selector(plain("web", json!({}))), hand_made],
             vec![
-                "no EndpointSlice of it has a TCP port with the name \"http\" of port 80; their ports are: \
+                "none of its EndpointSlices has a TCP port with the name \"http\" of port 80; their ports are: \
                  \"rest\"/TCP",
             ],
         ),
         (
             "endpoints of one family",
             vec![pod("web", 1, 5), plain("web", both), on(1, ready())],
-            vec!["its endpoints have IPv4 addresses only: its IPv6 address leads nowhere"],
+            vec!["its endpoints have IPv4 addresses only: no endpoint is reached by its IPv6 address"],
         ),
         (
             "endpoints of another family",
@@ -214,7 +217,7 @@ fn n2_what_keeps_a_service_from_its_endpoints_is_named() {
                 on(1, ready()),
                 slice("web", "IPv6", v6),
             ],
-            vec!["it has endpoints with IPv6 addresses, which none of its addresses leads to"],
+            vec!["it has endpoints with IPv6 addresses, but no IPv6 address of its own"],
         ),
         (
             "Local, on another node",
@@ -225,12 +228,12 @@ fn n2_what_keeps_a_service_from_its_endpoints_is_named() {
             ],
         ),
         (
-            "everything terminates",
-            vec![pod("web", 1, 5), plain("web", json!({})), on(1, ending())],
-            vec!["no endpoint of port 80 is ready: connections go to 1 that terminate, while they last"],
+            "all endpoints are terminating",
+            vec![pod("web", 1, 5), plain("web", json!({})), on(1, terminating())],
+            vec!["no endpoint of port 80 is ready: connections are sent to its terminating endpoints (1)"],
         ),
         (
-            "no balancer yet",
+            "no load balancer yet",
             vec![
                 pod("web", 1, 5),
                 plain(
@@ -239,7 +242,9 @@ fn n2_what_keeps_a_service_from_its_endpoints_is_named() {
                 ),
                 on(1, ready()),
             ],
-            vec!["no load balancer of the class example.com/lb has given it an address yet"],
+            vec![
+                "no load balancer of loadBalancerClass example.com/lb has set status.loadBalancer.ingress yet",
+            ],
         ),
         (
             "an address of another Service",
@@ -252,7 +257,7 @@ fn n2_what_keeps_a_service_from_its_endpoints_is_named() {
                 on(1, ready()),
                 plain("other", json!({"selector": {"app": "web"}})),
             ],
-            vec!["10.96.0.7 80/TCP belongs to the Service shop/other: connections go there"],
+            vec!["10.96.0.7 80/TCP belongs to Service shop/other: connections are sent to that Service"],
         ),
     ] {
         assert_eq!(warnings(objects), expected, "{what}");
@@ -271,13 +276,13 @@ fn n2_an_endpoint_on_a_node_that_is_lost_is_a_warning() {
         slice("web", "IPv4", json!([endpoint("web", 2, 5, ready())])),
     ]);
     assert_eq!(
-        ask(&objects, "n1", "web").warnings,
-        ["endpoints of port 80 that are used are on nodes that are not Ready: n2"]
+        report_of(&objects, "n1", "web").warnings,
+        ["used endpoints of port 80 are on nodes that are not Ready: n2"]
     );
 }
 
 #[test]
-fn n5_services_without_a_proxy_are_their_names() {
+fn n5_services_without_a_proxy_are_shown_with_their_dns_records() {
     let headless = json!({"clusterIP": "None", "clusterIPs": ["None"]});
     let alias = json!({"type": "ExternalName", "externalName": "www.example.com"});
     let slice = slice(
@@ -296,18 +301,18 @@ fn n5_services_without_a_proxy_are_their_names() {
         service("alias", alias),
         slice,
     ]);
-    let web = ask(&objects, "n1", "web");
+    let web = report_of(&objects, "n1", "web");
     assert!(web.reachable && web.ports.is_empty());
     assert_eq!(web.names[0].values, ["10.244.1.5"]);
-    let alias = ask(&objects, "n1", "alias");
+    let alias = report_of(&objects, "n1", "alias");
     assert_eq!(
-        service_text::shown(&alias),
+        service_text::to_text(&alias),
         "Service shop/alias (ExternalName) on node n1 (zone z1)\n\n\
-         No proxy serves it: it is an alias in DNS: clients connect to what that name stands for.\n\n\
-         NAME                          TYPE   IS\n\
+         No proxy serves it: it is of type ExternalName: clients connect to the host of its CNAME record.\n\n\
+         NAME                          TYPE   VALUE\n\
          alias.shop.svc.cluster.local  CNAME  www.example.com\n"
     );
-    let nothing = answer(
+    let nothing = report(
         &objects,
         objects.node("n1").unwrap(),
         &ServiceKey::new("shop", "no"),

@@ -5,7 +5,7 @@ use std::path::Path;
 use knarr_kubelet::volume_expansion::Failure;
 use tonic::Code;
 
-use super::super::{MountTerms, Tools};
+use super::super::plugin::{MountTerms, Tools};
 use super::{Csi, wire};
 use crate::plugins::CallError;
 
@@ -21,7 +21,7 @@ impl Csi {
         terms: &MountTerms,
         bytes: i64,
     ) -> Result<(), Failure> {
-        let socket = self.socket(tools, EXPAND).map_err(Failure::Uncertain)?;
+        let socket = self.socket(tools, EXPAND).map_err(uncertain)?;
         let can = self.can(tools, &socket).await.map_err(|why| {
             Failure::Uncertain(format!(
                 "Expander.NodeExpand failed to check if node supports expansion : {why}"
@@ -48,14 +48,19 @@ impl Csi {
                 .map(|p| p.display().to_string())
                 .unwrap_or_default(),
             volume_capability: Some(self.capability(&can, terms)),
-            secrets: secrets.map_err(Failure::Uncertain)?,
+            secrets: secrets.map_err(uncertain)?,
         };
         // The size that it answers may be left out, and the volume's is known.
-        wire::try_call(&*tools.host, &socket, request)
+        wire::call(&*tools.host, &socket, request)
             .await
             .map(drop)
             .map_err(failure)
     }
+}
+
+/// What was done is not known: it is tried again.
+pub fn uncertain(error: impl std::fmt::Display) -> Failure {
+    Failure::Uncertain(error.to_string())
 }
 
 /// What a driver's error means, by its code.

@@ -21,10 +21,11 @@ use knarr_api::kinds::persistent_volume::{csi_attachment, sha256};
 use knarr_client::{Api, TypedApi};
 use serde::{Deserialize, Serialize};
 
-use super::{MountTerms, Storage, StorageFailure, Tools, VolumeMode};
+pub use expand::uncertain;
 
-/// The prefix of all messages, as every kubelet's.
-const MESSAGE_PREFIX: &str = "kubernetes.io/csi: ";
+use super::error::{SecretError, StorageError, StorageFailure};
+use super::plugin::{MountTerms, Storage, Tools, VolumeMode};
+
 /// The operation that failed where there is no driver, with kubelet's messages.
 const STAGE: &str = "attacher.MountDevice failed to create newCsiDriverClient";
 const PUBLISH: &str = "mounter.SetUpAt failed to get CSI client";
@@ -51,11 +52,14 @@ pub fn inline_handle(uid: &str, volume: &str) -> String {
 }
 
 /// Whether the driver's volumes are attached before a node uses them: true, unless its CSIDriver object disables it.
-pub async fn is_attached(api: &dyn Api, driver: &str) -> Result<bool, String> {
+pub async fn is_attached(api: &dyn Api, driver: &str) -> Result<bool, StorageError> {
     match api.get_as::<CSIDriver>("", driver).await {
         Ok(driver) => Ok(driver.spec.attach_required != Some(false)),
         Err(error) if error.is_not_found() => Ok(true),
-        Err(error) => Err(format!("{MESSAGE_PREFIX}cannot see CSIDriver {driver}: {error}")),
+        Err(source) => Err(StorageError::CsiDriver {
+            driver: driver.into(),
+            source,
+        }),
     }
 }
 
@@ -68,7 +72,7 @@ struct DriverCapabilities {
 }
 
 impl Csi {
-    async fn can(&self, tools: &Tools, socket: &Path) -> Result<DriverCapabilities, String> {
+    async fn can(&self, tools: &Tools, socket: &Path) -> Result<DriverCapabilities, StorageError> {
         let calls_made = wire::call(&*tools.host, socket, wire::NodeGetCapabilities {}).await?;
         let kinds: Vec<i32> = calls_made
             .capabilities
@@ -84,43 +88,38 @@ impl Csi {
         })
     }
 
-    fn socket(&self, tools: &Tools, doing: &str) -> Result<PathBuf, String> {
-        tools.drivers.socket(&self.driver).ok_or_else(|| {
-            let name = &self.driver;
-            format!(
-                "{MESSAGE_PREFIX}{doing}: driver name {name} not found in the list of registered CSI drivers"
-            )
+    fn socket(&self, tools: &Tools, doing: &'static str) -> Result<PathBuf, StorageError> {
+        let socket = tools.drivers.socket(&self.driver);
+        socket.ok_or_else(|| StorageError::NotRegistered {
+            doing,
+            driver: self.driver.clone(),
         })
     }
 
     /// The driver's object, if it has one.
-    async fn about(&self, tools: &Tools) -> Result<Option<knarr_api::Shared<CSIDriver>>, String> {
+    async fn about(&self, tools: &Tools) -> Result<Option<knarr_api::Shared<CSIDriver>>, StorageError> {
         match tools.api.get_as::<CSIDriver>("", &self.driver).await {
             Ok(driver) => Ok(Some(driver)),
             Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(format!(
-                "{MESSAGE_PREFIX}cannot see CSIDriver {}: {error}",
-                self.driver
-            )),
+            Err(source) => Err(StorageError::CsiDriver {
+                driver: self.driver.clone(),
+                source,
+            }),
         }
     }
 
     /// The publish context of the attachment; empty if the driver does not attach.
-    async fn attachment(&self, tools: &Tools) -> Result<HashMap<String, String>, String> {
+    async fn attachment(&self, tools: &Tools) -> Result<HashMap<String, String>, StorageError> {
         if self.inline || !is_attached(&*tools.api, &self.driver).await? {
             return Ok(HashMap::new());
         }
-        let (name, handle) = (
-            csi_attachment(&self.handle, &self.driver, &tools.node),
-            &self.handle,
-        );
+        let name = csi_attachment(&self.handle, &self.driver, &tools.node);
+        let handle = self.handle.clone();
         let attachment = tools.api.get_as::<VolumeAttachment>("", &name).await;
-        let attachment = attachment.map_err(|error| {
-            format!(
-                "volume {handle} has GET error for volume attachment {name}: {}",
-                error.message()
-            )
-        })?;
+        let attachment = match attachment {
+            Ok(attachment) => attachment,
+            Err(source) => return Err(StorageError::GetAttachment { handle, name, source }),
+        };
         let status = attachment.status.clone().unwrap_or_default();
         match status.attached {
             true => Ok(status
@@ -128,9 +127,7 @@ impl Csi {
                 .unwrap_or_default()
                 .into_iter()
                 .collect()),
-            false => Err(format!(
-                "volume {handle} is not attached for volume attachment {name}"
-            )),
+            false => Err(StorageError::NotAttached { handle, name }),
         }
     }
 
@@ -139,7 +136,7 @@ impl Csi {
         tools: &Tools,
         of: Option<&SecretReference>,
         what: &str,
-    ) -> Result<HashMap<String, String>, String> {
+    ) -> Result<HashMap<String, String>, SecretError> {
         let Some(SecretReference {
             name: Some(name),
             namespace,
@@ -149,8 +146,13 @@ impl Csi {
         };
         let namespace = namespace.as_deref().unwrap_or("");
         let secret = tools.api.get_as::<Secret>(namespace, name).await;
-        let secret =
-            secret.map_err(|e| format!("fetching {what} {namespace}/{name} failed: {}", e.message()))?;
+        let secret = secret.map_err(|source| SecretError {
+            doing: format!("fetching {what}"),
+            namespace: namespace.into(),
+            name: name.clone(),
+            failed: " failed",
+            source,
+        })?;
         let data = secret.data.clone().unwrap_or_default().into_iter();
         Ok(data
             .map(|(key, value)| (key, String::from_utf8_lossy(&value.0).into_owned()))
@@ -210,7 +212,7 @@ impl Csi {
     }
 
     /// Whether the driver serves volumes of this kind: inline ones, or claimed ones.
-    fn is_served(&self, about: Option<&CSIDriver>) -> Result<(), String> {
+    fn is_served(&self, about: Option<&CSIDriver>) -> Result<(), StorageError> {
         let modes = about.and_then(|d| d.spec.volume_lifecycle_modes.as_deref());
         let mode = if self.inline { "Ephemeral" } else { "Persistent" };
         // Unset, claimed ones only.
@@ -220,10 +222,11 @@ impl Csi {
         if modes.contains(&mode) {
             return Ok(());
         }
-        let name = &self.driver;
-        Err(format!(
-            "{MESSAGE_PREFIX}mounter.SetupAt failed to check volume lifecycle mode: volume mode {mode:?} not supported by driver {name} (only supports {modes:?})"
-        ))
+        Err(StorageError::LifecycleMode {
+            mode,
+            driver: self.driver.clone(),
+            modes: modes.into_iter().map(str::to_string).collect(),
+        })
     }
 }
 
@@ -252,7 +255,7 @@ impl Storage for Csi {
         socket.map(drop)
     }
 
-    async fn stage(&self, tools: &Tools, at: &Path, terms: &MountTerms) -> Result<(), String> {
+    async fn stage(&self, tools: &Tools, at: &Path, terms: &MountTerms) -> Result<(), StorageError> {
         let socket = self.socket(tools, STAGE)?;
         let can = self.can(tools, &socket).await?;
         if !can.stage {
@@ -270,7 +273,8 @@ impl Storage for Csi {
                 .await?,
             volume_context: self.attributes.clone().into_iter().collect(),
         };
-        wire::call(&*tools.host, &socket, request).await.map(drop)
+        wire::call(&*tools.host, &socket, request).await?;
+        Ok(())
     }
 
     async fn publish(
@@ -279,7 +283,7 @@ impl Storage for Csi {
         staged: Option<&Path>,
         target: &Path,
         terms: &MountTerms,
-    ) -> Result<(), String> {
+    ) -> Result<(), StorageError> {
         let socket = self.socket(tools, PUBLISH)?;
         let about = self.about(tools).await?;
         self.is_served(about.as_deref())?;
@@ -306,22 +310,24 @@ impl Storage for Csi {
             && terms.mode == VolumeMode::Filesystem
             && self.is_given_to_group(about.as_deref(), terms)
         {
-            let given = tools.give_to(group, target, terms.read_only).await;
-            given.map_err(|e| format!("applyFSGroup failed for vol {}: {e}", self.handle))?;
+            tools
+                .give_to(group, target, terms.read_only, &self.handle)
+                .await?;
         }
         Ok(())
     }
 
-    async fn unpublish(&self, tools: &Tools, target: &Path) -> Result<(), String> {
+    async fn unpublish(&self, tools: &Tools, target: &Path) -> Result<(), StorageError> {
         let socket = self.socket(tools, "Unmounter.TearDownAt failed to get CSI client")?;
         let request = wire::UnpublishRequest {
             volume_id: self.handle.clone(),
             target_path: target.display().to_string(),
         };
-        wire::call(&*tools.host, &socket, request).await.map(drop)
+        wire::call(&*tools.host, &socket, request).await?;
+        Ok(())
     }
 
-    async fn unstage(&self, tools: &Tools, at: &Path) -> Result<(), String> {
+    async fn unstage(&self, tools: &Tools, at: &Path) -> Result<(), StorageError> {
         let socket = self.socket(
             tools,
             "attacher.UnmountDevice failed to create newCsiDriverClient",

@@ -21,8 +21,9 @@ use tokio::net::UnixListener;
 use tokio::task::AbortHandle;
 use tonic::{Code, Status};
 
-use super::super::{Hollow, StorageFailure, StorageManager, VolumeRequest, claimed, inline};
+use super::super::{StorageFailure, StorageManager, VolumeRequest, claimed, inline};
 use super::*;
+use crate::host::HollowHost;
 use crate::plugins::{Watcher, watcher};
 use crate::untrusted_fs::Pool;
 use crate::volumes::expansion::Expansions;
@@ -216,10 +217,10 @@ impl Node {
             drivers: drivers.clone(),
             api: api.clone(),
             node: "n1".into(),
-            host: Arc::new(Hollow),
+            host: Arc::new(HollowHost),
         };
         let tools = Tools {
-            host: Arc::new(Hollow),
+            host: Arc::new(HollowHost),
             drivers: drivers.clone(),
             api: api.clone(),
             node: "n1".into(),
@@ -230,7 +231,7 @@ impl Node {
             watcher: Watcher::new(
                 dir.path().join(watcher::REGISTRY),
                 vec![Arc::new(registrar)],
-                Arc::new(Hollow),
+                Arc::new(HollowHost),
             ),
             dir,
             api,
@@ -267,14 +268,14 @@ impl Node {
         self.api.update_status_as(attached).await.unwrap();
     }
 
-    async fn wanted(&self, of: &str, volume: &core::PersistentVolume) -> VolumeRequest {
-        let wanted = claimed(&*self.api, &pod(of), volume, false, None).await;
-        wanted.unwrap().unwrap()
+    async fn expected(&self, of: &str, volume: &core::PersistentVolume) -> VolumeRequest {
+        let expected = claimed(&*self.api, &pod(of), volume, false, None).await;
+        expected.unwrap().unwrap()
     }
 
     async fn set_up(&self, of: &str) -> Result<PathBuf, StorageFailure> {
         self.storage_manager
-            .set_up(&self.wanted(of, &volume("Filesystem", "1Gi")).await)
+            .set_up(&self.expected(of, &volume("Filesystem", "1Gi")).await)
             .await
     }
 }
@@ -336,7 +337,7 @@ async fn a_driver_with_a_socket_is_published_to_the_cluster_and_removed_with_it(
 
 #[tokio::test]
 async fn an_unsupported_driver_receives_the_error_as_its_registration_status() {
-    for (driver, word) in [
+    for (driver, part) in [
         (
             Driver {
                 kind: "DevicePlugin",
@@ -357,7 +358,7 @@ async fn an_unsupported_driver_receives_the_error_as_its_registration_status() {
         node.sync_one().await;
         let calls = serving.driver.calls.lock().join(" ");
         assert!(
-            calls.starts_with("registered false") && calls.contains(word),
+            calls.starts_with("registered false") && calls.contains(part),
             "{calls}"
         );
         assert_eq!(node.drivers.socket("d.example"), None);
@@ -375,6 +376,7 @@ async fn s7_a_volume_is_staged_once_a_node_and_published_once_a_pod() {
     let Err(StorageFailure::Stage(why)) = failed else {
         panic!("{failed:?}")
     };
+    let why = why.to_string();
     assert!(
         why.starts_with("volume h has GET error for volume attachment csi-"),
         "{why}"
@@ -408,7 +410,10 @@ async fn s7_a_volume_is_staged_once_a_node_and_published_once_a_pod() {
     // A driver that fails is called again, and nothing is forgotten meanwhile.
     *serving.driver.failing.lock() = Some(("unstage", Code::Internal));
     let failed = node.storage_manager.tear_down("u-q").await.unwrap_err();
-    assert_eq!(failed, "rpc error: code = Internal desc = the disk is on fire");
+    assert_eq!(
+        failed.to_string(),
+        "rpc error: code = Internal desc = the disk is on fire"
+    );
     *serving.driver.failing.lock() = None;
     calls();
     node.storage_manager.tear_down("u-q").await.unwrap();
@@ -422,7 +427,10 @@ async fn a_missing_or_failing_driver_is_reported_with_the_message_of_the_step() 
     let failed = node.set_up("p").await;
     let missing = "kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient: driver name d.example not \
                    found in the list of registered CSI drivers";
-    assert_eq!(failed, Err(StorageFailure::Stage(missing.into())));
+    let Err(StorageFailure::Stage(why)) = failed else {
+        panic!("{failed:?}")
+    };
+    assert_eq!(why.to_string(), missing);
     // Nothing can have been started, so such a pod's teardown waits for no driver.
     node.storage_manager.tear_down("u-p").await.unwrap();
     let serving = node.serve(Driver::default());
@@ -430,7 +438,11 @@ async fn a_missing_or_failing_driver_is_reported_with_the_message_of_the_step() 
     node.attach("h", json!({"attached": true})).await;
     *serving.driver.failing.lock() = Some(("publish", Code::Internal));
     let step = "rpc error: code = Internal desc = the disk is on fire";
-    assert_eq!(node.set_up("p").await, Err(StorageFailure::Publish(step.into())));
+    let failed = node.set_up("p").await;
+    let Err(StorageFailure::Publish(why)) = failed else {
+        panic!("{failed:?}")
+    };
+    assert_eq!(why.to_string(), step);
 }
 
 #[tokio::test]
@@ -439,14 +451,15 @@ async fn an_inline_volume_is_only_published_with_the_pods_info() {
     let serving = node.serve(Driver::default());
     node.sync_one().await;
     let volume: core::Volume = from(json!({"name": "v", "csi": {"driver": "d.example"}}));
-    let wanted = inline(&*node.api, &pod("p"), &volume, None)
+    let expected = inline(&*node.api, &pod("p"), &volume, None)
         .await
         .unwrap()
         .unwrap();
-    let failed = node.storage_manager.set_up(&wanted).await;
+    let failed = node.storage_manager.set_up(&expected).await;
     let Err(StorageFailure::Publish(why)) = failed else {
         panic!("{failed:?}")
     };
+    let why = why.to_string();
     assert!(
         why.contains("volume mode \"Ephemeral\" not supported by driver d.example"),
         "{why}"
@@ -458,7 +471,7 @@ async fn an_inline_volume_is_only_published_with_the_pods_info() {
         .await
         .unwrap();
     serving.driver.calls.lock().clear();
-    node.storage_manager.set_up(&wanted).await.unwrap();
+    node.storage_manager.set_up(&expected).await.unwrap();
     let handle = inline_handle("u-p", "v");
     let calls = std::mem::take(&mut *serving.driver.calls.lock());
     assert_eq!(first_tokens(&calls), [format!("publish {handle}")]);
@@ -480,8 +493,8 @@ async fn a_block_volume_is_published_as_a_device() {
     node.sync_one().await;
     node.attach("h", json!({"attached": true})).await;
     serving.driver.calls.lock().clear();
-    let wanted = node.wanted("p", &volume("Block", "1Gi")).await;
-    let at = node.storage_manager.set_up(&wanted).await.unwrap();
+    let expected = node.expected("p", &volume("Block", "1Gi")).await;
+    let at = node.storage_manager.set_up(&expected).await.unwrap();
     assert_eq!(
         at,
         node.dir
@@ -580,13 +593,14 @@ impl Expanding {
             .get_as::<core::PersistentVolume>("", "pv")
             .await
             .unwrap();
-        let wanted = self.node.wanted("p", &volume).await;
-        self.node.storage_manager.set_up(&wanted).await.unwrap();
+        let expected = self.node.expected("p", &volume).await;
+        self.node.storage_manager.set_up(&expected).await.unwrap();
         self.serving.driver.calls.lock().clear();
         let claim = self.claim().await;
         self.expansions
-            .begin(&self.node.storage_manager, &pod("p"), &claim, &volume, &wanted)
+            .begin(&self.node.storage_manager, &pod("p"), &claim, &volume, &expected)
             .await
+            .map_err(|error| error.to_string())
     }
 
     async fn sync_one(&self) -> Vec<String> {

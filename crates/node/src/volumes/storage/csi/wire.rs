@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
-use super::super::host::Host;
+use crate::host::Host;
 use crate::plugins;
 pub use crate::plugins::Call;
 use crate::plugins::CallError;
@@ -194,13 +194,7 @@ calls! {
     ExpandRequest, "/csi.v1.Node/NodeExpandVolume";
 }
 
-/// Calls the driver, with gRPC's error message.
-pub async fn call<C: Call>(host: &dyn Host, socket: &Path, request: C) -> Result<C::Answer, String> {
-    let answer = try_call(host, socket, request).await;
-    answer.map_err(|error| error.to_string())
-}
-
-/// Likewise, with the error's code.
-pub async fn try_call<C: Call>(host: &dyn Host, socket: &Path, request: C) -> Result<C::Answer, CallError> {
+/// Calls the driver.
+pub async fn call<C: Call>(host: &dyn Host, socket: &Path, request: C) -> Result<C::Answer, CallError> {
     plugins::call_on(host, socket, request, TIMEOUT).await
 }

@@ -1,0 +1,31 @@
+//! The controllers of the API server itself: one task each, which ends when the server, its connections and its in-process clients are
+//! dropped.
+
+use std::sync::Arc;
+
+use crate::aggregation::{ApiServiceController, run_api_service_controller};
+use crate::bootstrap::{BootstrapController, run_bootstrap_controller};
+use crate::cache::maintenance::{CacheMaintenance, compact, slim};
+use crate::custom::{DefinitionController, run_definition_controller};
+use crate::flow_control::{FlowControlController, adjust_seats, run_flow_control};
+
+/// The controllers. They run while this exists.
+pub(crate) struct Controllers {
+    pub maintenance: Arc<CacheMaintenance>,
+    pub bootstrap: Arc<BootstrapController>,
+    pub definitions: Arc<DefinitionController>,
+    pub api_services: Arc<ApiServiceController>,
+    pub flow_control: Arc<FlowControlController>,
+}
+
+impl Controllers {
+    pub fn start(&self) {
+        tokio::spawn(compact(Arc::downgrade(&self.maintenance)));
+        tokio::spawn(slim(Arc::downgrade(&self.maintenance)));
+        tokio::spawn(run_bootstrap_controller(Arc::downgrade(&self.bootstrap)));
+        tokio::spawn(run_definition_controller(Arc::downgrade(&self.definitions)));
+        tokio::spawn(run_api_service_controller(Arc::downgrade(&self.api_services)));
+        tokio::spawn(run_flow_control(Arc::downgrade(&self.flow_control)));
+        tokio::spawn(adjust_seats(Arc::downgrade(&self.flow_control)));
+    }
+}

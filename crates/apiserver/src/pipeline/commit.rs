@@ -1,0 +1,194 @@
+//! The last stage of a write: one encoding, one transaction on the object's last revision. A dry run ends here.
+
+use std::sync::Arc;
+
+use knarr_api::strategy::{DeletionPlan, DeletionRequest};
+use knarr_api::{AnyObject, Error, Kind, Object};
+use knarr_client::Term;
+
+use super::write::{Change, DeleteRequest, Write};
+use super::{Ctx, Pipeline, WRITE_ATTEMPTS, managed_fields};
+use crate::cache::Written;
+
+/// The result of a write.
+pub(crate) struct Committed {
+    /// The object as it is now, or as it was when it was removed.
+    pub object: Arc<Object>,
+    /// Whether it is not stored any more.
+    pub removed: bool,
+}
+
+impl Committed {
+    fn stored(object: Arc<Object>) -> Written<Self> {
+        Written::Done(Committed {
+            object,
+            removed: false,
+        })
+    }
+
+    fn removed(object: Arc<Object>) -> Written<Self> {
+        Written::Done(Committed {
+            object,
+            removed: true,
+        })
+    }
+}
+
+impl Pipeline {
+    pub(super) async fn commit(&self, ctx: &Ctx, write: Write<'_>) -> Result<Written<Committed>, Error> {
+        match write.change {
+            Change::Create => self.commit_create(ctx, write).await,
+            Change::Update(old, _) => self.commit_update(ctx, old, write).await,
+            Change::Delete(old, request) => self.commit_deletion(ctx, old, request, write).await,
+        }
+    }
+
+    async fn commit_create(&self, ctx: &Ctx, write: Write<'_>) -> Result<Written<Committed>, Error> {
+        let (kind, mut object) = (&write.kind, write.object);
+        // Checked last, as in Kubernetes' storage: admission denies an object whatever its resourceVersion.
+        let version = object.metadata_mut().resource_version.take();
+        let is_version = |v: &String| v.parse::<u64>().is_ok_and(|v| v != 0);
+        if version.as_ref().is_some_and(is_version) {
+            let error = "resourceVersion should not be set on objects to be created";
+            return Err(Error::new(500, "", error));
+        }
+        let name = object.metadata().name.as_deref().unwrap_or("");
+        if self.cache.get(kind, write.target.namespace, name).is_some() {
+            return Ok(Written::Conflict);
+        }
+        if ctx.dry_run {
+            // A dry run shows the resourceVersion as it was sent, even one that is not valid.
+            object.metadata_mut().resource_version = version;
+            return Ok(Committed::stored(Arc::new(Object::from_typed(kind, object))));
+        }
+        self.put_converted(kind, object, 0, ctx.term.as_ref()).await
+    }
+
+    async fn commit_update(
+        &self,
+        ctx: &Ctx,
+        old: &Arc<Object>,
+        write: Write<'_>,
+    ) -> Result<Written<Committed>, Error> {
+        let (kind, mut object) = (&write.kind, write.object);
+        let term = ctx.term.as_ref();
+        if kind.ops.completes_deletion(&*object, old.typed())? {
+            if !ctx.dry_run && matches!(self.cache.delete(old, term).await?, Written::Conflict) {
+                return Ok(Written::Conflict);
+            }
+            return Ok(Committed::removed(Arc::new(Object::from_typed(kind, object))));
+        }
+        if ctx.dry_run {
+            return Ok(Committed::stored(Arc::new(Object::from_typed(kind, object))));
+        }
+        if self.is_unchanged(old, &mut *object) && !self.cache.is_stale(old) {
+            return Ok(Committed::stored(old.clone()));
+        }
+        self.put_converted(kind, object, old.revision(), term).await
+    }
+
+    /// Deletes an object, or marks it as being deleted, as its kind plans it.
+    async fn commit_deletion(
+        &self,
+        ctx: &Ctx,
+        old: &Arc<Object>,
+        request: &DeleteRequest,
+        write: Write<'_>,
+    ) -> Result<Written<Committed>, Error> {
+        let (kind, mut marked) = (&write.kind, write.object);
+        let term = ctx.term.as_ref();
+        let deletion = DeletionRequest {
+            now: ctx.now,
+            grace_period_seconds: request.options.grace_period_seconds,
+            orphan_dependents: request.orphan_dependents,
+            propagation: request.options.propagation,
+        };
+        match kind.ops.plan_deletion(old.typed(), &mut *marked, &deletion)? {
+            DeletionPlan::Pending => Ok(Committed::stored(old.clone())),
+            DeletionPlan::Mark { then_remove } if ctx.dry_run => Ok(Written::Done(Committed {
+                object: Arc::new(Object::from_typed(kind, marked)),
+                removed: then_remove,
+            })),
+            DeletionPlan::Remove if ctx.dry_run => Ok(Committed::removed(old.clone())),
+            DeletionPlan::Remove => self.remove(old, term).await,
+            DeletionPlan::Mark { then_remove } => {
+                match self.put_converted(kind, marked, old.revision(), term).await? {
+                    Written::Done(marked) if then_remove => self.remove_marked(marked.object, term).await,
+                    written => Ok(written),
+                }
+            }
+        }
+    }
+
+    /// Deletes an object whose grace period is zero. If it is written in between (by a kubelet its last status), the newer
+    /// object is deleted; if it is deleted in between, the request has succeeded.
+    async fn remove_marked(
+        &self,
+        mut object: Arc<Object>,
+        term: Option<&Term>,
+    ) -> Result<Written<Committed>, Error> {
+        for _ in 0..WRITE_ATTEMPTS {
+            if let Written::Done(done) = self.remove(&object, term).await? {
+                return Ok(Written::Done(done));
+            }
+            match self.cache.get(object.kind(), object.namespace(), object.name()) {
+                Some(newer) if newer.uid() == object.uid() => object = newer,
+                _ => return Ok(Committed::removed(object)),
+            }
+        }
+        Ok(Written::Conflict)
+    }
+
+    async fn remove(&self, object: &Arc<Object>, term: Option<&Term>) -> Result<Written<Committed>, Error> {
+        Ok(match self.cache.delete(object, term).await? {
+            Written::Done(revision) => Committed::removed(Arc::new(object.at_revision(revision))),
+            Written::Conflict => Written::Conflict,
+        })
+    }
+
+    /// Writes a value of `kind`, in its storage version.
+    async fn put_converted(
+        &self,
+        kind: &Kind,
+        object: Box<dyn AnyObject>,
+        expected_revision: u64,
+        term: Option<&Term>,
+    ) -> Result<Written<Committed>, Error> {
+        let stored = kind.stored();
+        let object = self.converter.typed(kind, &stored, object).await?;
+        Ok(
+            match self.cache.put(&stored, object, expected_revision, term).await? {
+                Written::Done(object) => Committed::stored(object),
+                Written::Conflict => Written::Conflict,
+            },
+        )
+    }
+
+    /// Whether the object would be unchanged, apart from the times of its managed fields.
+    fn is_unchanged(&self, old: &Object, new: &mut dyn AnyObject) -> bool {
+        // An object stored in an older version is written again in the storage version: that is how objects are migrated.
+        if !self.is_in_storage_version(old) {
+            return false;
+        }
+        let was = old.typed();
+        if !managed_fields::same_but_for_times(was, new) {
+            return false;
+        }
+        let managed = new.metadata_mut().managed_fields.take();
+        new.metadata_mut()
+            .managed_fields
+            .clone_from(&was.metadata().managed_fields);
+        let same = old.has_encoding(&Object::encode_for_store(new));
+        new.metadata_mut().managed_fields = managed;
+        same
+    }
+
+    fn is_in_storage_version(&self, object: &Object) -> bool {
+        let kind = object.kind();
+        if !kind.is_converted_by_webhook() {
+            return true;
+        }
+        let stored = self.cache.get(kind, object.namespace(), object.name());
+        stored.is_some_and(|stored| stored.kind().version() == kind.stored().version())
+    }
+}

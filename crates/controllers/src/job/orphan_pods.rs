@@ -1,0 +1,94 @@
+//! Pods that have the tracking finalizer although no Job counts them (upstream: syncOrphanPod): it is removed, as they could not be
+//! deleted otherwise.
+
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
+use knarr_api::k8s_openapi;
+use knarr_api::registry;
+use knarr_api::{ObjectKey, Shared};
+
+use super::pods;
+use crate::action::{Action, LiveCheck};
+use crate::controller::{Context, ObjectChange};
+use crate::history::label;
+use crate::owner::controller_of;
+
+const JOB_NAME: &str = "batch.kubernetes.io/job-name";
+
+/// The key of the Job of a tracked pod, by its label; without the label the name is empty.
+pub fn key(changed: ObjectChange<'_>) -> Option<ObjectKey> {
+    let pod: &Pod = changed.new?.get()?;
+    let name = label(pod.metadata.labels.as_ref(), JOB_NAME);
+    let is_orphan = controller_of(&pod.metadata).is_none();
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("");
+    (is_orphan && pods::is_tracked(pod)).then(|| ObjectKey::new(namespace, name))
+}
+
+fn release(tracked: Vec<Shared<Pod>>) -> Vec<Action> {
+    tracked
+        .iter()
+        .map(|p| Action::update(pods::without_finalizer(p)))
+        .collect()
+}
+
+/// There is no Job of this name: the finalizers of its pods are removed, after a live read has confirmed that.
+pub fn of_no_job(context: &Context<'_>) -> Vec<Action> {
+    if context.failure.is_some() {
+        return Vec::new();
+    }
+    let key = context.key;
+    let mut left: Vec<Shared<Pod>> = context.view.list_as(&key.namespace);
+    left.retain(|p| {
+        pods::is_tracked(p)
+            && match controller_of(&p.metadata) {
+                Some(owner) => owner.kind == "Job" && owner.name == key.name,
+                None => label(p.metadata.labels.as_ref(), JOB_NAME) == key.name,
+            }
+    });
+    if left.is_empty() {
+        return Vec::new();
+    }
+    let mut actions = Vec::new();
+    if !key.name.is_empty() {
+        actions.push(Action::Require(LiveCheck::Absent {
+            kind: registry::JOB.clone(),
+            key: key.clone(),
+        }));
+    }
+    actions.extend(release(left));
+    actions
+}
+
+/// Pods of a former Job of the same name: their finalizers are removed, after a live read has confirmed that the name belongs
+/// to this Job.
+pub fn of_predecessors(context: &Context<'_>, job: &Shared<Job>) -> Vec<Action> {
+    if context.failure.is_some() {
+        return Vec::new();
+    }
+    let key = context.key;
+    let mut left: Vec<Shared<Pod>> = context.view.list_as(&key.namespace);
+    left.retain(|p| {
+        let owner = controller_of(&p.metadata).filter(|o| o.kind == "Job" && o.name == key.name);
+        pods::is_tracked(p) && owner.is_some_and(|o| o.uid != job.object().uid())
+    });
+    if left.is_empty() {
+        return Vec::new();
+    }
+    let mut actions = vec![Action::Require(LiveCheck::Exists {
+        kind: registry::JOB.clone(),
+        key: key.clone(),
+        uid: job.object().uid().to_string(),
+    })];
+    actions.extend(release(left));
+    actions
+}
+
+/// A finished Job counts no more pods.
+pub fn of_finished(context: &Context<'_>, job: &Shared<Job>) -> Vec<Action> {
+    if context.failure.is_some() {
+        return Vec::new();
+    }
+    let mut left: Vec<Shared<Pod>> = context.view.controlled_by_as(job.object().uid());
+    left.retain(|p| pods::is_tracked(p));
+    release(left)
+}

@@ -1,0 +1,231 @@
+//! What each [`Change`](super::Change) does to the snapshot, before anything is scheduled again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use knarr_api::kinds::pod::is_terminal;
+use knarr_api::registry::Registered;
+use knarr_api::{Object, Shared, k8s_openapi};
+
+use super::{Error, PodMessage, Snapshot, controller, full_name};
+use crate::pod_info::node_name;
+
+/// The label of zones.
+pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+impl Snapshot {
+    pub(super) fn drain(&mut self, name: &str) -> Result<(), Error> {
+        let Some(node) = self.nodes.get(name) else {
+            return Err(Error::NotFound(format!("node {name}")));
+        };
+        let mut cordoned: Node = (**node).clone();
+        cordoned.spec.get_or_insert_default().unschedulable = Some(true);
+        let cordoned = Object::from_typed(Node::kind_of(), Box::new(cordoned));
+        if let Ok(cordoned) = Shared::new(Arc::new(cordoned)) {
+            self.scheduler.node_changed(name, Some(cordoned), self.now);
+        }
+        for pod in self.on(name) {
+            let owner = controller(pod.metadata.owner_references.as_ref());
+            let annotations = pod.metadata.annotations.as_ref();
+            let stays = owner.is_some_and(|o| o.kind == "DaemonSet")
+                || annotations.is_some_and(|a| a.contains_key(MIRROR));
+            if stays {
+                continue;
+            }
+            if self.scheduler.cluster().forbids_eviction(&pod) {
+                self.result.blocked.push(PodMessage {
+                    pod: full_name(pod.object()),
+                    words: "its disruption budget allows no eviction".into(),
+                });
+                continue;
+            }
+            self.replace(&pod, "it is evicted");
+        }
+        Ok(())
+    }
+
+    pub(super) fn lose_zone(&mut self, zone: &str) -> Result<(), Error> {
+        let in_zone = |node: &&Shared<Node>| {
+            let labels = node.metadata.labels.as_ref();
+            labels.and_then(|l| l.get(ZONE)).map(String::as_str) == Some(zone)
+        };
+        let lost = self.nodes.values().filter(in_zone);
+        let lost: Vec<String> = lost.map(|n| n.object().name().to_string()).collect();
+        if lost.is_empty() {
+            return Err(Error::NotFound(format!("node with {ZONE}={zone}")));
+        }
+        for node in &lost {
+            self.scheduler.node_changed(node, None, self.now);
+        }
+        for node in &lost {
+            for pod in self.on(node) {
+                self.replace(&pod, "its node is lost");
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the workload owns the pod, itself or through a ReplicaSet.
+    fn belongs(&self, pod: &Pod, kind: &str, namespace: &str, name: &str) -> bool {
+        let is = |owner: &OwnerReference| owner.kind == kind && owner.name == name;
+        let Some(owner) = controller(pod.metadata.owner_references.as_ref()) else {
+            return false;
+        };
+        let above = self.owners.get(&(namespace.to_string(), owner.name.clone()));
+        pod.metadata.namespace.as_deref() == Some(namespace)
+            && (is(owner) || (owner.kind == "ReplicaSet" && above.is_some_and(is)))
+    }
+
+    pub(super) fn scale(
+        &mut self,
+        kind: &str,
+        namespace: &str,
+        name: &str,
+        replicas: usize,
+    ) -> Result<(), Error> {
+        let mut pods: Vec<Shared<Pod>> = self
+            .pods
+            .values()
+            .filter(|pod| self.belongs(pod, kind, namespace, name))
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none() && !is_terminal(pod))
+            .cloned()
+            .collect();
+        let example = match pods.last() {
+            Some(pod) => (**pod).clone(),
+            None => self
+                .first_pod(kind, namespace, name)
+                .ok_or_else(|| Error::NoWorkload(format!("{kind} {namespace}/{name}")))?,
+        };
+        sort_for_scale_down(kind, &mut pods);
+        for pod in pods.iter().take(pods.len().saturating_sub(replicas)) {
+            let node = node_name(pod);
+            let words = if node.is_empty() {
+                "it is deleted by the scale-down".to_string()
+            } else {
+                format!("it is deleted by the scale-down; it was on {node}")
+            };
+            self.result.gone.push(PodMessage {
+                pod: full_name(pod.object()),
+                words,
+            });
+            self.remove(pod);
+        }
+        for i in pods.len()..replicas {
+            let is_stateful = kind == "StatefulSet";
+            let named = if is_stateful {
+                format!("{name}-{i}")
+            } else {
+                format!("{name}-imagined-{i}")
+            };
+            let shown = if is_stateful {
+                format!("{namespace}/{named}")
+            } else {
+                format!("{namespace}/{name} (new {})", i + 1 - pods.len())
+            };
+            let made = self.like(&example, |pod| {
+                pod.metadata.name = Some(named.clone());
+            });
+            if let Some(made) = made {
+                self.replaces
+                    .insert(made.object().uid().to_string(), (shown, None));
+                self.add(made);
+            }
+        }
+        Ok(())
+    }
+
+    /// The first pod of a workload without pods.
+    fn first_pod(&self, kind: &str, namespace: &str, name: &str) -> Option<Pod> {
+        let is = |(k, ns, n): &&(String, String, String)| k == kind && ns == namespace && n == name;
+        let (_, template) = self.templates.iter().find(|(key, _)| is(key))?;
+        let mut pod = Pod {
+            metadata: template.metadata.clone().unwrap_or_default(),
+            spec: template.spec.clone(),
+            status: None,
+        };
+        pod.metadata.namespace = Some(namespace.to_string());
+        // A Deployment owns its pods through a ReplicaSet.
+        let below = self
+            .owners
+            .iter()
+            .find(|((ns, _), owner)| ns == namespace && owner.kind == kind && owner.name == name);
+        let (kind, name) = below.map_or((kind, name), |((_, set), _)| ("ReplicaSet", set));
+        pod.metadata.owner_references = Some(vec![OwnerReference {
+            api_version: "apps/v1".into(),
+            kind: kind.to_string(),
+            name: name.to_string(),
+            controller: Some(true),
+            ..OwnerReference::default()
+        }]);
+        let spec = pod.spec.get_or_insert_default();
+        let class = match &spec.priority_class_name {
+            Some(class) => self.classes.get(class),
+            None => self.classes.values().find(|c| c.global_default == Some(true)),
+        };
+        if let Some(class) = class {
+            spec.priority = class.value;
+            spec.preemption_policy = class.preemption_policy.clone();
+        }
+        Some(pod)
+    }
+
+    pub(super) fn set_priority(&mut self, namespace: &str, name: &str, class: &str) -> Result<(), Error> {
+        let Some(of) = self.classes.get(class).cloned() else {
+            return Err(Error::NotFound(format!("priority class {class}")));
+        };
+        let pod = self.find(namespace, name)?;
+        let from = Some(node_name(&pod).to_string()).filter(|n| !n.is_empty());
+        let made = self.like(&pod, |pod| {
+            let spec = pod.spec.get_or_insert_default();
+            spec.priority_class_name = Some(class.to_string());
+            spec.priority = of.value;
+            spec.preemption_policy = of.preemption_policy.clone();
+        });
+        self.remove(&pod);
+        if let Some(made) = made {
+            let origin = (full_name(pod.object()), from);
+            self.replaces.insert(made.object().uid().to_string(), origin);
+            self.add(made);
+        }
+        Ok(())
+    }
+}
+
+/// The pods that their controller deletes first come first: the highest ordinals of a StatefulSet; else pods without
+/// a node, then unready ones, then those of the lowest deletion cost, then those with most other pods of the set on
+/// their node, then the newest.
+fn sort_for_scale_down(kind: &str, pods: &mut [Shared<Pod>]) {
+    if kind == "StatefulSet" {
+        let ordinal = |pod: &Shared<Pod>| {
+            let name = pod.object().name();
+            name.rsplit_once('-').and_then(|(_, n)| n.parse::<u64>().ok())
+        };
+        pods.sort_by_key(|pod| std::cmp::Reverse(ordinal(pod)));
+        return;
+    }
+    let mut on: BTreeMap<String, usize> = BTreeMap::new();
+    for pod in pods.iter() {
+        *on.entry(node_name(pod).to_string()).or_default() += 1;
+    }
+    pods.sort_by_cached_key(|pod| {
+        let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+        let is_ready = conditions
+            .into_iter()
+            .any(|c| c.type_ == "Ready" && c.status == "True");
+        let annotations = pod.metadata.annotations.as_ref();
+        let cost = annotations.and_then(|a| a.get("controller.kubernetes.io/pod-deletion-cost"));
+        let cost: i32 = cost.and_then(|c| c.parse().ok()).unwrap_or(0);
+        let shared = on.get(node_name(pod)).copied().unwrap_or(0);
+        let created = pod.metadata.creation_timestamp.as_ref().map(|t| t.0);
+        (
+            !node_name(pod).is_empty(),
+            is_ready,
+            cost,
+            std::cmp::Reverse(shared),
+            std::cmp::Reverse(created),
+        )
+    });
+}

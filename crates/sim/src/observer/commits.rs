@@ -1,0 +1,423 @@
+//! Writes to the store: what the trace and the world keep of them, and which rules are checked.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use knarr_api::k8s_openapi;
+use knarr_api::k8s_openapi::jiff::{SignedDuration, Timestamp};
+use knarr_client::{Object, Term};
+use knarr_control::fencing_kinds::{NodeFencing, Phase};
+
+use super::{Inner, Observer};
+use crate::rules::{n1_addresses, n6_policy, s9_watches};
+use crate::stored;
+use crate::upgrade::started_by;
+use crate::world::{
+    Absence, Life, Observation, WITHOUT_LEASE, World, is_fenced, is_out_of_service, node_of, phase_of,
+};
+
+/// The summary of the network agents' reports (SPEC B7).
+const PROPAGATION: &str = "core/configmaps/knarr-network/endpoint-propagation";
+
+/// More writes of pods than any cluster here needs, even when all its components start, and so many seconds. Other kinds do not count: two
+/// controller managers overwrite each other's statuses, see [`managers_may_disagree`].
+const POD_WRITES: u32 = 5_000;
+pub(super) const POD_WRITES_WITHIN_SECONDS: i64 = 10;
+/// A watch that failed during a fault is opened again at the latest this long after it: client-go's reflector waits up to 30 s, half as much
+/// again by its jitter.
+const WATCHES_AGAIN_WITHIN: SignedDuration = SignedDuration::from_secs(60);
+/// More pods at once than users want here: what one manager creates, the other does not delete.
+const POD_COUNT: usize = 500;
+
+/// Whether a controller manager that ignores the lease may have an old view: it creates pods on nodes from which the leader evicts them, as
+/// often as requests take. In Kubernetes only the client's rate limit (20 a second for each controller) bounds that. Pods do not become more.
+fn managers_may_disagree(world: &World) -> bool {
+    let existing = world.pods.values().filter(|life| !life.removed()).count();
+    let watches = |since: Timestamp| world.now.duration_since(since) >= WATCHES_AGAIN_WITHIN;
+    existing < POD_COUNT
+        && world.well_since.contains_key(WITHOUT_LEASE)
+        && !world.all_well_since(|_| true).is_some_and(watches)
+}
+
+impl Inner {
+    fn count_pod_write(&mut self) {
+        let period = self.world.now.as_second() / POD_WRITES_WITHIN_SECONDS;
+        self.pod_writes = match self.pod_writes {
+            (last, writes) if last == period => (last, writes + 1),
+            _ => (period, 1),
+        };
+        if self.pod_writes.1 == POD_WRITES && !managers_may_disagree(&self.world) {
+            let what = format!(
+                "{POD_WRITES} writes of pods within {POD_WRITES_WITHIN_SECONDS} s: components undo each other's work"
+            );
+            self.violate("S9", what, None);
+        }
+    }
+}
+
+impl Observer {
+    /// A key was written; no value: it was deleted.
+    pub fn committed(&self, key: &[u8], revision: u64, value: Option<&[u8]>) {
+        let mut inner = self.lock();
+        let now = inner.world.now;
+        let text = String::from_utf8_lossy(key).into_owned();
+        let path = text.trim_start_matches("/registry/");
+        let content = value.unwrap_or_default();
+        inner.world.commits.add(revision, path, value.is_none());
+        inner.world.versions.add(path, revision, now, value);
+        if inner.world.resting {
+            inner.check_rules(&Observation::Written { key: path });
+        }
+        if inner.world.metering.take_in(path, value, now) {
+            inner.check_rules(&Observation::Metered { key: path });
+        }
+        if inner.world.definitions.take_in(path, value) {
+            inner.check_rules(&Observation::Defined { key: path });
+        }
+        if let Some(name) = path.strip_prefix("core/pods/") {
+            inner.count_pod_write();
+            let pod = value.and_then(stored::pod).map(Arc::new);
+            let line = match &pod {
+                Some(pod) => format!("{revision} pod {name} {}", summary(pod)),
+                None => format!("{revision} pod {name} is gone"),
+            };
+            inner.history.add(now, &line, content);
+            match pod {
+                Some(pod) => pod_written(&mut inner, pod),
+                None => pod_removed(&mut inner, name),
+            }
+            return;
+        }
+        let verb = if value.is_some() { "put" } else { "gone" };
+        let node_name = path.strip_prefix("core/nodes/");
+        let node = value.filter(|_| node_name.is_some()).and_then(stored::node);
+        let more = if path.starts_with("apps/") || path.starts_with("batch/") {
+            stored::describe_workload(content)
+        } else if path.starts_with("core/events/") {
+            stored::describe_event(content)
+        } else if path.starts_with("discovery.k8s.io/endpointslices/") {
+            stored::describe_slice(content)
+        } else if path == PROPAGATION {
+            stored::describe_propagation(content)
+        } else {
+            node.as_ref().map(describe_node).unwrap_or_default()
+        };
+        inner
+            .history
+            .add(now, &format!("{revision} {verb} {path}{more}"), content);
+        if let Some(node) = path.strip_prefix("coordination.k8s.io/leases/kube-node-lease/") {
+            inner.world.renewed.insert(node.to_string(), now);
+        }
+        // Leases of leaders; a node's lease has nothing that a rule needs.
+        let lease = path.strip_prefix("coordination.k8s.io/leases/");
+        if let Some(name) = lease.filter(|name| !name.starts_with("kube-node-lease/")) {
+            match value.and_then(stored::lease) {
+                Some(lease) => drop(inner.world.terms.insert(name.to_string(), Term::of(&lease))),
+                None => drop(inner.world.terms.remove(name)),
+            }
+        }
+        network_written(&mut inner, path, value);
+        if let Some(name) = path.strip_prefix("safety.knarr.io/nodefencings/") {
+            fencing_written(&mut inner, name, content);
+        }
+        if let Some(name) = node_name {
+            node_written(&mut inner, name, node);
+        }
+    }
+
+    /// Keys that a leader wrote, with the term in which it decided.
+    pub fn led<'a>(&self, term: &Term, keys: impl Iterator<Item = &'a [u8]>) {
+        let mut inner = self.lock();
+        for key in keys {
+            let key = &String::from_utf8_lossy(key);
+            // Admission charges a quota before the request itself is compared with the lease; a charge for nothing is counted off again.
+            if key.contains("/resourcequotas/") {
+                continue;
+            }
+            inner.check_rules(&Observation::Led { term, key });
+        }
+    }
+
+    /// The next commit of a quota is part of a component's request.
+    pub fn requested_by_component(&self) {
+        self.lock().world.metering.for_component = true;
+    }
+
+    /// From now on commits are compared with what clients see.
+    pub fn keep_commits(&self) {
+        self.lock().world.commits.keep();
+    }
+
+    /// A component gets the answer to a write.
+    pub fn answered(&self, who: &str, answer: &knarr_client::Result<Arc<Object>>) {
+        let Ok(object) = answer else { return };
+        let mut inner = self.lock();
+        if let Err(what) = s9_watches::is_committed(object, &inner.world.commits) {
+            inner.violate("S9", format!("{who}: {what}"), None);
+        }
+    }
+}
+
+fn summary(pod: &Pod) -> String {
+    let meta = &pod.metadata;
+    let mut text = format!("{} on {:?}", phase_of(pod), node_of(pod));
+    let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    if let Some(ready) = conditions.into_iter().find(|c| c.type_ == "Ready") {
+        text.push_str(&format!(", ready: {}", ready.status));
+    }
+    if let Some(at) = &meta.deletion_timestamp {
+        let grace = meta.deletion_grace_period_seconds.unwrap_or_default();
+        text.push_str(&format!(", to end by {} ({grace} s)", at.0));
+    }
+    let uid = meta.uid.as_deref().unwrap_or_default();
+    text.push_str(&format!(" [{}]", uid.get(..8).unwrap_or(uid)));
+    text
+}
+
+/// Whether the node is ready, and its taints.
+fn describe_node(node: &Node) -> String {
+    let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    let ready = conditions.into_iter().find(|c| c.type_ == "Ready");
+    let mut text = match ready {
+        Some(ready) => format!(", ready: {}", ready.status),
+        None => String::new(),
+    };
+    for taint in node.spec.iter().flat_map(|s| s.taints.iter().flatten()) {
+        text.push_str(&format!(", {}:{}", taint.key, taint.effect));
+    }
+    text
+}
+
+/// The objects that the rules of the network need.
+fn network_written(inner: &mut Inner, path: &str, value: Option<&[u8]>) {
+    fn kept<T: serde::de::DeserializeOwned>(
+        all: &mut std::collections::BTreeMap<String, T>,
+        key: &str,
+        value: Option<&[u8]>,
+    ) {
+        match value.and_then(|json| serde_json::from_slice(json).ok()) {
+            Some(object) => drop(all.insert(key.into(), object)),
+            None => drop(all.remove(key)),
+        }
+    }
+    let world = &mut inner.world;
+    if let Some(key) = path.strip_prefix("core/services/") {
+        kept(&mut world.services, key, value);
+    } else if let Some(key) = path.strip_prefix("discovery.k8s.io/endpointslices/") {
+        kept(&mut world.slices, key, value);
+    } else if let Some(name) = path.strip_prefix("core/namespaces/") {
+        let namespace = value.and_then(stored::node);
+        let labels = namespace.map(|namespace| namespace.metadata.labels.unwrap_or_default());
+        world.namespaces.insert(name.into(), labels.unwrap_or_default());
+    } else if let Some(key) = path.strip_prefix("networking.k8s.io/networkpolicies/") {
+        let policy: Option<NetworkPolicy> = value.and_then(|json| serde_json::from_slice(json).ok());
+        let same = |of: &NetworkPolicy| {
+            let meta = &of.metadata;
+            key.split_once('/') == meta.namespace.as_deref().zip(meta.name.as_deref())
+        };
+        world.policies.retain(|_, of| !same(of));
+        if let Some(policy) = policy {
+            let uid = policy.metadata.uid.clone().unwrap_or_default();
+            world.policies.insert(uid, policy);
+        }
+    } else if let Some(key) = path.strip_prefix("policy/poddisruptionbudgets/") {
+        budget_written(inner, key, value);
+    }
+}
+
+fn budget_written(inner: &mut Inner, key: &str, value: Option<&[u8]>) {
+    let budget: Option<PodDisruptionBudget> = value.and_then(|json| serde_json::from_slice(json).ok());
+    let before = inner.world.budgets.remove(key);
+    let Some(after) = budget else { return };
+    let now = inner.world.now;
+    let counted = after
+        .status
+        .iter()
+        .flat_map(|s| s.disrupted_pods.iter().flatten());
+    let counted = counted.map(|(pod, _)| ((key.to_string(), pod.clone()), now));
+    inner.world.disruptions.extend(counted);
+    let first_seen = before
+        .as_ref()
+        .map_or(inner.world.now, |(_, first_seen)| *first_seen);
+    inner
+        .world
+        .budgets
+        .insert(key.into(), (after.clone(), first_seen));
+    inner.check_rules(&Observation::BudgetWritten {
+        before: before.as_ref().map(|(budget, _)| budget),
+        after: &after,
+    });
+}
+
+fn fencing_written(inner: &mut Inner, name: &str, content: &[u8]) {
+    let Ok(fencing) = serde_json::from_slice::<NodeFencing>(content) else {
+        inner.world.fencings.remove(name);
+        return;
+    };
+    let (now, node) = (inner.world.now, &fencing.spec.node_name);
+    let line = format!(
+        "fencing of {node}: {:?}, {}",
+        fencing.status.phase, fencing.status.message
+    );
+    inner.history.add(now, &line, b"");
+    match fencing.status.phase {
+        Phase::Fencing => drop(inner.world.fencings.entry(name.into()).or_insert(now)),
+        // The actions after the evidence begin once; the phase Returning may fall back to it.
+        Phase::Fenced => {
+            if inner.world.fencings.contains_key(name) {
+                inner.check_rules(&Observation::Fenced { fencing: name, node });
+                inner.world.fencings.remove(name);
+            }
+        }
+        _ => drop(inner.world.fencings.remove(name)),
+    }
+}
+
+fn node_written(inner: &mut Inner, name: &str, node: Option<Node>) {
+    let now = inner.world.now;
+    match node {
+        Some(node) => {
+            if is_out_of_service(&node) {
+                inner.world.storage.give_up(name);
+                let lives = inner.world.pods.values_mut();
+                lives.filter(|life| life.node() == name).for_each(|life| {
+                    (life.released, life.given_up, life.declared_dead) = (true, true, true);
+                });
+            }
+            if inner.world.is_fenced(name) && !is_fenced(&node) {
+                inner.world.unfenced.insert(name.to_string(), now);
+            }
+            let ranges = n1_addresses::ranges(&node);
+            inner.world.nodes.insert(name.to_string(), node);
+            if !ranges.is_empty() && inner.world.ranges.get(name) != Some(&ranges) {
+                inner.world.ranges.insert(name.to_string(), ranges);
+                inner.check_rules(&Observation::Ranges { node: name });
+            }
+            inner.world.node_written.insert(name.to_string(), now);
+            if let Some(absence) = inner.world.absences.get_mut(name) {
+                absence.until.get_or_insert(now);
+            }
+        }
+        None => {
+            inner.world.nodes.remove(name);
+            inner.world.storage.give_up(name);
+            let absence = Absence {
+                from: now,
+                until: None,
+            };
+            inner.world.absences.insert(name.to_string(), absence);
+            let of_node = |life: &&mut Life| life.node() == name;
+            inner
+                .world
+                .pods
+                .values_mut()
+                .filter(of_node)
+                .for_each(|life| (life.released, life.given_up) = (true, true));
+        }
+    }
+}
+
+fn pod_written(inner: &mut Inner, pod: Arc<Pod>) {
+    let uid = pod.metadata.uid.clone().unwrap_or_default();
+    let before = match inner.world.pods.get_mut(&uid) {
+        Some(life) => Some(std::mem::replace(&mut life.pod, pod.clone())),
+        None => {
+            let life = Life {
+                isolated_by: n6_policy::isolating(&inner.world, &pod),
+                ..Life::new(pod.clone(), inner.world.now)
+            };
+            inner.world.pods.insert(uid.clone(), life);
+            None
+        }
+    };
+    // Bound to a node that does not exist: no kubelet reports it.
+    let orphan = !node_of(&pod).is_empty() && !inner.world.nodes.contains_key(node_of(&pod));
+    let declared_dead = inner
+        .world
+        .nodes
+        .get(node_of(&pod))
+        .is_some_and(is_out_of_service);
+    let isolating = match &before {
+        Some(_) => n6_policy::isolating(&inner.world, &pod),
+        None => BTreeSet::new(),
+    };
+    if let Some(life) = inner.world.pods.get_mut(&uid) {
+        if before.is_some() {
+            life.isolated_by.retain(|policy| isolating.contains(policy));
+        }
+        let announced = started_by(&pod);
+        if announced != before.as_deref().and_then(started_by) {
+            let node = announced.and_then(|id| id.split(' ').next()).map(String::from);
+            life.announced = node.map(|node| (node, inner.world.now));
+        }
+        if pod.metadata.deletion_timestamp.is_some() {
+            life.deleted_at.get_or_insert(inner.world.now);
+        }
+        if !node_of(&pod).is_empty() {
+            life.bound_at.get_or_insert(inner.world.now);
+        }
+        life.released |= orphan || declared_dead;
+        life.given_up |= orphan || declared_dead;
+        life.declared_dead |= declared_dead;
+    }
+    inner.check_rules(&Observation::PodWritten {
+        uid: &uid,
+        before: before.as_deref(),
+        after: &pod,
+    });
+}
+
+fn pod_removed(inner: &mut Inner, name: &str) {
+    let now = inner.world.now;
+    let named = |life: &Life| {
+        let meta = &life.pod.metadata;
+        let full = name.split_once('/');
+        full == Some((
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default(),
+        ))
+    };
+    let mut there = inner.world.pods.iter_mut();
+    let Some((uid, life)) = there.find(|(_, life)| !life.removed() && named(life)) else {
+        return;
+    };
+    life.removed_at = Some(now);
+    let (uid, last) = (uid.clone(), life.pod.clone());
+    inner.check_rules(&Observation::PodRemoved {
+        uid: &uid,
+        last: &last,
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s9_only_a_manager_without_the_lease_whose_watches_may_be_down_may_undo_the_leaders_work() {
+        let at = |second: i64| Timestamp::from_second(second).unwrap();
+        let both = || vec!["control-a", WITHOUT_LEASE];
+        for (managers, well_since, existing, expect) in [
+            (vec!["control-a"], Some(95), 1, false),
+            (vec!["control-a"], None, 1, false),
+            (both(), None, 1, true),
+            (both(), Some(41), 1, true),
+            (both(), Some(40), 1, false),
+            (both(), None, POD_COUNT, false),
+        ] {
+            let well = managers.iter().map(|name| (name.to_string(), well_since.map(at)));
+            let mut world = World {
+                now: at(100),
+                well_since: well.collect(),
+                ..World::default()
+            };
+            let pods = (0..existing).map(|pod| (format!("u{pod}"), Life::new(Arc::default(), at(0))));
+            world.pods.extend(pods);
+            let what = format!("{managers:?}, well since {well_since:?}, {existing} pods");
+            assert_eq!(managers_may_disagree(&world), expect, "{what}");
+        }
+    }
+}
