@@ -9,61 +9,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::cluster::{Cluster, NodeIndex};
-use crate::plugins::default_preemption::Candidates;
+use crate::plugins::default_preemption::candidates::Candidates;
 use crate::plugins::inter_pod_affinity::{self, InterPodAffinity};
 use crate::plugins::pod_topology_spread::{self, Spread};
 use crate::plugins::{
-    self, UnschedulableStatus, image_locality, node_affinity, node_resources_balanced_allocation,
-    node_resources_fit, taint_toleration,
+    self, PreFilterError, UnschedulableStatus, image_locality, node_affinity,
+    node_resources_balanced_allocation, node_resources_fit, taint_toleration,
 };
 use crate::pod_info::{ClassId, PodClass};
 use crate::profile::Profile;
 use crate::storage::Storage;
+use crate::verdict::{FEASIBLE, NO_NODE, StatusTable};
 use feasible_sums::{FeasibleSums, NOT_FEASIBLE};
-
-/// Why PreFilter rejects the pod, before any node is filtered.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PreFilterError {
-    /// A plugin rejected the pod itself.
-    Unschedulable(UnschedulableStatus),
-    /// A plugin failed (such as with a selector that does not parse).
-    Error(String),
-}
-
-/// The verdict on an index without a node.
-const NO_NODE: u16 = u16::MAX;
-/// The verdict on a node that fits the pod.
-pub(crate) const FEASIBLE: u16 = 0;
 
 /// How the pods of one other class affect the counts of PodTopologySpread and InterPodAffinity.
 #[derive(Clone, Debug, Default)]
 struct Interaction {
     spread: pod_topology_spread::Interaction,
     affinity: inter_pod_affinity::Interaction,
-}
-
-/// The different statuses, numbered from 1.
-#[derive(Debug, Default)]
-struct StatusTable {
-    all: Vec<UnschedulableStatus>,
-}
-
-impl StatusTable {
-    fn number(&mut self, rejection: UnschedulableStatus) -> u16 {
-        let at = match self.all.iter().position(|r| *r == rejection) {
-            Some(at) => at,
-            None => {
-                self.all.push(rejection);
-                self.all.len() - 1
-            }
-        };
-        // There are as many different ones as combinations of insufficient resources: a few dozen.
-        u16::try_from(at + 1).unwrap_or(NO_NODE - 1)
-    }
-
-    fn get(&self, number: u16) -> Option<&UnschedulableStatus> {
-        self.all.get(usize::from(number).checked_sub(1)?)
-    }
 }
 
 /// Scores of the plugins that read one node only.
@@ -421,14 +384,14 @@ impl ClassState {
         &'a self,
         cycle: &CycleState,
     ) -> impl Iterator<Item = (&'a UnschedulableStatus, usize)> {
-        let mut counts = vec![0_usize; self.statuses.all.len() + 1];
+        let mut counts = vec![0_usize; self.statuses.all().len() + 1];
         for verdict in &cycle.verdicts {
             if let Some(count) = counts.get_mut(usize::from(*verdict)) {
                 *count += 1;
             }
         }
         let counts = counts.into_iter().skip(1);
-        self.statuses.all.iter().zip(counts).filter(|(_, n)| *n > 0)
+        self.statuses.all().iter().zip(counts).filter(|(_, n)| *n > 0)
     }
 
     /// Computes the weighted sums of all scores of the feasible nodes. With `plugin_scores`, also each plugin's

@@ -37,6 +37,7 @@ pub mod queueing_hints;
 pub mod resources;
 pub mod scheduler;
 pub mod storage;
+mod verdict;
 pub mod volumes;
 pub mod whatif;
 pub mod why;

@@ -7,11 +7,13 @@ use k8s_openapi::api::core::v1::{NodeSelector, PreferredSchedulingTerm};
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
-use crate::plugins::volume_binding::BIND_TIMEOUT;
 use crate::pod_info::SpreadConstraint;
 
 /// The scheduler of pods without `spec.schedulerName`.
 pub const DEFAULT_SCHEDULER_NAME: &str = "default-scheduler";
+
+/// The default of `bindTimeoutSeconds`.
+const BIND_TIMEOUT: SignedDuration = SignedDuration::from_secs(600);
 
 /// A resource and its weight in a score.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,13 +1,12 @@
 //! The four plugins on volumes for pods of one class, in their order. Made again whenever the snapshot of storage
 //! changes: few pods have volumes, and most of those have their own.
 
-use crate::evaluation::PreFilterError;
 use crate::node_info::NodeInfo;
-use crate::plugins::UnschedulableStatus;
 use crate::plugins::node_volume_limits::{self, Limits};
 use crate::plugins::volume_binding::{self, Claims};
 use crate::plugins::volume_restrictions::{self, Restrictions};
 use crate::plugins::volume_zone::{self, Zones};
+use crate::plugins::{PreFilterError, UnschedulableStatus};
 use crate::pod_info::{PodClass, PodInfo};
 use crate::profile::Profile;
 use crate::volumes::Volumes;

@@ -9,16 +9,11 @@ use knarr_api::cel::device::Selector;
 use knarr_api::kinds::pod::resources::DEVICE_CLASS_PREFIX;
 use knarr_api::{Shared, k8s_openapi};
 
-use super::pools::{Pool, gather, has_counters};
+use super::pools::{Pool, PoolKey, PoolSlices, gather, has_counters};
 use crate::node_info::NodeInfo;
 
 /// The most compiled selectors that are cached; all are dropped when there are more. Each is a few KiB.
 const SELECTORS_MAX: usize = 4096;
-
-/// Driver and name.
-pub type PoolKey = (String, String);
-/// The slices of one pool, by name.
-pub type PoolSlices = BTreeMap<String, Shared<ResourceSlice>>;
 
 /// See the module.
 #[derive(Debug, Default)]

@@ -5,11 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::api::resource::v1::{CounterSet, Device, ResourceSlice};
-use knarr_api::k8s_openapi;
+use knarr_api::{Shared, k8s_openapi};
 
-use super::inventory::PoolSlices;
 use crate::node_info::NodeInfo;
 use crate::plugins::node_affinity;
+
+/// Driver and name.
+pub type PoolKey = (String, String);
+/// The slices of one pool, by name.
+pub type PoolSlices = BTreeMap<String, Shared<ResourceSlice>>;
 
 /// Whether devices of a pool can be allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +81,7 @@ fn is_relevant(slice: &ResourceSlice, node: &NodeInfo) -> bool {
 
 /// The pools of a node; those with devices that have binding conditions come last.
 pub fn gather<'a>(
-    pools: impl IntoIterator<Item = (&'a (String, String), &'a PoolSlices)>,
+    pools: impl IntoIterator<Item = (&'a PoolKey, &'a PoolSlices)>,
     node: &NodeInfo,
 ) -> Vec<Pool<'a>> {
     let pools = pools.into_iter();

@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::{ClassState, CycleState, FEASIBLE, NO_NODE};
+use super::{ClassState, CycleState};
 use crate::cluster::{Cluster, NodeIndex};
 use crate::node_info::NodeInfo;
 use crate::plugins::{self, UnschedulableStatus, node_name};
 use crate::pod_info::PodInfo;
 use crate::profile::Profile;
+use crate::verdict::{FEASIBLE, NO_NODE};
 
 impl ClassState {
     /// Runs the filters that read one node only; `None`: there is no such node.

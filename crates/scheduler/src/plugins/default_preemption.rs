@@ -4,12 +4,9 @@
 //! All nodes are considered. What was found for a node is kept until the node changes, unless the filters in use
 //! depend on other nodes, too. The results are the same as kube-scheduler's, cached or not.
 
-use std::cmp::Reverse;
-use std::collections::BTreeSet;
-use std::sync::Arc;
+pub mod candidates;
 
-use k8s_openapi::jiff::Timestamp;
-use knarr_api::k8s_openapi;
+use std::sync::Arc;
 
 use super::UnschedulableStatus;
 use crate::cluster::{Cluster, NodeIndex};
@@ -17,120 +14,13 @@ use crate::diagnosis::PostFilter;
 use crate::evaluation::{ClassState, CycleState};
 use crate::pod_info::PodInfo;
 use crate::profile::Profile;
+pub use candidates::Candidate;
+use candidates::{Candidates, DryRunResult};
 
 pub const NAME: &str = "DefaultPreemption";
 
 /// The reason of the victims' condition DisruptionTarget.
 pub const REASON: &str = "PreemptionByScheduler";
-
-/// A node on which evicting pods makes the preemptor fit.
-#[derive(Clone, Debug)]
-pub struct Candidate {
-    pub index: NodeIndex,
-    /// From the most to the least important; never empty.
-    pub victims: Vec<Arc<PodInfo>>,
-    /// How many evictions violate a PodDisruptionBudget.
-    pub violations: usize,
-    cost: Cost,
-}
-
-/// Less is better: violated budgets, the highest priority of a victim, the sum of priorities, the number of victims,
-/// and the start time of the earliest victim of the highest priority (later is better).
-type Cost = (usize, i32, i64, usize, Reverse<Timestamp>);
-
-impl Candidate {
-    fn new(index: NodeIndex, victims: Vec<Arc<PodInfo>>, violations: usize) -> Self {
-        let highest = victims.iter().map(|v| v.priority()).max().unwrap_or(i32::MIN);
-        // Each victim counts as more than nothing, whatever its priority.
-        let sum = victims.iter().map(|v| i64::from(v.priority()) + (1 << 31)).sum();
-        let start = |v: &&Arc<PodInfo>| v.start_time().unwrap_or(Timestamp::MAX);
-        let first = victims.iter().filter(|v| v.priority() == highest);
-        let first = first.min_by_key(start).as_ref().map_or(Timestamp::MAX, start);
-        Candidate {
-            index,
-            cost: (violations, highest, sum, victims.len(), Reverse(first)),
-            victims,
-            violations,
-        }
-    }
-}
-
-/// The result for each node, kept from pod to pod of a class: only nodes that changed are tried again, and the best
-/// candidate is the first of a sorted set, so that the cost of a preemption does not grow with the number of nodes.
-#[derive(Debug, Default)]
-pub struct Candidates {
-    seen: u64,
-    budgets_version: u64,
-    found: Vec<DryRunResult>,
-    /// Nodes that changed since they were tried.
-    open: BTreeSet<NodeIndex>,
-    /// The candidates among the results, the best first.
-    order: BTreeSet<(Cost, NodeIndex)>,
-}
-
-/// The result of a dry run on one node.
-#[derive(Debug, Default)]
-enum DryRunResult {
-    /// The node was not rejected because of pods on it, or was not tried yet.
-    #[default]
-    Nothing,
-    Candidate(Candidate),
-    Rejected(UnschedulableStatus),
-}
-
-impl Candidates {
-    /// Drops what may have changed. `is_local`: the verdict on a node depends on that node alone.
-    fn catch_up(&mut self, cluster: &Cluster, is_local: bool) {
-        let slots = cluster.slots();
-        let changes = cluster.changes_since(self.seen);
-        match changes {
-            Some(changed) if is_local && self.budgets_version == cluster.budgets_version => {
-                self.open.extend(changed);
-                let had = NodeIndex::try_from(self.found.len()).unwrap_or(NodeIndex::MAX);
-                self.open
-                    .extend(had..NodeIndex::try_from(slots).unwrap_or(NodeIndex::MAX));
-            }
-            _ => {
-                self.found.clear();
-                self.order.clear();
-                self.open = (0..NodeIndex::try_from(slots).unwrap_or(NodeIndex::MAX)).collect();
-            }
-        }
-        self.found.resize_with(slots, DryRunResult::default);
-        self.seen = cluster.now();
-        self.budgets_version = cluster.budgets_version;
-    }
-
-    fn set(&mut self, index: NodeIndex, new: DryRunResult) {
-        if let Some(found) = self.found.get_mut(index as usize) {
-            if let DryRunResult::Candidate(was) = found {
-                self.order.remove(&(was.cost, index));
-            }
-            if let DryRunResult::Candidate(is) = &new {
-                self.order.insert((is.cost, index));
-            }
-            *found = new;
-        }
-    }
-
-    fn get(&self, index: NodeIndex) -> Option<&Candidate> {
-        match self.found.get(index as usize) {
-            Some(DryRunResult::Candidate(candidate)) => Some(candidate),
-            _ => None,
-        }
-    }
-
-    /// One of the best, another one for another rotation; not the one at `but`.
-    fn one_of_the_best(&self, but: Option<NodeIndex>, rotation: usize) -> Option<&Candidate> {
-        let others = || self.order.iter().filter(|(_, index)| Some(*index) != but);
-        let (best, first) = others().next()?;
-        let rotation = NodeIndex::try_from(rotation % self.found.len().max(1)).unwrap_or(0);
-        let later = self.order.range((*best, rotation)..);
-        let mut later = later.take_while(|(cost, _)| cost == best);
-        let later = later.find(|(_, index)| Some(*index) != but);
-        self.get(later.map_or(*first, |(_, index)| *index))
-    }
-}
 
 /// Which candidates to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

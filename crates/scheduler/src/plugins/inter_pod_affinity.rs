@@ -6,10 +6,10 @@
 
 use super::{MAX_NODE_SCORE, UnschedulableStatus};
 use crate::cluster::{Cluster, ColumnId, NO_VALUE, NodeIndex};
-use crate::evaluation::FEASIBLE;
 use crate::node_info::NodeInfo;
 use crate::pod_info::{AffinityTerm, AffinityTerms, PodClass};
 use crate::profile::Profile;
+use crate::verdict::FEASIBLE;
 
 pub const NAME: &str = "InterPodAffinity";
 

@@ -71,6 +71,15 @@ impl UnschedulableStatus {
     }
 }
 
+/// Why PreFilter rejects the pod, before any node is filtered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PreFilterError {
+    /// A plugin rejected the pod itself.
+    Unschedulable(UnschedulableStatus),
+    /// A plugin failed (such as with a selector that does not parse).
+    Error(String),
+}
+
 type Filter = fn(&Profile, &PodClass, &NodeInfo) -> Result<(), UnschedulableStatus>;
 
 /// The filters that read one node, in the order in which they run; those on volumes and on several nodes run after

@@ -10,10 +10,10 @@ use super::node_affinity::meets_required;
 use super::taint_toleration::untolerated;
 use super::{MAX_NODE_SCORE, UnschedulableStatus};
 use crate::cluster::{Cluster, ColumnId, NO_VALUE, NodeIndex};
-use crate::evaluation::FEASIBLE;
 use crate::node_info::NodeInfo;
 use crate::pod_info::{PodClass, SpreadConstraint, selects};
 use crate::profile::Profile;
+use crate::verdict::FEASIBLE;
 
 pub const NAME: &str = "PodTopologySpread";
 

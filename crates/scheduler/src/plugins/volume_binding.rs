@@ -13,8 +13,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::quantity::Quantity;
 use knarr_api::selector::label::Selector;
 
-use super::{UnschedulableStatus, node_affinity};
-use crate::evaluation::PreFilterError;
+use super::{PreFilterError, UnschedulableStatus, node_affinity};
 use crate::node_info::NodeInfo;
 use crate::pod_info::PodClass;
 use crate::pod_volumes::{ClaimUse, PodVolumes};
@@ -27,9 +26,6 @@ pub const NAME: &str = "VolumeBinding";
 
 /// The volumes of a class with this provisioner are created by an administrator.
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
-
-/// The default of `bindTimeoutSeconds`.
-pub const BIND_TIMEOUT: SignedDuration = SignedDuration::from_secs(600);
 
 /// What is written before the pod is bound.
 #[derive(Clone, Debug, Default)]

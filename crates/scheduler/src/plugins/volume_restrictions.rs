@@ -1,8 +1,7 @@
 //! VolumeRestrictions: a ReadWriteOncePod claim is used by one pod; a disk named in pods is used by one pod of a
 //! node, or by several read-only.
 
-use super::UnschedulableStatus;
-use crate::evaluation::PreFilterError;
+use super::{PreFilterError, UnschedulableStatus};
 use crate::node_info::NodeInfo;
 use crate::pod_info::{PodClass, PodInfo};
 use crate::pod_volumes::{Disk, PodVolumes};

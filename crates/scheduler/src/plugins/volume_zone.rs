@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use knarr_api::k8s_openapi;
 
-use super::UnschedulableStatus;
-use crate::evaluation::PreFilterError;
+use super::{PreFilterError, UnschedulableStatus};
 use crate::node_info::NodeInfo;
 use crate::pod_info::PodClass;
 use crate::pod_volumes::PodVolumes;

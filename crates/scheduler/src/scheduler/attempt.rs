@@ -8,10 +8,10 @@ use knarr_api::k8s_openapi::api::core::v1::Pod;
 use super::{Decision, Explanation, Scheduler};
 use crate::cluster::{Cluster, NodeIndex};
 use crate::diagnosis::{Diagnosis, PostFilter};
-use crate::evaluation::{ClassState, CycleState, PluginScores, PreFilterError};
-use crate::plugins::UnschedulableStatus;
+use crate::evaluation::{ClassState, CycleState, PluginScores};
 use crate::plugins::default_preemption::{self, Candidate, Outcome, Selection};
 use crate::plugins::dynamic_resources::{self, PodClaims};
+use crate::plugins::{PreFilterError, UnschedulableStatus};
 use crate::pod_info::PodInfo;
 use crate::profile::Profile;
 

@@ -10,10 +10,10 @@ use super::{Decision, Scheduler};
 use crate::cluster::NodeIndex;
 use crate::diagnosis::{Diagnosis, FreedClaim, PostFilter};
 use crate::dynamic_resources::extended::is_for_extended_resources;
-use crate::evaluation::{ClassState, CycleState, PreFilterError};
+use crate::evaluation::{ClassState, CycleState};
 use crate::plugins::default_preemption::Candidate;
 use crate::plugins::dynamic_resources::{self, FilterError, NAME, PodClaims};
-use crate::plugins::{self, UnschedulableStatus};
+use crate::plugins::{self, PreFilterError, UnschedulableStatus};
 use crate::pod_info::PodInfo;
 
 /// After this many feasible nodes no further ones are tried (minFeasibleNodesToFind in kube-scheduler).
