@@ -8,7 +8,6 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::{is_dra_extended, is_extended};
 
 use crate::node_affinity::matches_affinity;
-use crate::preemption;
 use crate::resources::{self, Amounts};
 
 const NODE_AFFINITY: &str = "NodeAffinity";
@@ -105,27 +104,8 @@ pub fn admit(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
     }
 }
 
-/// The same, but a critical pod is not rejected for insufficient resources: the result are the pods to preempt before it
-/// is admitted.
-pub fn admit_with_preemption<'a>(
-    pod: &Pod,
-    node: &Node,
-    others: &[&'a Pod],
-) -> Result<Vec<&'a Pod>, Rejection> {
-    check_node_properties(pod, node)?;
-    let short = shortages(pod, node, others);
-    match short.first() {
-        Some(first) if !is_critical(pod) => Err(first.clone().into()),
-        None => matches_node(pod, node, others).map(|()| Vec::new()),
-        Some(_) => {
-            matches_node(pod, node, others)?;
-            preemption::victims(pod, others, &short)
-        }
-    }
-}
-
 /// Checks that do not depend on other pods.
-fn check_node_properties(pod: &Pod, node: &Node) -> Result<(), Rejection> {
+pub(crate) fn check_node_properties(pod: &Pod, node: &Node) -> Result<(), Rejection> {
     let os_label = pod
         .metadata
         .labels
@@ -161,7 +141,7 @@ fn check_node_properties(pod: &Pod, node: &Node) -> Result<(), Rejection> {
 }
 
 /// Whether the pod matches the node, resources apart.
-fn matches_node(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
+pub(crate) fn matches_node(pod: &Pod, node: &Node, others: &[&Pod]) -> Result<(), Rejection> {
     let spec = pod.spec.clone().unwrap_or_default();
     if !matches_affinity(pod, node) {
         let why = "node(s) didn't match Pod's node affinity/selector";
@@ -214,7 +194,7 @@ fn without_claimed_resources(pod: &Pod) -> Cow<'_, Pod> {
 }
 
 /// The resources of which the node has too little.
-fn shortages(pod: &Pod, node: &Node, others: &[&Pod]) -> Vec<InsufficientResource> {
+pub(crate) fn shortages(pod: &Pod, node: &Node, others: &[&Pod]) -> Vec<InsufficientResource> {
     let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
     let allocatable = resources::amounts(allocatable);
     let mut requests = resources::requests(&without_claimed_resources(pod));

@@ -1,7 +1,7 @@
 //! Preemption on a node for a critical pod: which pods are evicted, by their requests and not their usage, and as few as
 //! possible. BestEffort pods are first, Guaranteed pods last.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::qos_class;
 
@@ -26,8 +26,27 @@ pub fn eviction() -> Eviction {
 /// The missing amounts, by resource.
 type Needs = Vec<(String, i64)>;
 
+/// As [`admission::admit`], but a critical pod is not rejected for insufficient resources: the result are the pods to preempt
+/// before it is admitted.
+pub fn admit_with_preemption<'a>(
+    pod: &Pod,
+    node: &Node,
+    others: &[&'a Pod],
+) -> Result<Vec<&'a Pod>, Rejection> {
+    admission::check_node_properties(pod, node)?;
+    let short = admission::shortages(pod, node, others);
+    match short.first() {
+        Some(first) if !admission::is_critical(pod) => Err(first.clone().into()),
+        None => admission::matches_node(pod, node, others).map(|()| Vec::new()),
+        Some(_) => {
+            admission::matches_node(pod, node, others)?;
+            victims(pod, others, &short)
+        }
+    }
+}
+
 /// The pods to evict so that the critical pod has the missing resources.
-pub(crate) fn victims<'a>(
+fn victims<'a>(
     pod: &Pod,
     others: &[&'a Pod],
     short: &[InsufficientResource],
@@ -134,7 +153,6 @@ fn is_smaller(one: &Pod, other: &Pod) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8s_openapi::api::core::v1::Node;
     use serde_json::{Value, json};
 
     fn pod(name: &str, priority: i32, requests: Value, limits: Value) -> Pod {
@@ -221,7 +239,7 @@ mod tests {
             ),
         ] {
             let others: Vec<&Pod> = others.iter().collect();
-            let got = admission::admit_with_preemption(&critical(request), &node(), &others);
+            let got = admit_with_preemption(&critical(request), &node(), &others);
             let names = |pods: Vec<&Pod>| -> Vec<String> {
                 pods.iter().filter_map(|p| p.metadata.name.clone()).collect()
             };
@@ -240,7 +258,7 @@ mod tests {
     fn t8_no_pod_is_evicted_for_one_that_is_not_critical_or_does_not_match_the_node() {
         let other = pod("a", 0, json!({"cpu": "1"}), json!({}));
         let ordinary = pod("p", 1000, json!({"cpu": "500m"}), json!({}));
-        let rejection = admission::admit_with_preemption(&ordinary, &node(), &[&other]);
+        let rejection = admit_with_preemption(&ordinary, &node(), &[&other]);
         assert_eq!(rejection.unwrap_err().reason, "OutOfcpu");
         let mut elsewhere = pod(
             "p",
@@ -249,7 +267,7 @@ mod tests {
             json!({}),
         );
         elsewhere.spec.as_mut().unwrap().node_selector = Some([("disk".into(), "ssd".into())].into());
-        let rejection = admission::admit_with_preemption(&elsewhere, &node(), &[&other]);
+        let rejection = admit_with_preemption(&elsewhere, &node(), &[&other]);
         assert_eq!(rejection.unwrap_err().reason, "NodeAffinity");
     }
 

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-use super::{Hook, Role};
+use super::Role;
 use crate::ids::{ContainerId, SandboxId};
 use crate::probe;
 
@@ -78,4 +78,11 @@ pub enum Action {
     SetTimer(Timestamp),
     /// The pod is deleted from the API and nothing of it is left on the node: its worker ends.
     Forget,
+}
+
+/// A lifecycle hook of a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hook {
+    PostStart,
+    PreStop,
 }

@@ -3,8 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-use super::container::{Operation, Run, RunState, WaitingReason, terminated};
-use super::stop::StopReason;
+use super::container::{Operation, Run, RunState, StopReason, WaitingReason, terminated};
 use super::{Action, ActionError, CreateFailure, Hook, Pod, Pulled};
 use crate::backoff::go_millis;
 use crate::ids::ContainerId;

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
-use super::Eviction;
+use super::{Eviction, Hook};
 use crate::admission::Rejection;
 use crate::ids::{ContainerId, SandboxId};
 use crate::probe;
@@ -158,10 +158,4 @@ pub struct Pulled {
     /// `took`, and the time that the pull waited in the queue.
     pub with_waiting: SignedDuration,
     pub size_bytes: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Hook {
-    PostStart,
-    PreStop,
 }

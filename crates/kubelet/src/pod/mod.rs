@@ -9,6 +9,7 @@
 //! object is deleted only after processes, sandbox and volumes are removed (T5).
 
 mod action;
+mod allocated;
 mod allocation;
 mod back_off;
 mod barrier;
@@ -21,6 +22,7 @@ mod exit;
 mod object;
 mod observed;
 mod output;
+mod phase;
 mod probing;
 mod removals;
 mod resize;
@@ -44,12 +46,13 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
-pub use action::Action;
+pub use action::{Action, Hook};
 pub use container::{Role, definition_hash, find_spec};
-pub use event::{ActionError, CreateFailure, Event, Hook, Pulled};
+pub use event::{ActionError, CreateFailure, Event, Pulled};
 pub use eviction::Eviction;
+pub use phase::PodPhase;
 pub(crate) use status::is_terminal;
-pub use status::{PodPhase, merge};
+pub use status::merge;
 pub use termination_history::{
     ANNOTATION as TERMINATION_HISTORY_ANNOTATION, Termination, TerminationHistory, TimelineEntry,
 };

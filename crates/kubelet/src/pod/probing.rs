@@ -3,8 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-use super::container::{Operation, Probes};
-use super::stop::StopReason;
+use super::container::{Operation, Probes, StopReason};
 use super::{Action, Container, Pod, Role};
 use crate::ids::ContainerId;
 use crate::probe::{Kind, ProbeResult};

@@ -10,7 +10,7 @@ use knarr_api::k8s_openapi;
 
 use super::allocation::same;
 use super::clock_jump::move_by;
-use super::stop::StopReason;
+use super::container::StopReason;
 use super::{Action, ActionError, INFEASIBLE, Pod};
 use crate::admission::Rejection;
 use crate::ids::ContainerId;

@@ -8,16 +8,15 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-use super::container::{Operation, WaitingReason};
+use super::container::{Operation, StopReason, WaitingReason};
 use super::status::ConditionValue;
-use super::stop::StopReason;
 use super::{Container, Pod, PodPhase, Role};
 
 const ACTION: &str = "RestartAllContainers";
 /// The reason of the containers' waiting state and of their termination.
 const REASON: WaitingReason = WaitingReason::RestartingAllContainers;
 const MESSAGE: &str = "The container is removed because RestartAllContainers in place";
-pub(super) const CONDITION: &str = "AllContainersRestarting";
+const CONDITION: &str = "AllContainersRestarting";
 
 /// Whether a restart is in progress, and the condition reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,7 +121,7 @@ impl Pod {
     }
 
     /// The condition, for pods that have such a rule.
-    pub(super) fn restart_all_condition(&self, phase: PodPhase) -> Option<ConditionValue> {
+    pub(super) fn restart_all_condition(&self, phase: PodPhase) -> Option<(&'static str, ConditionValue)> {
         let spec = self.object.spec();
         let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
         let has_rule = |c: &core::Container| {
@@ -134,7 +133,7 @@ impl Pod {
         if !containers.any(has_rule) {
             return None;
         }
-        Some(match phase {
+        let value = match phase {
             PodPhase::Succeeded => (false, Some("PodCompleted".into()), None),
             PodPhase::Failed => (false, Some("PodFailed".into()), None),
             _ if self.restart_all == RestartAll::InProgress => (
@@ -143,6 +142,7 @@ impl Pod {
                 Some("container exited with restart policy rule".into()),
             ),
             _ => (false, None, None),
-        })
+        };
+        Some((CONDITION, value))
     }
 }

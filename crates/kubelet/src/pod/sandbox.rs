@@ -9,8 +9,8 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
 use super::clock_jump::move_by;
+use super::container::StopReason;
 use super::output::Output;
-use super::stop::StopReason;
 use super::{Action, Pod};
 use crate::ids::SandboxId;
 use crate::runtime;

@@ -6,8 +6,7 @@
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
-use super::container::{Operation, WaitingReason};
-use super::stop::StopReason;
+use super::container::{Operation, StopReason, WaitingReason};
 use super::{Action, Container, Pod, Role};
 use crate::image;
 

@@ -3,131 +3,14 @@
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
-use super::clock_jump::move_by;
+use super::container::{ContainerStop, Stage, StopReason};
 use super::{Action, ActionError, Hook, Operation, Pod, Role};
-use crate::grace::{self, MINIMUM_SECONDS};
+use crate::grace;
 use crate::ids::ContainerId;
 use crate::probe;
 
 /// Wait before a stop that failed is tried again.
 const RETRY: SignedDuration = SignedDuration::from_secs(1);
-
-/// Why one container is stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StopReason {
-    /// The pod terminates.
-    Pod,
-    /// Its definition or resources changed.
-    Changed,
-    /// Its sandbox is lost or not in use any more.
-    Sandbox,
-    PostStart,
-    Probe(probe::Kind),
-    /// `RestartAllContainers`: without a grace period.
-    All,
-}
-
-/// The state of stopping one container.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ContainerStop {
-    reason: StopReason,
-    began: Timestamp,
-    grace_seconds: i64,
-    stage: Stage,
-    /// Its preStop hook has not finished, whether the stop still waits for it or not.
-    hook_runs: bool,
-}
-
-/// How far the stop of a container is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// The preStop hook runs.
-    PreStop,
-    /// The hook is done; TERM waits for the endpoint barrier, and a sidecar's for the containers before it.
-    BeforeTerm,
-    /// TERM was sent, KILL follows at `kill_at`.
-    Term { kill_at: Timestamp },
-    /// The runtime's stop failed; it is retried.
-    RetryAt(Timestamp),
-}
-
-impl ContainerStop {
-    fn new(reason: StopReason, grace_seconds: i64, has_hook: bool, now: Timestamp) -> Self {
-        ContainerStop {
-            reason,
-            began: now,
-            grace_seconds,
-            stage: match has_hook {
-                true => Stage::PreStop,
-                false => Stage::BeforeTerm,
-            },
-            hook_runs: has_hook,
-        }
-    }
-
-    /// Whether the container is restarted without back-off once it has stopped.
-    pub(super) fn is_for_restart(&self) -> bool {
-        matches!(self.reason, StopReason::Probe(_) | StopReason::Changed)
-    }
-
-    pub(super) fn hook_runs(&self) -> bool {
-        self.hook_runs
-    }
-
-    fn deadline(&self) -> Timestamp {
-        self.began + SignedDuration::from_secs(self.grace_seconds)
-    }
-
-    /// The seconds left until the deadline, rounded up.
-    fn left(&self, now: Timestamp) -> i64 {
-        let left = self.deadline().duration_since(now);
-        left.as_secs() + i64::from(left.subsec_nanos() > 0)
-    }
-
-    /// TERM is sent now. Returns the seconds until KILL.
-    fn send_term(&mut self, now: Timestamp) -> i64 {
-        let seconds = self.left(now).max(MINIMUM_SECONDS);
-        self.stage = Stage::Term {
-            kill_at: now + SignedDuration::from_secs(seconds),
-        };
-        seconds
-    }
-
-    /// The preStop hook has finished. Returns whether the stop waited for it.
-    fn pre_stop_done(&mut self) -> bool {
-        self.hook_runs = false;
-        let waited = self.stage == Stage::PreStop;
-        if waited {
-            self.stage = Stage::BeforeTerm;
-        }
-        waited
-    }
-
-    /// A shorter grace period takes effect at once; a longer one does not (T3). Returns the seconds until KILL if TERM was
-    /// sent with more.
-    fn shorten(&mut self, grace_seconds: i64, now: Timestamp) -> Option<i64> {
-        if grace_seconds >= self.grace_seconds {
-            return None;
-        }
-        self.grace_seconds = grace_seconds;
-        let seconds = self.left(now).max(1);
-        let sooner = now + SignedDuration::from_secs(seconds);
-        match &mut self.stage {
-            Stage::Term { kill_at } if sooner < *kill_at => {
-                *kill_at = sooner;
-                Some(seconds)
-            }
-            _ => None,
-        }
-    }
-
-    pub(super) fn clock_jumped(&mut self, by: SignedDuration) {
-        move_by(&mut self.began, by);
-        if let Stage::Term { kill_at: at } | Stage::RetryAt(at) = &mut self.stage {
-            move_by(at, by);
-        }
-    }
-}
 
 impl Pod {
     /// Begins to stop one container.
@@ -185,16 +68,15 @@ impl Pod {
             return;
         };
         let (mut stop, id, name) = (stop.clone(), id.clone(), container.name.clone());
-        if stop.stage == Stage::PreStop {
+        if stop.stage() == Stage::PreStop {
             if now < stop.deadline() {
                 return self.out.wake_at(stop.deadline());
             }
             self.record(Some(i), true, "FailedPreStopHook", "PreStopHook failed".into());
             self.add_to_timeline(now, "PreStopCut", Some(&name), Some("the grace is over".into()));
-            // The stop no longer waits for the hook; the hook may run on while the container does.
-            stop.stage = Stage::BeforeTerm;
+            stop.stop_waiting_for_hook();
         }
-        let send_term = match stop.stage {
+        let send_term = match stop.stage() {
             Stage::BeforeTerm => {
                 let in_turn = now >= stop.deadline() || !self.waits_for_other_containers(i);
                 if !in_turn {
@@ -208,7 +90,7 @@ impl Pod {
             }
             Stage::RetryAt(_) => {
                 // It is not known whether TERM was delivered: the full grace period starts again (T4).
-                stop.began = now;
+                stop.begin_again(now);
                 true
             }
             Stage::PreStop | Stage::Term { .. } => false,
@@ -264,7 +146,7 @@ impl Pod {
         let Some(i) = self.by_id(id) else { return };
         if let Operation::Stopping(stop) = &mut self.containers[i].operation {
             let again = now + RETRY;
-            stop.stage = Stage::RetryAt(again);
+            stop.retry_at(again);
             self.out.wake_at(again);
         }
     }

@@ -9,6 +9,7 @@ use knarr_api::kinds::pod::is_terminal;
 use knarr_api::quantity::{Notation, Quantity};
 use knarr_api::{Error, k8s_openapi};
 use knarr_kubelet::admission::{self, Rejection};
+use knarr_kubelet::preemption;
 use parking_lot::Mutex;
 
 use super::bound_pods::{BoundPods, SharedPod};
@@ -89,7 +90,7 @@ impl PodAdmission {
         let victims = match known {
             Some((node, others)) => {
                 let candidates: Vec<&core::Pod> = others.iter().map(|other| &**other).collect();
-                let victims = admission::admit_with_preemption(pod, &node, &candidates)?;
+                let victims = preemption::admit_with_preemption(pod, &node, &candidates)?;
                 let whole = |victim: &core::Pod| {
                     others
                         .iter()

@@ -3,7 +3,9 @@
 mod back_off;
 mod probes;
 mod restart;
+mod role;
 mod runs;
+mod stop;
 mod waiting;
 
 use std::borrow::Cow;
@@ -13,7 +15,6 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
 use super::allocation::Allocation;
-use super::stop::ContainerStop;
 use crate::ids::ContainerId;
 use crate::probe::Kind;
 use crate::runtime::Exit;
@@ -21,30 +22,11 @@ use crate::runtime::Exit;
 use back_off::ContainerBackOff;
 pub(super) use probes::Probes;
 use restart::RestartState;
+pub use role::Role;
 use runs::Runs;
 pub(super) use runs::{Run, RunState, container_status_unknown, exit_unknown, terminated};
+pub(super) use stop::{ContainerStop, Stage, StopReason};
 pub(super) use waiting::{Waiting, WaitingReason};
-
-/// The list of the spec that has the container (upstream: `ContainerType`), sidecars apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
-    Init,
-    /// An init container with restartPolicy Always (KEP 753).
-    Sidecar,
-    App,
-    Ephemeral,
-}
-
-impl Role {
-    /// The beginning of an event's `involvedObject.fieldPath`.
-    pub fn field(self) -> &'static str {
-        match self {
-            Role::Init | Role::Sidecar => "spec.initContainers",
-            Role::App => "spec.containers",
-            Role::Ephemeral => "spec.ephemeralContainers",
-        }
-    }
-}
 
 /// The operation in progress for a container.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -235,6 +217,11 @@ impl Container {
             Role::Ephemeral => false,
             Role::Sidecar | Role::App => self.started() && self.probes.succeeded(Kind::Readiness),
         }
+    }
+
+    /// Whether its resources can be changed while it runs.
+    pub(super) fn is_resizable(&self) -> bool {
+        matches!(self.role, Role::Init | Role::Sidecar | Role::App)
     }
 
     pub(super) fn clock_jumped(&mut self, by: SignedDuration) {

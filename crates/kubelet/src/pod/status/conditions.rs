@@ -6,7 +6,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::time::seconds;
 
 use crate::eviction::TERMINATION_BY_KUBELET;
-use crate::pod::{Pod, PodPhase, Role, restart_all};
+use crate::pod::{Pod, PodPhase, Role};
 
 /// The conditions that the kubelet owns; all others are kept as other components wrote them.
 const OWN_CONDITIONS: [&str; 5] = [
@@ -56,10 +56,7 @@ impl Pod {
             .resize_conditions()
             .into_iter()
             .map(|(type_, reason, message)| (type_, (true, reason, message)));
-        let passing = passing.chain(
-            self.restart_all_condition(phase)
-                .map(|value| (restart_all::CONDITION, value)),
-        );
+        let passing = passing.chain(self.restart_all_condition(phase));
         for (type_, (good, reason, message)) in OWN_CONDITIONS.into_iter().zip(values).chain(passing) {
             let status = if good { "True" } else { "False" };
             let before = known.iter().find(|c| c.type_ == type_);

@@ -8,10 +8,9 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::time::seconds;
 
-use super::phase::PodPhase;
 use crate::pod::container::{RunState, WaitingReason, container_status_unknown};
 use crate::pod::termination::PodTermination;
-use crate::pod::{Container, Pod, Role, restart_all};
+use crate::pod::{Container, Pod, PodPhase, Role, restart_all};
 
 impl Pod {
     pub(super) fn generate_status(&self, now: Timestamp) -> PodStatus {

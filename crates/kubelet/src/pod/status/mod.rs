@@ -12,11 +12,10 @@ use knarr_api::k8s_openapi;
 use knarr_api::time::seconds;
 
 use super::clock_jump::moved;
-use super::{Action, Pod, restart_all};
+use super::{Action, Pod, PodPhase, restart_all};
 use crate::admission::Rejection;
 
 pub(super) use conditions::ConditionValue;
-pub use phase::PodPhase;
 
 /// Conditions that the kubelet owns and that exist only while they are true.
 const PASSING_CONDITIONS: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];

@@ -1,48 +1,9 @@
 //! The phase of a pod, computed from its containers' statuses as v1.36's `getPhase` does (SPEC L1).
 
-use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+use k8s_openapi::api::core::v1::ContainerStatus;
 use knarr_api::k8s_openapi;
 
-use crate::pod::{Pod, Role, restart_all};
-
-/// `status.phase`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PodPhase {
-    Pending,
-    Running,
-    Succeeded,
-    Failed,
-    /// The kubelet never reports it.
-    Unknown,
-}
-
-impl PodPhase {
-    /// Of a pod without a phase: Pending.
-    pub fn of(status: &PodStatus) -> Self {
-        match status.phase.as_deref() {
-            None | Some("Pending") => PodPhase::Pending,
-            Some("Running") => PodPhase::Running,
-            Some("Succeeded") => PodPhase::Succeeded,
-            Some("Failed") => PodPhase::Failed,
-            Some(_) => PodPhase::Unknown,
-        }
-    }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            PodPhase::Pending => "Pending",
-            PodPhase::Running => "Running",
-            PodPhase::Succeeded => "Succeeded",
-            PodPhase::Failed => "Failed",
-            PodPhase::Unknown => "Unknown",
-        }
-    }
-
-    /// Whether a pod does not leave it.
-    pub fn is_terminal(self) -> bool {
-        matches!(self, PodPhase::Succeeded | PodPhase::Failed)
-    }
-}
+use crate::pod::{Pod, PodPhase, Role, restart_all};
 
 impl Pod {
     pub(super) fn phase(&self, init: &[ContainerStatus], apps: &[ContainerStatus]) -> PodPhase {
