@@ -10,7 +10,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
 use knarr_api::{AnyObject, Error, Kind, Object, ObjectKey};
 
-pub use crate::podgc::Release;
+pub use crate::podgc::release::Release;
 
 /// A write, a check or an event that a controller has decided on.
 #[derive(Debug)]

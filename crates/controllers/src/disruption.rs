@@ -20,7 +20,7 @@ use knarr_api::{Kind, Object, ObjectKey, Shared};
 
 use crate::action::{Action, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
-use crate::deployment::scaling::scaled;
+use crate::deployment::rollout_bounds::scaled;
 use crate::owner::controller_of;
 use crate::pod;
 use crate::replicaset::count;

@@ -5,6 +5,8 @@
 //! It checks all pods periodically, so it reads only fields that the caches have without decoding the object
 //! ([`Object::slim`](knarr_api::Object::slim)).
 
+pub mod release;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,33 +23,11 @@ use crate::action::{Action, LiveCheck};
 use crate::controller::View;
 use crate::node::eviction::with_disruption_target;
 use crate::sweep::Sweep;
+use release::Release;
 
 /// How long a node must not have existed before its pods are released.
 pub const QUARANTINE: SignedDuration = SignedDuration::from_secs(40);
 const REASON: &str = "DeletionByPodGC";
-
-/// The permission to force-delete one pod. Its fields are private, so only this module can create one:
-///
-/// ```compile_fail
-/// use knarr_controllers::action::Release;
-/// let forged = Release { key: knarr_api::ObjectKey::new("a", "p"), uid: "u".into() };
-/// ```
-#[derive(Debug)]
-pub struct Release {
-    key: ObjectKey,
-    uid: String,
-}
-
-impl Release {
-    pub fn key(&self) -> &ObjectKey {
-        &self.key
-    }
-
-    /// The uid of the pod that was decided on.
-    pub fn uid(&self) -> &str {
-        &self.uid
-    }
-}
 
 /// See the module.
 pub struct PodGc {

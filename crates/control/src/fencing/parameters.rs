@@ -139,8 +139,8 @@ mod tests {
     use k8s_openapi::jiff::Timestamp;
     use knarr_client::TokioClock;
     use knarr_client::fake::FakeApi;
+    use knarr_controllers::fencing::kinds::SECRETS;
     use knarr_controllers::fencing::kinds::SecretRef;
-    use knarr_controllers::fencing::parameters::SECRETS;
     use serde_json::{Value, json};
 
     use super::*;

@@ -9,7 +9,7 @@ use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 
 use super::SyncDaemonSet;
-use crate::deployment::scaling::scaled;
+use crate::deployment::rollout_bounds::scaled;
 use crate::pod;
 
 /// Pods to delete, and nodes that get a further pod.

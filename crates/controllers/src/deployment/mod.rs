@@ -3,8 +3,11 @@
 //! Each template has a ReplicaSet, and the Deployment only changes their sizes. Rollout ([`rollout`]), proportional scaling
 //! ([`scaling`]), rollback ([`revision`]) and status ([`status`]) follow kube-controller-manager v1.36.
 
+pub mod conditions;
+pub mod planned_replica_set;
 pub mod revision;
 pub mod rollout;
+pub mod rollout_bounds;
 pub mod scaling;
 pub mod status;
 pub mod template;
@@ -19,8 +22,9 @@ use crate::action::{Action, Verb, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::owner::{claim, controller_of, non_empty_selector, owners_of};
 
-use revision::{DESIRED_REPLICAS, REVISION};
-use rollout::{Collision, PlannedReplicaSet, Rollout};
+use planned_replica_set::{DESIRED_REPLICAS, PlannedReplicaSet};
+use revision::REVISION;
+use rollout::{Collision, Rollout};
 
 /// See the module.
 pub struct Deployments;
@@ -127,7 +131,7 @@ fn waiting_for_pod_deletion(view: &dyn View, changed: ObjectChange<'_>) -> Optio
     let set = view.get(&registry::REPLICA_SET, namespace, &set.name)?;
     let deployment = controller_of(set.metadata())?;
     let deployment = view.get_as::<Deployment>(namespace, &deployment.name)?;
-    let rolling = deployment.spec.as_ref().is_none_or(scaling::is_rolling);
+    let rolling = deployment.spec.as_ref().is_none_or(rollout_bounds::is_rolling);
     (!rolling).then(|| ObjectKey::of(deployment.object()))
 }
 
@@ -144,7 +148,7 @@ fn advance(mut rollout: Rollout<'_>) -> Result<Vec<Action>, Collision> {
         scaling::scale(&mut rollout);
         status::count(&mut rollout);
     } else {
-        if scaling::is_rolling(rollout.spec) {
+        if rollout_bounds::is_rolling(rollout.spec) {
             rollout.get_new_replica_set(true)?;
             rollout.roll_out();
         } else {

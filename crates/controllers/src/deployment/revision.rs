@@ -6,13 +6,11 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, ReplicaSet};
 use knarr_api::k8s_openapi;
 
-use super::rollout::PlannedReplicaSet;
+use super::planned_replica_set::{DESIRED_REPLICAS, MAX_REPLICAS, PlannedReplicaSet};
 use crate::action::{Action, Delete};
 
 pub const REVISION: &str = "deployment.kubernetes.io/revision";
 pub const REVISION_HISTORY: &str = "deployment.kubernetes.io/revision-history";
-pub const DESIRED_REPLICAS: &str = "deployment.kubernetes.io/desired-replicas";
-pub const MAX_REPLICAS: &str = "deployment.kubernetes.io/max-replicas";
 /// The annotations of a Deployment that its ReplicaSets do not get.
 const NOT_COPIED: [&str; 6] = [
     "kubectl.kubernetes.io/last-applied-configuration",

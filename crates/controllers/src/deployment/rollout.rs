@@ -2,101 +2,19 @@
 
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStatus, ReplicaSet, ReplicaSetSpec};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_terminal;
 
-use super::revision::{self, DESIRED_REPLICAS, MAX_REPLICAS};
-use super::scaling::{RolloutBounds, is_rolling, rollout_bounds};
-use super::{status, template};
+use super::conditions::{self, PROGRESSING};
+use super::planned_replica_set::{PlannedReplicaSet, SizeAnnotations};
+use super::rollout_bounds::{RolloutBounds, is_rolling, rollout_bounds};
+use super::{revision, template};
 use crate::action::{Action, Create, Report, reference};
 use crate::controller::View;
 use crate::owner::controller_reference;
-
-/// A ReplicaSet in its current and its desired state.
-pub struct PlannedReplicaSet {
-    /// The current state; `None`: it has to be created.
-    pub before: Option<Shared<ReplicaSet>>,
-    pub now: ReplicaSet,
-    /// The message of the scaling event, if it is scaled.
-    scaled: Option<String>,
-}
-
-/// The annotations `desired-replicas` and `max-replicas` of a Deployment's ReplicaSets.
-#[derive(Clone, Copy, Debug)]
-pub struct SizeAnnotations {
-    pub desired: i32,
-    pub max: i32,
-}
-
-impl PlannedReplicaSet {
-    pub fn new(set: Shared<ReplicaSet>) -> Self {
-        PlannedReplicaSet {
-            now: (*set).clone(),
-            before: Some(set),
-            scaled: None,
-        }
-    }
-
-    pub fn name(&self) -> &str {
-        self.now.metadata.name.as_deref().unwrap_or("")
-    }
-
-    pub fn replicas(&self) -> i32 {
-        self.now.spec.as_ref().and_then(|s| s.replicas).unwrap_or(1)
-    }
-
-    pub fn status_replicas(&self) -> i32 {
-        self.now.status.as_ref().map_or(0, |s| s.replicas)
-    }
-
-    pub fn available(&self) -> i32 {
-        self.now
-            .status
-            .as_ref()
-            .and_then(|s| s.available_replicas)
-            .unwrap_or(0)
-    }
-
-    pub fn ready(&self) -> i32 {
-        self.now
-            .status
-            .as_ref()
-            .and_then(|s| s.ready_replicas)
-            .unwrap_or(0)
-    }
-
-    pub fn created(&self) -> Option<&Time> {
-        self.now.metadata.creation_timestamp.as_ref()
-    }
-
-    pub fn annotation(&self, key: &str) -> Option<i32> {
-        let annotations = self.now.metadata.annotations.as_ref()?;
-        annotations.get(key)?.parse().ok()
-    }
-
-    /// Sets `spec.replicas` and the size annotations.
-    pub fn scale(&mut self, to: i32, sizes: SizeAnnotations) {
-        let from = self.replicas();
-        if from != to {
-            let way = if to > from { "up" } else { "down" };
-            self.scaled = Some(format!(
-                "Scaled {way} replica set {} from {from} to {to}",
-                self.name()
-            ));
-            self.now.spec.get_or_insert_default().replicas = Some(to);
-        }
-        self.annotate_sizes(sizes);
-    }
-
-    fn annotate_sizes(&mut self, sizes: SizeAnnotations) {
-        let annotations = self.now.metadata.annotations.get_or_insert_default();
-        annotations.insert(DESIRED_REPLICAS.into(), sizes.desired.to_string());
-        annotations.insert(MAX_REPLICAS.into(), sizes.max.to_string());
-    }
-}
 
 /// One sync of a Deployment and its ReplicaSets.
 pub struct Rollout<'a> {
@@ -133,6 +51,30 @@ impl Rollout<'_> {
         }
     }
 
+    /// Sets the condition Progressing, if the Deployment has a progress deadline.
+    pub fn progressing(&mut self, is: &str, reason: &str, message: String) {
+        if conditions::deadline(self.spec).is_some() {
+            let progress = conditions::condition(PROGRESSING, is, reason, message, self.now);
+            conditions::set(&mut self.status, progress);
+        }
+    }
+
+    /// The new set is being created.
+    fn new_replica_set_created(&mut self, name: &str) {
+        let message = format!("Created new replica set {name:?}");
+        self.progressing("True", conditions::NEW_SET_CREATED, message);
+    }
+
+    /// The current template already had a set.
+    fn new_replica_set_found(&mut self) {
+        if conditions::find(&self.status, PROGRESSING).is_none()
+            && let Some(name) = self.new.as_ref().map(|s| s.name().to_string())
+        {
+            let message = format!("Found new replica set {name:?}");
+            self.progressing("True", conditions::NEW_SET_FOUND, message);
+        }
+    }
+
     /// Sets the revision of the new set; creates the set if there is none and `create` (upstream: getNewReplicaSet).
     pub fn get_new_replica_set(&mut self, create: bool) -> Result<(), Collision> {
         let number = revision::next(&self.old);
@@ -144,7 +86,7 @@ impl Rollout<'_> {
                 spec.min_ready_seconds = min_ready;
             }
             self.revision = Some(revision::revision(&new.now).to_string());
-            status::found(self);
+            self.new_replica_set_found();
             return Ok(());
         }
         if !create {
@@ -169,7 +111,7 @@ impl Rollout<'_> {
             new.scaled = Some(format!("Scaled up replica set {} from 0 to {size}", new.name()));
         }
         self.revision = Some(number.to_string());
-        status::created(self, new.name());
+        self.new_replica_set_created(new.name());
         self.new = Some(new);
         Ok(())
     }

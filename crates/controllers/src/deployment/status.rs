@@ -2,93 +2,21 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::apps::v1::{DeploymentCondition, DeploymentSpec, DeploymentStatus};
+use k8s_openapi::api::apps::v1::{DeploymentCondition, DeploymentStatus};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
-use knarr_api::time::seconds;
 
-use super::rollout::{PlannedReplicaSet, Rollout};
-use super::scaling::rollout_bounds;
-
-pub const AVAILABLE: &str = "Available";
-pub const PROGRESSING: &str = "Progressing";
-pub const REPLICA_FAILURE: &str = "ReplicaFailure";
-
-const NEW_SET_CREATED: &str = "NewReplicaSetCreated";
-const NEW_SET_FOUND: &str = "FoundNewReplicaSet";
-const NEW_SET_AVAILABLE: &str = "NewReplicaSetAvailable";
-const SET_UPDATED: &str = "ReplicaSetUpdated";
-const CREATE_ERROR: &str = "ReplicaSetCreateError";
-const TIMED_OUT: &str = "ProgressDeadlineExceeded";
-const PAUSED: &str = "DeploymentPaused";
-const RESUMED: &str = "DeploymentResumed";
-
-fn find<'a>(status: &'a DeploymentStatus, type_: &str) -> Option<&'a DeploymentCondition> {
-    status.conditions.iter().flatten().find(|c| c.type_ == type_)
-}
-
-fn remove(status: &mut DeploymentStatus, type_: &str) {
-    let mut conditions = status.conditions.take().unwrap_or_default();
-    conditions.retain(|c| c.type_ != type_);
-    status.conditions = (!conditions.is_empty()).then_some(conditions);
-}
-
-/// Sets a condition, unless status and reason are the same; its transition time changes only with its status.
-fn set(status: &mut DeploymentStatus, mut condition: DeploymentCondition) {
-    if let Some(old) = find(status, &condition.type_) {
-        if old.status == condition.status && old.reason == condition.reason {
-            return;
-        }
-        if old.status == condition.status {
-            condition.last_transition_time = old.last_transition_time.clone();
-        }
-    }
-    remove(status, &condition.type_);
-    status.conditions.get_or_insert_default().push(condition);
-}
-
-fn condition(type_: &str, is: &str, reason: &str, message: String, now: Timestamp) -> DeploymentCondition {
-    DeploymentCondition {
-        type_: type_.into(),
-        status: is.into(),
-        reason: Some(reason.into()),
-        message: Some(message),
-        last_update_time: Some(seconds(now)),
-        last_transition_time: Some(seconds(now)),
-    }
-}
-
-fn deadline(spec: &DeploymentSpec) -> Option<SignedDuration> {
-    let seconds = spec.progress_deadline_seconds.filter(|s| *s != i32::MAX)?;
-    Some(SignedDuration::from_secs(i64::from(seconds)))
-}
-
-fn progressing(rollout: &mut Rollout<'_>, is: &str, reason: &str, message: String) {
-    if deadline(rollout.spec).is_some() {
-        let progress = condition(PROGRESSING, is, reason, message, rollout.now);
-        set(&mut rollout.status, progress);
-    }
-}
-
-/// The new set is being created.
-pub fn created(rollout: &mut Rollout<'_>, name: &str) {
-    let message = format!("Created new replica set {name:?}");
-    progressing(rollout, "True", NEW_SET_CREATED, message);
-}
-
-/// The current template already had a set.
-pub fn found(rollout: &mut Rollout<'_>) {
-    if find(&rollout.status, PROGRESSING).is_none()
-        && let Some(name) = rollout.new.as_ref().map(|s| s.name().to_string())
-    {
-        let message = format!("Found new replica set {name:?}");
-        progressing(rollout, "True", NEW_SET_FOUND, message);
-    }
-}
+use super::conditions::{
+    AVAILABLE, CREATE_ERROR, NEW_SET_AVAILABLE, PAUSED, PROGRESSING, REPLICA_FAILURE, RESUMED, SET_UPDATED,
+    TIMED_OUT, condition, deadline, find, remove, set,
+};
+use super::planned_replica_set::PlannedReplicaSet;
+use super::rollout::Rollout;
+use super::rollout_bounds::rollout_bounds;
 
 /// The new set could not be created.
 pub fn create_failed(rollout: &mut Rollout<'_>, message: String) {
-    progressing(rollout, "False", CREATE_ERROR, message);
+    rollout.progressing("False", CREATE_ERROR, message);
 }
 
 /// The progress deadline of a paused Deployment does not run.
@@ -100,9 +28,9 @@ pub fn pause_or_resume(rollout: &mut Rollout<'_>) {
     }
     let paused = rollout.spec.paused == Some(true);
     if paused && reason != PAUSED {
-        progressing(rollout, "Unknown", PAUSED, "Deployment is paused".into());
+        rollout.progressing("Unknown", PAUSED, "Deployment is paused".into());
     } else if !paused && reason == PAUSED {
-        progressing(rollout, "Unknown", RESUMED, "Deployment is resumed".into());
+        rollout.progressing("Unknown", RESUMED, "Deployment is resumed".into());
     }
 }
 

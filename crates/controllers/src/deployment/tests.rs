@@ -293,7 +293,7 @@ fn percentages_round_surge_up_and_unavailable_down() {
             max_surge: Some(IntOrString::String(surge.into())),
             max_unavailable: Some(IntOrString::String(unavailable.into())),
         });
-        let bounds = scaling::rollout_bounds(&spec);
+        let bounds = rollout_bounds::rollout_bounds(&spec);
         assert_eq!(
             (bounds.surge, bounds.unavailable),
             expected,

@@ -14,11 +14,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::parameters::SECRETS;
 use crate::controller::View;
 
 pub const GROUP: &str = "safety.knarr.io";
 const VERSION: &str = "v1alpha1";
+/// The only namespace whose Secrets are used for agents. The fencing controller may read no others.
+pub const SECRETS: &str = "knarr-fencing";
 
 /// How lost nodes are fenced.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]

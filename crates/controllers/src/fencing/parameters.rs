@@ -12,10 +12,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::kinds::{Agent, SecretRef};
+use super::kinds::{Agent, SECRETS, SecretRef};
 
-/// The only namespace whose Secrets are used for agents. The fencing controller may read no others.
-pub const SECRETS: &str = "knarr-fencing";
 /// Bytes of one value; the longest real one is a key of a cloud's API.
 pub const VALUE_MAX: usize = 1024;
 

@@ -8,15 +8,10 @@ use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Object, Shared};
 
-use super::identity;
+use super::identity::{self, claim_name};
 use crate::action::{Action, Create, Report, reference};
 use crate::controller::View;
 use crate::owner::controller_reference;
-
-/// The name of the claim of this template for this pod; zone spreading of volumes uses it, too.
-pub fn claim_name(set: &str, template: &str, ordinal: i64) -> String {
-    format!("{template}-{set}-{ordinal}")
-}
 
 struct Policy {
     delete_with_set: bool,

@@ -5,7 +5,6 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaimVolumeSource, Pod, PodTemp
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
 
-use super::claims::claim_name;
 use crate::history::{REVISION_HASH, label};
 use crate::pod;
 
@@ -52,6 +51,11 @@ pub fn set_labels(pod: &mut Pod, ordinal: i64) {
     let labels = pod.metadata.labels.get_or_insert_default();
     labels.insert(POD_NAME.into(), name);
     labels.insert(POD_INDEX.into(), ordinal.to_string());
+}
+
+/// The name of the claim of this template for this pod; zone spreading of volumes uses it, too.
+pub fn claim_name(set: &str, template: &str, ordinal: i64) -> String {
+    format!("{template}-{set}-{ordinal}")
 }
 
 /// The pod of this ordinal from a template.

@@ -24,7 +24,7 @@ use knarr_api::{Kind, ObjectKey, Shared};
 use self::claims::Claims;
 use crate::action::{Action, Create, Delete, Report, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
-use crate::deployment::scaling::scaled;
+use crate::deployment::rollout_bounds::scaled;
 use crate::history;
 use crate::owner::{claim_if, non_empty_selector, owners_of};
 use crate::pod::{self, Availability};

@@ -1,0 +1,26 @@
+//! The force-deletion of one pod, as an action.
+
+use knarr_api::ObjectKey;
+
+/// The permission to force-delete one pod. Its fields are private to [`podgc`](crate::podgc), so only that module can create one:
+///
+/// ```compile_fail
+/// use knarr_controllers::action::Release;
+/// let forged = Release { key: knarr_api::ObjectKey::new("a", "p"), uid: "u".into() };
+/// ```
+#[derive(Debug)]
+pub struct Release {
+    pub(super) key: ObjectKey,
+    pub(super) uid: String,
+}
+
+impl Release {
+    pub fn key(&self) -> &ObjectKey {
+        &self.key
+    }
+
+    /// The uid of the pod that was decided on.
+    pub fn uid(&self) -> &str {
+        &self.uid
+    }
+}
