@@ -3,6 +3,8 @@
 //! Components read only the metadata of custom resources, so a kind here has no schema. There is one for each set of names, however
 //! often its CustomResourceDefinition changes, as long as it is in use. [`Caches::add_custom_kind_handler`] reports which are served.
 
+pub(crate) mod served;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -13,8 +15,9 @@ use knarr_api::registry::CUSTOM_RESOURCE_DEFINITION;
 use knarr_api::{Kind, Object, k8s_openapi};
 use parking_lot::Mutex;
 
-use crate::cache::Store;
 use crate::informer::Caches;
+use served::Handler;
+pub use served::KindChange;
 
 /// The kind that a CustomResourceDefinition defines, in its preferred version; `None` while it is not established.
 pub fn kind_of(definition: &Object) -> Option<Kind> {
@@ -29,38 +32,6 @@ pub fn kind_of(definition: &Object) -> Option<Kind> {
     let kind = names.kind();
     kinds.insert(names, kind.downgrade());
     Some(kind)
-}
-
-/// A custom kind that is now served, with the store of its objects, or is no longer.
-pub enum KindChange<'a> {
-    Added(&'a Arc<Store>),
-    /// Its store is stopped. If its definition was deleted, the store's handlers have been called for the deletion of all objects; if
-    /// the definition now has other names, the objects still exist under these, and `Added` for them follows.
-    Removed(&'a Kind),
-}
-
-type Handler = Arc<dyn Fn(&KindChange<'_>) + Send + Sync>;
-
-/// The custom kinds of the caches. See the module.
-#[derive(Default)]
-pub(crate) struct CustomKinds(Mutex<State>);
-
-#[derive(Default)]
-struct State {
-    followed: bool,
-    /// By the names of their definitions.
-    kinds: BTreeMap<String, Kind>,
-    handlers: Vec<Handler>,
-}
-
-impl CustomKinds {
-    pub(crate) fn all(&self) -> Vec<Kind> {
-        self.0.lock().kinds.values().cloned().collect()
-    }
-
-    pub(crate) fn stop(&self) {
-        self.0.lock().handlers.clear();
-    }
 }
 
 impl Caches {

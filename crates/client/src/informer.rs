@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 
 use crate::api::{Api, WatchEvent, WatchOptions, WatchStream};
 use crate::cache::{Cache, Index, NODE_NAME, Store};
-use crate::custom_kinds::CustomKinds;
+use crate::custom_kinds::served::CustomKinds;
 use crate::metrics::reflector::{KindMetrics, ReflectorMetrics};
 use crate::workqueue::Backoff;
 

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
 
+use crate::commands::system;
 use crate::etcd;
-use crate::fleet::{Fleet, Host, Outcome, system};
+use crate::fleet::{Fleet, Host};
 use crate::schedule::{Fault, Size, Target};
+use crate::wait::Outcome;
 
 /// The size of a host's disk, in MiB. etcd allocates two segments of its log of 64 MiB each.
 const DISK_MIB: u32 = 256;

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::fleet::{Host, Outcome};
+use crate::fleet::Host;
+use crate::wait::Outcome;
 
 /// etcd's client port.
 pub const CLIENT_PORT: u16 = 2379;

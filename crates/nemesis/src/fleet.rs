@@ -14,11 +14,9 @@ use std::time::Duration;
 
 use libtest_mimic::Failed;
 
+use crate::commands::{output_of, system, text};
 use crate::test_network::TestNetwork;
-use crate::wait::Wait;
-
-/// The result of a scenario; the error has what was expected and what was found.
-pub type Outcome = Result<(), Failed>;
+use crate::wait::{Outcome, Wait};
 
 /// The API server's port; every host has its own addresses.
 const PORT: u16 = 6443;
@@ -28,35 +26,6 @@ const WAIT: Wait = Wait {
     limit: Duration::from_secs(180),
     poll: Duration::from_millis(100),
 };
-
-/// Standard output and error of a command.
-pub fn text(out: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&out.stdout),
-        String::from_utf8_lossy(&out.stderr)
-    )
-}
-
-/// The output of a command if it succeeds, else its output as the error.
-pub fn output_of(command: &mut Command) -> Result<String, String> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let out = command.output().map_err(|e| format!("{program}: {e}"))?;
-    match out.status.success() {
-        true => Ok(text(&out)),
-        false => Err(text(&out)),
-    }
-}
-
-/// Runs a command of the system, which must succeed.
-pub fn system(argv: &[&str]) -> Result<String, Failed> {
-    let (program, args) = argv.split_first().ok_or("no command")?;
-    let out = Command::new(program).args(args).stdin(Stdio::null()).output()?;
-    if out.status.success() {
-        return Ok(text(&out));
-    }
-    Err(format!("{} failed:\n{}", argv.join(" "), text(&out)).into())
-}
 
 /// A host with a knarr or etcd process.
 pub struct Host {

@@ -10,6 +10,7 @@
 pub mod check;
 mod client;
 mod cluster;
+pub mod commands;
 pub mod etcd;
 pub mod fleet;
 pub mod history;

@@ -18,12 +18,12 @@ use crate::check::grace::Deletions;
 use crate::check::watches::Committed;
 use crate::client::{Client, RequestError};
 use crate::cluster::Cluster;
-use crate::fleet::Outcome;
 use crate::history::{History, Micros, now};
 use crate::pods::{self, Users};
 use crate::processes::{Sampler, marker};
 use crate::registers::{self, Recorder, Worker};
 use crate::schedule::{Fault, FaultKind, PlannedFault, Size, schedule};
+use crate::wait::Outcome;
 use crate::watchers::Watcher;
 
 mod checks;

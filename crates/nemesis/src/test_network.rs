@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use libtest_mimic::Failed;
 
-use crate::fleet::system;
+use crate::commands::system;
 
 /// Prefix length of both networks: halves of a /24.
 const PREFIX: u8 = 25;

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
 
-use crate::fleet::Outcome;
+/// The result of a scenario; the error has what was expected and what was found.
+pub type Outcome = Result<(), Failed>;
 
 /// How long a condition is waited for, and how often it is polled.
 #[derive(Clone, Copy, Debug)]

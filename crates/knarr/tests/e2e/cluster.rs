@@ -10,7 +10,7 @@ use std::time::Duration;
 use libtest_mimic::Failed;
 use sha2::{Digest, Sha256};
 
-pub use knarr_nemesis::fleet::{output_of, text};
+pub use knarr_nemesis::commands::{output_of, text};
 use knarr_nemesis::wait::Wait;
 
 use crate::Outcome;

@@ -47,7 +47,7 @@ use libtest_mimic::{Arguments, Trial};
 
 use cluster::Cluster;
 
-pub use knarr_nemesis::fleet::Outcome;
+pub use knarr_nemesis::wait::Outcome;
 
 /// The program under test.
 pub const KNARR: &str = env!("CARGO_BIN_EXE_knarr");

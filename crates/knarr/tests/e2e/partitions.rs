@@ -8,7 +8,8 @@ use libtest_mimic::Failed;
 
 use crate::cluster::has;
 use crate::{KNARR, Outcome, StandaloneScenario};
-use knarr_nemesis::fleet::{Fleet, system};
+use knarr_nemesis::commands::system;
+use knarr_nemesis::fleet::Fleet;
 
 pub const SCENARIOS: &[StandaloneScenario] = &[(
     "s7_through_partitions_and_kills_a_volume_never_has_two_holders",

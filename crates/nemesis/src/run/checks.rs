@@ -14,11 +14,11 @@ use crate::check::linearizability::{self, Verdict};
 use crate::check::self_fencing::{self, Isolation};
 use crate::check::{Violation, at_most_one, watches};
 use crate::cluster::Cluster;
-use crate::fleet::Outcome;
 use crate::history::{Call, CallResult, Micros, Operation, Received};
 use crate::pods;
 use crate::registers::Worker;
 use crate::schedule::{Fault, Target};
+use crate::wait::Outcome;
 use crate::watchers::{EXPIRED, Watcher};
 
 impl Run<'_> {

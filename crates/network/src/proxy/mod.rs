@@ -55,5 +55,6 @@ pub mod timeouts;
 pub use change::{Change, Element, Family, StaleUdp, TableChange};
 pub use config::{Config, NodeFacts};
 pub use explain::explain;
+pub use program::HealthCheck;
 pub use skeleton::{affinity_chains, skeleton, sysctls};
-pub use state::{HealthCheck, Proxy};
+pub use state::Proxy;

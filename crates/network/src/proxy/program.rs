@@ -9,10 +9,18 @@ use ipnet::IpNet;
 use super::categorize::{self, Categories};
 use super::frontend::{Frontend, FrontendKind, goto, jump};
 use super::slots::{self, Backend, LOCAL_OFFSET};
-use super::state::HealthCheck;
 use super::{Config, Element, Family, NodeFacts, StaleUdp, layout, skeleton, timeouts};
 use crate::catalog::{Catalog, Protocol, Service, ServiceKey, ServicePort, ServiceType, TrafficPolicy};
 use crate::nft::{Data, Key, Verdict};
+
+/// Facts for the server on a `healthCheckNodePort`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    pub port: u16,
+    /// Ready endpoints on this node, counted by address, of either family, as each has a server in kube-proxy.
+    pub local_v4: usize,
+    pub local_v6: usize,
+}
 
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,20 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::frontend::{Frontend, FrontendKind, Reader};
-use super::program::{Program, SharedElement, Slots};
+use super::program::{HealthCheck, Program, SharedElement, Slots};
 use super::slots::LOCAL_OFFSET;
 use super::{Change, Config, Element, Family, NodeFacts, TableChange};
 use crate::catalog::{Catalog, Protocol, ServiceKey};
 use crate::nft::{Data, Elements};
-
-/// Facts for the server on a `healthCheckNodePort`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HealthCheck {
-    pub port: u16,
-    /// Ready endpoints on this node, counted by address, of either family, as each has a server in kube-proxy.
-    pub local_v4: usize,
-    pub local_v6: usize,
-}
 
 /// Slots that endpoints had in the kernel, by the bytes of the frontend.
 type Adopted = BTreeMap<(Family, Box<[u8]>), Vec<(u32, IpAddr, u16)>>;

@@ -164,7 +164,7 @@ fn large_slice(ns: &Namespace) -> Outcome {
         let tables = ns.cluster.nft_tables().into_iter();
         let listed = tables.filter(|t| t.starts_with("table ip ")).map(|table| {
             let args: Vec<&str> = table.split(' ').collect();
-            knarr_nemesis::fleet::system(&[&["nft", "list"][..], &args].concat()).unwrap_or_default()
+            knarr_nemesis::commands::system(&[&["nft", "list"][..], &args].concat()).unwrap_or_default()
         });
         listed.collect::<String>().matches("198.19.").count() >= MAX_ENDPOINTS
     };
