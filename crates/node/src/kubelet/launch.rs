@@ -31,7 +31,7 @@ use super::retry::RETRY;
 use super::security_context::Seccomp;
 use super::self_fencing::SelfFencer;
 use super::start_denied::StartDenied;
-use super::{container, env, exit, sandbox};
+use super::{container, env, exit, namespaces, sandbox};
 use crate::cgroup;
 use crate::devicemanager;
 use crate::dra::cdi;
@@ -397,7 +397,7 @@ impl Launcher {
     }
 
     fn hosts_text(&self, pod: &core::Pod, values: &DownwardValues) -> std::io::Result<String> {
-        let node = sandbox::host_network(pod)
+        let node = namespaces::host_network(pod)
             .then(|| crate::host_fs::read_to_string("/etc/hosts"))
             .transpose()?;
         let fqdn = sandbox::fqdn(pod, &self.config);

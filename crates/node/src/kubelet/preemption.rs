@@ -15,14 +15,8 @@ use super::bound_pods::SharedPod;
 use super::inbox::Msg;
 use super::runtime_snapshot::RuntimeSnapshot;
 use super::status::Origin;
+use super::waiting_pod::WaitingPod;
 use super::workers::Workers;
-
-pub(super) struct WaitingPod {
-    pod: Arc<core::Pod>,
-    origin: Origin,
-    /// By uid; true once it was evicted.
-    victims: BTreeMap<String, bool>,
-}
 
 impl Workers {
     /// Whether this pod waits for its victims. Then it is admitted later as it is now, unless it is being deleted: that

@@ -8,6 +8,7 @@ use knarr_api::k8s_openapi;
 use knarr_kubelet::sysctl::normalized;
 
 use super::config::Config;
+use super::namespaces::{host_network, namespaces};
 use super::resources;
 use super::{labels, security_context};
 
@@ -41,10 +42,6 @@ impl ResolvConf {
         }
         conf
     }
-}
-
-pub(crate) fn host_network(pod: &core::Pod) -> bool {
-    pod.spec.as_ref().is_some_and(|s| s.host_network == Some(true))
 }
 
 /// The name the pod's processes see as their host's; empty where it is the node's.
@@ -188,30 +185,6 @@ pub(super) fn dns(pod: &core::Pod, node: &ResolvConf, config: &Config) -> v1::Dn
         servers: unique(conf.servers, NAMESERVERS_MAX),
         searches: unique(conf.searches, SEARCH_DOMAINS_MAX),
         options: conf.options,
-    }
-}
-
-/// The sandbox's namespaces, and those that it shares with the host or its containers.
-pub(super) fn namespaces(pod: &core::Pod) -> v1::NamespaceOption {
-    let spec = pod.spec.as_ref();
-    let host = |flag: Option<bool>| flag == Some(true);
-    let pick = |on_host: bool, otherwise: v1::NamespaceMode| {
-        if on_host {
-            v1::NamespaceMode::Node as i32
-        } else {
-            otherwise as i32
-        }
-    };
-    let pid = if host(spec.and_then(|s| s.share_process_namespace)) {
-        v1::NamespaceMode::Pod
-    } else {
-        v1::NamespaceMode::Container
-    };
-    v1::NamespaceOption {
-        network: pick(host_network(pod), v1::NamespaceMode::Pod),
-        pid: pick(host(spec.and_then(|s| s.host_pid)), pid),
-        ipc: pick(host(spec.and_then(|s| s.host_ipc)), v1::NamespaceMode::Pod),
-        ..v1::NamespaceOption::default()
     }
 }
 

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::app_armor;
 
-use super::sandbox;
+use super::namespaces::namespaces;
 use crate::runtime::Image;
 
 const MASKED_PATHS: [&str; 12] = [
@@ -107,7 +107,7 @@ pub(super) fn of_container(
             ..v1::Capability::default()
         }),
         privileged,
-        namespace_options: Some(sandbox::namespaces(pod)),
+        namespace_options: Some(namespaces(pod)),
         selinux_options: own
             .se_linux_options
             .or(of_pod.se_linux_options)

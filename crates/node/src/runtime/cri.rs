@@ -18,6 +18,7 @@ use knarr_kubelet::runtime::{Container, ContainerState, Exit, PodRef, Sandbox};
 use tonic::transport::{Channel, Endpoint};
 
 use super::events::RecentExits;
+use super::grpc::runtime_error;
 use super::{
     AuthConfig, ContainerConfig, ContainerDetail, ExecOptions, ExecOutput, Image, ImageFs, PodSandboxConfig,
     Result, Runtime, RuntimeError, RuntimeEvent, RuntimeStatus, SandboxDetail, Usage,
@@ -74,31 +75,6 @@ impl Cri {
     fn image_service(&self) -> ImageServiceClient<Channel> {
         ImageServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
     }
-}
-
-/// The error of a gRPC status, with its code's name as Go prints it.
-pub(super) fn runtime_error(status: tonic::Status) -> RuntimeError {
-    use tonic::Code;
-    let code = match status.code() {
-        Code::Ok => "OK",
-        Code::Cancelled => "Canceled",
-        Code::InvalidArgument => "InvalidArgument",
-        Code::DeadlineExceeded => "DeadlineExceeded",
-        Code::NotFound => "NotFound",
-        Code::AlreadyExists => "AlreadyExists",
-        Code::PermissionDenied => "PermissionDenied",
-        Code::ResourceExhausted => "ResourceExhausted",
-        Code::FailedPrecondition => "FailedPrecondition",
-        Code::Aborted => "Aborted",
-        Code::OutOfRange => "OutOfRange",
-        Code::Unimplemented => "Unimplemented",
-        Code::Internal => "Internal",
-        Code::Unavailable => "Unavailable",
-        Code::DataLoss => "DataLoss",
-        Code::Unauthenticated => "Unauthenticated",
-        Code::Unknown => "Unknown",
-    };
-    RuntimeError::new(code, status.message())
 }
 
 async fn within<T>(

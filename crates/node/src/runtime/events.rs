@@ -145,7 +145,7 @@ async fn call(channel: Channel) -> Result<tonic::Streaming<Envelope>> {
         .await;
     answer
         .map(tonic::Response::into_inner)
-        .map_err(super::cri::runtime_error)
+        .map_err(super::grpc::runtime_error)
 }
 
 fn exit(envelope: Envelope, exits: &RecentExits) -> Option<RuntimeEvent> {

@@ -7,6 +7,7 @@ pub mod cri;
 pub mod events;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
+mod grpc;
 
 use std::time::Duration;
 

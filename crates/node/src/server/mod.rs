@@ -43,6 +43,7 @@ use crate::logs;
 use crate::probe::Counts;
 use crate::runtime::{ExecOptions, RuntimeError};
 use crate::stats::{Measured, Meter};
+use crate::streams::options::Options;
 use crate::streams::upgrade::{self, negotiate};
 use crate::streams::{port_forward, remote_command, runtime_client};
 
@@ -579,7 +580,7 @@ impl Server {
         })?;
         // Whether there is a terminal was settled when the container was made.
         let tty = pod_container::has_tty(&pod, &path.container);
-        let runtime = remote_command::Options {
+        let runtime = Options {
             tty,
             stderr: options.stderr && !tty,
             ..options
@@ -602,7 +603,7 @@ impl Server {
         &self,
         request: &mut Request<Incoming>,
         url: impl Future<Output = Result<String, RuntimeError>>,
-        (options, runtime_options): (remote_command::Options, remote_command::Options),
+        (options, runtime_options): (Options, Options),
         action: &'static str,
         permit: OwnedSemaphorePermit,
     ) -> Result<Response<Body>, HttpError> {
@@ -701,8 +702,8 @@ impl Server {
     }
 }
 
-fn streams_of(query: &Query) -> Result<remote_command::Options, HttpError> {
-    remote_command::Options::from_query(query.pairs())
+fn streams_of(query: &Query) -> Result<Options, HttpError> {
+    Options::from_query(query.pairs())
         .ok_or_else(|| HttpError::bad_request("you must specify at least 1 of stdin, stdout, stderr"))
 }
 

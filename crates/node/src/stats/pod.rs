@@ -12,7 +12,7 @@ use knarr_kubelet::stats::{
 
 use super::disk::{self, Filesystem, Taken};
 use super::{Measuring, RuntimeState, network};
-use crate::kubelet::{resources, sandbox};
+use crate::kubelet::{namespaces, resources, sandbox};
 use crate::volumes;
 
 impl Measuring<'_> {
@@ -48,7 +48,7 @@ impl Measuring<'_> {
         }
         let volumes = self.volumes(pod, held, node_fs.as_ref());
         let pid = held.pids.get(&sandbox.id).copied().flatten();
-        let own_network = !sandbox::host_network(pod);
+        let own_network = !namespaces::host_network(pod);
         Some(PodStats {
             pod_ref: PodReference {
                 name: pod.metadata.name.clone().unwrap_or_default(),

@@ -5,6 +5,7 @@
 //! can close stdin and leave the rest open. [`remote_command`] joins the two; [`port_forward`] needs no runtime: it
 //! dials from inside the pod's network namespace.
 
+pub mod options;
 pub mod pod_network;
 pub mod port_forward;
 pub mod remote_command;

@@ -11,6 +11,7 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::Instant;
 
+use super::options::Options;
 use super::runtime_client::{RuntimeConnection, RuntimeStreams};
 use super::spdy;
 use super::upgrade::Upgrade;
@@ -46,35 +47,6 @@ const STREAMS_TIMEOUT: Duration = Duration::from_secs(30);
 /// A status is a few hundred bytes.
 const MAX_STATUS_BYTES: u64 = 64 * 1024;
 const COPY_BUFFER_BYTES: usize = 32 * 1024;
-
-/// Which streams a request opens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    pub stdin: bool,
-    pub stdout: bool,
-    pub stderr: bool,
-    pub tty: bool,
-}
-
-impl Options {
-    /// From the kubelet's query parameters `input`, `output`, `error`, `tty` (each on when `1`). A terminal has no
-    /// stderr. `None` if no stream is requested.
-    pub fn from_query<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Option<Self> {
-        let mut options = Options::default();
-        for (name, value) in pairs {
-            let on = value == "1";
-            match name {
-                "input" => options.stdin = on,
-                "output" => options.stdout = on,
-                "error" => options.stderr = on,
-                "tty" => options.tty = on,
-                _ => {}
-            }
-        }
-        options.stderr &= !options.tty;
-        (options.stdin || options.stdout || options.stderr).then_some(options)
-    }
-}
 
 /// How the client receives the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

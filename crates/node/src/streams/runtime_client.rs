@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-use super::remote_command::Options;
+use super::options::Options;
 use super::spdy::{Connection, Headers, Role, SpdyError, Stream};
 use super::upgrade::{SPDY, STREAM_PROTOCOL};
 

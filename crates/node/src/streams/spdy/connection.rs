@@ -1,29 +1,24 @@
 //! A connection: one task that reads frames and hands them to streams, one that writes what streams queued.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use parking_lot::Mutex;
+use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::frame::{Control, HEAD_BYTES, Head, Malformed, Reset, write_data_head};
 use super::headers::{HeaderDecoder, HeaderEncoder, HeaderError, Headers, MAX_BLOCK_BYTES};
-use super::outbox::{Outbox, OutgoingFrame};
+use super::outbox::OutgoingFrame;
+use super::shared::{End, Piece, Role, Shared};
 use super::stream::Stream;
 use crate::streams::PING_PERIOD;
 
 /// Streams open at once; further ones are reset. A forwarded connection takes two.
 const MAX_STREAMS: usize = 1000;
-/// Pieces that wait for a stream's reader before the connection stops reading: 8 × 32 KiB.
-const MAX_PIECES: usize = 8;
 const MAX_PIECE_BYTES: usize = 32 * 1024;
-/// Bytes that wait for readers on one connection, all streams together, before it stops reading.
-const MAX_UNREAD_BYTES: usize = 4 * 1024 * 1024;
 /// The largest control frame accepted: a header block and its prefix.
 const MAX_CONTROL_BYTES: usize = MAX_BLOCK_BYTES + 10;
 /// Streams that the peer has opened and that are not accepted yet.
@@ -35,20 +30,6 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the peer may take to close its side after ours: closing a socket with unread bytes in it would discard what
 /// the peer has not read yet.
 const LINGER: Duration = Duration::from_secs(2);
-
-/// The dialling side opens streams with odd numbers, the answering one with even ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    Client,
-    Server,
-}
-
-impl Role {
-    /// Is this a number that we give out?
-    fn owns(self, number: u32) -> bool {
-        number % 2 == u32::from(self == Role::Client)
-    }
-}
 
 /// Why a connection ended, or a stream could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -67,131 +48,6 @@ pub enum SpdyError {
     Closed,
     #[error("the peer did not answer the opening of a stream in {} s", REPLY_TIMEOUT.as_secs())]
     NoReply,
-}
-
-/// The state of the peer's side of a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    Open,
-    Fin,
-    Reset,
-}
-
-/// Bytes that wait for a stream's reader, and their part of [`MAX_UNREAD_BYTES`].
-pub(super) struct Piece {
-    pub(super) bytes: Bytes,
-    pub(super) _permit: OwnedSemaphorePermit,
-}
-
-struct Entry {
-    /// `None` once the peer's side has ended.
-    inbound: Option<mpsc::Sender<Piece>>,
-    end: End,
-    /// The peer accepts nothing more. After its FIN this does not affect what it sent.
-    reset: Option<Reset>,
-    /// Waits for the peer's answer to our opening.
-    reply: Option<oneshot::Sender<()>>,
-}
-
-#[derive(Default)]
-struct Table {
-    streams: HashMap<u32, Entry>,
-    last_own: u32,
-    last_peer: u32,
-    broken: bool,
-}
-
-pub(super) struct Shared {
-    pub(super) outbox: Outbox,
-    table: Mutex<Table>,
-    role: Role,
-    /// What is left of [`MAX_UNREAD_BYTES`].
-    unread: Arc<Semaphore>,
-}
-
-impl Shared {
-    pub(super) fn end(&self, stream: u32) -> End {
-        self.table
-            .lock()
-            .streams
-            .get(&stream)
-            .map_or(End::Open, |entry| entry.end)
-    }
-
-    /// Whether the peer has torn the stream down.
-    pub(super) fn reset(&self, stream: u32) -> Option<Reset> {
-        self.table
-            .lock()
-            .streams
-            .get(&stream)
-            .and_then(|entry| entry.reset)
-    }
-
-    /// Takes a stream out of the table and, unless the peer already did, resets it.
-    pub(super) fn forget(&self, stream: u32, reset: Option<Reset>) {
-        let Some(entry) = self.table.lock().streams.remove(&stream) else {
-            return;
-        };
-        if let (Some(reset), None) = (reset, entry.reset) {
-            // A closed connection has informed the peer already.
-            let _ = self.outbox.push(OutgoingFrame::Reset { stream, reset });
-        }
-    }
-
-    fn add(
-        &self,
-        table: &mut Table,
-        stream: u32,
-        end: End,
-        reply: Option<oneshot::Sender<()>>,
-    ) -> mpsc::Receiver<Piece> {
-        let (tx, rx) = mpsc::channel(MAX_PIECES);
-        let inbound = (end == End::Open).then_some(tx);
-        table.streams.insert(
-            stream,
-            Entry {
-                inbound,
-                end,
-                reset: None,
-                reply,
-            },
-        );
-        match self.role.owns(stream) {
-            true => table.last_own = stream,
-            false => table.last_peer = stream,
-        }
-        rx
-    }
-
-    fn fin(&self, stream: u32) {
-        if let Some(entry) = self.table.lock().streams.get_mut(&stream) {
-            entry.end = End::Fin;
-            entry.inbound = None;
-        }
-    }
-
-    fn torn_down(&self, stream: u32, reset: Reset) {
-        if let Some(entry) = self.table.lock().streams.get_mut(&stream) {
-            if entry.end == End::Open {
-                entry.end = End::Reset;
-            }
-            entry.reset = Some(reset);
-            entry.inbound = None;
-            entry.reply = None;
-        }
-    }
-
-    /// Nothing comes any more: readers get what is queued, then the error.
-    fn fail(&self) {
-        let mut table = self.table.lock();
-        table.broken = true;
-        for entry in table.streams.values_mut() {
-            entry.inbound = None;
-            entry.reply = None;
-        }
-        drop(table);
-        self.outbox.close(true);
-    }
 }
 
 /// One end of a SPDY/3.1 connection. Dropping it closes the connection; [`Connection::close`] waits until what was
@@ -253,12 +109,7 @@ impl Connection {
         T: AsyncRead + AsyncWrite + Send + 'static,
     {
         let packer = HeaderEncoder::new()?;
-        let shared = Arc::new(Shared {
-            outbox: Outbox::default(),
-            table: Mutex::default(),
-            role,
-            unread: Arc::new(Semaphore::new(MAX_UNREAD_BYTES)),
-        });
+        let shared = Arc::new(Shared::new(role));
         let closed = CancellationToken::new();
         let (read, write) = tokio::io::split(io);
         let (arrived, arrivals) = mpsc::channel(MAX_ARRIVALS);

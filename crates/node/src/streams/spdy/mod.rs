@@ -14,11 +14,13 @@ mod dictionary;
 mod frame;
 mod headers;
 mod outbox;
+mod shared;
 mod stream;
 #[cfg(test)]
 mod tests;
 
-pub use connection::{Arrival, Connection, Incoming, Role, SpdyError};
+pub use connection::{Arrival, Connection, Incoming, SpdyError};
 pub use frame::Reset;
 pub use headers::Headers;
+pub use shared::Role;
 pub use stream::Stream;

@@ -9,10 +9,10 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
 
-use super::connection::{End, Piece, Shared};
 use super::frame::Reset;
 use super::headers::Headers;
 use super::outbox::OutgoingFrame;
+use super::shared::{End, Piece, Shared};
 
 /// A write is cut into frames of at most this much, so that no stream keeps another waiting for long.
 const MAX_FRAME_DATA_BYTES: usize = 32 * 1024;
