@@ -22,6 +22,7 @@ mod etcd;
 mod files;
 pub mod heading;
 mod network;
+mod part;
 mod reader;
 mod shared;
 mod traces;
@@ -30,7 +31,8 @@ pub use access::{Access, AccessFlags};
 pub use autoscaling::AutoscalingFlags;
 pub use cidr::Cidrs;
 pub use etcd::{Etcd, EtcdFlags};
-pub use network::{Network, NetworkFlags, Part};
+pub use network::{Network, NetworkFlags};
+pub use part::Part;
 use reader::{Reader, absolute, list, socket};
 pub use traces::TracingConfiguration;
 

@@ -16,11 +16,8 @@ pub struct DataDir {
     _lock: Flock<File>,
 }
 
-/// The lock's file; a directory that has it is a data directory.
-pub const FILE: &str = "knarr.pid";
-
 fn file(data_dir: &Path) -> PathBuf {
-    data_dir.join(FILE)
+    data_dir.join(private::LOCK_FILE)
 }
 
 impl DataDir {

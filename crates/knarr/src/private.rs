@@ -22,7 +22,6 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, fchmod, fstat, umask};
 
 use crate::command::Failure;
-use crate::lock;
 
 /// What the process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +47,10 @@ const DIRECTORIES: [&str; 8] = [
 ];
 /// Those of them whose files are closed, too: only knarr uses them.
 const SECRET_FILES: [&str; 2] = ["pki", "store"];
+/// The file of the data directory's lock; a directory that has it is a data directory.
+pub const LOCK_FILE: &str = "knarr.pid";
 /// Files of the data directory itself.
-const FILES: [&str; 3] = [lock::FILE, "audit.log", "kubelet.kubeconfig"];
+const FILES: [&str; 3] = [LOCK_FILE, "audit.log", "kubelet.kubeconfig"];
 
 const OTHERS: u32 = 0o077;
 const DIRECTORY: Mode = Mode::S_IRWXU;
@@ -98,7 +99,7 @@ pub fn make_data_dir(path: &Path) -> Result<(), Failure> {
     if metadata.mode() & OTHERS == 0 {
         return Ok(());
     }
-    let is_ours = path.join(lock::FILE).symlink_metadata().is_ok();
+    let is_ours = path.join(LOCK_FILE).symlink_metadata().is_ok();
     let mut entries = std::fs::read_dir(path).map_err(|e| failed("read", e))?;
     let is_foreign = |entry: io::Result<std::fs::DirEntry>| {
         entry.map_or(true, |e| {

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, network, running_node};
+use super::{Failure, network, node_config};
 use crate::config::Config;
 use crate::lock::{self, DataDir};
 
@@ -38,7 +38,7 @@ pub async fn run(config: Config, args: DownArgs) -> Result<(), Failure> {
     stop_process(&config).await?;
     let _held = DataDir::lock(&config.data_dir)?;
     let mut faults = Vec::new();
-    let containerd = running_node::containerd_config(&config);
+    let containerd = node_config::containerd_config(&config);
     if containerd.file().exists() {
         let cancel = CancellationToken::new();
         let failed =

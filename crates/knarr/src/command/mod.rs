@@ -15,6 +15,7 @@ pub mod net;
 mod network;
 pub mod node;
 mod node_address;
+mod node_config;
 mod running_node;
 pub mod server;
 mod shared_settings;

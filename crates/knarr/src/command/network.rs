@@ -33,7 +33,7 @@ use tokio::task::JoinSet;
 
 use super::Failure;
 use super::cluster::cluster_domain;
-use super::running_node::{containerd_config, resolv_conf};
+use super::node_config::{containerd_config, resolv_conf};
 use crate::config::{Config, Network, Part};
 
 /// Port of the cluster DNS server.

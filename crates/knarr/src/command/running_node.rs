@@ -1,14 +1,14 @@
 //! The node: containerd, the kubelet and its port, as `up` and `agent` start them.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_apiserver::pki;
 use knarr_client::metrics::Registry;
 use knarr_client::{Api, SystemClock};
-use knarr_node::containerd::{Containerd, ContainerdConfig};
+use knarr_node::containerd::Containerd;
 use knarr_node::images;
 use knarr_node::kubelet::configuration::{CgroupDriver, EnvironmentSettings, KubeletConfiguration};
 use knarr_node::kubelet::{self, Kubelet};
@@ -21,9 +21,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::cluster_domain;
 use super::kubelet_port::KubeletPort;
+use super::node_config::{containerd_config, resolv_conf};
 use super::{Failure, git_version};
 use super::{client_ca, descriptors, join, network, node_address};
-use crate::config::{Config, Part};
+use crate::config::Config;
 use crate::node_socket;
 use crate::private;
 
@@ -240,35 +241,6 @@ impl PreparedNode {
             server,
         })
     }
-}
-
-/// The configuration of the containerd of this data directory.
-pub fn containerd_config(config: &Config) -> ContainerdConfig {
-    ContainerdConfig {
-        program: config.containerd.clone(),
-        root: config.data_dir.join("containerd"),
-        run: config.data_dir.join("run"),
-        cni_bin: match config.network.has(Part::Network) {
-            true => config.data_dir.join("cni/bin"),
-            false => config.cni_bin_dir.clone(),
-        },
-        cni_conf: match (&config.network.cni_conf_dir, config.network.has(Part::Network)) {
-            (Some(directory), _) => directory.clone(),
-            (None, true) => config.data_dir.join("cni/net.d"),
-            (None, false) => "/etc/cni/net.d".into(),
-        },
-        sandbox_image: config
-            .sandbox_image
-            .clone()
-            .unwrap_or_else(|| images::PAUSE.into()),
-        systemd_cgroup: config.kubelet.cgroup_driver == CgroupDriver::Systemd,
-    }
-}
-
-/// The node's resolv.conf, which pods get in addition to the cluster DNS.
-pub fn resolv_conf(config: &Config) -> PathBuf {
-    let path = config.kubelet.resolv_conf.as_deref();
-    path.unwrap_or("/etc/resolv.conf").into()
 }
 
 /// The KubeletConfiguration with its defaults filled in.

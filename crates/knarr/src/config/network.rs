@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::Cidrs;
 use super::heading;
+use super::part::Part;
 use super::reader::Reader;
 
 /// Flags of kube-controller-manager, kubelet and k3s.
@@ -68,21 +69,6 @@ pub struct NetworkFlags {
         global = true
     )]
     pub encrypt_pod_traffic: Option<String>,
-}
-
-/// A component of the network that can be disabled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
-    /// The service proxy.
-    Proxy,
-    /// The cluster DNS server of each node.
-    Dns,
-    /// Pods' interfaces and addresses, and routes between nodes.
-    Network,
-    /// NetworkPolicies.
-    Policy,
-    /// Addresses of Services of type LoadBalancer.
-    LoadBalancer,
 }
 
 const PARTS: [(&str, Part); 5] = [

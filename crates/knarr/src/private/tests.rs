@@ -107,7 +107,7 @@ fn a5_no_link_in_a_data_directory_is_followed() {
     let link = dir.path().join("link");
     symlink(&data, &link).unwrap();
     set(&data, 0o755);
-    std::fs::write(data.join(lock::FILE), "").unwrap();
+    std::fs::write(data.join(LOCK_FILE), "").unwrap();
     make_data_dir(&link).unwrap();
     assert_eq!(mode(&data), 0o700);
 }

@@ -6,7 +6,7 @@ use knarr_network::routes::Subnet;
 use knarr_node_network::proxy::{TableDifference, compare, facts};
 
 use super::objects::NetworkObjects;
-use super::service::{KernelReport, ServiceReport};
+use super::service_report::{KernelReport, ServiceReport};
 use crate::command::Failure;
 use crate::command::network::Names;
 use crate::config::Config;

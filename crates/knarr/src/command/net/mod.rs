@@ -13,6 +13,7 @@ mod nodes;
 mod objects;
 mod rules;
 mod service;
+mod service_report;
 mod service_text;
 #[cfg(test)]
 mod tests;

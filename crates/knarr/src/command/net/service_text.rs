@@ -1,6 +1,6 @@
 //! The text output of `knarr net service`.
 
-use super::service::{Connections, EndpointReport, FrontendReport, PortReport, ServiceReport};
+use super::service_report::{Connections, EndpointReport, FrontendReport, PortReport, ServiceReport};
 use crate::command::columns::{some, table};
 
 /// How many endpoints of a frontend, and values of a DNS name, are to_text; `-o json` has all.

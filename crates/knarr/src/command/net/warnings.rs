@@ -12,7 +12,7 @@ use knarr_network::catalog::ServiceKey;
 use knarr_network::proxy::Family;
 
 use super::objects::{NetworkObjects, condition, name_of, phase, pod_addresses};
-use super::service::{PortReport, ServiceReport, family_name};
+use super::service_report::{PortReport, ServiceReport, family_name};
 use crate::command::columns::some;
 
 /// How many pods, ports or nodes a warning names.

@@ -4,7 +4,8 @@ use knarr_network::catalog::ServiceKey;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::command::net::service::{ServiceReport, report};
+use crate::command::net::service::report;
+use crate::command::net::service_report::ServiceReport;
 use crate::command::net::service_text;
 
 fn report_of(objects: &NetworkObjects, node: &str, name: &str) -> ServiceReport {
