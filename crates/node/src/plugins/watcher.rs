@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,11 +18,12 @@ use super::call::{call_on, methods};
 use super::error::CallError;
 use crate::host::Host;
 use crate::untrusted_fs::{Dir, Kind};
+use crate::watch::Changes;
 
 /// The kubelet's directory of it.
 pub const REGISTRY: &str = "plugins_registry";
 const DIRECTORY_MODE: u32 = 0o750;
-/// Between two scans of the directory: reading it costs less than a watch would explain.
+/// Between two scans of the directory, if it has changed or a plugin is not registered yet.
 const SCAN: Duration = Duration::from_secs(1);
 /// Sockets of the directory that are registered.
 const SOCKETS_MAX: usize = 4096;
@@ -137,6 +139,8 @@ pub struct Watcher {
     host: Arc<dyn Host>,
     /// By the socket in the registry.
     known: Mutex<BTreeMap<PathBuf, Known>>,
+    /// The last scan found every plugin registered, and nothing to be done: so does the next one, if the directory does not change.
+    is_settled: AtomicBool,
 }
 
 impl Watcher {
@@ -146,6 +150,7 @@ impl Watcher {
             handlers,
             host,
             known: Mutex::default(),
+            is_settled: AtomicBool::new(false),
         })
     }
 
@@ -154,10 +159,13 @@ impl Watcher {
         if let Err(error) = Dir::make(&self.directory, DIRECTORY_MODE) {
             warn!(%error, directory = %self.directory.display(), "cannot create the registry of plugins");
         }
+        let mut changes = Changes::of(&self.directory);
         let mut tasks = tokio::task::JoinSet::new();
         loop {
-            for task in self.scan() {
-                tasks.spawn(task);
+            if changes.take() || !self.is_settled.load(Ordering::Relaxed) {
+                for task in self.scan() {
+                    tasks.spawn(task);
+                }
             }
             while tasks.try_join_next().is_some() {}
             sleep(SCAN).await;
@@ -170,6 +178,7 @@ impl Watcher {
             Ok(there) => there,
             Err(error) => {
                 warn!(%error, directory = %self.directory.display(), "cannot read the directory of plugins");
+                self.is_settled.store(false, Ordering::Relaxed);
                 return Vec::new();
             }
         };
@@ -210,6 +219,10 @@ impl Watcher {
             };
             tasks.push(Box::pin(self.clone().register(socket, (wait, last))));
         }
+        let settled = known
+            .values()
+            .all(|known| matches!(known.state, State::Registered(..)));
+        self.is_settled.store(settled, Ordering::Relaxed);
         tasks
     }
 
