@@ -86,6 +86,11 @@ const merged = await core.patchNamespacedPod(
 assert.deepEqual(merged.metadata.labels, { made: 'javascript' });
 assert.deepEqual(merged.spec.containers[0].command, ['sleep', '3600']);
 await events.until('patched', (verb, pod) => verb === 'update' && pod.spec.containers[0].image.endsWith('web:1'));
+// Another image restarts the container: until then it may be between its two processes, where nothing can be executed.
+await events.until('restarted', (_, { status }) => {
+  const [container] = status.containerStatuses ?? [];
+  return container?.restartCount === 1 && container.state.running !== undefined;
+});
 console.log('patched');
 
 // A manifest of several objects, applied on the server's side, twice.

@@ -170,7 +170,11 @@ pub fn losses() -> Outcome {
     let outcomes = [
         under_load(&fleet, "an agent killed and started again", &nodes, || {
             second.kill()?;
+            let before = renewal(&fleet, second)?;
             second.launch(fleet.agent(second, &join))?;
+            fleet.eventually("the node's lease to be renewed", || {
+                renewal(&fleet, second).is_ok_and(|renewed| renewed != before)
+            })?;
             serves_pods(&fleet, second)
         }),
         under_load(&fleet, "the server killed and started again", &nodes, || {
@@ -211,6 +215,20 @@ pub fn losses() -> Outcome {
     ];
     every(outcomes).map_err(|e| fleet.with_logs(e))?;
     fleet.tear_down()
+}
+
+/// When the node's lease was last renewed.
+fn renewal(fleet: &Fleet, node: &Host) -> Result<String, Failed> {
+    let renew_time = "jsonpath={.spec.renewTime}";
+    fleet.run(&[
+        "get",
+        "lease",
+        "-n",
+        "kube-node-lease",
+        &node.name,
+        "-o",
+        renew_time,
+    ])
 }
 
 /// Waits until a node's agent has started a replacement pod: its watches and its runtime work.
