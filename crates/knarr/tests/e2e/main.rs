@@ -41,7 +41,7 @@ mod dra_driver;
 mod plugin_support;
 
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -54,6 +54,21 @@ pub const KNARR: &str = env!("CARGO_BIN_EXE_knarr");
 
 /// A scenario that starts its own clusters.
 pub type StandaloneScenario = (&'static str, fn() -> Outcome);
+
+/// Scenarios that run now, each with a read lock. A scenario that depends on seconds takes the write lock and is alone then.
+static RUNNING: RwLock<()> = RwLock::new(());
+
+/// Runs a scenario, with others at the same time.
+pub fn with_others(run: impl FnOnce() -> Outcome) -> Outcome {
+    let _running = RUNNING.read().unwrap_or_else(PoisonError::into_inner);
+    run()
+}
+
+/// Runs after the scenarios that run now have ended, and before any other begins. Not within [`with_others`].
+pub fn alone(run: impl FnOnce() -> Outcome) -> Outcome {
+    let _running = RUNNING.write().unwrap_or_else(PoisonError::into_inner);
+    run()
+}
 
 fn main() -> ExitCode {
     let args = Arguments::from_args();
@@ -79,7 +94,6 @@ fn main() -> ExitCode {
         .chain(network::bad_input::SCENARIOS)
         .chain(python::SCENARIOS)
         .chain(javascript::SCENARIOS)
-        .chain(pod_lifecycle::SCENARIOS)
         .chain(kube_rs::SCENARIOS)
         .chain(safety::SCENARIOS)
         .chain(security::identities::SCENARIOS)
@@ -89,6 +103,13 @@ fn main() -> ExitCode {
         .chain(security::at_rest::SCENARIOS)
         .chain(operator::SCENARIOS);
     for (name, run) in scenarios {
+        let cluster = shared.clone();
+        trials.push(Trial::test(*name, move || match cluster {
+            Some(cluster) => with_others(|| cluster.in_namespace(name, *run)),
+            None => Ok(()),
+        }));
+    }
+    for (name, run) in pod_lifecycle::SCENARIOS_THAT_LOCK {
         let cluster = shared.clone();
         trials.push(Trial::test(*name, move || match cluster {
             Some(cluster) => cluster.in_namespace(name, *run),
@@ -114,7 +135,7 @@ fn main() -> ExitCode {
         .chain(nemesis::SCENARIOS)
         .chain(startup_errors::SCENARIOS);
     for (name, run) in standalone {
-        trials.push(Trial::test(*name, run));
+        trials.push(Trial::test(*name, move || with_others(run)));
     }
     let conclusion = libtest_mimic::run(&args, trials);
     if let Some(cluster) = shared
