@@ -131,6 +131,21 @@ pub enum Error {
     },
 }
 
+/// Why PreStartContainer cannot be called, with v1.36's messages.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PreStartError {
+    #[error("endpoint not found in cache for a registered resource: {0}")]
+    NoEndpoint(String),
+    #[error(
+        "no devices found allocated in local cache for pod {uid}, container {container}, resource {resource}"
+    )]
+    NoDevices {
+        uid: String,
+        container: String,
+        resource: String,
+    },
+}
+
 /// The devices in the node's status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
@@ -412,20 +427,20 @@ impl DeviceManager {
         uid: &str,
         container: &str,
         resource: &str,
-    ) -> Result<Option<Vec<String>>, String> {
+    ) -> Result<Option<Vec<String>>, PreStartError> {
         let Some(known) = self.resources.get(resource) else {
-            return Err(format!(
-                "endpoint not found in cache for a registered resource: {resource}"
-            ));
+            return Err(PreStartError::NoEndpoint(resource.into()));
         };
         if !matches!(known.endpoint, Endpoint::Running(o) if o.pre_start_required) {
             return Ok(None);
         }
         match self.assigned.devices_of(uid, container, resource) {
             Some(devices) => Ok(Some(devices.into_iter().collect())),
-            None => Err(format!(
-                "no devices found allocated in local cache for pod {uid}, container {container}, resource {resource}"
-            )),
+            None => Err(PreStartError::NoDevices {
+                uid: uid.into(),
+                container: container.into(),
+                resource: resource.into(),
+            }),
         }
     }
 

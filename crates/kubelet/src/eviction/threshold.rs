@@ -6,7 +6,7 @@ use k8s_openapi::jiff::SignedDuration;
 use knarr_api::duration;
 use knarr_api::field::{ErrorList, Path};
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::{Notation, Quantity};
+use knarr_api::quantity::{Notation, Quantity, QuantityError};
 
 use super::{Observation, Observations, Pressure};
 
@@ -179,9 +179,9 @@ pub fn parse(statements: &ThresholdFields, allocatable: bool, errors: &mut Error
         &statements.soft_grace_period,
         errors,
         |text| {
-            let period = duration::parse(text).ok_or("expected a duration such as 1m30s")?;
+            let period = duration::parse(text).ok_or(ThresholdError::NotADuration)?;
             if period.is_negative() {
-                return Err("must not be negative".into());
+                return Err(ThresholdError::Negative);
             }
             Ok(Some(period))
         },
@@ -191,12 +191,12 @@ pub fn parse(statements: &ThresholdFields, allocatable: bool, errors: &mut Error
         &statements.minimum_reclaim,
         errors,
         |text| match share(text)? {
-            Some(share) if share <= 0.0 => Err("percentage must be positive".into()),
+            Some(share) if share <= 0.0 => Err(ThresholdError::PercentageNotPositive),
             Some(share) => Ok(Some(Value::Share(share))),
             None => {
                 let quantity = Quantity::parse(text)?;
                 if quantity.is_negative() {
-                    return Err("must not be negative".into());
+                    return Err(ThresholdError::Negative);
                 }
                 Ok(Some(Value::Quantity(quantity)))
             }
@@ -241,11 +241,30 @@ pub fn parse(statements: &ThresholdFields, allocatable: bool, errors: &mut Error
     thresholds
 }
 
+/// Why the text of a field's entry is rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum ThresholdError {
+    #[error("expected a duration such as 1m30s")]
+    NotADuration,
+    #[error("expected a percentage such as 15%")]
+    NotAPercentage,
+    #[error("percentage must be positive")]
+    PercentageNotPositive,
+    #[error("percentage must be from 0% to 100%")]
+    PercentageOutOfRange,
+    #[error("must not be negative")]
+    Negative,
+    #[error("must be positive")]
+    NotPositive,
+    #[error(transparent)]
+    Quantity(#[from] QuantityError),
+}
+
 fn each<T>(
     field: &str,
     statements: &BTreeMap<String, String>,
     errors: &mut ErrorList,
-    read: impl Fn(&str) -> Result<Option<T>, String>,
+    read: impl Fn(&str) -> Result<Option<T>, ThresholdError>,
 ) -> BTreeMap<Signal, T> {
     let mut found = BTreeMap::new();
     for (name, text) in statements {
@@ -258,36 +277,34 @@ fn each<T>(
         match read(text) {
             Ok(Some(value)) => drop(found.insert(signal, value)),
             Ok(None) => {}
-            Err(why) => errors.invalid(&at, text.as_str(), why),
+            Err(why) => errors.invalid(&at, text.as_str(), why.to_string()),
         }
     }
     found
 }
 
 /// `15%` as 0.15; `None` if it is not a percentage.
-fn share(text: &str) -> Result<Option<f32>, String> {
+fn share(text: &str) -> Result<Option<f32>, ThresholdError> {
     let Some(number) = text.strip_suffix('%') else {
         return Ok(None);
     };
-    let number: f32 = number
-        .parse()
-        .map_err(|_| "expected a percentage such as 15%".to_string())?;
+    let number: f32 = number.parse().map_err(|_| ThresholdError::NotAPercentage)?;
     Ok(Some(number / 100.0))
 }
 
 /// `None` if the threshold is disabled.
-fn value(text: &str) -> Result<Option<Value>, String> {
+fn value(text: &str) -> Result<Option<Value>, ThresholdError> {
     // These disable the threshold.
     if ["0%", "100%"].contains(&text) {
         return Ok(None);
     }
     match share(text)? {
         Some(share) if (0.0..=1.0).contains(&share) => Ok(Some(Value::Share(share))),
-        Some(_) => Err("percentage must be from 0% to 100%".into()),
+        Some(_) => Err(ThresholdError::PercentageOutOfRange),
         None => {
             let quantity = Quantity::parse(text)?;
             if quantity.is_negative() || quantity.is_zero() {
-                return Err("must be positive".into());
+                return Err(ThresholdError::NotPositive);
             }
             Ok(Some(Value::Quantity(quantity)))
         }

@@ -65,8 +65,8 @@ pub enum Error {
     NoAnswer(String),
     #[error("device plugin PreStartContainer rpc failed with err: {0}")]
     PreStart(#[source] crate::plugins::CallError),
-    #[error("{0}")]
-    NotAllocated(String),
+    #[error(transparent)]
+    NotAllocated(#[from] devices::PreStartError),
     #[error("failed to write checkpoint file {file:?}: {why}", file = checkpoint::FILE)]
     Checkpoint { why: String },
 }
@@ -348,8 +348,7 @@ impl Devices {
         for (resource, _) in &requests {
             let devices = {
                 let state = self.state.lock();
-                let devices = state.pre_start(uid, &container.name, resource);
-                devices.map_err(Error::NotAllocated)?
+                state.pre_start(uid, &container.name, resource)?
             };
             if let Some(devices_ids) = devices {
                 let request = wire::PreStartContainerRequest { devices_ids };
