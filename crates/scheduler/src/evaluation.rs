@@ -13,7 +13,7 @@ use crate::plugins::default_preemption::candidates::Candidates;
 use crate::plugins::inter_pod_affinity::{self, InterPodAffinity};
 use crate::plugins::pod_topology_spread::{self, Spread};
 use crate::plugins::{
-    self, PreFilterError, UnschedulableStatus, image_locality, node_affinity,
+    self, PluginError, PreFilterError, UnschedulableStatus, image_locality, node_affinity,
     node_resources_balanced_allocation, node_resources_fit, taint_toleration,
 };
 use crate::pod_info::{ClassId, PodClass};
@@ -132,11 +132,12 @@ impl ClassState {
             )));
         }
         let storage = Storage::new(profile, cluster.volumes(), &class)?;
-        let spread = Spread::new(profile, cluster, &class).map_err(PreFilterError::Error)?;
+        let spread = Spread::new(profile, cluster, &class)
+            .map_err(|error| PreFilterError::Error(PluginError::PodTopologySpread(error)))?;
         let affinity = InterPodAffinity::new(profile, cluster, &class).map_err(|error| {
             PreFilterError::Unschedulable(UnschedulableStatus {
                 plugin: inter_pod_affinity::NAME,
-                reasons: vec![error.into()],
+                reasons: vec![error.to_string().into()],
                 resolvable: false,
             })
         })?;

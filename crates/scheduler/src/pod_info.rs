@@ -47,8 +47,15 @@ pub fn selects(selector: &OptionalSelector, labels: Option<&Labels>) -> bool {
     selector.as_ref().is_some_and(|s| s.matches(labels))
 }
 
-fn selector(of: Option<&LabelSelector>) -> Result<OptionalSelector, String> {
-    of.map(Selector::from_label_selector).transpose()
+/// A label selector of a pod's constraint or term is invalid.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidSelector(String);
+
+fn selector(of: Option<&LabelSelector>) -> Result<OptionalSelector, InvalidSelector> {
+    of.map(Selector::from_label_selector)
+        .transpose()
+        .map_err(InvalidSelector)
 }
 
 /// One topology spread constraint, parsed.
@@ -65,7 +72,10 @@ pub struct SpreadConstraint {
 
 impl SpreadConstraint {
     /// `labels` are the pod's: matchLabelKeys take their values from there.
-    pub fn read(constraint: &TopologySpreadConstraint, labels: Option<&Labels>) -> Result<Self, String> {
+    pub fn read(
+        constraint: &TopologySpreadConstraint,
+        labels: Option<&Labels>,
+    ) -> Result<Self, InvalidSelector> {
         let mut of = constraint.label_selector.clone();
         if let Some(of) = &mut of {
             for key in constraint.match_label_keys.iter().flatten() {
@@ -104,7 +114,7 @@ pub struct AffinityTerm {
 }
 
 impl AffinityTerm {
-    fn read(term: &PodAffinityTerm, weight: i32, namespace: &str) -> Result<Self, String> {
+    fn read(term: &PodAffinityTerm, weight: i32, namespace: &str) -> Result<Self, InvalidSelector> {
         let named = term.namespaces.iter().flatten().cloned();
         let mut namespaces: BTreeSet<String> = named.collect();
         if namespaces.is_empty() && term.namespace_selector.is_none() {
@@ -148,12 +158,12 @@ impl AffinityTerms {
             && self.preferred_anti.is_empty()
     }
 
-    fn read(affinity: Option<&Affinity>, namespace: &str) -> Result<Self, String> {
-        let one = |terms: &Option<Vec<PodAffinityTerm>>| -> Result<Vec<AffinityTerm>, String> {
+    fn read(affinity: Option<&Affinity>, namespace: &str) -> Result<Self, InvalidSelector> {
+        let one = |terms: &Option<Vec<PodAffinityTerm>>| -> Result<Vec<AffinityTerm>, InvalidSelector> {
             let terms = terms.iter().flatten();
             terms.map(|t| AffinityTerm::read(t, 0, namespace)).collect()
         };
-        let weighted = |terms: &Option<Vec<WeightedPodAffinityTerm>>| -> Result<Vec<AffinityTerm>, String> {
+        let weighted = |terms: &Option<Vec<WeightedPodAffinityTerm>>| -> Result<Vec<_>, InvalidSelector> {
             let terms = terms.iter().flatten();
             terms
                 .map(|t| AffinityTerm::read(&t.pod_affinity_term, t.weight, namespace))
@@ -184,9 +194,9 @@ pub struct PodClass {
     pub requests: Requests,
     pub host_ports: Vec<HostPort>,
     pub priority: i32,
-    /// Its own constraints; the error is a selector that does not parse.
-    pub spread: Result<Vec<SpreadConstraint>, String>,
-    pub affinity: Result<AffinityTerms, String>,
+    /// Its own constraints.
+    pub spread: Result<Vec<SpreadConstraint>, InvalidSelector>,
+    pub affinity: Result<AffinityTerms, InvalidSelector>,
     /// Images of all containers, with their tag.
     pub images: Vec<String>,
     pub image_volumes: Vec<String>,

@@ -32,7 +32,16 @@ pub struct Inventory {
     selectors: BTreeMap<String, Compiled>,
 }
 
-type Compiled = Result<Arc<Selector>, String>;
+/// A CEL expression that does not compile; the text is the compiler's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct CompileError(String);
+
+type Compiled = Result<Arc<Selector>, CompileError>;
+
+fn compiled(text: &str) -> Compiled {
+    Selector::compile(text).map(Arc::new).map_err(CompileError)
+}
 
 impl Inventory {
     /// A slice was added, updated or deleted.
@@ -118,7 +127,7 @@ impl Inventory {
             if self.selectors.len() >= SELECTORS_MAX {
                 self.selectors.clear();
             }
-            let compiled = Selector::compile(&text.expression).map(Arc::new);
+            let compiled = compiled(&text.expression);
             self.selectors.insert(text.expression.clone(), compiled);
         }
     }
@@ -137,11 +146,11 @@ impl Inventory {
         )
     }
 
-    /// The compiled selector of this text; the error is the compiler's.
+    /// The compiled selector of this text.
     pub fn selector(&self, text: &str) -> Compiled {
         match self.selectors.get(text) {
             Some(known) => known.clone(),
-            None => Selector::compile(text).map(Arc::new),
+            None => compiled(text),
         }
     }
 }

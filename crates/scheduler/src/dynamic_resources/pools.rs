@@ -22,7 +22,20 @@ pub enum PoolState {
     /// The driver is still publishing it.
     Incomplete,
     /// The slices contradict each other.
-    Invalid(String),
+    Invalid(PoolError),
+}
+
+/// How the slices of a pool contradict each other.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PoolError {
+    #[error("duplicate device name {0}")]
+    DuplicateDevice(String),
+    #[error("duplicate counter set name {0}")]
+    DuplicateCounterSet(String),
+    #[error("counter set {0} not found")]
+    NoCounterSet(String),
+    #[error("counter {counter} not found in counter set {set}")]
+    NoCounter { counter: String, set: String },
 }
 
 /// A pool as one node sees it.
@@ -147,11 +160,11 @@ fn check<'a>(
     with_counters: &[&'a ResourceSlice],
     with_devices: &[&'a ResourceSlice],
     elsewhere: &[&'a ResourceSlice],
-) -> Result<BTreeMap<&'a str, &'a CounterSet>, String> {
+) -> Result<BTreeMap<&'a str, &'a CounterSet>, PoolError> {
     let mut names = BTreeSet::new();
     for device in with_devices.iter().flat_map(|s| devices(s)) {
         if !names.insert(&device.name) {
-            return Err(format!("duplicate device name {}", device.name));
+            return Err(PoolError::DuplicateDevice(device.name.clone()));
         }
     }
     let mut counters: BTreeMap<&str, &CounterSet> = BTreeMap::new();
@@ -160,17 +173,20 @@ fn check<'a>(
         .flat_map(|s| s.spec.shared_counters.iter().flatten());
     for set in sets {
         if counters.insert(&set.name, set).is_some() {
-            return Err(format!("duplicate counter set name {}", set.name));
+            return Err(PoolError::DuplicateCounterSet(set.name.clone()));
         }
     }
     let all = with_devices.iter().chain(elsewhere).flat_map(|s| devices(s));
     for consumption in all.flat_map(|d| d.consumes_counters.iter().flatten()) {
         let Some(set) = counters.get(consumption.counter_set.as_str()) else {
-            return Err(format!("counter set {} not found", consumption.counter_set));
+            return Err(PoolError::NoCounterSet(consumption.counter_set.clone()));
         };
         for name in consumption.counters.keys() {
             if !set.counters.contains_key(name) {
-                return Err(format!("counter {name} not found in counter set {}", set.name));
+                return Err(PoolError::NoCounter {
+                    counter: name.clone(),
+                    set: set.name.clone(),
+                });
             }
         }
     }

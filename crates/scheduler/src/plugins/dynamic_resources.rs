@@ -9,7 +9,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::kinds::pod::resources::is_dra_extended;
 use knarr_api::{Shared, k8s_openapi};
 
-use super::{UnschedulableStatus, node_affinity};
+use super::{PluginError, UnschedulableStatus, node_affinity};
 use crate::dynamic_resources::claims::{Change, Devices, allocation};
 use crate::dynamic_resources::extended::{ExtendedClaim, is_for_extended_resources};
 use crate::dynamic_resources::{AllocationError, allocate};
@@ -96,24 +96,43 @@ pub enum FilterError {
     /// Rejected. The claims with these indices are allocated elsewhere (none: their devices are not available here).
     Node(UnschedulableStatus, BTreeSet<usize>),
     /// The plugin failed, which ends the attempt.
-    Pod(String),
+    Pod(PluginError),
+}
+
+/// Why the pod has to wait for its claims, with kube-scheduler's messages.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClaimError {
+    #[error("pod \"{pod}\", spec.resourceClaim {entry:?}: none of the supported fields are set")]
+    Unsupported { pod: String, entry: String },
+    #[error("pod \"{0}\": ResourceClaim not created yet")]
+    NotCreated(String),
+    #[error("could not find resource claim \"{0}\"")]
+    NotFound(String),
+    #[error("resourceclaim {0:?} is being deleted")]
+    Deleting(String),
+    #[error("ResourceClaim {claim} was not created for Pod {pod} (Pod is not owner)")]
+    NotOwner { claim: String, pod: String },
+    #[error("resource claim {0} is in the process of being allocated")]
+    Pending(String),
+    #[error("request {0}: unsupported request type")]
+    RequestType(String),
+    #[error("request {request}: device class {class} does not exist")]
+    NoClass { request: String, class: String },
 }
 
 /// The name of a claim from the pod's status or spec; `None`: the pod needs none for this entry. The flag: it was
 /// created from a template, and must be owned by the pod.
-fn claim_name<'a>(pod: &'a Pod, entry: &'a PodResourceClaim) -> Result<Option<(&'a str, bool)>, String> {
-    let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
+fn claim_name<'a>(pod: &'a Pod, entry: &'a PodResourceClaim) -> Result<Option<(&'a str, bool)>, ClaimError> {
     let of = |text: &'a Option<String>| text.as_deref().unwrap_or_default();
+    let shown = || format!("{}/{}", of(&pod.metadata.namespace), of(&pod.metadata.name));
     if let Some(claim) = &entry.resource_claim_name {
         return Ok(Some((claim, false)));
     }
     if entry.resource_claim_template_name.is_none() {
-        return Err(format!(
-            "pod \"{}/{}\", spec.resourceClaim {:?}: none of the supported fields are set",
-            of(namespace),
-            of(name),
-            entry.name
-        ));
+        return Err(ClaimError::Unsupported {
+            pod: shown(),
+            entry: entry.name.clone(),
+        });
     }
     let status = pod.status.as_ref();
     let mut made = status
@@ -122,11 +141,7 @@ fn claim_name<'a>(pod: &'a Pod, entry: &'a PodResourceClaim) -> Result<Option<(&
         .flatten();
     match made.find(|made| made.name == entry.name) {
         Some(made) => Ok(made.resource_claim_name.as_deref().map(|name| (name, true))),
-        None => Err(format!(
-            "pod \"{}/{}\": ResourceClaim not created yet",
-            of(namespace),
-            of(name)
-        )),
+        None => Err(ClaimError::NotCreated(shown())),
     }
 }
 
@@ -144,7 +159,7 @@ pub fn entries(pod: &Pod) -> &[PodResourceClaim] {
 }
 
 /// The pod's claims; the error is what it has to wait for (PreEnqueue).
-pub fn claims_of(devices: &Devices, pod: &Shared<Pod>) -> Result<Vec<Shared<ResourceClaim>>, String> {
+pub fn claims_of(devices: &Devices, pod: &Shared<Pod>) -> Result<Vec<Shared<ResourceClaim>>, ClaimError> {
     let namespace = pod.object().namespace();
     let mut all = Vec::new();
     for entry in entries(pod) {
@@ -152,16 +167,16 @@ pub fn claims_of(devices: &Devices, pod: &Shared<Pod>) -> Result<Vec<Shared<Reso
             continue;
         };
         let Some(claim) = devices.claim(namespace, name) else {
-            return Err(format!("could not find resource claim \"{namespace}/{name}\""));
+            return Err(ClaimError::NotFound(format!("{namespace}/{name}")));
         };
         if claim.metadata.deletion_timestamp.is_some() {
-            return Err(format!("resourceclaim {name:?} is being deleted"));
+            return Err(ClaimError::Deleting(name.to_string()));
         }
         if must_be_its && !is_for(claim, pod.object().uid()) {
-            let pod = pod.object().name();
-            return Err(format!(
-                "ResourceClaim {namespace}/{name} was not created for Pod {namespace}/{pod} (Pod is not owner)"
-            ));
+            return Err(ClaimError::NotOwner {
+                claim: format!("{namespace}/{name}"),
+                pod: format!("{namespace}/{}", pod.object().name()),
+            });
         }
         all.push(claim.clone());
     }
@@ -177,7 +192,7 @@ pub fn is_reserved_for(claim: &ResourceClaim, pod_uid: &str) -> bool {
 
 impl PodClaims {
     /// `None`: the pod has no claims. The error is why PreFilter rejects the pod.
-    pub fn new(devices: &Devices, pod: &PodInfo) -> Result<Option<Self>, String> {
+    pub fn new(devices: &Devices, pod: &PodInfo) -> Result<Option<Self>, ClaimError> {
         let extended = Extended::of(devices, pod);
         if entries(&pod.pod).is_empty() && extended.is_none() {
             return Ok(None);
@@ -186,16 +201,15 @@ impl PodClaims {
         for claim in claims.iter().filter(|c| allocation(c).is_none()) {
             if devices.is_pending(claim.object().uid()) {
                 let (namespace, name) = (claim.object().namespace(), claim.object().name());
-                return Err(format!(
-                    "resource claim {namespace}/{name} is in the process of being allocated"
-                ));
+                return Err(ClaimError::Pending(format!("{namespace}/{name}")));
             }
             for (request, class) in classes(claim) {
                 if class.is_empty() {
-                    return Err(format!("request {request}: unsupported request type"));
+                    return Err(ClaimError::RequestType(request));
                 }
                 if devices.inventory.class(class).is_none() {
-                    return Err(format!("request {request}: device class {class} does not exist"));
+                    let class = class.to_string();
+                    return Err(ClaimError::NoClass { request, class });
                 }
             }
         }
@@ -252,9 +266,7 @@ impl PodClaims {
                     return Err(FilterError::Node(rejection, BTreeSet::new()));
                 }
                 Err(error) => {
-                    return Err(FilterError::Pod(format!(
-                        "running {NAME:?} filter plugin: {error}"
-                    )));
+                    return Err(FilterError::Pod(PluginError::DynamicResources(error)));
                 }
             }
         }

@@ -7,7 +7,7 @@
 use super::{MAX_NODE_SCORE, UnschedulableStatus};
 use crate::cluster::{Cluster, ColumnId, NO_VALUE, NodeIndex};
 use crate::node_info::NodeInfo;
-use crate::pod_info::{AffinityTerm, AffinityTerms, PodClass};
+use crate::pod_info::{AffinityTerm, AffinityTerms, InvalidSelector, PodClass};
 use crate::profile::Profile;
 use crate::verdict::FEASIBLE;
 
@@ -99,9 +99,14 @@ pub struct InterPodAffinity {
     adds: Vec<Vec<(Sum, ColumnId, u32, i64)>>,
 }
 
+/// Why PreFilter rejects the pod.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("parsing pod: {0}")]
+pub struct InvalidTerm(#[source] InvalidSelector);
+
 impl InterPodAffinity {
-    pub fn new(profile: &Profile, cluster: &mut Cluster, pod: &PodClass) -> Result<Self, String> {
-        let terms = pod.affinity.as_ref().map_err(|e| format!("parsing pod: {e}"))?;
+    pub fn new(profile: &Profile, cluster: &mut Cluster, pod: &PodClass) -> Result<Self, InvalidTerm> {
+        let terms = pod.affinity.as_ref().map_err(|e| InvalidTerm(e.clone()))?;
         let mut resolve = |terms: &[AffinityTerm]| -> Terms {
             let one = |term: &AffinityTerm| (resolved(cluster, term), cluster.column_of(&term.topology_key));
             terms.iter().map(one).collect()

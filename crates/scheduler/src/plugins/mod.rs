@@ -24,8 +24,9 @@ pub mod volume_zone;
 
 use std::borrow::Cow;
 
+use crate::dynamic_resources::AllocationError;
 use crate::node_info::NodeInfo;
-use crate::pod_info::PodClass;
+use crate::pod_info::{InvalidSelector, PodClass};
 use crate::profile::Profile;
 
 /// The best score of one plugin on one node.
@@ -77,7 +78,18 @@ pub enum PreFilterError {
     /// A plugin rejected the pod itself.
     Unschedulable(UnschedulableStatus),
     /// A plugin failed (such as with a selector that does not parse).
-    Error(String),
+    Error(PluginError),
+}
+
+/// Why a plugin failed, which ends the pod's attempt.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PluginError {
+    #[error(transparent)]
+    PodTopologySpread(InvalidSelector),
+    #[error("running PreFilter plugin {name:?}: {0}", name = volume_binding::NAME)]
+    VolumeBinding(#[source] volume_binding::VolumeBindingError),
+    #[error("running {name:?} filter plugin: {0}", name = dynamic_resources::NAME)]
+    DynamicResources(#[source] AllocationError),
 }
 
 type Filter = fn(&Profile, &PodClass, &NodeInfo) -> Result<(), UnschedulableStatus>;

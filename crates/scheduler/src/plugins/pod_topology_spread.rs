@@ -11,7 +11,7 @@ use super::taint_toleration::untolerated;
 use super::{MAX_NODE_SCORE, UnschedulableStatus};
 use crate::cluster::{Cluster, ColumnId, NO_VALUE, NodeIndex};
 use crate::node_info::NodeInfo;
-use crate::pod_info::{PodClass, SpreadConstraint, selects};
+use crate::pod_info::{InvalidSelector, PodClass, SpreadConstraint, selects};
 use crate::profile::Profile;
 use crate::verdict::FEASIBLE;
 
@@ -124,8 +124,8 @@ pub struct Spread {
 
 impl Spread {
     /// Those of the pod, or the default ones.
-    pub fn new(profile: &Profile, cluster: &mut Cluster, pod: &PodClass) -> Result<Self, String> {
-        let own = pod.spread.as_ref().map_err(String::clone)?;
+    pub fn new(profile: &Profile, cluster: &mut Cluster, pod: &PodClass) -> Result<Self, InvalidSelector> {
+        let own = pod.spread.as_ref().map_err(InvalidSelector::clone)?;
         let mut read = own.clone();
         if own.is_empty()
             && !profile.spread.default_constraints.is_empty()

@@ -13,7 +13,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::quantity::Quantity;
 use knarr_api::selector::label::Selector;
 
-use super::{PreFilterError, UnschedulableStatus, node_affinity};
+use super::{PluginError, PreFilterError, UnschedulableStatus, node_affinity};
 use crate::node_info::NodeInfo;
 use crate::pod_info::PodClass;
 use crate::pod_volumes::{ClaimUse, PodVolumes};
@@ -77,37 +77,68 @@ pub struct Claims {
     unbound: Vec<Unbound>,
 }
 
+/// Why PreFilter rejects the pod for a claim, with kube-scheduler's messages.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum ClaimError {
+    #[error("waiting for ephemeral volume controller to create the persistentvolumeclaim {0:?}")]
+    NotCreated(String),
+    #[error("persistentvolumeclaim {0:?} not found")]
+    NotFound(String),
+    #[error("persistentvolumeclaim {name:?} bound to non-existent persistentvolume {volume:?}")]
+    Lost { name: String, volume: String },
+    #[error("persistentvolumeclaim {0:?} is being deleted")]
+    Deleting(String),
+    #[error("PVC {namespace}/{name} was not created for pod {namespace}/{pod} (pod is not owner)")]
+    NotOwner {
+        namespace: String,
+        name: String,
+        pod: String,
+    },
+    #[error("pod has unbound immediate PersistentVolumeClaims")]
+    UnboundImmediate,
+}
+
+/// Why PreFilter fails for a claim, with kube-scheduler's messages.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VolumeBindingError {
+    #[error("VolumeBindingMode not set for StorageClass {0:?}")]
+    NoBindingMode(String),
+    #[error("error creating internal label selector for claim: {namespace}/{name}: {error}")]
+    Selector {
+        namespace: String,
+        name: String,
+        error: String,
+    },
+}
+
 fn check(
     volumes: &Volumes,
     pod: &PodClass,
     used: &ClaimUse,
-) -> Result<Shared<PersistentVolumeClaim>, String> {
-    let name = &used.claim;
-    let Some(claim) = volumes.claim(pod.namespace(), name) else {
-        return Err(if used.ephemeral {
-            format!("waiting for ephemeral volume controller to create the persistentvolumeclaim {name:?}")
-        } else {
-            format!("persistentvolumeclaim {name:?} not found")
+) -> Result<Shared<PersistentVolumeClaim>, ClaimError> {
+    let name = used.claim.clone();
+    let Some(claim) = volumes.claim(pod.namespace(), &name) else {
+        return Err(match used.ephemeral {
+            true => ClaimError::NotCreated(name),
+            false => ClaimError::NotFound(name),
         });
     };
     if claim.status.as_ref().and_then(|s| s.phase.as_deref()) == Some("Lost") {
-        let volume = volume_of(claim);
-        return Err(format!(
-            "persistentvolumeclaim {name:?} bound to non-existent persistentvolume {volume:?}"
-        ));
+        let volume = volume_of(claim).to_string();
+        return Err(ClaimError::Lost { name, volume });
     }
     if claim.metadata.deletion_timestamp.is_some() {
-        return Err(format!("persistentvolumeclaim {name:?} is being deleted"));
+        return Err(ClaimError::Deleting(name));
     }
     let pod = pod.example.object();
     let mut owners = claim.metadata.owner_references.iter().flatten();
     let owned = owners.any(|o| o.controller == Some(true) && o.uid == pod.uid());
     if used.ephemeral && !owned {
-        let namespace = pod.namespace();
-        return Err(format!(
-            "PVC {namespace}/{name} was not created for pod {namespace}/{} (pod is not owner)",
-            pod.name()
-        ));
+        return Err(ClaimError::NotOwner {
+            namespace: pod.namespace().to_string(),
+            name,
+            pod: pod.name().to_string(),
+        });
     }
     Ok(claim.clone())
 }
@@ -170,19 +201,16 @@ fn mode(of: Option<&String>) -> &str {
 }
 
 impl Unbound {
-    fn new(volumes: &Volumes, claim: Shared<PersistentVolumeClaim>) -> Result<Self, String> {
+    fn new(volumes: &Volumes, claim: Shared<PersistentVolumeClaim>) -> Result<Self, VolumeBindingError> {
         let class_name = class_of_claim(&claim).to_string();
         let size = volumes::requested(&claim).unwrap_or_default();
         let spec = claim.spec.as_ref();
         let selector = spec.and_then(|s| s.selector.as_ref());
         let selector = selector.map(Selector::from_label_selector).transpose();
-        let selector = selector.map_err(|error| {
-            let object = claim.object();
-            format!(
-                "error creating internal label selector for claim: {}/{}: {error}",
-                object.namespace(),
-                object.name()
-            )
+        let selector = selector.map_err(|error| VolumeBindingError::Selector {
+            namespace: claim.object().namespace().to_string(),
+            name: claim.object().name().to_string(),
+            error,
         })?;
         let mut given = None;
         let mut candidates = Vec::new();
@@ -286,10 +314,10 @@ impl Conflicts {
 
 impl Claims {
     pub fn new(volumes: &Volumes, pod: &PodClass, of: &PodVolumes) -> Result<Self, PreFilterError> {
-        let rejected =
-            |reason: String| PreFilterError::Unschedulable(UnschedulableStatus::unresolvable(NAME, reason));
-        let error =
-            |reason: String| PreFilterError::Error(format!("running PreFilter plugin {NAME:?}: {reason}"));
+        let rejected = |why: ClaimError| {
+            PreFilterError::Unschedulable(UnschedulableStatus::unresolvable(NAME, why.to_string()))
+        };
+        let error = |error| PreFilterError::Error(PluginError::VolumeBinding(error));
         let mut claims: Vec<Shared<PersistentVolumeClaim>> = Vec::new();
         for used in &of.claims {
             let claim = check(volumes, pod, used).map_err(rejected)?;
@@ -308,9 +336,7 @@ impl Claims {
             let name = class_of_claim(&claim).to_string();
             let class = volumes.class(&name);
             if class.is_some_and(|c| c.volume_binding_mode.is_none()) {
-                return Err(error(format!(
-                    "VolumeBindingMode not set for StorageClass {name:?}"
-                )));
+                return Err(error(VolumeBindingError::NoBindingMode(name)));
             }
             // A claim that names its volume is bound by the PersistentVolume controller.
             if class.is_some_and(|c| waits_for_consumer(c)) && volume_of(&claim).is_empty() {
@@ -320,9 +346,7 @@ impl Claims {
             }
         }
         if immediate {
-            return Err(rejected(
-                "pod has unbound immediate PersistentVolumeClaims".into(),
-            ));
+            return Err(rejected(ClaimError::UnboundImmediate));
         }
         all.unbound
             .sort_by_key(|u| volumes::requested(&u.claim).unwrap_or_default());

@@ -81,7 +81,7 @@ impl Scheduler {
                 diagnosis.post_filter = PostFilter::NoState;
             }
             PreFilterError::Error(error) => {
-                diagnosis.rejection = Some(error.clone().into());
+                diagnosis.rejection = Some(error.to_string().into());
                 diagnosis.is_error = true;
             }
         }
@@ -107,7 +107,7 @@ impl Scheduler {
         let result = match claims {
             Ok(None) => self.attempt_with(profile, pod, &mut state),
             Ok(Some(claims)) => self.attempt_with_claims(profile, pod, &mut state, &claims),
-            Err(why) => (Decision::Unschedulable(self.rejected_for_claims(why)), None),
+            Err(why) => (Decision::Unschedulable(self.rejected_for_claims(&why)), None),
         };
         self.put_back(profile, pod, state);
         result
@@ -271,9 +271,9 @@ impl Scheduler {
             Err(why) => {
                 explanation.rejection = Some(UnschedulableStatus::unresolvable(
                     dynamic_resources::NAME,
-                    why.clone(),
+                    why.to_string(),
                 ));
-                explanation.diagnosis = self.rejected_for_claims(why);
+                explanation.diagnosis = self.rejected_for_claims(&why);
                 return explanation;
             }
         }

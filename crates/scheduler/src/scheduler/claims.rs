@@ -12,8 +12,8 @@ use crate::diagnosis::{Diagnosis, FreedClaim, PostFilter};
 use crate::dynamic_resources::extended::is_for_extended_resources;
 use crate::evaluation::{ClassState, CycleState};
 use crate::plugins::default_preemption::Candidate;
-use crate::plugins::dynamic_resources::{self, FilterError, NAME, PodClaims};
-use crate::plugins::{self, PreFilterError, UnschedulableStatus};
+use crate::plugins::dynamic_resources::{self, ClaimError, FilterError, NAME, PodClaims};
+use crate::plugins::{self, PluginError, PreFilterError, UnschedulableStatus};
 use crate::pod_info::PodInfo;
 
 /// After this many feasible nodes no further ones are tried (minFeasibleNodesToFind in kube-scheduler).
@@ -28,9 +28,10 @@ pub(super) struct FilteredClaims {
 
 impl Scheduler {
     /// The pod has to wait for its claims, whatever the node.
-    pub(super) fn rejected_for_claims(&self, why: String) -> Diagnosis {
+    pub(super) fn rejected_for_claims(&self, why: &ClaimError) -> Diagnosis {
         let mut diagnosis = self.rejected(&PreFilterError::Unschedulable(UnschedulableStatus::unresolvable(
-            NAME, why,
+            NAME,
+            why.to_string(),
         )));
         let nodes = diagnosis.nodes;
         diagnosis.post_filter = PostFilter::NoCandidates {
@@ -47,7 +48,7 @@ impl Scheduler {
         claims: &PodClaims,
         state: &mut ClassState,
         cycle: &mut CycleState,
-    ) -> Result<FilteredClaims, String> {
+    ) -> Result<FilteredClaims, PluginError> {
         let mut all = FilteredClaims::default();
         let mut indices = cycle.feasible.clone();
         let offset = self.rotation % indices.len().max(1);
@@ -164,7 +165,7 @@ impl Scheduler {
             let rejection = match claims.filter(self.cluster.devices(), self.cluster.at(index), self.now) {
                 Ok(_) => continue,
                 Err(FilterError::Node(rejection, _)) => rejection,
-                Err(FilterError::Pod(error)) => UnschedulableStatus::unresolvable(NAME, error),
+                Err(FilterError::Pod(error)) => UnschedulableStatus::unresolvable(NAME, error.to_string()),
             };
             state.reject(cycle, index, rejection);
         }

@@ -286,7 +286,7 @@ impl<'a> Matcher<'a> {
                 problem,
             };
             let selector = self.inventory.selector(text.unwrap_or_default());
-            let selector = selector.map_err(|e| error("compile", e))?;
+            let selector = selector.map_err(|e| error("compile", e.to_string()))?;
             if !selector.matches(&seen).map_err(|e| error("runtime", e))? {
                 return Ok(false);
             }

@@ -255,7 +255,7 @@ fn a_claim_of_another_pod_or_a_terminating_one_is_not_used() {
         "status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "c"}]},
     }));
     let error = claims_of(&devices, &pod).unwrap_err();
-    assert_eq!(error, "could not find resource claim \"default/c\"");
+    assert_eq!(error.to_string(), "could not find resource claim \"default/c\"");
     let claim = |with: Value| -> Devices {
         let mut claim = json!({"metadata": {"name": "c", "namespace": "default", "uid": "c"}, "spec": {}});
         knarr_api::patch::merge::apply(&mut claim, &json!({ "metadata": with }));
@@ -265,10 +265,10 @@ fn a_claim_of_another_pod_or_a_terminating_one_is_not_used() {
     };
     let error = claims_of(&claim(json!({})), &pod).unwrap_err();
     let expect = "ResourceClaim default/c was not created for Pod default/p (Pod is not owner)";
-    assert_eq!(error, expect);
+    assert_eq!(error.to_string(), expect);
     let ends = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
     let error = claims_of(&claim(ends), &pod).unwrap_err();
-    assert_eq!(error, "resourceclaim \"c\" is being deleted");
+    assert_eq!(error.to_string(), "resourceclaim \"c\" is being deleted");
     // The entry needs no claim.
     let none: Shared<Pod> = shared(json!({
         "metadata": {"name": "p", "namespace": "default", "uid": "p"},
