@@ -41,6 +41,19 @@ const CONFLICTS_MAX: usize = 5;
 /// After a write of the status that failed.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// Why there is no scale of a target.
+#[derive(Debug, thiserror::Error)]
+enum ScaleError {
+    #[error("invalid API version in scale target reference: unexpected GroupVersion string: {0}")]
+    InvalidApiVersion(String),
+    #[error(
+        "unable to determine resource for scale target reference: no matches for kind {kind:?} in group {group:?}"
+    )]
+    NoKindMatch { kind: String, group: String },
+    #[error(transparent)]
+    Api(#[from] Error),
+}
+
 /// What is remembered between two reconciliations.
 #[derive(Default)]
 struct Memory {
@@ -157,12 +170,12 @@ impl Autoscaling {
         let target = &hpa.spec.scale_target_ref;
         let read = async {
             let kind = self.kind_of(target.api_version.as_deref().unwrap_or_default(), &target.kind)?;
-            let scale = self.api.scale(&kind, &key.namespace, &target.name).await;
-            Ok::<_, String>((kind, scale.map_err(|e| e.to_string())?))
+            let scale = self.api.scale(&kind, &key.namespace, &target.name).await?;
+            Ok::<_, ScaleError>((kind, scale))
         };
         let (kind, scale) = match read.await {
             Ok(read) => read,
-            Err(error) => return reconciliation.scale_failed(&error),
+            Err(error) => return reconciliation.scale_failed(&error.to_string()),
         };
         // Computing takes no time compared with reading.
         let mut took: Vec<Duration> = Vec::new();
@@ -197,7 +210,7 @@ impl Autoscaling {
             Decision::Rescale(replicas) => self.rescale(&kind, scale, replicas).await,
             Decision::Keep | Decision::Failed => Ok(()),
         };
-        let report = reconciliation.finish(written.map_err(|e| e.to_string()));
+        let report = reconciliation.finish(written);
         for (computation, took) in report.computations.iter().zip(took) {
             self.metrics.computed(computation, took);
         }
@@ -218,12 +231,10 @@ impl Autoscaling {
     }
 
     /// The kind of a scale target: of this version if it is served, else of another of the group.
-    fn kind_of(&self, api_version: &str, kind: &str) -> Result<Kind, String> {
+    fn kind_of(&self, api_version: &str, kind: &str) -> Result<Kind, ScaleError> {
         let (group, version) = match api_version.split_once('/') {
             Some((_, version)) if version.is_empty() || version.contains('/') => {
-                return Err(format!(
-                    "invalid API version in scale target reference: unexpected GroupVersion string: {api_version}"
-                ));
+                return Err(ScaleError::InvalidApiVersion(api_version.to_string()));
             }
             Some(parts) => parts,
             None => ("", api_version),
@@ -232,10 +243,10 @@ impl Autoscaling {
         let custom = self.view.custom_kinds();
         let all = || registry::ALL.iter().copied().chain(&custom);
         let exact = all().filter(of_group).find(|k| k.version() == version);
-        exact.or_else(|| all().find(of_group)).cloned().ok_or_else(|| {
-            format!(
-                "unable to determine resource for scale target reference: no matches for kind {kind:?} in group {group:?}"
-            )
+        let found = exact.or_else(|| all().find(of_group)).cloned();
+        found.ok_or_else(|| ScaleError::NoKindMatch {
+            kind: kind.to_string(),
+            group: group.to_string(),
         })
     }
 

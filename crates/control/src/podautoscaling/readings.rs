@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use k8s_openapi::api::autoscaling::v2::{CrossVersionObjectReference, MetricIdentifier, MetricSpec};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
+
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::quantity::Quantity;
-use knarr_api::{k8s_openapi, registry, scale};
+use knarr_api::quantity::{Quantity, QuantityError};
+use knarr_api::{Error, k8s_openapi, registry, scale};
 use knarr_client::Api;
 use knarr_controllers::View;
 use knarr_controllers::podautoscaling::{PodMetric, Reading};
@@ -27,7 +27,38 @@ const CUSTOM_VERSIONS: [&str; 2] = ["v1beta2", "v1beta1"];
 const CUSTOM: &str = "custom.metrics.k8s.io";
 const EXTERNAL: &str = "external.metrics.k8s.io";
 
-type Result<T> = std::result::Result<T, String>;
+type Result<T, E = MetricsError> = std::result::Result<T, E>;
+
+/// Why a metric has no value, with the messages of Kubernetes' metrics client.
+#[derive(Debug, thiserror::Error)]
+enum MetricsError {
+    #[error("unknown metric source type {0:?}")]
+    UnknownSource(String),
+    #[error("unable to fetch metrics from {0} API: no answer in time")]
+    Timeout(&'static str),
+    #[error("unable to fetch metrics from {api} API: {source}")]
+    Fetch { api: &'static str, source: Error },
+    #[error("unable to fetch metrics from custom metrics API: no custom metrics API ({CUSTOM}) registered")]
+    NotRegistered,
+    #[error(
+        "unable to fetch metrics from custom metrics API: no matches for kind {kind:?} in group {group:?}"
+    )]
+    NoKindMatch { kind: String, group: String },
+    #[error("no metrics returned from {0} metrics API")]
+    NoMetrics(&'static str),
+    #[error("container {container} not present in metrics for pod {namespace}/{pod}")]
+    NoContainer {
+        container: String,
+        namespace: String,
+        pod: String,
+    },
+    #[error("the metrics API answered {0} for a quantity")]
+    NotAQuantity(Value),
+    #[error("the metrics API answered {text:?} for a quantity: {source}")]
+    InvalidQuantity { text: String, source: QuantityError },
+    #[error("the metrics API answered {0:?} for a time")]
+    InvalidTime(String),
+}
 
 /// See the module.
 pub(super) struct Readings<'a> {
@@ -70,17 +101,17 @@ impl Readings<'_> {
                     .await
                     .map(Reading::External)
             } else {
-                Err(format!("unknown metric source type {:?}", spec.type_))
+                Err(MetricsError::UnknownSource(spec.type_.clone()))
             }
         };
-        read.await.unwrap_or_else(Reading::Failed)
+        read.await
+            .unwrap_or_else(|error| Reading::Failed(error.to_string()))
     }
 
-    async fn get(&self, api: &str, path: &str) -> Result<Value> {
+    async fn get(&self, api: &'static str, path: &str) -> Result<Value> {
         let response = timeout(TIMEOUT, self.api.get_raw(path)).await;
-        let response =
-            response.map_err(|_| format!("unable to fetch metrics from {api} API: no answer in time"))?;
-        response.map_err(|error| format!("unable to fetch metrics from {api} API: {error}"))
+        let response = response.map_err(|_| MetricsError::Timeout(api))?;
+        response.map_err(|source| MetricsError::Fetch { api, source })
     }
 
     async fn pod_metrics(&self, namespace: &str, selector: &str) -> Result<Vec<Value>> {
@@ -104,11 +135,10 @@ impl Readings<'_> {
             let name = format!("{version}.{CUSTOM}");
             self.view.get(&registry::API_SERVICE, "", &name).is_some()
         };
-        let version = CUSTOM_VERSIONS.iter().find(served).ok_or_else(|| {
-            format!(
-                "unable to fetch metrics from custom metrics API: no custom metrics API ({CUSTOM}) registered"
-            )
-        })?;
+        let version = CUSTOM_VERSIONS
+            .iter()
+            .find(served)
+            .ok_or(MetricsError::NotRegistered)?;
         let mut path = format!(
             "/apis/{CUSTOM}/{version}/namespaces/{}/{what}/{}",
             encoded(namespace),
@@ -145,11 +175,10 @@ impl Readings<'_> {
         } else {
             let custom = self.view.custom_kinds();
             let mut kinds = registry::ALL.iter().copied().chain(&custom);
-            let kind = kinds.find(|k| k.group() == group && k.kind() == of.kind).ok_or_else(|| {
-                format!(
-                    "unable to fetch metrics from custom metrics API: no matches for kind {:?} in group {group:?}",
-                    of.kind
-                )
+            let kind = kinds.find(|k| k.group() == group && k.kind() == of.kind);
+            let kind = kind.ok_or_else(|| MetricsError::NoKindMatch {
+                kind: of.kind.clone(),
+                group: group.to_string(),
             })?;
             let resource = match group {
                 "" => kind.plural().to_string(),
@@ -175,10 +204,10 @@ impl Readings<'_> {
 }
 
 /// A list's items, of which there must be some.
-fn items(mut list: Value, api: &str) -> Result<Vec<Value>> {
+fn items(mut list: Value, api: &'static str) -> Result<Vec<Value>> {
     match list.get_mut("items").map(Value::take) {
         Some(Value::Array(items)) if !items.is_empty() => Ok(items),
-        _ => Err(format!("no metrics returned from {api} metrics API")),
+        _ => Err(MetricsError::NoMetrics(api)),
     }
 }
 
@@ -186,17 +215,18 @@ fn milli(value: &Value) -> Result<i64> {
     let text = match value {
         Value::String(text) => text.clone(),
         Value::Number(number) => number.to_string(),
-        other => return Err(format!("the metrics API answered {other} for a quantity")),
+        other => return Err(MetricsError::NotAQuantity(other.clone())),
     };
-    Quantity::of(&Wire(text.clone()))
-        .map(|q| q.milli_value())
-        .map_err(|error| format!("the metrics API answered {text:?} for a quantity: {error}"))
+    match Quantity::parse(text.trim()) {
+        Ok(quantity) => Ok(quantity.milli_value()),
+        Err(source) => Err(MetricsError::InvalidQuantity { text, source }),
+    }
 }
 
 fn timestamp(item: &Value) -> Result<Timestamp> {
     let text = item["timestamp"].as_str().unwrap_or_default();
     let parsed = text.parse();
-    parsed.map_err(|_| format!("the metrics API answered {text:?} for a time"))
+    parsed.map_err(|_| MetricsError::InvalidTime(text.to_string()))
 }
 
 /// The pods' usage of a resource, as a whole or in one container. A pod without a value for each container is left out.
@@ -208,9 +238,11 @@ fn usage(pods: &[Value], resource: &str, container: Option<&str>) -> Result<BTre
         let mut of_pod = pod["containers"].as_array().into_iter().flatten();
         let value = match container {
             Some(container) => {
-                let found = of_pod.find(|c| c["name"] == container).ok_or_else(|| {
-                    let namespace = namespace.as_str().unwrap_or_default();
-                    format!("container {container} not present in metrics for pod {namespace}/{name}")
+                let found = of_pod.find(|c| c["name"] == container);
+                let found = found.ok_or_else(|| MetricsError::NoContainer {
+                    container: container.to_string(),
+                    namespace: namespace.as_str().unwrap_or_default().to_string(),
+                    pod: name.to_string(),
                 })?;
                 match &found["usage"][resource] {
                     Value::Null => continue,
@@ -236,7 +268,7 @@ fn usage(pods: &[Value], resource: &str, container: Option<&str>) -> Result<BTre
         samples.insert(name.to_string(), sample);
     }
     match samples.is_empty() {
-        true => Err("no metrics returned from resource metrics API".into()),
+        true => Err(MetricsError::NoMetrics("resource")),
         false => Ok(samples),
     }
 }
@@ -287,7 +319,10 @@ mod tests {
         let found = usage(&pods, "cpu", Some("x")).unwrap();
         assert_eq!(found.values().map(|m| m.value).collect::<Vec<_>>(), [250, 250]);
         let error = usage(&pods, "cpu", Some("z")).unwrap_err();
-        assert_eq!(error, "container z not present in metrics for pod d/a");
+        assert_eq!(
+            error.to_string(),
+            "container z not present in metrics for pod d/a"
+        );
         assert!(usage(&pods, "memory", None).is_err());
     }
 

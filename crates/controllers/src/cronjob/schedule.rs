@@ -46,8 +46,21 @@ const RANGES: [(u32, u32, &[&str]); 5] = [
     (0, 6, &DAYS),
 ];
 
+/// Why a schedule is rejected, with the messages of Kubernetes' cron parser.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScheduleError {
+    #[error("failed to parse duration {0}")]
+    Duration(String),
+    #[error("unrecognized descriptor: {0}")]
+    Descriptor(String),
+    #[error("expected exactly 5 fields, found {}: [{}]", .0.len(), .0.join(" "))]
+    Fields(Vec<String>),
+    #[error("failed to parse {range} in {text}")]
+    Range { range: String, text: String },
+}
+
 impl Schedule {
-    pub fn parse(text: &str, zone: TimeZone) -> Result<Self, String> {
+    pub fn parse(text: &str, zone: TimeZone) -> Result<Self, ScheduleError> {
         let text = text.trim();
         let fields = match text {
             "@yearly" | "@annually" => "0 0 1 1 *",
@@ -58,8 +71,7 @@ impl Schedule {
             other => other,
         };
         if let Some(duration) = fields.strip_prefix("@every ") {
-            let every =
-                duration::parse(duration).ok_or_else(|| format!("failed to parse duration {text}"))?;
+            let every = duration::parse(duration).ok_or_else(|| ScheduleError::Duration(text.to_string()))?;
             // In whole_seconds seconds, at least one.
             let every = SignedDuration::from_secs(every.as_secs().max(1));
             return Ok(Schedule {
@@ -68,21 +80,20 @@ impl Schedule {
             });
         }
         if fields.starts_with('@') {
-            return Err(format!("unrecognized descriptor: {text}"));
+            return Err(ScheduleError::Descriptor(text.to_string()));
         }
         let parts: Vec<&str> = fields.split_whitespace().collect();
         if parts.len() != RANGES.len() {
-            let found = parts.len();
-            return Err(format!(
-                "expected exactly 5 fields, found {found}: [{}]",
-                parts.join(" ")
-            ));
+            let parts = parts.into_iter().map(str::to_string);
+            return Err(ScheduleError::Fields(parts.collect()));
         }
         let mut parsed = [Field::default(); 5];
         for ((field, part), (min, max, names)) in parsed.iter_mut().zip(parts).zip(RANGES) {
             for range in part.split(',').filter(|r| !r.is_empty()) {
-                add(field, range, min, max, names)
-                    .ok_or_else(|| format!("failed to parse {range} in {text}"))?;
+                add(field, range, min, max, names).ok_or_else(|| ScheduleError::Range {
+                    range: range.to_string(),
+                    text: text.to_string(),
+                })?;
             }
         }
         Ok(Schedule {

@@ -124,7 +124,7 @@ fn unbound(view: &dyn View, claim: &Shared<PersistentVolumeClaim>) -> Vec<Action
         Ok(Some(volume)) => return bind(volume, claim),
         Ok(None) => {}
         Err(why) => {
-            actions.push(Action::warning(&about, "FailedBinding", why));
+            actions.push(Action::warning(&about, "FailedBinding", why.to_string()));
             actions.extend(pending);
             return actions;
         }

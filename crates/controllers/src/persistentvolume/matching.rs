@@ -31,13 +31,18 @@ pub fn mismatch(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Opt
     Some(why.into())
 }
 
+/// A claim's label selector that is invalid; shown in an event.
+#[derive(Debug, thiserror::Error)]
+#[error("the claim's selector does not parse: {0}")]
+pub struct InvalidSelector(String);
+
 /// The volume for a claim that names none: the one that is reserved for it, else (unless the scheduler selects it) of those that
 /// match and have the fewest access modes the smallest.
 pub fn best<'a, V>(
     claim: &PersistentVolumeClaim,
     volumes: &'a [V],
     delayed: bool,
-) -> Result<Option<&'a V>, String>
+) -> Result<Option<&'a V>, InvalidSelector>
 where
     V: std::ops::Deref<Target = PersistentVolume>,
 {
@@ -46,7 +51,7 @@ where
         .and_then(|s| s.selector.as_ref())
         .map(Selector::from_label_selector)
         .transpose()
-        .map_err(|e| format!("the claim's selector does not parse: {e}"))?;
+        .map_err(InvalidSelector)?;
     let required = requested_modes(claim);
     let matches = |volume: &&&'a V| {
         volume.metadata.deletion_timestamp.is_none()

@@ -10,10 +10,10 @@ use k8s_openapi::api::autoscaling::v2::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::{Notation, Quantity};
+use knarr_api::quantity::{Notation, Quantity, QuantityError};
 use knarr_api::selector::label::go_string;
 
-use super::replicas::{Calculated, Target};
+use super::replicas::{Calculated, ReplicaError, Target};
 use super::samples::PodMetric;
 use super::status::Reason;
 
@@ -47,7 +47,44 @@ pub struct Unusable {
     pub summary: String,
 }
 
-type Result<T> = std::result::Result<T, String>;
+/// Why a metric proposes nothing, with Kubernetes' messages.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum MetricError {
+    #[error("unknown metric source type {0:?}")]
+    UnknownSource(String),
+    #[error("invalid {source_type} metric source: {why}")]
+    InvalidSource {
+        source_type: &'static str,
+        why: &'static str,
+    },
+    #[error("the response does not match the metric's type")]
+    OtherType,
+    #[error("unable to get {what}: {why}")]
+    Get { what: String, why: String },
+    #[error("unable to get metric {metric}: {why} on {object}")]
+    GetOfObject {
+        metric: String,
+        why: String,
+        object: String,
+    },
+    #[error("failed to get {what}: {source}")]
+    Calculate { what: String, source: Box<MetricError> },
+    #[error(transparent)]
+    Quantity(#[from] QuantityError),
+    #[error(transparent)]
+    Replicas(#[from] ReplicaError),
+}
+
+impl MetricError {
+    fn of(what: String) -> impl FnOnce(MetricError) -> MetricError {
+        |error| MetricError::Calculate {
+            what,
+            source: Box::new(error),
+        }
+    }
+}
+
+type Result<T, E = MetricError> = std::result::Result<T, E>;
 
 fn milli(quantity: &Wire) -> Result<i64> {
     Ok(Quantity::of(quantity)?.milli_value())
@@ -71,6 +108,8 @@ fn total_value(milli: i64) -> MetricValueStatus {
     }
 }
 
+const NO_VALUE: &str = "neither a value target nor an average value target was set";
+
 fn status(type_: &str) -> MetricStatus {
     MetricStatus {
         type_: type_.into(),
@@ -78,15 +117,14 @@ fn status(type_: &str) -> MetricStatus {
     }
 }
 
-fn unfit() -> String {
-    "the response does not match the metric's type".into()
-}
-
-fn by_pod<'a>(reading: &'a Reading, what: &str) -> Result<&'a BTreeMap<String, PodMetric>> {
+fn by_pod(reading: &Reading, what: String) -> Result<&BTreeMap<String, PodMetric>> {
     match reading {
         Reading::Pods(metrics) => Ok(metrics),
-        Reading::Failed(why) => Err(format!("unable to get {what}: {why}")),
-        _ => Err(unfit()),
+        Reading::Failed(why) => Err(MetricError::Get {
+            what,
+            why: why.clone(),
+        }),
+        _ => Err(MetricError::OtherType),
     }
 }
 
@@ -94,11 +132,12 @@ fn object(source: &ObjectMetricSource, reading: &Reading, target: &Target<'_>, n
     let (metric, described) = (&source.metric, &source.described_object);
     let value = || match reading {
         Reading::Object(value) => Ok(*value),
-        Reading::Failed(why) => Err(format!(
-            "unable to get metric {}: {why} on {} {ns}/{}",
-            metric.name, described.kind, described.name
-        )),
-        _ => Err(unfit()),
+        Reading::Failed(why) => Err(MetricError::GetOfObject {
+            metric: metric.name.clone(),
+            why: why.clone(),
+            object: format!("{} {ns}/{}", described.kind, described.name),
+        }),
+        _ => Err(MetricError::OtherType),
     };
     let goal = &source.target;
     let (replicas, name, current) = match (goal.type_.as_str(), &goal.value, &goal.average_value) {
@@ -108,14 +147,15 @@ fn object(source: &ObjectMetricSource, reading: &Reading, target: &Target<'_>, n
             (found.replicas, name, total_value(found.usage))
         }
         ("AverageValue", _, Some(goal)) => {
-            let failed = |why| format!("failed to get {} object metric: {why}", metric.name);
+            let failed = MetricError::of(format!("{} object metric", metric.name));
             let found = target.by_shared_value(value().map_err(failed)?, milli(goal)?);
             (found.replicas, external_name(metric), average(found.usage))
         }
         _ => {
-            let why =
-                "invalid object metric source: neither a value target nor an average value target was set";
-            return Err(why.into());
+            return Err(MetricError::InvalidSource {
+                source_type: "object",
+                why: NO_VALUE,
+            });
         }
     };
     Ok(Proposed {
@@ -134,9 +174,12 @@ fn object(source: &ObjectMetricSource, reading: &Reading, target: &Target<'_>, n
 
 fn pods(source: &PodsMetricSource, reading: &Reading, target: &Target<'_>) -> Result<Proposed> {
     let metric = &source.metric;
-    let metrics = by_pod(reading, &format!("metric {}", metric.name))?;
+    let metrics = by_pod(reading, format!("metric {}", metric.name))?;
     let goal = source.target.average_value.as_ref();
-    let goal = goal.ok_or("invalid pods metric source: no average value target was set")?;
+    let goal = goal.ok_or(MetricError::InvalidSource {
+        source_type: "pods",
+        why: "no average value target was set",
+    })?;
     let found = target.by_usage(metrics, None, milli(goal)?)?;
     Ok(Proposed {
         replicas: found.replicas,
@@ -159,7 +202,7 @@ fn resource(
     reading: &Reading,
     target: &Target<'_>,
 ) -> Result<(i32, String, MetricValueStatus)> {
-    let metrics = || by_pod(reading, &format!("metrics for resource {name}"));
+    let metrics = || by_pod(reading, format!("metrics for resource {name}"));
     let shown = |found: Calculated| MetricValueStatus {
         average_utilization: found.utilization,
         average_value: quantity(
@@ -174,19 +217,18 @@ fn resource(
     };
     if let Some(usage) = &goal.average_value {
         let usage = milli(usage)?;
-        let found = metrics().and_then(|m| target.by_usage(m, Some(name), usage));
-        let found = found.map_err(|why| format!("failed to get {name} usage: {why}"))?;
+        let found = metrics().and_then(|m| Ok(target.by_usage(m, Some(name), usage)?));
+        let found = found.map_err(MetricError::of(format!("{name} usage")))?;
         return Ok((found.replicas, format!("{name} resource"), shown(found)));
     }
     let Some(percent) = goal.average_utilization else {
-        return Err(
-            "invalid resource metric source: neither an average utilization target nor an average value (usage) \
-             target was set"
-                .into(),
-        );
+        return Err(MetricError::InvalidSource {
+            source_type: "resource",
+            why: "neither an average utilization target nor an average value (usage) target was set",
+        });
     };
-    let found = metrics().and_then(|m| target.by_utilization(m, name, container, percent));
-    let found = found.map_err(|why| format!("failed to get {name} utilization: {why}"))?;
+    let found = metrics().and_then(|m| Ok(target.by_utilization(m, name, container, percent)?));
+    let found = found.map_err(MetricError::of(format!("{name} utilization")))?;
     let of = if container.is_some() {
         "container resource"
     } else {
@@ -250,26 +292,30 @@ fn external(
     let metric = &source.metric;
     let value = || match reading {
         Reading::External(values) => Ok(values.iter().fold(0i64, |sum, v| sum.saturating_add(*v))),
-        Reading::Failed(why) => Err(format!(
-            "unable to get external metric {ns}/{}/{}: {why}",
-            metric.name,
-            shown_selector(metric.selector.as_ref())
-        )),
-        _ => Err(unfit()),
+        Reading::Failed(why) => Err(MetricError::Get {
+            what: format!(
+                "external metric {ns}/{}/{}",
+                metric.name,
+                shown_selector(metric.selector.as_ref())
+            ),
+            why: why.clone(),
+        }),
+        _ => Err(MetricError::OtherType),
     };
     let (replicas, current) = if let Some(goal) = &source.target.average_value {
-        let failed = |why| format!("failed to get {} external metric: {why}", metric.name);
+        let failed = MetricError::of(format!("{} external metric", metric.name));
         let found = target.by_shared_value(value().map_err(failed)?, milli(goal)?);
         (found.replicas, average(found.usage))
     } else if let Some(goal) = &source.target.value {
         let goal = milli(goal)?;
-        let found = value().and_then(|v| target.by_value(v, goal));
-        let found = found.map_err(|why| format!("failed to get external metric {}: {why}", metric.name))?;
+        let found = value().and_then(|v| Ok(target.by_value(v, goal)?));
+        let found = found.map_err(MetricError::of(format!("external metric {}", metric.name)))?;
         (found.replicas, total_value(found.usage))
     } else {
-        let why =
-            "invalid external metric source: neither a value target nor an average value target was set";
-        return Err(why.into());
+        return Err(MetricError::InvalidSource {
+            source_type: "external",
+            why: NO_VALUE,
+        });
     };
     Ok(Proposed {
         replicas,
@@ -290,7 +336,7 @@ pub fn evaluate(
     reading: &Reading,
     target: &Target<'_>,
     namespace: &str,
-) -> std::result::Result<Proposed, Unusable> {
+) -> Result<Proposed, Unusable> {
     let (reason, what, found) = if let Some(s) = &spec.object {
         let found = object(s, reading, target, namespace);
         ("FailedGetObjectMetric", "object metric".into(), found)
@@ -313,7 +359,7 @@ pub fn evaluate(
         let what = format!("{} external metric", s.metric.name);
         ("FailedGetExternalMetric", what, found)
     } else {
-        let why = format!("unknown metric source type {:?}", spec.type_);
+        let why = MetricError::UnknownSource(spec.type_.clone()).to_string();
         return Err(Unusable {
             condition: Reason::new("InvalidMetricSourceType", why.clone()),
             summary: why,
@@ -321,6 +367,6 @@ pub fn evaluate(
     };
     found.map_err(|why| Unusable {
         summary: format!("failed to get {what} value: {why}"),
-        condition: Reason::new(reason, why),
+        condition: Reason::new(reason, why.to_string()),
     })
 }

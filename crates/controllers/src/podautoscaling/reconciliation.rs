@@ -408,7 +408,7 @@ impl<'a> Reconciliation<'a> {
     }
 
     /// Ends with the result of writing the scale; `Ok` if nothing was to be written.
-    pub fn finish(mut self, written: Result<(), String>) -> Report {
+    pub fn finish(mut self, written: knarr_api::Result<()>) -> Report {
         let old = self.hpa.status.clone().unwrap_or_default();
         let now = self.conditions.now;
         let (mut desired, mut last, mut action) = (self.current, old.last_scale_time, "none");

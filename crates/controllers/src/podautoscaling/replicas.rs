@@ -10,11 +10,23 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 
 use super::Settings;
-use super::samples::{Groups, PodMetric, Values, requests};
+use super::samples::{Groups, PodMetric, RequestError, Values, requests};
 use crate::pod;
 
-const NO_PODS: &str = "no pods returned by selector while calculating replica count";
-const NO_METRICS: &str = "did not receive metrics for targeted pods (pods might be unready)";
+/// Why no number of replicas is calculated, with the messages of Kubernetes' replica calculator.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReplicaError {
+    #[error("no pods returned by selector while calculating replica count")]
+    NoPods,
+    #[error("unable to calculate ready pods: {}", ReplicaError::NoPods)]
+    NoReadyPods,
+    #[error("did not receive metrics for targeted pods (pods might be unready)")]
+    NoMetrics,
+    #[error("no metrics returned matched known pods")]
+    NoMatch,
+    #[error(transparent)]
+    Request(#[from] RequestError),
+}
 
 /// How far below and above 1 the ratio of usage to target may be without scaling.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,7 +83,7 @@ fn narrow(value: i128) -> i64 {
 }
 
 impl Goal<'_> {
-    fn ratio(&self, values: &Values) -> Result<Ratio, String> {
+    fn ratio(&self, values: &Values) -> Result<Ratio, ReplicaError> {
         match self {
             Goal::Utilization { percent, requests } => {
                 let (mut used, mut requested, mut count) = (0i128, 0i128, 0i128);
@@ -83,7 +95,7 @@ impl Goal<'_> {
                     }
                 }
                 if requested == 0 {
-                    return Err("no metrics returned matched known pods".into());
+                    return Err(ReplicaError::NoMatch);
                 }
                 let utilization = i32::try_from(used * 100 / requested).unwrap_or(i32::MAX);
                 Ok(Ratio {
@@ -126,19 +138,24 @@ impl Target<'_> {
         &self,
         metrics: &BTreeMap<String, PodMetric>,
         resource: Option<&str>,
-    ) -> Result<(Groups, Values), String> {
+    ) -> Result<(Groups, Values), ReplicaError> {
         if self.pods.is_empty() {
-            return Err(NO_PODS.into());
+            return Err(ReplicaError::NoPods);
         }
         let groups = Groups::of(self.pods, metrics, resource, self.settings, self.now);
         let values = groups.values(metrics);
         if values.is_empty() {
-            return Err(NO_METRICS.into());
+            return Err(ReplicaError::NoMetrics);
         }
         Ok((groups, values))
     }
 
-    fn per_pod(&self, groups: &Groups, mut values: Values, goal: &Goal<'_>) -> Result<Calculated, String> {
+    fn per_pod(
+        &self,
+        groups: &Groups,
+        mut values: Values,
+        goal: &Goal<'_>,
+    ) -> Result<Calculated, ReplicaError> {
         let first = goal.ratio(&values)?;
         let calculated = |replicas| Calculated {
             replicas,
@@ -179,7 +196,7 @@ impl Target<'_> {
         resource: &str,
         container: Option<&str>,
         percent: i32,
-    ) -> Result<Calculated, String> {
+    ) -> Result<Calculated, ReplicaError> {
         let (groups, values) = self.samples(metrics, Some(resource))?;
         let requests = requests(self.pods, container, resource)?;
         let goal = Goal::Utilization {
@@ -195,20 +212,20 @@ impl Target<'_> {
         metrics: &BTreeMap<String, PodMetric>,
         resource: Option<&str>,
         goal: i64,
-    ) -> Result<Calculated, String> {
+    ) -> Result<Calculated, ReplicaError> {
         let (groups, values) = self.samples(metrics, resource)?;
         self.per_pod(&groups, values, &Goal::Usage(goal))
     }
 
     /// For one value of an object or an external metric.
-    pub fn by_value(&self, usage: i64, goal: i64) -> Result<Calculated, String> {
+    pub fn by_value(&self, usage: i64, goal: i64) -> Result<Calculated, ReplicaError> {
         let ratio = usage as f64 / goal as f64;
         let replicas = if self.replicas == 0 {
             ceil(ratio)
         } else if self.tolerances.contain(ratio) {
             self.replicas
         } else if self.pods.is_empty() {
-            return Err(format!("unable to calculate ready pods: {NO_PODS}"));
+            return Err(ReplicaError::NoReadyPods);
         } else {
             let ready = self
                 .pods

@@ -131,25 +131,43 @@ fn pod_level(pod: &Pod, resource: &str) -> Option<Option<i64>> {
     })
 }
 
-fn request(pod: &Pod, container: Option<&str>, resource: &str) -> Result<i64, String> {
-    let pod_name = name(pod);
+/// Which request is missing, with the messages of Kubernetes' replica calculator.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    #[error("missing pod-level request for {resource} in Pod {pod}")]
+    OfPod { resource: String, pod: String },
+    #[error("missing request for {resource} in container {container} of Pod {pod}")]
+    OfContainer {
+        resource: String,
+        container: String,
+        pod: String,
+    },
+    #[error("container {container} not found in Pod {pod}")]
+    NoContainer { container: String, pod: String },
+}
+
+fn request(pod: &Pod, container: Option<&str>, resource: &str) -> Result<i64, RequestError> {
+    let pod_name = || name(pod).to_string();
     if container.is_none()
         && let Some(pod_request) = pod_level(pod, resource)
     {
-        return pod_request
-            .ok_or_else(|| format!("missing pod-level request for {resource} in Pod {pod_name}"));
+        return pod_request.ok_or_else(|| RequestError::OfPod {
+            resource: resource.to_string(),
+            pod: pod_name(),
+        });
     }
-    let missing = |c: &Container| {
-        format!(
-            "missing request for {resource} in container {} of Pod {pod_name}",
-            c.name
-        )
+    let missing = |c: &Container| RequestError::OfContainer {
+        resource: resource.to_string(),
+        container: c.name.clone(),
+        pod: pod_name(),
     };
     match container {
         Some(container_name) => {
             let found = lasting(pod).find(|c| c.name == container_name);
-            let found =
-                found.ok_or_else(|| format!("container {container_name} not found in Pod {pod_name}"))?;
+            let found = found.ok_or_else(|| RequestError::NoContainer {
+                container: container_name.to_string(),
+                pod: pod_name(),
+            })?;
             requested(found, resource).ok_or_else(|| missing(found))
         }
         None => lasting(pod).try_fold(0i64, |sum, c| {
@@ -159,7 +177,7 @@ fn request(pod: &Pod, container: Option<&str>, resource: &str) -> Result<i64, St
 }
 
 /// What each pod requests of the resource, or one container of it if it is named.
-pub fn requests(pods: &[&Pod], container: Option<&str>, resource: &str) -> Result<Values, String> {
+pub fn requests(pods: &[&Pod], container: Option<&str>, resource: &str) -> Result<Values, RequestError> {
     pods.iter()
         .map(|pod| Ok((name(pod).to_string(), request(pod, container, resource)?)))
         .collect()

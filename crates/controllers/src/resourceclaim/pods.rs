@@ -72,9 +72,18 @@ fn from_template(pod: &Shared<Pod>, entry: &str, template: &ResourceClaimTemplat
     }
 }
 
+/// There is no template of the name that an entry has; shown in an event.
+#[derive(Debug, thiserror::Error)]
+#[error("resource claim template {0:?}: resourceclaimtemplate.resource.k8s.io {0:?} not found")]
+struct TemplateNotFound(String);
+
 impl PodResourceClaims {
-    /// The error is the message of an event.
-    fn entry(&self, view: &dyn View, pod: &Shared<Pod>, entry: &PodResourceClaim) -> Result<Entry, String> {
+    fn entry(
+        &self,
+        view: &dyn View,
+        pod: &Shared<Pod>,
+        entry: &PodResourceClaim,
+    ) -> Result<Entry, TemplateNotFound> {
         let (namespace, uid) = (pod.object().namespace(), pod.object().uid());
         let Some(template) = &entry.resource_claim_template_name else {
             return Ok(Entry::Leave);
@@ -102,9 +111,7 @@ impl PodResourceClaims {
             return Ok(Entry::Name(made.object().name().to_string()));
         }
         let Some(found) = view.get_as::<ResourceClaimTemplate>(namespace, template) else {
-            return Err(format!(
-                "resource claim template {template:?}: resourceclaimtemplate.resource.k8s.io {template:?} not found"
-            ));
+            return Err(TemplateNotFound(template.clone()));
         };
         let claim = from_template(pod, &entry.name, &found);
         Ok(Entry::Create(Box::new(claim)))

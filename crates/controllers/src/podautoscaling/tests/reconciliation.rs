@@ -187,7 +187,7 @@ fn a_scale_that_cannot_be_read_or_written_is_reported() {
     let mut r = Reconciliation::new(&hpa, &settings, &mut history, now());
     assert_eq!(r.start(&scale(5)), Needs::Nothing);
     assert_eq!(r.decision(), Decision::Rescale(3));
-    let report = r.finish(Err("conflict".into()));
+    let report = r.finish(Err(knarr_api::Error::new(409, "Conflict", "conflict")));
     assert_eq!(
         events(&report),
         [
