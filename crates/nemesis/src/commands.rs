@@ -13,13 +13,25 @@ pub fn text(out: &Output) -> String {
     )
 }
 
-/// The output of a command if it succeeds, else its output as the error.
-pub fn output_of(command: &mut Command) -> Result<String, String> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let out = command.output().map_err(|e| format!("{program}: {e}"))?;
+/// Why a command has no output.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    #[error("{program}: {source}")]
+    Start { program: String, source: std::io::Error },
+    /// What it wrote to standard output and error.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// The output of a command if it succeeds.
+pub fn output_of(command: &mut Command) -> Result<String, CommandError> {
+    let out = command.output().map_err(|source| CommandError::Start {
+        program: command.get_program().to_string_lossy().into_owned(),
+        source,
+    })?;
     match out.status.success() {
         true => Ok(text(&out)),
-        false => Err(text(&out)),
+        false => Err(CommandError::Failed(text(&out))),
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use libtest_mimic::Failed;
 
-use crate::commands::{output_of, system, text};
+use crate::commands::{CommandError, output_of, system, text};
 use crate::test_network::TestNetwork;
 use crate::wait::{Outcome, Wait};
 
@@ -403,12 +403,12 @@ impl Fleet {
     }
 
     /// kubectl, run from the test host.
-    pub fn kubectl(&self, args: &[&str]) -> Result<String, String> {
+    pub fn kubectl(&self, args: &[&str]) -> Result<String, CommandError> {
         self.kubectl_at(&self.server, args)
     }
 
     /// kubectl, with one of several servers.
-    pub fn kubectl_at(&self, server: &Host, args: &[&str]) -> Result<String, String> {
+    pub fn kubectl_at(&self, server: &Host, args: &[&str]) -> Result<String, CommandError> {
         let mut kubectl = Command::new("kubectl");
         kubectl.arg("--kubeconfig").arg(server.kubeconfig());
         kubectl.arg("--request-timeout=20s").stdin(Stdio::null());

@@ -228,9 +228,33 @@ pub fn terms(record: &str) -> BTreeMap<String, Vec<Micros>> {
     terms
 }
 
-/// Whether the cluster has converged: every node Ready, every replica of the newest template ready, no pod terminating. The
-/// error names the first object that is not in the desired state.
-pub async fn is_converged(client: &Client, agents: usize) -> Result<(), String> {
+/// The first object that is not in the desired state.
+#[derive(Debug, thiserror::Error)]
+pub enum NotConverged {
+    #[error("{0}")]
+    Read(#[from] RequestError),
+    #[error("{found} nodes, expected {expected}")]
+    Nodes { found: usize, expected: usize },
+    #[error("node {0} is not Ready")]
+    NodeNotReady(String),
+    #[error("{plural}/{name}: {status}")]
+    Workload {
+        plural: &'static str,
+        name: String,
+        status: Value,
+    },
+    #[error("pod {name} ({uid}) on {node}: deleted {deleted}, status {status}")]
+    Pod {
+        name: String,
+        uid: Value,
+        node: Value,
+        deleted: Value,
+        status: Value,
+    },
+}
+
+/// Whether the cluster has converged: every node Ready, every replica of the newest template ready, no pod terminating.
+pub async fn is_converged(client: &Client, agents: usize) -> Result<(), NotConverged> {
     let items = |list: &Value| list["items"].as_array().cloned().unwrap_or_default();
     let name = |object: &Value| {
         object["metadata"]["name"]
@@ -243,39 +267,45 @@ pub async fn is_converged(client: &Client, agents: usize) -> Result<(), String> 
         let mut conditions = conditions.into_iter().flatten();
         conditions.any(|c| c["type"] == "Ready" && c["status"] == "True")
     };
-    let nodes = items(&client.get("/api/v1/nodes").await.map_err(|e| e.to_string())?);
+    let nodes = items(&client.get("/api/v1/nodes").await?);
     if nodes.len() != agents {
-        return Err(format!("{} nodes, expected {agents}", nodes.len()));
+        return Err(NotConverged::Nodes {
+            found: nodes.len(),
+            expected: agents,
+        });
     }
     if let Some(node) = nodes.iter().find(|node| !is_ready(node)) {
-        return Err(format!("node {} is not Ready", name(node)));
+        return Err(NotConverged::NodeNotReady(name(node)));
     }
     for plural in ["statefulsets", "deployments"] {
         let path = format!("/apis/apps/v1/namespaces/{NAMESPACE}/{plural}");
-        for object in items(&client.get(&path).await.map_err(|e| e.to_string())?) {
+        for object in items(&client.get(&path).await?) {
             let status = |field: &str| object["status"][field].as_u64().unwrap_or_default();
             let replicas = object["spec"]["replicas"].as_u64().unwrap_or_default();
             let generation = object["metadata"]["generation"].as_u64().unwrap_or_default();
             let counts = ["replicas", "readyReplicas", "updatedReplicas"].map(status);
             if counts != [replicas; 3] || status("observedGeneration") != generation {
-                return Err(format!("{plural}/{}: {}", name(&object), object["status"]));
+                return Err(NotConverged::Workload {
+                    plural,
+                    name: name(&object),
+                    status: object["status"].clone(),
+                });
             }
         }
     }
     let path = format!("/api/v1/namespaces/{NAMESPACE}/pods");
-    for pod in items(&client.get(&path).await.map_err(|e| e.to_string())?) {
+    for pod in items(&client.get(&path).await?) {
         let is_terminal = ["Succeeded", "Failed"]
             .iter()
             .any(|phase| pod["status"]["phase"] == *phase);
         if !pod["metadata"]["deletionTimestamp"].is_null() || !(is_ready(&pod) || is_terminal) {
-            return Err(format!(
-                "pod {} ({}) on {}: deleted {}, status {}",
-                name(&pod),
-                pod["metadata"]["uid"],
-                pod["spec"]["nodeName"],
-                pod["metadata"]["deletionTimestamp"],
-                pod["status"]
-            ));
+            return Err(NotConverged::Pod {
+                name: name(&pod),
+                uid: pod["metadata"]["uid"].clone(),
+                node: pod["spec"]["nodeName"].clone(),
+                deleted: pod["metadata"]["deletionTimestamp"].clone(),
+                status: pod["status"].clone(),
+            });
         }
     }
     Ok(())

@@ -70,16 +70,27 @@ pub fn version_of(object: &Value) -> Option<(String, Version)> {
     Some((meta["name"].as_str()?.to_string(), version))
 }
 
-/// The snapshot of a list; an error if an item is not a register.
-pub fn snapshot_of(list: &Value) -> Result<Snapshot, String> {
+/// Why a list is no snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum ListError {
+    #[error("a list without a resourceVersion: {metadata}")]
+    NoRevision { metadata: Value },
+    #[error("an item that is not a register: {item}")]
+    OtherItem { item: Value },
+}
+
+/// The snapshot of a list.
+pub fn snapshot_of(list: &Value) -> Result<Snapshot, ListError> {
     let revision = list["metadata"]["resourceVersion"].as_str();
     let revision = revision.and_then(|r| r.parse().ok());
-    let revision =
-        revision.ok_or_else(|| format!("a list without a resourceVersion: {}", list["metadata"]))?;
+    let revision = revision.ok_or_else(|| ListError::NoRevision {
+        metadata: list["metadata"].clone(),
+    })?;
     let items = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let other = |item: &Value| ListError::OtherItem { item: item.clone() };
     let registers = items
         .iter()
-        .map(|item| version_of(item).ok_or_else(|| format!("an item that is not a register: {item}")));
+        .map(|item| version_of(item).ok_or_else(|| other(item)));
     Ok(Snapshot {
         revision,
         registers: registers.collect::<Result<_, _>>()?,
@@ -220,7 +231,7 @@ impl Worker {
                 true
             }
             Err(e) => {
-                self.recorder.history.record("error", &e);
+                self.recorder.history.record("error", &e.to_string());
                 false
             }
         }

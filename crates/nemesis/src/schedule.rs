@@ -58,12 +58,17 @@ impl fmt::Display for FaultKind {
     }
 }
 
-impl FromStr for FaultKind {
-    type Err = String;
+/// There is no kind of fault of this name.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?}: expected one of kill, cut, pause, clock, disk")]
+pub struct UnknownFault(String);
 
-    fn from_str(name: &str) -> Result<FaultKind, String> {
+impl FromStr for FaultKind {
+    type Err = UnknownFault;
+
+    fn from_str(name: &str) -> Result<FaultKind, UnknownFault> {
         let found = FaultKind::ALL.into_iter().find(|kind| kind.to_string() == name);
-        found.ok_or_else(|| format!("{name:?}: expected one of kill, cut, pause, clock, disk"))
+        found.ok_or_else(|| UnknownFault(name.to_string()))
     }
 }
 

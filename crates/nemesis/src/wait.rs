@@ -1,5 +1,6 @@
 //! Waiting for conditions, with a limit: no test sleeps in place of a condition.
 
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
@@ -28,15 +29,15 @@ impl Wait {
     }
 
     /// Waits until the output of `kubectl args`, or its error, satisfies the condition, and returns it.
-    pub fn until_output(
+    pub fn until_output<E: Display>(
         self,
         args: &[&str],
-        kubectl: impl Fn(&[&str]) -> Result<String, String>,
+        kubectl: impl Fn(&[&str]) -> Result<String, E>,
         holds: impl Fn(&str) -> bool,
     ) -> Result<String, Failed> {
         let mut last = String::new();
         let reached = self.until("", || {
-            last = kubectl(args).unwrap_or_else(|e| e);
+            last = kubectl(args).unwrap_or_else(|e| e.to_string());
             holds(&last)
         });
         match reached {

@@ -112,7 +112,7 @@ impl Watcher {
                 true
             }
             Err(e) => {
-                self.recorder.history.record("error", &e);
+                self.recorder.history.record("error", &e.to_string());
                 false
             }
         }

@@ -404,7 +404,7 @@ impl Namespace<'_> {
 
     /// Its output if it succeeds, else standard output and error.
     pub fn try_run(&self, args: &[&str]) -> Result<String, String> {
-        output_of(&mut self.kubectl(args))
+        output_of(&mut self.kubectl(args)).map_err(|e| e.to_string())
     }
 
     /// Must succeed.

@@ -224,7 +224,9 @@ fn use_tiers(fleet: &Fleet) -> Outcome {
 
 /// What a pod gets from a URL.
 fn fetch_from(fleet: &Fleet, pod: &str, url: &str) -> Result<String, String> {
-    fleet.kubectl(&["exec", pod, "--", "wget", "-T", "1", "-qO-", url])
+    fleet
+        .kubectl(&["exec", pod, "--", "wget", "-T", "1", "-qO-", url])
+        .map_err(|e| e.to_string())
 }
 
 fn get(address: Ipv4Addr, port: u16) -> Result<String, String> {

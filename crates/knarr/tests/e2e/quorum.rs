@@ -251,8 +251,8 @@ fn run_faults(topology: &Topology<'_>, disk: &Disk, writers: &[Writer; 2]) -> Ou
         let name = format!("alone-{tried}");
         let alone = |at| fleet.kubectl_at(at, &["create", "configmap", &name, "--request-timeout=2s"]);
         // If the first attempt was committed, the second would get AlreadyExists.
-        alone(one).is_err_and(|e| !e.contains("AlreadyExists"))
-            && alone(two).is_err_and(|e| !e.contains("AlreadyExists"))
+        alone(one).is_err_and(|e| !e.to_string().contains("AlreadyExists"))
+            && alone(two).is_err_and(|e| !e.to_string().contains("AlreadyExists"))
     })?;
     topology.start_member(next)?;
     topology.start_member(third)?;

@@ -87,7 +87,7 @@ impl OpenSsl {
         kubectl
             .env("KUBECACHEDIR", self.path("kubecache"))
             .stdin(Stdio::null());
-        output_of(kubectl.args(args))
+        output_of(kubectl.args(args)).map_err(|e| e.to_string())
     }
 
     /// Creates the object of a manifest with these credentials.
