@@ -82,10 +82,13 @@ impl Drop for Namespaces {
     }
 }
 
+/// An error that another thread receives.
+type ThreadError = Box<dyn std::error::Error + Send + Sync>;
+
 /// The agent's routes on one node, until it is dropped.
 struct Agent {
     end: Option<tokio::sync::oneshot::Sender<()>>,
-    thread: Option<JoinHandle<std::result::Result<(), String>>>,
+    thread: Option<JoinHandle<Result<(), ThreadError>>>,
 }
 
 impl Agent {
@@ -100,7 +103,7 @@ impl Agent {
             hold: HOLD,
             encryption: None,
         };
-        let work = move || -> Result<()> {
+        let work = move || -> Result<(), ThreadError> {
             let file = std::fs::File::open(format!("/run/netns/{netns}"))?;
             nix::sched::setns(&file, nix::sched::CloneFlags::CLONE_NEWNET)?;
             let runtime = tokio::runtime::Builder::new_current_thread()
@@ -116,7 +119,7 @@ impl Agent {
         };
         Agent {
             end: Some(end),
-            thread: Some(std::thread::spawn(move || work().map_err(|e| e.to_string()))),
+            thread: Some(std::thread::spawn(work)),
         }
     }
 }

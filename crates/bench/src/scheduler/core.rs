@@ -10,6 +10,7 @@ use knarr_scheduler::{Action, Scheduler};
 use serde_json::Value;
 
 use super::{Workload, node, stuck};
+use crate::process::Result;
 
 /// What one workload came to.
 pub struct Found {
@@ -23,17 +24,17 @@ impl Found {
     }
 }
 
-fn shared<T: Registered>(value: Value) -> Result<Shared<T>, String> {
-    let typed: T = serde_json::from_value(value).map_err(|e| e.to_string())?;
+fn shared<T: Registered>(value: Value) -> Result<Shared<T>> {
+    let typed: T = serde_json::from_value(value)?;
     let object = Object::from_typed(T::kind_of(), Box::new(typed));
-    Shared::new(Arc::new(object)).map_err(|e| e.to_string())
+    Ok(Shared::new(Arc::new(object))?)
 }
 
 /// After so many reports the scheduler does not make progress.
 const TOO_MANY: usize = 1_000_000;
 
 /// Carries out the scheduler's decisions at once: pods are bound, victims deleted. Returns how many pods were bound.
-fn drain(scheduler: &mut Scheduler, clock: &mut Timestamp) -> Result<usize, String> {
+fn drain(scheduler: &mut Scheduler, clock: &mut Timestamp) -> Result<usize> {
     let (mut bound, mut reports) = (0, 0);
     loop {
         let Some(action) = scheduler.schedule_one(*clock) else {
@@ -52,7 +53,7 @@ fn drain(scheduler: &mut Scheduler, clock: &mut Timestamp) -> Result<usize, Stri
                 let mut object = Pod::clone(&pod);
                 object.spec.get_or_insert_default().node_name = Some(node);
                 let object = Object::from_typed(Pod::kind_of(), Box::new(object));
-                let now = Shared::new(Arc::new(object)).map_err(|e| e.to_string())?;
+                let now = Shared::new(Arc::new(object))?;
                 scheduler.pod_changed(Some(&pod), Some(&now), *clock);
                 bound += 1;
             }
@@ -68,14 +69,14 @@ fn drain(scheduler: &mut Scheduler, clock: &mut Timestamp) -> Result<usize, Stri
 }
 
 /// Runs one; `seconds` is a clock.
-pub fn run(workload: &Workload, seconds: &dyn Fn() -> f64) -> Result<Found, String> {
+pub fn run(workload: &Workload, seconds: &dyn Fn() -> f64) -> Result<Found> {
     let mut scheduler = Scheduler::default();
     let mut clock = Timestamp::UNIX_EPOCH;
     for n in 0..workload.nodes {
         let node = shared::<Node>(node(n))?;
         scheduler.node_changed(node.object().name(), Some(node.clone()), clock);
     }
-    let pods = |of: fn(usize) -> Value, from: usize, count: usize| -> Result<Vec<Shared<Pod>>, String> {
+    let pods = |of: fn(usize) -> Value, from: usize, count: usize| -> Result<Vec<Shared<Pod>>> {
         (from..from + count).map(|n| shared(of(n))).collect()
     };
     for pod in pods(stuck, 0, workload.stuck)? {
@@ -94,7 +95,7 @@ pub fn run(workload: &Workload, seconds: &dyn Fn() -> f64) -> Result<Found, Stri
     }
     let bound = drain(&mut scheduler, &mut clock)?;
     if bound != count {
-        return Err(format!("{}: {bound} of {count} pods were bound", workload.name));
+        return Err(format!("{}: {bound} of {count} pods were bound", workload.name).into());
     }
     Ok(Found {
         pods: count,
