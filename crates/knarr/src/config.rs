@@ -26,6 +26,7 @@ mod part;
 mod reader;
 mod shared;
 mod traces;
+mod value;
 
 pub use access::{Access, AccessFlags};
 pub use autoscaling::AutoscalingFlags;
@@ -35,6 +36,7 @@ pub use network::{Network, NetworkFlags};
 pub use part::Part;
 use reader::{Reader, absolute, list, socket};
 pub use traces::TracingConfiguration;
+use value::ValueError;
 
 /// The settings that flags and environment variables set. The file has the same names, in camelCase.
 #[derive(Args, Clone, Debug, Default)]
@@ -298,10 +300,10 @@ impl Config {
             "embedded" => Ok(StoreEngine::Embedded),
             "memory" => Ok(StoreEngine::Memory),
             "etcd" => Ok(StoreEngine::Etcd),
-            _ => Err("expected embedded, memory or etcd".into()),
+            _ => Err(ValueError::expected("embedded, memory or etcd")),
         });
         let feature_gates = reader.get("featureGates", "--feature-gates", &flags.feature_gates, "", |s| {
-            s.parse::<FeatureGates>().map_err(|e| e.to_string())
+            Ok(s.parse::<FeatureGates>()?)
         });
         let config = Config {
             kubeconfig: reader.get(
@@ -319,7 +321,7 @@ impl Config {
             node_name: reader.get("nodeName", "--node-name", &flags.node_name, &host_name(), |s| {
                 match knarr_api::names::dns1123_subdomain(s).first() {
                     None => Ok(s.to_string()),
-                    Some(error) => Err(error.clone()),
+                    Some(error) => Err(ValueError::Name(error.clone())),
                 }
             }),
             kubelet_listen: reader.get(
@@ -357,7 +359,7 @@ impl Config {
                 |s| match s {
                     "Full" => Ok(TerminationResume::Full),
                     "Deadline" => Ok(TerminationResume::Deadline),
-                    _ => Err("expected Full or Deadline".into()),
+                    _ => Err(ValueError::expected("Full or Deadline")),
                 },
             ),
             kubelet: reader.kubelet(flags),
@@ -379,7 +381,7 @@ impl Config {
                 |s| match s {
                     "Annotated" => Ok(SelfFencing::Annotated),
                     "AtMostOne" => Ok(SelfFencing::AtMostOne),
-                    _ => Err("expected Annotated or AtMostOne".into()),
+                    _ => Err(ValueError::expected("Annotated or AtMostOne")),
                 },
             ),
             watchdog_device: reader.get(
@@ -389,7 +391,9 @@ impl Config {
                 "",
                 |s| match s.is_empty() || s.starts_with('/') {
                     true => Ok((!s.is_empty()).then(|| PathBuf::from(s))),
-                    false => Err("expected the path of a device, such as /dev/watchdog0".into()),
+                    false => Err(ValueError::expected(
+                        "the path of a device, such as /dev/watchdog0",
+                    )),
                 },
             ),
             fence_agents_allowed: reader.get(
@@ -397,7 +401,7 @@ impl Config {
                 "--fence-agents-allow",
                 &flags.fence_agents_allow,
                 "",
-                knarr_control::fencing::Allowed::parse,
+                |s| Ok(knarr_control::fencing::Allowed::parse(s)?),
             ),
             fence_agents_dir: reader.get(
                 "fenceAgentsDir",
@@ -415,13 +419,13 @@ impl Config {
                 "8760h",
                 |s| {
                     let duration = knarr_api::duration::parse(s).filter(|d| d.is_positive());
-                    duration.ok_or_else(|| "expected a positive duration, such as 8760h".to_string())
+                    duration.ok_or_else(|| ValueError::expected("a positive duration, such as 8760h"))
                 },
             ),
             log: reader.get("log", "--log", &flags.log, "info", |s| {
                 tracing_subscriber::EnvFilter::try_new(s)
                     .map(|_| s.to_string())
-                    .map_err(|e| e.to_string())
+                    .map_err(ValueError::from)
             }),
             log_format: reader.get(
                 "logFormat",
@@ -431,7 +435,7 @@ impl Config {
                 |s| match s {
                     "human" => Ok(LogFormat::Human),
                     "json" => Ok(LogFormat::Json),
-                    _ => Err("expected human or json".into()),
+                    _ => Err(ValueError::expected("human or json")),
                 },
             ),
             tracing: reader.tracing(&flags.tracing_config_file),
@@ -453,9 +457,10 @@ impl Config {
 /// The longest that SIGTERM may be delayed; a longer delay would use up the pod's grace period.
 const BARRIER_MAX_MILLIS: u64 = 5000;
 
-fn barrier(s: &str) -> Result<std::time::Duration, String> {
+fn barrier(s: &str) -> Result<std::time::Duration, ValueError> {
     let millis = s.parse().ok().filter(|n| *n <= BARRIER_MAX_MILLIS);
-    let millis = millis.ok_or_else(|| format!("expected milliseconds from 0 to {BARRIER_MAX_MILLIS}"))?;
+    let millis =
+        millis.ok_or_else(|| ValueError::expected(format!("milliseconds from 0 to {BARRIER_MAX_MILLIS}")))?;
     Ok(std::time::Duration::from_millis(millis))
 }
 

@@ -180,6 +180,15 @@ pub enum Denied {
     Secret { agent: String, namespace: String },
 }
 
+/// Why an agent or a parameter cannot be allowed in addition to the lists.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AllowError {
+    #[error("{0:?} is not the name of a fence agent: expected fence_…")]
+    Agent(String),
+    #[error("{agent}: parameter {key:?} is never given to an agent")]
+    Parameter { agent: String, key: String },
+}
+
 /// Whether this parameter is denied for every agent, in whatever spelling: it names a program, options of one, or a file,
 /// or it changes the action or what the result means.
 fn is_forbidden(key: &str) -> bool {
@@ -221,20 +230,19 @@ pub struct Allowed {
 
 impl Allowed {
     /// Parses what is allowed in addition to the lists: `fence_own` or `fence_own:ip,zone`, separated by spaces.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, AllowError> {
         let mut added: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for word in text.split_whitespace() {
             let (agent, keys) = word.split_once(':').unwrap_or((word, ""));
             let named = agent.strip_prefix("fence_").is_some_and(|rest| !rest.is_empty());
             if !named || agent.contains('/') {
-                return Err(format!(
-                    "{agent:?} is not the name of a fence agent: expected fence_…"
-                ));
+                return Err(AllowError::Agent(agent.to_string()));
             }
             let of_agent = added.entry(agent.to_string()).or_default();
             for key in keys.split(',').filter(|k| !k.is_empty()) {
                 if is_forbidden(key) {
-                    return Err(format!("{agent}: parameter {key:?} is never given to an agent"));
+                    let (agent, key) = (agent.to_string(), key.to_string());
+                    return Err(AllowError::Parameter { agent, key });
                 }
                 of_agent.insert(key.to_string());
             }

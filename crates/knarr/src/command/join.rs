@@ -381,16 +381,39 @@ async fn presented_chain(host: &str, port: u16) -> std::io::Result<Vec<Certifica
     Ok(chain.iter().map(|c| c.clone().into_owned()).collect())
 }
 
+/// Why a server is not trusted, although its address is known.
+#[derive(Debug, thiserror::Error)]
+enum PinError {
+    #[error("the server presents no certificate")]
+    NoCertificate,
+    #[error("{0}")]
+    Certificate(String),
+    #[error("the server sends no CA whose hash could be compared with {0}; join with --bootstrap-kubeconfig")]
+    NoAuthority(String),
+    #[error(
+        "the hash of its CA is {found}, but --ca-cert-hash is {expected}: it is another cluster, or the connection is intercepted. Nothing was sent"
+    )]
+    OtherAuthority { found: String, expected: String },
+    #[error(transparent)]
+    Authority(#[from] rustls::Error),
+    #[error(transparent)]
+    Host(#[from] rustls::pki_types::InvalidDnsNameError),
+    #[error(transparent)]
+    Verifier(#[from] rustls::client::VerifierBuilderError),
+    #[error("its certificate is not valid for {host}, though its CA matches --ca-cert-hash: {source}")]
+    Leaf { host: String, source: rustls::Error },
+}
+
 /// The CA of the chain that matches one of the pins and signed the first certificate.
 fn pinned_authority(
     chain: &[CertificateDer<'static>],
     pins: &[String],
     host: &str,
-) -> Result<CertificateDer<'static>, String> {
-    let (leaf, others) = chain.split_first().ok_or("the server presents no certificate")?;
+) -> Result<CertificateDer<'static>, PinError> {
+    let (leaf, others) = chain.split_first().ok_or(PinError::NoCertificate)?;
     let mut found = Vec::new();
     for certificate in others {
-        let pin = pki::pin(certificate)?;
+        let pin = pki::pin(certificate).map_err(PinError::Certificate)?;
         if pins.contains(&pin) {
             return verify_leaf(certificate, leaf, host).map(|()| certificate.clone());
         }
@@ -398,13 +421,11 @@ fn pinned_authority(
     }
     let expected = pins.join(" or ");
     Err(match found.as_slice() {
-        [] => format!(
-            "the server sends no CA whose hash could be compared with {expected}; join with --bootstrap-kubeconfig"
-        ),
-        found => format!(
-            "the hash of its CA is {}, but --ca-cert-hash is {expected}: it is another cluster, or the connection is intercepted. Nothing was sent",
-            found.join(" and ")
-        ),
+        [] => PinError::NoAuthority(expected),
+        found => PinError::OtherAuthority {
+            found: found.join(" and "),
+            expected,
+        },
     })
 }
 
@@ -412,19 +433,17 @@ fn verify_leaf(
     authority: &CertificateDer<'static>,
     leaf: &CertificateDer<'_>,
     host: &str,
-) -> Result<(), String> {
+) -> Result<(), PinError> {
     let mut roots = RootCertStore::empty();
-    roots.add(authority.clone()).map_err(|e| e.to_string())?;
+    roots.add(authority.clone())?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
-    let name = ServerName::try_from(host).map_err(|e| e.to_string())?;
-    verifier
-        .map_err(|e| e.to_string())?
-        .verify_server_cert(leaf, &[], &name, &[], UnixTime::now())
-        .map(drop)
-        .map_err(|e| {
-            format!("its certificate is not valid for {host}, though its CA matches --ca-cert-hash: {e}")
-        })
+    let name = ServerName::try_from(host)?;
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
+    let verified = verifier.verify_server_cert(leaf, &[], &name, &[], UnixTime::now());
+    verified.map(drop).map_err(|source| PinError::Leaf {
+        host: host.to_string(),
+        source,
+    })
 }
 
 /// Stores the API server's URL and CAs as a kubeconfig, as a kubelet has one.
@@ -518,7 +537,7 @@ mod tests {
             let pins: Vec<String> = pins.into_iter().cloned().collect();
             match (pinned_authority(chain, &pins, host), expected) {
                 (Ok(authority), None) => assert_eq!(authority, shown[1], "{what}"),
-                (Err(error), Some(part)) => assert!(error.contains(part), "{what}: {error}"),
+                (Err(error), Some(part)) => assert!(error.to_string().contains(part), "{what}: {error}"),
                 (found, _) => panic!("{what}: {found:?}"),
             }
         }

@@ -82,7 +82,7 @@ pub async fn run(config: Config, args: TokenArgs) -> Result<(), Failure> {
 
 async fn create(api: &dyn Api, args: &CreateArgs) -> Result<(), Failure> {
     let token = args.token.clone().unwrap_or_else(generate);
-    let secret = secret(&token, args, Timestamp::now()).map_err(Failure::new)?;
+    let secret = secret(&token, args, Timestamp::now())?;
     // First, so that no token is created that no node can use.
     let join = join_command(api, &token).await?;
     let made = api.create_as(secret).await;
@@ -97,19 +97,22 @@ async fn create(api: &dyn Api, args: &CreateArgs) -> Result<(), Failure> {
 }
 
 /// The Secret of a token, or the first invalid argument.
-fn secret(token: &str, args: &CreateArgs, now: Timestamp) -> Result<Secret, String> {
+fn secret(token: &str, args: &CreateArgs, now: Timestamp) -> Result<Secret, Failure> {
     let (id, key) = parts(token).ok_or_else(|| {
-        format!("{token:?} is not a token: expected {ID_LENGTH} and {SECRET_LENGTH} characters of a-z and 0-9, separated by a dot")
+        Failure::new(format!("{token:?} is not a token: expected {ID_LENGTH} and {SECRET_LENGTH} characters of a-z and 0-9, separated by a dot"))
     })?;
     if let Some(other) = args.usages.iter().find(|u| !USAGES.contains(&u.as_str())) {
-        return Err(format!("--usages: {other:?}: expected {}", USAGES.join(" or ")));
+        let usages = USAGES.join(" or ");
+        return Err(Failure::new(format!("--usages: {other:?}: expected {usages}")));
     }
     let ttl = knarr_api::duration::parse(&args.ttl).filter(|d| !d.is_negative());
-    let ttl = ttl.ok_or_else(|| format!("--ttl: {:?}: expected a duration such as 30m or 24h", args.ttl))?;
+    let no_duration = || format!("--ttl: {:?}: expected a duration such as 30m or 24h", args.ttl);
+    let ttl = ttl.ok_or_else(|| Failure::new(no_duration()))?;
     let mut data = BTreeMap::from([("token-id", id.to_string()), ("token-secret", key.to_string())]);
     if !ttl.is_zero() {
-        let expiration = now.checked_add(ttl).map_err(|e| format!("--ttl: {e}"))?;
-        let expiration = Timestamp::from_second(expiration.as_second()).map_err(|e| format!("--ttl: {e}"))?;
+        let expiration = now.checked_add(ttl);
+        let expiration = expiration.and_then(|at| Timestamp::from_second(at.as_second()));
+        let expiration = expiration.map_err(|e| Failure::new("--ttl").because(e))?;
         data.insert("expiration", expiration.to_string());
     }
     for usage in USAGES {
@@ -332,7 +335,7 @@ mod tests {
             ),
         ] {
             let error = secret(token, &create_args(ttl, &[usage]), now).unwrap_err();
-            assert!(error.contains(part), "{error}");
+            assert!(error.to_string().contains(part), "{error}");
         }
     }
 

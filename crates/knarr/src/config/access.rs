@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use knarr_api::emulation::{self, Emulation, MinorVersion};
+use knarr_api::emulation::{Emulation, MinorVersion};
 use knarr_apiserver::Options;
 use knarr_apiserver::audit::file::LogFile;
 use knarr_apiserver::audit::{Destination, Policy};
@@ -15,6 +15,7 @@ use knarr_apiserver::encryption::Encryption;
 
 use super::heading;
 use super::reader::{Reader, absolute, list};
+use super::value::ValueError;
 
 /// kube-apiserver's flags.
 #[derive(Args, Clone, Debug, Default)]
@@ -110,14 +111,14 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 impl Access {
     pub(super) fn read(reader: &mut Reader, flags: &AccessFlags, data_dir: &std::path::Path) -> Self {
         let defaults = Options::default();
-        let flag = |s: &str| s.parse().map_err(|_| "expected true or false".to_string());
+        let flag = |s: &str| s.parse().map_err(|_| ValueError::expected("true or false"));
         let number = |s: &str| {
             s.parse::<u32>()
-                .map_err(|_| "expected a number, 0 or more".to_string())
+                .map_err(|_| ValueError::expected("a number, 0 or more"))
         };
         let positive = |s: &str| {
             let n = s.parse().ok().filter(|n: &usize| *n > 0);
-            n.ok_or_else(|| "expected a number above 0".to_string())
+            n.ok_or_else(|| ValueError::expected("a number above 0"))
         };
         let file = |s: &str| match s {
             "" => Ok(None),
@@ -206,9 +207,9 @@ impl Access {
             &flags.emulated_version,
             "1.36",
             |s| {
-                let version: MinorVersion = s.parse().map_err(|e: emulation::Error| e.to_string())?;
-                let emulation = Emulation::new(Some(version), None);
-                emulation.map(|_| version).map_err(|e| e.to_string())
+                let version: MinorVersion = s.parse()?;
+                Emulation::new(Some(version), None)?;
+                Ok(version)
             },
         );
         let emulation = reader.get(
@@ -222,7 +223,7 @@ impl Access {
                     .map(str::parse::<MinorVersion>)
                     .transpose();
                 let emulation = version.and_then(|version| Emulation::new(Some(emulated), version));
-                emulation.map_err(|e| e.to_string())
+                emulation.map_err(ValueError::from)
             },
         );
         Access {
@@ -275,7 +276,7 @@ impl Access {
                 knarr_apiserver::ISSUER,
                 |s| match s.starts_with("https://") {
                     true => Ok(s.to_string()),
-                    false => Err("expected a URL that begins with https://".into()),
+                    false => Err(ValueError::expected("a URL that begins with https://")),
                 },
             ),
         }

@@ -8,6 +8,7 @@ use knarr_control::pod_autoscaling::Settings;
 
 use super::heading;
 use super::reader::Reader;
+use super::value::ValueError;
 
 /// kube-controller-manager's flags.
 #[derive(Args, Clone, Debug, Default)]
@@ -56,15 +57,15 @@ pub struct AutoscalingFlags {
     pub horizontal_pod_autoscaler_initial_readiness_delay: Option<String>,
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+fn duration(text: &str) -> Result<Duration, ValueError> {
     let parsed = knarr_api::duration::parse(text).and_then(|d| Duration::try_from(d).ok());
-    parsed.ok_or_else(|| "expected a duration, such as 15s or 5m".to_string())
+    parsed.ok_or_else(|| ValueError::expected("a duration, such as 15s or 5m"))
 }
 
-fn period(text: &str) -> Result<Duration, String> {
+fn period(text: &str) -> Result<Duration, ValueError> {
     let period = duration(text)?;
     match period < Duration::from_secs(1) {
-        true => Err("expected a duration of one second or more".into()),
+        true => Err(ValueError::expected("a duration of one second or more")),
         false => Ok(period),
     }
 }
@@ -85,7 +86,7 @@ pub(super) fn read(reader: &mut Reader, flags: &AutoscalingFlags, gates: Feature
             "0.1",
             |text| {
                 let tolerance = text.parse().ok().filter(|t: &f64| t.is_finite() && *t >= 0.0);
-                tolerance.ok_or_else(|| "expected a ratio of 0 or more, such as 0.1".to_string())
+                tolerance.ok_or_else(|| ValueError::expected("a ratio of 0 or more, such as 0.1"))
             },
         ),
         downscale_stabilization: reader.get(

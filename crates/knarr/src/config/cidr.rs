@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 
+use super::value::ValueError;
+
 /// At most one CIDR of each IP family, the primary first, such as `10.96.0.0/16` or `10.96.0.0/16,fd00:96::/108`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cidrs(Vec<IpNet>);
@@ -25,32 +27,30 @@ impl Cidrs {
 }
 
 /// One CIDR without host bits.
-fn network(text: &str) -> Result<IpNet, String> {
+fn network(text: &str) -> Result<IpNet, ValueError> {
     let (base, prefix) = text
         .split_once('/')
-        .ok_or("expected a CIDR such as 10.96.0.0/16 or fd00:96::/108")?;
-    let base: IpAddr = base
-        .parse()
-        .map_err(|_| format!("{base:?} is not an IP address"))?;
+        .ok_or_else(|| ValueError::expected("a CIDR such as 10.96.0.0/16 or fd00:96::/108"))?;
+    let base: IpAddr = base.parse().map_err(|_| ValueError::Address(base.into()))?;
     let (shortest, longest) = if base.is_ipv4() { (8, 30) } else { (8, 126) };
-    let prefix = prefix
-        .parse()
-        .ok()
+    let prefix = prefix.parse().ok();
+    let net = prefix
         .filter(|prefix: &u8| (shortest..=longest).contains(prefix))
-        .ok_or_else(|| format!("expected a prefix length from {shortest} to {longest}"))?;
-    let net = IpNet::new(base, prefix).map_err(|e| e.to_string())?;
+        .and_then(|prefix| IpNet::new(base, prefix).ok())
+        .ok_or_else(|| ValueError::expected(format!("a prefix length from {shortest} to {longest}")))?;
+
     if net.trunc() != net {
-        return Err(format!(
-            "expected a CIDR without host bits, such as {}",
-            net.trunc()
-        ));
+        let example = net.trunc();
+        return Err(ValueError::expected(format!(
+            "a CIDR without host bits, such as {example}"
+        )));
     }
     Ok(net)
 }
 
 impl FromStr for Cidrs {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
+    type Err = ValueError;
+    fn from_str(s: &str) -> Result<Self, ValueError> {
         let nets = s
             .split(',')
             .map(str::trim)
@@ -61,7 +61,7 @@ impl FromStr for Cidrs {
         match nets.as_slice() {
             [] | [_] => Ok(Cidrs(nets)),
             [a, b] if is_v6(a) != is_v6(b) => Ok(Cidrs(nets)),
-            _ => Err("expected one CIDR, or one of each IP family".into()),
+            _ => Err(ValueError::expected("one CIDR, or one of each IP family")),
         }
     }
 }
@@ -97,7 +97,7 @@ mod tests {
         ] {
             match (text.parse::<Cidrs>(), expected) {
                 (Ok(found), Ok(expected)) => assert_eq!(found.to_string(), expected),
-                (Err(found), Err(part)) => assert!(found.contains(part), "{text}: {found}"),
+                (Err(found), Err(part)) => assert!(found.to_string().contains(part), "{text}: {found}"),
                 (found, _) => panic!("{text}: {found:?}"),
             }
         }

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::Flags;
 use super::reader::Reader;
+use super::value::ValueError;
 
 impl Reader {
     /// The kubelet's configuration, from its file and from flags; errors of the file are errors of this configuration.
@@ -31,19 +32,15 @@ impl Reader {
         if manifests.is_some() {
             kubelet.static_pod_path = manifests;
         }
-        kubelet.node_labels = self.get(
-            "nodeLabels",
-            "--node-labels",
-            &flags.node_labels,
-            "",
-            registration::labels,
-        );
+        kubelet.node_labels = self.get("nodeLabels", "--node-labels", &flags.node_labels, "", |s| {
+            Ok(registration::labels(s)?)
+        });
         let taints = self.get(
             "registerWithTaints",
             "--register-with-taints",
             &flags.register_with_taints,
             "",
-            registration::taints,
+            |s| Ok(registration::taints(s)?),
         );
         if !taints.is_empty() {
             kubelet.register_with_taints = taints;
@@ -109,15 +106,15 @@ impl Reader {
             "40",
             |s| {
                 s.parse().ok().filter(|n| *n >= LEASE_SECONDS).ok_or_else(|| {
-                    format!(
-                        "expected whole seconds, at least {LEASE_SECONDS}, the duration of a node's Lease"
-                    )
+                    ValueError::expected(format!(
+                        "whole seconds, at least {LEASE_SECONDS}, the duration of a node's Lease"
+                    ))
                 })
             },
         );
         let rate = |s: &str| {
             let rate = s.parse().ok().filter(|r: &f64| r.is_finite() && *r >= 0.0);
-            rate.ok_or_else(|| "expected a number of nodes per second, such as 0.1".to_string())
+            rate.ok_or_else(|| ValueError::expected("a number of nodes per second, such as 0.1"))
         };
         let rates = EvictionRates {
             node_eviction_rate: self.get(
@@ -139,7 +136,7 @@ impl Reader {
                 "--large-cluster-size-threshold",
                 &flags.large_cluster_size_threshold,
                 "50",
-                |s| s.parse().map_err(|_| "expected a number of nodes".to_string()),
+                |s| s.parse().map_err(|_| ValueError::expected("a number of nodes")),
             ),
             unhealthy_zone_threshold: self.get(
                 "unhealthyZoneThreshold",
@@ -148,7 +145,7 @@ impl Reader {
                 "0.55",
                 |s| {
                     let part = s.parse().ok().filter(|p| (0.0..=1.0).contains(p));
-                    part.ok_or_else(|| "expected a fraction from 0 to 1".to_string())
+                    part.ok_or_else(|| ValueError::expected("a fraction from 0 to 1"))
                 },
             ),
         };

@@ -14,6 +14,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::heading;
 use super::reader::{Reader, absolute, list};
+use super::value::ValueError;
 
 /// kube-apiserver's flags, except for the endpoints (its `--etcd-servers`) and the last one.
 #[derive(Args, Clone, Debug, Default)]
@@ -72,7 +73,7 @@ impl Etcd {
             "--etcd-allow-plaintext",
             &flags.etcd_allow_plaintext,
             "false",
-            |s| s.parse().map_err(|_| "expected true or false".to_string()),
+            |s| s.parse().map_err(|_| ValueError::expected("true or false")),
         );
         if is_used && endpoints.is_empty() {
             reader.errors.push(format!(
@@ -121,21 +122,30 @@ enum Scheme {
     Https,
 }
 
-fn validate(endpoint: &str, allow_plaintext: bool, has_certificates: bool) -> Result<Scheme, String> {
-    let expected = "expected a URL such as https://10.0.0.1:2379";
-    let uri: Uri = endpoint.parse().map_err(|_| expected)?;
-    let host = uri.host().filter(|h| !h.is_empty()).ok_or(expected)?;
+#[derive(Debug, thiserror::Error)]
+enum EndpointError {
+    #[error("expected a URL such as https://10.0.0.1:2379")]
+    NotAUrl,
+    #[error(
+        "certificates need an https:// endpoint; leave out --etcd-cafile, --etcd-certfile and --etcd-keyfile for plaintext"
+    )]
+    UnusedCertificates,
+    #[error(
+        "expected https:// for another host, with --etcd-cafile, --etcd-certfile and --etcd-keyfile: over http:// every Secret can be read on the network (--etcd-allow-plaintext accepts that)"
+    )]
+    Plaintext,
+}
+
+fn validate(endpoint: &str, allow_plaintext: bool, has_certificates: bool) -> Result<Scheme, EndpointError> {
+    let uri: Uri = endpoint.parse().map_err(|_| EndpointError::NotAUrl)?;
+    let host = uri.host().filter(|h| !h.is_empty());
+    let host = host.ok_or(EndpointError::NotAUrl)?;
     match uri.scheme_str() {
         Some("https") => Ok(Scheme::Https),
-        Some("http") if has_certificates => {
-            Err("certificates need an https:// endpoint; leave out --etcd-cafile, --etcd-certfile and --etcd-keyfile for plaintext".into())
-        }
+        Some("http") if has_certificates => Err(EndpointError::UnusedCertificates),
         Some("http") if allow_plaintext || is_loopback(host) => Ok(Scheme::Http),
-        Some("http") => Err(
-            "expected https:// for another host, with --etcd-cafile, --etcd-certfile and --etcd-keyfile: over http:// every Secret can be read on the network (--etcd-allow-plaintext accepts that)"
-                .into(),
-        ),
-        _ => Err(expected.into()),
+        Some("http") => Err(EndpointError::Plaintext),
+        _ => Err(EndpointError::NotAUrl),
     }
 }
 

@@ -36,7 +36,7 @@ impl Reader {
     fn read<T>(
         &mut self,
         path: PathBuf,
-        check: impl FnOnce(&File) -> Result<(), String>,
+        check: impl FnOnce(&File) -> Result<(), KeyFileError>,
         parse: impl FnOnce(&str) -> Result<T, Vec<String>>,
     ) -> Option<T> {
         let shown = path.display();
@@ -49,7 +49,7 @@ impl Reader {
                 None
             }
             Ok(file) => {
-                errors.extend(check(&file).err());
+                errors.extend(check(&file).err().map(|e| e.to_string()));
                 match parse(&text) {
                     Ok(value) => Some(value),
                     Err(found) => {
@@ -64,22 +64,29 @@ impl Reader {
     }
 }
 
-fn check_closed(file: &File) -> Result<(), String> {
-    let metadata = file.metadata().map_err(|e| e.to_string())?;
-    let own = nix::unistd::geteuid().as_raw();
-    if metadata.uid() != 0 && metadata.uid() != own {
-        return Err(format!(
-            "its owner is user {}: expected root or user {own} for a file of keys",
-            metadata.uid()
-        ));
+/// Why a file of keys is not used.
+#[derive(Debug, thiserror::Error)]
+enum KeyFileError {
+    #[error(transparent)]
+    Metadata(#[from] std::io::Error),
+    #[error("its owner is user {owner}: expected root or user {own} for a file of keys")]
+    Owner { owner: u32, own: u32 },
+    #[error(
+        "its mode is {0:04o}, so that other users may read or change it: expected mode 0600, 0640 or less for a file of keys (chmod go=)"
+    )]
+    Mode(u32),
+}
+
+fn check_closed(file: &File) -> Result<(), KeyFileError> {
+    let metadata = file.metadata()?;
+    let (owner, own) = (metadata.uid(), nix::unistd::geteuid().as_raw());
+    if owner != 0 && owner != own {
+        return Err(KeyFileError::Owner { owner, own });
     }
-    let mode = metadata.mode() & 0o777;
-    if mode & TOO_WIDE != 0 {
-        return Err(format!(
-            "its mode is {mode:04o}, so that other users may read or change it: expected mode 0600, 0640 or less for a file of keys (chmod go=)"
-        ));
+    match metadata.mode() & 0o777 {
+        mode if mode & TOO_WIDE != 0 => Err(KeyFileError::Mode(mode)),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 #[cfg(test)]

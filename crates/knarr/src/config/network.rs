@@ -12,6 +12,7 @@ use super::Cidrs;
 use super::heading;
 use super::part::Part;
 use super::reader::Reader;
+use super::value::ValueError;
 
 /// Flags of kube-controller-manager, kubelet and k3s.
 #[derive(Args, Clone, Debug, Default)]
@@ -143,7 +144,9 @@ impl Network {
                 "",
                 |s| match s.is_empty() || s.starts_with('/') {
                     true => Ok((!s.is_empty()).then(|| PathBuf::from(s))),
-                    false => Err("expected the path of a directory, such as /etc/cni/net.d".into()),
+                    false => Err(ValueError::expected(
+                        "the path of a directory, such as /etc/cni/net.d",
+                    )),
                 },
             ),
             encrypt_pod_traffic: reader.get(
@@ -151,7 +154,7 @@ impl Network {
                 "--encrypt-pod-traffic",
                 &flags.encrypt_pod_traffic,
                 "false",
-                |text| text.parse().map_err(|_| "expected true or false".to_string()),
+                |text| text.parse().map_err(|_| ValueError::expected("true or false")),
             ),
             instance: instance(data_dir),
         }
@@ -219,39 +222,39 @@ impl Network {
     }
 }
 
-fn present(text: &str) -> Result<Cidrs, String> {
+fn present(text: &str) -> Result<Cidrs, ValueError> {
     let cidrs: Cidrs = text.parse()?;
     if cidrs.nets().is_empty() {
-        return Err("expected a CIDR such as 10.96.0.0/16".into());
+        return Err(ValueError::expected("a CIDR such as 10.96.0.0/16"));
     }
     Ok(cidrs)
 }
 
-fn mask(text: &str, longest: u8) -> Result<u8, String> {
+fn mask(text: &str, longest: u8) -> Result<u8, ValueError> {
     let bits = text.parse().ok().filter(|bits| (8..=longest).contains(bits));
-    bits.ok_or_else(|| format!("expected a prefix length from 8 to {longest}"))
+    bits.ok_or_else(|| ValueError::expected(format!("a prefix length from 8 to {longest}")))
 }
 
-fn addresses(text: &str) -> Result<Vec<IpAddr>, String> {
+fn addresses(text: &str) -> Result<Vec<IpAddr>, ValueError> {
     let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
     let all = parts
-        .map(|part| part.parse().map_err(|_| format!("{part:?} is not an IP address")))
-        .collect::<Result<Vec<IpAddr>, String>>()?;
+        .map(|part| part.parse().map_err(|_| ValueError::Address(part.into())))
+        .collect::<Result<Vec<IpAddr>, ValueError>>()?;
     match all.as_slice() {
         [] | [_] => Ok(all),
         [a, b] if a.is_ipv6() != b.is_ipv6() => Ok(all),
-        _ => Err("expected one address, or one of each IP family".into()),
+        _ => Err(ValueError::expected("one address, or one of each IP family")),
     }
 }
 
-fn parts(text: &str) -> Result<BTreeSet<Part>, String> {
+fn parts(text: &str) -> Result<BTreeSet<Part>, ValueError> {
     let names = text.split(',').map(str::trim).filter(|part| !part.is_empty());
     names
         .map(|name| {
             let known = PARTS.iter().find(|(known, _)| *known == name);
-            known.map(|(_, part)| *part).ok_or_else(|| {
-                let all: Vec<&str> = PARTS.iter().map(|(name, _)| *name).collect();
-                format!("{name:?}: expected some of {}", all.join(", "))
+            known.map(|(_, part)| *part).ok_or_else(|| ValueError::Part {
+                name: name.to_string(),
+                known: PARTS.map(|(name, _)| name).join(", "),
             })
         })
         .collect()

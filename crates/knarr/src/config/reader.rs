@@ -11,6 +11,7 @@ use knarr_api::k8s_openapi::jiff::SignedDuration;
 use knarr_node::kubelet::{SelfFencing, TerminationResume};
 use serde_json::Value;
 
+use super::value::ValueError;
 use super::{Cidrs, Flags, LogFormat, Part, StoreEngine};
 
 /// A value, and the flag or the file and key that set it, for errors.
@@ -94,7 +95,7 @@ impl Reader {
         flag: &str,
         set: &Option<String>,
         default: &str,
-        parse: impl Fn(&str) -> Result<T, String>,
+        parse: impl Fn(&str) -> Result<T, ValueError>,
     ) -> T
     where
         T: Fallback,
@@ -163,20 +164,20 @@ fallback! {
     usize => 0,
     LogFormat => LogFormat::Human,
 }
-pub(super) fn socket(s: &str) -> Result<SocketAddr, String> {
+pub(super) fn socket(s: &str) -> Result<SocketAddr, ValueError> {
     s.parse()
-        .map_err(|_| "expected an address with a port, such as 127.0.0.1:6443".into())
+        .map_err(|_| ValueError::expected("an address with a port, such as 127.0.0.1:6443"))
 }
 
 /// A path, made absolute from the working directory (components may run in other ones).
-pub(super) fn absolute(s: &str) -> Result<PathBuf, String> {
+pub(super) fn absolute(s: &str) -> Result<PathBuf, ValueError> {
     if s.is_empty() {
-        return Err("expected a path".into());
+        return Err(ValueError::expected("a path"));
     }
-    std::path::absolute(s).map_err(|e| e.to_string())
+    std::path::absolute(s).map_err(ValueError::from)
 }
 
-pub(super) fn list(s: &str) -> Result<Vec<String>, String> {
+pub(super) fn list(s: &str) -> Result<Vec<String>, ValueError> {
     Ok(s.split(',')
         .map(str::trim)
         .filter(|s| !s.is_empty())

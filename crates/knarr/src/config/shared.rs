@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::network::{DEFAULT_CLUSTER_CIDR, DEFAULT_SERVICE_CIDR};
+use super::value::ValueError;
 use super::{Cidrs, Config};
 
 const SERVICE_CIDR: &str = "serviceCidr";
@@ -35,7 +36,7 @@ impl Config {
         adopt_cidrs(CLUSTER_CIDR, &mut network.cluster_cidrs, DEFAULT_CLUSTER_CIDR);
         let encrypt = &mut network.encrypt_pod_traffic;
         errors.extend(adopt(published, ENCRYPT_POD_TRAFFIC, encrypt, "false", |text| {
-            text.parse().map_err(|_| "expected true or false".to_string())
+            text.parse().map_err(|_| ValueError::expected("true or false"))
         }));
         let domain = &mut self.kubelet.cluster_domain;
         errors.extend(adopt(published, CLUSTER_DOMAIN, domain, "", |text| {
@@ -57,11 +58,11 @@ fn adopt<T: PartialEq>(
     name: &str,
     own: &mut T,
     default: &str,
-    parse: impl Fn(&str) -> Result<T, String>,
+    parse: impl Fn(&str) -> Result<T, ValueError>,
 ) -> Option<String> {
     let text = published.get(name)?;
     match parse(text) {
-        Ok(of_cluster) if parse(default).as_ref() == Ok(own) || *own == of_cluster => {
+        Ok(of_cluster) if parse(default).is_ok_and(|default| default == *own) || *own == of_cluster => {
             *own = of_cluster;
             None
         }

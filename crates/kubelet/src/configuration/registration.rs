@@ -5,10 +5,25 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Taint;
-use knarr_api::field::{ErrorList, Path};
+use knarr_api::field::{ErrorList, FieldError, Path};
 use knarr_api::{k8s_openapi, names};
 
 const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
+
+/// Which item of `--node-labels` or `--register-with-taints` is rejected.
+#[derive(Debug, thiserror::Error)]
+pub enum FlagError {
+    #[error("{0:?}: expected key=value")]
+    LabelFormat(String),
+    #[error("{item:?}: {message}")]
+    Label { item: String, message: String },
+    #[error("{0:?}: expected key=value:effect")]
+    TaintFormat(String),
+    #[error("{item:?}: {error}")]
+    Taint { item: String, error: FieldError },
+    #[error("{0:?}: there is another taint with this key and effect")]
+    DuplicateTaint(String),
+}
 
 /// Whether a node may be registered with the taint.
 pub(super) fn check_taint(taint: &Taint, at: &Path, errors: &mut ErrorList) {
@@ -32,17 +47,18 @@ fn listed(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Parses `--node-labels`: `key=value,…`.
-pub fn labels(text: &str) -> Result<BTreeMap<String, String>, String> {
+pub fn labels(text: &str) -> Result<BTreeMap<String, String>, FlagError> {
     let mut labels = BTreeMap::new();
     for item in listed(text) {
         let (key, value) = item
             .split_once('=')
-            .ok_or_else(|| format!("{item:?}: expected key=value"))?;
+            .ok_or_else(|| FlagError::LabelFormat(item.into()))?;
         let wrong = names::qualified_name(key)
             .into_iter()
             .chain(names::label_value(value));
         if let Some(message) = wrong.into_iter().next() {
-            return Err(format!("{item:?}: {message}"));
+            let item = item.into();
+            return Err(FlagError::Label { item, message });
         }
         labels.insert(key.to_string(), value.to_string());
     }
@@ -50,12 +66,12 @@ pub fn labels(text: &str) -> Result<BTreeMap<String, String>, String> {
 }
 
 /// Parses `--register-with-taints`: `key=value:effect,…`; the value is optional.
-pub fn taints(text: &str) -> Result<Vec<Taint>, String> {
+pub fn taints(text: &str) -> Result<Vec<Taint>, FlagError> {
     let mut taints: Vec<Taint> = Vec::new();
     for item in listed(text) {
         let (named, effect) = item
             .rsplit_once(':')
-            .ok_or_else(|| format!("{item:?}: expected key=value:effect"))?;
+            .ok_or_else(|| FlagError::TaintFormat(item.into()))?;
         let (key, value) = match named.split_once('=') {
             Some((key, value)) => (key, Some(value)),
             None => (named, None),
@@ -68,16 +84,15 @@ pub fn taints(text: &str) -> Result<Vec<Taint>, String> {
         };
         let mut errors = ErrorList::default();
         check_taint(&taint, &Path::default(), &mut errors);
-        if let Some(error) = errors.iter().next() {
-            return Err(format!("{item:?}: {error}"));
+        if let Some(error) = errors.iter().next().cloned() {
+            let item = item.into();
+            return Err(FlagError::Taint { item, error });
         }
         if taints
             .iter()
             .any(|t| t.key == taint.key && t.effect == taint.effect)
         {
-            return Err(format!(
-                "{item:?}: there is another taint with this key and effect"
-            ));
+            return Err(FlagError::DuplicateTaint(item.into()));
         }
         taints.push(taint);
     }
@@ -113,7 +128,7 @@ mod tests {
     #[test]
     fn an_invalid_label_or_taint_is_named() {
         for text in ["disk", "a b=c", "disk=s s", "=x"] {
-            let error = labels(text).unwrap_err();
+            let error = labels(text).unwrap_err().to_string();
             assert!(error.contains(&format!("{text:?}")), "{error}");
         }
         for text in [
