@@ -6,6 +6,7 @@
 
 mod arguments;
 mod connect;
+mod connect_peers;
 mod connect_text;
 mod kernel;
 mod names;
