@@ -9,22 +9,21 @@ mod metrics;
 mod node_logs;
 mod pod_container;
 mod request;
+mod response;
+mod streams;
 
 use std::convert::Infallible;
-use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt, stream};
-use http::header::{CONNECTION, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, StreamBody};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
-use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
@@ -41,19 +40,14 @@ use crate::containermanager::ContainerManager;
 use crate::kubelet::network::NodeNetwork;
 use crate::logs;
 use crate::probe::Counts;
-use crate::runtime::{ExecOptions, RuntimeError};
 use crate::stats::{Measured, Meter};
-use crate::streams::options::Options;
-use crate::streams::upgrade::{self, negotiate};
-use crate::streams::{port_forward, remote_command, runtime_client};
 
 pub use host::{Containers, Pods, RuntimeContainers};
 use request::{PodPath, Query, Target};
+use response::{Body, HttpError, body, chain, json, rejected, text};
 
 /// Wall-clock time, handed in.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
-
-type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// The largest age of stats in an answer.
 const STATS_CACHE_AGE: Duration = Duration::from_secs(5);
@@ -150,94 +144,6 @@ impl EnabledHandlers {
         }
         Ok(())
     }
-}
-
-/// An error response: its code and the text that users see.
-#[derive(Debug, PartialEq, Eq)]
-struct HttpError {
-    code: StatusCode,
-    text: String,
-}
-
-impl HttpError {
-    fn new(code: StatusCode, text: impl Display) -> Self {
-        HttpError {
-            code,
-            text: text.to_string(),
-        }
-    }
-
-    fn bad_request(text: impl Display) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, text)
-    }
-
-    fn not_found(text: impl Display) -> Self {
-        Self::new(StatusCode::NOT_FOUND, text)
-    }
-
-    fn internal(text: impl Display) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, text)
-    }
-}
-
-/// CRI's errors as HTTP codes, as the kubelet maps them.
-impl From<RuntimeError> for HttpError {
-    fn from(error: RuntimeError) -> Self {
-        let code = match error.code {
-            "NotFound" => StatusCode::NOT_FOUND,
-            "ResourceExhausted" => StatusCode::TOO_MANY_REQUESTS,
-            _ => StatusCode::INTERNAL_SERVER_ERROR,
-        };
-        HttpError::new(code, error)
-    }
-}
-
-/// An error with its sources, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text += &format!(": {error}");
-        source = error.source();
-    }
-    text
-}
-
-fn text(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
-    body(
-        Response::builder()
-            .status(code)
-            .header(CONTENT_TYPE, "text/plain; charset=utf-8"),
-        text,
-    )
-}
-
-/// A request that the authorizer rejected. An unauthenticated client's connection is closed.
-fn rejected(code: StatusCode, message: impl Into<Bytes>) -> Response<Body> {
-    let mut response = text(code, message);
-    if code != StatusCode::FORBIDDEN {
-        let close = HeaderValue::from_static("close");
-        response.headers_mut().insert(CONNECTION, close);
-    }
-    response
-}
-
-fn json(bytes: impl Into<Bytes>) -> Response<Body> {
-    body(
-        Response::builder().header(CONTENT_TYPE, "application/json"),
-        bytes,
-    )
-}
-
-/// All heads here are made of constants and checked values, so they are well-formed; an ill-formed one is a bug and
-/// answered as an internal error.
-fn body(head: http::response::Builder, bytes: impl Into<Bytes>) -> Response<Body> {
-    let body = Full::new(bytes.into()).boxed_unsync();
-    head.body(body).unwrap_or_else(|error| {
-        let mut response = Response::new(Full::new(Bytes::from(error.to_string())).boxed_unsync());
-        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-        response
-    })
 }
 
 impl Server {
@@ -516,211 +422,6 @@ impl Server {
         let plain = http::HeaderValue::from_static("text/plain");
         response.headers_mut().insert(CONTENT_TYPE, plain);
         Ok(response)
-    }
-
-    async fn exec(
-        &self,
-        path: &PodPath,
-        query: &Query,
-        request: &mut Request<Incoming>,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<Response<Body>, HttpError> {
-        let options = streams_of(query)?;
-        self.pod(path)?;
-        let found = self
-            .containers
-            .find(&path.namespace, &path.pod, &path.container)
-            .await;
-        let found = found.map_err(|error| match error.is_not_found() {
-            true => HttpError::internal(format!("container not found ({:?})", path.container)),
-            false => error.into(),
-        })?;
-        let exec = ExecOptions {
-            command: query.values("command").map(str::to_string).collect(),
-            tty: options.tty,
-            stdin: options.stdin,
-            stdout: options.stdout,
-            stderr: options.stderr,
-        };
-        let id = found.container.id;
-        let url = async { self.containers.exec_url(&id, &exec).await };
-        self.remote_command(
-            request,
-            url,
-            (options, options),
-            "executing command in container",
-            permit,
-        )
-        .await
-    }
-
-    async fn attach(
-        &self,
-        path: &PodPath,
-        query: &Query,
-        request: &mut Request<Incoming>,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<Response<Body>, HttpError> {
-        let options = streams_of(query)?;
-        let pod = self.pod(path)?;
-        let missing = || {
-            let pod = format!("{}_{}", path.pod, path.namespace);
-            HttpError::internal(format!("container {} not found in pod {pod}", path.container))
-        };
-        let found = self
-            .containers
-            .find(&path.namespace, &path.pod, &path.container)
-            .await;
-        let found = found.map_err(|error| {
-            if error.is_not_found() {
-                missing()
-            } else {
-                error.into()
-            }
-        })?;
-        // Whether there is a terminal was settled when the container was made.
-        let tty = pod_container::has_tty(&pod, &path.container);
-        let runtime = Options {
-            tty,
-            stderr: options.stderr && !tty,
-            ..options
-        };
-        let attach = ExecOptions {
-            command: Vec::new(),
-            tty,
-            stdin: runtime.stdin,
-            stdout: runtime.stdout,
-            stderr: runtime.stderr,
-        };
-        let id = found.container.id;
-        let url = async { self.containers.attach_url(&id, &attach).await };
-        self.remote_command(request, url, (options, runtime), "attaching to container", permit)
-            .await
-    }
-
-    /// Dials the runtime first, so that an error there is still an HTTP response; then upgrades.
-    async fn remote_command(
-        &self,
-        request: &mut Request<Incoming>,
-        url: impl Future<Output = Result<String, RuntimeError>>,
-        (options, runtime_options): (Options, Options),
-        action: &'static str,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<Response<Body>, HttpError> {
-        let agreed = negotiate(
-            request.headers(),
-            remote_command::SPDY_PROTOCOLS,
-            remote_command::WEBSOCKET_PROTOCOLS,
-        );
-        let agreed = match agreed {
-            Ok(agreed) => agreed,
-            Err(error) => return Ok(not_upgraded(&error)),
-        };
-        let url = url.await?;
-        let runtime = runtime_client::connect(&url)
-            .await
-            .map_err(|error| HttpError::internal(chain(&error)))?;
-        let response = body(agreed.response(), Bytes::new());
-        let upgrading = hyper::upgrade::on(request);
-        self.streams.spawn(async move {
-            let _permit = permit;
-            let Some(io) = upgraded(upgrading).await else {
-                return;
-            };
-            match remote_command::ClientStreams::accept(io, &agreed, options).await {
-                Ok(client) => remote_command::run(client, runtime, runtime_options, action).await,
-                Err(error) => {
-                    tracing::debug!(
-                        error = &error as &dyn std::error::Error,
-                        action,
-                        "no streams from the client"
-                    );
-                }
-            }
-        });
-        Ok(response)
-    }
-
-    async fn port_forward(
-        &self,
-        path: &PodPath,
-        query: &Query,
-        request: &mut Request<Incoming>,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<Response<Body>, HttpError> {
-        let agreed = negotiate(
-            request.headers(),
-            port_forward::SPDY_PROTOCOLS,
-            port_forward::WEBSOCKET_PROTOCOLS,
-        );
-        let agreed = match agreed {
-            Ok(agreed) => agreed,
-            Err(error) => return Ok(not_upgraded(&error)),
-        };
-        let ports = match port_forward::wants_ports_in_query(&agreed) {
-            true => port_forward::ports_of_query(query.values("port").chain(query.values("ports")))
-                .map_err(HttpError::bad_request)?,
-            false => Vec::new(),
-        };
-        let pod = self.pod(path)?;
-        let netns = self
-            .containers
-            .netns(&path.namespace, &path.pod)
-            .await
-            .map_err(|error| match error.is_not_found() {
-                true => {
-                    let pod = format!("{}_{}", path.pod, path.namespace);
-                    HttpError::internal(format!("pod not found ({pod:?})"))
-                }
-                false => error.into(),
-            })?;
-        let target = port_forward::Target {
-            pod: format!("{}_{}", path.pod, path.namespace),
-            uid: pod.metadata.uid.clone().unwrap_or_default(),
-            netns,
-        };
-        let response = body(agreed.response(), Bytes::new());
-        let upgrading = hyper::upgrade::on(request);
-        self.streams.spawn(async move {
-            let _permit = permit;
-            let Some(io) = upgraded(upgrading).await else {
-                return;
-            };
-            port_forward::run(io, &agreed, ports, target).await;
-        });
-        Ok(response)
-    }
-
-    /// The pod that is meant: of this name and, if one is given, this uid.
-    fn pod(&self, path: &PodPath) -> Result<Arc<Pod>, HttpError> {
-        let pod = self.pods.get(&path.namespace, &path.pod);
-        let pod = pod.ok_or_else(|| HttpError::not_found("pod does not exist"))?;
-        match &path.uid {
-            Some(uid) if pod.metadata.uid.as_ref() != Some(uid) => Err(HttpError::not_found("pod not found")),
-            _ => Ok(pod),
-        }
-    }
-}
-
-fn streams_of(query: &Query) -> Result<Options, HttpError> {
-    Options::from_query(query.pairs())
-        .ok_or_else(|| HttpError::bad_request("you must specify at least 1 of stdin, stdout, stderr"))
-}
-
-fn not_upgraded(error: &upgrade::UpgradeError) -> Response<Body> {
-    body(
-        error.response().header(CONTENT_TYPE, "text/plain; charset=utf-8"),
-        error.to_string(),
-    )
-}
-
-async fn upgraded(upgrading: OnUpgrade) -> Option<TokioIo<hyper::upgrade::Upgraded>> {
-    match upgrading.await {
-        Ok(io) => Some(TokioIo::new(io)),
-        Err(error) => {
-            tracing::debug!(%error, "the client disconnected before the protocol was switched");
-            None
-        }
     }
 }
 

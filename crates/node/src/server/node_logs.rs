@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use tokio::io::AsyncReadExt;
 
-use super::{Body, HttpError, body};
+use super::response::{Body, HttpError, body};
 
 const ROOT: &str = "/var/log";
 /// Read and sent at a time.

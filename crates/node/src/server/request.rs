@@ -2,7 +2,7 @@
 
 use percent_encoding::percent_decode_str;
 
-use super::HttpError;
+use super::response::HttpError;
 
 /// One of a pod's containers, or (without `container`) the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use super::*;
-use crate::runtime::{ContainerDetail, Result};
+use crate::runtime::{ContainerDetail, ExecOptions, Result, RuntimeError};
 use knarr_kubelet::runtime::{Container, ContainerState, PodRef};
 
 /// One pod `p` in `ns` with one running container `c`, and another that has a terminal.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::*;
 use crate::streams::spdy::{Connection, Role, Stream};
-use crate::streams::upgrade::Upgrade;
+use crate::streams::upgrade::{Upgrade, negotiate};
 
 /// Its address. Lives as long as the test's runtime.
 pub(super) async fn start() -> String {
