@@ -18,9 +18,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::observer::Observer;
 use crate::random::Stream;
-use crate::rules::s7_staging::Step;
 use crate::servers::ApiServer;
 use crate::staging::DRIVER;
+use crate::world::Step;
 
 /// The finalizer of an attachment until its volume is detached.
 const FINALIZER: &str = "external-attacher/csi-sim";

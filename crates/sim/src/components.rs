@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use knarr_api::k8s_openapi::jiff::Timestamp;
 use knarr_api::registry;
 use knarr_client::{Api, Clock, Component};
+use knarr_control::fencing::{Allowed, FenceAgents};
 use knarr_control::nodeipam;
 use knarr_kubelet::self_fencing::SelfFencing;
 use knarr_node::runtime::fake::{ContainerEvent, FakeRuntime, StopBehavior};
@@ -21,8 +22,8 @@ use crate::Mutation;
 use crate::attacher;
 use crate::clocks::{DriftingClock, Rate};
 use crate::component_api::{ComponentApi, Identity};
+use crate::condition::Condition;
 use crate::disks;
-use crate::fence_agents;
 use crate::names::Names;
 use crate::network::Network;
 use crate::network_agent::{self, NetworkAgent, ProxyKernel};
@@ -31,7 +32,7 @@ use crate::pod_network::NodePodNetwork;
 use crate::progress::Progress;
 use crate::random::{Stream, stream};
 use crate::rules::{b7_endpoints, n5_names};
-use crate::runtime::{Condition, RuntimeAccess};
+use crate::runtime::RuntimeAccess;
 use crate::servers::ApiServer;
 use crate::switches::{Switch, Switches};
 use crate::upgrade::Version;
@@ -50,7 +51,8 @@ pub(crate) struct Environment {
     pub epoch: Timestamp,
     pub directory: PathBuf,
     pub mutation: Option<Mutation>,
-    pub fence_agents: fence_agents::Handle,
+    pub fence_agents: Arc<dyn FenceAgents>,
+    pub fence_agents_allowed: Allowed,
     /// Which pods self-fencing terminates.
     pub self_fencing: SelfFencing,
     /// Services are enabled: each node has a network agent.
@@ -447,8 +449,8 @@ impl Control {
             config.controllers.node_ipam = Some(self.environment.node_ipam.clone());
         }
         config.controllers.root_ca = Some("the simulation's".into());
-        config.fence_agents = Some(Arc::new(self.environment.fence_agents.clone()));
-        config.fence_agents_allowed = fence_agents::allowed();
+        config.fence_agents = Some(self.environment.fence_agents.clone());
+        config.fence_agents_allowed = self.environment.fence_agents_allowed.clone();
         config.identity = self.elected.then_some(identity);
         let component_api = self
             .environment

@@ -10,24 +10,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use knarr_api::kinds::persistent_volume::{ATTACHER, IN_USE};
 use knarr_api::{k8s_openapi, registry};
 use knarr_client::{Api, Error, ListOptions, Object, TypedApi};
-use knarr_node::host::{CommandError, CommandOutput, Host};
-use knarr_node::plugins::{CallError, Code};
 use knarr_node::runtime::ContainerConfig;
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
-use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
 use crate::clocks::Rate;
+use crate::condition::Condition;
 use crate::observer::Observer;
-use crate::runtime::Condition;
-use crate::staging::Staging;
+use crate::staged::Staging;
+use crate::world::{DiskUser, Holder};
 
 /// The NFS server of all disks.
 pub(crate) const SERVER: &str = "disks.sim";
@@ -39,40 +36,22 @@ const PLUGINS: [&str; 3] = [
 ];
 /// How long [`detach_by_timer`] waits for a node.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(10);
-/// The exit code of `mount` and `umount` when they fail.
-const FAILED: i32 = 32;
-
-/// Who has a disk open.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Holder {
-    pub node: String,
-    /// The pod's UID.
-    pub uid: String,
-    pub by: DiskUser,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum DiskUser {
-    Mount(PathBuf),
-    /// A container's process, by the container's id.
-    Process(String),
-}
 
 /// One host, over its reboots.
 pub(crate) struct NodeHost {
     pub node: String,
     pub observer: Arc<Observer>,
-    condition: Arc<Condition>,
+    pub condition: Arc<Condition>,
     pub mutation: Option<Mutation>,
     pub staging: Staging,
-    rate: Rate,
-    state: Mutex<State>,
+    pub rate: Rate,
+    pub state: Mutex<State>,
 }
 
-struct State {
-    up_since: Instant,
+pub(crate) struct State {
+    pub up_since: Instant,
     /// Which disk is mounted at which path.
-    mounts: BTreeMap<PathBuf, String>,
+    pub mounts: BTreeMap<PathBuf, String>,
     /// The paths of disks that each container was created with.
     made: BTreeMap<String, Vec<PathBuf>>,
     /// The disks that each process has open.
@@ -103,32 +82,11 @@ impl NodeHost {
         }
     }
 
-    /// The host as one incarnation of the kubelet reaches it.
-    pub fn host_access(self: &Arc<Self>, dead: CancellationToken) -> Arc<dyn Host> {
-        Arc::new(HostAccess {
-            host: self.clone(),
-            dead,
-        })
-    }
-
-    /// After a reboot nothing is mounted. The processes have been killed before.
-    pub fn rebooted(&self) {
-        let mounts = {
-            let mut state = self.state.lock();
-            state.up_since = Instant::now();
-            std::mem::take(&mut state.mounts)
-        };
-        for (at, disk) in mounts {
-            self.observer.closes(&disk, &self.mounted(at));
-        }
-        self.forget_staged();
-    }
-
     pub fn is_mounted_at(&self, at: &Path) -> bool {
         self.state.lock().mounts.contains_key(at)
     }
 
-    fn mounted(&self, at: PathBuf) -> Holder {
+    pub fn mounted(&self, at: PathBuf) -> Holder {
         Holder {
             node: self.node.clone(),
             uid: uid_in(&at),
@@ -213,115 +171,6 @@ fn uid_in(path: &Path) -> String {
     after.split('/').next().unwrap_or_default().to_string()
 }
 
-/// The host as one incarnation of its kubelet reaches it. A program that was started continues when the kubelet dies.
-struct HostAccess {
-    host: Arc<NodeHost>,
-    dead: CancellationToken,
-}
-
-impl std::fmt::Debug for HostAccess {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "host access of {}", self.host.node)
-    }
-}
-
-#[async_trait]
-impl Host for HostAccess {
-    async fn run(&self, program: &str, args: &[&str]) -> Result<CommandOutput, CommandError> {
-        if !self.dead.is_cancelled() {
-            let line = format!("{} is to {program} {}", self.host.node, display_args(args));
-            self.host.observer.note(&line);
-        }
-        let host = self.host.clone();
-        let (program, args) = (
-            program.to_string(),
-            args.iter().map(|a| a.to_string()).collect::<Vec<_>>(),
-        );
-        let done = self.host.condition.order(async move {
-            if let Some(ran) = host.run_staging(&program, &args) {
-                return Ok(Ok(ran));
-            }
-            let (source, at) = match args.as_slice() {
-                [.., source, at] => (source.as_str(), at.as_str()),
-                [at] => ("", at.as_str()),
-                [] => ("", ""),
-            };
-            let disk = source.strip_prefix(SERVER).and_then(|s| s.strip_prefix(':'));
-            let done = match (program.as_str(), disk) {
-                ("mount", Some(disk)) => host.mount(disk, Path::new(at)),
-                ("umount", _) => host.unmount(Path::new(at)),
-                _ => Err(format!("no {program} of {source} here")),
-            };
-            Ok(done.map(|()| CommandOutput {
-                code: Some(0),
-                output: String::new(),
-            }))
-        });
-        let done = tokio::select! {
-            biased;
-            () = self.dead.cancelled() => std::future::pending().await,
-            done = done => done,
-        };
-        let failed = |output: String| CommandOutput {
-            code: Some(FAILED),
-            output,
-        };
-        Ok(match done {
-            Ok(Ok(ran)) => ran,
-            Ok(Err(why)) => failed(why),
-            Err(error) => failed(error.to_string()),
-        })
-    }
-
-    fn is_mounted(&self, at: &Path) -> std::io::Result<bool> {
-        Ok(self.host.is_mounted_at(at) || self.host.is_staged(at))
-    }
-
-    fn device(&self, by_path: &str) -> Option<PathBuf> {
-        self.host.staging_device(by_path)
-    }
-
-    fn has_fake_plugins(&self) -> bool {
-        self.host.staging.is_registered()
-    }
-
-    async fn call_plugin(
-        &self,
-        _socket: &Path,
-        method: &'static str,
-        request: Vec<u8>,
-    ) -> Option<std::result::Result<Vec<u8>, CallError>> {
-        if !self.dead.is_cancelled() {
-            self.host
-                .observer
-                .note(&format!("{} is to do {method}", self.host.node));
-        }
-        let host = self.host.clone();
-        let called = self
-            .host
-            .condition
-            .order(async move { Ok(host.call_driver(method, &request)) });
-        let called = tokio::select! {
-            biased;
-            () = self.dead.cancelled() => std::future::pending().await,
-            called = called => called,
-        };
-        Some(called.unwrap_or_else(|error| {
-            Err(CallError {
-                code: Code::Unavailable,
-                message: error.to_string(),
-            })
-        }))
-    }
-
-    fn since_boot(&self) -> Option<Duration> {
-        let up = self.host.state.lock().up_since.elapsed();
-        let up = self.host.rate.counted(up);
-        let counts_slowly = self.host.mutation == Some(Mutation::FenceItselfLate);
-        Some(if counts_slowly { up / 2 } else { up })
-    }
-}
-
 /// For [`Mutation::MountWithoutAttach`]: a VolumeAttachment that says that the volume is attached to the node that
 /// reads it.
 pub(crate) fn attached_to(node: &str, name: &str) -> Result<Arc<Object>, Error> {
@@ -361,13 +210,4 @@ pub(crate) async fn detach_by_timer(api: Arc<dyn Api>) {
             let _ = api.update_as(taken).await;
         }
     }
-}
-
-/// Without the directory of this run, which differs in each.
-fn display_args(args: &[&str]) -> String {
-    let own = |arg: &&str| match arg.split_once("/pods/") {
-        Some((_, rest)) => format!("pods/{rest}"),
-        None => arg.to_string(),
-    };
-    args.iter().map(own).collect::<Vec<_>>().join(" ")
 }

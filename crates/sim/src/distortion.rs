@@ -18,8 +18,7 @@ use serde_json::Value;
 
 use crate::mutation::Mutation;
 use crate::observer::Observer;
-use crate::store::{QUOTAS, key_of};
-use crate::stored;
+use crate::stored::{self, QUOTAS, key_of};
 use crate::upgrade::{STARTED_BY, started_by};
 use crate::world::{World, node_of, owner, phase_of};
 

@@ -12,6 +12,10 @@
 //! here: a store restored from a backup (nothing that was promised since can hold), clocks of kubelets and servers
 //! that are set.
 
+mod staging;
+mod store;
+mod upgrade;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,13 +23,13 @@ use tokio::time::sleep;
 
 use crate::attacher::Attacher;
 use crate::components::{Control, Node};
+use crate::condition::Health;
 use crate::coverage::Scope;
 use crate::network::{FaultRates, Network};
 use crate::observer::Observer;
 use crate::random::Stream;
 use crate::rules::b4_self_fencing::host_access;
 use crate::rules::quota::SERVERS;
-use crate::runtime::Health;
 use crate::servers::ApiServer;
 use crate::switches::{Plan, Switch, Switches};
 
@@ -405,7 +409,7 @@ impl Faults {
     }
 }
 
-pub(crate) fn later(length: Duration, what: impl FnOnce() + Send + 'static) {
+fn later(length: Duration, what: impl FnOnce() + Send + 'static) {
     tokio::spawn(async move {
         sleep(length).await;
         what();

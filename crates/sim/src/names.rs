@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::Mutation;
-use crate::rules::n5_names::DnsResponse;
+use crate::world::DnsResponse;
 
 const DOMAIN: &str = "cluster.local";
 /// As CoreDNS.

@@ -3,6 +3,7 @@
 //! It is called in the same step in which something happens (a commit, a process's start or exit), so no component
 //! acts before the rules are checked.
 
+pub(crate) mod about;
 mod commits;
 mod network;
 mod runtime;
@@ -21,7 +22,6 @@ use crate::clocks::Rate;
 use crate::coverage::{Coverage, Ends, Scope};
 use crate::history::History;
 use crate::rules;
-use crate::story;
 use crate::switches::Switch;
 use crate::world::{Kubelet, LeaseRenewal, Life, Observation, World, is_ready, owner};
 
@@ -67,7 +67,7 @@ impl Inner {
     }
 
     fn violate(&mut self, rule: &'static str, what: String, seen: Option<&Observation<'_>>) {
-        let about = story::concerned(seen, &what, &self.world);
+        let about = about::concerned(seen, &what, &self.world);
         let at = self.world.now;
         self.history.add(at, &format!("VIOLATION {rule}: {what}"), b"");
         self.violation.get_or_insert(Violation {

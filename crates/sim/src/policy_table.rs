@@ -2,16 +2,12 @@
 //! the agent. Each step takes some time and may fail; what was done is kept when the agent dies, and is lost when the
 //! host reboots.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use knarr_network::catalog::Protocol;
-use knarr_network::nft::{Data, Key, Verdict};
-use knarr_network::policy::{
-    ChainRule, Change, Direction, EGRESS, Endpoint, FIXED_SETS, INGRESS, Policies, Ruleset, SetType,
-};
+use knarr_network::policy::{Change, Direction, Endpoint, FIXED_SETS, Policies, Ruleset};
 use knarr_network::policy::{Outcome, PodKey};
 use knarr_nftables::Family;
 use knarr_node_network::policy::PolicyTable;
@@ -21,10 +17,9 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::observer::Observer;
+use crate::policy_verdict::{PORTS, passes};
 use crate::random::Stream;
 
-/// The ports that connections are tried on: the users' policies allow all ports, or the first of these.
-pub(crate) const PORTS: [u16; 2] = [80, 81];
 /// One step in so many thousands takes the kernel long …
 const SLOW_PER_MILLE: u32 = 30;
 /// … at most this.
@@ -35,73 +30,6 @@ const USUAL_MILLIS: u64 = 10;
 const FAILING_PER_MILLE: u32 = 10;
 /// How many pods' connections are compared with the agent's verdicts after each change.
 const COMPARED: usize = 2;
-
-fn bytes(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(v4) => v4.octets().into(),
-        IpAddr::V6(v6) => v6.octets().into(),
-    }
-}
-
-/// Whether the table lets a TCP connection pass in one direction of one of its pods. An error names what the real
-/// kernel would not have accepted.
-pub(crate) fn passes(
-    table: &Ruleset,
-    direction: Direction,
-    own: IpAddr,
-    peer: IpAddr,
-    port: u16,
-) -> Result<bool, String> {
-    let maps = match direction {
-        Direction::Ingress => INGRESS,
-        Direction::Egress => EGRESS,
-    };
-    let name = maps[usize::from(own.is_ipv6())];
-    let elements = table.sets.get(name).map(|set| &set.elements);
-    match elements.and_then(|elements| elements.get(&Key::exact(bytes(own)))) {
-        None => Ok(true),
-        Some(Some(Data::Verdict(Verdict::Drop))) => Ok(false),
-        Some(Some(Data::Verdict(Verdict::Jump(chain)))) => {
-            let chain = table
-                .chains
-                .get(&**chain)
-                .ok_or_else(|| format!("no chain {chain}"))?;
-            for rule in &chain.rules {
-                if rule_matches(table, rule, peer, port)? {
-                    return Ok(true);
-                }
-            }
-            Ok(false)
-        }
-        Some(other) => Err(format!("{name} has {other:?}")),
-    }
-}
-
-fn rule_matches(table: &Ruleset, rule: &ChainRule, peer: IpAddr, port: u16) -> Result<bool, String> {
-    let protocol = Protocol::Tcp.number();
-    let ports_match = rule.ports.contains(protocol, Some(port));
-    let Some((names, kind)) = &rule.peers else {
-        return Ok(ports_match);
-    };
-    let name = &names[usize::from(peer.is_ipv6())];
-    let set = table.sets.get(name).ok_or_else(|| format!("no set {name}"))?;
-    let address = bytes(peer);
-    Ok(match kind {
-        SetType::Addresses => ports_match && set.elements.contains_key(&Key::exact(address)),
-        SetType::Ranges => {
-            let contains = |key: &Key| {
-                let end = key.end.as_deref().unwrap_or(&key.start);
-                *key.start <= *address && *address <= *end
-            };
-            ports_match && set.elements.keys().any(contains)
-        }
-        SetType::AddressesAndPorts => {
-            let [high, low] = port.to_be_bytes();
-            let key = [address, vec![protocol, 0, 0, 0, high, low, 0, 0]].concat();
-            set.elements.contains_key(&Key::exact(key))
-        }
-    })
-}
 
 /// A host's table, over all incarnations of its agent.
 #[derive(Default)]
@@ -364,6 +292,3 @@ impl PolicyTable for SimulatedTable {
         Ok(())
     }
 }
-
-/// By node, for the rules.
-pub(crate) type Tables = BTreeMap<String, Ruleset>;

@@ -1,5 +1,7 @@
 //! One history from its seed to its report.
 
+mod convergence;
+mod features;
 mod report;
 mod shape;
 
@@ -7,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use knarr_api::k8s_openapi::jiff::Timestamp;
-use knarr_api::kinds::pod::is_terminal;
 use knarr_client::{Clock, TokioClock};
 use knarr_control::nodeipam;
 use knarr_kubelet::self_fencing::SelfFencing;
@@ -22,31 +23,17 @@ use crate::observer::Observer;
 use crate::progress::{Progress, READINGS};
 use crate::random::{Stream, stream};
 use crate::readers::Reader;
-use crate::rules::{custom, n3_at_rest, n5_names, n6_policy, quota};
 use crate::script::{Reduction, Script};
 use crate::servers::ApiServer;
 use crate::store::ObservedStore;
-use crate::switches::{FIRST_SWARMED, Plan, Swarm, Switch, Switches};
-use crate::trouble::{PossibleTurns, Streams, TICK, Trouble, denied, pass_until};
+use crate::switches::{Plan, Swarm, Switch, Switches};
+use crate::trouble::{Streams, Trouble, denied};
 use crate::users::Users;
-use crate::users::staging::stray_volume;
+use convergence::Convergence;
+use features::{Features, is_about_services};
 pub use report::Report;
 use shape::ClusterShape;
 
-/// Histories with disks, per mille.
-const DISKS_PER_MILLE: u32 = 450;
-/// Histories with fence agents, per mille.
-const FENCING_PER_MILLE: u32 = 300;
-/// Histories in which nodes self-fence all at-most-one pods, with the annotation or without, per mille.
-const AT_MOST_ONE_PER_MILLE: u32 = 250;
-/// Histories in which users set the at-most-one annotation on some pods, per mille.
-const CAREFUL_PER_MILLE: u32 = 350;
-/// Histories with too few resources for all pods, per mille.
-const CROWDED_PER_MILLE: u32 = 250;
-/// Histories with Services and proxies, per mille.
-const PROXIED_PER_MILLE: u32 = 300;
-/// Histories with a pod network and NetworkPolicies, per mille.
-const NETWORKED_PER_MILLE: u32 = 300;
 /// The prefix length of a node's podCIDR: 61 addresses for pods, more than one node ever needs; where an address that
 /// is reused too early is to be found, 5.
 const NODE_PREFIX: u8 = 26;
@@ -55,22 +42,6 @@ const SHORT_NODE_PREFIX: u8 = 29;
 const CLUSTER_CIDR: &str = "10.244.0.0/20";
 /// The time at the beginning of every history.
 pub(crate) const EPOCH: &str = "2026-01-01T00:00:00Z";
-/// The time from the last fault until the desired state is reached: twice the longest backoff (300 s), and the
-/// quarter of an hour after which a controller resyncs without an event.
-const CONVERGE_WITHIN: Duration = Duration::from_secs(25 * 60);
-/// A cluster that has reached the desired state may still have leftovers to remove: until the longest backoff is
-/// over.
-const COMES_TO_REST_WITHIN: Duration = Duration::from_secs(6 * 60);
-/// Switches of histories with rare faults only.
-const RARE: [Switch; 6] = [
-    Switch::OneWay,
-    Switch::ReplacedMachine,
-    Switch::ClockSet,
-    Switch::ServerBehind,
-    Switch::Drain,
-    Switch::OutOfService,
-];
-
 /// A history that can be run. See the crate.
 #[derive(Clone, Debug)]
 pub struct Simulation {
@@ -175,6 +146,11 @@ impl Simulation {
         runtime.block_on(self.history(directory.path().to_path_buf()))
     }
 
+    /// Whether its mutation breaks this rule.
+    fn is_sought(&self, rule: &str) -> bool {
+        self.mutation.is_some_and(|mutation| mutation.rule() == rule)
+    }
+
     async fn history(self, directory: std::path::PathBuf) -> std::io::Result<Report> {
         let epoch: Timestamp = EPOCH.parse().map_err(std::io::Error::other)?;
         let progress = Progress::new(TokioClock::new(epoch));
@@ -192,113 +168,12 @@ impl Simulation {
         let plan = Plan::new(self.seed, self.swarm, reduction.without);
         let nodes = self.nodes.unwrap_or(shape.nodes);
         let nodes = reduction.nodes.map_or(nodes, |most| nodes.min(most.max(1)));
-        let mut streams = Streams {
-            rarely: stream(self.seed, "rarely"),
-            guarding: stream(self.seed, "fencing"),
-            storing: stream(self.seed, "disks"),
-            policing: stream(self.seed, "policies"),
-            crowding: stream(self.seed, "crowding"),
-            compacting: stream(self.seed, "store faults"),
-            staging: stream(self.seed, "staged volumes"),
-            ending: stream(self.seed, "endpoint ends"),
-            quotas: stream(self.seed, "quotas"),
-            custom: stream(self.seed, "custom resources"),
-            upgrading: stream(self.seed, "upgrade"),
-        };
+        let mut streams = Streams::of(self.seed);
         let mut caring = stream(self.seed, "at most one");
-        // A mutant of disks, fencing or Services shows only in histories with them.
-        let sought = |rule| self.mutation.is_some_and(|m| m.rule() == rule);
-        let has = |switch, by_seed: bool, sought: bool| {
-            plan.has(switch, by_seed) || sought && !plan.suppresses(switch)
-        };
-        // Each has a stream of its own, so that its draws shift no other's.
-        let by_seed = |entity: &str, per_mille| stream(self.seed, entity).per_mille(per_mille);
-        let mut features = vec![
-            (
-                Switch::SelfFencing,
-                plan.has(
-                    Switch::SelfFencing,
-                    by_seed("self-fencing", AT_MOST_ONE_PER_MILLE),
-                ),
-            ),
-            (
-                Switch::Services,
-                has(
-                    Switch::Services,
-                    by_seed("services", PROXIED_PER_MILLE),
-                    sought("B7") || sought("N3"),
-                ),
-            ),
-            (
-                Switch::PodNetwork,
-                has(
-                    Switch::PodNetwork,
-                    by_seed("pod network", NETWORKED_PER_MILLE),
-                    sought("N1") || sought("N6"),
-                ),
-            ),
-            (
-                Switch::Disks,
-                has(
-                    Switch::Disks,
-                    streams.storing.per_mille(DISKS_PER_MILLE),
-                    sought("S7"),
-                ),
-            ),
-            (
-                Switch::AtMostOne,
-                has(
-                    Switch::AtMostOne,
-                    caring.per_mille(CAREFUL_PER_MILLE),
-                    sought("B4"),
-                ),
-            ),
-            (
-                Switch::Crowding,
-                has(
-                    Switch::Crowding,
-                    self.seed >= FIRST_SWARMED && streams.crowding.per_mille(CROWDED_PER_MILLE),
-                    sought("P4") || sought("P5"),
-                ),
-            ),
-            (
-                Switch::Fencing,
-                has(
-                    Switch::Fencing,
-                    streams.guarding.per_mille(FENCING_PER_MILLE),
-                    sought("S6"),
-                ),
-            ),
-        ];
-        for switch in Switch::ALL.iter().filter(|switch| switch.is_later()) {
-            let sought = self.mutation.is_some_and(|m| m.needs() == Some(*switch));
-            let by_seed = switch.is_drawn_later(self.seed, 0);
-            features.push((*switch, has(*switch, by_seed, sought)));
-        }
-        let rare = match plan.swarmed() {
-            _ if self.rare => true,
-            Some(on) => RARE.iter().any(|switch| on.has(*switch)),
-            None => shape.rare,
-        };
-        let fencing = features.contains(&(Switch::Fencing, true));
-        let clocks = [Switch::DriftingClocks, Switch::WrongClocks];
-        let clocks = clocks.iter().any(|switch| features.contains(&(*switch, true)));
-        let drawn = plan.swarmed().is_some() && plan.draws(Switch::LostNode);
-        let losses = sought("B4") || (clocks || drawn) && !fencing;
-        let is_on = |switch: Switch| match features.iter().find(|(feature, _)| *feature == switch) {
-            Some((_, on)) => *on,
-            None if RARE.contains(&switch) && !rare => false,
-            None if switch == Switch::LostNode && !(fencing || losses) => false,
-            None if switch == Switch::AskForFencing && !fencing => false,
-            None => plan.does(switch),
-        };
-        let all = || Switch::ALL.iter().copied();
-        let mut on: Switches = all().filter(|switch| is_on(*switch)).collect();
-        let about_services = on.has(Switch::EndpointEnds) || on.has(Switch::Names);
-        if about_services && !plan.suppresses(Switch::Services) {
-            on = on.with(Switch::Services);
-        }
-        let off: Switches = all().filter(|switch| !on.has(*switch)).collect();
+        let drawn = Features::draw(&self, &plan, shape.rare, &mut streams, &mut caring);
+        let on = drawn.on;
+        let all = Switch::ALL.iter().copied();
+        let off: Switches = all.filter(|switch| !on.has(*switch)).collect();
         let how = match plan.swarmed() {
             Some(_) => "swarmed",
             None => "not swarmed",
@@ -329,13 +204,14 @@ impl Simulation {
             epoch,
             directory,
             mutation: self.mutation,
-            fence_agents: fence_agents::Handle(agents.clone()),
+            fence_agents: Arc::new(fence_agents::Handle(agents.clone())),
+            fence_agents_allowed: fence_agents::allowed(),
             self_fencing,
             proxied: on.has(Switch::Services),
             networked: on.has(Switch::PodNetwork),
             staged: on.has(Switch::Staging),
             named: on.has(Switch::Names),
-            node_ipam: node_ipam(if sought("N1") {
+            node_ipam: node_ipam(if self.is_sought("N1") {
                 SHORT_NODE_PREFIX
             } else {
                 NODE_PREFIX
@@ -352,7 +228,7 @@ impl Simulation {
         if store {
             observer.keep_commits();
         }
-        if about_services {
+        if is_about_services(on) {
             observer.keep_network_versions();
         }
         environment.servers = Arc::new(start_servers(&environment, servers).await?);
@@ -389,26 +265,11 @@ impl Simulation {
             users,
             faults,
             streams,
-            possible_turns: PossibleTurns {
-                rare,
-                fencing,
-                losses,
-                disks: on.has(Switch::Disks),
-                policies: environment.networked,
-                crowding: on.has(Switch::Crowding),
-                store,
-                staging: environment.staged,
-                endpoint_ends: environment.proxied && on.has(Switch::EndpointEnds),
-                staging_crashes: environment.staged && on.has(Switch::StagingCrash),
-                quotas: on.has(Switch::Quotas),
-                custom: on.has(Switch::CustomResources),
-                upgrade: on.has(Switch::Upgrade),
-                pause_millis: shape.pause_millis,
-            },
+            possible_turns: drawn.possible_turns(shape.pause_millis),
             plan,
             began,
             script: Script::default(),
-            has_policy: !fencing,
+            has_policy: !on.has(Switch::Fencing),
         };
         let troubled = async {
             match &self.replayed {
@@ -423,47 +284,12 @@ impl Simulation {
             script,
             ..
         } = trouble;
-        let (mut healed, mut settled) = (Instant::now(), Instant::now());
+        let mut convergence = Convergence::new();
         if observer.violation().is_none() {
-            let converges = async {
-                faults.heal().await;
-                agents.heal();
-                healed = Instant::now();
-                let committed = observer.world(|world| world.commits.newest_of_pods());
-                while observer.violation().is_none() {
-                    pass_until(Instant::now() + TICK, &faults).await;
-                    users.drop_finalizers().await.map_err(denied)?;
-                    users.make_room().await.map_err(denied)?;
-                    users.raise_quotas().await.map_err(denied)?;
-                    users.give_nodes_back().await.map_err(denied)?;
-                    users.switch_on(&agents).await.map_err(denied)?;
-                    let missing = match users.satisfied(&faults.servers).await.map_err(denied)? {
-                        Ok(()) => strays(&observer, &faults.nodes),
-                        missing => missing,
-                    };
-                    let missing = missing
-                        .and_then(|()| observer.world(stray_volume))
-                        .and_then(|()| readers.iter().try_for_each(|reader| reader.is_behind(committed)))
-                        .map_err(|missing| ("S9", missing));
-                    let missing = missing.and_then(|()| network_differs(&observer));
-                    let Err((rule, missing)) = missing else { break };
-                    if healed.elapsed() > CONVERGE_WITHIN {
-                        observer.violate(
-                            rule,
-                            format!("{} s after the last fault: {missing}", CONVERGE_WITHIN.as_secs()),
-                        );
-                    }
-                }
-                settled = Instant::now();
-                if !shape.rest.is_zero() && observer.violation().is_none() {
-                    pass_until(settled + COMES_TO_REST_WITHIN, &faults).await;
-                    observer.rest();
-                    pass_until(settled + COMES_TO_REST_WITHIN + shape.rest, &faults).await;
-                }
-                Ok::<_, std::io::Error>(())
-            };
+            let converges = convergence.run(&faults, &mut users, &agents, &readers, shape.rest);
             unless_stuck(&progress, &observer, converges).await?;
         }
+        let Convergence { healed, settled } = convergence;
         let (digest, events) = observer.digest();
         Ok(Report {
             seed: self.seed,
@@ -574,35 +400,6 @@ async fn start_servers(environment: &Environment, servers: usize) -> std::io::Re
         );
     }
     Ok(started)
-}
-
-/// Processes without a pod, and pods without their processes.
-fn strays(observer: &Observer, nodes: &[Arc<Node>]) -> Result<(), String> {
-    for node in nodes {
-        for (id, whose) in node.runtime.running() {
-            let uid = whose.split('/').next().unwrap_or_default();
-            let accounted = observer.world(|w| {
-                w.pods.get(uid).is_some_and(|life| {
-                    !life.removed() && life.node() == node.name && !is_terminal(&life.pod)
-                })
-            });
-            if !accounted {
-                return Err(format!("{id} ({whose}) runs on {} for no pod", node.name));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// What the kernels of the nodes have and the objects in the API do not say.
-fn network_differs(observer: &Observer) -> Result<(), (&'static str, String)> {
-    observer.world(|world| {
-        n6_policy::at_rest(world).map_err(|what| ("N6", what))?;
-        n3_at_rest::at_rest(world).map_err(|what| ("N3", what))?;
-        n5_names::at_rest(world).map_err(|what| ("N5", what))?;
-        quota::at_rest(world).map_err(|what| ("quota", what))?;
-        custom::at_rest(world).map_err(|what| ("custom", what))
-    })
 }
 
 fn node_ipam(prefix: u8) -> std::io::Result<nodeipam::Config> {

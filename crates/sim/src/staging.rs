@@ -5,30 +5,19 @@
 //! Calls that were begun are carried out although the kubelet that made them has died, unless the host crashes
 //! before.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use knarr_node::host::CommandOutput;
-use knarr_node::plugins::watcher::{PluginInfo, REGISTRY, RegistrationStatusResponse};
+use knarr_node::plugins::watcher::{PluginInfo, RegistrationStatusResponse};
 use knarr_node::plugins::{CallError, Code};
 use knarr_node::volumes::csi_wire as csi;
-use parking_lot::Mutex;
 use prost::Message;
-use tokio::sync::Notify;
-use tokio::time::timeout;
 
 use crate::Mutation;
-use crate::coverage::Scope;
 use crate::disks::NodeHost;
-use crate::faults::{Faults, later};
-use crate::random::Stream;
-use crate::rules::s7_staging::Step;
-use crate::switches::Switch;
+use crate::staged::State;
+use crate::world::Step;
 
 /// The CSI driver's name. The handle of each of its volumes is the PersistentVolume's name.
 pub(crate) const DRIVER: &str = "csi.sim";
@@ -37,56 +26,10 @@ pub(crate) const TARGET: &str = "iqn.2026-01.sim:";
 pub(crate) const PORTAL: &str = "198.51.100.1:3260";
 /// Before a disk's name: its device path after a login.
 const DEVICE: &str = "/dev/sim/";
-/// A fault that waits for a step gives up after that.
-const WAITS_FOR_STEP: Duration = Duration::from_secs(30);
-/// Faults between steps that hit the attacher, and those of a node that hit its host, per mille.
-const ATTACHERS_PER_MILLE: u32 = 250;
-const REBOOTS_PER_MILLE: u32 = 400;
 /// `iscsiadm`: the session exists; no objects found. `blkid` and `mount`: no such device.
 const SESSION_EXISTS: i32 = 15;
 const NO_RECORDS: i32 = 21;
 const NO_DEVICE: i32 = 32;
-
-/// The staged volumes of a host. None of this survives a reboot.
-#[derive(Default)]
-pub(crate) struct Staging {
-    state: Mutex<State>,
-    /// Its driver has registered its socket.
-    is_registered: AtomicBool,
-    /// Notified of each step.
-    pub steps: Arc<Notify>,
-}
-
-#[derive(Default)]
-struct State {
-    /// Which disk is staged at which path.
-    staged: BTreeMap<PathBuf, String>,
-    /// Disks whose targets the host is logged in at.
-    sessions: BTreeSet<String>,
-}
-
-impl Staging {
-    pub fn is_registered(&self) -> bool {
-        self.is_registered.load(Ordering::Relaxed)
-    }
-
-    /// The node's driver registers its socket with the kubelet.
-    pub fn register(&self, kubelet: &Path) -> io::Result<()> {
-        self.is_registered.store(true, Ordering::Relaxed);
-        show_socket(kubelet)
-    }
-}
-
-fn show_socket(kubelet: &Path) -> io::Result<()> {
-    let directory = kubelet.join(REGISTRY);
-    std::fs::create_dir_all(&directory)?;
-    let socket = directory.join("csi.sock");
-    match std::fs::exists(&socket)? {
-        true => Ok(()),
-        // No process listens: the calls do not go through the socket.
-        false => UnixListener::bind(socket).map(drop),
-    }
-}
 
 fn ran(code: i32, output: &str) -> CommandOutput {
     CommandOutput {
@@ -296,52 +239,5 @@ impl NodeHost {
         }
         self.staging.steps.notify_waiters();
         Ok(csi::Empty {})
-    }
-}
-
-impl Faults {
-    /// A node's kubelet or host dies right after the next step of a volume on it, before the kubelet gets the result;
-    /// or the attacher is stopped for some time.
-    pub fn crash_between_steps(&self, chance: &mut Stream) {
-        let length = self.lengths.draw(chance);
-        let Some(node) = chance.pick(&self.nodes).cloned() else {
-            return;
-        };
-        let (of_attacher, reboots) = (
-            chance.per_mille(ATTACHERS_PER_MILLE),
-            chance.per_mille(REBOOTS_PER_MILLE),
-        );
-        let millis = length.as_millis();
-        let (scope, what) = match (of_attacher, reboots) {
-            (true, _) => (Scope::Cluster, "the external-attacher is gone".to_string()),
-            (false, true) => (
-                Scope::Node(&node.name),
-                format!("{} reboots after a volume's next step", node.name),
-            ),
-            (false, false) => (
-                Scope::Node(&node.name),
-                format!("crash of {}'s kubelet after a volume's next step", node.name),
-            ),
-        };
-        self.observer.strikes(Switch::StagingCrash, scope);
-        self.observer.note(&format!("fault: {what} for {millis} ms"));
-        if of_attacher {
-            self.attacher.iter().for_each(|attacher| attacher.crash(length));
-            return;
-        }
-        let attacher = self.attacher.clone();
-        tokio::spawn(async move {
-            let steps = node.host.staging.steps.clone();
-            let stepped = timeout(WAITS_FOR_STEP, steps.notified()).await.is_ok();
-            if !stepped || attacher.is_some_and(|attacher| attacher.is_healed()) {
-                return;
-            }
-            match reboots {
-                true => node.reboot(),
-                false => node.crash(),
-            }
-            later(length, move || node.start());
-        });
-        self.report_health();
     }
 }

@@ -18,13 +18,11 @@ use crate::distortion;
 use crate::observer::Observer;
 use crate::random::Stream;
 use crate::store_faults::{FROM_COMPONENT, StoreFaultState};
+use crate::stored::{QUOTAS, key_of};
 use crate::upgrade::{self, Version};
 
 /// The buffer between a store's watch and the server that reads it.
 const WATCH_BUFFER: usize = 1024;
-
-/// How the keys of ResourceQuotas begin.
-pub(crate) const QUOTAS: &[u8] = b"/registry/core/resourcequotas/";
 
 tokio::task_local! {
     /// The leader's term in which the writes of this task were decided.
@@ -87,12 +85,6 @@ impl Store for ObservedStore {
     fn is_shared(&self) -> bool {
         // As etcd with several servers.
         true
-    }
-}
-
-pub(crate) fn key_of(op: &Op) -> &[u8] {
-    match op {
-        Op::Put { key, .. } | Op::Delete { key } => key,
     }
 }
 
@@ -295,5 +287,59 @@ impl Store for StoreLink {
 
     fn is_shared(&self) -> bool {
         self.inner.is_shared()
+    }
+}
+
+impl StoreLink {
+    /// Called with each commit: fails if the server does not get the answer.
+    pub async fn lose_answer(&self, revision: Revision) -> Result<(), Error> {
+        if FROM_COMPONENT.try_with(|()| ()).is_err() {
+            return Ok(());
+        }
+        let Some(lost) = self.with_damage(|damage| damage.lost.pop_front()) else {
+            return Ok(());
+        };
+        let observer = &self.inner.observer;
+        observer.note(&format!("the answer to commit {revision} is lost"));
+        if let Some(length) = lost.cut {
+            self.cut_for(length);
+        }
+        sleep(lost.after).await;
+        Err(Error::Unavailable(
+            "the connection was lost before the store answered".into(),
+        ))
+    }
+
+    /// From now on the store has none of these faults.
+    pub fn mend(&self) {
+        self.with_damage(|damage| *damage = StoreFaultState::default());
+        self.notify_watches();
+    }
+
+    /// The store keeps only the newest `keeps` revisions, and the server's watches break.
+    pub async fn compact_and_break(&self, keeps: u64, by_first_item: bool) -> Result<(), Error> {
+        let store = &self.inner.inner;
+        let oldest = store.revision().await?.saturating_sub(keeps).max(1);
+        store.compact(oldest).await?;
+        let note = format!("the store has compacted its history before revision {oldest}");
+        self.inner.observer.note(&note);
+        self.with_damage(|damage| {
+            damage.is_behind = false;
+            damage.fails_by_first_item = by_first_item;
+        });
+        self.break_watches();
+        Ok(())
+    }
+}
+
+impl StoreLink {
+    /// Cuts the server off until then.
+    fn cut_for(&self, length: Duration) {
+        self.set_cut(true);
+        let link = self.clone();
+        tokio::spawn(async move {
+            sleep(length).await;
+            link.set_cut(false);
+        });
     }
 }

@@ -9,8 +9,18 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use knarr_api::k8s_openapi;
 use knarr_api::propagation::Propagation;
+use knarr_store::Op;
 use serde::Deserialize;
 use serde_json::Value;
+
+/// How the keys of ResourceQuotas begin.
+pub(crate) const QUOTAS: &[u8] = b"/registry/core/resourcequotas/";
+
+pub(crate) fn key_of(op: &Op) -> &[u8] {
+    match op {
+        Op::Put { key, .. } | Op::Delete { key } => key,
+    }
+}
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]

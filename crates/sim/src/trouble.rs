@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::faults::Faults;
-use crate::random::Stream;
+use crate::random::{Stream, stream};
 use crate::script::{Positions, Reduction, Script, Step, Turn};
 use crate::switches::{Plan, Switch};
 use crate::users::Users;
@@ -80,6 +80,24 @@ pub(crate) struct Streams {
     pub quotas: Stream,
     pub custom: Stream,
     pub upgrading: Stream,
+}
+
+impl Streams {
+    pub fn of(seed: u64) -> Self {
+        Streams {
+            rarely: stream(seed, "rarely"),
+            guarding: stream(seed, "fencing"),
+            storing: stream(seed, "disks"),
+            policing: stream(seed, "policies"),
+            crowding: stream(seed, "crowding"),
+            compacting: stream(seed, "store faults"),
+            staging: stream(seed, "staged volumes"),
+            ending: stream(seed, "endpoint ends"),
+            quotas: stream(seed, "quotas"),
+            custom: stream(seed, "custom resources"),
+            upgrading: stream(seed, "upgrade"),
+        }
+    }
 }
 
 /// See the module.

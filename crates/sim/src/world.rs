@@ -1,6 +1,8 @@
 //! The true state of the simulated cluster, which no component can see: the store's pods and nodes and every process
 //! on every node, at one moment.
 
+mod storage;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::Range;
@@ -21,12 +23,10 @@ use knarr_node::runtime::fake::End;
 use crate::clocks::Rate;
 use crate::commits::Commits;
 use crate::definitions::Definitions;
-use crate::disks::Holder;
 use crate::metering::Metering;
-use crate::policy_table::Tables;
-use crate::rules::n5_names::DnsResponse;
-use crate::rules::s7_staging::{Step, Storage};
+use crate::policy_verdict::Tables;
 use crate::versions::NetworkVersions;
+pub(crate) use storage::{DiskUser, Holder, Step, Storage, Ties};
 
 /// The taint by which an administrator declares a node dead.
 pub(crate) const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -36,6 +36,16 @@ const FENCED: &str = "fenced";
 
 /// The controller manager that ignores the lease, where there is one.
 pub(crate) const WITHOUT_LEASE: &str = "control-c";
+
+/// The response to a DNS query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DnsResponse {
+    /// Empty, if the name exists without addresses.
+    Addresses(BTreeSet<IpAddr>),
+    NoName,
+    /// SERVFAIL.
+    NotReady,
+}
 
 /// One container's processes.
 #[derive(Clone, Debug)]

@@ -7,9 +7,8 @@ use knarr_network::nft::Table;
 use knarr_network::policy::{PodKey, Ruleset};
 
 use super::Observer;
-use crate::rules::n5_names::DnsResponse;
 use crate::rules::n6_policy;
-use crate::world::{Lease, Observation};
+use crate::world::{DnsResponse, Lease, Observation};
 
 impl Observer {
     /// A node's kernel sends new connections to these addresses, and to no others.

@@ -4,9 +4,7 @@ use knarr_kubelet::runtime::{Container, ContainerState};
 use knarr_node::runtime::fake::{ContainerEvent, End};
 
 use super::Observer;
-use crate::disks::{DiskUser, Holder};
-use crate::rules::s7_staging::Step;
-use crate::world::{Disk, Observation, Process};
+use crate::world::{Disk, DiskUser, Holder, Observation, Process, Step};
 
 impl Observer {
     /// Reported by the runtime of `node`.

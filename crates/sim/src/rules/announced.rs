@@ -6,8 +6,7 @@ use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::self_fencing::SelfFencing;
 
-use crate::disks::Holder;
-use crate::world::{Observation, World};
+use crate::world::{Holder, Observation, World};
 
 /// The orders of a kubelet that has died are carried out within this time, even if another one has started.
 const CARRIED_OUT_WITHIN: SignedDuration = SignedDuration::from_secs(10);

@@ -10,23 +10,13 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
-use crate::world::{Observation, World};
+use crate::world::{DnsResponse, Observation, World};
 
 /// From the termination of a pod to its removal from the answers, if all components involved have been free of faults
 /// for as long (see `n4_ends`): once for the controllers, once for the agent.
 const FOLLOWS_WITHIN: SignedDuration = SignedDuration::from_secs(120);
 /// The name of no Service.
 const UNKNOWN: &str = "unknown.default.svc.cluster.local";
-
-/// The response to a query.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum DnsResponse {
-    /// Empty, if the name exists without addresses.
-    Addresses(BTreeSet<IpAddr>),
-    NoName,
-    /// SERVFAIL.
-    NotReady,
-}
 
 fn name_of(service: &Service) -> String {
     let meta = &service.metadata;

@@ -13,7 +13,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_terminal;
 use knarr_network::policy::{Direction, Ruleset};
 
-use crate::policy_table::{PORTS, passes};
+use crate::policy_verdict::{PORTS, passes};
 use crate::world::{Observation, World};
 
 /// No pod and no node has it, and no policy of the users allows anything from it.

@@ -1,8 +1,7 @@
 //! S7: a disk without a lock of its own is never open on two nodes, or for two pods if it is for one. Forced
 //! deletions do not change that; only the out-of-service taint of a node takes its disks from it.
 
-use crate::disks::Holder;
-use crate::world::{Observation, World};
+use crate::world::{Holder, Observation, World};
 
 fn is_given_up(holder: &Holder, world: &World) -> bool {
     world.pods.get(&holder.uid).is_some_and(|life| life.given_up)

@@ -13,8 +13,7 @@ use knarr_api::k8s_openapi;
 use serde_json::json;
 
 use super::ALL;
-use crate::disks::{DiskUser, Holder};
-use crate::world::{Disk, Kubelet, Life, Observation, Process, Switch, World};
+use crate::world::{Disk, DiskUser, Holder, Kubelet, Life, Observation, Process, Switch, World};
 
 fn broken(seen: &Observation<'_>, world: &World) -> Vec<&'static str> {
     let failed = ALL.iter().filter(|(_, check)| check(seen, world).is_err());

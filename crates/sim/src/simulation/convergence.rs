@@ -1,0 +1,121 @@
+//! The end of a history: all faults end, and the cluster has to reach the desired state and come to rest (SPEC S9).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use knarr_api::kinds::pod::is_terminal;
+use tokio::time::Instant;
+
+use crate::components::Node;
+use crate::faults::Faults;
+use crate::fence_agents::Agents;
+use crate::observer::Observer;
+use crate::readers::Reader;
+use crate::rules::{custom, n3_at_rest, n5_names, n6_policy, quota};
+use crate::trouble::{TICK, denied, pass_until};
+use crate::users::Users;
+use crate::users::staging::stray_volume;
+
+/// The time from the last fault until the desired state is reached: twice the longest backoff (300 s), and the
+/// quarter of an hour after which a controller resyncs without an event.
+const CONVERGE_WITHIN: Duration = Duration::from_secs(25 * 60);
+/// A cluster that has reached the desired state may still have leftovers to remove: until the longest backoff is
+/// over.
+const COMES_TO_REST_WITHIN: Duration = Duration::from_secs(6 * 60);
+
+/// When the faults ended, and when the desired state was reached.
+pub(super) struct Convergence {
+    pub(super) healed: Instant,
+    pub(super) settled: Instant,
+}
+
+impl Convergence {
+    pub(super) fn new() -> Self {
+        let now = Instant::now();
+        Convergence {
+            healed: now,
+            settled: now,
+        }
+    }
+
+    /// Ends all faults, waits for the desired state, and then for so long, in which the cluster has to be at rest.
+    pub(super) async fn run(
+        &mut self,
+        faults: &Faults,
+        users: &mut Users,
+        agents: &Arc<Agents>,
+        readers: &[Arc<Reader>],
+        rest: Duration,
+    ) -> std::io::Result<()> {
+        let observer = &faults.observer;
+        faults.heal().await;
+        agents.heal();
+        self.healed = Instant::now();
+        let committed = observer.world(|world| world.commits.newest_of_pods());
+        while observer.violation().is_none() {
+            pass_until(Instant::now() + TICK, faults).await;
+            end_of_use(users, agents).await.map_err(denied)?;
+            let missing = match users.satisfied(&faults.servers).await.map_err(denied)? {
+                Ok(()) => strays(observer, &faults.nodes),
+                missing => missing,
+            };
+            let missing = missing
+                .and_then(|()| observer.world(stray_volume))
+                .and_then(|()| readers.iter().try_for_each(|reader| reader.is_behind(committed)))
+                .map_err(|missing| ("S9", missing));
+            let missing = missing.and_then(|()| network_differs(observer));
+            let Err((rule, missing)) = missing else { break };
+            if self.healed.elapsed() > CONVERGE_WITHIN {
+                observer.violate(
+                    rule,
+                    format!("{} s after the last fault: {missing}", CONVERGE_WITHIN.as_secs()),
+                );
+            }
+        }
+        self.settled = Instant::now();
+        if !rest.is_zero() && observer.violation().is_none() {
+            pass_until(self.settled + COMES_TO_REST_WITHIN, faults).await;
+            observer.rest();
+            pass_until(self.settled + COMES_TO_REST_WITHIN + rest, faults).await;
+        }
+        Ok(())
+    }
+}
+
+/// What only users can undo.
+async fn end_of_use(users: &mut Users, agents: &Arc<Agents>) -> knarr_client::Result<()> {
+    users.drop_finalizers().await?;
+    users.make_room().await?;
+    users.raise_quotas().await?;
+    users.give_nodes_back().await?;
+    users.switch_on(agents).await
+}
+
+/// Processes without a pod, and pods without their processes.
+fn strays(observer: &Observer, nodes: &[Arc<Node>]) -> Result<(), String> {
+    for node in nodes {
+        for (id, whose) in node.runtime.running() {
+            let uid = whose.split('/').next().unwrap_or_default();
+            let accounted = observer.world(|w| {
+                w.pods.get(uid).is_some_and(|life| {
+                    !life.removed() && life.node() == node.name && !is_terminal(&life.pod)
+                })
+            });
+            if !accounted {
+                return Err(format!("{id} ({whose}) runs on {} for no pod", node.name));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the kernels of the nodes have and the objects in the API do not say.
+fn network_differs(observer: &Observer) -> Result<(), (&'static str, String)> {
+    observer.world(|world| {
+        n6_policy::at_rest(world).map_err(|what| ("N6", what))?;
+        n3_at_rest::at_rest(world).map_err(|what| ("N3", what))?;
+        n5_names::at_rest(world).map_err(|what| ("N5", what))?;
+        quota::at_rest(world).map_err(|what| ("quota", what))?;
+        custom::at_rest(world).map_err(|what| ("custom", what))
+    })
+}
