@@ -21,7 +21,7 @@
 //! | reads and writes; the stages of a write in their order | `pipeline/`; `pipeline/stages.rs` |
 //! | admission plugins, one file each; policies and webhooks | `admission/`, `admission/extension/` |
 //! | the server's own controllers and writes | `controllers.rs`, `bootstrap.rs`, `loopback.rs` |
-//! | the watch cache; leaders' terms; custom resources | `cache/`, `cache/term.rs`, `cache/custom.rs` |
+//! | the watch cache; indexes; leaders' terms; custom resources | `cache/`, `cache/index.rs`, `cache/term.rs`, `cache/custom.rs` |
 //! | conditions and names of CustomResourceDefinitions, conversion | `custom.rs`, `conversion.rs` |
 //! | APIServices that name a Service | `aggregation/`; the local ones: `api_services.rs` |
 //! | subresources; streams to pods and nodes, and their admission | `subresource/`, `node_stream.rs`, `proxy/`, `connect.rs` there |
@@ -57,6 +57,7 @@ mod loopback;
 mod metrics;
 pub mod pipeline;
 pub mod pki;
+mod references;
 pub mod request;
 mod resource_metrics;
 pub mod seams;

@@ -11,9 +11,7 @@
 //! - list, watch and update the VolumeAttachments to the node (field `spec.nodeName`);
 //! - list and watch EndpointSlices in namespaces that a pod of the node is in.
 
-use k8s_openapi::api::core::v1::{
-    EnvFromSource, EnvVar, PersistentVolume, Pod, PodSpec, SecretReference, Volume,
-};
+use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use knarr_api::kinds::persistent_volume::LOCAL_NODE;
@@ -21,6 +19,7 @@ use knarr_api::{Object, k8s_openapi, registry};
 
 use super::{Attributes, default_roles, rbac};
 use crate::cache::Cache;
+use crate::references::{Referenced, referenced_names, secret_key};
 
 const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 /// Annotation of mirror pods: they give the node access to nothing.
@@ -167,57 +166,11 @@ fn secret_is_used(cache: &Cache, node: &str, namespace: &str, name: &str) -> boo
         return false;
     };
     let mut found = false;
-    volumes.scan("", "", |object| {
-        let named = object.get::<PersistentVolume>().is_some_and(|v| {
-            volume_secrets(v)
-                .iter()
-                .any(|(n, secret)| n == namespace && secret == name)
-        });
-        found = named && bound_volume_is_used(cache, node, object);
+    volumes.scan_index(&secret_key(namespace, name), "", |volume| {
+        found = bound_volume_is_used(cache, node, volume);
         !found
     });
     found
-}
-
-/// The secrets that a node needs for a volume, by namespace and name.
-fn volume_secrets(volume: &PersistentVolume) -> Vec<(String, String)> {
-    let Some(spec) = &volume.spec else {
-        return Vec::new();
-    };
-    let claimed = spec.claim_ref.as_ref().and_then(|c| c.namespace.as_deref());
-    let mut refs: Vec<&SecretReference> = Vec::new();
-    if let Some(csi) = &spec.csi {
-        refs.extend(&csi.node_publish_secret_ref);
-        refs.extend(&csi.node_stage_secret_ref);
-        refs.extend(&csi.node_expand_secret_ref);
-    }
-    refs.extend(spec.cephfs.iter().filter_map(|s| s.secret_ref.as_ref()));
-    refs.extend(spec.flex_volume.iter().filter_map(|s| s.secret_ref.as_ref()));
-    refs.extend(spec.iscsi.iter().filter_map(|s| s.secret_ref.as_ref()));
-    refs.extend(spec.rbd.iter().filter_map(|s| s.secret_ref.as_ref()));
-    refs.extend(spec.scale_io.iter().map(|s| &s.secret_ref));
-    let mut all: Vec<(String, String)> = refs
-        .into_iter()
-        .map(|r| {
-            let namespace = r.namespace.as_deref().filter(|n| !n.is_empty()).or(claimed);
-            (
-                namespace.unwrap_or_default().to_string(),
-                r.name.clone().unwrap_or_default(),
-            )
-        })
-        .collect();
-    if let Some(file) = &spec.azure_file {
-        let namespace = file
-            .secret_namespace
-            .as_deref()
-            .filter(|n| !n.is_empty())
-            .or(claimed);
-        all.push((
-            namespace.unwrap_or_default().to_string(),
-            file.secret_name.clone(),
-        ));
-    }
-    all
 }
 
 pub(crate) fn is_on(cache: &Cache, node: &str, namespace: &str, name: &str) -> bool {
@@ -232,7 +185,7 @@ fn any_pod(cache: &Cache, node: &str, namespace: &str, condition: impl Fn(&Pod) 
         return false;
     };
     let mut found = false;
-    pods.scan_node(node, namespace, |object| {
+    pods.scan_index(node, namespace, |object| {
         found = object.get::<Pod>().is_some_and(|p| !is_mirror(p) && condition(p));
         !found
     });
@@ -272,83 +225,8 @@ fn uses_resource_claim(pod: &Pod, name: &str) -> bool {
     named || made || extended
 }
 
-/// The kind of referenced object.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Referenced {
-    Secret,
-    ConfigMap,
-}
-
 /// Whether the pod references this Secret or ConfigMap.
 fn references(pod: &Pod, name: &str, what: Referenced) -> bool {
     let Some(spec) = &pod.spec else { return false };
     referenced_names(spec, what).contains(&name)
-}
-
-/// The names of all Secrets or ConfigMaps that the pod references.
-pub(crate) fn referenced_names(spec: &PodSpec, what: Referenced) -> Vec<&str> {
-    let mut names: Vec<&str> = Vec::new();
-    for volume in spec.volumes.iter().flatten() {
-        match what {
-            Referenced::Secret => volume_secret_names(volume, &mut names),
-            Referenced::ConfigMap => names.extend(volume.config_map.iter().map(|c| c.name.as_str())),
-        }
-        for source in volume.projected.iter().flat_map(|p| p.sources.iter().flatten()) {
-            match what {
-                Referenced::Secret => names.extend(source.secret.iter().map(|s| s.name.as_str())),
-                Referenced::ConfigMap => names.extend(source.config_map.iter().map(|c| c.name.as_str())),
-            }
-        }
-    }
-    let main = spec.init_containers.iter().flatten().chain(&spec.containers);
-    for c in main {
-        container_names(&c.env, &c.env_from, what, &mut names);
-    }
-    for c in spec.ephemeral_containers.iter().flatten() {
-        container_names(&c.env, &c.env_from, what, &mut names);
-    }
-    if what == Referenced::Secret {
-        names.extend(spec.image_pull_secrets.iter().flatten().map(|s| s.name.as_str()));
-    }
-    names.retain(|n| !n.is_empty());
-    names
-}
-
-fn volume_secret_names<'a>(volume: &'a Volume, names: &mut Vec<&'a str>) {
-    names.extend(volume.secret.iter().filter_map(|s| s.secret_name.as_deref()));
-    names.extend(volume.azure_file.iter().map(|s| s.secret_name.as_str()));
-    let local = [
-        volume.cephfs.as_ref().and_then(|s| s.secret_ref.as_ref()),
-        volume.cinder.as_ref().and_then(|s| s.secret_ref.as_ref()),
-        volume.flex_volume.as_ref().and_then(|s| s.secret_ref.as_ref()),
-        volume.iscsi.as_ref().and_then(|s| s.secret_ref.as_ref()),
-        volume.rbd.as_ref().and_then(|s| s.secret_ref.as_ref()),
-        volume.scale_io.as_ref().map(|s| &s.secret_ref),
-        volume.storageos.as_ref().and_then(|s| s.secret_ref.as_ref()),
-        volume
-            .csi
-            .as_ref()
-            .and_then(|s| s.node_publish_secret_ref.as_ref()),
-    ];
-    names.extend(local.into_iter().flatten().map(|r| r.name.as_str()));
-}
-
-fn container_names<'a>(
-    env: &'a Option<Vec<EnvVar>>,
-    from: &'a Option<Vec<EnvFromSource>>,
-    what: Referenced,
-    names: &mut Vec<&'a str>,
-) {
-    for source in from.iter().flatten() {
-        match what {
-            Referenced::Secret => names.extend(source.secret_ref.iter().map(|s| s.name.as_str())),
-            Referenced::ConfigMap => names.extend(source.config_map_ref.iter().map(|c| c.name.as_str())),
-        }
-    }
-    for value in env.iter().flatten().filter_map(|e| e.value_from.as_ref()) {
-        match what {
-            Referenced::Secret => names.extend(value.secret_key_ref.iter().map(|s| s.name.as_str())),
-            Referenced::ConfigMap => names.extend(value.config_map_key_ref.iter().map(|c| c.name.as_str())),
-        }
-    }
 }

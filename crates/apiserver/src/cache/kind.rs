@@ -1,14 +1,15 @@
 //! All objects of one kind, its recent changes, and its watchers.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use knarr_api::{Error, Kind, Object, registry};
+use knarr_api::{Error, Kind, Object};
 use parking_lot::RwLock;
 use tokio::sync::mpsc;
 
 use super::change::{Change, Filter};
+use super::index::{Index, IndexedBy};
 use crate::keys;
 
 /// How many changes of a kind are kept for watches that resume.
@@ -28,16 +29,14 @@ pub const WATCHER_BUFFER: usize = 1024;
 
 pub struct KindCache {
     pub kind: Kind,
-    /// Pods are indexed by their node.
-    has_nodes: bool,
+    indexed_by: Option<IndexedBy>,
     state: RwLock<State>,
 }
 
 #[derive(Default)]
 struct State {
     objects: BTreeMap<String, Arc<Object>>,
-    /// The local keys of a node's pods, by node.
-    by_node: BTreeMap<String, BTreeSet<String>>,
+    index: Index,
     window: VecDeque<Arc<Change>>,
     window_bytes: usize,
     /// Every change after this revision is in the window.
@@ -79,27 +78,25 @@ impl KindCache {
     pub fn new(kind: &Kind) -> Self {
         KindCache {
             kind: kind.clone(),
-            has_nodes: kind == &registry::POD,
+            indexed_by: IndexedBy::of(kind),
             state: RwLock::default(),
         }
     }
 
     /// Replaces all objects by these, as of `revision`. Watchers are dropped: they have to list again.
     pub fn load(&self, mut objects: BTreeMap<String, Arc<Object>>, revision: u64) {
+        let mut index = Index::default();
+        if let Some(by) = self.indexed_by {
+            for (key, object) in &objects {
+                index.change(by, key, None, Some(object));
+            }
+        }
         if objects.len() > FEW_OBJECTS {
             objects.values_mut().for_each(|o| *o = o.slim());
         }
-        let mut by_node: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        if self.has_nodes {
-            for (key, object) in &objects {
-                if let Some(node) = node_of(object) {
-                    by_node.entry(node).or_default().insert(key.clone());
-                }
-            }
-        }
         *self.state.write() = State {
             objects,
-            by_node,
+            index,
             window_from: revision,
             newest: revision,
             ..State::default()
@@ -129,45 +126,32 @@ impl KindCache {
 
     /// Calls `visit` with the objects of a namespace (all, if empty) after `after` (a local key; empty: from the
     /// first), in key order, until it returns false. Returns the revision of the kind's last change at that time.
-    pub fn scan(&self, namespace: &str, after: &str, mut visit: impl FnMut(&Arc<Object>) -> bool) -> u64 {
+    pub fn scan(&self, namespace: &str, after: &str, visit: impl FnMut(&Arc<Object>) -> bool) -> u64 {
         let state = self.state.read();
-        let prefix = if namespace.is_empty() {
-            String::new()
-        } else {
-            format!("{namespace}/")
-        };
-        let start = if after > prefix.as_str() {
-            Bound::Excluded(after)
-        } else {
-            Bound::Included(prefix.as_str())
-        };
-        for (key, object) in state.objects.range::<str, _>((start, Bound::Unbounded)) {
-            if !key.starts_with(&prefix) || !visit(object) {
-                break;
-            }
-        }
+        state.visit(None, namespace, after, visit);
         state.newest
     }
 
-    /// The pods of a namespace on a node, in key order, until `visit` returns false.
-    pub fn scan_node(&self, node: &str, namespace: &str, mut visit: impl FnMut(&Arc<Object>) -> bool) {
+    /// As [`KindCache::scan`], with all objects that `filter` matches, and perhaps others.
+    pub fn scan_for(&self, filter: &Filter, visit: impl FnMut(&Arc<Object>) -> bool) -> u64 {
         let state = self.state.read();
-        let prefix = format!("{namespace}/");
-        let on_node = state.by_node.get(node).into_iter();
-        let keys = on_node
-            .flat_map(|keys| keys.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded)));
-        let keys = keys.take_while(|key| key.starts_with(&prefix));
-        for object in keys.filter_map(|key| state.objects.get(key)) {
-            if !visit(object) {
-                break;
-            }
-        }
+        state.visit(self.required(filter), &filter.namespace, "", visit);
+        state.newest
+    }
+
+    /// The objects of a namespace (all, if empty) that are indexed by `value`, in key order, until `visit` returns false.
+    pub fn scan_index(&self, value: &str, namespace: &str, visit: impl FnMut(&Arc<Object>) -> bool) {
+        self.state.read().visit(Some(value), namespace, "", visit);
+    }
+
+    fn required<'a>(&self, filter: &'a Filter) -> Option<&'a str> {
+        self.indexed_by?.required(filter)
     }
 
     /// Everything that `filter` matches, in key order.
     pub fn list(&self, filter: &Filter) -> Vec<Arc<Object>> {
         let mut found = Vec::new();
-        self.scan(&filter.namespace, "", |object| {
+        self.scan_for(filter, |object| {
             if filter.matches(object) {
                 found.push(object.clone());
             }
@@ -204,7 +188,10 @@ impl KindCache {
                 let first = state.window.partition_point(|c| c.revision <= after);
                 missed.extend(state.window.range(first..).cloned());
             }
-            None => initial.extend(state.objects.values().filter(|o| filter.matches(o)).cloned()),
+            None => state.visit(self.required(filter), &filter.namespace, "", |object| {
+                initial.extend(filter.matches(object).then(|| object.clone()));
+                true
+            }),
         }
         state.watchers.push(Watcher {
             namespace: filter.namespace.clone(),
@@ -227,8 +214,8 @@ impl KindCache {
             Some(slot) => Some(std::mem::replace(slot, object.clone())),
             None => state.objects.insert(local.to_string(), object.clone()),
         };
-        if self.has_nodes {
-            state.index_node(local, prev.as_deref(), Some(&object));
+        if let Some(by) = self.indexed_by {
+            state.index.change(by, local, prev.as_deref(), Some(&object));
         }
         state.publish(Change::new(object, prev, false))
     }
@@ -239,8 +226,8 @@ impl KindCache {
         let Some(prev) = state.objects.remove(local) else {
             return 0;
         };
-        if self.has_nodes {
-            state.index_node(local, Some(&prev), None);
+        if let Some(by) = self.indexed_by {
+            state.index.change(by, local, Some(&prev), None);
         }
         let last = Arc::new(prev.at_revision(revision));
         state.publish(Change::new(last, Some(prev), true))
@@ -273,28 +260,35 @@ impl KindCache {
     }
 }
 
-/// The node that a pod is assigned to.
-fn node_of(pod: &Object) -> Option<String> {
-    pod.field("spec.nodeName").ok().filter(|node| !node.is_empty())
-}
-
 impl State {
-    /// Enters a pod's change in the index of nodes.
-    fn index_node(&mut self, local: &str, before: Option<&Object>, after: Option<&Object>) {
-        let (before, after) = (before.and_then(node_of), after.and_then(node_of));
-        if before == after {
-            return;
-        }
-        if let Some(node) = before
-            && let Some(keys) = self.by_node.get_mut(&node)
-        {
-            keys.remove(local);
-            if keys.is_empty() {
-                self.by_node.remove(&node);
+    /// The objects of a namespace (all, if empty) after a local key, in key order, until `visit` returns false; with `indexed`, only those
+    /// that are indexed by that value.
+    fn visit(
+        &self,
+        indexed: Option<&str>,
+        namespace: &str,
+        after: &str,
+        mut visit: impl FnMut(&Arc<Object>) -> bool,
+    ) {
+        let prefix = match namespace {
+            "" => String::new(),
+            namespace => format!("{namespace}/"),
+        };
+        let start = match after > prefix.as_str() {
+            true => Bound::Excluded(after),
+            false => Bound::Included(prefix.as_str()),
+        };
+        match indexed {
+            Some(value) => {
+                let keys = self.index.keys(value, &prefix, start);
+                let mut objects = keys.filter_map(|key| self.objects.get(key));
+                let _ = objects.all(&mut visit);
             }
-        }
-        if let Some(node) = after {
-            self.by_node.entry(node).or_default().insert(local.to_string());
+            None => {
+                let objects = self.objects.range::<str, _>((start, Bound::Unbounded));
+                let mut objects = objects.take_while(|(key, _)| key.starts_with(&prefix));
+                let _ = objects.all(|(_, object)| visit(object));
+            }
         }
     }
 
@@ -361,7 +355,7 @@ impl State {
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
     use k8s_openapi::api::core::v1::Pod;
-    use knarr_api::k8s_openapi;
+    use knarr_api::{k8s_openapi, registry, selector};
 
     use super::*;
 
@@ -377,10 +371,21 @@ mod tests {
         };
         let on = |node: &str, namespace: &str| {
             let mut found = Vec::new();
-            cache.scan_node(node, namespace, |object| {
+            cache.scan_index(node, namespace, |object| {
                 found.push(object.name().to_string());
                 true
             });
+            let filter = Filter {
+                fields: selector::field::Selector::parse(&registry::POD, &format!("spec.nodeName={node}"))
+                    .unwrap(),
+                ..Filter::everything(&registry::POD, namespace)
+            };
+            let names =
+                |objects: &[Arc<Object>]| objects.iter().map(|o| o.name().to_string()).collect::<Vec<_>>();
+            if !node.is_empty() {
+                assert_eq!(names(&cache.list(&filter)), found);
+                assert_eq!(names(&cache.subscribe(&filter, None).unwrap().initial), found);
+            }
             found
         };
         cache.load([("a/p".into(), pod("a", "p", Some("n1")))].into(), 1);

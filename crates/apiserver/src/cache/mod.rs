@@ -12,6 +12,7 @@ mod custom;
 mod decoded;
 mod definition;
 mod feed;
+mod index;
 pub mod kind;
 pub(crate) mod maintenance;
 mod term;

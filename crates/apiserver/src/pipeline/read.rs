@@ -237,7 +237,7 @@ impl Pipeline {
         let newest = self
             .cache
             .of(&filter.kind)?
-            .scan(&filter.namespace, "", |object| page.take(object));
+            .scan_for(filter, |object| page.take(object));
         Ok(page.finish(revision.max(newest)))
     }
 

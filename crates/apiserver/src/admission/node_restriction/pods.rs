@@ -4,7 +4,8 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use knarr_api::k8s_openapi;
 
 use crate::admission::{Denial, deny};
-use crate::authz::node::{MIRROR, Referenced, referenced_names};
+use crate::authz::node::MIRROR;
+use crate::references::{Referenced, referenced_names};
 
 /// A pod that a node creates must be a mirror pod of its own that references no API objects. `uid` is the node's.
 pub(super) fn validate_mirror_pod(pod: &Pod, node: &str, uid: Option<&str>) -> Result<(), Denial> {
