@@ -17,22 +17,62 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 
 /// The crates of the workspace that each crate may depend on (ARCHITECTURE.md). Development dependencies are not restricted.
 const LAYERS: &[(&str, &[&str])] = &[
-    ("knarr-api", &[]),
+    ("knarr-apimachinery", &[]),
+    ("knarr-cel", &["knarr-apimachinery"]),
+    ("knarr-api", &["knarr-apimachinery", "knarr-cel"]),
+    (
+        "knarr-admission",
+        &["knarr-apimachinery", "knarr-cel", "knarr-api"],
+    ),
+    (
+        "knarr-strategy",
+        &["knarr-apimachinery", "knarr-cel", "knarr-api", "knarr-admission"],
+    ),
+    ("knarr-openapi", &["knarr-apimachinery", "knarr-api"]),
     ("knarr-store", &[]),
-    ("knarr-client", &["knarr-api"]),
-    ("knarr-scheduler", &["knarr-api"]),
-    ("knarr-controllers", &["knarr-api"]),
-    ("knarr-kubelet", &["knarr-api"]),
-    ("knarr-network", &["knarr-api"]),
+    // strategy: with the feature `fake`.
+    (
+        "knarr-client",
+        &["knarr-apimachinery", "knarr-api", "knarr-strategy"],
+    ),
+    (
+        "knarr-scheduler",
+        &["knarr-apimachinery", "knarr-cel", "knarr-api"],
+    ),
+    (
+        "knarr-controllers",
+        &["knarr-apimachinery", "knarr-cel", "knarr-api", "knarr-admission"],
+    ),
+    ("knarr-kubelet", &["knarr-apimachinery", "knarr-api"]),
+    ("knarr-network", &["knarr-apimachinery", "knarr-api"]),
     ("knarr-nftables", &[]),
     (
         "knarr-node-network",
-        &["knarr-api", "knarr-client", "knarr-network", "knarr-nftables"],
+        &[
+            "knarr-apimachinery",
+            "knarr-api",
+            "knarr-client",
+            "knarr-network",
+            "knarr-nftables",
+        ],
     ),
-    ("knarr-apiserver", &["knarr-api", "knarr-store", "knarr-client"]),
+    (
+        "knarr-apiserver",
+        &[
+            "knarr-apimachinery",
+            "knarr-cel",
+            "knarr-api",
+            "knarr-admission",
+            "knarr-strategy",
+            "knarr-openapi",
+            "knarr-store",
+            "knarr-client",
+        ],
+    ),
     (
         "knarr-control",
         &[
+            "knarr-apimachinery",
             "knarr-api",
             "knarr-client",
             "knarr-scheduler",
@@ -42,17 +82,30 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "knarr-fuzz",
         &[
+            "knarr-apimachinery",
+            "knarr-cel",
             "knarr-api",
+            "knarr-strategy",
             "knarr-store",
             "knarr-apiserver",
             "knarr-scheduler",
             "knarr-controllers",
         ],
     ),
-    ("knarr-node", &["knarr-api", "knarr-client", "knarr-kubelet"]),
+    (
+        "knarr-node",
+        &[
+            "knarr-apimachinery",
+            "knarr-api",
+            "knarr-strategy",
+            "knarr-client",
+            "knarr-kubelet",
+        ],
+    ),
     (
         "knarr",
         &[
+            "knarr-apimachinery",
             "knarr-api",
             "knarr-store",
             "knarr-client",
@@ -68,7 +121,12 @@ const LAYERS: &[(&str, &[&str])] = &[
 
 /// Deciding crates: no IO, clock or async runtime among their dependencies, direct or indirect.
 const PURE: &[&str] = &[
+    "knarr-apimachinery",
+    "knarr-cel",
     "knarr-api",
+    "knarr-admission",
+    "knarr-strategy",
+    "knarr-openapi",
     "knarr-scheduler",
     "knarr-controllers",
     "knarr-kubelet",

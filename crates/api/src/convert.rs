@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::events::v1 as events;
+use knarr_apimachinery::error::Error;
 
-use crate::error::Error;
 use crate::kind::Kind;
 use crate::object::{AnyObject, Object};
 use crate::registry::{EVENT, EVENTS_EVENT, HORIZONTAL_POD_AUTOSCALER, HORIZONTAL_POD_AUTOSCALER_V1};

@@ -10,9 +10,9 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
+use crate::api_type::Ops;
 use crate::custom::CustomOps;
 use crate::custom::conversion::Webhook;
-use crate::strategy::Ops;
 
 /// Whether objects of a kind live in a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -263,13 +263,13 @@ impl Kind {
     }
 
     /// The reference for `Invalid` errors, which name the kind as it is stored.
-    pub fn kind_ref<'a>(&'a self, name: &'a str) -> crate::error::ResourceRef<'a> {
+    pub fn kind_ref<'a>(&'a self, name: &'a str) -> knarr_apimachinery::error::ResourceRef<'a> {
         let stored = match &self.0 {
             Handle::BuiltIn(info) => info.stored_as.map_or(*info, |kind| &**kind),
             // All versions of a definition are of one group and one kind.
             Handle::Custom(..) => self,
         };
-        crate::error::ResourceRef {
+        knarr_apimachinery::error::ResourceRef {
             group: stored.group(),
             resource: stored.kind(),
             name,
@@ -350,8 +350,8 @@ impl KindInfo {
     }
 
     /// The reference for errors about an object of this resource.
-    pub fn resource_ref<'a>(&'a self, name: &'a str) -> crate::error::ResourceRef<'a> {
-        crate::error::ResourceRef {
+    pub fn resource_ref<'a>(&'a self, name: &'a str) -> knarr_apimachinery::error::ResourceRef<'a> {
+        knarr_apimachinery::error::ResourceRef {
             group: self.group(),
             resource: self.plural(),
             name,

@@ -1,67 +1,48 @@
-//! The object model of Kubernetes v1.36: kinds, objects, defaults, validation,
-//! selectors, quantities, patches and printing.
+//! The object model of Kubernetes v1.36: kinds, objects, custom resources, patches and field ownership.
 //!
-//! This crate is pure: no IO, no clock, no randomness. Times and generated names are passed in.
-//! Each kind has one file under [`kinds`]; [`registry`] lists them all.
+//! This crate is pure: no IO, no clock, no randomness. Times and generated names are passed in. [`registry`] lists all kinds;
+//! [`kinds`] has what every component knows of them. What holds for every kind without knowing one is in `knarr-apimachinery`,
+//! expressions are in `knarr-cel`. The rules of kinds are in `knarr-strategy`: only what handles requests depends on it.
 //!
 //! # Where things are
 //!
 //! | | |
 //! |---|---|
-//! | a kind's rules (defaults, validation, status, columns) | `kinds/<kind>.rs`; names, verbs and subresources: one line in [`registry`] |
-//! | custom resources: schema, rules, conversion, conditions of definitions | `custom/`; all that is served: `registry::ServedKinds` |
-//! | what Kubernetes' definitions say about each type and field, generated | `descriptors/`; JSON, protobuf, merging, OpenAPI and messages read it |
-//! | JSON and its Go behaviour, protobuf | `codec/`, `protobuf/`. Typed objects have `fieldsV1` as text: encode through `codec`, not with plain serde |
-//! | CEL: environment, Kubernetes' libraries; types and estimated costs; costs at run time | `cel/`, `cel/check/`, `cel/meter/` |
-//! | admission policies and webhooks: matching of requests, evaluation of expressions | `admission/` |
-//! | field ownership (server-side apply) | `managed_fields/` |
-//! | usage of ResourceQuotas, Pod Security Standards | `quota/`, `pod_security/` |
+//! | names, verbs and subresources of kinds: one line each; all that is served: `ServedKinds` | `registry.rs` |
+//! | how a kind's type is decoded, the fields that select its objects | `kinds/<kind>.rs`; [`ApiType`] |
+//! | questions about objects that several components ask (is a pod finished, what does it request) | `kinds/<kind>.rs` |
+//! | custom resources: objects, pruning, defaults, conversion, conditions of definitions | `custom/`; their schema: `knarr_cel::structural` |
+//! | the types below a kind, for merging; their types in expressions | `shape.rs`, `declared.rs` |
+//! | field ownership (server-side apply), patches | `managed_fields/`, `patch/` |
+//! | field selectors | `fields.rs` |
+//! | usage of ResourceQuotas | `quota/` |
 //! | certificate requests, parsed once (SPEC A1) | `certificates/` |
-//! | discovery, OpenAPI, tables | `discovery.rs`, `openapi/`, `table/` |
 //!
 //! A [`Kind`] is a handle: static for built-in kinds, reference-counted for custom ones. Functions take `&Kind`; code that keeps one clones it.
 
-pub mod admission;
-pub mod cel;
+pub mod api_type;
 pub mod certificates;
-pub mod cidr;
-pub mod codec;
 pub mod convert;
 pub mod custom;
-pub mod descriptors;
-pub mod discovery;
-pub mod document;
-pub mod duration;
+pub mod declared;
+pub mod deletion;
 pub mod emulation;
-pub mod error;
 pub mod feature_gates;
-pub mod field;
-pub mod finalizer;
+pub mod fields;
 pub mod key;
 pub mod kind;
 pub mod kinds;
 pub mod managed_fields;
-pub mod meta;
-pub mod names;
 pub mod object;
-pub mod openapi;
 pub mod patch;
-pub mod pod_security;
 pub mod propagation;
-pub mod protobuf;
-pub mod quantity;
 pub mod quota;
 pub mod registry;
 pub mod scale;
-pub mod schema;
-pub mod selector;
-pub mod strategy;
-pub mod table;
-pub mod time;
+pub mod shape;
 
-pub use error::{Error, Result};
+pub use api_type::ApiType;
 pub use k8s_openapi;
 pub use key::ObjectKey;
 pub use kind::{Kind, Scope, Subresource, Verbs};
 pub use object::{AnyObject, Object, Shared};
-pub use strategy::Strategy;

@@ -14,12 +14,12 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use knarr_apimachinery::codec::{StrictError, WithNulls};
+use knarr_apimachinery::error::Error;
 use serde::de::value::MapDeserializer;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::codec::WithNulls;
-use crate::error::Error;
 use crate::kind::Kind;
 use crate::managed_fields::{FieldSetSerializer, Ownership};
 
@@ -72,6 +72,14 @@ where
     fn serialize_fields(&self, serializer: FieldSetSerializer<'_, '_>) -> serde_json::Result<Ownership> {
         with_nulls(self).serialize(serializer)
     }
+}
+
+/// A decoded object, and the errors of strict decoding.
+#[derive(Debug)]
+pub struct Decoded {
+    pub object: Box<dyn AnyObject>,
+    /// In the order in which Kubernetes reports them: that of the document.
+    pub strict_errors: Vec<StrictError>,
 }
 
 fn with_nulls<T: k8s_openapi::Resource>(object: &T) -> WithNulls<'_, T> {

@@ -1,7 +1,7 @@
 //! Every built-in kind of Kubernetes v1.36 that is served by default: one line each, in discovery's order.
 //!
 //! Names, scopes, verbs and subresources are those of v1.36's discovery documents. A kind's rules are in its own
-//! file under [`crate::kinds`].
+//! file under `crates/strategy/src/kinds`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use k8s_openapi::api::*;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 
+use crate::api_type::TypedOps;
 use crate::custom;
 use crate::emulation::Emulation;
 use crate::kind::{
     ALL_VERBS, CREATE_ONLY, Kind, KindInfo, KindNames, KindOps, NameList, Scope, Subresource, Verbs,
 };
-use crate::strategy::TypedOps;
 
 const STATUS_VERBS: Verbs = &["get", "patch", "update"];
 const SCALE: Subresource = sub("scale", ("autoscaling", "v1", "Scale"), STATUS_VERBS);
@@ -72,7 +72,7 @@ macro_rules! kinds {
 }
 
 /// A Rust type that is a kind of the registry.
-pub trait Registered: crate::Strategy + 'static {
+pub trait Registered: crate::ApiType + 'static {
     fn kind_of() -> &'static Kind;
 }
 

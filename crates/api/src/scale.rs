@@ -8,12 +8,12 @@ use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec, ScaleStatus};
 use k8s_openapi::api::core::v1::ReplicationController;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use knarr_apimachinery::field::{ErrorList, Path};
 
+use crate::api_type::{ApiType, TypedOps};
 use crate::custom::CustomObject;
-use crate::field::{ErrorList, Path};
 use crate::kind::{Kind, KindInfo, KindNames, KindOps, NameList, Scope};
 use crate::object::{AnyObject, Object};
-use crate::strategy::{Strategy, TypedOps};
 
 /// The kind Scale. It is not stored, so it is not in the registry.
 pub static SCALE: Kind = {
@@ -36,7 +36,7 @@ pub static SCALE: Kind = {
     Kind::built_in(&INFO)
 };
 
-impl Strategy for Scale {}
+impl ApiType for Scale {}
 
 /// The object's scale; `None` for kinds that have none.
 pub fn get(kind: &Kind, object: &Object) -> Option<Scale> {

@@ -1,4 +1,4 @@
-//! Allocates cluster IPs and node ports to Services, by the rules of `knarr_api::kinds::service_ips`.
+//! Allocates cluster IPs and node ports to Services, by the rules of `knarr_strategy::kinds::service_ips`.
 //!
 //! Taken are the values of the cached Services, those that requests in flight have reserved, and IPAddresses that
 //! something other than a Service owns.
@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use knarr_api::cidr::Cidr;
-use knarr_api::kinds::service_ips::{
-    Allocators, IP_ADDRESS_MANAGER, LABEL_MANAGED_BY, NodePorts, allocate, allocated_to,
-};
-use knarr_api::strategy::Part;
-use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi, registry};
+use knarr_api::kinds::service_ips::{IP_ADDRESS_MANAGER, LABEL_MANAGED_BY, allocated_to};
+use knarr_api::{AnyObject, Kind, Object, k8s_openapi, registry};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::cidr::Cidr;
+use knarr_strategy::Part;
+use knarr_strategy::kinds::service_ips::{Allocators, NodePorts, allocate, next_free};
 use parking_lot::Mutex;
 
 use self::allocated::AllocatedValues;
@@ -36,7 +36,7 @@ impl ServiceRange {
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut ranges = Vec::new();
         for part in text.split(',') {
-            let range = Cidr::parse(part).filter(|r| r.next_free(|_| false, 0).is_some());
+            let range = Cidr::parse(part).filter(|r| next_free(r, |_| false, 0).is_some());
             ranges.push(range.map(|r| r.masked()).ok_or_else(|| {
                 format!("{part:?} is not a CIDR with room for cluster IPs, such as \"10.96.0.0/12\"")
             })?);

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use futures::future::join_all;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use knarr_api::registry::API_SERVICE;
-use knarr_api::{Error, Object, k8s_openapi};
+use knarr_api::{Object, k8s_openapi};
+use knarr_apimachinery::Error;
 use serde_json::json;
 
 use crate::cache::change::Filter;

@@ -6,7 +6,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::future::join_all;
-use knarr_api::{Error, registry};
+use knarr_api::registry;
+use knarr_apimachinery::Error;
 use knarr_client::NETWORK_NAMESPACE;
 use serde_json::{Value, json};
 

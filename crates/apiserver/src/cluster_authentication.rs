@@ -4,7 +4,8 @@
 //!
 //! Nodes read the ConfigMap too: it has the CA of client certificates, which is not the CA of the API server's own.
 
-use knarr_api::{Error, registry};
+use knarr_api::registry;
+use knarr_apimachinery::Error;
 use serde_json::{Value, json};
 
 use crate::loopback::LoopbackClient;

@@ -11,7 +11,8 @@ use std::time::Duration;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use knarr_api::custom::conditions::{self, FINALIZER, TERMINATING};
 use knarr_api::registry::CUSTOM_RESOURCE_DEFINITION as CRD;
-use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi};
+use knarr_api::{AnyObject, Kind, Object, k8s_openapi};
+use knarr_apimachinery::Error;
 
 use crate::api_services::ApiServiceRegistration;
 use crate::cache::change::Filter;

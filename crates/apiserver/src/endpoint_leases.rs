@@ -17,7 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use knarr_api::{Error, Kind, Object, registry};
+use knarr_api::{Kind, Object, registry};
+use knarr_apimachinery::Error;
 use knarr_store::{Compare, KeyRange, Op, Range, Revision, Txn};
 use parking_lot::Mutex as SyncMutex;
 use serde_json::{Value, json};

@@ -8,7 +8,8 @@ use futures::stream;
 use http::Method;
 use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::core::v1::PodCondition;
-use knarr_api::{AnyObject, Error, Kind, Object, Result, convert, k8s_openapi, registry};
+use knarr_api::{AnyObject, Kind, Object, convert, k8s_openapi, registry};
+use knarr_apimachinery::{Error, Result};
 use knarr_client::{
     Api, Component, DeleteOptions, Identities, List, ListOptions, Patch, Term, WatchEvent, WatchOptions,
     WatchStream,

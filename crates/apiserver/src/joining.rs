@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::core::v1::ConfigMap;
-use knarr_api::{Error, k8s_openapi, registry};
+use knarr_api::{k8s_openapi, registry};
+use knarr_apimachinery::Error;
 use serde_json::{Value, json};
 
 use crate::loopback::LoopbackClient;

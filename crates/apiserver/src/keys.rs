@@ -66,8 +66,9 @@ pub fn split(key: &[u8]) -> Option<(&str, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use knarr_api::registry::{DEPLOYMENT, EVENTS_EVENT, NODE};
+
+    use super::*;
 
     #[test]
     fn keys_split_into_the_kind_and_the_rest() {

@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use knarr_api::k8s_openapi::jiff::Timestamp;
-use knarr_api::{AnyObject, Error, Kind, Object};
+use knarr_api::{AnyObject, Kind, Object};
+use knarr_apimachinery::Error;
 use knarr_client::Preconditions;
 use serde_json::Value;
 

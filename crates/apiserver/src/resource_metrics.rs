@@ -17,8 +17,9 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::selector::field;
-use knarr_api::{Error, Object, k8s_openapi, registry};
+use knarr_api::fields;
+use knarr_api::{Object, k8s_openapi, registry};
+use knarr_apimachinery::Error;
 use knarr_client::NodeDialer;
 use serde_json::{Value, json};
 use tracing::debug;
@@ -211,7 +212,7 @@ impl ResourceMetrics {
             field_selector: match target.name {
                 "" => request.field_selector,
                 // The name is a value here, and must not be parsed as part of the selector.
-                name => format!("metadata.name={}", field::escape(name)),
+                name => format!("metadata.name={}", fields::escape(name)),
             },
             ..ListQuery::default()
         };
@@ -287,7 +288,7 @@ fn response(request: &MetricsRequest<'_>, kind: &str, mut items: Vec<Value>) -> 
         }));
     }
     let Some(mut item) = items.into_iter().next() else {
-        return Err(Error::not_found(knarr_api::error::ResourceRef {
+        return Err(Error::not_found(knarr_apimachinery::error::ResourceRef {
             group: GROUP,
             resource: &info.resource,
             name: &info.name,

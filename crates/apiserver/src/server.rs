@@ -7,9 +7,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use knarr_api::Error;
 use knarr_api::emulation::Emulation;
 use knarr_api::registry::ServedKinds;
+use knarr_apimachinery::Error;
 use knarr_client::{Component, Identities, NodeDialer};
 use knarr_store::Store;
 use parking_lot::Mutex;

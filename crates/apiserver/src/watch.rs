@@ -7,8 +7,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use knarr_api::field::{ErrorList, Path};
-use knarr_api::{Error, Kind, Object};
+use knarr_api::{Kind, Object};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::field::{ErrorList, Path};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 

@@ -31,12 +31,13 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::Object;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{
     CONFIG_MAP, ENDPOINT_SLICE, ENDPOINTS, JOB, NAMESPACE, POD, POD_DISRUPTION_BUDGET, SERVICE,
     SERVICE_ACCOUNT,
 };
-use knarr_api::{Error, Object};
+use knarr_apimachinery::Error;
 use knarr_apiserver::seams::{Clock, Entropy};
 use knarr_apiserver::{Config, ISSUER, Seams, Server, ServiceRange};
 use knarr_client::{

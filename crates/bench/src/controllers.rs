@@ -130,7 +130,7 @@ fn kubelets(api: &Arc<dyn Api>, pods: &Arc<Store>) -> JoinSet<()> {
     writers
 }
 
-async fn runs(api: &dyn Api, namespace: &str, name: &str) -> knarr_api::Result<()> {
+async fn runs(api: &dyn Api, namespace: &str, name: &str) -> knarr_apimachinery::Result<()> {
     let pod = api.get_as::<Pod>(namespace, name).await?;
     let mut pod = (*pod).clone();
     let status = pod.status.get_or_insert_default();

@@ -7,10 +7,11 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodCondition};
+use knarr_api::deletion::Propagation;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
-use knarr_api::strategy::Propagation;
-use knarr_api::{AnyObject, Error, Kind, Object, Result, Shared};
+use knarr_api::{AnyObject, Kind, Object, Shared};
+use knarr_apimachinery::{Error, Result};
 
 use crate::term::Term;
 

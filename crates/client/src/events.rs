@@ -13,8 +13,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::time::seconds;
 use knarr_api::{AnyObject, Kind, Object};
+use knarr_apimachinery::time::seconds;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
@@ -372,7 +372,7 @@ fn new_event(recorded: PendingEvent, host: &str) -> Event {
     }
 }
 
-async fn write_one(api: &dyn Api, write: EventWrite) -> knarr_api::Result<()> {
+async fn write_one(api: &dyn Api, write: EventWrite) -> knarr_apimachinery::Result<()> {
     let event = match write {
         EventWrite::Create(event) => event,
         EventWrite::Patch(mut event) => {

@@ -12,12 +12,16 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
+use knarr_api::deletion::Propagation;
+use knarr_api::fields;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::selector;
-use knarr_api::strategy::{Part, Propagation};
-use knarr_api::time::seconds;
-use knarr_api::{AnyObject, Error, Kind, Object, ObjectKey, Result};
+use knarr_api::{AnyObject, Kind, Object, ObjectKey};
+use knarr_apimachinery::labels;
+use knarr_apimachinery::time::seconds;
+use knarr_apimachinery::{Error, Result};
+use knarr_strategy::KindStrategy;
+use knarr_strategy::Part;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -83,16 +87,16 @@ pub struct FakeApi {
 #[derive(Clone)]
 struct Filter {
     namespace: String,
-    labels: selector::label::Selector,
-    fields: selector::field::Selector,
+    labels: labels::Selector,
+    fields: fields::Selector,
 }
 
 impl Filter {
     fn new(kind: &Kind, namespace: &str, labels: &str, fields: &str) -> Result<Self> {
         Ok(Filter {
             namespace: namespace.to_string(),
-            labels: selector::label::Selector::parse(labels).map_err(Error::bad_request)?,
-            fields: selector::field::Selector::parse(kind, fields)?,
+            labels: labels::Selector::parse(labels).map_err(Error::bad_request)?,
+            fields: fields::Selector::parse(kind, fields)?,
         })
     }
 
@@ -249,14 +253,15 @@ impl FakeApi {
         meta.creation_timestamp = kept.creation_timestamp;
         meta.deletion_timestamp = kept.deletion_timestamp;
         meta.deletion_grace_period_seconds = kept.deletion_grace_period_seconds;
-        kind.ops.set_defaults(&mut *object)?;
+        kind.strategy().set_defaults(&mut *object)?;
         let part = match subresource {
             "" => Part::Main,
             "status" => Part::Status,
             "finalize" => Part::Other("finalize"),
             _ => return Err(Error::not_found(kind.resource_ref(&name))),
         };
-        kind.ops.prepare_for_update(&mut *object, old.typed(), part)?;
+        kind.strategy()
+            .prepare_for_update(&mut *object, old.typed(), part)?;
         if can_be_removed(&*object) {
             return Ok(state.remove(kind, object));
         }
@@ -431,8 +436,8 @@ impl Api for FakeApi {
         meta.uid = Some(format!("uid-{}", state.revision + 1));
         meta.creation_timestamp = Some(seconds(self.clock.now()));
         meta.deletion_timestamp = None;
-        kind.ops.set_defaults(&mut *object)?;
-        kind.ops.prepare_for_create(&mut *object)?;
+        kind.strategy().set_defaults(&mut *object)?;
+        kind.strategy().prepare_for_create(&mut *object)?;
         Ok(state.write(kind, object))
     }
 
@@ -511,7 +516,7 @@ impl Api for FakeApi {
         }
         let mut object = old.typed().clone_box();
         let grace_seconds = kind
-            .ops
+            .strategy()
             .deletion_grace_seconds(&*object, options.grace_period_seconds)?;
         let grace_seconds = grace_seconds.unwrap_or(0);
         let meta = object.metadata_mut();

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use knarr_api::registry::{self, Registered};
-use knarr_api::{Error, Kind, Object, ObjectKey};
+use knarr_api::{Kind, Object, ObjectKey};
+use knarr_apimachinery::Error;
 use parking_lot::Mutex;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep};

@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use knarr_api::Shared;
 use knarr_api::k8s_openapi;
-use knarr_api::{Result, Shared};
+use knarr_apimachinery::Result;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
@@ -290,7 +291,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use k8s_openapi::jiff::Timestamp;
-    use knarr_api::Error;
+    use knarr_apimachinery::Error;
 
     use super::*;
     use crate::clock::TokioClock;

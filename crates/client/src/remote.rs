@@ -16,9 +16,10 @@ use http::{HeaderValue, Method, Request};
 use http_body_util::BodyExt;
 use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
-use knarr_api::codec::DecodeError;
-use knarr_api::strategy::Propagation;
-use knarr_api::{AnyObject, Error, Kind, Object, Result, k8s_openapi};
+use knarr_api::deletion::Propagation;
+use knarr_api::{AnyObject, Kind, Object, k8s_openapi};
+use knarr_apimachinery::codec::DecodeError;
+use knarr_apimachinery::{Error, Result};
 use kube::client::Body;
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use parking_lot::RwLock;
@@ -542,8 +543,9 @@ impl Api for RemoteApi {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use knarr_api::registry::{DEPLOYMENT, NODE, POD};
+
+    use super::*;
 
     #[test]
     fn paths_name_group_namespace_and_subresource() {

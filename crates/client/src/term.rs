@@ -7,7 +7,8 @@
 
 use http::HeaderValue;
 use k8s_openapi::api::coordination::v1::Lease;
-use knarr_api::{Error, k8s_openapi, registry};
+use knarr_api::{k8s_openapi, registry};
+use knarr_apimachinery::Error;
 use serde::{Deserialize, Serialize};
 
 /// The HTTP header that carries a [`Term`], as JSON.

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{self, Registered};
-use knarr_api::time::seconds;
+use knarr_apimachinery::time::seconds;
 use knarr_client::events::reference;
 use knarr_client::{
     Api, Caches, Clock, Component, DeleteOptions, EventRecorder, EventType, Patch, Preconditions, Shared,

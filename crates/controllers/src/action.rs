@@ -8,7 +8,8 @@ use k8s_openapi::api::authorization::v1::SubjectAccessReviewSpec;
 use k8s_openapi::api::core::v1::ObjectReference;
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
-use knarr_api::{AnyObject, Error, Kind, Object, ObjectKey};
+use knarr_api::{AnyObject, Kind, Object, ObjectKey};
+use knarr_apimachinery::Error;
 
 pub use crate::podgc::release::Release;
 

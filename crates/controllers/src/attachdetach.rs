@@ -22,13 +22,13 @@ use knarr_api::kinds::persistent_volume::{
 use knarr_api::kinds::pod::is_terminal;
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
+use knarr_apimachinery::finalizer;
 
 use crate::action::{Action, Create, Delete, LiveCheck, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::persistentvolume::{claim_ref, volume_name};
 use crate::podgc::is_out_of_service;
 use crate::{pod, protection};
-use knarr_api::finalizer;
 
 /// See the module. Its keys are volumes.
 pub struct AttachDetach;

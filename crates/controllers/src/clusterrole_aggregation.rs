@@ -3,8 +3,8 @@
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::selector::label::Selector;
 use knarr_api::{Kind, ObjectKey, Shared};
+use knarr_apimachinery::labels::Selector;
 
 use crate::action::Action;
 use crate::controller::{Context, Controller, ObjectChange, View};

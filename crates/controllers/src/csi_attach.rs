@@ -16,12 +16,12 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::persistent_volume::{ATTACHER, IN_USE, csi_attachment};
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
+use knarr_apimachinery::finalizer;
 
 use crate::action::{Action, Create, Delete, reference};
 use crate::attachdetach::{AttachDetach, force_detach, users, volume_of};
 use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::pod;
-use knarr_api::finalizer;
 
 const FAILED: &str = "FailedAttachVolume";
 

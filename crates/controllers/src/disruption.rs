@@ -14,9 +14,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::selector::label::Selector;
-use knarr_api::time::seconds;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
+use knarr_apimachinery::labels::Selector;
+use knarr_apimachinery::time::seconds;
 
 use crate::action::{Action, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};

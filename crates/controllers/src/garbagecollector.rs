@@ -9,11 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use knarr_api::k8s_openapi;
-use knarr_api::{AnyObject, Error, Kind, Object, ObjectKey};
+use knarr_api::{AnyObject, Kind, Object, ObjectKey};
 use knarr_api::{custom, registry};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::finalizer;
 
 use crate::action::{Action, Delete, Dependents};
-use knarr_api::finalizer;
 
 /// The finalizer of foreground deletion.
 pub const FOREGROUND: &str = "foregroundDeletion";

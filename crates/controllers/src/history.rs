@@ -11,8 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::selector::label::Selector;
 use knarr_api::{Object, Shared};
+use knarr_apimachinery::labels::Selector;
 use serde_json::{Value, json};
 
 use crate::action::{Action, Create, Delete};

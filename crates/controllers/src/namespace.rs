@@ -12,8 +12,8 @@ use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey, Shared};
+use knarr_apimachinery::time::seconds;
 
 use crate::action::{Action, Delete, Dependents, Failure, LiveCheck, Verb};
 use crate::controller::{Context, Controller, ObjectChange, View};

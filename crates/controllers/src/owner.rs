@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
-use knarr_api::selector::label::Selector;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
+use knarr_apimachinery::labels::Selector;
 
 use crate::action::{Action, LiveCheck};
 use crate::controller::{ObjectChange, View};

@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use knarr_api::k8s_openapi;
 use knarr_api::registry::{self, Registered};
 use knarr_api::{Kind, ObjectKey, Shared};
+use knarr_apimachinery::finalizer;
 
 use crate::action::{Action, LiveCheck};
 use crate::controller::{Context, Controller, ObjectChange, View};
-use knarr_api::finalizer;
 
 pub const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
 pub const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";

@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::selector::label::Selector;
-use knarr_api::time;
 use knarr_api::{Kind, ObjectKey, Shared};
+use knarr_apimachinery::labels::Selector;
+use knarr_apimachinery::time;
 
 use crate::action::Action;
 use crate::controller::{Context, Controller, ObjectChange, View};

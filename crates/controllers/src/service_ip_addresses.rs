@@ -11,11 +11,11 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::{IPAddress, IPAddressSpec, ParentReference, ServiceCIDR};
-use knarr_api::cidr::Cidr;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::service_ips::{IP_ADDRESS_MANAGER, LABEL_MANAGED_BY, allocated_to};
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
+use knarr_apimachinery::cidr::Cidr;
 
 use crate::action::{Action, Create, Delete, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};

@@ -10,12 +10,12 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use knarr_api::cidr::Cidr;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::service_ips::allocated_to;
 use knarr_api::registry;
-use knarr_api::time::seconds;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
+use knarr_apimachinery::cidr::Cidr;
+use knarr_apimachinery::time::seconds;
 
 use crate::action::Action;
 use crate::controller::{Context, Controller, ObjectChange, View};

@@ -4,11 +4,11 @@
 
 use k8s_openapi::api::admissionregistration::v1::{TypeChecking, ValidatingAdmissionPolicy};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use knarr_api::admission::policy::type_checking::{Gvk, Kinds, warnings};
-use knarr_api::cel::check::Declared;
+use knarr_admission::policy::type_checking::{Gvk, Kinds, warnings};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
+use knarr_cel::check::Declared;
 
 use crate::action::Action;
 use crate::controller::{Context, Controller, ObjectChange, View};
@@ -108,7 +108,7 @@ impl Kinds for Known<'_> {
             group => format!("{group}/{}", kind.version),
         };
         if let Some(found) = registry::by_kind(&api_version, &kind.kind) {
-            return knarr_api::schema::declared::declared(found);
+            return knarr_api::declared::declared(found);
         }
         let definition = self.0.iter().find(|definition| {
             definition.spec.group == kind.group && definition.spec.names.kind == kind.kind

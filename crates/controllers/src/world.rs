@@ -52,7 +52,10 @@ pub fn failure(kind: &Kind) -> Failure {
         verb: Verb::Create,
         kind: kind.clone(),
         name: "rejected".into(),
-        error: knarr_api::Error::conflict(kind.resource_ref("rejected"), "another client was faster"),
+        error: knarr_apimachinery::Error::conflict(
+            kind.resource_ref("rejected"),
+            "another client was faster",
+        ),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The input is an expression and, after a separator, the value of `self` as JSON.
 
-use knarr_api::cel;
+use knarr_cel as cel;
 use serde_json::{Value, json};
 
 use crate::{PART, Target};

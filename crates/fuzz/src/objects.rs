@@ -5,9 +5,11 @@
 //! is still valid after it was stored.
 
 use jiff::Timestamp;
-use knarr_api::selector::field;
-use knarr_api::strategy::{DeletionRequest, Part};
-use knarr_api::{AnyObject, Kind, Object, protobuf, registry};
+use knarr_api::fields;
+use knarr_api::{AnyObject, Kind, Object, registry};
+use knarr_apimachinery::protobuf;
+use knarr_strategy::KindStrategy;
+use knarr_strategy::{DeletionRequest, Part};
 
 use crate::{Target, byte_of, encoded, escaped, kind, seeds};
 
@@ -54,22 +56,22 @@ pub fn check_lifecycle(kind: &Kind, sent: Box<dyn AnyObject>) {
     );
     let mut object = sent;
     let of_kind = "the object is of this kind";
-    kind.ops.set_defaults(&mut *object).expect(of_kind);
+    kind.strategy().set_defaults(&mut *object).expect(of_kind);
     let defaulted = encoded(&*object);
-    kind.ops.set_defaults(&mut *object).expect(of_kind);
+    kind.strategy().set_defaults(&mut *object).expect(of_kind);
     assert_eq!(
         escaped(&defaulted),
         escaped(&encoded(&*object)),
         "defaulting {} twice differs from once",
         kind.kind()
     );
-    kind.ops.prepare_for_create(&mut *object).expect(of_kind);
-    let errors = kind.ops.validate(&*object).expect(of_kind);
+    kind.strategy().prepare_for_create(&mut *object).expect(of_kind);
+    let errors = kind.strategy().validate(&*object).expect(of_kind);
     let _ = kind
-        .ops
+        .strategy()
         .validate_name(object.metadata().name.as_deref().unwrap_or_default());
-    kind.ops.warnings(&*object).expect(of_kind);
-    kind.ops.early_warnings(&*object).expect(of_kind);
+    kind.strategy().warnings(&*object).expect(of_kind);
+    kind.strategy().early_warnings(&*object).expect(of_kind);
     for grace_period_seconds in [None, Some(-1), Some(i64::MAX)] {
         let request = DeletionRequest {
             now: Timestamp::UNIX_EPOCH,
@@ -78,23 +80,28 @@ pub fn check_lifecycle(kind: &Kind, sent: Box<dyn AnyObject>) {
             propagation: None,
         };
         let mut marked = object.clone_box();
-        kind.ops
+        kind.strategy()
             .plan_deletion(&*object, &mut *marked, &request)
             .expect(of_kind);
-        kind.ops
+        kind.strategy()
             .plan_deletion(&*marked, &mut *marked.clone_box(), &request)
             .expect(of_kind);
     }
     for path in kind.ops.selectable_fields().iter() {
         kind.ops.field(&*object, path).expect(of_kind);
     }
-    kind.ops.row(&*object, Timestamp::UNIX_EPOCH).expect(of_kind);
+    kind.strategy()
+        .row(&*object, Timestamp::UNIX_EPOCH)
+        .expect(of_kind);
     for part in [Part::Main, Part::Status] {
         let mut new = object.clone_box();
-        kind.ops
+        kind.strategy()
             .prepare_for_update(&mut *new, &*object, part)
             .expect(of_kind);
-        let _ = kind.ops.validate_update(&*new, &*object, part).expect(of_kind);
+        let _ = kind
+            .strategy()
+            .validate_update(&*new, &*object, part)
+            .expect(of_kind);
     }
     let mut stored = object.clone_box();
     let json = Object::encode_for_store(&mut *stored);
@@ -117,14 +124,14 @@ pub fn check_lifecycle(kind: &Kind, sent: Box<dyn AnyObject>) {
             "{} is not the same after it was encoded and decoded",
             kind.kind()
         );
-        let errors = kind.ops.validate(&*read).expect(of_kind);
+        let errors = kind.strategy().validate(&*read).expect(of_kind);
         assert!(
             errors.is_empty(),
             "a stored {} is no longer valid: {errors:?}",
             kind.kind()
         );
     }
-    if let Ok(everything) = field::Selector::parse(kind, "metadata.name!=x") {
+    if let Ok(everything) = fields::Selector::parse(kind, "metadata.name!=x") {
         let _ = everything.matches(&whole);
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use http::{HeaderMap, HeaderValue};
-use knarr_api::codec;
-use knarr_api::codec::StrictError;
-use knarr_api::selector::field;
+use knarr_api::fields;
+use knarr_apimachinery::codec;
+use knarr_apimachinery::codec::StrictError;
 use knarr_apiserver::authn::bearer;
 use knarr_apiserver::authz::Attributes;
 use knarr_apiserver::http::header;
@@ -71,7 +71,7 @@ pub const REQUIRED_FIELDS: Target = Target {
         let Ok(text) = std::str::from_utf8(rest) else {
             return;
         };
-        let Ok(selector) = field::Selector::parse(kind, text) else {
+        let Ok(selector) = fields::Selector::parse(kind, text) else {
             return;
         };
         let attributes = Attributes {

@@ -1,10 +1,11 @@
 //! Schemas of CustomResourceDefinitions, and custom resources that they validate (the input: a schema and, after a separator,
 //! an object).
 
-use knarr_api::custom::schema::Schema;
-use knarr_api::custom::{cel, definition, shape, validation};
-use knarr_api::field::{ErrorList, Path};
+use knarr_api::custom::shape;
 use knarr_api::registry;
+use knarr_apimachinery::field::{ErrorList, Path};
+use knarr_cel::structural::Schema;
+use knarr_strategy::custom::{cel, definition, validation};
 use serde_json::{Value, json};
 
 use crate::{PART, Target, objects};

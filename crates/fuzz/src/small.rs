@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use knarr_api::fields;
 use knarr_api::k8s_openapi::api::batch::v1::CronJob;
-use knarr_api::quantity::{Quantity, canonical_text};
-use knarr_api::selector::{field, label};
-use knarr_api::{Strategy, duration};
+use knarr_apimachinery::duration;
+use knarr_apimachinery::labels;
+use knarr_apimachinery::quantity::{Quantity, canonical_text};
 use knarr_controllers::cronjob::schedule::Schedule;
+use knarr_strategy::Strategy;
 
 use crate::{Target, kind};
 
@@ -26,11 +28,11 @@ pub const LABEL_SELECTORS: Target = Target {
     name: "label-selectors",
     check: |data| {
         let Some(text) = text(data) else { return };
-        let Ok(selector) = label::Selector::parse(text) else {
+        let Ok(selector) = labels::Selector::parse(text) else {
             return;
         };
         let printed = selector.to_string();
-        let again = label::Selector::parse(&printed);
+        let again = labels::Selector::parse(&printed);
         let again = again.unwrap_or_else(|e| panic!("{text:?} prints as {printed:?}: {e}"));
         assert_eq!(again.to_string(), printed);
         for labels in [
@@ -60,7 +62,7 @@ pub const FIELD_SELECTORS: Target = Target {
     check: |data| {
         let Some((kind, rest)) = kind(data) else { return };
         let Some(text) = text(rest) else { return };
-        if let Ok(selector) = field::Selector::parse(kind, text) {
+        if let Ok(selector) = fields::Selector::parse(kind, text) {
             let _ = (selector.is_everything(), selector.required("metadata.name"));
         }
     },

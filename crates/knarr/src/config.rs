@@ -319,7 +319,7 @@ impl Config {
             store,
             network: Network::read(&mut reader, &flags.network, &data_dir),
             node_name: reader.get("nodeName", "--node-name", &flags.node_name, &host_name(), |s| {
-                match knarr_api::names::dns1123_subdomain(s).first() {
+                match knarr_apimachinery::names::dns1123_subdomain(s).first() {
                     None => Ok(s.to_string()),
                     Some(error) => Err(ValueError::Name(error.clone())),
                 }
@@ -418,7 +418,7 @@ impl Config {
                 &flags.cluster_signing_duration,
                 "8760h",
                 |s| {
-                    let duration = knarr_api::duration::parse(s).filter(|d| d.is_positive());
+                    let duration = knarr_apimachinery::duration::parse(s).filter(|d| d.is_positive());
                     duration.ok_or_else(|| ValueError::expected("a positive duration, such as 8760h"))
                 },
             ),

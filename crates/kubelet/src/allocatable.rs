@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::{Notation, Quantity};
+use knarr_apimachinery::quantity::{Notation, Quantity};
 
 use crate::configuration::KubeletConfiguration;
 use crate::eviction::Signal;

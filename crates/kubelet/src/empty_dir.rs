@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::Quantity;
+use knarr_apimachinery::quantity::Quantity;
 
 use crate::huge_pages::{self, PageSizeError};
 use crate::resources::limit_of_all;

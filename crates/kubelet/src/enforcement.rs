@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::qos_class;
-use knarr_api::quantity::Quantity;
+use knarr_apimachinery::quantity::Quantity;
 
 use crate::cgroup::CgroupName;
 use crate::configuration::KubeletConfiguration;

@@ -8,7 +8,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::{
     RequirementKind, has_pod_level_resources, is_hugepages, is_sidecar, qos_class,
 };
-use knarr_api::quantity::Quantity;
+use knarr_apimachinery::quantity::Quantity;
 
 /// A container's requests of memory and huge pages, in bytes by resource.
 pub type MemoryRequests = BTreeMap<String, u64>;

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::{RequirementKind, pod_resources};
-use knarr_api::quantity::Quantity;
+use knarr_apimachinery::quantity::Quantity;
 
 /// Amounts by resource name.
 pub type Amounts = BTreeMap<String, i64>;

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::codec::{self, DecodeError, StrictError};
 use knarr_api::k8s_openapi;
-use knarr_api::strategy::Strategy;
+use knarr_apimachinery::codec::{self, DecodeError, StrictError};
+use knarr_apimachinery::field::ErrorList;
 use serde_json::Value;
 
 const HASH: &str = "kubernetes.io/config.hash";
@@ -40,8 +40,21 @@ pub enum ManifestError {
     Invalid(Vec<String>),
 }
 
+/// The rules of pods: the API server's, which does not see a static pod before it runs.
+#[derive(Clone, Copy, Debug)]
+pub struct PodRules {
+    pub set_defaults: fn(&mut Pod),
+    pub validate: fn(&Pod) -> ErrorList,
+}
+
 /// The pod that a file defines.
-pub fn read(document: &Value, file: &str, node_name: &str, now: Timestamp) -> Result<Pod, ManifestError> {
+pub fn read(
+    document: &Value,
+    file: &str,
+    node_name: &str,
+    now: Timestamp,
+    rules: PodRules,
+) -> Result<Pod, ManifestError> {
     for (field, expected) in [("apiVersion", "v1"), ("kind", "Pod")] {
         let found = document.get(field).and_then(Value::as_str).unwrap_or("");
         if found != expected {
@@ -95,9 +108,9 @@ pub fn read(document: &Value, file: &str, node_name: &str, now: Timestamp) -> Re
     if !tolerations.contains(&everything) {
         tolerations.push(everything);
     }
-    pod.set_defaults();
+    (rules.set_defaults)(&mut pod);
     pod.status = None;
-    let errors = pod.validate();
+    let errors = (rules.validate)(&pod);
     if !errors.is_empty() {
         let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
         return Err(ManifestError::Invalid(texts));
@@ -213,7 +226,14 @@ fn annotation<'a>(annotations: Option<&'a BTreeMap<String, String>>, key: &str) 
 
 #[cfg(test)]
 mod tests {
+    use knarr_strategy::Strategy;
+
     use super::*;
+
+    const RULES: PodRules = PodRules {
+        set_defaults: Strategy::set_defaults,
+        validate: Strategy::validate,
+    };
     use serde_json::json;
 
     fn now() -> Timestamp {
@@ -227,7 +247,7 @@ mod tests {
 
     #[test]
     fn l1_a_file_is_the_same_pod_until_its_content_changes() {
-        let pod = read(&file(), "/a/web.yaml", "n1", now()).unwrap();
+        let pod = read(&file(), "/a/web.yaml", "n1", now(), RULES).unwrap();
         let meta = &pod.metadata;
         assert_eq!(meta.name.as_deref(), Some("web-n1"));
         assert_eq!(meta.namespace.as_deref(), Some("default"));
@@ -237,7 +257,8 @@ mod tests {
         assert_eq!(spec.node_name.as_deref(), Some("n1"));
         let tolerated = &spec.tolerations.as_ref().unwrap()[0];
         assert_eq!(tolerated.effect.as_deref(), Some("NoExecute"));
-        let uid = |document: &Value, file: &str| read(document, file, "n1", now()).unwrap().metadata.uid;
+        let uid =
+            |document: &Value, file: &str| read(document, file, "n1", now(), RULES).unwrap().metadata.uid;
         assert_eq!(uid(&file(), "/a/web.yaml"), meta.uid);
         assert_ne!(uid(&file(), "/a/other.yaml"), meta.uid);
         let mut changed = file();
@@ -251,7 +272,7 @@ mod tests {
         let with = |path: &str, value: Value| {
             let mut document = file();
             *document.pointer_mut(path).unwrap() = value;
-            read(&document, "f", "n1", now()).unwrap_err().to_string()
+            read(&document, "f", "n1", now(), RULES).unwrap_err().to_string()
         };
         for (path, value, want) in [
             ("/kind", json!("Job"), "kind: \"Job\": expected Pod"),
@@ -273,7 +294,7 @@ mod tests {
     fn l4_a_static_pod_starts_again_with_its_previous_status() {
         let mut document = file();
         document["spec"]["initContainers"] = json!([{"name": "i", "image": "app"}]);
-        let pod = read(&document, "f", "n1", now()).unwrap();
+        let pod = read(&document, "f", "n1", now(), RULES).unwrap();
         let counts = |pod: &Pod| {
             let status = pod.status.as_ref().unwrap();
             let of = |list: &Option<Vec<ContainerStatus>>| list.as_ref().map(|l| l[0].restart_count);
@@ -304,7 +325,7 @@ mod tests {
 
     #[test]
     fn l13_a_mirror_names_its_pod_and_belongs_to_its_node() {
-        let pod = read(&file(), "f", "n1", now()).unwrap();
+        let pod = read(&file(), "f", "n1", now(), RULES).unwrap();
         let mirror = mirror(&pod, Some("node-uid"));
         assert_eq!(mirrored_hash(&mirror), pod.metadata.uid.as_deref());
         assert_eq!(mirrored_hash(&pod), None);

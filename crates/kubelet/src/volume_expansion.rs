@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::Quantity;
+use knarr_apimachinery::quantity::Quantity;
 
 const STORAGE: &str = "storage";
 /// The resizer sets this annotation on claims whose volumes need no expansion on nodes.
@@ -117,7 +117,7 @@ pub enum Outcome {
 fn amount(of: Option<&Wire>) -> Quantity {
     // The API server has validated it.
     of.and_then(|size| Quantity::of(size).ok())
-        .unwrap_or_else(|| Quantity::from_value(0, knarr_api::quantity::Notation::BinarySi))
+        .unwrap_or_else(|| Quantity::from_value(0, knarr_apimachinery::quantity::Notation::BinarySi))
 }
 
 /// The size in the claim's status.

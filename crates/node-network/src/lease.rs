@@ -3,7 +3,8 @@
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use knarr_api::k8s_openapi;
-use knarr_api::{Error, registry};
+use knarr_api::registry;
+use knarr_apimachinery::Error;
 use knarr_client::{Api, ListOptions, NETWORK_NAMESPACE, TypedApi};
 
 /// As it is, or a new one, to be written.

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ReplicationController, Se
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
-use knarr_api::selector::label::{Requirement, Selector};
+use knarr_apimachinery::labels::{Requirement, Selector};
 
 use crate::dynamic_resources::{self, claims::Devices};
 use crate::node_info::NodeInfo;

@@ -12,8 +12,8 @@ mod v1alpha1;
 mod version;
 
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::field::{ErrorList, Path};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::field::{ErrorList, Path};
 use serde_json::Value;
 
 pub use args::{
@@ -23,7 +23,7 @@ pub use args::{
 pub use plugins::{ExtensionPoint, Plugin, Plugins};
 pub use version::Version;
 
-use knarr_api::document::{Fields, Report};
+use knarr_apimachinery::document::{Fields, Report};
 
 /// What every version's `kind` must be.
 const KIND: &str = "KubeSchedulerConfiguration";

@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_api::selector::label::Selector;
 use knarr_api::{ObjectKey, Shared};
+use knarr_apimachinery::labels::Selector;
 
 use crate::pod_volumes::PodVolumes;
 use crate::resources::Requests;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::{Notation, Quantity};
+use knarr_apimachinery::quantity::{Notation, Quantity};
 
 /// The request that a container without one counts with in scores (not in filters).
 pub const DEFAULT_MILLI_CPU: i64 = 100;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
-use knarr_api::quantity::Quantity;
 use knarr_api::{Object, Shared, k8s_openapi};
+use knarr_apimachinery::quantity::Quantity;
 
 use crate::pod_info::PodClass;
 

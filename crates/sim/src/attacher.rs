@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeError};
-use knarr_api::{finalizer, k8s_openapi, registry};
+use knarr_api::{k8s_openapi, registry};
+use knarr_apimachinery::finalizer;
 use knarr_client::{Api, Error, ListOptions, TypedApi};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};

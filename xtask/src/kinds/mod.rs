@@ -1,7 +1,7 @@
 //! `cargo run -p xtask -- kinds DIR`: the descriptors of Kubernetes' types, from the source tree of one of its versions.
 //!
 //! It reads the Go types (names, JSON tags, embedding, order), `generated.proto` (the numbers of fields) and the published OpenAPI v3
-//! documents (list and map types, merge keys, required fields), and writes `crates/api/src/descriptors/kubernetes.txt`, whose form that
+//! documents (list and map types, merge keys, required fields), and writes `crates/apimachinery/src/descriptors/kubernetes.txt`, whose form that
 //! module explains. What changed is printed, a line a type or field: moving to another version is to review that.
 
 mod difference;
@@ -19,7 +19,7 @@ use go::{Definition, Field, Package, Text, Type};
 use published::Messages;
 
 /// Where the descriptors are.
-const OUTPUT: &str = "crates/api/src/descriptors/kubernetes.txt";
+const OUTPUT: &str = "crates/apimachinery/src/descriptors/kubernetes.txt";
 
 /// Packages in addition to those of `k8s.io/api`: name, import path.
 const PACKAGES: &[(&str, &str)] = &[

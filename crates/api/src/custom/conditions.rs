@@ -1,11 +1,11 @@
 //! The conditions of a CustomResourceDefinition: NamesAccepted, Established, Terminating.
 
-use crate::time::seconds;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionCondition as Condition,
     CustomResourceDefinitionNames as Names, CustomResourceDefinitionStatus as Status,
 };
 use k8s_openapi::jiff::Timestamp;
+use knarr_apimachinery::time::seconds;
 
 pub const ESTABLISHED: &str = "Established";
 pub const NAMES_ACCEPTED: &str = "NamesAccepted";
@@ -119,7 +119,7 @@ pub fn names_and_conditions<'a>(
 /// The accepted names, and the last conflict of the others.
 fn accept(requested: &Names, mut had: Names, taken: &NamesInUse) -> (Names, Option<(&'static str, String)>) {
     let mut conflict = None;
-    let in_use = |name: &str| format!("{} is already in use", crate::field::quoted(name));
+    let in_use = |name: &str| format!("{} is already in use", knarr_apimachinery::field::quoted(name));
     let is_taken = |list: &[String], name: &str| !name.is_empty() && list.iter().any(|t| t == name);
     match is_taken(&taken.resources, &requested.plural) {
         true => conflict = Some(("PluralConflict", in_use(&requested.plural))),

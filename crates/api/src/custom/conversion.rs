@@ -8,13 +8,13 @@ use std::sync::Arc;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceConversion, CustomResourceDefinition, WebhookClientConfig,
 };
+use knarr_apimachinery::error::Error;
+use knarr_apimachinery::field::Path;
+use knarr_apimachinery::meta;
 use serde_json::{Map, Value, json};
 
 use super::CustomObject;
-use crate::error::Error;
-use crate::field::Path;
 use crate::kind::Kind;
-use crate::meta;
 use crate::object::AnyObject;
 
 /// The versions of ConversionReview that this server writes.

@@ -2,27 +2,20 @@
 //!
 //! [`Definition::of`] makes the kinds of a definition, one a version. They are reference-counted (see [`crate::kind`]):
 //! the kinds of an earlier state of the definition are freed with the last request, object or watch that uses them. The rules
-//! of a kind ([`CustomOps`]) have its schema; [`crate::strategy::Ops::custom`] returns them to callers that treat custom
+//! of a kind ([`CustomOps`]) have its schema; [`crate::api_type::Ops::custom`] returns them to callers that treat custom
 //! kinds differently, such as server-side apply.
 //!
 //! With the conversion strategy None all versions have the same fields under another apiVersion; with Webhook the
 //! definition's webhook converts between them, see [`conversion`].
 
-pub mod cel;
 pub mod conditions;
 pub mod conversion;
-pub(crate) mod declared;
-pub mod definition;
-mod field_path;
-pub(crate) mod format;
 mod object;
 mod ops;
 pub mod path;
 mod published;
 mod scale;
-pub mod schema;
 pub mod shape;
-pub mod validation;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -32,12 +25,11 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 pub use object::CustomObject;
 pub use ops::{CustomOps, Rules};
-pub use schema::Schema;
 
-use crate::cel::check::Declared;
-use crate::cel::check::declared::Shape;
 use crate::kind::{Kind, KindInfo, KindNames, KindOps, NameList, Scope, Subresource, Verbs, Versions};
-use crate::table;
+use knarr_cel::check::Declared;
+use knarr_cel::check::declared::Shape;
+use knarr_cel::structural::{Schema, declared};
 use path::JsonPath;
 
 /// In the order in which discovery has them for custom kinds.
@@ -265,26 +257,14 @@ fn rules(
 }
 
 /// An additional printer column, and the path of its value.
-pub(crate) struct PrinterColumn {
-    name: String,
-    of: String,
-    format: String,
-    priority: i32,
-    description: String,
+pub struct PrinterColumn {
+    pub name: String,
+    pub of: String,
+    pub format: String,
+    pub priority: i32,
+    pub description: String,
     /// `None` for a path this server does not read: the cell stays empty.
-    path: Option<JsonPath>,
-}
-
-impl PrinterColumn {
-    fn definition(&self) -> table::ColumnOf<'_> {
-        table::ColumnOf {
-            name: &self.name,
-            of: &self.of,
-            format: &self.format,
-            priority: self.priority,
-            description: &self.description,
-        }
-    }
+    pub path: Option<JsonPath>,
 }
 
 /// The path of the Age column of a kind without columns of its own.
@@ -332,7 +312,7 @@ pub fn declared_version(crd: &CustomResourceDefinition, version: &str) -> Option
     let mut found = declared::declared(&schema, true, kind)?;
     // Rules can use only some of metadata; in the published API it is complete.
     if let Shape::Object { fields, .. } = &mut found.shape {
-        let metadata = crate::schema::declared::metadata(kind)?;
+        let metadata = crate::declared::metadata(kind)?;
         fields.insert("metadata".into(), Arc::new(metadata));
     }
     Some(found)
@@ -349,6 +329,3 @@ pub(crate) fn published_name(group: &str, version: &str, kind: &str) -> String {
     labels.reverse();
     format!("{}.{version}.{kind}", labels.join("."))
 }
-
-#[cfg(test)]
-mod tests;

@@ -5,11 +5,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use knarr_apimachinery::codec::WithNulls;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value};
 
 use super::ops::Rules;
-use crate::codec::WithNulls;
 use crate::managed_fields::{FieldSetSerializer, Ownership};
 use crate::object::AnyObject;
 
@@ -22,7 +22,7 @@ pub struct CustomObject {
     /// The version that is encoded as apiVersion: the one it is stored or served in.
     pub(super) shown_as: Arc<Rules>,
     /// The version whose schema validates it: the one of the request.
-    pub(super) rules: Arc<Rules>,
+    pub rules: Arc<Rules>,
 }
 
 impl CustomObject {
@@ -32,7 +32,7 @@ impl CustomObject {
         whole.insert("apiVersion".into(), self.shown_as.api_version().into());
         whole.insert("kind".into(), self.shown_as.kind.as_str().into());
         // Metadata has no map with keys other than strings.
-        let metadata = crate::codec::to_value(&self.metadata).unwrap_or_default();
+        let metadata = knarr_apimachinery::codec::to_value(&self.metadata).unwrap_or_default();
         whole.insert("metadata".into(), metadata);
         Value::Object(whole)
     }

@@ -9,12 +9,12 @@ use std::sync::OnceLock;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use knarr_apimachinery::schema;
 use schemars::SchemaGenerator;
 use serde_json::{Map, Value, json};
 
 use super::ops::Rules;
 use super::published_name;
-use crate::schema;
 
 const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
 const EMBEDDED: &str = "x-kubernetes-embedded-resource";

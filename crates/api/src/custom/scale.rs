@@ -1,10 +1,10 @@
 //! The scale of a custom kind: three paths into its objects.
 
 use k8s_openapi::api::autoscaling::v1::Scale;
+use knarr_apimachinery::field::{Cause, ErrorList, FieldError};
 use serde_json::{Map, Value};
 
 use super::CustomObject;
-use crate::field::{Cause, ErrorList, FieldError};
 use crate::scale::new_scale;
 
 /// The largest number of replicas.
@@ -76,7 +76,7 @@ impl CustomObject {
     }
 
     /// Validates the values at the scale's paths; with `status_only` not those of the spec.
-    pub(super) fn check_scale(&self, status_only: bool, errors: &mut ErrorList) {
+    pub fn check_scale(&self, status_only: bool, errors: &mut ErrorList) {
         let Some(paths) = &self.rules.scale else { return };
         let spec = (!status_only).then_some(&paths.spec_replicas_path);
         for path in spec.into_iter().chain([&paths.status_replicas_path]) {

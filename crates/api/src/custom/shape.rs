@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::schema::{Additional, Schema};
+use knarr_cel::structural::{Additional, Schema};
 
 /// The fields that every Kubernetes object has, specified or not.
 const TYPE_META: [&str; 3] = ["apiVersion", "kind", "metadata"];

@@ -1,96 +1,103 @@
-//! The API strategy of each kind (defaults, validation, table columns), one file for each kind.
+//! What every component knows of a kind: names, small questions about its objects, and how its type is decoded and selected
+//! ([`ApiType`]). The rules of kinds are in `knarr-strategy`.
 
 use k8s_openapi::api::*;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 
-use crate::Strategy;
+use crate::api_type::ApiType;
 
-mod admission_policy;
-mod api_service;
 mod certificate_signing_request;
-pub(crate) mod checks;
-mod cluster_role;
-mod cluster_role_binding;
-mod component_status;
-mod config_map;
-mod controller_revision;
-mod cron_job;
-mod csi_driver;
-mod csi_node;
-mod csi_storage_capacity;
-mod custom_resource_definition;
 mod daemon_set;
 mod deployment;
-mod device;
-mod device_class;
-mod device_requests;
-mod endpoint_slice;
-mod endpoints;
 mod event;
 mod events_event;
-mod flow_rules;
-mod flow_schema;
 mod horizontal_pod_autoscaler;
-mod horizontal_pod_autoscaler_v1;
-mod ingress;
-mod ingress_class;
 mod ip_address;
 mod job;
-mod lease;
-mod limit_range;
-mod mutating_admission_policy;
-mod mutating_admission_policy_binding;
-mod mutating_webhook_configuration;
-pub mod namespace;
-mod network_policy;
+mod namespace;
 pub mod node;
+pub mod node_affinity;
 pub mod persistent_volume;
-mod persistent_volume_claim;
 pub mod pod;
-mod pod_disruption_budget;
-mod pod_template;
-pub mod priority_class;
-mod priority_level_configuration;
-mod rbac;
 mod replica_set;
 mod replication_controller;
-mod resource_claim;
-mod resource_claim_status;
-mod resource_claim_template;
-mod resource_quota;
 mod resource_slice;
-mod role;
-mod role_binding;
-mod runtime_class;
 mod secret;
-pub mod service;
-mod service_account;
-mod service_cidr;
+mod service;
 pub mod service_ips;
 mod stateful_set;
-mod storage_class;
 mod template;
-mod validating_admission_policy;
-mod validating_admission_policy_binding;
-mod validating_webhook_configuration;
 mod volume_attachment;
-mod volume_attributes_class;
-pub(crate) mod warnings;
-mod webhook;
 
-/// Implements `Strategy` for kinds that need only its default methods.
-macro_rules! default_strategy {
-    ($($t:ty),* $(,)?) => {$(impl Strategy for $t {})*};
+/// Implements [`ApiType`] for types that need only its default methods.
+macro_rules! api_types {
+    ($($t:ty),* $(,)?) => {$(impl ApiType for $t {})*};
 }
 
-default_strategy! {
-core::v1::Binding,
-authentication::v1::SelfSubjectReview,
-authentication::v1::TokenReview,
-authorization::v1::LocalSubjectAccessReview,
-authorization::v1::SelfSubjectAccessReview,
-authorization::v1::SelfSubjectRulesReview,
-authorization::v1::SubjectAccessReview,
+/// Implements [`ApiType`] for types whose metadata an update of the status does not change.
+macro_rules! status_keeps_metadata {
+    ($($t:ty),* $(,)?) => {$(impl ApiType for $t {
+        const STATUS_KEEPS_METADATA: bool = true;
+    })*};
 }
 
-#[cfg(test)]
-mod tests;
+status_keeps_metadata! {
+    APIService,
+    flowcontrol::v1::FlowSchema,
+    flowcontrol::v1::PriorityLevelConfiguration,
+    resource::v1::ResourceClaim,
+    networking::v1::ServiceCIDR,
+    admissionregistration::v1::ValidatingAdmissionPolicy,
+}
+
+api_types! {
+    core::v1::Binding,
+    core::v1::ComponentStatus,
+    core::v1::ConfigMap,
+    core::v1::Endpoints,
+    core::v1::LimitRange,
+    core::v1::PersistentVolumeClaim,
+    core::v1::PodTemplate,
+    core::v1::ResourceQuota,
+    core::v1::ServiceAccount,
+    apps::v1::ControllerRevision,
+    authentication::v1::SelfSubjectReview,
+    authentication::v1::TokenReview,
+    authorization::v1::LocalSubjectAccessReview,
+    authorization::v1::SelfSubjectAccessReview,
+    authorization::v1::SelfSubjectRulesReview,
+    authorization::v1::SubjectAccessReview,
+    autoscaling::v1::HorizontalPodAutoscaler,
+    batch::v1::CronJob,
+    networking::v1::IngressClass,
+    networking::v1::Ingress,
+    networking::v1::NetworkPolicy,
+    policy::v1::PodDisruptionBudget,
+    rbac::v1::ClusterRoleBinding,
+    rbac::v1::ClusterRole,
+    rbac::v1::RoleBinding,
+    rbac::v1::Role,
+    storage::v1::CSIDriver,
+    storage::v1::CSINode,
+    storage::v1::CSIStorageCapacity,
+    storage::v1::StorageClass,
+    storage::v1::VolumeAttributesClass,
+    admissionregistration::v1::MutatingAdmissionPolicy,
+    admissionregistration::v1::MutatingAdmissionPolicyBinding,
+    admissionregistration::v1::MutatingWebhookConfiguration,
+    admissionregistration::v1::ValidatingAdmissionPolicyBinding,
+    admissionregistration::v1::ValidatingWebhookConfiguration,
+    CustomResourceDefinition,
+    scheduling::v1::PriorityClass,
+    coordination::v1::Lease,
+    k8s_openapi::api::node::v1::RuntimeClass,
+    discovery::v1::EndpointSlice,
+    resource::v1::DeviceClass,
+    resource::v1::ResourceClaimTemplate,
+}
+
+/// The value of an optional string field; empty if it is absent, as in Go.
+fn text(value: &Option<String>) -> &str {
+    value.as_deref().unwrap_or("")
+}

@@ -1,81 +1,10 @@
-//! ReplicationController: the predecessor of ReplicaSet, with a map as selector. Its deletion orphans the pods
-//! unless the client sets another propagation policy.
+//! ReplicationController: its selectable fields.
 
 use k8s_openapi::api::core::v1::ReplicationController;
-use k8s_openapi::jiff::Timestamp;
 
-use super::checks::{drop_empty, not_negative_if_set, spec_and_status, text};
-use super::template::{self, ReplicaCounts};
-use super::warnings;
-use crate::field::{ErrorList, Path};
-use crate::strategy::{Part, Strategy};
-use crate::table::{self, Cell, Column};
+use crate::api_type::ApiType;
 
-impl Strategy for ReplicationController {
-    fn set_defaults(&mut self) {
-        let spec = self.spec.get_or_insert_default();
-        let labels = spec
-            .template
-            .as_ref()
-            .and_then(|t| t.metadata.as_ref()?.labels.clone());
-        if let Some(labels) = labels {
-            if spec.selector.as_ref().is_none_or(|s| s.is_empty()) {
-                spec.selector = Some(labels.clone());
-            }
-            if self.metadata.labels.as_ref().is_none_or(|l| l.is_empty()) {
-                self.metadata.labels = Some(labels);
-            }
-        }
-        spec.replicas.get_or_insert(1);
-        drop_empty(&mut spec.min_ready_seconds);
-        drop_empty(&mut spec.selector);
-        if let Some(template) = &mut spec.template {
-            template::set_defaults(template);
-        }
-        self.status.get_or_insert_default();
-    }
-
-    spec_and_status!();
-
-    fn validate(&self) -> ErrorList {
-        let mut errors = ErrorList::new();
-        let spec = self.spec.clone().unwrap_or_default();
-        let path = Path::new("spec");
-        not_negative_if_set(
-            &mut errors,
-            &path.child("minReadySeconds"),
-            spec.min_ready_seconds,
-        );
-        let selector = spec.selector.unwrap_or_default();
-        if selector.is_empty() {
-            errors.required(&path.child("selector"), "");
-        }
-        not_negative_if_set(&mut errors, &path.child("replicas"), spec.replicas);
-        template::validate_selected_by_map(&selector, spec.template.as_ref(), &mut errors);
-        template::no_deadline(spec.template.as_ref(), "ReplicationController", &mut errors);
-        errors
-    }
-
-    fn validate_update(&self, _old: &Self, part: Part) -> ErrorList {
-        if part != Part::Status {
-            return self.validate();
-        }
-        let mut errors = ErrorList::new();
-        let status = self.status.clone().unwrap_or_default();
-        ReplicaCounts {
-            replicas: status.replicas,
-            ready: status.ready_replicas.unwrap_or(0),
-            available: status.available_replicas.unwrap_or(0),
-            ready_name: "readyReplicas",
-            others: &[("fullyLabeledReplicas", status.fully_labeled_replicas.unwrap_or(0))],
-            free: &[("observedGeneration", status.observed_generation.unwrap_or(0))],
-        }
-        .validate(&mut errors);
-        errors
-    }
-
-    const ORPHANS_BY_DEFAULT: bool = true;
-
+impl ApiType for ReplicationController {
     const SELECTABLE_FIELDS: &'static [&'static str] = &["status.replicas"];
 
     fn field(&self, path: &str) -> String {
@@ -84,52 +13,4 @@ impl Strategy for ReplicationController {
             _ => String::new(),
         }
     }
-
-    fn warnings(&self) -> Vec<String> {
-        let name = warnings::name_warning(text(&self.metadata.name));
-        name.into_iter().chain(template_warnings(self)).collect()
-    }
-
-    /// The template is only checked for warnings if the generation changed: an update of the metadata alone does not repeat them.
-    fn warnings_on_update(&self, old: &Self) -> Vec<String> {
-        match self.metadata.generation == old.metadata.generation {
-            true => Vec::new(),
-            false => template_warnings(self),
-        }
-    }
-
-    fn columns() -> &'static [Column] {
-        const COLUMNS: &[Column] = &[
-            table::NAME,
-            Column::integer("Desired"),
-            Column::integer("Current"),
-            Column::integer("Ready"),
-            table::AGE,
-            table::CONTAINERS,
-            table::IMAGES,
-            table::SELECTOR,
-        ];
-        COLUMNS
-    }
-
-    fn row(&self, now: Timestamp) -> Vec<Cell> {
-        let spec = self.spec.clone().unwrap_or_default();
-        let status = self.status.clone().unwrap_or_default();
-        let [containers, images] = template::cells(spec.template.as_ref());
-        vec![
-            table::name(&self.metadata),
-            spec.replicas.unwrap_or(0).into(),
-            status.replicas.into(),
-            status.ready_replicas.unwrap_or(0).into(),
-            table::created(&self.metadata, now),
-            containers,
-            images,
-            table::labels(spec.selector.iter().flatten()).into(),
-        ]
-    }
-}
-
-fn template_warnings(object: &ReplicationController) -> Vec<String> {
-    let template = object.spec.as_ref().and_then(|s| s.template.as_ref());
-    template.map(template::warnings).unwrap_or_default()
 }

@@ -2,12 +2,12 @@
 
 use std::sync::LazyLock;
 
+use knarr_apimachinery::descriptors::{self, TypeDescriptor};
 use serde_json::{Map, Value, json};
 
-use crate::descriptors::{self, TypeDescriptor};
 use crate::kind::Kind;
 use crate::registry;
-use crate::schema::Shape;
+use crate::shape::Shape;
 
 /// An empty object of the kind, as Go encodes it: with structs that are not pointers, and some lists null; in
 /// Events also with times and names.

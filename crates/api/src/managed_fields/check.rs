@@ -5,13 +5,14 @@
 
 use std::collections::BTreeSet;
 
+use knarr_apimachinery::schema::Scalar;
 use serde_json::Value;
 
 use super::set::shown;
 use super::typed::Type;
 use crate::patch::strategic::go_type;
 use crate::patch::{go_syntax, go_value};
-use crate::schema::{self, Field, Scalar, Shape};
+use crate::shape::{self, Field, Shape};
 
 /// The schema errors of a value, with their paths.
 pub fn errors(type_: Type<'_>, value: &Value) -> Vec<String> {
@@ -116,20 +117,20 @@ fn check_field(
         None => check_scalar(field.scalar, value, &path, found),
     };
     match (&field.value, value) {
-        (schema::Value::Scalar | schema::Value::Struct(_), value) => inside(value, path.to_string()),
-        (schema::Value::Map(_), Value::Object(map)) => {
+        (shape::Value::Scalar | shape::Value::Struct(_), value) => inside(value, path.to_string()),
+        (shape::Value::Map(_), Value::Object(map)) => {
             for (key, value) in map {
                 inside(value, format!("{path}.{key}"));
             }
         }
-        (schema::Value::Map(_), other) => {
+        (shape::Value::Map(_), other) => {
             say(
                 found,
                 path,
                 &format!("expected map, got &{{{}}}", go_value(other)),
             );
         }
-        (schema::Value::List(_), Value::Array(list)) => {
+        (shape::Value::List(_), Value::Array(list)) => {
             if !type_.is_list() {
                 for (at, item) in list.iter().enumerate() {
                     inside(item, format!("{path}[{at}]"));
@@ -145,7 +146,7 @@ fn check_field(
             }
             check(type_, value, path, found);
         }
-        (schema::Value::List(_), other) => {
+        (shape::Value::List(_), other) => {
             say(
                 found,
                 path,

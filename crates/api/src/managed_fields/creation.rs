@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use knarr_apimachinery::codec::to_plain_value;
 use serde::Serialize;
 use serde::ser::{Error as _, Impossible, SerializeMap, SerializeSeq, SerializeStruct, Serializer};
 use serde_json::{Error, Map, Value};
@@ -14,7 +15,6 @@ use serde_json::{Error, Map, Value};
 use super::set::{FieldSet, Node, owns};
 use super::text::{Element, Writer};
 use super::typed::{self, Form, Item, Type};
-use crate::codec::to_plain_value;
 use crate::object::AnyObject;
 
 /// The fields of `object` that `blank` does not have, or has at another value, as text; empty where there are none.

@@ -3,13 +3,13 @@
 //! A structural schema has a type for each value; where it has none, the form of the value decides: maps are then merged
 //! field by field, lists and scalars are atomic. `x-kubernetes-preserve-unknown-fields` holds for everything below.
 
+use knarr_apimachinery::schema::Scalar;
+use knarr_cel::structural::Additional;
+use knarr_cel::structural::Schema;
 use serde_json::Value;
 
 use super::check::mismatch;
 use super::typed::{Form, Type};
-use crate::custom::Schema;
-use crate::custom::schema::Additional;
-use crate::schema::Scalar;
 
 /// A node of a schema.
 #[derive(Clone, Copy, Debug)]

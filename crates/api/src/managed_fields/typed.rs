@@ -4,29 +4,29 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
+use knarr_apimachinery::descriptors;
+use knarr_apimachinery::schema::rules::{self, List};
 use serde_json::{Map, Value};
 
 use super::custom::Node;
 use super::set::FieldSet;
 use super::text;
-use crate::descriptors;
 use crate::kind::Kind;
 use crate::registry;
-use crate::schema::rules::{self, List};
-use crate::schema::{self, Shape};
+use crate::shape::{self, Shape};
 
 /// The type of a value for merging. Borrowed from its kind's [`Shape`].
 #[derive(Clone, Copy, Debug)]
 pub enum Type<'a> {
     /// An atomic value: a scalar, or an atomic list or map.
     Leaf,
-    Struct(&'a Shape, &'a schema::Type),
+    Struct(&'a Shape, &'a shape::Type),
     /// Keys are the user's.
-    Map(&'a Shape, Option<&'a schema::Type>),
+    Map(&'a Shape, Option<&'a shape::Type>),
     /// Different scalars.
     Set,
     /// Objects that differ in these fields.
-    Keyed(&'a Shape, &'a schema::Type, &'static [&'static str]),
+    Keyed(&'a Shape, &'a shape::Type, &'static [&'static str]),
     /// A node of a custom kind's schema that allows several forms: see [`Type::resolve`].
     Custom(Node<'a>),
     /// An object, by a custom kind's schema.
@@ -86,7 +86,7 @@ impl<'a> Type<'a> {
     }
 
     /// A named type where the field has no rule of its own.
-    fn named(shape: &'a Shape, of: Option<&'a schema::Type>) -> Self {
+    fn named(shape: &'a Shape, of: Option<&'a shape::Type>) -> Self {
         match of.filter(|of| !of.is_opaque() && !of.is_atomic) {
             Some(of) => Type::Struct(shape, of),
             None => Type::Leaf,
@@ -105,17 +105,17 @@ impl<'a> Type<'a> {
                 let of = shape.type_of(field);
                 Some(match &field.value {
                     _ if map == Some(rules::Map::Atomic) => Type::Leaf,
-                    schema::Value::Struct(_) if map == Some(rules::Map::Granular) => {
+                    shape::Value::Struct(_) if map == Some(rules::Map::Granular) => {
                         of.map_or(Type::Leaf, |of| Type::Struct(shape, of))
                     }
-                    schema::Value::Struct(_) => Type::named(shape, of),
-                    schema::Value::Map(_) => Type::Map(shape, of),
-                    schema::Value::List(_) => match (field.rule.and_then(|r| r.list.as_ref()), of) {
+                    shape::Value::Struct(_) => Type::named(shape, of),
+                    shape::Value::Map(_) => Type::Map(shape, of),
+                    shape::Value::List(_) => match (field.rule.and_then(|r| r.list.as_ref()), of) {
                         (Some(List::Set), _) => Type::Set,
                         (Some(List::Map(keys)), Some(of)) => Type::Keyed(shape, of, keys),
                         _ => Type::Leaf,
                     },
-                    schema::Value::Scalar => Type::Leaf,
+                    shape::Value::Scalar => Type::Leaf,
                 })
             }
             Type::Map(shape, of) => Some(Type::named(shape, of)),

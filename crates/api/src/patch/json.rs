@@ -2,10 +2,10 @@
 //! a path's text before its first slash does not count, negative indices count from the end, and `replace` of a key
 //! that is not there adds it.
 
+use knarr_apimachinery::error::Error;
 use serde_json::{Map, Value};
 
 use super::{MAX_DEPTH, cannot_apply, depth, go_json_kind};
-use crate::error::Error;
 
 /// How many operations one patch may have, as in Kubernetes.
 pub const MAX_OPERATIONS: usize = 10_000;

@@ -1,9 +1,9 @@
 //! JSON merge patch (RFC 7386).
 
+use knarr_apimachinery::error::Error;
 use serde_json::{Map, Value};
 
 use super::go_json_kind;
-use crate::error::Error;
 
 /// Rejects (400) JSON that is not a merge patch of an object. To be called before [`apply`].
 pub fn check(patch: &Value) -> Result<(), Error> {

@@ -10,7 +10,7 @@ pub mod strategic;
 
 use serde_json::Value;
 
-use crate::error::Error;
+use knarr_apimachinery::error::Error;
 
 /// How deep objects and lists may nest: what `serde_json` reads back.
 pub const MAX_DEPTH: usize = 127;

@@ -1,17 +1,17 @@
 //! Strategic merge patch: lists merged by key, `$patch`, `$deleteFromPrimitiveList`, `$setElementOrder`, `$retainKeys`.
 //!
-//! Merge keys and strategies come from [`crate::schema`]. The results and the errors of invalid patches
+//! Merge keys and strategies come from [`knarr_apimachinery::schema`]. The results and the errors of invalid patches
 //! are those of apimachinery's `strategicpatch`; where that depends on the order of a Go map, the order here is that of the keys.
 
 mod list;
 
+use knarr_apimachinery::error::Error;
+use knarr_apimachinery::schema::rules::Strategy;
 use serde_json::{Map, Value};
 
 use super::{cannot_apply, go_value};
-use crate::error::Error;
 use crate::kind::Kind;
-use crate::schema::rules::Strategy;
-use crate::schema::{self, Field, Shape};
+use crate::shape::{self, Field, Shape};
 
 const DIRECTIVE: &str = "$patch";
 const DELETE_FROM_LIST: &str = "$deleteFromPrimitiveList";
@@ -140,7 +140,7 @@ impl<'a> MergeType<'a> {
     fn map_field(self, key: &str) -> Result<(Strategy, MergeType<'a>), PatchError> {
         let field = self.field(key)?;
         let name = match &field.value {
-            schema::Value::Struct(name) => Some(name.as_str()),
+            shape::Value::Struct(name) => Some(name.as_str()),
             _ => None,
         };
         Ok((
@@ -153,7 +153,7 @@ impl<'a> MergeType<'a> {
     fn list_field(self, key: &str) -> Result<(Strategy, &'static str, MergeType<'a>), PatchError> {
         let field = self.field(key)?;
         let name = match &field.value {
-            schema::Value::List(name) => name.as_deref(),
+            shape::Value::List(name) => name.as_deref(),
             _ => {
                 return Err(PatchError::Other(
                     "expected slice or array type, but got: struct".to_string(),

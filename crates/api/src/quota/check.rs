@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use k8s_openapi::jiff::Timestamp;
+use knarr_apimachinery::quantity::Quantity;
 
 use super::{Devices, Evaluator, pods};
 use crate::AnyObject;
 use crate::kinds::pod::resources::{Amounts, amounts};
-use crate::quantity::Quantity;
 
 /// An object that is about to be written.
 #[derive(Clone, Copy)]

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ScopedResourceSelectorRequirement};
+use knarr_apimachinery::quantity::Quantity;
 
 use super::{one, selects};
 use crate::kinds::pod::resources::{Amounts, amounts};
-use crate::quantity::Quantity;
 
 const COUNT: &str = "count/persistentvolumeclaims";
 const CLAIMS: &str = "persistentvolumeclaims";

@@ -19,11 +19,11 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
+use knarr_apimachinery::labels::{Operator, Requirement};
+use knarr_apimachinery::quantity::{Notation, Quantity};
 
 use crate::kinds::pod::resources::{Amounts, amounts};
-use crate::quantity::{Notation, Quantity};
 use crate::registry;
-use crate::selector::label::{Operator, Requirement};
 use crate::{AnyObject, Kind};
 
 pub use check::{Change, Charge, check};

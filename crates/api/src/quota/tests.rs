@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, Service};
+use knarr_strategy::Strategy;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::Object;
 use crate::kinds::pod::resources::Amounts;
 use crate::registry::{
     CONFIG_MAP, DEPLOYMENT, EVENT, NODE, PERSISTENT_VOLUME_CLAIM, POD, RESOURCE_CLAIM, SERVICE,
 };
-use crate::{Object, Strategy};
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()

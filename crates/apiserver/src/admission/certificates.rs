@@ -4,7 +4,8 @@
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use knarr_api::certificates::CertificateRequest;
-use knarr_api::{AnyObject, Error, k8s_openapi};
+use knarr_api::{AnyObject, k8s_openapi};
+use knarr_apimachinery::Error;
 
 use super::{Admission, Attributes, Operation};
 use crate::authz;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::networking::v1::Ingress;
-use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi, registry};
+use knarr_api::{AnyObject, Kind, Object, k8s_openapi, registry};
+use knarr_apimachinery::Error;
 
 use super::Admission;
 use crate::cache::change::Filter;

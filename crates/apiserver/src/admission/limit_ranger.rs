@@ -8,8 +8,9 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use knarr_api::kinds::pod::resources::{Amounts, RequirementKind, aggregate_containers, amounts};
-use knarr_api::quantity::Quantity;
-use knarr_api::{AnyObject, Error, k8s_openapi, registry};
+use knarr_api::{AnyObject, k8s_openapi, registry};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::quantity::Quantity;
 
 use super::{Admission, Attributes, Operation, aggregated};
 use crate::cache::change::Filter;

@@ -33,7 +33,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use knarr_api::{AnyObject, Error, Object, k8s_openapi};
+use knarr_api::{AnyObject, Object, k8s_openapi};
+use knarr_apimachinery::Error;
 use tokio::time::Instant;
 
 use self::extension::CompiledPolicies;

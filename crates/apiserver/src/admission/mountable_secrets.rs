@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Pod, PodSpec, ServiceAccount, Volume};
-use knarr_api::{Error, k8s_openapi, registry};
+use knarr_api::{k8s_openapi, registry};
+use knarr_apimachinery::Error;
 
 use super::service_account::is_mirror;
 use super::{Admission, Attributes, Operation};

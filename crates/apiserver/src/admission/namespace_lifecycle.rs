@@ -3,7 +3,8 @@
 
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, StatusCause};
-use knarr_api::{Error, Object, k8s_openapi, registry};
+use knarr_api::{Object, k8s_openapi, registry};
+use knarr_apimachinery::Error;
 
 use super::{Admission, resource_name};
 use crate::pipeline::Target;

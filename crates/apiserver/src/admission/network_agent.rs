@@ -1,7 +1,8 @@
 //! A node's network agent may write only the Lease of its own node in `knarr-network`, so that no node can report for
 //! another node which endpoints its kernel has.
 
-use knarr_api::{Error, registry};
+use knarr_api::registry;
+use knarr_apimachinery::Error;
 use knarr_client::NETWORK_NAMESPACE;
 
 use super::Admission;

@@ -12,7 +12,8 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use knarr_api::certificates::CertificateRequest;
 use knarr_api::kinds::persistent_volume::LOCAL_FINALIZER;
-use knarr_api::{AnyObject, Error, Object, k8s_openapi, registry};
+use knarr_api::{AnyObject, Object, k8s_openapi, registry};
+use knarr_apimachinery::Error;
 use serde_json::Value;
 
 use self::nodes::validate_node;

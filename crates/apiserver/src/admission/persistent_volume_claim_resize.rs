@@ -3,9 +3,10 @@
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
 use knarr_api::kinds::pod::resources::amounts;
-use knarr_api::quantity::Quantity;
 use knarr_api::quota::storage_class;
-use knarr_api::{AnyObject, Error, k8s_openapi, registry};
+use knarr_api::{AnyObject, k8s_openapi, registry};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::quantity::Quantity;
 
 use super::{Admission, Attributes};
 

@@ -4,8 +4,9 @@
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
 use knarr_api::kinds::pod::resources::{Amounts, RequirementKind, amounts, is_sidecar, pod_resources};
-use knarr_api::quantity::Quantity;
-use knarr_api::{AnyObject, Error, k8s_openapi, registry};
+use knarr_api::{AnyObject, k8s_openapi, registry};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::quantity::Quantity;
 
 use super::{Admission, Attributes};
 

@@ -1,7 +1,7 @@
 //! PodSecurity: a namespace's labels set the levels of its pods for enforce, audit and warn. A violation of enforce denies
 //! the pod; pod templates get only warnings and audit annotations, so that their authors see them before the pods are denied.
 //!
-//! The levels' checks are in [`knarr_api::pod_security`].
+//! The levels' checks are in [`knarr_admission::pod_security`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,8 +11,9 @@ use k8s_openapi::api::core::v1::{
     Namespace, Pod, PodSpec, PodTemplate, PodTemplateSpec, ReplicationController,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use knarr_api::pod_security::{LABELS, Level, LevelVersion, Policy, evaluate};
-use knarr_api::{AnyObject, Error, k8s_openapi, registry};
+use knarr_admission::pod_security::{LABELS, Level, LevelVersion, Policy, evaluate};
+use knarr_api::{AnyObject, k8s_openapi, registry};
+use knarr_apimachinery::Error;
 
 use super::{Admission, Attributes, Operation};
 use crate::cache::change::Filter;
@@ -243,7 +244,7 @@ fn existing_pod_warnings(pods: &[&Pod], namespace: &str, enforced: LevelVersion)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use knarr_api::pod_security::Version;
+    use knarr_admission::pod_security::Version;
     use serde_json::{Value, json};
 
     fn pod(name: &str, owner: Option<&str>, spec: Value) -> Pod {

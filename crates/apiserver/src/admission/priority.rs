@@ -3,7 +3,8 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
-use knarr_api::{AnyObject, Error, k8s_openapi, registry};
+use knarr_api::{AnyObject, k8s_openapi, registry};
+use knarr_apimachinery::Error;
 
 use super::{Admission, Attributes, resource_name};
 use crate::cache::change::Filter;

@@ -11,7 +11,8 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::ResourceQuota;
 use knarr_api::kinds::pod::resources::Amounts;
 use knarr_api::quota::Charge;
-use knarr_api::{AnyObject, Error, Object, k8s_openapi, registry};
+use knarr_api::{AnyObject, Object, k8s_openapi, registry};
+use knarr_apimachinery::Error;
 use knarr_client::Preconditions;
 use parking_lot::Mutex;
 use tokio::sync::oneshot::{self, error::TryRecvError};
@@ -296,7 +297,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use futures::future::join_all;
-    use knarr_api::quantity::Quantity;
+    use knarr_apimachinery::quantity::Quantity;
     use serde_json::json;
 
     use super::*;

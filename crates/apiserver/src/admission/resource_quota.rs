@@ -10,7 +10,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::ResourceQuota;
 use knarr_api::kinds::pod::resources::amounts;
 use knarr_api::quota::{self, Change, Devices, Evaluator};
-use knarr_api::{AnyObject, Error, Object, k8s_openapi, registry};
+use knarr_api::{AnyObject, Object, k8s_openapi, registry};
+use knarr_apimachinery::Error;
 
 use super::quota_ledger::{ChargeError, QuotaAccessor, QuotaCharges};
 use super::{Admission, Attributes, Operation};

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Pod, PodSpec, Toleration};
 use k8s_openapi::api::node::v1::{RuntimeClass, Scheduling};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
-use knarr_api::quantity::Quantity;
-use knarr_api::{Error, k8s_openapi, registry};
+use knarr_api::{k8s_openapi, registry};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::quantity::Quantity;
 
 use super::{Admission, Denial, deny, resource_name};
 

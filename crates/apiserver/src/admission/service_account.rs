@@ -5,7 +5,8 @@ use k8s_openapi::api::core::v1::{
     ObjectFieldSelector, Pod, ProjectedVolumeSource, ServiceAccount, ServiceAccountTokenProjection, Volume,
     VolumeMount, VolumeProjection,
 };
-use knarr_api::{Error, k8s_openapi, registry};
+use knarr_api::{k8s_openapi, registry};
+use knarr_apimachinery::Error;
 
 use super::{Admission, resource_name};
 use crate::seams;

@@ -27,8 +27,9 @@ pub(super) fn mutate(object: &mut dyn AnyObject) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use knarr_api::k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
 
     #[test]
     fn only_storage_objects_get_the_finalizer_and_only_once() {

@@ -10,7 +10,8 @@ use knarr_api::registry::{
     CERTIFICATE_SIGNING_REQUEST, DEPLOYMENT, INGRESS, INGRESS_CLASS, LIMIT_RANGE, NAMESPACE, NODE,
     PERSISTENT_VOLUME_CLAIM, POD, RESOURCE_QUOTA, SERVICE_ACCOUNT, STORAGE_CLASS,
 };
-use knarr_api::{Error, Kind, Object, k8s_openapi};
+use knarr_api::{Kind, Object, k8s_openapi};
+use knarr_apimachinery::Error;
 use knarr_client::{Conn, NodeDialer, Preconditions};
 use serde_json::{Value, json};
 

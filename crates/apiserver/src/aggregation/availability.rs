@@ -12,8 +12,8 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceCondition};
-use knarr_api::time::seconds;
 use knarr_api::{k8s_openapi, registry};
+use knarr_apimachinery::time::seconds;
 
 use super::ExtensionServers;
 use super::backend::Backend;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use http::Method;
-use knarr_api::Error;
+use knarr_apimachinery::Error;
 use serde_json::Value;
 
 use super::ExtensionServers;

@@ -8,7 +8,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
-use knarr_api::{AnyObject, Error, Object, k8s_openapi, registry};
+use knarr_api::{AnyObject, Object, k8s_openapi, registry};
+use knarr_apimachinery::Error;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;

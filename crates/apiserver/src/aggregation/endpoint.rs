@@ -82,7 +82,7 @@ impl ExtensionServers {
             return found;
         };
         let mut filter = Filter::everything(&registry::ENDPOINT_SLICE, namespace);
-        if let Ok(labels) = knarr_api::selector::label::Selector::parse(&format!("{SERVICE_LABEL}={service}"))
+        if let Ok(labels) = knarr_apimachinery::labels::Selector::parse(&format!("{SERVICE_LABEL}={service}"))
         {
             filter.labels = labels;
             found = slices.list(&filter);

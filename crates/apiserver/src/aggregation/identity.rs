@@ -3,7 +3,7 @@
 
 use http::header::{CONNECTION, HeaderName, UPGRADE};
 use http::{HeaderMap, HeaderValue};
-use knarr_api::Error;
+use knarr_apimachinery::Error;
 
 use crate::user::User;
 

@@ -188,7 +188,7 @@ pub(super) fn merge(document: &mut Value, spec: &OpenApiV2) {
 
 #[cfg(test)]
 mod tests {
-    use knarr_api::openapi;
+    use knarr_openapi as openapi;
 
     use super::*;
 

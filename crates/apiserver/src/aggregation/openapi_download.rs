@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, StatusCode, header};
-use knarr_api::openapi;
+use knarr_openapi as openapi;
 use serde_json::{Value, json};
 
 use super::ExtensionServers;

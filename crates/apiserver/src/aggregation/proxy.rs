@@ -13,7 +13,7 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Either, Empty, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use knarr_api::Error;
+use knarr_apimachinery::Error;
 use tokio::time::timeout;
 use tracing::debug;
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::{Error, k8s_openapi};
+use knarr_api::k8s_openapi;
+use knarr_apimachinery::Error;
 
 use super::certificate::PeerCertificate;
 use super::service_account::Tokens;

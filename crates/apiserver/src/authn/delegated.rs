@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use http::{Method, StatusCode};
-use knarr_api::Error;
 use knarr_api::k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use knarr_api::k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
+use knarr_apimachinery::Error;
 use knarr_client::{Api, TypedApi};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};

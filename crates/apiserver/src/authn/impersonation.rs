@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use http::HeaderMap;
 use http::header::HeaderName;
-use knarr_api::Error;
+use knarr_apimachinery::Error;
 
 use crate::authz::{Attributes, Authorizer, forbidden};
 use crate::http::header;

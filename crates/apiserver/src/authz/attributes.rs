@@ -4,8 +4,9 @@
 //! They are kube-apiserver's (authorizer.Attributes): verb, group, resource, subresource, namespace and name. A request for
 //! a Namespace has its name as namespace; a list or watch whose field selector requires one name has that name.
 
+use knarr_api::fields;
 use knarr_api::registry;
-use knarr_api::selector::{field, label};
+use knarr_apimachinery::labels;
 
 use crate::pipeline::Target;
 use crate::request::RequestInfo;
@@ -92,13 +93,13 @@ impl<'a> Attributes<'a> {
 
     /// The value that the field selector requires of a field; `None` if it requires none.
     pub fn required_field(&self, field: &str) -> Option<&'a str> {
-        field::required(self.field_selector, field)
+        fields::required(self.field_selector, field)
     }
 
     /// Whether the label selector requires this one value of a label. A selector that does not parse requires nothing.
     pub fn requires_label(&self, key: &str, value: &str) -> bool {
-        use label::Operator::{DoubleEquals, Equals, In};
-        label::Selector::parse(self.label_selector).is_ok_and(|selector| {
+        use labels::Operator::{DoubleEquals, Equals, In};
+        labels::Selector::parse(self.label_selector).is_ok_and(|selector| {
             selector.requirements().iter().any(|r| {
                 r.key() == key && matches!(r.operator(), Equals | DoubleEquals | In) && *r.values() == [value]
             })

@@ -4,8 +4,8 @@
 use k8s_openapi::api::resource::v1::{
     DeviceClaim, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimTemplate,
 };
-use knarr_api::field::{ErrorList, Path};
 use knarr_api::{AnyObject, Object, k8s_openapi, registry};
+use knarr_apimachinery::field::{ErrorList, Path};
 
 use crate::cache::Cache;
 use crate::pipeline::Target;

@@ -4,7 +4,8 @@
 use k8s_openapi::api::rbac::v1::{
     AggregationRule, ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef,
 };
-use knarr_api::{AnyObject, Error, Object, k8s_openapi};
+use knarr_api::{AnyObject, Object, k8s_openapi};
+use knarr_apimachinery::Error;
 
 use super::{Attributes, Authorizer, rbac, rules};
 use crate::cache::Cache;

@@ -18,8 +18,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
-use knarr_api::error::ResourceRef;
-use knarr_api::{Error, k8s_openapi};
+use knarr_api::k8s_openapi;
+use knarr_apimachinery::Error;
+use knarr_apimachinery::error::ResourceRef;
 
 pub use self::attributes::{Attributes, Selectors};
 pub(crate) use self::device_admin::authorize_admin_access;

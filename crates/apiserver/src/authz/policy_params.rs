@@ -6,8 +6,8 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, ParamKind, ParamRef, ValidatingAdmissionPolicy,
     ValidatingAdmissionPolicyBinding,
 };
-use knarr_api::field::{ErrorList, Path};
 use knarr_api::{AnyObject, Kind, Object, k8s_openapi, registry};
+use knarr_apimachinery::field::{ErrorList, Path};
 
 use super::{Attributes, Authorizer};
 use crate::cache::Cache;

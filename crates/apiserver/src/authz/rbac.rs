@@ -3,8 +3,9 @@
 use std::fmt::{self, Display, Formatter};
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role, RoleBinding, RoleRef, Subject};
-use knarr_api::error::ResourceRef;
-use knarr_api::{Error, Kind, k8s_openapi, registry};
+use knarr_api::{Kind, k8s_openapi, registry};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::error::ResourceRef;
 
 use super::cluster_bindings::ClusterBindings;
 use super::{Attributes, Decision};

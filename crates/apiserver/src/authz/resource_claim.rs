@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim, ResourceClaimStatus};
-use knarr_api::field::{ErrorList, Path};
 use knarr_api::{AnyObject, Object, k8s_openapi};
+use knarr_apimachinery::field::{ErrorList, Path};
 
 use super::{Attributes, Authorizer, forbidden_with_reason};
 use crate::pipeline::{Ctx, Target};

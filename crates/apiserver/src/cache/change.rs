@@ -4,7 +4,8 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use knarr_api::{Kind, Object, convert, selector};
+use knarr_api::{Kind, Object, convert, fields};
+use knarr_apimachinery::labels;
 
 /// The type of a watch event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,8 +119,8 @@ pub struct Filter {
     pub kind: Kind,
     /// Empty: all.
     pub namespace: String,
-    pub labels: selector::label::Selector,
-    pub fields: selector::field::Selector,
+    pub labels: labels::Selector,
+    pub fields: fields::Selector,
 }
 
 impl Filter {

@@ -4,8 +4,9 @@
 //!
 //! kube-apiserver does not ensure this (`crd_finalizer.go`: "It is possible for a stale one to still be creating things").
 
+use knarr_api::Kind;
 use knarr_api::registry::CUSTOM_RESOURCE_DEFINITION as CRD;
-use knarr_api::{Error, Kind};
+use knarr_apimachinery::Error;
 use knarr_client::Term;
 use knarr_store::{Txn, TxnResult};
 

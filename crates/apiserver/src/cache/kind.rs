@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use knarr_api::{Error, Kind, Object};
+use knarr_api::{Kind, Object};
+use knarr_apimachinery::Error;
 use parking_lot::RwLock;
 use tokio::sync::mpsc;
 
@@ -355,7 +356,7 @@ impl State {
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
     use k8s_openapi::api::core::v1::Pod;
-    use knarr_api::{k8s_openapi, registry, selector};
+    use knarr_api::{fields, k8s_openapi, registry};
 
     use super::*;
 
@@ -376,8 +377,7 @@ mod tests {
                 true
             });
             let filter = Filter {
-                fields: selector::field::Selector::parse(&registry::POD, &format!("spec.nodeName={node}"))
-                    .unwrap(),
+                fields: fields::Selector::parse(&registry::POD, &format!("spec.nodeName={node}")).unwrap(),
                 ..Filter::everything(&registry::POD, namespace)
             };
             let names =

@@ -23,7 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use knarr_api::emulation::Emulation;
-use knarr_api::{AnyObject, Error, Kind, Object, registry};
+use knarr_api::{AnyObject, Kind, Object, registry};
+use knarr_apimachinery::Error;
 use knarr_client::Term;
 use knarr_client::metrics::Samples;
 use knarr_store::{Compare, Op, Store, Txn, TxnResult};

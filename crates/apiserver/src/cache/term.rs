@@ -3,7 +3,8 @@
 
 use bytes::Bytes;
 use k8s_openapi::api::coordination::v1::Lease;
-use knarr_api::{Error, k8s_openapi, registry};
+use knarr_api::{k8s_openapi, registry};
+use knarr_apimachinery::Error;
 use knarr_client::Term;
 use knarr_store::{Compare, Txn, TxnResult};
 

@@ -4,8 +4,9 @@
 use std::sync::{Arc, Weak};
 
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, FlowSchemaCondition};
-use knarr_api::time::seconds;
-use knarr_api::{Error, k8s_openapi, registry};
+use knarr_api::{k8s_openapi, registry};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::time::seconds;
 
 use super::{FlowControl, lending, objects};
 use crate::cache::change::Filter;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use knarr_api::Error;
+use knarr_apimachinery::Error;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;

@@ -324,6 +324,7 @@ fn matches_non_resource_rule(rule: &NonResourcePolicyRule, request: &RequestInfo
 mod tests {
     use http::Method;
     use knarr_api::{Kind, registry};
+    use knarr_strategy::KindStrategy;
     use serde_json::{Value, json};
 
     use super::*;
@@ -332,7 +333,7 @@ mod tests {
     fn object(kind: &Kind, mut document: Value) -> Arc<Object> {
         document["metadata"]["uid"] = format!("uid of {}", document["metadata"]["name"]).into();
         let mut object = kind.ops.decode(document.to_string().as_bytes()).unwrap().object;
-        kind.ops.set_defaults(&mut *object).unwrap();
+        kind.strategy().set_defaults(&mut *object).unwrap();
         Arc::new(Object::from_typed(kind, object))
     }
 

@@ -22,7 +22,8 @@ use http::header::{
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Either};
 use hyper::body::{Body as _, Incoming};
-use knarr_api::{Error, duration, registry};
+use knarr_api::registry;
+use knarr_apimachinery::{Error, duration};
 use knarr_client::term::{self, Term};
 use tokio::time::Instant;
 use tracing::Instrument;

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, UPGRADE, USER_AGENT};
 use http::{HeaderMap, HeaderValue};
-use knarr_api::Error;
+use knarr_apimachinery::Error;
 
 /// A value as text. Kubernetes accepts UTF-8, as Go's strings hold any bytes.
 pub fn text<'a>(name: &HeaderName, value: &'a HeaderValue) -> Result<&'a str, Error> {

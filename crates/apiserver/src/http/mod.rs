@@ -25,7 +25,8 @@ use http::header::{CONTENT_LENGTH, HeaderName};
 use http::{HeaderMap, Request};
 use http_body_util::{Either, Empty};
 use hyper::body::Incoming;
-use knarr_api::{AnyObject, Error};
+use knarr_api::AnyObject;
+use knarr_apimachinery::Error;
 
 use self::body::{BodyError, read_all};
 pub use self::connection::Protocol;

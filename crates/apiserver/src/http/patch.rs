@@ -1,8 +1,8 @@
 //! PATCH requests: their media type, their options, and their body.
 
 use http::header::CONTENT_TYPE;
-use knarr_api::Error;
-use knarr_api::field::{ErrorList, Path};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::field::{ErrorList, Path};
 
 use super::Http;
 use crate::pipeline::apply::{ApplyBody, ApplyOptions};

@@ -3,8 +3,8 @@
 //! Of an option that is given several times the first counts, everywhere, as in Go. A query that cannot be decoded is rejected ([`Query::check`]);
 //! Go drops the pairs that it cannot decode, and kube-apiserver ignores them.
 
-use knarr_api::Error;
-use knarr_api::field::{Cause, ErrorList, FieldError, Path, quoted};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::field::{Cause, ErrorList, FieldError, Path, quoted};
 
 use crate::pipeline::decode::FieldValidation;
 use crate::pipeline::read::{ListQuery, invalid_options};

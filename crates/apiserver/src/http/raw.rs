@@ -10,9 +10,12 @@ use http::header::{
 };
 use http::{Method, Response, StatusCode};
 use knarr_api::emulation::{self, Emulation};
+use knarr_api::feature_gates;
 use knarr_api::registry::{self, ServedKinds};
-use knarr_api::{Error, discovery, feature_gates, openapi};
+use knarr_apimachinery::Error;
 use knarr_client::metrics::{self, Samples};
+use knarr_openapi as openapi;
+use knarr_openapi::discovery;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use http::header::CONTENT_TYPE;
 use http::{Response, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions as WireDeleteOptions, StatusDetails};
-use knarr_api::field::{ErrorList, Path};
 use knarr_api::registry::ServedKinds;
-use knarr_api::{Error, Kind, k8s_openapi, registry};
+use knarr_api::{Kind, k8s_openapi, registry};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::field::{ErrorList, Path};
 use knarr_client::{DeleteOptions, Preconditions, Propagation};
 
 use super::body::Body;
@@ -255,8 +256,8 @@ pub(super) async fn delete_request(ctx: &mut Ctx, http: &mut Http) -> Result<Del
         Some("Background") => Some(Propagation::Background),
         Some("Foreground") => Some(Propagation::Foreground),
         Some(other) => {
-            errors.push(knarr_api::field::FieldError {
-                cause: knarr_api::field::Cause::NotSupported,
+            errors.push(knarr_apimachinery::field::FieldError {
+                cause: knarr_apimachinery::field::Cause::NotSupported,
                 field: "propagationPolicy".into(),
                 value: Some(format!("{other:?}")),
                 detail: "supported values: \"Foreground\", \"Background\", \"Orphan\", \"nil\"".into(),

@@ -10,7 +10,9 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status, StatusDetails};
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::{Error, Kind, Object, codec, k8s_openapi, table};
+use knarr_api::{Kind, Object, k8s_openapi};
+use knarr_apimachinery::{Error, codec};
+use knarr_strategy::table;
 use serde_json::{Value, json};
 
 use super::accept::{Media, MediaTypeOptions, Shape};

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
-use knarr_api::codec::StrictError;
 use knarr_api::managed_fields::{
     Applied, ApplyError, Conflicts, Conversions, LAST_APPLIED, ManagerId, Operation, blank,
     last_applied_fields,
 };
-use knarr_api::{AnyObject, Error, Kind, Object, codec, k8s_openapi};
+use knarr_api::{AnyObject, Kind, Object, k8s_openapi};
+use knarr_apimachinery::codec::StrictError;
+use knarr_apimachinery::{Error, codec};
 use serde_json::Value;
 
 use super::decode::{BodyError, FieldValidation, decode};

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use knarr_api::strategy::{DeletionPlan, DeletionRequest};
-use knarr_api::{AnyObject, Error, Kind, Object};
+use knarr_api::{AnyObject, Kind, Object};
+use knarr_apimachinery::Error;
 use knarr_client::Term;
+use knarr_strategy::KindStrategy;
+use knarr_strategy::{DeletionPlan, DeletionRequest};
 
 use super::write::{Change, DeleteRequest, Write};
 use super::{Ctx, Pipeline, WRITE_ATTEMPTS, managed_fields};
@@ -72,7 +74,7 @@ impl Pipeline {
     ) -> Result<Written<Committed>, Error> {
         let (kind, mut object) = (&write.kind, write.object);
         let term = ctx.term.as_ref();
-        if kind.ops.completes_deletion(&*object, old.typed())? {
+        if kind.strategy().completes_deletion(&*object, old.typed())? {
             if !ctx.dry_run && matches!(self.cache.delete(old, term).await?, Written::Conflict) {
                 return Ok(Written::Conflict);
             }
@@ -103,7 +105,10 @@ impl Pipeline {
             orphan_dependents: request.orphan_dependents,
             propagation: request.options.propagation,
         };
-        match kind.ops.plan_deletion(old.typed(), &mut *marked, &deletion)? {
+        match kind
+            .strategy()
+            .plan_deletion(old.typed(), &mut *marked, &deletion)?
+        {
             DeletionPlan::Pending => Ok(Committed::stored(old.clone())),
             DeletionPlan::Mark { then_remove } if ctx.dry_run => Ok(Written::Done(Committed {
                 object: Arc::new(Object::from_typed(kind, marked)),

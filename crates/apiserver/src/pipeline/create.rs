@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use knarr_api::custom::definition_name;
-use knarr_api::{AnyObject, Error, Kind, Object, registry};
+use knarr_api::{AnyObject, Kind, Object, registry};
+use knarr_apimachinery::Error;
 
 use super::metadata::check_namespace;
 use super::write::Write;

@@ -1,9 +1,10 @@
 //! Decodes bodies to objects: JSON, YAML and protobuf, strictly or with warnings.
 
-use knarr_api::codec::{self, DecodeError, StrictError};
-use knarr_api::field::{ErrorList, Path};
-use knarr_api::strategy::Ops;
-use knarr_api::{AnyObject, Error, Kind, protobuf, registry};
+use knarr_api::api_type::Ops;
+use knarr_api::{AnyObject, Kind, registry};
+use knarr_apimachinery::codec::{self, DecodeError, StrictError};
+use knarr_apimachinery::field::{ErrorList, Path};
+use knarr_apimachinery::{Error, protobuf};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
@@ -448,10 +449,11 @@ pub(crate) fn syntax(json: &[u8], error: &serde_json::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::user::User;
     use knarr_api::k8s_openapi::jiff::Timestamp;
     use knarr_api::registry::CONFIG_MAP;
+
+    use super::*;
+    use crate::user::User;
 
     #[test]
     fn bodies_that_are_not_a_config_map_are_rejected() {

@@ -1,8 +1,8 @@
 //! Deletion (SPEC T1): of one object, or of all that are selected.
 
-use knarr_api::Error;
-use knarr_api::field::{self, ErrorList};
-use knarr_api::strategy::Propagation;
+use knarr_api::deletion::Propagation;
+use knarr_apimachinery::Error;
+use knarr_apimachinery::field::{self, ErrorList};
 
 use super::commit::Committed;
 use super::read::{ListQuery, ListResult, invalid_options};
@@ -11,7 +11,7 @@ use super::{Ctx, MODIFIED, Pipeline, Target, WRITE_ATTEMPTS};
 use crate::cache::Written;
 
 impl Pipeline {
-    /// Deletes an object, or marks it as being deleted: see [`knarr_api::strategy::Strategy::plan_deletion`].
+    /// Deletes an object, or marks it as being deleted: see [`knarr_strategy::Strategy::plan_deletion`].
     pub(crate) async fn delete(
         &self,
         ctx: &mut Ctx,

@@ -1,7 +1,8 @@
 //! A condition that is set in a pod's status together with its deletion (DisruptionTarget), in one write.
 
 use k8s_openapi::api::core::v1::Pod;
-use knarr_api::{Error, k8s_openapi};
+use knarr_api::k8s_openapi;
+use knarr_apimachinery::Error;
 
 use super::write::{Change, Write};
 use super::{Ctx, Pipeline, Target};

@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use knarr_api::managed_fields::{Conversions, Managed, ManagerId, Operation, blank, is_reset};
-use knarr_api::{AnyObject, Error, Object, convert, k8s_openapi};
+use knarr_api::{AnyObject, Object, convert, k8s_openapi};
+use knarr_apimachinery::Error;
 use serde_json::Value;
 
 use super::write::{Change, Write};

@@ -1,8 +1,11 @@
 //! The first stages of a write: the object's name, namespace and system metadata, its defaults, and the version in which it is handled.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use knarr_api::time::seconds;
-use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi, meta};
+use knarr_api::{AnyObject, Kind, Object, convert, k8s_openapi};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::meta;
+use knarr_apimachinery::time::seconds;
+use knarr_strategy::KindStrategy;
 use serde_json::Value;
 
 use super::write::{Change, Write};
@@ -35,7 +38,7 @@ pub(super) fn begin(ctx: &mut Ctx, write: &mut Write<'_>, entropy: &dyn Entropy)
 }
 
 pub(super) fn set_defaults(ctx: &Ctx, write: &mut Write<'_>) -> Result<(), Error> {
-    write.target.kind.ops.set_defaults(&mut *write.object)?;
+    write.target.kind.strategy().set_defaults(&mut *write.object)?;
     stamps::default_times(&mut *write.object, ctx.now);
     Ok(())
 }

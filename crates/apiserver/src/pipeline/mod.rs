@@ -28,7 +28,8 @@ pub mod yaml;
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::{Error, k8s_openapi};
+use knarr_api::k8s_openapi;
+use knarr_apimachinery::Error;
 use tokio::sync::oneshot;
 
 pub use self::ctx::{AdmissionObject, Ctx, Origin};
@@ -81,7 +82,7 @@ pub(crate) fn with_empty_details(mut error: Error) -> Error {
 
 /// A time with the precision of objects.
 pub(crate) fn seconds(now: Timestamp) -> Timestamp {
-    knarr_api::time::seconds(now).0
+    knarr_apimachinery::time::seconds(now).0
 }
 
 /// How often a write without a resourceVersion is tried again when the object is written in between.

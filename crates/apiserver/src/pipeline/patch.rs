@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use knarr_api::error::ResourceRef;
-use knarr_api::field::{ErrorList, FieldError};
-use knarr_api::{AnyObject, Error, Kind, Object, codec, field, patch};
+use knarr_api::{AnyObject, Kind, Object, patch};
+use knarr_apimachinery::error::ResourceRef;
+use knarr_apimachinery::field::{ErrorList, FieldError};
+use knarr_apimachinery::{Error, codec, field};
 use knarr_client::{Patch, Preconditions};
 use serde_json::Value;
 

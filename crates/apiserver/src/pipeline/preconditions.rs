@@ -1,8 +1,10 @@
 //! Preconditions of writes: UID and resourceVersion, from options or from the object that the client sent.
 
-use knarr_api::field::{self, ErrorList};
-use knarr_api::{AnyObject, Error, Kind, Object};
+use knarr_api::{AnyObject, Kind, Object};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::field::{self, ErrorList};
 use knarr_client::Preconditions;
+use knarr_strategy::KindStrategy;
 
 use super::{Ctx, MODIFIED, Target};
 use crate::keys::upstream_key;
@@ -79,7 +81,7 @@ pub(super) fn is_conditional(object: &dyn AnyObject) -> bool {
 
 /// Requires a resourceVersion for kinds without unconditional update (`AllowUnconditionalUpdate`).
 pub(super) fn check_unconditional_update(target: &Target<'_>, new: &dyn AnyObject) -> Result<(), Error> {
-    if is_conditional(new) || target.kind.ops.unconditional_update() {
+    if is_conditional(new) || target.kind.strategy().unconditional_update() {
         return Ok(());
     }
     let mut errors = ErrorList::new();

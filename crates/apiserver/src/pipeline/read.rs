@@ -6,9 +6,11 @@ use std::time::Duration;
 use base64::Engine;
 use base64::alphabet::URL_SAFE;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use knarr_api::error::ResourceRef;
-use knarr_api::field::{self, ErrorList};
-use knarr_api::{Error, Kind, Object, convert, registry, selector};
+use knarr_api::{Kind, Object, convert, fields, registry};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::error::ResourceRef;
+use knarr_apimachinery::field::{self, ErrorList};
+use knarr_apimachinery::labels;
 use knarr_store::{KeyRange, Range};
 use serde::{Deserialize, Serialize};
 
@@ -80,8 +82,8 @@ impl Pipeline {
         Ok(Filter {
             kind: kind.clone(),
             namespace: namespace.to_string(),
-            labels: selector::label::Selector::parse(&q.label_selector).map_err(Error::bad_request)?,
-            fields: selector::field::Selector::parse(kind, &q.field_selector)?,
+            labels: labels::Selector::parse(&q.label_selector).map_err(Error::bad_request)?,
+            fields: fields::Selector::parse(kind, &q.field_selector)?,
         })
     }
 

@@ -3,7 +3,7 @@
 //! | stage | create | update | delete | where |
 //! |---|---|---|---|---|
 //! | metadata of the request | new UID and times | name, namespace, resourceVersion | | `metadata.rs` |
-//! | defaults | ✓ | ✓ | | `Ops::set_defaults`, `stamps.rs` |
+//! | defaults | ✓ | ✓ | | `Strategy::set_defaults`, `stamps.rs` |
 //! | managed fields | ✓ | ✓ | | `managed_fields.rs` |
 //! | conversion to the version that is handled | ✓ | ✓, keeps the system's metadata | | `metadata.rs` |
 //! | mutating admission: plugins, then policies and webhooks | ✓ | ✓ | | `admission/` |
@@ -26,7 +26,7 @@
 //! A create with `generateName` passes [`Pipeline::store`] again with another name if the first is taken. If another write of the object came
 //! in between, an update or a deletion passes all stages again, from the newer object.
 
-use knarr_api::Error;
+use knarr_apimachinery::Error;
 use serde_json::Value;
 
 use super::commit::Committed;

@@ -5,9 +5,9 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use knarr_api::certificates::{IN_PROCESS, REMOTE_ADDRESS};
 use knarr_api::k8s_openapi::jiff::Timestamp;
-use knarr_api::strategy::Part;
-use knarr_api::time::seconds;
 use knarr_api::{AnyObject, k8s_openapi};
+use knarr_apimachinery::time::seconds;
+use knarr_strategy::Part;
 
 use super::{Ctx, Origin};
 

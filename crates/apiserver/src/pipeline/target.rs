@@ -3,9 +3,10 @@
 //! A cluster-scoped kind has no objects in a namespace, and an object of a namespaced kind has one; any other request gets 404. So the namespace
 //! that is authorized is always the one that is used (SPEC A2).
 
-use knarr_api::error::ResourceRef;
-use knarr_api::strategy::Part;
-use knarr_api::{Error, Kind, registry};
+use knarr_api::{Kind, registry};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::error::ResourceRef;
+use knarr_strategy::Part;
 
 use super::{not_allowed, not_served};
 use crate::request::RequestInfo;

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use knarr_api::{AnyObject, Error, Object};
+use knarr_api::{AnyObject, Object};
+use knarr_apimachinery::Error;
 use knarr_client::Preconditions;
+use knarr_strategy::KindStrategy;
 
 use super::metadata::{check_name, check_namespace};
 use super::preconditions::{check_preconditions, check_uid, check_unconditional_update, is_conditional};
@@ -31,7 +33,7 @@ impl Pipeline {
     ) -> Result<Updated, Error> {
         check_name(target, &*object)?;
         check_namespace(target, &mut *object)?;
-        let may_create = target.subresource.is_empty() && target.kind.ops.create_on_update();
+        let may_create = target.subresource.is_empty() && target.kind.strategy().create_on_update();
         if may_create && self.stored(ctx, target).await?.is_none() {
             if object
                 .metadata()

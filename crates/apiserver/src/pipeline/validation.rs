@@ -1,8 +1,11 @@
 //! The stages of a write in which its kind's rules apply: preparation, allocation, validation, and warnings.
 
-use knarr_api::field::ErrorList;
-use knarr_api::strategy::Part;
-use knarr_api::{Error, convert, meta};
+use knarr_api::convert;
+use knarr_apimachinery::Error;
+use knarr_apimachinery::field::ErrorList;
+use knarr_strategy::KindStrategy;
+use knarr_strategy::Part;
+use knarr_strategy::metadata;
 
 use super::preconditions::check_preconditions;
 use super::write::{Change, Write};
@@ -14,18 +17,18 @@ use crate::seams;
 impl Pipeline {
     /// Drops what the client may not set, and sets what the server does.
     pub(super) fn prepare(&self, ctx: &Ctx, write: &mut Write<'_>) -> Result<(), Error> {
-        let (ops, object) = (&write.kind.ops, &mut *write.object);
+        let (strategy, object) = (write.kind.strategy(), &mut *write.object);
         match write.change {
             Change::Create => {
-                ops.prepare_for_create(object)?;
+                strategy.prepare_for_create(object)?;
                 let meta = object.metadata_mut();
-                if ops.generates_name() && meta.name.as_deref().unwrap_or("").is_empty() {
+                if strategy.generates_name() && meta.name.as_deref().unwrap_or("").is_empty() {
                     meta.name = Some(seams::uid(&*self.entropy));
                 }
                 stamps::record_requester(ctx, object);
             }
             Change::Update(old, part) => {
-                ops.prepare_for_update(object, old.typed(), part)?;
+                strategy.prepare_for_update(object, old.typed(), part)?;
                 stamps::stamp(object, old.typed(), part, ctx.now);
             }
             Change::Delete(..) => {}
@@ -47,7 +50,7 @@ impl Pipeline {
     pub(super) fn validate(&self, ctx: &Ctx, write: &Write<'_>) -> Result<ErrorList, Error> {
         let (target, object) = (write.target, &*write.object);
         let (kind, served) = (&write.kind, target.kind);
-        let rules = match served.ops.validated_as_sent() {
+        let rules = match served.strategy().validated_as_sent() {
             true => served,
             false => kind,
         };
@@ -55,34 +58,34 @@ impl Pipeline {
         let mut errors = ErrorList::new();
         match write.change {
             Change::Create => {
-                if rules.ops.checks_metadata() {
-                    errors.extend(meta::validate(rules, object.metadata()));
+                if rules.strategy().checks_metadata() {
+                    errors.extend(metadata::validate(rules, object.metadata()));
                 }
                 if rules == kind {
-                    errors.extend(kind.ops.validate(object)?);
+                    errors.extend(kind.strategy().validate(object)?);
                 } else {
                     let shown = convert::typed(kind, rules, object.clone_box())?;
-                    errors.extend(rules.ops.validate(&*shown)?);
+                    errors.extend(rules.strategy().validate(&*shown)?);
                 }
                 if errors.is_empty() {
-                    errors.extend(meta::validate_common(rules, object.metadata()));
+                    errors.extend(metadata::validate_common(rules, object.metadata()));
                 }
                 errors.extend(authorize_admin_access(cache, target, None, object));
                 errors.extend(authorize_params(cache, authorizer, ctx, None, object));
             }
             Change::Update(old, part) => {
-                errors.extend(meta::validate_update(
+                errors.extend(metadata::validate_update(
                     rules,
                     part,
                     object.metadata(),
                     old.metadata(),
                 ));
                 if rules == kind {
-                    errors.extend(kind.ops.validate_update(object, old.typed(), part)?);
+                    errors.extend(kind.strategy().validate_update(object, old.typed(), part)?);
                 } else {
                     let sent = convert::typed(kind, rules, object.clone_box())?;
                     let was = convert::object(old, rules)?;
-                    errors.extend(rules.ops.validate_update(&*sent, was.typed(), part)?);
+                    errors.extend(rules.strategy().validate_update(&*sent, was.typed(), part)?);
                 }
                 errors.extend(authorize_admin_access(cache, target, Some(old), object));
                 errors.extend(authorize_claim_status(authorizer, ctx, target, old, object));
@@ -113,9 +116,9 @@ impl Pipeline {
 
 /// Rejects an invalid object with all its errors, and a deletion whose preconditions do not hold. Adds the warnings about what is valid.
 pub(super) fn reject_invalid(ctx: &mut Ctx, write: &Write<'_>, errors: ErrorList) -> Result<(), Error> {
-    let (ops, object, served) = (&write.kind.ops, &*write.object, write.target.kind);
+    let (strategy, object, served) = (write.kind.strategy(), &*write.object, write.target.kind);
     if matches!(write.change, Change::Create) {
-        for warning in ops.early_warnings(object)? {
+        for warning in strategy.early_warnings(object)? {
             ctx.warn(warning);
         }
     }
@@ -123,8 +126,8 @@ pub(super) fn reject_invalid(ctx: &mut Ctx, write: &Write<'_>, errors: ErrorList
         return Err(Error::invalid(served.kind_ref(write.name()), &errors));
     }
     let warnings = match write.change {
-        Change::Create => ops.warnings(object)?,
-        Change::Update(old, Part::Main) => ops.warnings_on_update(object, old.typed())?,
+        Change::Create => strategy.warnings(object)?,
+        Change::Update(old, Part::Main) => strategy.warnings_on_update(object, old.typed())?,
         Change::Update(..) => Vec::new(),
         Change::Delete(old, request) => {
             check_preconditions(served, &request.options.preconditions, old)?;

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::PodCondition;
-use knarr_api::strategy::Part;
-use knarr_api::{AnyObject, Error, Kind, Object, k8s_openapi};
+use knarr_api::{AnyObject, Kind, Object, k8s_openapi};
+use knarr_apimachinery::Error;
 use knarr_client::DeleteOptions;
+use knarr_strategy::Part;
 
 use super::Target;
 use crate::admission::{Attributes, Operation};

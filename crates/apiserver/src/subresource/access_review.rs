@@ -6,10 +6,12 @@ use k8s_openapi::api::authorization::v1::{
     SubjectAccessReview, SubjectAccessReviewSpec, SubjectAccessReviewStatus, SubjectRulesReviewStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use knarr_api::error::ResourceRef;
-use knarr_api::field::{ErrorList, Path};
-use knarr_api::selector::label;
-use knarr_api::{Error, k8s_openapi, meta, names};
+use knarr_api::k8s_openapi;
+use knarr_apimachinery::error::ResourceRef;
+use knarr_apimachinery::field::{ErrorList, Path};
+use knarr_apimachinery::labels;
+use knarr_apimachinery::meta;
+use knarr_apimachinery::{Error, names};
 use serde_json::{Value, json};
 
 use super::review::document;
@@ -232,7 +234,7 @@ fn label_selector(selector: &LabelSelectorAttributes, evaluation_errors: &mut Ve
         format!("spec.resourceAttributes.labelSelector {partially}ignored due to parse error")
     };
     if let Some(raw) = selector.raw_selector.as_deref().filter(|r| !r.is_empty()) {
-        if label::Selector::parse(raw).is_err() {
+        if labels::Selector::parse(raw).is_err() {
             evaluation_errors.push(ignored(""));
             return String::new();
         }
@@ -242,7 +244,7 @@ fn label_selector(selector: &LabelSelectorAttributes, evaluation_errors: &mut Ve
     let terms: Vec<String> = all
         .iter()
         .filter_map(|r| {
-            use label::Operator;
+            use labels::Operator;
             let values = r.values.clone().unwrap_or_default();
             let (operator, term) = match r.operator.as_str() {
                 "In" => (Operator::In, format!("{} in ({})", r.key, values.join(","))),
@@ -251,7 +253,7 @@ fn label_selector(selector: &LabelSelectorAttributes, evaluation_errors: &mut Ve
                 "DoesNotExist" => (Operator::DoesNotExist, format!("!{}", r.key)),
                 _ => return None,
             };
-            label::Requirement::new(&r.key, operator, values)
+            labels::Requirement::new(&r.key, operator, values)
                 .is_ok()
                 .then_some(term)
         })

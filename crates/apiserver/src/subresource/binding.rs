@@ -1,9 +1,10 @@
 //! `pods/binding`: assigns a pod to a node, once (SPEC L2).
 
 use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
-use knarr_api::field::{Cause, ErrorList, FieldError, Path, quoted};
-use knarr_api::time::seconds;
-use knarr_api::{Error, Object, k8s_openapi};
+use knarr_api::{Object, k8s_openapi};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::field::{Cause, ErrorList, FieldError, Path, quoted};
+use knarr_apimachinery::time::seconds;
 use knarr_client::Preconditions;
 use serde_json::Value;
 
@@ -57,7 +58,7 @@ impl Pipeline {
         let expected_version = meta.resource_version.as_deref().filter(|v| !v.is_empty());
         let node_name = node.name.clone().unwrap_or_default();
         let conflict = |why: String| {
-            let about = knarr_api::error::ResourceRef {
+            let about = knarr_apimachinery::error::ResourceRef {
                 group: "",
                 resource: "pods/binding",
                 name: target.name,

@@ -1,7 +1,7 @@
 //! The options of a connect request (`PodExecOptions` and the like), as admission gets them.
 
-use knarr_api::Error;
 use knarr_api::kind::Subresource;
+use knarr_apimachinery::Error;
 use serde_json::{Value, json};
 
 use crate::http::Http;

@@ -4,9 +4,10 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
 use knarr_api::kinds::pod::is_terminal;
-use knarr_api::selector::label::Selector;
-use knarr_api::time::seconds;
-use knarr_api::{Error, k8s_openapi, registry};
+use knarr_api::{k8s_openapi, registry};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::labels::Selector;
+use knarr_apimachinery::time::seconds;
 use knarr_client::{DeleteOptions, Preconditions, Propagation};
 use serde_json::Value;
 
@@ -213,7 +214,7 @@ fn check_and_decrement(
         );
         return Err(error);
     }
-    let about = knarr_api::error::ResourceRef {
+    let about = knarr_apimachinery::error::ResourceRef {
         group: "policy",
         resource: "poddisruptionbudget",
         name: &name,

@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 use http::{Method, StatusCode};
 use k8s_openapi::api::policy::v1::Eviction;
-use knarr_api::{Error, k8s_openapi};
+use knarr_api::k8s_openapi;
+use knarr_apimachinery::Error;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 

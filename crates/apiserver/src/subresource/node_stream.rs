@@ -10,8 +10,9 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use knarr_api::k8s_openapi;
 use knarr_api::kind::Subresource;
-use knarr_api::{Error, k8s_openapi};
+use knarr_apimachinery::Error;
 use knarr_client::{Conn, NodeDialer};
 use serde_json::Value;
 use tracing::debug;
@@ -381,8 +382,8 @@ fn select_container(spec: &PodSpec, name: &str, container_name: &str) -> Result<
 }
 
 fn check_log_options(http: &Http) -> Result<(), Error> {
-    let mut errors = knarr_api::field::ErrorList::new();
-    let path = knarr_api::field::Path::new;
+    let mut errors = knarr_apimachinery::field::ErrorList::new();
+    let path = knarr_apimachinery::field::Path::new;
     for (name, minimum) in [("tailLines", 0), ("sinceSeconds", 1), ("limitBytes", 1)] {
         let Some(n) = http.query.int(name)? else { continue };
         if n < minimum {
@@ -408,7 +409,7 @@ fn check_log_options(http: &Http) -> Result<(), Error> {
     if errors.is_empty() {
         return Ok(());
     }
-    let about = knarr_api::error::ResourceRef {
+    let about = knarr_apimachinery::error::ResourceRef {
         group: "",
         resource: "PodLogOptions",
         name: http.info.name.as_str(),

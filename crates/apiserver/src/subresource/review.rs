@@ -6,8 +6,9 @@ use k8s_openapi::api::authentication::v1::{
 use k8s_openapi::api::authorization::v1::{
     LocalSubjectAccessReview, SelfSubjectAccessReview, SelfSubjectRulesReview, SubjectAccessReview,
 };
-use knarr_api::time::seconds;
-use knarr_api::{AnyObject, Error, k8s_openapi, registry};
+use knarr_api::{AnyObject, k8s_openapi, registry};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::time::seconds;
 use serde_json::Value;
 
 use super::Subresources;

@@ -6,11 +6,13 @@ use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use k8s_openapi::api::autoscaling::v1::Scale;
 use knarr_api::custom::CustomObject;
-use knarr_api::error::ResourceRef;
-use knarr_api::field::Path;
 use knarr_api::managed_fields::{Managed, ManagerId, Operation};
 use knarr_api::scale::{self, SCALE};
-use knarr_api::{Error, Object, codec, k8s_openapi, meta};
+use knarr_api::{Object, k8s_openapi};
+use knarr_apimachinery::error::ResourceRef;
+use knarr_apimachinery::field::Path;
+use knarr_apimachinery::meta;
+use knarr_apimachinery::{Error, codec};
 use knarr_client::Preconditions;
 use serde_json::Value;
 

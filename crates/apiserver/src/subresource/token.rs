@@ -3,10 +3,11 @@
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestStatus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::error::ResourceRef;
-use knarr_api::field::{ErrorList, Path};
-use knarr_api::time;
-use knarr_api::{Error, Kind, k8s_openapi, registry};
+use knarr_api::{Kind, k8s_openapi, registry};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::error::ResourceRef;
+use knarr_apimachinery::field::{ErrorList, Path};
+use knarr_apimachinery::time;
 use serde_json::Value;
 
 use super::Subresources;

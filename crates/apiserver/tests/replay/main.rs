@@ -35,7 +35,7 @@ const LEAST_PERCENT_OF: [(&str, usize); 1] = [
 fn main() -> ExitCode {
     let args = Arguments::from_args();
     let given = std::env::var_os("GOLDEN_API_DIR").map(PathBuf::from);
-    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../api/tests/golden-api");
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../strategy/tests/golden-api");
     let directory = given.clone().unwrap_or(ours);
     let not_yet = match given {
         Some(_) => BTreeMap::new(),

@@ -46,7 +46,7 @@ pub async fn leases() -> Result<Report> {
                     .await?;
                 done += 1;
             }
-            Ok::<_, knarr_api::Error>(done)
+            Ok::<_, knarr_apimachinery::Error>(done)
         });
     }
     let mut renewed = 0;

@@ -151,7 +151,7 @@ async fn create_and<T: Registered + Clone>(
                     api.update_as(changed).await?;
                 }
             }
-            Ok::<_, knarr_api::Error>(())
+            Ok::<_, knarr_apimachinery::Error>(())
         });
     }
     while let Some(done) = creators.join_next().await {

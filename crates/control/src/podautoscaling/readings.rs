@@ -7,8 +7,9 @@ use std::time::Duration;
 use k8s_openapi::api::autoscaling::v2::{CrossVersionObjectReference, MetricIdentifier, MetricSpec};
 
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::quantity::{Quantity, QuantityError};
-use knarr_api::{Error, k8s_openapi, registry, scale};
+use knarr_api::{k8s_openapi, registry, scale};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::quantity::{Quantity, QuantityError};
 use knarr_client::Api;
 use knarr_controllers::View;
 use knarr_controllers::podautoscaling::{PodMetric, Reading};
@@ -258,7 +259,9 @@ fn usage(pods: &[Value], resource: &str, container: Option<&str>) -> Result<BTre
                 values?.into_iter().fold(0, i64::saturating_add)
             }
         };
-        let window = pod["window"].as_str().and_then(knarr_api::duration::parse);
+        let window = pod["window"]
+            .as_str()
+            .and_then(knarr_apimachinery::duration::parse);
         let window = window.and_then(|w| Duration::try_from(w).ok());
         let sample = PodMetric {
             value,

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
-use knarr_api::time::seconds;
 use knarr_api::{Kind, k8s_openapi, registry};
+use knarr_apimachinery::time::seconds;
 use knarr_client::{Caches, DeleteOptions, Error, EventType, Patch, Preconditions, Shared, TypedApi};
 use knarr_scheduler::dynamic_resources::claims::{Change, allocation};
 use knarr_scheduler::dynamic_resources::extended::{ExtendedClaim, is_for_extended_resources};

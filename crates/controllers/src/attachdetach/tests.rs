@@ -1,11 +1,11 @@
 //! Volumes are attached to the nodes of their pods, and stay attached to a node that does not report.
 
+use knarr_api::kinds::node::OUT_OF_SERVICE;
 use knarr_api::registry::Registered;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::world::{World, at, lines, object};
-use knarr_api::kinds::node::OUT_OF_SERVICE;
 
 fn from<T: Registered>(value: Value) -> T {
     serde_json::from_value(value).unwrap()

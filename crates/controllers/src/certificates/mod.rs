@@ -18,7 +18,7 @@ use k8s_openapi::jiff::Timestamp;
 use knarr_api::certificates::{AltName, AttributeType, CertificateRequest};
 use knarr_api::k8s_openapi;
 use knarr_api::object::Shared;
-use knarr_api::time::seconds;
+use knarr_apimachinery::time::seconds;
 
 use crate::controller::Context;
 

@@ -15,10 +15,10 @@ use std::net::IpAddr;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Node, Service};
 use knarr_api::certificates::{CertificateRequest, IN_PROCESS, REMOTE_ADDRESS};
-use knarr_api::cidr::Cidr;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey};
+use knarr_apimachinery::cidr::Cidr;
 
 use super::{KUBELET_SERVING, approved, is_pending, kubelet_serving, request};
 use crate::action::Action;

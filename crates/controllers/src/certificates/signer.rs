@@ -10,8 +10,8 @@ use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateS
 use knarr_api::certificates::{CertificateRequest, RequestError};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey};
+use knarr_apimachinery::time::seconds;
 
 use super::{
     Authority, CLIENT, Ca, InvalidRequest, KUBELET_CLIENT, KUBELET_SERVING, SignError, certificate, client,

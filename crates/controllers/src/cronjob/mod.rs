@@ -13,8 +13,8 @@ use k8s_openapi::jiff::tz::TimeZone;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey, Shared};
+use knarr_apimachinery::time::seconds;
 
 use self::schedule::Schedule;
 use crate::action::{Action, Create, Delete, Dependents, Report, reference};

@@ -2,7 +2,8 @@
 
 use k8s_openapi::jiff::tz::TimeZone;
 use k8s_openapi::jiff::{SignedDuration, Timestamp, Zoned};
-use knarr_api::{duration, k8s_openapi};
+use knarr_api::k8s_openapi;
+use knarr_apimachinery::duration;
 
 /// A schedule without a time within this many days has none (31 February).
 const HORIZON_DAYS: i64 = 5 * 366;

@@ -9,7 +9,7 @@ use k8s_openapi::api::apps::v1::{
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use knarr_api::Error;
+use knarr_apimachinery::Error;
 
 use super::*;
 use crate::action::{Create, Failure};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
-use knarr_api::time::seconds;
+use knarr_apimachinery::time::seconds;
 
 use super::kinds::{Agent, Evidence, FencingPolicy, Level, NodeFencing, SecretRef};
 

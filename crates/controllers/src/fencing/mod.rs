@@ -29,8 +29,8 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::kinds::node::{OUT_OF_SERVICE, has_out_of_service_taint};
-use knarr_api::time::seconds;
 use knarr_api::{Kind, Object, k8s_openapi, registry};
+use knarr_apimachinery::time::seconds;
 
 use crate::action::Action;
 use crate::controller::View;

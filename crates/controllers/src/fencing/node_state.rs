@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::node::OUT_OF_SERVICE;
-use knarr_api::time::seconds;
+use knarr_apimachinery::time::seconds;
 
 use super::kinds::NodeFencing;
 use crate::node::{NO_EXECUTE, condition};

@@ -8,8 +8,8 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::kinds::persistent_volume::ATTACHER;
 use knarr_api::kinds::pod::at_most_one;
 use knarr_api::kinds::pod::is_terminal;
-use knarr_api::selector::label::Selector;
 use knarr_api::{ObjectKey, Shared, k8s_openapi, registry};
+use knarr_apimachinery::labels::Selector;
 
 use super::attempt::Attempt;
 use super::kinds::{Custom, FencingPolicy, FencingSpec, NodeFencing, Phase};

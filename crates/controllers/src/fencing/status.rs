@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::time::seconds;
 use knarr_api::{Shared, k8s_openapi};
+use knarr_apimachinery::time::seconds;
 
 use super::kinds::{Custom, NodeFencing, Phase};
 use crate::action::{Action, reference};

@@ -3,7 +3,7 @@
 use k8s_openapi::api::batch::v1::{Job, JobCondition, JobStatus};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_api::time::seconds;
+use knarr_apimachinery::time::seconds;
 
 /// The condition of a finished Job: `Complete` or `Failed`.
 pub fn finished(job: &Job) -> Option<&JobCondition> {

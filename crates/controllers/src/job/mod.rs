@@ -22,8 +22,9 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey, Shared};
+use knarr_apimachinery::finalizer;
+use knarr_apimachinery::time::seconds;
 
 pub use self::conditions::finished;
 use self::conditions::{condition, set_condition};
@@ -34,7 +35,6 @@ use crate::controller::{Context, Controller, ObjectChange, View};
 use crate::owner::{claim, controller_of, non_empty_selector, owners_of};
 use crate::pod;
 use crate::replicaset::count;
-use knarr_api::finalizer;
 
 /// Pods created or deleted in one sync of a Job (upstream: MaxPodCreateDeletePerSync).
 const MAX_PODS: usize = 500;

@@ -6,10 +6,10 @@ use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector, Pod};
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::finalizer;
 
 use super::policy::{FailureAction, match_failure_policy};
 use crate::pod;
-use knarr_api::finalizer;
 
 /// The finalizer that keeps a pod until it is counted.
 pub const FINALIZER: &str = "batch.kubernetes.io/job-tracking";

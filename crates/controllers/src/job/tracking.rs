@@ -7,7 +7,7 @@ use k8s_openapi::api::batch::v1::JobCondition;
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
-use knarr_api::time::seconds;
+use knarr_apimachinery::time::seconds;
 
 use super::conditions::{condition, set_condition};
 use super::indexes::Indexes;

@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::{Node, Pod, PodCondition, Taint, Toleration};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey, Shared};
+use knarr_apimachinery::time::seconds;
 
 use super::{NO_EXECUTE, UNREACHABLE};
 use crate::action::{Action, Delete, reference};

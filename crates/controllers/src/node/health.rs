@@ -12,8 +12,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::time::seconds;
 use knarr_api::{Kind, Shared};
+use knarr_apimachinery::time::seconds;
 
 use super::zones::{EvictionRates, NodeObservation, Zones};
 use super::{NO_EXECUTE, NOT_READY, UNREACHABLE, condition};

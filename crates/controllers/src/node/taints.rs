@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::time::seconds;
 use knarr_api::{Kind, ObjectKey, Shared};
+use knarr_apimachinery::time::seconds;
 
 use super::{NO_EXECUTE, NOT_READY, UNREACHABLE, condition};
 use crate::action::{Action, reference};

@@ -8,8 +8,8 @@ use std::fmt;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::cidr::Cidr;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::cidr::Cidr;
 
 use super::Entries;
 

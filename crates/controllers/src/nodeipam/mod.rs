@@ -24,10 +24,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node, ObjectReference};
 use k8s_openapi::jiff::Timestamp;
-use knarr_api::cidr::Cidr;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
+use knarr_apimachinery::cidr::Cidr;
 
 pub use self::allocations::{Allocations, Entry, NAME, NAMESPACE};
 pub use self::ranges::{Config, Flags, QUARANTINE};

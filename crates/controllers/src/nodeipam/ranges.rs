@@ -1,8 +1,8 @@
 //! The cluster CIDRs, and their free ranges.
 
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::cidr::Cidr;
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::cidr::Cidr;
 
 use super::Allocations;
 

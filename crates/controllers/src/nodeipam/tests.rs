@@ -240,9 +240,9 @@ fn a_node_that_is_being_deleted_gets_none_and_failures_are_reported() {
         error,
     };
     let run = |failure: &Failure| lines(&world.run_after(&controller, KEY, at(0), Some(failure)));
-    let conflict = knarr_api::Error::conflict(registry::NODE.resource_ref("a"), "changed");
+    let conflict = knarr_apimachinery::Error::conflict(registry::NODE.resource_ref("a"), "changed");
     assert_eq!(run(&failure(conflict)), [""; 0]);
-    let found = run(&failure(knarr_api::Error::internal("no")));
+    let found = run(&failure(knarr_apimachinery::Error::internal("no")));
     assert!(
         found[0].starts_with("event CIDRAssignmentFailed: Node a"),
         "{found:?}"

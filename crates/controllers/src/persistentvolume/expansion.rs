@@ -5,9 +5,9 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::Quantity;
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey};
+use knarr_apimachinery::quantity::Quantity;
 
 use crate::action::{Action, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};

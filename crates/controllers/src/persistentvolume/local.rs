@@ -19,11 +19,11 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::persistent_volume::{LOCAL_FINALIZER, LOCAL_NODE, LOCAL_PATH, LOCAL_PROVISIONER};
 use knarr_api::registry;
 use knarr_api::{Kind, ObjectKey, Shared};
+use knarr_apimachinery::finalizer;
 
 use super::{PROVISIONED_BY, SELECTED_NODE, STORAGE, annotation, class_of_claim, matching, volume_name};
 use crate::action::{Action, Create, LiveCheck, Report, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};
-use knarr_api::finalizer;
 
 pub const PROVISIONER: &str = LOCAL_PROVISIONER;
 const HOSTNAME: &str = "kubernetes.io/hostname";

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::Quantity;
-use knarr_api::selector::label::Selector;
+use knarr_apimachinery::labels::Selector;
+use knarr_apimachinery::quantity::Quantity;
 
 use super::{STORAGE, class_of_claim, class_of_volume, is_for, volume_phase};
 

@@ -10,8 +10,8 @@ use k8s_openapi::api::autoscaling::v2::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::{Notation, Quantity, QuantityError};
-use knarr_api::selector::label::go_string;
+use knarr_apimachinery::labels::go_string;
+use knarr_apimachinery::quantity::{Notation, Quantity, QuantityError};
 
 use super::replicas::{Calculated, ReplicaError, Target};
 use super::samples::PodMetric;

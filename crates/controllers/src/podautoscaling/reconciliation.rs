@@ -9,9 +9,9 @@ use k8s_openapi::api::autoscaling::v2::{
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::Quantity;
-use knarr_api::selector::label::Selector;
-use knarr_api::time::seconds;
+use knarr_apimachinery::labels::Selector;
+use knarr_apimachinery::quantity::Quantity;
+use knarr_apimachinery::time::seconds;
 
 use super::Settings;
 use super::behavior::{History, Proposal};
@@ -408,7 +408,7 @@ impl<'a> Reconciliation<'a> {
     }
 
     /// Ends with the result of writing the scale; `Ok` if nothing was to be written.
-    pub fn finish(mut self, written: knarr_api::Result<()>) -> Report {
+    pub fn finish(mut self, written: knarr_apimachinery::Result<()>) -> Report {
         let old = self.hpa.status.clone().unwrap_or_default();
         let now = self.conditions.now;
         let (mut desired, mut last, mut action) = (self.current, old.last_scale_time, "none");

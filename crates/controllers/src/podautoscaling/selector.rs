@@ -6,7 +6,7 @@ use std::fmt;
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::ObjectKey;
 use knarr_api::k8s_openapi;
-use knarr_api::selector::label::Selector;
+use knarr_apimachinery::labels::Selector;
 
 /// An autoscaler's key as messages show it: `{name namespace}`.
 #[derive(Clone, Debug, PartialEq, Eq)]

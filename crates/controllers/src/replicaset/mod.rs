@@ -11,8 +11,8 @@ use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetStat
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::time::seconds;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
+use knarr_apimachinery::time::seconds;
 
 use crate::action::{Action, Create, Delete, Failure, Report, Verb, reference};
 use crate::controller::{Context, Controller, ObjectChange, View};

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
-use knarr_api::Error;
+use knarr_apimachinery::Error;
 
 use super::*;
 use crate::world::{World, at, lines, updated};

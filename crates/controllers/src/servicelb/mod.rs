@@ -27,8 +27,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use knarr_api::registry;
-use knarr_api::time::seconds;
 use knarr_api::{Kind, Object, ObjectKey, Shared};
+use knarr_apimachinery::time::seconds;
 
 use self::nodes::{Candidate, candidate};
 use self::ports::Holders;

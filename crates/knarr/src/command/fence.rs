@@ -37,7 +37,8 @@ pub struct FenceArgs {
 
 pub async fn run(config: Config, args: FenceArgs) -> Result<(), Failure> {
     let (api, _) = cluster::admin(&config).await?;
-    let failed = |e: knarr_api::Error| Failure::new(format!("cannot fence {}", args.node)).because(e);
+    let failed =
+        |e: knarr_apimachinery::Error| Failure::new(format!("cannot fence {}", args.node)).because(e);
     let node = api.get_as::<Node>("", &args.node).await.map_err(failed)?;
     let fencing = NodeFencing {
         metadata: ObjectMeta {

@@ -105,7 +105,7 @@ fn secret(token: &str, args: &CreateArgs, now: Timestamp) -> Result<Secret, Fail
         let usages = USAGES.join(" or ");
         return Err(Failure::new(format!("--usages: {other:?}: expected {usages}")));
     }
-    let ttl = knarr_api::duration::parse(&args.ttl).filter(|d| !d.is_negative());
+    let ttl = knarr_apimachinery::duration::parse(&args.ttl).filter(|d| !d.is_negative());
     let no_duration = || format!("--ttl: {:?}: expected a duration such as 30m or 24h", args.ttl);
     let ttl = ttl.ok_or_else(|| Failure::new(no_duration()))?;
     let mut data = BTreeMap::from([("token-id", id.to_string()), ("token-secret", key.to_string())]);

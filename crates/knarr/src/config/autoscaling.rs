@@ -58,7 +58,7 @@ pub struct AutoscalingFlags {
 }
 
 fn duration(text: &str) -> Result<Duration, ValueError> {
-    let parsed = knarr_api::duration::parse(text).and_then(|d| Duration::try_from(d).ok());
+    let parsed = knarr_apimachinery::duration::parse(text).and_then(|d| Duration::try_from(d).ok());
     parsed.ok_or_else(|| ValueError::expected("a duration, such as 15s or 5m"))
 }
 

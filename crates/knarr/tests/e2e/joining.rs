@@ -4,11 +4,11 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
+use knarr_nemesis::fleet::{Fleet, Host};
 use libtest_mimic::Failed;
 
 use crate::cluster::{has, same, text};
 use crate::{KNARR, Outcome, StandaloneScenario};
-use knarr_nemesis::fleet::{Fleet, Host};
 
 pub const SCENARIOS: &[StandaloneScenario] = &[(
     "agents_join_by_token_and_renew_their_certificates_under_running_pods",

@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use knarr_nemesis::fleet::Fleet;
 use libtest_mimic::Failed;
 
 use crate::{KNARR, Outcome, StandaloneScenario};
-use knarr_nemesis::fleet::Fleet;
 
 pub mod bad_input;
 mod load;

@@ -4,12 +4,12 @@
 
 use std::path::{Path, PathBuf};
 
+use knarr_nemesis::commands::system;
+use knarr_nemesis::fleet::Fleet;
 use libtest_mimic::Failed;
 
 use crate::cluster::has;
 use crate::{KNARR, Outcome, StandaloneScenario};
-use knarr_nemesis::commands::system;
-use knarr_nemesis::fleet::Fleet;
 
 pub const SCENARIOS: &[StandaloneScenario] = &[(
     "s7_through_partitions_and_kills_a_volume_never_has_two_holders",

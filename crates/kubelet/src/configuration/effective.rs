@@ -203,7 +203,7 @@ fn text(value: &threshold::Value) -> String {
 }
 
 pub(super) fn bytes(count: u64) -> String {
-    use knarr_api::quantity::{Notation, Quantity};
+    use knarr_apimachinery::quantity::{Notation, Quantity};
     let count = i64::try_from(count).unwrap_or(i64::MAX);
     Quantity::from_value(count, Notation::BinarySi).to_string()
 }

@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Taint;
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::document::{Fields, Report};
-use knarr_api::field::{ErrorList, Path};
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::Quantity;
+use knarr_apimachinery::document::{Fields, Report};
+use knarr_apimachinery::field::{ErrorList, Path};
+use knarr_apimachinery::quantity::Quantity;
 use serde_json::Value;
 
 use crate::eviction;

@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Taint;
-use knarr_api::field::{ErrorList, FieldError, Path};
-use knarr_api::{k8s_openapi, names};
+use knarr_api::k8s_openapi;
+use knarr_apimachinery::field::{ErrorList, FieldError, Path};
+use knarr_apimachinery::names;
 
 const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
 

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::document::{Fields, Report};
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::is_hugepages;
-use knarr_api::quantity::{Notation, Quantity};
+use knarr_apimachinery::document::{Fields, Report};
+use knarr_apimachinery::quantity::{Notation, Quantity};
 use serde_json::{Map, Value, json};
 
 use super::rules::go;

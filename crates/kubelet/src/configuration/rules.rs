@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::document::{Fields, Report};
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::Quantity;
+use knarr_apimachinery::document::{Fields, Report};
+use knarr_apimachinery::quantity::Quantity;
 
 use super::{ImageGc, Shutdown};
 use crate::backoff::{go_millis, go_seconds};

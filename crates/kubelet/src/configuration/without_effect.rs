@@ -1,7 +1,7 @@
 //! Fields without effect. Each is read, and its type is checked. A value that knarr's behaviour matches is accepted; other
 //! values are either noted as without effect, or rejected with their path if the administrator would rely on them.
 
-use knarr_api::document::{Fields, Report};
+use knarr_apimachinery::document::{Fields, Report};
 use serde_json::Value;
 
 #[derive(Clone, Copy)]

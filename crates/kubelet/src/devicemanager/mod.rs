@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceHealth, ResourceStatus};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::Quantity;
+use knarr_apimachinery::quantity::Quantity;
 
 pub use options::{Allocation, ContainerOptions, DeviceNode, Mount};
 pub use pods::{Assigned, Assignment};

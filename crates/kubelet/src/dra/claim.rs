@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::is_dra_extended;
-use knarr_api::quantity::Quantity;
+use knarr_apimachinery::quantity::Quantity;
 
 use super::ClaimRef;
 

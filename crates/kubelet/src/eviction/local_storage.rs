@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::{Notation, Quantity};
+use knarr_apimachinery::quantity::{Notation, Quantity};
 
 use super::{Disks, message};
 use crate::resources;

@@ -3,8 +3,8 @@
 mod limits;
 mod signals;
 
-use knarr_api::field::ErrorList;
-use knarr_api::quantity::{Notation, Quantity};
+use knarr_apimachinery::field::ErrorList;
+use knarr_apimachinery::quantity::{Notation, Quantity};
 use serde_json::{Value as Json, json};
 
 use super::threshold::{ThresholdFields, parse, with_container_fs};

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::duration;
-use knarr_api::field::{ErrorList, Path};
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::{Notation, Quantity, QuantityError};
+use knarr_apimachinery::duration;
+use knarr_apimachinery::field::{ErrorList, Path};
+use knarr_apimachinery::quantity::{Notation, Quantity, QuantityError};
 
 use super::{Observation, Observations, Pressure};
 

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::resources::{RequirementKind, pod_resources};
-use knarr_api::quantity::Quantity;
+use knarr_apimachinery::quantity::Quantity;
 
 use super::allocation::same;
 use super::{Container, Pod, PodPhase};

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use knarr_api::selector::label::{Operator, Requirement, Selector};
+use knarr_apimachinery::labels::{Operator, Requirement, Selector};
 
 use super::addresses::Ranges;
 use crate::catalog::Protocol;

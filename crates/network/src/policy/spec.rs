@@ -6,7 +6,7 @@ use k8s_openapi::api::networking::v1 as networking;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use knarr_api::k8s_openapi;
-use knarr_api::selector::label::Selector;
+use knarr_apimachinery::labels::Selector;
 
 use super::addresses::Ranges;
 use super::peers::{Labels, Matches, Namespaces, PodSelector};

@@ -94,7 +94,7 @@ async fn policies_are_known(state: &State, pod: &PodKey) {
 }
 
 /// The revision of the policy of a namespace that was changed last, or 0.
-async fn youngest_policy(state: &State, namespace: &str) -> Result<u64, knarr_api::Error> {
+async fn youngest_policy(state: &State, namespace: &str) -> Result<u64, knarr_apimachinery::Error> {
     let mut youngest = 0;
     let mut options = ListOptions {
         namespace: namespace.to_string(),

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use knarr_api::k8s_openapi;
-use knarr_api::{Error, Object, ObjectKey};
+use knarr_api::{Object, ObjectKey};
+use knarr_apimachinery::Error;
 use knarr_client::informer::ReflectorStore;
 use knarr_client::{Api, NETWORK_NAMESPACE};
 use knarr_network::routes::encryption::Published;

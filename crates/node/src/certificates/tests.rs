@@ -158,7 +158,7 @@ async fn a_node_without_a_valid_certificate_requests_one_as_at_bootstrap() {
     tokio::time::sleep(LIFE * 2).await;
     let bootstrap = world.api.clone();
     let dead = Arc::new(FakeApi::new(world.clock.clone()));
-    dead.intercept(|_| Some(knarr_api::Error::unauthorized()));
+    dead.intercept(|_| Some(knarr_apimachinery::Error::unauthorized()));
     let cancel = CancellationToken::new();
     let (sender, mut renewed) = tokio::sync::mpsc::unbounded_channel();
     let take = move |_: &Identity| sender.send(()).map_err(|e| e.to_string());

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
-use knarr_api::quantity::{Notation, Quantity};
+use knarr_apimachinery::quantity::{Notation, Quantity};
 use knarr_kubelet::cpumanager::cpuset::{self, CpuSet};
 use knarr_kubelet::cpumanager::{Cpu, CpuTopology};
 use knarr_kubelet::memorymanager::NodeMemory;

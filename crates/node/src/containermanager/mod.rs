@@ -160,7 +160,7 @@ impl ContainerManager {
             let request = |c: &Container| {
                 let requests = c.resources.as_ref().and_then(|r| r.requests.as_ref());
                 let amount = requests.and_then(|r| r.get(name));
-                amount.and_then(|q| knarr_api::quantity::Quantity::of(q).ok())
+                amount.and_then(|q| knarr_apimachinery::quantity::Quantity::of(q).ok())
             };
             let before: BTreeMap<&str, _> = guaranteed::containers(allocated)
                 .map(|c| (c.name.as_str(), request(c)))

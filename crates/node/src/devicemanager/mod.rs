@@ -17,6 +17,7 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use knarr_api::k8s_openapi;
 use knarr_client::Clock;
+use knarr_client::metrics::{self, Histogram};
 use knarr_kubelet::admission::Rejection;
 use knarr_kubelet::devicemanager as devices;
 use knarr_kubelet::devicemanager::{Capacity, Choice, ContainerOptions, DeviceManager, Request};
@@ -30,7 +31,6 @@ use tracing::{info, warn};
 use crate::plugins::call::stream;
 use crate::plugins::{Handler, HandlerError, Plugin, call};
 use crate::untrusted_fs::Pool;
-use knarr_client::metrics::{self, Histogram};
 
 /// The kubelet's directory of device plugins' sockets and its own.
 pub const DIRECTORY: &str = "device-plugins";

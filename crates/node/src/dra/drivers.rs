@@ -215,7 +215,7 @@ impl Drivers {
         }
     }
 
-    async fn try_wipe(&self, driver: Option<&str>) -> knarr_api::Result<()> {
+    async fn try_wipe(&self, driver: Option<&str>) -> knarr_apimachinery::Result<()> {
         let kind = ResourceSlice::kind_of();
         let mut field_selector = format!("spec.nodeName={}", self.node);
         if let Some(driver) = driver {

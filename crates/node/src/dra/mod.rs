@@ -37,7 +37,10 @@ const FILES: &str = "dra";
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("fetch ResourceClaim {name}: {source}")]
-    Fetch { name: String, source: knarr_api::Error },
+    Fetch {
+        name: String,
+        source: knarr_apimachinery::Error,
+    },
     #[error(transparent)]
     ClaimError(#[from] ClaimError),
     #[error("DRA driver {0} is not registered")]

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
+use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_terminal;
-use knarr_api::quantity::{Notation, Quantity};
-use knarr_api::{Error, k8s_openapi};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::quantity::{Notation, Quantity};
 use knarr_kubelet::admission::{self, Rejection};
 use knarr_kubelet::preemption;
 use parking_lot::Mutex;

@@ -115,7 +115,7 @@ impl StartAnnouncements {
     }
 
     /// Writes to this very pod that this kubelet starts it.
-    async fn announce(&self, pod: &core::Pod) -> Result<Shared<core::Pod>, knarr_api::Error> {
+    async fn announce(&self, pod: &core::Pod) -> Result<Shared<core::Pod>, knarr_apimachinery::Error> {
         let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
         let patch = json!({
             "metadata": {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::Quantity;
+use knarr_apimachinery::quantity::Quantity;
 use knarr_kubelet::pod::TERMINATION_HISTORY_ANNOTATION;
 
 use super::pod_object::STARTED_BY;

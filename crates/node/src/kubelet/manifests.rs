@@ -13,13 +13,19 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_kubelet::static_pods::{ManifestError, read};
+use knarr_kubelet::static_pods::{ManifestError, PodRules, read};
+use knarr_strategy::Strategy;
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
 use crate::host_fs;
 use crate::watch::{AddWatchFlags, InotifyEvent, Watch};
+
+const RULES: PodRules = PodRules {
+    set_defaults: Strategy::set_defaults,
+    validate: Strategy::validate,
+};
 
 /// A manifest is a page of text; what is larger is none.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
@@ -128,7 +134,7 @@ impl ManifestDirectory {
         let text = host_fs::read_to_string(path)?;
         let document: Value = serde_saphyr::from_str(&text).map_err(Box::new)?;
         let file = path.display().to_string();
-        Ok(read(&document, &file, &self.node_name, now)?)
+        Ok(read(&document, &file, &self.node_name, now, RULES)?)
     }
 
     /// Reads at this time at the latest.

@@ -7,7 +7,8 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use knarr_api::registry::Registered;
-use knarr_api::{Error, Shared, k8s_openapi};
+use knarr_api::{Shared, k8s_openapi};
+use knarr_apimachinery::Error;
 use knarr_client::{Api, Clock, TypedApi};
 use tracing::debug;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::canonicalize;
+use knarr_apimachinery::quantity::canonicalize;
 use knarr_kubelet::allocatable::{allocatable, max_pods};
 use knarr_kubelet::huge_pages::{self, PageSizes};
 use nix::sys::statvfs::statvfs;

@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::Timestamp;
+use knarr_api::k8s_openapi;
 use knarr_api::kinds::node::{has_out_of_service_taint, is_ready};
 use knarr_api::registry::Registered;
-use knarr_api::{Error, k8s_openapi};
+use knarr_apimachinery::Error;
 use knarr_client::informer::{self, Scope};
 use knarr_client::{Api, Store, TypedApi};
 use parking_lot::Mutex;

@@ -5,12 +5,12 @@
 
 use std::path::{Path, PathBuf};
 
+use knarr_kubelet::ids::ContainerId;
 use tracing::warn;
 
 use crate::logs::{links, rotate};
 use crate::runtime::{Result, Runtime};
 use crate::untrusted_fs::{self, Pool};
-use knarr_kubelet::ids::ContainerId;
 
 /// `log_dir` is where all pods' logs are.
 pub(super) async fn remove_container(runtime: &dyn Runtime, log_dir: &Path, id: &ContainerId) -> Result<()> {

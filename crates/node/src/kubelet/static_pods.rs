@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_api::registry::Registered;
-use knarr_api::time::seconds;
+use knarr_apimachinery::time::seconds;
 use knarr_client::{Api, Clock, Error, TypedApi};
 use knarr_kubelet::static_pods::{mirror, mirrored_hash, with_previous_status};
 use parking_lot::Mutex;

@@ -5,8 +5,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::host_fs;
 use knarr_kubelet::runtime::Container;
+
+use crate::host_fs;
 
 /// The longest name of a file.
 const NAME_MAX: usize = 255;

@@ -1,8 +1,8 @@
 //! The log options of a request: `PodLogOptions` as query parameters.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use knarr_api::field::{ErrorList, Path};
 use knarr_api::k8s_openapi;
+use knarr_apimachinery::field::{ErrorList, Path};
 
 use super::line::Stream;
 

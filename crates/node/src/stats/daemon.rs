@@ -8,7 +8,7 @@ use std::path::Path;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
-use knarr_api::time;
+use knarr_apimachinery::time;
 use knarr_kubelet::stats::ContainerStats;
 use nix::unistd::{SysconfVar, sysconf};
 

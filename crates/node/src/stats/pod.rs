@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1 as core;
 use knarr_api::k8s_openapi;
-use knarr_api::time::seconds;
+use knarr_apimachinery::time::seconds;
 use knarr_kubelet::cgroup::CgroupName;
 use knarr_kubelet::runtime::Container;
 use knarr_kubelet::static_pods::mirrored_hash;

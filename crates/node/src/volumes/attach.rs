@@ -23,7 +23,8 @@ use knarr_api::kinds::node::OUT_OF_SERVICE;
 use knarr_api::kinds::persistent_volume::{
     ATTACHED_POD, ATTACHER, ExclusiveAttachment, IN_USE, USED_BY, unique_name,
 };
-use knarr_api::{Error, Object, Shared, finalizer, k8s_openapi, registry};
+use knarr_api::{Object, Shared, k8s_openapi, registry};
+use knarr_apimachinery::{Error, finalizer};
 use knarr_client::{Api, ListOptions, TypedApi};
 use parking_lot::Mutex;
 use tokio::time::sleep;

@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
-use knarr_api::{Error, Shared, k8s_openapi};
+use knarr_api::{Shared, k8s_openapi};
+use knarr_apimachinery::Error;
 use knarr_client::{Api, TypedApi};
 
 use super::storage::VolumeMode;

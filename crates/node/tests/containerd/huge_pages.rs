@@ -92,7 +92,8 @@ async fn l4_huge_pages_are_the_nodes_to_give() {
         false => 0,
     };
     let capacity = &node["status"]["capacity"];
-    let mebibytes = |value: &Value| knarr_api::quantity::Quantity::parse(value.as_str().unwrap()).unwrap();
+    let mebibytes =
+        |value: &Value| knarr_apimachinery::quantity::Quantity::parse(value.as_str().unwrap()).unwrap();
     if Path::new(POOL).exists() {
         assert_eq!(mebibytes(&capacity["hugepages-2Mi"]).value(), has);
     }

@@ -1,6 +1,7 @@
 //! How a node registers its Node object.
 
 use k8s_openapi::api::core::v1::Node;
+use knarr_strategy::KindStrategy;
 
 use super::*;
 
@@ -71,9 +72,13 @@ async fn s4_the_node_status_equals_what_the_api_returns() {
     let (_kubelet, _cancel) = world.kubelet_on_nothing();
     sleep(Duration::from_secs(1)).await;
     let node = world.api.get_as::<Node>("", "n1").await.unwrap();
-    let ops = &Node::kind_of().ops;
-    let mut decoded = ops.decode(&serde_json::to_vec(&*node).unwrap()).unwrap().object;
-    ops.set_defaults(&mut *decoded).unwrap();
+    let kind = Node::kind_of();
+    let mut decoded = kind
+        .ops
+        .decode(&serde_json::to_vec(&*node).unwrap())
+        .unwrap()
+        .object;
+    kind.strategy().set_defaults(&mut *decoded).unwrap();
     let decoded: &Node = decoded.as_any().downcast_ref().unwrap();
     assert_eq!(decoded.status, node.status);
 }

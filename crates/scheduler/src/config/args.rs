@@ -5,14 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{NodeAffinity, TopologySpreadConstraint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::jiff::SignedDuration;
-use knarr_api::field::{ErrorList, Path};
-use knarr_api::kinds::pod::validate_node_affinity;
-use knarr_api::{k8s_openapi, meta};
+use knarr_api::k8s_openapi;
+use knarr_api::kinds::node_affinity::validate_node_affinity;
+use knarr_apimachinery::document::{Fields, Report};
+use knarr_apimachinery::field::{ErrorList, Path};
+use knarr_apimachinery::meta;
 use serde_json::Value;
 
 use super::plugins;
 use super::version::{GROUP, Version};
-use knarr_api::document::{Fields, Report};
 
 /// The highest score in a shape point.
 const MAX_CUSTOM_PRIORITY_SCORE: i32 = 10;

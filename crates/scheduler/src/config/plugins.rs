@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use knarr_api::field::Path;
+use knarr_apimachinery::document::{Fields, Report};
+use knarr_apimachinery::field::Path;
 use serde_json::Value;
 
 use super::version::Version;
-use knarr_api::document::{Fields, Report};
 
 /// An extension point of the scheduling framework.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

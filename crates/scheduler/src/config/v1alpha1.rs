@@ -2,13 +2,14 @@
 //! `algorithmSource`, `disablePreemption` and `hardPodAffinitySymmetricWeight`. The document on priority and
 //! preemption shows it.
 
+use knarr_apimachinery::document::{Fields, Report};
+
 use super::plugins::ExtensionPoint;
 use super::version::Version;
 use super::{
     DEFAULT_SCHEDULER_NAME, KubeSchedulerConfiguration, KubeSchedulerProfile, Plugins, ScoringStrategy,
 };
 use super::{args, plugins};
-use knarr_api::document::{Fields, Report};
 
 /// The algorithm providers.
 const PROVIDERS: [&str; 2] = ["DefaultProvider", CLUSTER_AUTOSCALER];

@@ -158,7 +158,7 @@ fn taints_prevent(device: &Device, tolerations: &[DeviceToleration]) -> bool {
 }
 
 /// The amount of each counter, by counter set and counter.
-type Counters<'a> = BTreeMap<(&'a str, &'a str), knarr_api::quantity::Quantity>;
+type Counters<'a> = BTreeMap<(&'a str, &'a str), knarr_apimachinery::quantity::Quantity>;
 
 #[cfg(test)]
 mod tests;

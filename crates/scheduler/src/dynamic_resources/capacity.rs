@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::{Notation, Quantity, QuantityError};
+use knarr_apimachinery::quantity::{Notation, Quantity, QuantityError};
 
 use super::Consumed;
 

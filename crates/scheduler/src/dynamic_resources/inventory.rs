@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceSelector, ResourceSlice};
-use knarr_api::cel::device::Selector;
 use knarr_api::kinds::pod::resources::DEVICE_CLASS_PREFIX;
 use knarr_api::{Shared, k8s_openapi};
+use knarr_cel::device::Selector;
 
 use super::pools::{Pool, PoolKey, PoolSlices, gather, has_counters};
 use crate::node_info::NodeInfo;

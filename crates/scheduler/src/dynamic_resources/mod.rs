@@ -16,7 +16,7 @@ use std::fmt;
 
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceRequestAllocationResult};
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::Quantity;
+use knarr_apimachinery::quantity::Quantity;
 
 pub use allocator::{AllocationError, allocate};
 pub use inventory::Inventory;

@@ -10,8 +10,8 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::Shared;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::Quantity;
-use knarr_api::selector::label::Selector;
+use knarr_apimachinery::labels::Selector;
+use knarr_apimachinery::quantity::Quantity;
 
 use super::{PluginError, PreFilterError, UnschedulableStatus, node_affinity};
 use crate::node_info::NodeInfo;

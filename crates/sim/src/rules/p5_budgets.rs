@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
-use knarr_api::selector::label::Selector;
+use knarr_apimachinery::labels::Selector;
 
 use crate::world::{Observation, World, disrupted_by, phase_of};
 

@@ -1,9 +1,10 @@
 //! T1: a bound pod that has not terminated gets a deletionTimestamp before it is removed; its grace period is never
 //! lengthened, and the deletionTimestamp is never removed.
 
+use knarr_api::kinds::pod::is_terminal;
+
 use crate::clocks::APART;
 use crate::world::{Observation, World, node_of};
-use knarr_api::kinds::pod::is_terminal;
 
 pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
     match seen {

@@ -1,8 +1,9 @@
 //! T5: all processes have exited before the object is removed, and before its status says so; the last status is
 //! final when it is removed.
 
-use crate::world::{Observation, World, node_of};
 use knarr_api::kinds::pod::is_terminal;
+
+use crate::world::{Observation, World, node_of};
 
 pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
     let (uid, pod, what) = match seen {

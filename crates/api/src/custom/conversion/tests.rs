@@ -211,7 +211,7 @@ fn owners(managed: Managed) -> Vec<String> {
 }
 
 fn now() -> k8s_openapi::jiff::Timestamp {
-    crate::time::seconds(k8s_openapi::jiff::Timestamp::UNIX_EPOCH).0
+    knarr_apimachinery::time::seconds(k8s_openapi::jiff::Timestamp::UNIX_EPOCH).0
 }
 
 #[test]

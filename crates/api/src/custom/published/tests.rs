@@ -19,7 +19,7 @@ fn published(schema: Value, root: &'static str) -> Value {
     }))
     .unwrap();
     let kind = Definition::of(&crd).unwrap().stored;
-    let mut generator = crate::schema::generator(root);
+    let mut generator = knarr_apimachinery::schema::generator(root);
     let reference = kind.ops.schema(&mut generator);
     assert_eq!(reference.as_value(), &json!({"$ref": format!("#{root}/{NAME}")}));
     generator.take_definitions(false).remove(NAME).unwrap()

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Wire;
 
-use crate::names;
-use crate::quantity::Quantity;
+use knarr_apimachinery::names;
+use knarr_apimachinery::quantity::Quantity;
 
 /// A resource list with parsed quantities.
 pub type Amounts = BTreeMap<String, Quantity>;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use knarr_api::admission::Attributes;
-use knarr_api::cel::{self, AttributesRecord, Decision};
+use knarr_admission::Attributes;
+use knarr_cel as cel;
+use knarr_cel::{AttributesRecord, Decision};
 
 use crate::authz::{self, Authorizer};
 use crate::user::User;

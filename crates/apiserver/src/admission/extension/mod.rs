@@ -15,11 +15,13 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::core::v1::Namespace;
-use knarr_api::admission::Attributes;
-use knarr_api::{AnyObject, Error, Kind, Object, convert, k8s_openapi, registry, scale};
+use knarr_admission::Attributes;
+use knarr_api::{AnyObject, Kind, Object, convert, k8s_openapi, registry, scale};
+use knarr_apimachinery::Error;
 use serde_json::{Value, json};
 
 pub(crate) use call::{ClientError, WebhookClient, call_webhook};
+use knarr_strategy::KindStrategy;
 pub(crate) use policy::CompiledPolicies;
 
 use super::{Admission, Operation};
@@ -92,7 +94,7 @@ impl Admission {
             ))
         })?;
         let mut changed = decoded.object;
-        kind.ops.set_defaults(&mut *changed)?;
+        kind.strategy().set_defaults(&mut *changed)?;
         convert::typed(kind, &stored, changed)
     }
 

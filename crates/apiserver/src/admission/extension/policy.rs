@@ -8,13 +8,14 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::StatusCause;
-use knarr_api::admission::Attributes;
-use knarr_api::admission::matching::Criteria;
-use knarr_api::admission::policy::{Input, MutatingPolicy, ValidatingPolicy};
-use knarr_api::cel::Authorizer;
+use knarr_admission::Attributes;
+use knarr_admission::matching::Criteria;
+use knarr_admission::policy::{Input, MutatingPolicy, ValidatingPolicy};
 use knarr_api::registry::{self, Registered};
-use knarr_api::selector::label::Selector;
-use knarr_api::{Error, Kind, Object, k8s_openapi};
+use knarr_api::{Kind, Object, k8s_openapi};
+use knarr_apimachinery::Error;
+use knarr_apimachinery::labels::Selector;
+use knarr_cel::Authorizer;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 

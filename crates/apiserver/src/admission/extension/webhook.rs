@@ -12,11 +12,12 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Status};
-use knarr_api::admission::Attributes;
-use knarr_api::admission::matching::{Criteria, Rule};
-use knarr_api::admission::policy::{Input, MatchConditions};
+use knarr_admission::Attributes;
+use knarr_admission::matching::{Criteria, Rule};
+use knarr_admission::policy::{Input, MatchConditions};
 use knarr_api::registry::Registered;
-use knarr_api::{Error, Kind, Object, k8s_openapi, patch};
+use knarr_api::{Kind, Object, k8s_openapi, patch};
+use knarr_apimachinery::Error;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 

@@ -21,7 +21,8 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use k8s_openapi::api::core::v1::{EndpointAddress, Endpoints, Node, Pod, Service};
-use knarr_api::{Error, k8s_openapi, registry};
+use knarr_api::{k8s_openapi, registry};
+use knarr_apimachinery::Error;
 use knarr_client::Conn;
 use rustls::pki_types::ServerName;
 

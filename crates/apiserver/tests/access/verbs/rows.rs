@@ -1,6 +1,7 @@
 //! The table: every resource and subresource of discovery, with every verb.
 
 use knarr_api::registry;
+use knarr_strategy::KindStrategy;
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
@@ -134,7 +135,7 @@ impl Resource {
         registry::ALL
             .iter()
             .find(|k| (k.group(), k.version(), k.plural()) == (&self.group, &self.version, &self.plural))
-            .is_some_and(|k| k.ops.create_on_update())
+            .is_some_and(|k| k.strategy().create_on_update())
     }
 
     fn rows(&self) -> Vec<Row> {

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::ObjectKey;
 use knarr_api::k8s_openapi;
-use knarr_api::selector::label::Selector;
+use knarr_apimachinery::labels::Selector;
 use serde_json::{Value, json};
 
 use super::super::{
@@ -187,7 +187,7 @@ fn a_scale_that_cannot_be_read_or_written_is_reported() {
     let mut r = Reconciliation::new(&hpa, &settings, &mut history, now());
     assert_eq!(r.start(&scale(5)), Needs::Nothing);
     assert_eq!(r.decision(), Decision::Rescale(3));
-    let report = r.finish(Err(knarr_api::Error::new(409, "Conflict", "conflict")));
+    let report = r.finish(Err(knarr_apimachinery::Error::new(409, "Conflict", "conflict")));
     assert_eq!(
         events(&report),
         [

@@ -4,7 +4,7 @@ use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, Network
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use knarr_api::k8s_openapi;
-use knarr_api::selector::label::Selector;
+use knarr_apimachinery::labels::Selector;
 use knarr_network::policy::Direction;
 
 /// What a rule allows: `from pods with app=web, port 80/TCP`. The index counts from 0, as in field paths.

@@ -7,7 +7,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_terminal;
-use knarr_api::selector::label::Selector;
+use knarr_apimachinery::labels::Selector;
 use knarr_network::catalog::ServiceKey;
 use knarr_network::proxy::Family;
 

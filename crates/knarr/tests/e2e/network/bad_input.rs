@@ -2,11 +2,12 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 
+use knarr_nemesis::fleet::Fleet;
+
 use super::body;
 use crate::cluster::{Cluster, Namespace, Scenario, eventually, has, output_of, same};
 use crate::kubectl::running;
 use crate::{KNARR, Outcome, StandaloneScenario};
-use knarr_nemesis::fleet::Fleet;
 
 pub const SCENARIOS: &[(&str, Scenario)] = &[(
     "n2_n6_services_and_policies_that_cannot_work_are_reported_and_affect_no_other",

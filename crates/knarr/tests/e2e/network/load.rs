@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use knarr_nemesis::fleet::{Fleet, Host};
+
 use super::{NODE_PORT, get};
 use crate::Outcome;
-use knarr_nemesis::fleet::{Fleet, Host};
 
 /// Threads for each address.
 const THREADS: usize = 2;

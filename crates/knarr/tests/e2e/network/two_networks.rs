@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::process::Stdio;
 
+use knarr_nemesis::fleet::{Fleet, Host};
 use libtest_mimic::Failed;
 
 use super::{CONNECTION, body, fetch_from};
 use crate::Outcome;
 use crate::cluster::{has, same, text};
-use knarr_nemesis::fleet::{Fleet, Host};
 
 /// How many agents, the last ones, are on the other network.
 pub const FAR: usize = 2;

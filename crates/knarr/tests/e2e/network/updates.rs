@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use knarr_nemesis::fleet::{Fleet, Host};
 use libtest_mimic::Failed;
 
 use super::load::{every, under_load};
@@ -11,7 +12,6 @@ use super::two_networks::process_of;
 use super::{NODE_PORT, get, start};
 use crate::Outcome;
 use crate::cluster::has;
-use knarr_nemesis::fleet::{Fleet, Host};
 
 const WEB: &str = r#"
 apiVersion: apps/v1

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
-use knarr_api::time::seconds;
+use knarr_apimachinery::time::seconds;
 
 use crate::eviction::TERMINATION_BY_KUBELET;
 use crate::pod::{Pod, PodPhase, Role};

@@ -9,7 +9,7 @@ mod phase;
 use k8s_openapi::api::core::v1::{self as core, ContainerState, ContainerStatus, PodStatus};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
-use knarr_api::time::seconds;
+use knarr_apimachinery::time::seconds;
 
 use super::clock_jump::moved;
 use super::{Action, Pod, PodPhase, restart_all};

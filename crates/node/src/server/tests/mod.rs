@@ -8,12 +8,12 @@ mod stream_server;
 
 use std::path::PathBuf;
 
+use knarr_kubelet::runtime::{Container, ContainerState, PodRef};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use super::*;
 use crate::runtime::{ContainerDetail, ExecOptions, Result, RuntimeError};
-use knarr_kubelet::runtime::{Container, ContainerState, PodRef};
 
 /// One pod `p` in `ns` with one running container `c`, and another that has a terminal.
 struct Node {

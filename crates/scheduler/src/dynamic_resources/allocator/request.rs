@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::resource::v1::{
     CapacityRequirements, DeviceClass, DeviceSelector, DeviceToleration, ExactDeviceRequest, ResourceClaim,
 };
-use knarr_api::cel::device::Device as Seen;
 use knarr_api::k8s_openapi;
+use knarr_cel::device::Device as Seen;
 
 use super::{AllocationError, Candidate, claim_name};
 use crate::dynamic_resources::capacity::has_room;

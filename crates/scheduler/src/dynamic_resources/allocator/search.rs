@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use knarr_api::k8s_openapi;
-use knarr_api::quantity::Quantity;
+use knarr_apimachinery::quantity::Quantity;
 
 use super::constraint::Constraint;
 use super::request::{Matcher, Request, Variant};

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, VolumeNodeResources};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use knarr_api::{Error, Result, k8s_openapi};
+use knarr_api::k8s_openapi;
+use knarr_apimachinery::{Error, Result};
 use knarr_client::{Api, TypedApi};
 
 use super::wire::NodeInfo;

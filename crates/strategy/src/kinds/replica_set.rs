@@ -1,0 +1,128 @@
+//! ReplicaSet: a number of pods of one template.
+
+use k8s_openapi::api::apps::v1::ReplicaSet;
+use k8s_openapi::jiff::Timestamp;
+use knarr_apimachinery::field::{ErrorList, Path};
+
+use super::checks::{drop_empty, immutable_selector, not_negative_if_set, spec_and_status, text};
+use super::template::{self, ReplicaCounts};
+use super::warnings;
+use crate::table::{self, Cell, Column};
+use crate::{Part, Strategy};
+
+impl Strategy for ReplicaSet {
+    fn set_defaults(&mut self) {
+        let spec = self.spec.get_or_insert_default();
+        spec.replicas.get_or_insert(1);
+        drop_empty(&mut spec.min_ready_seconds);
+        template::set_defaults(spec.template.get_or_insert_default());
+        self.status.get_or_insert_default();
+    }
+
+    spec_and_status!();
+
+    fn validate(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
+        let spec = self.spec.clone().unwrap_or_default();
+        let path = Path::new("spec");
+        not_negative_if_set(&mut errors, &path.child("replicas"), spec.replicas);
+        not_negative_if_set(
+            &mut errors,
+            &path.child("minReadySeconds"),
+            spec.min_ready_seconds,
+        );
+        // The error message of v1.36 names a deployment here as well.
+        template::validate_selected(&spec.selector, spec.template.as_ref(), "deployment", &mut errors);
+        template::no_deadline(spec.template.as_ref(), "ReplicaSet", &mut errors);
+        errors
+    }
+
+    fn validate_update(&self, old: &Self, part: Part) -> ErrorList {
+        if part == Part::Status {
+            return self.validate_status();
+        }
+        let mut errors = self.validate();
+        let (new, old) = (
+            self.spec.clone().unwrap_or_default(),
+            old.spec.clone().unwrap_or_default(),
+        );
+        let path = Path::new("spec").child("selector");
+        immutable_selector(&mut errors, &path, &new.selector, &old.selector);
+        errors
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let name = warnings::name_warning(text(&self.metadata.name));
+        name.into_iter().chain(template_warnings(self)).collect()
+    }
+
+    /// The template is only checked for warnings if the generation changed: an update of the metadata alone does not repeat them.
+    fn warnings_on_update(&self, old: &Self) -> Vec<String> {
+        match self.metadata.generation == old.metadata.generation {
+            true => Vec::new(),
+            false => template_warnings(self),
+        }
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[
+            table::NAME,
+            Column::integer("Desired"),
+            Column::integer("Current"),
+            Column::integer("Ready"),
+            table::AGE,
+            table::CONTAINERS,
+            table::IMAGES,
+            table::SELECTOR,
+        ];
+        COLUMNS
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        let spec = self.spec.clone().unwrap_or_default();
+        let status = self.status.clone().unwrap_or_default();
+        let [containers, images] = template::cells(spec.template.as_ref());
+        vec![
+            table::name(&self.metadata),
+            spec.replicas.unwrap_or(0).into(),
+            status.replicas.into(),
+            status.ready_replicas.unwrap_or(0).into(),
+            table::created(&self.metadata, now),
+            containers,
+            images,
+            table::label_selector(Some(&spec.selector)).into(),
+        ]
+    }
+}
+
+fn template_warnings(object: &ReplicaSet) -> Vec<String> {
+    let template = object.spec.as_ref().and_then(|s| s.template.as_ref());
+    template.map(template::warnings).unwrap_or_default()
+}
+
+trait Status {
+    fn validate_status(&self) -> ErrorList;
+}
+
+impl Status for ReplicaSet {
+    fn validate_status(&self) -> ErrorList {
+        let mut errors = ErrorList::new();
+        let status = self.status.clone().unwrap_or_default();
+        ReplicaCounts {
+            replicas: status.replicas,
+            ready: status.ready_replicas.unwrap_or(0),
+            available: status.available_replicas.unwrap_or(0),
+            ready_name: "readyReplicas",
+            others: &[("fullyLabeledReplicas", status.fully_labeled_replicas.unwrap_or(0))],
+            free: &[
+                ("observedGeneration", status.observed_generation.unwrap_or(0)),
+                (
+                    "terminatingReplicas",
+                    status.terminating_replicas.unwrap_or(0).into(),
+                ),
+            ],
+        }
+        .validate(&mut errors);
+        errors
+    }
+}

@@ -1,0 +1,22 @@
+//! The rules of Kubernetes v1.36's kinds: defaults, validation, what an update may change, deletion and columns.
+//!
+//! Each kind has one file under [`kinds`] with its [`Strategy`]. [`KindStrategy`] finds it for a [`Kind`](knarr_api::Kind). The crate is
+//! pure, and only what handles requests depends on it: a change of a rule compiles little else.
+//!
+//! | | |
+//! |---|---|
+//! | a kind's rules | `kinds/<kind>.rs` |
+//! | rules of metadata that hold for every kind | `metadata.rs` |
+//! | custom resources: validation, rules in CEL; definitions | `custom/` |
+//! | how objects are deleted | `strategy/deletion.rs` |
+//! | tables | `table.rs` |
+
+pub mod custom;
+pub mod kinds;
+pub mod metadata;
+mod strategy;
+pub mod table;
+
+pub use strategy::{
+    DeletionPlan, DeletionRequest, DynStrategy, KindStrategy, MetadataChecks, Part, Strategy,
+};
