@@ -220,6 +220,13 @@ async fn l4_a_node_whose_state_is_of_another_policy_is_not_ready() {
         return;
     };
     machine.ready().await;
+    let state = ["cpu_manager_state", "memory_manager_state"]
+        .map(|file| machine.dir.path().join("kubelet").join(file));
+    let began = Instant::now();
+    while !state.iter().all(|file| file.exists()) {
+        assert!(began.elapsed() < Duration::from_secs(30), "no state in {state:?}");
+        sleep(Duration::from_millis(20)).await;
+    }
     machine.stop_kubelet().await;
     machine.configuration = knarr_kubelet::configuration::KubeletConfiguration::default();
     machine.start_kubelet();
@@ -243,8 +250,8 @@ async fn l4_a_node_whose_state_is_of_another_policy_is_not_ready() {
         assert!(began.elapsed() < Duration::from_secs(30), "{ready}");
         sleep(Duration::from_millis(20)).await;
     }
-    for file in ["cpu_manager_state", "memory_manager_state"] {
-        std::fs::remove_file(machine.dir.path().join("kubelet").join(file)).unwrap();
+    for file in &state {
+        std::fs::remove_file(file).unwrap();
     }
     machine.ready().await;
     machine.end().await;
