@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use k8s_openapi::api::autoscaling::v2::{CrossVersionObjectReference, MetricIdentifier, MetricSpec};
-
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::{k8s_openapi, registry, scale};
 use knarr_apimachinery::Error;
