@@ -41,7 +41,8 @@ mod dra_driver;
 mod plugin_support;
 
 use std::process::ExitCode;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -68,6 +69,29 @@ pub fn with_others(run: impl FnOnce() -> Outcome) -> Outcome {
 pub fn alone(run: impl FnOnce() -> Outcome) -> Outcome {
     let _running = RUNNING.write().unwrap_or_else(PoisonError::into_inner);
     run()
+}
+
+/// How long each scenario took, with what it waited for others.
+static DURATIONS: Mutex<Vec<(&str, Duration)>> = Mutex::new(Vec::new());
+
+fn timed(name: &'static str, run: impl FnOnce() -> Outcome) -> Outcome {
+    let begin = Instant::now();
+    let outcome = run();
+    DURATIONS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push((name, begin.elapsed()));
+    outcome
+}
+
+/// x
+fn print_longest() {
+    let mut durations = DURATIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    durations.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
+    println!("the longest scenarios:");
+    for (name, took) in durations.iter().take(15) {
+        println!("{:6.1} s  {name}", took.as_secs_f64());
+    }
 }
 
 fn main() -> ExitCode {
@@ -105,14 +129,14 @@ fn main() -> ExitCode {
     for (name, run) in scenarios {
         let cluster = shared.clone();
         trials.push(Trial::test(*name, move || match cluster {
-            Some(cluster) => with_others(|| cluster.in_namespace(name, *run)),
+            Some(cluster) => timed(name, || with_others(|| cluster.in_namespace(name, *run))),
             None => Ok(()),
         }));
     }
     for (name, run) in pod_lifecycle::SCENARIOS_THAT_LOCK {
         let cluster = shared.clone();
         trials.push(Trial::test(*name, move || match cluster {
-            Some(cluster) => cluster.in_namespace(name, *run),
+            Some(cluster) => timed(name, || cluster.in_namespace(name, *run)),
             None => Ok(()),
         }));
     }
@@ -135,9 +159,12 @@ fn main() -> ExitCode {
         .chain(nemesis::SCENARIOS)
         .chain(startup_errors::SCENARIOS);
     for (name, run) in standalone {
-        trials.push(Trial::test(*name, move || with_others(run)));
+        trials.push(Trial::test(*name, move || timed(name, || with_others(run))));
     }
     let conclusion = libtest_mimic::run(&args, trials);
+    if !args.list {
+        print_longest();
+    }
     if let Some(cluster) = shared
         && let Err(e) = cluster.end()
     {
