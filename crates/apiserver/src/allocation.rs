@@ -31,15 +31,23 @@ pub struct ServiceRange {
     secondary: Option<Cidr>,
 }
 
+/// Why a text does not name the ranges of Services.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceRangeError {
+    #[error("{0:?} is not a CIDR with room for cluster IPs, such as \"10.96.0.0/12\"")]
+    Cidr(String),
+    #[error("{0:?}: expected one CIDR, or one of each IP family")]
+    Families(String),
+}
+
 impl ServiceRange {
     /// From `10.96.0.0/12`, or `10.96.0.0/12,fd00:96::/108`.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, ServiceRangeError> {
         let mut ranges = Vec::new();
         for part in text.split(',') {
             let range = Cidr::parse(part).filter(|r| next_free(r, |_| false, 0).is_some());
-            ranges.push(range.map(|r| r.masked()).ok_or_else(|| {
-                format!("{part:?} is not a CIDR with room for cluster IPs, such as \"10.96.0.0/12\"")
-            })?);
+            let range = range.ok_or_else(|| ServiceRangeError::Cidr(part.into()))?;
+            ranges.push(range.masked());
         }
         match ranges.as_slice() {
             [primary] => Ok(ServiceRange {
@@ -50,7 +58,7 @@ impl ServiceRange {
                 primary: *primary,
                 secondary: Some(*secondary),
             }),
-            _ => Err(format!("{text:?}: expected one CIDR, or one of each IP family")),
+            _ => Err(ServiceRangeError::Families(text.into())),
         }
     }
 

@@ -68,6 +68,6 @@ pub mod tls;
 pub mod user;
 pub mod watch;
 
-pub use allocation::ServiceRange;
+pub use allocation::{ServiceRange, ServiceRangeError};
 pub use server::{Config, ISSUER, Options, Seams, Server, StartError};
 pub use user::User;

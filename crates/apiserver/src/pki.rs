@@ -33,6 +33,8 @@ use rcgen::{
     KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
 };
 use sha2::{Digest, Sha256};
+use x509_parser::error::X509Error;
+use x509_parser::nom;
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
@@ -66,6 +68,8 @@ pub enum PkiError {
     },
     #[error("cannot create {what}: {source}")]
     Make { what: String, source: rcgen::Error },
+    #[error(transparent)]
+    Certificate(#[from] nom::Err<X509Error>),
 }
 
 /// The cluster's keys. See the module.
@@ -119,13 +123,13 @@ impl Pki {
         {
             write(&directory.join(PREVIOUS_CLIENT_CA), &ca.certificate_pem)?;
         }
-        let make = |name: &str, common_name: &str| match load(directory, name)? {
-            Some(ca) => Ok(ca),
-            None => {
-                let ca = make_ca(common_name, now)?;
-                save(directory, name, &ca)?;
-                Ok(ca)
+        let make = |name: &str, common_name: &str| -> Result<Identity, PkiError> {
+            if let Some(ca) = load(directory, name)? {
+                return Ok(ca);
             }
+            let ca = make_ca(common_name, now)?;
+            save(directory, name, &ca)?;
+            Ok(ca)
         };
         let client_ca = make(CLIENT_CA, "knarr-client-ca")?;
         let previous = match read(&directory.join(PREVIOUS_CLIENT_CA))? {
@@ -371,8 +375,8 @@ pub fn self_signed(name: &str) -> Result<Identity, PkiError> {
 }
 
 /// The pin of a CA: `sha256:` and the hash of its public key, as kubeadm's `--discovery-token-ca-cert-hash` has it.
-pub fn pin(certificate_der: &[u8]) -> Result<String, String> {
-    let (_, certificate) = X509Certificate::from_der(certificate_der).map_err(|e| e.to_string())?;
+pub fn pin(certificate_der: &[u8]) -> Result<String, PkiError> {
+    let (_, certificate) = X509Certificate::from_der(certificate_der)?;
     let hash = Sha256::digest(certificate.public_key().raw);
     let digits: String = hash.iter().map(|b| format!("{b:02x}")).collect();
     Ok(format!("sha256:{digits}"))

@@ -27,7 +27,7 @@ use tracing::debug;
 use crate::aggregation::Aggregation;
 use crate::authz::{Attributes, Selectors, forbidden};
 use crate::http::Http;
-use crate::http::body::Body;
+use crate::http::body::{Body, BoxError};
 use crate::http::query::Query;
 use crate::http::response::HandlerResponse;
 use crate::pipeline::read::ListQuery;
@@ -54,6 +54,23 @@ struct MetricsRequest<'a> {
     info: &'a RequestInfo,
     query: &'a Query,
     now: Timestamp,
+}
+
+/// Why a kubelet returns no stats.
+#[derive(Debug, thiserror::Error)]
+enum SummaryError {
+    #[error(transparent)]
+    Dial(#[from] std::io::Error),
+    #[error(transparent)]
+    Connection(#[from] hyper::Error),
+    #[error(transparent)]
+    Request(#[from] http::Error),
+    #[error("{0}")]
+    Status(StatusCode),
+    #[error(transparent)]
+    Body(#[from] BoxError),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
 }
 
 /// Serves the group. See the module.
@@ -227,7 +244,7 @@ impl ResourceMetrics {
             match response {
                 Ok(Ok(summary)) => Some((node, summary)),
                 Ok(Err(why)) => {
-                    debug!(node, why, "a kubelet returns no stats");
+                    debug!(node, why = why.to_string(), "a kubelet returns no stats");
                     None
                 }
                 Err(_) => {
@@ -242,27 +259,24 @@ impl ResourceMetrics {
         summaries.filter_map(std::future::ready).collect().await
     }
 
-    async fn summary(&self, node: &str) -> Result<Value, String> {
-        let text = |e: &dyn std::fmt::Display| e.to_string();
-        let stream = self.nodes.dial(node).await.map_err(|e| text(&e))?;
-        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) = handshake.map_err(|e| text(&e))?;
+    async fn summary(&self, node: &str) -> Result<Value, SummaryError> {
+        let stream = self.nodes.dial(node).await?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(async move {
             if let Err(e) = connection.await {
                 debug!("a connection to a kubelet failed: {e}");
             }
         });
         let request = Request::get("/stats/summary").header(HOST, node);
-        let request = request.body(Full::new(Bytes::new())).map_err(|e| text(&e))?;
-        let response = sender.send_request(request).await.map_err(|e| text(&e))?;
+        let request = request.body(Full::new(Bytes::new()))?;
+        let response = sender.send_request(request).await?;
         if response.status() != StatusCode::OK {
-            return Err(response.status().to_string());
+            return Err(SummaryError::Status(response.status()));
         }
         let body = Limited::new(response.into_body(), SUMMARY_BYTES_MAX)
             .collect()
-            .await;
-        let body = body.map_err(|e| text(&e))?;
-        serde_json::from_slice(&body.to_bytes()).map_err(|e| text(&e))
+            .await?;
+        Ok(serde_json::from_slice(&body.to_bytes())?)
     }
 }
 

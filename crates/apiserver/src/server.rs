@@ -25,7 +25,7 @@ use crate::api_services::ApiServiceRegistration;
 use crate::audit::Audit;
 use crate::authn::certificate::PeerCertificate;
 use crate::authn::service_account::Tokens;
-use crate::authn::token_key::KeyFiles;
+use crate::authn::token_key::{KeyFiles, TokenError};
 use crate::authn::{Authenticator, StaticTokens};
 use crate::authz::{Authorizer, StandardAuthorizer};
 use crate::bootstrap::BootstrapController;
@@ -157,7 +157,7 @@ pub enum StartError {
     #[error("the store cannot be read: {0}")]
     Store(#[from] knarr_store::Error),
     #[error("the service-account key cannot be used: {0}")]
-    Key(String),
+    Key(#[from] TokenError),
     #[error("the bootstrap objects of the cluster cannot be created: {0}")]
     Bootstrap(Error),
 }
@@ -189,9 +189,8 @@ impl Server {
             nodes,
         } = seams;
         let issuers = [std::slice::from_ref(&issuer), &options.other_issuers[..]].concat();
-        let tokens = Tokens::new(&issuers, &options.audiences, &service_account_key)
-            .map_err(StartError::Key)?
-            .with_jwks_uri(options.jwks_uri);
+        let tokens =
+            Tokens::new(&issuers, &options.audiences, &service_account_key)?.with_jwks_uri(options.jwks_uri);
         let at_rest = options.encryption.map(|encryption| AtRest {
             encryption,
             entropy: entropy.clone(),

@@ -113,7 +113,7 @@ pub const TOKENS: Target = Target {
             return;
         };
         if let Err(why) = authn::parse_token_file(text) {
-            assert!(why.contains("line"), "{why:?} does not name the line");
+            assert!(why.to_string().contains("line"), "{why:?} does not name the line");
         }
     },
     seeds: || inputs(&["t,u,1,\"a,b\"\n#c\n\nx,y,2", "a,b", ",,,"]),

@@ -10,7 +10,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
-use super::token_key::{Algorithm, SigningKey, VerifyingKey};
+use super::token_key::{Algorithm, SigningKey, TokenError, VerifyingKey};
 
 /// The longest token that is issued or accepted. A pod's token has about 1 KiB, most of it the signature and the names of
 /// pod and node; the rest leaves room for hundreds of audiences. Longer tokens are rejected without a signature check.
@@ -37,22 +37,22 @@ fn present<'de, D: serde::Deserializer<'de>>(value: D) -> Result<bool, D::Error>
 }
 
 /// The signed token of these claims.
-pub(super) fn sign(claims: &impl Serialize, key: &SigningKey) -> Result<String, String> {
+pub(super) fn sign(claims: &impl Serialize, key: &SigningKey) -> Result<String, TokenError> {
     let header = NewHeader {
         alg: key.algorithm(),
         kid: key.id(),
     };
     let part = |json: Vec<u8>| URL_SAFE_NO_PAD.encode(json);
-    let header = part(serde_json::to_vec(&header).map_err(|e| e.to_string())?);
-    let payload = part(serde_json::to_vec(claims).map_err(|e| e.to_string())?);
+    let header = part(serde_json::to_vec(&header)?);
+    let payload = part(serde_json::to_vec(claims)?);
     let signed = format!("{header}.{payload}");
     let signature = URL_SAFE_NO_PAD.encode(key.sign(signed.as_bytes())?);
     let token = format!("{signed}.{signature}");
     if token.len() > TOKEN_BYTES_MAX {
-        return Err(format!(
-            "the token would have {} bytes, more than {TOKEN_BYTES_MAX}",
-            token.len()
-        ));
+        return Err(TokenError::TooLong {
+            bytes: token.len(),
+            max: TOKEN_BYTES_MAX,
+        });
     }
     Ok(token)
 }

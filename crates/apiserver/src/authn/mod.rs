@@ -24,25 +24,31 @@ use crate::user::{ANONYMOUS, User};
 /// The tokens of the token file, with their users.
 pub type StaticTokens = HashMap<String, User>;
 
+/// Why a token file cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenFileError {
+    #[error("line {line}: expected token,user,uid[,\"group1,group2\"], found {fields} fields")]
+    Fields { line: usize, fields: usize },
+    #[error("line {line}: token and user must not be empty")]
+    Empty { line: usize },
+}
+
 /// Reads a token file: a line each of `token,user,uid,"group1,group2"`, as kube-apiserver's `--token-auth-file`.
 /// The error names the line.
-pub fn parse_token_file(text: &str) -> Result<StaticTokens, String> {
+pub fn parse_token_file(text: &str) -> Result<StaticTokens, TokenFileError> {
     let mut tokens = StaticTokens::new();
-    for (i, line) in text.lines().enumerate() {
-        let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
+    for (i, text) in text.lines().enumerate() {
+        let (line, text) = (i + 1, text.trim());
+        if text.is_empty() || text.starts_with('#') {
             continue;
         }
-        let mut parts = line.splitn(4, ',').map(str::trim);
+        let mut parts = text.splitn(4, ',').map(str::trim);
         let (Some(token), Some(name), Some(uid)) = (parts.next(), parts.next(), parts.next()) else {
-            return Err(format!(
-                "line {}: expected token,user,uid[,\"group1,group2\"], found {} fields",
-                i + 1,
-                line.split(',').count()
-            ));
+            let fields = text.split(',').count();
+            return Err(TokenFileError::Fields { line, fields });
         };
         if token.is_empty() || name.is_empty() {
-            return Err(format!("line {}: token and user must not be empty", i + 1));
+            return Err(TokenFileError::Empty { line });
         }
         let groups = parts.next().unwrap_or("").trim_matches('"');
         let mut user = User::new(name, groups.split(',').map(str::trim).filter(|g| !g.is_empty()));
@@ -77,7 +83,8 @@ mod tests {
             parse_token_file("# admin\nt0ken,admin,1,\"system:masters,ops\"\n\nother,bob,2\n").unwrap();
         assert_eq!(tokens["t0ken"].groups, ["system:masters", "ops"]);
         assert!(tokens["other"].groups.is_empty());
-        assert!(parse_token_file("a,b").unwrap_err().starts_with("line 1:"));
-        assert!(parse_token_file("\n,b,c").unwrap_err().starts_with("line 2:"));
+        let error = |text| parse_token_file(text).unwrap_err().to_string();
+        assert!(error("a,b").starts_with("line 1:"));
+        assert!(error("\n,b,c").starts_with("line 2:"));
     }
 }

@@ -10,7 +10,7 @@ use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
 use super::jws;
-use super::token_key::{KeyFiles, SigningKey};
+use super::token_key::{KeyFiles, SigningKey, TokenError};
 use crate::cache::Cache;
 use crate::user::User;
 
@@ -91,7 +91,7 @@ impl std::fmt::Debug for SecretTokenSigner {
 }
 
 impl SecretTokenSigner {
-    pub fn new(keys: &KeyFiles) -> Result<Self, String> {
+    pub fn new(keys: &KeyFiles) -> Result<Self, TokenError> {
         SigningKey::read(&keys.signing).map(|(key, _)| SecretTokenSigner(key))
     }
 
@@ -102,7 +102,7 @@ impl SecretTokenSigner {
         account: &str,
         account_uid: &str,
         secret: &str,
-    ) -> Result<String, String> {
+    ) -> Result<String, TokenError> {
         jws::sign(&Claims::new(namespace, account, account_uid, secret), &self.0)
     }
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::token_cache::TokenCache;
-use super::token_key::{KeyFiles, SigningKey, VerifyingKey};
+use super::token_key::{KeyFiles, SigningKey, TokenError, VerifyingKey};
 use super::{jws, secret_token};
 use crate::cache::Cache;
 use crate::user::User;
@@ -89,9 +89,9 @@ pub struct VerifiedToken {
 
 impl Tokens {
     /// `issuers` has at least one; `audiences` may be empty and is then the first issuer.
-    pub fn new(issuers: &[String], audiences: &[String], keys: &KeyFiles) -> Result<Self, String> {
+    pub fn new(issuers: &[String], audiences: &[String], keys: &KeyFiles) -> Result<Self, TokenError> {
         let Some(issuer) = issuers.first() else {
-            return Err("no issuer of service-account tokens is configured".into());
+            return Err(TokenError::NoIssuer);
         };
         let (signing, own) = SigningKey::read(&keys.signing)?;
         let mut verifying = vec![own];
@@ -132,7 +132,7 @@ impl Tokens {
         now: Timestamp,
         seconds: i64,
         id: String,
-    ) -> Result<String, String> {
+    ) -> Result<String, TokenError> {
         let claims = Claims {
             aud: audiences,
             exp: now.as_second() + seconds,

@@ -61,18 +61,32 @@ pub(super) struct VerifyingKey {
     pub published: Value,
 }
 
-/// The error for a file without a usable key.
-const EXPECTED: &str = "expected a P-256 key or an RSA key of 2048 bits or more, in PEM (private: PKCS#8, PKCS#1 or SEC 1; public: PKIX or a certificate)";
+/// Why service-account tokens cannot be signed, or a file has no key for them.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    #[error("no issuer of service-account tokens is configured")]
+    NoIssuer,
+    #[error(
+        "expected a P-256 key or an RSA key of 2048 bits or more, in PEM (private: PKCS#8, PKCS#1 or SEC 1; public: PKIX or a certificate)"
+    )]
+    NoKey,
+    #[error(transparent)]
+    Claims(#[from] serde_json::Error),
+    #[error("the service-account key cannot sign")]
+    Sign,
+    #[error("the token would have {bytes} bytes, more than {max}")]
+    TooLong { bytes: usize, max: usize },
+}
 
 /// The sizes of RSA keys that verify tokens, in bits; signing keys have at most 4096 bits.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
 
 impl SigningKey {
     /// The first private key of a file.
-    pub fn read(pem: &str) -> Result<(Self, VerifyingKey), String> {
+    pub fn read(pem: &str) -> Result<(Self, VerifyingKey), TokenError> {
         let pair = sections(pem).find_map(|(kind, der)| Pair::read(kind, &der));
-        let pair = pair.ok_or(EXPECTED)?;
-        let verifying = pair.public().ok_or(EXPECTED)?;
+        let pair = pair.ok_or(TokenError::NoKey)?;
+        let verifying = pair.public().ok_or(TokenError::NoKey)?;
         let id = verifying.id.clone();
         Ok((SigningKey { pair, id }, verifying))
     }
@@ -88,9 +102,9 @@ impl SigningKey {
         &self.id
     }
 
-    pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, String> {
+    pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, TokenError> {
         let random = SystemRandom::new();
-        let failed = |_| "the service-account key cannot sign".to_string();
+        let failed = |_| TokenError::Sign;
         match &self.pair {
             Pair::Ec(pair) => {
                 let signature = pair.sign(&random, message).map_err(failed)?;
@@ -134,7 +148,7 @@ impl Pair {
 
 impl VerifyingKey {
     /// The keys of a file: public ones, and the public halves of private ones.
-    pub fn read_all(pem: &str) -> Result<Vec<Self>, String> {
+    pub fn read_all(pem: &str) -> Result<Vec<Self>, TokenError> {
         let keys: Vec<Self> = sections(pem)
             .filter_map(|(kind, der)| match kind {
                 SectionKind::PublicKey => Self::pkix(&der),
@@ -146,7 +160,7 @@ impl VerifyingKey {
             })
             .collect();
         if keys.is_empty() {
-            return Err(EXPECTED.into());
+            return Err(TokenError::NoKey);
         }
         Ok(keys)
     }

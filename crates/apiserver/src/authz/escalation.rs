@@ -20,6 +20,21 @@ enum Grant<'a> {
     Role(&'a RoleRef),
 }
 
+/// Why a role or binding is denied, in Kubernetes' words.
+#[derive(Debug, thiserror::Error)]
+enum EscalationError {
+    #[error(
+        "user {user:?} (groups={groups}) is attempting to grant RBAC permissions not currently held:\n{rules}"
+    )]
+    NotHeld {
+        user: String,
+        groups: String,
+        rules: String,
+    },
+    #[error("must have cluster-admin privileges to use the aggregationRule")]
+    Aggregation,
+}
+
 impl<'a> Grant<'a> {
     fn of(object: &'a dyn AnyObject) -> Option<Self> {
         let any = object.as_any();
@@ -65,7 +80,7 @@ pub(crate) fn check_escalation(
         return Ok(());
     }
     let name = new.metadata().name.as_deref().unwrap_or("");
-    let denied = |why: String| Error::forbidden(target.kind.resource_ref(name), &why);
+    let denied = |why: EscalationError| Error::forbidden(target.kind.resource_ref(name), &why.to_string());
     let is_allowed = |verb, resource, name| {
         let request = Attributes {
             verb,
@@ -90,9 +105,7 @@ pub(crate) fn check_escalation(
             if grant.aggregates() || was.is_some_and(|g| g.aggregates()) {
                 let everything = rules::all_rules();
                 if !rules::uncovered(&held, &everything).is_empty() {
-                    return Err(denied(
-                        "must have cluster-admin privileges to use the aggregationRule".into(),
-                    ));
+                    return Err(denied(EscalationError::Aggregation));
                 }
             }
             Ok(())
@@ -114,17 +127,16 @@ pub(crate) fn check_escalation(
     }
 }
 
-fn check_covered(ctx: &Ctx, held: &[PolicyRule], requested: &[PolicyRule]) -> Result<(), String> {
+fn check_covered(ctx: &Ctx, held: &[PolicyRule], requested: &[PolicyRule]) -> Result<(), EscalationError> {
     let uncovered = rules::uncovered(held, requested);
     if uncovered.is_empty() {
         return Ok(());
     }
-    Err(format!(
-        "user {:?} (groups={}) is attempting to grant RBAC permissions not currently held:\n{}",
-        ctx.user.name,
-        rules::quoted(&ctx.user.groups),
-        rules::describe_rules(&rules::compact_rules(uncovered))
-    ))
+    Err(EscalationError::NotHeld {
+        user: ctx.user.name.clone(),
+        groups: rules::quoted(&ctx.user.groups),
+        rules: rules::describe_rules(&rules::compact_rules(uncovered)),
+    })
 }
 
 /// Whether only finalizers and owner references change, which the garbage collector writes (IsOnlyMutatingGCFields).

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use knarr_api::{AnyObject, Kind, Object};
+use knarr_apimachinery::codec::DecodeError;
 use parking_lot::Mutex;
 
 /// How many of the last commits are kept. Servers that keep up are fewer behind; one that was cut off has to decode.
@@ -69,9 +70,8 @@ impl Decoded {
 }
 
 /// The object's encoding, decoded and encoded again.
-fn read_back(object: &Object) -> Result<String, String> {
-    let read = object.kind().ops.decode(object.json());
-    Ok(format!("{:?}", read.map_err(|e| e.message)?.object))
+fn read_back(object: &Object) -> Result<String, DecodeError> {
+    Ok(format!("{:?}", object.kind().ops.decode(object.json())?.object))
 }
 
 #[cfg(test)]

@@ -10,7 +10,9 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::certificates::CertificateRequest;
 use knarr_api::k8s_openapi;
 use rcgen::KeyPair;
+use x509_parser::error::X509Error;
 use x509_parser::extensions::ParsedExtension;
+use x509_parser::nom;
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
@@ -32,8 +34,10 @@ const SHORT: SignedDuration = SignedDuration::from_hours(8);
 pub enum SignError {
     #[error("unrecognized usage {0:?}")]
     Usage(String),
+    #[error("the CA's certificate cannot be read: PEM block type must be CERTIFICATE")]
+    CaPem,
     #[error("the CA's certificate cannot be read: {0}")]
-    Ca(String),
+    Ca(#[source] nom::Err<X509Error>),
     #[error("the CA's key cannot sign: {0}")]
     Key(#[source] rcgen::Error),
     #[error("the CA's key is of an algorithm that is not supported")]
@@ -54,16 +58,14 @@ pub struct Authority {
 
 /// When a certificate expires.
 pub fn ends(pem: &[u8]) -> Option<Timestamp> {
-    let der = der(pem).ok()?;
+    let der = der(pem)?;
     let (_, certificate) = X509Certificate::from_der(&der).ok()?;
     Timestamp::from_second(certificate.validity().not_after.timestamp()).ok()
 }
 
-fn der(pem: &[u8]) -> Result<Vec<u8>, String> {
-    match parse_x509_pem(pem) {
-        Ok((_, pem)) if pem.label == "CERTIFICATE" => Ok(pem.contents),
-        _ => Err("PEM block type must be CERTIFICATE".into()),
-    }
+fn der(pem: &[u8]) -> Option<Vec<u8>> {
+    let (_, pem) = parse_x509_pem(pem).ok()?;
+    (pem.label == "CERTIFICATE").then_some(pem.contents)
 }
 
 impl Authority {
@@ -85,8 +87,8 @@ impl Authority {
         seconds: Option<i32>,
         now: Timestamp,
     ) -> Result<String, SignError> {
-        let ca_der = der(self.ca.certificate_pem.as_bytes()).map_err(SignError::Ca)?;
-        let (_, ca) = X509Certificate::from_der(&ca_der).map_err(|e| SignError::Ca(e.to_string()))?;
+        let ca_der = der(self.ca.certificate_pem.as_bytes()).ok_or(SignError::CaPem)?;
+        let (_, ca) = X509Certificate::from_der(&ca_der).map_err(SignError::Ca)?;
         let key = KeyPair::from_pem(&self.ca.key_pem).map_err(SignError::Key)?;
         let (not_before, not_after) = self.validity(&ca, seconds, now);
         let mut serial = [0; 16];

@@ -76,7 +76,8 @@ impl ControlPlane {
             .because(e)
         })?;
         let for_pods = ApiForPods::bind(config, listen).await;
-        let range = ServiceRange::parse(&config.network.service_cidrs.to_string()).map_err(Failure::new)?;
+        let range = ServiceRange::parse(&config.network.service_cidrs.to_string())
+            .map_err(|e| Failure::new(e.to_string()))?;
         let failed = |e| Failure::new("the cluster's keys are not usable").because(e);
         private::make(&config.data_dir, &["pki"])?;
         let pki = Pki::open(&config.data_dir.join("pki"), Timestamp::now()).map_err(failed)?;

@@ -386,8 +386,8 @@ async fn presented_chain(host: &str, port: u16) -> std::io::Result<Vec<Certifica
 enum PinError {
     #[error("the server presents no certificate")]
     NoCertificate,
-    #[error("{0}")]
-    Certificate(String),
+    #[error(transparent)]
+    Certificate(#[from] pki::PkiError),
     #[error("the server sends no CA whose hash could be compared with {0}; join with --bootstrap-kubeconfig")]
     NoAuthority(String),
     #[error(
@@ -413,7 +413,7 @@ fn pinned_authority(
     let (leaf, others) = chain.split_first().ok_or(PinError::NoCertificate)?;
     let mut found = Vec::new();
     for certificate in others {
-        let pin = pki::pin(certificate).map_err(PinError::Certificate)?;
+        let pin = pki::pin(certificate)?;
         if pins.contains(&pin) {
             return verify_leaf(certificate, leaf, host).map(|()| certificate.clone());
         }

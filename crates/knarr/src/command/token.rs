@@ -166,7 +166,7 @@ async fn join_command(api: &dyn Api, token: &str) -> Result<String, Failure> {
     // Kubeconfigs hold PEM in base64; a Secret's bytes are read the same way.
     let pem: ByteString = serde_json::from_value(authority.into()).map_err(|e| unknown().because(e))?;
     let der = CertificateDer::from_pem_slice(&pem.0).map_err(|e| unknown().because(e))?;
-    let pin = pki::pin(&der).map_err(Failure::new)?;
+    let pin = pki::pin(&der).map_err(|e| Failure::new(e.to_string()))?;
     Ok(format!(
         "knarr agent --server {server} --token {token} --ca-cert-hash {pin}"
     ))

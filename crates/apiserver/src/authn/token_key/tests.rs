@@ -72,7 +72,7 @@ fn unsupported_keys_are_rejected() {
         ("another curve", P384),
         ("a short key", RSA_1024),
     ] {
-        assert_eq!(SigningKey::read(pem).err().unwrap(), EXPECTED, "{what}");
+        assert!(matches!(SigningKey::read(pem), Err(TokenError::NoKey)), "{what}");
     }
     for (what, pem) in [
         ("nothing", ""),
@@ -83,7 +83,10 @@ fn unsupported_keys_are_rejected() {
             "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
         ),
     ] {
-        assert_eq!(VerifyingKey::read_all(pem).err().unwrap(), EXPECTED, "{what}");
+        assert!(
+            matches!(VerifyingKey::read_all(pem), Err(TokenError::NoKey)),
+            "{what}"
+        );
     }
 }
 
