@@ -12,9 +12,10 @@ use std::sync::Arc;
 use k8s_openapi::jiff::Timestamp;
 use knarr_api::k8s_openapi;
 use parking_lot::RwLock;
+use rustls::client::VerifierBuilderError;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
@@ -27,6 +28,33 @@ use rustls::{
 pub use self::client::connector;
 use crate::authn::certificate::PeerCertificate;
 use crate::pki::{Identity, PreviousClients};
+
+/// Why certificates or a key cannot be used for TLS.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("{what}: {source}")]
+    Pem {
+        what: &'static str,
+        source: Arc<pem::Error>,
+    },
+    #[error("the client CA: {0}")]
+    ClientCa(#[source] Error),
+    #[error("the client CA: {0}")]
+    ClientVerifier(#[source] VerifierBuilderError),
+    #[error("the certificate: {0}")]
+    Certificate(#[source] Error),
+    #[error(transparent)]
+    Configuration(#[from] Error),
+    #[error(transparent)]
+    ServerVerifier(#[from] VerifierBuilderError),
+}
+
+impl TlsError {
+    fn pem(what: &'static str, error: pem::Error) -> Self {
+        let source = Arc::new(error);
+        TlsError::Pem { what, source }
+    }
+}
 
 /// The TLS configuration of a listener.
 #[derive(Clone)]
@@ -47,12 +75,12 @@ struct ClientAuthorities {
 
 impl Tls {
     /// Serves with `identity` and accepts client certificates of the CAs in `client_ca_pem`.
-    pub fn new(identity: &Identity, client_ca_pem: &str) -> Result<Self, String> {
+    pub fn new(identity: &Identity, client_ca_pem: &str) -> Result<Self, TlsError> {
         Self::with_previous_client_ca(identity, client_ca_pem, None)
     }
 
     /// Like [`Tls::new`] without a client CA yet: no client certificate is accepted.
-    pub fn without_client_ca(identity: &Identity) -> Result<Self, String> {
+    pub fn without_client_ca(identity: &Identity) -> Result<Self, TlsError> {
         Self::build(identity, ClientAuthorities::default())
     }
 
@@ -61,7 +89,7 @@ impl Tls {
         identity: &Identity,
         client_ca_pem: &str,
         previous: Option<&PreviousClients>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, TlsError> {
         let verifier = client_verifier(certificates(client_ca_pem, "the client CA")?)?;
         let previous = match previous {
             None => None,
@@ -73,7 +101,7 @@ impl Tls {
         Self::build(identity, ClientAuthorities { verifier, previous })
     }
 
-    fn build(identity: &Identity, clients: ClientAuthorities) -> Result<Self, String> {
+    fn build(identity: &Identity, clients: ClientAuthorities) -> Result<Self, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         // Clients select their certificate by the CA names that the server sends.
         let previous = clients.previous.iter().map(|(verifier, _)| verifier);
@@ -87,8 +115,7 @@ impl Tls {
             provider: provider.clone(),
         });
         let mut config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|e| e.to_string())?
+            .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(Arc::new(unverified))
             .with_cert_resolver(serving.clone());
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
@@ -100,7 +127,7 @@ impl Tls {
     }
 
     /// From now on only client certificates of these CAs, in PEM, are accepted.
-    pub fn set_client_ca(&self, client_ca_pem: &str) -> Result<(), String> {
+    pub fn set_client_ca(&self, client_ca_pem: &str) -> Result<(), TlsError> {
         let verifier = client_verifier(certificates(client_ca_pem, "the client CA")?)?;
         self.clients.write().verifier = verifier;
         Ok(())
@@ -115,7 +142,7 @@ impl Tls {
     }
 
     /// From now on handshakes use this serving certificate.
-    pub fn renew(&self, identity: &Identity) -> Result<(), String> {
+    pub fn renew(&self, identity: &Identity) -> Result<(), TlsError> {
         let key = certified_key(identity, &self.serving.provider)?;
         *self.serving.key.write() = key;
         Ok(())
@@ -168,12 +195,10 @@ impl Tls {
 /// A verifier for client certificates of these CAs; `None` without a CA.
 fn client_verifier(
     authorities: impl IntoIterator<Item = CertificateDer<'static>>,
-) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
+) -> Result<Option<Arc<dyn ClientCertVerifier>>, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in authorities {
-        roots
-            .add(certificate)
-            .map_err(|e| format!("the client CA: {e}"))?;
+        roots.add(certificate).map_err(TlsError::ClientCa)?;
     }
     if roots.is_empty() {
         return Ok(None);
@@ -182,7 +207,7 @@ fn client_verifier(
     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
         .build()
         .map(Some)
-        .map_err(|e| format!("the client CA: {e}"))
+        .map_err(TlsError::ClientVerifier)
 }
 
 /// The current serving certificate.
@@ -250,25 +275,25 @@ impl ClientCertVerifier for UnverifiedClientCertificates {
     }
 }
 
-fn certified_key(identity: &Identity, provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, String> {
+fn certified_key(identity: &Identity, provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, TlsError> {
     let (chain, key) = chain_and_key(identity)?;
     CertifiedKey::from_der(chain, key, provider)
         .map(Arc::new)
-        .map_err(|e| format!("the certificate: {e}"))
+        .map_err(TlsError::Certificate)
 }
 
 fn chain_and_key(
     identity: &Identity,
-) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), String> {
-    let key =
-        PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).map_err(|e| format!("the key: {e}"))?;
+) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
+    let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes());
+    let key = key.map_err(|e| TlsError::pem("the key", e))?;
     Ok((certificates(&identity.certificate_pem, "the certificate")?, key))
 }
 
-fn certificates(pem: &str, what: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    CertificateDer::pem_slice_iter(pem.as_bytes())
+fn certificates(pem: impl AsRef<[u8]>, what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    CertificateDer::pem_slice_iter(pem.as_ref())
         .collect::<Result<_, _>>()
-        .map_err(|e| format!("{what}: {e}"))
+        .map_err(|e| TlsError::pem(what, e))
 }
 
 /// Whether a handshake failed because the client sent a server name (SNI) that is not a host name, such as an address with a

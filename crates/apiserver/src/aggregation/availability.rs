@@ -18,7 +18,7 @@ use knarr_apimachinery::time::seconds;
 use super::ExtensionServers;
 use super::backend::Backend;
 use super::endpoint::is_ready;
-use super::proxy::FetchRequest;
+use super::proxy::{FetchError, FetchRequest};
 use super::spec::Spec;
 use crate::user::{MASTERS, User};
 
@@ -29,6 +29,15 @@ const CHECK_LIMIT: Duration = Duration::from_secs(5);
 const ENDPOINTS_CHECKED: usize = 5;
 /// The largest response that is read. Its content is discarded.
 const RESPONSE_MAX_BYTES: usize = 4 << 20;
+
+/// Why an endpoint does not serve the group version, in kube-aggregator's words.
+#[derive(Debug, thiserror::Error)]
+enum CheckError {
+    #[error("failing or missing response from {url}: Get {url:?}: {error}")]
+    Fetch { url: String, error: FetchError },
+    #[error("failing or missing response from {url}: bad status from {url}: {status}")]
+    Status { url: String, status: u16 },
+}
 
 /// The condition `Available` of an APIService.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,7 +158,9 @@ impl ExtensionServers {
         }
         let addresses = match self.extension_server_addresses(spec) {
             Ok(addresses) => addresses,
-            Err(why) => return AvailableCondition::unavailable("FailedDiscoveryCheck", why),
+            Err(why) => {
+                return AvailableCondition::unavailable("FailedDiscoveryCheck", why.to_string());
+            }
         };
         let checks = addresses.iter().take(ENDPOINTS_CHECKED);
         let mut checks: FuturesUnordered<_> = checks.map(|to| self.check_endpoint(backend, *to)).collect();
@@ -157,13 +168,13 @@ impl ExtensionServers {
         while let Some(checked) = checks.next().await {
             match checked {
                 Ok(()) => return AvailableCondition::passed(),
-                Err(why) => last = why,
+                Err(why) => last = why.to_string(),
             }
         }
         AvailableCondition::unavailable("FailedDiscoveryCheck", last)
     }
 
-    async fn check_endpoint(&self, backend: &Backend, to: SocketAddr) -> Result<(), String> {
+    async fn check_endpoint(&self, backend: &Backend, to: SocketAddr) -> Result<(), CheckError> {
         let path = format!("/apis/{}", backend.spec.group_version());
         let url = format!("https://{to}{path}");
         let fetch = FetchRequest {
@@ -175,14 +186,13 @@ impl ExtensionServers {
             max_bytes: RESPONSE_MAX_BYTES,
             limit: CHECK_LIMIT,
         };
-        let failed = |why: String| format!("failing or missing response from {url}: {why}");
         match self.fetch_at(backend, to, fetch).await {
             Ok(response) if response.status.is_success() => Ok(()),
-            Ok(response) => Err(failed(format!(
-                "bad status from {url}: {}",
-                response.status.as_u16()
-            ))),
-            Err(why) => Err(failed(format!("Get {url:?}: {why}"))),
+            Ok(response) => {
+                let status = response.status.as_u16();
+                Err(CheckError::Status { url, status })
+            }
+            Err(error) => Err(CheckError::Fetch { url, error }),
         }
     }
 }

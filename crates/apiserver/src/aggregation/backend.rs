@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::openapi::OpenApiV2;
 use super::spec::Spec;
-use super::transport::Transport;
+use super::transport::{Transport, TransportError};
 use crate::pki::Identity;
 
 /// The priorities that order groups, and the versions of a group.
@@ -42,7 +42,7 @@ pub(crate) struct Backend {
     pub name: String,
     pub spec: Spec,
     /// The client for its endpoints, or why there is none.
-    pub(super) transport: Result<Transport, String>,
+    pub(super) transport: Result<Transport, TransportError>,
     /// Whether the APIService's condition `Available` is `True`.
     available: AtomicBool,
     pub(super) documents: Mutex<Documents>,

@@ -1,6 +1,7 @@
 //! Requests of components of this process to extension API servers: reading objects, and deleting the contents of a
 //! terminating namespace.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use http::Method;
@@ -93,10 +94,10 @@ impl ExtensionServers {
         if !self.authorizer.allows(user, &attributes) {
             return Err(forbidden(user, &attributes));
         }
-        let unavailable = |why: String| Error::unavailable(format!("{path}: {why}"));
+        let unavailable = |why: &dyn Display| Error::unavailable(format!("{path}: {why}"));
         if !backend.is_available() {
             return Err(unavailable(
-                "the server is currently unable to handle the request".into(),
+                &"the server is currently unable to handle the request",
             ));
         }
         let fetch = FetchRequest {
@@ -108,8 +109,8 @@ impl ExtensionServers {
             max_bytes: MAX_BYTES,
             limit: LIMIT,
         };
-        let response = self.fetch(&backend, fetch).await.map_err(unavailable)?;
-        into_result(path, response).map(Some)
+        let response = self.fetch(&backend, fetch).await;
+        into_result(path, response.map_err(|e| unavailable(&e))?).map(Some)
     }
 
     /// Deletes the objects of extension API servers in a namespace. An error as long as objects remain, or a server's discovery

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::ExtensionServers;
 use super::backend::{Backend, Priorities};
-use super::proxy::{FetchRequest, FetchResponse};
+use super::proxy::{FetchError, FetchRequest, FetchResponse};
 use crate::api_services;
 use crate::user::{MASTERS, User};
 
@@ -21,6 +21,25 @@ application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
 const LIMIT: Duration = Duration::from_secs(5);
 /// A group version with a thousand resources takes half a megabyte.
 const MAX_BYTES: usize = 8 << 20;
+
+/// Why a discovery or OpenAPI document cannot be downloaded. Some have its path.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DownloadError {
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    #[error("{0}: {1}")]
+    FetchOpenApi(&'static str, #[source] FetchError),
+    #[error("/apis returned non-success response code: 503")]
+    Unavailable,
+    #[error("{0}: {1}")]
+    Status(String, StatusCode),
+    #[error("{0}: {1}")]
+    Json(String, #[source] serde_json::Error),
+    #[error("/openapi/v2: {0}")]
+    Encode(#[from] knarr_openapi::v2_protobuf::Error),
+    #[error(transparent)]
+    Task(#[from] tokio::task::JoinError),
+}
 
 /// The group version of an aggregated discovery document; without resources if the document does not have it.
 fn version_of(list: &Value, group: &str, version: &str) -> Value {
@@ -233,7 +252,7 @@ impl ExtensionServers {
         discovery.is_ok() && openapi.is_ok()
     }
 
-    async fn download_discovery(&self, backend: &Backend) -> Result<(), String> {
+    async fn download_discovery(&self, backend: &Backend) -> Result<(), DownloadError> {
         let fetched = self.fetch_discovery(backend).await;
         let mut documents = backend.documents.lock();
         let before = documents.clone();
@@ -254,7 +273,10 @@ impl ExtensionServers {
     }
 
     /// The group version's entry with its ETag; `None` if it has not changed.
-    async fn fetch_discovery(&self, backend: &Backend) -> Result<Option<(Value, Option<String>)>, String> {
+    async fn fetch_discovery(
+        &self,
+        backend: &Backend,
+    ) -> Result<Option<(Value, Option<String>)>, DownloadError> {
         let etag = backend.documents.lock().etag.clone();
         let user = User::new("system:kube-aggregator", [MASTERS]);
         let fetch = |path, accept, etag| FetchRequest {
@@ -274,10 +296,11 @@ impl ExtensionServers {
             return Ok(None);
         }
         if response.status == StatusCode::SERVICE_UNAVAILABLE {
-            return Err("/apis returned non-success response code: 503".into());
+            return Err(DownloadError::Unavailable);
         }
         if response.status == StatusCode::OK && is_aggregated(&response) {
-            let list: Value = serde_json::from_slice(&response.body).map_err(|e| format!("/apis: {e}"))?;
+            let list: Value =
+                serde_json::from_slice(&response.body).map_err(|e| DownloadError::Json("/apis".into(), e))?;
             let etag = response.headers.get(header::ETAG).and_then(|v| v.to_str().ok());
             let entry = version_of(&list, &spec.group, &spec.version);
             return Ok(Some((entry, etag.map(str::to_string))));
@@ -287,9 +310,9 @@ impl ExtensionServers {
             .fetch(backend, fetch(&path, "application/json", None))
             .await?;
         if response.status != StatusCode::OK {
-            return Err(format!("{path}: {}", response.status));
+            return Err(DownloadError::Status(path, response.status));
         }
-        let list: Value = serde_json::from_slice(&response.body).map_err(|e| format!("{path}: {e}"))?;
+        let list: Value = serde_json::from_slice(&response.body).map_err(|e| DownloadError::Json(path, e))?;
         Ok(Some((from_legacy(&list, &spec.version), None)))
     }
 }

@@ -18,29 +18,46 @@ pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 /// The most endpoints of an EndpointSlice that are considered for one request.
 const ENDPOINTS_MAX: usize = 1000;
 
+/// Why a Service's port has no address, in kube-aggregator's words.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum EndpointError {
+    #[error("service {0:?} not found")]
+    NotFound(String),
+    #[error("service {0:?} does not decode")]
+    NotDecoded(String),
+    #[error("unsupported service type {0:?}")]
+    Type(String),
+    #[error("no service port {port} found for service {service:?}")]
+    NoPort { port: u16, service: String },
+    #[error("no endpoints available for service {0:?}")]
+    NoEndpoints(String),
+}
+
 pub(super) fn is_ready(endpoint: &Endpoint) -> bool {
     let ready = endpoint.conditions.as_ref().and_then(|c| c.ready);
     ready != Some(false)
 }
 
-/// All addresses of the Service's port, those of its first IP family first, each family rotated by `random`; or
-/// kube-aggregator's message why there is none.
+/// All addresses of the Service's port, those of its first IP family first, each family rotated by `random`.
 pub(super) fn addresses<'a>(
     name: &str,
     service: &Service,
     slices: impl Iterator<Item = &'a EndpointSlice>,
     port: u16,
     random: usize,
-) -> Result<Vec<SocketAddr>, String> {
+) -> Result<Vec<SocketAddr>, EndpointError> {
     let spec = service.spec.clone().unwrap_or_default();
     match spec.type_.as_deref() {
         None | Some("ClusterIP" | "NodePort" | "LoadBalancer") => {}
-        Some(other) => return Err(format!("unsupported service type {other:?}")),
+        Some(other) => return Err(EndpointError::Type(other.into())),
     }
     let ports = spec.ports.unwrap_or_default();
     let port_name = match ports.iter().find(|p| p.port == i32::from(port)) {
         Some(found) => found.name.clone().unwrap_or_default(),
-        None => return Err(format!("no service port {port} found for service {name:?}")),
+        None => {
+            let service = name.into();
+            return Err(EndpointError::NoPort { port, service });
+        }
     };
     let families = spec.ip_families.unwrap_or_default();
     let first = families.first().map(String::as_str);
@@ -69,7 +86,7 @@ pub(super) fn addresses<'a>(
     }
     preferred.append(&mut others);
     match preferred.is_empty() {
-        true => Err(format!("no endpoints available for service {name:?}")),
+        true => Err(EndpointError::NoEndpoints(name.into())),
         false => Ok(preferred),
     }
 }
@@ -90,14 +107,13 @@ impl ExtensionServers {
         found
     }
 
-    /// The addresses of the extension API server behind a Service, or why there is none.
-    pub(super) fn extension_server_addresses(&self, spec: &Spec) -> Result<Vec<SocketAddr>, String> {
+    /// The addresses of the extension API server behind a Service: at least one.
+    pub(super) fn extension_server_addresses(&self, spec: &Spec) -> Result<Vec<SocketAddr>, EndpointError> {
         let (namespace, name) = (spec.namespace.as_str(), spec.service.as_str());
         let object = self.cache.get(&registry::SERVICE, namespace, name);
-        let object = object.ok_or_else(|| format!("service {name:?} not found"))?;
-        let service = object
-            .get::<Service>()
-            .ok_or_else(|| format!("service {name:?} does not decode"))?;
+        let object = object.ok_or_else(|| EndpointError::NotFound(name.into()))?;
+        let service = object.get::<Service>();
+        let service = service.ok_or_else(|| EndpointError::NotDecoded(name.into()))?;
         let slices = self.endpoint_slices(namespace, name);
         let slices = slices.iter().filter_map(|o| o.get::<EndpointSlice>());
         let mut random = [0; 4];
@@ -147,10 +163,9 @@ mod tests {
             named,
         );
         let of = |service: &Service, slices: &[&EndpointSlice], port, random| {
-            addresses("s", service, slices.iter().copied(), port, random).map(|all| {
-                let all: Vec<String> = all.iter().map(ToString::to_string).collect();
-                all.join(" ")
-            })
+            let found = addresses("s", service, slices.iter().copied(), port, random);
+            let found = found.map(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
+            found.map_err(|e| e.to_string())
         };
         let all = [&v4, &unready, &elsewhere, &own, &v6];
         assert_eq!(
@@ -176,9 +191,7 @@ mod tests {
         let outside =
             service(json!({"type": "ExternalName", "externalName": "example.com", "ports": [{"port": 443}]}));
         let slice = slice("IPv4", Some(true), &["10.0.0.1"], json!([{"port": 443}]));
-        assert_eq!(
-            addresses("s", &outside, [&slice].into_iter(), 443, 0),
-            Err("unsupported service type \"ExternalName\"".into())
-        );
+        let found = addresses("s", &outside, [&slice].into_iter(), 443, 0);
+        assert!(matches!(found, Err(EndpointError::Type(of)) if of == "ExternalName"));
     }
 }

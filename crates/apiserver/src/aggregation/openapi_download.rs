@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::ExtensionServers;
 use super::backend::Backend;
+use super::discovery::DownloadError;
 use super::openapi::{OpenApiV2, merge};
 use super::proxy::{FetchRequest, FetchResponse};
 use crate::user::User;
@@ -61,7 +62,7 @@ fn query_of(index: &Value, path: &str) -> Option<String> {
 }
 
 impl ExtensionServers {
-    pub(super) async fn download_openapi(&self, backend: &Backend) -> Result<(), String> {
+    pub(super) async fn download_openapi(&self, backend: &Backend) -> Result<(), DownloadError> {
         let v2 = self.fetch_v2(backend).await;
         let v3 = self.fetch_v3_index(backend).await;
         let mut documents = backend.documents.lock();
@@ -81,9 +82,9 @@ impl ExtensionServers {
     async fn fetch_document(
         &self,
         backend: &Backend,
-        path: &str,
+        path: &'static str,
         etag: Option<&str>,
-    ) -> Result<FetchResponse, String> {
+    ) -> Result<FetchResponse, DownloadError> {
         let fetch = FetchRequest {
             method: Method::GET,
             path,
@@ -95,11 +96,11 @@ impl ExtensionServers {
         };
         self.fetch(backend, fetch)
             .await
-            .map_err(|e| format!("{path}: {e}"))
+            .map_err(|e| DownloadError::FetchOpenApi(path, e))
     }
 
     /// `None` if the document has not changed, `Some(None)` if the server has none.
-    async fn fetch_v2(&self, backend: &Backend) -> Result<Option<Option<Arc<OpenApiV2>>>, String> {
+    async fn fetch_v2(&self, backend: &Backend) -> Result<Option<Option<Arc<OpenApiV2>>>, DownloadError> {
         let known = backend.documents.lock().openapi.clone();
         let etag = known.as_ref().and_then(|spec| spec.etag.as_deref());
         let response = self.fetch_document(backend, "/openapi/v2", etag).await?;
@@ -107,33 +108,33 @@ impl ExtensionServers {
             StatusCode::NOT_MODIFIED => return Ok(None),
             StatusCode::NOT_FOUND => return Ok(Some(None)),
             StatusCode::OK => {}
-            other => return Err(format!("/openapi/v2: {other}")),
+            other => return Err(DownloadError::Status("/openapi/v2".into(), other)),
         }
         let prefix = format!("/apis/{}/", backend.spec.group_version());
         let etag = response.headers.get(header::ETAG).and_then(|v| v.to_str().ok());
         let etag = etag.map(str::to_string);
         // Some megabytes: parsing would block other requests.
         let read = tokio::task::spawn_blocking(move || {
-            let document: Value = serde_json::from_slice(&response.body).map_err(|e| e.to_string())?;
+            let document: Value = serde_json::from_slice(&response.body)
+                .map_err(|e| DownloadError::Json("/openapi/v2".into(), e))?;
             let spec = OpenApiV2::of(&document, &prefix, etag);
             // A part that cannot be encoded as protobuf would make the whole document unavailable.
-            openapi::v2_protobuf(&spec.document()).map_err(|e| e.to_string())?;
-            Ok::<_, String>(spec)
+            openapi::v2_protobuf(&spec.document())?;
+            Ok::<_, DownloadError>(spec)
         });
-        let spec = read.await.map_err(|e| e.to_string())?;
-        let spec = spec.map_err(|e| format!("/openapi/v2: {e}"))?;
-        Ok(Some(Some(Arc::new(spec))))
+        Ok(Some(Some(Arc::new(read.await??))))
     }
 
     /// The query of the v3 document of the group version, if there is one.
-    async fn fetch_v3_index(&self, backend: &Backend) -> Result<Option<String>, String> {
+    async fn fetch_v3_index(&self, backend: &Backend) -> Result<Option<String>, DownloadError> {
         let response = self.fetch_document(backend, "/openapi/v3", None).await?;
         match response.status {
             StatusCode::NOT_FOUND => return Ok(None),
             StatusCode::OK => {}
-            other => return Err(format!("/openapi/v3: {other}")),
+            other => return Err(DownloadError::Status("/openapi/v3".into(), other)),
         }
-        let index: Value = serde_json::from_slice(&response.body).map_err(|e| format!("/openapi/v3: {e}"))?;
+        let index: Value = serde_json::from_slice(&response.body)
+            .map_err(|e| DownloadError::Json("/openapi/v3".into(), e))?;
         Ok(query_of(
             &index,
             &format!("apis/{}", backend.spec.group_version()),

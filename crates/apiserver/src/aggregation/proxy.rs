@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::TryFutureExt;
-use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue, LOCATION};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Either, Empty, Limited};
 use hyper::body::Incoming;
@@ -20,13 +20,15 @@ use tracing::debug;
 use super::ExtensionServers;
 use super::backend::Backend;
 use super::body::{BodyTimeout, with_timeout};
+use super::endpoint::EndpointError;
 use super::identity::{forwarded_headers, set_user_headers};
-use super::transport::Transport;
-use crate::http::body::{Body, full};
+use super::transport::{SendError, Transport, TransportError};
+use crate::http::body::{Body, BoxError, full};
 use crate::http::response::text;
 use crate::http::{Http, header};
 use crate::pipeline::not_served;
 use crate::subresource::node_stream::{copy_upgraded, remove_hop_by_hop_headers};
+use crate::tls::pool::ConnectError;
 use crate::user::User;
 
 /// The timeout of `/apis/<group>/<version>`, so that one server does not delay clients that discover all group versions.
@@ -61,6 +63,40 @@ pub(super) struct FetchRequest<'a> {
     pub user: &'a User,
     pub max_bytes: usize,
     pub limit: Duration,
+}
+
+/// Why a request that this server makes itself has no response.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FetchError {
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    #[error(transparent)]
+    User(#[from] Error),
+    #[error(transparent)]
+    Request(#[from] http::Error),
+    #[error(transparent)]
+    Send(#[from] SendError),
+    #[error(transparent)]
+    Body(#[from] BoxError),
+}
+
+/// Why a connection is not upgraded.
+#[derive(Debug, thiserror::Error)]
+enum UpgradeError {
+    #[error("error dialing backend: {0}")]
+    Dial(#[from] ConnectError),
+    #[error("error dialing backend: {0}")]
+    Handshake(#[source] hyper::Error),
+    #[error("error dialing backend: context deadline exceeded")]
+    Timeout,
+    #[error(transparent)]
+    Host(#[from] InvalidHeaderValue),
+    #[error(transparent)]
+    Send(#[from] hyper::Error),
+    #[error("invalid upgrade response: status code {0}")]
+    Status(u16),
 }
 
 fn unavailable() -> Response<Body> {
@@ -99,7 +135,7 @@ impl ExtensionServers {
         }
         let transport = match &backend.transport {
             Ok(transport) => transport,
-            Err(why) => return Ok(plain(StatusCode::INTERNAL_SERVER_ERROR, why)),
+            Err(why) => return Ok(plain(StatusCode::INTERNAL_SERVER_ERROR, &why.to_string())),
         };
         let address = match self.extension_server_addresses(&backend.spec) {
             Ok(addresses) => addresses.first().copied(),
@@ -123,18 +159,13 @@ impl ExtensionServers {
         if upgrades {
             let request = request.body(()).map_err(Error::internal)?;
             let limit = self.request_timeout;
-            let upgrade = timeout(limit, upgrade(transport, address, request, http)).await;
-            return Ok(match upgrade {
-                Ok(Ok(response)) => response,
-                Ok(Err(why)) => plain(StatusCode::SERVICE_UNAVAILABLE, &why),
-                Err(_) => plain(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "error dialing backend: context deadline exceeded",
-                ),
-            });
+            let upgraded = timeout(limit, upgrade(transport, address, request, http)).await;
+            let upgraded = upgraded.unwrap_or(Err(UpgradeError::Timeout));
+            let failed = |why: UpgradeError| plain(StatusCode::SERVICE_UNAVAILABLE, &why.to_string());
+            return Ok(upgraded.unwrap_or_else(failed));
         }
         let request = request.body(outgoing_body(http)).map_err(Error::internal)?;
-        let failed = |why: String| {
+        let failed = |why: SendError| {
             plain(
                 StatusCode::SERVICE_UNAVAILABLE,
                 &format!("error trying to reach service: {why}"),
@@ -147,9 +178,7 @@ impl ExtensionServers {
         };
         let result = match limit {
             None => sent.await,
-            Some(limit) => timeout(limit, sent)
-                .await
-                .unwrap_or_else(|_| Err("context deadline exceeded".into())),
+            Some(limit) => timeout(limit, sent).await.unwrap_or(Err(SendError::Timeout)),
         };
         let limit = limit.or_else(|| {
             let bounded = !http.info.is_long_running();
@@ -163,9 +192,10 @@ impl ExtensionServers {
         &self,
         backend: &Backend,
         fetch: FetchRequest<'_>,
-    ) -> Result<FetchResponse, String> {
+    ) -> Result<FetchResponse, FetchError> {
         let addresses = self.extension_server_addresses(&backend.spec)?;
-        let address = addresses.first().ok_or("no endpoints available")?;
+        let address = addresses.first();
+        let address = address.ok_or_else(|| EndpointError::NoEndpoints(backend.spec.service.clone()))?;
         self.fetch_at(backend, *address, fetch).await
     }
 
@@ -175,31 +205,31 @@ impl ExtensionServers {
         backend: &Backend,
         address: SocketAddr,
         fetch: FetchRequest<'_>,
-    ) -> Result<FetchResponse, String> {
+    ) -> Result<FetchResponse, FetchError> {
         let transport = backend.transport.as_ref().map_err(Clone::clone)?;
         let mut request = Request::builder().method(fetch.method).uri(fetch.path);
         if let Some(headers) = request.headers_mut() {
-            set_user_headers(headers, fetch.user).map_err(|e| e.to_string())?;
-            let value = |text: &str| HeaderValue::from_str(text).map_err(|e| e.to_string());
+            set_user_headers(headers, fetch.user)?;
+            let value = |text: &str| HeaderValue::from_str(text).map_err(http::Error::from);
             headers.insert(http::header::ACCEPT, value(fetch.accept)?);
             if let Some(etag) = fetch.etag {
                 headers.insert(http::header::IF_NONE_MATCH, value(etag)?);
             }
         }
-        let request = request.body(full(Bytes::new())).map_err(|e| e.to_string())?;
+        let request = request.body(full(Bytes::new()))?;
         let exchange = async {
             let response = transport.send(address, request).await?;
             let (head, body) = response.into_parts();
-            let body = Limited::new(body, fetch.max_bytes).collect().await;
+            let body = Limited::new(body, fetch.max_bytes).collect().await?;
             Ok(FetchResponse {
                 status: head.status,
                 headers: head.headers,
-                body: body.map_err(|e| e.to_string())?.to_bytes(),
+                body: body.to_bytes(),
             })
         };
         timeout(fetch.limit, exchange)
             .await
-            .unwrap_or_else(|_| Err("context deadline exceeded".into()))
+            .unwrap_or_else(|_| Err(SendError::Timeout.into()))
     }
 }
 
@@ -261,20 +291,19 @@ async fn upgrade(
     address: SocketAddr,
     request: Request<()>,
     http: &mut Http,
-) -> Result<Response<Body>, String> {
-    let dialing = |why: String| format!("error dialing backend: {why}");
-    let stream = transport.dial(address).await.map_err(dialing)?;
+) -> Result<Response<Body>, UpgradeError> {
+    let stream = transport.dial(address).await?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
-    let (mut sender, connection) = handshake.map_err(|e| dialing(e.to_string())).await?;
+    let (mut sender, connection) = handshake.map_err(UpgradeError::Handshake).await?;
     tokio::spawn(async move {
         if let Err(e) = connection.with_upgrades().await {
             debug!("a connection to an extension API server failed: {e}");
         }
     });
     let mut request = request.map(|()| full(Bytes::new()));
-    let host = HeaderValue::from_str(&address.to_string()).map_err(|e| e.to_string())?;
+    let host = HeaderValue::from_str(&address.to_string())?;
     request.headers_mut().insert(HOST, host);
-    let mut response = sender.send_request(request).await.map_err(|e| e.to_string())?;
+    let mut response = sender.send_request(request).await?;
     match response.status() {
         StatusCode::SWITCHING_PROTOCOLS => {
             copy_upgraded(&mut response, &mut http.request);
@@ -282,10 +311,7 @@ async fn upgrade(
             response.headers_mut().remove(CONTENT_LENGTH);
             Ok(response)
         }
-        status if status.as_u16() < 400 => Err(format!(
-            "invalid upgrade response: status code {}",
-            status.as_u16()
-        )),
+        status if status.as_u16() < 400 => Err(UpgradeError::Status(status.as_u16())),
         _ => Ok(proxied_response(response, Some(DISCOVERY_LIMIT * 2))),
     }
 }

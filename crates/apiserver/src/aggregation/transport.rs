@@ -7,19 +7,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use http::uri::InvalidUri;
 use http::{Request, Response};
 use hyper::body::Incoming;
-use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use knarr_client::{Conn, NodeDialer};
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{InvalidDnsNameError, ServerName};
 use tokio_rustls::client::TlsStream;
 
 use super::spec::Spec;
 use crate::http::body::Body;
 use crate::pki::Identity;
-use crate::tls::client;
-use crate::tls::pool::{Connector, Dial, innermost_error};
+use crate::tls::pool::{ConnectError, Connector, Dial, innermost_error};
+use crate::tls::{TlsError, client};
 
 /// The timeout of a connection with its TLS handshake.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -31,6 +32,29 @@ const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_LIMIT: Duration = Duration::from_secs(15);
 /// The largest response headers over HTTP/2.
 const HEADERS_MAX_BYTES: u32 = 1024 * 1024;
+
+/// Why there is no client for an extension API server.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(super) enum TransportError {
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error("{name:?} is not a host name: {source}")]
+    Host {
+        name: String,
+        source: Arc<InvalidDnsNameError>,
+    },
+}
+
+/// Why an extension API server sends no response, as Go prints it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SendError {
+    #[error("parse {uri:?}: {source}")]
+    Uri { uri: String, source: InvalidUri },
+    #[error("{}", innermost_error(.0))]
+    Client(#[from] legacy::Error),
+    #[error("context deadline exceeded")]
+    Timeout,
+}
 
 /// The client for one extension API server.
 pub(super) struct Transport {
@@ -44,15 +68,17 @@ impl Transport {
         spec: &Spec,
         identity: Option<&Identity>,
         nodes: &Arc<dyn NodeDialer>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, TransportError> {
         let trusted = match (spec.insecure, spec.ca_bundle.as_slice()) {
             (true, _) => None,
             (false, bundle) => Some(client::ca_certificates(bundle)?),
         };
         let name = format!("{}.{}.svc", spec.service, spec.namespace);
-        let name =
-            ServerName::try_from(name.clone()).map_err(|e| format!("{name:?} is not a host name: {e}"))?;
-        let connector = |protocols: &[&[u8]]| -> Result<_, String> {
+        let name = ServerName::try_from(name.clone()).map_err(|source| TransportError::Host {
+            name,
+            source: source.into(),
+        })?;
+        let connector = |protocols: &[&[u8]]| -> Result<_, TlsError> {
             Ok(Connector {
                 dialer: nodes.clone(),
                 tls: client::config_with_protocols(trusted.clone(), identity, protocols)?,
@@ -75,25 +101,21 @@ impl Transport {
         })
     }
 
-    /// Sends a request, whose URI has only path and query, to this endpoint. The error is as Go prints it.
+    /// Sends a request, whose URI has only path and query, to this endpoint.
     pub async fn send(
         &self,
         to: SocketAddr,
         mut request: Request<Body>,
-    ) -> Result<Response<Incoming>, String> {
+    ) -> Result<Response<Incoming>, SendError> {
         let path = request.uri().path_and_query().map_or("/", |p| p.as_str());
         let uri = format!("https://{to}{path}");
-        *request.uri_mut() = uri.parse().map_err(|e| format!("parse {uri:?}: {e}"))?;
-        self.client
-            .request(request)
-            .await
-            .map_err(|e| innermost_error(&e))
+        *request.uri_mut() = uri.parse().map_err(|source| SendError::Uri { uri, source })?;
+        Ok(self.client.request(request).await?)
     }
 
     /// Opens an HTTP/1.1 connection that is not pooled, for an upgrade to another protocol.
-    pub async fn dial(&self, to: SocketAddr) -> Result<TlsStream<Box<dyn Conn>>, String> {
-        let stream = self.http1.connect(to.to_string()).await;
-        stream.map_err(|e| e.to_string())
+    pub async fn dial(&self, to: SocketAddr) -> Result<TlsStream<Box<dyn Conn>>, ConnectError> {
+        self.http1.connect(to.to_string()).await
     }
 }
 

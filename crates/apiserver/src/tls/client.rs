@@ -8,13 +8,12 @@ use std::sync::Arc;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
 
-use super::chain_and_key;
+use super::{TlsError, certificates, chain_and_key};
 use crate::pki::Identity;
 
 /// A TLS connector with the client certificate `identity`. Servers must have a certificate of the CA `authority`; without one
@@ -22,7 +21,7 @@ use crate::pki::Identity;
 pub fn connector(
     identity: Option<&Identity>,
     authority: Option<&CertificateDer<'static>>,
-) -> Result<tokio_rustls::TlsConnector, String> {
+) -> Result<tokio_rustls::TlsConnector, TlsError> {
     let verifier: Arc<dyn ServerCertVerifier> = match authority {
         None => Arc::new(AnyServerVerifier(provider())),
         Some(authority) => Arc::new(TrustedServerVerifier::new(vec![authority.clone()])?),
@@ -31,7 +30,7 @@ pub fn connector(
 }
 
 /// A configuration for servers with one of the `trusted` certificates, or a certificate of one of these CAs.
-pub fn config(trusted: Vec<CertificateDer<'static>>) -> Result<Arc<ClientConfig>, String> {
+pub fn config(trusted: Vec<CertificateDer<'static>>) -> Result<Arc<ClientConfig>, TlsError> {
     build(Arc::new(TrustedServerVerifier::new(trusted)?), None)
 }
 
@@ -41,7 +40,7 @@ pub fn config_with_protocols(
     trusted: Option<Vec<CertificateDer<'static>>>,
     identity: Option<&Identity>,
     protocols: &[&[u8]],
-) -> Result<Arc<ClientConfig>, String> {
+) -> Result<Arc<ClientConfig>, TlsError> {
     let verifier: Arc<dyn ServerCertVerifier> = match trusted {
         None => Arc::new(AnyServerVerifier(provider())),
         Some(trusted) => Arc::new(TrustedServerVerifier::new(trusted)?),
@@ -52,7 +51,7 @@ pub fn config_with_protocols(
 }
 
 /// The certificates of a CA bundle in PEM; the system's CAs if it is empty.
-pub fn ca_certificates(bundle: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+pub fn ca_certificates(bundle: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     if bundle.is_empty() {
         // Malformed system certificates are skipped.
         let found = rustls_native_certs::load_native_certs().certs;
@@ -60,9 +59,7 @@ pub fn ca_certificates(bundle: &[u8]) -> Result<Vec<CertificateDer<'static>>, St
             |der: &CertificateDer<'_>| RootCertStore::empty().add(der.clone().into_owned()).is_ok();
         return Ok(found.into_iter().filter(well_formed).collect());
     }
-    CertificateDer::pem_slice_iter(bundle)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|e| format!("unable to load root certificates: {e}"))
+    certificates(bundle, "unable to load root certificates")
 }
 
 fn provider() -> Arc<CryptoProvider> {
@@ -72,19 +69,16 @@ fn provider() -> Arc<CryptoProvider> {
 fn build(
     verifier: Arc<dyn ServerCertVerifier>,
     identity: Option<&Identity>,
-) -> Result<Arc<ClientConfig>, String> {
+) -> Result<Arc<ClientConfig>, TlsError> {
     let config = ClientConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()
-        .map_err(|e| e.to_string())?
+        .with_safe_default_protocol_versions()?
         .dangerous()
         .with_custom_certificate_verifier(verifier);
     let config = match identity {
         None => config.with_no_client_auth(),
         Some(identity) => {
             let (chain, key) = chain_and_key(identity)?;
-            config
-                .with_client_auth_cert(chain, key)
-                .map_err(|e| e.to_string())?
+            config.with_client_auth_cert(chain, key)?
         }
     };
     Ok(Arc::new(config))
@@ -98,14 +92,12 @@ struct TrustedServerVerifier {
 }
 
 impl TrustedServerVerifier {
-    fn new(trusted: Vec<CertificateDer<'static>>) -> Result<Self, String> {
+    fn new(trusted: Vec<CertificateDer<'static>>) -> Result<Self, TlsError> {
         let mut roots = RootCertStore::empty();
         for certificate in &trusted {
-            roots.add(certificate.clone()).map_err(|e| e.to_string())?;
+            roots.add(certificate.clone())?;
         }
-        let chains = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
-            .build()
-            .map_err(|e| e.to_string())?;
+        let chains = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build()?;
         Ok(TrustedServerVerifier { chains, trusted })
     }
 }

@@ -75,7 +75,7 @@ async fn watch(api: &dyn Api, tls: &Tls, file: &Path) {
 }
 
 fn trust(tls: &Tls, pem: &str, file: &Path) -> Result<(), Failure> {
-    tls.set_client_ca(pem).map_err(Failure::new)?;
+    tls.set_client_ca(pem).map_err(|e| Failure::new(e.to_string()))?;
     if stored(file)?.as_deref() != Some(pem) {
         private::write(file, pem)?;
         tracing::info!("the kubelet's port trusts the published client CA");

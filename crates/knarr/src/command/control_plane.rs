@@ -93,7 +93,7 @@ impl ControlPlane {
             ..serving
         };
         let tls = Tls::with_previous_client_ca(&with_ca, pki.client_ca_pem(), pki.previous_clients())
-            .map_err(Failure::new)?;
+            .map_err(|e| Failure::new(e.to_string()))?;
         let keys = service_account_keys(config, &pki)?;
         let tokens = SecretTokenSigner::new(&keys).map_err(|e| {
             Failure::new(format!(

@@ -21,8 +21,8 @@ use tokio::net::TcpStream;
 
 use crate::cache::Cache;
 use crate::cache::change::Filter;
-use crate::tls::client;
 use crate::tls::pool::{Connector, Dial, innermost_error};
+use crate::tls::{TlsError, client};
 
 /// The largest response that is read: as large as any object.
 const RESPONSE_MAX_BYTES: usize = 3 * 1024 * 1024;
@@ -83,10 +83,10 @@ pub(crate) enum PostFailure {
 /// Why a webhook's client configuration cannot be used.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum ClientError {
-    #[error("{0}")]
-    CaBundle(String),
+    #[error(transparent)]
+    CaBundle(TlsError),
     #[error("unable to load root certificates: {0}")]
-    Tls(String),
+    Tls(#[source] TlsError),
     #[error(transparent)]
     Url(#[from] EndpointError),
     #[error("{0}")]

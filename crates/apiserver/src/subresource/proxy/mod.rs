@@ -32,8 +32,8 @@ use crate::http::Http;
 use crate::http::body::{Body, BoxError, full, gzip};
 use crate::http::response::HandlerResponse;
 use crate::pipeline::Target;
-use crate::tls;
 use crate::tls::pool::dial_error;
+use crate::tls::{self, TlsError};
 
 /// The timeout of a connection to a pod with its TLS handshake.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -115,8 +115,8 @@ enum ConnectError {
         address: SocketAddr,
         error: std::io::Error,
     },
-    #[error("{0}")]
-    TlsConfig(String),
+    #[error(transparent)]
+    TlsConfig(#[from] TlsError),
     #[error("tls: {0}")]
     Tls(std::io::Error),
     #[error("dial tcp {0}: i/o timeout")]
@@ -222,7 +222,7 @@ impl Connector {
             if !https {
                 return Ok(stream);
             }
-            let tls = tls::connector(None, None).map_err(ConnectError::TlsConfig)?;
+            let tls = tls::connector(None, None)?;
             let stream = tls.connect(ServerName::from(ip), stream).await;
             let stream = stream.map_err(ConnectError::Tls)?;
             Ok(Box::new(stream) as Box<dyn Conn>)
