@@ -29,6 +29,7 @@ mod disks;
 mod distortion;
 mod faults;
 mod fence_agents;
+mod finding;
 mod history;
 mod host_access;
 mod metering;

@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 
 use crate::clocks::Rate;
 use crate::coverage::{Coverage, Ends, Scope};
+use crate::finding::Finding;
 use crate::history::History;
 use crate::rules;
 use crate::switches::Switch;
@@ -59,7 +60,7 @@ impl Inner {
             return;
         }
         for (rule, check) in rules::ALL {
-            if let Err(what) = check(seen, &self.world) {
+            if let Err(Finding(what)) = check(seen, &self.world) {
                 self.violate(rule, what, Some(seen));
                 return;
             }

@@ -135,6 +135,7 @@ impl SimulatedTable {
                 expected.port,
             );
             (passes != Ok(expected.is_allowed)).then(|| {
+                let passes = passes.map_err(|invalid| invalid.to_string());
                 format!(
                     "{} of {} with {} port {}: the agent of {} says {}, the kernel {passes:?}",
                     expected.direction,

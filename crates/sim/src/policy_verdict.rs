@@ -13,6 +13,20 @@ pub(crate) const PORTS: [u16; 2] = [80, 81];
 /// By node, for the rules.
 pub(crate) type Tables = BTreeMap<String, Ruleset>;
 
+/// What the real kernel would not have accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InvalidTable {
+    #[error("no chain {0}")]
+    UnknownChain(String),
+    #[error("no set {0}")]
+    UnknownSet(String),
+    #[error("{map} has {element:?}")]
+    NoVerdict {
+        map: &'static str,
+        element: Option<Data>,
+    },
+}
+
 fn bytes(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(v4) => v4.octets().into(),
@@ -20,15 +34,14 @@ fn bytes(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Whether the table lets a TCP connection pass in one direction of one of its pods. An error names what the real
-/// kernel would not have accepted.
+/// Whether the table lets a TCP connection pass in one direction of one of its pods.
 pub(crate) fn passes(
     table: &Ruleset,
     direction: Direction,
     own: IpAddr,
     peer: IpAddr,
     port: u16,
-) -> Result<bool, String> {
+) -> Result<bool, InvalidTable> {
     let maps = match direction {
         Direction::Ingress => INGRESS,
         Direction::Egress => EGRESS,
@@ -42,7 +55,7 @@ pub(crate) fn passes(
             let chain = table
                 .chains
                 .get(&**chain)
-                .ok_or_else(|| format!("no chain {chain}"))?;
+                .ok_or_else(|| InvalidTable::UnknownChain(chain.to_string()))?;
             for rule in &chain.rules {
                 if rule_matches(table, rule, peer, port)? {
                     return Ok(true);
@@ -50,18 +63,24 @@ pub(crate) fn passes(
             }
             Ok(false)
         }
-        Some(other) => Err(format!("{name} has {other:?}")),
+        Some(other) => Err(InvalidTable::NoVerdict {
+            map: name,
+            element: other.clone(),
+        }),
     }
 }
 
-fn rule_matches(table: &Ruleset, rule: &ChainRule, peer: IpAddr, port: u16) -> Result<bool, String> {
+fn rule_matches(table: &Ruleset, rule: &ChainRule, peer: IpAddr, port: u16) -> Result<bool, InvalidTable> {
     let protocol = Protocol::Tcp.number();
     let ports_match = rule.ports.contains(protocol, Some(port));
     let Some((names, kind)) = &rule.peers else {
         return Ok(ports_match);
     };
     let name = &names[usize::from(peer.is_ipv6())];
-    let set = table.sets.get(name).ok_or_else(|| format!("no set {name}"))?;
+    let set = table
+        .sets
+        .get(name)
+        .ok_or_else(|| InvalidTable::UnknownSet(name.to_string()))?;
     let address = bytes(peer);
     Ok(match kind {
         SetType::Addresses => ports_match && set.elements.contains_key(&Key::exact(address)),

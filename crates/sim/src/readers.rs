@@ -10,6 +10,7 @@ use knarr_client::{Api, Error, List, ListOptions, WatchOptions};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::finding::Finding;
 use crate::observer::Observer;
 use crate::random::Stream;
 use crate::rules::s9_watches;
@@ -59,13 +60,13 @@ impl Reader {
     }
 
     /// What was committed up to a revision and has not been shown to it.
-    pub fn is_behind(&self, revision: u64) -> Result<(), String> {
+    pub fn is_behind(&self, revision: u64) -> Result<(), Finding> {
         let position = *self.position.lock();
         match position < revision {
-            true => Err(format!(
+            true => Err(Finding(format!(
                 "a reader of {} has been shown all up to {position}, expected up to {revision}",
                 self.server.name
-            )),
+            ))),
             false => Ok(()),
         }
     }
@@ -148,7 +149,7 @@ impl Reader {
         }
     }
 
-    fn check<T>(&self, found: Result<T, String>) -> Option<T> {
+    fn check<T>(&self, found: Result<T, Finding>) -> Option<T> {
         match found {
             Ok(found) => Some(found),
             Err(what) => {

@@ -6,12 +6,13 @@ use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 use knarr_kubelet::self_fencing::SelfFencing;
 
+use crate::finding::Finding;
 use crate::world::{Holder, Observation, World};
 
 /// The orders of a kubelet that has died are carried out within this time, even if another one has started.
 const CARRIED_OUT_WITHIN: SignedDuration = SignedDuration::from_secs(10);
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::Started(process) = seen else {
         return Ok(());
     };
@@ -35,10 +36,10 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
     let announced = life.announced.as_ref().filter(|(node, _)| *node == process.node);
     match announced {
         Some((_, at)) if *at >= kubelet.began => Ok(()),
-        _ => Err(format!(
+        _ => Err(Finding(format!(
             "container {} of {} is started on {}, whose kubelet has not written that it starts the pod",
             process.container, process.name, process.node
-        )),
+        ))),
     }
 }
 

@@ -10,6 +10,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_kubelet::self_fencing::{DRIFT_PERCENT, NODE_LOST_AFTER};
 
+use crate::finding::Finding;
 use crate::world::{Observation, World};
 
 /// The longest time that a kubelet needs, after it or its runtime has come back, to terminate what should have
@@ -38,7 +39,7 @@ fn ended_by(node: &str, world: &World) -> std::time::Duration {
     }
 }
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::Tick = seen else { return Ok(()) };
     for process in world.processes.values() {
         let concerned = world
@@ -67,10 +68,10 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
             since <= *renewed && knows_how || says_how && long_ago
         };
         if silent >= lost && able.is_some_and(in_time) {
-            return Err(format!(
+            return Err(Finding(format!(
                 "container {} of {} still runs on {}, whose lease has not moved for {silent:#}",
                 process.container, process.name, process.node
-            ));
+            )));
         }
     }
     Ok(())

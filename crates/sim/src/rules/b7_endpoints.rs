@@ -3,6 +3,7 @@
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
+use crate::finding::Finding;
 use crate::world::{Observation, World, is_reporting};
 
 /// The longest wait of TERM in these histories …
@@ -15,7 +16,7 @@ const SHORTEST_GRACE_SECONDS: i64 = 3;
 /// need not be Ready: its kernel forwards nevertheless.
 const SETTLED: SignedDuration = SignedDuration::from_secs(60);
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::Asked(process) = seen else {
         return Ok(());
     };
@@ -46,10 +47,10 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
             .is_some_and(|since| world.now.duration_since(since) >= SETTLED);
         let counts = is_settled && world.nodes.get(node).is_some_and(is_reporting);
         if counts && ips.iter().any(|ip| offered.contains(ip)) {
-            return Err(format!(
+            return Err(Finding(format!(
                 "container {} of {} gets TERM {waited:#} after its deletion, and {node} still sends it new connections",
                 process.container, process.name
-            ));
+            )));
         }
     }
     Ok(())

@@ -4,6 +4,7 @@
 //! stored.
 
 use crate::definitions::LastWrite;
+use crate::finding::Finding;
 use crate::world::{Observation, World};
 
 fn first_object(plural: &str, world: &World) -> Option<String> {
@@ -11,25 +12,27 @@ fn first_object(plural: &str, world: &World) -> Option<String> {
     objects.next().map(|(key, _)| key.to_string())
 }
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::Defined { key } = seen else {
         return Ok(());
     };
     let known = &world.definitions;
     match &known.last {
-        LastWrite::Created { plural } if !known.definitions.contains_key(plural) => Err(format!(
+        LastWrite::Created { plural } if !known.definitions.contains_key(plural) => Err(Finding(format!(
             "{key} is created, and there is no definition of {plural}"
-        )),
+        ))),
         LastWrite::Undefined { plural } | LastWrite::Defined { plural } => {
             match first_object(plural, world) {
-                Some(left) => Err(format!(
+                Some(left) => Err(Finding(format!(
                     "{key} is written or deleted as a whole, and {left} is there"
-                )),
+                ))),
                 None => Ok(()),
             }
         }
         LastWrite::Collected { owner } => match known.object_with(owner) {
-            Some(stored) if !stored.is_deleted => Err(format!("{key} is deleted, and its owner is there")),
+            Some(stored) if !stored.is_deleted => {
+                Err(Finding(format!("{key} is deleted, and its owner is there")))
+            }
             _ => Ok(()),
         },
         _ => Ok(()),
@@ -37,23 +40,23 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
 }
 
 /// At rest: whether everything is collected.
-pub(crate) fn at_rest(world: &World) -> Result<(), String> {
+pub(crate) fn at_rest(world: &World) -> Result<(), Finding> {
     let known = &world.definitions;
     for (plural, stored) in &known.definitions {
         if stored.is_deleted {
-            return Err(format!("the definition of {plural} is being deleted"));
+            return Err(Finding(format!("the definition of {plural} is being deleted")));
         }
     }
     for ((plural, key), stored) in &known.objects {
         if stored.is_deleted || !known.definitions.contains_key(plural) {
-            return Err(format!("{key} is there, deleted: {}", stored.is_deleted));
+            return Err(Finding(format!("{key} is there, deleted: {}", stored.is_deleted)));
         }
     }
     for (key, owner) in &known.dependents {
         // The garbage collector deletes nothing whose owner is of a kind that is not served, as upstream's attemptToDeleteItem.
         let is_served = known.definitions.contains_key(&owner.plural);
         if is_served && known.object_with(&owner.uid).is_none() {
-            return Err(format!("{key} is there, and its owner is not"));
+            return Err(Finding(format!("{key} is there, and its owner is not")));
         }
     }
     Ok(())

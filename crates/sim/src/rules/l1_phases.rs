@@ -1,8 +1,9 @@
 //! L1: phases only move forward, and Succeeded and Failed are final.
 
+use crate::finding::Finding;
 use crate::world::{Observation, World, phase_of};
 
-pub(crate) fn check(seen: &Observation<'_>, _: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, _: &World) -> Result<(), Finding> {
     let Observation::PodWritten { before, after, .. } = seen else {
         return Ok(());
     };
@@ -10,7 +11,7 @@ pub(crate) fn check(seen: &Observation<'_>, _: &World) -> Result<(), String> {
     let Some(was) = before.map(phase_of) else {
         return match is {
             "Pending" => Ok(()),
-            other => Err(format!("a new pod begins as {other:?}, not Pending")),
+            other => Err(Finding(format!("a new pod begins as {other:?}, not Pending"))),
         };
     };
     let backwards = match was {
@@ -19,7 +20,7 @@ pub(crate) fn check(seen: &Observation<'_>, _: &World) -> Result<(), String> {
         _ => false,
     };
     if backwards || !matches!(is, "Pending" | "Running" | "Succeeded" | "Failed" | "Unknown") {
-        return Err(format!("a pod's phase changed from {was:?} to {is:?}"));
+        return Err(Finding(format!("a pod's phase changed from {was:?} to {is:?}")));
     }
     Ok(())
 }

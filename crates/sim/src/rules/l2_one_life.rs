@@ -1,8 +1,9 @@
 //! L2: a pod (UID) is bound once and never moves.
 
+use crate::finding::Finding;
 use crate::world::{Observation, World, node_of};
 
-pub(crate) fn check(seen: &Observation<'_>, _: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, _: &World) -> Result<(), Finding> {
     let Observation::PodWritten {
         before: Some(before),
         after,
@@ -13,7 +14,7 @@ pub(crate) fn check(seen: &Observation<'_>, _: &World) -> Result<(), String> {
     };
     let (was, is) = (node_of(before), node_of(after));
     if !was.is_empty() && was != is {
-        return Err(format!("a pod bound to {was:?} was moved to {is:?}"));
+        return Err(Finding(format!("a pod bound to {was:?} was moved to {is:?}")));
     }
     Ok(())
 }

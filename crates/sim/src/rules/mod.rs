@@ -1,5 +1,5 @@
 //! What must hold after every step, one file per number of the specification. A rule sees what has happened and the
-//! world after it, and describes the violation.
+//! world after it, and describes how it does not hold.
 
 mod announced;
 pub(crate) mod b4_self_fencing;
@@ -33,9 +33,10 @@ mod t5_last_step;
 #[cfg(test)]
 mod tests;
 
+use crate::finding::Finding;
 use crate::world::{Observation, World};
 
-pub(crate) type Rule = fn(&Observation<'_>, &World) -> Result<(), String>;
+pub(crate) type Rule = fn(&Observation<'_>, &World) -> Result<(), Finding>;
 
 /// With their numbers in the specification.
 pub(crate) const ALL: [(&str, Rule); 27] = [

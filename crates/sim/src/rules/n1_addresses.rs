@@ -7,9 +7,10 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use knarr_api::k8s_openapi;
 
+use crate::finding::Finding;
 use crate::world::{Observation, World};
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     match seen {
         Observation::Leased { node, sandbox } => {
             let own = (node.to_string(), sandbox.to_string());
@@ -19,18 +20,18 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
             let ranges = world.ranges.get(*node).cloned().unwrap_or_default();
             for address in &lease.addresses {
                 if !ranges.iter().any(|range| range.contains(address)) {
-                    return Err(format!(
+                    return Err(Finding(format!(
                         "{sandbox} on {node} gets {address}, which is in no range of that node"
-                    ));
+                    )));
                 }
                 let others = world.leases.iter().filter(|(of, _)| **of != own);
                 let same = others
                     .into_iter()
                     .find(|(_, other)| other.addresses.contains(address));
                 if let Some(((at, other), _)) = same {
-                    return Err(format!(
+                    return Err(Finding(format!(
                         "{sandbox} on {node} gets {address}, which {other} on {at} still has"
-                    ));
+                    )));
                 }
             }
             Ok(())
@@ -45,7 +46,7 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
                 let mut pairs = own.iter().flat_map(|a| ranges.iter().map(move |b| (a, b)));
                 let overlap = pairs.find(|(a, b)| a.contains(*b) || b.contains(*a));
                 if let Some((range, _)) = overlap.filter(|_| may_use) {
-                    return Err(format!("{node} gets {range}, which {other} still has"));
+                    return Err(Finding(format!("{node} gets {range}, which {other} still has")));
                 }
             }
             Ok(())

@@ -12,6 +12,7 @@ use knarr_network::nft::{Data, Table};
 use knarr_network::proxy::packet::{Outcome, Packet, Tables};
 use knarr_network::proxy::{Config, layout};
 
+use crate::finding::Finding;
 use crate::world::World;
 
 /// The address of a pod, so that no connection is masqueraded.
@@ -57,7 +58,7 @@ fn cluster_ip(service: &Service) -> Option<IpAddr> {
 }
 
 /// At rest: whether every kernel matches the objects in the API.
-pub(crate) fn at_rest(world: &World) -> Result<(), String> {
+pub(crate) fn at_rest(world: &World) -> Result<(), Finding> {
     let services: Vec<&Service> = world.services.values().collect();
     let slices: Vec<&EndpointSlice> = world.slices.values().collect();
     let mut tables = world.proxy_tables.iter();
@@ -70,7 +71,7 @@ pub(crate) fn differs(
     table: &Table,
     services: &[&Service],
     candidates: &[Vec<&EndpointSlice>],
-) -> Result<(), String> {
+) -> Result<(), Finding> {
     let config = Config::default();
     let tables = Tables {
         config: &config,
@@ -104,10 +105,10 @@ pub(crate) fn differs(
                 Some(expected) => expected_of_all.extend(expected),
                 None => {
                     let expected = candidates.first().map(|slices| endpoints(slices, service));
-                    return Err(format!(
+                    return Err(Finding(format!(
                         "{name}: the API's slices say {:?}, the kernel of {node} {found:?}",
                         expected.unwrap_or_default()
-                    ));
+                    )));
                 }
             }
         }
@@ -115,9 +116,9 @@ pub(crate) fn differs(
     let programmed = table.get(layout::ENDPOINTS).into_iter().flatten();
     let mut backends = programmed.filter_map(|(_, data)| backend(data.as_ref()?));
     match backends.find(|backend| !expected_of_all.contains(backend)) {
-        Some(left) => Err(format!(
+        Some(left) => Err(Finding(format!(
             "the kernel of {node} has {left:?}, which is no endpoint of any Service"
-        )),
+        ))),
         None => Ok(()),
     }
 }

@@ -7,13 +7,14 @@ use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
 use super::n3_at_rest::differs;
+use crate::finding::Finding;
 use crate::world::{Observation, World};
 
 /// From a change to its arrival, if all components involved have been free of faults for as long: broken watches are
 /// resumed, leaders change, and a request without an answer is repeated.
 const FOLLOWS_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     if !world.versions.is_kept() {
         return Ok(());
     }
@@ -27,7 +28,7 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
     }
 }
 
-fn as_of(world: &World, node: &str) -> Result<(), String> {
+fn as_of(world: &World, node: &str) -> Result<(), Finding> {
     let (Some((services, slices)), Some(table)) = (world.reached.get(node), world.proxy_tables.get(node))
     else {
         return Ok(());
@@ -39,8 +40,11 @@ fn as_of(world: &World, node: &str) -> Result<(), String> {
     let candidates: Vec<_> = revisions
         .map(|revision| world.versions.slices.at(revision))
         .collect();
-    differs(node, table, &all_services, &candidates)
-        .map_err(|what| format!("as of {services} (Services) and {slices} (EndpointSlices), {what}"))
+    differs(node, table, &all_services, &candidates).map_err(|what| {
+        Finding(format!(
+            "as of {services} (Services) and {slices} (EndpointSlices), {what}"
+        ))
+    })
 }
 
 /// Whether these components have all been free of faults for long enough.
@@ -50,7 +54,7 @@ fn are_well(world: &World, of: impl Fn(&str) -> bool) -> bool {
 }
 
 /// EndpointSlices do not offer pods that were deleted long ago.
-fn slices_follow(world: &World) -> Result<(), String> {
+fn slices_follow(world: &World) -> Result<(), Finding> {
     if !are_well(world, |name| name.starts_with("control")) {
         return Ok(());
     }
@@ -70,9 +74,9 @@ fn slices_follow(world: &World) -> Result<(), String> {
             let since = since.map(|at| world.now.duration_since(at));
             if let Some(since) = since.filter(|since| offered && *since > FOLLOWS_WITHIN) {
                 let pod = life.pod.metadata.name.as_deref().unwrap_or_default();
-                return Err(format!(
+                return Err(Finding(format!(
                     "EndpointSlice {name} offers {pod}, which was deleted {since:#} ago"
-                ));
+                )));
             }
         }
     }
@@ -80,7 +84,7 @@ fn slices_follow(world: &World) -> Result<(), String> {
 }
 
 /// What was written long ago has reached the kernels.
-fn kernels_follow(world: &World) -> Result<(), String> {
+fn kernels_follow(world: &World) -> Result<(), Finding> {
     let Ok(by) = world.now.checked_sub(FOLLOWS_WITHIN) else {
         return Ok(());
     };
@@ -92,10 +96,10 @@ fn kernels_follow(world: &World) -> Result<(), String> {
         let agent = format!("node/{node}");
         let (of_services, of_slices) = world.reached.get(node).copied().unwrap_or_default();
         if (of_services < services || of_slices < slices) && are_well(world, |name| name == agent) {
-            return Err(format!(
+            return Err(Finding(format!(
                 "the kernel of {node} is as of {of_services} (Services) and {of_slices} (EndpointSlices), \
                  expected {services} and {slices}, which were written {FOLLOWS_WITHIN:#} ago"
-            ));
+            )));
         }
     }
     Ok(())

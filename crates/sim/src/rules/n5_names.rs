@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
+use crate::finding::Finding;
 use crate::world::{DnsResponse, Observation, World};
 
 /// From the termination of a pod to its removal from the answers, if all components involved have been free of faults
@@ -67,15 +68,15 @@ fn expected(world: &World, service: &Service) -> DnsResponse {
 }
 
 /// At rest: whether every node's answers match the objects in the API.
-pub(crate) fn at_rest(world: &World) -> Result<(), String> {
+pub(crate) fn at_rest(world: &World) -> Result<(), Finding> {
     for ((node, question), answer) in &world.answers {
         let mut services = world.services.values();
         let service = services.find(|service| name_of(service) == *question);
         let expected = service.map_or(DnsResponse::NoName, |service| expected(world, service));
         if *answer != expected {
-            return Err(format!(
+            return Err(Finding(format!(
                 "{node} answers {question} with {answer:?}, expected {expected:?}"
-            ));
+            )));
         }
     }
     Ok(())
@@ -94,7 +95,7 @@ fn left_at(world: &World, address: IpAddr) -> Option<Timestamp> {
     last
 }
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::Resolved {
         node,
         question,
@@ -106,7 +107,7 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
     let addresses = match answer {
         DnsResponse::NoName => return Ok(()),
         DnsResponse::NotReady if world.has_answered.contains(*node) => {
-            return Err(format!("{node} does not answer {question} any more"));
+            return Err(Finding(format!("{node} does not answer {question} any more")));
         }
         DnsResponse::NotReady => return Ok(()),
         DnsResponse::Addresses(addresses) => addresses,
@@ -120,9 +121,9 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
         };
         let since = world.now.duration_since(left.max(well));
         if since > FOLLOWS_WITHIN {
-            return Err(format!(
+            return Err(Finding(format!(
                 "{node} answers {question} with {address}, which no pod has had for {since:#}"
-            ));
+            )));
         }
     }
     Ok(())

@@ -13,6 +13,7 @@ use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_terminal;
 use knarr_network::policy::{Direction, Ruleset};
 
+use crate::finding::Finding;
 use crate::policy_verdict::{PORTS, passes};
 use crate::world::{Observation, World};
 
@@ -21,7 +22,7 @@ pub(crate) const STRANGER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 
 
 type Labels = BTreeMap<String, String>;
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let (node, sandbox) = match seen {
         Observation::Started(process) => (process.node.as_str(), Some(process.sandbox.as_str())),
         Observation::Policed { node } => (*node, None),
@@ -46,11 +47,11 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
         for address in &lease.addresses {
             if passes(table, Direction::Ingress, *address, STRANGER, PORTS[0]) != Ok(false) {
                 let name = world.policies.get(policy).and_then(|p| p.metadata.name.clone());
-                return Err(format!(
+                return Err(Finding(format!(
                     "{} ({address}) runs on {node} open to all, though {} selects it since before it was created",
                     process.name,
                     name.unwrap_or_default()
-                ));
+                )));
             }
         }
     }
@@ -155,7 +156,7 @@ fn ends(world: &World) -> Vec<(&Pod, IpAddr, &Ruleset)> {
 }
 
 /// At rest: whether every kernel matches the objects in the API.
-pub(crate) fn at_rest(world: &World) -> Result<(), String> {
+pub(crate) fn at_rest(world: &World) -> Result<(), Finding> {
     let ends = ends(world);
     let mut peers: Vec<(Option<&Pod>, IpAddr)> = ends
         .iter()
@@ -169,11 +170,12 @@ pub(crate) fn at_rest(world: &World) -> Result<(), String> {
                     let expected = may_pass(world, own, *other, port, direction);
                     let found = passes(table, direction, *address, *peer, port);
                     if found != Ok(expected) {
+                        let found = found.map_err(|invalid| invalid.to_string());
                         let name = own.metadata.name.as_deref().unwrap_or_default();
-                        return Err(format!(
+                        return Err(Finding(format!(
                             "{direction} of {name} ({address}) with {peer} port {port}: the API's objects say {expected}, \
                              the kernel {found:?}"
-                        ));
+                        )));
                     }
                 }
             }

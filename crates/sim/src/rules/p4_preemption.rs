@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
+use crate::finding::Finding;
 use crate::world::{Life, Observation, World, disrupted_by};
 
 /// The longest time that a request of the scheduler is in progress.
@@ -26,7 +27,7 @@ fn waited(life: &Life, world: &World) -> bool {
     life.bound_at.is_none_or(lately) && life.removed_at.is_none_or(lately)
 }
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::PodWritten { before, after, .. } = seen else {
         return Ok(());
     };
@@ -39,8 +40,8 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
     if others.any(|life| priority(&life.pod) > victim && preempts(&life.pod) && waited(life, world)) {
         return Ok(());
     }
-    Err(format!(
+    Err(Finding(format!(
         "{}, of priority {victim}, is preempted, and nothing of a higher priority that may preempt waits for a node",
         after.metadata.name.as_deref().unwrap_or_default()
-    ))
+    )))
 }

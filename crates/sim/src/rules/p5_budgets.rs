@@ -7,6 +7,7 @@ use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 use knarr_apimachinery::labels::Selector;
 
+use crate::finding::Finding;
 use crate::world::{Observation, World, disrupted_by, phase_of};
 
 /// A server has seen a budget by then, however far behind it is.
@@ -32,7 +33,7 @@ fn is_counted(name: &str, pod: &Pod, world: &World) -> bool {
     at.is_some_and(|at| world.now.duration_since(*at) < COUNTED_WITHIN)
 }
 
-fn evicted(pod: &Pod, world: &World) -> Result<(), String> {
+fn evicted(pod: &Pod, world: &World) -> Result<(), Finding> {
     let mut conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
     let ready = conditions.find(|c| c.type_ == "Ready" && c.status == "True");
     let since = ready.and_then(|c| c.last_transition_time.as_ref());
@@ -43,16 +44,16 @@ fn evicted(pod: &Pod, world: &World) -> Result<(), String> {
     for (name, (budget, first_seen)) in &world.budgets {
         let is_known = world.now.duration_since(*first_seen) >= KNOWN_AFTER;
         if is_known && covers(budget, pod) && !is_counted(name, pod, world) {
-            return Err(format!(
+            return Err(Finding(format!(
                 "{} is evicted, and its budget {name} has not counted it",
                 pod.metadata.name.as_deref().unwrap_or_default()
-            ));
+            )));
         }
     }
     Ok(())
 }
 
-fn counted(before: Option<&PodDisruptionBudget>, after: &PodDisruptionBudget) -> Result<(), String> {
+fn counted(before: Option<&PodDisruptionBudget>, after: &PodDisruptionBudget) -> Result<(), Finding> {
     let Some(status) = &after.status else {
         return Ok(());
     };
@@ -67,9 +68,9 @@ fn counted(before: Option<&PodDisruptionBudget>, after: &PodDisruptionBudget) ->
     };
     let left = (healthy - desired).max(0);
     if !(0..=left).contains(&allowed) {
-        return Err(format!(
+        return Err(Finding(format!(
             "budget {name} allows {allowed} disruptions, {left} at the most are left"
-        ));
+        )));
     }
     let names = |of: &PodDisruptionBudget| {
         let pods = of.status.iter().flat_map(|s| s.disrupted_pods.iter().flatten());
@@ -85,14 +86,14 @@ fn counted(before: Option<&PodDisruptionBudget>, after: &PodDisruptionBudget) ->
     let (old, new) = (names(before), names(after));
     let added = i32::try_from(new.difference(&old).count()).unwrap_or(i32::MAX);
     match added > 0 && allowed > had.saturating_sub(added) {
-        true => Err(format!(
+        true => Err(Finding(format!(
             "budget {name} counts {added} more evictions, and allows {allowed} of {had} still"
-        )),
+        ))),
         false => Ok(()),
     }
 }
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     match seen {
         Observation::PodWritten { before, after, .. } => {
             let is_evicted = |pod: &Pod| disrupted_by(pod) == Some("EvictionByEvictionAPI");

@@ -5,6 +5,7 @@
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 
+use crate::finding::Finding;
 use crate::metering::{Limit, Quota, requested_cpu};
 use crate::world::{Observation, World};
 
@@ -40,7 +41,7 @@ fn missed(quota: &Quota, name: &str, now: Timestamp) -> i64 {
 }
 
 /// An object that raises an amount is stored.
-fn added(key: &str, world: &World) -> Result<(), String> {
+fn added(key: &str, world: &World) -> Result<(), Finding> {
     let metering = &world.metering;
     for (quota, of) in &metering.quotas {
         for name in &metering.added {
@@ -52,9 +53,9 @@ fn added(key: &str, world: &World) -> Result<(), String> {
             }
             let (total, hard) = (metering.total(name, world.now), highest(limit, world));
             if total > hard + missed(of, name, world.now) {
-                return Err(format!(
+                return Err(Finding(format!(
                     "{key} is stored, and {name} is {total} by then, in thousandths, of which quota {quota} allows {hard}"
-                ));
+                )));
             }
         }
     }
@@ -62,7 +63,7 @@ fn added(key: &str, world: &World) -> Result<(), String> {
 }
 
 /// A quota is charged.
-fn charged(world: &World) -> Result<(), String> {
+fn charged(world: &World) -> Result<(), Finding> {
     let metering = &world.metering;
     for (quota, of) in &metering.quotas {
         for (name, was) in &of.raised {
@@ -72,17 +73,17 @@ fn charged(world: &World) -> Result<(), String> {
             // What exists has to be counted, also where it exceeds the limit.
             // A controller whose clock is behind counts pods past their grace period as well.
             if *used > limit.hard && *used > metering.total(name, Timestamp::MIN) {
-                return Err(format!(
+                return Err(Finding(format!(
                     "quota {quota} is charged for {name}: {used} instead of {was}, in thousandths, and its limit is {}",
                     limit.hard
-                ));
+                )));
             }
         }
     }
     Ok(())
 }
 
-fn created(key: &str, world: &World) -> Result<(), String> {
+fn created(key: &str, world: &World) -> Result<(), Finding> {
     let metering = &world.metering;
     let Some(pod) = &metering.created else {
         return Ok(());
@@ -93,22 +94,22 @@ fn created(key: &str, world: &World) -> Result<(), String> {
             continue;
         }
         if of.gives && requested.is_none() {
-            return Err(format!(
+            return Err(Finding(format!(
                 "{key} is stored without the request that LimitRange {range} gives"
-            ));
+            )));
         }
         if let (Some(most), Some(requested)) = (of.most, requested)
             && requested > most
         {
-            return Err(format!(
+            return Err(Finding(format!(
                 "{key} is stored with a request of {requested}m CPU, LimitRange {range} allows {most}m"
-            ));
+            )));
         }
     }
     Ok(())
 }
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::Metered { key } = seen else {
         return Ok(());
     };
@@ -118,21 +119,21 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
 }
 
 /// At rest: whether every quota says what exists.
-pub(crate) fn at_rest(world: &World) -> Result<(), String> {
+pub(crate) fn at_rest(world: &World) -> Result<(), Finding> {
     let metering = &world.metering;
     for (quota, of) in &metering.quotas {
         for (name, expected) in &of.expected {
             let hard = of.limits.get(name).map(|limit| limit.hard);
             if hard != Some(*expected) {
-                return Err(format!(
+                return Err(Finding(format!(
                     "quota {quota} enforces {hard:?} of {name}, its spec says {expected}"
-                ));
+                )));
             }
             let (used, total) = (of.used.get(name).copied(), metering.total(name, world.now));
             if used != Some(total) {
-                return Err(format!(
+                return Err(Finding(format!(
                     "quota {quota} says that {used:?} of {name} are used, in thousandths, and {total} are"
-                ));
+                )));
             }
         }
     }

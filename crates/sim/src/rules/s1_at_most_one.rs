@@ -3,9 +3,10 @@
 //!
 //! Only pods with a chosen name are an identity: bare pods and, of controllers, those of a StatefulSet.
 
+use crate::finding::Finding;
 use crate::world::{Observation, World};
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::Started(new) = seen else {
         return Ok(());
     };
@@ -19,16 +20,16 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
             if world.is_released(&other.uid) || world.is_released(&new.uid) {
                 continue;
             }
-            return Err(format!(
+            return Err(Finding(format!(
                 "{}/{} was started on {} while {} of the same name, another uid, runs on {}",
                 new.name, new.container, new.node, other.container, other.node
-            ));
+            )));
         }
         if other.container == new.container {
-            return Err(format!(
+            return Err(Finding(format!(
                 "container {} of {} was started on {} while it runs on {}",
                 new.container, new.name, new.node, other.node
-            ));
+            )));
         }
     }
     Ok(())

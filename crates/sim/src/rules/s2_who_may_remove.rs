@@ -5,6 +5,7 @@ use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_terminal;
 
+use crate::finding::Finding;
 use crate::world::{Life, Observation, World};
 
 /// How long a node must have been missing before PodGC may delete its pods: 40 s by its own clock, which drifts.
@@ -22,44 +23,46 @@ fn released_too_early(life: &Life, world: &World) -> bool {
     until.duration_since(absence.from) < QUARANTINE || world.now.duration_since(until) > ASKS_WITHIN
 }
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::DeleteAsked { by, name, options } = seen else {
         return Ok(());
     };
     let Some(uid) = &options.preconditions.uid else {
-        return Err(format!(
+        return Err(Finding(format!(
             "{by} deletes pod {name} without saying which uid it means"
-        ));
+        )));
     };
     if options.grace_period_seconds != Some(0) {
         return Ok(());
     }
     let Some(life) = world.pods.get(uid) else {
-        return Err(format!("{by} deletes pod {name} of a uid that never was: {uid}"));
+        return Err(Finding(format!(
+            "{by} deletes pod {name} of a uid that never was: {uid}"
+        )));
     };
     match by.strip_prefix("node/") {
-        Some(node) if life.node() != node => Err(format!(
+        Some(node) if life.node() != node => Err(Finding(format!(
             "{by} completes the deletion of {name}, which is bound to {:?}",
             life.node()
-        )),
+        ))),
         Some(_) => match world.of_pod(uid).next() {
-            Some(process) if !life.released => Err(format!(
+            Some(process) if !life.released => Err(Finding(format!(
                 "{by} completes the deletion of {name} while its container {} runs",
                 process.container
-            )),
+            ))),
             _ => Ok(()),
         },
         None if life.node().is_empty() || is_terminal(&life.pod) => Ok(()),
         None if world.is_fenced(life.node()) => Ok(()),
-        None if !life.released => Err(format!(
+        None if !life.released => Err(Finding(format!(
             "{by} removes {name} by force, which {} answers for",
             life.node()
-        )),
+        ))),
         None if life.declared_dead => Ok(()),
-        None if released_too_early(life, world) => Err(format!(
+        None if released_too_early(life, world) => Err(Finding(format!(
             "{by} releases {name} although its node {} has not been missing for {QUARANTINE:#}",
             life.node()
-        )),
+        ))),
         None => Ok(()),
     }
 }

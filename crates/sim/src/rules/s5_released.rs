@@ -4,6 +4,7 @@
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
+use crate::finding::Finding;
 use crate::world::{Observation, World};
 
 /// The time from the end of all faults on a node until it has terminated such pods: it follows its pods (retries are
@@ -11,7 +12,7 @@ use crate::world::{Observation, World};
 /// runtime has to be repeated).
 const NOTICED_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::Tick = seen else { return Ok(()) };
     for process in world.processes.values() {
         let Some(gone) = world.pods.get(&process.uid).and_then(|life| life.removed_at) else {
@@ -23,10 +24,10 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
         };
         let since = world.now.duration_since(well.max(gone));
         if since > NOTICED_WITHIN {
-            return Err(format!(
+            return Err(Finding(format!(
                 "container {} of {} still runs on {}, which has been well for {since:#} since the pod left the store",
                 process.container, process.name, process.node
-            ));
+            )));
         }
     }
     Ok(())

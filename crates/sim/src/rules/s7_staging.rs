@@ -8,6 +8,7 @@
 //! What a node had when a user or a fence agent declared it dead neither excuses nor prevents another node's next
 //! step.
 
+use crate::finding::Finding;
 use crate::world::{Observation, Step, Storage, Ties, World, is_out_of_service};
 
 /// Another node that has the volume.
@@ -30,7 +31,7 @@ fn user(world: &World, volume: &str, node: &str) -> Option<String> {
     of_node.next().map(|holder| format!("pod {} has it", holder.uid))
 }
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::Stored(step) = seen else {
         return Ok(());
     };
@@ -62,11 +63,11 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
         },
         Step::LoggedIn(..) => None,
     };
-    broken.map_or(Ok(()), |what| Err(format!("volume {volume} {what}")))
+    broken.map_or(Ok(()), |what| Err(Finding(format!("volume {volume} {what}"))))
 }
 
 /// At rest: a volume of a node that no pod of it uses.
-pub(crate) fn at_rest(world: &World, is_used: impl Fn(&str, &str) -> bool) -> Result<(), String> {
+pub(crate) fn at_rest(world: &World, is_used: impl Fn(&str, &str) -> bool) -> Result<(), Finding> {
     let Storage {
         attached,
         staged,
@@ -78,7 +79,9 @@ pub(crate) fn at_rest(world: &World, is_used: impl Fn(&str, &str) -> bool) -> Re
         (sessions, "logged in at from"),
     ] {
         if let Some((volume, node)) = ties.keys().find(|(volume, node)| !is_used(volume, node)) {
-            return Err(format!("volume {volume} is still {what} {node}, for no pod"));
+            return Err(Finding(format!(
+                "volume {volume} is still {what} {node}, for no pod"
+            )));
         }
     }
     Ok(())
@@ -171,6 +174,6 @@ mod tests {
         let world = world(&[of(Step::Attached, "n1"), of(Step::Staged, "n1")]);
         assert_eq!(at_rest(&world, |_, _| true), Ok(()));
         let found = at_rest(&world, |volume, node| (volume, node) == ("v", "n2"));
-        assert!(found.unwrap_err().contains("attached to n1"));
+        assert!(found.unwrap_err().0.contains("attached to n1"));
     }
 }

@@ -6,6 +6,7 @@ use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 use knarr_api::kinds::pod::is_terminal;
 
+use crate::finding::Finding;
 use crate::world::{Observation, World, node_of, owner};
 
 /// The longest time that a request of a component without faults is in progress: a late one arrives 20 s after it was
@@ -14,7 +15,7 @@ const KNOWN_AFTER: SignedDuration = SignedDuration::from_secs(60);
 /// The time in which a controller without faults receives a pod; watches lag by a second at most.
 const NOTICED_WITHIN: SignedDuration = SignedDuration::from_secs(5);
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::PodWritten { uid, before, after } = seen else {
         return Ok(());
     };
@@ -38,10 +39,10 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
             && owner(&life.pod, "DaemonSet") == Some(set)
             && world.of_pod(other).next().is_some()
         {
-            return Err(format!(
+            return Err(Finding(format!(
                 "a DaemonSet's pod was placed on {node} while {} of the same set still runs there",
                 life.pod.metadata.name.as_deref().unwrap_or_default()
-            ));
+            )));
         }
     }
     Ok(())

@@ -4,6 +4,7 @@
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
+use crate::finding::Finding;
 use crate::world::{Observation, World};
 
 /// A node's status is written every five minutes; clocks differ.
@@ -11,7 +12,7 @@ const NODE_WRITTEN_AFTER: SignedDuration = SignedDuration::from_secs(290);
 /// The container that exits by itself again and again: its pod is never at rest.
 const FAILS: &str = "fails";
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::Written { key } = seen else {
         return Ok(());
     };
@@ -26,9 +27,9 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
         let before = world.node_written.get(node);
         let after = before.map(|at| world.now.duration_since(*at));
         return match after.filter(|after| *after < NODE_WRITTEN_AFTER) {
-            Some(after) => Err(format!(
+            Some(after) => Err(Finding(format!(
                 "node {node} is written {after:#} after it was written, with nothing left to be done"
-            )),
+            ))),
             None => Ok(()),
         };
     }
@@ -48,5 +49,5 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
     {
         return Ok(());
     }
-    Err(format!("{key} is written, with nothing left to be done"))
+    Err(Finding(format!("{key} is written, with nothing left to be done")))
 }

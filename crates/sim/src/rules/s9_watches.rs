@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 use knarr_client::{List, Object, WatchEvent};
 
 use crate::commits::Commits;
+use crate::finding::Finding;
 
 fn name_of(object: &Object) -> String {
     format!("{}/{}", object.namespace(), object.name())
 }
 
 /// Whether a list of all pods, or its pages together, has the pods as of its revision.
-pub(crate) fn lists(pages: &[List], commits: &Commits) -> Result<(), String> {
+pub(crate) fn lists(pages: &[List], commits: &Commits) -> Result<(), Finding> {
     let Some(first) = pages.first() else {
         return Ok(());
     };
@@ -23,7 +24,9 @@ pub(crate) fn lists(pages: &[List], commits: &Commits) -> Result<(), String> {
     let found: Vec<_> = objects.map(|o| (name_of(o), o.revision())).collect();
     let listed: BTreeMap<&str, u64> = found.iter().map(|(name, at)| (name.as_str(), *at)).collect();
     if listed.len() != found.len() {
-        return Err(format!("a list as of {revision} has a pod twice: {found:?}"));
+        return Err(Finding(format!(
+            "a list as of {revision} has a pod twice: {found:?}"
+        )));
     }
     if listed == expected {
         return Ok(());
@@ -35,23 +38,23 @@ pub(crate) fn lists(pages: &[List], commits: &Commits) -> Result<(), String> {
             .collect::<Vec<_>>()
             .join(", ")
     };
-    Err(format!(
+    Err(Finding(format!(
         "a list as of {revision} has [{}], expected [{}]",
         of(&listed, &expected),
         of(&expected, &listed)
-    ))
+    )))
 }
 
 /// The position of a watch of all pods after an event that came at `position`.
-pub(crate) fn follows(position: u64, event: &WatchEvent, commits: &Commits) -> Result<u64, String> {
+pub(crate) fn follows(position: u64, event: &WatchEvent, commits: &Commits) -> Result<u64, Finding> {
     let next = commits.next_of_pods(position);
     let (object, is_deletion) = match event {
         WatchEvent::Bookmark(revision) => {
             return match next.filter(|next| next.revision <= *revision) {
-                Some(next) => Err(format!(
+                Some(next) => Err(Finding(format!(
                     "a watch at {position} has a bookmark at {revision} and was not shown {} of {}",
                     next.revision, next.name
-                )),
+                ))),
                 None => Ok(position.max(*revision)),
             };
         }
@@ -63,14 +66,14 @@ pub(crate) fn follows(position: u64, event: &WatchEvent, commits: &Commits) -> R
         .is_some_and(|next| (next.revision, &next.name, next.is_deletion) == (revision, &name, is_deletion));
     match is_next {
         true => Ok(revision),
-        false => Err(format!(
+        false => Err(Finding(format!(
             "a watch at {position} is shown {name} at {revision} (deleted: {is_deletion}), expected {next:?}"
-        )),
+        ))),
     }
 }
 
 /// Whether the object in the response to a write is one that was committed.
-pub(crate) fn is_committed(object: &Object, commits: &Commits) -> Result<(), String> {
+pub(crate) fn is_committed(object: &Object, commits: &Commits) -> Result<(), Finding> {
     let kind = &object.kind().stored();
     let group = match kind.group() {
         "" => "core",
@@ -87,9 +90,9 @@ pub(crate) fn is_committed(object: &Object, commits: &Commits) -> Result<(), Str
     }
     match commits.has(revision, &format!("{group}/{plural}/{name}")) {
         true => Ok(()),
-        false => Err(format!(
+        false => Err(Finding(format!(
             "a write of {plural} {name} is answered with revision {revision}, at which it was not written"
-        )),
+        ))),
     }
 }
 

@@ -4,14 +4,17 @@
 use knarr_api::kinds::pod::is_terminal;
 
 use crate::clocks::APART;
+use crate::finding::Finding;
 use crate::world::{Observation, World, node_of};
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     match seen {
         Observation::PodRemoved { uid, last } => {
             let unmarked = last.metadata.deletion_timestamp.is_none();
             if unmarked && !node_of(last).is_empty() && !is_terminal(last) && !world.is_released(uid) {
-                return Err("a bound pod left the store without having been asked to end".into());
+                return Err(Finding(
+                    "a bound pod left the store without having been asked to end".into(),
+                ));
             }
             Ok(())
         }
@@ -25,19 +28,24 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
                 return Ok(());
             };
             let Some(now) = &is.deletion_timestamp else {
-                return Err("a deletion was taken back".into());
+                return Err(Finding("a deletion was taken back".into()));
             };
             // A deletionTimestamp in the past may be moved up to now, as Kubernetes does (by the clock of the server
             // that handles the request); that gives no more time.
             if now.0 > deadline.0.max(world.now + APART) {
-                return Err(format!("a deletion was put off from {} to {}", deadline.0, now.0));
+                return Err(Finding(format!(
+                    "a deletion was put off from {} to {}",
+                    deadline.0, now.0
+                )));
             }
             let (was, is) = (
                 was.deletion_grace_period_seconds,
                 is.deletion_grace_period_seconds,
             );
             if is > was || is.is_none() {
-                return Err(format!("a deletion's grace changed from {was:?} to {is:?}"));
+                return Err(Finding(format!(
+                    "a deletion's grace changed from {was:?} to {is:?}"
+                )));
             }
             Ok(())
         }

@@ -4,6 +4,7 @@
 use k8s_openapi::jiff::SignedDuration;
 use knarr_api::k8s_openapi;
 
+use crate::finding::Finding;
 use crate::world::{Observation, World};
 
 /// The cost of a runtime that fails now and then: each failure starts the grace period again (T4).
@@ -11,7 +12,7 @@ const GRACES: i32 = 3;
 /// In addition: slow calls, lists that have to be repeated.
 const SLACK: SignedDuration = SignedDuration::from_secs(60);
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::Tick = seen else { return Ok(()) };
     for process in world.processes.values() {
         let Some(life) = world.pods.get(&process.uid).filter(|life| !life.removed()) else {
@@ -32,10 +33,10 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
         let passed = world.now.duration_since(stop_requested);
         let had = world.rate(&process.node).counted_signed(passed).min(passed);
         if had > grace * GRACES + SLACK {
-            return Err(format!(
+            return Err(Finding(format!(
                 "container {} of {} still runs on {}, {had:#} after it was to end within {grace:#}",
                 process.container, process.name, process.node
-            ));
+            )));
         }
     }
     Ok(())

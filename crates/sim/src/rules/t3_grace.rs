@@ -6,6 +6,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use knarr_api::k8s_openapi;
 use knarr_node::runtime::fake::End;
 
+use crate::finding::Finding;
 use crate::world::{Observation, Process, World};
 
 /// Deadlines are kept in whole seconds, and the call that sends TERM may take as long as a runtime is slow (3 s, see
@@ -31,7 +32,7 @@ fn may_fence_itself(process: &Process, pod: &Pod, world: &World) -> bool {
     concerned && (silent || renewal.silent_until.is_some_and(was))
 }
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let Observation::Ended(process, End::Killed) = seen else {
         return Ok(());
     };
@@ -55,20 +56,20 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
     };
     let grace = grace.unwrap_or(DEFAULT_SECONDS);
     let Some(stop_requested) = process.stop_requested else {
-        return Err(format!(
+        return Err(Finding(format!(
             "container {} was killed without having been asked to end (it has {grace} s)",
             process.container
-        ));
+        )));
     };
     // By the clock of its node.
     let had = world
         .rate(&process.node)
         .counted_signed(world.now.duration_since(stop_requested));
     if had + SLACK < SignedDuration::from_secs(grace) {
-        return Err(format!(
+        return Err(Finding(format!(
             "container {} was killed {had:#} after TERM, it has {grace} s",
             process.container
-        ));
+        )));
     }
     Ok(())
 }

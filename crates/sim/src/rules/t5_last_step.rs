@@ -3,9 +3,10 @@
 
 use knarr_api::kinds::pod::is_terminal;
 
+use crate::finding::Finding;
 use crate::world::{Observation, World, node_of};
 
-pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String> {
+pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), Finding> {
     let (uid, pod, what) = match seen {
         Observation::PodRemoved { uid, last } => (*uid, *last, "left the store"),
         Observation::PodWritten { uid, after, .. } if is_terminal(after) => {
@@ -20,10 +21,10 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
         // PodGC removes it on the evidence that the node was off, and does not see that the pod has been started since.
         && !world.may_run_when_removed(uid)
     {
-        return Err(format!(
+        return Err(Finding(format!(
             "the pod {what} while its container {} still runs on {}",
             process.container, process.node
-        ));
+        )));
     }
     let statuses = pod
         .status
@@ -35,9 +36,9 @@ pub(crate) fn check(seen: &Observation<'_>, world: &World) -> Result<(), String>
         // A host that was switched off could not report how they exited.
         && !world.is_fenced(node_of(pod))
     {
-        return Err(format!(
+        return Err(Finding(format!(
             "the pod {what}, its last status says that {running} runs"
-        ));
+        )));
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use crate::components::Node;
 use crate::faults::Faults;
 use crate::fence_agents::Agents;
+use crate::finding::Finding;
 use crate::observer::Observer;
 use crate::readers::Reader;
 use crate::rules::{custom, n3_at_rest, n5_names, n6_policy, quota};
@@ -92,7 +93,7 @@ async fn end_of_use(users: &mut Users, agents: &Arc<Agents>) -> knarr_client::Re
 }
 
 /// Processes without a pod, and pods without their processes.
-fn strays(observer: &Observer, nodes: &[Arc<Node>]) -> Result<(), String> {
+fn strays(observer: &Observer, nodes: &[Arc<Node>]) -> Result<(), Finding> {
     for node in nodes {
         for (id, whose) in node.runtime.running() {
             let uid = whose.split('/').next().unwrap_or_default();
@@ -102,7 +103,10 @@ fn strays(observer: &Observer, nodes: &[Arc<Node>]) -> Result<(), String> {
                 })
             });
             if !accounted {
-                return Err(format!("{id} ({whose}) runs on {} for no pod", node.name));
+                return Err(Finding(format!(
+                    "{id} ({whose}) runs on {} for no pod",
+                    node.name
+                )));
             }
         }
     }
@@ -110,7 +114,7 @@ fn strays(observer: &Observer, nodes: &[Arc<Node>]) -> Result<(), String> {
 }
 
 /// What the kernels of the nodes have and the objects in the API do not say.
-fn network_differs(observer: &Observer) -> Result<(), (&'static str, String)> {
+fn network_differs(observer: &Observer) -> Result<(), (&'static str, Finding)> {
     observer.world(|world| {
         n6_policy::at_rest(world).map_err(|what| ("N6", what))?;
         n3_at_rest::at_rest(world).map_err(|what| ("N3", what))?;

@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use super::at_once::{Request, at_once, number_of};
 use super::{NAMESPACE, Users, unless_late};
 use crate::definitions::{GROUP, KINDS};
+use crate::finding::Finding;
 use crate::random::Stream;
 use crate::servers::ApiServer;
 
@@ -284,7 +285,7 @@ impl Users {
     pub(super) async fn missing_of_custom_resources(
         &self,
         servers: &[Arc<ApiServer>],
-    ) -> Result<Option<String>, Error> {
+    ) -> Result<Option<Finding>, Error> {
         let Some(following) = &self.following else {
             return Ok(None);
         };
@@ -292,10 +293,14 @@ impl Users {
             let desired = following.desired.contains(plural);
             let kind = match self.kind(plural).await {
                 Ok(Some(kind)) => kind,
-                Ok(None) => return Ok(Some(format!("the definition of {plural} is not established"))),
+                Ok(None) => {
+                    return Ok(Some(Finding(format!(
+                        "the definition of {plural} is not established"
+                    ))));
+                }
                 Err(e) if e.is_not_found() && !desired => continue,
                 Err(e) if e.is_not_found() => {
-                    return Ok(Some(format!("the definition of {plural} has been lost")));
+                    return Ok(Some(Finding(format!("the definition of {plural} has been lost"))));
                 }
                 Err(e) => return Err(e),
             };
@@ -320,13 +325,18 @@ impl Users {
                 let Some(api) = server.admin() else { continue };
                 let listed = match api.list(&kind, ListOptions::default()).await {
                     Ok(list) => found(list.items),
-                    Err(e) => return Ok(Some(format!("{} does not list {plural}: {e}", server.name))),
+                    Err(e) => {
+                        return Ok(Some(Finding(format!(
+                            "{} does not list {plural}: {e}",
+                            server.name
+                        ))));
+                    }
                 };
                 if listed != stored {
-                    return Ok(Some(format!(
+                    return Ok(Some(Finding(format!(
                         "{} lists {listed:?}, stored are {stored:?}",
                         server.name
-                    )));
+                    ))));
                 }
             }
             let followed = following
@@ -334,9 +344,9 @@ impl Users {
                 .existing(&kind)
                 .map(|store| found(store.list("")));
             if followed.as_ref() != Some(&stored) {
-                return Ok(Some(format!(
+                return Ok(Some(Finding(format!(
                     "an informer has the {plural} {followed:?}, stored are {stored:?}"
-                )));
+                ))));
             }
         }
         Ok(None)

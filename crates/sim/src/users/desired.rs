@@ -10,12 +10,13 @@ use knarr_api::{Object, k8s_openapi};
 use knarr_client::Error;
 
 use super::{NAMESPACE, Users, Workload};
+use crate::finding::Finding;
 use crate::servers::ApiServer;
 use crate::world;
 
 impl Users {
     /// How the state differs from the desired one, if it does.
-    pub async fn satisfied(&self, servers: &[Arc<ApiServer>]) -> Result<Result<(), String>, Error> {
+    pub async fn satisfied(&self, servers: &[Arc<ApiServer>]) -> Result<Result<(), Finding>, Error> {
         for ((workload, name), pods) in &self.desired {
             let object = match self.api.get(workload.kind(), NAMESPACE, name).await {
                 Ok(object) => object,
@@ -25,18 +26,18 @@ impl Users {
                     if was_deleted {
                         continue;
                     }
-                    return Ok(Err(format!("{workload:?} {name} has been lost")));
+                    return Ok(Err(Finding(format!("{workload:?} {name} has been lost"))));
                 }
                 Err(e) => return Err(e),
             };
             let pods = i32::try_from(*pods).unwrap_or(i32::MAX);
             if let Err(found) = of_workload(*workload, &object, pods) {
-                return Ok(Err(format!("{workload:?} {name} {found}")));
+                return Ok(Err(Finding(format!("{workload:?} {name} {found}"))));
             }
         }
         for pod in self.pods().await? {
             if let Err(found) = of_pod(&pod) {
-                return Ok(Err(format!("pod {} {found}", pod.name())));
+                return Ok(Err(Finding(format!("pod {} {found}", pod.name()))));
             }
         }
         let mut left = self.stray_attachment().await?;
@@ -53,18 +54,18 @@ impl Users {
     }
 }
 
-pub(super) fn of_workload(workload: Workload, object: &Object, pods: i32) -> Result<(), String> {
+pub(super) fn of_workload(workload: Workload, object: &Object, pods: i32) -> Result<(), Finding> {
     let current = |observed: Option<i64>| observed == object.metadata().generation;
     let counts = |found: &[Option<i32>], of: i32, current: bool| {
         let found: Vec<i32> = found.iter().map(|n| n.unwrap_or_default()).collect();
         match current && found.iter().all(|n| *n == of) {
             true => Ok(()),
-            false => Err(format!(
+            false => Err(Finding(format!(
                 "counts {found:?} pods of {of}, its status is current: {current}"
-            )),
+            ))),
         }
     };
-    let odd = || Err("is of another kind".to_string());
+    let odd = || Err(Finding("is of another kind".into()));
     match workload {
         Workload::Pod => Ok(()),
         Workload::Deployment | Workload::Single | Workload::Large => {
@@ -84,10 +85,10 @@ pub(super) fn of_workload(workload: Workload, object: &Object, pods: i32) -> Res
             counts(&found, pods, current(s.observed_generation))?;
             match s.current_revision == s.update_revision {
                 true => Ok(()),
-                false => Err(format!(
+                false => Err(Finding(format!(
                     "is at revision {:?}, not {:?}",
                     s.current_revision, s.update_revision
-                )),
+                ))),
             }
         }
         Workload::DaemonSet => {
@@ -112,29 +113,29 @@ pub(super) fn of_workload(workload: Workload, object: &Object, pods: i32) -> Res
                 conditions.any(|c| matches!(c.type_.as_str(), "Complete" | "Failed") && c.status == "True");
             match done {
                 true => Ok(()),
-                false => Err(format!(
+                false => Err(Finding(format!(
                     "is not done: {:?} succeeded, {:?} failed, {:?} active of {pods}",
                     status.succeeded, status.failed, status.active
-                )),
+                ))),
             }
         }
     }
 }
 
-pub(super) fn of_pod(pod: &Object) -> Result<(), String> {
+pub(super) fn of_pod(pod: &Object) -> Result<(), Finding> {
     if pod.metadata().deletion_timestamp.is_some() {
-        return Err("does not end".into());
+        return Err(Finding("does not end".into()));
     }
     let Some(typed) = pod.get::<Pod>() else {
-        return Err("is of another kind".into());
+        return Err(Finding("is of another kind".into()));
     };
     let phase = world::phase_of(typed);
     let restarts = typed.spec.as_ref().and_then(|s| s.restart_policy.as_deref());
     if phase != "Running" && !is_terminal(typed) {
-        return Err(format!("is {phase:?}"));
+        return Err(Finding(format!("is {phase:?}")));
     }
     if phase == "Running" && restarts == Some("Never") {
-        return Err("is not done".into());
+        return Err(Finding("is not done".into()));
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use serde_json::json;
 use super::{Users, unless_late};
 use crate::coverage::Scope;
 use crate::fence_agents::{AGENTS, Agents};
+use crate::finding::Finding;
 use crate::random::Stream;
 use crate::switches::Switch;
 use crate::world::is_ready;
@@ -130,13 +131,13 @@ impl Users {
     }
 
     /// A fencing that has not finished, or what is left of one.
-    pub async fn unfinished_fencing(&self) -> Result<Option<String>, Error> {
+    pub async fn unfinished_fencing(&self) -> Result<Option<Finding>, Error> {
         let over = |f: &NodeFencing| matches!(f.status.phase, Phase::Returned | Phase::Cancelled);
         let found = self.fencings().await?.into_iter().find(|f| !over(f)).map(|f| {
-            format!(
+            Finding(format!(
                 "{}'s fencing is still {:?}: {}",
                 f.spec.node_name, f.status.phase, f.status.message
-            )
+            ))
         });
         if found.is_some() {
             return Ok(found);
@@ -149,6 +150,11 @@ impl Users {
         let tainted = nodes
             .iter()
             .find(|n| n.get::<Node>().is_some_and(crate::world::is_fenced));
-        Ok(tainted.map(|node| format!("{} is tainted as fenced, and no fencing is there", node.name())))
+        Ok(tainted.map(|node| {
+            Finding(format!(
+                "{} is tainted as fenced, and no fencing is there",
+                node.name()
+            ))
+        }))
     }
 }

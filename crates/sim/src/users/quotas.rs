@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::at_once::{Request, at_once, number_of};
 use super::desired::{of_pod, of_workload};
 use super::{Users, Workload, unless_late, workloads};
+use crate::finding::Finding;
 use crate::metering::{CONFIG_MAPS, CPU, NAMESPACE as METERED, PODS};
 use crate::random::Stream;
 use crate::servers::ApiServer;
@@ -285,19 +286,21 @@ impl Users {
     }
 
     /// How that namespace differs from the desired state.
-    pub(super) async fn missing_of_metered(&self) -> Result<Option<String>, Error> {
+    pub(super) async fn missing_of_metered(&self) -> Result<Option<Finding>, Error> {
         let Some(metered) = self.metered else {
             return Ok(None);
         };
         if let Some(replicas) = metered.replicas {
             let object = match self.api.get(&registry::DEPLOYMENT, METERED, DEPLOYMENT).await {
                 Ok(object) => object,
-                Err(e) if e.is_not_found() => return Ok(Some(format!("{DEPLOYMENT} has been lost"))),
+                Err(e) if e.is_not_found() => {
+                    return Ok(Some(Finding(format!("{DEPLOYMENT} has been lost"))));
+                }
                 Err(e) => return Err(e),
             };
             let replicas = i32::try_from(replicas).unwrap_or(i32::MAX);
             if let Err(found) = of_workload(Workload::Deployment, &object, replicas) {
-                return Ok(Some(format!("{DEPLOYMENT} {found}")));
+                return Ok(Some(Finding(format!("{DEPLOYMENT} {found}"))));
             }
         }
         let options = ListOptions {
@@ -306,7 +309,7 @@ impl Users {
         };
         for pod in self.api.list(&registry::POD, options).await?.items {
             if let Err(found) = of_pod(&pod) {
-                return Ok(Some(format!("pod {METERED}/{} {found}", pod.name())));
+                return Ok(Some(Finding(format!("pod {METERED}/{} {found}", pod.name()))));
             }
         }
         Ok(None)

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::storage::mount;
 use super::{NAMESPACE, Users};
+use crate::finding::Finding;
 use crate::random::Stream;
 use crate::rules::s7_staging;
 use crate::staging::{DRIVER, PORTAL, TARGET};
@@ -136,7 +137,7 @@ impl Users {
 }
 
 /// At rest: volumes of nodes that no pod of theirs uses.
-pub(crate) fn stray_volume(world: &World) -> Result<(), String> {
+pub(crate) fn stray_volume(world: &World) -> Result<(), Finding> {
     let mut used = BTreeSet::new();
     let lives = world
         .pods

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::workloads::{GeneratedWorkload, exit_behavior, pod_spec, stateful_set_of, template};
 use super::{NAMESPACE, Users, Workload};
 use crate::disks::SERVER;
+use crate::finding::Finding;
 use crate::random::Stream;
 use crate::world::node_of;
 
@@ -182,7 +183,7 @@ impl Users {
     }
 
     /// At rest: an attachment of a volume that no pod of its node uses.
-    pub async fn stray_attachment(&self) -> Result<Option<String>, Error> {
+    pub async fn stray_attachment(&self) -> Result<Option<Finding>, Error> {
         let attachments = self
             .api
             .list(&registry::VOLUME_ATTACHMENT, ListOptions::default());
@@ -218,7 +219,7 @@ impl Users {
             let volume = attachment.spec.source.persistent_volume_name.clone()?;
             let node = attachment.spec.node_name.clone();
             let stray = !used.contains(&(node.clone(), volume.clone()));
-            stray.then(|| format!("{volume} is still attached to {node}, for no pod"))
+            stray.then(|| Finding(format!("{volume} is still attached to {node}, for no pod")))
         }))
     }
 }
