@@ -24,6 +24,7 @@ use crate::clocks::{DriftingClock, Rate};
 use crate::component_api::{ComponentApi, Identity};
 use crate::condition::Condition;
 use crate::disks;
+use crate::later::later;
 use crate::names::Names;
 use crate::network::Network;
 use crate::network_agent::{self, NetworkAgent, ProxyKernel};
@@ -192,8 +193,7 @@ impl Node {
             {
                 let after = chance.lock().millis(50, 4_000);
                 let (ends, id) = (ends.clone(), container.id.clone());
-                tokio::spawn(async move {
-                    sleep(after).await;
+                later(after, move || {
                     if let Some(runtime) = ends.upgrade() {
                         runtime.exit(&id, code);
                     }

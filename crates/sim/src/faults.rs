@@ -25,6 +25,7 @@ use crate::attacher::Attacher;
 use crate::components::{Control, Node};
 use crate::condition::Health;
 use crate::coverage::Scope;
+use crate::later::later;
 use crate::network::{FaultRates, Network};
 use crate::observer::Observer;
 use crate::random::Stream;
@@ -407,13 +408,6 @@ impl Faults {
         }
         self.report_health();
     }
-}
-
-fn later(length: Duration, what: impl FnOnce() + Send + 'static) {
-    tokio::spawn(async move {
-        sleep(length).await;
-        what();
-    });
 }
 
 fn cut_for(networks: Vec<Arc<Network>>, length: Duration) {

@@ -17,6 +17,7 @@ use tokio::time::sleep;
 
 use crate::Mutation;
 use crate::components::Node;
+use crate::later::later;
 use crate::observer::Observer;
 use crate::random::Stream;
 
@@ -100,10 +101,7 @@ impl Agents {
         node.switch_on();
         let boots = self.chance.lock().millis(1_000, BOOTS_WITHIN_MILLIS);
         let node = node.clone();
-        tokio::spawn(async move {
-            sleep(boots).await;
-            node.start();
-        });
+        later(boots, move || node.start());
     }
 
     fn draw(&self, action: &str) -> (Duration, AgentOutcome) {
@@ -183,8 +181,7 @@ impl FenceAgents for Handle {
             AgentOutcome::Late => {
                 let late = run.timeout + agents.chance.lock().millis(0, LATE_MILLIS);
                 let (agents, action) = (agents.clone(), run.action);
-                tokio::spawn(async move {
-                    sleep(late).await;
+                later(late, move || {
                     agents
                         .observer
                         .note("what an agent was asked for long ago is done");

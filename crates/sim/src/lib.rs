@@ -32,6 +32,7 @@ mod fence_agents;
 mod finding;
 mod history;
 mod host_access;
+mod later;
 mod metering;
 mod mutation;
 mod names;

@@ -15,6 +15,7 @@ use tokio::time::sleep;
 
 use crate::Mutation;
 use crate::distortion;
+use crate::later::later;
 use crate::observer::Observer;
 use crate::random::Stream;
 use crate::store_faults::{FROM_COMPONENT, StoreFaultState};
@@ -337,9 +338,6 @@ impl StoreLink {
     fn cut_for(&self, length: Duration) {
         self.set_cut(true);
         let link = self.clone();
-        tokio::spawn(async move {
-            sleep(length).await;
-            link.set_cut(false);
-        });
+        later(length, move || link.set_cut(false));
     }
 }

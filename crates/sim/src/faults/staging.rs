@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::{Faults, later};
+use super::Faults;
 use crate::coverage::Scope;
+use crate::later::later;
 use crate::random::Stream;
 use crate::switches::Switch;
 

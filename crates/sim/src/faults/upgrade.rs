@@ -7,6 +7,7 @@ use tokio::time::sleep;
 
 use super::Faults;
 use crate::coverage::Scope;
+use crate::later::later;
 use crate::random::Stream;
 use crate::switches::Switch;
 use crate::upgrade::Version;
@@ -75,19 +76,13 @@ impl Faults {
             note(&control.network.name);
             control.crash();
             control.version.set_former(false);
-            tokio::spawn(async move {
-                sleep(away).await;
-                control.start();
-            });
+            later(away, move || control.start());
         } else if let Some(node) = self.nodes.get(number - servers - self.controls.len()).cloned() {
             self.observer.strikes(Switch::Upgrade, Scope::Node(&node.name));
             note(&node.name);
             node.crash();
             node.version.set_former(false);
-            tokio::spawn(async move {
-                sleep(away).await;
-                node.start();
-            });
+            later(away, move || node.start());
         }
     }
 }
